@@ -81,9 +81,18 @@ def refuse_link(path: Path) -> None:
 
 
 def refuse_link_of_others(path: Path) -> None:
-    """WriteError where a path is a link that another user has made, who can let it lead elsewhere at any time."""
-    if path.is_symlink() and path.lstat().st_uid not in (os.geteuid(), 0):
-        raise WriteError(errno.EPERM, "it is a symbolic link of another user", str(path))
+    """WriteError where a path is, or leads over, a link of another user, who can let it lead elsewhere at any time."""
+    for place in _places_on_the_way(path.absolute()):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            there = place.lstat()
+            if stat.S_ISLNK(there.st_mode) and not _is_mine_or_roots(place, there):
+                raise WriteError(errno.EPERM, "it is a symbolic link of another user", str(place))
+
+
+def _is_mine_or_roots(place: Path, there: os.stat_result) -> bool:
+    """In a container, root of the host is a user that it does not know, as others are."""
+    of_the_system = len(place.parts) <= 2 or str(place) in _OF_THE_SYSTEM
+    return there.st_uid in (os.geteuid(), 0) or (of_the_system and there.st_uid in _overflow_uid())
 
 
 def refuse_links_below(folder: Path, path: str | Path) -> None:
@@ -96,11 +105,9 @@ def refuse_links_below(folder: Path, path: str | Path) -> None:
 def refuse_others(folder: Path) -> None:
     """WriteError where another user could put something of his into the place of a folder: he owns it, or one above it,
     or others may write to one, who are not held there to what is theirs (the sticky bit)."""
-    unknown = _overflow_uid()
     for place in _places_on_the_way(folder.absolute()):
         there = place.lstat()
-        of_the_system = there.st_uid in unknown and (len(place.parts) <= 2 or str(place) in _OF_THE_SYSTEM)
-        if there.st_uid not in (os.geteuid(), 0) and not of_the_system:
+        if not _is_mine_or_roots(place, there):
             raise WriteError(errno.EPERM, "it belongs to another user", str(place))
         group = there.st_mode & stat.S_IWGRP and (not _is_private(there.st_gid) or _has_list(place))
         others = there.st_mode & stat.S_IWOTH or group
@@ -130,7 +137,8 @@ _MOST_LINKS = 40
 
 def _is_private(group: int) -> bool:
     """Is it the group of this user alone, which has his name, or root's, without other members? Of users whose primary
-    group it is, a group's own list says nothing, and a directory service need not list them: so the name counts."""
+    group it is, a group's own list says nothing, and a directory service need not list them: so the name counts. Where
+    root's is the primary group of this user, or of any other, it is a group as others are."""
     try:
         me, there = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
     except KeyError:
@@ -139,7 +147,8 @@ def _is_private(group: int) -> bool:
     if set(there.gr_mem) - own:
         return False
     shared = any(user.pw_gid == group and user.pw_name not in own for user in pwd.getpwall())
-    return group == 0 or (group == me.pw_gid and there.gr_name == me.pw_name and not shared)
+    own_name = there.gr_name == me.pw_name if group == me.pw_gid else group == 0
+    return own_name and not shared
 
 
 def _has_list(place: Path) -> bool:

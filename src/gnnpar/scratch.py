@@ -82,14 +82,15 @@ def remove_made(scratch: Path, made: os.stat_result) -> None:
 
 
 def _left() -> list[Path]:
-    """Scratch folders of this user that a process had taken; not those that one is about to take."""
+    """Scratch folders of this user that a process had taken; not those that one is about to take, nor any other folder
+    that somebody has given such a name: only a folder that he may write to can be moved, and theirs he may not."""
     found = []
     with suppress(OSError), os.scandir(safe_place()) as entries:
         for entry in entries:
             with suppress(OSError):
-                if entry.name.startswith(_PREFIX) and entry.stat(follow_symlinks=False).st_uid == os.getuid():
-                    folder = Path(entry)
-                    if (folder / FILE).lstat().st_size:
+                if _is_own(folder := Path(entry)):
+                    lock = (folder / FILE).lstat()
+                    if lock.st_size and lock.st_uid == os.geteuid():
                         found.append(folder)
     return found
 

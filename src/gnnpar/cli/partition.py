@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from gnnpar.config.compose import compose
-from gnnpar.durable import JsonDict
+from gnnpar.durable import JsonDict, refuse_link_of_others
 from gnnpar.paths import expanded
 from gnnpar.scratch import folder_beside
 from gnnpar.settings import ConfigError, Settings
@@ -41,7 +41,7 @@ def run(argv: list[str]) -> int:
     if len(outs) != 1 or not outs[0]:
         raise ConfigError(f"out=FOLDER is given {len(outs)} times; name one folder for the shards")
     overrides = [a for a in argv if not a.startswith("out=")]
-    if asked := next((o for o in overrides if o.startswith(("shards", "plan=", "-"))), None):
+    if asked := next((o for o in overrides if o.lstrip("+").startswith(("shards", "plan=", "-"))), None):
         raise ConfigError(f"{asked}: gnnpar partition takes out=FOLDER and overrides of dataset, partition, world_size")
     settings = compose(overrides)
     try:
@@ -53,6 +53,7 @@ def run(argv: list[str]) -> int:
             f"task={settings.names.get('task')} splits the edges of a whole graph before it is cut: leave it out here; "
             "shards cannot train it"
         )
+    refuse_link_of_others(out.parent)
     if out.exists():
         raise ConfigError(f"out={out} is there already; remove it, or name another folder")
     try:

@@ -119,10 +119,12 @@ _ABSOLUTE = re.compile(r"""(^|[\[,'"\s])/""")
 
 def refuse_led_away(folder: Path, typed: Sequence[str]) -> None:
     """WriteError where the folder that runs have by themselves, as outputs/DATE/TIME, lies elsewhere, by a link in it.
-    `outputs` may be one of the user's own: that is how runs are kept on another disk. `typed`: Hydra's own overrides,
-    which may name it.
+    `outputs` may be one of the user's own: that is how runs are kept on another disk, and so may a folder that he
+    names. `typed`: Hydra's own overrides, which may name it.
     """
-    if not names_folder(typed):
+    if names_folder(typed):
+        refuse_link_of_others(folder)
+    else:
         parts = Path(os.path.relpath(folder)).parts  # none: YAML of the user's own runs in the working directory
         refuse_link_of_others(Path(*parts[:1]))
         refuse_links_below(Path(*parts[:1]), Path(*parts[1:]))
