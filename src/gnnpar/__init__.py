@@ -4,7 +4,7 @@ import os
 import sys
 
 _RUN = not sys.flags.safe_path and sys.argv[:1] == ["-m"] and "-m gnnpar" in " ".join(sys.orig_argv[:8])
-if _RUN and sys.path[:1] == [os.getcwd()]:
+if _RUN and os.access(os.curdir, os.F_OK) and os.stat(os.curdir).st_nlink and sys.path[:1] == [os.getcwd()]:
     # python -m puts the working directory first, where a file json.py would be imported instead of Python's own
     del sys.path[0]
     if os.path.dirname(os.path.dirname(os.path.abspath(__file__))) == os.getcwd():

@@ -46,7 +46,12 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     if argv is None:  # processes that this one starts do not import from the working directory either
         os.environ["PYTHONSAFEPATH"] = os.environ.get("PYTHONSAFEPATH") or "1"  # empty, it means nothing to Python
-        drop_working_directory()
+        try:
+            drop_working_directory()
+            os.getcwd()
+        except FileNotFoundError:
+            sys.stderr.write("gnnpar: the working directory has been removed; change into another one\n")
+            return 2
         if sys.stdout is None or sys.stderr is None:  # closed by who started this: what is written goes nowhere
             nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - to the end of the process
             sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
@@ -84,8 +89,9 @@ def main(argv: list[str] | None = None) -> int:
 def drop_working_directory() -> None:
     """An empty part of PYTHONPATH, as of a colon at its end, is the working directory, also with -P; so is one of PATH,
     by which libraries find programs, and others that do not begin at the root lie below it."""
-    if programs := os.environ.get("PATH"):
-        os.environ["PATH"] = os.pathsep.join(part for part in programs.split(os.pathsep) if os.path.isabs(part))
+    if (programs := os.environ.get("PATH")) is not None:
+        kept = [part for part in programs.split(os.pathsep) if os.path.isabs(part)]
+        os.environ["PATH"] = os.pathsep.join(kept) or os.defpath  # an empty one is the working directory, too
     named = os.environ.get("PYTHONPATH")
     if named and "" in named.split(os.pathsep):
         parts = list(filter(None, named.split(os.pathsep)))
@@ -130,9 +136,11 @@ def dispatch(command: str, rest: list[str]) -> int:
     if command not in COMMANDS:
         import difflib
 
+        from gnnpar.printable import one_line
+
         close = difflib.get_close_matches(command, COMMANDS, n=1)
         hint = f", did you mean {close[0]}?" if close else ""
-        sys.stderr.write(f"gnnpar: unknown command {command}{hint}; there are {', '.join(COMMANDS)}\n")
+        sys.stderr.write(f"gnnpar: unknown command {one_line(command)}{hint}; there are {', '.join(COMMANDS)}\n")
         return 2
     return run(command, rest)
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
+from gnnpar.cli.arguments import Arguments
 from gnnpar.cli.train import job
 from gnnpar.config.application import run_jobs
 from gnnpar.config.compose import chosen_files, compose, refuse_led_away
@@ -92,7 +93,7 @@ def run(argv: list[str]) -> int:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("gnnpar ablate", description="What each factor of a study does to its base.")
+    parser = Arguments("gnnpar ablate", description="What each factor of a study does to its base.")
     parser.add_argument("study", type=Path, metavar="study.yaml", help="base, factors, mode, seeds, blocks, order_seed")
     parser.add_argument("overrides", nargs="*", help="hydra/launcher=..., hydra.sweep...: how the jobs are run")
     parser.add_argument("--folder", type=Path, help="where the runs are (multirun/STUDY); runs that are done stay")

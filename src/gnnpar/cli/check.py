@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
+from gnnpar.cli.arguments import Arguments
 from gnnpar.config.compose import compose
 from gnnpar.paths import conf_dir, installed_confs
 from gnnpar.settings import ConfigError, Settings
@@ -33,7 +33,7 @@ On a small graph, or with dataset=... on that, whole, in fp64, in every world: g
 
 def run(argv: list[str]) -> int:
     """0: all cases pass. 1: some do not. Arguments are Hydra overrides; model=a,b restricts the models."""
-    parser = argparse.ArgumentParser("gnnpar check", description=HELP)
+    parser = Arguments("gnnpar check", description=HELP)
     parser.add_argument("--worlds", default="1,2,3,4", help="world sizes, as threads (1,2,3,4)")
     parser.add_argument("overrides", nargs="*", help="strategy=NAME, model=NAME[,NAME], key=value ...")
     options = parser.parse_intermixed_args(argv)

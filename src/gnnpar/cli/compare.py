@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gnnpar.cli.arguments import Arguments
 from gnnpar.report import exports, terminal
 from gnnpar.report.comparison import Comparison, compare
 from gnnpar.report.groups import MARGIN
@@ -45,7 +46,7 @@ def run(argv: list[str]) -> int:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("gnnpar compare", description="Runs side by side; folders may hold whole sweeps.")
+    parser = Arguments("gnnpar compare", description="Runs side by side; folders may hold whole sweeps.")
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--baseline", default="single", help="strategy that epoch times are divided by (single)")
     parser.add_argument("--allow-unfair", action="store_true", help="print ratios between unequal runs, and say so")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from gnnpar.cli.arguments import Arguments
 from gnnpar.cli.plan import NO_MEASURE, show
 from gnnpar.config.compose import compose
+from gnnpar.config.inputs import sets
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track.console import say
 
@@ -30,7 +31,7 @@ _OF_A_CODEC = re.compile(r"\+*codec[=.]")
 
 def run(argv: list[str]) -> int:
     """0: the table is printed, whether or not a row fits."""
-    parser = argparse.ArgumentParser("gnnpar estimate", description=HELP)
+    parser = Arguments("gnnpar estimate", description=HELP)
     parser.add_argument("--json", action="store_true", help="the table as JSON")
     parser.add_argument("--no-measure", action="store_true", help=NO_MEASURE)
     parser.add_argument("overrides", nargs="*", help="model=NAME dataset=NAME world_size=N strategy=NAME key=value ...")
@@ -48,7 +49,7 @@ def run(argv: list[str]) -> int:
     from gnnpar.planner.estimate import COLUMNS, Estimate, Estimator, details, row_of, why
     from gnnpar.planner.registry import registry
 
-    asked = any(o.startswith("world_size=") for o in options.overrides)
+    asked = sets(options.overrides, "world_size")
     try:
         estimator = Estimator(
             settings,
@@ -112,9 +113,9 @@ def title(overrides: Sequence[str], settings: Settings) -> str:
 def refuse(overrides: Sequence[str]) -> None:
     """What already has a prediction, or is no run."""
     for asked in overrides:
-        if asked.startswith("plan="):
+        if sets([asked], "plan"):
             raise ConfigError(f"{asked}: gnnpar plan has priced it (predicted in the file); leave plan= out")
-        if asked in ("-m", "--multirun") or (asked.startswith("strategy=") and "," in asked):
+        if asked in ("-m", "--multirun") or (sets([asked], "strategy") and "," in asked):
             raise ConfigError(f"{asked}: gnnpar estimate takes one strategy, or none for all of them")
 
 

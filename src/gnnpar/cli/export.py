@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from pathlib import Path
 
-from gnnpar.durable import refuse_link
+from gnnpar.cli.arguments import Arguments
+from gnnpar.durable import refuse_link, refuse_link_of_others
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import complain, say
 
 
 def run(argv: list[str]) -> int:
     """0 all is written, 1 the model has no program (its weights are there), 2 there is no good checkpoint."""
-    parser = argparse.ArgumentParser("gnnpar export", description="A trained model as files that need no gnnpar.")
+    parser = Arguments("gnnpar export", description="A trained model as files that need no gnnpar.")
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, or one of its checkpoints")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to (export/ of the run)")
     parser.add_argument(
@@ -35,6 +35,7 @@ def run(argv: list[str]) -> int:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     folder = options.out or run_folder(options.run) / "export"
+    refuse_link_of_others(folder)
     if options.out is None:
         refuse_link(folder)
     problems = export(trained, folder, onnx=options.onnx)

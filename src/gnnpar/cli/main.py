@@ -8,8 +8,8 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 
 from gnnpar.compilers import keep_torch_apart
@@ -59,9 +59,8 @@ def run(command: str, argv: list[str]) -> int:
     """One subcommand, `run(argv)` of its file; its exit code."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come to us instead of being printed and exited on
     keep_torch_apart()
-    trusting = inherited(TRUST, "1") if "--trust" in argv else nullcontext()
-    argv = [argument for argument in argv if argument != "--trust"]
     try:
+        argv, trusting = _trusting(argv)
         execute: Callable[[list[str]], int] = import_module(f"gnnpar.cli.{command}").run
         with trusting, fenced(), own_temporary_files():
             return execute(argv)
@@ -89,6 +88,17 @@ def run(command: str, argv: list[str]) -> int:
             raise
         refuse(ConfigError(file_line(error)), error)
         return 2 if error.errno in _WRONG_PATH else 1
+
+
+def _trusting(argv: Sequence[str]) -> tuple[list[str], AbstractContextManager[None]]:
+    """The arguments without --trust, and where it is in force. What follows -- are names; ConfigError where a file has
+    that name, which a pattern of the shell (*) gives as it gives others."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    asked = "--trust" in argv[:end]
+    if asked and os.path.lexists("--trust"):
+        raise ConfigError("a file here is called --trust, and a pattern (*) may have given it: rename it, or remove it")
+    kept = [argument for argument in argv[:end] if argument != "--trust"]
+    return [*kept, *argv[end:]], inherited(TRUST, "1") if asked else nullcontext()
 
 
 def refuse(error: ValueError, cause: Exception | None = None) -> int:

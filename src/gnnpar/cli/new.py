@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.machinery
 import importlib.util
 import keyword
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
+from gnnpar.cli.arguments import Arguments
 from gnnpar.durable import refuse_links_below, write_text_whole
 from gnnpar.paths import checkout_dir, conf_dir, expanded
 from gnnpar.printable import shell_word
@@ -37,7 +37,7 @@ class Places:
 
 
 def run(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser("gnnpar new", description=HELP)
+    parser = Arguments("gnnpar new", description=HELP)
     parser.add_argument("kind", choices=list(KINDS), help="what it is")
     parser.add_argument("name", help="its name: strategy=NAME chooses it")
     parser.add_argument("--into", type=Path, default=Path(), metavar="FOLDER", help="where; this folder")

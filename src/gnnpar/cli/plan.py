@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
 import sys
@@ -15,7 +14,9 @@ from typing import TYPE_CHECKING, cast
 from rich.markup import escape
 from rich.table import Table
 
+from gnnpar.cli.arguments import Arguments
 from gnnpar.config.compose import compose
+from gnnpar.config.inputs import sets
 from gnnpar.durable import JsonObject, require_writable, write_text_whole
 from gnnpar.pricing.quality import QUALITIES, Quality
 from gnnpar.settings import ConfigError, Settings, closest
@@ -39,7 +40,7 @@ NO_MEASURE = "do not measure this machine's speed (20 s, once): nominal rates wh
 
 def run(argv: list[str]) -> int:
     """0: a plan was found and written."""
-    parser = argparse.ArgumentParser("gnnpar plan", description=HELP)
+    parser = Arguments("gnnpar plan", description=HELP)
     parser.add_argument("--quality", default="exact", help=f"what is allowed: of {', '.join(QUALITIES)} (exact)")
     parser.add_argument("--factor", default="", help="epochs a class costs: stale=1.2,quantized=1.05 (1 each)")
     parser.add_argument("--out", default=".", help="folder for plan.json (.)")
@@ -116,27 +117,26 @@ def searched(
     try:
         return planner.planned(
             settings,
-            ranks=settings.world_size if _sets(overrides, "world_size") else None,
+            ranks=settings.world_size if sets(overrides, "world_size") else None,
             allowed=allowed,
             factors=factors,
             how=how or planner.Searching(),
             say=say,
-            recompute=not _sets(overrides, "first_layer"),
+            recompute=not sets(overrides, "first_layer"),
             measuring=measuring,
         )
     except ValueError as error:
         raise ConfigError(" ".join(str(error).split())) from error
 
 
-def _sets(overrides: Sequence[str], key: str) -> bool:
-    return any(each.startswith(f"{key}=") for each in overrides)
-
-
 def plan_of(planned: Planned, overrides: Sequence[str], settings: Settings) -> Plan:
     """The chosen plan, with the YAML that its strategy has beside these overrides."""
     from gnnpar.planner import planned as planner
 
-    return planner.plan_of(planned, partial(strategy_yaml, overrides), settings)
+    try:
+        return planner.plan_of(planned, partial(strategy_yaml, overrides), settings)
+    except ValueError as error:  # of a codec, say, that the chosen strategy does not take
+        raise ConfigError(f"{planned.chosen.label}: {' '.join(str(error).split())}") from error
 
 
 def candidates(planned: Planned, measured: Mapping[str, float] = {}) -> list[JsonObject]:
@@ -233,7 +233,7 @@ def factors_of(text: str) -> dict[Quality, float]:
 def refuse_strategy(overrides: Sequence[str]) -> None:
     """The planner chooses it."""
     for asked in overrides:
-        if asked.startswith(("strategy=", "strategy.", "plan=")):
+        if asked.lstrip("+").startswith(("strategy=", "strategy.", "plan=")):
             raise ConfigError(f"{asked}: gnnpar plan chooses the strategy; leave it out, or use gnnpar train")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import secrets
@@ -11,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gnnpar.durable import require_writable
+from gnnpar.cli.arguments import Arguments
+from gnnpar.durable import refuse_link_of_others, require_writable
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track.console import complain, say
 
@@ -24,12 +24,13 @@ HELP = """The logits of every node, [nodes, outputs], in a .npy file. Overrides 
 strategy.logical_parts=N holds a part of the graph at a time. The model, its precision and its preparation of features
 are the run's."""
 
+_OF_A_GRAPH = re.compile(r"[+~]*(dataset|shards)[=.]")
 _OF_THE_RUN = re.compile(r"[+~]*(model|task|precision|seed|first_layer|optim|epochs|resume|plan)(?=[=./])")
 
 
 def run(argv: list[str]) -> int:
     """0 the file is written, 1 a rank failed, 2 there is no good checkpoint or the overrides are wrong."""
-    parser = argparse.ArgumentParser("gnnpar predict", description=HELP)
+    parser = Arguments("gnnpar predict", description=HELP)
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, or one of its checkpoints")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to (predictions.npy or scores.npy of the run)")
     parser.add_argument(
@@ -57,11 +58,13 @@ def run(argv: list[str]) -> int:
         raise ConfigError(str(error)) from error
     name = "predictions.npy" if pairs is None else "scores.npy"
     out = (options.out or run_folder(options.run) / name).absolute()
+    refuse_link_of_others(out.parent)
     require_writable(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(f".{out.name}.{secrets.token_hex(8)}.partial")
     with scratch_folder() as scratch:
-        work = Prediction(settings, world, plan_source_of(settings), found.folder, scratch, out, partial, pairs)
+        source, own = plan_source_of(settings), not any(map(_OF_A_GRAPH.match, options.overrides))
+        work = Prediction(settings, world, source, found.folder, scratch, out, partial, pairs, own)
         try:
             outcome = launch(world, work, Hooks(settings, scratch), how=settings.launch, comm=settings.comm)
         finally:
@@ -104,7 +107,7 @@ def with_model_of(trained: Settings, found: Checkpoint, overrides: Sequence[str]
     named = any(re.match(r"[+~]*(dataset|shards)=|[+~]*shards\.folder=", o) for o in overrides)
     if not named and (key := next((o for o in overrides if re.match(r"[+~]*(dataset|shards)\.", o)), None)):
         raise ConfigError(f"{key}: of which graph? set dataset=NAME, or leave it out to predict the run's own")
-    another = next((o for o in overrides if re.match(r"[+~]*(dataset|shards)[=.]", o)), None)
+    another = next((o for o in overrides if _OF_A_GRAPH.match(o)), None)
     if another and trained.task.decoder is not None:
         raise ConfigError(
             f"{another}: {found.folder} is of task={names['task']}, whose rows are those of its own training edges; "

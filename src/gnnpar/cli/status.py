@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gnnpar.cli.arguments import Arguments
 from gnnpar.config.jobs import MANIFEST, Manifest, count, in_words
+from gnnpar.printable import one_line
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import say
 
 
 def run(argv: list[str]) -> int:
     """0: every planned job is done; 1: some are not."""
-    parser = argparse.ArgumentParser("gnnpar status", description="What is done of a sweep, and what not, and why.")
+    parser = Arguments("gnnpar status", description="What is done of a sweep, and what not, and why.")
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--json", action="store_true", help="every job with its state, as JSON")
     options = parser.parse_args(argv)
@@ -37,7 +38,7 @@ def run(argv: list[str]) -> int:
         sys.stdout.write(json.dumps(sweeps_and_jobs, indent=1) + "\n")
     else:
         for sweep, state in zip(sweeps, states, strict=True):
-            say(f"{sweep.folder}: {in_words(count(state))}")
+            say(f"{one_line(sweep.folder)}: {in_words(count(state))}")
             for key, (how, why) in state.items():
                 if how != "done":
                     say(f"  {sweep.jobs[key].folder:>4} {how}{why and ': ' + why}  ({sweep.title(key)})")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from gnnpar.config import jobs
 from gnnpar.config.application import run_jobs, without_folders
 from gnnpar.config.compose import HydraJob, refuse_led_away
 from gnnpar.config.help import asks_for_help, train_help
+from gnnpar.config.inputs import sets
 from gnnpar.config.replay import resumed
 from gnnpar.config.sweep import with_its_sweep
 from gnnpar.durable import JsonObject, WriteError, write_text_whole
@@ -111,8 +113,9 @@ def run_one(job: HydraJob) -> int:
     run_dir = job.run_dir
     first = int(os.environ.get("RANK", "0")) == 0
     if first and job.sweep is None and job.choices.get("tracker") == "console":
-        chosen = ", ".join(f"{group}={job.choices.get(group)}" for group in ("strategy", "model", "dataset"))
-        say(f"starting: {chosen}")  # torch takes a second or two to import, in every rank
+        brought = [o for o in job.overrides if re.match(r"\+*(plan|shards|shards\.folder)=", o)]
+        chosen = brought or [f"{group}={job.choices.get(group)}" for group in ("strategy", "model", "dataset")]
+        say(f"starting: {', '.join(chosen)}")  # torch takes a second or two to import, in every rank
     try:
         settings = composed_settings(job)
         if job.sweep is not None and quiet() and isinstance(settings.tracker, Console):
@@ -186,7 +189,7 @@ def composed_settings(job: HydraJob) -> Settings:
 def check_world(settings: Settings, overrides: Sequence[str]) -> None:
     """A world size asked for and another one started cannot both be meant."""
     started = os.environ.get("WORLD_SIZE") if os.environ.get("RANK") is not None else None
-    asked = [o for o in overrides if o.startswith("world_size=")]
+    asked = [o for o in overrides if sets([o], "world_size")]
     if started is not None and asked and int(started) != settings.world_size:
         raise ConfigError(f"{asked[-1]}, but WORLD_SIZE={started} ranks were started; leave world_size out")
 

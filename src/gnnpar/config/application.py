@@ -75,6 +75,8 @@ def run_jobs(
         raise ConfigError(line) from error  # of the job that has no such key, not of the defaults
     finally:
         sys.argv = before
+    if multirun and not sweep.keys:
+        raise ConfigError(f"{' '.join(argv)}: there is no job in this sweep; does a glob or a range hold nothing?")
     return (max(codes) if codes else sweep.close()), sweep.planned
 
 

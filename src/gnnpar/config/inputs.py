@@ -106,7 +106,7 @@ def with_shards(config: JsonObject, names: Mapping[str, str], overrides: Iterabl
             config[group] = manifest.setup[group]
         names |= {group: str(manifest.setup.get("names", {}).get(group, group))}
     _refuse_other_names({group: manifest.setup.get(group) for group in _BROUGHT}, names, f"shards={path}")
-    if not any(o.startswith("world_size=") for o in given):
+    if not sets(given, "world_size"):
         config["world_size"] = manifest.parts
     return config, names
 
@@ -131,6 +131,11 @@ def _refuse_folders(tree: Mapping[str, object], source: str, prefix: str = "") -
             )
         if isinstance(value, Mapping):
             _refuse_folders(value, source, f"{prefix}{key}.")
+
+
+def sets(overrides: Iterable[str], key: str) -> bool:
+    """Do they set it, also as +key= and ++key=?"""
+    return any(override.lstrip("+").startswith(f"{key}=") for override in overrides)
 
 
 def spelled(overrides: Iterable[str]) -> list[str]:

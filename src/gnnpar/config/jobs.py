@@ -78,7 +78,7 @@ class Manifest:
             data = read_json(file)
             jobs = [Job(str(j["key"]), str(j["folder"]), tuple(map(str, j["overrides"]))) for j in data["jobs"]]
             if outside := next((job.folder for job in jobs if not is_inside(job.folder)), None):
-                raise ValueError(f"the job folder {outside} is not below it")
+                raise ValueError(f"the job folder {one_line(outside)} is not below it, or is no line of text")
             folders = Counter(os.path.normpath(job.folder) for job in jobs)
             if twice := next((name for name, times in folders.items() if times > 1), None):
                 raise ValueError(f"several jobs have the folder {twice}")
@@ -112,8 +112,14 @@ class Manifest:
 
 
 def is_inside(folder: str) -> bool:
-    """Whether a path stays below the folder it is relative to, also where Hydra reads it: it interpolates ${...}."""
-    return "${" not in folder and not Path(folder).is_absolute() and ".." not in Path(folder).parts
+    """Whether a path stays below the folder it is relative to, also where Hydra reads it: it interpolates ${...}.
+    One with line ends is none."""
+    return (
+        folder.isprintable()
+        and "${" not in folder
+        and not Path(folder).is_absolute()
+        and ".." not in Path(folder).parts
+    )
 
 
 def begin_job(run_dir: Path, overrides: Sequence[str]) -> None:

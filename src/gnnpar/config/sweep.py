@@ -39,7 +39,7 @@ from gnnpar.config.study import MOST_RUNS, key_of
 from gnnpar.config.submitit_jobs import is_submitit, place_of_results, results_apart
 from gnnpar.durable import JsonObject, WriteError, refuse_links_below
 from gnnpar.paths import conf_dir
-from gnnpar.printable import shell_word
+from gnnpar.printable import one_line, shell_word
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import complain, say
 from gnnpar.track.progress import shown
@@ -72,6 +72,7 @@ class Sweep:
     planned: list[str] = field(default_factory=list)  # as they were asked for, in that order
     composing: Overrides = ()  # the job that is being planned
     asked: dict[str, Overrides] = field(default_factory=dict)  # key -> what it was first asked for with, in this start
+    changed: dict[str, str] = field(default_factory=dict)  # key -> a file that it reads, written after it had begun
 
     @contextmanager
     def through_hydra(self) -> Iterator[None]:
@@ -129,13 +130,25 @@ class Sweep:
         return self.exit_code(states)
 
     def report(self, manifest: Manifest, states: Mapping[str, tuple[State, str]]) -> None:
-        folder = os.path.relpath(manifest.folder)
+        folder = one_line(os.path.relpath(manifest.folder))
         say(f"sweep: {in_words(count(states))}  ->  {folder}")
         for key, (state, why) in states.items():
             if state != "done":
                 say(f"  {folder}/{manifest.jobs[key].folder} {state}{why and ': ' + why}  ({manifest.title(key)})")
         if any(state != "done" for state, _ in states.values()):
-            say("  the same command again runs what is missing" + resume_line(self, folder))
+            say("  the same command again runs what is missing" + resume_line(self, os.path.relpath(manifest.folder)))
+
+
+def _written_since(settings: JsonObject, run_dir: Path) -> str | None:
+    """A file that a job reads, and that is of after its start: by its settings, which name it, it is the same job."""
+    record = read_record(run_dir)
+    for group, key in (("dataset", "path"), ("shards", "folder")):
+        named = settings.get(group)
+        path = named.get(key) if isinstance(named, Mapping) else None
+        with suppress(OSError, ValueError):
+            if record and isinstance(path, str) and os.stat(path).st_mtime > record["started"]:
+                return path
+    return None
 
 
 def resume_line(sweep: Sweep, folder: str) -> str:
@@ -215,6 +228,8 @@ class Resuming:
         _refuse_other_data(shown, self.sweep.asked.setdefault(key, shown))
         if key in manifest.jobs:
             refuse_links_below(manifest.folder, manifest.jobs[key].folder)
+            if file := _written_since(settings, manifest.folder / manifest.jobs[key].folder):
+                self.sweep.changed[key] = file
             return replace(manifest.jobs[key], overrides=shown)  # not those of the file: they were not looked at
         taken = {job.folder for job in manifest.jobs.values()}
         for number in range(len(manifest.jobs), len(manifest.jobs) + 1_000):
@@ -240,6 +255,8 @@ class Resuming:
         if not self.raises and (counts.get("done") or counts.get("running")):
             running = f"{counts['running']} running elsewhere, " if counts.get("running") else ""
             say(f"resuming: {counts.get('done', 0)} of {len(unique)} jobs are done, {running}{len(todo)} to run")
+        for file in sorted({self.sweep.changed[key] for key in finished if key in self.sweep.changed}):
+            say(f"{one_line(file)} has changed since jobs that are done: another hydra.sweep.dir runs them again")
         afresh = {job.key: ["resume=null"] if job.folder in again else [] for job in todo}
         places = {job.key: "hydra.sweep.subdir=" + quoted(job.folder) for job in todo}
         return [(job, [*job.overrides, *afresh[job.key], places[job.key]]) for job in todo]

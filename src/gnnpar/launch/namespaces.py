@@ -40,7 +40,7 @@ FOLDER = Path("/run/netns")
 _NAME = re.compile(r"gnnpar-(\d+)-(\d+)-\w+")
 _SWITCH = "switch"
 _CLONE_NEWNET, _SIOCGIFFLAGS, _IFF_RUNNING = 0x40000000, 0x8913, 0x40
-_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+_PATH = os.pathsep.join([os.environ.get("PATH") or os.defpath, "/usr/sbin", "/sbin"])
 
 
 class NetworkError(ValueError):

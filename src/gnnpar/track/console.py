@@ -17,7 +17,7 @@ import rich.console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gnnpar.durable import DISK_FULL, JsonObject
-from gnnpar.printable import printable
+from gnnpar.printable import one_line, printable
 from gnnpar.track.picture import picture
 from gnnpar.track.tracker import Tracker
 
@@ -67,9 +67,9 @@ def _patience() -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """A line on stdout."""
+    """One line on stdout, whatever the text: names of files may hold line ends."""
     patient = _Patient(sys.stdout)
-    patient.write(printable(text) + "\n")
+    patient.write(one_line(text) + "\n")
     patient.flush()
 
 
