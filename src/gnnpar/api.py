@@ -88,10 +88,7 @@ class Run:
         """
         from gnnpar.training.result.trained import find, opened
 
-        found = opened(*find(self.folder, "best", named=self.named))
-        if (best := self.result.get("best_epoch")) not in (None, found.epoch):
-            say(f"the model of epoch {found.epoch}; epoch {best} was the best on validation: set checkpoint.every=N")
-        return found
+        return opened(*find(self.folder, "best", named=self.named))
 
 
 @own_temporary_files()
@@ -333,6 +330,8 @@ def _rank_environment() -> dict[str, str]:
 
 def _settings(model: Model, data: object, overrides: Mapping[str, object], study: str = "") -> Settings:
     """Composed as by the command line, with the model put in where it is an object. `data` None: the default."""
+    if data is not None and isinstance(overrides.get("dataset"), str):
+        raise ConfigError(f"data is given, and dataset={overrides['dataset']}: leave one of them out")
     own = {key.removeprefix("model."): value for key, value in overrides.items() if key.startswith("model.")}
     rest = {key: value for key, value in overrides.items() if not key.startswith("model.")}
     named = [f"model={model}", *_spelled({"model": own})] if isinstance(model, str) else []

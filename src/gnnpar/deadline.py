@@ -9,9 +9,9 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def within(seconds: float, act: Callable[[], T], *, name: str) -> T:
-    """What `act` returns, or raises; TimeoutError where it takes longer. Its thread, `name`, is then left behind, and
-    ends with the process."""
+def within(seconds: float, act: Callable[[], T], *, name: str, more: Callable[[], bool] = lambda: False) -> T:
+    """What `act` returns, or raises; TimeoutError where it takes longer, or where, after each such time, not `more()`.
+    Its thread, `name`, is then left behind, and ends with the process."""
     made: list[T] = []
     trouble: list[BaseException] = []
 
@@ -24,6 +24,8 @@ def within(seconds: float, act: Callable[[], T], *, name: str) -> T:
     thread = threading.Thread(target=guarded, name=name, daemon=True)
     thread.start()
     thread.join(seconds)
+    while thread.is_alive() and more():
+        thread.join(seconds)
     if thread.is_alive():
         raise TimeoutError(f"no answer within {seconds:g} s")
     if trouble:

@@ -168,7 +168,7 @@ def test_ogb_comes_over_https_and_is_read_once(tmp_path: Path, monkeypatch: pyte
             text = content[Path(file).name.removesuffix(".csv.gz")]
             archive.writestr(f"arxiv/{file}", gzip.compress(text.encode()))
 
-    def answer(request: urllib.request.Request) -> _Answer:
+    def answer(request: urllib.request.Request, timeout: float) -> _Answer:
         asked.append(request.full_url)
         return _Answer(packed.getvalue())
 
@@ -234,7 +234,7 @@ def test_downloads_have_names_of_their_own_and_stay_secure(tmp_path: Path, monke
     """PyG's took links out of a page for files to write, whose names lead anywhere; and verified no certificate."""
     asked: list[str] = []
 
-    def open_it(request: urllib.request.Request) -> _Answer:
+    def open_it(request: urllib.request.Request, timeout: float) -> _Answer:
         asked.append(request.full_url)
         return _Answer(b'<a href="../../../../elsewhere">' + b"x" * 100)
 
@@ -255,7 +255,7 @@ def test_an_archive_gives_the_files_that_are_asked_for(tmp_path: Path, monkeypat
     with zipfile.ZipFile(packed, "w") as archive:
         for name in ("reddit_data.npz", "../outside", "reddit_graph.npz"):
             archive.writestr(name, name)
-    monkeypatch.setattr(downloads._https, "open", lambda request: _Answer(packed.getvalue()))
+    monkeypatch.setattr(downloads._https, "open", lambda request, timeout: _Answer(packed.getvalue()))
     downloads.fetch("reddit", ("reddit_data.npz", "reddit_graph.npz"), tmp_path / "raw")
     assert sorted(file.name for file in tmp_path.rglob("*")) == ["raw", "reddit_data.npz", "reddit_graph.npz"]
 

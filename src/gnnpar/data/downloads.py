@@ -5,15 +5,18 @@ PyG's own downloads verify nothing, or take links out of what a server answers f
 
 from __future__ import annotations
 
+import os
 import time
 import urllib.request
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import IO
 
 from gnnpar.deadline import within
 from gnnpar.durable import open_whole
+from gnnpar.printable import one_line
 
 _GITHUB = "https://github.com"
 _SEEDS = f"{_GITHUB}/kimiyoung/planetoid/raw/master/data/"
@@ -79,7 +82,7 @@ def fetch(name: str, files: tuple[str, ...], folder: Path) -> None:
             for file in files:
                 (folder / file).parent.mkdir(parents=True, exist_ok=True)
                 with inside.open(within + file) as source, open_whole(folder / file) as out:
-                    _copy(source.read, out, file)
+                    _copy(source, out, file)
         archive.unlink()
         return
     for file in files:
@@ -99,21 +102,27 @@ def _fetch(address: str, file: Path) -> None:
         told = answer.headers.get("Content-Length")
         if told is None and answer.headers.get("Transfer-Encoding") != "chunked":
             raise ValueError(f"the server does not say how long {file.name} is: what is cut off would not be seen")
-        done = _copy(answer.read1, out, file.name)
+        began = time.monotonic()
+
+        def comes() -> bool:
+            return os.fstat(out.fileno()).st_size >= _LEAST_RATE * (time.monotonic() - began)
+
+        try:
+            done = within(_SECONDS, lambda: _copy(answer, out, file.name), name="download", more=comes)
+        except TimeoutError as error:
+            line = f"{file.name} comes at less than {_LEAST_RATE} bytes/s: try again, or put it into data_dir yourself"
+            raise ValueError(line) from error
+        except HTTPException as error:
+            raise ValueError(f"{file.name} is incomplete ({one_line(error)}); try again") from error
         if told is not None and str(done) != told.strip():
             raise ValueError(f"{file.name} is incomplete: {done} of {told[:20]} bytes were received; try again")
 
 
-def _copy(read: Callable[[int], bytes], out: IO[bytes], name: str) -> int:
+def _copy(source: IO[bytes] | HTTPResponse, out: IO[bytes], name: str) -> int:
     """How many bytes were copied."""
-    done, began = 0, time.monotonic()
-    while piece := read(_PIECE):
+    done = 0
+    while piece := source.read(_PIECE):
         done += len(piece)
-        passed = time.monotonic() - began
-        if passed > _SECONDS and done < _LEAST_RATE * passed:
-            raise ValueError(
-                f"{name} comes at {done / passed:.0f} bytes/s: try again, or put it into data_dir yourself"
-            )
         if done > MOST_BYTES:
             raise ValueError(f"{name} has more than {MOST_BYTES} bytes")
         out.write(piece)

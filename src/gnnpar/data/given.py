@@ -106,7 +106,7 @@ def _of_arrays(given: Mapping[str, object]) -> Data:
             raise ValueError("dataset given: it has both adjacency and edge_index; leave one of them out.")
         if "edge_weight" in fields:
             raise ValueError("dataset given: weights are the values of adjacency; leave edge_weight out.")
-        fields |= _edges_of(fields.pop("adjacency"))
+        fields |= _edges_of(fields.pop("adjacency"), fields.get("x"))
     if unknown := sorted(fields.keys() - {"x", "y", "edge_index", *_OF_EDGES, *_MASKS}):
         plural = len(unknown) > 1
         raise ValueError(
@@ -140,12 +140,16 @@ def _array(key: str, value: object) -> np.ndarray:
         raise ValueError(f"dataset given: {key} has rows of several lengths; give each as many numbers.") from error
 
 
-def _edges_of(adjacency: object) -> dict[str, object]:
+def _edges_of(adjacency: object, x: object) -> dict[str, object]:
     if not isinstance(adjacency, _Sparse):
         raise ValueError(f"dataset given: adjacency is a {type(adjacency).__name__}; give a SciPy sparse matrix.")
     entries = adjacency.tocoo()
     if len(adjacency.shape) != 2 or adjacency.shape[0] != adjacency.shape[1]:
         raise ValueError(f"dataset given: adjacency is {list(adjacency.shape)}; it must be [nodes, nodes].")
+    if isinstance(x, np.ndarray | Tensor) and x.ndim and len(x) != adjacency.shape[0]:
+        raise ValueError(
+            f"dataset given: adjacency is {list(adjacency.shape)}, and x has {len(x)} rows; give one a node."
+        )
     edge_index = np.stack([entries.row, entries.col]).astype(np.int64)
     found: dict[str, object] = {"edge_index": edge_index}
     if bool((entries.data != 1).any()):

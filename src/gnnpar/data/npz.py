@@ -70,9 +70,9 @@ def _open(config: NPZ, data_dir: Path | None) -> dict[str, np.ndarray]:
 
 def _raw_graph(config: NPZ, arrays: dict[str, np.ndarray]) -> RawGraph:
     refuse_unread(config.name, arrays)
-    pairs = "edge_index" not in arrays
-    if pairs and "edges" not in arrays:
+    if (listed := _one_of(config, arrays, "edge_index", "edges")) is None:
         raise _missing(config, arrays, "edge_index")
+    pairs = listed == "edges"
     edge_index = (
         _tensor(config, "edges", arrays["edges"].T) if pairs else _tensor(config, "edge_index", arrays["edge_index"])
     )
@@ -95,10 +95,18 @@ def _raw_graph(config: NPZ, arrays: dict[str, np.ndarray]) -> RawGraph:
 
 
 def _take(config: NPZ, arrays: dict[str, np.ndarray], key: str) -> Tensor:
-    found = key if key in arrays else _ALIASES[key]
-    if found not in arrays:
+    found = _one_of(config, arrays, key, _ALIASES[key])
+    if found is None:
         raise _missing(config, arrays, key)
     return _tensor(config, found, arrays[found])
+
+
+def _one_of(config: NPZ, arrays: dict[str, np.ndarray], *keys: str) -> str | None:
+    """The one of these that is there; ValueError where several are."""
+    found = [key for key in keys if key in arrays]
+    if len(found) > 1:
+        raise ValueError(f"dataset {config.name}: {config.path} has both {' and '.join(found)}; leave one of them out.")
+    return found[0] if found else None
 
 
 def _missing(config: NPZ, arrays: dict[str, np.ndarray], key: str) -> ValueError:
@@ -133,7 +141,7 @@ def _features(config: NPZ, arrays: dict[str, np.ndarray], edge_index: Tensor, *,
 def _masks(config: NPZ, arrays: dict[str, np.ndarray]) -> tuple[Tensor, Tensor, Tensor] | None:
     found: list[Tensor | None] = []
     for part in ("train", "val", "test"):
-        key = next((key for key in (f"{part}_mask", f"{part}_masks") if key in arrays), None)
+        key = _one_of(config, arrays, f"{part}_mask", f"{part}_masks")
         found.append(None if key is None else _tensor(config, key, arrays[key]))
     train, val, test = found
     if train is None:

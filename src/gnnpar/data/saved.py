@@ -111,6 +111,8 @@ def raw_graph(name: str, data: object, task: TaskChoice = "auto") -> RawGraph:
             raise ValueError(
                 f"dataset {name}: the Data has no {key} (it holds {', '.join(fields) or 'nothing'}); add it."
             )
+    if {"edge_index", "adj_t"} <= fields.keys():
+        raise ValueError(f"dataset {name}: the Data has both edge_index and adj_t; leave one of them out.")
     edges = fields.get("edge_index", fields.get("adj_t"))
     if edges is None:
         raise ValueError(f"dataset {name}: the Data has neither edge_index nor adj_t; give it one of them.")
@@ -128,6 +130,10 @@ def raw_graph(name: str, data: object, task: TaskChoice = "auto") -> RawGraph:
     assert isinstance(x, Tensor)
     if x.ndim == 0:
         raise ValueError(f"dataset {name}: x is a number; give a row a node, [nodes, features].")
+    if fields.get("num_nodes", len(x)) != len(x):
+        raise ValueError(
+            f"dataset {name}: num_nodes is {fields['num_nodes']}, and x has {len(x)} rows; give one a node."
+        )
     y = torch.zeros(len(x), dtype=torch.int64) if task == "link" else y
     assert isinstance(y, Tensor)
     types = carried.get("type")
