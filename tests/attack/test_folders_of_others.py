@@ -605,7 +605,7 @@ def test_a_flipped_bit_in_cached_chunks_is_noticed(tmp_path: Path) -> None:
 def test_a_row_repeated_beyond_memory_is_refused(tmp_path: Path) -> None:
     x = torch.zeros(1, 1).expand(1 << 30, 1 << 20)
     torch.save(Data(x=x, y=torch.zeros(3), edge_index=torch.zeros(2, 0, dtype=torch.int64)), tmp_path / "my.pt")
-    with pytest.raises(ValueError, match="dataset pt needs 4,194,304 GiB at least"):
+    with pytest.raises(ValueError, match="repeats the 4 that the file has"):
         PT(path=str(tmp_path / "my.pt")).load(None, 0)
 
 
@@ -940,14 +940,14 @@ FORGED: dict[str, tuple[Callable[[JsonDict, JsonDict], None], str]] = {
     "sparse": (weights(torch.Tensor.to_sparse), "holds a tensor that is sparse"),
     "meta": (weights(lambda w: w.to("meta")), "sparse, nested, quantized or has no values"),
     "names": (lambda manifest, tree: tree["model"].update({1: torch.ones(1)}), "holds no model, optimizer"),
-    "expanded moments": (moments(lambda m: torch.zeros(1).expand(LARGE)), "a tensor of more numbers than its memory"),
+    "expanded moments": (moments(lambda m: torch.zeros(1).expand(LARGE)), "repeats the "),
     "expanded engine": (
         lambda manifest, tree: tree["engine"].update(x=[torch.zeros(1).expand(LARGE)]),
-        "a tensor of more numbers than its memory",
+        "repeats the ",
     ),
     "expanded generator": (
         lambda manifest, tree: tree["random"].update(cpu=torch.zeros(1, dtype=torch.uint8).expand(LARGE)),
-        "a tensor of more numbers than its memory",
+        "repeats the ",
     ),
     "random": (lambda manifest, tree: tree.update(random={}), "cannot be opened"),
     # the run that went on completed, with a result that nobody reads

@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -156,10 +157,20 @@ def test_a_download_that_is_cut_off_is_not_taken_for_the_file(tmp_path: Path, mo
 
 
 def test_a_download_that_trickles_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = iter(range(0, 10_000, 50))
-    monkeypatch.setattr(downloads, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
-    with pytest.raises(ValueError, match=r"file comes at 0 bytes/s: try again, or put it into data_dir"):
-        downloads._copy(lambda most: b"x", io.BytesIO(), "file")
+    class Answer(io.BytesIO):
+        headers: Mapping[str, str] = {"Content-Length": "9"}
+
+        def read(self, most: int | None = -1) -> bytes:  # a line of http's that never ends, byte by byte
+            over.wait()
+            return b""
+
+    over = threading.Event()
+    monkeypatch.setattr(downloads, "_SECONDS", 0.1)
+    monkeypatch.setattr(downloads, "_https", SimpleNamespace(open=lambda request, timeout: Answer()))
+    with pytest.raises(ValueError, match=r"file comes at less than 4096 bytes/s: try again, or put it into data_dir"):
+        downloads._fetch("https://of.a.test", tmp_path / "file")
+    over.set()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_small_file_asks_for_no_large_tensor(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from gnnpar.comm.interfaces import MeetingError, addresses, towards
 from gnnpar.durable import JsonDict, parse_json
@@ -307,6 +307,7 @@ def test_a_rank_of_another_run_is_not_met(monkeypatch: pytest.MonkeyPatch) -> No
 def test_rank_0_meets_no_ranks_of_an_earlier_meeting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records that a stranger has read in an earlier meeting, and puts back faster than rank 0 reads, its own too."""
     met = agree(gather(2))  # which hold the store
+    assert isinstance(met[1].store, PrefixStore)
     old = met[1].store.underlying_store
     names = [f"gnnpar/1/{name}" for name in ("0", "1", "agreed", "ready/0", "ready/1")]
     kept = {name: parse_json(old.get(name)) for name in names}

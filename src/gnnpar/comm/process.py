@@ -107,10 +107,11 @@ def connect(
 
 
 def _kernel() -> str:
-    """Of this host: ranks under one kernel, also those in containers, share its clocks. Hosts may share a name."""
+    """Of this host: ranks under one kernel, also those in containers, share its clocks, but where these have a time
+    namespace of their own. Hosts may share a name."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
+            return file.read().strip() + os.readlink("/proc/self/ns/time")
     except OSError:
         return socket.gethostname()
 

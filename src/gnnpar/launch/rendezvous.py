@@ -207,6 +207,13 @@ def _store(master: str, port: int, rank: int, patience: float, *, agent: bool, t
     for it, too: to them MASTER_ADDR may be a name of the loopback. `trouble`: what may be the reason why it is not
     reached."""
     holds = rank == 0 and not agent
+    unreached = MeetingError(
+        trouble
+        or f"rank {rank} on {socket.gethostname()} does not reach MASTER_ADDR={master} MASTER_PORT={port} within "
+        f"{patience:g} s (comm.connect_seconds): is rank 0 started there, and no firewall between?"
+    )
+    if not holds and not _is_there(master if agent else bound, port, patience):  # torch would print its stack
+        raise unreached
     try:
         return TCPStore(
             master if agent else bound,
@@ -218,11 +225,18 @@ def _store(master: str, port: int, rank: int, patience: float, *, agent: bool, t
             master_listen_fd=_listening(bound, port) if holds else None,
         )
     except RuntimeError as error:
-        raise MeetingError(
-            trouble
-            or f"rank {rank} on {socket.gethostname()} does not reach MASTER_ADDR={master} MASTER_PORT={port} within "
-            f"{patience:g} s (comm.connect_seconds): is rank 0 started there, and no firewall between?"
-        ) from error
+        raise unreached from error
+
+
+def _is_there(host: str, port: int, seconds: float) -> bool:
+    """Does anybody listen there, within a time?"""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        with suppress(OSError):
+            socket.create_connection((host, port), left).close()
+            return True
+        time.sleep(_POLL_SECONDS)
+    return False
 
 
 def _listening(address: str, port: int) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gnnpar.comm import Communicator
 from gnnpar.comm.world import Host, Outcome, World
-from gnnpar.durable import WriteError
+from gnnpar.durable import JsonObject, WriteError
 from gnnpar.npy import load_npy
 from gnnpar.parallel.objective import SPLITS, PairObjective
 from gnnpar.settings import Settings
@@ -42,6 +42,7 @@ class Prediction:
     out: Path
     partial: Path
     pairs: Path | None = None
+    own: bool = False  # of the graph that the run trained on
 
     @contextmanager
     def session(self, *, first: bool) -> Iterator[Callable[[Communicator, Host], None]]:
@@ -54,6 +55,8 @@ class Prediction:
         run = prepare(job, comm, host, Null(), Start())
         found = checkpoint.read(self.trained)
         _refuse_others(found, comm)
+        if self.own:
+            _refuse_exchanged(found, run.identity)
         load_parameters(run.engine, found.merged(comm.device)[0], found)
         logits, ids = run.engine.predict(), run.engine.node_ids.cpu().numpy()
         values = run.objective.metrics(logits)
@@ -89,6 +92,17 @@ def _refuse_others(found: checkpoint.Checkpoint, comm: Communicator) -> None:
             f"rank {others[0]} has another checkpoint at {found.folder} than rank 0: give all ranks one run, in a "
             "folder that all hosts share"
         )
+
+
+def _refuse_exchanged(found: checkpoint.Checkpoint, mine: JsonObject) -> None:
+    """ValueError where the run's own dataset is, by its name, another graph than when it trained."""
+    theirs = found.manifest["run"]
+    for name in ("graph", "split"):
+        if theirs[name] != mine[name]:
+            raise ValueError(
+                f"{found.folder} was trained on {name} {theirs[name][:12]}, and its dataset is {mine[name][:12]} here: "
+                "name that graph by dataset= if it is meant"
+            )
 
 
 def make_array(file: Path, dtype: np.dtype, shape: tuple[int, ...]) -> None:

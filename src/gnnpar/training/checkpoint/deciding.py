@@ -10,8 +10,12 @@ OF_NUMBERS = (
     "seed",
     "task",
     "world_size",
+    "tf32",
+    "deterministic",
+    "eval_every",
+    "early_stopping",
 )
-"""Losses and weights follow from them."""
+"""Losses and weights follow from them, or which epoch is the best on validation."""
 
 OF_TIME = ("comm", "launch", "device", "threads_per_rank")
 """Epochs take as long as these say, and compute the same."""

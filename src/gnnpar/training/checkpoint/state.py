@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.durable import JsonDict, file_hash
+from gnnpar.printable import one_line
 from gnnpar.saved_tensors import is_expanded, load_saved, oddity, tensors_in
 
 _SCALARS = (bool, int, float, str)
@@ -87,7 +88,8 @@ def check_tree(file: Path) -> None:
     try:
         flaw = _flaw(read_tree(file, torch.device("cpu")))
     except Exception as error:  # torch's readers raise errors of all kinds
-        raise ValueError(f"{file.name} cannot be opened ({type(error).__name__})") from error
+        why = one_line(error)[:160] if type(error) is ValueError else type(error).__name__
+        raise ValueError(f"{file.name} cannot be opened ({why})") from error
     if flaw:
         raise ValueError(f"{file.name} holds {flaw}")
 

@@ -25,11 +25,12 @@ from gnnpar.paths import path_of
 from gnnpar.precision import TYPES
 from gnnpar.settings import Settings, build_settings
 from gnnpar.targets import refuse_foreign
-from gnnpar.track.console import complain
+from gnnpar.track.console import complain, say
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint.files import Checkpoint
 from gnnpar.training.checkpoint.resume import EdgeFacts
 from gnnpar.training.diagnose import is_out_of_memory
+from gnnpar.training.result.result import valid_result
 
 
 class Trained(nn.Module):
@@ -143,10 +144,20 @@ def find(
         found = (checkpoint.best if which == "best" else checkpoint.latest)(folder, complain)
     if found is None:
         raise ValueError(f"{folder} has no good checkpoint; give the folder of a run with {checkpoint.FOLDER}/ in it")
+    if which == "best":
+        _say_if_lost(folder, found)
     saved = found.manifest["run"]
     remedy = "with trust=True, or --trust, its code is imported and runs"
     refuse_foreign(saved["settings"], str(found.folder), remedy=remedy, named=named, trust=trust)
     return found, build_settings(saved["settings"], saved["names"])
+
+
+def _say_if_lost(folder: Path, found: Checkpoint) -> None:
+    """A line where the checkpoint of the best epoch was not kept."""
+    measured = (valid_result(folder) or {}).get("metric") or {}
+    best = measured.get("best_epoch")
+    if best is not None and best + 1 != found.epoch:
+        say(f"the model of epoch {found.epoch}; epoch {best + 1} was the best on validation: set checkpoint.every=N")
 
 
 def check_weights(model: GNN, weights: Mapping[str, Tensor], folder: Path) -> None:

@@ -1,0 +1,244 @@
+"""What a sixteenth attack found: graphs, jobs and names that are not those that were meant (meetings: tests/launch)."""
+
+from __future__ import annotations
+
+import grp
+import json
+import os
+import pwd
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from torch_geometric.data import Data
+
+import gnnpar
+from checkpoints import train
+from conftest import environment
+from gnnpar import scratch
+from gnnpar.__main__ import drop_working_directory
+from gnnpar.cli import estimate, partition, plan, predict
+from gnnpar.cli.main import run
+from gnnpar.cli.train import check_world
+from gnnpar.config.compose import compose
+from gnnpar.data.given import as_data
+from gnnpar.data.saved import raw_graph
+from gnnpar.durable import WriteError, read_json, refuse_others
+from gnnpar.report.fairness import differences
+from gnnpar.settings import ConfigError
+from ports import free_port
+
+SMALL = ["dataset=sbm", "dataset.num_nodes=60"]
+
+
+def graph(file: Path, nodes: int) -> None:
+    ring = np.arange(nodes)
+    x, y = np.eye(nodes, 8, dtype=np.float32), ring % 3
+    masks = {f"{split}_mask": ring % 3 == i for i, split in enumerate(("train", "val", "test"))}
+    np.savez(file, x=x, y=y, edge_index=np.stack([ring, np.roll(ring, 1)]), **masks)
+
+
+def test_a_prediction_of_the_runs_own_graph_is_of_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    graph(tmp_path / "g.npz", 40)
+    job = ["dataset=npz", "dataset.path=g.npz", "strategy=single", "epochs=1"]
+    assert run("train", [*job, f"hydra.run.dir={tmp_path}/run"]) == 0
+    assert run("predict", ["run", "--out", "first.npy"]) == 0
+    graph(tmp_path / "g.npz", 30)
+    assert run("predict", ["run", "--out", "second.npy"]) != 0
+    assert "was trained on graph" in capsys.readouterr().err
+    assert not (tmp_path / "second.npy").exists()
+    assert run("predict", ["run", *job[:2], "--out", "second.npy"]) == 0, "named, it is another graph"
+
+
+def test_a_sweep_whose_data_is_newer_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph(tmp_path / "g.npz", 40)
+    job = ["-m", "dataset=npz", f"dataset.path={tmp_path}/g.npz", "strategy=single", "epochs=1"]
+    assert run("train", [*job, f"hydra.sweep.dir={tmp_path}/sweep"]) == 0
+    capsys.readouterr()
+    assert run("train", [*job, f"hydra.sweep.dir={tmp_path}/sweep"]) == 0
+    assert "has changed" not in capsys.readouterr().out
+    os.utime(tmp_path / "g.npz", (4e9, 4e9))
+    assert run("train", [*job, f"hydra.sweep.dir={tmp_path}/sweep"]) == 0
+    assert f"{tmp_path}/g.npz has changed since jobs that are done" in capsys.readouterr().out
+
+
+def test_an_adjacency_is_of_the_nodes_that_there_are() -> None:
+    matrix = scipy.sparse.coo_array(([1, 1], ([0, 1], [1, 2])), shape=(160, 160))
+    with pytest.raises(ValueError, match=r"adjacency is \[160, 160\], and x has 40 rows"):
+        as_data({"adjacency": matrix, "x": np.ones((40, 3)), "y": np.zeros(40, dtype=np.int64)})
+
+
+def test_a_graph_is_given_once() -> None:
+    with pytest.raises(ConfigError, match="data is given, and dataset=cora: leave one of them out"):
+        gnnpar.train("gcn", "sbm", dataset="cora", epochs=1)
+
+
+@pytest.mark.parametrize("plus", ["", "+", "++"])
+def test_a_key_with_a_plus_is_that_key(plus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="gnnpar plan chooses the strategy"):
+        plan.run([*SMALL, f"{plus}strategy.chunks=2"])
+    with pytest.raises(ConfigError, match="gnnpar partition takes out=FOLDER"):
+        partition.run([f"{plus}shards.folder=s", f"out={tmp_path}/out"])
+    with pytest.raises(ConfigError, match="leave plan= out"):
+        estimate.run([f"{plus}plan=plan.json"])
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(ConfigError, match="leave world_size out"):
+        check_world(compose([*SMALL, "world_size=3"]), [f"{plus}world_size=3"])
+
+
+def test_a_codec_that_the_chosen_strategy_does_not_take_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["dataset=sbm", "dataset.num_nodes=300", "topology=flat", "--no-measure", "--out", str(tmp_path)]
+    code, said = run("plan", [*asked, "codec=drop"]), capsys.readouterr().err
+    assert (code, said.count("\n")) in ((0, 0), (2, 1)), said
+
+
+@pytest.mark.parametrize("nothing", ["model=glob(zzz*)", "seed=range(5,1)"])
+def test_a_sweep_without_a_job_is_refused(nothing: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train", ["-m", nothing, f"hydra.sweep.dir={tmp_path}"]) == 2
+    assert "there is no job in this sweep" in capsys.readouterr().err
+
+
+def test_names_of_folders_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "a: 1 of 2 done\nmine"
+    folder.mkdir()
+    job = {"key": "k", "folder": "0", "overrides": []}
+    (folder / "sweep.json").write_text(json.dumps({"schema": 1, "argv": [], "jobs": [job]}))
+    assert run("status", [str(folder)]) == 1
+    assert "\nmine" not in capsys.readouterr().out
+    (folder / "sweep.json").write_text(json.dumps({"schema": 1, "argv": [], "jobs": [job | {"folder": "2\ndone"}]}))
+    assert run("status", [str(folder)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    with pytest.raises(SystemExit):
+        run("status", ["--\x1b]0;title"])
+    assert "\x1b" not in capsys.readouterr().err
+
+
+def test_a_file_called_trust_is_no_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("export", ["--", "--trust"]) == 2
+    assert "--trust" in capsys.readouterr().err, "a folder that there is not"
+    (tmp_path / "--trust").touch()
+    assert run("export", ["--trust", "run"]) == 2
+    assert "a file here is called --trust" in capsys.readouterr().err
+
+
+def test_a_folder_that_was_given_the_name_of_a_scratch_folder_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scratch, "safe_place", lambda: tmp_path)
+    for name, mode in (("mine", 0o777), ("left", 0o700)):
+        (tmp_path / f"gnnpar-scratch-{name}").mkdir()
+        (tmp_path / f"gnnpar-scratch-{name}" / ".gnnpar.lock").write_text("{}")
+        (tmp_path / f"gnnpar-scratch-{name}").chmod(mode)
+    assert [left.name for left in scratch._left()] == ["gnnpar-scratch-left"]
+
+
+@pytest.mark.parametrize("path", [".", ":", "bin", "", "bin:."])
+def test_a_path_of_relative_parts_is_not_the_working_directory(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", path)
+    drop_working_directory()
+    assert os.environ["PATH"] == os.defpath
+
+
+def test_the_group_of_root_is_no_ones_own_where_others_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def users(*found: tuple[str, int, int]) -> None:
+        entries = [SimpleNamespace(pw_name=name, pw_uid=uid, pw_gid=gid) for name, uid, gid in found]
+        monkeypatch.setattr(pwd, "getpwall", lambda: entries)
+        monkeypatch.setattr(pwd, "getpwuid", lambda uid: entries[0])
+
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: SimpleNamespace(gr_name="root", gr_gid=0, gr_mem=[]))
+    folder = tmp_path / "volume"
+    folder.mkdir()
+    folder.chmod(0o775)
+    monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid)
+    users(("alice", 1000, 1000), ("root", 0, 0))
+    refuse_others(folder)
+    users(("alice", 1000, 1000), ("root", 0, 0), ("operator", 11, 0))
+    with pytest.raises(WriteError, match="others may rename what lies in it"):
+        refuse_others(folder)
+    users(("alice", 1000, 0), ("root", 0, 0))
+    with pytest.raises(WriteError, match="others may rename what lies in it"):
+        refuse_others(folder)
+
+
+def test_links_of_others_on_the_way_to_a_named_folder_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "project")
+    assert run("train", [*SMALL, "strategy=single", "epochs=1", f"hydra.run.dir={tmp_path}/link"]) == 0, "one's own"
+    os.chown(tmp_path / "link", 4242, 4242, follow_symlinks=False)
+    before = sorted(tmp_path.rglob("*"))
+    asked = (("train", [*SMALL, f"hydra.run.dir={tmp_path}/link/run"]), ("partition", [f"out={tmp_path}/link/shards"]))
+    for command, words in asked:
+        assert run(command, words) == 2
+        assert "it is a symbolic link of another user" in capsys.readouterr().err
+    assert run("predict", [f"{tmp_path}/project", "--out", f"{tmp_path}/link/out.npy"]) == 2
+    assert run("export", [f"{tmp_path}/project", "--out", f"{tmp_path}/link/export"]) == 2
+    assert [path for path in sorted(tmp_path.rglob("*")) if path not in before and path.name != "run"] == []
+
+
+def test_a_run_that_goes_on_with_other_evaluations_says_so(tmp_path: Path) -> None:
+    train(tmp_path / "a", "strategy=single", "epochs=3")
+    train(tmp_path / "b", "strategy=single", "epochs=4", f"resume={tmp_path}/a", "eval_every=3")
+    mine = read_json(tmp_path / "b" / "result.json")
+    assert mine["begun_otherwise"] == {"epochs": 3, "settings": ["eval_every"]}
+    assert "what it went on from" in differences(mine, {**mine, "begun_otherwise": None})
+
+
+def test_a_graph_that_says_one_thing_twice_is_refused(tmp_path: Path) -> None:
+    graph(tmp_path / "g.npz", 40)
+    with np.load(tmp_path / "g.npz") as found:
+        arrays = dict(found)
+    for more in (
+        {"node_features": arrays["x"]},
+        {"train_masks": arrays["train_mask"]},
+        {"edges": arrays["edge_index"].T},
+    ):
+        np.savez(tmp_path / "both.npz", **arrays, **more)
+        with pytest.raises(ValueError, match=r"has both .* and .*; leave one of them out"):
+            compose(["dataset=npz", f"dataset.path={tmp_path}/both.npz"]).load_dataset()
+    ends, x, y = torch.zeros(2, 4, dtype=torch.int64), torch.ones(40, 2), torch.zeros(40, dtype=torch.int64)
+    with pytest.raises(ValueError, match="num_nodes is 60, and x has 40 rows"):
+        raw_graph("given", Data(x=x, y=y, edge_index=ends, num_nodes=60))
+    with pytest.raises(ValueError, match="has both edge_index and adj_t"):
+        raw_graph("given", Data(x=x, y=y, edge_index=ends, adj_t=torch.eye(40).to_sparse()))
+
+
+def test_a_rank_whose_rank_0_is_not_there_prints_no_stack() -> None:
+    env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    asked = [sys.executable, "-m", "gnnpar", "train", *SMALL, "comm.connect_seconds=1"]
+    done = subprocess.run(asked, env=environment() | env, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+
+
+@pytest.mark.parametrize("python", [["-m", "gnnpar"], ["-P", "-m", "gnnpar"]])
+def test_a_working_directory_that_is_gone_is_one_line(tmp_path: Path, python: list[str]) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = shlex.join([sys.executable, *python, "doctor"])
+    script = f"cd {gone} && rmdir {gone} && exec {command}"
+    done = subprocess.run(["/bin/sh", "-c", script], env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "gnnpar: the working directory has been removed; change into another one\n",
+    )
+
+
+def test_a_run_predicts_beside_its_training(tmp_path: Path) -> None:
+    train(tmp_path / "run", "strategy=graph_parallel", "world_size=2", "comm=threads", "epochs=1")
+    assert predict.run([str(tmp_path / "run"), "strategy=single"]) == 0
