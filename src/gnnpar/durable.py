@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import pwd
+import shutil
 import stat
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,6 +72,16 @@ def refuse_links(folder: Path) -> None:
         links = [Path(entry.path) for entry in entries if entry.is_symlink() and not entry.is_file()]
     if links:
         refuse_link(min(links))
+
+
+def remove(path: Path) -> None:
+    """A folder with all that it holds, or whatever else has its name; what cannot be removed stays. shutil.rmtree of
+    a pipe waits for who writes into it."""
+    with suppress(OSError):
+        if stat.S_ISDIR(path.lstat().st_mode):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
 
 
 def refuse_link(path: Path) -> None:

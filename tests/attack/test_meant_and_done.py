@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+import yaml
 from torch_geometric.data import Data
 
 import gnnpar
@@ -26,13 +27,18 @@ from gnnpar.__main__ import drop_working_directory
 from gnnpar.cli import estimate, partition, plan, predict
 from gnnpar.cli.main import run
 from gnnpar.cli.train import check_world
+from gnnpar.comm import Communicator
 from gnnpar.config.compose import compose
+from gnnpar.config.replay import as_value
 from gnnpar.data.given import as_data
 from gnnpar.data.saved import raw_graph
 from gnnpar.durable import WriteError, read_json, refuse_others
+from gnnpar.report.dashboard import of_study
 from gnnpar.report.fairness import differences
 from gnnpar.settings import ConfigError
+from gnnpar.training.checkpoint.resume import of_rank_0
 from ports import free_port
+from worlds import run_world
 
 SMALL = ["dataset=sbm", "dataset.num_nodes=60"]
 
@@ -237,6 +243,74 @@ def test_a_working_directory_that_is_gone_is_one_line(tmp_path: Path, python: li
         2,
         "gnnpar: the working directory has been removed; change into another one\n",
     )
+
+
+@pytest.mark.timeout(60)
+def test_pipes_in_the_place_of_folders_are_waited_for_by_nobody(tmp_path: Path) -> None:
+    train(tmp_path, "strategy=single", "epochs=1")
+    os.mkfifo(tmp_path / "checkpoint-before")
+    os.mkfifo(tmp_path / "checkpoint" / "epoch-000003.partial")
+    os.mkfifo(tmp_path / "checkpoint" / "epoch-000004.old")
+    assert train(tmp_path, "strategy=single", "epochs=2", "resume=auto").exit_code == 0
+    assert train(tmp_path, "strategy=single", "epochs=1").exit_code == 0
+    assert (tmp_path / "checkpoint-before").is_dir()
+
+
+def test_every_rank_goes_on_with_what_rank_0_has_measured(tmp_path: Path) -> None:
+    mine = tmp_path / "profile.json"
+    mine.write_text("of rank 0")
+    (tmp_path / "others").mkdir()
+
+    def found(comm: Communicator) -> str | None:
+        file = of_rank_0(mine if comm.rank == 0 else None, comm)
+        return file and file.read_text()
+
+    assert run_world("threads", 2, found) == ["of rank 0", "of rank 0"]
+    assert run_world("threads", 2, lambda comm: of_rank_0(mine if comm.rank else None, comm)) == [None, None]
+
+
+def test_a_study_that_wandb_cannot_filter_by_is_refused() -> None:
+    pytest.importorskip("wandb_workspaces")
+    for name in ("lr=0.1", "it's", "a\\nb", "a\nb"):
+        with pytest.raises(ValueError, match="cannot be in the name of a group that wandb filters by"):
+            of_study(name)
+    assert of_study("a study, 2")
+
+
+def test_a_resumed_sweep_names_jobs_of_earlier_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = ["-m", *SMALL, "strategy=single", "epochs=1", f"hydra.sweep.dir={tmp_path}"]
+    assert run("train", [*job, "seed=0,1"]) == 0
+    (tmp_path / "1" / "result.json").unlink()
+    assert run("train", [*job, "seed=5"]) == 0
+    assert run("train", ["--resume", str(tmp_path)]) == 1
+    assert "1 job of earlier commands in this folder not done" in capsys.readouterr().out
+
+
+def test_the_configuration_that_a_run_leaves_is_its_own(tmp_path: Path) -> None:
+    assert plan.run([*SMALL, "model=sage", "world_size=1", "--no-measure", "--out", str(tmp_path / "p")]) == 0
+    asked = [f"plan={tmp_path}/p/plan.json", "epochs=1", f"hydra.run.dir={tmp_path}/run"]
+    assert run("train", asked) == 0
+    left = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    settings = read_json(tmp_path / "run" / "result.json")["settings"]
+    assert {key: left[key] for key in ("model", "strategy", "dataset")} == {
+        key: settings[key] for key in ("model", "strategy", "dataset")
+    }
+
+
+def test_a_plan_has_its_parts_and_prices_its_own_model(tmp_path: Path) -> None:
+    made_for = ["dataset=sbm", "dataset.num_nodes=300", "topology=two_nodes", "--no-measure", "world_size=2"]
+    assert plan.run([*made_for, "--out", str(tmp_path / "p")]) == 0
+    asked = [f"plan={tmp_path}/p/plan.json", "comm=threads", "epochs=1"]
+    with pytest.raises(ConfigError, match="the plan has its parts"):
+        compose([*asked, "partition=random"])
+    for run_dir, more, priced in (("own", [], True), ("other", ["model=gat"], False)):
+        assert run("train", [*asked, *more, f"hydra.run.dir={tmp_path}/{run_dir}"]) == 0
+        assert (read_json(tmp_path / run_dir / "result.json")["predicted"] is not None) == priced
+
+
+@pytest.mark.parametrize("name", ["null", "a,b", "k=v", "it's", "1e3", "shards-2", "a b/c", "nan"])
+def test_printed_overrides_are_read_as_that_path(name: str) -> None:
+    assert compose([f"profile={as_value(name)}"]).profile == Path(name)
 
 
 def test_a_run_predicts_beside_its_training(tmp_path: Path) -> None:

@@ -255,7 +255,8 @@ def test_nothing_foreign_is_unpickled(run: Path, tmp_path: Path, capsys) -> None
         state.read_tree(folder / "rank-0.pt", torch.device("cpu"))
     assert train(run, "resume=auto", "epochs=7", "strategy=graph_parallel").exit_code == 0
     said = capsys.readouterr().out
-    assert "is no good checkpoint: rank-0.pt cannot be opened (ValueError); going back to the one before" in said
+    assert "is no good checkpoint: rank-0.pt cannot be opened (it names " in said
+    assert "going back to the one before" in said
     assert not (tmp_path / "executed").exists()
 
 

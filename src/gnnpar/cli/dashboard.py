@@ -13,6 +13,7 @@ from typing import Protocol
 
 from gnnpar.cli.arguments import Arguments
 from gnnpar.durable import JsonObject, read_json, require_writable, write_text_whole
+from gnnpar.printable import one_line
 from gnnpar.report import dashboard
 from gnnpar.report.rows import table_rows
 from gnnpar.report.runs import collect
@@ -42,10 +43,13 @@ def run(argv: list[str]) -> int:
     logged = {name for folder, _ in results for row in read_rows(folder) for name in flat(row) | against(row)}
     sections = dashboard.panels_for(logged)
     where = {"entity": entity, "project": project, "study": study}
-    things = {
-        "workspace": dashboard.workspace(sections, **where),
-        "report": dashboard.report(sections, table_of(results), **where),
-    }
+    try:
+        things = {
+            "workspace": dashboard.workspace(sections, **where),
+            "report": dashboard.report(sections, table_of(results), **where),
+        }
+    except ValueError as error:
+        raise ConfigError(one_line(error)) from error
     if options.save:
         return save(things)
     text = json.dumps({name: dashboard.specification(thing) for name, thing in things.items()}, indent=1) + "\n"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from gnnpar.config.compose import compose
+from gnnpar.config.replay import as_value
 from gnnpar.durable import JsonDict, refuse_link_of_others
 from gnnpar.paths import expanded
 from gnnpar.scratch import folder_beside
@@ -112,7 +113,7 @@ def cut_into(settings: Settings, out: Path) -> None:
             f"as a vertex cut: replication factor {vertex_cut['replication_factor']:.3f}, "
             f"{min(vertex_cut['copied_edges'])} to {max(vertex_cut['copied_edges'])} edges a part"
         )
-    command = f"gnnpar train {shlex.quote(f'shards={out}')}"
+    command = f"gnnpar train {shlex.quote(f'shards={as_value(str(out))}')}"
     say(f"{num_bytes(size)} in {time.perf_counter() - began:.1f} s  ->  {out}  ({command})")
 
 

@@ -17,6 +17,7 @@ from rich.table import Table
 from gnnpar.cli.arguments import Arguments
 from gnnpar.config.compose import compose
 from gnnpar.config.inputs import sets
+from gnnpar.config.replay import as_value
 from gnnpar.durable import JsonObject, require_writable, write_text_whole
 from gnnpar.pricing.quality import QUALITIES, Quality
 from gnnpar.settings import ConfigError, Settings, closest
@@ -96,7 +97,7 @@ def run(argv: list[str]) -> int:
     show(planner.COLUMNS, planner.table_rows(planned.evaluated, options.top, measured))
     for line in planner.why(planned, planner.timeline(planned).seconds):
         say(f"- {line}")
-    go = f"gnnpar train {shlex.quote(f'plan={file}')} world_size={plan.num_ranks}"
+    go = f"gnnpar train {shlex.quote(f'plan={as_value(str(file))}')} world_size={plan.num_ranks}"
     say(f"chosen: {planned.chosen.label}  ->  {file}, its arrays beside it  ({go})")
     return 0
 

@@ -122,7 +122,7 @@ def run_one(job: HydraJob) -> int:
             settings = replace(settings, tracker=Quiet())
         if first:
             run_dir.mkdir(parents=True, exist_ok=True)
-            write_text_whole(run_dir / "config.yaml", job.yaml())
+            write_text_whole(run_dir / "config.yaml", job.yaml(settings))
         from gnnpar.cli.train import run_training
 
         outcome = run_training(settings, run_dir)

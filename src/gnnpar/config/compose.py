@@ -171,11 +171,11 @@ class HydraJob:
         study = "/".join(self.sweep.parts[-2:]) if self.sweep else ""
         return build_settings(*resolved(self.config, self.choices, self.overrides), study)
 
-    def yaml(self) -> str:
-        """The configuration as composed, resolved."""
+    def yaml(self, settings: Settings) -> str:
+        """The configuration as it runs, with what a plan or shards have brought."""
         from omegaconf import OmegaConf
 
-        return OmegaConf.to_yaml(self.config, resolve=True)
+        return OmegaConf.to_yaml(OmegaConf.create(dict(settings.resolved)))
 
 
 def search_installed() -> None:

@@ -38,6 +38,8 @@ def with_plan(config: JsonObject, names: Mapping[str, str], overrides: Iterable[
     asked = [o for o in given if re.match(r"(strategy|codec)[=.@]|[\w/]*@strategy", o)]
     if asked:
         raise ConfigError(f"{asked[0]} and plan={path}: the plan sets the strategy; leave one of them out")
+    if cuts := [o for o in given if re.match(r"partition[=./]", o)]:
+        raise ConfigError(f"{cuts[0]} and plan={path}: the plan has its parts; leave one of them out")
     try:
         data = read_json(Path(path))
         strategy = dict(data["strategy"])

@@ -161,6 +161,12 @@ def quoted(text: str) -> str:
     return "'" + re.sub(r"(\\*)('|$)", lambda end: 2 * end[1] + ("\\'" if end[2] else ""), text) + "'"
 
 
+def as_value(text: str) -> str:
+    """A path as a value of an override, quoted where Hydra would read something else than that text."""
+    plain = re.fullmatch(r"[A-Za-z_][\w.-]*|[\w./-]*/[\w./-]*", text, re.ASCII)
+    return text if plain and text.lower() not in ("null", "true", "false", "nan", "inf") else quoted(text)
+
+
 def _is_harmless(override: str) -> bool:
     """Whether an override can choose only YAML of gnnpar and of plugins, sets plain values, and no folder to write
     to."""

@@ -39,7 +39,7 @@ from gnnpar.config.study import MOST_RUNS, key_of
 from gnnpar.config.submitit_jobs import is_submitit, place_of_results, results_apart
 from gnnpar.durable import JsonObject, WriteError, refuse_links_below
 from gnnpar.paths import conf_dir
-from gnnpar.printable import one_line, shell_word
+from gnnpar.printable import counted, one_line, shell_word
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import complain, say
 from gnnpar.track.progress import shown
@@ -127,7 +127,15 @@ class Sweep:
         if self.listed is None and any(state == "done" for state, _ in states.values()):
             self.show(self.folder)
         self.report(manifest, states)
-        return self.exit_code(states)
+        return self.exit_code(states) or self.of_other_starts(manifest)
+
+    def of_other_starts(self, manifest: Manifest) -> int:
+        """1, with a line, where a sweep that is resumed by its folder lacks jobs that its last command did not name."""
+        others = [] if self.replay is None else [key for key in manifest.jobs if key not in self.keys]
+        left = [key for key, (state, _) in manifest.states(others).items() if state != "done"] if others else []
+        if left:
+            say(f"  {counted(len(left), 'job')} of earlier commands in this folder not done: give those commands again")
+        return int(bool(left))
 
     def report(self, manifest: Manifest, states: Mapping[str, tuple[State, str]]) -> None:
         folder = one_line(os.path.relpath(manifest.folder))

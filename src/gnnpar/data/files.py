@@ -154,8 +154,10 @@ def cached_folder(key: str, build: Callable[[Path], None]) -> Path:
         return final
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC  # through no link; it waits for no pipe
-        lock = os.fdopen(os.open(final.parent / f".{final.name}.lock", flags, 0o600), "wb", 0)
+        flags = (
+            os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        )  # no link; no wait
+        lock = os.fdopen(os.open(final.parent / f".{final.name}.lock", flags, 0o644), "rb", 0)  # users may share it
     except OSError as error:
         raise ValueError(
             f"cannot write to the cache folder {cache_root()} ({error.strerror}); set GNNPAR_CACHE to one."

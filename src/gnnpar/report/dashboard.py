@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gnnpar.durable import JsonDict
+from gnnpar.printable import one_line
 from gnnpar.report.exports import markdown_cell
 from gnnpar.track.keys import BYTE_PHASES, PHASES
 from gnnpar.track.wandb import AXES, GIGABYTES
@@ -112,7 +113,11 @@ def report(
 
 
 def of_study(study: str) -> Built:
+    """ValueError where the name of the study is none that a filter of wandb takes: it is read as an expression."""
     from wandb_workspaces import expr
+
+    if odd := "".join(sorted({c for c in study if c in "'\"\\=<>" or not c.isprintable()})):
+        raise ValueError(f"study {one_line(study)}: {odd!a} cannot be in the name of a group that wandb filters by")
 
     return expr.And(expr.Metric("Group") == study)
 

@@ -237,7 +237,8 @@ def prepare(
             say(f"row_order={how}: {changed}")
         shard = shard.to(device, types.rows)
         del dataset
-        engine = resume.replaying(settings, start.profile, job.world.size).build(
+        profile = resume.of_rank_0(start.profile, comm)
+        engine = resume.replaying(settings, profile, job.world.size).build(
             plan or shared,
             shard,
             model.to(device, types.parameters),

@@ -7,7 +7,6 @@ all files, and what rank 0 knew. It is written under another name, through to th
 from __future__ import annotations
 
 import errno
-import shutil
 import socket
 import time
 from collections.abc import Callable, Iterable
@@ -27,6 +26,7 @@ from gnnpar.durable import (
     JsonObject,
     file_hash,
     read_checked_json,
+    remove,
     sync_folder,
     write_checked_json,
 )
@@ -127,7 +127,7 @@ def save(
             raise OSError(problem)
         _finish(partial, final, {"schema": 1, "epoch": epoch, "time": time.time(), **manifest()}, everyone)
     except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
+        remove(partial)
         full = error.errno in DISK_FULL or any(each["full"] for each in everyone)
         stays = "the one before it stays" if full and drop_old(folder) else "those before it stay"
         say(f"checkpoint of epoch {epoch} not written: {error}; {stays}")
@@ -150,7 +150,7 @@ def _finish(partial: Path, final: Path, manifest: JsonObject, everyone: list[Jso
         final.rename(old)
     partial.rename(final)
     sync_folder(final.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    remove(old)
 
 
 def folders(run_dir: Path) -> list[Path]:
@@ -303,7 +303,7 @@ def prune(run_dir: Path, *, keep: int) -> None:
         kept.add(min(values, key=lambda p: (-values[p], _epoch(p))))
     for folder in there:
         if folder not in kept:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
 
 
 def drop_old(run_dir: Path) -> bool:
@@ -314,7 +314,7 @@ def drop_old(run_dir: Path) -> bool:
         return False
     for folder in there:
         if folder != last.folder:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
     return True
 
 
@@ -322,7 +322,7 @@ def forget_after(run_dir: Path, epoch: int) -> None:
     """Drop checkpoints of epochs that a run which goes on from `epoch` does anew, and what was never finished."""
     for folder in _removable(run_dir):
         if _epoch(folder) > epoch:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
     if (run_dir / FOLDER).is_symlink():
         return
     _drop((run_dir / FOLDER).glob(f"*{_PARTIAL}"))
@@ -331,9 +331,7 @@ def forget_after(run_dir: Path, epoch: int) -> None:
 
 def _drop(paths: Iterable[Path]) -> None:
     for path in paths:
-        if path.is_symlink():
-            path.unlink()
-        shutil.rmtree(path, ignore_errors=True)
+        remove(path)
 
 
 def _epoch(folder: Path) -> int:

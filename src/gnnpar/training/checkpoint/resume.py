@@ -8,7 +8,7 @@ is refused.
 from __future__ import annotations
 
 import json
-import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ import torch
 
 from gnnpar.comm import Communicator
 from gnnpar.data.tasks import Task
-from gnnpar.durable import JsonDict, JsonObject, read_json
+from gnnpar.durable import JsonDict, JsonObject, read_json, remove
 from gnnpar.folds.edge_data import EdgeSizes, Schema
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.strategy import Strategy
@@ -141,7 +141,7 @@ def _put_aside(run_dir: Path, say: Say, why: str, note: str = "") -> None:
     folder = run_dir / checkpoint.FOLDER
     if checkpoint.folders(run_dir) and not folder.is_symlink():  # a link stays, and the run says that it saves nothing
         aside = folder.with_name(folder.name + "-before")
-        shutil.rmtree(aside, ignore_errors=True)
+        remove(aside)
         folder.rename(aside)
         say(f"{folder} {why}: moved to {aside.name}{note}")
 
@@ -155,6 +155,16 @@ def _goes_on_in(settings: Settings, run_dir: Path) -> bool:
 def profile_in(folder: Path) -> Path | None:
     file = folder / "profile.json"
     return file if file.exists() else None
+
+
+def of_rank_0(profile: Path | None, comm: Communicator) -> Path | None:
+    """What rank 0 has found: hosts that do not share the folder of the run have another there, or none. Collective."""
+    found = comm.broadcast(None if profile is None else profile.read_bytes())
+    if found is None or comm.rank == 0:
+        return profile if comm.rank == 0 else None
+    copy = Path(tempfile.mkdtemp()) / "profile.json"  # gone with the temporary files of this process
+    copy.write_bytes(found)
+    return copy
 
 
 def replaying(settings: Settings, profile: Path | None, num_ranks: int) -> Strategy:
