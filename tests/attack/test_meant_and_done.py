@@ -313,6 +313,17 @@ def test_printed_overrides_are_read_as_that_path(name: str) -> None:
     assert compose([f"profile={as_value(name)}"]).profile == Path(name)
 
 
+def test_memory_that_a_limit_holds_back_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ends(argv: list[str]) -> int:
+        raise MemoryError
+
+    monkeypatch.setattr(predict, "run", ends)
+    assert run("predict", []) == 1
+    assert capsys.readouterr().err.startswith("gnnpar: this process may take no more memory")
+
+
 def test_a_run_predicts_beside_its_training(tmp_path: Path) -> None:
     train(tmp_path / "run", "strategy=graph_parallel", "world_size=2", "comm=threads", "epochs=1")
     assert predict.run([str(tmp_path / "run"), "strategy=single"]) == 0

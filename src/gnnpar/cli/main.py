@@ -81,6 +81,9 @@ def run(command: str, argv: list[str]) -> int:
     except RecursionError as error:
         line = "what was given is nested too deep: folders in folders, or brackets in brackets"
         return refuse(ConfigError(line), error)
+    except MemoryError as error:
+        refuse(ConfigError("this process may take no more memory (see ulimit -v, -m): give it more"), error)
+        return 1
     except Exception as error:
         if (line := hydra_line(error, argv)) is not None:  # some of Hydra's errors are OSErrors
             return refuse(ConfigError(line), error)

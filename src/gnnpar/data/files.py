@@ -154,9 +154,7 @@ def cached_folder(key: str, build: Callable[[Path], None]) -> Path:
         return final
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        flags = (
-            os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        )  # no link; no wait
+        flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # no link; no wait
         lock = os.fdopen(os.open(final.parent / f".{final.name}.lock", flags, 0o644), "rb", 0)  # users may share it
     except OSError as error:
         raise ValueError(
