@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gnnpar.durable import WriteError, refuse_links
+from gnnpar.durable import WriteError, refuse_link_of_others, refuse_links
 
 FILE = ".gnnpar.lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # flock's where the file system has none
@@ -145,7 +145,9 @@ class Lock:
 
 @contextmanager
 def working_in(folder: Path, *, otherwise: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Inside, the folder is this process's alone. Raises what `Lock.take` raises."""
+    """Inside, the folder is this process's alone. Raises what `Lock.take` raises; WriteError where a link of another
+    user leads there."""
+    refuse_link_of_others(folder)
     lock = Lock.take(folder, otherwise=otherwise, say=say)
     try:
         yield

@@ -9,6 +9,7 @@ import pwd
 import shlex
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,12 +31,14 @@ from gnnpar.cli.train import check_world
 from gnnpar.comm import Communicator
 from gnnpar.config.compose import compose
 from gnnpar.config.replay import as_value
+from gnnpar.data import files
 from gnnpar.data.given import as_data
 from gnnpar.data.saved import raw_graph
 from gnnpar.durable import WriteError, read_json, refuse_others
 from gnnpar.report.dashboard import of_study
 from gnnpar.report.fairness import differences
 from gnnpar.settings import ConfigError
+from gnnpar.track.wandb import refuse_settings_of
 from gnnpar.training.checkpoint.resume import of_rank_0
 from ports import free_port
 from worlds import run_world
@@ -322,6 +325,35 @@ def test_memory_that_a_limit_holds_back_is_one_line(
     monkeypatch.setattr(predict, "run", ends)
     assert run("predict", []) == 1
     assert capsys.readouterr().err.startswith("gnnpar: this process may take no more memory")
+
+
+def test_an_archive_of_countless_files_is_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_MOST_OF_A_LIST", 1000)
+    graph(tmp_path / "g.npz", 40)
+    assert compose(["dataset=npz", f"dataset.path={tmp_path}/g.npz"]).load_dataset().num_nodes == 40
+    with zipfile.ZipFile(tmp_path / "many.npz", "w") as archive:
+        for number in range(100):
+            archive.writestr(str(number), "")
+    with pytest.raises(ValueError, match=r"many.npz lists its files in \d+ bytes: no dataset has so many"):
+        compose(["dataset=npz", f"dataset.path={tmp_path}/many.npz"]).load_dataset()
+
+
+def test_a_key_goes_to_no_server_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "secrets.env").write_text("WANDB_BASE_URL=http://elsewhere")
+    refuse_settings_of(tmp_path, entity=None)
+    monkeypatch.setenv("SM_TRAINING_ENV", "{}")  # in SageMaker, where wandb reads it
+    with pytest.raises(ValueError, match=r"secrets.env would decide who gets your key"):
+        refuse_settings_of(tmp_path, entity=None)
+
+
+def test_python_writes_over_no_link_of_another_user(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "project")
+    os.chown(tmp_path / "link", 4242, 4242, follow_symlinks=False)
+    for start in (gnnpar.train, gnnpar.sweep):
+        with pytest.raises(WriteError, match="it is a symbolic link of another user"):
+            start("gcn", "sbm", folder=tmp_path / "link", strategy="single", epochs=1)
+    assert not list((tmp_path / "project").iterdir())
 
 
 def test_a_run_predicts_beside_its_training(tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import time
 import urllib.request
-import zipfile
 from collections.abc import Mapping
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import IO
 
+from gnnpar.data.files import open_archive
 from gnnpar.deadline import within
 from gnnpar.durable import open_whole
 from gnnpar.printable import one_line
@@ -78,7 +78,7 @@ def fetch(name: str, files: tuple[str, ...], folder: Path) -> None:
         archive = folder / "archive.zip"
         address, within = ARCHIVES[name]
         _fetch(address, archive)
-        with zipfile.ZipFile(archive) as inside:
+        with open_archive(archive) as inside:
             for file in files:
                 (folder / file).parent.mkdir(parents=True, exist_ok=True)
                 with inside.open(within + file) as source, open_whole(folder / file) as out:

@@ -107,12 +107,24 @@ def _refuse_unlisted(error: OSError) -> None:
         raise ValueError(f"{error.filename} cannot be listed ({error.strerror})") from error
 
 
+_MOST_OF_A_LIST = 1 << 24  # bytes of an archive's list of its files, which takes ten times as much when it is read
+
+
+def open_archive(file: Path) -> zipfile.ZipFile:
+    """A .zip to read; ValueError where it lists more files than any dataset has."""
+    with file.open("rb") as content:
+        end = zipfile._EndRecData(content)  # type: ignore[attr-defined]  # as ZipFile itself finds it
+    if end and end[zipfile._ECD_SIZE] > _MOST_OF_A_LIST:  # type: ignore[attr-defined]
+        raise ValueError(f"{file.name} lists its files in {end[zipfile._ECD_SIZE]} bytes: no dataset has so many")  # type: ignore[attr-defined]
+    return zipfile.ZipFile(file)
+
+
 def require_unpacked(file: Path) -> None:
     """ValueError where a .zip, .npz or .gz unpacks to more than this machine's memory; a library would find out by
     filling it. Of a .gz no size is known: it is read, and thrown away, until its end or that bound."""
     size = 0
     if zipfile.is_zipfile(file):
-        with zipfile.ZipFile(file) as archive:
+        with open_archive(file) as archive:
             size = sum(each.file_size for each in archive.infolist())
     elif file.suffix == ".gz":
         with gzip.open(file) as content:

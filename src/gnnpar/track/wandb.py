@@ -189,6 +189,9 @@ def refuse_settings_of(folder: Path, *, entity: str | None) -> None:
     unless tracker.entity or WANDB_ENTITY says whose they are. Or keys of the run's own."""
     if os.path.lexists(folder / _DEFAULTS):
         raise ValueError(f"{folder / _DEFAULTS} would give every run keys that it was not asked for; rename it")
+    in_sagemaker = "SM_TRAINING_ENV" in os.environ or Path("/opt/ml/input/config/hyperparameters.json").exists()
+    if in_sagemaker and os.path.lexists(folder / "secrets.env"):
+        raise ValueError(f"{folder / 'secrets.env'} would decide who gets your key; set its variables instead")
     for file in (folder / "wandb" / "settings", folder / ".wandb" / "settings"):
         if not os.path.lexists(file):
             continue
