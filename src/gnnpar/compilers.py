@@ -8,7 +8,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from gnnpar.durable import refuse_others
+from gnnpar.durable import is_mine, refuse_others
 from gnnpar.paths import own_cache
 from gnnpar.scratch import remove_made, safe_place
 
@@ -16,30 +16,45 @@ from gnnpar.scratch import remove_made, safe_place
 def keep_torch_apart() -> None:
     """torch's compiler, which PyG imports and exports ask, and Triton keep code in the user's cache, and not in /tmp by
     a name that others can foresee and take before, or in a home that is a place of all; in a new folder, gone
-    afterwards, where the cache cannot be written, or others may have made it, or may make it."""
+    afterwards, where the cache cannot be written, or others may have made it, or may make it. In each process that
+    loads such code: a folder that a job of a cluster is told of may be another user's on its own host."""
     for name, within in (("TORCHINDUCTOR_CACHE_DIR", "torch"), ("TRITON_CACHE_DIR", "triton")):
         if name not in os.environ:
             with suppress(OSError):  # there is no place for files at all: who needs one says so
                 own = _own_cache_of(within)
-                os.environ[name] = str(own) if own is not None else _gone_afterwards(within)
+                _given[name] = os.environ[name] = str(own) if own is not None else _gone_afterwards(within)
+
+
+_given: dict[str, str] = {}
+
+
+def give_back_environment() -> None:
+    """Jobs that a scheduler starts on another host look for places of their own."""
+    for name, place in _given.items():
+        if os.environ.get(name) == place:
+            del os.environ[name]
+    _given.clear()
 
 
 def _own_cache_of(within: str) -> Path | None:
     """None where there is no home, or the folder would not be this user's alone."""
     try:
         folder = own_cache() / within
-        return folder if _would_be_own(folder) else None
+        return folder if _is_own(folder) else None
     except ValueError:
         return None
 
 
-def _would_be_own(folder: Path) -> bool:
-    """Can it be made and written, and is it, or what it would be made in, of this user alone? A link that leads nowhere
-    is there."""
+def _is_own(folder: Path) -> bool:
+    """Is it, and what it is made in, of this user alone, and can it be written? It is made here, of mode 0700: by the
+    user's umask, others might be let in before code lies there."""
+    missing = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     try:
-        there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
-        refuse_others(there)
-        return os.access(there, os.W_OK) and there.stat().st_uid == os.geteuid()
+        refuse_others(missing[-1].parent if missing else folder)
+        for path in reversed(missing):
+            path.mkdir(mode=0o700, exist_ok=True)
+        refuse_others(folder)
+        return os.access(folder, os.W_OK) and is_mine(folder.stat())
     except OSError:
         return False
 

@@ -103,7 +103,12 @@ def refuse_link_of_others(path: Path) -> None:
 def _is_mine_or_roots(place: Path, there: os.stat_result) -> bool:
     """In a container, root of the host is a user that it does not know, as others are."""
     of_the_system = len(place.parts) <= 2 or str(place) in _OF_THE_SYSTEM
-    return there.st_uid in (os.geteuid(), 0) or (of_the_system and there.st_uid in _overflow_uid())
+    return there.st_uid == 0 or is_mine(there) or (of_the_system and there.st_uid in _overflow_uid())
+
+
+def is_mine(there: os.stat_result) -> bool:
+    """Where this user has the number as whom a container shows those that it does not know, nothing is."""
+    return there.st_uid == os.geteuid() and there.st_uid not in _overflow_uid()
 
 
 def refuse_links_below(folder: Path, path: str | Path) -> None:
@@ -202,6 +207,7 @@ def open_whole(file: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
     `sync`: its bytes reach the disk before it takes its name. Raises WriteError for every OSError of the writing.
     """
     partial = file.with_name(f"{file.name}.{threading.get_native_id()}.partial")
+    refuse_link_of_others(file.parent)
     try:
         partial.unlink(missing_ok=True)  # of a process that was killed, or a link of somebody else
         with partial.open("xb+") as out:

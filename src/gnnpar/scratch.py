@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from gnnpar.durable import WriteError, refuse_others
+from gnnpar.durable import WriteError, is_mine, refuse_others
 from gnnpar.folder_lock import FILE, FolderInUse, working_in
 
 _PREFIX = "gnnpar-scratch-"
@@ -90,7 +90,7 @@ def _left() -> list[Path]:
             with suppress(OSError):
                 if _is_own(folder := Path(entry)):
                     lock = (folder / FILE).lstat()
-                    if lock.st_size and lock.st_uid == os.geteuid():
+                    if lock.st_size and is_mine(lock):
                         found.append(folder)
     return found
 
@@ -125,13 +125,15 @@ def own_temporary_files() -> Iterator[None]:
 def _is_own(folder: Path) -> bool:
     """Is it a scratch folder of this user, as of the process that has started this one?"""
     there = folder.lstat()
-    return folder.name.startswith(_PREFIX) and there.st_uid == os.geteuid() and not there.st_mode & 0o077
+    return folder.name.startswith(_PREFIX) and is_mine(there) and not there.st_mode & 0o077
 
 
 def give_back_environment() -> None:
     """Jobs that a scheduler starts later, or on another host, get TMPDIR as this process got it."""
     if _given:
         _set_tmpdir(_given[-1])
+        if os.environ.get("JOBLIB_TEMP_FOLDER") == tempfile.gettempdir():
+            del os.environ["JOBLIB_TEMP_FOLDER"]
 
 
 _given: list[str | None] = []  # TMPDIR before, of each `own_temporary_files` that lasts

@@ -504,20 +504,16 @@ def test_a_raised_count_of_meetings_goes_on_from_no_run_of_another_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With restarts allowed, a stranger's count made a new run report the results of the one in its folder."""
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    settings = {"optim.lr": "0.01", "seed": "1"}
-    assert not is_started_again(tmp_path, settings), "of a start that was not noted"
-    note_start(tmp_path, settings)
-    assert is_started_again(tmp_path, settings)
-    assert not is_started_again(tmp_path, settings | {"seed": "7"})
-    monkeypatch.setattr(os, "getppid", lambda: 1)  # another agent of torchrun
-    assert not is_started_again(tmp_path, settings)
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job-7")
-    note_start(tmp_path, settings)
-    monkeypatch.setattr(os, "getppid", lambda: 2)  # on another host, of the same job
-    assert is_started_again(tmp_path, settings)
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job-8")
-    assert not is_started_again(tmp_path, settings)
+    settings, agents = {"optim.lr": "0.01", "seed": "1"}, ["a 7 1000", "b 8 2000"]
+    assert not is_started_again(tmp_path, settings, agents), "of a start that was not noted"
+    note_start(tmp_path, settings, agents)
+    assert is_started_again(tmp_path, settings, agents)
+    assert is_started_again(tmp_path, settings, agents[::-1]), "rank 0 may be on another host then"
+    assert not is_started_again(tmp_path, settings | {"seed": "7"}, agents)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job-7")  # says nothing: an id may be given again
+    assert not is_started_again(tmp_path, settings, ["a 9 3000", "b 10 4000"])
+    (tmp_path / ".started").write_text('{"by": ["job-7"]}')  # of before
+    assert not is_started_again(tmp_path, settings, agents)
 
 
 @pytest.mark.parametrize("master", ["00", "0.0", "0x0", "::0.0.0.0", "0:0:0:0:0:0:0:0"])

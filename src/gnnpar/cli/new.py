@@ -12,7 +12,7 @@ from pathlib import Path
 from string import Template
 
 from gnnpar.cli.arguments import Arguments
-from gnnpar.durable import refuse_links_below, write_text_whole
+from gnnpar.durable import refuse_link_of_others, refuse_links_below, write_text_whole
 from gnnpar.paths import checkout_dir, conf_dir, expanded
 from gnnpar.printable import shell_word
 from gnnpar.settings import ConfigError
@@ -58,6 +58,7 @@ def write(kind: str, name: str, folder: Path) -> list[Path]:
     """Write the module, its YAML and its test; nothing where one of them is there already, where a folder between
     `folder` and them is a link, or where the name is bad."""
     check_name(kind, name)
+    refuse_link_of_others(folder)
     places = places_of(kind, name, folder)
     files = [places.module, places.config, places.test]
     package = [] if places.package is None else [places.package]

@@ -163,6 +163,7 @@ def run_folder(given: Path) -> Path:
     """The folder of a run, given that or one of its checkpoints, which is what its checksums say and nothing beside."""
     from gnnpar.training.checkpoint import files as checkpoint
 
+    refuse_link_of_others(given)
     folder = given.resolve()
     within = checkpoint.is_one(folder) and folder.parent.name == checkpoint.FOLDER
     return folder.parent.parent if within else folder  # a checkpoint that lies alone is a folder of its own

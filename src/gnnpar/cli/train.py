@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gnnpar.cli.main import file_line, refuse
+from gnnpar.compilers import keep_torch_apart
 from gnnpar.config import jobs
 from gnnpar.config.application import run_jobs, without_folders
 from gnnpar.config.compose import HydraJob, refuse_led_away
@@ -59,6 +60,7 @@ def show(sweep: Path) -> None:
 def job(config: object) -> int:
     """One Hydra job, also in a process that a launcher has started."""
     with own_temporary_files():
+        keep_torch_apart()
         return train_one(HydraJob.running(config))
 
 

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from gnnpar import compilers, scratch
 from gnnpar.durable import JsonDict, refuse_others
 from gnnpar.paths import own_cache
-from gnnpar.scratch import give_back_environment
 from gnnpar.settings import ConfigError, show
 from gnnpar.targets import FENCE, TRUST
 
@@ -56,7 +56,8 @@ def results_apart(launcher: Launcher, folder: Path, *, known: Sequence[str]) -> 
     own = tempfile.mkdtemp(prefix="jobs-", dir=place_of_results(launcher, folder))
     params = launcher.params
     before, params["submitit_folder"] = params["submitit_folder"], f"{own}/%j"
-    give_back_environment()
+    scratch.give_back_environment()
+    compilers.give_back_environment()
     setup = params.get("setup") or []
     if "setup" in params:  # of Slurm alone
         given = {name: os.environ[name] for name in (*_GUARDS, *known) if name in os.environ}

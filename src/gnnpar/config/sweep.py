@@ -149,14 +149,23 @@ class Sweep:
 
 def _written_since(settings: JsonObject, run_dir: Path) -> str | None:
     """A file that a job reads, and that is of after its start: by its settings, which name it, it is the same job."""
-    record = read_record(run_dir)
+    record, given = read_record(run_dir), settings.get("data_dir")
+    places = [settings.get("plan"), settings.get("profile")]
     for group, key in (("dataset", "path"), ("shards", "folder")):
         named = settings.get(group)
-        path = named.get(key) if isinstance(named, Mapping) else None
-        with suppress(OSError, ValueError):
-            if record and isinstance(path, str) and os.stat(path).st_mtime > record["started"]:
-                return path
+        places.append(named.get(key) if isinstance(named, Mapping) else None)
+    for path in places:
+        if record is None or not isinstance(path, str):
+            continue
+        for place in (Path(path), Path(str(given or "")) / path):
+            with suppress(OSError, ValueError):
+                if max(map(_written, (place, *place.iterdir()) if place.is_dir() else (place,))) > record["started"]:
+                    return str(place)
     return None
+
+
+def _written(place: Path) -> float:
+    return place.stat().st_mtime
 
 
 def resume_line(sweep: Sweep, folder: str) -> str:

@@ -19,6 +19,7 @@ Both give the same graph, bit for bit.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -267,6 +268,11 @@ def _folder(config: Folder, data_dir: Path | None) -> Path:
     path = expanded(config.path)
     places = [path] if data_dir is None else [path, expanded(data_dir) / path]
     found = next((place for place in places if place.is_dir()), None)
+    if all(place.is_dir() for place in places) and not os.path.samefile(places[0], places[-1]):
+        raise ValueError(
+            f"dataset {config.name}: there are two folders {path}, {places[0].absolute()} and {places[-1].absolute()}; "
+            "say by dataset.path, whole, which one."
+        )
     if found is None:
         tried = " nor ".join(dict.fromkeys(str(place.absolute()) for place in places))
         raise ValueError(f"dataset {config.name}: there is no folder {tried}; put it there or set dataset.path.")

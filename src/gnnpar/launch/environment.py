@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import uuid
 from collections.abc import Mapping
 
+from gnnpar.folder_lock import started
 from gnnpar.printable import printable
 from gnnpar.settings import MAX_RANKS, ConfigError
 
@@ -45,6 +48,11 @@ def _check_hosts(env: Mapping[str, str], size: int) -> None:
             f"WORLD_SIZE={size}, but torchrun has {hosts} hosts and {here} ranks on this one: a host has no ranks, or "
             "somebody else writes into torchrun's store"
         )
+
+
+def agent() -> str:
+    """The process that has started this rank: 'HOST PID TICKS', when it started in clock ticks since boot."""
+    return f"{socket.gethostname()} {os.getppid()} {started(os.getppid())}"
 
 
 def restarts(env: Mapping[str, str], meetings: int) -> int:

@@ -196,7 +196,7 @@ def enter_network(network: Network | None, rank: int) -> None:
         network.enter(network.host_of[rank])
         os.environ[interfaces.VARIABLE] = INTERFACE
     elif (loopback := interfaces.loopback()) is not None:
-        os.environ.setdefault(interfaces.VARIABLE, loopback)
+        os.environ[interfaces.VARIABLE] = os.environ.get(interfaces.VARIABLE) or loopback
 
 
 def slow_down(network: Network | None, rank: int) -> None:

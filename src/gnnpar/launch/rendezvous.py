@@ -31,6 +31,7 @@ from gnnpar.comm.authentication import proof
 from gnnpar.comm.interfaces import MeetingError
 from gnnpar.deadline import within
 from gnnpar.durable import JsonDict, JsonObject, parse_json
+from gnnpar.launch.environment import agent
 from gnnpar.launch.token import VARIABLE, answer, answer_to, secret_of
 
 _POLL_SECONDS = 0.1
@@ -51,6 +52,7 @@ class Member:
     interface: str
     address: str
     port: int
+    agent: str = ""
 
     @property
     def home(self) -> tuple[str, str]:
@@ -75,6 +77,11 @@ class JoinedWorld:
     key: bytes = field(repr=False)
     generation: int
     marker: str
+
+    @property
+    def agents(self) -> list[str]:
+        """Which processes have started the ranks, of rank 0 first."""
+        return list(dict.fromkeys(member.agent for member in self.members))
 
     def first_of_host(self, without: Sequence[int] = ()) -> int | None:
         """The lowest rank on this rank's host that is not among `without`: it speaks for the host."""
@@ -133,16 +140,21 @@ def _meet(
     trouble = refusal or trouble
     listener = _listen(address)
     me = Member(
-        rank=rank, host=socket.gethostname(), interface=interface, address=address, port=listener.getsockname()[1]
+        rank=rank,
+        host=socket.gethostname(),
+        interface=interface,
+        address=address,
+        port=listener.getsockname()[1],
+        agent=agent(),
     )
     where = f"MASTER_ADDR={master} MASTER_PORT={port}"
-    agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    kept = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     bound = _bound(master, address, inside=inside)
-    if rank and (agent or bound != address):
+    if rank and (kept or bound != address):
         bound = master
-    store = _store(master, int(port), rank, patience, agent=agent, trouble=trouble, bound=bound)
+    store = _store(master, int(port), rank, patience, agent=kept, trouble=trouble, bound=bound)
     secret, given = functools.partial(secret_of, env), bool(env.get(VARIABLE))
-    table = _Table(store, me, size, where, patience, agent=agent, refuses=bool(refusal), secret=secret, given=given)
+    table = _Table(store, me, size, where, patience, agent=kept, refuses=bool(refusal), secret=secret, given=given)
     try:
         agreed = table.lay(about, marker, trouble) if rank == 0 else table.join(about, trouble)
         members = tuple(Member(**each) for each in agreed["members"])
@@ -172,7 +184,8 @@ def _own_end(env: MutableMapping[str, str], master: str, port: int, *, several: 
         raise
     except MeetingError as error:
         return "", "127.0.0.1", f"rank {env['RANK']}: {error}"
-    env.setdefault(interfaces.VARIABLE, interface)  # gloo takes that of the host's name otherwise
+    if not env.get(interfaces.VARIABLE):  # gloo takes that of the host's name otherwise
+        env[interfaces.VARIABLE] = interface
     return interface, address, ""
 
 

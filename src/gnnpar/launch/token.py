@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gnnpar.comm.interfaces import MeetingError
+from gnnpar.durable import is_mine
 
 VARIABLE = "GNNPAR_TOKEN"
 NAME = ".meeting"
@@ -77,7 +78,7 @@ def _read(file: str, chosen: str) -> bytes | None:
         return None
     with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
         facts = os.fstat(opened.fileno())
-        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
+        if not stat.S_ISREG(facts.st_mode) or not is_mine(facts) or facts.st_mode & 0o077:
             raise MeetingError(f"{file} of rank 0 can be written or read by others: set {VARIABLE} on all hosts")
         word, _, found = opened.read(200).rpartition(b" ")
     return found if _SECRET.fullmatch(found) and word == chosen.encode() else None

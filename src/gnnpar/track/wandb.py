@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal
 import annotated_types as at
 
 from gnnpar.deadline import within
-from gnnpar.durable import JsonDict, JsonObject, require_file, write_json_whole
+from gnnpar.durable import JsonDict, JsonObject, refuse_others, require_file, write_json_whole
 from gnnpar.printable import counted
 from gnnpar.track import keys
 from gnnpar.track.console import Console, complain, say
@@ -178,6 +178,7 @@ def load(*, entity: str | None) -> ModuleType:
     return wandb
 
 
+_HOME_OF_SETTINGS = Path(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb")
 _HARMLESS = {"project", "mode", "disabled"}
 _PUBLIC = "https://api.wandb.ai"
 _DEFAULTS = "config-defaults.yaml"
@@ -189,6 +190,10 @@ def refuse_settings_of(folder: Path, *, entity: str | None) -> None:
     unless tracker.entity or WANDB_ENTITY says whose they are. Or keys of the run's own."""
     if os.path.lexists(folder / _DEFAULTS):
         raise ValueError(f"{folder / _DEFAULTS} would give every run keys that it was not asked for; rename it")
+    for file in (_HOME_OF_SETTINGS / "settings", Path("~/.netrc"), Path("~/_netrc")):  # in a home that others write to
+        with suppress(RuntimeError):  # there is no home
+            if os.path.lexists(place := file.expanduser()):
+                refuse_others(place)
     in_sagemaker = "SM_TRAINING_ENV" in os.environ or Path("/opt/ml/input/config/hyperparameters.json").exists()
     if in_sagemaker and os.path.lexists(folder / "secrets.env"):
         raise ValueError(f"{folder / 'secrets.env'} would decide who gets your key; set its variables instead")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
-from gnnpar.durable import Json, JsonDict, JsonObject, require_writable, write_text_whole
+from gnnpar.durable import Json, JsonDict, JsonObject, refuse_link_of_others, require_writable, write_text_whole
 from gnnpar.report import colours, curves
 from gnnpar.report.comparison import Comparison
 from gnnpar.report.emphasis import OTHER, strategies_in_colour
@@ -32,6 +32,7 @@ def write_page(comparison: Comparison, file: Path) -> Path:
     """Write the page; its folder is made when missing."""
     if file.is_dir():
         raise ConfigError(f"--html {file} is a folder; name a file, such as {file / 'report.html'}")
+    refuse_link_of_others(file.parent)
     require_writable(file)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text_whole(file, render(comparison))

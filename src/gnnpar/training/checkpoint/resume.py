@@ -148,23 +148,31 @@ def _put_aside(run_dir: Path, say: Say, why: str, note: str = "") -> None:
 
 def _goes_on_in(settings: Settings, run_dir: Path) -> bool:
     if isinstance(settings.resume, Path):
-        return settings.resume.resolve().is_relative_to(run_dir.resolve())
+        there, own = settings.resume.resolve(), run_dir.resolve()
+        return there == own or there.is_relative_to(own / checkpoint.FOLDER)  # not of a run that lies below
     return settings.resume == "auto" and bool(checkpoint.folders(run_dir))
 
 
 def profile_in(folder: Path) -> Path | None:
     file = folder / "profile.json"
-    return file if file.exists() else None
+    return file if file.is_file() else None
 
 
 def of_rank_0(profile: Path | None, comm: Communicator) -> Path | None:
     """What rank 0 has found: hosts that do not share the folder of the run have another there, or none. Collective."""
-    found = comm.broadcast(None if profile is None else profile.read_bytes())
+    found = comm.broadcast(None if profile is None else _read(profile))
     if found is None or comm.rank == 0:
         return profile if comm.rank == 0 else None
     copy = Path(tempfile.mkdtemp()) / "profile.json"  # gone with the temporary files of this process
-    copy.write_bytes(found)
+    copy.write_text(json.dumps(found), encoding="utf-8")
     return copy
+
+
+def _read(profile: Path) -> object:
+    try:
+        return read_json(profile)
+    except (OSError, ValueError):
+        return None
 
 
 def replaying(settings: Settings, profile: Path | None, num_ranks: int) -> Strategy:

@@ -58,15 +58,15 @@ class RunRecord:
             "(hydra.run.dir=FOLDER), or set checkpoint.keep=0"
         )
 
-    def before_start(self, restarts: int) -> None:
+    def before_start(self, restarts: int, agents: Sequence[str]) -> None:
         """The run's folder as a run finds it that begins, or goes on after a restart by torchrun."""
         if self.world.how == "joined":
-            again = restarts > 0 and is_started_again(self.run_dir, self.agreed())
+            again = restarts > 0 and is_started_again(self.run_dir, self.agreed(), agents)
             self.header["restarts"] = (
                 max(self.header["restarts"], restarts) if again else 0
             )  # what torchrun says counts
             if not again:  # only where its start began the run in this folder
-                note_start(self.run_dir, self.agreed())
+                note_start(self.run_dir, self.agreed(), agents)
         for line in remarks(self.settings, self.world):
             say(line)
         forget(self.run_dir)

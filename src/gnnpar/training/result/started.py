@@ -8,33 +8,29 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gnnpar.durable import JsonDict, read_json, write_json_whole
-from gnnpar.folder_lock import started
+from gnnpar.durable import read_json, write_json_whole
 
 FILE = ".started"
 
 
-def note_start(run_dir: Path, agreed: Mapping[str, str]) -> None:
-    """`agreed`: the settings that can change a number. WriteError where it cannot be written."""
-    write_json_whole(run_dir / FILE, _this(os.environ, agreed))
+def note_start(run_dir: Path, agreed: Mapping[str, str], agents: Sequence[str]) -> None:
+    """`agreed`: the settings that can change a number; `agents`: of the ranks, rank 0's first: the processes that have
+    started them, and start them again themselves. WriteError where it cannot be written."""
+    write_json_whole(run_dir / FILE, {"agents": list(agents), "settings": _hash(agreed)})
 
 
-def is_started_again(run_dir: Path, agreed: Mapping[str, str]) -> bool:
-    """Did this start of ranks, with these settings, begin the run in the folder?"""
+def is_started_again(run_dir: Path, agreed: Mapping[str, str], agents: Sequence[str]) -> bool:
+    """Did the agent of this rank 0 take part in the start that began the run in the folder, with these settings? An id
+    of a job (`--rdzv-id`) does not tell: it may be given again."""
     try:
-        return read_json(run_dir / FILE) == _this(os.environ, agreed)
-    except (OSError, ValueError):
+        noted = read_json(run_dir / FILE)
+        return noted.get("settings") == _hash(agreed) and agents[0] in noted.get("agents", ())
+    except (OSError, ValueError, TypeError):
         return False
 
 
-def _this(env: Mapping[str, str], agreed: Mapping[str, str]) -> JsonDict:
-    """torchrun's id of the job, or where it has none, the agent of this host, which starts its ranks again itself."""
-    job, agent = env.get("TORCHELASTIC_RUN_ID", "none"), os.getppid()
-    by = [socket.gethostname(), agent, started(agent)] if job in ("", "none") else [job]
-    settings = json.dumps(dict(agreed), sort_keys=True)
-    return {"by": by, "settings": hashlib.sha256(settings.encode()).hexdigest()}
+def _hash(agreed: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(dict(agreed), sort_keys=True).encode()).hexdigest()
