@@ -37,7 +37,8 @@ class FolderInUse(ValueError):
 @dataclass(frozen=True)
 class Owner:
     """A process that works in a folder. born: its start, in clock ticks since boot, by which it differs from a later
-    process of the same pid. job, attempt: of the scheduler that started it, and how often that has started it."""
+    process of the same pid. job, attempt: of the scheduler that started it, and how often that has started it.
+    space: in which its pid is one; hosts may have several (containers)."""
 
     pid: int
     host: str
@@ -45,22 +46,32 @@ class Owner:
     since: float
     job: str = ""
     attempt: tuple[int, int] = (0, 0)
+    space: str = ""
 
     @staticmethod
     def this(env: Mapping[str, str]) -> Owner:
         """This process."""
         pid = os.getpid()
-        return Owner(pid, socket.gethostname(), started(pid), time.time(), *_scheduled(env))
+        return Owner(pid, socket.gethostname(), started(pid), time.time(), *_scheduled(env), _space())
 
-    def has_left(self, me: Owner) -> bool:
+    def has_left(self, me: Owner, *, locks: bool) -> bool:
         """Whether its process is surely gone: it is not on this host any more, or it was an earlier attempt of the same
-        job, which its scheduler ended before this one began."""
+        job, which its scheduler ended before this one began. `locks`: the file system has some, and it holds none."""
         if self.host == me.host:
+            if not locks and self.space not in ("", me.space):
+                return False
             return self.born is None or started(self.pid) != self.born
         return bool(me.job) and self.job == me.job and self.attempt < me.attempt
 
     def describe(self, me: Owner) -> str:
         return f"process {self.pid} of {'this host' if self.host == me.host else self.host}"
+
+
+def _space() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 def _scheduled(env: Mapping[str, str]) -> tuple[str, tuple[int, int]]:
@@ -111,7 +122,7 @@ class Lock:
                 if alone and not _is_still(file, handle):  # its owner removed it after it was opened here
                     os.close(handle)
                     continue
-                if alone is False or (owner is not None and not owner.has_left(me)):
+                if alone is False or (owner is not None and not owner.has_left(me, locks=bool(alone))):
                     os.close(handle)
                     raise FolderInUse(_refusal(folder, owner, me, otherwise, locked=alone is False))
                 _write(handle, me)
@@ -229,6 +240,7 @@ def _read(handle: int, *, after: float = 0.0) -> Owner | None:
             since=float(data["since"]),
             job=str(data["job"]),
             attempt=(int(first), int(second)),
+            space=str(data.get("space", "")),
         )
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return None

@@ -9,37 +9,43 @@ import pwd
 import shlex
 import subprocess
 import sys
+import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse
 import torch
 import yaml
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 import gnnpar
 from checkpoints import train
 from conftest import environment
-from gnnpar import scratch
+from gnnpar import compilers, durable, scratch
 from gnnpar.__main__ import drop_working_directory
 from gnnpar.cli import estimate, partition, plan, predict
 from gnnpar.cli.main import run
 from gnnpar.cli.train import check_world
-from gnnpar.comm import Communicator
+from gnnpar.comm import Communicator, interfaces
 from gnnpar.config.compose import compose
 from gnnpar.config.replay import as_value
 from gnnpar.data import files
 from gnnpar.data.given import as_data
 from gnnpar.data.saved import raw_graph
 from gnnpar.durable import WriteError, read_json, refuse_others
+from gnnpar.folder_lock import Owner
+from gnnpar.launch.monitor import Monitor
 from gnnpar.report.dashboard import of_study
 from gnnpar.report.fairness import differences
 from gnnpar.settings import ConfigError
 from gnnpar.track.wandb import refuse_settings_of
-from gnnpar.training.checkpoint.resume import of_rank_0
+from gnnpar.training.checkpoint import files as checkpoint
+from gnnpar.training.checkpoint.resume import of_rank_0, profile_in
 from ports import free_port
 from worlds import run_world
 
@@ -261,14 +267,14 @@ def test_pipes_in_the_place_of_folders_are_waited_for_by_nobody(tmp_path: Path) 
 
 def test_every_rank_goes_on_with_what_rank_0_has_measured(tmp_path: Path) -> None:
     mine = tmp_path / "profile.json"
-    mine.write_text("of rank 0")
+    mine.write_text('{"of": "rank 0"}')
     (tmp_path / "others").mkdir()
 
     def found(comm: Communicator) -> str | None:
         file = of_rank_0(mine if comm.rank == 0 else None, comm)
         return file and file.read_text()
 
-    assert run_world("threads", 2, found) == ["of rank 0", "of rank 0"]
+    assert run_world("threads", 2, found) == ['{"of": "rank 0"}'] * 2
     assert run_world("threads", 2, lambda comm: of_rank_0(mine if comm.rank else None, comm)) == [None, None]
 
 
@@ -354,6 +360,176 @@ def test_python_writes_over_no_link_of_another_user(tmp_path: Path) -> None:
         with pytest.raises(WriteError, match="it is a symbolic link of another user"):
             start("gcn", "sbm", folder=tmp_path / "link", strategy="single", epochs=1)
     assert not list((tmp_path / "project").iterdir())
+
+
+def test_where_a_user_is_nobody_nothing_is_his(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.chown(tmp_path, 4242, 4242)
+    monkeypatch.setattr(os, "geteuid", lambda: 4242)
+    refuse_others(tmp_path)
+    monkeypatch.setattr(durable, "_overflow_uid", lambda: {4242})
+    with pytest.raises(WriteError, match="it belongs to another user"):
+        refuse_others(tmp_path)
+
+
+def test_code_of_compilers_lies_in_folders_made_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    before = os.umask(0)
+    try:
+        compilers.keep_torch_apart()
+    finally:
+        os.umask(before)
+    folder = tmp_path / "gnnpar" / "triton"
+    assert os.environ["TRITON_CACHE_DIR"] == str(folder)
+    assert [path.stat().st_mode & 0o777 for path in (folder, folder.parent)] == [0o700, 0o700]
+    compilers.give_back_environment()
+    assert "TRITON_CACHE_DIR" not in os.environ
+    monkeypatch.setenv("TRITON_CACHE_DIR", "mine")
+    compilers.keep_torch_apart()
+    compilers.give_back_environment()
+    assert os.environ["TRITON_CACHE_DIR"] == "mine"
+
+
+def test_python_without_its_environment_imports_nothing_from_the_working_directory(tmp_path: Path) -> None:
+    for name in ("multiprocessing", "joblib"):
+        (tmp_path / f"{name}.py").write_text("import os; os.write(2, b'RAN')")
+    program = Path(sys.executable).with_name("gnnpar")
+    asked = ["train", "-m", *SMALL, "world_size=2", "epochs=1", "hydra/launcher=joblib"]
+    done = subprocess.run(
+        [sys.executable, "-E", program, *asked], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "RAN" not in done.stderr
+
+
+def test_a_home_that_others_write_to_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = tmp_path / ".config" / "wandb" / "settings"
+    settings.parent.mkdir(parents=True)
+    settings.write_text("[default]\nbase_url = http://elsewhere\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    refuse_settings_of(tmp_path / "elsewhere", entity=None)
+    os.chown(settings, 4242, 4242)
+    with pytest.raises(WriteError, match="it belongs to another user"):
+        refuse_settings_of(tmp_path / "elsewhere", entity=None)
+
+
+@pytest.mark.parametrize("master", ["::1", "127.0.0.1", "localhost"])
+def test_ranks_of_one_host_stay_on_the_loopback(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interfaces, "_route", lambda master, port: "::1" if master != "127.0.0.1" else "127.0.0.1")
+    assert interfaces.towards(master, 29500, asked="", other_hosts=False)[0] == interfaces.loopback()
+
+
+def test_a_folder_that_is_in_two_places_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in (tmp_path / "here" / "h", tmp_path / "data" / "h"):
+        place.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(ValueError, match="there are two folders h"):
+        compose(["dataset=folder", "dataset.path=h", f"data_dir={tmp_path}/data"]).load_dataset()
+
+
+def test_a_pipe_for_a_profile_is_none(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "profile.json")
+    assert profile_in(tmp_path) is None
+
+
+def test_a_run_begun_from_one_below_leaves_no_older_checkpoint(tmp_path: Path) -> None:
+    train(tmp_path, "strategy=single", "epochs=4")
+    train(tmp_path / "first", "strategy=single", "epochs=2")
+    train(tmp_path, "strategy=single", "epochs=3", f"resume={tmp_path}/first")
+    assert checkpoint.folders(tmp_path)[0].name == "epoch-000003"
+    assert (tmp_path / "checkpoint-before" / "epoch-000004").is_dir()
+
+
+def test_no_output_goes_through_a_link_of_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path / "run", "strategy=single", "epochs=1")
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    os.chown(tmp_path / "link", 4242, 4242, follow_symlinks=False)
+    (tmp_path / "study.yaml").write_text("base: [strategy=single, epochs=1]\nfactors: {rate: [optim.lr=0.1]}\n")
+    before, link = sorted((tmp_path / "run").rglob("*")), str(tmp_path / "link")
+    monkeypatch.chdir(tmp_path)
+    for command, words in (
+        ("predict", [link]),
+        ("export", [link]),
+        ("plan", [*SMALL, "--no-measure", "--out", link]),
+        ("compare", ["run", "--html", f"{link}/page.html"]),
+        ("compare", ["run", "--figures", link]),
+        ("new", ["model", "mine", "--into", link]),
+        ("ablate", ["study.yaml", "--folder", link]),
+    ):
+        assert run(command, words) == 2, command
+        assert "it is a symbolic link of another user" in capsys.readouterr().err, command
+    assert sorted((tmp_path / "run").rglob("*")) == before
+
+
+def test_parts_that_compilers_read_begin_at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CPATH", "/opt/cuda/include:")
+    monkeypatch.setenv("LIBRARY_PATH", ":lib")
+    drop_working_directory()
+    assert os.environ["CPATH"] == "/opt/cuda/include"
+    assert "LIBRARY_PATH" not in os.environ
+
+
+def test_names_of_files_are_no_overrides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.target=os.system").touch()
+    assert run("train", ["model=pyg", "model.target=os.system"]) == 2
+    assert "a file here is called model.target=os.system" in capsys.readouterr().err
+
+
+def test_a_run_that_was_held_as_a_whole_goes_on(tmp_path: Path) -> None:
+    with Monitor(tmp_path, 1, timeout_seconds=5.0) as watching:
+        now = time.monotonic()
+        entry: Any = SimpleNamespace(epoch=3, seconds=now - 60, pid=os.getpid(), waits_for="", place="an epoch")
+        assert not watching._stand_still({0: entry}), "it looks on since now"
+        watching._since = now - 30
+        assert watching._stand_still({0: entry})
+
+
+def test_a_second_run_of_one_process_has_its_mirror_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.chdir(tmp_path)
+    for number in range(2):
+        gnnpar.train("gcn", "sbm", strategy="single", epochs=1, tracker="wandb", folder=f"run{number}")
+        (kept,) = (tmp_path / f"run{number}" / "wandb").glob("offline-run-*/run-*.wandb")
+        assert kept.stat().st_size > 1000
+
+
+def test_types_in_another_order_are_no_graph_for_a_model_of_types(tmp_path: Path) -> None:
+    def typed(*names: str) -> HeteroData:
+        data, generator = HeteroData(), torch.Generator().manual_seed(0)
+        data["a"].x, data["a"].y = torch.randn(30, 4, generator=generator), torch.arange(30) % 3
+        for name in names:
+            data["a", name, "a"].edge_index = torch.stack([torch.arange(30), (torch.arange(30) + len(name)) % 30])
+        return data
+
+    torch.save(typed("cites", "is"), tmp_path / "g.pt")
+    torch.save(typed("is", "cites"), tmp_path / "other.pt")
+    job = ["model=rgcn", "dataset=pt", f"dataset.path={tmp_path}/g.pt", "dataset.self_loops=keep", "strategy=single"]
+    assert run("train", [*job, "epochs=1", f"hydra.run.dir={tmp_path}/run"]) == 0
+    assert run("predict", [str(tmp_path / "run"), "dataset=pt", f"dataset.path={tmp_path}/g.pt"]) == 0
+    assert run("predict", [str(tmp_path / "run"), "dataset=pt", f"dataset.path={tmp_path}/other.pt"]) != 0
+
+
+def test_what_follows_two_dashes_are_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    train(tmp_path / "run", "strategy=single", "epochs=1")
+    (tmp_path / "--html=.hid").mkdir()
+    assert run("compare", ["--", "--html=.hid", "run"]) == 0
+    assert not (tmp_path / ".hid").exists()
+
+
+@pytest.mark.parametrize(
+    ("space", "locks", "gone"), [("elsewhere", False, False), ("elsewhere", True, True), ("", False, True)]
+)
+def test_a_pid_of_another_container_says_nothing(space: str, locks: bool, gone: bool) -> None:
+    me = Owner.this({})
+    assert replace(me, pid=2**22 + 1, space=space).has_left(me, locks=locks) is gone
 
 
 def test_a_run_predicts_beside_its_training(tmp_path: Path) -> None:

@@ -58,11 +58,12 @@ def file_line(error: OSError) -> str:
 def run(command: str, argv: list[str]) -> int:
     """One subcommand, `run(argv)` of its file; its exit code."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come to us instead of being printed and exited on
-    keep_torch_apart()
     try:
         argv, trusting = _trusting(argv)
-        execute: Callable[[list[str]], int] = import_module(f"gnnpar.cli.{command}").run
+        _refuse_names(command, argv)
         with trusting, fenced(), own_temporary_files():
+            keep_torch_apart()
+            execute: Callable[[list[str]], int] = import_module(f"gnnpar.cli.{command}").run
             return execute(argv)
     except ConfigError as error:
         return refuse(error)
@@ -102,6 +103,16 @@ def _trusting(argv: Sequence[str]) -> tuple[list[str], AbstractContextManager[No
         raise ConfigError("a file here is called --trust, and a pattern (*) may have given it: rename it, or remove it")
     kept = [argument for argument in argv[:end] if argument != "--trust"]
     return [*kept, *argv[end:]], inherited(TRUST, "1") if asked else nullcontext()
+
+
+def _refuse_names(command: str, argv: Sequence[str]) -> None:
+    """ConfigError where an override is the name of a file, which a pattern of the shell gives, and nobody typed."""
+    for argument in argv if command in _OVERRIDDEN else ():
+        if "=" in argument and os.path.lexists(argument):
+            raise ConfigError(f"a file here is called {argument}, and a pattern (*) may have given it: rename it")
+
+
+_OVERRIDDEN = ("train", "partition", "plan", "estimate", "check", "ablate", "predict")
 
 
 def refuse(error: ValueError, cause: Exception | None = None) -> int:

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Literal, cast
 
 import torch
@@ -111,7 +112,7 @@ def _kernel() -> str:
     namespace of their own. Hosts may share a name."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip() + os.readlink("/proc/self/ns/time")
+            return f"{file.read().strip()} {Path('/proc/self/ns/time').readlink()}"
     except OSError:
         return socket.gethostname()
 

@@ -38,8 +38,6 @@ def with_plan(config: JsonObject, names: Mapping[str, str], overrides: Iterable[
     asked = [o for o in given if re.match(r"(strategy|codec)[=.@]|[\w/]*@strategy", o)]
     if asked:
         raise ConfigError(f"{asked[0]} and plan={path}: the plan sets the strategy; leave one of them out")
-    if cuts := [o for o in given if re.match(r"partition[=./]", o)]:
-        raise ConfigError(f"{cuts[0]} and plan={path}: the plan has its parts; leave one of them out")
     try:
         data = read_json(Path(path))
         strategy = dict(data["strategy"])
@@ -50,6 +48,9 @@ def with_plan(config: JsonObject, names: Mapping[str, str], overrides: Iterable[
         raise ConfigError(f"plan={path} cannot be read: {type(error).__name__} {error}; give a plan.json") from error
     if other := sorted(setup.keys() - set(PLAN_SETUP)):
         raise ConfigError(f"plan={path}: nothing reads setup.{other[0]}; remove it")
+    cuts = [o for o in given if re.match(r"partition[=./]", o)]
+    if cuts and setup.get("partition", config["partition"]) != config["partition"]:
+        raise ConfigError(f"{cuts[0]} and plan={path}: the plan has its parts; leave one of them out")
     brought: JsonDict = {}
     for group, value in setup.items():
         if group not in config or any(re.match(rf"{group}(=|/)", o) for o in given):

@@ -98,9 +98,9 @@ def _address(name: str, file: str) -> str:
 def _fetch(address: str, file: Path) -> None:
     request = urllib.request.Request(address, headers={"User-Agent": "gnnpar"})  # noqa: S310  # https, above
     opened = within(2 * _SECONDS, lambda: _https.open(request, timeout=_SECONDS), name="download")
-    with opened as answer, open_whole(file) as out:
-        told = answer.headers.get("Content-Length")
-        if told is None and answer.headers.get("Transfer-Encoding") != "chunked":
+    with open_whole(file) as out:  # closing what a thread still reads from would wait for that
+        told = opened.headers.get("Content-Length")
+        if told is None and opened.headers.get("Transfer-Encoding") != "chunked":
             raise ValueError(f"the server does not say how long {file.name} is: what is cut off would not be seen")
         began = time.monotonic()
 
@@ -108,7 +108,7 @@ def _fetch(address: str, file: Path) -> None:
             return os.fstat(out.fileno()).st_size >= _LEAST_RATE * (time.monotonic() - began)
 
         try:
-            done = within(_SECONDS, lambda: _copy(answer, out, file.name), name="download", more=comes)
+            done = within(_SECONDS, lambda: _copy(opened, out, file.name), name="download", more=comes)
         except TimeoutError as error:
             line = f"{file.name} comes at less than {_LEAST_RATE} bytes/s: try again, or put it into data_dir yourself"
             raise ValueError(line) from error
@@ -116,6 +116,7 @@ def _fetch(address: str, file: Path) -> None:
             raise ValueError(f"{file.name} is incomplete ({one_line(error)}); try again") from error
         if told is not None and str(done) != told.strip():
             raise ValueError(f"{file.name} is incomplete: {done} of {told[:20]} bytes were received; try again")
+    opened.close()
 
 
 def _copy(source: IO[bytes] | HTTPResponse, out: IO[bytes], name: str) -> int:

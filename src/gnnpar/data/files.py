@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from gnnpar.capacity import memory_bytes, require_memory
+from gnnpar.durable import is_mine
 from gnnpar.paths import expanded, own_cache
 from gnnpar.track.console import complain
 
@@ -167,7 +168,10 @@ def cached_folder(key: str, build: Callable[[Path], None]) -> Path:
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # no link; no wait
-        lock = os.fdopen(os.open(final.parent / f".{final.name}.lock", flags, 0o644), "rb", 0)  # users may share it
+        there = final.parent.stat()
+        shared = there.st_mode & 0o022 or not is_mine(there)
+        mode = 0o644 if shared else 0o600  # who may read a file may lock it
+        lock = os.fdopen(os.open(final.parent / f".{final.name}.lock", flags, mode), "rb", 0)
     except OSError as error:
         raise ValueError(
             f"cannot write to the cache folder {cache_root()} ({error.strerror}); set GNNPAR_CACHE to one."

@@ -18,6 +18,7 @@ from gnnpar.comm.flight_recorder import DONE, WORKING, Entry, read_entry
 from gnnpar.comm.world import reason_of
 
 _ANSWER_SECONDS = 0.5
+_HELD_SECONDS = 2.0  # this thread comes late by so much where its process did not run
 _LOST_PEER = ("Connection closed by peer", "Connection reset", "Broken pipe", "is gone", "Socket", "connectionFailure")
 _OURS = re.compile(r'File "([^"]*gnnpar[^"]*)", line (\d+) in (\S+)')
 
@@ -72,6 +73,7 @@ class Monitor:
         self._scratch, self._num_ranks, self._timeout = scratch, num_ranks, timeout_seconds
         self._over = threading.Event()
         self._stopped_since: dict[int, float] = {}
+        self._since = time.monotonic()
         self.failure: Failure | None = None
         self._thread = threading.Thread(target=self._loop, name="monitor", daemon=True)
 
@@ -84,7 +86,13 @@ class Monitor:
         self._thread.join()
 
     def _loop(self) -> None:
-        while not self._over.wait(min(1.0, self._timeout / 4)):
+        pause, before = min(1.0, self._timeout / 4), time.monotonic()
+        while not self._over.wait(pause):
+            now = time.monotonic()
+            if now - before > pause + _HELD_SECONDS:  # all of the run was held, by a scheduler say, and goes on
+                self._since = now
+                self._stopped_since.clear()
+            before = now
             seen = self.entries()
             left = {rank: each for rank, each in seen.items() if each.waits_for != DONE}
             if long_stopped := {rank: each for rank, each in left.items() if self._is_long_stopped(each.pid)}:
@@ -114,7 +122,7 @@ class Monitor:
 
     def _stand_still(self, seen: dict[int, Entry]) -> bool:
         begun = any(each.epoch >= 0 for each in seen.values())
-        return begun and time.monotonic() - max(each.seconds for each in seen.values()) > self._timeout
+        return begun and time.monotonic() - max(self._since, *(each.seconds for each in seen.values())) > self._timeout
 
     def _end(self, seen: dict[int, Entry]) -> None:
         """Blame a rank that is stopped, else one that waits for nobody, else the one that came least far; kill it."""

@@ -14,6 +14,7 @@ import json
 import os
 import shlex
 import shutil
+import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -170,7 +171,11 @@ def load(*, entity: str | None) -> ModuleType:
     os.environ.setdefault("WANDB_DISABLE_GIT", "true")  # wandb.setup runs git before it reads disable_git
     refuse_settings_of(Path.cwd(), entity=entity)
     import wandb
+    from wandb.sdk.data_types._private import MEDIA_TMP
 
+    if not os.path.isdir(MEDIA_TMP.name):  # of a run before in this process, with the temporary files of that
+        MEDIA_TMP.name = tempfile.mkdtemp()
+        wandb.teardown()  # its own process has them, too
     wandb.setup(settings=wandb.Settings(silent=True, disable_git=True))
     if "-tcp-" in os.environ.get("WANDB_SERVICE", ""):  # no password there, and it sends the API key
         wandb.teardown()

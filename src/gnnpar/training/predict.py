@@ -57,6 +57,7 @@ class Prediction:
         _refuse_others(found, comm)
         if self.own:
             _refuse_exchanged(found, run.identity)
+        _refuse_other_types(found, run.identity)
         load_parameters(run.engine, found.merged(comm.device)[0], found)
         logits, ids = run.engine.predict(), run.engine.node_ids.cpu().numpy()
         values = run.objective.metrics(logits)
@@ -92,6 +93,17 @@ def _refuse_others(found: checkpoint.Checkpoint, comm: Communicator) -> None:
             f"rank {others[0]} has another checkpoint at {found.folder} than rank 0: give all ranks one run, in a "
             "folder that all hosts share"
         )
+
+
+def _refuse_other_types(found: checkpoint.Checkpoint, mine: JsonObject) -> None:
+    """ValueError where edges carry other data, or types have other numbers, than what the model was trained on."""
+    for name in ("edge_weights", "node_types", "edge_types", "edge_attr"):
+        theirs, here = found.manifest["run"].get(name), mine.get(name)
+        if theirs != here:
+            raise ValueError(
+                f"{found.folder} was trained on {name}={theirs}, and this graph has {name}={here}: give one with the "
+                "same, in the same order"
+            )
 
 
 def _refuse_exchanged(found: checkpoint.Checkpoint, mine: JsonObject) -> None:
