@@ -510,10 +510,17 @@ def test_types_in_another_order_are_no_graph_for_a_model_of_types(tmp_path: Path
 
     torch.save(typed("cites", "is"), tmp_path / "g.pt")
     torch.save(typed("is", "cites"), tmp_path / "other.pt")
-    job = ["model=rgcn", "dataset=pt", f"dataset.path={tmp_path}/g.pt", "dataset.self_loops=keep", "strategy=single"]
+    job = [
+        "model=rgcn",
+        "dataset=pt",
+        f"dataset.path={tmp_path}/g.pt",
+        "dataset.self_loops=keep",
+        "dataset.split=random",
+    ]
     assert run("train", [*job, "epochs=1", f"hydra.run.dir={tmp_path}/run"]) == 0
-    assert run("predict", [str(tmp_path / "run"), "dataset=pt", f"dataset.path={tmp_path}/g.pt"]) == 0
-    assert run("predict", [str(tmp_path / "run"), "dataset=pt", f"dataset.path={tmp_path}/other.pt"]) != 0
+    asked = [str(tmp_path / "run"), *job[1:2], *job[3:]]
+    assert run("predict", [*asked, f"dataset.path={tmp_path}/g.pt"]) == 0
+    assert run("predict", [*asked, f"dataset.path={tmp_path}/other.pt"]) != 0
 
 
 def test_what_follows_two_dashes_are_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
