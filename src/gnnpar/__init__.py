@@ -39,5 +39,6 @@ _LAZY = dict.fromkeys(("check", "compare", "distribute", "plan", "sweep", "train
 def __getattr__(name: str) -> object:
     """`gnnpar.train` and others, imported when asked for: ranks import this package and must be up quickly."""
     if name in _LAZY:
+        import_module("gnnpar.compilers").keep_torch_apart()  # before PyG imports torch's compiler
         return vars(import_module(_LAZY[name]))[name]
     raise AttributeError(f"module 'gnnpar' has no attribute {name!r}")

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     Model = str | type[ModelConfig] | ModelConfig | Callable[..., nn.Module]
 
-keep_torch_apart()  # before PyG imports torch's compiler
+keep_torch_apart()  # before PyG imports torch's compiler, also where this module is imported by its own name
 
 
 class TrainingFailed(RuntimeError):

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 """What JSON holds, for what is written or handed on."""
@@ -160,7 +160,7 @@ def _is_private(group: int) -> bool:
     except KeyError:
         return False
     own = {me.pw_name, "root"}
-    if set(there.gr_mem) - own:
+    if set(there.gr_mem) - own or group in _overflow("gid"):
         return False
     shared = any(user.pw_gid == group and user.pw_name not in own for user in pwd.getpwall())
     own_name = there.gr_name == me.pw_name if group == me.pw_gid else group == 0
@@ -183,10 +183,14 @@ def _overflow_uid() -> set[int]:
     """As whom a container shows users that it does not know: root of the host, and every other user, too, so that only
     the places that root alone makes are his. Where all users are known, it is `nobody`, as whom daemons run and file
     servers show whom they do not trust."""
+    return _overflow("uid")
+
+
+def _overflow(kind: Literal["uid", "gid"]) -> set[int]:
     try:
-        mapped = Path("/proc/self/uid_map").read_text(encoding="ascii").split()
+        mapped = Path(f"/proc/self/{kind}_map").read_text(encoding="ascii").split()
         known = mapped[:2] == ["0", "0"] and int(mapped[2]) >= _MOST_USERS
-        return set() if known else {int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))}
+        return set() if known else {int(Path(f"/proc/sys/kernel/overflow{kind}").read_text(encoding="ascii"))}
     except (OSError, ValueError, IndexError):
         return set()
 

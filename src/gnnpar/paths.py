@@ -26,7 +26,8 @@ def own_cache() -> Path:
     user has no home."""
     home = os.environ.get("XDG_CACHE_HOME")
     try:
-        return (Path(home) if home else Path.home() / ".cache") / "gnnpar"
+        own = Path(home) if home and os.path.isabs(home) else Path.home() / ".cache"  # XDG: what is relative is ignored
+        return own / "gnnpar"
     except RuntimeError as error:
         raise ValueError("this user has no home folder; set HOME, XDG_CACHE_HOME or GNNPAR_CACHE") from error
 

@@ -54,7 +54,8 @@ def _is_plain(name: str) -> bool:
 def _cache() -> Path | None:
     """The user's, made where it is not there yet."""
     try:
-        place = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        named = os.environ.get("XDG_CACHE_HOME", "")
+        place = Path(named) if os.path.isabs(named) else Path.home() / ".cache"
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (OSError, RuntimeError):
         return None

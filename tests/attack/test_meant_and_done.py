@@ -40,6 +40,7 @@ from gnnpar.data.saved import raw_graph
 from gnnpar.durable import WriteError, read_json, refuse_others
 from gnnpar.folder_lock import Owner
 from gnnpar.launch.monitor import Monitor
+from gnnpar.paths import own_cache
 from gnnpar.report.dashboard import of_study
 from gnnpar.report.fairness import differences
 from gnnpar.settings import ConfigError
@@ -537,6 +538,29 @@ def test_what_follows_two_dashes_are_names(tmp_path: Path, monkeypatch: pytest.M
 def test_a_pid_of_another_container_says_nothing(space: str, locks: bool, gone: bool) -> None:
     me = Owner.this({})
     assert replace(me, pid=2**22 + 1, space=space).has_left(me, locks=locks) is gone
+
+
+def test_a_named_folder_is_looked_at_before_it_is_made(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "project")
+    os.chown(tmp_path / "link", 4242, 4242, follow_symlinks=False)
+    for named in (f"hydra.run.dir={tmp_path}/link/new", f"+hydra.run.dir='{tmp_path}/link/new'"):
+        assert run("train", [*SMALL, named]) == 2
+    assert run("train", ["-m", *SMALL, f"hydra.sweep.dir={tmp_path}/link/new"]) == 2
+    assert not list((tmp_path / "project").iterdir())
+
+
+def test_a_word_that_names_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    train(tmp_path, "strategy=single", "epochs=1")
+    word: Any = "bset"
+    with pytest.raises(ValueError, match="which='bset' is neither 'best' nor 'last'"):
+        gnnpar.load(tmp_path, which=word)
+
+
+def test_a_relative_cache_of_the_user_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", ".cache")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert own_cache() == tmp_path / ".cache" / "gnnpar"
 
 
 def test_a_run_predicts_beside_its_training(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 import threading
@@ -295,6 +296,7 @@ def test_code_of_compilers_lies_where_it_is_the_users_own(tmp_path: Path, monkey
     compilers.keep_torch_apart()
     assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "cache" / "gnnpar" / "triton")
     monkeypatch.delenv("TRITON_CACHE_DIR")
+    shutil.rmtree(tmp_path / "cache" / "gnnpar")
     (tmp_path / "cache" / "gnnpar").symlink_to(tmp_path / "nowhere")
     compilers.keep_torch_apart()
     assert "gnnpar-triton-" in os.environ["TRITON_CACHE_DIR"], "a link that leads nowhere may lead to others"

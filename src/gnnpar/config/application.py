@@ -10,12 +10,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from gnnpar.config.compose import names_folder, refuse_led_away, search_installed
+from gnnpar.config.compose import named_folders, names_folder, refuse_led_away, search_installed
 from gnnpar.config.errors import CONFIG, hydra_line
 from gnnpar.config.inputs import spelled
 from gnnpar.config.replay import FLAGS, Replay
 from gnnpar.config.sweep import Overrides, Sweep, per_job
-from gnnpar.durable import JsonObject
+from gnnpar.durable import JsonObject, refuse_link_of_others
 from gnnpar.paths import conf_dir
 from gnnpar.printable import printable
 from gnnpar.settings import ConfigError
@@ -51,7 +51,10 @@ def run_jobs(
         codes.append(job(config))
 
     multirun = listed is not None or any(flag in argv for flag in FLAGS)
-    if not names_folder(argv):  # Hydra makes the folder before a job can look
+    if names_folder(argv):  # Hydra makes the folder before a job can look
+        for place in named_folders(argv):
+            refuse_link_of_others(place)
+    else:
         refuse_led_away(Path("multirun" if multirun else "outputs", time.strftime("%Y-%m-%d"), "run"), argv)
     if multirun and any(argument.startswith("--cfg") or argument == "-c" for argument in argv):
         raise ConfigError("--cfg shows the configuration of one run; leave -m, or --resume, out")

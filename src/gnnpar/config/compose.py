@@ -135,6 +135,12 @@ def names_folder(typed: Sequence[str]) -> bool:
     return any(override.lstrip("+").startswith(("hydra.run.dir=", "hydra.sweep.dir=")) for override in typed)
 
 
+def named_folders(typed: Sequence[str]) -> list[Path]:
+    """The folders that overrides name for runs, as they stand there."""
+    found = (re.fullmatch(r"\++?hydra\.(?:run|sweep)\.dir=(['\"]?)(.*)\1", f"+{each.lstrip('+')}") for each in typed)
+    return [Path(match[2]) for match in found if match and "${" not in match[2]]
+
+
 @dataclass(frozen=True)
 class HydraJob:
     """One job of Hydra's application. `sweep`: the folder of its sweep, None outside of one. `typed`: overrides of

@@ -113,6 +113,10 @@ def load(
     Nothing foreign is unpickled or imported: a checkpoint that names classes of neither gnnpar nor an installed plugin
     is refused, unless `trust`. ValueError in one line then, and where there is no good checkpoint.
     """
+    if which not in ("best", "last"):
+        raise ValueError(
+            f"which={which!r} is neither 'best' nor 'last': name one of them, or give a checkpoint's folder"
+        )
     return opened(*find(path_of(run, "run"), which, trust=trust), device)
 
 
