@@ -36,6 +36,7 @@ from gnnpar.config.compose import compose
 from gnnpar.config.replay import as_value
 from gnnpar.data import files
 from gnnpar.data.given import as_data
+from gnnpar.data.pyg import _require_near
 from gnnpar.data.saved import raw_graph
 from gnnpar.durable import WriteError, read_json, refuse_others
 from gnnpar.folder_lock import Owner
@@ -561,6 +562,12 @@ def test_a_relative_cache_of_the_user_is_ignored(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("XDG_CACHE_HOME", ".cache")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert own_cache() == tmp_path / ".cache" / "gnnpar"
+
+
+def test_an_error_quotes_no_file(tmp_path: Path) -> None:
+    (tmp_path / "test.index").write_text("hf_SECRET\n")
+    with pytest.raises(ValueError, match=r"^test.index holds something else than numbers of nodes$"):
+        _require_near(tmp_path / "test.index")
 
 
 def test_a_run_predicts_beside_its_training(tmp_path: Path) -> None:

@@ -181,7 +181,10 @@ def _open(source: _Source, root: Path) -> Data:
 
 def _require_near(file: Path) -> None:
     """ValueError where the numbers of test nodes lie far apart: PyG makes a row of features for each between them."""
-    numbers = np.loadtxt(file, dtype=np.int64, ndmin=1)
+    try:
+        numbers = np.loadtxt(file, dtype=np.int64, ndmin=1)
+    except ValueError:  # which quotes the file: it may be a link to one that others may not read
+        raise ValueError(f"{file.name} holds something else than numbers of nodes") from None
     apart = int(numbers.max()) - int(numbers.min()) if len(numbers) else 0
     if apart > 10 * len(numbers) + 1000:
         raise ValueError(
