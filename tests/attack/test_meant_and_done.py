@@ -570,6 +570,22 @@ def test_an_error_quotes_no_file(tmp_path: Path) -> None:
         _require_near(tmp_path / "test.index")
 
 
+@pytest.mark.parametrize(
+    "wrong", ["hydra.sweeper=null", "hydra.launcher=null", "hydra.sweeper._target_=os.system", "-p"]
+)
+def test_a_sweep_without_what_starts_it_is_one_line(
+    wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("train", ["-m", *SMALL, f"hydra.sweep.dir={tmp_path}", wrong]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_dataset_that_never_ends_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "g.npz").symlink_to("/proc/kmsg")
+    with pytest.raises(ValueError, match="cannot be read"):
+        compose(["dataset=npz", f"dataset.path={tmp_path}/g.npz"]).load_dataset()
+
+
 def test_a_run_predicts_beside_its_training(tmp_path: Path) -> None:
     train(tmp_path / "run", "strategy=graph_parallel", "world_size=2", "comm=threads", "epochs=1")
     assert predict.run([str(tmp_path / "run"), "strategy=single"]) == 0

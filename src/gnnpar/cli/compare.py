@@ -74,7 +74,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     options = parser.parse_intermixed_args(argv)
     if options.columns and options.format not in ("markdown", "latex"):
         raise ConfigError("--columns is of the tables that --markdown and --latex write; CSV and JSON have all")
-    if options.margin <= 0:
+    if not options.margin > 0:
         raise ConfigError(f"--margin {options.margin:g} must be positive: points of accuracy, such as 0.3")
     if options.target is not None and not 0 < options.target < 1:
         raise ConfigError(f"--target {options.target:g} must lie between 0 and 1: 72 % is 0.72")

@@ -88,8 +88,6 @@ _OPTIONS = (
     "--cfg",
     "-c",
     "--resolve",
-    "--package",
-    "-p",
     "--info",
     "-i",
     "--hydra-help",

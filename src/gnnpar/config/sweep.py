@@ -88,6 +88,10 @@ class Sweep:
                 _make_way(folder / name)
             if self.listed is not None:
                 return Listed(launcher(plugins, **given), self.listed)
+            if given["config"].hydra.sweeper is None or given["config"].hydra.launcher is None:
+                raise ConfigError(
+                    "hydra.sweeper and hydra.launcher of a sweep cannot be null: name one, or leave them out"
+                )
             if "optuna" in str(given["config"].hydra.sweeper._target_):
                 _import_optuna()
             made: Hydras = make_sweeper(plugins, **given)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from gnnpar.capacity import memory_bytes, require_memory
-from gnnpar.durable import is_mine
+from gnnpar.durable import is_mine, require_file
 from gnnpar.paths import expanded, own_cache
 from gnnpar.track.console import complain
 
@@ -58,6 +58,10 @@ def find_file(name: str, path: str | None, data_dir: Path | None, *, example: st
     if found is None:
         tried = " nor ".join(dict.fromkeys(str(place.absolute()) for place in places))
         raise ValueError(f"dataset {name}: there is no file {tried}; put it there or set dataset.path.")
+    try:
+        require_file(found)
+    except OSError as error:
+        raise ValueError(f"dataset {name}: {found} cannot be read ({error.strerror}).") from error
     return found
 
 
