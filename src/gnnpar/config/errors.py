@@ -38,7 +38,7 @@ def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
         there = [override for override in argv if os.path.isdir(override.partition("=")[0])]
         what = there[0] if there else "an override"
         return _a_group_here(what)
-    if isinstance(error, RuntimeError) and _is_of_hydra(error):
+    if type(error) is RuntimeError and _is_of_hydra(error):
         return f"a plugin of Hydra cannot be had ({' '.join(str(error).split())[:200]}); name one of those installed"
     if isinstance(error, AttributeError) and _is_of_hydra(error):
         return f"a key of hydra is not what its plugin reads ({str(error).splitlines()[0]}); write it key by key"

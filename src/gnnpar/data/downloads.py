@@ -76,12 +76,12 @@ def fetch(name: str, files: tuple[str, ...], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if name in ARCHIVES:
         archive = folder / "archive.zip"
-        address, within = ARCHIVES[name]
+        address, part = ARCHIVES[name]
         _fetch(address, archive)
         with open_archive(archive) as inside:
             for file in files:
                 (folder / file).parent.mkdir(parents=True, exist_ok=True)
-                with inside.open(within + file) as source, open_whole(folder / file) as out:
+                with inside.open(part + file) as source, open_whole(folder / file) as out:
                     _copy(source, out, file)
         archive.unlink()
         return
