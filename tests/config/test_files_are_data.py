@@ -410,7 +410,7 @@ def test_a_study_may_choose_a_class_of_the_folder_by_the_name_of_its_yaml(marker
         ('base: ["model=[{here}/away]"]', "a list of options is for -m, as model=a,b; give one name"),
         ('base: ["+tune=[../../{here}/away]"]', "options are names of files in a folder tune, and no paths"),
         ("base: &a [x, *a]", "it repeats a part of itself by *; write it out"),
-        ("base: [" + "x" * (1 << 20) + "]", "bytes, more than 1048576"),
+        ("base: [" + "x" * (1 << 20) + "]", "bytes, more than 65536"),
     ],
 )
 def test_a_study_reads_no_environment_writes_nowhere_else_and_ends(
