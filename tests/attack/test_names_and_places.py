@@ -84,7 +84,7 @@ def test_the_compiler_of_torch_loads_nothing_that_others_have_made(
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert place() == str(tmp_path / "cache" / "gnnpar" / "torch")
-    (tmp_path / "cache").mkdir()
+    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700, "made here, for this user"
     (tmp_path / "cache").chmod(0o777)
     elsewhere = Path(place())
     assert not elsewhere.is_relative_to(tmp_path / "cache") and elsewhere.stat().st_mode & 0o777 == 0o700
