@@ -45,8 +45,9 @@ def main(argv: list[str] | None = None) -> int:
     """Exit codes: 0 done; 1 a run failed; 2 the command or its configuration is wrong."""
     arguments = sys.argv[1:] if argv is None else argv
     if argv is None:  # processes that this one starts do not import from the working directory either
-        if sys.flags.ignore_environment and not sys.flags.safe_path:  # -E: they would not hear of it
-            os.execv(sys.executable, [sys.orig_argv[0], "-P", *sys.orig_argv[1:]])  # noqa: S606 - this program, anew
+        if sys.flags.ignore_environment and not sys.flags.safe_path:
+            # python -E ignores PYTHONSAFEPATH, also in child processes, which inherit -E and would inherit -P: restart
+            os.execv(sys.executable, [sys.orig_argv[0], "-P", *sys.orig_argv[1:]])  # noqa: S606 - no shell, same arguments
         os.environ["PYTHONSAFEPATH"] = os.environ.get("PYTHONSAFEPATH") or "1"  # empty, it means nothing to Python
         try:
             drop_working_directory()

@@ -14,7 +14,6 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +31,7 @@ from gnnpar.cli import estimate, partition, plan, predict
 from gnnpar.cli.main import run
 from gnnpar.cli.train import check_world
 from gnnpar.comm import Communicator, interfaces
+from gnnpar.comm.flight_recorder import WORKING, Entry
 from gnnpar.config.compose import compose
 from gnnpar.config.replay import as_value
 from gnnpar.data import files
@@ -486,7 +486,9 @@ def test_names_of_files_are_no_overrides(
 def test_a_run_that_was_held_as_a_whole_goes_on(tmp_path: Path) -> None:
     with Monitor(tmp_path, 1, timeout_seconds=5.0) as watching:
         now = time.monotonic()
-        entry: Any = SimpleNamespace(epoch=3, seconds=now - 60, pid=os.getpid(), waits_for="", place="an epoch")
+        entry = Entry(
+            seconds=now - 60, pid=os.getpid(), waits_for=WORKING, epoch=3, layer=0, call=0, phase="compute", chunk=0
+        )
         assert not watching._stand_still({0: entry}), "it looks on since now"
         watching._since = now - 30
         assert watching._stand_still({0: entry})
@@ -553,9 +555,8 @@ def test_a_named_folder_is_looked_at_before_it_is_made(tmp_path: Path) -> None:
 
 def test_a_word_that_names_no_checkpoint_is_refused(tmp_path: Path) -> None:
     train(tmp_path, "strategy=single", "epochs=1")
-    word: Any = "bset"
     with pytest.raises(ValueError, match="which='bset' is neither 'best' nor 'last'"):
-        gnnpar.load(tmp_path, which=word)
+        gnnpar.load(tmp_path, which="bset")  # pyright: ignore[reportArgumentType]  # what a user may type
 
 
 def test_a_relative_cache_of_the_user_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

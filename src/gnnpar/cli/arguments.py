@@ -3,19 +3,20 @@ names of files."""
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from typing import NoReturn
 
 from gnnpar.printable import one_line
 
 
 class Arguments(ArgumentParser):
-    def parse_intermixed_args(self, args=None, namespace=None):  # type: ignore[override]  # argparse's own is untyped
-        """What follows -- are names, which argparse's own reads as options once more."""
-        if args is not None and "--" in args:
-            end = args.index("--")
-            args = [*args[:end], *(f"./{name}" if name.startswith("-") else name for name in args[end + 1 :])]
-        return super().parse_intermixed_args(args, namespace)
+    def intermixed(self, argv: Sequence[str]) -> Namespace:
+        """Options may stand between names. All that follows -- are names; Python 3.11 would parse them once more, as
+        options."""
+        end = argv.index("--") if "--" in argv else len(argv)
+        names = (f"./{name}" if name.startswith("-") else name for name in argv[end + 1 :])
+        return self.parse_intermixed_args([*argv[:end], *names])
 
     def error(self, message: str) -> NoReturn:
         super().error(one_line(message))

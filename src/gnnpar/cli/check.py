@@ -36,7 +36,7 @@ def run(argv: list[str]) -> int:
     parser = Arguments("gnnpar check", description=HELP)
     parser.add_argument("--worlds", default="1,2,3,4", help="world sizes, as threads (1,2,3,4)")
     parser.add_argument("overrides", nargs="*", help="strategy=NAME, model=NAME[,NAME], key=value ...")
-    options = parser.parse_intermixed_args(argv)
+    options = parser.intermixed(argv)
     worlds = parse_worlds(options.worlds)
     asked = {o.partition("=")[0]: o for o in options.overrides}
     refuse_unread(options.overrides)

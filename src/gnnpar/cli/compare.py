@@ -71,7 +71,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     ):
         output.add_argument(f"--{name}", dest="format", action="store_const", const=name, help=what)
     parser.add_argument("--columns", default="", help="of --markdown, --latex: headings with ; between them, in order")
-    options = parser.parse_intermixed_args(argv)
+    options = parser.intermixed(argv)
     if options.columns and options.format not in ("markdown", "latex"):
         raise ConfigError("--columns is of the tables that --markdown and --latex write; CSV and JSON have all")
     if not options.margin > 0:

@@ -35,7 +35,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="the table as JSON")
     parser.add_argument("--no-measure", action="store_true", help=NO_MEASURE)
     parser.add_argument("overrides", nargs="*", help="model=NAME dataset=NAME world_size=N strategy=NAME key=value ...")
-    options = parser.parse_intermixed_args(argv)
+    options = parser.intermixed(argv)
     refuse(options.overrides)
     one = any(map(_OF_A_STRATEGY.match, options.overrides))
     if not options.json:

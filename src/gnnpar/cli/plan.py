@@ -51,7 +51,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--trace", help="file for the chosen plan's simulated epoch, as a Chrome trace (Perfetto)")
     parser.add_argument("--json", action="store_true", help="the table as JSON")
     parser.add_argument("overrides", nargs="*", help="model=NAME dataset=NAME topology=NAME world_size=N key=value ...")
-    options = parser.parse_intermixed_args(argv)
+    options = parser.intermixed(argv)
     allowed, factors = qualities(options.quality), factors_of(options.factor)
     overrides, search = split_search(options.overrides)
     refuse_strategy(overrides)

@@ -40,7 +40,7 @@ def run(argv: list[str]) -> int:
         "--pairs", type=Path, metavar="FILE", help="of task=link: scores of these, .npy [n, 2] of nodes"
     )
     parser.add_argument("overrides", nargs="*", help="dataset=NAME shards=FOLDER strategy=NAME world_size=N ...")
-    options = parser.parse_intermixed_args(argv)
+    options = parser.intermixed(argv)
     from gnnpar.cli.train import plan_source_of
     from gnnpar.launch.launch import launch, world_of
     from gnnpar.scratch import scratch_folder

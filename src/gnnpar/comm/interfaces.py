@@ -62,7 +62,7 @@ def towards(master: str, port: int, *, asked: str, other_hosts: bool) -> tuple[s
         return chosen, there[chosen]
     mine = _route(master, port)
     name = next((n for n, address in there.items() if address == mine), "")
-    if not other_hosts and not name:  # gloo takes the address of the host's name where it is told no interface
+    if not other_hosts and not name:  # without an interface, gloo would listen at the address of the host name
         name = _holder_of(mine) or loopback() or ""
     if other_hosts and not name and (shared := _holder_of(mine)) in there:
         raise MeetingError(

@@ -115,12 +115,17 @@ def _refuse_unlisted(error: OSError) -> None:
 _MOST_OF_A_LIST = 1 << 24  # bytes of an archive's list of its files, which takes ten times as much when it is read
 
 
+_SIZE_OF_LIST = 5  # among the fields of an archive's end record
+
+
 def open_archive(file: Path) -> zipfile.ZipFile:
     """A .zip to read; ValueError where it lists more files than any dataset has."""
     with file.open("rb") as content:
-        end = zipfile._EndRecData(content)  # type: ignore[attr-defined]  # as ZipFile itself finds it
-    if end and end[zipfile._ECD_SIZE] > _MOST_OF_A_LIST:  # type: ignore[attr-defined]
-        raise ValueError(f"{file.name} lists its files in {end[zipfile._ECD_SIZE]} bytes: no dataset has so many")  # type: ignore[attr-defined]
+        # ZipFile finds the list by this function and then reads it whole; a search of our own could find another one
+        end = zipfile._EndRecData(content)  # pyright: ignore[reportAttributeAccessIssue]
+    size = end[_SIZE_OF_LIST] if end else 0
+    if size > _MOST_OF_A_LIST:
+        raise ValueError(f"{file.name} lists its files in {size} bytes: no dataset has so many")
     return zipfile.ZipFile(file)
 
 

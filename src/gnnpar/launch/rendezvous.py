@@ -184,7 +184,7 @@ def _own_end(env: MutableMapping[str, str], master: str, port: int, *, several: 
         raise
     except MeetingError as error:
         return "", "127.0.0.1", f"rank {env['RANK']}: {error}"
-    if not env.get(interfaces.VARIABLE):  # gloo takes that of the host's name otherwise
+    if not env.get(interfaces.VARIABLE):  # without an interface, gloo would listen at the address of the host name
         env[interfaces.VARIABLE] = interface
     return interface, address, ""
 

@@ -183,7 +183,6 @@ def load(*, entity: str | None) -> ModuleType:
     return wandb
 
 
-_HOME_OF_SETTINGS = Path(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb")
 _HARMLESS = {"project", "mode", "disabled"}
 _PUBLIC = "https://api.wandb.ai"
 _DEFAULTS = "config-defaults.yaml"
@@ -192,13 +191,14 @@ _DEFAULTS = "config-defaults.yaml"
 def refuse_settings_of(folder: Path, *, entity: str | None) -> None:
     """ValueError where wandb, which reads its settings of the working directory unasked, would find more there than
     a project: a server that is named there, or a proxy, gets the user's key, and the account of an `entity` the runs,
-    unless tracker.entity or WANDB_ENTITY says whose they are. Or keys of the run's own."""
+    unless tracker.entity or WANDB_ENTITY says whose they are. Or keys of the run's own. WriteError where other users
+    can change the settings in his home."""
     if os.path.lexists(folder / _DEFAULTS):
         raise ValueError(f"{folder / _DEFAULTS} would give every run keys that it was not asked for; rename it")
-    for file in (_HOME_OF_SETTINGS / "settings", Path("~/.netrc"), Path("~/_netrc")):  # in a home that others write to
-        with suppress(RuntimeError):  # there is no home
-            if os.path.lexists(place := file.expanduser()):
-                refuse_others(place)
+    own = os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb"
+    for file in (f"{own}/settings", "~/.netrc", "~/_netrc"):
+        if os.path.lexists(place := os.path.expanduser(file)):
+            refuse_others(Path(place))
     in_sagemaker = "SM_TRAINING_ENV" in os.environ or Path("/opt/ml/input/config/hyperparameters.json").exists()
     if in_sagemaker and os.path.lexists(folder / "secrets.env"):
         raise ValueError(f"{folder / 'secrets.env'} would decide who gets your key; set its variables instead")

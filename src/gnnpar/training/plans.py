@@ -195,8 +195,9 @@ def given_plan(file: Path, settings: Settings) -> Plan:
         raise ValueError(f"plan={file}: nothing reads setup.{unknown[0]}; remove it")
     if plan.predicted:  # when another run planned again says nothing of this one's epochs
         plan = replace(plan, predicted={key: value for key, value in plan.predicted.items() if key != "replanned"})
-    if any(plan.setup.get(key, mine) != mine for key in ("model", "precision") for mine in [settings.resolved[key]]):
-        plan = replace(plan, predicted=None)  # another model was asked for beside it, which nobody has priced
+    resolved = settings.resolved
+    if any(plan.setup.get(key, resolved[key]) != resolved[key] for key in ("model", "precision")):
+        plan = replace(plan, predicted=None)  # the prediction is of another model than the one that runs
     if "layers" in data:
         refuse_foreign(data["layers"], f"plan={file}", remedy="--trust runs its code", named=settings.resolved)
         check_layers(data["layers"], settings.strategy, plan, file)

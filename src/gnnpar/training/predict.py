@@ -78,7 +78,6 @@ class Prediction:
         comm.barrier()
         if comm.rank == 0:
             os.replace(partial, self.out)
-        if comm.rank == 0:
             shown = {split: value for split in SPLITS if (value := values[f"metric/{split}"]) is not None}
             figures = ", ".join(f"{name} {value:.4f}" for name, value in shown.items()) or "unknown: no split"
             say(f"{what}; {run.task.metric_name} {figures}")
