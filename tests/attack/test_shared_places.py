@@ -19,12 +19,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import wandb
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 from torch_geometric.data import Data
 
@@ -533,12 +533,8 @@ def test_ranks_on_one_host_keep_gloo_there() -> None:
 def test_wandb_that_listens_at_a_port_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a folder for its socket wandb's process takes a port, and sends the API key to any user who connects."""
     ended: list[str] = []
-    fake = SimpleNamespace(
-        Settings=dict,
-        setup=lambda settings: monkeypatch.setenv("WANDB_SERVICE", "3-1-tcp-localhost-4000"),
-        teardown=lambda: ended.append("it"),
-    )
-    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setattr(wandb, "setup", lambda settings: monkeypatch.setenv("WANDB_SERVICE", "3-1-tcp-localhost-4000"))
+    monkeypatch.setattr(wandb, "teardown", lambda: ended.append("it"))
     with pytest.raises(ValueError, match="it has no folder for its socket, and listens at a port for all users"):
         load_wandb(entity=None)
     assert ended == ["it"]
