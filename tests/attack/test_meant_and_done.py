@@ -6,6 +6,7 @@ import grp
 import json
 import os
 import pwd
+import resource
 import shlex
 import subprocess
 import sys
@@ -41,6 +42,7 @@ from gnnpar.data.saved import raw_graph
 from gnnpar.durable import WriteError, read_json, refuse_others
 from gnnpar.folder_lock import Owner
 from gnnpar.launch.monitor import Monitor
+from gnnpar.launch.processes import blame
 from gnnpar.paths import own_cache
 from gnnpar.report.dashboard import of_study
 from gnnpar.report.fairness import differences
@@ -590,3 +592,36 @@ def test_a_dataset_that_never_ends_is_no_file(tmp_path: Path) -> None:
 def test_a_run_predicts_beside_its_training(tmp_path: Path) -> None:
     train(tmp_path / "run", "strategy=graph_parallel", "world_size=2", "comm=threads", "epochs=1")
     assert predict.run([str(tmp_path / "run"), "strategy=single"]) == 0
+
+
+def test_outputs_of_classes_are_no_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    graph(tmp_path / "g.npz", 40)
+    with np.load(tmp_path / "g.npz") as held:
+        np.savez(tmp_path / "numbers.npz", **{**held, "y": np.ones((40, 3), np.float32)})
+    given = ["dataset=npz", "dataset.path=g.npz", "strategy=single", "epochs=1"]
+    assert run("train", [*given, f"hydra.run.dir={tmp_path}/run"]) == 0
+    numbers = ["dataset=npz", "dataset.path=numbers.npz", "dataset.task=regression"]
+    assert run("predict", ["run", *numbers]) != 0
+    assert "trained on labels of task 'single_label', and this graph's are 'regression'" in capsys.readouterr().err
+
+
+def test_without_proc_nothing_begins(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    there = os.path.exists
+    monkeypatch.setattr(os.path, "exists", lambda name: not str(name).startswith("/proc") and there(name))
+    assert run("train", SMALL) == 2
+    assert "/proc is not mounted here" in capsys.readouterr().err
+
+
+def test_a_limit_of_cpu_time_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (60, 60))
+    assert blame(1, -9, []).line == "rank 1: killed by SIGKILL (out of memory, or of CPU time (ulimit -t)?)"
+
+
+def test_a_check_without_a_case_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no world of no ranks can run strategy=graph_parallel"):
+        gnnpar.check("gcn", worlds=())
+    with pytest.raises(ConfigError, match="no world of 2 ranks can run strategy=single"):
+        gnnpar.check("gcn", strategy="single", worlds=(2,))

@@ -54,7 +54,7 @@ def run(argv: list[str]) -> int:
         say(line)
     failed = sum(not case.passed for case in cases)
     say(f"{len(cases) - failed} of {len(cases)} cases pass")
-    return 1 if failed or not cases else 0
+    return 1 if failed else 0
 
 
 def cases_of(
@@ -76,7 +76,10 @@ def cases_of(
         )
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    show(cases, settings.names.get("strategy", "?"))
+    strategy = settings.names.get("strategy", "?")
+    if not cases:
+        raise ConfigError(f"no world of {', '.join(map(str, worlds)) or 'no'} ranks can run strategy={strategy}")
+    show(cases, strategy)
     return cases
 
 

@@ -59,6 +59,8 @@ def run(command: str, argv: list[str]) -> int:
     """One subcommand, `run(argv)` of its file; its exit code."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come to us instead of being printed and exited on
     try:
+        if sys.platform == "linux" and not os.path.exists("/proc/self/stat"):
+            raise ConfigError("/proc is not mounted here, and gnnpar reads memory, processes and locks there: mount it")
         argv, trusting = _trusting(argv)
         _refuse_names(command, argv)
         with trusting, fenced(), own_temporary_files():

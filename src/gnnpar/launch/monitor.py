@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import signal
 import threading
 import time
@@ -21,6 +22,12 @@ _ANSWER_SECONDS = 0.5
 _HELD_SECONDS = 2.0  # this thread comes late by so much where its process did not run
 _LOST_PEER = ("Connection closed by peer", "Connection reset", "Broken pipe", "is gone", "Socket", "connectionFailure")
 _OURS = re.compile(r'File "([^"]*gnnpar[^"]*)", line (\d+) in (\S+)')
+
+
+def why_killed() -> str:
+    """What the kernel kills a process for, as far as its limits tell."""
+    limited = resource.getrlimit(resource.RLIMIT_CPU)[1] != resource.RLIM_INFINITY
+    return "out of memory, or of CPU time (ulimit -t)" if limited else "out of memory"
 
 
 @dataclass(frozen=True)

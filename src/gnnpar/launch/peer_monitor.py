@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 
 from gnnpar.comm.authentication import NotOfThisRun, proof
 from gnnpar.durable import JsonDict, JsonObject, parse_json
+from gnnpar.launch.monitor import why_killed
 from gnnpar.launch.rendezvous import JoinedWorld
 
 _GATHER_SECONDS = 1.0  # losses of one cause come one after the other
@@ -347,7 +348,7 @@ def lost_line(world: JoinedWorld, lost: Mapping[int, str], seconds: float) -> st
 
 
 def _ended() -> str:
-    return "ended without a message (killed, or out of memory?)"
+    return f"ended without a message (killed, or {why_killed()}?)"
 
 
 def _reason(error: OSError, seconds: float) -> str:

@@ -27,7 +27,7 @@ from gnnpar.dilation import dilate
 from gnnpar.durable import write_json_whole
 from gnnpar.launch import cpu_shares
 from gnnpar.launch.forked import Ranks
-from gnnpar.launch.monitor import Failure, Monitor, RankFailed, failure_of
+from gnnpar.launch.monitor import Failure, Monitor, RankFailed, failure_of, why_killed
 from gnnpar.launch.namespaces import INTERFACE, Network, interface_sent_bytes
 from gnnpar.launch.signals import Stop, blocked, listen_in_rank, postponed, received
 from gnnpar.launch.slurm import rank_on_host
@@ -130,7 +130,7 @@ def blame(rank: int, exit_code: int, failures: list[Failure]) -> Failure:
         return primary
     if exit_code < 0:
         name = signal.Signals(-exit_code).name
-        hint = " (out of memory?)" if name == "SIGKILL" else ""
+        hint = f" ({why_killed()}?)" if name == "SIGKILL" else ""
         return Failure(rank, f"killed by {name}{hint}", lost=True)
     said = next((failure for failure in failures if failure.rank == rank), None)
     return replace(said, lost=True) if said else Failure(rank, f"ended with exit code {exit_code}")

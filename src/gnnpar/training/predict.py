@@ -95,7 +95,14 @@ def _refuse_others(found: checkpoint.Checkpoint, comm: Communicator) -> None:
 
 
 def _refuse_other_types(found: checkpoint.Checkpoint, mine: JsonObject) -> None:
-    """ValueError where edges carry other data, or types have other numbers, than what the model was trained on."""
+    """ValueError where edges carry other data, types have other numbers or labels are of another kind than what the
+    model was trained on."""
+    theirs, here = found.manifest["run"].get("labels", mine["labels"]), mine["labels"]
+    if theirs != here:
+        raise ValueError(
+            f"{found.folder} was trained on labels of task {theirs!r:.40}, and this graph's are {here!r}: its outputs "
+            "would mean nothing there"
+        )
     for name in ("edge_weights", "node_types", "edge_types", "edge_attr"):
         theirs, here = found.manifest["run"].get(name), mine.get(name)
         if theirs != here:

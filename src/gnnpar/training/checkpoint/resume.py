@@ -241,6 +241,7 @@ def identity(
         "seed": settings.seed,
         "num_features": num_features,
         "num_outputs": task.out_dim,
+        "labels": task.name,
         "names": dict(settings.names),
         "settings": settings.resolved,
     }
