@@ -39,6 +39,9 @@ _LAZY = dict.fromkeys(("check", "compare", "distribute", "plan", "sweep", "train
 def __getattr__(name: str) -> object:
     """`gnnpar.train` and others, imported when asked for: ranks import this package and must be up quickly."""
     if name in _LAZY:
+        surroundings = import_module("gnnpar.surroundings")
+        surroundings.require_safe_path()
+        surroundings.drop_relative_parts()
         import_module("gnnpar.compilers").keep_torch_apart()  # before PyG imports torch's compiler
         return vars(import_module(_LAZY[name]))[name]
     raise AttributeError(f"module 'gnnpar' has no attribute {name!r}")

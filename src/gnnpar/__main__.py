@@ -8,6 +8,8 @@ import signal
 import sys
 import threading
 
+from gnnpar.surroundings import drop_relative_parts
+
 # torch reads these when it is imported, in every rank: its profiler (memory figures) reports on stderr otherwise
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -91,21 +93,10 @@ def main(argv: list[str] | None = None) -> int:
         raise
 
 
-_OF_COMPILERS = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "LD_LIBRARY_PATH")
-
-
 def drop_working_directory() -> None:
-    """An empty part of PYTHONPATH, as of a colon at its end, is the working directory, also with -P; so is one of PATH,
-    by which libraries find programs, and of what compilers read, which Triton calls; others that do not begin at the
-    root lie below it."""
-    if (programs := os.environ.get("PATH")) is not None:
-        kept = [part for part in programs.split(os.pathsep) if os.path.isabs(part)]
-        os.environ["PATH"] = os.pathsep.join(kept) or os.defpath  # an empty one is the working directory, too
-    for name in _OF_COMPILERS:
-        if parts := os.environ.get(name):
-            os.environ[name] = os.pathsep.join(filter(os.path.isabs, parts.split(os.pathsep)))
-            if not os.environ[name]:
-                del os.environ[name]
+    """An empty part of PYTHONPATH, as of a colon at its end, is the working directory, also with -P; so are parts of
+    PATH and its like."""
+    drop_relative_parts()
     named = os.environ.get("PYTHONPATH")
     if named and "" in named.split(os.pathsep):
         parts = list(filter(None, named.split(os.pathsep)))

@@ -30,6 +30,7 @@ from gnnpar.folder_lock import working_in
 from gnnpar.paths import path_of
 from gnnpar.scratch import own_temporary_files
 from gnnpar.settings import ConfigError, Settings, build_settings
+from gnnpar.surroundings import drop_relative_parts, require_safe_path
 from gnnpar.track.console import say
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
     Model = str | type[ModelConfig] | ModelConfig | Callable[..., nn.Module]
 
+require_safe_path()
+drop_relative_parts()
 keep_torch_apart()  # before PyG imports torch's compiler, also where this module is imported by its own name
 
 

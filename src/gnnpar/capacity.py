@@ -1,7 +1,8 @@
-"""What does not fit into this machine's memory is refused before it is allocated."""
+"""What does not fit into this machine's memory, or on its disk, is refused before it is allocated or written."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -33,6 +34,15 @@ def no_larger_than(nbytes: float, whose: str) -> Iterator[None]:
 
 
 _BOUND: ContextVar[tuple[float, str]] = ContextVar("bound", default=(float("inf"), ""))
+
+
+def require_disk(nbytes: float, folder: Path, what: str, change: str) -> None:
+    """ValueError where `nbytes`, which `what` takes at least, are more than the disk of `folder` has free."""
+    free = shutil.disk_usage(folder).free
+    if nbytes > free:
+        raise ValueError(
+            f"{what} needs {nbytes / 2**30:,.1f} GiB of disk at least, {folder} has {free / 2**30:,.1f} free: {change}"
+        )
 
 
 def require_memory(nbytes: float, what: str, change: str) -> None:

@@ -9,12 +9,14 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 
 from gnnpar.durable import WriteError, is_mine, refuse_others
 from gnnpar.folder_lock import FILE, FolderInUse, working_in
 
 _PREFIX = "gnnpar-scratch-"
+_MOST_ENTRIES, _MOST_LEFT = 100_000, 1_000  # that are looked at, of all and of those of such a name
 
 
 @contextmanager
@@ -87,7 +89,8 @@ def _left() -> list[Path]:
     that somebody has given such a name: only a folder that he may write to can be moved, and theirs he may not."""
     found = []
     with suppress(OSError), os.scandir(safe_place()) as entries:
-        for entry in entries:
+        named = (entry for entry in islice(entries, _MOST_ENTRIES) if entry.name.startswith(_PREFIX))
+        for entry in islice(named, _MOST_LEFT):  # others may have put any number there
             with suppress(OSError):
                 if _is_own(folder := Path(entry)):
                     lock = (folder / FILE).lstat()

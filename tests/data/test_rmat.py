@@ -134,7 +134,7 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="normalize=standard needs all features"):
         RMAT(normalize="standard").stored(None, 0, tmp_path)
     monkeypatch.setattr(rmat, "require_memory", lambda *_: None)
-    with pytest.raises(ValueError, match=r"needs 6,144.0 GiB of disk beside out= .* has .*: name another place"):
+    with pytest.raises(ValueError, match=r"sorted, needs 6,144.0 GiB of disk at least, .* free: name another place"):
         RMAT(scale=28, edge_factor=1024).stored(None, 0, tmp_path)
     monkeypatch.undo()
     monkeypatch.setattr("gnnpar.capacity.memory_bytes", lambda: 1 << 30)

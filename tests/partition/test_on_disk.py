@@ -45,7 +45,7 @@ def differences(a: Any, b: Any, at: str) -> list[str]:
 def small_chunks_and_no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (stored, write):
         monkeypatch.setattr(module, "CHUNK_EDGES", 37)
-        monkeypatch.setattr(module, "CHUNK_ROWS", 11)
+    monkeypatch.setattr(stored, "CHUNK_ROWS", 11)
     monkeypatch.setattr(Stored.edges, "__defaults__", (37,))
     monkeypatch.setattr("os.fsync", lambda handle: None)  # a hundred small files
 

@@ -24,17 +24,18 @@ def run(argv: list[str]) -> int:
     from gnnpar.cli.predict import run_folder
     from gnnpar.training.result.export import export
     from gnnpar.training.result.onnx_file import missing
-    from gnnpar.training.result.trained import load
+    from gnnpar.training.result.trained import find, opened
 
     if options.onnx and (package := missing()):
         raise ConfigError(
             f"--onnx needs {package}, which is not installed: pip install 'gnnpar[onnx]', or leave it out"
         )
     try:
-        trained = load(options.run, which=options.which)
+        found, settings = find(options.run, options.which)
+        trained = opened(found, settings)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    folder = options.out or run_folder(options.run) / "export"
+    folder = options.out or run_folder(options.run, found.folder) / "export"
     refuse_link_of_others(folder)
     if options.out is None:
         refuse_link(folder)

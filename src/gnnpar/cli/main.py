@@ -61,8 +61,8 @@ def run(command: str, argv: list[str]) -> int:
     try:
         if sys.platform == "linux" and not os.path.exists("/proc/self/stat"):
             raise ConfigError("/proc is not mounted here, and gnnpar reads memory, processes and locks there: mount it")
-        argv, trusting = _trusting(argv)
         _refuse_names(command, argv)
+        argv, trusting = _trusting(argv)
         with trusting, fenced(), own_temporary_files():
             keep_torch_apart()
             execute: Callable[[list[str]], int] = import_module(f"gnnpar.cli.{command}").run
@@ -97,20 +97,21 @@ def run(command: str, argv: list[str]) -> int:
 
 
 def _trusting(argv: Sequence[str]) -> tuple[list[str], AbstractContextManager[None]]:
-    """The arguments without --trust, and where it is in force. What follows -- are names; ConfigError where a file has
-    that name, which a pattern of the shell (*) gives as it gives others."""
+    """The arguments without --trust, and where it is in force. What follows -- are names."""
     end = argv.index("--") if "--" in argv else len(argv)
     asked = "--trust" in argv[:end]
-    if asked and os.path.lexists("--trust"):
-        raise ConfigError("a file here is called --trust, and a pattern (*) may have given it: rename it, or remove it")
     kept = [argument for argument in argv[:end] if argument != "--trust"]
     return [*kept, *argv[end:]], inherited(TRUST, "1") if asked else nullcontext()
 
 
 def _refuse_names(command: str, argv: Sequence[str]) -> None:
-    """ConfigError where an override is the name of a file, which a pattern of the shell gives, and nobody typed."""
-    for argument in argv if command in _OVERRIDDEN else ():
-        if "=" in argument and os.path.lexists(argument):
+    """ConfigError where an option or an override is the name of a file, which a pattern of the shell gives, and nobody
+    typed."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    for at, argument in enumerate(argv):
+        option = argument.startswith("-") and at < end
+        override = command in _OVERRIDDEN and ("=" in argument or argument.startswith(("+", "~")))
+        if (option or override) and os.path.lexists(argument):
             raise ConfigError(f"a file here is called {argument}, and a pattern (*) may have given it: rename it")
 
 

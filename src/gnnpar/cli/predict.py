@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gnnpar.cli.arguments import Arguments
-from gnnpar.durable import refuse_link_of_others, require_writable
+from gnnpar.durable import WriteError, refuse_link_of_others, require_writable
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track.console import complain, say
 
@@ -57,7 +58,7 @@ def run(argv: list[str]) -> int:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     name = "predictions.npy" if pairs is None else "scores.npy"
-    out = (options.out or run_folder(options.run) / name).absolute()
+    out = (options.out or run_folder(options.run, found.folder) / name).absolute()
     refuse_link_of_others(out.parent)
     require_writable(out)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -159,11 +160,15 @@ def _refuse_other_preparation(mine: DatasetConfig, theirs: DatasetConfig, shards
 _PREPARED = ("self_loops", "symmetrize", "drop_duplicates", "normalize")
 
 
-def run_folder(given: Path) -> Path:
-    """The folder of a run, given that or one of its checkpoints, which is what its checksums say and nothing beside."""
+def run_folder(given: Path, found: Path) -> Path:
+    """Where what is made of a run lies: its folder, given that or one of its checkpoints; `found`: the checkpoint.
+    WriteError where links led to it, which may be another run's: whoever gets the folder would get what that holds."""
     from gnnpar.training.checkpoint import files as checkpoint
 
     refuse_link_of_others(given)
-    folder = given.resolve()
-    within = checkpoint.is_one(folder) and folder.parent.name == checkpoint.FOLDER
-    return folder.parent.parent if within else folder  # a checkpoint that lies alone is a folder of its own
+    if found == given and given.resolve().parent.name != checkpoint.FOLDER:
+        return given.resolve()  # a checkpoint that lies alone is a folder of its own
+    for place in (found, found.parent):
+        if place.is_symlink():
+            raise WriteError(errno.ELOOP, "it is a symbolic link; say by --out where to write", str(place))
+    return found.resolve().parent.parent

@@ -10,7 +10,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from gnnpar.config.compose import named_folders, names_folder, refuse_led_away, search_installed
+from gnnpar.config.compose import (
+    named_folders,
+    names_folder,
+    refuse_files_for_values,
+    refuse_led_away,
+    search_installed,
+)
 from gnnpar.config.errors import CONFIG, hydra_line
 from gnnpar.config.inputs import spelled
 from gnnpar.config.replay import FLAGS, Replay
@@ -42,6 +48,7 @@ def run_jobs(
 
     for words in (argv, *(listed or ())):
         _refuse_other_options(words)
+        refuse_files_for_values(words)
     if "${" in (here := os.getcwd()):
         raise ConfigError(f"{printable(here)}: Hydra would read ${{ in its name as a value of its own; run elsewhere")
     search_installed()

@@ -6,7 +6,7 @@ import functools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -14,7 +14,7 @@ from gnnpar.config.errors import CONFIG, OF_HYDRA, hydra_line
 from gnnpar.config.inputs import Composed, spelled, with_inputs
 from gnnpar.config.study import key_of
 from gnnpar.durable import JsonDict, JsonObject, refuse_link_of_others, refuse_links_below
-from gnnpar.paths import GROUP, conf_dir, installed_confs, is_group
+from gnnpar.paths import GROUP, conf_dir, installed_confs, is_brought_group, is_group
 from gnnpar.settings import ConfigError, Settings, build_settings, iter_groups, show
 from gnnpar.targets import let_in
 from gnnpar.track.console import complain
@@ -31,6 +31,7 @@ def compose(overrides: Sequence[str], check: Callable[[JsonObject], None] = lamb
     import hydra
 
     search_installed()
+    refuse_files_for_values(overrides)
     try:
         with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
             config = hydra.compose(CONFIG, overrides=spelled(overrides), return_hydra_config=True)
@@ -100,9 +101,25 @@ def of_its_dataset(composed: JsonObject, written: object, before: object) -> obj
 _OF_DATASET = re.compile(r"\$\{dataset\.(\w+)\}")
 
 
+def refuse_files_for_values(overrides: Sequence[str]) -> None:
+    """ConfigError where Hydra would read +KEY=VALUE, whose KEY is a setting's, as the choice of a file: any folder of
+    the working directory that is called KEY is a group to it, and nobody has named YAML there."""
+    for override in overrides:
+        key = override.partition("=")[0].lstrip("+").partition("@")[0]
+        if override.startswith("+") and ("." in key or key in _KEYS) and is_group(key) and not is_brought_group(key):
+            raise ConfigError(
+                f"{show(override)}: there is a folder {key} here, of which Hydra would read YAML in the place of the "
+                "value: rename it, or call gnnpar elsewhere"
+            )
+
+
+_KEYS = frozenset(each.name for each in fields(Settings))
+
+
 def refuse_paths(overrides: Sequence[str]) -> None:
     """Refuse an option of a group that is no name: a path may lead to YAML that whoever wrote the override has put
     there, and a list hides what is chosen."""
+    refuse_files_for_values(overrides)
     for override in overrides:
         key, _, value = override.partition("=")
         group = key.lstrip("+~").partition("@")[0]

@@ -38,7 +38,7 @@ from gnnpar.config.replay import PARAMS, Replay, asked, quoted
 from gnnpar.config.study import MOST_RUNS, key_of
 from gnnpar.config.submitit_jobs import is_submitit, place_of_results, results_apart
 from gnnpar.durable import JsonObject, WriteError, refuse_links_below
-from gnnpar.paths import conf_dir
+from gnnpar.paths import conf_dir, expanded
 from gnnpar.printable import counted, one_line, shell_word
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import complain, say
@@ -153,8 +153,14 @@ class Sweep:
 
 def _written_since(settings: JsonObject, run_dir: Path) -> str | None:
     """A file that a job reads, and that is of after its start: by its settings, which name it, it is the same job."""
+    from gnnpar.data.files import find_folder
+
     record, given = read_record(run_dir), settings.get("data_dir")
     places = [settings.get("plan"), settings.get("profile")]
+    dataset = settings.get("dataset")
+    if isinstance(dataset, Mapping) and dataset.get("path") is None and given is not None:
+        raw = find_folder(expanded(str(given)), str(dataset.get("name")))
+        places.append(raw and str(raw.absolute()))
     for group, key in (("dataset", "path"), ("shards", "folder")):
         named = settings.get(group)
         places.append(named.get(key) if isinstance(named, Mapping) else None)
@@ -163,13 +169,15 @@ def _written_since(settings: JsonObject, run_dir: Path) -> str | None:
             continue
         for place in (Path(path), Path(str(given or "")) / path):
             with suppress(OSError, ValueError):
-                if max(map(_written, (place, *place.iterdir()) if place.is_dir() else (place,))) > record["started"]:
+                if max(map(_changed, (place, *place.rglob("*")) if place.is_dir() else (place,))) > record["started"]:
                     return str(place)
     return None
 
 
-def _written(place: Path) -> float:
-    return place.stat().st_mtime
+def _changed(place: Path) -> float:
+    """Whoever puts another file in its place may keep its time of writing (tar, mv), but not that of the change."""
+    there = place.stat()
+    return max(there.st_mtime, there.st_ctime)
 
 
 def resume_line(sweep: Sweep, folder: str) -> str:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import time
 import urllib.request
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Mapping, Sequence
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import IO
 
+from gnnpar.capacity import require_disk
 from gnnpar.data.files import open_archive
 from gnnpar.deadline import within
 from gnnpar.durable import open_whole
@@ -79,6 +81,7 @@ def fetch(name: str, files: tuple[str, ...], folder: Path) -> None:
         address, part = ARCHIVES[name]
         _fetch(address, archive)
         with open_archive(archive) as inside:
+            _refuse_large([inside.getinfo(part + file) for file in files], folder)
             for file in files:
                 (folder / file).parent.mkdir(parents=True, exist_ok=True)
                 with inside.open(part + file) as source, open_whole(folder / file) as out:
@@ -87,6 +90,17 @@ def fetch(name: str, files: tuple[str, ...], folder: Path) -> None:
         return
     for file in files:
         _fetch(_address(name, file), folder / file)
+
+
+def _refuse_large(members: Sequence[zipfile.ZipInfo], folder: Path) -> None:
+    """ValueError where files of an archive are larger together than any dataset's, or than the disk, or packed so that
+    a few bytes could be all of that."""
+    needed = sum(each.file_size for each in members)
+    if any(each.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for each in members):
+        raise ValueError("the archive is packed by another method than deflate")
+    if needed > MOST_BYTES:
+        raise ValueError(f"its files have {needed} bytes, more than {MOST_BYTES}")
+    require_disk(needed, folder, "its files, unpacked,", "make room, or set GNNPAR_CACHE")
 
 
 def _address(name: str, file: str) -> str:
@@ -137,6 +151,12 @@ class _StaysSecure(urllib.request.HTTPRedirectHandler):
         if not newurl.startswith("https://"):
             raise ValueError(f"the server sends on to {newurl[:200]}, which is not by https")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+    def http_error_302(self, req, fp, code, msg, headers):
+        fp.close()  # Python's reads the body of a redirect to its end, and a server may send one without
+        return super().http_error_302(req, fp, code, msg, headers)
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
 _https = urllib.request.build_opener(_StaysSecure)

@@ -232,9 +232,10 @@ def reachable(url: str) -> bool:
 
     def ask() -> None:
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_PROBE_SECONDS):
+            with _alone.open(urllib.request.Request(url, method="HEAD"), timeout=_PROBE_SECONDS):
                 answers.append(True)
-        except urllib.error.HTTPError:  # an answer, if not a kind one
+        except urllib.error.HTTPError as error:  # an answer, if not a kind one
+            error.close()
             answers.append(True)
         except Exception:
             answers.append(False)
@@ -243,6 +244,16 @@ def reachable(url: str) -> bool:
     thread.start()
     thread.join(_PROBE_SECONDS + 1)
     return bool(answers and answers[0])
+
+
+class _Alone(urllib.request.HTTPRedirectHandler):
+    """A server that sends on to another one has answered."""
+
+    def redirect_request(self, req, fp, code, msg, headers, newurl):
+        return None
+
+
+_alone = urllib.request.build_opener(_Alone)
 
 
 def not_found(name: str, *, data_dir: Path | None, folder: str, missing: Sequence[str], why: str) -> ValueError:

@@ -31,10 +31,10 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from gnnpar.capacity import require_memory
+from gnnpar.capacity import require_disk, require_memory
 from gnnpar.data.columns import Column, tensor_of
 from gnnpar.data.dataset import Dataset
-from gnnpar.data.external import EDGE_TYPES, EdgeChunk, canonical_csr
+from gnnpar.data.external import BUCKET_EDGES, EDGE_TYPES, EdgeChunk, canonical_csr
 from gnnpar.data.preprocess import Preprocess, make_split, normalized, prepare
 from gnnpar.data.raw import RawGraph, TaskChoice, check_split, checked, refuse_unread, task_of
 from gnnpar.data.stored import CHUNK_EDGES, OnProgress, Stored, no_progress
@@ -77,6 +77,12 @@ class Folder(Preprocess):
             )
         files = _Files.find(self, data_dir)
         num_nodes = len(files.x)
+        what = f"dataset {self.name} of {num_nodes:,} nodes and {files.num_edges:,} edges"
+        if "attr" in files.carried:  # which are sorted with the edges
+            wide = 12 * files.carried["attr"].shape[1] * min(files.num_edges, BUCKET_EDGES)
+            require_memory(wide, f"{what}, even in chunks,", "give fewer columns of attributes")
+        nbytes = (12 + files.bytes_carried) * files.num_edges * (1 + self.symmetrize)
+        require_disk(nbytes, scratch, f"{what}, while its edges are sorted,", "name another place by out=")
         raw = checked(files.raw(self, torch.zeros(num_nodes, 1), torch.zeros(2, 0, dtype=torch.int64)))
         assert raw.num_classes is not None
         train, val, test = make_split(raw, self, seed=seed)

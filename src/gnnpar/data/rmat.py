@@ -13,7 +13,6 @@ Labels are hashed from the ids, features show the label through noise: neighbour
 accuracy is no subject here. Time, memory and bytes are.
 """
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ import torch
 from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
-from gnnpar.capacity import require_memory
+from gnnpar.capacity import require_disk, require_memory
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.external import EdgeChunk, canonical_csr
 from gnnpar.data.preprocess import Preprocess, make_split, normalized, prepare
@@ -86,12 +85,8 @@ class RMAT(Preprocess):
             )
         nodes, what = self.generated_nodes, f"dataset {self.name} of 2^{self.scale} nodes"
         require_memory(NODE_BYTES * nodes + self.class_bytes, f"{what}, even in chunks,", "lower dataset.scale")
-        needed, free = PAIR_DISK * self.num_pairs, shutil.disk_usage(scratch).free
-        if needed > free:
-            raise ValueError(
-                f"{what} needs {needed / 2**30:,.1f} GiB of disk beside out= while its edges are sorted, "
-                f"{scratch.parent} has {free / 2**30:,.1f}: name another place, or lower dataset.scale"
-            )
+        change = "name another place by out=, or lower dataset.scale"
+        require_disk(PAIR_DISK * self.num_pairs, scratch, f"{what}, while its edges are sorted,", change)
         graph = _Graph.of(self, seed)
         raw = checked(graph.raw(torch.zeros(nodes, 1), torch.zeros(2, 0, dtype=torch.int64)))
         train, val, test = make_split(raw, self, seed=seed)

@@ -19,11 +19,19 @@ from gnnpar.folds.edge_data import EDGE_KINDS, EdgeSizes, Schema, degree_histogr
 
 CHUNK_EDGES = 1 << 20
 CHUNK_ROWS = 1 << 16
+CHUNK_VALUES = 1 << 25  # of rows that are wide: 128 MiB
 OnProgress = Callable[[str, float], None]  # (stage, share of it that is done)
 
 
 def no_progress(stage: str, share: float) -> None:
     """Reports nothing."""
+
+
+def row_chunks(x: Slices) -> Iterator[slice]:
+    """All rows of x [N, F], in order, as many at a time as memory need not mind."""
+    at_once = max(1, min(CHUNK_ROWS, CHUNK_VALUES // max(1, x.shape[1])))
+    for first in range(0, x.shape[0], at_once):
+        yield slice(first, min(first + at_once, x.shape[0]))
 
 
 class Edges(NamedTuple):
@@ -190,9 +198,9 @@ def hashes_of(
         last = min(first + CHUNK_ROWS, num_nodes)
         digest.update(np.repeat(np.arange(first, last), np.diff(indptr[first : last + 1])).data)
     digest.update(f"|torch.float32{tuple(x.shape)}|".encode())
-    for first in range(0, num_nodes, CHUNK_ROWS):
-        on_progress("hash", 0.5 + 0.5 * first / num_nodes)
-        digest.update(np.ascontiguousarray(x[first : first + CHUNK_ROWS]).data)
+    for rows in row_chunks(x):
+        on_progress("hash", 0.5 + 0.5 * rows.start / num_nodes)
+        digest.update(np.ascontiguousarray(x[rows]).data)
     digest.update(f"|{torch.from_numpy(y).dtype}{tuple(y.shape)}|".encode())
     digest.update(np.ascontiguousarray(y).data)
     for column in ((carried or {}).get(kind) for kind in EDGE_KINDS):

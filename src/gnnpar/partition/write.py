@@ -19,9 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gnnpar.capacity import require_disk
 from gnnpar.data.columns import Column, ColumnWriter
 from gnnpar.data.external import EDGE_TYPES
-from gnnpar.data.stored import CHUNK_EDGES, CHUNK_ROWS, OnProgress, Stored, no_progress
+from gnnpar.data.stored import CHUNK_EDGES, OnProgress, Stored, no_progress, row_chunks
 from gnnpar.durable import JsonDict, file_hash, sync_folder
 from gnnpar.folds.block import index_dtype, layout
 from gnnpar.partition.manifest import PARTITION, SCHEMA, FileFacts, Manifest, folder_of
@@ -51,6 +52,9 @@ def write_shards(
     allow_files(parts**2 * (1 + edge_ids + len(graph.carried)) + 64)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
+        of_edge = 4 + sum(values.dtype.itemsize * math.prod(values.shape[1:]) for values in graph.carried.values())
+        nbytes = 4 * graph.num_nodes * graph.num_features + of_edge * graph.num_edges
+        require_disk(nbytes, out.parent, f"out={out}", "name another place")
         with folder_beside(out) as partial:
             writer = _Writer(graph, part_of, parts, partial, edge_ids, on_progress)
             writer.nodes()
@@ -124,9 +128,9 @@ class _Writer:
                 open_files.enter_context(ColumnWriter(self.file(p, "x"), np.float32, tuple(graph.x.shape[1:])))
                 for p in range(self.parts)
             ]
-            for first in range(0, graph.num_nodes, CHUNK_ROWS):
-                self.on_progress("features", first / graph.num_nodes)
-                x, part = graph.x[first : first + CHUNK_ROWS], self.part_of[first : first + CHUNK_ROWS]
+            for rows in row_chunks(graph.x):
+                self.on_progress("features", rows.start / graph.num_nodes)
+                x, part = graph.x[rows], self.part_of[rows]
                 for p, file in enumerate(files):
                     file.write(x[part == p])
 

@@ -1,0 +1,31 @@
+"""What the environment of a process names that lies in its working directory, which may be somebody else's: programs,
+headers and libraries that libraries look for, and modules of the processes that it starts."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+_OF_COMPILERS = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "LD_LIBRARY_PATH")
+
+
+def drop_relative_parts() -> None:
+    """An empty part of PATH, by which libraries find programs, or of what compilers read, which Triton calls, is the
+    working directory; others that do not begin at the root lie below it."""
+    if (programs := os.environ.get("PATH")) is not None:
+        kept = [part for part in programs.split(os.pathsep) if os.path.isabs(part)]
+        os.environ["PATH"] = os.pathsep.join(kept) or os.defpath  # an empty one is the working directory, too
+    for name in _OF_COMPILERS:
+        if parts := os.environ.get(name):
+            os.environ[name] = os.pathsep.join(filter(os.path.isabs, parts.split(os.pathsep)))
+            if not os.environ[name]:
+                del os.environ[name]
+
+
+def require_safe_path() -> None:
+    """ValueError under python -E without -P: processes that this one starts inherit -E, so that PYTHONSAFEPATH does not
+    keep them from importing modules of the working directory."""
+    if sys.flags.ignore_environment and not sys.flags.safe_path:
+        raise ValueError(
+            "python -E lets processes that gnnpar starts import modules of the working directory: give -P too"
+        )

@@ -1,0 +1,236 @@
+"""What an eighteenth attack found: folders that are read for values, files that are options, links to other runs, data
+that was exchanged, sizes that only a header says."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.request import Request
+
+import numpy as np
+import pytest
+
+import gnnpar
+from checkpoints import train
+from conftest import environment
+from gnnpar import capacity, scratch
+from gnnpar.cli.main import run
+from gnnpar.config.compose import compose
+from gnnpar.config.sweep import _written_since
+from gnnpar.data import downloads, files, stored
+from gnnpar.data.folder import Folder
+from gnnpar.settings import ConfigError
+
+SMALL = ["dataset=sbm", "dataset.num_nodes=60"]
+OF_PYG = ["model=pyg", "model.target=torch_geometric.nn.GCN", "model.kwargs.hidden_channels=8"]
+
+
+# --- folders and files whose names are keys and options
+
+
+@pytest.fixture
+def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory whose folders are called as keys, and whose module leaves a mark."""
+    monkeypatch.chdir(tmp_path)
+    for key in ("model.kwargs.act", "device"):
+        (tmp_path / key).mkdir()
+        (tmp_path / key / "relu.yaml").write_text("# @package _global_\noptim:\n  _target_: helpers.Net\n")
+    (tmp_path / "helpers.py").write_text("open('mark', 'w')\nclass Net: pass\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("typed", ["+model.kwargs.act=relu", "++model.kwargs.act=relu", "+device=relu"])
+@pytest.mark.parametrize("multirun", [[], ["-m"]], ids=["run", "sweep"])
+def test_a_folder_called_as_a_key_is_not_read_for_its_value(
+    hostile: Path, typed: str, multirun: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("train", [*multirun, *SMALL, *OF_PYG, typed, "strategy=single", "epochs=1"]) == 2
+    assert "there is a folder" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="there is a folder"):
+        compose([*SMALL, *OF_PYG, typed])
+    assert not (hostile / "mark").exists()
+
+
+@pytest.mark.parametrize("command", ["compare", "predict", "export", "dashboard", "status"])
+def test_an_option_that_is_the_name_of_a_file_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    (tmp_path / "results").mkdir()
+    monkeypatch.chdir(tmp_path / "results")
+    for name in ("--figures=..", "--out=..", "~model", "run"):
+        Path(name).touch()
+    assert run(command, ["--figures=..", "run"]) == 2
+    assert "a file here is called --figures=.." in capsys.readouterr().err
+    assert run("train", ["~model", *SMALL]) == 2
+    assert "a file here is called ~model" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["results"]
+
+
+# --- links to other runs
+
+
+def test_a_linked_checkpoint_is_written_beside_by_name_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that was passed on may lead to a private one, whose weights would be written into it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "private").mkdir()
+    mine = tmp_path / "private" / "thesis"
+    assert train(mine, "strategy=single", "epochs=1").exit_code == 0
+    (theirs := tmp_path / "theirs").mkdir()
+    (theirs / "checkpoint").symlink_to("../private/thesis/checkpoint")
+    for command, given in (("export", "theirs"), ("predict", "theirs"), ("predict", "theirs/checkpoint/epoch-000001")):
+        assert run(command, [given]) == 2
+        assert "it is a symbolic link; say by --out where to write" in capsys.readouterr().err
+    assert [path.name for path in theirs.iterdir()] == ["checkpoint"]
+    assert not (mine / "predictions.npy").exists() and not (mine / "export").exists()
+    assert run("export", ["theirs", "--out", "made"]) == 0
+    assert run("export", ["private/thesis/checkpoint/epoch-000001"]) == 0
+    assert (mine / "export" / "weights.pt").exists()
+
+
+# --- data that was exchanged
+
+
+def test_data_that_was_exchanged_for_older_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gnnpar.config.sweep.read_record", lambda folder: {"started": time.time() - 60})
+    old = time.time() - 1000
+    (tmp_path / "data" / "Cora" / "raw").mkdir(parents=True)
+    for file in (tmp_path / "g.npz", tmp_path / "data" / "Cora" / "raw" / "ind.cora.y"):
+        file.touch()
+        os.utime(file, (old, old))  # as tar and mv leave it
+    assert _written_since({"dataset": {"path": f"{tmp_path}/g.npz"}}, tmp_path) == f"{tmp_path}/g.npz"
+    cora = {"dataset": {"name": "cora"}, "data_dir": f"{tmp_path}/data"}
+    assert _written_since(cora, tmp_path) == f"{tmp_path}/data/Cora"
+    assert _written_since({**cora, "dataset": {"name": "pubmed"}}, tmp_path) is None
+
+
+# --- sizes
+
+
+def test_rows_are_read_by_what_they_weigh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored, "CHUNK_ROWS", 7)
+    monkeypatch.setattr(stored, "CHUNK_VALUES", 50)
+    for width, most in ((1, 7), (10, 5), (1000, 1)):
+        chunks = list(stored.row_chunks(np.zeros((20, width))))
+        assert [row for rows in chunks for row in range(20)[rows]] == list(range(20))
+        assert max(rows.stop - rows.start for rows in chunks) == most
+
+
+def test_a_graph_larger_than_the_disk_is_not_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "g"
+    folder.mkdir()
+    np.save(folder / "x.npy", np.zeros((40, 100_000), np.float32))
+    np.save(folder / "y.npy", np.arange(40) % 2)
+    np.save(folder / "src.npy", np.arange(40))
+    np.save(folder / "dst.npy", np.roll(np.arange(40), 1))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(capacity.shutil, "disk_usage", lambda place: SimpleNamespace(free=10_000_000))
+    code = run(
+        "partition", ["dataset=folder", f"dataset.path={folder}", "dataset.split=random", "world_size=2", "out=o"]
+    )
+    assert code == 2 and not (tmp_path / "o").exists()
+    assert "GiB of disk at least" in capsys.readouterr().err
+    assert Folder(name="g", path=str(folder), split="random").load(None, 0).num_nodes == 40
+
+
+# --- downloads
+
+
+@contextmanager
+def server(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as serving:
+        threading.Thread(target=serving.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{serving.server_address[1]}"
+        serving.shutdown()
+
+
+def test_the_body_of_a_redirect_is_not_read() -> None:
+    sent: list[int] = []
+
+    class Endless(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/end":
+                self.send_response(200)
+                self.send_header("Content-Length", "2")
+                self.end_headers()
+                self.wfile.write(b"ok")
+                return
+            self.send_response(302)
+            self.send_header("Location", "/end")
+            self.end_headers()
+            try:
+                for _ in range(10_000):
+                    self.wfile.write(bytes(1 << 16))
+                    sent.append(1 << 16)
+            except OSError:
+                self.close_connection = True
+
+        do_HEAD = do_GET
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    class Anywhere(downloads._StaysSecure):  # a test has no certificate
+        def redirect_request(self, req, fp, code, msg, headers, newurl):
+            return Request(newurl)  # noqa: S310  # of this test's server
+
+    with server(Endless) as address:
+        opened = downloads.urllib.request.build_opener(Anywhere).open(f"{address}/start", timeout=20)
+        assert opened.read() == b"ok"
+        assert files.reachable(f"{address}/start"), "who sends on has answered"
+    assert sum(sent) < 100 << 20
+
+
+@pytest.mark.parametrize(
+    ("method", "size", "line"),
+    [(zipfile.ZIP_BZIP2, 10, "another method than deflate"), (zipfile.ZIP_DEFLATED, 1 << 34, "more than 8589934592")],
+)
+def test_an_archive_beyond_any_dataset_is_not_unpacked(tmp_path: Path, method: int, size: int, line: str) -> None:
+    member = zipfile.ZipInfo("x")
+    member.compress_type, member.file_size = method, size
+    with pytest.raises(ValueError, match=line):
+        downloads._refuse_large([member], tmp_path)
+
+
+# --- Python's surroundings
+
+
+def test_python_leaves_the_working_directory_out_of_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin:")
+    monkeypatch.setenv("CPATH", ":include")
+    assert gnnpar.train is not None
+    assert os.environ["PATH"] == "/usr/bin:/bin" and "CPATH" not in os.environ
+
+
+@pytest.mark.parametrize(("flags", "refused"), [(["-E"], True), (["-E", "-P"], False), (["-I"], False), ([], False)])
+def test_python_without_its_variables_is_told_to_leave_it_out(tmp_path: Path, flags: list[str], refused: bool) -> None:
+    script = tmp_path / "script.py"
+    paths = [path for path in sys.path if path]
+    script.write_text(f"import sys\nsys.path += {paths!r}\nimport gnnpar\nprint(gnnpar.train.__name__)\n")
+    done = subprocess.run(
+        [sys.executable, *flags, script], env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
+    assert ("give -P too" in done.stderr) == refused, done.stderr
+    assert (done.stdout == "train\n") != refused
+
+
+def test_scratch_folders_are_looked_for_among_so_many_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratch, "safe_place", lambda: tmp_path)
+    monkeypatch.setattr(scratch, "_MOST_LEFT", 3)
+    looked: list[Path] = []
+    monkeypatch.setattr(scratch, "_is_own", lambda folder: bool(looked.append(folder)))
+    for number in range(9):
+        (tmp_path / f"gnnpar-scratch-{number}").mkdir()
+        (tmp_path / f"other-{number}").mkdir()
+    assert scratch._left() == [] and len(looked) == 3
