@@ -23,11 +23,14 @@ import gnnpar
 from checkpoints import train
 from conftest import environment
 from gnnpar import capacity, scratch
+from gnnpar.cli import completion
 from gnnpar.cli.main import run
+from gnnpar.comm import interfaces
 from gnnpar.config.compose import compose
 from gnnpar.config.sweep import _written_since
 from gnnpar.data import downloads, files, stored
 from gnnpar.data.folder import Folder
+from gnnpar.launch.launch import world_of
 from gnnpar.settings import ConfigError
 
 SMALL = ["dataset=sbm", "dataset.num_nodes=60"]
@@ -234,3 +237,34 @@ def test_scratch_folders_are_looked_for_among_so_many_entries(tmp_path: Path, mo
         (tmp_path / f"gnnpar-scratch-{number}").mkdir()
         (tmp_path / f"other-{number}").mkdir()
     assert scratch._left() == [] and len(looked) == 3
+
+
+# --- what others reach
+
+
+def test_ranks_of_one_host_are_not_open_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gloo takes the first address of an interface: a service address on lo is not the host's own."""
+    monkeypatch.delenv(interfaces.VARIABLE, raising=False)
+    monkeypatch.setattr(interfaces, "addresses", lambda: {"lo": "10.9.9.9", "eth0": "192.168.7.1"})
+    settings = compose([*SMALL, "world_size=2"])
+    with pytest.raises(ValueError, match=r"no interface of .* has 127.0.0.1 as its first address .*lo \(10.9.9.9\)"):
+        world_of(settings)
+    with pytest.raises(interfaces.MeetingError, match="bring lo up"):
+        interfaces.towards("127.0.0.1", 29_500, asked="", other_hosts=False)
+    monkeypatch.setenv(interfaces.VARIABLE, "eth0")
+    assert world_of(settings).size == 2, "as it was asked for"
+
+
+def test_what_a_shell_reads_is_written_for_its_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHELL", "/bin/bash")
+    before = os.umask(0)
+    try:
+        completion.install(tmp_path)
+    finally:
+        os.umask(before)
+    script = tmp_path / ".local" / "share" / "gnnpar" / "completion.sh"
+    for place in (script, script.parent, tmp_path / ".local", tmp_path / ".bashrc"):
+        assert not place.stat().st_mode & 0o022
+    script.parent.chmod(0o777)
+    with pytest.raises(OSError, match="others may rename what lies in it"):
+        completion.install(tmp_path)

@@ -19,7 +19,7 @@ import yaml
 from gnnpar.cli.main import COMMANDS
 from gnnpar.config.errors import CONFIG
 from gnnpar.config.help import group_options
-from gnnpar.durable import require_file, write_text_whole
+from gnnpar.durable import open_whole, refuse_others, require_file
 from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import say
@@ -102,8 +102,12 @@ def install(home: Path) -> None:
             f"completion is for bash and zsh, and SHELL is {shell or 'not set'}; gnnpar --show-completion"
         )
     script, start = home / ".local" / "share" / "gnnpar" / "completion.sh", home / f".{shell}rc"
-    script.parent.mkdir(parents=True, exist_ok=True)
-    write_text_whole(script, SCRIPT)
+    for place in reversed([path for path in (script.parent, *script.parent.parents) if not path.exists()]):
+        place.mkdir(mode=0o700)  # the shell runs what lies there: the umask may let others write to it
+    refuse_others(script.parent)
+    with open_whole(script) as out:
+        os.fchmod(out.fileno(), 0o600)
+        out.write(SCRIPT.encode())
     line = f". {shlex.quote(str(script))}"
     text = ""
     if start.exists():
@@ -113,6 +117,7 @@ def install(home: Path) -> None:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{start} cannot be read ({error}); add this line to it yourself: {line}") from error
     if line not in text.splitlines():
-        with start.open("a", encoding="utf-8") as out:  # a full disk must not cost what stands there
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT  # a full disk must not cost what stands there
+        with open(os.open(start, flags, 0o644), "a", encoding="utf-8") as out:
             out.write(f"{'' if text.endswith(chr(10)) or not text else chr(10)}{line}\n")
     say(f"wrote {script}, which {start} reads: open a new shell, or run: {line}")

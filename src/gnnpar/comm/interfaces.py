@@ -38,6 +38,18 @@ def loopback() -> str | None:
     return next((name for name, address in addresses().items() if address == "127.0.0.1"), None)
 
 
+def own_loopback() -> str:
+    """`loopback()`, for ranks of one host. MeetingError where there is none: gloo, which asks nobody for a password,
+    takes the first address of an interface, or that of the host's name, and would listen where others reach it."""
+    if (name := loopback()) is None:
+        known = ", ".join(f"{n} ({a})" for n, a in addresses().items()) or "none"
+        raise MeetingError(
+            f"no interface of {socket.gethostname()} has 127.0.0.1 as its first address (it has {known}), and ranks "
+            f"would be open to other hosts: bring lo up, or set {VARIABLE} to an interface that only you reach"
+        )
+    return name
+
+
 def check_asked_for(asked: str) -> None:
     """MeetingError where GLOO_SOCKET_IFNAME=`asked` names what this host has not, or what is down."""
     there = addresses()
@@ -63,7 +75,7 @@ def towards(master: str, port: int, *, asked: str, other_hosts: bool) -> tuple[s
     mine = _route(master, port)
     name = next((n for n, address in there.items() if address == mine), "")
     if not other_hosts and not name:  # without an interface, gloo would listen at the address of the host name
-        name = _holder_of(mine) or loopback() or ""
+        name = ("" if mine.startswith("127.") else _holder_of(mine)) or own_loopback()
     if other_hosts and not name and (shared := _holder_of(mine)) in there:
         raise MeetingError(
             f"{mine}, by which this host reaches {master}, is another address of {shared} than {there[shared]}, where "

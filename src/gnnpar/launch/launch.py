@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 from gnnpar import allocator
 from gnnpar.capacity import require_memory
-from gnnpar.comm import Communicator, one_gpu
+from gnnpar.comm import Communicator, interfaces, one_gpu
 from gnnpar.comm.world import Host, How, Outcome, World, num_cores
 from gnnpar.launch import joined, paced, processes
 from gnnpar.launch.environment import agent, check_rank, number, restarts
@@ -103,6 +103,12 @@ def world_of(settings: Settings) -> World:
     threads = settings.threads_per_rank
     if threads == "auto":
         threads = 1 if paced.is_dilated(settings.launch) else max(1, cores // local_size)
+    found = paced.links_of(settings, size=size, joined=is_joined, threads=threads, cores=cores)
+    if how == "processes" and size > 1 and found is None and not os.environ.get(interfaces.VARIABLE):
+        try:
+            interfaces.own_loopback()
+        except interfaces.MeetingError as error:
+            raise ValueError(str(error)) from error
     return World(
         how=how,
         size=size,
@@ -111,7 +117,7 @@ def world_of(settings: Settings) -> World:
         cores=cores,
         device=_device(settings, how, size, local_size),
         backend="none" if size == 1 else settings.comm.backend,
-        links=paced.links_of(settings, size=size, joined=is_joined, threads=threads, cores=cores),
+        links=found,
         jobs_at_once=number(os.environ, "GNNPAR_JOBS_AT_ONCE", 1, MAX_RANKS, "1"),
         deterministic=settings.deterministic,
         tf32=settings.tf32,

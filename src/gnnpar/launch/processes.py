@@ -195,8 +195,8 @@ def enter_network(network: Network | None, rank: int) -> None:
     if network is not None:
         network.enter(network.host_of[rank])
         os.environ[interfaces.VARIABLE] = INTERFACE
-    elif (loopback := interfaces.loopback()) is not None:
-        os.environ[interfaces.VARIABLE] = os.environ.get(interfaces.VARIABLE) or loopback
+    elif not os.environ.get(interfaces.VARIABLE):
+        os.environ[interfaces.VARIABLE] = interfaces.own_loopback()
 
 
 def slow_down(network: Network | None, rank: int) -> None:

@@ -201,8 +201,8 @@ def _rank(rank: int, ranks: int, threads: int, folder: str, key: bytes, steps: S
 
     torch.set_num_threads(threads)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
-    if (loopback := interfaces.loopback()) is not None:  # nobody else is to connect
-        os.environ.setdefault(interfaces.VARIABLE, loopback)
+    if not os.environ.get(interfaces.VARIABLE):  # nobody else is to connect
+        os.environ[interfaces.VARIABLE] = interfaces.own_loopback()
     meet = f"file://{folder}/meet"
     comm = connect("gloo", device=torch.device("cpu"), key=key, timeout_seconds=300, init_method=meet)
     torch.save(_everything(comm, steps.put if rank == 0 else lambda _: None), Path(folder) / f"{rank}.pt")
