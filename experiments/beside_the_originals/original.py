@@ -226,6 +226,7 @@ def main() -> None:
     inputs = np.load(options.inputs)
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
+        tempfile.tempdir = os.environ["TMPDIR"] = folder  # torch unpickles what a rank leaves among temporary files
         _, utils = load(options.code, inputs)
         args = settings_of(options, inputs)
         utils.graph_partition(*([utils.load_data()[0]] if options.method == "pipegcn" else []), args)

@@ -100,6 +100,12 @@ def refuse_link_of_others(path: Path) -> None:
                 raise WriteError(errno.EPERM, "it is a symbolic link of another user", str(place))
 
 
+def make_folder(folder: Path) -> None:
+    """With those above it, where they are not there. WriteError where a link of another user is on the way."""
+    refuse_link_of_others(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+
+
 def _is_mine_or_roots(place: Path, there: os.stat_result) -> bool:
     """In a container, root of the host is a user that it does not know, as others are."""
     of_the_system = len(place.parts) <= 2 or str(place) in _OF_THE_SYSTEM

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gnnpar.durable import WriteError, refuse_link_of_others, refuse_links
+from gnnpar.durable import WriteError, make_folder, refuse_link_of_others, refuse_links
 
 FILE = ".gnnpar.lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # flock's where the file system has none
@@ -111,7 +111,7 @@ class Lock:
         """
         file, me = folder / FILE, Owner.this(os.environ)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             refuse_links(folder)
             while True:
                 handle, made = _open(file)

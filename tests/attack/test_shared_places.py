@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from gnnpar import compilers, durable
 from gnnpar.cli.main import run
 from gnnpar.comm.interfaces import MeetingError
 from gnnpar.config.application import without_folders
-from gnnpar.config.compose import refuse_led_away
+from gnnpar.config.compose import compose, refuse_led_away
 from gnnpar.config.jobs import Manifest, state_of
 from gnnpar.config.replay import resumed
 from gnnpar.config.study import read_study
@@ -46,7 +47,8 @@ from gnnpar.durable import WriteError, read_json
 from gnnpar.folder_lock import FILE, working_in
 from gnnpar.launch import token
 from gnnpar.launch.cpu_shares import missing
-from gnnpar.launch.environment import check_rank, restarts, unpickles
+from gnnpar.launch.environment import check_rank, unpickles
+from gnnpar.launch.launch import world_of
 from gnnpar.launch.rendezvous import Member, _own_end, _Table, rendezvous
 from gnnpar.parallel.sequential.cuts import _Layout
 from gnnpar.parallel.sequential.paging import file_system
@@ -56,8 +58,9 @@ from gnnpar.scratch import scratch_folder
 from gnnpar.settings import ConfigError
 from gnnpar.track.wandb import load as load_wandb
 from gnnpar.track.wandb import refuse_settings_of
+from gnnpar.training.result.record import RunRecord
 from gnnpar.training.result.result import fault, schema_path, valid_result
-from gnnpar.training.result.started import is_started_again, note_start
+from gnnpar.training.result.started import note_start, restarts_before
 
 ROOT = Path(__file__).parents[2]
 
@@ -494,26 +497,47 @@ def test_hosts_of_torchrun_have_ranks() -> None:
     check_rank(env | {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "1"})
 
 
-def test_a_count_of_meetings_starts_nothing_again_where_nobody_does() -> None:
-    """A new run went on from an old checkpoint of its folder, and was done at once."""
-    assert restarts({}, 3) == restarts({"TORCHELASTIC_MAX_RESTARTS": "0"}, 3) == 0
-    assert restarts({"TORCHELASTIC_MAX_RESTARTS": "3"}, 3) == 2
-
-
-def test_a_raised_count_of_meetings_goes_on_from_no_run_of_another_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With restarts allowed, a stranger's count made a new run report the results of the one in its folder."""
+def test_a_run_goes_on_from_no_run_of_another_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the count in torchrun's store, a stranger made a new run report the results of the one in its folder."""
     settings, agents = {"optim.lr": "0.01", "seed": "1"}, ["a 7 1000", "b 8 2000"]
-    assert not is_started_again(tmp_path, settings, agents), "of a start that was not noted"
+    assert restarts_before(tmp_path, settings, agents) is None, "of a start that was not noted"
     note_start(tmp_path, settings, agents)
-    assert is_started_again(tmp_path, settings, agents)
-    assert is_started_again(tmp_path, settings, agents[::-1]), "rank 0 may be on another host then"
-    assert not is_started_again(tmp_path, settings | {"seed": "7"}, agents)
+    assert restarts_before(tmp_path, settings, agents) == 0
+    assert restarts_before(tmp_path, settings, agents[::-1]) == 0, "rank 0 may be on another host then"
+    assert restarts_before(tmp_path, settings | {"seed": "7"}, agents) is None
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job-7")  # says nothing: an id may be given again
-    assert not is_started_again(tmp_path, settings, ["a 9 3000", "b 10 4000"])
+    assert restarts_before(tmp_path, settings, ["a 9 3000", "b 10 4000"]) is None
     (tmp_path / ".started").write_text('{"by": ["job-7"]}')  # of before
-    assert not is_started_again(tmp_path, settings, agents)
+    assert restarts_before(tmp_path, settings, agents) is None
+
+
+def test_restarts_are_counted_by_what_the_start_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not by torchrun's store, where a stranger made a run that was started again begin anew."""
+    settings = compose(["dataset=sbm", "dataset.num_nodes=60"])
+
+    def started(agents: list[str]) -> int:
+        record = RunRecord(settings, replace(world_of(settings), how="joined"), tmp_path)
+        record.before_start(agents)
+        return record.header["restarts"]
+
+    def completed() -> None:
+        RunRecord(settings, world_of(settings), tmp_path)._write("completed", "")
+
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    (saved := tmp_path / "checkpoint" / "epoch-000001").mkdir(parents=True)
+    assert started(["a 7 1000", "b 8 2000"]) == 0
+    saved.mkdir(parents=True, exist_ok=True)
+    assert [started(["b 8 2000", "a 7 1000"]), started(["b 8 2000", "c 9 3000"]), started(["c 9 3000"])] == [1, 2, 3]
+    assert saved.exists()
+    assert started(["d 10 4000"]) == 0
+    assert not saved.exists(), "another start's"
+    completed()
+    assert started(["d 10 4000"]) == 0, "two runs of one process"
+    completed()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert started(["d 10 4000"]) == 1
+    monkeypatch.delenv("TORCHELASTIC_MAX_RESTARTS")
+    assert started(["d 10 4000"]) == 0
 
 
 @pytest.mark.parametrize("master", ["00", "0.0", "0x0", "::0.0.0.0", "0:0:0:0:0:0:0:0"])

@@ -4,6 +4,7 @@ that was exchanged, sizes that only a header says."""
 from __future__ import annotations
 
 import http.server
+import json
 import os
 import subprocess
 import sys
@@ -11,26 +12,32 @@ import threading
 import time
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.request import Request
 
 import numpy as np
 import pytest
+import torch
 
 import gnnpar
 from checkpoints import train
 from conftest import environment
-from gnnpar import capacity, scratch
+from gnnpar import capacity, durable, scratch
 from gnnpar.cli import completion
 from gnnpar.cli.main import run
+from gnnpar.codecs.adaptive.links import Profile, nominal
 from gnnpar.comm import interfaces
 from gnnpar.config.compose import compose
+from gnnpar.config.submitit_jobs import place_of_results
 from gnnpar.config.sweep import _written_since
 from gnnpar.data import downloads, files, stored
 from gnnpar.data.folder import Folder
 from gnnpar.launch.launch import world_of
+from gnnpar.parallel.objective import SPLITS
+from gnnpar.partition.partition import write_cached
 from gnnpar.settings import ConfigError
 
 SMALL = ["dataset=sbm", "dataset.num_nodes=60"]
@@ -268,3 +275,53 @@ def test_what_a_shell_reads_is_written_for_its_user_alone(tmp_path: Path, monkey
     script.parent.chmod(0o777)
     with pytest.raises(OSError, match="others may rename what lies in it"):
         completion.install(tmp_path)
+
+
+@pytest.mark.parametrize("typed", ["hydra.output_subdir=.hydra", "+hydra.output_subdir=x"])
+@pytest.mark.parametrize("multirun", [[], ["-m"]], ids=["run", "sweep"])
+def test_hydra_writes_no_files_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, multirun: list[str], typed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("train", [*multirun, *SMALL, "strategy=single", "epochs=1", typed]) == 2
+    assert "a run writes its config.yaml itself" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_made_behind_a_link_of_another_user(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (link := tmp_path / "link").symlink_to("mine")
+    os.chown(link, 12_345, 12_345, follow_symlinks=False)
+    with pytest.raises(OSError, match="it is a symbolic link of another user"):
+        durable.make_folder(link / "new" / "newer")
+    launcher = SimpleNamespace(params={"submitit_folder": f"{link}/jobs/%j"})
+    with pytest.raises(OSError, match="it is a symbolic link of another user"):
+        place_of_results(launcher, tmp_path / "sweep")
+    said: list[str] = []
+    write_cached(link / "cache" / "x", torch.zeros(3), "partition", said.append)
+    assert "partition not cached: it is a symbolic link of another user" in said[0]
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_outputs_beyond_memory_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every node a class of its own: what a model gives for them has the square of their number."""
+    nodes = 400
+    ring, masks = np.arange(nodes), {f"{split}_mask": np.arange(nodes) % 3 == i for i, split in enumerate(SPLITS)}
+    edges = np.stack([ring, np.roll(ring, 1)])
+    np.savez(tmp_path / "g.npz", x=np.ones((nodes, 2), np.float32), y=ring, edge_index=edges, **masks)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(capacity, "memory_bytes", lambda: 12 * nodes**2 - 1)
+    assert run("train", ["dataset=npz", "dataset.path=g.npz", "strategy=single", "epochs=1"]) != 0
+    assert "400 nodes of a rank with 400 outputs each needs" in capsys.readouterr().err
+
+
+def test_costs_beyond_any_machine_are_no_profile(tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    measured = nominal(2)
+    for cost, good in ((8e-9, True), (1e300, False), (-1.0, False)):
+        links = {**measured.links, (0, 1): (cost, 1e-5)}
+        file.write_text(json.dumps(replace(measured, links=links).as_json()))
+        with nullcontext() if good else pytest.raises(ValueError, match="negative, or an hour and more"):
+            assert Profile.read(file, 2).links == links

@@ -12,7 +12,7 @@ from pathlib import Path
 from string import Template
 
 from gnnpar.cli.arguments import Arguments
-from gnnpar.durable import refuse_link_of_others, refuse_links_below, write_text_whole
+from gnnpar.durable import make_folder, refuse_link_of_others, refuse_links_below, write_text_whole
 from gnnpar.paths import checkout_dir, conf_dir, expanded
 from gnnpar.printable import shell_word
 from gnnpar.settings import ConfigError
@@ -81,7 +81,7 @@ def write(kind: str, name: str, folder: Path) -> list[Path]:
     texts = [rendered(kind, part, words) for part in ("module", "config", "test")]
     notes = [f'"""{words["Class"]}, a method of its own."""\n' for _ in package]
     for file, text in zip(files + package, texts + notes, strict=True):
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(file.parent)
         write_text_whole(file, text)
     return files
 

@@ -22,7 +22,7 @@ from gnnpar.config.help import asks_for_help, train_help
 from gnnpar.config.inputs import sets
 from gnnpar.config.replay import resumed
 from gnnpar.config.sweep import with_its_sweep
-from gnnpar.durable import JsonObject, WriteError, write_text_whole
+from gnnpar.durable import JsonObject, WriteError, make_folder, write_text_whole
 from gnnpar.folder_lock import FolderInUse, working_in
 from gnnpar.launch.environment import check_rank
 from gnnpar.launch.slurm import as_rank
@@ -123,7 +123,7 @@ def run_one(job: HydraJob) -> int:
         if job.sweep is not None and quiet() and isinstance(settings.tracker, Console):
             settings = replace(settings, tracker=Quiet())
         if first:
-            run_dir.mkdir(parents=True, exist_ok=True)
+            make_folder(run_dir)
             write_text_whole(run_dir / "config.yaml", job.yaml(settings))
         from gnnpar.cli.train import run_training
 

@@ -103,8 +103,12 @@ _OPTIONS = (
 
 def _refuse_other_options(argv: Sequence[str]) -> None:
     """Hydra has others, and takes all of them shortened, too: --experimental-rerun unpickles the file that it names,
-    and --config-path and --config-dir compose YAML of any folder, as the config.yaml of somebody's run."""
+    and --config-path and --config-dir compose YAML of any folder, as the config.yaml of somebody's run. Nor does Hydra
+    write files of its own: through links, where a folder holds any."""
     for word in argv:
+        key, _, value = word.lstrip("+").partition("=")
+        if key == "hydra.output_subdir" and value != "null":
+            raise ConfigError(f"{printable(word[:80])}: a run writes its config.yaml itself; leave it out")
         if word.startswith("-") and (word.partition("=")[0] if word.startswith("--") else word) not in _OPTIONS:
             raise ConfigError(f"there is no option {printable(word[:80])}; gnnpar train has {', '.join(_OPTIONS)}")
 

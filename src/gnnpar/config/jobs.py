@@ -23,7 +23,7 @@ from typing import Literal
 import psutil
 
 from gnnpar.aliases import with_published_keys, with_published_names, with_published_targets
-from gnnpar.durable import JsonDict, JsonObject, read_json, write_json_whole
+from gnnpar.durable import JsonDict, JsonObject, make_folder, read_json, write_json_whole
 from gnnpar.folder_lock import FolderInUse, working_in
 from gnnpar.printable import one_line
 from gnnpar.settings import ConfigError
@@ -124,7 +124,7 @@ def is_inside(folder: str) -> bool:
 
 def begin_job(run_dir: Path, overrides: Sequence[str]) -> None:
     """A job starts here: what an earlier attempt left is no result any more."""
-    run_dir.mkdir(parents=True, exist_ok=True)
+    make_folder(run_dir)
     forget(run_dir)
     process = psutil.Process()
     record = {"pid": process.pid, "born": process.create_time(), "host": socket.gethostname(), "error": None}
@@ -134,7 +134,7 @@ def begin_job(run_dir: Path, overrides: Sequence[str]) -> None:
 def refuse_job(run_dir: Path, error: str, *, refused: bool) -> None:
     """A job that ended without a result.json says why. `refused`: by its configuration."""
     record = read_record(run_dir) or {"started": time.time(), "overrides": []}
-    run_dir.mkdir(parents=True, exist_ok=True)
+    make_folder(run_dir)
     write_json_whole(run_dir / RECORD, record | {"error": " ".join(error.split()), "refused": refused})
 
 

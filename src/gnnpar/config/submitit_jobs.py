@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gnnpar import compilers, scratch
-from gnnpar.durable import JsonDict, refuse_others
+from gnnpar.durable import JsonDict, refuse_link_of_others, refuse_others
 from gnnpar.paths import own_cache
 from gnnpar.settings import ConfigError, show
 from gnnpar.targets import FENCE, TRUST
@@ -37,6 +37,7 @@ def place_of_results(launcher: Launcher, folder: Path) -> Path:
     WriteError and ConfigError where that is no place of this user alone, or no name for a script."""
     named = Path(str(launcher.params["submitit_folder"]).removesuffix("%j"))
     place = own_cache() / "submitit" if named.parent == folder else named
+    refuse_link_of_others(place)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     place = place.resolve()
     if not (str(place).isprintable() and _IN_A_SCRIPT.isdisjoint(str(place))):

@@ -239,6 +239,8 @@ class Resuming:
         self.sweep.composing = overrides
         config = self.loader.load_sweep_config(self.config, list(overrides))
         self.sweep.composing = ()
+        if config.hydra.output_subdir is not None:
+            raise ConfigError("hydra.output_subdir must be null: a run writes its config.yaml itself")
         choices = {str(group): name for group, name in config.hydra.runtime.choices.items()}
         shown = tuple(o for o in overrides if not o.startswith("hydra"))
         if self.sweep.replay is not None:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from gnnpar.capacity import memory_bytes, require_memory
-from gnnpar.durable import is_mine, require_file
+from gnnpar.durable import is_mine, make_folder, require_file
 from gnnpar.paths import expanded, own_cache
 from gnnpar.track.console import complain
 
@@ -159,9 +159,9 @@ def fingerprint(folder: Path, files: Sequence[str]) -> str:
 
 def link_files(source: Path, target: Path, files: Sequence[str]) -> None:
     """Make the files (or folders) visible in `target`: by symbolic link, by copy where links are not allowed."""
-    target.mkdir(parents=True, exist_ok=True)
+    make_folder(target)
     for name in files:
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        make_folder((target / name).parent)
         try:
             os.symlink((source / name).resolve(), target / name)
         except OSError:
@@ -175,7 +175,7 @@ def cached_folder(key: str, build: Callable[[Path], None]) -> Path:
     if final.is_dir():
         return final
     try:
-        final.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(final.parent)
         flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # no link; no wait
         there = final.parent.stat()
         shared = there.st_mode & 0o022 or not is_mine(there)

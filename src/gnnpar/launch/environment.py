@@ -55,11 +55,9 @@ def agent() -> str:
     return f"{socket.gethostname()} {os.getppid()} {started(os.getppid())}"
 
 
-def restarts(env: Mapping[str, str], meetings: int) -> int:
-    """How often all ranks have been started again, by the count of meetings that the store has seen, which anybody may
-    have raised: 0 where nobody starts them again. A run that begins would else go on from what lies in its folder."""
-    allowed = env.get("TORCHELASTIC_MAX_RESTARTS", "0")
-    return meetings - 1 if is_number(allowed, 1, 1 << 30) else 0
+def restarts_allowed(env: Mapping[str, str]) -> bool:
+    """Does somebody (torchrun) start all ranks again where one is lost?"""
+    return is_number(env.get("TORCHELASTIC_MAX_RESTARTS", "0"), 1, 1 << 30)
 
 
 def check_master(env: Mapping[str, str]) -> None:

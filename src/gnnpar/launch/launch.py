@@ -18,7 +18,7 @@ from gnnpar.capacity import require_memory
 from gnnpar.comm import Communicator, interfaces, one_gpu
 from gnnpar.comm.world import Host, How, Outcome, World, num_cores
 from gnnpar.launch import joined, paced, processes
-from gnnpar.launch.environment import agent, check_rank, number, restarts
+from gnnpar.launch.environment import agent, check_rank, number
 from gnnpar.launch.monitor import RankFailed, failure_of
 from gnnpar.launch.namespaces import Network
 from gnnpar.launch.rendezvous import JoinedWorld
@@ -58,9 +58,8 @@ class RunHooks(Protocol):
         """What is wrong where this rank does not see `folder`, rank 0's run_dir; empty: nothing. On every rank."""
         ...
 
-    def before_start(self, restarts: int, agents: Sequence[str]) -> None:
-        """Before the first rank starts. `restarts`: how often others (torchrun) have started all ranks again; `agents`:
-        which processes those are, of rank 0 first."""
+    def before_start(self, agents: Sequence[str]) -> None:
+        """Before the first rank starts. `agents`: the processes (torchrun's) that started ranks, rank 0's first."""
         ...
 
     def on_links(self, reached_gbps: Sequence[float]) -> None:
@@ -159,8 +158,7 @@ def launch(world: World, work: Work, hooks: RunHooks, *, how: Launch, comm: Comm
         several = world.how == "joined" and world.size > 1
         others = joined.assemble(hooks, comm.connect_seconds) if several else None
         if speaks:
-            again = restarts(os.environ, others.generation) if others else 0
-            hooks.before_start(again, others.agents if others else [agent()])
+            hooks.before_start(others.agents if others else [agent()])
         with interruptible(stop, how.grace_seconds), links(world, hooks) as network:
             if world.how == "joined":
                 _join(world, work, hooks, comm, stop, others)

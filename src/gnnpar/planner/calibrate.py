@@ -27,7 +27,7 @@ import torch
 from gnnpar.codecs.adaptive.links import fit
 from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.comm.world import num_cores
-from gnnpar.durable import JsonDict, read_json, write_json_whole
+from gnnpar.durable import JsonDict, make_folder, read_json, write_json_whole
 from gnnpar.launch.forked import without_main
 from gnnpar.launch.processes import NO_WORKING_DIRECTORY, environment
 from gnnpar.planner.samples import SIZES, Samples, measure
@@ -102,7 +102,7 @@ def calibrate(
     calibration = fitted(world_samples(ranks, threads, say), ranks=ranks, threads=threads)
     if file is not None:
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(file.parent)
             write_json_whole(file, calibration.as_json())
         except OSError as error:
             say(f"calibration not cached: {error.strerror} ({file})")

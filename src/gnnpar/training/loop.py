@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from gnnpar.capacity import require_memory
 from gnnpar.comm import Communicator
 from gnnpar.comm.world import Host, Interrupted, World
 from gnnpar.data.dataset import Dataset
@@ -235,6 +236,9 @@ def prepare(
         shard, changed = in_order(shard, how)
         if changed and comm.rank == 0:
             say(f"row_order={how}: {changed}")
+        outputs = f"{len(shard.y):,} nodes of a rank with {task.out_dim:,} outputs each"
+        numbers = 3 * len(shard.y) * task.out_dim  # they, their probabilities and gradients
+        require_memory(4 * numbers, outputs, "is dataset.task what its labels are?")
         shard = shard.to(device, types.rows)
         del dataset
         profile = resume.of_rank_0(start.profile, comm)

@@ -15,6 +15,7 @@ from torch import Tensor
 from gnnpar.comm.world import World
 from gnnpar.data.dataset import Dataset
 from gnnpar.dilation import perf_counter
+from gnnpar.durable import make_folder
 from gnnpar.folds.block import Rows
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.local import Pass
@@ -128,7 +129,7 @@ def partition_cache(settings: Settings) -> Path | None:
     """Where finished partitions are kept; None where nothing can be written."""
     folder = settings.cache_dir / "partitions"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     except OSError:
         return None
     return folder if os.access(folder, os.W_OK) else None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from gnnpar_kernels import spmm
 
 SIZES = (1 << 12, 1 << 15, 1 << 17, 1 << 19, 1 << 20)
 _REPEATS, _COLUMNS = 5, 32
+_MOST_SECONDS = 3600.0  # of what a profile may say that anything costs
 NOMINAL_SECONDS_PER_BYTE, NOMINAL_LATENCY_SECONDS = 8e-9, 5e-5  # 1 Gbit/s: worlds without links (threads, one rank)
 
 
@@ -67,8 +67,8 @@ class Profile:
             raise ValueError(
                 f"profile={path} has no link for every pair of {counted(num_ranks, 'rank')}; measure again"
             )
-        if not all(0 <= cost < math.inf for cost in costs):
-            raise ValueError(f"profile={path} has a cost that is negative or not finite; measure again")
+        if not all(0 <= cost < _MOST_SECONDS for cost in costs):
+            raise ValueError(f"profile={path} has a cost that is negative, or an hour and more; measure again")
         return profile
 
 

@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
-from gnnpar.durable import Json, JsonDict, JsonObject, refuse_link_of_others, require_writable, write_text_whole
+from gnnpar.durable import (
+    Json,
+    JsonDict,
+    JsonObject,
+    make_folder,
+    refuse_link_of_others,
+    require_writable,
+    write_text_whole,
+)
 from gnnpar.report import colours, curves
 from gnnpar.report.comparison import Comparison
 from gnnpar.report.emphasis import OTHER, strategies_in_colour
@@ -34,7 +42,7 @@ def write_page(comparison: Comparison, file: Path) -> Path:
         raise ConfigError(f"--html {file} is a folder; name a file, such as {file / 'report.html'}")
     refuse_link_of_others(file.parent)
     require_writable(file)
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(file.parent)
     write_text_whole(file, render(comparison))
     return file
 

@@ -25,6 +25,7 @@ from gnnpar.durable import (
     JsonDict,
     JsonObject,
     file_hash,
+    make_folder,
     read_checked_json,
     remove,
     sync_folder,
@@ -111,7 +112,7 @@ def save(
     try:
         if link := next((each for each in (partial.parent, partial) if each.is_symlink()), None):
             raise OSError(errno.ELOOP, f"{link.name} is a symbolic link", str(link))  # in a folder of somebody else
-        partial.mkdir(parents=True, exist_ok=True)
+        make_folder(partial)
         mine |= write_tree(partial / name_of(comm.rank), tree)
         mine["hashes"] = {name: tree_hash(plain(tree[name])) for name in ("model", "optimizer", "engine")}
     except OSError as error:

@@ -18,6 +18,7 @@ import torch
 from gnnpar import own_modules
 from gnnpar.comm.world import Outcome, World, reason_of
 from gnnpar.durable import JsonDict, JsonObject, release_room, reserve_room
+from gnnpar.launch.environment import restarts_allowed
 from gnnpar.settings import Cluster, Settings, show
 from gnnpar.track.console import say
 from gnnpar.track.tracker import Tee, Tracker
@@ -25,7 +26,7 @@ from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint import resume
 from gnnpar.training.result.header import NOT_COMPARED, header, installed
 from gnnpar.training.result.result import Status, forget, read_result, write_result
-from gnnpar.training.result.started import is_started_again, note_start
+from gnnpar.training.result.started import note_start, restarts_before
 
 _BURST_SHARE = 0.05
 _SPARE_CORES = 0.5  # what other programs may use of cores that the run needs
@@ -58,15 +59,11 @@ class RunRecord:
             "(hydra.run.dir=FOLDER), or set checkpoint.keep=0"
         )
 
-    def before_start(self, restarts: int, agents: Sequence[str]) -> None:
+    def before_start(self, agents: Sequence[str]) -> None:
         """The run's folder as a run finds it that begins, or goes on after a restart by torchrun."""
         if self.world.how == "joined":
-            again = restarts > 0 and is_started_again(self.run_dir, self.agreed(), agents)
-            self.header["restarts"] = (
-                max(self.header["restarts"], restarts) if again else 0
-            )  # what torchrun says counts
-            if not again:  # only where its start began the run in this folder
-                note_start(self.run_dir, self.agreed(), agents)
+            self.header["restarts"] = self._restarts(agents)
+            note_start(self.run_dir, self.agreed(), agents, self.header["restarts"])
         for line in remarks(self.settings, self.world):
             say(line)
         forget(self.run_dir)
@@ -76,6 +73,14 @@ class RunRecord:
         if self.world.how == "joined":  # a rank that is killed cannot write: this stands until a better result does
             self._write("failed", "ended without saying why")
         self._begun = True
+
+    def _restarts(self, agents: Sequence[str]) -> int:
+        """How often torchrun has started all ranks again, by what its own start has left in the run's folder."""
+        before = restarts_before(self.run_dir, self.agreed(), agents) if restarts_allowed(os.environ) else None
+        done = (read_result(self.run_dir) or {}).get("status") == "completed"
+        if before is None or (done and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"):
+            return 0  # a program that calls torchrun's functions twice has one process for two runs
+        return before + 1
 
     def on_links(self, reached_gbps: Sequence[float]) -> None:
         self.header["paced"]["reached_gbps"] = list(reached_gbps)
