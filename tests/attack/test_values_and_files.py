@@ -294,7 +294,7 @@ def test_nothing_is_made_behind_a_link_of_another_user(tmp_path: Path) -> None:
     os.chown(link, 12_345, 12_345, follow_symlinks=False)
     with pytest.raises(OSError, match="it is a symbolic link of another user"):
         durable.make_folder(link / "new" / "newer")
-    launcher = SimpleNamespace(params={"submitit_folder": f"{link}/jobs/%j"})
+    launcher = type("Asked", (), {"params": {"submitit_folder": f"{link}/jobs/%j"}})()
     with pytest.raises(OSError, match="it is a symbolic link of another user"):
         place_of_results(launcher, tmp_path / "sweep")
     said: list[str] = []
