@@ -58,7 +58,7 @@ def _repeatable() -> Iterator[None]:
 def environment() -> dict[str, str]:
     """The environment of a `gnnpar` process: this checkout's sources first, no settings of the caller."""
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "kernels")])
-    ours = ("GNNPAR_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "SLURM_")
+    ours = ("GNNPAR_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "SLURM_", "GLOO_")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
     return kept | {"PYTHONPATH": paths, "COLUMNS": "200", "GNNPAR_CACHE": str(CACHE)}
 

@@ -19,10 +19,16 @@ def keep_torch_apart() -> None:
     afterwards, where the cache cannot be written, or others may have made it, or may make it. In each process that
     loads such code: a folder that a job of a cluster is told of may be another user's on its own host."""
     for name, within in (("TORCHINDUCTOR_CACHE_DIR", "torch"), ("TRITON_CACHE_DIR", "triton")):
-        if name not in os.environ:
+        if name not in os.environ or _is_torchs_and_of_others(Path(os.environ[name])):
             with suppress(OSError):  # there is no place for files at all: who needs one says so
                 own = _own_cache_of(within)
                 _given[name] = os.environ[name] = str(own) if own is not None else _gone_afterwards(within)
+
+
+def _is_torchs_and_of_others(place: Path) -> bool:
+    """torch, which PyG asks when it is imported, leaves in the environment where it would keep code: in /tmp, by the
+    user's name, where others may have been first."""
+    return any(part.startswith("torchinductor_") for part in place.parts) and not _is_own(place)
 
 
 _given: dict[str, str] = {}

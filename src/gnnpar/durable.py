@@ -181,7 +181,7 @@ def _has_list(place: Path) -> bool:
         return False
 
 
-_MOST_USERS = 2**32 - 1
+_MOST_USERS, _NOBODY = 2**32 - 1, 65_534
 _OF_THE_SYSTEM = ("/var/tmp", "/run/user")  # noqa: S108  # root has made them, as / and what lies in it; nothing is written
 
 
@@ -198,7 +198,7 @@ def _overflow(kind: Literal["uid", "gid"]) -> set[int]:
         known = mapped[:2] == ["0", "0"] and int(mapped[2]) >= _MOST_USERS
         return set() if known else {int(Path(f"/proc/sys/kernel/overflow{kind}").read_text(encoding="ascii"))}
     except (OSError, ValueError, IndexError):
-        return set()
+        return {_NOBODY}
 
 
 def require_writable(file: Path) -> None:

@@ -13,7 +13,7 @@ import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.request import Request
@@ -25,7 +25,7 @@ import torch
 import gnnpar
 from checkpoints import train
 from conftest import environment
-from gnnpar import capacity, durable, scratch
+from gnnpar import capacity, compilers, durable, scratch
 from gnnpar.cli import completion
 from gnnpar.cli.main import run
 from gnnpar.codecs.adaptive.links import Profile, nominal
@@ -35,6 +35,7 @@ from gnnpar.config.submitit_jobs import place_of_results
 from gnnpar.config.sweep import _written_since
 from gnnpar.data import downloads, files, stored
 from gnnpar.data.folder import Folder
+from gnnpar.durable import JsonDict
 from gnnpar.launch.launch import world_of
 from gnnpar.parallel.objective import SPLITS
 from gnnpar.partition.partition import write_cached
@@ -288,15 +289,49 @@ def test_hydra_writes_no_files_of_its_own(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_nobody_is_known_where_the_kernel_does_not_say_his_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(file: Path, **_: str) -> str:
+        if file.name != "uid_map":
+            raise FileNotFoundError(file)
+        return "0 100000 65536"
+
+    monkeypatch.setattr(Path, "read_text", read)
+    assert durable._overflow_uid() == {65_534}
+
+
+def test_where_torch_would_keep_code_is_left_where_others_were_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyG, imported before gnnpar is asked for anything, has torch name its place in /tmp."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (theirs := tmp_path / "torchinductor_me").mkdir()
+    theirs.chmod(0o777)
+    for name, place in (("TORCHINDUCTOR_CACHE_DIR", theirs), ("TRITON_CACHE_DIR", theirs / "triton" / "0")):
+        monkeypatch.setenv(name, str(place))
+    compilers.keep_torch_apart()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == f"{tmp_path}/cache/gnnpar/torch"
+    assert os.environ["TRITON_CACHE_DIR"] == f"{tmp_path}/cache/gnnpar/triton"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torchinductor_mine"))
+    compilers.keep_torch_apart()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == f"{tmp_path}/torchinductor_mine", "made for this user, by now"
+    compilers.give_back_environment()
+
+
+@dataclass
+class Asked:
+    """A launcher of submitit's."""
+
+    params: JsonDict
+
+
 def test_nothing_is_made_behind_a_link_of_another_user(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (link := tmp_path / "link").symlink_to("mine")
     os.chown(link, 12_345, 12_345, follow_symlinks=False)
     with pytest.raises(OSError, match="it is a symbolic link of another user"):
         durable.make_folder(link / "new" / "newer")
-    launcher = type("Asked", (), {"params": {"submitit_folder": f"{link}/jobs/%j"}})()
     with pytest.raises(OSError, match="it is a symbolic link of another user"):
-        place_of_results(launcher, tmp_path / "sweep")
+        place_of_results(Asked({"submitit_folder": f"{link}/jobs/%j"}), tmp_path / "sweep")
     said: list[str] = []
     write_cached(link / "cache" / "x", torch.zeros(3), "partition", said.append)
     assert "partition not cached: it is a symbolic link of another user" in said[0]
