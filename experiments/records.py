@@ -39,7 +39,8 @@ def append(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         with suppress(FileExistsError):  # another study was first
             os.link(scratch, file)
         scratch.unlink()
-    with file.open("ab", buffering=0) as out:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK  # a pipe that nobody reads is an error
+    with open(os.open(file, flags, 0o666), "ab", buffering=0) as out:
         out.write(_encode(rows))
 
 

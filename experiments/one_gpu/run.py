@@ -1,7 +1,7 @@
 """Epochs on one GPU: `single`, captured, in bf16 and out of core, beside the same model of PyG's layers.
 
     python experiments/one_gpu/run.py --seconds 120            # writes results.jsonl, a line a measurement
-    python experiments/one_gpu/run.py --device cpu --scale 0.01 --seconds 600 --out /tmp/trial.jsonl
+    python experiments/one_gpu/run.py --device cpu --scale 0.01 --seconds 600 --out trial.jsonl
 
 The graphs are random, of the sizes of ogbn-arxiv, Reddit and ogbn-products, with power-law degrees. One contender lives
 at a time: a peak is its own. A cell whose time is up is not begun; those that are in the file are not measured again.

@@ -58,6 +58,8 @@ def _cache() -> Path | None:
     try:
         named = os.environ.get("XDG_CACHE_HOME", "")
         place = Path(named) if os.path.isabs(named) else Path.home() / ".cache"
+        if not place.is_absolute():  # HOME=., which may be anybody's folder
+            return None
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (OSError, RuntimeError):
         return None

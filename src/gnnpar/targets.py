@@ -11,7 +11,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -80,17 +80,60 @@ def refuse_foreign(tree: object, source: str, *, remedy: str, named: object = No
     """Refuse, before it is imported, a class that the tree of a file names and that its reader has not named.
 
     `source`: the file, for messages. `remedy`: what to do instead. `named`: configuration that the user has chosen
-    himself, by the command line and by YAML; its classes are allowed. `trust`, or --trust: any class is, and a line on
-    stderr says so. Raises ValueError.
+    himself, by the command line and by YAML, laid out as `tree`: where it has a class, the file may have it, too, and
+    call it with the same arguments, with numbers and with words: what a class of the user's does with the name of a
+    file, gnnpar does not know. `trust`, or --trust: any class is allowed, and a line on stderr says so. ValueError.
     """
-    known = set(_targets(named))
-    for target in dict.fromkeys(_targets(tree)):
-        if target in known or _is_trusted(target):
-            continue
-        shown = printable(target if len(target) <= 100 else target[:97] + "...")
-        if not (trust or os.environ.get(TRUST) == "1"):
-            raise ValueError(f"{source} names {shown}, which is no class of gnnpar or of an installed plugin: {remedy}")
-        sys.stderr.write(f"gnnpar: {printable(source)} names {shown}; it is trusted, and its code runs\n")
+    trusted = trust or os.environ.get(TRUST) == "1"
+    told: set[str] = set()
+    for path, node in _nodes(tree):
+        foreign = {key: name for key, name in _classes(node) if not _is_trusted(name)}
+        twin = _at(named, path) if foreign else {}
+        for key, target in foreign.items():
+            if current(target) == current(str(twin.get(key))):
+                continue
+            shown = _short(target)
+            if not trusted:
+                line = f"{source} names {shown}, which is no class of gnnpar or of an installed plugin: {remedy}"
+                raise ValueError(line)
+            if target not in told:
+                sys.stderr.write(f"gnnpar: {printable(source)} names {shown}; it is trusted, and its code runs\n")
+            told.add(target)
+        for key, value in node.items() if foreign and not trusted else ():
+            if key not in (*foreign, "_target_") and twin.get(key, _NOTHING) != value and not _is_plain(value):
+                target = _short(next(iter(foreign.values())))
+                raise ValueError(f"{source} sets {_short(str(key))}={_short(str(value))} of {target}: {remedy}")
+
+
+_NOTHING = object()
+
+
+def _short(text: str) -> str:
+    return printable(text if len(text) <= 100 else text[:97] + "...")
+
+
+def _is_plain(value: object) -> bool:
+    """A number or a word, which names no file elsewhere, or several; configurations in it are looked at themselves."""
+    if isinstance(value, Mapping):
+        return "_target_" in value or all(map(_is_plain, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return not isinstance(value, str) or _PLAIN.fullmatch(value) is not None
+
+
+_PLAIN = re.compile(r"[\w-]*|[+-]?\d+\.\d*(e[+-]?\d+)?", re.ASCII)
+
+
+def _at(tree: object, path: Sequence[object]) -> Mapping[str, object]:
+    """The mapping there; empty: there is none."""
+    for key in path:
+        if isinstance(tree, Mapping):
+            tree = tree.get(key)
+        elif isinstance(tree, (list, tuple)) and isinstance(key, int) and key < len(tree):
+            tree = tree[key]
+        else:
+            return {}
+    return tree if isinstance(tree, Mapping) else {}
 
 
 @functools.cache
@@ -113,17 +156,29 @@ def _is_trusted(target: str) -> bool:
 
 
 def _targets(tree: object) -> Iterator[str]:
-    pending = [tree]  # no recursion: a file may be nested as deeply as its reader allows
+    for _, node in _nodes(tree):
+        for _, target in _classes(node):
+            yield target
+
+
+def _classes(node: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """(key, class) of what a configuration names."""
+    if "_target_" in node:
+        yield "_target_", str(node["_target_"])
+        if isinstance(target := node.get("target"), str):  # of a PyG model: its class is imported, too
+            yield "target", target
+
+
+def _nodes(tree: object) -> Iterator[tuple[tuple[object, ...], Mapping[str, object]]]:
+    """(path, node) of every mapping."""
+    pending: list[tuple[tuple[object, ...], object]] = [((), tree)]  # no recursion: a file may be nested deeply
     while pending:
-        node = pending.pop()
+        path, node = pending.pop()
         if isinstance(node, Mapping):
-            if "_target_" in node:
-                yield str(node["_target_"])
-                if isinstance(target := node.get("target"), str):  # of a PyG model: its class is imported, too
-                    yield target
-            pending += node.values()
+            yield path, node
+            pending += (((*path, key), value) for key, value in node.items())
         elif isinstance(node, (list, tuple)):
-            pending += node
+            pending += (((*path, at), value) for at, value in enumerate(node))
 
 
 def _imported(module: str) -> ModuleType:

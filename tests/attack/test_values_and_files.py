@@ -6,6 +6,8 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -21,6 +23,7 @@ from urllib.request import Request
 import numpy as np
 import pytest
 import torch
+import yaml
 
 import gnnpar
 from checkpoints import train
@@ -39,7 +42,9 @@ from gnnpar.durable import JsonDict
 from gnnpar.launch.launch import world_of
 from gnnpar.parallel.objective import SPLITS
 from gnnpar.partition.partition import write_cached
+from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError
+from gnnpar.targets import refuse_foreign
 
 SMALL = ["dataset=sbm", "dataset.num_nodes=60"]
 OF_PYG = ["model=pyg", "model.target=torch_geometric.nn.GCN", "model.kwargs.hidden_channels=8"]
@@ -360,3 +365,84 @@ def test_costs_beyond_any_machine_are_no_profile(tmp_path: Path) -> None:
         file.write_text(json.dumps(replace(measured, links=links).as_json()))
         with nullcontext() if good else pytest.raises(ValueError, match="negative, or an hour and more"):
             assert Profile.read(file, 2).links == links
+
+
+# --- arguments of the user's own classes
+
+
+OWN = """
+from dataclasses import dataclass
+from pathlib import Path
+from gnnpar.data.synthetic import SBM
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(SBM):
+    path: str = "its own"
+    width: int = 1
+
+    def load(self, data_dir, seed):
+        Path("read").write_text(self.path)
+        return super().load(data_dir, seed)
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory with a dataset of the user's own, which reads the file that it is told of."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dataset").mkdir()
+    shutil.copy(conf_dir() / "dataset" / "sbm.yaml", tmp_path / "dataset" / "mine.yaml")
+    text = (tmp_path / "dataset" / "mine.yaml").read_text()
+    said = re.sub("_target_: .*", "_target_: ownreader.Mine", text) + "\npath: its own\nwidth: 1\n"
+    (tmp_path / "dataset" / "mine.yaml").write_text(said)
+    (tmp_path / "ownreader.py").write_text(OWN)
+    yield tmp_path
+    sys.modules.pop("ownreader", None)
+
+
+def test_a_sweep_sets_no_paths_of_a_class_of_ones_own(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = ["dataset=mine", "dataset.num_nodes=60", "dataset.width=2,3", "strategy=single", "epochs=1"]
+    assert run("train", ["-m", *job, "dataset.path=mine.bin", "hydra.sweep.dir=s"]) == 0
+    assert (own / "read").read_text() == "mine.bin"
+    (own / "read").unlink()
+    for folder in ("0", "1"):
+        shutil.rmtree(own / "s" / folder)
+    again = ["--resume", "s", "dataset=mine"]
+    assert run("train", again) == 2
+    assert "s/sweep.json has dataset.path=mine.bin beside the dataset that was typed" in capsys.readouterr().err
+    assert run("train", [*again, "dataset.path=mine.bin"]) == 0, "words and numbers are the sweep's"
+    assert (own / "read").read_text() == "mine.bin"
+    data = json.loads((own / "s" / "sweep.json").read_text())
+    data["argv"] = [each.replace("dataset.path", "++dataset.path") for each in data["argv"]]
+    (own / "s" / "sweep.json").write_text(json.dumps(data))
+    (own / "read").unlink()
+    assert run("train", again) == 2
+    assert not (own / "read").exists()
+
+
+def test_a_study_sets_no_paths_of_a_class_of_ones_own(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["dataset=mine", "dataset.num_nodes=60", "strategy=single", "epochs=1"]
+    (study := own / "study.yaml").write_text(yaml.safe_dump({"base": base, "factors": {"w": ["dataset.width=2"]}}))
+    assert run("ablate", [str(study), "--folder", "a"]) == 0
+    assert (own / "read").read_text() == "its own"
+    (own / "read").unlink()
+    study.write_text(yaml.safe_dump({"base": [*base, "dataset.path=a/b"], "factors": {"w": ["dataset.width=2"]}}))
+    assert run("ablate", [str(study), "--folder", "b"]) == 2
+    assert "sets path=a/b of ownreader.Mine" in capsys.readouterr().err
+    assert not (own / "read").exists()
+
+
+def test_a_class_is_named_where_the_user_has_it_and_nowhere_else() -> None:
+    """A plan called the user's model as its dataset, with a file of its own."""
+    named = {"model": {"_target_": "gnnpar.models.pyg.model.PyG", "target": "mine.net", "kwargs": {"a": "x/y", "b": 1}}}
+
+    def refuse(tree: object, said: str = "") -> None:
+        with pytest.raises(ValueError, match=said) if said else nullcontext():
+            refuse_foreign(tree, "plan.json", remedy="type it", named=named)
+
+    refuse(named)
+    refuse({"model": {**named["model"], "kwargs": {"a": "relu", "b": 2.5, "c": ["d", None]}}})
+    refuse({"model": {**named["model"], "kwargs": {"a": "p/q"}}}, "sets kwargs=.* of mine.net: type it")
+    refuse({"dataset": {"_target_": "mine.net"}}, "plan.json names mine.net, which is no class of gnnpar")
+    refuse({"model": {"_target_": "mine.net"}}, "plan.json names mine.net")
+    refuse({"model": [named["model"]]}, "plan.json names mine.net")

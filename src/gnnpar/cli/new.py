@@ -7,6 +7,7 @@ import importlib.util
 import keyword
 import os
 import re
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -80,9 +81,12 @@ def write(kind: str, name: str, folder: Path) -> list[Path]:
     words["target"] = f"{places.imported}.{words['Class']}"
     texts = [rendered(kind, part, words) for part in ("module", "config", "test")]
     notes = [f'"""{words["Class"]}, a method of its own."""\n' for _ in package]
-    for file, text in zip(files + package, texts + notes, strict=True):
-        make_folder(file.parent)
-        write_text_whole(file, text)
+    with ExitStack() as undone:
+        for file, text in zip(files + package, texts + notes, strict=True):
+            make_folder(file.parent)
+            write_text_whole(file, text)
+            undone.callback(file.unlink)
+        undone.pop_all()  # all of them are there
     return files
 
 

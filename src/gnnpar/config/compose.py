@@ -46,10 +46,11 @@ def compose(overrides: Sequence[str], check: Callable[[JsonObject], None] = lamb
 
 
 def chosen_files(overrides: Sequence[str]) -> object:
-    """What the YAML says that overrides choose by name, not resolved, and without the keys that they set."""
+    """What the YAML says that overrides choose by name, without the keys that they set."""
     import hydra
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     groups = {override: key_of(override).partition("@")[0] for override in overrides}
     choices = [each for each, group in groups.items() if is_group(group) and not group.startswith("hydra")]
@@ -58,7 +59,11 @@ def chosen_files(overrides: Sequence[str]) -> object:
     running, state.hydra = state.hydra, None  # a sweep's, which asks
     try:
         with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
-            return OmegaConf.to_container(hydra.compose(CONFIG, overrides=choices), resolve=False)
+            config = hydra.compose(CONFIG, overrides=choices)
+        try:
+            return OmegaConf.to_container(config, resolve=True)
+        except OmegaConfBaseException:  # it reads what only other overrides say
+            return OmegaConf.to_container(config, resolve=False)
     finally:
         state.hydra = running
 

@@ -19,6 +19,7 @@ from gnnpar.config.compose import chosen_files
 from gnnpar.config.errors import OF_HYDRA
 from gnnpar.config.jobs import MANIFEST, Manifest
 from gnnpar.config.study import MOST_RUNS, key_of
+from gnnpar.durable import JsonDict
 from gnnpar.paths import conf_dir, installed_confs, is_brought_group, is_group
 from gnnpar.settings import WRITTEN_FOLDERS, ConfigError, Settings, show
 from gnnpar.targets import TRUST, let_in, refuse_foreign
@@ -40,7 +41,7 @@ PARAMS = "hydra.sweeper.params."
 _JOB_NUMBER = re.compile(r"\$\{hydra[.:]job\.num\}")
 _PLAIN = re.compile(r"[\w.,:+()-]*")
 """A value that is numbers, names or ranges."""
-_CLASS = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
+_PLAIN_WORD = re.compile(r"[\w,-]*")
 _KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _KEYS = frozenset(field.name for field in dataclasses.fields(Settings))
 _WITHOUT_FOLDER = "hydra.searchpath=[]"
@@ -59,20 +60,20 @@ class Replay:
 
     def check_settings(self, config: Mapping[str, object], overrides: Sequence[str] = ()) -> None:
         """Refuse a job with classes that neither gnnpar, nor a plugin, nor what was typed names: a class itself, or
-        those that a group's YAML, chosen by its name, says.
+        those that a group's YAML, chosen by its name, says; and with arguments of these that were not typed.
 
         `config`: what the job's `overrides` resolve to.
         """
         with suppress(ValueError):
             return refuse_foreign(config, str(self.file), remedy=self.remedy)
-        own = {key_of(override) for override in self.typed}
-        files = chosen_files([override for override in overrides if key_of(override) in own])
-        classes = [{"_target_": name} for override in self.typed for name in _typed_classes(override)]
+        own = {key_of(override).removeprefix(PARAMS) for override in self.typed}
+        typed = [override for override in overrides if key_of(override) in own]
+        named = laid_over(chosen_files(typed), typed_values(typed))
         try:
-            refuse_foreign(config, str(self.file), remedy=self.remedy, named=[files, classes])
+            refuse_foreign(config, str(self.file), remedy=self.remedy, named=named)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        let_in([files, classes], checked=True)
+        let_in(named, checked=True)
 
     def check_choices(self, choices: Mapping[str, object], overrides: Sequence[str]) -> None:
         """Refuse a job, however its sweeper came to it, with an override that could bring code, or with YAML of the
@@ -104,6 +105,13 @@ class Replay:
                 f"elsewhere: {self.remedy}"
             )
 
+    def refuse_paths_of_dataset(self, overrides: Sequence[str]) -> None:
+        """Refuse what the file says of a dataset that was typed, but for numbers and words: it may be a path."""
+        for override in overrides:
+            key = key_of(override).removeprefix(PARAMS)
+            if key.startswith("dataset.") and not _PLAIN_WORD.fullmatch(override.partition("=")[2]):
+                raise ConfigError(f"{self.file} has {show(override)} beside the dataset that was typed: {self.remedy}")
+
     @property
     def remedy(self) -> str:
         return f"type it again beside --resume {self.file.parent}, or --trust, which runs it"
@@ -132,6 +140,8 @@ def resumed(argv: Sequence[str]) -> tuple[list[str], Replay | None]:
     stored = [override for override in manifest.argv if key_of(override) not in own]
     replay = Replay(folder / MANIFEST, tuple(typed), again)
     replay.check_overrides(stored)
+    if "dataset" in own:
+        replay.refuse_paths_of_dataset(stored)
     fenced = [] if os.environ.get(TRUST) == "1" or any(map(_names_yaml, typed)) else [_WITHOUT_FOLDER]
     return ["-m", *stored, *typed, *fenced, f"hydra.sweep.dir={quoted(str(folder))}"], replay
 
@@ -200,15 +210,31 @@ def _is_harmless(override: str) -> bool:
     return _KEY.fullmatch(group) is not None and group.partition(".")[0] in _KEYS and "@" not in key
 
 
-def _typed_classes(override: str) -> list[str]:
-    """The classes that an override of the command line names: by its key, or in a dictionary."""
-    key, _, value = override.partition("=")
-    if key.rpartition(".")[2] in ("target", "_target_"):
-        return _CLASS.findall(value)
-    return [name for found in _IN_DICTIONARY.findall(value) for name in _CLASS.findall(found)]
+def typed_values(overrides: Sequence[str]) -> JsonDict:
+    """What overrides set, as a tree; not what they choose."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    tree: JsonDict = {}
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        key = override.get_key_element()
+        if override.is_sweep_override() or override.is_delete() or "@" in key or is_group(key.lstrip("+")):
+            continue
+        *path, last = key.lstrip("+").split(".")
+        node = tree
+        for name in path:
+            node = node.setdefault(name, {})
+            if not isinstance(node, dict):
+                break
+        else:
+            node[last] = override.value()
+    return tree
 
 
-_IN_DICTIONARY = re.compile(r"_target_['\"]?\s*:\s*['\"]?([\w.]+)")
+def laid_over(tree: object, over: object) -> object:
+    """A configuration with what another one says of it."""
+    if isinstance(tree, Mapping) and isinstance(over, Mapping):
+        return {**tree, **{key: laid_over(tree.get(key), value) for key, value in over.items()}}
+    return over
 
 
 def _names_yaml(override: str) -> bool:

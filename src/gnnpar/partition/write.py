@@ -67,7 +67,9 @@ def write_shards(
             sync_folder(partial)
             partial.rename(out)
     except OSError as error:
-        raise ValueError(f"out={out} cannot be written: {error.strerror}; give it room, or another place") from error
+        raise ValueError(
+            f"out={out} cannot be written: {error.strerror or error}; give it room, or another place"
+        ) from error
     return manifest
 
 

@@ -118,8 +118,10 @@ def _figure(path: Path, rows: Mapping[str, Rows], drawing: Drawing) -> list[Path
     files = [path.with_suffix(f".{form}") for form in FORMATS]
     dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}
     for file in files:
+        drawn = io.BytesIO()  # matplotlib's own writers lose what a full disk says
+        figure.savefig(drawn, format=file.suffix[1:], metadata=dates[file.suffix])
         with open_whole(file) as out:
-            figure.savefig(out, format=file.suffix[1:], metadata=dates[file.suffix])
+            out.write(drawn.getvalue())
     return files
 
 

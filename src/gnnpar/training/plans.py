@@ -200,7 +200,8 @@ def given_plan(file: Path, settings: Settings) -> Plan:
     if any(plan.setup.get(key, resolved[key]) != resolved[key] for key in ("model", "precision")):
         plan = replace(plan, predicted=None)  # the prediction is of another model than the one that runs
     if "layers" in data:
-        refuse_foreign(data["layers"], f"plan={file}", remedy="--trust runs its code", named=settings.resolved)
+        own = [resolved["strategy"]] * len(data["layers"])
+        refuse_foreign(data["layers"], f"plan={file}", remedy="--trust runs its code", named=own)
         check_layers(data["layers"], settings.strategy, plan, file)
     return plan
 
