@@ -94,7 +94,7 @@ class Run:
         return opened(*find(self.folder, "best", named=self.named))
 
 
-@own_temporary_files()
+@own_temporary_files(lasting=True)
 def train(
     model: Model,
     data: object,
@@ -113,7 +113,7 @@ def train(
     return _train(_settings(model, data, {**chosen, **overrides}), _run_folder(folder))
 
 
-@own_temporary_files()
+@own_temporary_files(lasting=True)
 def sweep(
     model: Model | list[Model],
     data: object,
@@ -257,7 +257,7 @@ class Planned:
     candidates: Sequence[JsonObject]
 
 
-@own_temporary_files()
+@own_temporary_files(lasting=True)
 def plan(
     model: Model,
     data: object,
@@ -282,7 +282,7 @@ def plan(
     return Planned(file, planned.chosen.label, command.candidates(planned))
 
 
-@own_temporary_files()
+@own_temporary_files(lasting=True)
 def check(
     model: Model,
     data: object = None,

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import atexit
 import os
-import tempfile
-from contextlib import suppress
+import sys
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from gnnpar.durable import is_mine, refuse_others
 from gnnpar.paths import own_cache
-from gnnpar.scratch import remove_made, safe_place
+from gnnpar.scratch import scratch_folder
+
+_HEADERS, _OF_HEADERS = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "cpp_cache_precompile_headers"
 
 
 def keep_torch_apart() -> None:
     """torch's compiler, which PyG imports and exports ask, and Triton keep code in the user's cache, and not in /tmp by
     a name that others can foresee and take before, or in a home that is a place of all; in a new folder, gone
     afterwards, where the cache cannot be written, or others may have made it, or may make it. In each process that
-    loads such code: a folder that a job of a cluster is told of may be another user's on its own host."""
+    loads such code: a folder that a job of a cluster is told of may be another user's on its own host. Its headers it
+    would compile once for all, in a folder whose name it has fixed when it was imported: it does not."""
+    os.environ.setdefault(_HEADERS, "0")
+    if (config := sys.modules.get("torch._inductor.config")) is not None and os.environ[_HEADERS] == "0":
+        setattr(config, _OF_HEADERS, False)
     for name, within in (("TORCHINDUCTOR_CACHE_DIR", "torch"), ("TRITON_CACHE_DIR", "triton")):
         if name not in os.environ or _is_torchs_and_of_others(Path(os.environ[name])):
             with suppress(OSError):  # there is no place for files at all: who needs one says so
                 own = _own_cache_of(within)
-                _given[name] = os.environ[name] = str(own) if own is not None else _gone_afterwards(within)
+                _given[name] = os.environ[name] = str(own) if own is not None else _gone_afterwards()
 
 
 def _is_torchs_and_of_others(place: Path) -> bool:
@@ -65,7 +71,8 @@ def _is_own(folder: Path) -> bool:
         return False
 
 
-def _gone_afterwards(within: str) -> str:
-    folder = Path(tempfile.mkdtemp(prefix=f"gnnpar-{within}-", dir=safe_place()))
-    atexit.register(remove_made, folder, folder.lstat())
-    return str(folder)
+def _gone_afterwards() -> str:
+    """A folder that the next command removes where this process is killed."""
+    folder = ExitStack()
+    atexit.register(folder.close)
+    return str(folder.enter_context(scratch_folder()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import secrets
@@ -27,6 +28,7 @@ def scratch_folder() -> Iterator[Path]:
         with suppress(FolderInUse, OSError), _working_in(left):
             shutil.rmtree(left)
     scratch = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=safe_place()))
+    scratch.chmod(0o700)  # whatever the umask
     _made[scratch] = scratch.lstat()
     try:
         with _working_in(scratch):
@@ -111,21 +113,38 @@ def remove_all() -> None:
 
 
 @contextmanager
-def own_temporary_files() -> Iterator[None]:
+def own_temporary_files(*, lasting: bool = False) -> Iterator[None]:
     """Temporary files of this process, and of those that it starts, lie in a scratch folder: libraries give some of
     theirs names that other users of the host can foresee and take before. Where they do already, and where no folder
-    can be made, all stays as it is: who needs one says so. WriteError where others may rename it wherever it lies."""
+    can be made, all stays as it is: who needs one says so. WriteError where others may rename it wherever it lies.
+
+    `lasting`: the folder is the same the next time, and gone when the process ends: a library that was imported inside
+    may have kept its name.
+    """
     with ExitStack() as stack:
         if _is_own(Path(tempfile.gettempdir())):
             yield
             return
         elsewhere = safe_place() != Path(tempfile.gettempdir())
         try:
-            _move_temporary_files(stack, stack.enter_context(scratch_folder()))
+            folder = _lasting_folder() if lasting else stack.enter_context(scratch_folder())
+            _move_temporary_files(stack, folder)
         except OSError:
             if elsewhere:
                 raise
         yield
+
+
+def _lasting_folder() -> Path:
+    """This process's own."""
+    if os.getpid() not in _lasting or not _lasting[os.getpid()].is_dir():
+        until_the_end = ExitStack()
+        atexit.register(until_the_end.close)
+        _lasting[os.getpid()] = until_the_end.enter_context(scratch_folder())
+    return _lasting[os.getpid()]
+
+
+_lasting: dict[int, Path] = {}
 
 
 def _is_own(folder: Path) -> bool:

@@ -64,7 +64,7 @@ def let_in(named: object, *, checked: bool = False) -> None:
     within = os.environ.get(FENCE)
     if within is not None and (checked or not within.startswith("!")):
         kind = "!" * within.startswith("!")
-        os.environ[FENCE] = kind + ":".join(dict.fromkeys([*_within(), *_targets(named)]))
+        os.environ[FENCE] = kind + ":".join(dict.fromkeys([*_within(), *classes_in(named)]))
 
 
 def _within() -> list[str]:
@@ -155,7 +155,8 @@ def _is_trusted(target: str) -> bool:
     return name.partition(".")[0] in plugin_packages() and name in _configurations(tuple(installed_confs()))
 
 
-def _targets(tree: object) -> Iterator[str]:
+def classes_in(tree: object) -> Iterator[str]:
+    """The classes that a configuration names."""
     for _, node in _nodes(tree):
         for _, target in _classes(node):
             yield target

@@ -256,11 +256,12 @@ def test_a_user_without_a_home_is_one_line(monkeypatch: pytest.MonkeyPatch) -> N
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", none)
+    monkeypatch.setattr(Path, "expanduser", lambda path: none())
     for name in ("XDG_CACHE_HOME", "GNNPAR_CACHE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
         monkeypatch.setenv(name, "")  # so that it is put back
         monkeypatch.delenv(name)
     compilers.keep_torch_apart()
-    assert "gnnpar-torch-" in os.environ["TORCHINDUCTOR_CACHE_DIR"], "a new folder, gone afterwards"
+    assert "gnnpar-scratch-" in os.environ["TORCHINDUCTOR_CACHE_DIR"], "a new folder, gone afterwards"
     with pytest.raises(ValueError, match="this user has no home folder; set HOME, XDG_CACHE_HOME or GNNPAR_CACHE"):
         files.cache_root()
 

@@ -43,8 +43,14 @@ from gnnpar.launch.launch import world_of
 from gnnpar.parallel.objective import SPLITS
 from gnnpar.partition.partition import write_cached
 from gnnpar.paths import conf_dir
+from gnnpar.report.latex import _tex
+from gnnpar.report.runs import folders_of
 from gnnpar.settings import ConfigError
 from gnnpar.targets import refuse_foreign
+from gnnpar.training.checkpoint import files as checkpoint
+from gnnpar.training.result import code
+from gnnpar.training.result.code import packages_of
+from gnnpar.training.result.record import RunRecord
 
 SMALL = ["dataset=sbm", "dataset.num_nodes=60"]
 OF_PYG = ["model=pyg", "model.target=torch_geometric.nn.GCN", "model.kwargs.hidden_channels=8"]
@@ -446,3 +452,59 @@ def test_a_class_is_named_where_the_user_has_it_and_nowhere_else() -> None:
     refuse({"dataset": {"_target_": "mine.net"}}, "plan.json names mine.net, which is no class of gnnpar")
     refuse({"model": {"_target_": "mine.net"}}, "plan.json names mine.net")
     refuse({"model": [named["model"]]}, "plan.json names mine.net")
+
+
+# --- files that say two things, or have no end
+
+
+def test_a_folder_with_two_lists_of_edges_is_refused(tmp_path: Path) -> None:
+    arrays = {"src": [0, 1], "dst": [1, 0], "indices": [1, 0], "indptr": [0, 1, 2], "y": [0, 1], "x": [[1.0], [2.0]]}
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", np.array(array))
+    with pytest.raises(ValueError, match=r"edges are src and dst, or indices and indptr; remove indices\.npy"):
+        Folder(name="g", path=str(tmp_path)).load(None, 0)
+
+
+def test_links_to_their_own_folder_have_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / f"{name}-again").symlink_to(".")
+    (tmp_path / "runs" / ".hidden").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert {str(path) for path in folders_of("runs/**")} >= {"runs", "runs/a", "runs/b"}
+    assert folders_of(f"{tmp_path}/**/b") == [tmp_path / "runs" / "b"]
+
+
+def test_a_group_that_is_null_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train", ["debug=null", *SMALL]) == 2
+    assert "debug=null: a group is chosen by a name" in capsys.readouterr().err
+
+
+def test_files_of_a_checkpoint_are_weighed_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(tmp_path / "run", "world_size=2", "epochs=1")
+    (found,) = checkpoint.folders(tmp_path / "run")
+    sizes = [(found / checkpoint.name_of(rank)).stat().st_size for rank in range(2)]
+    monkeypatch.setattr(capacity, "memory_bytes", lambda: max(sizes) + 1)
+    with pytest.raises(ValueError, match="its files needs"):
+        checkpoint.read(found)
+
+
+def test_a_name_is_no_argument_of_latex() -> None:
+    assert _tex("[1cm]") == "{[}1cm]"
+    assert _tex("a[1]_") == r"a[1]\_"
+
+
+def test_ranks_agree_on_the_code_of_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hosts with another file of one version trained one model together."""
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "__init__.py").write_text("a = 1")
+    monkeypatch.syspath_prepend(tmp_path)
+    named = {"model": {"_target_": "gnnpar.models.pyg.model.PyG", "target": "theirs.Net"}}
+    before = packages_of(named)
+    assert before.keys() == {"gnnpar", "gnnpar_kernels", "theirs"}
+    (tmp_path / "theirs" / "__init__.py").write_text("a = 2")
+    code._hash.cache_clear()
+    after = packages_of(named)
+    assert [name for name in before if before[name] != after[name]] == ["theirs"]
+    record = RunRecord(settings := compose(SMALL), world_of(settings), tmp_path)
+    assert record.agreed()["the code of gnnpar"] == after["gnnpar"][:12]

@@ -158,9 +158,10 @@ def names_folder(typed: Sequence[str]) -> bool:
 
 
 def named_folders(typed: Sequence[str]) -> list[Path]:
-    """The folders that overrides name for runs, as they stand there."""
+    """The folders that overrides name for runs, as they stand there; up to the first that has a value in its name."""
     found = (re.fullmatch(r"\++?hydra\.(?:run|sweep)\.dir=(['\"]?)(.*)\1", f"+{each.lstrip('+')}") for each in typed)
-    return [Path(match[2]) for match in found if match and "${" not in match[2]]
+    names = [match[2].partition("${") for match in found if match]
+    return [Path(name) if not rest else Path(f"{name}x").parent for name, rest, _ in names]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gnnpar.paths import conf_dir
+from gnnpar.paths import conf_dir, is_brought_group
 from gnnpar.settings import closest, show, unknown_key
 
 if TYPE_CHECKING:
@@ -35,6 +35,9 @@ def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
     if isinstance(error, ValueError) and "Config group override deletion" in str(error) and _is_of_hydra(error):
         return "an override takes out of a group what is no name; write ~group, or ~group=name"
     if isinstance(error, ValueError) and "Config group override must be" in str(error) and _is_of_hydra(error):
+        none = [override for override in argv if override.endswith("=null") and is_brought_group(override[:-5])]
+        if none:
+            return f"{none[0]}: a group is chosen by a name, and ~{none[0][:-5]} chooses none; leave it out"
         there = [override for override in argv if os.path.isdir(override.partition("=")[0])]
         what = there[0] if there else "an override"
         return _a_group_here(what)

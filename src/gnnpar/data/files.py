@@ -131,15 +131,16 @@ def open_archive(file: Path) -> zipfile.ZipFile:
 
 def require_unpacked(file: Path) -> None:
     """ValueError where a .zip, .npz or .gz unpacks to more than this machine's memory; a library would find out by
-    filling it. Of a .gz no size is known: it is read, and thrown away, until its end or that bound."""
+    filling it. Of a .gz no size is known: it is read, and thrown away, until its end or that bound. Arrays are there
+    twice while they are read; text, of which pandas makes numbers, five times."""
     size = 0
     if zipfile.is_zipfile(file):
         with open_archive(file) as archive:
-            size = sum(each.file_size for each in archive.infolist())
+            size = 2 * sum(each.file_size for each in archive.infolist())
     elif file.suffix == ".gz":
         with gzip.open(file) as content:
             while size <= memory_bytes() and (piece := content.read(_PIECE)):
-                size += len(piece)
+                size += 5 * len(piece)
     require_memory(size, f"{file.name}, unpacked,", "store fewer or smaller arrays")
 
 

@@ -147,6 +147,10 @@ class _Files:
         folder = _folder(config, data_dir)
         there = {file.stem: file for file in folder.glob("*.npy")}
         refuse_unread(config.name, sorted(there))
+        if both := [name for name in ("src", "indices") if name in there][1:]:
+            raise ValueError(
+                f"dataset {config.name}: edges are src and dst, or indices and indptr; remove {both[0]}.npy."
+            )
         edges = ("src", "dst") if "src" in there else ("indices", "indptr")
         if missing := [name for name in ("x", "y", *edges) if name not in there]:
             held = ", ".join(sorted(there)) or "nothing"

@@ -189,4 +189,5 @@ def _in_unit(cell: str, unit: str) -> str:
 
 
 def _tex(text: str) -> str:
-    return text.translate(_ESCAPED)
+    escaped = text.translate(_ESCAPED)
+    return f"{{[}}{escaped[1:]}" if escaped.startswith("[") else escaped  # which \\ and \midrule read as a length

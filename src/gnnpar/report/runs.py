@@ -34,11 +34,19 @@ def collect(folders: Sequence[Path]) -> list[tuple[Path, Result]]:
 def folders_of(pattern: str | os.PathLike[str]) -> list[Path]:
     """The folders that a path or a glob pattern names; a folder of that very name is the one that is meant."""
     plain = os.path.expanduser(pattern)
-    names = [plain] if os.path.isdir(plain) else glob.glob(plain, recursive=True)
+    names = [plain] if os.path.isdir(plain) else _walked(plain) if "**" in Path(plain).parts else glob.glob(plain)
     folders = sorted({Path(name) for name in names if os.path.isdir(name)}, key=_natural)
     if not folders:
         raise ConfigError(f"{pattern} names no folder; give the folder of a run or of a sweep, or a pattern of them")
     return folders
+
+
+def _walked(pattern: str) -> list[Path]:
+    """As glob has it, but not through links: two to their own folder would have no end."""
+    root = Path(pattern).anchor
+    found = Path(root).glob(os.path.relpath(pattern, root) if root else pattern)
+    hidden = any(part.startswith(".") and set(part) != {"."} for part in Path(pattern).parts)
+    return [path for path in found if hidden or not any(part.startswith(".") for part in path.parts)]
 
 
 def _read(file: Path) -> Result:

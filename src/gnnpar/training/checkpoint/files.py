@@ -172,9 +172,9 @@ def read(folder: Path) -> Checkpoint:
         files, named = manifest["files"], folder.name.removeprefix("epoch-")
         if named.isdecimal() and int(named) != manifest["epoch"]:
             raise ValueError(f"it says that {manifest['epoch']} epochs are done, its name {named}")
+        size = sum((folder / Path(name).name).stat().st_size for name in files)
+        require_memory(size, "its files", "give those that were saved")  # holes cost no disk, and hours to read
         for name, told in files.items():
-            size = (folder / Path(name).name).stat().st_size
-            require_memory(size, name, "give the file that was saved")  # holes cost no disk, and hours to read
             if file_hash(folder / Path(name).name) != told["sha256"]:
                 raise ValueError(f"{name} has another checksum than manifest.json says")
             check_tree(folder / Path(name).name)

@@ -24,6 +24,7 @@ from gnnpar.track.console import say
 from gnnpar.track.tracker import Tee, Tracker
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint import resume
+from gnnpar.training.result.code import packages_of
 from gnnpar.training.result.header import NOT_COMPARED, header, installed
 from gnnpar.training.result.result import Status, forget, read_result, write_result
 from gnnpar.training.result.started import note_start, restarts_before
@@ -44,10 +45,10 @@ class RunRecord:
         """Every setting that can change a number, and what computes it."""
         relevant = {k: v for k, v in self.settings.resolved.items() if k not in NOT_COMPARED}
         flat = {name: show(value) for name, value in _flat(relevant)}
-        code = {f"the code of {name}": text[:12] for name, text in own_modules.hashes().items()}
-        return (
-            flat | code | {"the version of gnnpar": str(installed("gnnpar")), "the version of torch": torch.__version__}
-        )
+        hashes = own_modules.hashes() | packages_of(relevant)
+        code = {f"the code of {name}": text[:12] for name, text in hashes.items()}
+        versions = {"the version of gnnpar": str(installed("gnnpar")), "the version of torch": torch.__version__}
+        return flat | versions | code
 
     def unseen(self, folder: Path) -> str:
         """Why a joined rank cannot write its part of a checkpoint into a folder that it does not see."""
