@@ -42,6 +42,7 @@ def __getattr__(name: str) -> object:
         surroundings = import_module("gnnpar.surroundings")
         surroundings.require_safe_path()
         surroundings.drop_relative_parts()
+        surroundings.drop_home_below()
         import_module("gnnpar.compilers").keep_torch_apart()  # before PyG imports torch's compiler
         return vars(import_module(_LAZY[name]))[name]
     raise AttributeError(f"module 'gnnpar' has no attribute {name!r}")

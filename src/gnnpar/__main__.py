@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 
-from gnnpar.surroundings import drop_relative_parts
+from gnnpar.surroundings import drop_home_below, drop_relative_parts
 
 # torch reads these when it is imported, in every rank: its profiler (memory figures) reports on stderr otherwise
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -97,6 +97,7 @@ def drop_working_directory() -> None:
     """An empty part of PYTHONPATH, as of a colon at its end, is the working directory, also with -P; so are parts of
     PATH and its like."""
     drop_relative_parts()
+    drop_home_below()
     named = os.environ.get("PYTHONPATH")
     if named and "" in named.split(os.pathsep):
         parts = list(filter(None, named.split(os.pathsep)))

@@ -30,7 +30,7 @@ from gnnpar.folder_lock import working_in
 from gnnpar.paths import path_of
 from gnnpar.scratch import own_temporary_files
 from gnnpar.settings import ConfigError, Settings, build_settings
-from gnnpar.surroundings import drop_relative_parts, require_safe_path
+from gnnpar.surroundings import drop_home_below, drop_relative_parts, require_safe_path
 from gnnpar.track.console import say
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 require_safe_path()
 drop_relative_parts()
+drop_home_below()
 keep_torch_apart()  # before PyG imports torch's compiler, also where this module is imported by its own name
 
 

@@ -22,6 +22,13 @@ def drop_relative_parts() -> None:
                 del os.environ[name]
 
 
+def drop_home_below() -> None:
+    """A user without a home, as one whom the system does not know, has Python look for his packages below ~ itself, or
+    below HOME=., in the working directory: processes that this one starts do not."""
+    if not os.path.isabs(os.path.expanduser("~")):
+        os.environ["PYTHONNOUSERSITE"] = "1"
+
+
 def require_safe_path() -> None:
     """ValueError under python -E without -P: processes that this one starts inherit -E, so that PYTHONSAFEPATH does not
     keep them from importing modules of the working directory."""

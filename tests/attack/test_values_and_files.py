@@ -28,7 +28,7 @@ import yaml
 import gnnpar
 from checkpoints import train
 from conftest import environment
-from gnnpar import capacity, compilers, durable, scratch
+from gnnpar import capacity, compilers, durable, scratch, surroundings
 from gnnpar.cli import completion
 from gnnpar.cli.main import run
 from gnnpar.codecs.adaptive.links import Profile, nominal
@@ -508,3 +508,12 @@ def test_ranks_agree_on_the_code_of_packages(tmp_path: Path, monkeypatch: pytest
     assert [name for name in before if before[name] != after[name]] == ["theirs"]
     record = RunRecord(settings := compose(SMALL), world_of(settings), tmp_path)
     assert record.agreed()["the code of gnnpar"] == after["gnnpar"][:12]
+
+
+@pytest.mark.parametrize(("home", "said"), [(".", "1"), ("/root", None)])
+def test_who_has_no_home_has_no_packages_in_it(home: str, said: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", home)
+    monkeypatch.setenv("PYTHONNOUSERSITE", "")
+    monkeypatch.delenv("PYTHONNOUSERSITE")
+    surroundings.drop_home_below()
+    assert os.environ.get("PYTHONNOUSERSITE") == said
