@@ -16,6 +16,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -49,6 +50,15 @@ require_safe_path()
 drop_relative_parts()
 drop_home_below()
 keep_torch_apart()  # before PyG imports torch's compiler, also where this module is imported by its own name
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """Temporary files and compiled code in places of this user alone, looked at for each call: a notebook lives for
+    weeks, and what cleans /tmp may have been there."""
+    keep_torch_apart()
+    with own_temporary_files(lasting=True):
+        yield
 
 
 class TrainingFailed(RuntimeError):
@@ -95,7 +105,7 @@ class Run:
         return opened(*find(self.folder, "best", named=self.named))
 
 
-@own_temporary_files(lasting=True)
+@_apart()
 def train(
     model: Model,
     data: object,
@@ -114,7 +124,7 @@ def train(
     return _train(_settings(model, data, {**chosen, **overrides}), _run_folder(folder))
 
 
-@own_temporary_files(lasting=True)
+@_apart()
 def sweep(
     model: Model | list[Model],
     data: object,
@@ -258,7 +268,7 @@ class Planned:
     candidates: Sequence[JsonObject]
 
 
-@own_temporary_files(lasting=True)
+@_apart()
 def plan(
     model: Model,
     data: object,
@@ -283,7 +293,7 @@ def plan(
     return Planned(file, planned.chosen.label, command.candidates(planned))
 
 
-@own_temporary_files(lasting=True)
+@_apart()
 def check(
     model: Model,
     data: object = None,

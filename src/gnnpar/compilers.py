@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from gnnpar.durable import is_mine, refuse_others
 from gnnpar.paths import own_cache
-from gnnpar.scratch import scratch_folder
+from gnnpar.scratch import lasting_scratch
 
 _HEADERS, _OF_HEADERS = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "cpp_cache_precompile_headers"
 
@@ -25,16 +24,16 @@ def keep_torch_apart() -> None:
     if (config := sys.modules.get("torch._inductor.config")) is not None and os.environ[_HEADERS] == "0":
         setattr(config, _OF_HEADERS, False)
     for name, within in (("TORCHINDUCTOR_CACHE_DIR", "torch"), ("TRITON_CACHE_DIR", "triton")):
-        if name not in os.environ or _is_torchs_and_of_others(Path(os.environ[name])):
+        if (place := os.environ.get(name)) is None or (_is_made_up(name, place) and not _is_own(Path(place))):
             with suppress(OSError):  # there is no place for files at all: who needs one says so
                 own = _own_cache_of(within)
-                _given[name] = os.environ[name] = str(own) if own is not None else _gone_afterwards()
+                _given[name] = os.environ[name] = str(own if own is not None else lasting_scratch())
 
 
-def _is_torchs_and_of_others(place: Path) -> bool:
-    """torch, which PyG asks when it is imported, leaves in the environment where it would keep code: in /tmp, by the
-    user's name, where others may have been first."""
-    return any(part.startswith("torchinductor_") for part in place.parts) and not _is_own(place)
+def _is_made_up(name: str, place: str) -> bool:
+    """Here, or by torch, which PyG asks when it is imported and which leaves in the environment where it would keep
+    code: in /tmp, by the user's name. Others may have been first, or since."""
+    return place == _given.get(name) or any(part.startswith("torchinductor_") for part in Path(place).parts)
 
 
 _given: dict[str, str] = {}
@@ -69,10 +68,3 @@ def _is_own(folder: Path) -> bool:
         return os.access(folder, os.W_OK) and is_mine(folder.stat())
     except OSError:
         return False
-
-
-def _gone_afterwards() -> str:
-    """A folder that the next command removes where this process is killed."""
-    folder = ExitStack()
-    atexit.register(folder.close)
-    return str(folder.enter_context(scratch_folder()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import errno
+import fcntl
 import os
 import secrets
 import shutil
@@ -29,12 +30,33 @@ def scratch_folder() -> Iterator[Path]:
             shutil.rmtree(left)
     scratch = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=safe_place()))
     scratch.chmod(0o700)  # whatever the umask
-    _made[scratch] = scratch.lstat()
+    _made[scratch] = (scratch.lstat(), os.getpid())
     try:
-        with _working_in(scratch):
+        with _kept(scratch), _working_in(scratch):
             yield scratch
     finally:
-        remove_made(scratch, _made.pop(scratch))
+        made, maker = _made.pop(scratch)
+        if maker == os.getpid():  # a process that it forked may end here, too
+            remove_made(scratch, made)
+
+
+@contextmanager
+def _kept(folder: Path) -> Iterator[None]:
+    """Who cleans /tmp of what is old (systemd-tmpfiles) leaves a folder that is locked."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
+def lasting_scratch() -> Path:
+    """A scratch folder until this process ends; the ends of those that it forks are none."""
+    until_the_end, me = ExitStack(), os.getpid()
+    atexit.register(lambda: until_the_end.close() if os.getpid() == me else None)
+    return until_the_end.enter_context(scratch_folder())
 
 
 def safe_place() -> Path:
@@ -103,13 +125,15 @@ def _left() -> list[Path]:
     return found
 
 
-_made: dict[Path, os.stat_result] = {}
+_made: dict[Path, tuple[os.stat_result, int]] = {}
+"""Of every scratch folder: what was made, by which process."""
 
 
 def remove_all() -> None:
     """Before a process ends without leaving its blocks (os._exit)."""
-    for scratch, made in _made.items():
-        remove_made(scratch, made)
+    for scratch, (made, maker) in _made.items():
+        if maker == os.getpid():
+            remove_made(scratch, made)
 
 
 @contextmanager
@@ -136,15 +160,19 @@ def own_temporary_files(*, lasting: bool = False) -> Iterator[None]:
 
 
 def _lasting_folder() -> Path:
-    """This process's own."""
-    if os.getpid() not in _lasting or not _lasting[os.getpid()].is_dir():
-        until_the_end = ExitStack()
-        atexit.register(until_the_end.close)
-        _lasting[os.getpid()] = until_the_end.enter_context(scratch_folder())
-    return _lasting[os.getpid()]
+    """This process's own, another one where what was made is gone, whatever has its name by now."""
+    if (mine := _lasting.get(os.getpid())) is None or not _is_still_there(mine):
+        _lasting[os.getpid()] = mine = lasting_scratch()
+    return mine
 
 
 _lasting: dict[int, Path] = {}
+
+
+def _is_still_there(scratch: Path) -> bool:
+    with suppress(OSError):
+        return os.path.samestat(scratch.lstat(), _made[scratch][0])
+    return False
 
 
 def _is_own(folder: Path) -> bool:

@@ -3,6 +3,8 @@ that was exchanged, sizes that only a header says."""
 
 from __future__ import annotations
 
+import atexit
+import fcntl
 import http.server
 import json
 import os
@@ -10,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import zipfile
@@ -33,6 +36,7 @@ from gnnpar.cli import completion
 from gnnpar.cli.main import run
 from gnnpar.codecs.adaptive.links import Profile, nominal
 from gnnpar.comm import interfaces
+from gnnpar.config import sweep
 from gnnpar.config.compose import compose
 from gnnpar.config.submitit_jobs import place_of_results
 from gnnpar.config.sweep import _written_since
@@ -517,3 +521,53 @@ def test_who_has_no_home_has_no_packages_in_it(home: str, said: str | None, monk
     monkeypatch.delenv("PYTHONNOUSERSITE")
     surroundings.drop_home_below()
     assert os.environ.get("PYTHONNOUSERSITE") == said
+
+
+# --- what the nineteenth found: the mends of the eighteenth
+
+
+def test_a_dangling_link_hides_no_change(tmp_path: Path) -> None:
+    old = time.time() - 1000
+    data = tmp_path / "data"
+    (data / "raw").mkdir(parents=True)
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    (data / "gone").symlink_to("nowhere")
+    (data / "round").symlink_to(".")
+    (data / "raw" / "linked").symlink_to(elsewhere)
+    (elsewhere / "x.npy").touch()
+    os.utime(elsewhere / "x.npy", (old, old))
+    assert time.time() - sweep._changed(data) < 60
+    later = time.time() + 500
+    os.utime(elsewhere / "x.npy", (later, later))
+    assert sweep._changed(data) > time.time() + 400, "behind a link to a folder"
+
+
+def test_a_lasting_folder_is_the_one_that_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever took its name, in a notebook's second call, had wandb's key and what compilers read."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    first = scratch._lasting_folder()
+    assert scratch._lasting_folder() == first
+    if (child := os.fork()) == 0:
+        try:
+            atexit._run_exitfuncs()
+            scratch.remove_all()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert first.is_dir(), "the end of a process that was forked is none of this one"
+    first.rename(tmp_path / "away")
+    first.mkdir(mode=0o777)
+    second = scratch._lasting_folder()
+    assert second != first and second.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr(scratch, "_lasting", {})
+
+
+def test_a_scratch_folder_is_locked_against_who_cleans_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with scratch.scratch_folder() as folder:
+        handle = os.open(folder, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(handle)
+    assert not folder.exists()

@@ -168,16 +168,28 @@ def _written_since(settings: JsonObject, run_dir: Path) -> str | None:
         if record is None or not isinstance(path, str):
             continue
         for place in (Path(path), Path(str(given or "")) / path):
-            with suppress(OSError, ValueError):
-                if max(map(_changed, (place, *place.rglob("*")) if place.is_dir() else (place,))) > record["started"]:
+            with suppress(ValueError):
+                if _changed(place) > record["started"]:
                     return str(place)
     return None
 
 
+_MOST_FILES = 10_000
+
+
 def _changed(place: Path) -> float:
-    """Whoever puts another file in its place may keep its time of writing (tar, mv), but not that of the change."""
-    there = place.stat()
-    return max(there.st_mtime, there.st_ctime)
+    """When anything there, also behind links, was changed last. Whoever puts another file in its place may keep its
+    time of writing (tar, mv), but not that of the change."""
+    newest, looked, seen, pending = 0.0, 0, set[tuple[int, int]](), [place]
+    while pending and (looked := looked + 1) < _MOST_FILES:  # a link may lead to the root
+        here = pending.pop()
+        with suppress(OSError):
+            link, there = here.lstat(), here.stat()
+            newest = max(newest, link.st_ctime, there.st_mtime, there.st_ctime)
+            if stat.S_ISDIR(there.st_mode) and (inode := (there.st_dev, there.st_ino)) not in seen:
+                seen.add(inode)
+                pending += here.iterdir()
+    return newest
 
 
 def resume_line(sweep: Sweep, folder: str) -> str:

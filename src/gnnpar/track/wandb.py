@@ -173,7 +173,7 @@ def load(*, entity: str | None) -> ModuleType:
     import wandb
     from wandb.sdk.data_types._private import MEDIA_TMP
 
-    if not os.path.isdir(MEDIA_TMP.name):  # of a run before in this process, with the temporary files of that
+    if os.path.dirname(MEDIA_TMP.name) != tempfile.gettempdir() or not os.path.isdir(MEDIA_TMP.name):  # of a run before
         MEDIA_TMP.name = tempfile.mkdtemp()
         wandb.teardown()  # its own process has them, too
     wandb.setup(settings=wandb.Settings(silent=True, disable_git=True))
