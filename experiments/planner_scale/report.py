@@ -110,10 +110,10 @@ def wins(panels: dict[str, list[Row]]) -> str:
 
 
 def draw(panels: dict[str, list[Row]], file: Path) -> None:
+    plt = pictures.pyplot(8)  # before anything else of matplotlib's
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch, Rectangle
 
-    plt = pictures.pyplot(8)
     figure, grid = plt.subplots(2, 3, figsize=(10, 6.2), layout="constrained")
     for axis, (panel, title) in zip(grid.flat, TITLES.items(), strict=True):
         across, up = AXES.get(panel, ("ranks", "layers"))

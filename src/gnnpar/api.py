@@ -332,7 +332,8 @@ def _train(settings: Settings, folder: Path) -> Run:
         raise KeyboardInterrupt
     if outcome.status != "completed":
         raise TrainingFailed(outcome.error or "the run has failed and gives no reason", folder)
-    say(summary(folder))
+    for line in summary(folder):
+        say(line)
     return Run(folder, settings.resolved)
 
 

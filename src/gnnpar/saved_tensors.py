@@ -39,7 +39,7 @@ def load_saved(
     for tensor in tensors_in(found):
         if tensor.layout != torch.strided and not tensor.is_nested:
             _hold_to_shape(tensor)
-        elif tensor.layout == torch.strided and is_expanded(tensor) and tensor.nbytes > _MOST_REPEATED:
+        elif tensor.layout == torch.strided and is_expanded(tensor) and tensor.numel() > _MOST_REPEATED:
             raise ValueError(
                 f"a tensor of {tensor.nbytes} bytes repeats the {tensor.untyped_storage().nbytes()} that the file has; "
                 "save it as tensor.contiguous()"
@@ -48,7 +48,7 @@ def load_saved(
 
 
 _LOADING = threading.Lock()
-_MOST_REPEATED = 1 << 28  # bytes: a column of ones, expanded, is common; gigabytes out of a small file are not
+_MOST_REPEATED = 1 << 26  # numbers: a column of ones, expanded, is common; gigabytes out of a small file are not
 
 
 @contextmanager

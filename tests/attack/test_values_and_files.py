@@ -27,12 +27,13 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from torch_geometric.data import Data, HeteroData
 
 import gnnpar
 from checkpoints import train
 from conftest import environment
 from gnnpar import capacity, compilers, durable, scratch, surroundings
-from gnnpar.cli import completion
+from gnnpar.cli import completion, new
 from gnnpar.cli.main import run
 from gnnpar.codecs.adaptive.links import Profile, nominal
 from gnnpar.comm import interfaces
@@ -42,6 +43,8 @@ from gnnpar.config.submitit_jobs import place_of_results
 from gnnpar.config.sweep import _written_since
 from gnnpar.data import downloads, files, stored
 from gnnpar.data.folder import Folder
+from gnnpar.data.hetero import homogeneous
+from gnnpar.data.saved import raw_graph
 from gnnpar.durable import JsonDict
 from gnnpar.launch.launch import world_of
 from gnnpar.parallel.objective import SPLITS
@@ -571,3 +574,47 @@ def test_a_scratch_folder_is_locked_against_who_cleans_tmp(tmp_path: Path, monke
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(handle)
     assert not folder.exists()
+
+
+def test_nothing_that_was_compiled_takes_the_place_of_a_new_module(tmp_path: Path) -> None:
+    """Python believes a .pyc that says that it need not be compared with its source."""
+    for name in ("mine", "test_mine"):
+        (tmp_path / "__pycache__").mkdir(exist_ok=True)
+        (compiled := tmp_path / "__pycache__" / f"{name}.cpython-311.pyc").touch()
+        with pytest.raises(ConfigError, match="would be imported instead of mine.py"):
+            new.write("model", "mine", tmp_path)
+        compiled.unlink()
+    assert new.write("model", "mine", tmp_path)
+
+
+def test_a_graph_of_more_kinds_than_nodes_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"are 64,000,000 kinds of 8,000 nodes: lower one of them"):
+        compose(
+            ["dataset=sbm", *(f"dataset.num_{kind}=8000" for kind in ("nodes", "communities", "classes"))]
+        ).dataset.load(None, 0)
+
+
+def test_types_of_nodes_spare_a_thousand_nodes_together() -> None:
+    data = HeteroData()
+    for number in range(3):
+        data[f"t{number}"].num_nodes = 900
+    data["t0"].x, data["t0"].y = torch.ones(900, 2), torch.zeros(900, dtype=torch.long)
+    data["t0", "to", "t1"].edge_index = torch.tensor([[0], [1]])
+    with pytest.raises(ValueError, match="type t2 has 900 nodes, and 0 numbers and ends of edges; give x"):
+        homogeneous(data)
+
+
+def test_edges_weigh_what_becomes_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Data(x=torch.ones(3, 1), y=torch.zeros(3, dtype=torch.long))
+    data.edge_index = torch.zeros(2, 1, dtype=torch.int8).expand(2, 1000)
+    monkeypatch.setattr(capacity, "memory_bytes", lambda: 32_000)
+    with pytest.raises(ValueError, match="dataset g needs"):
+        raw_graph("g", data)
+
+
+def test_a_sweep_that_takes_long_to_look_at_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweep, "_TELL_SECONDS", 0.0)
+    assert run("train", ["-m", *SMALL, "strategy=single", "epochs=1", "seed=1,2", f"hydra.sweep.dir={tmp_path}"]) == 0
+    assert "1 of 2 jobs are looked at before the first starts" in capsys.readouterr().err

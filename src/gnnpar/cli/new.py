@@ -71,7 +71,8 @@ def write(kind: str, name: str, folder: Path) -> list[Path]:
         raise ConfigError(f"{kind}={name} is in gnnpar already; choose another name")
     if places.imported == name:  # Python prefers a package, and what was compiled
         parts = [name, f"{name}/__init__"]
-        for file in (folder / f"{part}{suffix}" for part in parts for suffix in importlib.machinery.all_suffixes()):
+        files_of_name = [folder / f"{part}{end}" for part in parts for end in importlib.machinery.all_suffixes()]
+        for file in (*files_of_name, *folder.glob(f"__pycache__/{name}.*"), *folder.glob(f"__pycache__/test_{name}.*")):
             if os.path.lexists(file):
                 raise ConfigError(f"{file} would be imported instead of {name}.py; choose another name, or remove it")
     spec = importlib.util.find_spec(name) if places.imported == name else None

@@ -138,7 +138,8 @@ def run_one(job: HydraJob) -> int:
         if not outcome.quiet:
             complain(outcome.error or "the run has failed and gives no reason")
     elif first and not quiet():
-        say(summary(run_dir))
+        for line in summary(run_dir):
+            say(line)
     if outcome.status == "interrupted":
         raise KeyboardInterrupt
     return outcome.exit_code
@@ -196,7 +197,7 @@ def check_world(settings: Settings, overrides: Sequence[str]) -> None:
         raise ConfigError(f"{asked[-1]}, but WORLD_SIZE={started} ranks were started; leave world_size out")
 
 
-def summary(run_dir: Path) -> str:
+def summary(run_dir: Path) -> list[str]:
     """The last line of a run."""
     from gnnpar.track.console import num_bytes, seconds
 
@@ -210,26 +211,26 @@ def summary(run_dir: Path) -> str:
     figures = ", ".join(
         [*parts, f"{seconds(mean)}/epoch", f"{num_bytes(result['bytes_per_epoch']['total'])}/epoch sent"]
     )
-    return f"completed: {figures}  ->  {os.path.relpath(run_dir)}" + prediction(result)
+    return [f"completed: {figures}  ->  {os.path.relpath(run_dir)}", *prediction(result)]
 
 
 REPLAN_ABOVE = 0.2
 """Share by which an epoch may differ from its prediction before a run says how to plan again."""
 
 
-def prediction(result: JsonObject) -> str:
-    """Predicted against measured, on a line of its own; nothing where no planner made the plan."""
+def prediction(result: JsonObject) -> list[str]:
+    """Predicted against measured, a line; none where no planner made the plan."""
     from gnnpar.track.console import seconds
 
     predicted = result["predicted"]
     if predicted is None or predicted["epoch_error"] is None:
-        return ""
-    line = f"\nplanned: {predicted['label']}, predicted {seconds(predicted['epoch_seconds'])}/epoch"
+        return []
+    line = f"planned: {predicted['label']}, predicted {seconds(predicted['epoch_seconds'])}/epoch"
     if result["provenance"] == "emulated" or result["oversubscribed"]:
-        return f"{line}; times of ranks that share cores or a process are not compared with it"
+        return [f"{line}; times of ranks that share cores or a process are not compared with it"]
     line += f", measured {predicted['epoch_error']:+.0%}"
     if predicted["peak_error"] is not None:
         line += f", peak memory {predicted['peak_error']:+.0%}"
     if abs(predicted["epoch_error"]) > REPLAN_ABOVE:
         line += "; topology=measured topology.refresh=true measures this machine again and plans anew"
-    return line
+    return [line]

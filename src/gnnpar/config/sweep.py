@@ -196,6 +196,9 @@ def resume_line(sweep: Sweep, folder: str) -> str:
     return "" if sweep.listed is not None else f"; so does gnnpar train --resume {shell_word(folder)}"
 
 
+_TELL_SECONDS = 10.0
+
+
 class Listed:
     """A sweeper whose jobs are listed."""
 
@@ -232,7 +235,7 @@ class Resuming:
                 place_of_results(self.inner, folder)
             manifest = Manifest.read(folder)
             manifest.argv = asked(self.sweep.argv)
-            jobs = [self.plan(overrides, manifest) for overrides in job_overrides]
+            jobs = self.planned(job_overrides, manifest)
             manifest.save()
             self.sweep.planned += [job.key for job in jobs]
             self.sweep.keys += [job.key for job in jobs if job.key not in self.sweep.keys]
@@ -242,6 +245,17 @@ class Resuming:
                 for start in range(0, len(todo), chunk):
                     self.start(manifest, todo[start : start + chunk])
         return [self.returned(manifest, job) for job in jobs]
+
+    def planned(self, job_overrides: Sequence[Overrides], manifest: Manifest) -> list[Job]:
+        """All of them; a line where that takes long: a file may ask for many."""
+        jobs: list[Job] = []
+        told = time.monotonic()
+        for overrides in job_overrides:
+            if time.monotonic() - told > _TELL_SECONDS:
+                told = time.monotonic()
+                complain(f"{len(jobs):,} of {len(job_overrides):,} jobs are looked at before the first starts")
+            jobs.append(self.plan(overrides, manifest))
+        return jobs
 
     def plan(self, overrides: Overrides, manifest: Manifest) -> Job:
         """The job of these overrides: the one that is planned already, or a new one in a folder of its own."""

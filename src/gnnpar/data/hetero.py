@@ -114,12 +114,14 @@ def flattened(name: str, stores: Stores, task: TaskChoice | None = "auto") -> _F
 
 
 def _refuse_free(name: str, stores: Stores, counts: Mapping[str, int]) -> None:
-    """ValueError where a type has more nodes than its numbers and edges speak of: a few bytes would take gigabytes."""
+    """ValueError where types have more nodes than their numbers and edges speak of: few bytes would take gigabytes."""
+    spare = 1000
     for kind, fields in stores.nodes.items():
         held = sum(value.numel() for value in fields.values() if isinstance(value, Tensor))
         ends = [of.get("edge_index") for (a, _, b), of in stores.edges.items() if kind in (a, b)]
         held += sum(end.numel() for end in ends if isinstance(end, Tensor))
-        if counts[kind] > 10 * held + 1000:
+        spare -= max(0, counts[kind] - 10 * held)
+        if spare < 0:
             raise ValueError(
                 f"dataset {name}: type {kind} has {counts[kind]} nodes, and {held} numbers and ends of edges; give x."
             )
@@ -166,7 +168,8 @@ def _features(name: str, nodes: Mapping[str, _Fields], counts: Mapping[str, int]
         given[key] = x
     kinds = len(given) if len(given) > 1 else 0
     width, rows = kinds + sum(x.shape[1] for x in given.values()), sum(counts.values())
-    require_memory(4 * rows * width, f"dataset {name}: {width} columns of {len(given)} types of nodes", "give fewer")
+    nbytes = 4 * 4 * rows * width  # there are copies before one epoch is over
+    require_memory(nbytes, f"dataset {name}: {width} columns of {len(given)} types of nodes", "give fewer")
     out = torch.zeros(rows, width)
     row = column = 0
     for kind, x in enumerate(given.values()):

@@ -113,6 +113,11 @@ class PyGDataset(Preprocess):
         return prepare(_raw_graph(self.name, source, _read(self.name, source, data_dir)), self, seed=seed)
 
 
+def as_pyg(name: Name, data_dir: Path | None) -> Data:
+    """PyG's own object of a dataset, nothing prepared. ValueError in one line where it cannot be had."""
+    return _read(name, _SOURCES[name], data_dir)
+
+
 def _read(name: str, source: _Source, data_dir: Path | None) -> Data:
     """PyG's Data object, processed in the cache."""
     folder = find_folder(data_dir, source.folder)

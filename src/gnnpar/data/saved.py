@@ -90,6 +90,9 @@ def _cause(error: Exception) -> str:
     return one_line(error).split("WeightsUnpickler error: ")[-1][:160]
 
 
+_COPIES = 4
+
+
 def raw_graph(name: str, data: object, task: TaskChoice = "auto") -> RawGraph:
     """What is read of a `Data`. ValueError where it is none, or holds what no model reads."""
     fields = _checked(name, data, task)
@@ -100,7 +103,8 @@ def raw_graph(name: str, data: object, task: TaskChoice = "auto") -> RawGraph:
         raise ValueError(f"dataset {name}: {odd[0][0]} is {odd[0][1]}; store a tensor of plain numbers.")
     rows = {key: tensor for key, tensor in tensors.items() if key in _ROWS}
     ends = [tensor for key, tensor in tensors.items() if key == "edge_index" and tensor.layout == torch.strided]
-    nbytes = sum(t.numel() * t.element_size() for t in (*rows.values(), *ends))  # also where a file holds few of them
+    nbytes = sum(t.numel() * t.element_size() for t in rows.values())  # also where a file holds few of them
+    nbytes += _COPIES * 8 * sum(t.numel() for t in ends)  # whatever their type, they become int64, and are sorted
     require_memory(nbytes, f"dataset {name}", "store fewer or smaller tensors")
     try:
         fields |= {key: tensor.to_dense() for key, tensor in rows.items()}

@@ -75,6 +75,9 @@ class SBM(Preprocess):
         return prepare(raw, self, seed=seed)
 
 
+_MOST_KINDS = 100  # a node: tables have a row for each
+
+
 def generate(config: SBM, *, seed: int) -> RawGraph:
     """The graph of a configuration; the same seed gives the same graph."""
     rng = np.random.default_rng(seed)
@@ -85,6 +88,12 @@ def generate(config: SBM, *, seed: int) -> RawGraph:
             raise ValueError(f"dataset.num_{kind}={count} is more than the {num_nodes} nodes: lower it")
     if config.signatures > num_nodes:
         raise ValueError(f"dataset.signatures={config.signatures} is more than the {num_nodes} nodes: lower it")
+    kinds_of_nodes = config.num_communities * config.num_classes
+    if kinds_of_nodes > _MOST_KINDS * num_nodes:
+        raise ValueError(
+            f"dataset.num_communities={config.num_communities} of {config.num_classes} classes are {kinds_of_nodes:,} "
+            f"kinds of {num_nodes:,} nodes: lower one of them"
+        )
     nbytes = num_nodes * (8 * config.num_features + 16 * config.avg_degree) + 16 * config.signatures**2
     require_memory(nbytes, f"dataset {config.name} with {num_nodes:,} nodes", "lower dataset.num_nodes or num_features")
     nodes = _draw_nodes(config, num_nodes, rng)
