@@ -86,7 +86,16 @@ def _part(file: Path, number: int) -> Path:
 def _text(file: Path) -> bytes:
     if file.exists():
         return file.read_bytes()
-    return b"".join(lzma.decompress(part.read_bytes()) for part in parts(file))
+    return b"".join(map(_unpacked, parts(file)))
+
+
+def _unpacked(part: Path) -> bytes:
+    """ValueError where it holds more than `pack` puts into one."""
+    packed = lzma.LZMADecompressor()
+    text = packed.decompress(part.read_bytes(), max_length=4 * PART_BYTES)
+    if not packed.eof:
+        raise ValueError(f"{part} holds more than {4 * PART_BYTES} bytes, or is cut off")
+    return text
 
 
 def _encode(rows: Iterable[Mapping[str, Any]]) -> bytes:

@@ -581,7 +581,7 @@ def test_nothing_that_was_compiled_takes_the_place_of_a_new_module(tmp_path: Pat
     for name in ("mine", "test_mine"):
         (tmp_path / "__pycache__").mkdir(exist_ok=True)
         (compiled := tmp_path / "__pycache__" / f"{name}.cpython-311.pyc").touch()
-        with pytest.raises(ConfigError, match="would be imported instead of mine.py"):
+        with pytest.raises(ConfigError, match=r"would be imported instead of mine\.py"):
             new.write("model", "mine", tmp_path)
         compiled.unlink()
     assert new.write("model", "mine", tmp_path)
