@@ -109,6 +109,13 @@ LISTS = {"compare": COMPARE, "rest": REST}
 def copied(out: Path) -> Path:
     """This folder without its lines in `out`, brought up to date; lines that are there stay."""
     folder = out / "experiments"
+    for file in folder.rglob("*"):  # somebody else may have begun it
+        if file.is_symlink():
+            raise SystemExit(f"{file} is a symbolic link: remove it, or name another folder")
+        if file.suffix in (".py", ".so") and not (HERE / file.relative_to(folder)).exists():
+            raise SystemExit(f"{file} is no program of a study: remove it, or name another folder")
+    for compiled in list(folder.rglob("__pycache__")):
+        shutil.rmtree(compiled)
     shutil.copytree(HERE, folder, ignore=shutil.ignore_patterns(*LINES), dirs_exist_ok=True)
     tests = out / "tests"  # graphs of some studies are made by modules of the tests
     if not tests.is_symlink():

@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -224,7 +225,7 @@ def _command(check: Check, stage: Stage, out: Path, *, rehearse: bool) -> str:
     told = check.rehearsal if rehearse else check.command
     if not told:
         return ""
-    line = f"{sys.executable} {told.replace('{out}', str(out / stage.name))}"
+    line = f"{shlex.quote(sys.executable)} {told.replace('{out}', shlex.quote(str(out / stage.name)))}"
     return f"{TOOLS[check.tool]} {line}" if check.tool and not rehearse else line
 
 

@@ -9,6 +9,7 @@ import http.server
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from torch_geometric.data import Data, HeteroData
 
 import gnnpar
 from checkpoints import train
-from conftest import environment
+from conftest import ROOT, environment
 from gnnpar import capacity, compilers, durable, scratch, surroundings
 from gnnpar.cli import completion, new
 from gnnpar.cli.main import run
@@ -618,3 +619,19 @@ def test_a_sweep_that_takes_long_to_look_at_says_so(
     monkeypatch.setattr(sweep, "_TELL_SECONDS", 0.0)
     assert run("train", ["-m", *SMALL, "strategy=single", "epochs=1", "seed=1,2", f"hydra.sweep.dir={tmp_path}"]) == 0
     assert "1 of 2 jobs are looked at before the first starts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_an_exported_program_reckons_edges_in_whole_numbers(dtype: torch.dtype, tmp_path: Path) -> None:
+    """In eight bits, source and destination ran over into each other."""
+    text = (ROOT / "src/gnnpar/templates/export/predict.txt").read_text()
+    (tmp_path / "predict.py").write_text(text)
+    told = {"num_features": 1, "dtype": "float32"}
+    how = {"normalize": "none", "self_loops": True, "symmetrize": True, "drop_duplicates": True}
+    (tmp_path / "model.json").write_text(json.dumps({**told, "prepare": how}))
+    module = runpy.run_path(str(tmp_path / "predict.py"))
+    edges = torch.randint(100, (2, 300), generator=torch.Generator().manual_seed(0))
+    wanted = module["prepared"](torch.ones(100, 1), edges)[1]
+    assert torch.equal(module["prepared"](torch.ones(100, 1), edges.to(dtype))[1], wanted)
+    with pytest.raises(ValueError, match="give whole numbers"):
+        module["prepared"](torch.ones(100, 1), edges.float())

@@ -147,3 +147,11 @@ def test_what_the_lock_lists_is_enough(tmp_path, command):
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-1500:]
+
+
+def test_a_name_of_a_folder_is_no_command(tmp_path):
+    (odd := tmp_path / "x$(touch ran) y").mkdir()
+    told = '-c "import sys; print(sys.argv[1])" {out}'
+    (record,) = _run(_stage(Check("says", told, 20, told)), odd)
+    assert (record.state, record.detail) == ("passed", str(odd / "trial"))
+    assert not list(tmp_path.rglob("ran")) and not Path("ran").exists()

@@ -97,3 +97,18 @@ def test_the_copy_has_no_lines_and_what_ended_is_not_run_again(
     monkeypatch.setattr(sys, "argv", ["all_studies.py", "nothing"])
     with pytest.raises(SystemExit, match="there is no study nothing"):
         suite.main()
+
+
+def test_studies_that_somebody_has_begun_bring_no_programs(suite: Any, tmp_path: Path) -> None:
+    (folder := tmp_path / "experiments" / "scale").mkdir(parents=True)
+    (folder / "results.jsonl").write_text("{}\n")
+    (extra := folder / "argparse.py").touch()
+    with pytest.raises(SystemExit, match=r"argparse\.py is no program of a study"):
+        suite.copied(tmp_path)
+    extra.unlink()
+    extra.symlink_to(ROOT / "README.md")
+    with pytest.raises(SystemExit, match=r"argparse\.py is a symbolic link"):
+        suite.copied(tmp_path)
+    extra.unlink()
+    assert (suite.copied(tmp_path) / "scale" / "run.py").exists()
+    assert (folder / "results.jsonl").read_text() == "{}\n", "lines that are there stay"
