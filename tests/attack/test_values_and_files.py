@@ -4,6 +4,7 @@ that was exchanged, sizes that only a header says."""
 from __future__ import annotations
 
 import atexit
+import errno
 import fcntl
 import http.server
 import json
@@ -39,7 +40,7 @@ from gnnpar.cli.main import run
 from gnnpar.codecs.adaptive.links import Profile, nominal
 from gnnpar.comm import interfaces
 from gnnpar.config import sweep
-from gnnpar.config.compose import compose
+from gnnpar.config.compose import _refuse_shadows, compose
 from gnnpar.config.submitit_jobs import place_of_results
 from gnnpar.config.sweep import _written_since
 from gnnpar.data import downloads, files, stored
@@ -52,7 +53,7 @@ from gnnpar.parallel.objective import SPLITS
 from gnnpar.partition.partition import write_cached
 from gnnpar.paths import conf_dir
 from gnnpar.report.latex import _tex
-from gnnpar.report.runs import folders_of
+from gnnpar.report.runs import _below, folders_of
 from gnnpar.settings import ConfigError
 from gnnpar.targets import refuse_foreign
 from gnnpar.training.checkpoint import files as checkpoint
@@ -366,7 +367,7 @@ def test_outputs_beyond_memory_are_refused(
     edges = np.stack([ring, np.roll(ring, 1)])
     np.savez(tmp_path / "g.npz", x=np.ones((nodes, 2), np.float32), y=ring, edge_index=edges, **masks)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(capacity, "memory_bytes", lambda: 12 * nodes**2 - 1)
+    monkeypatch.setattr(capacity, "memory_bytes", lambda: 24 * nodes**2 - 1)
     assert run("train", ["dataset=npz", "dataset.path=g.npz", "strategy=single", "epochs=1"]) != 0
     assert "400 nodes of a rank with 400 outputs each needs" in capsys.readouterr().err
 
@@ -635,3 +636,22 @@ def test_an_exported_program_reckons_edges_in_whole_numbers(dtype: torch.dtype, 
     assert torch.equal(module["prepared"](torch.ones(100, 1), edges.to(dtype))[1], wanted)
     with pytest.raises(ValueError, match="give whole numbers"):
         module["prepared"](torch.ones(100, 1), edges.float())
+
+
+def test_what_cannot_be_listed_is_not_taken_for_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hydra opened YAML in it, a table left runs out, and a resume began anew."""
+    (tmp_path / "hydra").mkdir()
+    (tmp_path / "checkpoint").mkdir()
+
+    def denied(place: str, *_: object) -> list[str]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+
+    monkeypatch.setattr(os, "access", lambda place, mode: Path(place).name != "hydra")
+    with pytest.raises(ConfigError, match="hydra may not be listed"):
+        _refuse_shadows(tmp_path)
+    monkeypatch.setattr(os, "listdir", denied)
+    with pytest.raises(PermissionError):
+        checkpoint.folders(tmp_path)
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(ConfigError, match=r"cannot be listed .*its runs would be left out"):
+        _below(tmp_path)

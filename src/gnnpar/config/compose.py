@@ -223,6 +223,9 @@ def _refuse_shadows(folder: Path) -> None:
     from hydra.core.config_store import ConfigStore
     from hydra.core.plugins import Plugins
 
+    for place in (folder, folder / "hydra"):  # Hydra opens by their names files of a folder that cannot be listed
+        if not os.access(place, os.R_OK | os.X_OK) and (place == folder or os.path.lexists(place)):
+            raise ConfigError(f"{place} may not be listed, and Hydra looks for YAML in it: call gnnpar elsewhere")
     for group in sorted(path.name for path in conf_dir().iterdir() if path.is_dir()):
         if (file := folder / group / "None.yaml").exists():
             raise ConfigError(f"{file} would be read where no {group} is chosen: rename it, or call gnnpar elsewhere")

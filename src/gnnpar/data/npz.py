@@ -127,7 +127,7 @@ def _features(config: NPZ, arrays: dict[str, np.ndarray], edge_index: Tensor, *,
     if config.features == "file":
         return _take(config, arrays, "x")
     if config.features == "identity":
-        require_memory(4 * num_nodes**2, f"dataset.features=identity of {num_nodes:,} nodes", "set features=degree")
+        require_memory(12 * num_nodes**2, f"dataset.features=identity of {num_nodes:,} nodes", "set features=degree")
         return torch.eye(num_nodes)
     both_ends = (
         pairs or config.symmetrize or len(edge_index) != 2

@@ -7,6 +7,8 @@ all files, and what rank 0 knew. It is written under another name, through to th
 from __future__ import annotations
 
 import errno
+import os
+import re
 import socket
 import time
 from collections.abc import Callable, Iterable
@@ -155,8 +157,13 @@ def _finish(partial: Path, final: Path, manifest: JsonObject, everyone: list[Jso
 
 
 def folders(run_dir: Path) -> list[Path]:
-    """Folders that claim to be checkpoints, the latest first."""
-    found = [p for p in (run_dir / FOLDER).glob("epoch-*") if p.is_dir() and p.name.removeprefix("epoch-").isdecimal()]
+    """Folders that claim to be checkpoints, the latest first. OSError where none can be listed: they may be there."""
+    try:
+        names = os.listdir(run_dir / FOLDER)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    claim = (run_dir / FOLDER / name for name in names if re.fullmatch(r"epoch-\d+", name, re.ASCII))
+    found = [path for path in claim if path.is_dir()]
     return sorted(found, key=lambda p: int(p.name.removeprefix("epoch-")), reverse=True)
 
 
