@@ -448,7 +448,7 @@ def _value(value: object) -> str:
     text = str(value)
     if "${" in text:
         raise ConfigError(f"{text}: ${{ would be read as the value of another key; give the value itself")
-    if re.fullmatch(r"[\w./-]+", text):
+    if re.fullmatch(r"[\w./-]+", text, re.ASCII):  # Hydra's own words are of these letters
         return text
     return quoted(text)
 

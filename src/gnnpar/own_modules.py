@@ -60,7 +60,7 @@ def look_in(folder: str, *names: str) -> None:
     processes that are started."""
     if _FINDER.folder != folder:
         _FINDER.folder, _FINDER.names = folder, set()
-    for name in names:
+    for name in filter(str.isidentifier, names):
         _FINDER.add(name)
     if _FINDER not in sys.meta_path:
         sys.meta_path.append(_FINDER)

@@ -38,8 +38,13 @@ def locate(target: str) -> object:
     """
     if FENCE in os.environ and target not in _within() and not _is_trusted(target):
         raise ValueError("a file names it, and is no class of gnnpar or of a plugin: name it yourself, or --trust")
+    if _NAME.fullmatch(target) is None:
+        raise ValueError("that is no name of a class in a module")
     module, _, name = current(target).rpartition(".")
     return getattr(_imported(module), name)  # by name: that is what a _target_ is
+
+
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
 @contextmanager
@@ -90,7 +95,7 @@ def refuse_foreign(tree: object, source: str, *, remedy: str, named: object = No
         foreign = {key: name for key, name in _classes(node) if not _is_trusted(name)}
         twin = _at(named, path) if foreign else {}
         for key, target in foreign.items():
-            if current(target) == current(str(twin.get(key))):
+            if isinstance(had := twin.get(key), str) and current(target) == current(had):
                 continue
             shown = _short(target)
             if not trusted:

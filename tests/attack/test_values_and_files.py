@@ -34,13 +34,14 @@ from torch_geometric.data import Data, HeteroData
 import gnnpar
 from checkpoints import train
 from conftest import ROOT, environment
-from gnnpar import capacity, compilers, durable, scratch, surroundings
+from gnnpar import capacity, compilers, durable, own_modules, scratch, surroundings
 from gnnpar.cli import completion, new
 from gnnpar.cli.main import run
 from gnnpar.codecs.adaptive.links import Profile, nominal
 from gnnpar.comm import interfaces
 from gnnpar.config import sweep
 from gnnpar.config.compose import _refuse_shadows, compose
+from gnnpar.config.inputs import _refuse_foreign
 from gnnpar.config.submitit_jobs import place_of_results
 from gnnpar.config.sweep import _written_since
 from gnnpar.data import downloads, files, stored
@@ -55,7 +56,7 @@ from gnnpar.paths import conf_dir
 from gnnpar.report.latex import _tex
 from gnnpar.report.runs import _below, folders_of
 from gnnpar.settings import ConfigError
-from gnnpar.targets import refuse_foreign
+from gnnpar.targets import locate, refuse_foreign
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.result import code
 from gnnpar.training.result.code import packages_of
@@ -655,3 +656,29 @@ def test_what_cannot_be_listed_is_not_taken_for_empty(tmp_path: Path, monkeypatc
     monkeypatch.setattr(os, "scandir", denied)
     with pytest.raises(ConfigError, match=r"cannot be listed .*its runs would be left out"):
         _below(tmp_path)
+
+
+def test_what_nobody_named_is_not_called_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint of `target: None` opened the working directory to modules that libraries look for in vain."""
+    net = {"_target_": "gnnpar.models.pyg.model.PyG", "target": "None"}
+    with pytest.raises(ValueError, match="names None, which is no class of gnnpar"):
+        refuse_foreign({"model": net}, "a file", remedy="no", named={"model": {"_target_": net["_target_"]}})
+    plan = {"schema": 1, "strategy": {"name": "single"}, "setup": {"model": {**net, "target": "0.72"}}}
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".py").write_text("")
+    for target in ("None", "", ".x", "a..b", "0.72"):
+        with pytest.raises(ValueError, match="that is no name of a class in a module"):
+            locate(target)
+    assert "" not in own_modules._FINDER.names
+    with pytest.raises(ConfigError, match=r"model of plan=p names 0\.72, which is no class of gnnpar"):
+        _refuse_foreign({"model": plan["setup"]["model"]}, "plan=p", named={"target": 0.72, "model": {}})
+
+
+def test_files_have_letters_of_all_languages(tmp_path: Path) -> None:
+    (folder := tmp_path / "données").mkdir()
+    ring = np.arange(9)
+    masks = {f"{split}_mask": ring % 3 == i for i, split in enumerate(SPLITS)}
+    x = np.ones((9, 2), np.float32)
+    np.savez(folder / "g.npz", x=x, y=ring % 3, edge_index=np.stack([ring, np.roll(ring, 1)]), **masks)
+    done = gnnpar.train("gcn", folder / "g.npz", strategy="single", epochs=1, folder=tmp_path / "run")
+    assert done.result["status"] == "completed"

@@ -73,7 +73,7 @@ def _refuse_other_names(brought: JsonObject, names: Mapping[str, str], where: st
         return
     for group, value in brought.items():
         file = conf_dir() / group / f"{names.get(group)}.yaml"
-        if not isinstance(value, Mapping) or not re.fullmatch(r"\w+", str(names.get(group))) or not file.is_file():
+        if not isinstance(value, Mapping) or not re.fullmatch(r"\w{1,80}", str(names.get(group))) or not file.is_file():
             continue
         yaml = plain_yaml(file)
         known = current(str(yaml.get("_target_"))) if isinstance(yaml, Mapping) else ""
@@ -119,7 +119,8 @@ def _refuse_foreign(brought: Mapping[str, object], source: str, *, named: object
         own = "" if group == "strategy" or source.startswith("shards") else f"give {group}=NAME yourself, or "
         remedy = f"{own}--trust, which runs its code"
         try:
-            refuse_foreign(tree, f"{group} of {source}", remedy=remedy, named=named)
+            twin = named.get(group) if isinstance(named, Mapping) else None
+            refuse_foreign(tree, f"{group} of {source}", remedy=remedy, named=twin)
         except ValueError as error:
             raise ConfigError(str(error)) from error
 

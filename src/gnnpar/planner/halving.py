@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gnnpar.comm.world import num_cores
+from gnnpar.config.replay import as_value
 from gnnpar.durable import JsonDict
 from gnnpar.placement import Plan
 from gnnpar.planner.planned import Planned
@@ -82,7 +83,7 @@ def launcher(overrides: Sequence[str], ranks: int) -> Run:
                 "gnnpar",
                 "train",
                 *rest,
-                f"plan={file}",
+                f"plan={as_value(str(file))}",
                 f"world_size={ranks}",
                 f"epochs={total}",
                 f"eval_every={total}",
