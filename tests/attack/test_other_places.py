@@ -133,7 +133,7 @@ def test_what_torchrun_counts_is_no_restart_of_another_run(tmp_path: Path, monke
     settings = compose(["dataset=sbm", "dataset.num_nodes=60"])
     record = RunRecord(settings, replace(world_of(settings), how="joined"), tmp_path)
     assert record.header["restarts"] == 1
-    record.before_start(["a 7 1000"])
+    record.before_start(["a 7 1000"], restartable=True)
     assert record.header["restarts"] == 0, "nothing in the folder was begun by this start"
 
 

@@ -47,7 +47,7 @@ from gnnpar.durable import WriteError, read_json
 from gnnpar.folder_lock import FILE, working_in
 from gnnpar.launch import token
 from gnnpar.launch.cpu_shares import missing
-from gnnpar.launch.environment import check_rank, unpickles
+from gnnpar.launch.environment import check_rank, restarts_allowed, unpickles
 from gnnpar.launch.launch import world_of
 from gnnpar.launch.rendezvous import Member, _own_end, _Table, rendezvous
 from gnnpar.parallel.sequential.cuts import _Layout
@@ -518,7 +518,7 @@ def test_restarts_are_counted_by_what_the_start_has_left(tmp_path: Path, monkeyp
 
     def started(agents: list[str]) -> int:
         record = RunRecord(settings, replace(world_of(settings), how="joined"), tmp_path)
-        record.before_start(agents)
+        record.before_start(agents, restartable=restarts_allowed(os.environ))
         return record.header["restarts"]
 
     def completed() -> None:

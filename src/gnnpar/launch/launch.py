@@ -18,7 +18,7 @@ from gnnpar.capacity import require_memory
 from gnnpar.comm import Communicator, interfaces, one_gpu
 from gnnpar.comm.world import Host, How, Outcome, World, num_cores
 from gnnpar.launch import joined, paced, processes
-from gnnpar.launch.environment import agent, check_rank, number
+from gnnpar.launch.environment import agent, check_rank, number, restarts_allowed
 from gnnpar.launch.monitor import RankFailed, failure_of
 from gnnpar.launch.namespaces import Network
 from gnnpar.launch.rendezvous import JoinedWorld
@@ -58,8 +58,9 @@ class RunHooks(Protocol):
         """What is wrong where this rank does not see `folder`, rank 0's run_dir; empty: nothing. On every rank."""
         ...
 
-    def before_start(self, agents: Sequence[str]) -> None:
-        """Before the first rank starts. `agents`: the processes (torchrun's) that started ranks, rank 0's first."""
+    def before_start(self, agents: Sequence[str], *, restartable: bool) -> None:
+        """Before the first rank starts. `agents`: the processes (torchrun's) that started ranks, rank 0's first;
+        `restartable`: they start ranks again."""
         ...
 
     def on_links(self, reached_gbps: Sequence[float]) -> None:
@@ -158,7 +159,8 @@ def launch(world: World, work: Work, hooks: RunHooks, *, how: Launch, comm: Comm
         several = world.how == "joined" and world.size > 1
         others = joined.assemble(hooks, comm.connect_seconds) if several else None
         if speaks:
-            hooks.before_start(others.agents if others else [agent()])
+            agents = others.agents if others else [agent()]
+            hooks.before_start(agents, restartable=restarts_allowed(os.environ))
         with interruptible(stop, how.grace_seconds), links(world, hooks) as network:
             if world.how == "joined":
                 _join(world, work, hooks, comm, stop, others)

@@ -18,7 +18,6 @@ import torch
 from gnnpar import own_modules
 from gnnpar.comm.world import Outcome, World, reason_of
 from gnnpar.durable import JsonDict, JsonObject, release_room, reserve_room
-from gnnpar.launch.environment import restarts_allowed
 from gnnpar.settings import Cluster, Settings, show
 from gnnpar.track.console import say
 from gnnpar.track.tracker import Tee, Tracker
@@ -60,10 +59,10 @@ class RunRecord:
             "(hydra.run.dir=FOLDER), or set checkpoint.keep=0"
         )
 
-    def before_start(self, agents: Sequence[str]) -> None:
+    def before_start(self, agents: Sequence[str], *, restartable: bool) -> None:
         """The run's folder as a run finds it that begins, or goes on after a restart by torchrun."""
         if self.world.how == "joined":
-            self.header["restarts"] = self._restarts(agents)
+            self.header["restarts"] = self._restarts(agents) if restartable else 0
             note_start(self.run_dir, self.agreed(), agents, self.header["restarts"])
         for line in remarks(self.settings, self.world):
             say(line)
@@ -77,7 +76,7 @@ class RunRecord:
 
     def _restarts(self, agents: Sequence[str]) -> int:
         """How often torchrun has started all ranks again, by what its own start has left in the run's folder."""
-        before = restarts_before(self.run_dir, self.agreed(), agents) if restarts_allowed(os.environ) else None
+        before = restarts_before(self.run_dir, self.agreed(), agents)
         done = (read_result(self.run_dir) or {}).get("status") == "completed"
         if before is None or (done and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"):
             return 0  # a program that calls torchrun's functions twice has one process for two runs
