@@ -39,10 +39,7 @@ _LAZY = dict.fromkeys(("check", "compare", "distribute", "plan", "sweep", "train
 def __getattr__(name: str) -> object:
     """`gnnpar.train` and others, imported when asked for: ranks import this package and must be up quickly."""
     if name in _LAZY:
-        surroundings = import_module("gnnpar.surroundings")
-        surroundings.require_safe_path()
-        surroundings.drop_relative_parts()
-        surroundings.drop_home_below()
+        import_module("gnnpar.surroundings").leave_out_working_directory()
         import_module("gnnpar.compilers").keep_torch_apart()  # before PyG imports torch's compiler
         return vars(import_module(_LAZY[name]))[name]
     raise AttributeError(f"module 'gnnpar' has no attribute {name!r}")

@@ -49,7 +49,8 @@ def main(argv: list[str] | None = None) -> int:
     if argv is None:  # processes that this one starts do not import from the working directory either
         if sys.flags.ignore_environment and not sys.flags.safe_path:
             # python -E ignores PYTHONSAFEPATH, also in child processes, which inherit -E and would inherit -P: restart
-            os.execv(sys.executable, [sys.orig_argv[0], "-P", *sys.orig_argv[1:]])  # noqa: S606 - no shell, same arguments
+            again = [sys.orig_argv[0], "-P", *sys.orig_argv[1:]]
+            os.execv(sys.executable, again)  # noqa: S606 - no shell; the arguments are this process's own
         os.environ["PYTHONSAFEPATH"] = os.environ.get("PYTHONSAFEPATH") or "1"  # empty, it means nothing to Python
         try:
             drop_working_directory()

@@ -31,7 +31,7 @@ from gnnpar.folder_lock import working_in
 from gnnpar.paths import path_of
 from gnnpar.scratch import own_temporary_files
 from gnnpar.settings import ConfigError, Settings, build_settings
-from gnnpar.surroundings import drop_home_below, drop_relative_parts, require_safe_path
+from gnnpar.surroundings import leave_out_working_directory
 from gnnpar.track.console import say
 
 if TYPE_CHECKING:
@@ -46,16 +46,14 @@ if TYPE_CHECKING:
 
     Model = str | type[ModelConfig] | ModelConfig | Callable[..., nn.Module]
 
-require_safe_path()
-drop_relative_parts()
-drop_home_below()
+leave_out_working_directory()
 keep_torch_apart()  # before PyG imports torch's compiler, also where this module is imported by its own name
 
 
 @contextmanager
 def _apart() -> Iterator[None]:
-    """Temporary files and compiled code in places of this user alone, looked at for each call: a notebook lives for
-    weeks, and what cleans /tmp may have been there."""
+    """Temporary files and compiled code in folders of this user alone, checked at each call: a notebook may run for
+    weeks, and a cleaner of /tmp may have removed them since."""
     keep_torch_apart()
     with own_temporary_files(lasting=True):
         yield

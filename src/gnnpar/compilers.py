@@ -18,11 +18,11 @@ def keep_torch_apart() -> None:
     """torch's compiler, which PyG imports and exports ask, and Triton keep code in the user's cache, and not in /tmp by
     a name that others can foresee and take before, or in a home that is a place of all; in a new folder, gone
     afterwards, where the cache cannot be written, or others may have made it, or may make it. In each process that
-    loads such code: a folder that a job of a cluster is told of may be another user's on its own host. Its headers it
-    would compile once for all, in a folder whose name it has fixed when it was imported: it does not."""
+    loads such code: a folder that a job of a cluster is told of may be another user's on its own host. Header
+    precompilation is turned off: torch fixes its folder when it is imported, before this function can choose one."""
     os.environ.setdefault(_HEADERS, "0")
     if (config := sys.modules.get("torch._inductor.config")) is not None and os.environ[_HEADERS] == "0":
-        setattr(config, _OF_HEADERS, False)
+        setattr(config, _OF_HEADERS, False)  # torch's options are attributes of this module
     for name, within in (("TORCHINDUCTOR_CACHE_DIR", "torch"), ("TRITON_CACHE_DIR", "triton")):
         if (place := os.environ.get(name)) is None or (_is_made_up(name, place) and not _is_own(Path(place))):
             with suppress(OSError):  # there is no place for files at all: who needs one says so
@@ -31,8 +31,8 @@ def keep_torch_apart() -> None:
 
 
 def _is_made_up(name: str, place: str) -> bool:
-    """Here, or by torch, which PyG asks when it is imported and which leaves in the environment where it would keep
-    code: in /tmp, by the user's name. Others may have been first, or since."""
+    """Whether the user has not set it: this module has, or torch, which writes its default folder in /tmp into the
+    environment when PyG is imported. Another user may have created that folder."""
     return place == _given.get(name) or any(part.startswith("torchinductor_") for part in Path(place).parts)
 
 

@@ -36,13 +36,13 @@ def scratch_folder() -> Iterator[Path]:
             yield scratch
     finally:
         made, maker = _made.pop(scratch)
-        if maker == os.getpid():  # a process that it forked may end here, too
+        if maker == os.getpid():  # not in a forked process that unwinds
             remove_made(scratch, made)
 
 
 @contextmanager
 def _kept(folder: Path) -> Iterator[None]:
-    """Who cleans /tmp of what is old (systemd-tmpfiles) leaves a folder that is locked."""
+    """systemd-tmpfiles, which removes old files of /tmp, skips a folder that is locked."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with suppress(OSError):  # a file system without locks
@@ -53,7 +53,7 @@ def _kept(folder: Path) -> Iterator[None]:
 
 
 def lasting_scratch() -> Path:
-    """A scratch folder until this process ends; the ends of those that it forks are none."""
+    """A scratch folder that is removed when this process ends, and not when one that it has forked ends."""
     until_the_end, me = ExitStack(), os.getpid()
     atexit.register(lambda: until_the_end.close() if os.getpid() == me else None)
     return until_the_end.enter_context(scratch_folder())
@@ -160,7 +160,7 @@ def own_temporary_files(*, lasting: bool = False) -> Iterator[None]:
 
 
 def _lasting_folder() -> Path:
-    """This process's own, another one where what was made is gone, whatever has its name by now."""
+    """The one of this process; a new one where that was removed or replaced."""
     if (mine := _lasting.get(os.getpid())) is None or not _is_still_there(mine):
         _lasting[os.getpid()] = mine = lasting_scratch()
     return mine

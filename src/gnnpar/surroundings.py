@@ -9,6 +9,13 @@ import sys
 _OF_COMPILERS = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "LD_LIBRARY_PATH")
 
 
+def leave_out_working_directory() -> None:
+    """For a Python program that calls gnnpar, once it asks for `gnnpar.train` or the like. ValueError as below."""
+    require_safe_path()
+    drop_relative_parts()
+    drop_home_below()
+
+
 def drop_relative_parts() -> None:
     """An empty part of PATH, by which libraries find programs, or of what compilers read, which Triton calls, is the
     working directory; others that do not begin at the root lie below it."""

@@ -123,10 +123,10 @@ def _is_plain(value: object) -> bool:
         return "_target_" in value or all(map(_is_plain, value.values()))
     if isinstance(value, (list, tuple)):
         return all(map(_is_plain, value))
-    return not isinstance(value, str) or _PLAIN.fullmatch(value) is not None
+    return not isinstance(value, str) or PLAIN.fullmatch(value) is not None
 
 
-_PLAIN = re.compile(r"[\w-]*|[+-]?\d+\.\d*(e[+-]?\d+)?", re.ASCII)
+PLAIN = re.compile(r"[\w-]*|[+-]?\d+\.\d*(e[+-]?\d+)?", re.ASCII)
 
 
 def _at(tree: object, path: Sequence[object]) -> Mapping[str, object]:

@@ -215,7 +215,7 @@ def test_the_body_of_a_redirect_is_not_read() -> None:
 
     class Anywhere(downloads._StaysSecure):  # a test has no certificate
         def redirect_request(self, req, fp, code, msg, headers, newurl):
-            return Request(newurl)  # noqa: S310  # of this test's server
+            return Request(newurl)  # noqa: S310  # the address is that of this test's own HTTP server
 
     with server(Endless) as address:
         opened = downloads.urllib.request.build_opener(Anywhere).open(f"{address}/start", timeout=20)
@@ -404,7 +404,7 @@ class Mine(SBM):
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A working directory with a dataset of the user's own, which reads the file that it is told of."""
+    """A working directory with a user-defined dataset class that reads the file which its argument `path` names."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "dataset").mkdir()
     shutil.copy(conf_dir() / "dataset" / "sbm.yaml", tmp_path / "dataset" / "mine.yaml")
@@ -418,6 +418,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_a_sweep_sets_no_paths_of_a_class_of_ones_own(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = ["dataset=mine", "dataset.num_nodes=60", "dataset.width=2,3", "strategy=single", "epochs=1"]
+    job.append("dataset.homophily=0.5")  # a number, which may stay
     assert run("train", ["-m", *job, "dataset.path=mine.bin", "hydra.sweep.dir=s"]) == 0
     assert (own / "read").read_text() == "mine.bin"
     (own / "read").unlink()

@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -99,7 +100,7 @@ def test_the_copy_has_no_lines_and_what_ended_is_not_run_again(
         suite.main()
 
 
-def test_studies_that_somebody_has_begun_bring_no_programs(suite: Any, tmp_path: Path) -> None:
+def test_studies_that_somebody_has_begun_bring_no_programs(suite: ModuleType, tmp_path: Path) -> None:
     (folder := tmp_path / "experiments" / "scale").mkdir(parents=True)
     (folder / "results.jsonl").write_text("{}\n")
     (extra := folder / "argparse.py").touch()

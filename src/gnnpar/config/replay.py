@@ -22,7 +22,7 @@ from gnnpar.config.study import MOST_RUNS, key_of
 from gnnpar.durable import JsonDict
 from gnnpar.paths import conf_dir, installed_confs, is_brought_group, is_group
 from gnnpar.settings import WRITTEN_FOLDERS, ConfigError, Settings, show
-from gnnpar.targets import TRUST, let_in, refuse_foreign
+from gnnpar.targets import PLAIN, TRUST, let_in, refuse_foreign
 
 FLAGS = ("-m", "--multirun")
 _LAUNCHER = "n_jobs pre_dispatch batch_size timeout_min nodes tasks_per_node cpus_per_task gpus_per_node mem_gb"
@@ -41,7 +41,6 @@ PARAMS = "hydra.sweeper.params."
 _JOB_NUMBER = re.compile(r"\$\{hydra[.:]job\.num\}")
 _PLAIN = re.compile(r"[\w.,:+()-]*")
 """A value that is numbers, names or ranges."""
-_PLAIN_WORD = re.compile(r"[\w,-]*")
 _KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _KEYS = frozenset(field.name for field in dataclasses.fields(Settings))
 _WITHOUT_FOLDER = "hydra.searchpath=[]"
@@ -109,7 +108,8 @@ class Replay:
         """Refuse what the file says of a dataset that was typed, but for numbers and words: it may be a path."""
         for override in overrides:
             key = key_of(override).removeprefix(PARAMS)
-            if key.startswith("dataset.") and not _PLAIN_WORD.fullmatch(override.partition("=")[2]):
+            values = override.partition("=")[2].split(",")
+            if key.startswith("dataset.") and not all(map(PLAIN.fullmatch, values)):
                 raise ConfigError(f"{self.file} has {show(override)} beside the dataset that was typed: {self.remedy}")
 
     @property

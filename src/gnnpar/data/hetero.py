@@ -168,7 +168,7 @@ def _features(name: str, nodes: Mapping[str, _Fields], counts: Mapping[str, int]
         given[key] = x
     kinds = len(given) if len(given) > 1 else 0
     width, rows = kinds + sum(x.shape[1] for x in given.values()), sum(counts.values())
-    nbytes = 4 * 4 * rows * width  # there are copies before one epoch is over
+    nbytes = 4 * 4 * rows * width  # float32, and about four copies until the end of an epoch
     require_memory(nbytes, f"dataset {name}: {width} columns of {len(given)} types of nodes", "give fewer")
     out = torch.zeros(rows, width)
     row = column = 0

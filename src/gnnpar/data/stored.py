@@ -28,7 +28,7 @@ def no_progress(stage: str, share: float) -> None:
 
 
 def row_chunks(x: Slices) -> Iterator[slice]:
-    """All rows of x [N, F], in order, as many at a time as memory need not mind."""
+    """All rows of x [N, F], in order, in slices of at most CHUNK_ROWS rows and CHUNK_VALUES numbers."""
     at_once = max(1, min(CHUNK_ROWS, CHUNK_VALUES // max(1, x.shape[1])))
     for first in range(0, x.shape[0], at_once):
         yield slice(first, min(first + at_once, x.shape[0]))

@@ -75,7 +75,7 @@ class SBM(Preprocess):
         return prepare(raw, self, seed=seed)
 
 
-_MOST_KINDS = 100  # a node: tables have a row for each
+_MOST_KINDS = 100  # of (community, class) for each node: some tables have a row for every pair
 
 
 def generate(config: SBM, *, seed: int) -> RawGraph:
