@@ -40,12 +40,13 @@ def main() -> None:
     rows = records.read(HERE / "results.jsonl")
     heads = ["size of", "model", "contender", "ms an epoch (fastest to slowest)", "times as fast as `single`"]
     heads += ["MiB", "of `single`"]
-    print("| " + " | ".join(heads) + " |", "|---" * len(heads) + "|", sep="\n")
-    for graph in dict.fromkeys(row["graph"] for row in rows):
-        for model in MODELS:
-            cell = [row for row in rows if (row["graph"], row["model"]) == (graph, model)]
-            for row in cell:
-                print(line(row, next(each for each in cell if each["contender"] == BASE)))
+    for card in dict.fromkeys(row["hardware"] for row in rows):
+        print(f"\n{card}\n", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|", sep="\n")
+        for graph in dict.fromkeys(row["graph"] for row in rows):
+            for model in MODELS:
+                cell = [row for row in rows if (row["hardware"], row["graph"], row["model"]) == (card, graph, model)]
+                for row in cell:
+                    print(line(row, next(each for each in cell if each["contender"] == BASE)))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import gc
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -170,19 +170,21 @@ def measure(
     return {"milliseconds": times, "peak_mib": peak, "loss": [losses[0], losses[-1]]}
 
 
-def cells(device: torch.device, graphs: list[str], scale: float) -> Iterator[tuple[dict, Callable[[], Epoch]]]:
+def cells(
+    device: torch.device, graphs: Iterable[str], models: Iterable[str], scale: float
+) -> Iterator[tuple[dict, Callable[[], Epoch]]]:
     for name in graphs:
         size = GRAPHS[name].scaled(scale)
         data = dataset_of(name, size, device)
-        for kind, config in MODELS.items():
+        for kind in models:
             for contender, build in contenders(kind, size, device):
                 row = {"graph": name, "nodes": size.nodes, "edges": data.num_edges, "model": kind}
-                yield row | {"contender": contender}, partial(build, data, config, device)
+                yield row | {"contender": contender}, partial(build, data, MODELS[kind], device)
         del data
 
 
 def key_of(row: Mapping[str, object]) -> tuple[object, ...]:
-    return tuple(row[name] for name in ("graph", "nodes", "model", "contender"))
+    return tuple(row[name] for name in ("graph", "nodes", "model", "contender", "hardware"))
 
 
 def origin(device: torch.device) -> dict[str, object]:
@@ -196,6 +198,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--graphs", default="arxiv,products,reddit")
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--contender", default="", help="only those whose name contains this")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the nodes and edges of each graph")
     parser.add_argument("--seconds", type=float, default=600, help="begin no cell after these")
     parser.add_argument("--out", type=Path, default=HERE / "results.jsonl")
@@ -203,8 +207,9 @@ def main() -> None:
     given = parser.parse_args()
     device, began = torch.device(given.device), time.monotonic()
     about, done = origin(device), {key_of(row) for row in records.read(given.out)}
-    for row, build in cells(device, given.graphs.split(","), given.scale):
-        if key_of(row) in done:
+    for cell, build in cells(device, given.graphs.split(","), given.models.split(","), given.scale):
+        row, contender = cell | about, str(cell["contender"])
+        if key_of(row) in done or given.contender not in contender:
             continue
         if time.monotonic() - began > given.seconds:
             print(f"{given.seconds:.0f} s are over: call it again to go on")
@@ -212,7 +217,7 @@ def main() -> None:
         told = "-".join(str(row[name]).replace(", ", "-").replace(" ", "-") for name in ("graph", "model", "contender"))
         profile = given.out.with_name(f"profile-{told}.txt") if given.profile else None
         try:
-            warm_up = CAPTURED_BY if "captured" in row["contender"] else WARM_UP
+            warm_up = CAPTURED_BY if "captured" in contender else WARM_UP
             found = measure(build, device, warm_up=warm_up, profile=profile)
             times = found["milliseconds"]
             assert isinstance(times, list)
@@ -221,10 +226,8 @@ def main() -> None:
             said = str(error).strip().splitlines()[0][:74]
             found = {"milliseconds": [], "peak_mib": None, "loss": None, "error": said}
         gc.collect()
-        records.append(given.out, [{**row, **found, **about}])
-        print(
-            f"{time.monotonic() - began:5.0f} s  {row['graph']} {row['model']}, {row['contender']}: {said}", flush=True
-        )
+        records.append(given.out, [{**row, **found}])
+        print(f"{time.monotonic() - began:5.0f} s  {row['graph']} {row['model']}, {contender}: {said}", flush=True)
 
 
 if __name__ == "__main__":
