@@ -46,8 +46,8 @@ class _Finder:
         """Whether the code below the frames of the import itself is that of a module of the folder."""
         while frame is not None:
             top = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-            if top not in _IMPORTING:
-                return top in self.names
+            if top not in _IMPORTING:  # an installed package may have the name of a folder here
+                return top in self.names and str(frame.f_globals.get("__file__")).startswith(self.folder + os.sep)
             frame = frame.f_back
         return False
 
@@ -89,6 +89,7 @@ def hashes() -> dict[str, str]:
 def lies_in(module: str, folder: str) -> bool:
     """Whether the module, or the package at its top, is in the folder, and neither imported nor installed."""
     top = module.partition(".")[0]
-    if top in sys.modules or PathFinder.find_spec(top) is not None:
+    installed = (finder for finder in sys.meta_path if finder is not _FINDER)  # not on sys.path alone: pip install -e
+    if top in sys.modules or any(finder.find_spec(top, None) is not None for finder in installed):
         return False
     return PathFinder.find_spec(top, [folder]) is not None

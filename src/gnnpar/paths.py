@@ -86,15 +86,6 @@ def checkout_dir() -> Path | None:
     return root if (root / ".git").exists() and (root / "src" / "gnnpar").is_dir() else None
 
 
-def is_group(name: str) -> bool:
-    """Whether Hydra takes an override of this key for the choice of a file: of gnnpar's, a plugin's or one in the
-    working directory, where a folder makes any key a group. A name that the system cannot look up is one, too."""
-    try:
-        return is_brought_group(name) or Path(name).is_dir()
-    except OSError:
-        return True
-
-
 def is_brought_group(name: str) -> bool:
     """Whether a key is that of a group of gnnpar or of a plugin, whatever folders the working directory has."""
     with suppress(OSError):  # a name that is too long

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import pickle
 import pickletools
 import re
 import struct
@@ -105,7 +106,9 @@ def _named(stream: bytes | IO[bytes], known: set[str]) -> Iterator[Opcode]:
 def _pickles(file: Path) -> Iterator[bytes | IO[bytes]]:
     """What torch.load unpickles, as it finds it."""
     with file.open("rb") as content:
-        if content.read(4) != _ZIP:
+        if not (head := content.read(_LONGEST_HEAD)).startswith(_ZIP):
+            if not head.startswith(_HEADS):  # a text, say, of which a message would show words
+                raise ValueError("it begins as nothing that torch.save writes")
             content.seek(0)
             for _ in range(_STREAMS):
                 yield content
@@ -129,6 +132,8 @@ def _refuse_packed(file: Path) -> None:
 
 
 _ZIP = b"PK\x03\x04"  # by which torch tells
+_HEADS = tuple(pickle.dumps(torch.serialization.MAGIC_NUMBER, protocol) for protocol in range(2, 6))  # before 1.6
+_LONGEST_HEAD = max(map(len, _HEADS))
 _END = struct.Struct("<4s4H2LH")
 _LOCATOR = struct.Struct("<4sLQL")
 _END64 = struct.Struct("<4sQ2H2L4Q")

@@ -104,26 +104,37 @@ def refuse_foreign(tree: object, source: str, *, remedy: str, named: object = No
             if target not in told:
                 sys.stderr.write(f"gnnpar: {printable(source)} names {shown}; it is trusted, and its code runs\n")
             told.add(target)
-        for key, value in node.items() if foreign and not trusted else ():
-            if key not in (*foreign, "_target_") and twin.get(key, _NOTHING) != value and not _is_plain(value):
+        for key, value in _arguments(tree, path, node) if foreign and not trusted else ():
+            had = named.get("data_dir") if key == "data_dir" and isinstance(named, Mapping) else twin.get(key)
+            if key not in (*foreign, "_target_") and not _may_set(value, had):
                 target = _short(next(iter(foreign.values())))
                 raise ValueError(f"{source} sets {_short(str(key))}={_short(str(value))} of {target}: {remedy}")
 
 
-_NOTHING = object()
+def _arguments(tree: object, path: Sequence[object], node: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """What an object of a configuration is made with; a dataset reads its files from the configuration's data_dir."""
+    yield from node.items()
+    if tuple(path[:1]) == ("dataset",) and isinstance(tree, Mapping) and "data_dir" in tree:
+        yield "data_dir", tree["data_dir"]
 
 
 def _short(text: str) -> str:
     return printable(text if len(text) <= 100 else text[:97] + "...")
 
 
-def _is_plain(value: object) -> bool:
-    """A number or a word, which names no file elsewhere, or several; configurations in it are looked at themselves."""
+def _may_set(value: object, had: object) -> bool:
+    """Whether a value is what the user `had`, or numbers and words, which name no file elsewhere; a class in it is
+    looked at by itself, what it is made with here, too."""
     if isinstance(value, Mapping):
-        return "_target_" in value or all(map(_is_plain, value.values()))
+        own = had if isinstance(had, Mapping) else {}
+        return all(
+            (key in own or _may_set(key, None)) and (key == "_target_" or _may_set(each, own.get(key)))
+            for key, each in value.items()
+        )
     if isinstance(value, (list, tuple)):
-        return all(map(_is_plain, value))
-    return not isinstance(value, str) or PLAIN.fullmatch(value) is not None
+        own = had if isinstance(had, (list, tuple)) and len(had) == len(value) else [None] * len(value)
+        return all(map(_may_set, value, own))
+    return not isinstance(value, str) or value == had or PLAIN.fullmatch(value) is not None
 
 
 PLAIN = re.compile(r"[\w-]*|[+-]?\d+\.\d*(e[+-]?\d+)?", re.ASCII)

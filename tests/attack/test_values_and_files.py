@@ -21,6 +21,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.request import Request
@@ -42,6 +43,7 @@ from gnnpar.comm import interfaces
 from gnnpar.config import sweep
 from gnnpar.config.compose import _refuse_shadows, compose
 from gnnpar.config.inputs import _refuse_foreign
+from gnnpar.config.own_yaml import OwnYaml
 from gnnpar.config.submitit_jobs import place_of_results
 from gnnpar.config.sweep import _written_since
 from gnnpar.data import downloads, files, stored
@@ -63,7 +65,11 @@ from gnnpar.training.result.code import packages_of
 from gnnpar.training.result.record import RunRecord
 
 SMALL = ["dataset=sbm", "dataset.num_nodes=60"]
-OF_PYG = ["model=pyg", "model.target=torch_geometric.nn.GCN", "model.kwargs.hidden_channels=8"]
+OF_PYG = [
+    "model=pyg",
+    "model.target=torch_geometric.nn.GCN",
+    *(f"model.kwargs.{key}" for key in ("hidden_channels=8", "num_layers=2")),
+]
 
 
 # --- folders and files whose names are keys and options
@@ -85,11 +91,63 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_folder_called_as_a_key_is_not_read_for_its_value(
     hostile: Path, typed: str, multirun: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("train", [*multirun, *SMALL, *OF_PYG, typed, "strategy=single", "epochs=1"]) == 2
-    assert "there is a folder" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="there is a folder"):
-        compose([*SMALL, *OF_PYG, typed])
+    code = run("train", [*multirun, *SMALL, *OF_PYG, typed, "strategy=single", "epochs=1"])
+    if "device" in typed:
+        assert code, "it is no device"
+    else:
+        assert code == 0, capsys.readouterr().err
+        assert compose([*SMALL, *OF_PYG, typed]).resolved["model"]["kwargs"]["act"] == "relu"
     assert not (hostile / "mark").exists()
+
+
+@pytest.fixture
+def unnamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with YAML that Hydra would act upon before a job can look, wherever it may be led."""
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.chdir(here)
+    called = "hydra:\n  callbacks:\n    x:\n      _target_: builtins.open\n      file: mark\n      mode: w\n"
+    for place in ("here/shards.folder/sh", "here/model/", "here/epochs/x", "far/x"):
+        (file := tmp_path / f"{place}.yaml").parent.mkdir(exist_ok=True)
+        file.write_text(f"# @package _global_\n{called}")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("+shards=sh", "is there already|sh"),
+        ("++shards.folder=sh", "sh"),
+        ("model=", "model= names no file of model"),
+        ("model=''", "names no file of model"),
+        ("model=../../far/x", "options are names of files in a folder model, and no paths"),
+        ("model=[../../far/x]", "options are names|a list of options is for -m"),
+        ("epochs=x", "epochs"),
+    ],
+)
+@pytest.mark.parametrize("multirun", [[], ["-m", "seed=0,1"]], ids=["run", "sweep"])
+def test_what_is_refused_was_not_opened(
+    unnamed: Path, typed: str, said: str, multirun: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("train", [*multirun, *SMALL, "strategy=single", "epochs=1", typed]) == 2
+    assert re.search(said, capsys.readouterr().err)
+    with pytest.raises(ConfigError, match=said):
+        compose([*SMALL, typed])
+    assert not (unnamed / "here" / "mark").exists()
+
+
+def test_yaml_of_the_working_directory_is_found_by_a_name_in_a_group_alone(unnamed: Path) -> None:
+    (unnamed / "here" / "model" / "None.yaml").touch()
+    (unnamed / "here" / "model" / "mine.yaml").touch()
+    (unnamed / "here" / "config.yaml").touch()
+    own = OwnYaml("main", "own://.")
+    assert own.is_group("model")
+    assert own.is_config("model/mine")
+    assert own.list("model", None) == ["mine"]
+    for name in ("model/", "model/None", "model/None.yaml", "model/../../far/x", "shards.folder/sh", "epochs/x"):
+        assert not own.is_config(name), name
+    for name in ("config", "../far/x", "model/mine/..", f"/{unnamed}/far/x"):
+        assert not own.is_config(name), name
+    assert not any(map(own.is_group, ("shards.folder", "epochs", "", "..", "../far")))
 
 
 @pytest.mark.parametrize("command", ["compare", "predict", "export", "dashboard", "status"])
@@ -446,7 +504,25 @@ def test_a_study_sets_no_paths_of_a_class_of_ones_own(own: Path, capsys: pytest.
     study.write_text(yaml.safe_dump({"base": [*base, "dataset.path=a/b"], "factors": {"w": ["dataset.width=2"]}}))
     assert run("ablate", [str(study), "--folder", "b"]) == 2
     assert "sets path=a/b of ownreader.Mine" in capsys.readouterr().err
+    study.write_text(yaml.safe_dump({"base": [*base, "data_dir=a/b"], "factors": {"w": ["dataset.width=2"]}}))
+    assert run("ablate", [str(study), "--folder", "c"]) == 2
+    assert "sets data_dir=a/b of ownreader.Mine" in capsys.readouterr().err
     assert not (own / "read").exists()
+
+
+def test_a_resumed_sweep_sets_no_data_dir_of_a_dataset_of_ones_own(
+    own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = ["dataset=mine", "dataset.num_nodes=60", "dataset.width=2,3", "strategy=single", "epochs=1", "data_dir=a/b"]
+    assert run("train", ["-m", *job, "hydra.sweep.dir=s"]) == 0
+    shutil.rmtree(own / "s" / "0")
+    (own / "read").unlink()
+    again = ["--resume", "s", "dataset=mine"]
+    assert run("train", again) != 0
+    assert "sets data_dir=a/b of ownreader.Mine" in capsys.readouterr().err
+    assert not (own / "read").exists()
+    assert run("train", [*again, "data_dir=a/b"]) == 0
+    assert (own / "read").exists()
 
 
 def test_a_class_is_named_where_the_user_has_it_and_nowhere_else() -> None:
@@ -460,6 +536,10 @@ def test_a_class_is_named_where_the_user_has_it_and_nowhere_else() -> None:
     refuse(named)
     refuse({"model": {**named["model"], "kwargs": {"a": "relu", "b": 2.5, "c": ["d", None]}}})
     refuse({"model": {**named["model"], "kwargs": {"a": "p/q"}}}, "sets kwargs=.* of mine.net: type it")
+    hidden = {"_target_": "gnnpar.models.gcn.GCN", "file": "p/q"}
+    refuse({"model": {**named["model"], "kwargs": {"c": hidden}}}, "sets kwargs=.* of mine.net: type it")
+    refuse({"model": {**named["model"], "kwargs": {"p/q": 1}}}, "sets kwargs=.* of mine.net: type it")
+    refuse({"model": {**named["model"], "kwargs": {"a": "x/y", "b": 2, "c": {**hidden, "file": "word"}}}})
     refuse({"dataset": {"_target_": "mine.net"}}, "plan.json names mine.net, which is no class of gnnpar")
     refuse({"model": {"_target_": "mine.net"}}, "plan.json names mine.net")
     refuse({"model": [named["model"]]}, "plan.json names mine.net")
@@ -588,7 +668,21 @@ def test_nothing_that_was_compiled_takes_the_place_of_a_new_module(tmp_path: Pat
         with pytest.raises(ConfigError, match=r"would be imported instead of mine\.py"):
             new.write("model", "mine", tmp_path)
         compiled.unlink()
+    (cache := tmp_path / "__pycache__").rmdir()
+    cache.symlink_to(cache.name)  # root lists every folder, but not this one
+    with pytest.raises(ConfigError, match="__pycache__ cannot be listed"):
+        new.write("model", "mine", tmp_path)
+    cache.unlink()
     assert new.write("model", "mine", tmp_path)
+
+
+@pytest.mark.parametrize("words", ["PASSWORD=tell-me-not", "password: tell-me-not", "ghp_tell-me-not\n", "Stell-me\n."])
+def test_what_is_no_file_of_torch_is_not_told(tmp_path: Path, words: str) -> None:
+    """A sweep of another user's named any file of who resumed it, and its words stood in a result of that sweep."""
+    (tmp_path / "secret").write_text(words)
+    with pytest.raises(ValueError, match=r"it begins as nothing that torch\.save writes") as told:
+        compose(["dataset=pt", f"dataset.path={tmp_path}/secret"]).dataset.load(None, 0)
+    assert "tell" not in str(told.value)
 
 
 def test_a_graph_of_more_kinds_than_nodes_is_refused() -> None:
@@ -673,6 +767,44 @@ def test_what_nobody_named_is_not_called_none(tmp_path: Path, monkeypatch: pytes
     assert "" not in own_modules._FINDER.names
     with pytest.raises(ConfigError, match=r"model of plan=p names 0\.72, which is no class of gnnpar"):
         _refuse_foreign({"model": plan["setup"]["model"]}, "plan=p", named={"target": 0.72, "model": {}})
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_modules_of_an_editable_install_find_nothing_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip install -e may leave a finder on sys.meta_path, and a folder of the same name made it a module of the folder,
+    so that what it looks for in vain was found there."""
+    (site := tmp_path / "site").mkdir()
+    (site / "editable_net.py").write_text(
+        "try:\n    import fast_editable_net\nexcept ImportError:\n    fast_editable_net = None\nclass Net: pass\n"
+    )
+    (here := tmp_path / "here").mkdir()
+    (here / "editable_net").mkdir()
+    (here / "fast_editable_net.py").write_text("open('mark', 'w')\n")
+
+    class Editable:
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+            return PathFinder.find_spec(name, [str(site)]) if name == "editable_net" else None
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Editable])
+    monkeypatch.chdir(here)
+    locate("editable_net.Net")
+    own_modules.look_in(str(here), "editable_net")  # as a run of before has left it to its ranks
+    sys.modules.pop("editable_net")
+    locate("editable_net.Net")
+    assert not (here / "mark").exists()
+
+
+@pytest.fixture
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test has modules of a working directory looked for is forgotten."""
+    monkeypatch.setattr(own_modules, "_FINDER", own_modules._Finder())
+    monkeypatch.setenv(own_modules.VARIABLE, "")
+    yield
+    for name in ("editable_net", "fast_editable_net"):
+        sys.modules.pop(name, None)
 
 
 def test_files_have_letters_of_all_languages(tmp_path: Path) -> None:

@@ -123,6 +123,10 @@ def test_the_controller_is_found_where_it_is_mounted() -> None:
     assert cpu_shares.controller(account + second) == cpu_shares.Controller(Path("/sys/fs/cgroup"), 2)
     both = cpu_shares.controller(second + first + account)
     assert both == cpu_shares.Controller(Path("/sys/fs/cgroup/cpu,cpuacct"), 1), "v1 has it, v2 is there without it"
+    for cut in "\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0\u2028":  # the kernel escapes blanks, tabs and line ends in names alone
+        fields = cut.join(["x", "/tmp/theirs", "cgroup", "rw,cpu", "0"])
+        theirs = f"fuse /tmp/{cut}{fields} fuse.any rw 0 0\n{fields} /tmp/other fuse.any rw 0 0\n"
+        assert cpu_shares.controller(theirs + second) == cpu_shares.Controller(Path("/sys/fs/cgroup"), 2)
 
 
 @pytest.mark.parametrize(("version", "files"), [(1, {"cpu.cfs_period_us": "4000", "cpu.cfs_quota_us": "1000"})])

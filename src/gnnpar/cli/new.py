@@ -72,7 +72,7 @@ def write(kind: str, name: str, folder: Path) -> list[Path]:
     if places.imported == name:  # Python prefers a package, and what was compiled
         parts = [name, f"{name}/__init__"]
         files_of_name = [folder / f"{part}{end}" for part in parts for end in importlib.machinery.all_suffixes()]
-        for file in (*files_of_name, *folder.glob(f"__pycache__/{name}.*"), *folder.glob(f"__pycache__/test_{name}.*")):
+        for file in (*files_of_name, *_compiled(folder, name)):
             if os.path.lexists(file):
                 raise ConfigError(f"{file} would be imported instead of {name}.py; choose another name, or remove it")
     spec = importlib.util.find_spec(name) if places.imported == name else None
@@ -89,6 +89,21 @@ def write(kind: str, name: str, folder: Path) -> list[Path]:
             undone.callback(file.unlink)
         undone.pop_all()  # all of them are there
     return files
+
+
+def _compiled(folder: Path, name: str) -> list[Path]:
+    """What Python, or pytest, has compiled of modules of that name. ConfigError where that cannot be told: Python opens
+    them by their names, also where they may not be listed."""
+    cache = folder / "__pycache__"
+    try:
+        there = os.listdir(cache)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise ConfigError(
+            f"{cache} cannot be listed ({error.strerror}); remove it, or choose another folder"
+        ) from error
+    return [cache / each for each in there if each.startswith((f"{name}.", f"test_{name}."))]
 
 
 def check_name(kind: str, name: str) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 from gnnpar.config.compose import (
     named_folders,
     names_folder,
-    refuse_files_for_values,
     refuse_led_away,
     search_installed,
 )
@@ -48,10 +47,9 @@ def run_jobs(
 
     for words in (argv, *(listed or ())):
         _refuse_other_options(words)
-        refuse_files_for_values(words)
     if "${" in (here := os.getcwd()):
         raise ConfigError(f"{printable(here)}: Hydra would read ${{ in its name as a value of its own; run elsewhere")
-    search_installed()
+    search_installed([word for words in (argv, *(listed or ())) for word in words])
     codes: list[int] = []
 
     def single(config: object) -> None:

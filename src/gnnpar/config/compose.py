@@ -6,15 +6,16 @@ import functools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from gnnpar.config.errors import CONFIG, OF_HYDRA, hydra_line
+from gnnpar.config.groups import is_group
 from gnnpar.config.inputs import Composed, spelled, with_inputs
 from gnnpar.config.study import key_of
 from gnnpar.durable import JsonDict, JsonObject, refuse_link_of_others, refuse_links_below
-from gnnpar.paths import GROUP, conf_dir, installed_confs, is_brought_group, is_group
+from gnnpar.paths import GROUP, conf_dir, installed_confs
 from gnnpar.settings import ConfigError, Settings, build_settings, iter_groups, show
 from gnnpar.targets import let_in
 from gnnpar.track.console import complain
@@ -30,8 +31,7 @@ def compose(overrides: Sequence[str], check: Callable[[JsonObject], None] = lamb
     """
     import hydra
 
-    search_installed()
-    refuse_files_for_values(overrides)
+    search_installed(overrides)
     try:
         with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
             config = hydra.compose(CONFIG, overrides=spelled(overrides), return_hydra_config=True)
@@ -54,7 +54,7 @@ def chosen_files(overrides: Sequence[str]) -> object:
 
     groups = {override: key_of(override).partition("@")[0] for override in overrides}
     choices = [each for each, group in groups.items() if is_group(group) and not group.startswith("hydra")]
-    search_installed()
+    search_installed(choices)
     state = GlobalHydra.instance()
     running, state.hydra = state.hydra, None  # a sweep's, which asks
     try:
@@ -75,7 +75,7 @@ def resolved(config: DictConfig, choices: Mapping[str, object], overrides: Seque
     """
     from omegaconf import OmegaConf
 
-    refuse_paths(spelled(overrides))
+    refuse_paths(overrides)
     names = {group: str(name) for group, name in choices.items() if not group.startswith("hydra")}
     keys = [str(key) for key in config if key != "hydra"]
     tree = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True, throw_on_missing=True)
@@ -106,30 +106,16 @@ def of_its_dataset(composed: JsonObject, written: object, before: object) -> obj
 _OF_DATASET = re.compile(r"\$\{dataset\.(\w+)\}")
 
 
-def refuse_files_for_values(overrides: Sequence[str]) -> None:
-    """ConfigError where Hydra would read +KEY=VALUE, whose KEY is a setting's, as the choice of a file: any folder of
-    the working directory that is called KEY is a group to it, and nobody has named YAML there."""
-    for override in overrides:
-        key = override.partition("=")[0].lstrip("+").partition("@")[0]
-        if override.startswith("+") and ("." in key or key in _KEYS) and is_group(key) and not is_brought_group(key):
-            raise ConfigError(
-                f"{show(override)}: there is a folder {key} here, of which Hydra would read YAML in the place of the "
-                "value: rename it, or call gnnpar elsewhere"
-            )
-
-
-_KEYS = frozenset(each.name for each in fields(Settings))
-
-
 def refuse_paths(overrides: Sequence[str]) -> None:
     """Refuse an option of a group that is no name: a path may lead to YAML that whoever wrote the override has put
     there, and a list hides what is chosen."""
-    refuse_files_for_values(overrides)
-    for override in overrides:
-        key, _, value = override.partition("=")
+    for override in spelled(overrides):
+        key, given, value = override.partition("=")
         group = key.lstrip("+~").partition("@")[0]
-        if not value or not is_group(group):
+        if not given or not is_group(group):
             continue
+        if not value.strip(" \t'\""):
+            raise ConfigError(f"{show(override)} names no file of {group}: give a name, or leave it out")
         if value.startswith("[") and group in iter_groups():
             raise ConfigError(f"{show(override)}: a list of options is for -m, as {group}=a,b; give one name")
         if ".." in value or _ABSOLUTE.search(value):
@@ -207,13 +193,15 @@ class HydraJob:
         return OmegaConf.to_yaml(OmegaConf.create(dict(settings.resolved)))
 
 
-def search_installed() -> None:
-    """Hydra looks for YAML in what other packages bring, too: after gnnpar's own."""
+def search_installed(overrides: Sequence[str]) -> None:
+    """Hydra looks for YAML in what other packages bring, too: after gnnpar's own. ConfigError where overrides choose
+    anything but names: Hydra makes what a file says of it before a job can look."""
+    refuse_paths(overrides)
     try:
         installed_confs()
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    _register_search_path()
+    _register_sources()
     _refuse_shadows(Path.cwd())
 
 
@@ -253,14 +241,17 @@ def _paths(tree: Mapping[str, object], folder: Path) -> Iterator[Path]:
 
 
 @functools.cache
-def _register_search_path() -> None:
+def _register_sources() -> None:
     from hydra.core.config_search_path import ConfigSearchPath
     from hydra.core.plugins import Plugins
     from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+    from gnnpar.config.own_yaml import OwnYaml
 
     class Installed(SearchPathPlugin):
         def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
             for folder in installed_confs():
                 search_path.append(GROUP, f"file://{folder}")
 
-    Plugins.instance().register(Installed)
+    for plugin in (Installed, OwnYaml):
+        Plugins.instance().register(plugin)

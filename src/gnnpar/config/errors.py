@@ -49,6 +49,8 @@ def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
         return f"an override sets a key below something that has none ({' '.join(str(error).split())}); leave it out"
     if isinstance(error, yaml.YAMLError):
         return _yaml_line(error)
+    if isinstance(error, UnicodeDecodeError) and _is_read_by_hydra(error):
+        return f"a file of YAML is no UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8"
     if not isinstance(error, (HydraException, OmegaConfBaseException)):
         return None
     text = " ".join(str(error).split()) or f"the configuration cannot be read: {' '.join(str(error.__cause__).split())}"
@@ -85,12 +87,20 @@ def _yaml_line(error: YAMLError) -> str:
 
 def _is_of_hydra(error: Exception) -> bool:
     """Whether Hydra or OmegaConf has raised it."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
+    return any(f"/{package}/" in place for place in _places(error)[-1:] for package in ("hydra", "omegaconf"))
+
+
+def _is_read_by_hydra(error: Exception) -> bool:
+    return any("/hydra/_internal/" in place and "source" in place for place in _places(error))
+
+
+def _places(error: Exception) -> list[str]:
+    """Of the frames that it came through, the files; the last is of who raised it."""
+    places, trace = [], error.__traceback__
+    while trace is not None:
+        places.append(trace.tb_frame.f_code.co_filename)
         trace = trace.tb_next
-    if trace is None:
-        return False
-    return any(f"/{package}/" in trace.tb_frame.f_code.co_filename for package in ("hydra", "omegaconf"))
+    return places
 
 
 def _elsewhere(key: str) -> str:

@@ -25,8 +25,8 @@ def train_help(argv: Sequence[str]) -> str:
     import hydra
     from omegaconf import OmegaConf
 
-    search_installed()
     overrides = [argument for argument in argv if not argument.startswith("-")]
+    search_installed(overrides)
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
         config = hydra.compose(CONFIG, overrides=spelled(overrides), return_hydra_config=True)
     template = string.Template(str(config.hydra.help.template))

@@ -143,7 +143,6 @@ def sets(overrides: Iterable[str], key: str) -> bool:
 
 
 def spelled(overrides: Iterable[str]) -> list[str]:
-    """shards=FOLDER in full: Hydra would take `shards` for a group where there is a folder of this name. Arguments of a
-    PyG model are whatever its class takes: new keys to Hydra."""
+    """shards=FOLDER in full. Arguments of a PyG model are whatever its class takes: new keys to Hydra."""
     full = (re.sub(r"^(\+*)shards=", r"\1shards.folder=", override) for override in overrides)
     return [re.sub(r"^model\.kwargs\.", "++model.kwargs.", override) for override in full]

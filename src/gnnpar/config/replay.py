@@ -6,7 +6,6 @@ It comes from a file: it may choose what gnnpar and installed plugins bring, and
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -17,11 +16,12 @@ from typing import cast
 
 from gnnpar.config.compose import chosen_files
 from gnnpar.config.errors import OF_HYDRA
+from gnnpar.config.groups import KEYS, is_group
 from gnnpar.config.jobs import MANIFEST, Manifest
 from gnnpar.config.study import MOST_RUNS, key_of
 from gnnpar.durable import JsonDict
-from gnnpar.paths import conf_dir, installed_confs, is_brought_group, is_group
-from gnnpar.settings import WRITTEN_FOLDERS, ConfigError, Settings, show
+from gnnpar.paths import conf_dir, installed_confs, is_brought_group
+from gnnpar.settings import WRITTEN_FOLDERS, ConfigError, show
 from gnnpar.targets import PLAIN, TRUST, let_in, refuse_foreign
 
 FLAGS = ("-m", "--multirun")
@@ -42,7 +42,6 @@ _JOB_NUMBER = re.compile(r"\$\{hydra[.:]job\.num\}")
 _PLAIN = re.compile(r"[\w.,:+()-]*")
 """A value that is numbers, names or ranges."""
 _KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-_KEYS = frozenset(field.name for field in dataclasses.fields(Settings))
 _WITHOUT_FOLDER = "hydra.searchpath=[]"
 """Hydra then finds no YAML of the working directory."""
 _CHOICES = re.compile(r"(?:choice\(|\[)?([\w,\s-]*)[)\]]?")
@@ -207,7 +206,7 @@ def _is_harmless(override: str) -> bool:
         return not key.startswith("+") and (
             group == "hydra.sweep.subdir" or (group in _HYDRA_KEYS and _is_plain(value) and few)
         )
-    return _KEY.fullmatch(group) is not None and group.partition(".")[0] in _KEYS and "@" not in key
+    return _KEY.fullmatch(group) is not None and group.partition(".")[0] in KEYS and "@" not in key
 
 
 def typed_values(overrides: Sequence[str]) -> JsonDict:

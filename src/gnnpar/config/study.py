@@ -17,8 +17,9 @@ from typing import Annotated, Literal
 import annotated_types as at
 import yaml
 
+from gnnpar.config.groups import is_group
 from gnnpar.durable import JsonObject, require_file
-from gnnpar.paths import is_brought_group, is_group
+from gnnpar.paths import is_brought_group
 from gnnpar.settings import WRITTEN_FOLDERS, ConfigError, Count, closest, construct, show
 from gnnpar.targets import TRUST, refuse_foreign
 

@@ -36,7 +36,10 @@ def place_of_results(launcher: Launcher, folder: Path) -> Path:
     `submitit_folder` that he names, not in the sweep's folder, which somebody else may have packed, or shares.
     WriteError and ConfigError where that is no place of this user alone, or no name for a script."""
     named = Path(str(launcher.params["submitit_folder"]).removesuffix("%j"))
-    place = own_cache() / "submitit" if named.parent == folder else named
+    try:
+        place = own_cache() / "submitit" if named.parent == folder else named
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     refuse_link_of_others(place)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     place = place.resolve()

@@ -43,8 +43,8 @@ class Controller:
 def controller(mounts: str) -> Controller | None:
     """Of a machine with these mounts, the lines of /proc/mounts; None: it has none."""
     found = None
-    for line in mounts.splitlines():
-        _, folder, kind, options = line.split()[:4]
+    for line in filter(None, mounts.split("\n")):  # other users may mount, at names of any letters but these two
+        _, folder, kind, options = line.split(" ")[:4]
         if kind == "cgroup" and "cpu" in options.split(","):
             return Controller(Path(folder), 1)
         if kind == "cgroup2" and found is None:

@@ -188,7 +188,7 @@ def file_system(folder: Path) -> str:
     """Type of the file system a folder lies on, as the kernel names it; '' where it does not tell."""
     try:
         text = Path("/proc/mounts").read_text(errors="surrogateescape")  # users may mount, at names of any bytes
-        mounts = [line.split() for line in text.split("\n") if line]
+        mounts = [line.split(" ") for line in text.split("\n") if line]
     except OSError:
         return ""
     above = {str(p) for p in (folder.resolve(), *folder.resolve().parents)}
