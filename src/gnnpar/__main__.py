@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 
-from gnnpar.surroundings import drop_home_below, drop_relative_parts
+from gnnpar.surroundings import drop_empty_places, drop_home_below, drop_relative_parts
 
 # torch reads these when it is imported, in every rank: its profiler (memory figures) reports on stderr otherwise
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -99,6 +99,7 @@ def drop_working_directory() -> None:
     PATH and its like."""
     drop_relative_parts()
     drop_home_below()
+    drop_empty_places()
     named = os.environ.get("PYTHONPATH")
     if named and "" in named.split(os.pathsep):
         parts = list(filter(None, named.split(os.pathsep)))

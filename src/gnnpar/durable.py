@@ -106,6 +106,14 @@ def make_folder(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
+def make_own_folder(folder: Path) -> None:
+    """As `make_folder`, for programs that the user is going to start. WriteError where another user has made it, who
+    can exchange what is written into it."""
+    make_folder(folder)
+    if not _is_mine_or_roots(folder, folder.stat()):
+        raise WriteError(errno.EPERM, "it belongs to another user, who can exchange what is written there", str(folder))
+
+
 def _is_mine_or_roots(place: Path, there: os.stat_result) -> bool:
     """In a container, root of the host is a user that it does not know, as others are."""
     of_the_system = len(place.parts) <= 2 or str(place) in _OF_THE_SYSTEM

@@ -14,6 +14,7 @@ def leave_out_working_directory() -> None:
     require_safe_path()
     drop_relative_parts()
     drop_home_below()
+    drop_empty_places()
 
 
 def drop_relative_parts() -> None:
@@ -34,6 +35,16 @@ def drop_home_below() -> None:
     below HOME=., in the working directory: processes that this one starts do not."""
     if not os.path.isabs(os.path.expanduser("~")):
         os.environ["PYTHONNOUSERSITE"] = "1"
+
+
+def drop_empty_places() -> None:
+    """A place for files that is set and empty (GNNPAR_CACHE=$UNSET) is the working directory to who joins names to it;
+    without it a default is taken."""
+    for name in [name for name, place in os.environ.items() if not place and name.endswith(_PLACES)]:
+        del os.environ[name]
+
+
+_PLACES = ("_CACHE", "_DATA", "_DIR", "_HOME")
 
 
 def require_safe_path() -> None:

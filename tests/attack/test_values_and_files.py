@@ -7,8 +7,10 @@ import atexit
 import errno
 import fcntl
 import http.server
+import io
 import json
 import os
+import pickle
 import re
 import runpy
 import shutil
@@ -47,6 +49,7 @@ from gnnpar.config.own_yaml import OwnYaml
 from gnnpar.config.submitit_jobs import place_of_results
 from gnnpar.config.sweep import _written_since
 from gnnpar.data import downloads, files, stored
+from gnnpar.data.array_pickle import load_arrays
 from gnnpar.data.folder import Folder
 from gnnpar.data.hetero import homogeneous
 from gnnpar.data.saved import raw_graph
@@ -55,13 +58,16 @@ from gnnpar.launch.launch import world_of
 from gnnpar.parallel.objective import SPLITS
 from gnnpar.partition.partition import write_cached
 from gnnpar.paths import conf_dir
+from gnnpar.planner.guide import prior
 from gnnpar.report.latex import _tex
 from gnnpar.report.runs import _below, folders_of
 from gnnpar.settings import ConfigError
 from gnnpar.targets import locate, refuse_foreign
+from gnnpar.track.console import stdout
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.result import code
 from gnnpar.training.result.code import packages_of
+from gnnpar.training.result.export import export
 from gnnpar.training.result.record import RunRecord
 
 SMALL = ["dataset=sbm", "dataset.num_nodes=60"]
@@ -815,3 +821,71 @@ def test_files_have_letters_of_all_languages(tmp_path: Path) -> None:
     np.savez(folder / "g.npz", x=x, y=ring % 3, edge_index=np.stack([ring, np.roll(ring, 1)]), **masks)
     done = gnnpar.train("gcn", folder / "g.npz", strategy="single", epochs=1, folder=tmp_path / "run")
     assert done.result["status"] == "completed"
+
+
+# --- what a twentieth attack found beside
+
+
+def test_a_place_that_is_set_and_empty_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Partitions were taken from the working directory, and compiled code would have been."""
+    for name in ("GNNPAR_CACHE", "TORCHINDUCTOR_CACHE_DIR", "GNNPAR_DATA"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("GNNPAR_TOKEN", "")
+    surroundings.leave_out_working_directory()
+    assert not {"GNNPAR_CACHE", "TORCHINDUCTOR_CACHE_DIR", "GNNPAR_DATA"} & os.environ.keys()
+    assert os.environ["GNNPAR_TOKEN"] == "", "no place of files"
+
+
+def test_a_program_is_not_left_in_a_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has made /tmp/export before can exchange predict.py in it."""
+    (tmp_path / "theirs").mkdir()
+    monkeypatch.setattr(durable, "_is_mine_or_roots", lambda place, there: place.name != "theirs")
+    with pytest.raises(OSError, match="it belongs to another user, who can exchange what is written there"):
+        new.write("model", "mine", tmp_path / "theirs")
+    assert new.write("model", "mine", tmp_path / "mine")
+    trained = gnnpar.train(
+        "gcn", "sbm", strategy="single", epochs=1, folder=tmp_path / "run", **{"dataset.num_nodes": 60}
+    )
+    with pytest.raises(OSError, match="it belongs to another user"):
+        export(trained.model, tmp_path / "theirs")
+    assert not any((tmp_path / "theirs").iterdir())
+
+
+def test_random_numbers_of_who_plans_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    prior.load.cache_clear()
+    before = torch.random.get_rng_state()
+    prior.load()
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_a_name_is_not_shown_as_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
+    stdout().print("a:x:b")
+    assert capsys.readouterr().out == "a:x:b\n"
+
+
+def test_planetoids_words_are_not_told() -> None:
+    with pytest.raises(pickle.UnpicklingError, match="it begins as no pickle of arrays"):
+        load_arrays(io.BytesIO(b"Password: hunter2\n"))
+
+
+def test_a_resumed_sweep_brings_no_data_dir_beside_a_dataset_that_is_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its raw files may be links to any file of the user's."""
+    monkeypatch.chdir(tmp_path)
+    job = ["dataset=sbm", "dataset.num_nodes=60", "strategy=single", "epochs=1", "seed=0,1", "data_dir=/theirs"]
+    assert run("train", ["-m", *job, "hydra.sweep.dir=s"]) == 0
+    shutil.rmtree(tmp_path / "s" / "0")
+    assert run("train", ["--resume", "s", "dataset=sbm"]) == 2
+    assert "s/sweep.json has data_dir=/theirs beside the dataset that was typed" in capsys.readouterr().err
+    assert run("train", ["--resume", "s", "dataset=sbm", "data_dir=/mine"]) == 0
+
+
+def test_yaml_that_is_no_text_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "bad.yaml").write_bytes(b"\xff\xfe")
+    assert run("train", ["model=bad", *SMALL]) == 2
+    assert "a file of YAML is no UTF-8 (invalid start byte at byte 0); save it as UTF-8" in capsys.readouterr().err

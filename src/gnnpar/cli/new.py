@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 
 from gnnpar.cli.arguments import Arguments
-from gnnpar.durable import make_folder, refuse_link_of_others, refuse_links_below, write_text_whole
+from gnnpar.durable import make_folder, make_own_folder, refuse_link_of_others, refuse_links_below, write_text_whole
 from gnnpar.paths import checkout_dir, conf_dir, expanded
 from gnnpar.printable import shell_word
 from gnnpar.settings import ConfigError
@@ -82,6 +82,8 @@ def write(kind: str, name: str, folder: Path) -> list[Path]:
     words["target"] = f"{places.imported}.{words['Class']}"
     texts = [rendered(kind, part, words) for part in ("module", "config", "test")]
     notes = [f'"""{words["Class"]}, a method of its own."""\n' for _ in package]
+    if folder != Path.cwd():
+        make_own_folder(folder)
     with ExitStack() as undone:
         for file, text in zip(files + package, texts + notes, strict=True):
             make_folder(file.parent)

@@ -196,11 +196,11 @@ class HydraJob:
 def search_installed(overrides: Sequence[str]) -> None:
     """Hydra looks for YAML in what other packages bring, too: after gnnpar's own. ConfigError where overrides choose
     anything but names: Hydra makes what a file says of it before a job can look."""
-    refuse_paths(overrides)
     try:
         installed_confs()
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    refuse_paths(overrides)
     _register_sources()
     _refuse_shadows(Path.cwd())
 

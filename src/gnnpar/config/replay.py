@@ -104,11 +104,12 @@ class Replay:
             )
 
     def refuse_paths_of_dataset(self, overrides: Sequence[str]) -> None:
-        """Refuse what the file says of a dataset that was typed, but for numbers and words: it may be a path."""
+        """Refuse what the file says of a dataset that was typed, and of the folder of its files, but for numbers and
+        words: it may be a path."""
         for override in overrides:
             key = key_of(override).removeprefix(PARAMS)
             values = override.partition("=")[2].split(",")
-            if key.startswith("dataset.") and not all(map(PLAIN.fullmatch, values)):
+            if key.startswith(("dataset.", "data_dir")) and not all(map(PLAIN.fullmatch, values)):
                 raise ConfigError(f"{self.file} has {show(override)} beside the dataset that was typed: {self.remedy}")
 
     @property

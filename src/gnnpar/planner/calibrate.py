@@ -183,7 +183,9 @@ def world_samples(ranks: int, threads: int, say: Callable[[str], None] = lambda 
 def _refuse_failed(processes: Sequence[BaseProcess]) -> None:
     for rank, process in enumerate(processes):
         if process.exitcode:
-            raise RuntimeError(f"rank {rank} of the measurement has ended with exit code {process.exitcode}")
+            raise ValueError(
+                f"rank {rank} of the measurement has ended with exit code {process.exitcode}; what it said is above"
+            )
 
 
 def _everything(comm: Communicator, say: Callable[[str], None]) -> Samples:

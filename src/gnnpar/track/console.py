@@ -25,7 +25,7 @@ from gnnpar.track.tracker import Tracker
 def stdout() -> rich.console.Console:
     """Written as it is: no highlighting, no wrapping when the output is a file."""
     return rich.console.Console(
-        file=cast("IO[str]", _Patient(sys.stdout)), highlight=False, soft_wrap=not sys.stdout.isatty()
+        file=cast("IO[str]", _Patient(sys.stdout)), highlight=False, emoji=False, soft_wrap=not sys.stdout.isatty()
     )
 
 

@@ -12,6 +12,7 @@ from gnnpar.planner.guide.network import Guide, picks_of
 from gnnpar.planner.search.points import Points
 from gnnpar.planner.search.space import Point
 from gnnpar.planner.search.tree import Prior
+from gnnpar.torch_seed import torch_seeded
 
 WEIGHTS = Path(__file__).with_name("weights.pt")
 
@@ -40,7 +41,8 @@ def load(file: Path = WEIGHTS) -> Guide:
     """From a file of half-precision weights; ValueError where it is none of this architecture."""
     try:
         state = torch.load(file, weights_only=True)
-        guide = Guide()
+        with torch_seeded(0):  # its first weights are replaced; the caller's random numbers stay
+            guide = Guide()
         guide.load_state_dict({name: value.float() for name, value in state.items()})
     except (OSError, RuntimeError, AttributeError) as error:
         raise ValueError(f"{file} holds no guide ({type(error).__name__}): train one, or use another search") from error

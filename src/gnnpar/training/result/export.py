@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from gnnpar.compilers import keep_torch_apart
 from gnnpar.data.preprocess import Preprocess
-from gnnpar.durable import JsonDict, file_hash, make_folder, open_whole, write_text_whole
+from gnnpar.durable import JsonDict, file_hash, make_own_folder, open_whole, write_text_whole
 from gnnpar.folds.aggregator import Aggregator, EdgeDropout
 from gnnpar.folds.block import Rows
 from gnnpar.folds.generic import Generic
@@ -214,7 +214,7 @@ def export(trained: Trained, folder: Path, *, onnx: bool = False) -> list[str]:
     """Write the files, never through links that lie there; lines on what could not be made. WriteError where one cannot
     be written. `onnx`: an ONNX file, too, which needs the extra [onnx]."""
     model = trained.model.cpu().eval()
-    make_folder(folder)
+    make_own_folder(folder)
     if (there := [n for n in (WEIGHTS, PROGRAM, SCRIPT, ONNX) if (folder / n).exists()]) and not (
         folder / MODEL
     ).exists():
