@@ -11,6 +11,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from gnnpar.config.compose import compose as compose_settings
+from gnnpar.config.compose import search_installed
 from gnnpar.paths import conf_dir
 from gnnpar.settings import Settings
 
@@ -47,6 +48,7 @@ def _chosen(group: str, name: str, *overrides: str) -> DictConfig:
     """The group before it is instantiated. Composing takes longer than most tests that ask for it, and the whole
     configuration twice as long as a group."""
     GlobalHydra.instance().clear()
+    search_installed([])
     with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
         if overrides:
             return compose("config", [f"{group}={name}", *overrides])[group]

@@ -78,6 +78,8 @@ def main(argv: list[str] | None = None) -> int:
 
     if argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
+    if argv is None and signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # of who started this: ranks' ends are lost
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if argv is None and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:  # of a scheduler, before epochs begin
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:

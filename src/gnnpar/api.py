@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -53,10 +54,15 @@ keep_torch_apart()  # before PyG imports torch's compiler, also where this modul
 @contextmanager
 def _apart() -> Iterator[None]:
     """Temporary files and compiled code in folders of this user alone, checked at each call: a notebook may run for
-    weeks, and a cleaner of /tmp may have removed them since."""
-    keep_torch_apart()
-    with own_temporary_files(lasting=True):
-        yield
+    weeks, and a cleaner of /tmp may have removed them since. A call in another thread waits: the environment, which
+    ranks are given, is one for the process."""
+    with _ONE_AT_A_TIME:
+        keep_torch_apart()
+        with own_temporary_files(lasting=True):
+            yield
+
+
+_ONE_AT_A_TIME = threading.RLock()
 
 
 class TrainingFailed(RuntimeError):

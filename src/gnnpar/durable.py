@@ -133,8 +133,8 @@ def refuse_links_below(folder: Path, path: str | Path) -> None:
 
 
 def refuse_others(folder: Path) -> None:
-    """WriteError where another user could put something of his into the place of a folder: he owns it, or one above it,
-    or others may write to one, who are not held there to what is theirs (the sticky bit)."""
+    """WriteError where another user could put something of his into the place of a folder, or into a file: he owns it,
+    or one above it, or others may write to one, who are not held there to what is theirs (the sticky bit)."""
     for place in _places_on_the_way(folder.absolute()):
         there = place.lstat()
         if not _is_mine_or_roots(place, there):
@@ -143,6 +143,8 @@ def refuse_others(folder: Path) -> None:
         others = there.st_mode & stat.S_IWOTH or group
         if stat.S_ISDIR(there.st_mode) and others and not there.st_mode & stat.S_ISVTX:
             raise WriteError(errno.EPERM, "others may rename what lies in it; chmod +t, or go-w", str(place))
+        if stat.S_ISREG(there.st_mode) and others:
+            raise WriteError(errno.EPERM, "others may write to it; chmod go-w", str(place))
 
 
 def _places_on_the_way(path: Path) -> Iterator[Path]:

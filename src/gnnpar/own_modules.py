@@ -9,15 +9,43 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec, PathFinder
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, ModuleType
 
 VARIABLE = "GNNPAR_OWN_MODULES"
 """The environment variable that names them to processes that this one starts: 'mine,beside:/the/folder'."""
 
 _IMPORTING = ("importlib", "_frozen_importlib", "_frozen_importlib_external")
+
+
+class _FromSource(SourceFileLoader):
+    """Neither reads nor leaves compiled code: `__pycache__` of somebody else's folder may hold another's, which Python
+    believes, or be a link to where another user exchanges it."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
+def _without_compiled(spec: ModuleSpec) -> ModuleSpec:
+    if isinstance(spec.loader, SourceFileLoader):
+        spec.loader, spec.cached = _FromSource(spec.loader.name, spec.loader.path), None
+    return spec
+
+
+class _Parts:
+    """The first on sys.meta_path: modules in packages of the folder, whose names begin with theirs."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        top = name.partition(".")[0]
+        if path is None or top not in _FINDER.names or not _FINDER.holds(sys.modules.get(top)):
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        return None if spec is None else _without_compiled(spec)
 
 
 class _Finder:
@@ -36,7 +64,17 @@ class _Finder:
             return None
         if (spec := PathFinder.find_spec(name, [self.folder], target)) is not None:
             self.add(name)
+            spec = _without_compiled(spec)
         return spec
+
+    def holds(self, module: ModuleType | None) -> bool:
+        """Whether it is of the folder: an installed package may have the name of a folder here."""
+        return module is not None and self._is_below(vars(module))
+
+    def _is_below(self, names: Mapping[str, object]) -> bool:
+        path = names.get("__path__")  # of a package, which may have no file
+        places = [names.get("__file__"), *(path if isinstance(path, Iterable) else ())]
+        return any(str(place).startswith(self.folder + os.sep) for place in places)
 
     def add(self, name: str) -> None:
         self.names.add(name)
@@ -46,13 +84,13 @@ class _Finder:
         """Whether the code below the frames of the import itself is that of a module of the folder."""
         while frame is not None:
             top = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-            if top not in _IMPORTING:  # an installed package may have the name of a folder here
-                return top in self.names and str(frame.f_globals.get("__file__")).startswith(self.folder + os.sep)
+            if top not in _IMPORTING:
+                return top in self.names and self._is_below(frame.f_globals)
             frame = frame.f_back
         return False
 
 
-_FINDER = _Finder()
+_FINDER, _PARTS = _Finder(), _Parts()
 
 
 def look_in(folder: str, *names: str) -> None:
@@ -64,6 +102,7 @@ def look_in(folder: str, *names: str) -> None:
         _FINDER.add(name)
     if _FINDER not in sys.meta_path:
         sys.meta_path.append(_FINDER)
+        sys.meta_path.insert(0, _PARTS)
 
 
 def inherit() -> None:
@@ -89,7 +128,7 @@ def hashes() -> dict[str, str]:
 def lies_in(module: str, folder: str) -> bool:
     """Whether the module, or the package at its top, is in the folder, and neither imported nor installed."""
     top = module.partition(".")[0]
-    installed = (finder for finder in sys.meta_path if finder is not _FINDER)  # not on sys.path alone: pip install -e
+    installed = (finder for finder in sys.meta_path if finder not in (_FINDER, _PARTS))  # pip install -e has its own
     if top in sys.modules or any(finder.find_spec(top, None) is not None for finder in installed):
         return False
     return PathFinder.find_spec(top, [folder]) is not None

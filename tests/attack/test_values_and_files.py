@@ -524,8 +524,8 @@ def test_a_resumed_sweep_sets_no_data_dir_of_a_dataset_of_ones_own(
     shutil.rmtree(own / "s" / "0")
     (own / "read").unlink()
     again = ["--resume", "s", "dataset=mine"]
-    assert run("train", again) != 0
-    assert "sets data_dir=a/b of ownreader.Mine" in capsys.readouterr().err
+    assert run("train", again) == 2
+    assert "s/sweep.json has data_dir=a/b beside the dataset that was typed" in capsys.readouterr().err
     assert not (own / "read").exists()
     assert run("train", [*again, "data_dir=a/b"]) == 0
     assert (own / "read").exists()

@@ -28,7 +28,7 @@ RATES, SECONDS, REPEATS = (0.2, 1.0), 0.4, 10
 def dead_process() -> str:
     """The prefix of a process that is no more."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        prefix = f"gnnpar-{process.pid}-{started(process.pid)}"
+        prefix = f"gnnpar-{process.pid}-{started(process.pid)}-{namespaces._space()}"
         process.communicate(b"\n")
     return prefix
 
@@ -36,10 +36,12 @@ def dead_process() -> str:
 def test_only_names_of_dead_processes_are_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(namespaces, "FOLDER", tmp_path)
     dead = dead_process()
-    reused = f"gnnpar-{os.getpid()}-1"  # this process's number, but it started later
-    for name in (f"{own_prefix()}-0", f"{dead}-0", f"{dead}-switch", f"{reused}-1", "gnnpar", "docker-1-1-0"):
+    reused = f"gnnpar-{os.getpid()}-1-{namespaces._space()}"  # this process's number, but it started later
+    elsewhere = f"gnnpar-{os.getpid()}-1-7-0"  # of another container, whose processes are not seen here
+    names = (f"{own_prefix()}-0", f"{dead}-0", f"{dead}-switch", f"{reused}-1", elsewhere, "gnnpar", "docker-1-1-0")
+    for name in names:
         (tmp_path / name).touch()
-    assert len(namespaces.names()) == 4
+    assert len(namespaces.names()) == 5
     removed: list[str] = []
     monkeypatch.setattr(namespaces, "delete", removed.extend)
     assert set(remove_stale()) == {f"{dead}-0", f"{dead}-switch", f"{reused}-1"}

@@ -15,7 +15,7 @@ import pytest
 from composing import names
 from conftest import ROOT
 from gnnpar.__main__ import main
-from gnnpar.config.compose import compose
+from gnnpar.config.compose import compose, search_installed
 from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError
 from gnnpar.training.optim import Adam
@@ -51,6 +51,7 @@ def test_every_space_names_keys_that_are_there() -> None:
 
 
 def test_a_space_is_what_hydra_sweeps_over() -> None:
+    search_installed([])
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
         asked = ["+tune=[gat,width]", "+tune/strategy=adaqp", "strategy=adaqp", "hydra/sweeper=search"]
         config = hydra.compose("config", asked, return_hydra_config=True)

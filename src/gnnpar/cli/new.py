@@ -13,7 +13,14 @@ from pathlib import Path
 from string import Template
 
 from gnnpar.cli.arguments import Arguments
-from gnnpar.durable import make_folder, make_own_folder, refuse_link_of_others, refuse_links_below, write_text_whole
+from gnnpar.durable import (
+    make_folder,
+    make_own_folder,
+    refuse_link,
+    refuse_link_of_others,
+    refuse_links_below,
+    write_text_whole,
+)
 from gnnpar.paths import checkout_dir, conf_dir, expanded
 from gnnpar.printable import shell_word
 from gnnpar.settings import ConfigError
@@ -96,7 +103,7 @@ def write(kind: str, name: str, folder: Path) -> list[Path]:
 def _compiled(folder: Path, name: str) -> list[Path]:
     """What Python, or pytest, has compiled of modules of that name. ConfigError where that cannot be told: Python opens
     them by their names, also where they may not be listed."""
-    cache = folder / "__pycache__"
+    refuse_link(cache := folder / "__pycache__")
     try:
         there = os.listdir(cache)
     except (FileNotFoundError, NotADirectoryError):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -17,7 +19,7 @@ from gnnpar.config.study import key_of
 from gnnpar.durable import JsonDict, JsonObject, refuse_link_of_others, refuse_links_below
 from gnnpar.paths import GROUP, conf_dir, installed_confs
 from gnnpar.settings import ConfigError, Settings, build_settings, iter_groups, show
-from gnnpar.targets import let_in
+from gnnpar.targets import let_in, refuse_foreign
 from gnnpar.track.console import complain
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ def compose(overrides: Sequence[str], check: Callable[[JsonObject], None] = lamb
 
     search_installed(overrides)
     try:
-        with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
+        with composing():
             config = hydra.compose(CONFIG, overrides=spelled(overrides), return_hydra_config=True)
         choices = {str(group): name for group, name in config.hydra.runtime.choices.items()}
         tree, names = resolved(config, choices, overrides)
@@ -48,24 +50,38 @@ def compose(overrides: Sequence[str], check: Callable[[JsonObject], None] = lamb
 def chosen_files(overrides: Sequence[str]) -> object:
     """What the YAML says that overrides choose by name, without the keys that they set."""
     import hydra
-    from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     groups = {override: key_of(override).partition("@")[0] for override in overrides}
     choices = [each for each, group in groups.items() if is_group(group) and not group.startswith("hydra")]
     search_installed(choices)
-    state = GlobalHydra.instance()
-    running, state.hydra = state.hydra, None  # a sweep's, which asks
-    try:
-        with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
-            config = hydra.compose(CONFIG, overrides=choices)
+    with composing():
+        config = hydra.compose(CONFIG, overrides=choices)
         try:
             return OmegaConf.to_container(config, resolve=True)
         except OmegaConfBaseException:  # it reads what only other overrides say
             return OmegaConf.to_container(config, resolve=False)
-    finally:
-        state.hydra = running
+
+
+@contextmanager
+def composing() -> Iterator[None]:
+    """Hydra composes gnnpar's configuration inside, also where it runs already: a sweep asks, or the caller's program
+    is an application of Hydra. One thread at a time: its state is the process's."""
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
+
+    with _COMPOSING:
+        state = GlobalHydra.instance()
+        running, state.hydra = state.hydra, None
+        try:
+            with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
+                yield
+        finally:
+            state.hydra = running
+
+
+_COMPOSING = threading.RLock()
 
 
 def resolved(config: DictConfig, choices: Mapping[str, object], overrides: Sequence[str]) -> Composed:
@@ -100,7 +116,14 @@ def of_its_dataset(composed: JsonObject, written: object, before: object) -> obj
         return model
     taken = {key: _OF_DATASET.fullmatch(str(value)) for key, value in written.items()}
     followed = {key: found[1] for key, found in taken.items() if found is not None and found[1] in dataset}
-    return {**model, **{key: dataset[name] for key, name in followed.items()}}
+    made = {**model, **{key: dataset[name] for key, name in followed.items()}}
+    try:
+        refuse_foreign(
+            {"model": made}, "the dataset of a file", remedy="name dataset= yourself, or --trust", named=before
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return made
 
 
 _OF_DATASET = re.compile(r"\$\{dataset\.(\w+)\}")

@@ -9,7 +9,7 @@ import string
 from collections.abc import Sequence
 from pathlib import Path
 
-from gnnpar.config.compose import search_installed
+from gnnpar.config.compose import composing, search_installed
 from gnnpar.config.errors import CONFIG
 from gnnpar.config.inputs import spelled
 from gnnpar.paths import conf_dir, installed_confs
@@ -27,7 +27,7 @@ def train_help(argv: Sequence[str]) -> str:
 
     overrides = [argument for argument in argv if not argument.startswith("-")]
     search_installed(overrides)
-    with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
+    with composing():
         config = hydra.compose(CONFIG, overrides=spelled(overrides), return_hydra_config=True)
     template = string.Template(str(config.hydra.help.template))
     keys = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])

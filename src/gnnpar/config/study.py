@@ -235,6 +235,8 @@ def _check(key: str, override: str) -> None:
         raise ValueError(
             f"{key}={show(override)} reads the environment or more, and a study is data: give the value, or --trust"
         )
+    if len(_REFERENCE.findall(override)) > 1 and not trusted:  # a row of such values doubles with each
+        raise ValueError(f"{key}={show(override)} reads two keys; a value of a study may read one, as ${{seed}}")
     if key_of(override).rpartition(".")[2] in WRITTEN_FOLDERS and not trusted:
         raise ValueError(
             f"{key}={show(override)}: a study, which is data, chooses no folder to write to: take it out, or --trust"

@@ -394,6 +394,8 @@ def per_job(argv: Sequence[str]) -> list[str]:
     except OverrideParseException:  # Hydra says so itself
         return words
     _refuse_too_many(parsed)
+    if any(o.key_or_group == "hydra/sweeper/sampler" and o.value() == "grid" for o in parsed):
+        _refuse_intervals([*parsed, *_of_sweeper(parsed)])
     swept = tuple(f"{o.key_or_group}." for o in parsed if o.is_sweep_override() and "." not in o.key_or_group)
     for o in parsed:
         plain = not (o.is_sweep_override() or o.is_add() or o.is_force_add() or o.is_delete())
@@ -408,6 +410,15 @@ def _refuse_too_many(parsed: Sequence[Hydras]) -> None:
     asked = math.prod(_choices(o.value()) for o in [*parsed, *_of_sweeper(parsed)])
     if asked > MOST_RUNS:
         raise ConfigError(f"the sweep asks for {asked:,} jobs, at most {MOST_RUNS:,} are listed; give fewer values")
+
+
+def _refuse_intervals(parsed: Sequence[Hydras]) -> None:
+    """ConfigError: optuna's grid makes a list of all whole numbers of one, and has none for others."""
+    from hydra.core.override_parser.types import IntervalSweep
+
+    for o in parsed:
+        if isinstance(o.value(), IntervalSweep):
+            raise ConfigError(f"{o.input_line}: a grid has no intervals; give choice(...) or range(...)")
 
 
 def _of_sweeper(parsed: Sequence[Hydras]) -> list[Hydras]:

@@ -1,6 +1,7 @@
 """A share of the cores for every rank: groups of the kernel's cpu controller, cgroups v1 or v2. Needs root.
 
-Names are gnnpar-PID-START-rankR, as those of network namespaces; groups of dead builders are removed by the next one.
+Names are gnnpar-PID-START-SPACE-rankR, as those of network namespaces; groups of dead builders are removed by the next
+one.
 """
 
 from __future__ import annotations

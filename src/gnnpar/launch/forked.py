@@ -39,6 +39,7 @@ class Ranks:
         self.exit_codes: dict[int, int] = {}
         self._ended, self._end_of_ranks = multiprocessing.Pipe(duplex=False)
         fork = fork and sys.platform == "linux"
+        _hear_of_children()
         arguments = (body, size, fork, os.getpid(), self._end_of_ranks)
         if fork and has_one_thread():
             self._origin: BaseProcess = _FORK.Process(target=_start_ranks, args=arguments, name="ranks")
@@ -76,6 +77,18 @@ class Ranks:
                 while self._ended.poll(_END_SECONDS):
                     self._ended.recv()
         self._ended.close()
+
+
+def _hear_of_children() -> None:
+    """Who has started this process may have it ignore SIGCHLD, as `trap '' CHLD` of a shell does: the system then
+    forgets how ranks have ended. ValueError in a thread, which cannot change that."""
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        if threading.current_thread() is not threading.main_thread():
+            raise ValueError(
+                "this process ignores SIGCHLD, and would not hear of the end of ranks: call "
+                "signal.signal(signal.SIGCHLD, signal.SIG_DFL) in its main thread"
+            )
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def has_one_thread() -> bool:

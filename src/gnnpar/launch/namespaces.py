@@ -37,7 +37,7 @@ from gnnpar.folder_lock import started
 INTERFACE = "eth0"
 CONGESTION_CONTROL = "cubic"  # the kernel's own default, so that machines with another one measure the same
 FOLDER = Path("/run/netns")
-_NAME = re.compile(r"gnnpar-(\d+)-(\d+)-\w+")
+_NAME = re.compile(r"gnnpar-(\d+)-(\d+)-(\d+)-\w+")
 _SWITCH = "switch"
 _CLONE_NEWNET, _SIOCGIFFLAGS, _IFF_RUNNING = 0x40000000, 0x8913, 0x40
 _PATH = os.pathsep.join([os.environ.get("PATH") or os.defpath, "/usr/sbin", "/sbin"])
@@ -184,8 +184,12 @@ def missing() -> str | None:
 
 
 def own_prefix() -> str:
-    """The prefix of this process's names."""
-    return f"gnnpar-{os.getpid()}-{started(os.getpid())}"
+    """The prefix of this process's names: its number, when it started, and in which namespace of processes."""
+    return f"gnnpar-{os.getpid()}-{started(os.getpid())}-{_space()}"
+
+
+def _space() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
 
 
 def names() -> list[str]:
@@ -197,9 +201,9 @@ def names() -> list[str]:
 
 
 def is_stale(name: str) -> bool:
-    """Is the process that built it dead?"""
+    """Is the process that built it dead? Of another namespace of processes, as a container's, nobody here can tell."""
     found = _NAME.fullmatch(name)
-    return found is not None and started(int(found[1])) != int(found[2])
+    return found is not None and int(found[3]) == _space() and started(int(found[1])) != int(found[2])
 
 
 def remove_stale() -> list[str]:

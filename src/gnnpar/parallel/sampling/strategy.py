@@ -16,6 +16,8 @@ read no degrees. `batch_size` counts the seeds of all ranks: more ranks are the 
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -55,6 +57,10 @@ if TYPE_CHECKING:
     from gnnpar.parallel.priced import Problem
     from gnnpar.pricing.machine import Machine
     from gnnpar.pricing.price import Price
+
+
+_LONGEST_TMPDIR = 75
+"""Bytes: Python adds 32 to the names of sockets, which have at most 107."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +182,12 @@ class Minibatch:
         first_layer: FirstLayer = "live",
     ) -> Engine:
         check_first_layer(self, first_layer)
+        if self.num_workers and len(os.fsencode(tempfile.gettempdir())) > _LONGEST_TMPDIR:
+            raise ValueError(
+                f"strategy.num_workers={self.num_workers}: the name of {tempfile.gettempdir()}, in which its processes "
+                f"have sockets, is longer than {_LONGEST_TMPDIR} bytes: set TMPDIR to a shorter one, or "
+                "strategy.num_workers=0."
+            )
         if self.num_workers and comm.transport == "threads":
             raise ValueError(
                 f"strategy.num_workers={self.num_workers} starts processes, which ranks that are threads cannot: "
