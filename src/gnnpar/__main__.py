@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 
-from gnnpar.surroundings import drop_empty_places, drop_home_below, drop_relative_parts
+from gnnpar.surroundings import drop_empty_places, drop_home_below, drop_relative_parts, hear_of_children
 
 # torch reads these when it is imported, in every rank: its profiler (memory figures) reports on stderr otherwise
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -58,6 +58,7 @@ def main(argv: list[str] | None = None) -> int:
         except FileNotFoundError:
             sys.stderr.write("gnnpar: the working directory has been removed; change into another one\n")
             return 2
+        hold_standard_streams()
         if sys.stdout is None or sys.stderr is None:  # closed by who started this: what is written goes nowhere
             nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - to the end of the process
             sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
@@ -78,8 +79,8 @@ def main(argv: list[str] | None = None) -> int:
 
     if argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
-    if argv is None and signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # of who started this: ranks' ends are lost
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if argv is None:
+        hear_of_children()
     if argv is None and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:  # of a scheduler, before epochs begin
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
@@ -94,6 +95,16 @@ def main(argv: list[str] | None = None) -> int:
         if interrupted.is_set():  # libraries that are interrupted while they are imported raise errors of their own
             return 1
         raise
+
+
+def hold_standard_streams() -> None:
+    """Where one was closed by who started this, the next file that is opened would have its number, and get what
+    libraries write there."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
 
 
 def drop_working_directory() -> None:

@@ -57,6 +57,10 @@ def _apart() -> Iterator[None]:
     weeks, and a cleaner of /tmp may have removed them since. A call in another thread waits: the environment, which
     ranks are given, is one for the process."""
     with _ONE_AT_A_TIME:
+        try:
+            os.getcwd()
+        except FileNotFoundError as error:
+            raise ConfigError("the working directory has been removed; change into another one") from error
         keep_torch_apart()
         with own_temporary_files(lasting=True):
             yield

@@ -4,7 +4,9 @@ headers and libraries that libraries look for, and modules of the processes that
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 
 _OF_COMPILERS = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "LD_LIBRARY_PATH")
 
@@ -15,6 +17,19 @@ def leave_out_working_directory() -> None:
     drop_relative_parts()
     drop_home_below()
     drop_empty_places()
+    hear_of_children()
+
+
+def hear_of_children() -> None:
+    """Who has started this process may have it ignore SIGCHLD, as `trap '' CHLD` of a shell does: the system then
+    forgets how those have ended that this one starts. ValueError in a thread, which cannot change that."""
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        if threading.current_thread() is not threading.main_thread():
+            raise ValueError(
+                "this process ignores SIGCHLD, and would not hear of the end of ranks: call "
+                "signal.signal(signal.SIGCHLD, signal.SIG_DFL) in its main thread"
+            )
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def drop_relative_parts() -> None:

@@ -7,13 +7,17 @@ import atexit
 import errno
 import fcntl
 import http.server
+import importlib.util
 import io
 import json
 import os
 import pickle
+import py_compile
 import re
 import runpy
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +25,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec, PathFinder
@@ -28,6 +33,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from urllib.request import Request
 
+import hydra
 import numpy as np
 import pytest
 import torch
@@ -37,13 +43,13 @@ from torch_geometric.data import Data, HeteroData
 import gnnpar
 from checkpoints import train
 from conftest import ROOT, environment
-from gnnpar import capacity, compilers, durable, own_modules, scratch, surroundings
-from gnnpar.cli import completion, new
+from gnnpar import api, capacity, compilers, durable, own_modules, scratch, surroundings
+from gnnpar.cli import completion, new, status
 from gnnpar.cli.main import run
 from gnnpar.codecs.adaptive.links import Profile, nominal
 from gnnpar.comm import interfaces
 from gnnpar.config import sweep
-from gnnpar.config.compose import _refuse_shadows, compose
+from gnnpar.config.compose import _refuse_shadows, compose, of_its_dataset
 from gnnpar.config.inputs import _refuse_foreign
 from gnnpar.config.own_yaml import OwnYaml
 from gnnpar.config.submitit_jobs import place_of_results
@@ -55,12 +61,13 @@ from gnnpar.data.hetero import homogeneous
 from gnnpar.data.saved import raw_graph
 from gnnpar.durable import JsonDict
 from gnnpar.launch.launch import world_of
+from gnnpar.launch.token import VARIABLE, secret_of
 from gnnpar.parallel.objective import SPLITS
 from gnnpar.partition.partition import write_cached
 from gnnpar.paths import conf_dir
 from gnnpar.planner.guide import prior
 from gnnpar.report.latex import _tex
-from gnnpar.report.runs import _below, folders_of
+from gnnpar.report.runs import below, folders_of
 from gnnpar.settings import ConfigError
 from gnnpar.targets import locate, refuse_foreign
 from gnnpar.track.console import stdout
@@ -666,7 +673,13 @@ def test_a_scratch_folder_is_locked_against_who_cleans_tmp(tmp_path: Path, monke
     assert not folder.exists()
 
 
-def test_nothing_that_was_compiled_takes_the_place_of_a_new_module(tmp_path: Path) -> None:
+def denied(place: str, *_: object) -> list[str]:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+
+
+def test_nothing_that_was_compiled_takes_the_place_of_a_new_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Python believes a .pyc that says that it need not be compared with its source."""
     for name in ("mine", "test_mine"):
         (tmp_path / "__pycache__").mkdir(exist_ok=True)
@@ -675,10 +688,14 @@ def test_nothing_that_was_compiled_takes_the_place_of_a_new_module(tmp_path: Pat
             new.write("model", "mine", tmp_path)
         compiled.unlink()
     (cache := tmp_path / "__pycache__").rmdir()
-    cache.symlink_to(cache.name)  # root lists every folder, but not this one
-    with pytest.raises(ConfigError, match="__pycache__ cannot be listed"):
+    cache.symlink_to(tmp_path)  # another user's folder, who exchanges what Python leaves there
+    with pytest.raises(OSError, match="it is a symbolic link"):
         new.write("model", "mine", tmp_path)
     cache.unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "listdir", denied)
+        with pytest.raises(ConfigError, match="__pycache__ cannot be listed"):
+            new.write("model", "mine", tmp_path)
     assert new.write("model", "mine", tmp_path)
 
 
@@ -744,10 +761,6 @@ def test_what_cannot_be_listed_is_not_taken_for_empty(tmp_path: Path, monkeypatc
     """Hydra opened YAML in it, a table left runs out, and a resume began anew."""
     (tmp_path / "hydra").mkdir()
     (tmp_path / "checkpoint").mkdir()
-
-    def denied(place: str, *_: object) -> list[str]:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
-
     monkeypatch.setattr(os, "access", lambda place, mode: Path(place).name != "hydra")
     with pytest.raises(ConfigError, match="hydra may not be listed"):
         _refuse_shadows(tmp_path)
@@ -756,7 +769,7 @@ def test_what_cannot_be_listed_is_not_taken_for_empty(tmp_path: Path, monkeypatc
         checkpoint.folders(tmp_path)
     monkeypatch.setattr(os, "scandir", denied)
     with pytest.raises(ConfigError, match=r"cannot be listed .*its runs would be left out"):
-        _below(tmp_path)
+        below(tmp_path)
 
 
 def test_what_nobody_named_is_not_called_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -809,7 +822,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(own_modules, "_FINDER", own_modules._Finder())
     monkeypatch.setenv(own_modules.VARIABLE, "")
     yield
-    for name in ("editable_net", "fast_editable_net"):
+    for name in ("editable_net", "editable_net.part", "fast_editable_net"):
         sys.modules.pop(name, None)
 
 
@@ -889,3 +902,131 @@ def test_yaml_that_is_no_text_is_one_line(
     (tmp_path / "model" / "bad.yaml").write_bytes(b"\xff\xfe")
     assert run("train", ["model=bad", *SMALL]) == 2
     assert "a file of YAML is no UTF-8 (invalid start byte at byte 0); save it as UTF-8" in capsys.readouterr().err
+
+
+def test_a_value_of_a_study_reads_one_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Values that read two keys each, in a row of 34, took for ever."""
+    (study := tmp_path / "study.yaml").write_text(
+        yaml.safe_dump({"base": ["+a=${seed}${seed}"], "factors": {"w": ["epochs=2"]}})
+    )
+    assert run("ablate", [str(study)]) == 2
+    assert "reads two keys" in capsys.readouterr().err
+
+
+def test_a_grid_of_optuna_has_no_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It made a list of 2 10^9 numbers, or ended with a traceback."""
+    monkeypatch.chdir(tmp_path)
+    grid = ["-m", *SMALL, "hydra/sweeper=optuna", "hydra/sweeper/sampler=grid"]
+    for swept in (
+        "hydra.sweeper.n_jobs=0",
+        "seed=int(interval(0,2000000000))",
+        "hydra.sweeper.params={seed: 'interval(0,1)'}",
+        "seed=interval(0,9)",
+    ):
+        assert run("train", [*grid, swept]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_what_a_file_says_of_its_dataset_is_no_argument_of_a_model_of_ones_own() -> None:
+    """YAML of the user's own model reads ${dataset.name}; a plan brought the dataset."""
+    mine = {"_target_": "mine.Net", "init": "sbm"}
+    before = {"model": mine, "dataset": {"name": "sbm"}}
+    written = {"_target_": "mine.Net", "init": "${dataset.name}"}
+    with pytest.raises(ConfigError, match=r"the dataset of a file sets init=/tmp/evil of mine\.Net"):
+        of_its_dataset({"model": mine, "dataset": {"name": "/tmp/evil"}}, written, before)
+    assert of_its_dataset({"model": mine, "dataset": {"name": "rmat"}}, written, before) == {**mine, "init": "rmat"}
+
+
+def test_hydra_may_run_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gnnpar.train in an application of Hydra."""
+    with hydra.initialize_config_dir(version_base="1.3", config_dir=str(tmp_path)):
+        (tmp_path / "app.yaml").write_text("x: 1\n")
+        assert compose(SMALL).resolved["dataset"]["num_nodes"] == 60
+        assert hydra.compose("app").x == 1, "and is the caller's afterwards"
+
+
+def test_calls_in_threads_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first to end gave TMPDIR and PYTHONSAFEPATH back from under the other."""
+    before, seen = os.environ.get("TMPDIR"), []
+
+    def call() -> None:
+        with api._apart():
+            began = os.environ["TMPDIR"]
+            time.sleep(0.05)
+            seen.append(os.environ["TMPDIR"] == began)
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [True] * 4
+    assert os.environ.get("TMPDIR") == before
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_modules_of_the_working_directory_are_compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python believes compiled code that says that it need not be compared; `__pycache__` may be another user's."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "editable_net").mkdir()
+    for name in ("editable_net/__init__", "editable_net/part"):
+        (file := tmp_path / f"{name}.py").write_text("class Net: who = 'mine'\n")
+        evil = tmp_path / "evil.py"
+        evil.write_text("class Net: who = 'theirs'\n")
+        compiled = importlib.util.cache_from_source(str(file))
+        py_compile.compile(str(evil), compiled, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    for target in ("editable_net.Net", "editable_net.part.Net"):
+        assert vars(locate(target))["who"] == "mine"
+    shutil.rmtree(tmp_path / "editable_net" / "__pycache__")
+    for name in ("editable_net.part", "editable_net"):
+        sys.modules.pop(name)
+    locate("editable_net.part.Net")
+    assert not (tmp_path / "editable_net" / "__pycache__").exists()
+
+
+def test_a_process_hears_of_the_end_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`trap '' CHLD` of a shell: a run never ended."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with ThreadPoolExecutor(1) as pool, pytest.raises(ValueError, match="this process ignores SIGCHLD"):
+            pool.submit(surroundings.hear_of_children).result()
+        surroundings.hear_of_children()
+        assert signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_file_that_others_may_write_to_is_none_of_ones_own(tmp_path: Path) -> None:
+    """Settings of wandb name the server that gets the key."""
+    (settings := tmp_path / "settings").write_text("")
+    settings.chmod(0o600)
+    durable.refuse_others(settings)
+    settings.chmod(0o666)
+    with pytest.raises(durable.WriteError, match="others may write to it"):
+        durable.refuse_others(settings)
+
+
+def test_closed_streams_are_held(tmp_path: Path) -> None:
+    """The next file that was opened had the number of stderr, and got what libraries write there."""
+    code = (
+        "import os; from gnnpar.__main__ import hold_standard_streams as hold; hold(); f = os.open('f', os.O_CREAT); "
+    )
+    code += "os._exit(0 if f > 2 else 1)"
+    line = f"exec {sys.executable} -c {shlex.quote(code)} <&- >&- 2>&-"
+    assert subprocess.run(["bash", "-c", line], cwd=tmp_path, env=environment(), check=False).returncode == 0
+
+
+def test_status_leaves_out_no_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(ConfigError, match="cannot be listed"):
+        status.find([tmp_path])
+
+
+def test_a_secret_may_be_of_any_bytes() -> None:
+    secret = os.fsdecode(b"\x80" * 40)
+    assert secret_of({VARIABLE: secret}, "") == b"\x80" * 40

@@ -158,6 +158,6 @@ def test_a_rank_that_fails_to_measure_is_one_line_and_nothing_is_unpickled(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     made, make = [], tempfile.NamedTemporaryFile
     monkeypatch.setattr(tempfile, "NamedTemporaryFile", lambda *a, **k: (made.append(k), make(*a, **k))[1])
-    with pytest.raises(RuntimeError, match="rank 1 of the measurement has ended with exit code 7"):
+    with pytest.raises(ValueError, match="rank 1 of the measurement has ended with exit code 7"):
         calibrate.world_samples(2, 1)
     assert made == [] == list(tmp_path.iterdir())

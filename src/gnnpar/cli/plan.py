@@ -63,8 +63,6 @@ def run(argv: list[str]) -> int:
         raise ConfigError(
             f"shards={settings.shards.folder}: gnnpar plan reads the whole graph; name its dataset instead"
         )
-    if options.out.rstrip("/") == "plan":  # where Hydra would look for what plan=plan/plan.json chooses
-        raise ConfigError(f"--out {options.out}: a folder of the name of a key hides it from Hydra; choose another")
     if options.trace:
         require_writable(Path(options.trace))
     from gnnpar.planner import planned as planner

@@ -10,6 +10,7 @@ from pathlib import Path
 from gnnpar.cli.arguments import Arguments
 from gnnpar.config.jobs import MANIFEST, Manifest, count, in_words
 from gnnpar.printable import one_line
+from gnnpar.report.runs import below
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import say
 
@@ -51,7 +52,7 @@ def find(folders: Sequence[Path]) -> list[Manifest]:
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{folder} is no folder; give the folder of a sweep")
-        for file in sorted(folder.rglob(MANIFEST)):
+        for file in sorted(below(folder, MANIFEST)):
             files.setdefault(file.resolve(), file)
     if not files:
         where = ", ".join(map(str, folders))

@@ -72,13 +72,12 @@ def composing() -> Iterator[None]:
     from hydra.core.global_hydra import GlobalHydra
 
     with _COMPOSING:
-        state = GlobalHydra.instance()
-        running, state.hydra = state.hydra, None
+        running, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None
         try:
             with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
                 yield
         finally:
-            state.hydra = running
+            GlobalHydra.instance().hydra = running  # another instance: Hydra has put a copy in its place
 
 
 _COMPOSING = threading.RLock()

@@ -47,6 +47,8 @@ def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
         return f"a key of hydra is not what its plugin reads ({str(error).splitlines()[0]}); write it key by key"
     if isinstance(error, AssertionError) and _is_of_hydra(error):
         return f"an override sets a key below something that has none ({' '.join(str(error).split())}); leave it out"
+    if isinstance(error, ArithmeticError | LookupError | TypeError | ValueError) and _is_of_a_sweeper(error):
+        return f"the sweeper cannot use what it is given ({' '.join(str(error).split())[:200]}); correct hydra.sweeper"
     if isinstance(error, yaml.YAMLError):
         return _yaml_line(error)
     if isinstance(error, UnicodeDecodeError) and _is_read_by_hydra(error):
@@ -88,6 +90,12 @@ def _yaml_line(error: YAMLError) -> str:
 def _is_of_hydra(error: Exception) -> bool:
     """Whether Hydra or OmegaConf has raised it."""
     return any(f"/{package}/" in place for place in _places(error)[-1:] for package in ("hydra", "omegaconf"))
+
+
+def _is_of_a_sweeper(error: Exception) -> bool:
+    """Whether a plugin of Hydra, or optuna that it calls, has raised it, and no job."""
+    places = _places(error)
+    return any("/hydra_plugins/" in place for place in places) and "/gnnpar/" not in places[-1]
 
 
 def _is_read_by_hydra(error: Exception) -> bool:

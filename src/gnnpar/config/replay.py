@@ -168,7 +168,7 @@ def asked(argv: Sequence[str]) -> list[str]:
 
 def quoted(text: str) -> str:
     """A literal in Hydra's grammar of overrides, where backslashes mean themselves but in front of a quote."""
-    return "'" + re.sub(r"(\\*)('|$)", lambda end: 2 * end[1] + ("\\'" if end[2] else ""), text) + "'"
+    return "'" + re.sub(r"(\\*)('|\Z)", lambda end: 2 * end[1] + ("\\'" if end[2] else ""), text) + "'"
 
 
 def as_value(text: str) -> str:

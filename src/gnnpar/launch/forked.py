@@ -21,6 +21,7 @@ from multiprocessing.process import BaseProcess
 from types import ModuleType
 
 from gnnpar.launch.monitor import is_stopped
+from gnnpar.surroundings import hear_of_children
 
 _OF_THE_PARENT = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1}
 """Signals that schedulers and terminals send to all processes, and the parent alone answers."""
@@ -39,7 +40,7 @@ class Ranks:
         self.exit_codes: dict[int, int] = {}
         self._ended, self._end_of_ranks = multiprocessing.Pipe(duplex=False)
         fork = fork and sys.platform == "linux"
-        _hear_of_children()
+        hear_of_children()
         arguments = (body, size, fork, os.getpid(), self._end_of_ranks)
         if fork and has_one_thread():
             self._origin: BaseProcess = _FORK.Process(target=_start_ranks, args=arguments, name="ranks")
@@ -77,18 +78,6 @@ class Ranks:
                 while self._ended.poll(_END_SECONDS):
                     self._ended.recv()
         self._ended.close()
-
-
-def _hear_of_children() -> None:
-    """Who has started this process may have it ignore SIGCHLD, as `trap '' CHLD` of a shell does: the system then
-    forgets how ranks have ended. ValueError in a thread, which cannot change that."""
-    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
-        if threading.current_thread() is not threading.main_thread():
-            raise ValueError(
-                "this process ignores SIGCHLD, and would not hear of the end of ranks: call "
-                "signal.signal(signal.SIGCHLD, signal.SIG_DFL) in its main thread"
-            )
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def has_one_thread() -> bool:

@@ -55,7 +55,7 @@ def secret_of(env: Mapping[str, str], file: str, chosen: str = "") -> bytes | No
                 f"{VARIABLE} has {len(given)} characters, at least {_SHORTEST} are needed: set it to the output of "
                 "`openssl rand -hex 32` on all hosts"
             )
-        return given.encode()
+        return os.fsencode(given)
     began = time.monotonic()
     while file and time.monotonic() - began < _FILE_SECONDS:
         try:

@@ -24,22 +24,22 @@ def collect(folders: Sequence[Path]) -> list[tuple[Path, Result]]:
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{folder} is no folder; give the folder of a run or of a sweep")
-        for file in sorted(_below(folder), key=_natural):
+        for file in sorted(below(folder), key=_natural):
             files.setdefault(file.resolve(), file)
     if not files:
         raise ConfigError(f"no result.json below {', '.join(map(str, folders))}; give folders that runs have left")
     return [(file.parent, _read(file)) for file in files.values()]
 
 
-def _below(folder: Path) -> list[Path]:
-    """Every result.json. ConfigError where a folder cannot be listed: a mean would be one of the others alone."""
+def below(folder: Path, file: str = FILE) -> list[Path]:
+    """Every file of that name. ConfigError where a folder cannot be listed: a mean would be one of the others alone."""
 
     def refuse(error: OSError) -> None:
         raise ConfigError(
             f"{error.filename} cannot be listed ({error.strerror}): its runs would be left out"
         ) from error
 
-    return [Path(at, FILE) for at, _, names in os.walk(folder, onerror=refuse) if FILE in names]
+    return [Path(at, file) for at, _, names in os.walk(folder, onerror=refuse) if file in names]
 
 
 def folders_of(pattern: str | os.PathLike[str]) -> list[Path]:
