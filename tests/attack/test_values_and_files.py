@@ -1,4 +1,4 @@
-"""What an eighteenth attack found: folders that are read for values, files that are options, links to other runs, data
+"""What the eighteenth attack, and the two after it, found: folders that are read for values, files that are options, links to other runs, data
 that was exchanged, sizes that only a header says."""
 
 from __future__ import annotations
