@@ -1,5 +1,5 @@
-"""What the eighteenth attack, and the two after it, found: folders that are read for values, files that are options, links to other runs, data
-that was exchanged, sizes that only a header says."""
+"""What the eighteenth attack, and the two after it, found: folders that are read for values, files that are options,
+links to other runs, data that was exchanged, sizes that only a header says, YAML and modules that nobody named."""
 
 from __future__ import annotations
 
