@@ -212,12 +212,15 @@ def _overflow(kind: Literal["uid", "gid"]) -> set[int]:
 
 
 def require_writable(file: Path) -> None:
-    """WriteError where a path that a new file shall take is there already and no file: `open_whole` would put a file in
-    the place of a device or a pipe."""
+    """WriteError where a path that a new file shall take is there already and no file, in the place of which
+    `open_whole` would put one, or another user's that may not be replaced: before work, whose result would be lost."""
     if file.is_dir():
         raise WriteError(errno.EISDIR, "it is a folder; name a file", str(file))
     if file.exists() and not file.is_file():
         raise WriteError(errno.EEXIST, "it is no file, but a device, pipe or socket; name a file", str(file))
+    if file.exists() and file.parent.stat().st_mode & stat.S_ISVTX:
+        if os.geteuid() not in (0, file.lstat().st_uid, file.parent.stat().st_uid):
+            raise WriteError(errno.EPERM, "it is another user's, and stays where it is; name another file", str(file))
 
 
 @contextmanager

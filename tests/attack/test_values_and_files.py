@@ -1030,3 +1030,16 @@ def test_status_leaves_out_no_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_secret_may_be_of_any_bytes() -> None:
     secret = os.fsdecode(b"\x80" * 40)
     assert secret_of({VARIABLE: secret}, "") == b"\x80" * 40
+
+
+def test_a_file_that_may_not_be_replaced_is_refused_before_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (shared := tmp_path / "shared").mkdir()
+    shared.chmod(0o1777)
+    (theirs := shared / "predictions.npy").touch()
+    durable.require_writable(theirs)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 7)
+    with pytest.raises(durable.WriteError, match="it is another user's, and stays where it is"):
+        durable.require_writable(theirs)
+    durable.require_writable(shared / "mine.npy")
