@@ -218,9 +218,9 @@ def require_writable(file: Path) -> None:
         raise WriteError(errno.EISDIR, "it is a folder; name a file", str(file))
     if file.exists() and not file.is_file():
         raise WriteError(errno.EEXIST, "it is no file, but a device, pipe or socket; name a file", str(file))
-    if file.exists() and file.parent.stat().st_mode & stat.S_ISVTX:
-        if os.geteuid() not in (0, file.lstat().st_uid, file.parent.stat().st_uid):
-            raise WriteError(errno.EPERM, "it is another user's, and stays where it is; name another file", str(file))
+    there = file.parent.stat() if file.exists() else None
+    if there and there.st_mode & stat.S_ISVTX and os.geteuid() not in (0, there.st_uid, file.lstat().st_uid):
+        raise WriteError(errno.EPERM, "it is another user's, and stays where it is; name another file", str(file))
 
 
 @contextmanager
