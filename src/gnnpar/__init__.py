@@ -3,7 +3,28 @@
 import os
 import sys
 
-_RUN = not sys.flags.safe_path and sys.argv[:1] == ["-m"] and "-m gnnpar" in " ".join(sys.orig_argv[:8])
+
+def _module_that_runs() -> str:
+    """NAME of `python -m NAME`, whatever options stand before it or together with -m; empty: Python runs no module."""
+    words = iter(sys.orig_argv[1:])
+    for word in words:
+        if word == "--check-hash-based-pycs":
+            next(words, "")
+        elif not word.startswith("-"):
+            break
+        for at, letter in enumerate(word[1:] if word[:2] != "--" else "", 2):
+            if letter == "m":
+                return word[at:] or next(words, "")
+            if letter == "c":
+                return ""
+            if letter in "WX":  # the rest is its value, or the next word
+                if not word[at:]:
+                    next(words, "")
+                break
+    return ""
+
+
+_RUN = not sys.flags.safe_path and sys.argv[:1] == ["-m"] and _module_that_runs().partition(".")[0] == "gnnpar"
 if _RUN and os.access(os.curdir, os.F_OK) and os.stat(os.curdir).st_nlink and sys.path[:1] == [os.getcwd()]:
     # python -m puts the working directory first, where a file json.py would be imported instead of Python's own
     del sys.path[0]

@@ -125,6 +125,17 @@ def hashes() -> dict[str, str]:
     }
 
 
+def refuse_of_another_folder(module: str, folder: str) -> None:
+    """ValueError where a module of this name is imported already from the working directory of before, and this one has
+    its own: Python would go on with the first."""
+    top = module.partition(".")[0]
+    of_before = _FINDER.folder not in ("", folder) and _FINDER.holds(sys.modules.get(top))
+    if of_before and PathFinder.find_spec(top, [folder]) is not None:
+        raise ValueError(
+            f"{top} of {_FINDER.folder} is imported already, and {folder} has its own: start a new process"
+        )
+
+
 def lies_in(module: str, folder: str) -> bool:
     """Whether the module, or the package at its top, is in the folder, and neither imported nor installed."""
     top = module.partition(".")[0]

@@ -1043,3 +1043,58 @@ def test_a_file_that_may_not_be_replaced_is_refused_before_work(
     with pytest.raises(durable.WriteError, match="it is another user's, and stays where it is"):
         durable.require_writable(theirs)
     durable.require_writable(shared / "mine.npy")
+
+
+# --- what a twenty-first attack found
+
+
+@pytest.mark.parametrize(
+    "options", [["-m", "gnnpar"], ["-um", "gnnpar"], ["-mgnnpar"], [*["-W", "ignore"] * 4, "-Xutf8", "-m", "gnnpar"]]
+)
+def test_python_finds_no_modules_in_the_working_directory(tmp_path: Path, options: list[str]) -> None:
+    """`-um gnnpar`, as scripts of Slurm have it, left the folder first on the path."""
+    (tmp_path / "csv.py").write_text("open('mark', 'w')\n")
+    done = subprocess.run(
+        [sys.executable, *options, "train", *SMALL, "strategy=single", "epochs=1"],
+        cwd=tmp_path,
+        env={name: value for name, value in environment().items() if name != "PYTHONSAFEPATH"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["-m", "mine.gnnpar"], "mine.gnnpar"),
+        (["-Bsm", "gnnpar", "-m", "x"], "gnnpar"),
+        (["-c", "-m gnnpar"], ""),
+        (["script.py", "-m", "gnnpar"], ""),
+        (["--check-hash-based-pycs", "always", "-W", "-m", "-mgnnpar.cli"], "gnnpar.cli"),
+        (["-"], ""),
+        ([], ""),
+    ],
+)
+def test_which_module_python_runs(words: list[str], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "orig_argv", ["python", *words])
+    assert gnnpar._module_that_runs() == name
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_class_of_the_folder_of_before_is_not_taken_for_one_of_this(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notebook that went on in another folder trained the class of the first."""
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "editable_net.py").write_text("class Net: pass\n")
+    monkeypatch.chdir(tmp_path / "a")
+    locate("editable_net.Net")
+    monkeypatch.chdir(tmp_path / "b")
+    with pytest.raises(ValueError, match=r"editable_net of .*/a is imported already, and .*/b has its own"):
+        locate("editable_net.Net")
+    monkeypatch.chdir(tmp_path)
+    assert locate("editable_net.Net")
