@@ -13,8 +13,6 @@ import dataclasses
 import itertools
 import json
 import os
-import re
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,9 +24,10 @@ from typing import TYPE_CHECKING
 
 from gnnpar.compilers import keep_torch_apart
 from gnnpar.config.compose import compose
-from gnnpar.config.replay import quoted
+from gnnpar.config.replay import as_value
 from gnnpar.durable import JsonDict, JsonObject, refuse_link_of_others, refuse_links_below, write_text_whole
 from gnnpar.folder_lock import working_in
+from gnnpar.locks import ThreadLock
 from gnnpar.paths import path_of
 from gnnpar.scratch import own_temporary_files
 from gnnpar.settings import ConfigError, Settings, build_settings
@@ -66,7 +65,7 @@ def _apart() -> Iterator[None]:
             yield
 
 
-_ONE_AT_A_TIME = threading.RLock()
+_ONE_AT_A_TIME = ThreadLock()
 
 
 class TrainingFailed(RuntimeError):
@@ -456,9 +455,7 @@ def _value(value: object) -> str:
     text = str(value)
     if "${" in text:
         raise ConfigError(f"{text}: ${{ would be read as the value of another key; give the value itself")
-    if re.fullmatch(r"[\w./-]+", text, re.ASCII):  # Hydra's own words are of these letters
-        return text
-    return quoted(text)
+    return as_value(text)
 
 
 def _run_folder(folder: str | os.PathLike[str] | None) -> Path:

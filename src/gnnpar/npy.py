@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from gnnpar.durable import require_file
+from gnnpar.locks import ThreadLock
 
-_PARSER = threading.Lock()
+_PARSER = ThreadLock()
 
 
 @contextmanager

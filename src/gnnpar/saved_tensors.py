@@ -8,7 +8,6 @@ import pickle
 import pickletools
 import re
 import struct
-import threading
 import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.capacity import require_memory
+from gnnpar.locks import ThreadLock
 from gnnpar.pickled import Opcode, is_beyond, refuse_alike
 
 
@@ -48,7 +48,7 @@ def load_saved(
     return found
 
 
-_LOADING = threading.Lock()
+_LOADING = ThreadLock()
 _MOST_REPEATED = 1 << 26  # numbers: a column of ones, expanded, is common; gigabytes out of a small file are not
 
 

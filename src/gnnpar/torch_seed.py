@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
-_ONE_AT_A_TIME = threading.RLock()
+from gnnpar.locks import ThreadLock
+
+_ONE_AT_A_TIME = ThreadLock()
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import http.server
 import importlib.util
 import io
 import json
+import multiprocessing
 import os
 import pickle
 import py_compile
@@ -45,7 +46,7 @@ from checkpoints import train
 from conftest import ROOT, environment
 from gnnpar import api, capacity, compilers, durable, own_modules, scratch, surroundings
 from gnnpar.cli import completion, new, status
-from gnnpar.cli.main import run
+from gnnpar.cli.main import _OF_NAMES, COMMANDS, run
 from gnnpar.codecs.adaptive.links import Profile, nominal
 from gnnpar.comm import interfaces
 from gnnpar.config import sweep
@@ -60,8 +61,10 @@ from gnnpar.data.folder import Folder
 from gnnpar.data.hetero import homogeneous
 from gnnpar.data.saved import raw_graph
 from gnnpar.durable import JsonDict
+from gnnpar.launch.forked import Ranks
 from gnnpar.launch.launch import world_of
 from gnnpar.launch.token import VARIABLE, secret_of
+from gnnpar.locks import ThreadLock
 from gnnpar.parallel.objective import SPLITS
 from gnnpar.partition.partition import write_cached
 from gnnpar.paths import conf_dir
@@ -70,6 +73,7 @@ from gnnpar.report.latex import _tex
 from gnnpar.report.runs import below, folders_of
 from gnnpar.settings import ConfigError
 from gnnpar.targets import locate, refuse_foreign
+from gnnpar.track import wandb
 from gnnpar.track.console import stdout
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.result import code
@@ -1098,3 +1102,92 @@ def test_a_class_of_the_folder_of_before_is_not_taken_for_one_of_this(
         locate("editable_net.Net")
     monkeypatch.chdir(tmp_path)
     assert locate("editable_net.Net")
+
+
+def test_no_command_that_composes_takes_an_override_from_a_pattern(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`gnnpar cite strategy.*=*` imported a class that a file was called after."""
+    monkeypatch.chdir(tmp_path)
+    Path("strategy._target_=evil.Evil").touch()
+    for command in set(COMMANDS) - set(_OF_NAMES):
+        assert run(command, ["strategy._target_=evil.Evil"]) == 2
+        assert "a file here is called strategy._target_=evil.Evil" in capsys.readouterr().err, command
+
+
+def test_text_from_python_stays_text() -> None:
+    """A model that was given by its name got 1.1 for "1.10"."""
+    kwargs = {"version": "1.10", "tag": "null", "n": "1_000", "truth": "TRUE", "e": "1e3", "word": "relu", "size": 2}
+    overrides = api._spelled({"model": "pyg", "model.target": "torch_geometric.nn.GCN", "model.kwargs": kwargs})
+    assert compose([*SMALL, *overrides]).resolved["model"]["kwargs"] == kwargs
+
+
+def test_a_checkpoint_brings_no_costs_that_a_file_may_not() -> None:
+    profile = nominal(2)
+    profile.check(2, "it")
+    for cost in (float("nan"), float("inf"), -1.0, 1e-308):
+        with pytest.raises(ValueError, match="it has a cost that is negative, next to nothing, or an hour and more"):
+            replace(profile, fold_seconds=(cost, 0.0)).check(2, "it")
+    with pytest.raises(ValueError, match="it is of 2 ranks, but there are 3"):
+        profile.check(3, "it")
+
+
+def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent() -> None:
+    """It called gnnpar.train, and waited for ever."""
+    lock, held, done = ThreadLock(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            done.wait()
+
+    (thread := threading.Thread(target=hold)).start()
+    held.wait()
+    if (child := os.fork()) == 0:
+        signal.alarm(5)
+        with lock:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    done.set()
+    thread.join()
+
+
+def test_who_reaps_its_children_hears_of_ranks_too(tmp_path: Path) -> None:
+    program = """
+import os, signal
+def reap(*_):
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]: pass
+    except ChildProcessError: pass
+signal.signal(signal.SIGCHLD, reap)
+import gnnpar
+gnnpar.train("gcn", "sbm", strategy="graph_parallel", world_size=2, epochs=1, folder="run", **{"dataset.num_nodes": 60})
+"""
+    (tmp_path / "program.py").write_text(program)
+    line = [sys.executable, "program.py"]
+    done = subprocess.run(line, cwd=tmp_path, env=environment(), capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_process_of_a_pool_is_told_that_it_can_start_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
+    with pytest.raises(ValueError, match=r"a daemonic process, as those of multiprocessing\.Pool, can"):
+        Ranks(2, print, fork=True)
+
+
+def test_a_service_of_wandb_that_another_process_has_left_is_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder is gone with it: who makes it anew gets the key."""
+    monkeypatch.setenv("WANDB_SERVICE", "3-7-unix-/tmp/gnnpar-scratch-gone/wandb-1/socket")
+    monkeypatch.setattr(wandb, "refuse_settings_of", lambda folder, *, entity: None)
+    seen: list[str | None] = []
+
+    def setup(**_: object) -> None:
+        seen.append(os.environ.get("WANDB_SERVICE"))
+        raise RuntimeError
+
+    monkeypatch.setattr("wandb.setup", setup)
+    with pytest.raises(RuntimeError):
+        wandb.load(entity=None)
+    assert seen == [None]

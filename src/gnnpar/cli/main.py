@@ -110,12 +110,13 @@ def _refuse_names(command: str, argv: Sequence[str]) -> None:
     end = argv.index("--") if "--" in argv else len(argv)
     for at, argument in enumerate(argv):
         option = argument.startswith("-") and at < end
-        override = command in _OVERRIDDEN and ("=" in argument or argument.startswith(("+", "~")))
+        override = command not in _OF_NAMES and ("=" in argument or argument.startswith(("+", "~")))
         if (option or override) and os.path.lexists(argument):
             raise ConfigError(f"a file here is called {argument}, and a pattern (*) may have given it: rename it")
 
 
-_OVERRIDDEN = ("train", "partition", "plan", "estimate", "check", "ablate", "predict")
+_OF_NAMES = ("compare", "status", "dashboard", "export")
+"""Commands whose arguments are folders, which may be called as overrides are."""
 
 
 def refuse(error: ValueError, cause: Exception | None = None) -> int:

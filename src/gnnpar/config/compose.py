@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from gnnpar.config.groups import is_group
 from gnnpar.config.inputs import Composed, spelled, with_inputs
 from gnnpar.config.study import key_of
 from gnnpar.durable import JsonDict, JsonObject, refuse_link_of_others, refuse_links_below
+from gnnpar.locks import ThreadLock
 from gnnpar.paths import GROUP, conf_dir, installed_confs
 from gnnpar.settings import ConfigError, Settings, build_settings, iter_groups, show
 from gnnpar.targets import let_in, refuse_foreign
@@ -80,7 +80,7 @@ def composing() -> Iterator[None]:
             GlobalHydra.instance().hydra = running  # another instance: Hydra has put a copy in its place
 
 
-_COMPOSING = threading.RLock()
+_COMPOSING = ThreadLock()
 
 
 def resolved(config: DictConfig, choices: Mapping[str, object], overrides: Sequence[str]) -> Composed:

@@ -12,7 +12,6 @@ import contextlib
 import functools
 import importlib
 import math
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,13 +42,14 @@ from gnnpar.data.files import (
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph
 from gnnpar.data.saved import refuse_saved_code
+from gnnpar.locks import ThreadLock
 from gnnpar.paths import expanded
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 _GRAPH_FILES = ("adj_full.npz", "feats.npy", "class_map.json", "role.json")
-_READING = threading.RLock()
+_READING = ThreadLock()
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,11 @@ class Ranks:
         self.size = size
         self.exit_codes: dict[int, int] = {}
         self._ended, self._end_of_ranks = multiprocessing.Pipe(duplex=False)
+        if multiprocessing.current_process().daemon:
+            raise ValueError(
+                "a daemonic process, as those of multiprocessing.Pool, can start no ranks: use "
+                "concurrent.futures.ProcessPoolExecutor, or comm=threads"
+            )
         fork = fork and sys.platform == "linux"
         hear_of_children()
         arguments = (body, size, fork, os.getpid(), self._end_of_ranks)
@@ -92,6 +97,7 @@ def has_one_thread() -> bool:
 
 def _start_ranks(body: Callable[[int], None], size: int, fork: bool, parent: int, ended: Connection) -> None:
     """The process in between."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a handler of the caller's program would take the ends of ranks
     _end_with(parent)
     signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_PARENT)
     gc.freeze()  # what was imported is shared, and stays so

@@ -170,6 +170,7 @@ def load(*, entity: str | None) -> ModuleType:
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     os.environ.setdefault("WANDB_DISABLE_GIT", "true")  # wandb.setup runs git before it reads disable_git
     refuse_settings_of(Path.cwd(), entity=entity)
+    _forget_service_of_others()
     import wandb
     from wandb.sdk.data_types._private import MEDIA_TMP
 
@@ -181,6 +182,19 @@ def load(*, entity: str | None) -> ModuleType:
         wandb.teardown()
         raise ValueError("it has no folder for its socket, and listens at a port for all users; set TMPDIR")
     return wandb
+
+
+def _forget_service_of_others() -> None:
+    """wandb leaves in the environment where its process listens. That may have ended since, and its folder, whose name
+    everybody could read, may have been made anew by another user: he would be sent the key."""
+    socket = os.environ.get("WANDB_SERVICE", "").partition("-unix-")[2]
+    try:
+        refuse_others(Path(socket or "/"))
+        known = bool(socket)
+    except OSError:
+        known = False
+    if not known:
+        os.environ.pop("WANDB_SERVICE", None)
 
 
 _HARMLESS = {"project", "mode", "disabled"}

@@ -182,7 +182,9 @@ class AdaptiveRows(QuantizedRows):
         self._energies = {(Key(*key), peer): total for (key, peer), total in state["energies"].items()}
         self._widths = {Key(*key): width for key, width in state["widths"].items()}
         self._assigned_at = state["assigned_at"]
-        self._assigner.profile = Profile.of_json(state["profile"])
+        profile = Profile.of_json(state["profile"])
+        profile.check(self._assigner.comm.size, "the profile of a checkpoint")
+        self._assigner.profile = profile
         self.forget_packings()
 
     def _assigns(self, epoch: int) -> bool:

@@ -26,7 +26,7 @@ from gnnpar_kernels import spmm
 
 SIZES = (1 << 12, 1 << 15, 1 << 17, 1 << 19, 1 << 20)
 _REPEATS, _COLUMNS = 5, 32
-_MOST_SECONDS = 3600.0  # of what a profile may say that anything costs
+_LEAST_SECONDS, _MOST_SECONDS = 1e-15, 3600.0  # of what a profile may say that anything costs
 NOMINAL_SECONDS_PER_BYTE, NOMINAL_LATENCY_SECONDS = 8e-9, 5e-5  # 1 Gbit/s: worlds without links (threads, one rank)
 
 
@@ -59,17 +59,19 @@ class Profile:
         except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             kind = type(error).__name__
             raise ValueError(f"profile={path} cannot be read ({kind}); give the profile.json of a run") from error
-        if profile.num_ranks != num_ranks:
-            raise ValueError(f"profile={path} is of {counted(profile.num_ranks, 'rank')}, but there are {num_ranks}")
-        pairs = {(s, d) for s in range(num_ranks) for d in range(num_ranks) if s != d}
-        costs = [*(cost for link in profile.links.values() for cost in link), *profile.fold_seconds]
-        if profile.links.keys() != pairs or len(profile.fold_seconds) != num_ranks:
-            raise ValueError(
-                f"profile={path} has no link for every pair of {counted(num_ranks, 'rank')}; measure again"
-            )
-        if not all(0 <= cost < _MOST_SECONDS for cost in costs):
-            raise ValueError(f"profile={path} has a cost that is negative, or an hour and more; measure again")
+        profile.check(num_ranks, f"profile={path}")
         return profile
+
+    def check(self, num_ranks: int, what: str) -> None:
+        """ValueError where it is of no use to so many ranks."""
+        if self.num_ranks != num_ranks:
+            raise ValueError(f"{what} is of {counted(self.num_ranks, 'rank')}, but there are {num_ranks}")
+        pairs = {(s, d) for s in range(num_ranks) for d in range(num_ranks) if s != d}
+        costs = [*(cost for link in self.links.values() for cost in link), *self.fold_seconds]
+        if self.links.keys() != pairs or len(self.fold_seconds) != num_ranks:
+            raise ValueError(f"{what} has no link for every pair of {counted(num_ranks, 'rank')}; measure again")
+        if not all(cost == 0 or _LEAST_SECONDS <= cost < _MOST_SECONDS for cost in costs):
+            raise ValueError(f"{what} has a cost that is negative, next to nothing, or an hour and more; measure again")
 
 
 def nominal(num_ranks: int) -> Profile:

@@ -6,7 +6,6 @@ write to.
 """
 
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,9 +13,10 @@ from types import SimpleNamespace
 
 from torch_geometric import template
 
+from gnnpar.locks import ThreadLock
 from gnnpar.scratch import scratch_folder
 
-_LOCK = threading.RLock()
+_LOCK = ThreadLock()
 
 
 @contextmanager
