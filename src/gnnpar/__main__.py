@@ -3,6 +3,7 @@
 Ranks import this module when they are spawned, so it imports nothing until a command is asked for.
 """
 
+import io
 import os
 import signal
 import sys
@@ -62,6 +63,8 @@ def main(argv: list[str] | None = None) -> int:
         if sys.stdout is None or sys.stderr is None:  # closed by who started this: what is written goes nowhere
             nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - to the end of the process
             sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
+        if isinstance(sys.stdout, io.TextIOWrapper):  # names have letters that its encoding may lack, as stderr's may
+            sys.stdout.reconfigure(errors="backslashreplace")
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if command in ("-h", "--help", "help"):
         sys.stdout.write(USAGE)

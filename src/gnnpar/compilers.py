@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gnnpar.durable import is_mine, refuse_others
 from gnnpar.paths import own_cache
-from gnnpar.scratch import lasting_scratch
+from gnnpar.scratch import PREFIX, lasting_scratch
 
 _HEADERS, _OF_HEADERS = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "cpp_cache_precompile_headers"
 
@@ -31,9 +31,10 @@ def keep_torch_apart() -> None:
 
 
 def _is_made_up(name: str, place: str) -> bool:
-    """Whether the user has not set it: this module has, or torch, which writes its default folder in /tmp into the
-    environment when PyG is imported. Another user may have created that folder."""
-    return place == _given.get(name) or any(part.startswith("torchinductor_") for part in Path(place).parts)
+    """Whether the user has not set it: this module has, here or in a process that may have ended since, and its scratch
+    folder with it, or torch, which writes its default folder in /tmp into the environment when PyG is imported. Another
+    user may have created that folder."""
+    return place == _given.get(name) or any(part.startswith(("torchinductor_", PREFIX)) for part in Path(place).parts)
 
 
 _given: dict[str, str] = {}

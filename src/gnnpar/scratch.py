@@ -17,7 +17,7 @@ from pathlib import Path
 from gnnpar.durable import WriteError, is_mine, refuse_others
 from gnnpar.folder_lock import FILE, FolderInUse, working_in
 
-_PREFIX = "gnnpar-scratch-"
+PREFIX = "gnnpar-scratch-"
 _MOST_ENTRIES, _MOST_LEFT = 100_000, 1_000  # that are looked at, of all and of those of such a name
 
 
@@ -28,7 +28,7 @@ def scratch_folder() -> Iterator[Path]:
     for left in _left():
         with suppress(FolderInUse, OSError), _working_in(left):
             shutil.rmtree(left)
-    scratch = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=safe_place()))
+    scratch = Path(tempfile.mkdtemp(prefix=PREFIX, dir=safe_place()))
     scratch.chmod(0o700)  # whatever the umask
     _made[scratch] = (scratch.lstat(), os.getpid())
     try:
@@ -115,7 +115,7 @@ def _left() -> list[Path]:
     that somebody has given such a name: only a folder that he may write to can be moved, and theirs he may not."""
     found = []
     with suppress(OSError), os.scandir(safe_place()) as entries:
-        named = (entry for entry in islice(entries, _MOST_ENTRIES) if entry.name.startswith(_PREFIX))
+        named = (entry for entry in islice(entries, _MOST_ENTRIES) if entry.name.startswith(PREFIX))
         for entry in islice(named, _MOST_LEFT):  # others may have put any number there
             with suppress(OSError):
                 if _is_own(folder := Path(entry)):
@@ -178,7 +178,7 @@ def _is_still_there(scratch: Path) -> bool:
 def _is_own(folder: Path) -> bool:
     """Is it a scratch folder of this user, as of the process that has started this one?"""
     there = folder.lstat()
-    return folder.name.startswith(_PREFIX) and is_mine(there) and not there.st_mode & 0o077
+    return folder.name.startswith(PREFIX) and is_mine(there) and not there.st_mode & 0o077
 
 
 def give_back_environment() -> None:

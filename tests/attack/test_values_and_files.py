@@ -51,8 +51,10 @@ from gnnpar.codecs.adaptive.links import Profile, nominal
 from gnnpar.comm import interfaces
 from gnnpar.config import sweep
 from gnnpar.config.compose import _refuse_shadows, compose, of_its_dataset
+from gnnpar.config.help import train_help
 from gnnpar.config.inputs import _refuse_foreign
 from gnnpar.config.own_yaml import OwnYaml
+from gnnpar.config.replay import Replay
 from gnnpar.config.submitit_jobs import place_of_results
 from gnnpar.config.sweep import _written_since
 from gnnpar.data import downloads, files, stored
@@ -1191,3 +1193,34 @@ def test_a_service_of_wandb_that_another_process_has_left_is_not_asked(
     with pytest.raises(RuntimeError):
         wandb.load(entity=None)
     assert seen == [None]
+
+
+def test_caches_of_a_process_that_has_ended_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program without a home left its child the name of its scratch folder, which another user made anew."""
+    (gone := tmp_path / "gnnpar-scratch-gone").mkdir()
+    monkeypatch.setattr(compilers, "_given", {})
+    monkeypatch.setattr(compilers, "_is_own", lambda folder: folder != gone)
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(name, str(gone))
+    compilers.keep_torch_apart()
+    assert str(gone) not in (os.environ["TORCHINDUCTOR_CACHE_DIR"], os.environ["TRITON_CACHE_DIR"])
+
+
+@pytest.mark.parametrize("override", ["hydra.launcher.gpus_per_node=2000000000", "hydra.launcher.mem_gb=99999999999"])
+def test_a_sweep_of_others_asks_for_no_number_beyond_machines(tmp_path: Path, override: str) -> None:
+    (tmp_path / "sweep.json").write_text("{}")
+    with pytest.raises(ConfigError, match="which may run code of its own"):
+        Replay(tmp_path / "sweep.json", ()).check_override(override)
+    Replay(tmp_path / "sweep.json", ()).check_override(f"{override.partition('=')[0]}=8")
+
+
+def test_help_shows_any_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert train_help(['hydra.help.template="$FOO $"']).strip() == "$FOO $"
+
+
+def test_names_are_shown_in_any_encoding() -> None:
+    code = "from gnnpar.__main__ import main; import sys; sys.argv = ['gnnpar', '--version']; main(); print('é')"
+    ascii_alone = environment() | {"PYTHONIOENCODING": "ascii:strict"}
+    done = subprocess.run([sys.executable, "-c", code], env=ascii_alone, capture_output=True, check=False)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, b"\\xe9")

@@ -32,7 +32,7 @@ def train_help(argv: Sequence[str]) -> str:
     template = string.Template(str(config.hydra.help.template))
     keys = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     lines = "".join(f"{group}: {', '.join(options)}\n" for group, options in group_options().items())
-    return printable(template.substitute(APP_CONFIG_GROUPS=lines, CONFIG=OmegaConf.to_yaml(keys))) + "\n"
+    return printable(template.safe_substitute(APP_CONFIG_GROUPS=lines, CONFIG=OmegaConf.to_yaml(keys))) + "\n"
 
 
 def group_options() -> dict[str, list[str]]:

@@ -35,8 +35,10 @@ _HYDRA_KEYS = {f"hydra.launcher.{key}" for key in f"{_LAUNCHER} {_SLURM}".split(
 _LONGEST = 10_000
 _MOST_LETTERS = 20_000  # of all overrides of a job
 """Letters of an override: its parser takes minutes for longer ones."""
-_MOST = {".n_jobs": 64, ".tasks_per_node": 64, ".nodes": 64, ".n_trials": MOST_RUNS}
-"""Of the processes of a launcher on one machine, which starts all of them, however few jobs there are; of jobs."""
+_MOST = {".n_jobs": 64, ".tasks_per_node": 64, ".nodes": 64, ".gpus_per_node": 64, ".n_trials": MOST_RUNS}
+_MOST_OF_OTHERS = 10_000_000
+"""Of the processes of a launcher on one machine, which starts all of them, however few jobs there are; of GPUs, whose
+numbers it writes out; of jobs; of what else has a number."""
 PARAMS = "hydra.sweeper.params."
 _JOB_NUMBER = re.compile(r"\$\{hydra[.:]job\.num\}")
 _PLAIN = re.compile(r"[\w.,:+()-]*")
@@ -203,7 +205,9 @@ def _is_harmless(override: str) -> bool:
         return _is_harmless(override.replace(PARAMS, "", 1))
     if "hydra" in key:
         most = next((most for end, most in _MOST.items() if group.endswith(end)), None)
-        few = most is None or (value.isdecimal() and len(value) <= 9 and int(value) <= most)
+        few = (most is None and not value.isdecimal()) or (
+            value.isdecimal() and len(value) <= 9 and int(value) <= (most or _MOST_OF_OTHERS)
+        )
         return not key.startswith("+") and (
             group == "hydra.sweep.subdir" or (group in _HYDRA_KEYS and _is_plain(value) and few)
         )
