@@ -9,7 +9,13 @@ import signal
 import sys
 import threading
 
-from gnnpar.surroundings import drop_empty_places, drop_home_below, drop_relative_parts, hear_of_children
+from gnnpar.surroundings import (
+    drop_empty_places,
+    drop_home_below,
+    drop_relative_parts,
+    hear_of_children,
+    hold_standard_streams,
+)
 
 # torch reads these when it is imported, in every rank: its profiler (memory figures) reports on stderr otherwise
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -60,9 +66,6 @@ def main(argv: list[str] | None = None) -> int:
             sys.stderr.write("gnnpar: the working directory has been removed; change into another one\n")
             return 2
         hold_standard_streams()
-        if sys.stdout is None or sys.stderr is None:  # closed by who started this: what is written goes nowhere
-            nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - to the end of the process
-            sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
         if isinstance(sys.stdout, io.TextIOWrapper):  # names have letters that its encoding may lack, as stderr's may
             sys.stdout.reconfigure(errors="backslashreplace")
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
@@ -98,16 +101,6 @@ def main(argv: list[str] | None = None) -> int:
         if interrupted.is_set():  # libraries that are interrupted while they are imported raise errors of their own
             return 1
         raise
-
-
-def hold_standard_streams() -> None:
-    """Where one was closed by who started this, the next file that is opened would have its number, and get what
-    libraries write there."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
 
 
 def drop_working_directory() -> None:

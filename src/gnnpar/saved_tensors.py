@@ -35,8 +35,8 @@ def load_saved(
     classes = tuple(known)
     _refuse_packed(file)
     _refuse_names(file, classes)
-    with _these_alone(classes):
-        found = torch.load(file, map_location=places, weights_only=True, mmap=mmap)
+    with _these_alone(classes), _for_torch(file) as content:
+        found = torch.load(content, map_location=places, weights_only=True, mmap=mmap and content is file)
     for tensor in tensors_in(found):
         if tensor.layout != torch.strided and not tensor.is_nested:
             _hold_to_shape(tensor)
@@ -113,7 +113,21 @@ def _pickles(file: Path) -> Iterator[bytes | IO[bytes]]:
             for _ in range(_STREAMS):
                 yield content
             return
-    yield torch._C.PyTorchFileReader(str(file)).get_record("data.pkl")
+    with _for_torch(file) as named:
+        reader = torch._C.PyTorchFileReader
+        yield (reader(str(named)) if isinstance(named, Path) else reader(named)).get_record("data.pkl")
+
+
+@contextmanager
+def _for_torch(file: Path) -> Iterator[Path | IO[bytes]]:
+    """As torch can read it: by a name only where that is UTF-8, which is faster."""
+    try:
+        str(file).encode()
+    except UnicodeEncodeError:
+        with file.open("rb") as content:
+            yield content
+    else:
+        yield file
 
 
 def _refuse_packed(file: Path) -> None:

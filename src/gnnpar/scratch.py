@@ -8,6 +8,7 @@ import fcntl
 import os
 import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -28,7 +29,7 @@ def scratch_folder() -> Iterator[Path]:
     for left in _left():
         with suppress(FolderInUse, OSError), _working_in(left):
             shutil.rmtree(left)
-    scratch = Path(tempfile.mkdtemp(prefix=PREFIX, dir=safe_place()))
+    scratch = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_own_place()))
     scratch.chmod(0o700)  # whatever the umask
     _made[scratch] = (scratch.lstat(), os.getpid())
     try:
@@ -72,6 +73,35 @@ def safe_place() -> Path:
     raise WriteError(errno.EPERM, said, str(asked))
 
 
+def _own_place() -> Path:
+    """`safe_place`, or a folder of this user alone in it, where others may write: it stays, so that nobody can take the
+    name of a scratch folder that is gone, which a process may still know."""
+    place = safe_place()
+    own = place / f"gnnpar-{os.geteuid()}"
+    if not _is_shared(place) or _is_mounted(own):
+        return place
+    with suppress(OSError):
+        with suppress(FileExistsError):
+            own.mkdir()
+            own.chmod(0o700)  # whatever the umask
+        there = own.lstat()
+        if stat.S_ISDIR(there.st_mode) and is_mine(there) and there.st_mode & 0o777 == 0o700:
+            return own
+    return place
+
+
+def _is_shared(place: Path) -> bool:
+    return bool(place.stat().st_mode & 0o022)
+
+
+def _is_mounted(place: Path) -> bool:
+    """Another user may mount a file system at a name that he takes, and who looks at it may wait for ever."""
+    with suppress(OSError):
+        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape")
+        return f" {place} " in mounts
+    return False
+
+
 def _is_plain(name: str) -> bool:
     """torch reads what follows # and ? in the name of the file in which ranks meet as no part of it."""
     return name.isprintable() and not {"#", "?"} & set(name)
@@ -113,8 +143,10 @@ def remove_made(scratch: Path, made: os.stat_result) -> None:
 def _left() -> list[Path]:
     """Scratch folders of this user that a process had taken; not those that one is about to take, nor any other folder
     that somebody has given such a name: only a folder that he may write to can be moved, and theirs he may not."""
-    found = []
-    with suppress(OSError), os.scandir(safe_place()) as entries:
+    found: list[Path] = []
+    if _is_shared(place := _own_place()):  # whatever has such a name there may be a mount of another user's
+        return found
+    with suppress(OSError), os.scandir(place) as entries:
         named = (entry for entry in islice(entries, _MOST_ENTRIES) if entry.name.startswith(PREFIX))
         for entry in islice(named, _MOST_LEFT):  # others may have put any number there
             with suppress(OSError):
@@ -176,8 +208,12 @@ def _is_still_there(scratch: Path) -> bool:
 
 
 def _is_own(folder: Path) -> bool:
-    """Is it a scratch folder of this user, as of the process that has started this one?"""
-    there = folder.lstat()
+    """Is it a scratch folder of this user, as of the process that has started this one? A cleaner of /tmp may have
+    removed it since."""
+    try:
+        there = folder.lstat()
+    except FileNotFoundError:
+        return False
     return folder.name.startswith(PREFIX) and is_mine(there) and not there.st_mode & 0o077
 
 

@@ -18,6 +18,20 @@ def leave_out_working_directory() -> None:
     drop_home_below()
     drop_empty_places()
     hear_of_children()
+    hold_standard_streams()
+
+
+def hold_standard_streams() -> None:
+    """Where one was closed by who started this, what is written goes nowhere: the next file that is opened would have
+    its number, and get what libraries write there."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+    if sys.stdout is None or sys.stderr is None:
+        nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - to the end of the process
+        sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
 
 
 def hear_of_children() -> None:

@@ -73,6 +73,7 @@ from gnnpar.paths import conf_dir
 from gnnpar.planner.guide import prior
 from gnnpar.report.latex import _tex
 from gnnpar.report.runs import below, folders_of
+from gnnpar.saved_tensors import load_saved
 from gnnpar.settings import ConfigError
 from gnnpar.targets import locate, refuse_foreign
 from gnnpar.track import wandb
@@ -1018,10 +1019,8 @@ def test_a_file_that_others_may_write_to_is_none_of_ones_own(tmp_path: Path) -> 
 
 def test_closed_streams_are_held(tmp_path: Path) -> None:
     """The next file that was opened had the number of stderr, and got what libraries write there."""
-    code = (
-        "import os; from gnnpar.__main__ import hold_standard_streams as hold; hold(); f = os.open('f', os.O_CREAT); "
-    )
-    code += "os._exit(0 if f > 2 else 1)"
+    code = "import os; from gnnpar.surroundings import hold_standard_streams as hold; hold(); "
+    code += "f = os.open('f', os.O_CREAT); os._exit(0 if f > 2 else 1)"
     line = f"exec {sys.executable} -c {shlex.quote(code)} <&- >&- 2>&-"
     assert subprocess.run(["bash", "-c", line], cwd=tmp_path, env=environment(), check=False).returncode == 0
 
@@ -1224,3 +1223,116 @@ def test_names_are_shown_in_any_encoding() -> None:
     ascii_alone = environment() | {"PYTHONIOENCODING": "ascii:strict"}
     done = subprocess.run([sys.executable, "-c", code], env=ascii_alone, capture_output=True, check=False)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, b"\\xe9")
+
+
+def test_nobody_can_take_the_name_of_a_scratch_folder_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that had inherited TMPDIR went on in a folder that another user had made anew."""
+    tmp_path.chmod(0o1777)
+    monkeypatch.setattr(scratch, "safe_place", lambda: tmp_path)
+    own = tmp_path / f"gnnpar-{os.geteuid()}"
+    for umask in (0o022, 0, 0o777):
+        before = os.umask(umask)
+        try:
+            with scratch.scratch_folder() as folder:
+                assert folder.parent == own
+        finally:
+            os.umask(before)
+        assert own.stat().st_mode & 0o777 == 0o700
+        assert not folder.exists()
+        own.rmdir()
+    own.mkdir()
+    own.chmod(0o777)  # not this user's alone
+    with scratch.scratch_folder() as folder:
+        assert folder.parent == tmp_path
+
+
+STATES = """
+import sys, torch, gnnpar
+def train(name):
+    done = gnnpar.train("gcn", "sbm", strategy=sys.argv[1], world_size=int(sys.argv[2]), epochs=2, folder=name,
+                        **{"dataset.num_nodes": 60, "comm": sys.argv[3]})
+    return done.history["loss/train"].tolist()
+usual = train("a")
+torch.set_default_dtype(torch.float64)
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    assert train("b") == usual
+    assert torch.get_default_dtype() == torch.float64
+    assert torch.is_autocast_enabled("cpu")
+assert usual
+"""
+
+
+@pytest.mark.parametrize(
+    "ranks", [("single", "1", "gloo"), ("graph_parallel", "2", "gloo"), ("graph_parallel", "2", "threads")]
+)
+def test_what_a_program_has_set_of_torch_decides_no_numbers(tmp_path: Path, ranks: tuple[str, ...]) -> None:
+    """Ranks that were forked had the caller's default type and autocast, others had not."""
+    (tmp_path / "program.py").write_text(STATES)
+    line = [sys.executable, "program.py", *ranks]
+    done = subprocess.run(
+        line, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_export_replaces_no_files_of_another_program(tmp_path: Path) -> None:
+    trained = gnnpar.train(
+        "gcn", "sbm", strategy="single", epochs=1, folder=tmp_path / "run", **{"dataset.num_nodes": 60}
+    )
+    (tmp_path / "out").mkdir()
+    for name, text in {"model.json": '{"learner": 1}', "predict.py": "mine"}.items():
+        (tmp_path / "out" / name).write_text(text)
+    with pytest.raises(ConfigError, match=r"holds model\.json, which no export has written"):
+        export(trained.model, tmp_path / "out")
+    assert (tmp_path / "out" / "predict.py").read_text() == "mine"
+    for _ in range(2):
+        export(trained.model, tmp_path / "own")
+
+
+def test_a_checkpoint_in_a_folder_of_any_name_is_read(tmp_path: Path) -> None:
+    """torch opens names of UTF-8 alone: a resume began anew."""
+    (folder := tmp_path / os.fsdecode(b"donn\xe9es")).mkdir()
+    for zipped in (True, False):
+        torch.save({"a": torch.ones(2)}, tmp_path / "plain.pt", _use_new_zipfile_serialization=zipped)
+        (tmp_path / "plain.pt").rename(folder / "a.pt")
+        for mmap in (True, False) if zipped else (False,):
+            assert torch.equal(load_saved(folder / "a.pt", mmap=mmap)["a"], torch.ones(2))
+
+
+def test_a_scratch_folder_that_a_cleaner_has_removed_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All further jobs of a sweep were missing, without a word."""
+    gone = tmp_path / "gnnpar-scratch-gone"
+    monkeypatch.setenv("TMPDIR", str(gone))
+    monkeypatch.setattr(tempfile, "tempdir", str(gone))
+    with scratch.own_temporary_files():
+        assert Path(tempfile.mkdtemp()).is_dir()
+        assert tempfile.gettempdir() != str(gone)
+
+
+def test_a_program_without_streams_trains(tmp_path: Path) -> None:
+    code = "import gnnpar; gnnpar.train('gcn', 'sbm', strategy='single', epochs=1, folder='run')"
+    line = f"exec {sys.executable} -c {shlex.quote(code)} <&- >&- 2>&-"
+    assert subprocess.run(["bash", "-c", line], cwd=tmp_path, env=environment(), check=False).returncode == 0
+    assert (tmp_path / "run" / "result.json").exists()
+
+
+def test_workers_are_forked_whatever_the_program_asks_for(tmp_path: Path) -> None:
+    """Python -c of the worker imported multiprocessing.py of the working directory."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "multiprocessing.py").write_text("open('mark', 'w')\n")
+    (tmp_path / "program.py").write_text(
+        "import multiprocessing, gnnpar\n"
+        "if __name__ == '__main__':\n"
+        "    multiprocessing.set_start_method('spawn')\n"
+        "    gnnpar.train('sage', 'sbm', strategy='minibatch', epochs=1, folder='run', world_size=1,\n"
+        "                 **{'dataset.num_nodes': 200, 'strategy.num_workers': 1})\n"
+    )
+    env = {name: value for name, value in environment().items() if name != "PYTHONSAFEPATH"}
+    line = [sys.executable, str(tmp_path / "program.py")]
+    done = subprocess.run(line, cwd=tmp_path / "here", env=env, capture_output=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "here" / "mark").exists()

@@ -112,15 +112,18 @@ class World:
     tf32: bool = False
 
     def prepare_torch(self) -> None:
-        """What every rank's process sets before it computes. cuBLAS reads its workspace when it is first used."""
+        """What every rank's process sets before it computes, whatever the program has set that calls gnnpar. cuBLAS
+        reads its workspace when it is first used."""
         import torch
 
         torch.set_num_threads(self.threads_per_rank)
+        torch.set_default_dtype(torch.float32)
+        for device in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
+            torch.set_autocast_enabled(device, False)
         if self.deterministic:
             torch.use_deterministic_algorithms(True)
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        if self.tf32:
-            torch.backends.cuda.matmul.allow_tf32 = True
+        torch.backends.cuda.matmul.allow_tf32 = self.tf32
 
     @property
     def dilation(self) -> float:

@@ -200,7 +200,8 @@ def _threads(world: World, work: Work, stop: Stop) -> None:
     from gnnpar.comm import ThreadWorld
 
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    tf32 = torch.backends.cuda.matmul.allow_tf32
+    tf32, dtype = torch.backends.cuda.matmul.allow_tf32, torch.get_default_dtype()
+    autocast = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
     world.prepare_torch()
     allocator.keep_freed()
     threads = ThreadWorld(world.size, device=torch.device(world.device))
@@ -223,6 +224,9 @@ def _threads(world: World, work: Work, stop: Stop) -> None:
         if world.deterministic:
             torch.use_deterministic_algorithms(before[1])
         torch.backends.cuda.matmul.allow_tf32 = tf32
+        torch.set_default_dtype(dtype)
+        for device in autocast:
+            torch.set_autocast_enabled(device, True)
 
 
 def rank_of(error: BaseException) -> int:

@@ -7,6 +7,7 @@ of the next one is drawn: by a thread, or by worker processes further ahead.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -62,6 +63,8 @@ class MinibatchEngine(FlatEngine):
                 batch_size=None,
                 sampler=self._steps,
                 num_workers=num_workers,
+                # of a program that asks for spawn elsewhere, Python would import modules of the working directory
+                multiprocessing_context="fork" if sys.platform == "linux" else None,
                 persistent_workers=True,
                 collate_fn=_as_it_is,  # pyright: ignore[reportArgumentType]  # it gets one item, for there is no batch
                 generator=torch.Generator(),

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from gnnpar.compilers import keep_torch_apart
 from gnnpar.data.preprocess import Preprocess
-from gnnpar.durable import JsonDict, file_hash, make_own_folder, open_whole, write_text_whole
+from gnnpar.durable import JsonDict, file_hash, make_own_folder, open_whole, read_json, write_text_whole
 from gnnpar.folds.aggregator import Aggregator, EdgeDropout
 from gnnpar.folds.block import Rows
 from gnnpar.folds.generic import Generic
@@ -215,9 +215,8 @@ def export(trained: Trained, folder: Path, *, onnx: bool = False) -> list[str]:
     be written. `onnx`: an ONNX file, too, which needs the extra [onnx]."""
     model = trained.model.cpu().eval()
     make_own_folder(folder)
-    if (there := [n for n in (WEIGHTS, PROGRAM, SCRIPT, ONNX) if (folder / n).exists()]) and not (
-        folder / MODEL
-    ).exists():
+    there = [name for name in (MODEL, WEIGHTS, PROGRAM, SCRIPT, ONNX) if (folder / name).exists()]
+    if there and not _is_export(folder / MODEL):
         raise ConfigError(f"{folder} holds {there[0]}, which no export has written: name another folder by --out")
     problems = []
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
@@ -241,6 +240,15 @@ def export(trained: Trained, folder: Path, *, onnx: bool = False) -> list[str]:
     description["files"] = {name: file_hash(folder / name) for name in made}
     write_text_whole(folder / MODEL, json.dumps(description, indent=1, default=str) + "\n")
     return problems
+
+
+def _is_export(model: Path) -> bool:
+    """Whether a model.json is what `described` says of an export: other programs call theirs so, too."""
+    try:
+        found = read_json(model)
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and {"schema", "num_features", "prepare", "versions"} <= found.keys()
 
 
 def _write(file: Path, save: Callable[[IO[bytes]], object]) -> None:
