@@ -260,6 +260,8 @@ def compare(
     """Runs, or folders of runs and sweeps, side by side; a ratio only where it is fair."""
     from gnnpar.report.runs import collect
 
+    if isinstance(runs, str | os.PathLike):
+        raise ConfigError(f"runs={os.fspath(runs)[:80]} is one: give a list of them")
     folders = [each.folder if isinstance(each, Run) else path_of(each, "runs") for each in runs]
     named = {each.folder.resolve(): each.named for each in runs if isinstance(each, Run)}
     results = tuple(Run(folder, named.get(folder.resolve())) for folder, _ in collect(folders))
@@ -360,12 +362,11 @@ def _settings(model: Model, data: object, overrides: Mapping[str, object], study
     settings = compose([*_dataset(data, labelled=overrides.get("task") != "link"), *named, *_spelled(rest)])
     if isinstance(model, str):
         return dataclasses.replace(settings, study=study)
-    nested: JsonDict = {"kwargs": {}} if any(key.startswith("kwargs") for key in own) else {}
-    for key, value in own.items():
-        if key.startswith("kwargs."):
-            nested["kwargs"][key.removeprefix("kwargs.")] = value
-        else:
-            nested[key] = value
+    nested: JsonDict = {key: value for key, value in own.items() if not key.startswith("kwargs")}
+    if any(key.startswith("kwargs") for key in own):
+        single = {key.removeprefix("kwargs."): value for key, value in own.items() if key.startswith("kwargs.")}
+        whole = own.get("kwargs", {})
+        nested["kwargs"] = {**whole, **single} if isinstance(whole, Mapping) else whole
     node = _model_node(model, settings.resolved["dataset"]) | nested
     names = {**settings.names, "model": _name(model).lower()}
     return build_settings({**settings.resolved, "model": node}, names, study)

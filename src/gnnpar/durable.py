@@ -107,11 +107,24 @@ def make_folder(folder: Path) -> None:
 
 
 def make_own_folder(folder: Path) -> None:
-    """As `make_folder`, for programs that the user is going to start. WriteError where another user has made it, who
-    can exchange what is written into it."""
+    """As `make_folder`, for programs that the user is going to start. WriteError where another user can exchange what
+    is written into it: he has made it, or may write to it. A new one is not his to write to, whatever the umask and
+    lists of what lies above."""
+    new = not folder.exists()
     make_folder(folder)
-    if not _is_mine_or_roots(folder, folder.stat()):
+    there = folder.stat()
+    if new:
+        folder.chmod(there.st_mode & 0o755)
+        there = folder.stat()
+    if not _is_mine_or_roots(folder, there):
         raise WriteError(errno.EPERM, "it belongs to another user, who can exchange what is written there", str(folder))
+    if _is_open_to_others(folder, there) and not there.st_mode & stat.S_ISVTX:
+        raise WriteError(errno.EPERM, "others can exchange what is written there; chmod go-w", str(folder))
+
+
+def _is_open_to_others(place: Path, there: os.stat_result) -> bool:
+    group = there.st_mode & stat.S_IWGRP and (not _is_private(there.st_gid) or _has_list(place))
+    return bool(there.st_mode & stat.S_IWOTH or group)
 
 
 def _is_mine_or_roots(place: Path, there: os.stat_result) -> bool:
@@ -139,8 +152,7 @@ def refuse_others(folder: Path) -> None:
         there = place.lstat()
         if not _is_mine_or_roots(place, there):
             raise WriteError(errno.EPERM, "it belongs to another user", str(place))
-        group = there.st_mode & stat.S_IWGRP and (not _is_private(there.st_gid) or _has_list(place))
-        others = there.st_mode & stat.S_IWOTH or group
+        others = _is_open_to_others(place, there)
         if stat.S_ISDIR(there.st_mode) and others and not there.st_mode & stat.S_ISVTX:
             raise WriteError(errno.EPERM, "others may rename what lies in it; chmod +t, or go-w", str(place))
         if stat.S_ISREG(there.st_mode) and others:
@@ -224,16 +236,19 @@ def require_writable(file: Path) -> None:
 
 
 @contextmanager
-def open_whole(file: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
+def open_whole(file: Path, *, sync: bool = False, program: bool = False) -> Iterator[BinaryIO]:
     """A new file to write: it takes its name when the block ends, and is removed where the block raises.
 
-    `sync`: its bytes reach the disk before it takes its name. Raises WriteError for every OSError of the writing.
+    `sync`: its bytes reach the disk before it takes its name. `program`: nobody else may write to it, whatever the
+    umask, for it is going to be run. Raises WriteError for every OSError of the writing.
     """
     partial = file.with_name(f"{file.name}.{threading.get_native_id()}.partial")
     refuse_link_of_others(file.parent)
     try:
         partial.unlink(missing_ok=True)  # of a process that was killed, or a link of somebody else
         with partial.open("xb+") as out:
+            if program:
+                os.fchmod(out.fileno(), os.fstat(out.fileno()).st_mode & 0o755)
             yield out
             out.flush()
             if sync:
@@ -247,9 +262,9 @@ def open_whole(file: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
         raise
 
 
-def write_text_whole(file: Path, text: str, *, sync: bool = False) -> None:
+def write_text_whole(file: Path, text: str, *, sync: bool = False, program: bool = False) -> None:
     """UTF-8. Raises WriteError."""
-    with open_whole(file, sync=sync) as out:
+    with open_whole(file, sync=sync, program=program) as out:
         out.write(text.encode(errors="backslashreplace"))  # of names of files that are not UTF-8
 
 

@@ -17,6 +17,10 @@ from types import CodeType, FrameType, ModuleType
 VARIABLE = "GNNPAR_OWN_MODULES"
 """The environment variable that names them to processes that this one starts: 'mine,beside:/the/folder'."""
 
+LOOKED_UP = "GNNPAR_LOOKED_UP"
+"""The environment variable by which ranks know that who started them has looked up all classes: they look for no
+others, as for one that the caller's program has from elsewhere."""
+
 _IMPORTING = ("importlib", "_frozen_importlib", "_frozen_importlib_external")
 
 
@@ -26,7 +30,13 @@ class _FromSource(SourceFileLoader):
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
-        return self.source_to_code(self.get_data(path), path)
+        source = self.get_data(path)
+        _LOADED[fullname] = path, hashlib.sha256(source).hexdigest()
+        return self.source_to_code(source, path)
+
+
+_LOADED: dict[str, tuple[str, str]] = {}
+"""Module -> its file and SHA-256, as they were when it was imported."""
 
 
 def _without_compiled(spec: ModuleSpec) -> ModuleSpec:
@@ -136,9 +146,23 @@ def refuse_of_another_folder(module: str, folder: str) -> None:
         )
 
 
+def refuse_changed() -> None:
+    """ValueError where a module of the folder has been edited since it was imported: this process would go on with what
+    it was, and those that it starts with what it is."""
+    for name, (path, known) in _LOADED.items():
+        if (
+            name in sys.modules
+            and os.path.isfile(path)
+            and hashlib.sha256(Path(path).read_bytes()).hexdigest() != known
+        ):
+            raise ValueError(f"{path} has changed since this process has imported it: start a new one")
+
+
 def lies_in(module: str, folder: str) -> bool:
     """Whether the module, or the package at its top, is in the folder, and neither imported nor installed."""
     top = module.partition(".")[0]
+    if os.environ.get(LOOKED_UP) == "1":
+        return False
     installed = (finder for finder in sys.meta_path if finder not in (_FINDER, _PARTS))  # pip install -e has its own
     if top in sys.modules or any(finder.find_spec(top, None) is not None for finder in installed):
         return False

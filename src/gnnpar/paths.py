@@ -38,6 +38,8 @@ def own_cache() -> Path:
 def path_of(given: object, name: str) -> Path:
     """What a caller gives for a path. ValueError in one line where it is none: bytes, a number, an open file."""
     if isinstance(given, str | os.PathLike) and isinstance(path := os.fspath(given), str):
+        if not path:
+            raise ValueError(f"{name} is empty, and names nothing: give . for the working directory")
         return Path(path)
     raise ValueError(f"{name}={repr(given)[:80]} is no path: give a str or a pathlib.Path")
 

@@ -122,15 +122,24 @@ def _cache() -> Path | None:
 
 @contextmanager
 def folder_beside(out: Path) -> Iterator[Path]:
-    """A new folder in that of `out`, for what is renamed to it when it is whole, gone afterwards. No other one of its
-    name is: where `out` lies, others may rename folders of this user's, whose names they could foresee."""
+    """A new folder in that of `out`, of mode 0700, for what is moved to it by `take_name` when it is whole, gone
+    afterwards. No other one of its name is: where `out` lies, others may rename folders of this user's, whose names
+    they could foresee."""
     folder = out.with_name(f".{out.name}.{secrets.token_hex(8)}.partial")
-    folder.mkdir()
+    folder.mkdir(mode=0o700)
+    folder.chmod(0o700)  # whatever the umask, and lists of the folder above
     made = folder.lstat()
     try:
         yield folder
     finally:
         remove_made(folder, made)
+
+
+def take_name(folder: Path, out: Path) -> None:
+    """A folder of `folder_beside` becomes `out`, for whom the umask says."""
+    os.umask(umask := os.umask(0o077))
+    folder.chmod(0o777 & ~umask)
+    folder.rename(out)
 
 
 def remove_made(scratch: Path, made: os.stat_result) -> None:

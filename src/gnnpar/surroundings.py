@@ -9,6 +9,7 @@ import sys
 import threading
 
 _OF_COMPILERS = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "LD_LIBRARY_PATH")
+_OF_COMPILERS += ("LD_RUN_PATH", "OBJC_INCLUDE_PATH")
 
 
 def leave_out_working_directory() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 from gnnpar.aliases import current
-from gnnpar.own_modules import lies_in, look_in, refuse_of_another_folder
+from gnnpar.own_modules import lies_in, look_in, refuse_changed, refuse_of_another_folder
 from gnnpar.paths import conf_dir, installed_confs, plugin_packages
 from gnnpar.printable import printable
 
@@ -200,6 +200,7 @@ def _nodes(tree: object) -> Iterator[tuple[tuple[object, ...], Mapping[str, obje
 
 def _imported(module: str) -> ModuleType:
     refuse_of_another_folder(module, here := os.getcwd())
+    refuse_changed()
     if lies_in(module, here):
         look_in(here, module.partition(".")[0])  # for good: ranks import it again, and it its neighbours later
         importlib.invalidate_caches()

@@ -38,6 +38,7 @@ import hydra
 import numpy as np
 import pytest
 import torch
+import torch_geometric
 import yaml
 from torch_geometric.data import Data, HeteroData
 
@@ -457,7 +458,9 @@ def test_costs_beyond_any_machine_are_no_profile(tmp_path: Path) -> None:
     for cost, good in ((8e-9, True), (1e300, False), (-1.0, False)):
         links = {**measured.links, (0, 1): (cost, 1e-5)}
         file.write_text(json.dumps(replace(measured, links=links).as_json()))
-        with nullcontext() if good else pytest.raises(ValueError, match="negative, or an hour and more"):
+        with (
+            nullcontext() if good else pytest.raises(ValueError, match="negative, next to nothing, or an hour and more")
+        ):
             assert Profile.read(file, 2).links == links
 
 
@@ -1336,3 +1339,94 @@ def test_workers_are_forked_whatever_the_program_asks_for(tmp_path: Path) -> Non
     done = subprocess.run(line, cwd=tmp_path / "here", env=env, capture_output=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "here" / "mark").exists()
+
+
+def test_programs_are_left_where_nobody_else_may_write(tmp_path: Path) -> None:
+    """Lists of the folder above, or a shared group, let others write to predict.py."""
+    before = os.umask(0)
+    try:
+        files = new.write("model", "mine", tmp_path / "own")
+        assert not (tmp_path / "own").stat().st_mode & 0o022
+        assert not any(file.stat().st_mode & 0o022 for file in files)
+        with scratch.folder_beside(tmp_path / "out") as folder:
+            assert folder.stat().st_mode & 0o777 == 0o700
+            scratch.take_name(folder, tmp_path / "out")
+        assert (tmp_path / "out").stat().st_mode & 0o777 == 0o777
+    finally:
+        os.umask(before)
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(durable.WriteError, match="others can exchange what is written there"):
+        durable.make_own_folder(tmp_path / "open")
+
+
+def test_an_empty_name_is_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """`hydra.run.dir=$UNSET` replaced config.yaml of the working directory."""
+    monkeypatch.chdir(tmp_path)
+    Path("config.yaml").write_text("mine")
+    for typed in ("hydra.run.dir=", "hydra.run.dir=''", "cache_dir=", "resume=", "shards=", "plan="):
+        assert run("train", [*SMALL, "strategy=single", "epochs=1", typed]) == 2
+        assert "is empty, and names nothing" in capsys.readouterr().err
+    assert run("plan", [*SMALL, "--out", ""]) == 2
+    assert "an argument is empty" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="folder is empty"):
+        gnnpar.train("gcn", "sbm", folder="")
+    assert Path("config.yaml").read_text() == "mine"
+
+
+def test_arguments_of_a_model_stay_the_callers(tmp_path: Path) -> None:
+    """The second call had the dropout of the first."""
+    given = {"hidden_channels": 8, "num_layers": 2}
+    net = torch_geometric.nn.GCN
+    for overrides in (
+        {"model.kwargs": given, "model.kwargs.dropout": 0.9},
+        {"model.kwargs.dropout": 0.9, "model.kwargs": given},
+    ):
+        kwargs = api._settings(net, None, overrides).resolved["model"]["kwargs"]
+        assert kwargs == {**given, "dropout": 0.9}
+    assert given == {"hidden_channels": 8, "num_layers": 2}
+    with pytest.raises(ConfigError, match="is one: give a list of them"):
+        gnnpar.compare("/home/me/run")  # pyright: ignore[reportArgumentType]  # as a caller may
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_module_that_was_edited_is_not_taken_for_what_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run in the process trained the old class, ranks the new one, and both counted as one model."""
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setattr(own_modules, "_LOADED", {})
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "editable_net.py").write_text("class Net: pass\n")
+    locate("editable_net.Net")
+    locate("editable_net.Net")
+    (tmp_path / "editable_net.py").write_text("class Net: new = 1\n")
+    with pytest.raises(ValueError, match=r"editable_net\.py has changed since this process has imported it"):
+        locate("editable_net.Net")
+
+
+def test_ranks_take_no_class_of_the_working_directory_for_the_callers(tmp_path: Path) -> None:
+    """A program had its class from elsewhere; a file of that name in the folder ran in its place."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "net9.py").write_text("open('mark', 'w')\n")
+    (tmp_path / "net9.py").write_text(
+        "import torch\nclass Net(torch.nn.Module):\n    def __init__(self, i, o):\n        super().__init__()\n"
+        "        self.lin = torch.nn.Linear(i, o)\n    def forward(self, x, edge_index):\n        return self.lin(x)\n"
+    )
+    (tmp_path / "program.py").write_text(
+        "import sys, importlib, gnnpar, threading\n"
+        f"sys.path.insert(0, {str(tmp_path)!r}); net9 = importlib.import_module('net9'); sys.path.pop(0)\n"
+        "sys.path[:] = [p for p in sys.path if p != sys.path[0]]\n"
+        "if __name__ == '__main__':\n"
+        "    threading.Thread(target=threading.Event().wait, daemon=True).start()\n"  # ranks are spawned
+        "    try:\n"
+        "        gnnpar.train(net9.Net, 'sbm', strategy='graph_parallel', epochs=1, folder='run', world_size=2)\n"
+        "    except Exception as error:\n"
+        "        print('refused', error)\n"
+    )
+    line = [sys.executable, str(tmp_path / "program.py")]
+    done = subprocess.run(
+        line, cwd=tmp_path / "here", env=environment(), capture_output=True, text=True, timeout=300, check=False
+    )
+    assert not (tmp_path / "here" / "mark").exists()
+    assert "refused" in done.stdout and "net9" in done.stdout, done.stdout + done.stderr

@@ -109,6 +109,8 @@ def _refuse_names(command: str, argv: Sequence[str]) -> None:
     typed."""
     end = argv.index("--") if "--" in argv else len(argv)
     for at, argument in enumerate(argv):
+        if not argument:
+            raise ConfigError("an argument is empty: has a variable of the shell no value?")
         option = argument.startswith("-") and at < end
         override = command not in _OF_NAMES and ("=" in argument or argument.startswith(("+", "~")))
         if (option or override) and os.path.lexists(argument):

@@ -94,7 +94,7 @@ def write(kind: str, name: str, folder: Path) -> list[Path]:
     with ExitStack() as undone:
         for file, text in zip(files + package, texts + notes, strict=True):
             make_folder(file.parent)
-            write_text_whole(file, text)
+            write_text_whole(file, text, program=True)
             undone.callback(file.unlink)
         undone.pop_all()  # all of them are there
     return files

@@ -133,6 +133,8 @@ def refuse_paths(overrides: Sequence[str]) -> None:
     there, and a list hides what is chosen."""
     for override in spelled(overrides):
         key, given, value = override.partition("=")
+        if key.lstrip("+") in _PLACES and given and not value.strip(" '\""):
+            raise ConfigError(f"{show(override)} is empty, and names nothing: give . for the working directory")
         group = key.lstrip("+~").partition("@")[0]
         if not given or not is_group(group):
             continue
@@ -144,6 +146,7 @@ def refuse_paths(overrides: Sequence[str]) -> None:
             raise ConfigError(f"{show(override)}: options are names of files in a folder {group}, and no paths")
 
 
+_PLACES = ("hydra.run.dir", "hydra.sweep.dir", "cache_dir", "data_dir", "resume", "shards.folder", "plan", "out")
 _ABSOLUTE = re.compile(r"""(^|[\[,'"\s])/""")
 
 

@@ -31,6 +31,7 @@ from gnnpar.launch.monitor import Failure, Monitor, RankFailed, failure_of, why_
 from gnnpar.launch.namespaces import INTERFACE, Network, interface_sent_bytes
 from gnnpar.launch.signals import Stop, blocked, listen_in_rank, postponed, received
 from gnnpar.launch.slurm import rank_on_host
+from gnnpar.own_modules import LOOKED_UP
 from gnnpar.scratch import scratch_folder
 from gnnpar.settings import Comm, Launch
 from gnnpar.track.console import say
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 _SHUTDOWN_SECONDS = 15.0  # for a rank to end after rank 0 has
 _PATIENCE_SECONDS = 5.0
 _PARENT_FIRST_SECONDS = 15.0  # the parent's monitor speaks before a rank's own time-out
-NO_WORKING_DIRECTORY = {"PYTHONSAFEPATH": "1"}
+NO_WORKING_DIRECTORY = {"PYTHONSAFEPATH": "1", LOOKED_UP: "1"}
 """For processes that Python starts: they import nothing of the folder that they are started in."""
 _STOP = "stop"  # the file in the scratch folder by which the parent asks for the end
 _INTERRUPTED = 3  # exit code of a rank that ended because it was asked to

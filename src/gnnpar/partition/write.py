@@ -28,7 +28,7 @@ from gnnpar.folds.block import index_dtype, layout
 from gnnpar.partition.manifest import PARTITION, SCHEMA, FileFacts, Manifest, folder_of
 from gnnpar.partition.shard import statistics_of
 from gnnpar.placement import array_hash
-from gnnpar.scratch import folder_beside
+from gnnpar.scratch import folder_beside, take_name
 
 INDEX_TYPES: dict[torch.dtype, type] = {torch.int32: np.int32, torch.int64: np.int64}
 
@@ -65,7 +65,7 @@ def write_shards(
             manifest = writer.manifest(setup, array_hash(part_of))
             manifest.save(partial)
             sync_folder(partial)
-            partial.rename(out)
+            take_name(partial, out)
     except OSError as error:
         raise ValueError(
             f"out={out} cannot be written: {error.strerror or error}; give it room, or another place"

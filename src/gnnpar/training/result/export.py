@@ -215,7 +215,8 @@ def export(trained: Trained, folder: Path, *, onnx: bool = False) -> list[str]:
     be written. `onnx`: an ONNX file, too, which needs the extra [onnx]."""
     model = trained.model.cpu().eval()
     make_own_folder(folder)
-    there = [name for name in (MODEL, WEIGHTS, PROGRAM, SCRIPT, ONNX) if (folder / name).exists()]
+    names = (MODEL, WEIGHTS, PROGRAM, SCRIPT, ONNX)
+    there = [name for name in names if (folder / name).exists() and not (folder / name).is_symlink()]
     if there and not _is_export(folder / MODEL):
         raise ConfigError(f"{folder} holds {there[0]}, which no export has written: name another folder by --out")
     problems = []
@@ -229,7 +230,7 @@ def export(trained: Trained, folder: Path, *, onnx: bool = False) -> list[str]:
             raise ValueError(f"the model was trained on {carried}, which a program does not read: no program")
         program = traced(model)
         _write(folder / PROGRAM, lambda out: torch.export.save(program, out))
-        write_text_whole(folder / SCRIPT, _TEMPLATE.read_text(encoding="utf-8"))
+        write_text_whole(folder / SCRIPT, _TEMPLATE.read_text(encoding="utf-8"), program=True)
         if onnx:
             content = onnx_of(model)
             _write(folder / ONNX, lambda out: out.write(content))
@@ -255,7 +256,7 @@ def _write(file: Path, save: Callable[[IO[bytes]], object]) -> None:
     """Whole or not at all. torch is given memory to write to: of a full disk it says nothing that can be recognised."""
     whole = io.BytesIO()
     save(whole)
-    with open_whole(file) as out:
+    with open_whole(file, program=True) as out:
         out.write(whole.getbuffer())
 
 
