@@ -112,12 +112,13 @@ def make_own_folder(folder: Path) -> None:
     lists of what lies above."""
     new = not folder.exists()
     make_folder(folder)
-    there = folder.stat()
+    for there in (folder.lstat(), folder.stat()):  # what has the name, which may be a link of one's own, and the folder
+        if not _is_mine_or_roots(folder, there):
+            said = "it belongs to another user, who can exchange what is written there"
+            raise WriteError(errno.EPERM, said, str(folder))
     if new:
         folder.chmod(there.st_mode & 0o755)
         there = folder.stat()
-    if not _is_mine_or_roots(folder, there):
-        raise WriteError(errno.EPERM, "it belongs to another user, who can exchange what is written there", str(folder))
     if _is_open_to_others(folder, there) and not there.st_mode & stat.S_ISVTX:
         raise WriteError(errno.EPERM, "others can exchange what is written there; chmod go-w", str(folder))
 

@@ -230,7 +230,7 @@ def give_back_environment() -> None:
     """Jobs that a scheduler starts later, or on another host, get TMPDIR as this process got it."""
     if _given:
         _set_tmpdir(_given[-1])
-        if os.environ.get("JOBLIB_TEMP_FOLDER") == tempfile.gettempdir():
+        if PREFIX in os.environ.get("JOBLIB_TEMP_FOLDER", ""):
             del os.environ["JOBLIB_TEMP_FOLDER"]
 
 
@@ -241,7 +241,8 @@ def _move_temporary_files(stack: ExitStack, folder: Path) -> None:
     before, found = os.environ.get("TMPDIR"), tempfile.tempdir
     _given.append(before)
     _set_tmpdir(str(folder))
-    joblib_asks = "JOBLIB_TEMP_FOLDER" not in os.environ  # and would take /dev/shm
+    named = os.environ.get("JOBLIB_TEMP_FOLDER")
+    joblib_asks = named is None or PREFIX in named  # and would take /dev/shm, or what another process has left
     if joblib_asks:
         os.environ["JOBLIB_TEMP_FOLDER"] = str(folder)
     tempfile.tempdir = None  # it looks once more

@@ -19,6 +19,7 @@ import runpy
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -77,7 +78,7 @@ from gnnpar.report.runs import below, folders_of
 from gnnpar.saved_tensors import load_saved
 from gnnpar.settings import ConfigError
 from gnnpar.targets import locate, refuse_foreign
-from gnnpar.track import wandb
+from gnnpar.track import keys, wandb
 from gnnpar.track.console import stdout
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.result import code
@@ -1430,3 +1431,28 @@ def test_ranks_take_no_class_of_the_working_directory_for_the_callers(tmp_path: 
     )
     assert not (tmp_path / "here" / "mark").exists()
     assert "refused" in done.stdout and "net9" in done.stdout, done.stdout + done.stderr
+
+
+def test_rows_are_written_as_they_are_read() -> None:
+    """A learning rate below 1e-150 lost all rows after it."""
+    row = {"epoch": 3, "optim/lr": 1e-200, "loss/train": float("nan"), "comm/layer_bytes": [1, 2.5, float("inf")]}
+    assert keys.readable(row) == {"epoch": 3, "optim/lr": 0.0, "loss/train": None, "comm/layer_bytes": [1, 2.5, None]}
+    assert keys.is_finite(keys.readable(row))
+
+
+def test_jobs_of_a_scheduler_get_no_folder_of_joblib_that_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOBLIB_TEMP_FOLDER", "/tmp/gnnpar-scratch-gone")
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    with scratch.own_temporary_files():
+        assert os.environ["JOBLIB_TEMP_FOLDER"] == tempfile.gettempdir()
+        scratch.give_back_environment()
+        assert "JOBLIB_TEMP_FOLDER" not in os.environ
+
+
+def test_a_link_of_another_user_is_no_folder_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """He exchanged it for a link to / while it was looked at."""
+    (tmp_path / "theirs").symlink_to("/")
+    monkeypatch.setattr(durable, "refuse_link_of_others", lambda path: None)
+    monkeypatch.setattr(durable, "_is_mine_or_roots", lambda place, there: not stat.S_ISLNK(there.st_mode))
+    with pytest.raises(durable.WriteError, match="it belongs to another user"):
+        durable.make_own_folder(tmp_path / "theirs")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Protocol
 
 from gnnpar.durable import (
     DISK_FULL,
-    Json,
     JsonDict,
     JsonObject,
     WriteError,
@@ -73,7 +71,7 @@ class Jsonl:
     def log(self, row: JsonObject) -> None:
         """Raises DiskFull where the row took the last room, WriteError where it could not be written."""
         keys.check(dict(row))
-        line = (json.dumps({k: _finite(v) for k, v in row.items()}) + "\n").encode()
+        line = (json.dumps(keys.readable(dict(row))) + "\n").encode()
         while True:
             try:
                 self._append(line)
@@ -167,8 +165,3 @@ def missing_epochs(run_dir: Path, count: int) -> str:
 def _results_only(row: JsonObject) -> JsonDict:
     """Less what the run before measured of itself."""
     return {k: v for k, v in row.items() if not k.startswith(("memory/", "assign/"))} | {"time/timed": 0}
-
-
-def _finite(value: Json) -> Json:
-    """JSON has no NaN; a loss that is one reads null."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

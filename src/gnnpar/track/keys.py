@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from gnnpar.durable import JsonObject
+from gnnpar.durable import Json, JsonObject
 
 
 class Key(NamedTuple):
@@ -125,6 +125,18 @@ def _is_number(value: object) -> bool:
 
 _LARGEST = 1e150
 """Squares, sums and quotients of numbers below it, and above one over it, are numbers."""
+
+
+def readable(tree: Json) -> Json:
+    """As it is read again: JSON has no NaN, a loss that is one reads null, and so does what is too large; what is next
+    to nothing is 0."""
+    if isinstance(tree, dict):
+        return {name: readable(value) for name, value in tree.items()}
+    if isinstance(tree, list):
+        return [readable(value) for value in tree]
+    if is_finite(tree):
+        return tree
+    return 0.0 if isinstance(tree, float) and abs(tree) <= 1 / _LARGEST else None
 
 
 def is_finite(tree: object) -> bool:
