@@ -53,6 +53,8 @@ def drop_relative_parts() -> None:
     if (programs := os.environ.get("PATH")) is not None:
         kept = [part for part in programs.split(os.pathsep) if os.path.isabs(part)]
         os.environ["PATH"] = os.pathsep.join(kept) or os.defpath  # an empty one is the working directory, too
+    if not os.path.isabs(os.environ.get("GCC_EXEC_PREFIX", "/")):  # where gcc finds its own programs
+        del os.environ["GCC_EXEC_PREFIX"]
     for name in _OF_COMPILERS:
         if parts := os.environ.get(name):
             os.environ[name] = os.pathsep.join(filter(os.path.isabs, parts.split(os.pathsep)))

@@ -89,11 +89,11 @@ def write(kind: str, name: str, folder: Path) -> list[Path]:
     words["target"] = f"{places.imported}.{words['Class']}"
     texts = [rendered(kind, part, words) for part in ("module", "config", "test")]
     notes = [f'"""{words["Class"]}, a method of its own."""\n' for _ in package]
-    if folder != Path.cwd():
-        make_own_folder(folder)
+    make = make_folder if folder == Path.cwd() else make_own_folder
+    make(folder)
     with ExitStack() as undone:
         for file, text in zip(files + package, texts + notes, strict=True):
-            make_folder(file.parent)
+            make(file.parent)
             write_text_whole(file, text, program=True)
             undone.callback(file.unlink)
         undone.pop_all()  # all of them are there

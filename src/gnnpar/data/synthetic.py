@@ -86,6 +86,10 @@ def generate(config: SBM, *, seed: int) -> RawGraph:
     for kind, count in kinds.items():
         if count > num_nodes:
             raise ValueError(f"dataset.num_{kind}={count} is more than the {num_nodes} nodes: lower it")
+    if config.avg_degree >= num_nodes:
+        raise ValueError(
+            f"dataset.avg_degree={config.avg_degree} is more than the {num_nodes - 1} others of a node: lower it"
+        )
     if config.signatures > num_nodes:
         raise ValueError(f"dataset.signatures={config.signatures} is more than the {num_nodes} nodes: lower it")
     kinds_of_nodes = config.num_communities * config.num_classes

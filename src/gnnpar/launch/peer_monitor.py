@@ -231,10 +231,11 @@ class _Hub:
                 raise NotOfThisRun("a line without an end")
             for line in lines:
                 self._take(peer, line)
-        except NotOfThisRun:
+        except (NotOfThisRun, OSError) as error:
             self._drop(selector, peer)
             if peer.rank is not None and not peer.done:
-                self.lost[peer.rank] = "its connection carried what it has not sent"
+                carried = "its connection carried what it has not sent"
+                self.lost[peer.rank] = _reason(error, self.seconds) if isinstance(error, OSError) else carried
 
     def _take(self, peer: _Peer, line: bytes) -> None:
         """NotOfThisRun where a line proves nothing."""
