@@ -65,6 +65,7 @@ from gnnpar.data.folder import Folder
 from gnnpar.data.hetero import homogeneous
 from gnnpar.data.saved import raw_graph
 from gnnpar.durable import JsonDict
+from gnnpar.launch import peer_monitor
 from gnnpar.launch.forked import Ranks
 from gnnpar.launch.launch import world_of
 from gnnpar.launch.token import VARIABLE, secret_of
@@ -1456,3 +1457,34 @@ def test_a_link_of_another_user_is_no_folder_of_ones_own(tmp_path: Path, monkeyp
     monkeypatch.setattr(durable, "_is_mine_or_roots", lambda place, there: not stat.S_ISLNK(there.st_mode))
     with pytest.raises(durable.WriteError, match="it belongs to another user"):
         durable.make_own_folder(tmp_path / "theirs")
+
+
+def test_a_node_has_no_more_neighbours_than_there_are_others() -> None:
+    """Pairs were drawn until there were more than there are."""
+    with pytest.raises(ValueError, match=r"dataset.avg_degree=100 is more than the 59 others of a node"):
+        compose([*SMALL, "dataset.avg_degree=100"]).dataset.load(None, 0)
+
+
+def test_gcc_finds_its_programs_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GCC_EXEC_PREFIX", "./")
+    monkeypatch.setenv("LD_RUN_PATH", ":/opt/lib")
+    surroundings.drop_relative_parts()
+    assert "GCC_EXEC_PREFIX" not in os.environ
+    assert os.environ["LD_RUN_PATH"] == "/opt/lib"
+
+
+def test_a_connection_that_is_reset_is_a_rank_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The monitor ended with a traceback, and nobody was told."""
+    hub = peer_monitor._Hub.__new__(peer_monitor._Hub)
+    hub.seconds, hub.lost, hub.failed = 3.0, {}, None
+    peer = SimpleNamespace(rank=1, done=False, received=b"", connection=SimpleNamespace(recv=lambda size: b"x\n"))
+
+    def reset(peer: object, line: bytes) -> None:
+        raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+
+    dropped: list[object] = []
+    monkeypatch.setattr(hub, "_take", reset)
+    monkeypatch.setattr(hub, "_drop", lambda selector, each: dropped.append(each))
+    hub._receive(None, peer)  # pyright: ignore[reportArgumentType]  # stand-ins
+    assert dropped == [peer]
+    assert 1 in hub.lost
