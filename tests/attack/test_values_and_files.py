@@ -39,9 +39,9 @@ import hydra
 import numpy as np
 import pytest
 import torch
-import torch_geometric
 import yaml
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn import GCN
 
 import gnnpar
 from checkpoints import train
@@ -1176,7 +1176,7 @@ gnnpar.train("gcn", "sbm", strategy="graph_parallel", world_size=2, epochs=1, fo
 
 
 def test_a_process_of_a_pool_is_told_that_it_can_start_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
+    monkeypatch.setitem(vars(multiprocessing.current_process())["_config"], "daemon", True)
     with pytest.raises(ValueError, match=r"a daemonic process, as those of multiprocessing\.Pool, can"):
         Ranks(2, print, fork=True)
 
@@ -1303,7 +1303,9 @@ def test_a_checkpoint_in_a_folder_of_any_name_is_read(tmp_path: Path) -> None:
         torch.save({"a": torch.ones(2)}, tmp_path / "plain.pt", _use_new_zipfile_serialization=zipped)
         (tmp_path / "plain.pt").rename(folder / "a.pt")
         for mmap in (True, False) if zipped else (False,):
-            assert torch.equal(load_saved(folder / "a.pt", mmap=mmap)["a"], torch.ones(2))
+            found = load_saved(folder / "a.pt", mmap=mmap)
+            assert isinstance(found, dict)
+            assert torch.equal(found["a"], torch.ones(2))
 
 
 def test_a_scratch_folder_that_a_cleaner_has_removed_is_made_anew(
@@ -1381,7 +1383,7 @@ def test_an_empty_name_is_no_folder(
 def test_arguments_of_a_model_stay_the_callers(tmp_path: Path) -> None:
     """The second call had the dropout of the first."""
     given = {"hidden_channels": 8, "num_layers": 2}
-    net = torch_geometric.nn.GCN
+    net = GCN
     for overrides in (
         {"model.kwargs": given, "model.kwargs.dropout": 0.9},
         {"model.kwargs.dropout": 0.9, "model.kwargs": given},

@@ -86,7 +86,7 @@ def generate(config: SBM, *, seed: int) -> RawGraph:
     for kind, count in kinds.items():
         if count > num_nodes:
             raise ValueError(f"dataset.num_{kind}={count} is more than the {num_nodes} nodes: lower it")
-    if config.avg_degree >= num_nodes:
+    if config.avg_degree > num_nodes:
         raise ValueError(
             f"dataset.avg_degree={config.avg_degree} is more than the {num_nodes - 1} others of a node: lower it"
         )
