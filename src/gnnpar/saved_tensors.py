@@ -107,8 +107,8 @@ def _pickles(file: Path) -> Iterator[bytes | IO[bytes]]:
     """What torch.load unpickles, as it finds it."""
     with file.open("rb") as content:
         if not (head := content.read(_LONGEST_HEAD)).startswith(_ZIP):
-            if not head.startswith(_HEADS):  # a text, say, of which a message would show words
-                raise ValueError("it begins as nothing that torch.save writes")
+            if not head.startswith(_HEADS):  # errors of other readers would quote the content
+                raise ValueError("it does not begin like a file of torch.save")
             content.seek(0)
             for _ in range(_STREAMS):
                 yield content

@@ -101,8 +101,8 @@ def write(kind: str, name: str, folder: Path) -> list[Path]:
 
 
 def _compiled(folder: Path, name: str) -> list[Path]:
-    """What Python, or pytest, has compiled of modules of that name. ConfigError where that cannot be told: Python opens
-    them by their names, also where they may not be listed."""
+    """Files that Python or pytest has compiled from modules of that name. ConfigError where `__pycache__` cannot be
+    listed: Python opens files by name even there."""
     refuse_link(cache := folder / "__pycache__")
     try:
         there = os.listdir(cache)

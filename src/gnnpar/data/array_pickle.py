@@ -106,8 +106,8 @@ def load_arrays(file: IO[bytes], *, encoding: str = "ASCII") -> object:
     Raises UnpicklingError, and whatever `pickle` raises for a file that is damaged.
     """
     content = file.read()
-    if not content.startswith(pickle.PROTO):  # a text, say, of which a message would show words
-        raise pickle.UnpicklingError("it begins as no pickle of arrays")
+    if not content.startswith(pickle.PROTO):  # errors of pickletools would quote the content
+        raise pickle.UnpicklingError("it does not begin like a pickle")
     _refuse_far_memos(content)
     return _made(_Reader(io.BytesIO(content), encoding=encoding).load(), _Found(len(content)), 0)
 
