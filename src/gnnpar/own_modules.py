@@ -135,6 +135,16 @@ def hashes() -> dict[str, str]:
     }
 
 
+def hash_below(folder: Path, module: str) -> str | None:
+    """SHA-256 of the file that a module of a folder has; None: it has none there."""
+    parts = module.split(".")
+    if all(map(str.isidentifier, parts)):
+        for file in (folder.joinpath(*parts, "__init__.py"), folder.joinpath(*parts).with_suffix(".py")):
+            if file.is_file():
+                return hashlib.sha256(file.read_bytes()).hexdigest()
+    return None
+
+
 def refuse_of_another_folder(module: str, folder: str) -> None:
     """ValueError where a module of this name is imported already from the working directory of before, and this one has
     its own: Python would go on with the first."""

@@ -46,7 +46,7 @@ from torch_geometric.nn import GCN
 import gnnpar
 from checkpoints import train
 from conftest import ROOT, environment
-from gnnpar import api, capacity, compilers, durable, own_modules, scratch, surroundings
+from gnnpar import api, capacity, compilers, durable, own_modules, scratch, source_code, surroundings
 from gnnpar.cli import completion, new, status
 from gnnpar.cli.main import _OF_NAMES, COMMANDS, run
 from gnnpar.codecs.adaptive.links import Profile, nominal
@@ -78,12 +78,10 @@ from gnnpar.report.latex import _tex
 from gnnpar.report.runs import below, folders_of
 from gnnpar.saved_tensors import load_saved
 from gnnpar.settings import ConfigError
-from gnnpar.targets import locate, refuse_foreign
+from gnnpar.targets import classes_in, locate, refuse_foreign
 from gnnpar.track import keys, wandb
 from gnnpar.track.console import stdout
 from gnnpar.training.checkpoint import files as checkpoint
-from gnnpar.training.result import code
-from gnnpar.training.result.code import packages_of
 from gnnpar.training.result.export import export
 from gnnpar.training.result.record import RunRecord
 
@@ -339,14 +337,13 @@ def test_python_without_its_variables_is_told_to_leave_it_out(tmp_path: Path, fl
 
 
 def test_scratch_folders_are_looked_for_among_so_many_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch, "safe_place", lambda: tmp_path)
     monkeypatch.setattr(scratch, "_MOST_LEFT", 3)
     looked: list[Path] = []
     monkeypatch.setattr(scratch, "_is_own", lambda folder: bool(looked.append(folder)))
     for number in range(9):
         (tmp_path / f"gnnpar-scratch-{number}").mkdir()
         (tmp_path / f"other-{number}").mkdir()
-    assert scratch._left() == [] and len(looked) == 3
+    assert scratch._left(tmp_path) == [] and len(looked) == 3
 
 
 # --- what others reach
@@ -616,11 +613,11 @@ def test_ranks_agree_on_the_code_of_packages(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "theirs" / "__init__.py").write_text("a = 1")
     monkeypatch.syspath_prepend(tmp_path)
     named = {"model": {"_target_": "gnnpar.models.pyg.model.PyG", "target": "theirs.Net"}}
-    before = packages_of(named)
+    before = source_code.hashes_of(classes_in(named))
     assert before.keys() == {"gnnpar", "gnnpar_kernels", "theirs"}
     (tmp_path / "theirs" / "__init__.py").write_text("a = 2")
-    code._hash.cache_clear()
-    after = packages_of(named)
+    source_code._hash.cache_clear()
+    after = source_code.hashes_of(classes_in(named))
     assert [name for name in before if before[name] != after[name]] == ["theirs"]
     record = RunRecord(settings := compose(SMALL), world_of(settings), tmp_path)
     assert record.agreed()["the code of gnnpar"] == after["gnnpar"][:12]
@@ -1235,7 +1232,8 @@ def test_nobody_can_take_the_name_of_a_scratch_folder_that_is_gone(
 ) -> None:
     """A process that had inherited TMPDIR went on in a folder that another user had made anew."""
     tmp_path.chmod(0o1777)
-    monkeypatch.setattr(scratch, "safe_place", lambda: tmp_path)
+    (tmp_path / "cache").mkdir(mode=0o700)
+    monkeypatch.setattr(scratch, "safe_places", lambda: [tmp_path, tmp_path / "cache"])
     own = tmp_path / f"gnnpar-{os.geteuid()}"
     for umask in (0o022, 0, 0o777):
         before = os.umask(umask)
@@ -1250,7 +1248,10 @@ def test_nobody_can_take_the_name_of_a_scratch_folder_that_is_gone(
     own.mkdir()
     own.chmod(0o777)  # not this user's alone
     with scratch.scratch_folder() as folder:
-        assert folder.parent == tmp_path
+        assert folder.parent == tmp_path / "cache"
+    monkeypatch.setattr(scratch, "safe_places", lambda: [tmp_path])
+    with pytest.raises(durable.WriteError, match=f"last: {own.name} in {tmp_path} is not"), scratch.scratch_folder():
+        pass
 
 
 STATES = """

@@ -41,6 +41,7 @@ from gnnpar.durable import JsonObject, WriteError, refuse_links_below
 from gnnpar.paths import conf_dir, expanded
 from gnnpar.printable import counted, one_line, shell_word
 from gnnpar.settings import ConfigError
+from gnnpar.source_code import changed
 from gnnpar.track.console import complain, say
 from gnnpar.track.progress import shown
 from gnnpar.training.result.result import valid_result
@@ -72,7 +73,7 @@ class Sweep:
     planned: list[str] = field(default_factory=list)  # as they were asked for, in that order
     composing: Overrides = ()  # the job that is being planned
     asked: dict[str, Overrides] = field(default_factory=dict)  # key -> what it was first asked for with, in this start
-    changed: dict[str, str] = field(default_factory=dict)  # key -> a file that it reads, written after it had begun
+    changed: dict[str, str] = field(default_factory=dict)  # key -> what it reads that was written after it had begun
 
     @contextmanager
     def through_hydra(self) -> Iterator[None]:
@@ -172,6 +173,12 @@ def _written_since(settings: JsonObject, run_dir: Path) -> str | None:
                 if _changed(place) > record["started"]:
                     return str(place)
     return None
+
+
+def _edited_since(run_dir: Path) -> str | None:
+    """A module of the user's that a job was computed by, and that has other lines now."""
+    name = changed((valid_result(run_dir) or {}).get("code", {}))
+    return name and f"the code of {name}"
 
 
 _MOST_FILES = 10_000
@@ -285,8 +292,9 @@ class Resuming:
         _refuse_other_data(shown, self.sweep.asked.setdefault(key, shown))
         if key in manifest.jobs:
             refuse_links_below(manifest.folder, manifest.jobs[key].folder)
-            if file := _written_since(settings, manifest.folder / manifest.jobs[key].folder):
-                self.sweep.changed[key] = file
+            before = manifest.folder / manifest.jobs[key].folder
+            if what := _written_since(settings, before) or _edited_since(before):
+                self.sweep.changed[key] = what
             return replace(manifest.jobs[key], overrides=shown)  # not those of the file: they were not looked at
         taken = {job.folder for job in manifest.jobs.values()}
         for number in range(len(manifest.jobs), len(manifest.jobs) + 1_000):
@@ -312,8 +320,8 @@ class Resuming:
         if not self.raises and (counts.get("done") or counts.get("running")):
             running = f"{counts['running']} running elsewhere, " if counts.get("running") else ""
             say(f"resuming: {counts.get('done', 0)} of {len(unique)} jobs are done, {running}{len(todo)} to run")
-        for file in sorted({self.sweep.changed[key] for key in finished if key in self.sweep.changed}):
-            say(f"{one_line(file)} has changed since jobs that are done: another hydra.sweep.dir runs them again")
+        for what in sorted({self.sweep.changed[key] for key in finished if key in self.sweep.changed}):
+            say(f"{one_line(what)} has changed since jobs that are done: another hydra.sweep.dir runs them again")
         afresh = {job.key: ["resume=null"] if job.folder in again else [] for job in todo}
         places = {job.key: "hydra.sweep.subdir=" + quoted(job.folder) for job in todo}
         return [(job, [*job.overrides, *afresh[job.key], places[job.key]]) for job in todo]

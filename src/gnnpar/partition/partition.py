@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
-import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -23,6 +21,7 @@ from gnnpar.data.stored import Stored
 from gnnpar.durable import make_folder, open_whole, require_file
 from gnnpar.partition.vertex_cut import following
 from gnnpar.printable import counted
+from gnnpar.source_code import hash_of_class
 
 
 class Partitioner(Protocol):
@@ -222,8 +221,5 @@ def identity(cls: type) -> str:
     after it was changed, are not the same."""
     if cls.__module__.partition(".")[0] == "gnnpar":
         return cls.__qualname__
-    try:
-        code = inspect.getsource(sys.modules[cls.__module__])
-    except (OSError, TypeError, KeyError):  # of a notebook: what it was cut by before is not known
-        code = str(uuid.uuid4())
-    return f"{cls.__module__}.{cls.__qualname__} {hashlib.sha256(code.encode()).hexdigest()}"
+    code = hash_of_class(cls) or uuid.uuid4().hex  # of a notebook: what it was cut by before is not known
+    return f"{cls.__module__}.{cls.__qualname__} {code}"

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+from gnnpar.printable import one_line
 from gnnpar.report.runs import Result, configuration_of, is_control, is_exact, value_at
 from gnnpar.training.checkpoint.deciding import OF_TIME
 from gnnpar.training.result.result import epoch_time
@@ -37,6 +38,7 @@ FAIR: Mapping[str, tuple[str, ...]] = {
     "provenance": ("provenance",),
     "link rates": ("paced", "rates"),
 }
+OWN_CODE = "own code"  # of modules that both have; one of them may be of a strategy that the other has not
 # what runs of before 0.2.0 do not say
 OF_BEFORE = {
     "row_order": "none",
@@ -54,7 +56,18 @@ def differences(a: Result, b: Result) -> list[str]:
     """Names of what makes a ratio between two runs unfair. One rank has no link: measured, it is fair beside any."""
     provenances, transports = ({r[name] for r in (a, b)} for name in ("provenance", "transport"))
     skipped = ("provenance", "link rates") if "none" in transports and provenances == {"measured", "paced"} else ()
-    return [name for name in FAIR if name not in skipped and _fact(a, name) != _fact(b, name)]
+    unequal = [name for name in FAIR if name not in skipped and _fact(a, name) != _fact(b, name)]
+    return [*unequal, *([OWN_CODE] if _is_edited(a, b) else [])]
+
+
+def _is_edited(a: Result, b: Result) -> bool:
+    """Whether both have a module of the user's in which a line was changed between them."""
+    mine, theirs = _code(a), _code(b)
+    return any(mine[name] != theirs[name] for name in mine.keys() & theirs.keys())
+
+
+def _code(result: Result) -> Mapping[str, str]:
+    return result.get("code") or {}  # runs of before 0.2.0 do not say
 
 
 def _fact(result: Result, name: str) -> object:
@@ -160,7 +173,7 @@ def warnings(results: Sequence[Result], baseline: str) -> list[str]:
             apart.append(name)
             continue
         for what in (each for each in names if each != "session"):
-            ours, theirs = (_short(value_at(r, FAIR[what])) for r in (result, nearest))
+            ours, theirs = (_short(value_at(r, FAIR.get(what, ("code",)))) for r in (result, nearest))
             values = f" ({ours}; {baseline} {theirs})" if ours and theirs else ""
             unequal.setdefault(f"{what}{values}", []).append(name)
     lines = [
@@ -173,15 +186,23 @@ def warnings(results: Sequence[Result], baseline: str) -> list[str]:
 
 
 def exchanged(results: Sequence[Result]) -> list[str]:
-    """A line for each configuration whose runs of one seed are of several graphs: its data has changed between them."""
-    graphs: dict[Hashable, set[str]] = {}
+    """A line for each configuration whose runs of one seed are of several graphs, or whose runs are of several versions
+    of the user's code: its data, or that, has changed between them."""
+    graphs: dict[tuple[Hashable, int | None], set[str]] = {}
+    codes: dict[tuple[Hashable, str], set[str]] = {}
     names: dict[Hashable, str] = {}
     for result in results:
-        key = configuration_of(result), _seed_of_graph(result)
-        graphs.setdefault(key, set()).add(str(value_at(result, FAIR["graph"])))
-        names[key] = f"{result['strategy']}/{result['model']}"
-    several = Counter(names[key] for key, found in graphs.items() if len(found) > 1)
-    return [f"{name}: runs of one configuration are of several graphs; the data has changed" for name in several]
+        mine = configuration_of(result)
+        names[mine] = f"{result['strategy']}/{result['model']}"
+        graphs.setdefault((mine, _seed_of_graph(result)), set()).add(str(value_at(result, FAIR["graph"])))
+        for module, digits in _code(result).items():
+            codes.setdefault((mine, module), set()).add(digits)
+    several = dict.fromkeys(names[mine] for (mine, _), found in graphs.items() if len(found) > 1)
+    edited = dict.fromkeys((names[mine], module) for (mine, module), found in codes.items() if len(found) > 1)
+    return [
+        *(f"{name}: runs of one configuration are of several graphs; the data has changed" for name in several),
+        *(f"{name}: runs of one configuration are of other code; {one_line(m)} has changed" for name, m in edited),
+    ]
 
 
 def copies(results: Sequence[Result]) -> list[str]:

@@ -15,15 +15,15 @@ from pathlib import Path
 import psutil
 import torch
 
-from gnnpar import own_modules
 from gnnpar.comm.world import Outcome, World, reason_of
 from gnnpar.durable import JsonDict, JsonObject, release_room, reserve_room
 from gnnpar.settings import Cluster, Settings, show
+from gnnpar.source_code import hashes_of
+from gnnpar.targets import classes_in
 from gnnpar.track.console import say
 from gnnpar.track.tracker import Tee, Tracker
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint import resume
-from gnnpar.training.result.code import packages_of
 from gnnpar.training.result.header import NOT_COMPARED, header, installed
 from gnnpar.training.result.result import Status, forget, read_result, write_result
 from gnnpar.training.result.started import note_start, restarts_before
@@ -44,8 +44,7 @@ class RunRecord:
         """Every setting that can change a number, and what computes it."""
         relevant = {k: v for k, v in self.settings.resolved.items() if k not in NOT_COMPARED}
         flat = {name: show(value) for name, value in _flat(relevant)}
-        hashes = own_modules.hashes() | packages_of(relevant)
-        code = {f"the code of {name}": text[:12] for name, text in hashes.items()}
+        code = {f"the code of {name}": text[:12] for name, text in hashes_of(classes_in(relevant)).items()}
         versions = {"the version of gnnpar": str(installed("gnnpar")), "the version of torch": torch.__version__}
         return flat | versions | code
 

@@ -93,7 +93,7 @@ _OF_ANY_SIZE = {"fidelity", "assignment", "settings"}
 """Where a gradient of zeros, or what codecs and users write, may be none."""
 
 
-_ADDED = {"session", "block", "load", "fidelity", "assignment", "predicted", "paced", "restarts"}
+_ADDED = {"session", "block", "load", "fidelity", "assignment", "predicted", "paced", "restarts", "code"}
 
 
 @functools.cache
@@ -162,6 +162,7 @@ def build_result(header: Row, plan: Row | None, rows: Sequence[Row], status: Sta
         "versions": header["versions"],
         "hardware": header["hardware"],
         "commit": header["commit"],
+        "code": header["code"],
     }
 
 

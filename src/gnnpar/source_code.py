@@ -1,0 +1,85 @@
+"""The code that computes a run, by its content: hosts that train one model together must have the same, and runs that
+are compared, jobs that count as done and parts of a cache are of the code of before, where it was changed since."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+from gnnpar import own_modules
+
+_OURS = ("gnnpar", "gnnpar_kernels")
+_DIGITS = 12
+
+
+def hashes_of(classes: Iterable[str]) -> dict[str, str]:
+    """Name -> SHA-256: of gnnpar and of the packages and modules that these classes come from, and of every module of
+    the working directory that is imported."""
+    tops = sorted({*_OURS, *(name.partition(".")[0] for name in classes)})
+    found = {name: place for name in tops if (place := _place(name)) is not None}
+    return {name: _hash(place) for name, place in found.items()} | own_modules.hashes()
+
+
+def own_code(classes: Iterable[str]) -> dict[str, str]:
+    """Of these what no commit of gnnpar and no version of a package says, a few digits each: the user's own."""
+    hashes = hashes_of(classes)
+    own = own_modules.hashes().keys() | {name for name in hashes if not _has_version(name)}
+    return {name: hashes[name][:_DIGITS] for name in sorted(own)}
+
+
+def changed(code: Mapping[str, str]) -> str | None:
+    """The first name of `own_code` that is of other content now; what is not there any more is not looked at."""
+    for name, before in code.items():
+        now = own_modules.hash_below(Path.cwd(), name)
+        if now is None and name.isidentifier() and name != "__main__" and (place := _place(name)) is not None:
+            now = _hash(place)
+        if now is not None and now[:_DIGITS] != before:
+            return name
+    return None
+
+
+def hash_of_class(cls: type) -> str | None:
+    """SHA-256 of what it comes from, all that was imported of the working directory included; None: it is of no file,
+    as in a notebook."""
+    top = cls.__module__.partition(".")[0]
+    own = own_modules.hashes()
+    if (place := _place(top)) is None and top not in {name.partition(".")[0] for name in own}:
+        return None
+    text = repr([_hash(place) if place is not None else "", sorted(own.items())])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _has_version(name: str) -> bool:
+    place = _place(name)
+    return name in _OURS or place is None or not {"site-packages", "dist-packages"}.isdisjoint(place.parts)
+
+
+def _place(name: str) -> Path | None:
+    """The folder of a package, or the file of a module, that is imported or on Python's path; None: there is none."""
+    if name in sys.modules:
+        spec, file = vars(sys.modules[name]).get("__spec__"), vars(sys.modules[name]).get("__file__")
+    else:
+        spec, file = None, None
+        with suppress(ImportError, ValueError):
+            spec = find_spec(name)
+    places = list(getattr(spec, "submodule_search_locations", None) or ())
+    file = file or getattr(spec, "origin", None)
+    if places:
+        return Path(places[0])
+    return Path(file) if isinstance(file, str) and file.endswith(".py") and Path(file).is_file() else None
+
+
+@functools.cache
+def _hash(place: Path) -> str:
+    if place.is_file():
+        return hashlib.sha256(place.read_bytes()).hexdigest()
+    digest = hashlib.sha256()
+    for file in sorted(place.rglob("*.py")):
+        digest.update(f"{file.relative_to(place)}\n".encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
