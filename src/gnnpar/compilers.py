@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 from gnnpar.durable import is_mine, refuse_others
@@ -25,9 +24,8 @@ def keep_torch_apart() -> None:
         setattr(config, _OF_HEADERS, False)  # torch's options are attributes of this module
     for name, within in (("TORCHINDUCTOR_CACHE_DIR", "torch"), ("TRITON_CACHE_DIR", "triton")):
         if (place := os.environ.get(name)) is None or (_is_made_up(name, place) and not _is_own(Path(place))):
-            with suppress(OSError):  # there is no place for files at all: who needs one says so
-                own = _own_cache_of(within)
-                _given[name] = os.environ[name] = str(own if own is not None else lasting_scratch())
+            own = _own_cache_of(within)
+            _given[name] = os.environ[name] = str(own if own is not None else lasting_scratch())
 
 
 def _is_made_up(name: str, place: str) -> bool:

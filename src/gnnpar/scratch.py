@@ -24,12 +24,31 @@ _MOST_ENTRIES, _MOST_LEFT = 100_000, 1_000  # that are looked at, of all and of 
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A new folder of mode 0700, gone afterwards; so is what processes left that were killed, who could not remove
-    theirs."""
-    for left in _left():
-        with suppress(FolderInUse, OSError), _working_in(left):
-            shutil.rmtree(left)
-    scratch = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_own_place()))
+    """A new folder of mode 0700 in the first of `safe_places` that takes one, gone afterwards; so is what processes
+    that were killed have left. WriteError where no place takes it."""
+    with ExitStack() as stack:
+        yield _begun(stack)
+
+
+def _begun(stack: ExitStack) -> Path:
+    places, said = safe_places(), ""
+    for place in places:
+        try:
+            if (own := _own_part(place)) is None:
+                said = f"gnnpar-{os.geteuid()} in {place} is not this user's alone"
+                continue
+            for left in _left(own):
+                with suppress(FolderInUse, OSError), _working_in(left):
+                    shutil.rmtree(left)
+            return stack.enter_context(_new_folder(own))
+        except OSError as error:  # it is full, or only reads
+            said = f"{error.strerror} in {place}"
+    raise WriteError(errno.ENOSPC, f"no place takes temporary files (last: {said}); set TMPDIR", str(places[0]))
+
+
+@contextmanager
+def _new_folder(place: Path) -> Iterator[Path]:
+    scratch = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
     scratch.chmod(0o700)  # whatever the umask
     _made[scratch] = (scratch.lstat(), os.getpid())
     try:
@@ -60,34 +79,44 @@ def lasting_scratch() -> Path:
     return until_the_end.enter_context(scratch_folder())
 
 
-def safe_place() -> Path:
-    """TMPDIR, or in the place of one in which others may rename what is not theirs, the user's cache, the folder that
-    the system has for him while he is there, or the system's for all. WriteError where others may in each of them."""
-    asked = Path(tempfile.gettempdir())
+def safe_places() -> list[Path]:
+    """Those in which others may not rename what is not theirs, of TMPDIR, the user's cache, the folder that the system
+    has for him while he is there, and the system's for all. WriteError where there is none."""
+    asked, safe = _asked(), []
     for place in (asked, _cache(), os.environ.get("XDG_RUNTIME_DIR"), "/tmp", "/var/tmp"):  # noqa: S108  # looked at
         with suppress(OSError):
             if place and os.access(place, os.W_OK | os.X_OK) and _is_plain(str(place)):
                 refuse_others(Path(place))
-                return Path(place)
-    said = "others may rename what lies in it, and in all other places for temporary files; set TMPDIR to one of yours"
-    raise WriteError(errno.EPERM, said, str(asked))
+                safe.append(Path(place))
+    if not safe:
+        said = "others may rename what lies in it, or nothing can be written, and so in all other places for temporary "
+        raise WriteError(errno.EPERM, f"{said}files; set TMPDIR to a folder of yours", str(asked))
+    return list(dict.fromkeys(safe))
 
 
-def _own_place() -> Path:
-    """`safe_place`, or a folder of this user alone in it, where others may write: it stays, so that nobody can take the
-    name of a scratch folder that is gone, which a process may still know."""
-    place = safe_place()
+def _asked() -> Path:
+    """TMPDIR, or what Python takes in its place."""
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:  # no file can be written where it looks
+        return Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108  # looked at
+
+
+def _own_part(place: Path) -> Path | None:
+    """The place, or a folder of this user alone in it, where others may write: it stays, so that nobody can take the
+    name of a scratch folder that is gone, which a process may still know. None: another user has that name, or has
+    mounted something there."""
     own = place / f"gnnpar-{os.geteuid()}"
-    if not _is_shared(place) or _is_mounted(own):
+    if not _is_shared(place):
         return place
-    with suppress(OSError):
-        with suppress(FileExistsError):
-            own.mkdir()
-            own.chmod(0o700)  # whatever the umask
-        there = own.lstat()
-        if stat.S_ISDIR(there.st_mode) and is_mine(there) and there.st_mode & 0o777 == 0o700:
-            return own
-    return place
+    if _is_mounted(own):
+        return None
+    with suppress(FileExistsError):
+        own.mkdir(mode=0o700)
+        own.chmod(0o700)  # whatever the umask
+    there = own.lstat()
+    mine = stat.S_ISDIR(there.st_mode) and is_mine(there) and there.st_mode & 0o777 == 0o700
+    return own if mine else None
 
 
 def _is_shared(place: Path) -> bool:
@@ -98,7 +127,7 @@ def _is_mounted(place: Path) -> bool:
     """Another user may mount a file system at a name that he takes, and who looks at it may wait for ever."""
     with suppress(OSError):
         mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape")
-        return f" {place} " in mounts
+        return f" {os.path.realpath(place.parent)}/{place.name} " in mounts
     return False
 
 
@@ -149,12 +178,11 @@ def remove_made(scratch: Path, made: os.stat_result) -> None:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _left() -> list[Path]:
-    """Scratch folders of this user that a process had taken; not those that one is about to take, nor any other folder
-    that somebody has given such a name: only a folder that he may write to can be moved, and theirs he may not."""
+def _left(place: Path) -> list[Path]:
+    """Scratch folders of this user in a place of his that a process had taken; not those that one is about to take, nor
+    any other folder that somebody has given such a name: only a folder that he may write to can be moved, and theirs he
+    may not."""
     found: list[Path] = []
-    if _is_shared(place := _own_place()):  # whatever has such a name there may be a mount of another user's
-        return found
     with suppress(OSError), os.scandir(place) as entries:
         named = (entry for entry in islice(entries, _MOST_ENTRIES) if entry.name.startswith(PREFIX))
         for entry in islice(named, _MOST_LEFT):  # others may have put any number there
@@ -180,23 +208,16 @@ def remove_all() -> None:
 @contextmanager
 def own_temporary_files(*, lasting: bool = False) -> Iterator[None]:
     """Temporary files of this process, and of those that it starts, lie in a scratch folder: libraries give some of
-    theirs names that other users of the host can foresee and take before. Where they do already, and where no folder
-    can be made, all stays as it is: who needs one says so. WriteError where others may rename it wherever it lies.
+    theirs names that other users of the host can foresee and take before. Where they do already, all stays as it is.
+    WriteError where no folder can be made that others cannot rename.
 
     `lasting`: the folder is the same the next time, and gone when the process ends: a library that was imported inside
     may have kept its name.
     """
     with ExitStack() as stack:
-        if _is_own(Path(tempfile.gettempdir())):
-            yield
-            return
-        elsewhere = safe_place() != Path(tempfile.gettempdir())
-        try:
+        if not _is_own(_asked()):
             folder = _lasting_folder() if lasting else stack.enter_context(scratch_folder())
             _move_temporary_files(stack, folder)
-        except OSError:
-            if elsewhere:
-                raise
         yield
 
 

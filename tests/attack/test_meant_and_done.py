@@ -158,12 +158,11 @@ def test_a_file_called_trust_is_no_option(
 def test_a_folder_that_was_given_the_name_of_a_scratch_folder_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scratch, "safe_place", lambda: tmp_path)
     for name, mode in (("mine", 0o777), ("left", 0o700)):
         (tmp_path / f"gnnpar-scratch-{name}").mkdir()
         (tmp_path / f"gnnpar-scratch-{name}" / ".gnnpar.lock").write_text("{}")
         (tmp_path / f"gnnpar-scratch-{name}").chmod(mode)
-    assert [left.name for left in scratch._left()] == ["gnnpar-scratch-left"]
+    assert [left.name for left in scratch._left(tmp_path)] == ["gnnpar-scratch-left"]
 
 
 @pytest.mark.parametrize("path", [".", ":", "bin", "", "bin:."])

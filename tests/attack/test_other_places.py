@@ -281,7 +281,7 @@ def test_ranks_meet_in_no_folder_whose_name_torch_cuts(
     (tmp_path / "cache").mkdir(mode=0o700)
     monkeypatch.setattr(scratch.tempfile, "gettempdir", lambda: str(tmp_path / name))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert scratch.safe_place() == tmp_path / "cache"
+    assert scratch.safe_places()[0] == tmp_path / "cache"
 
 
 def test_code_of_compilers_lies_where_it_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

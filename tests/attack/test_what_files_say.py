@@ -168,7 +168,7 @@ def test_temporary_files_lie_in_no_place_that_was_refused(tmp_path: Path, monkey
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "asked"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert scratch.safe_place() == tmp_path
+    assert scratch.safe_places()[0] == tmp_path
     refused |= {tmp_path, Path("/tmp"), Path("/var/tmp")}
     with (
         pytest.raises(WriteError, match="in all other places for temporary files; set TMPDIR"),

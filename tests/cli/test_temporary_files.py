@@ -13,7 +13,9 @@ from types import ModuleType
 
 import pytest
 
+from gnnpar import scratch
 from gnnpar.cli.main import run
+from gnnpar.durable import WriteError
 from gnnpar.scratch import give_back_environment, own_temporary_files
 
 
@@ -61,14 +63,33 @@ def test_jobs_of_a_scheduler_get_the_folder_of_before(tmp_path: Path, monkeypatc
         assert "TMPDIR" not in os.environ
 
 
-def test_where_no_folder_can_be_made_a_command_that_needs_none_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(**_: object) -> str:
-        raise OSError(28, "No space left on device")
+def test_where_a_place_is_full_the_next_one_is_taken_and_else_nothing_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full /tmp left TMPDIR as it was, and code of PyG's layers in it, where others could write."""
+    made, full = tempfile.mkdtemp, [tmp_path / "full"]
+    for name in ("full", "cache"):
+        (tmp_path / name).mkdir(mode=0o700)
 
-    monkeypatch.setattr(tempfile, "mkdtemp", full)
-    before = os.environ.get("TMPDIR")
+    def make(*, prefix: str, dir: Path) -> str:  # tempfile's name
+        if dir in full:
+            raise OSError(28, "No space left on device")
+        return made(prefix=prefix, dir=dir)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", make)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "full"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     with own_temporary_files():
-        assert os.environ.get("TMPDIR") == before
+        assert Path(tempfile.gettempdir()).parent == tmp_path / "cache"
+    monkeypatch.setattr(scratch, "safe_places", lambda: full)
+    with (
+        pytest.raises(
+            WriteError, match=r"full cannot be written: no place takes temporary files \(last: No space left"
+        ),
+        own_temporary_files(),
+    ):
+        pass
 
 
 def test_a_process_that_ends_without_leaving_its_blocks_leaves_no_folder(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ RESULTS = (
 )
 FACTS = (
     "commit",
+    "code",
     "hardware",
     "versions",
     "world_size",
@@ -250,7 +251,9 @@ def begin(wandb: ModuleType, config: Wandb, run_dir: Path, mode: str, run_id: st
 
 def _begin(wandb: ModuleType, config: Wandb, run_dir: Path, mode: str, run_id: str, arguments: JsonObject) -> Run:
     """wandb.init without what disturbs a measurement: no console capture, no sampling of the system, no code. Nor git,
-    which runs programs that the settings of a checkout name: the working directory may be somebody else's."""
+    which runs programs that the settings of a checkout name: the working directory may be somebody else's. Every start
+    is a new run, whatever WANDB_RESUME says: wandb would note its id in a file that may be a link."""
+    _drop_links(run_dir)
     settings = wandb.Settings(
         silent=True,
         console="off",
@@ -265,12 +268,22 @@ def _begin(wandb: ModuleType, config: Wandb, run_dir: Path, mode: str, run_id: s
         dir=str(run_dir),
         mode=mode,
         id=run_id,
+        resume="never",
         reinit="create_new",
         settings=settings,
         project=config.project,
         entity=config.entity,
         **arguments,
     )
+
+
+def _drop_links(run_dir: Path) -> None:
+    """Of wandb's folder in that of a run, which another may have put there; it makes its own anew."""
+    for name in ("wandb", ".wandb"):
+        with suppress(FileNotFoundError):
+            for entry in list(os.scandir(run_dir / name)):
+                if entry.is_symlink():
+                    os.unlink(entry)
 
 
 def identity(config: Wandb, job: JsonObject) -> JsonDict:
