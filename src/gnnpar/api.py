@@ -13,8 +13,10 @@ import dataclasses
 import itertools
 import json
 import os
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
@@ -25,7 +27,7 @@ from typing import TYPE_CHECKING
 from gnnpar.compilers import keep_torch_apart
 from gnnpar.config.compose import compose
 from gnnpar.config.replay import as_value
-from gnnpar.durable import JsonDict, JsonObject, refuse_link_of_others, refuse_links_below, write_text_whole
+from gnnpar.durable import JsonDict, JsonObject, file_hash, refuse_link_of_others, refuse_links_below, write_text_whole
 from gnnpar.folder_lock import working_in
 from gnnpar.locks import ThreadLock
 from gnnpar.paths import path_of
@@ -260,8 +262,8 @@ def compare(
     """Runs, or folders of runs and sweeps, side by side; a ratio only where it is fair."""
     from gnnpar.report.runs import collect
 
-    if isinstance(runs, str | os.PathLike):
-        raise ConfigError(f"runs={os.fspath(runs)[:80]} is one: give a list of them")
+    if isinstance(runs, Run | str | os.PathLike) or not isinstance(runs, Iterable):
+        raise ConfigError(f"runs={str(runs)[:80]} is one, or none: give a list of them")
     folders = [each.folder if isinstance(each, Run) else path_of(each, "runs") for each in runs]
     named = {each.folder.resolve(): each.named for each in runs if isinstance(each, Run)}
     results = tuple(Run(folder, named.get(folder.resolve())) for folder, _ in collect(folders))
@@ -292,6 +294,8 @@ def plan(
     from gnnpar.cli import plan as command
 
     place = path_of(out, "out")
+    if not isinstance(quality, str):
+        raise ConfigError(f"quality={quality!r} is no text: give 'exact', or classes with commas between them")
     given = {**overrides, "topology": topology} | ({} if world_size is None else {"world_size": world_size})
     lines = list(_spelled(given))
     command.refuse_strategy(lines)
@@ -315,6 +319,8 @@ def check(
     a case has `passed` and `error`. On a small graph, or on `data`, as `train` takes it, whole."""
     from gnnpar.cli.check import asks_for_graph, cases_of, refuse_unread
 
+    if isinstance(worlds, str) or not isinstance(worlds, Sequence) or not all(type(w) is int and w > 0 for w in worlds):
+        raise ConfigError(f"worlds={worlds!r} must be a list of numbers of ranks, as (1, 2, 4)")
     spelled = list(_spelled(overrides))
     refuse_unread(spelled)
     settings = _settings(model, data, {**overrides, "strategy": strategy})
@@ -369,7 +375,7 @@ def _settings(model: Model, data: object, overrides: Mapping[str, object], study
         nested["kwargs"] = {**whole, **single} if isinstance(whole, Mapping) else whole
     node = _model_node(model, settings.resolved["dataset"]) | nested
     names = {**settings.names, "model": _name(model).lower()}
-    return build_settings({**settings.resolved, "model": node}, names, study)
+    return build_settings({**settings.resolved, "model": _plain(node, "model")}, names, study)
 
 
 def _dataset(data: object, *, labelled: bool) -> list[str]:
@@ -410,6 +416,7 @@ def _model_node(model: object, dataset: JsonObject) -> JsonDict:
         raise ConfigError("the model is a lambda, which has no name to import it by; write a class or a function")
     if "<locals>" in cls.__qualname__:
         raise ConfigError(f"{cls.__name__} is defined inside a function, where it cannot be imported; move it out")
+    _refuse_edited(cls)
     path = f"{cls.__module__}.{cls.__qualname__}"
     if is_net:
         loops = dataset.get("self_loops", True)
@@ -418,6 +425,23 @@ def _model_node(model: object, dataset: JsonObject) -> JsonDict:
     if dataclasses.is_dataclass(model) and not isinstance(model, type):
         node |= {field.name: vars(model)[field.name] for field in dataclasses.fields(model) if field.init}
     return node
+
+
+def _refuse_edited(cls: Callable[..., object]) -> None:
+    """ConfigError where its file is another one than when it was first given: this process has the class as it was,
+    ranks that import it as it is."""
+    file = vars(sys.modules.get(cls.__module__, sys)).get("__file__")
+    if cls.__module__ != "__main__" and isinstance(file, str) and os.path.isfile(file):
+        now = file_hash(Path(file))
+        if _GIVEN.setdefault(cls, now) != now:
+            raise ConfigError(
+                f"{file} has changed since {cls.__qualname__} of it was first given: start a new process, or "
+                f"importlib.reload({cls.__module__}) and give the new class"
+            )
+
+
+_GIVEN: weakref.WeakKeyDictionary[Callable[..., object], str] = weakref.WeakKeyDictionary()
+"""The classes that were given for models -> SHA-256 of their files then."""
 
 
 def _refuse_main(model: JsonObject) -> None:
@@ -446,7 +470,31 @@ def _spelled(overrides: Mapping[str, object], prefix: str = "") -> Iterator[str]
             yield f"{prefix}{key}={_value(value)}"
 
 
+def _plain(value: object, key: str) -> object:
+    """As YAML has it, in which a run keeps its settings: numbers of NumPy and torch become Python's. ConfigError where
+    it is none."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each, f"{key}.{name}") for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each, f"{key}[{i}]") for i, each in enumerate(value)]
+    value = _number(value)
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    raise ConfigError(
+        f"{key} is a {type(value).__name__}, which no file of settings holds: give numbers, text or lists"
+    )
+
+
+def _number(value: object) -> object:
+    """A number of NumPy or torch as Python has it; anything else as it is."""
+    import numpy as np
+    import torch
+
+    return value.item() if isinstance(value, np.generic | np.ndarray | torch.Tensor) and value.ndim == 0 else value
+
+
 def _value(value: object) -> str:
+    value = _number(value)
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list | tuple):

@@ -1,7 +1,9 @@
-"""What does not fit into this machine's memory, or on its disk, is refused before it is allocated or written."""
+"""What does not fit into this machine's memory, on its disk or into its limits is refused before it is begun."""
 
 from __future__ import annotations
 
+import math
+import resource
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,3 +57,15 @@ def require_memory(nbytes: float, what: str, change: str) -> None:
         raise ValueError(
             f"{what} needs {nbytes / 2**30:,.0f} GiB at least, this machine has {there / 2**30:.0f}: {change}"
         )
+
+
+def require_files(count: int, what: str, change: str) -> None:
+    """So many may be open at once in this process, and in those that it starts; ValueError where they cannot."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (math.inf if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    if hard < count:
+        raise ValueError(
+            f"{what} has {count:,} files open at once, and the limit is {hard:,}: raise it (ulimit -n), or {change}"
+        )
+    if soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, limits[1]))

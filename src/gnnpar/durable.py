@@ -100,6 +100,28 @@ def refuse_link_of_others(path: Path) -> None:
                 raise WriteError(errno.EPERM, "it is a symbolic link of another user", str(place))
 
 
+def planted(path: Path) -> Path | None:
+    """The first part of a path that another user has put into a folder which everybody may write to, as /tmp: it is
+    neither this user's, root's nor of whom that folder is."""
+    for place in _places_on_the_way(path.absolute()):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            above, there = place.parent.lstat(), place.lstat()
+            trusted = {0, above.st_uid} - _overflow_uid()
+            if above.st_mode & stat.S_IWOTH and not is_mine(there) and there.st_uid not in trusted:
+                return place
+    return None
+
+
+def refuse_planted(folder: Path) -> None:
+    """WriteError where another user has made a folder that is to be written into, or one above it, in the way of all:
+    he may exchange it."""
+    if (place := planted(folder)) is not None:
+        raise WriteError(errno.EPERM, f"{OF_ANOTHER}; name another folder", str(place))
+
+
+OF_ANOTHER = "another user has put it into a folder that everybody may write to"
+
+
 def make_folder(folder: Path) -> None:
     """With those above it, where they are not there. WriteError where a link of another user is on the way."""
     refuse_link_of_others(folder)

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gnnpar.durable import WriteError, make_folder, refuse_link_of_others, refuse_links
+from gnnpar.durable import WriteError, make_folder, refuse_link_of_others, refuse_links, refuse_planted
 
 FILE = ".gnnpar.lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # flock's where the file system has none
@@ -157,8 +157,9 @@ class Lock:
 @contextmanager
 def working_in(folder: Path, *, otherwise: str, say: Callable[[str], None]) -> Iterator[None]:
     """Inside, the folder is this process's alone. Raises what `Lock.take` raises; WriteError where a link of another
-    user leads there."""
+    user leads there, or he has made it in a folder of all."""
     refuse_link_of_others(folder)
+    refuse_planted(folder)
     lock = Lock.take(folder, otherwise=otherwise, say=say)
     try:
         yield

@@ -14,6 +14,8 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 
+from gnnpar.durable import OF_ANOTHER, planted
+
 VARIABLE = "GNNPAR_OWN_MODULES"
 """The environment variable that names them to processes that this one starts: 'mine,beside:/the/folder'."""
 
@@ -39,7 +41,11 @@ _LOADED: dict[str, tuple[str, str]] = {}
 """Module -> its file and SHA-256, as they were when it was imported."""
 
 
-def _without_compiled(spec: ModuleSpec) -> ModuleSpec:
+def _own(spec: ModuleSpec) -> ModuleSpec:
+    """Without compiled code. ValueError where another user has put the file there: a scheduler may have started this
+    process in /tmp."""
+    if spec.origin is not None and (place := planted(Path(spec.origin))) is not None:
+        raise ValueError(f"{place}: {OF_ANOTHER}, and its code is not yours; copy it into a folder of yours")
     if isinstance(spec.loader, SourceFileLoader):
         spec.loader, spec.cached = _FromSource(spec.loader.name, spec.loader.path), None
     return spec
@@ -55,7 +61,7 @@ class _Parts:
         if path is None or top not in _FINDER.names or not _FINDER.holds(sys.modules.get(top)):
             return None
         spec = PathFinder.find_spec(name, path, target)
-        return None if spec is None else _without_compiled(spec)
+        return None if spec is None else _own(spec)
 
 
 class _Finder:
@@ -74,7 +80,7 @@ class _Finder:
             return None
         if (spec := PathFinder.find_spec(name, [self.folder], target)) is not None:
             self.add(name)
-            spec = _without_compiled(spec)
+            spec = _own(spec)
         return spec
 
     def holds(self, module: ModuleType | None) -> bool:

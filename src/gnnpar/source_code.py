@@ -61,16 +61,16 @@ def _has_version(name: str) -> bool:
 
 def _place(name: str) -> Path | None:
     """The folder of a package, or the file of a module, that is imported or on Python's path; None: there is none."""
-    if name in sys.modules:
-        spec, file = vars(sys.modules[name]).get("__spec__"), vars(sys.modules[name]).get("__file__")
+    module, spec, file = sys.modules.get(name), None, None
+    if module is not None:
+        spec, file = module.__spec__, vars(module).get("__file__")
     else:
-        spec, file = None, None
         with suppress(ImportError, ValueError):
             spec = find_spec(name)
-    places = list(getattr(spec, "submodule_search_locations", None) or ())
-    file = file or getattr(spec, "origin", None)
-    if places:
-        return Path(places[0])
+    if spec is not None:
+        if places := list(spec.submodule_search_locations or ()):
+            return Path(places[0])
+        file = file or spec.origin
     return Path(file) if isinstance(file, str) and file.endswith(".py") and Path(file).is_file() else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -11,7 +12,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import networkx
 import numpy as np
@@ -19,13 +20,15 @@ import psutil
 import pytest
 import scipy.sparse
 import torch
+import torch_geometric.nn
 from torch_geometric.data import Data
 
 import gnnpar
 import pyg_nets
 from conftest import environment
 from data.samples import hetero, raw_graph
-from gnnpar.api import TrainingFailed, _spelled
+from gnnpar import api
+from gnnpar.api import TrainingFailed, _settings, _spelled
 from gnnpar.config.compose import compose
 from gnnpar.data.given import as_data, write_given
 from gnnpar.data.saved import PT
@@ -280,6 +283,54 @@ def test_bad_input_is_one_line_before_ranks_start(model, data, further, line):
 def test_what_is_no_path_is_one_line(call, name):
     with pytest.raises(ValueError, match=rf"^{name}=b'x' is no path: give a str or a pathlib\.Path$"):
         call(b"x")
+
+
+FIVE: Any = 5  # no type that these arguments have
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (lambda: gnnpar.plan("gcn", "sbm", quality=FIVE), "quality=5 is no text"),
+        (lambda: gnnpar.check("gcn", worlds=FIVE), "worlds=5 must be a list of numbers of ranks"),
+        (lambda: gnnpar.check("gcn", worlds=[FIVE / 2]), r"worlds=\[2.5\] must be a list"),
+        (
+            lambda: gnnpar.load(".", device="nonsense"),
+            "device='nonsense' is none that this machine has: Expected one of",
+        ),
+        (lambda: gnnpar.load(".", device=FIVE), "device=5 is none that this machine has"),
+        (lambda: gnnpar.compare(FIVE), "runs=5 is one, or none: give a list of them"),
+        (
+            lambda: gnnpar.train(torch_geometric.nn.GCN, "sbm", **{"model.kwargs": cast("Any", {"hidden": object})}),
+            "model.kwargs.hidden is a type, which no file of settings holds",
+        ),
+    ],
+)
+def test_an_argument_of_another_type_is_one_line(call, line):
+    with pytest.raises(ValueError, match=f"^{line}"):
+        call()
+
+
+def test_numbers_of_numpy_are_those_of_python():
+    given = {"model.hidden": np.int64(8), "epochs": np.int64(1), "deterministic": np.bool_(True)}
+    numbers = _settings("gcn", "sbm", given).resolved
+    assert (numbers["model"]["hidden"], numbers["epochs"], numbers["deterministic"]) == (8, 1, True)
+    kwargs = {"hidden_channels": np.int64(8), "num_layers": np.int32(2), "dropout": np.float32(0.5)}
+    net = _settings(torch_geometric.nn.GCN, "sbm", {"model.kwargs": kwargs}).resolved["model"]["kwargs"]
+    assert net == {"hidden_channels": 8, "num_layers": 2, "dropout": 0.5}
+    assert {type(value) for value in net.values()} == {int, float}
+
+
+def test_a_class_whose_file_was_edited_is_refused(tmp_path, monkeypatch):
+    """Ranks that import it trained what the file had become, this process what it was."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (file := tmp_path / "edited_net.py").write_text("import torch\nclass Net(torch.nn.Module):\n    width = 3\n")
+    module = importlib.import_module("edited_net")
+    assert api._model_node(module.Net, {})["target"] == "edited_net.Net"
+    file.write_text(file.read_text().replace("3", "40"))
+    with pytest.raises(ConfigError, match=r"edited_net\.py has changed since Net of it was first given"):
+        api._model_node(module.Net, {})
+    assert api._model_node(importlib.reload(module).Net, {})["target"] == "edited_net.Net"
 
 
 def test_a_class_inside_a_function_is_refused():

@@ -1392,7 +1392,7 @@ def test_arguments_of_a_model_stay_the_callers(tmp_path: Path) -> None:
         kwargs = api._settings(net, None, overrides).resolved["model"]["kwargs"]
         assert kwargs == {**given, "dropout": 0.9}
     assert given == {"hidden_channels": 8, "num_layers": 2}
-    with pytest.raises(ConfigError, match="is one: give a list of them"):
+    with pytest.raises(ConfigError, match="is one, or none: give a list of them"):
         gnnpar.compare("/home/me/run")  # pyright: ignore[reportArgumentType]  # as a caller may
 
 

@@ -65,6 +65,8 @@ def run(command: str, argv: list[str]) -> int:
         argv, trusting = _trusting(argv)
         with trusting, fenced(), own_temporary_files():
             keep_torch_apart()
+            if "TORCH_LOGS" in os.environ:
+                _require_torch()
             execute: Callable[[list[str]], int] = import_module(f"gnnpar.cli.{command}").run
             return execute(argv)
     except ConfigError as error:
@@ -94,6 +96,15 @@ def run(command: str, argv: list[str]) -> int:
             raise
         refuse(ConfigError(file_line(error)), error)
         return 2 if error.errno in _WRONG_PATH else 1
+
+
+def _require_torch() -> None:
+    """ConfigError where its import fails at TORCH_LOGS, which it reads then."""
+    try:
+        import_module("torch")
+    except ValueError as error:
+        line = next(filter(None, str(error).splitlines()), "")
+        raise ConfigError(f"TORCH_LOGS={os.environ['TORCH_LOGS']}: {line}... (TORCH_LOGS=help lists them)") from error
 
 
 def _trusting(argv: Sequence[str]) -> tuple[list[str], AbstractContextManager[None]]:

@@ -7,11 +7,14 @@ a key, an empty option or a path would lead to is not there.
 from __future__ import annotations
 
 import re
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra.plugins.config_source import ConfigResult
 
 from gnnpar.config.groups import may_be_group
+from gnnpar.durable import OF_ANOTHER, planted
+from gnnpar.settings import ConfigError
 
 _OPTION = re.compile(r"\w[^/]*")
 
@@ -33,3 +36,9 @@ class OwnYaml(FileConfigSource):
         group, _, option = config_path.rpartition("/")
         named = may_be_group(group) and _OPTION.fullmatch(option) and PurePath(option).stem != "None"
         return bool(named) and super().is_config(config_path)
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """ConfigError where another user has put the file there."""
+        if (place := planted(Path(self.path) / self._normalize_file_name(config_path))) is not None:
+            raise ConfigError(f"{place}: {OF_ANOTHER}, and names what runs; copy it into a folder of yours")
+        return super().load_config(config_path)

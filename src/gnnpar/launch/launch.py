@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from gnnpar import allocator
-from gnnpar.capacity import require_memory
+from gnnpar.capacity import require_files, require_memory
 from gnnpar.comm import Communicator, interfaces, one_gpu
 from gnnpar.comm.world import Host, How, Outcome, World, num_cores
 from gnnpar.launch import joined, paced, processes
@@ -29,6 +29,7 @@ from gnnpar.settings import MAX_RANKS, Comm, Launch, Settings
 from gnnpar.track.console import say
 
 _RANK_BYTES = 100 << 20  # of an empty rank, beyond what ranks share
+_FILES, _FILES_A_PEER = 64, 8  # that a rank has open; 63 were counted among 8 ranks
 RankWork = Callable[[Communicator, Host], None]
 
 
@@ -98,6 +99,8 @@ def world_of(settings: Settings) -> World:
         how = "threads"
     if how == "processes":
         require_memory(size * _RANK_BYTES, f"world_size={size}, a process a rank,", "lower it, or set comm=threads")
+    if size > 1 and how != "threads":
+        require_files(_FILES + _FILES_A_PEER * size, f"a rank of {size}", "start fewer ranks")
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size)) if is_joined else size
     cores = num_cores() if settings.topology.cores == "auto" else settings.topology.cores
     threads = settings.threads_per_rank

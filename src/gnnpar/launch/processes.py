@@ -90,19 +90,19 @@ def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network 
             stop.ask()
         monitor = Monitor(scratch, world.size, timeout_seconds=comm.timeout_seconds * world.dilation)
         job = Job(world, work, comm, network, scratch, secrets.token_bytes(32))
-        with environment(OMP_NUM_THREADS=str(world.threads_per_rank), **NO_WORKING_DIRECTORY):
-            ranks = Ranks(world.size, job.run, fork=world.device == "cpu")
-            try:
-                with blocked(handlers):
-                    try:
-                        with postponed(handlers):
-                            ranks.start()  # before this process has other threads: see `Ranks`
-                        with received(handlers), monitor:
-                            failed = first_to_fail(ranks, how.monitor_seconds, monitor.is_over)
-                    finally:
-                        ranks.end()
-            finally:
-                stop.file = None
+        of_ranks = {"OMP_NUM_THREADS": str(world.threads_per_rank), **NO_WORKING_DIRECTORY}
+        ranks = Ranks(world.size, job.run, fork=world.device == "cpu")
+        try:
+            with blocked(handlers):
+                try:
+                    with postponed(handlers), environment(**of_ranks):  # other threads may start programs meanwhile
+                        ranks.start()  # before this process has other threads: see `Ranks`
+                    with received(handlers), monitor:
+                        failed = first_to_fail(ranks, how.monitor_seconds, monitor.is_over)
+                finally:
+                    ranks.end()
+        finally:
+            stop.file = None
         if failed is not None:
             raise RankFailed(monitor.failure or blame(failed, ranks.exit_codes[failed], read_failures(scratch)))
     if _INTERRUPTED in ranks.exit_codes.values():

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import os
-import resource
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnpar.capacity import require_disk
+from gnnpar.capacity import require_disk, require_files
 from gnnpar.data.columns import Column, ColumnWriter
 from gnnpar.data.external import EDGE_TYPES
 from gnnpar.data.stored import CHUNK_EDGES, OnProgress, Stored, no_progress, row_chunks
@@ -49,7 +48,8 @@ def write_shards(
     """
     if out.exists():
         raise ValueError(f"out={out} is there already: remove it, or name another folder")
-    allow_files(parts**2 * (1 + edge_ids + len(graph.carried)) + 64)
+    files = parts**2 * (1 + edge_ids + len(graph.carried)) + 64  # a scratch file a pair of parts
+    require_files(files, f"writing {parts} parts", "cut fewer parts")
     try:
         make_folder(out.parent)
         of_edge = 4 + sum(values.dtype.itemsize * math.prod(values.shape[1:]) for values in graph.carried.values())
@@ -71,17 +71,6 @@ def write_shards(
             f"out={out} cannot be written: {error.strerror or error}; give it room, or another place"
         ) from error
     return manifest
-
-
-def allow_files(count: int) -> None:
-    """So many may be open at once: a scratch file a pair of parts."""
-    soft, hard = (math.inf if n == resource.RLIM_INFINITY else n for n in resource.getrlimit(resource.RLIMIT_NOFILE))
-    if hard < count:
-        raise ValueError(
-            f"{count} files must be open at once, but the limit is {hard}: raise it (ulimit -Hn), or cut fewer parts"
-        )
-    if soft < count:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (count, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
 class _Writer:

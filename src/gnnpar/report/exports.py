@@ -124,10 +124,12 @@ def row_table(rows: Sequence[JsonObject], baseline: str) -> Table:
 
 
 def inert(cell: Json) -> Json:
-    """What a spreadsheet would take for a formula begins with an apostrophe; what a terminal would obey is escaped."""
-    if not isinstance(cell, str):
-        return cell
-    return f"'{printable(cell)}" if cell.lstrip().startswith(("=", "+", "-", "@")) else printable(cell)
+    """What a spreadsheet would take for a formula begins with an apostrophe, also after a semicolon, which some cut
+    cells at; what a terminal would obey is escaped."""
+    return _FORMULA.sub(r"\1'\2", printable(cell)) if isinstance(cell, str) else cell
+
+
+_FORMULA = re.compile(r"(^|;)(\s*[=+@＝＋－＠-])")  # noqa: RUF001  # the wide forms, which some take for them too
 
 
 def markdown_cell(text: str) -> str:

@@ -117,7 +117,14 @@ def load(
         raise ValueError(
             f"which={which!r} is neither 'best' nor 'last': name one of them, or give a checkpoint's folder"
         )
-    return opened(*find(path_of(run, "run"), which, trust=trust), device)
+    place = path_of(run, "run")
+    try:
+        there = torch.device(device)
+        torch.empty(0, device=there)
+    except (RuntimeError, TypeError, AssertionError) as error:  # the last: a torch without CUDA
+        line = str(error).split("\n", maxsplit=1)[0]
+        raise ValueError(f"device={device!r} is none that this machine has: {line}") from error
+    return opened(*find(place, which, trust=trust), there)
 
 
 def opened(found: Checkpoint, settings: Settings, device: str | torch.device = "cpu") -> Trained:
