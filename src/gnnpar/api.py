@@ -17,7 +17,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -63,8 +63,20 @@ def _apart() -> Iterator[None]:
         except FileNotFoundError as error:
             raise ConfigError("the working directory has been removed; change into another one") from error
         keep_torch_apart()
-        with own_temporary_files(lasting=True):
+        with own_temporary_files(lasting=True), _torch_as_usual():
             yield
+
+
+@contextmanager
+def _torch_as_usual() -> Iterator[None]:
+    """Gradients are computed, and tensors are made on the CPU where nothing else is said, whatever the caller has set:
+    ranks that are forked have that, too, and those that are started anew do not."""
+    if (torch := sys.modules.get("torch")) is None:
+        yield
+        return
+    elsewhere = torch.get_default_device().type != "cpu"
+    with torch.inference_mode(False), torch.enable_grad(), torch.device("cpu") if elsewhere else nullcontext():
+        yield
 
 
 _ONE_AT_A_TIME = ThreadLock()

@@ -211,7 +211,8 @@ def _is_private(group: int) -> bool:
     except KeyError:
         return False
     own = {me.pw_name, "root"}
-    if set(there.gr_mem) - own or group in _overflow("gid"):
+    entries = [there, *(each for each in grp.getgrall() if each.gr_gid == group)]  # several names may have one number
+    if any(set(each.gr_mem) - own for each in entries) or _overflow("gid"):  # or it is a container's name for another
         return False
     shared = any(user.pw_gid == group and user.pw_name not in own for user in pwd.getpwall())
     own_name = there.gr_name == me.pw_name if group == me.pw_gid else group == 0

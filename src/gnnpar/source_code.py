@@ -63,7 +63,7 @@ def _place(name: str) -> Path | None:
     """The folder of a package, or the file of a module, that is imported or on Python's path; None: there is none."""
     module, spec, file = sys.modules.get(name), None, None
     if module is not None:
-        spec, file = module.__spec__, vars(module).get("__file__")
+        spec, file = map(vars(module).get, ("__spec__", "__file__"))
     else:
         with suppress(ImportError, ValueError):
             spec = find_spec(name)

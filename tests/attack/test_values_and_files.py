@@ -1266,6 +1266,13 @@ with torch.autocast("cpu", dtype=torch.bfloat16):
     assert train("b") == usual
     assert torch.get_default_dtype() == torch.float64
     assert torch.is_autocast_enabled("cpu")
+torch.set_default_dtype(torch.float32)
+torch.backends.cuda.matmul.fp32_precision = "tf32"
+with torch.inference_mode(), torch.device("meta"):
+    assert train("c") == usual
+with torch.no_grad():
+    assert train("d") == usual
+assert torch.backends.cuda.matmul.fp32_precision == "tf32"
 assert usual
 """
 

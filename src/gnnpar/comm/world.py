@@ -123,7 +123,7 @@ class World:
         if self.deterministic:
             torch.use_deterministic_algorithms(True)
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.backends.cuda.matmul.allow_tf32 = self.tf32
+        set_tf32("tf32" if self.tf32 else "ieee")
 
     @property
     def dilation(self) -> float:
@@ -139,6 +139,15 @@ class World:
     def oversubscribed(self) -> bool:
         """More threads than physical cores: bytes, memory and accuracy stand, times do not."""
         return self.num_threads > self.cores * self.dilation
+
+
+def set_tf32(precision: str) -> None:
+    """'tf32', 'ieee' or 'none' (torch's own default) for products of matrices on a GPU. torch has two switches for it,
+    and raises where one of them alone was set."""
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cuda.matmul.fp32_precision = precision
 
 
 def _no() -> bool:

@@ -66,7 +66,9 @@ def results_apart(launcher: Launcher, folder: Path, *, known: Sequence[str]) -> 
     if "setup" in params:  # of Slurm alone
         given = {name: os.environ[name] for name in (*_GUARDS, *known) if name in os.environ}
         exported = given | {"SLURM_EXPORT_ENV": "ALL"}
-        params["setup"] = [*(f"export {name}={shlex.quote(value)}" for name, value in exported.items()), *setup]
+        exports = (f"export {name}={shlex.quote(value)}" for name, value in exported.items())
+        here = f"cd -- {shlex.quote(os.getcwd())} || exit 1"  # where a node has no such folder, Slurm begins in /tmp
+        params["setup"] = [here, *exports, *setup]
     try:
         yield
         shutil.rmtree(own, ignore_errors=True)

@@ -13,6 +13,7 @@ import math
 import os
 import signal
 import stat
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -363,7 +364,10 @@ class Resuming:
 
 
 def _import_optuna() -> None:
-    """It imports matplotlib, which evaluates a matplotlibrc of the working directory."""
+    """It imports matplotlib, which evaluates a matplotlibrc of the working directory, and would remove a folder of its
+    own when this process ends, after that of all temporary files is gone."""
+    if not os.access(os.path.expanduser("~/.config"), os.W_OK):
+        os.environ.setdefault("MPLCONFIGDIR", tempfile.gettempdir())
     with suppress(ImportError), chdir(conf_dir()):
         importlib.import_module("optuna")
 

@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 from gnnpar import allocator
 from gnnpar.capacity import require_files, require_memory
 from gnnpar.comm import Communicator, interfaces, one_gpu
-from gnnpar.comm.world import Host, How, Outcome, World, num_cores
+from gnnpar.comm.world import Host, How, Outcome, World, num_cores, set_tf32
 from gnnpar.launch import joined, paced, processes
 from gnnpar.launch.environment import agent, check_rank, number, restarts_allowed
 from gnnpar.launch.monitor import RankFailed, failure_of
@@ -203,7 +203,7 @@ def _threads(world: World, work: Work, stop: Stop) -> None:
     from gnnpar.comm import ThreadWorld
 
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    tf32, dtype = torch.backends.cuda.matmul.allow_tf32, torch.get_default_dtype()
+    precision, dtype = str(torch.backends.cuda.matmul.fp32_precision), torch.get_default_dtype()
     autocast = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
     world.prepare_torch()
     allocator.keep_freed()
@@ -226,7 +226,7 @@ def _threads(world: World, work: Work, stop: Stop) -> None:
         torch.set_num_threads(before[0])
         if world.deterministic:
             torch.use_deterministic_algorithms(before[1])
-        torch.backends.cuda.matmul.allow_tf32 = tf32
+        set_tf32(precision)
         torch.set_default_dtype(dtype)
         for device in autocast:
             torch.set_autocast_enabled(device, True)

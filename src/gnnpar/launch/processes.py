@@ -91,7 +91,8 @@ def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network 
         monitor = Monitor(scratch, world.size, timeout_seconds=comm.timeout_seconds * world.dilation)
         job = Job(world, work, comm, network, scratch, secrets.token_bytes(32))
         of_ranks = {"OMP_NUM_THREADS": str(world.threads_per_rank), **NO_WORKING_DIRECTORY}
-        ranks = Ranks(world.size, job.run, fork=world.device == "cpu")
+        with environment(**of_ranks):
+            ranks = Ranks(world.size, job.run, fork=world.device == "cpu")
         try:
             with blocked(handlers):
                 try:

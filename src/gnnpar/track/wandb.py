@@ -28,6 +28,7 @@ import annotated_types as at
 from gnnpar.deadline import within
 from gnnpar.durable import JsonDict, JsonObject, refuse_others, require_file, write_json_whole
 from gnnpar.printable import counted
+from gnnpar.scratch import lasting_socket_folder
 from gnnpar.track import keys
 from gnnpar.track.console import Console, complain, say
 from gnnpar.track.tracker import Tee, Tracker
@@ -178,11 +179,31 @@ def load(*, entity: str | None) -> ModuleType:
     if os.path.dirname(MEDIA_TMP.name) != tempfile.gettempdir() or not os.path.isdir(MEDIA_TMP.name):  # of a run before
         MEDIA_TMP.name = tempfile.mkdtemp()
         wandb.teardown()  # its own process has them, too
-    wandb.setup(settings=wandb.Settings(silent=True, disable_git=True))
-    if "-tcp-" in os.environ.get("WANDB_SERVICE", ""):  # no password there, and it sends the API key
+    _serve(wandb)
+    return wandb
+
+
+def _serve(wandb: ModuleType) -> None:
+    """Wandb's process beside this one, where it is not there. ValueError where it can make no socket: it then listens
+    at a port, for who can fill the file system of its folder; there is no password, and it writes files and sends the
+    API key."""
+    before = os.environ.get("TMPDIR")
+    if os.getpid() not in _SOCKETS:
+        _SOCKETS[os.getpid()] = lasting_socket_folder()
+    try:
+        if (apart := _SOCKETS[os.getpid()]) is not None:
+            os.environ["TMPDIR"] = str(apart)
+        wandb.setup(settings=wandb.Settings(silent=True, disable_git=True))
+    finally:
+        os.environ.pop("TMPDIR", None)
+        os.environ |= {} if before is None else {"TMPDIR": before}
+    if "-tcp-" in os.environ.get("WANDB_SERVICE", ""):
         wandb.teardown()
         raise ValueError("it has no folder for its socket, and listens at a port for all users; set TMPDIR")
-    return wandb
+
+
+_SOCKETS: dict[int, Path | None] = {}
+"""Process -> the folder for the socket that it has made."""
 
 
 def _forget_service_of_others() -> None:
@@ -251,9 +272,10 @@ def begin(wandb: ModuleType, config: Wandb, run_dir: Path, mode: str, run_id: st
 
 def _begin(wandb: ModuleType, config: Wandb, run_dir: Path, mode: str, run_id: str, arguments: JsonObject) -> Run:
     """wandb.init without what disturbs a measurement: no console capture, no sampling of the system, no code. Nor git,
-    which runs programs that the settings of a checkout name: the working directory may be somebody else's. Every start
-    is a new run, whatever WANDB_RESUME says: wandb would note its id in a file that may be a link."""
+    which runs programs that the settings of a checkout name: the working directory may be somebody else's. Nor what
+    lies in its folder under names that it writes to, as wandb-resume.json with WANDB_RESUME=auto."""
     _drop_links(run_dir)
+    _serve(wandb)
     settings = wandb.Settings(
         silent=True,
         console="off",
@@ -268,7 +290,6 @@ def _begin(wandb: ModuleType, config: Wandb, run_dir: Path, mode: str, run_id: s
         dir=str(run_dir),
         mode=mode,
         id=run_id,
-        resume="never",
         reinit="create_new",
         settings=settings,
         project=config.project,
@@ -278,11 +299,12 @@ def _begin(wandb: ModuleType, config: Wandb, run_dir: Path, mode: str, run_id: s
 
 
 def _drop_links(run_dir: Path) -> None:
-    """Of wandb's folder in that of a run, which another may have put there; it makes its own anew."""
+    """Of wandb's folder in that of a run, and second names of files, which another may have put there; it makes its own
+    links anew."""
     for name in ("wandb", ".wandb"):
         with suppress(FileNotFoundError):
             for entry in list(os.scandir(run_dir / name)):
-                if entry.is_symlink():
+                if entry.is_symlink() or (entry.is_file() and os.lstat(entry).st_nlink > 1):
                     os.unlink(entry)
 
 
