@@ -130,17 +130,19 @@ def make_folder(folder: Path) -> None:
 
 def make_own_folder(folder: Path) -> None:
     """As `make_folder`, for programs that the user is going to start. WriteError where another user can exchange what
-    is written into it: he has made it, or may write to it. A new one is not his to write to, whatever the umask and
-    lists of what lies above."""
-    new = not folder.exists()
-    make_folder(folder)
+    is written into it: he has made it, or may write to it. New ones, of those above it, too, are not his to write to,
+    whatever the umask and lists of what lies above."""
+    refuse_planted(folder)
+    refuse_link_of_others(folder)
+    for missing in reversed([place for place in (folder, *folder.parents) if not os.path.lexists(place)]):
+        missing.mkdir(mode=0o700)  # a list of the folder above counts no more than this
+        with suppress(OSError, AttributeError):  # a file system, or a system, without lists
+            os.removexattr(missing, "system.posix_acl_default")
+        missing.chmod(0o755 & ~umask())
     for there in (folder.lstat(), folder.stat()):  # what has the name, which may be a link of one's own, and the folder
         if not _is_mine_or_roots(folder, there):
             said = "it belongs to another user, who can exchange what is written there"
             raise WriteError(errno.EPERM, said, str(folder))
-    if new:
-        folder.chmod(there.st_mode & 0o755)
-        there = folder.stat()
     if _is_open_to_others(folder, there) and not there.st_mode & stat.S_ISVTX:
         raise WriteError(errno.EPERM, "others can exchange what is written there; chmod go-w", str(folder))
 
@@ -259,6 +261,16 @@ def require_writable(file: Path) -> None:
         raise WriteError(errno.EPERM, "it is another user's, and stays where it is; name another file", str(file))
 
 
+def umask() -> int:
+    """Of this process. Asked of the system, which has no call to read it, it would be another one for a moment."""
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as lines:
+            return next(int(line.split()[1], 8) for line in lines if line.startswith("Umask:"))
+    except (OSError, StopIteration):
+        os.umask(found := os.umask(0o077))
+        return found
+
+
 @contextmanager
 def open_whole(file: Path, *, sync: bool = False, program: bool = False) -> Iterator[BinaryIO]:
     """A new file to write: it takes its name when the block ends, and is removed where the block raises.
@@ -270,10 +282,11 @@ def open_whole(file: Path, *, sync: bool = False, program: bool = False) -> Iter
     refuse_link_of_others(file.parent)
     try:
         partial.unlink(missing_ok=True)  # of a process that was killed, or a link of somebody else
-        with partial.open("xb+") as out:
-            if program:
-                os.fchmod(out.fileno(), os.fstat(out.fileno()).st_mode & 0o755)
+        mode = 0o600 if program else 0o666  # a list of the folder counts no more than this, from the first moment on
+        with os.fdopen(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb+") as out:
             yield out
+            if program:
+                os.fchmod(out.fileno(), 0o644 & ~umask())
             out.flush()
             if sync:
                 os.fsync(out.fileno())

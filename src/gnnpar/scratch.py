@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from itertools import islice
 from pathlib import Path
 
-from gnnpar.durable import WriteError, is_mine, refuse_others
+from gnnpar.durable import WriteError, is_mine, refuse_others, umask
 from gnnpar.folder_lock import FILE, FolderInUse, working_in
 
 PREFIX = "gnnpar-scratch-"
@@ -184,8 +184,7 @@ def folder_beside(out: Path) -> Iterator[Path]:
 
 def take_name(folder: Path, out: Path) -> None:
     """A folder of `folder_beside` becomes `out`, for whom the umask says."""
-    os.umask(umask := os.umask(0o077))
-    folder.chmod(0o777 & ~umask)
+    folder.chmod(0o777 & ~umask())
     folder.rename(out)
 
 

@@ -3,16 +3,29 @@ libraries, states of the program around."""
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
+import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import gnnpar
 from conftest import Run, environment
+from gnnpar import durable, own_modules
+from gnnpar.cli.main import run
+from gnnpar.config import submitit_jobs
+from gnnpar.launch import processes
+from gnnpar.report.exports import inert
+from gnnpar.targets import locate
+from gnnpar.track import jsonl, wandb
 
 TINY = ("dataset=sbm", "dataset.num_nodes=60", "strategy=single", "epochs=1")
+OTHER = 4242
+"""The number of another user."""
 
 
 def test_wandb_writes_through_no_link(tmp_path: Path, run_cli: Run) -> None:
@@ -56,3 +69,220 @@ def test_what_torch_cannot_read_of_the_environment_is_one_line(run_cli: Run) -> 
     done = run_cli("train", *TINY, TORCH_LOGS="garbage")
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("gnnpar: TORCH_LOGS=garbage: Invalid log settings: garbage")
+
+
+# --- what another user has put into a folder of all
+
+
+@pytest.fixture
+def of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The working directory: one as /tmp is, where a scheduler begins on a node that has not the user's."""
+    monkeypatch.setattr(own_modules, "_FINDER", own_modules._Finder())
+    monkeypatch.setenv(own_modules.VARIABLE, "")
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    (folder := tmp_path / "all").mkdir()
+    folder.chmod(0o1777)
+    monkeypatch.chdir(folder)
+    yield folder
+    for name in ("planted_net", "helper_of_net"):
+        sys.modules.pop(name, None)
+
+
+def test_a_module_of_another_user_is_not_imported(of_all: Path) -> None:
+    """A rank that Slurm had started in /tmp, as its node had no such folder, imported the module that lay there."""
+    (file := of_all / "planted_net.py").write_text("open('mark', 'w')\nclass Net: pass\n")
+    os.chown(file, OTHER, OTHER)
+    with pytest.raises(ValueError, match=r"planted_net\.py: another user has put it into a folder that everybody may"):
+        locate("planted_net.Net")
+    assert not (of_all / "mark").exists()
+    os.chown(file, os.geteuid(), os.getegid())
+    file.write_text("import helper_of_net\nclass Net: pass\n")
+    (of_all / "helper_of_net.py").write_text("open('mark', 'w')\n")
+    os.chown(of_all / "helper_of_net.py", OTHER, OTHER)
+    with pytest.raises(ValueError, match=r"helper_of_net\.py: another user has put it"):
+        locate("planted_net.Net")
+    assert not (of_all / "mark").exists()
+    os.chown(of_all / "helper_of_net.py", os.geteuid(), os.getegid())
+    assert isinstance(locate("planted_net.Net"), type), "the user's own"
+
+
+def test_a_package_in_a_folder_of_another_user_is_not_imported(of_all: Path) -> None:
+    (of_all / "planted_net").mkdir()
+    (of_all / "planted_net" / "__init__.py").write_text("open('mark', 'w')\nclass Net: pass\n")
+    os.chown(of_all / "planted_net", OTHER, OTHER)
+    with pytest.raises(ValueError, match="planted_net: another user has put it into a folder that everybody may"):
+        locate("planted_net.Net")
+    assert not (of_all / "mark").exists()
+
+
+def test_yaml_of_another_user_is_not_read(of_all: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A job of Slurm that was started in /tmp composed `hydra/sweeper/basic.yaml` of there, which set PYTHONPATH."""
+    (of_all / "model").mkdir()
+    (file := of_all / "model" / "planted.yaml").write_text("_target_: gnnpar.models.gcn.GCN\n")
+    assert run("train", [*TINY, "model=planted", "hydra.run.dir=mine"]) == 0
+    os.chown(file, OTHER, OTHER)
+    assert run("train", [*TINY, "model=planted", "hydra.run.dir=theirs"]) == 0, "he may write to its folder no more"
+    os.chown(of_all / "model", OTHER, OTHER)
+    capsys.readouterr()
+    assert run("train", [*TINY, "model=planted", "hydra.run.dir=theirs"]) == 2
+    assert f"{of_all}/model: another user has put it into a folder that everybody may" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("sweep", [False, True])
+def test_a_folder_that_another_user_has_made_is_no_runs(
+    of_all: Path, capsys: pytest.CaptureFixture[str], sweep: bool
+) -> None:
+    """He exchanged it for a link to another run, whose result was removed and whose checkpoints were moved."""
+    (of_all / "theirs").mkdir()
+    os.chown(of_all / "theirs", OTHER, OTHER)
+    where = ["-m", "hydra.sweep.dir=theirs/mine"] if sweep else ["hydra.run.dir=theirs/mine"]
+    assert run("train", [*TINY, *where]) == 2
+    assert "theirs cannot be written: another user has put it" in capsys.readouterr().err
+    assert os.listdir(of_all / "theirs") in ([], ["mine"])
+
+
+def test_programs_are_written_into_no_folder_that_another_user_has_made(of_all: Path) -> None:
+    (of_all / "theirs").mkdir()
+    os.chown(of_all / "theirs", OTHER, OTHER)
+    with pytest.raises(durable.WriteError, match="theirs cannot be written: another user has put it"):
+        durable.make_own_folder(of_all / "theirs" / "export")
+
+
+def test_whom_a_folder_of_all_belongs_to_is_trusted_there(of_all: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a folder of the host that a container mounts; but no number that stands for several users."""
+    os.chown(of_all, OTHER, OTHER)
+    (of_all / "file").touch()
+    os.chown(of_all / "file", OTHER, OTHER)
+    assert durable.planted(of_all / "file") is None
+    monkeypatch.setattr(durable, "_overflow_uid", lambda: {OTHER})
+    assert durable.planted(of_all / "file") == of_all / "file"
+
+
+def test_a_program_is_nobody_elses_to_write_to_at_any_time(tmp_path: Path) -> None:
+    """A list of the folder above let another user open it between its creation and its chmod, or own what lay above."""
+    before = os.umask(0)
+    try:
+        with durable.open_whole(tmp_path / "program", program=True) as out:
+            assert os.fstat(out.fileno()).st_mode & 0o777 == 0o600
+        durable.make_own_folder(tmp_path / "a" / "b")
+        with durable.open_whole(tmp_path / "data") as out:
+            assert os.fstat(out.fileno()).st_mode & 0o777 == 0o666, "lists and umask say who shares data"
+    finally:
+        os.umask(before)
+    modes = [(tmp_path / name).stat().st_mode & 0o777 for name in ("program", "a", "a/b")]
+    assert modes == [0o644, 0o755, 0o755]
+    assert durable.umask() == before
+
+
+def test_a_group_of_a_container_is_nobodys_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There root's group may be any of the host's; and a number may have several names, with members of their own."""
+    assert durable._is_private(0)
+    monkeypatch.setattr(durable, "_overflow", lambda kind: {65_534})
+    assert not durable._is_private(0)
+    monkeypatch.setattr(durable, "_overflow", lambda kind: set())
+    second = types.SimpleNamespace(gr_gid=0, gr_name="team", gr_mem=["somebody"])
+    monkeypatch.setattr(durable.grp, "getgrall", lambda: [durable.grp.getgrgid(0), second])
+    assert not durable._is_private(0)
+
+
+class Launcher:
+    """One of submitit, by its module."""
+
+    __module__ = "hydra_plugins.hydra_submitit_launcher.launcher"
+
+    def __init__(self, folder: str) -> None:
+        self.params: dict[str, object] = {"submitit_folder": folder, "setup": ["module load cuda"]}
+
+
+def test_a_job_of_slurm_begins_where_the_sweep_did_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (folder := tmp_path / "it's here").mkdir()
+    monkeypatch.chdir(folder)
+    launcher = Launcher(f"{tmp_path}/sweep/.submitit/%j")
+    with submitit_jobs.results_apart(launcher, tmp_path / "sweep", known=()):
+        lines = launcher.params["setup"]
+    assert isinstance(lines, list)
+    for there, said in ((True, f"{folder}\n"), (False, "")):
+        done = subprocess.run(["bash"], input="\n".join([lines[0], "pwd"]), cwd="/", capture_output=True, text=True)
+        assert (done.stdout, done.returncode) == (said, int(not there)), done.stderr
+        if there:
+            monkeypatch.chdir(tmp_path)
+            folder.rmdir()
+
+
+# --- wandb's process
+
+
+def test_every_start_of_wandbs_process_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a run which is kept offline, as no server answers, was not: it took a port where /tmp was full."""
+    (tmp_path / "run").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr(wandb, "_SOCKETS", {})
+    monkeypatch.setattr(wandb, "_LONGEST", 100, raising=False)
+    monkeypatch.setattr("gnnpar.scratch._LONGEST_OF_SOCKETS", 1000)
+    before, places = os.environ.get("TMPDIR"), list[str]()
+
+    def setup(**_: object) -> None:
+        places.append(os.environ["TMPDIR"])
+        monkeypatch.setenv("WANDB_SERVICE", "3-1-tcp-localhost-4000")
+
+    module = types.ModuleType("wandb")
+    vars(module).update(Settings=dict, setup=setup, teardown=lambda: None, init=lambda **_: pytest.fail("it began"))
+    with pytest.raises(ValueError, match="it has no folder for its socket, and listens at a port for all users"):
+        wandb._begin(module, wandb.Wandb(mode="offline"), tmp_path, "offline", "id", {})
+    assert [Path(place).parent for place in places] == [tmp_path / "run"], "which others cannot fill"
+    assert os.environ.get("TMPDIR") == before
+
+
+# --- files that grow when they are read
+
+
+def test_rows_beyond_memory_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """30 MB of `{"epoch":0}` took 700 MB, and 1 GB of them an hour."""
+    (tmp_path / "metrics.jsonl").write_text('{"epoch": 0}\n' * 100)
+    monkeypatch.setattr(jsonl, "memory_bytes", lambda: 50 * 13 * 10)
+    assert len(jsonl.read_rows(tmp_path)) == 10
+    assert "metrics.jsonl has more rows than memory holds: the first 10 are read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("cell", "shown"),
+    [
+        ("x;=HYPERLINK(A1)", "x;'=HYPERLINK(A1)"),
+        ("x; @y;z", "x;' @y;z"),
+        ("\uff1d1+1", "'\uff1d1+1"),
+        ("=1", "'=1"),
+        ("a=1", "a=1"),
+        ("chunks=8;bits=4", "chunks=8;bits=4"),
+        ("-1", "'-1"),
+        (3, 3),
+    ],
+)
+def test_no_cell_is_a_formula(cell: str | int, shown: str | int) -> None:
+    """Some spreadsheets cut cells at a semicolon, and read the wide forms of signs."""
+    assert inert(cell) == shown
+
+
+# --- the program around
+
+
+def test_programs_that_another_thread_starts_know_nothing_of_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While gnnpar.train ran, `gnnpar train` of another thread found no class of the working directory."""
+    seen: list[set[str]] = []
+    wait = processes.first_to_fail
+
+    def waiting(*given: object) -> int | None:
+        seen.append(os.environ.keys() & {"GNNPAR_LOOKED_UP", "OMP_NUM_THREADS"})
+        return wait(*given)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(processes, "first_to_fail", waiting)
+    small = {"dataset.num_nodes": 60, "threads_per_rank": 1}
+    gnnpar.train("gcn", "sbm", strategy="graph_parallel", world_size=2, epochs=1, folder=tmp_path / "run", **small)
+    assert seen == [set()]

@@ -105,8 +105,7 @@ def install(home: Path) -> None:
     for place in reversed([path for path in (script.parent, *script.parent.parents) if not path.exists()]):
         place.mkdir(mode=0o700)  # the shell runs what lies there: the umask may let others write to it
     refuse_others(script.parent)
-    with open_whole(script) as out:
-        os.fchmod(out.fileno(), 0o600)
+    with open_whole(script, program=True) as out:
         out.write(SCRIPT.encode())
     line = f". {shlex.quote(str(script))}"
     text = ""

@@ -126,10 +126,13 @@ def row_table(rows: Sequence[JsonObject], baseline: str) -> Table:
 def inert(cell: Json) -> Json:
     """What a spreadsheet would take for a formula begins with an apostrophe, also after a semicolon, which some cut
     cells at; what a terminal would obey is escaped."""
-    return _FORMULA.sub(r"\1'\2", printable(cell)) if isinstance(cell, str) else cell
+    if not isinstance(cell, str):
+        return cell
+    begins = re.match(rf"\s*[{_OF_FORMULAS}]", cell) is not None
+    return "'" * begins + re.sub(rf";(?=\s*[{_OF_FORMULAS}])", ";'", printable(cell))
 
 
-_FORMULA = re.compile(r"(^|;)(\s*[=+@＝＋－＠-])")  # noqa: RUF001  # the wide forms, which some take for them too
+_OF_FORMULAS = "=+@＝＋－＠-"  # noqa: RUF001  # the wide forms, too, which some take for them
 
 
 def markdown_cell(text: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from gnnpar.capacity import memory_bytes
 from gnnpar.durable import (
     DISK_FULL,
     JsonDict,
@@ -19,6 +20,7 @@ from gnnpar.durable import (
     write_text_whole,
 )
 from gnnpar.track import keys
+from gnnpar.track.console import complain
 
 FILE = "metrics.jsonl"
 _LONGEST = 1 << 24
@@ -101,15 +103,23 @@ class Jsonl:
 
 
 def read_rows(run_dir: Path) -> list[JsonDict]:
-    """The rows of a run, up to the first line that is none: the last may be cut short by a kill."""
+    """The rows of a run, up to the first line that is none: the last may be cut short by a kill. Of more than memory
+    holds, the first, with a line."""
     path = run_dir / FILE
     if not is_readable_file(path):
         return []
     rows = []
+    most = memory_bytes() // (2 * _TIMES_IN_MEMORY)
     with path.open("rb") as file:
         while (row := _row(file.readline(_LONGEST))) is not None:
+            if file.tell() > most:
+                complain(f"{path} has more rows than memory holds: the first {len(rows):,} are read")
+                break
             rows.append(row)
     return rows
+
+
+_TIMES_IN_MEMORY = 25  # how much more a row of a few bytes takes there
 
 
 def _row(line: bytes) -> JsonDict | None:
