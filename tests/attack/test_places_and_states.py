@@ -12,13 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import gnnpar
 from conftest import Run, environment
 from gnnpar import durable, own_modules
-from gnnpar.cli.main import run
+from gnnpar.cli.main import refuse, run
 from gnnpar.config import submitit_jobs
 from gnnpar.launch import processes
+from gnnpar.report import sessions
 from gnnpar.report.exports import inert
 from gnnpar.targets import locate
 from gnnpar.track import jsonl, wandb
@@ -220,7 +222,7 @@ def test_every_start_of_wandbs_process_is_looked_at(tmp_path: Path, monkeypatch:
     (tmp_path / "run").mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.setattr(wandb, "_SOCKETS", {})
-    monkeypatch.setattr(wandb, "_LONGEST", 100, raising=False)
+    monkeypatch.setattr(wandb, "_LONGEST", 1000)
     monkeypatch.setattr("gnnpar.scratch._LONGEST_OF_SOCKETS", 1000)
     before, places = os.environ.get("TMPDIR"), list[str]()
 
@@ -286,3 +288,67 @@ def test_programs_that_another_thread_starts_know_nothing_of_ranks(
     small = {"dataset.num_nodes": 60, "threads_per_rank": 1}
     gnnpar.train("gcn", "sbm", strategy="graph_parallel", world_size=2, epochs=1, folder=tmp_path / "run", **small)
     assert seen == [set()]
+
+
+FORKED = """
+import os, sys, gnnpar
+from concurrent.futures import ProcessPoolExecutor
+def train(name):
+    small = {"dataset.num_nodes": 2000, "threads_per_rank": 2}
+    return gnnpar.train("gcn", "sbm", strategy="single", folder=name, epochs=2, **small).result["loss"]
+if __name__ == "__main__":
+    mine = train("mine")
+    with ProcessPoolExecutor(1) as pool:
+        print(list(pool.map(train, ["theirs"])) == [mine])
+"""
+
+
+def test_a_process_that_one_with_threads_has_forked_trains(tmp_path: Path) -> None:
+    """It waited for ever for threads of OpenMP that its parent had."""
+    (tmp_path / "program.py").write_text(FORKED)
+    line = [sys.executable, "program.py"]
+    done = subprocess.run(
+        line, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.splitlines()[-1] == "True", done.stderr
+
+
+def test_a_run_that_goes_on_moves_no_random_numbers_of_the_program(tmp_path: Path) -> None:
+    """Each of four folds drew the same permutation after it had trained from one checkpoint."""
+    small = {"dataset.num_nodes": 60, "strategy": "single"}
+    gnnpar.train("gcn", "sbm", epochs=1, folder=tmp_path / "first", **small)
+    torch.randperm(10)
+    before = torch.get_rng_state()
+    gnnpar.train("gcn", "sbm", epochs=2, folder=tmp_path / "second", resume=str(tmp_path / "first"), **small)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_sweep_of_another_user_is_not_told_of(tmp_path: Path) -> None:
+    """compare told how to resume the sweep.json that lay in any folder above two runs."""
+    (run_dir := tmp_path / "shared" / "mine" / "run").mkdir(parents=True)
+    (tmp_path / "shared" / "sweep.json").write_text("{}")
+    assert sessions._sweep_of(run_dir) == tmp_path / "shared"
+    os.chown(tmp_path / "shared" / "sweep.json", OTHER, OTHER)
+    assert sessions._sweep_of(run_dir) is None
+
+
+def test_a_traceback_obeys_no_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("GNNPAR_TRACEBACK", "1")
+    refuse(ValueError("a\x1b[31mb"))
+    said = capsys.readouterr().err
+    assert "\x1b" not in said and said.count("\\x1b[31m") == 2 and "ValueError: a" in said
+
+
+def test_wandb_has_no_socket_where_others_may_take_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of its folder was too long, so that it took /tmp, where others could rename."""
+    monkeypatch.setattr(wandb, "_SOCKETS", {os.getpid(): tmp_path / ("x" * 100)})
+    asked: list[Path] = []
+
+    def refuse_others(place: Path) -> None:
+        asked.append(place)
+        raise durable.WriteError(1, "others may rename what lies in it", str(place))
+
+    monkeypatch.setattr(wandb, "refuse_others", refuse_others)
+    with pytest.raises(durable.WriteError, match="others may rename"):
+        wandb._serve(types.ModuleType("wandb"))
+    assert asked == [Path("/tmp")]

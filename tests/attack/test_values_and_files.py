@@ -614,7 +614,7 @@ def test_ranks_agree_on_the_code_of_packages(tmp_path: Path, monkeypatch: pytest
     monkeypatch.syspath_prepend(tmp_path)
     named = {"model": {"_target_": "gnnpar.models.pyg.model.PyG", "target": "theirs.Net"}}
     before = source_code.hashes_of(classes_in(named))
-    assert before.keys() == {"gnnpar", "gnnpar_kernels", "theirs"}
+    assert {"gnnpar", "gnnpar_kernels", "theirs"} <= before.keys()
     (tmp_path / "theirs" / "__init__.py").write_text("a = 2")
     source_code._hash.cache_clear()
     after = source_code.hashes_of(classes_in(named))

@@ -18,6 +18,7 @@ from gnnpar.config.sweep import inherited
 from gnnpar.durable import WriteError
 from gnnpar.folder_lock import release_all
 from gnnpar.launch.slurm import rank_on_host
+from gnnpar.printable import printable
 from gnnpar.scratch import own_temporary_files
 from gnnpar.settings import ConfigError
 from gnnpar.targets import TRUST, fenced
@@ -135,6 +136,6 @@ _OF_NAMES = ("compare", "status", "dashboard", "export")
 def refuse(error: ValueError, cause: Exception | None = None) -> int:
     """Say what is wrong, once a host; exit code 2."""
     if os.environ.get("GNNPAR_TRACEBACK") == "1":
-        traceback.print_exception(cause or error)
+        sys.stderr.write(printable("".join(traceback.format_exception(cause or error))))
     complain_once(str(error), rank=rank_on_host())
     return 2

@@ -26,6 +26,7 @@ from gnnpar.durable import JsonObject, WriteError, make_folder, write_text_whole
 from gnnpar.folder_lock import FolderInUse, working_in
 from gnnpar.launch.environment import check_rank
 from gnnpar.launch.slurm import as_rank
+from gnnpar.printable import printable
 from gnnpar.scratch import own_temporary_files
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track import progress
@@ -94,7 +95,7 @@ def run_job(job: HydraJob, sweep: Path) -> int:
         return 1
     except Exception as error:
         jobs.refuse_job(job.run_dir, f"{type(error).__name__}: {error}", refused=False)
-        traceback.print_exception(error)
+        sys.stderr.write(printable("".join(traceback.format_exception(error))))
         return 1
 
 
@@ -134,7 +135,7 @@ def run_one(job: HydraJob) -> int:
         return refuse(error)
     if outcome.error or outcome.status == "failed":
         if os.environ.get("GNNPAR_TRACEBACK") == "1" and outcome.traceback:
-            sys.stderr.write(outcome.traceback)
+            sys.stderr.write(printable(outcome.traceback))
         if not outcome.quiet:
             complain(outcome.error or "the run has failed and gives no reason")
     elif first and not quiet():

@@ -85,9 +85,24 @@ class Ranks:
         self._ended.close()
 
 
+def is_fork_of_threads() -> bool:
+    """Whether a process that had threads has forked this one, or one that has: OpenMP waits here for those it had."""
+    return _OF_THREADS[-1]
+
+
+_OF_THREADS = [False]  # and, in a process that forks, whether it has threads
+
+
+def _before_fork() -> None:
+    _OF_THREADS.append(_OF_THREADS[-1] or len(os.listdir("/proc/self/task")) > 1)
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=lambda: _OF_THREADS.pop())
+
+
 def has_one_thread() -> bool:
-    """Whether this process is left with one thread where it forks: numpy's OpenBLAS then ends its own."""
-    if threading.active_count() > 1:
+    """Whether this process, never a fork of threads, is left with one where it forks: numpy's OpenBLAS then ends its."""
+    if threading.active_count() > 1 or is_fork_of_threads():
         return False
     if (child := os.fork()) == 0:
         os._exit(0)

@@ -19,6 +19,7 @@ from gnnpar.comm import Communicator, interfaces, one_gpu
 from gnnpar.comm.world import Host, How, Outcome, World, num_cores, set_tf32
 from gnnpar.launch import joined, paced, processes
 from gnnpar.launch.environment import agent, check_rank, number, restarts_allowed
+from gnnpar.launch.forked import is_fork_of_threads
 from gnnpar.launch.monitor import RankFailed, failure_of
 from gnnpar.launch.namespaces import Network
 from gnnpar.launch.rendezvous import JoinedWorld
@@ -93,7 +94,7 @@ def world_of(settings: Settings) -> World:
             raise ValueError(f"strategy={name} runs on {limit} rank, but {size} were started; start {limit}")
         size = limit
     # a rank that is to be started again must be no part of the process that starts it
-    alone = size == 1 and not settings.launch.max_restarts
+    alone = size == 1 and not settings.launch.max_restarts and not is_fork_of_threads()
     how: How = "joined" if is_joined else "alone" if alone else "processes"
     if how == "processes" and size > 1 and settings.comm.backend == "threads":
         how = "threads"
@@ -203,6 +204,7 @@ def _threads(world: World, work: Work, stop: Stop) -> None:
     from gnnpar.comm import ThreadWorld
 
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    random = torch.get_rng_state(), torch.cuda.get_rng_state() if world.device == "cuda" else None
     precision, dtype = str(torch.backends.cuda.matmul.fp32_precision), torch.get_default_dtype()
     autocast = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
     world.prepare_torch()
@@ -228,6 +230,9 @@ def _threads(world: World, work: Work, stop: Stop) -> None:
             torch.use_deterministic_algorithms(before[1])
         set_tf32(precision)
         torch.set_default_dtype(dtype)
+        torch.set_rng_state(random[0])  # a run that goes on has that of its checkpoint
+        if random[1] is not None:
+            torch.cuda.set_rng_state(random[1])
         for device in autocast:
             torch.set_autocast_enabled(device, True)
 

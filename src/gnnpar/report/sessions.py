@@ -42,4 +42,7 @@ def time_again(results: Sequence[tuple[Path, Result]], baseline: str) -> list[st
 
 
 def _sweep_of(folder: Path) -> Path | None:
-    return next((parent for parent in folder.parents if (parent / MANIFEST).exists()), None)
+    """The first folder above a run that holds a sweep of whom the run is: another user may have put one there."""
+    owner = folder.stat().st_uid
+    files = (parent / MANIFEST for parent in folder.parents)
+    return next((file.parent for file in files if file.is_file() and file.stat().st_uid == owner), None)

@@ -190,9 +190,11 @@ def _serve(wandb: ModuleType) -> None:
     before = os.environ.get("TMPDIR")
     if os.getpid() not in _SOCKETS:
         _SOCKETS[os.getpid()] = lasting_socket_folder()
+    place = _SOCKETS[os.getpid()] or Path(tempfile.gettempdir())
+    if len(str(place)) > _LONGEST:
+        refuse_others(Path("/tmp"))  # noqa: S108  # there it would be, where others may take its name
     try:
-        if (apart := _SOCKETS[os.getpid()]) is not None:
-            os.environ["TMPDIR"] = str(apart)
+        os.environ["TMPDIR"] = str(place)
         wandb.setup(settings=wandb.Settings(silent=True, disable_git=True))
     finally:
         os.environ.pop("TMPDIR", None)
@@ -202,6 +204,7 @@ def _serve(wandb: ModuleType) -> None:
         raise ValueError("it has no folder for its socket, and listens at a port for all users; set TMPDIR")
 
 
+_LONGEST = 107 - len("/wandb-4194304-4194304-4294967295/socket")
 _SOCKETS: dict[int, Path | None] = {}
 """Process -> the folder for the socket that it has made."""
 
