@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 
 from gnnpar.surroundings import (
     drop_empty_places,
@@ -105,16 +106,17 @@ def main(argv: list[str] | None = None) -> int:
 
 def drop_working_directory() -> None:
     """An empty part of PYTHONPATH, as of a colon at its end, is the working directory, also with -P; so are parts of
-    PATH and its like."""
+    PATH and its like. And where another module starts this one (`python -m cProfile -m gnnpar`), Python has put it
+    first."""
     drop_relative_parts()
     drop_home_below()
     drop_empty_places()
-    named = os.environ.get("PYTHONPATH")
-    if named and "" in named.split(os.pathsep):
-        parts = list(filter(None, named.split(os.pathsep)))
+    parts = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+    if "PYTHONPATH" in os.environ:
         os.environ["PYTHONPATH"] = os.pathsep.join(parts)
-        if (here := os.getcwd()) in sys.path and here not in map(os.path.abspath, parts):
-            sys.path.remove(here)
+    here = os.getcwd()
+    if here not in {*map(os.path.abspath, parts), str(Path(__file__).parents[1])}:
+        sys.path[:] = [place for place in sys.path if place not in ("", here)]
 
 
 def flush() -> None:

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING
 
+from gnnpar.comm.world import torch_given_back
 from gnnpar.compilers import keep_torch_apart
 from gnnpar.config.compose import compose
 from gnnpar.config.replay import as_value
@@ -69,13 +70,17 @@ def _apart() -> Iterator[None]:
 
 @contextmanager
 def _torch_as_usual() -> Iterator[None]:
-    """Gradients are computed, and tensors are made on the CPU where nothing else is said, whatever the caller has set:
-    ranks that are forked have that, too, and those that are started anew do not."""
+    """Numbers have 32 bits, gradients are computed, and tensors are made on the CPU where nothing else is said,
+    whatever the caller has set: ranks that are forked have that, too, and those that are started anew do not."""
     if (torch := sys.modules.get("torch")) is None:
         yield
         return
     elsewhere = torch.get_default_device().type != "cpu"
-    with torch.inference_mode(False), torch.enable_grad(), torch.device("cpu") if elsewhere else nullcontext():
+    on_cpu = torch.device("cpu") if elsewhere else nullcontext()
+    with torch_given_back(), torch.inference_mode(False), torch.enable_grad(), on_cpu:
+        torch.set_default_dtype(torch.float32)
+        for device in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
+            torch.set_autocast_enabled(device, False)
         yield
 
 

@@ -12,7 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from gnnpar.comm.world import Host, World
+from gnnpar.comm.world import Host, World, torch_given_back
 from gnnpar.durable import WriteError
 from gnnpar.folder_lock import FolderInUse, working_in
 from gnnpar.launch import joined, processes
@@ -154,6 +154,7 @@ def open_session(settings: Settings, plan_source: PlanSource, folder: Path) -> S
         record = RunRecord(settings, world, folder)
         others = joined.assemble(record, settings.comm.connect_seconds) if world.size > 1 else None
         inside.enter_context(joined.monitored(record, others, settings.comm.lost_seconds))
+        inside.enter_context(torch_given_back())
         store, key = (others.store, others.key) if others else (None, b"")
         comm = processes.connected(world, settings.comm, key=key, store=store)
         run = prepare(Job(settings, world, folder, plan_source), comm, Host(), Null(), Start())

@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +20,9 @@ from conftest import Run, environment
 from gnnpar import durable, own_modules
 from gnnpar.cli.main import refuse, run
 from gnnpar.config import submitit_jobs
+from gnnpar.data import files
 from gnnpar.launch import processes
-from gnnpar.report import sessions
+from gnnpar.report import figures, sessions
 from gnnpar.report.exports import inert
 from gnnpar.targets import locate
 from gnnpar.track import jsonl, wandb
@@ -352,3 +354,63 @@ def test_wandb_has_no_socket_where_others_may_take_its_name(tmp_path: Path, monk
     with pytest.raises(durable.WriteError, match="others may rename"):
         wandb._serve(types.ModuleType("wandb"))
     assert asked == [Path("/tmp")]
+
+
+ODD = """
+import sys, threading, torch
+real = sys.stdout
+class Tee:
+    def write(self, text):
+        real.write(text)
+    def flush(self):
+        real.flush()
+sys.stdout = Tee()
+torch.set_default_dtype(torch.float64)
+import gnnpar
+small = {"dataset.num_nodes": 60}
+with torch.no_grad():
+    gnnpar.train("gcn", "sbm", strategy="single", epochs=1, folder="run", **small)
+    assert all(case.passed for case in gnnpar.check("gcn", strategy="single", worlds=(1,)))
+    gnnpar.plan("gcn", "sbm", "two_nodes", world_size=2, out="plan.json", **small)
+before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+with gnnpar.distribute("gcn", "sbm", strategy="single", folder="mine", threads_per_rank=1, **small) as session:
+    session.train_epoch()
+assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == before
+assert torch.get_default_dtype() == torch.float64
+print("all of it")
+"""
+
+
+def test_a_program_of_other_settings_and_streams_is_served_and_left_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(ODD)
+    line = [sys.executable, "program.py"]
+    done = subprocess.run(
+        line, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.stdout.splitlines()[-1:] == ["all of it"], done.stderr
+
+
+def test_other_threads_write_while_a_library_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    with files.quiet():
+        sys.stdout.write("of the library\n")
+        other = threading.Thread(target=print, args=["of the program"])
+        other.start()
+        other.join()
+    assert capsys.readouterr().out == "of the program\n"
+
+
+def test_the_working_directory_is_on_no_path_of_a_command_that_another_module_starts(tmp_path: Path) -> None:
+    (tmp_path / "torch_scatter.py").write_text("open('mark', 'w')\n")
+    by_c = "import sys; from gnnpar.__main__ import main; sys.argv = ['gnnpar', '--version']; main(); print(sys.path)"
+    cora = ("dataset=sbm", "model=pyg", "model.target=torch_geometric.nn.GCN", *TINY[1:])
+    for line in (["-c", by_c], ["-m", "cProfile", "-o", "profile", "-m", "gnnpar", "train", *cora]):
+        done = subprocess.run(
+            [sys.executable, *line], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        assert "['" + "'" not in done.stdout, "it was first on the path"
+    assert not (tmp_path / "mark").exists()
+
+
+def test_no_name_is_tex_whatever_the_users_matplotlibrc_says() -> None:
+    assert figures._STYLE["text.usetex"] is False

@@ -7,7 +7,8 @@ runs on the ranks (training) reads them, without either importing the other.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -123,7 +124,7 @@ class World:
         if self.deterministic:
             torch.use_deterministic_algorithms(True)
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        set_tf32("tf32" if self.tf32 else "ieee")
+        _set_precision("tf32" if self.tf32 else "ieee")
 
     @property
     def dilation(self) -> float:
@@ -141,7 +142,27 @@ class World:
         return self.num_threads > self.cores * self.dilation
 
 
-def set_tf32(precision: str) -> None:
+@contextmanager
+def torch_given_back() -> Generator[None]:
+    """What `prepare_torch` sets inside is as the caller had it afterwards."""
+    import torch
+
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    precision, dtype = str(torch.backends.cuda.matmul.fp32_precision), torch.get_default_dtype()
+    autocast = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warns)
+        _set_precision(precision)
+        torch.set_default_dtype(dtype)
+        for device in autocast:
+            torch.set_autocast_enabled(device, True)
+
+
+def _set_precision(precision: str) -> None:
     """'tf32', 'ieee' or 'none' (torch's own default) for products of matrices on a GPU. torch has two switches for it,
     and raises where one of them alone was set."""
     import torch

@@ -14,6 +14,7 @@ import logging
 import os
 import shutil
 import socket
+import sys
 import tempfile
 import threading
 import urllib.error
@@ -21,6 +22,7 @@ import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TextIO
 
 from gnnpar.capacity import memory_bytes, require_memory
 from gnnpar.durable import is_mine, make_folder, require_file
@@ -209,9 +211,25 @@ def cached_folder(key: str, build: Callable[[Path], None]) -> Path:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Swallow what libraries print while they read and process."""
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    """Swallow what libraries print in this thread while they read and process."""
+    out, err = _WithoutThread(sys.stdout), _WithoutThread(sys.stderr)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         yield
+
+
+class _WithoutThread(io.TextIOBase):
+    """A stream for all threads but this one: a program may write in others."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._quiet = stream, threading.get_ident()
+
+    def write(self, text: str) -> int:
+        if threading.get_ident() != self._quiet:
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
 
 
 @contextlib.contextmanager

@@ -101,7 +101,7 @@ os.register_at_fork(before=_before_fork, after_in_parent=lambda: _OF_THREADS.pop
 
 
 def has_one_thread() -> bool:
-    """Whether this process, never a fork of threads, is left with one where it forks: numpy's OpenBLAS then ends its."""
+    """Whether this process, no fork of threads, is left with one where it forks: numpy's OpenBLAS then ends its own."""
     if threading.active_count() > 1 or is_fork_of_threads():
         return False
     if (child := os.fork()) == 0:

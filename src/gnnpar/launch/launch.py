@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 from gnnpar import allocator
 from gnnpar.capacity import require_files, require_memory
 from gnnpar.comm import Communicator, interfaces, one_gpu
-from gnnpar.comm.world import Host, How, Outcome, World, num_cores, set_tf32
+from gnnpar.comm.world import Host, How, Outcome, World, num_cores, torch_given_back
 from gnnpar.launch import joined, paced, processes
 from gnnpar.launch.environment import agent, check_rank, number, restarts_allowed
 from gnnpar.launch.forked import is_fork_of_threads
@@ -203,38 +203,25 @@ def _threads(world: World, work: Work, stop: Stop) -> None:
 
     from gnnpar.comm import ThreadWorld
 
-    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    random = torch.get_rng_state(), torch.cuda.get_rng_state() if world.device == "cuda" else None
-    precision, dtype = str(torch.backends.cuda.matmul.fp32_precision), torch.get_default_dtype()
-    autocast = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
-    world.prepare_torch()
-    allocator.keep_freed()
-    threads = ThreadWorld(world.size, device=torch.device(world.device))
-    host = Host(stop_asked=stop.asked, others_failed=threads.failed.is_set)
-    try:
-        with work.session(first=True) as body:
-            try:
-                if world.size == 1:
-                    body(threads.communicators()[0], host)
-                else:
-                    threads.run(lambda comm: body(comm, host))
-            except KeyboardInterrupt:
-                threads.abort()
-                wait_for_ranks()
-                raise
-    except Exception as error:
-        raise RankFailed(failure_of(rank_of(error), error)) from error
-    finally:
-        torch.set_num_threads(before[0])
-        if world.deterministic:
-            torch.use_deterministic_algorithms(before[1])
-        set_tf32(precision)
-        torch.set_default_dtype(dtype)
-        torch.set_rng_state(random[0])  # a run that goes on has that of its checkpoint
-        if random[1] is not None:
-            torch.cuda.set_rng_state(random[1])
-        for device in autocast:
-            torch.set_autocast_enabled(device, True)
+    gpus = [torch.cuda.current_device()] if world.device == "cuda" else []
+    with torch_given_back(), torch.random.fork_rng(gpus):  # a run that goes on has the numbers of its checkpoint
+        world.prepare_torch()
+        allocator.keep_freed()
+        threads = ThreadWorld(world.size, device=torch.device(world.device))
+        host = Host(stop_asked=stop.asked, others_failed=threads.failed.is_set)
+        try:
+            with work.session(first=True) as body:
+                try:
+                    if world.size == 1:
+                        body(threads.communicators()[0], host)
+                    else:
+                        threads.run(lambda comm: body(comm, host))
+                except KeyboardInterrupt:
+                    threads.abort()
+                    wait_for_ranks()
+                    raise
+        except Exception as error:
+            raise RankFailed(failure_of(rank_of(error), error)) from error
 
 
 def rank_of(error: BaseException) -> int:

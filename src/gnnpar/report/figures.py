@@ -32,6 +32,7 @@ _STYLE: dict[Any, Any] = {  # Any: matplotlib's keys are a Literal of all of the
     "font.size": 8,
     "font.family": "sans-serif",
     "text.parse_math": False,  # names are names, whatever they hold
+    "text.usetex": False,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.linewidth": 0.6,

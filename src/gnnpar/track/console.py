@@ -25,8 +25,13 @@ from gnnpar.track.tracker import Tracker
 def stdout() -> rich.console.Console:
     """Written as it is: no highlighting, no wrapping when the output is a file."""
     return rich.console.Console(
-        file=cast("IO[str]", _Patient(sys.stdout)), highlight=False, emoji=False, soft_wrap=not sys.stdout.isatty()
+        file=cast("IO[str]", _Patient(sys.stdout)), highlight=False, emoji=False, soft_wrap=not is_terminal(sys.stdout)
     )
+
+
+def is_terminal(stream: object) -> bool:
+    """A program may have put an object into the place of sys.stdout that has write, and little more."""
+    return bool(getattr(stream, "isatty", bool)())
 
 
 class _Patient(io.TextIOBase):
@@ -48,7 +53,7 @@ class _Patient(io.TextIOBase):
             self._stream.flush()
 
     def isatty(self) -> bool:
-        return self._stream.isatty()
+        return is_terminal(self._stream)
 
     def fileno(self) -> int:
         return self._stream.fileno()
@@ -98,7 +103,7 @@ class Console:
     every: Annotated[int, at.Ge(1)] = 10
 
     def build(self, run_dir: Path, epochs: int, job: JsonObject) -> Tracker:
-        return Bar(epochs) if sys.stdout.isatty() else Lines(epochs, every=self.every)
+        return Bar(epochs) if is_terminal(sys.stdout) else Lines(epochs, every=self.every)
 
 
 class Lines:

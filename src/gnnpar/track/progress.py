@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from gnnpar.printable import printable
-from gnnpar.track.console import stdout
+from gnnpar.track.console import is_terminal, stdout
 
 SHOWN = "GNNPAR_SWEEP_SHOWN"  # set for jobs while the parent shows them: they are silent then
 _EVERY_SECONDS = 0.5
@@ -46,7 +46,7 @@ class Snapshot:
 @contextmanager
 def shown(look: Callable[[], Snapshot]) -> Iterator[None]:
     """Inside, a terminal shows what `look` sees, twice a second; anything else shows nothing."""
-    if not sys.stdout.isatty():
+    if not is_terminal(sys.stdout):
         yield
         return
     bar = Progress(TextColumn("jobs"), MofNCompleteColumn(), BarColumn(24), TextColumn("{task.fields[detail]}"))
