@@ -91,7 +91,7 @@ def run_cli(tmp_path: Path) -> Run:
 
 
 @pytest.fixture
-def run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
     """The same in this process, which has imported everything: 3 seconds sooner, where the process is not the point."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
@@ -108,4 +108,7 @@ def run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
             code = int(end.code or 0)
         return subprocess.CompletedProcess(arguments, code, *capsys.readouterr())
 
-    return run
+    yield run
+    of_test = [name for name, it in sys.modules.items() if str(vars(it).get("__file__")).startswith(f"{tmp_path}/")]
+    for name in of_test:  # the next test may have a module of the same name in its own folder
+        del sys.modules[name]

@@ -102,19 +102,22 @@ def refuse_link_of_others(path: Path) -> None:
 
 def planted(path: Path) -> Path | None:
     """The first part of a path that another user has put into a folder which everybody may write to, as /tmp: it is
-    neither this user's, root's nor of whom that folder is."""
+    neither this user's, root's nor of whom that folder is; or it is not there, and he may put it there. With the sticky
+    bit he can exchange none of the others later."""
     for place in _places_on_the_way(path.absolute()):
-        with suppress(FileNotFoundError, NotADirectoryError):
+        try:
             above, there = place.parent.lstat(), place.lstat()
-            trusted = {0, above.st_uid} - _overflow_uid()
-            if above.st_mode & stat.S_IWOTH and not is_mine(there) and there.st_uid not in trusted:
-                return place
+        except (FileNotFoundError, NotADirectoryError):
+            return place
+        trusted = {0, above.st_uid} - _overflow_uid()
+        if above.st_mode & stat.S_IWOTH and not is_mine(there) and there.st_uid not in trusted:
+            return place
     return None
 
 
 def refuse_planted(folder: Path) -> None:
-    """WriteError where another user has made a folder that is to be written into, or one above it, in the way of all:
-    he may exchange it."""
+    """WriteError where another user has made a folder that is there and is to be written into, or one above it, in the
+    way of all: he may exchange it."""
     if (place := planted(folder)) is not None:
         raise WriteError(errno.EPERM, f"{OF_ANOTHER}; name another folder", str(place))
 
@@ -132,13 +135,13 @@ def make_own_folder(folder: Path) -> None:
     """As `make_folder`, for programs that the user is going to start. WriteError where another user can exchange what
     is written into it: he has made it, or may write to it. New ones, of those above it, too, are not his to write to,
     whatever the umask and lists of what lies above."""
-    refuse_planted(folder)
     refuse_link_of_others(folder)
     for missing in reversed([place for place in (folder, *folder.parents) if not os.path.lexists(place)]):
         missing.mkdir(mode=0o700)  # a list of the folder above counts no more than this
         with suppress(OSError, AttributeError):  # a file system, or a system, without lists
             os.removexattr(missing, "system.posix_acl_default")
         missing.chmod(0o755 & ~umask())
+    refuse_planted(folder)
     for there in (folder.lstat(), folder.stat()):  # what has the name, which may be a link of one's own, and the folder
         if not _is_mine_or_roots(folder, there):
             said = "it belongs to another user, who can exchange what is written there"

@@ -107,11 +107,13 @@ class Lock:
         """The folder is made where there is none. An owner that has left is replaced, and `say` gets the line.
 
         `otherwise`: what else one can choose, at the end of the line of FolderInUse. WriteError where the folder
-        cannot be written, or holds links by which what is written below it would lie elsewhere.
+        cannot be written, another user has made it in a folder of all, or it holds links by which what is written below
+        it would lie elsewhere.
         """
         file, me = folder / FILE, Owner.this(os.environ)
         try:
             make_folder(folder)
+            refuse_planted(folder)
             refuse_links(folder)
             while True:
                 handle, made = _open(file)
@@ -157,9 +159,8 @@ class Lock:
 @contextmanager
 def working_in(folder: Path, *, otherwise: str, say: Callable[[str], None]) -> Iterator[None]:
     """Inside, the folder is this process's alone. Raises what `Lock.take` raises; WriteError where a link of another
-    user leads there, or he has made it in a folder of all."""
+    user leads there."""
     refuse_link_of_others(folder)
-    refuse_planted(folder)
     lock = Lock.take(folder, otherwise=otherwise, say=say)
     try:
         yield

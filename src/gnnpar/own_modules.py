@@ -10,11 +10,12 @@ import hashlib
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 
-from gnnpar.durable import OF_ANOTHER, planted
+from gnnpar.durable import OF_ANOTHER, file_hash, planted
 
 VARIABLE = "GNNPAR_OWN_MODULES"
 """The environment variable that names them to processes that this one starts: 'mine,beside:/the/folder'."""
@@ -146,8 +147,8 @@ def hash_below(folder: Path, module: str) -> str | None:
     parts = module.split(".")
     if all(map(str.isidentifier, parts)):
         for file in (folder.joinpath(*parts, "__init__.py"), folder.joinpath(*parts).with_suffix(".py")):
-            if file.is_file():
-                return hashlib.sha256(file.read_bytes()).hexdigest()
+            with suppress(OSError):
+                return file_hash(file)
     return None
 
 

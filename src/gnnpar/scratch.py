@@ -145,8 +145,11 @@ def _is_mounted(place: Path) -> bool:
     """Another user may mount a file system at a name that he takes, and who looks at it may wait for ever."""
     with suppress(OSError):
         mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape")
-        return f" {os.path.realpath(place.parent)}/{place.name} " in mounts
+        return f" {os.path.join(os.path.realpath(place.parent), place.name).translate(_IN_MOUNTS)} " in mounts
     return False
+
+
+_IN_MOUNTS = str.maketrans({letter: f"\\{ord(letter):03o}" for letter in " \t\n\\"})
 
 
 def _is_plain(name: str) -> bool:

@@ -36,8 +36,8 @@ def changed(code: Mapping[str, str]) -> str | None:
     """The first name of `own_code` that is of other content now; what is not there any more is not looked at."""
     for name, before in code.items():
         now = own_modules.hash_below(Path.cwd(), name)
-        if now is None and name.isidentifier() and name != "__main__" and (place := _place(name)) is not None:
-            now = _hash(place)
+        if now is None and name.isidentifier() and name != "__main__" and not _has_version(name):
+            now = _hash(place) if (place := _place(name)) is not None else None
         if now is not None and now[:_DIGITS] != before:
             return name
     return None

@@ -155,7 +155,8 @@ def torch_given_back() -> Generator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(deterministic, warn_only=warns)
+        if torch.are_deterministic_algorithms_enabled() != deterministic:  # this imports torch's compiler
+            torch.use_deterministic_algorithms(deterministic, warn_only=warns)
         _set_precision(precision)
         torch.set_default_dtype(dtype)
         for device in autocast:

@@ -203,8 +203,7 @@ def _threads(world: World, work: Work, stop: Stop) -> None:
 
     from gnnpar.comm import ThreadWorld
 
-    gpus = [torch.cuda.current_device()] if world.device == "cuda" else []
-    with torch_given_back(), torch.random.fork_rng(gpus):  # a run that goes on has the numbers of its checkpoint
+    with torch_given_back(), _random_numbers_given_back(world.device):
         world.prepare_torch()
         allocator.keep_freed()
         threads = ThreadWorld(world.size, device=torch.device(world.device))
@@ -222,6 +221,20 @@ def _threads(world: World, work: Work, stop: Stop) -> None:
                     raise
         except Exception as error:
             raise RankFailed(failure_of(rank_of(error), error)) from error
+
+
+@contextmanager
+def _random_numbers_given_back(device: str) -> Iterator[None]:
+    """A run that goes on has those of its checkpoint. (torch.random.fork_rng imports torch's compiler.)"""
+    import torch
+
+    of_cpu, of_gpu = torch.get_rng_state(), torch.cuda.get_rng_state() if device == "cuda" else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(of_cpu)
+        if of_gpu is not None:
+            torch.cuda.set_rng_state(of_gpu)
 
 
 def rank_of(error: BaseException) -> int:

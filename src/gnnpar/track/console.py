@@ -29,9 +29,12 @@ def stdout() -> rich.console.Console:
     )
 
 
-def is_terminal(stream: object) -> bool:
+def is_terminal(stream: TextIO) -> bool:
     """A program may have put an object into the place of sys.stdout that has write, and little more."""
-    return bool(getattr(stream, "isatty", bool)())
+    try:
+        return stream.isatty()
+    except AttributeError:
+        return False
 
 
 class _Patient(io.TextIOBase):
