@@ -17,7 +17,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -28,7 +28,15 @@ from gnnpar.comm.world import torch_given_back
 from gnnpar.compilers import keep_torch_apart
 from gnnpar.config.compose import compose
 from gnnpar.config.replay import as_value
-from gnnpar.durable import JsonDict, JsonObject, file_hash, refuse_link_of_others, refuse_links_below, write_text_whole
+from gnnpar.durable import (
+    JsonDict,
+    JsonObject,
+    file_hash,
+    make_folder,
+    refuse_link_of_others,
+    refuse_links_below,
+    write_text_whole,
+)
 from gnnpar.folder_lock import working_in
 from gnnpar.locks import ThreadLock
 from gnnpar.paths import path_of
@@ -434,6 +442,7 @@ def _model_node(model: object, dataset: JsonObject) -> JsonDict:
     if "<locals>" in cls.__qualname__:
         raise ConfigError(f"{cls.__name__} is defined inside a function, where it cannot be imported; move it out")
     _refuse_edited(cls)
+    _refuse_other_of_the_name(cls)
     path = f"{cls.__module__}.{cls.__qualname__}"
     if is_net:
         loops = dataset.get("self_loops", True)
@@ -442,6 +451,18 @@ def _model_node(model: object, dataset: JsonObject) -> JsonDict:
     if dataclasses.is_dataclass(model) and not isinstance(model, type):
         node |= {field.name: vars(model)[field.name] for field in dataclasses.fields(model) if field.init}
     return node
+
+
+def _refuse_other_of_the_name(cls: Callable[..., object]) -> None:
+    """ConfigError where the name of a class leads to another one by now: it is made, and imported by ranks, by that."""
+    found: object = sys.modules.get(cls.__module__)
+    for name in cls.__qualname__.split("."):
+        found = vars(found).get(name) if found is not None else None
+    if found is not cls:
+        raise ConfigError(
+            f"{cls.__module__}.{cls.__qualname__} is another class by now than the one that is given: two modules of "
+            "one name, or one that was loaded again; give each a name of its own"
+        )
 
 
 def _refuse_edited(cls: Callable[..., object]) -> None:
@@ -525,7 +546,8 @@ def _value(value: object) -> str:
 
 
 def _run_folder(folder: str | os.PathLike[str] | None) -> Path:
-    return _dated("outputs") if folder is None else path_of(folder, "folder")
+    """Absolute: the program may change its directory before it reads the run."""
+    return (_dated("outputs") if folder is None else path_of(folder, "folder")).absolute()
 
 
 def _dated(parent: str) -> Path:
@@ -534,4 +556,9 @@ def _dated(parent: str) -> Path:
     others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
     refuse_link_of_others(Path(parent))
     refuse_links_below(Path(parent), first.parent.name)
-    return next(each for each in itertools.chain([first], others) if not os.path.lexists(each))
+    make_folder(first.parent)
+    for each in itertools.chain([first], others):
+        with suppress(FileExistsError):  # of a run that has begun in the same second
+            each.mkdir()
+            return each
+    raise AssertionError("numbers have no end")

@@ -133,8 +133,9 @@ def _own_part(place: Path) -> Path | None:
         own.mkdir(mode=0o700)
         own.chmod(0o700)  # whatever the umask
     there = own.lstat()
+    mounted = there.st_dev != place.stat().st_dev  # and says of its files what it likes
     mine = stat.S_ISDIR(there.st_mode) and is_mine(there) and there.st_mode & 0o777 == 0o700
-    return own if mine else None
+    return own if mine and not mounted else None
 
 
 def _is_shared(place: Path) -> bool:

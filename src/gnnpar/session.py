@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -12,6 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from gnnpar.comm.interfaces import VARIABLE
 from gnnpar.comm.world import Host, World, torch_given_back
 from gnnpar.durable import WriteError
 from gnnpar.folder_lock import FolderInUse, working_in
@@ -151,6 +152,7 @@ def open_session(settings: Settings, plan_source: PlanSource, folder: Path) -> S
                 claim(folder, inside)
         except ValueError as error:
             raise joined.refusal(error, settings.comm.connect_seconds) from error
+        inside.enter_context(_interface_given_back())
         record = RunRecord(settings, world, folder)
         others = joined.assemble(record, settings.comm.connect_seconds) if world.size > 1 else None
         inside.enter_context(joined.monitored(record, others, settings.comm.lost_seconds))
@@ -159,6 +161,17 @@ def open_session(settings: Settings, plan_source: PlanSource, folder: Path) -> S
         comm = processes.connected(world, settings.comm, key=key, store=store)
         run = prepare(Job(settings, world, folder, plan_source), comm, Host(), Null(), Start())
         return Session(run, inside.pop_all())
+
+
+@contextmanager
+def _interface_given_back() -> Generator[None]:
+    """A meeting chooses gloo's for this process; ranks that the program starts later choose their own."""
+    before = os.environ.get(VARIABLE)
+    try:
+        yield
+    finally:
+        os.environ.pop(VARIABLE, None)
+        os.environ |= {} if before is None else {VARIABLE: before}
 
 
 def joined_world(settings: Settings) -> World:

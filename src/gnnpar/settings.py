@@ -24,6 +24,7 @@ from gnnpar.aliases import with_published_model_keys
 from gnnpar.durable import Json, JsonDict, JsonObject
 from gnnpar.paths import expanded
 from gnnpar.pricing.topology import Machines
+from gnnpar.printable import printable
 from gnnpar.targets import is_own, locate
 from gnnpar.track.tracker import Tracker
 
@@ -63,6 +64,9 @@ Threads = Annotated[int, at.Ge(1), at.Le(MAX_RANKS)] | Literal["auto"]
 
 class ConfigError(ValueError):
     """The configuration is wrong: one line that names the key, the value, what is allowed and what to change."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())  # of files, too, and Python shows it as it is
 
 
 @dataclass(frozen=True, kw_only=True)

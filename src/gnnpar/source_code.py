@@ -15,6 +15,7 @@ from gnnpar import own_modules
 
 _OURS = ("gnnpar", "gnnpar_kernels")
 _DIGITS = 12
+_INSTALLED = {"site-packages", "dist-packages"}
 
 
 def hashes_of(classes: Iterable[str]) -> dict[str, str]:
@@ -56,7 +57,7 @@ def hash_of_class(cls: type) -> str | None:
 
 def _has_version(name: str) -> bool:
     place = _place(name)
-    return name in _OURS or place is None or not {"site-packages", "dist-packages"}.isdisjoint(place.parts)
+    return name in _OURS or place is None or bool(_INSTALLED & set(place.parts))
 
 
 def _place(name: str) -> Path | None:
@@ -74,8 +75,12 @@ def _place(name: str) -> Path | None:
     return Path(file) if isinstance(file, str) and file.endswith(".py") and Path(file).is_file() else None
 
 
-@functools.cache
 def _hash(place: Path) -> str:
+    """Of what has a version, as it was first asked for: a module of the user's may be edited and loaded again."""
+    return _cached(place) if _INSTALLED & set(place.parts) else _hashed(place)
+
+
+def _hashed(place: Path) -> str:
     if place.is_file():
         return hashlib.sha256(place.read_bytes()).hexdigest()
     digest = hashlib.sha256()
@@ -83,3 +88,6 @@ def _hash(place: Path) -> str:
         digest.update(f"{file.relative_to(place)}\n".encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()
+
+
+_cached = functools.cache(_hashed)

@@ -3,8 +3,11 @@ libraries, states of the program around."""
 
 from __future__ import annotations
 
+import faulthandler
+import importlib
 import os
 import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -12,20 +15,28 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import gnnpar
+from checkpoints import SMALL
 from conftest import Run, environment
-from gnnpar import durable, own_modules
+from gnnpar import api, durable, own_modules
 from gnnpar.cli.main import refuse, run
+from gnnpar.comm import world
+from gnnpar.comm.world import torch_given_back
 from gnnpar.config import submitit_jobs
+from gnnpar.config.compose import compose
 from gnnpar.data import files
-from gnnpar.launch import processes
+from gnnpar.launch import forked, joined, processes, signals
+from gnnpar.launch.launch import world_of
 from gnnpar.report import figures, sessions
 from gnnpar.report.exports import inert
+from gnnpar.settings import ConfigError
 from gnnpar.targets import locate
 from gnnpar.track import jsonl, wandb
+from gnnpar.training import predict
 
 TINY = ("dataset=sbm", "dataset.num_nodes=60", "strategy=single", "epochs=1")
 OTHER = 4242
@@ -414,3 +425,132 @@ def test_the_working_directory_is_on_no_path_of_a_command_that_another_module_st
 
 def test_no_name_is_tex_whatever_the_users_matplotlibrc_says() -> None:
     assert figures._STYLE["text.usetex"] is False
+
+
+# --- what the twenty-third found: the mends of the twenty-second
+
+
+def test_what_is_not_there_is_nobodys_own(of_all: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that another user hid while it was looked at counted as the user's own; it was back when it was opened."""
+    assert durable.planted(of_all / "net.py") == of_all / "net.py"
+    (of_all / "planted_net.py").write_text("open('mark', 'w')\nclass Net: pass\n")
+    seen, lstat = [], Path.lstat
+
+    def hidden(place: Path) -> os.stat_result:
+        if place.name == "planted_net.py":
+            seen.append(place)
+            raise FileNotFoundError(place)
+        return lstat(place)
+
+    monkeypatch.setattr(Path, "lstat", hidden)
+    with pytest.raises(ValueError, match=r"planted_net\.py: another user has put it"):
+        locate("planted_net.Net")
+    assert seen and not (of_all / "mark").exists()
+
+
+def test_a_folder_that_appears_while_a_program_is_written_is_looked_at(
+    of_all: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user made the one above between the look at it and the making of what lies in it."""
+    refuse_link_of_others = durable.refuse_link_of_others
+
+    def made_by_another(folder: Path) -> None:
+        refuse_link_of_others(folder)
+        (of_all / "demo").mkdir()
+        os.chown(of_all / "demo", OTHER, OTHER)
+
+    monkeypatch.setattr(durable, "refuse_link_of_others", made_by_another)
+    with pytest.raises(durable.WriteError, match="demo cannot be written: another user has put it"):
+        durable.make_own_folder(of_all / "demo" / "export")
+
+
+def test_a_prediction_is_written_through_no_link(tmp_path: Path) -> None:
+    """The folder of a run is somebody else's, who exchanged the new file for a link to one of the user's."""
+    (precious := tmp_path / "precious.npy").write_bytes(b"mine")
+    (tmp_path / "link.npy").symlink_to(precious)
+    predict.make_array(tmp_path / "new.npy", np.dtype(np.float32), (3, 2))
+    assert np.load(tmp_path / "new.npy").tolist() == [[0.0, 0.0]] * 3
+    rows = predict._mapped(tmp_path / "new.npy")
+    rows[1] = 5.0
+    rows.flush()
+    assert np.load(tmp_path / "new.npy")[1].tolist() == [5.0, 5.0]
+    os.link(tmp_path / "new.npy", tmp_path / "second.npy")
+    for name in ("link.npy", "second.npy"):
+        with pytest.raises(durable.WriteError, match=f"{name} cannot be written"):
+            predict._mapped(tmp_path / name)
+        with pytest.raises(durable.WriteError, match=f"{name} cannot be written"):
+            predict.make_array(tmp_path / name, np.dtype(np.float32), (3, 2))
+    assert precious.read_bytes() == b"mine"
+
+
+def test_a_rank_sees_no_folder_that_another_user_has_made(of_all: Path) -> None:
+    """On a host that had not rank 0's folder, he made one of that name with the file that ranks look for."""
+    (of_all / "run").mkdir()
+    (of_all / "run" / ".meeting-x").touch()
+    assert joined.sees(of_all / "run" / ".meeting-x")
+    (of_all / "run" / "link").symlink_to(of_all / "run" / ".meeting-x")
+    assert not joined.sees(of_all / "run" / "link")
+    os.chown(of_all / "run", OTHER, OTHER)
+    assert not joined.sees(of_all / "run" / ".meeting-x")
+
+
+def test_a_handler_that_is_no_python_function_stays() -> None:
+    """After gnnpar.train SIGUSR1 ended a program that had asked faulthandler to answer it."""
+    assert signal.SIGUSR1 in signals._of_python([signal.SIGUSR1])
+    faulthandler.register(signal.SIGUSR1, file=2)
+    try:
+        assert signals._of_python([signal.SIGUSR1, signal.SIGINT]) == [signal.SIGINT]
+    finally:
+        faulthandler.unregister(signal.SIGUSR1)
+
+
+def test_a_class_whose_name_is_anothers_by_now_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one was trained, by its name, twice."""
+    loaded = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "net_of_two.py").write_text("import torch\nclass Net(torch.nn.Module): pass\n")
+        monkeypatch.setattr(sys, "path", [str(tmp_path / name), *sys.path])
+        sys.modules.pop("net_of_two", None)
+        loaded.append(importlib.import_module("net_of_two").Net)
+    assert api._model_node(loaded[1], {})["target"] == "net_of_two.Net"
+    with pytest.raises(ConfigError, match=r"net_of_two\.Net is another class by now than the one that is given"):
+        api._model_node(loaded[0], {})
+    del sys.modules["net_of_two"]
+
+
+def test_runs_of_one_second_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(api.time, "strftime", lambda form: "2026-01-01/12-00-00")
+    folders = [api._run_folder(None) for _ in range(3)]
+    assert [folder.name for folder in folders] == ["12-00-00", "12-00-00-2", "12-00-00-3"]
+
+
+def test_the_callers_precision_of_products_decides_no_numbers() -> None:
+    """Ranks multiplied in bf16 on CPUs that can, and the caller's own switch raised afterwards."""
+    switches = world._switches()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        before = [each.fp32_precision for each in switches]
+        with torch_given_back():
+            world_of(compose([*SMALL, "strategy=single"])).prepare_torch()
+            assert [each.fp32_precision for each in switches] == ["ieee", "ieee"]
+        assert torch.get_float32_matmul_precision() == "medium"
+        assert [each.fp32_precision for each in switches] == before
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_children_that_the_program_has_heard_of_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = os.waitpid
+
+    def gone(child: int, options: int) -> tuple[int, int]:
+        wait(child, options)
+        raise ChildProcessError(10, "No child processes")
+
+    monkeypatch.setattr(forked.os, "waitpid", gone)
+    assert isinstance(forked.has_one_thread(), bool)
+
+
+def test_errors_of_python_show_control_characters_escaped() -> None:
+    assert str(ConfigError("a\x1b[31mb")) == "a\\x1b[31mb"

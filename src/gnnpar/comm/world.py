@@ -10,7 +10,8 @@ import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from operator import attrgetter
+from typing import Literal, Protocol
 
 import psutil
 
@@ -124,7 +125,7 @@ class World:
         if self.deterministic:
             torch.use_deterministic_algorithms(True)
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        _set_precision("tf32" if self.tf32 else "ieee")
+        _set_precisions("highest", ["tf32" if self.tf32 else "ieee", "ieee"])
 
     @property
     def dilation(self) -> float:
@@ -149,7 +150,7 @@ def torch_given_back() -> Generator[None]:
 
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    precision, dtype = str(torch.backends.cuda.matmul.fp32_precision), torch.get_default_dtype()
+    precisions, dtype = _precisions(), torch.get_default_dtype()
     autocast = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
     try:
         yield
@@ -157,19 +158,42 @@ def torch_given_back() -> Generator[None]:
         torch.set_num_threads(threads)
         if torch.are_deterministic_algorithms_enabled() != deterministic:  # this imports torch's compiler
             torch.use_deterministic_algorithms(deterministic, warn_only=warns)
-        _set_precision(precision)
+        _set_precisions(*precisions)
         torch.set_default_dtype(dtype)
         for device in autocast:
             torch.set_autocast_enabled(device, True)
 
 
-def _set_precision(precision: str) -> None:
-    """'tf32', 'ieee' or 'none' (torch's own default) for products of matrices on a GPU. torch has two switches for it,
-    and raises where one of them alone was set."""
+def _precisions() -> tuple[str | None, list[str]]:
+    """Of products of matrices in 32 bits: torch's name for all, where it has one, and those of GPUs and of CPUs."""
     import torch
 
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    torch.backends.cuda.matmul.fp32_precision = precision
+    try:
+        for_all = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the newer switches were set otherwise
+        for_all = None
+    return for_all, [str(each.fp32_precision) for each in _switches()]
+
+
+def _set_precisions(for_all: str | None, precisions: list[str]) -> None:
+    """As `_precisions` gives them. torch has an older switch and newer ones, and raises where these alone were set."""
+    import torch
+
+    torch.set_float32_matmul_precision(for_all or "highest")
+    for each, precision in zip(_switches(), precisions, strict=True):
+        if each.fp32_precision != precision:
+            each.fp32_precision = precision
+
+
+class _Switch(Protocol):
+    fp32_precision: str
+
+
+def _switches() -> tuple[_Switch, _Switch]:
+    import torch
+
+    matmul = attrgetter("matmul")  # torch does not declare it of CPUs
+    return matmul(torch.backends.cuda), matmul(torch.backends.mkldnn)
 
 
 def _no() -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from gnnpar.comm.interfaces import MeetingError
 from gnnpar.comm.world import Interrupted, Outcome
+from gnnpar.durable import planted
 from gnnpar.folder_lock import release_all
 from gnnpar.launch import token
 from gnnpar.launch.environment import unpickles
@@ -83,7 +85,11 @@ def sees(marker: Path) -> bool:
     """Is rank 0's file there for this rank as well?"""
     with suppress(OSError):
         os.listdir(marker.parent)  # file systems of networks look again
-    return marker.exists()
+    try:
+        there = marker.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(there.st_mode) and planted(marker) is None  # another user may have made a folder of its name
 
 
 def refusal(error: ValueError, patience: float = Comm().connect_seconds) -> ValueError:

@@ -33,6 +33,7 @@ from gnnpar.deadline import within
 from gnnpar.durable import JsonDict, JsonObject, parse_json
 from gnnpar.launch.environment import agent
 from gnnpar.launch.token import VARIABLE, answer, answer_to, secret_of
+from gnnpar.printable import printable
 
 _POLL_SECONDS = 0.1
 _MORE_SECONDS = 30.0  # for the steps of a meeting that do not wait for other ranks
@@ -485,7 +486,7 @@ class _Table:
             line = trouble.get("line")  # anybody may have written it
             if not isinstance(line, str) or not line.strip():
                 line = f"what stands in the store at {self.where} has ended the meeting of ranks, and gives no reason"
-            error = MeetingError(line[:1000])
+            error = MeetingError(printable(line[:1000]))
             error.shared, error.refused = True, refused
             raise error
 

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -79,16 +79,25 @@ def interruptible(stop: Stop, grace_seconds: float) -> Iterator[None]:
             stop.ask_within(grace_seconds)
 
     kept = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
-    before = {number: signal.getsignal(number) for number in kept}
-    signal.signal(signal.SIGINT, interrupt)
-    for number in (signal.SIGTERM, signal.SIGUSR1):  # USR1: what schedulers are asked to send ahead of the end
-        signal.signal(number, ask)
+    before = {number: signal.getsignal(number) for number in _of_python(kept)}
+    handlers = {signal.SIGINT: interrupt, signal.SIGTERM: ask, signal.SIGUSR1: ask}
+    for number in before.keys() & handlers.keys():  # USR1: what schedulers are asked to send ahead of the end
+        signal.signal(number, handlers[number])
     try:
         yield
     finally:
         stop.over()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _of_python(signals: Iterable[signal.Signals]) -> list[signal.Signals]:
+    """Those without a handler that is no Python function, as faulthandler's: it could not be given back."""
+    caught = 0
+    with suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as lines:
+        caught = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), 0)
+    unknown = (signal.SIG_DFL, signal.SIG_IGN, None)
+    return [each for each in signals if not (caught >> (each - 1) & 1 and signal.getsignal(each) in unknown)]
 
 
 @contextmanager
@@ -109,7 +118,8 @@ def postponed(signals: Iterable[signal.Signals]) -> Iterator[None]:
         yield
         return
     arrived: list[int] = []
-    before = {number: signal.signal(number, lambda number, _: arrived.append(number)) for number in signals}
+    kept = _of_python(signals)
+    before = {number: signal.signal(number, lambda number, _: arrived.append(number)) for number in kept}
     try:
         yield
     finally:
@@ -132,7 +142,7 @@ def received(handlers: Mapping[signal.Signals, Callable[[int, FrameType | None],
         while not done.wait(0.2):  # Python runs the handler in the main thread once any thread got the signal
             pass
 
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    before = {number: signal.signal(number, handlers[number]) for number in _of_python(handlers)}
     receiver = threading.Thread(target=receive, name="signals", daemon=True)
     receiver.start()
     try:

@@ -176,6 +176,8 @@ def load(*, entity: str | None) -> ModuleType:
     import wandb
     from wandb.sdk.data_types._private import MEDIA_TMP
 
+    if wandb.run is not None:
+        raise ValueError("this program has a run of its own open in wandb: finish it before")
     if os.path.dirname(MEDIA_TMP.name) != tempfile.gettempdir() or not os.path.isdir(MEDIA_TMP.name):  # of a run before
         MEDIA_TMP.name = tempfile.mkdtemp()
         wandb.teardown()  # its own process has them, too
@@ -187,7 +189,7 @@ def _serve(wandb: ModuleType) -> None:
     """Wandb's process beside this one, where it is not there. ValueError where it can make no socket: it then listens
     at a port, for who can fill the file system of its folder; there is no password, and it writes files and sends the
     API key."""
-    before = os.environ.get("TMPDIR")
+    before = {name: os.environ.get(name) for name in ("TMPDIR", "WANDB_DIR")}
     if os.getpid() not in _SOCKETS:
         _SOCKETS[os.getpid()] = lasting_socket_folder()
     place = _SOCKETS[os.getpid()] or Path(tempfile.gettempdir())
@@ -195,10 +197,12 @@ def _serve(wandb: ModuleType) -> None:
         refuse_others(Path("/tmp"))  # noqa: S108  # there it would be, where others may take its name
     try:
         os.environ["TMPDIR"] = str(place)
+        os.environ.setdefault("WANDB_DIR", str(place))  # it reads settings of there, and of the working directory else
         wandb.setup(settings=wandb.Settings(silent=True, disable_git=True))
     finally:
-        os.environ.pop("TMPDIR", None)
-        os.environ |= {} if before is None else {"TMPDIR": before}
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            os.environ |= {} if value is None else {name: value}
     if "-tcp-" in os.environ.get("WANDB_SERVICE", ""):
         wandb.teardown()
         raise ValueError("it has no folder for its socket, and listens at a port for all users; set TMPDIR")

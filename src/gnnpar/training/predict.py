@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import math
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.lib.format import dtype_to_descr, read_array_header_1_0, read_magic, write_array_header_1_0
 from torch import Tensor
 
 from gnnpar.comm import Communicator
@@ -72,7 +76,7 @@ class Prediction:
         if comm.rank == 0:
             make_array(partial, logits.cpu().numpy().dtype, shape)
         comm.barrier()
-        rows = np.lib.format.open_memmap(partial, "r+")
+        rows = _mapped(partial)
         rows[ids] = logits.cpu().numpy()
         rows.flush()
         comm.barrier()
@@ -124,12 +128,28 @@ def _refuse_exchanged(found: checkpoint.Checkpoint, mine: JsonObject) -> None:
 
 
 def make_array(file: Path, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-    """A .npy file of zeros. WriteError where the disk has no room for all of it: a page that it lacks later, when it is
-    written through a mapping, kills the process."""
+    """A new .npy file of zeros. WriteError where the disk has no room for all of it: a page that it lacks later, when
+    it is written through a mapping, kills the process."""
+    facts = {"descr": dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     try:
-        np.lib.format.open_memmap(file, "w+", dtype, shape).flush()
-        with file.open("r+b") as made:
-            os.posix_fallocate(made.fileno(), 0, file.stat().st_size)
+        with os.fdopen(os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), "wb+") as made:
+            write_array_header_1_0(made, facts)
+            os.posix_fallocate(made.fileno(), 0, made.tell() + math.prod(shape) * dtype.itemsize)
+    except OSError as error:
+        raise WriteError(error.errno, error.strerror or str(error), str(file)) from error
+
+
+def _mapped(file: Path) -> np.memmap:
+    """To be written into. WriteError where a link has its name by now, or a file of another name: the folder may be
+    somebody else's."""
+    try:
+        with os.fdopen(os.open(file, os.O_RDWR | os.O_NOFOLLOW), "rb+") as made:
+            there = os.fstat(made.fileno())
+            if not stat.S_ISREG(there.st_mode) or there.st_nlink > 1:
+                raise OSError(errno.EEXIST, "another file has its name")
+            read_magic(made)
+            shape, _, dtype = read_array_header_1_0(made)
+            return np.memmap(made, dtype, "r+", offset=made.tell(), shape=shape)
     except OSError as error:
         raise WriteError(error.errno, error.strerror or str(error), str(file)) from error
 

@@ -89,7 +89,7 @@
 
   function specOf(plot) {
     const spec = specs[plot.id];
-    return spec.data ? spec : spec[baseline.value];  // a speed-up has one for each baseline
+    return Array.isArray(spec.data) ? spec : spec[baseline.value];  // a speed-up has one for each baseline
   }
 
   function draw(plot) {

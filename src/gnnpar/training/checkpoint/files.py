@@ -34,6 +34,7 @@ from gnnpar.durable import (
     write_checked_json,
 )
 from gnnpar.folds.edge_data import Schema
+from gnnpar.printable import one_line
 from gnnpar.training.checkpoint.state import check_tree, plain, read_tree, tree_hash, write_tree
 
 FOLDER, MANIFEST = "checkpoint", "manifest.json"
@@ -249,7 +250,8 @@ def checked(manifest: JsonDict) -> JsonDict:
         raise ValueError(f"it is of {size} ranks and names {len(manifest['files'])} files")
     names = [name_of(rank) for rank in range(size)]
     if manifest["epoch"] < 0 or sorted(manifest["files"]) != sorted(names):
-        raise ValueError(f"it names files {', '.join(manifest['files']) or 'of no rank'}, epoch {manifest['epoch']}")
+        named = one_line(", ".join(manifest["files"])) or "of no rank"
+        raise ValueError(f"it names files {named}, epoch {manifest['epoch']}")
     for told in manifest["files"].values():
         _require(told, {"sha256": str, "nbytes": int})
     return manifest
