@@ -218,11 +218,12 @@ def distribute(
     os.environ.update(as_rank(os.environ))
     alone = {} if "RANK" in os.environ else {"world_size": 1}
     chosen = {} if strategy is None else {"strategy": strategy}
-    try:
-        settings = _settings(model, data, {"checkpoint": {"keep": 0}, **alone, **chosen, **overrides})
-    except ValueError as error:
-        raise refusal(error) from error
-    return open_session(settings, plan_source_of(settings), _run_folder(folder))
+    with own_temporary_files(lasting=True):  # the user's module may make layers of PyG when it is imported
+        try:
+            settings = _settings(model, data, {"checkpoint": {"keep": 0}, **alone, **chosen, **overrides})
+        except ValueError as error:
+            raise refusal(error) from error
+        return open_session(settings, plan_source_of(settings), _run_folder(folder))
 
 
 @dataclass(frozen=True)

@@ -552,5 +552,44 @@ def test_children_that_the_program_has_heard_of_are_no_error(monkeypatch: pytest
     assert isinstance(forked.has_one_thread(), bool)
 
 
+IMPORTED = """
+import tempfile, torch
+open("where", "a").write(tempfile.gettempdir() + "\\n")
+class Net(torch.nn.Module):
+    def __init__(self, in_channels, out_channels):
+        super().__init__()
+        self.lin = torch.nn.Linear(in_channels, out_channels)
+    def forward(self, x, edge_index):
+        return self.lin(x)
+"""
+BY_NAME = """
+import os, sys, tempfile, gnnpar
+small = {"dataset.num_nodes": 60, "model.target": "net_of_pyg.Net"}
+if sys.argv[1] == "distribute":
+    with gnnpar.distribute("pyg", "sbm", strategy="single", folder="mine", **small) as session:
+        session.train_epoch()
+else:
+    gnnpar.load("run", trust=True)
+assert "gnnpar-scratch" not in tempfile.gettempdir()
+"""
+
+
+def test_a_model_is_imported_where_pyg_writes_its_code_apart(tmp_path: Path, run_cli: Run) -> None:
+    """gnnpar.distribute and gnnpar.load imported it with /tmp for temporary files, where another user may have made
+    the folder of compiled files."""
+    (tmp_path / "net_of_pyg.py").write_text(IMPORTED)
+    (tmp_path / "program.py").write_text(BY_NAME)
+    given = ["model=pyg", "model.target=net_of_pyg.Net", "hydra.run.dir=run", "checkpoint.every=1"]
+    assert run_cli("train", *TINY, *given).returncode == 0
+    for call in ("distribute", "load"):
+        (tmp_path / "where").unlink()
+        done = subprocess.run(
+            [sys.executable, "program.py", call], cwd=tmp_path, env=environment(), capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        places = (tmp_path / "where").read_text().split()
+        assert places and all(Path(place).name.startswith("gnnpar-scratch-") for place in places), places
+
+
 def test_errors_of_python_show_control_characters_escaped() -> None:
     assert str(ConfigError("a\x1b[31mb")) == "a\\x1b[31mb"

@@ -102,7 +102,8 @@ def _tag(rivals: Sequence[Group]) -> list[str]:
         return []
     chose = f"tag chose {predicted['label']}, and {_name(best)} is {_speedup(best) / _speedup(tag):.2f} times as fast"
     exactness = set(best.first["exactness"].split())
-    allowed = {"exact", *(tag.results[0].get("settings", {}).get("strategy") or {}).get("quality", ())}
+    quality = (tag.results[0].get("settings", {}).get("strategy") or {}).get("quality")
+    allowed = {"exact", *(map(str, quality) if isinstance(quality, list) else ())}
     if not exactness <= allowed:
         return [f"{chose}: it was not allowed what is {', '.join(sorted(exactness - allowed))} (strategy.quality)"]
     error, took = predicted.get("epoch_error"), seconds(predicted["epoch_seconds"])

@@ -23,6 +23,7 @@ from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
 from gnnpar.paths import path_of
 from gnnpar.precision import TYPES
+from gnnpar.scratch import own_temporary_files
 from gnnpar.settings import Settings, build_settings
 from gnnpar.targets import refuse_foreign
 from gnnpar.track.console import complain, say
@@ -124,7 +125,8 @@ def load(
     except (RuntimeError, TypeError, AssertionError) as error:  # the last: a torch without CUDA
         line = str(error).split("\n", maxsplit=1)[0]
         raise ValueError(f"device={device!r} is none that this machine has: {line}") from error
-    return opened(*find(place, which, trust=trust), there)
+    with own_temporary_files(lasting=True):  # the user's module may make layers of PyG when it is imported
+        return opened(*find(place, which, trust=trust), there)
 
 
 def opened(found: Checkpoint, settings: Settings, device: str | torch.device = "cpu") -> Trained:
