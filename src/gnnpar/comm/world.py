@@ -125,7 +125,7 @@ class World:
         if self.deterministic:
             torch.use_deterministic_algorithms(True)
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        _set_precisions("highest", ["tf32" if self.tf32 else "ieee", "ieee"])
+        _set_precisions("high" if self.tf32 else "highest", ["tf32" if self.tf32 else "ieee", "ieee"])
 
     @property
     def dilation(self) -> float:
