@@ -38,7 +38,7 @@ from gnnpar.targets import locate
 from gnnpar.track import jsonl, wandb
 from gnnpar.training import predict
 
-TINY = ("dataset=sbm", "dataset.num_nodes=60", "strategy=single", "epochs=1")
+TINY = ("dataset=sbm", "dataset.num_nodes=60", "strategy=single", "epochs=1", "threads_per_rank=1")
 OTHER = 4242
 """The number of another user."""
 
@@ -62,7 +62,7 @@ def test_few_open_files_are_more_or_refused(tmp_path: Path, hard: int) -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (28, hard))
 
-    ranks = ("strategy=graph_parallel", "world_size=2", "threads_per_rank=1")
+    ranks = ("strategy=graph_parallel", "world_size=2")
     done = subprocess.run(
         [sys.executable, "-m", "gnnpar", "train", *TINY, *ranks],
         cwd=tmp_path,
@@ -328,7 +328,7 @@ def test_a_process_that_one_with_threads_has_forked_trains(tmp_path: Path) -> No
 
 def test_a_run_that_goes_on_moves_no_random_numbers_of_the_program(tmp_path: Path) -> None:
     """Each of four folds drew the same permutation after it had trained from one checkpoint."""
-    small = {"dataset.num_nodes": 60, "strategy": "single"}
+    small = {"dataset.num_nodes": 60, "strategy": "single", "threads_per_rank": 1}
     gnnpar.train("gcn", "sbm", epochs=1, folder=tmp_path / "first", **small)
     torch.randperm(10)
     before = torch.get_rng_state()
@@ -533,7 +533,7 @@ def test_the_callers_precision_of_products_decides_no_numbers() -> None:
     try:
         before = [each.fp32_precision for each in switches]
         with torch_given_back():
-            world_of(compose([*SMALL, "strategy=single"])).prepare_torch()
+            world_of(compose([*SMALL, "strategy=single", "threads_per_rank=1"])).prepare_torch()
             assert [each.fp32_precision for each in switches] == ["ieee", "ieee"]
         assert torch.get_float32_matmul_precision() == "medium"
         assert [each.fp32_precision for each in switches] == before

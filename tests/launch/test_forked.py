@@ -17,25 +17,7 @@ import pytest
 from gnnpar.launch.forked import Ranks
 from gnnpar.launch.signals import postponed
 from gnnpar.planner import calibrate
-
-
-class Sleep:
-    """A rank that says who it is and sleeps."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __call__(self, rank: int) -> None:
-        (self.folder / f"{rank}.pid").write_text(str(os.getpid()))
-        time.sleep(60.0)
-
-    def processes(self, size: int) -> list[psutil.Process]:
-        files = [self.folder / f"{rank}.pid" for rank in range(size)]
-        deadline = time.monotonic() + 60
-        while not all(file.exists() and file.read_text() for file in files):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        return [psutil.Process(int(file.read_text())) for file in files]
+from sleeping import Sleep
 
 
 def collected(ranks: Ranks, size: int) -> dict[int, int]:
