@@ -455,7 +455,7 @@ def _model_node(model: object, dataset: JsonObject) -> JsonDict:
 
 
 def _refuse_other_of_the_name(cls: Callable[..., object]) -> None:
-    """ConfigError where the name of a class leads to another one by now: it is made, and imported by ranks, by that."""
+    """ConfigError where the module and name of a class lead to another one by now: ranks import it by these."""
     found: object = sys.modules.get(cls.__module__)
     for name in cls.__qualname__.split("."):
         found = vars(found).get(name) if found is not None else None

@@ -133,7 +133,7 @@ def _own_part(place: Path) -> Path | None:
         own.mkdir(mode=0o700)
         own.chmod(0o700)  # whatever the umask
     there = own.lstat()
-    mounted = there.st_dev != place.stat().st_dev  # and says of its files what it likes
+    mounted = there.st_dev != place.stat().st_dev  # a mounted file system chooses the owners that it reports
     mine = stat.S_ISDIR(there.st_mode) and is_mine(there) and there.st_mode & 0o777 == 0o700
     return own if mine and not mounted else None
 

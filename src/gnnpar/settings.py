@@ -66,7 +66,7 @@ class ConfigError(ValueError):
     """The configuration is wrong: one line that names the key, the value, what is allowed and what to change."""
 
     def __str__(self) -> str:
-        return printable(super().__str__())  # of files, too, and Python shows it as it is
+        return printable(super().__str__())  # parts of it may come from files, and tracebacks print it
 
 
 @dataclass(frozen=True, kw_only=True)

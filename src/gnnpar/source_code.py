@@ -1,5 +1,5 @@
-"""The code that computes a run, by its content: hosts that train one model together must have the same, and runs that
-are compared, jobs that count as done and parts of a cache are of the code of before, where it was changed since."""
+"""Hashes of the code that computes a run. Hosts that train one model together must have the same; `compare` and sweeps
+name code that was edited between runs; parts of an own partitioner are cached by it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def hashes_of(classes: Iterable[str]) -> dict[str, str]:
 
 
 def own_code(classes: Iterable[str]) -> dict[str, str]:
-    """Of these what no commit of gnnpar and no version of a package says, a few digits each: the user's own."""
+    """The user's own of these: modules of the working directory, and packages that are installed in place (pip install
+    -e). Name -> the first digits of its hash."""
     hashes = hashes_of(classes)
     own = own_modules.hashes().keys() | {name for name in hashes if not _has_version(name)}
     return {name: hashes[name][:_DIGITS] for name in sorted(own)}
