@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING
 
-from gnnpar.comm.world import torch_given_back
+from gnnpar.comm.world import set_default_types, torch_given_back
 from gnnpar.compilers import keep_torch_apart
 from gnnpar.config.compose import compose
 from gnnpar.config.replay import as_value
@@ -86,9 +86,7 @@ def _torch_as_usual() -> Iterator[None]:
     elsewhere = torch.get_default_device().type != "cpu"
     on_cpu = torch.device("cpu") if elsewhere else nullcontext()
     with torch_given_back(), torch.inference_mode(False), torch.enable_grad(), on_cpu:
-        torch.set_default_dtype(torch.float32)
-        for device in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
-            torch.set_autocast_enabled(device, False)
+        set_default_types()
         yield
 
 
@@ -562,4 +560,4 @@ def _dated(parent: str) -> Path:
         with suppress(FileExistsError):  # of a run that has begun in the same second
             each.mkdir()
             return each
-    raise AssertionError("numbers have no end")
+    raise AssertionError("unreachable: one of all numbers is free")

@@ -117,7 +117,7 @@ def _asked() -> Path:
     try:
         return Path(tempfile.gettempdir())
     except FileNotFoundError:  # no file can be written where it looks
-        return Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108  # looked at
+        return Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108  # `refuse_others` checks who may write there
 
 
 def _own_part(place: Path) -> Path | None:

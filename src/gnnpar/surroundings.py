@@ -31,7 +31,7 @@ def hold_standard_streams() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
     if sys.stdout is None or sys.stderr is None:
-        nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - stdout and stderr stay open
+        nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # it stays open: it becomes stdout and stderr
         sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
 
 

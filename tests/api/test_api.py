@@ -285,7 +285,7 @@ def test_what_is_no_path_is_one_line(call, name):
         call(b"x")
 
 
-FIVE: Any = 5  # no type that these arguments have
+FIVE: Any = 5  # Any: a wrong type on purpose, which the type checker would refuse
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from gnnpar.settings import ConfigError
 from gnnpar.targets import locate
 from gnnpar.track import jsonl, wandb
 from gnnpar.training import predict
+from one_layer import NET
 
 TINY = ("dataset=sbm", "dataset.num_nodes=60", "strategy=single", "epochs=1", "threads_per_rank=1")
 OTHER = 4242
@@ -337,7 +338,7 @@ def test_a_run_that_goes_on_moves_no_random_numbers_of_the_program(tmp_path: Pat
 
 
 def test_a_sweep_of_another_user_is_not_told_of(tmp_path: Path) -> None:
-    """compare told how to resume the sweep.json that lay in any folder above two runs."""
+    """`compare` printed the command to resume whichever sweep.json lay in a folder above two runs."""
     (run_dir := tmp_path / "shared" / "mine" / "run").mkdir(parents=True)
     (tmp_path / "shared" / "sweep.json").write_text("{}")
     assert sessions._sweep_of(run_dir) == tmp_path / "shared"
@@ -552,16 +553,13 @@ def test_children_that_the_program_has_heard_of_are_no_error(monkeypatch: pytest
     assert isinstance(forked.has_one_thread(), bool)
 
 
-IMPORTED = """
-import tempfile, torch
+IMPORTED = (
+    NET
+    + """
+import tempfile
 open("where", "a").write(tempfile.gettempdir() + "\\n")
-class Net(torch.nn.Module):
-    def __init__(self, in_channels, out_channels):
-        super().__init__()
-        self.lin = torch.nn.Linear(in_channels, out_channels)
-    def forward(self, x, edge_index):
-        return self.lin(x)
 """
+)
 BY_NAME = """
 import os, sys, tempfile, gnnpar
 small = {"dataset.num_nodes": 60, "model.target": "net_of_pyg.Net"}

@@ -84,6 +84,7 @@ from gnnpar.track.console import stdout
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.result.export import export
 from gnnpar.training.result.record import RunRecord
+from one_layer import NET
 
 SMALL = ["dataset=sbm", "dataset.num_nodes=60"]
 OF_PYG = [
@@ -711,9 +712,9 @@ def test_nothing_that_was_compiled_takes_the_place_of_a_new_module(
 def test_what_is_no_file_of_torch_is_not_told(tmp_path: Path, words: str) -> None:
     """A sweep of another user's named any file of who resumed it, and its words stood in a result of that sweep."""
     (tmp_path / "secret").write_text(words)
-    with pytest.raises(ValueError, match=r"it does not begin like a file of torch\.save") as told:
+    with pytest.raises(ValueError, match=r"it does not begin like a file of torch\.save") as caught:
         compose(["dataset=pt", f"dataset.path={tmp_path}/secret"]).dataset.load(None, 0)
-    assert "tell" not in str(told.value)
+    assert "tell" not in str(caught.value)
 
 
 def test_a_graph_of_more_kinds_than_nodes_is_refused() -> None:
@@ -1429,15 +1430,6 @@ if __name__ == "__main__":
         except gnnpar.api.TrainingFailed as error:
             print(strategy, "refused:", error)
 """
-NET9 = """
-import torch
-class Net(torch.nn.Module):
-    def __init__(self, in_channels, out_channels):
-        super().__init__()
-        self.lin = torch.nn.Linear(in_channels, out_channels)
-    def forward(self, x, edge_index):
-        return self.lin(x)
-"""
 
 
 def test_ranks_take_no_class_of_the_working_directory_for_the_callers(tmp_path: Path) -> None:
@@ -1445,7 +1437,7 @@ def test_ranks_take_no_class_of_the_working_directory_for_the_callers(tmp_path: 
     for name in ("here", "lib"):
         (tmp_path / name).mkdir()
     (tmp_path / "here" / "net9.py").write_text("open('mark', 'w')\n")
-    (tmp_path / "lib" / "net9.py").write_text(NET9)
+    (tmp_path / "lib" / "net9.py").write_text(NET)
     (tmp_path / "program.py").write_text(ELSEWHERE.format(lib=tmp_path / "lib"))
     done = subprocess.run(
         [sys.executable, str(tmp_path / "program.py")],

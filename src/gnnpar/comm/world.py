@@ -119,9 +119,7 @@ class World:
         import torch
 
         torch.set_num_threads(self.threads_per_rank)
-        torch.set_default_dtype(torch.float32)
-        for device in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
-            torch.set_autocast_enabled(device, False)
+        set_default_types()
         if self.deterministic:
             torch.use_deterministic_algorithms(True)
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -141,6 +139,15 @@ class World:
     def oversubscribed(self) -> bool:
         """More threads than physical cores: bytes, memory and accuracy stand, times do not."""
         return self.num_threads > self.cores * self.dilation
+
+
+def set_default_types() -> None:
+    """Numbers of 32 bits where nothing else is said, and no autocast: of this process and thread."""
+    import torch
+
+    torch.set_default_dtype(torch.float32)
+    for device in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
+        torch.set_autocast_enabled(device, False)
 
 
 @contextmanager

@@ -132,7 +132,7 @@ def inert(cell: Json) -> Json:
     return "'" * begins + re.sub(rf";(?=\s*[{_OF_FORMULAS}])", ";'", printable(cell))
 
 
-_OF_FORMULAS = "=+@＝＋－＠-"  # noqa: RUF001  # the wide forms, too, which some take for them
+_OF_FORMULAS = "=+@＝＋－＠-"  # noqa: RUF001  # full-width signs, too: some spreadsheets read them as formulas
 
 
 def markdown_cell(text: str) -> str:

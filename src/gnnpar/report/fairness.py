@@ -173,7 +173,7 @@ def warnings(results: Sequence[Result], baseline: str) -> list[str]:
             apart.append(name)
             continue
         for what in (each for each in names if each != "session"):
-            ours, theirs = (_short(value_at(r, FAIR.get(what, ("code",)))) for r in (result, nearest))
+            ours, theirs = (_short(value_at(r, FAIR[what])) if what in FAIR else "" for r in (result, nearest))
             values = f" ({ours}; {baseline} {theirs})" if ours and theirs else ""
             unequal.setdefault(f"{what}{values}", []).append(name)
     lines = [

@@ -194,7 +194,7 @@ def _serve(wandb: ModuleType) -> None:
         _SOCKETS[os.getpid()] = lasting_socket_folder()
     place = _SOCKETS[os.getpid()] or Path(tempfile.gettempdir())
     if len(str(place)) > _LONGEST:
-        refuse_others(Path("/tmp"))  # noqa: S108  # there it would be, where others may take its name
+        refuse_others(Path("/tmp"))  # noqa: S108  # wandb puts its socket there, where the name is too long
     try:
         os.environ["TMPDIR"] = str(place)
         os.environ.setdefault("WANDB_DIR", str(place))  # it reads settings of there, and of the working directory else
