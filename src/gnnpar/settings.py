@@ -58,8 +58,10 @@ WRITTEN_FOLDERS = ("cache_dir", "host_dir", "submitit_folder")
 """Keys of folders that a run or a launcher writes to, wherever they stand: a plan and a sweep of others set none."""
 MAX_RANKS = 4096
 """Tables of a row and a column a rank stay below a GiB."""
+MAX_THREADS = 1024
+"""Of a rank; loops of torch that run on 2,048 end it by a signal (torch 2.13, `index_add_`)."""
 Ranks = Annotated[int, at.Ge(1), at.Le(MAX_RANKS)]
-Threads = Annotated[int, at.Ge(1), at.Le(MAX_RANKS)] | Literal["auto"]
+Threads = Annotated[int, at.Ge(1), at.Le(MAX_THREADS)] | Literal["auto"]
 
 
 class ConfigError(ValueError):

@@ -110,3 +110,20 @@ def test_a_folder_of_the_name_of_a_key_is_none_of_a_group_and_a_dictionary_for_a
     swept = ["-m", "debug=tiny", "strategy=single", "hydra/sweeper=optuna", "hydra.sweeper.params={seed: 'range(0,2)'}"]
     assert run("train", swept) == 2
     assert "a key of hydra is not what its plugin reads" in capsys.readouterr().err
+
+
+def test_loggers_without_names_and_a_storage_that_cannot_be_opened_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = ["debug=tiny", "strategy=single"]
+    assert run("train", [*small, "hydra.verbose=[1]"]) == 2
+    assert capsys.readouterr().err == (
+        "gnnpar: hydra.verbose holds what is no name of a logger; write true, false, a name or a list of names\n"
+    )
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    storage = f"hydra.sweeper.storage=sqlite:///{tmp_path}/missing/x.db"
+    assert run("train", ["-m", *small, "hydra/sweeper=optuna", storage, "seed=1,2"]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("gnnpar: the sweeper cannot use what it is given (")
+    assert "unable to open database file" in line

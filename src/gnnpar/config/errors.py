@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gnnpar.paths import conf_dir, is_brought_group
@@ -30,6 +31,8 @@ def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
 
     if isinstance(error, ValueError) and "integer string conversion" in str(error):
         return "an override holds a whole number of more than 4300 digits; give a smaller one"
+    if isinstance(error, TypeError) and _is_of_a_logger_of_hydra(error):
+        return "hydra.verbose holds what is no name of a logger; write true, false, a name or a list of names"
     if isinstance(error, TypeError) and _is_of_hydra(error):
         return "an override chooses no name in a group, but a list of numbers or nulls; write group=name"
     if isinstance(error, ValueError) and "Config group override deletion" in str(error) and _is_of_hydra(error):
@@ -47,7 +50,7 @@ def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
         return f"a key of hydra is not what its plugin reads ({str(error).splitlines()[0]}); write it key by key"
     if isinstance(error, AssertionError) and _is_of_hydra(error):
         return f"an override sets a key below something that has none ({' '.join(str(error).split())}); leave it out"
-    if isinstance(error, ArithmeticError | LookupError | TypeError | ValueError) and _is_of_a_sweeper(error):
+    if _is_of_a_sweeper(error):
         return f"the sweeper cannot use what it is given ({' '.join(str(error).split())[:200]}); correct hydra.sweeper"
     if isinstance(error, yaml.YAMLError):
         return _yaml_line(error)
@@ -92,10 +95,17 @@ def _is_of_hydra(error: Exception) -> bool:
     return any(f"/{package}/" in place for place in _places(error)[-1:] for package in ("hydra", "omegaconf"))
 
 
+def _is_of_a_logger_of_hydra(error: Exception) -> bool:
+    last = [place for place in _places(error) if "/logging/" not in place][-1:]
+    return "logger name" in str(error) and all(place.endswith("/hydra/core/utils.py") for place in last)
+
+
 def _is_of_a_sweeper(error: Exception) -> bool:
-    """Whether a plugin of Hydra, or optuna that it calls, has raised it, and no job."""
+    """Whether a plugin of Hydra, or what it calls, has raised it, and no job."""
     places = _places(error)
-    return any("/hydra_plugins/" in place for place in places) and "/gnnpar/" not in places[-1]
+    plugins = [at for at, place in enumerate(places) if "/hydra_plugins/" in place]
+    own = str(Path(__file__).parents[1]) + os.sep
+    return bool(plugins) and not any(place.startswith(own) for place in places[plugins[0] :])
 
 
 def _is_read_by_hydra(error: Exception) -> bool:
