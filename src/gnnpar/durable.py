@@ -101,16 +101,18 @@ def refuse_link_of_others(path: Path) -> None:
 
 
 def planted(path: Path) -> Path | None:
-    """The first part of a path that another user has put into a folder which everybody may write to, as /tmp: it is
-    neither this user's, root's nor of whom that folder is; or it is not there, and he may put it there. With the sticky
-    bit he can exchange none of the others later."""
+    """The first part of a path that another user has put into a folder which everybody may write to, as /tmp, or a
+    group with the sticky bit: it is neither this user's, root's nor of whom that folder is; or it is not there, and he
+    may put it there. With the sticky bit he can exchange none of the others later; without, a group trusts its members.
+    """
     for place in _places_on_the_way(path.absolute()):
         try:
             above, there = place.parent.lstat(), place.lstat()
         except (FileNotFoundError, NotADirectoryError):
             return place
         trusted = {0, above.st_uid} - _overflow_uid()
-        if above.st_mode & stat.S_IWOTH and not is_mine(there) and there.st_uid not in trusted:
+        adds = above.st_mode & stat.S_ISVTX and _is_open_to_others(place.parent, above)
+        if (above.st_mode & stat.S_IWOTH or adds) and not is_mine(there) and there.st_uid not in trusted:
             return place
     return None
 
@@ -122,7 +124,7 @@ def refuse_planted(folder: Path) -> None:
         raise WriteError(errno.EPERM, f"{OF_ANOTHER}; name another folder", str(place))
 
 
-OF_ANOTHER = "another user has put it into a folder that everybody may write to"
+OF_ANOTHER = "another user has put it into a folder that others may write to"
 
 
 def make_folder(folder: Path) -> None:

@@ -108,7 +108,7 @@ def test_a_module_of_another_user_is_not_imported(of_all: Path) -> None:
     """A rank that Slurm had started in /tmp, as its node had no such folder, imported the module that lay there."""
     (file := of_all / "planted_net.py").write_text("open('mark', 'w')\nclass Net: pass\n")
     os.chown(file, OTHER, OTHER)
-    with pytest.raises(ValueError, match=r"planted_net\.py: another user has put it into a folder that everybody may"):
+    with pytest.raises(ValueError, match=r"planted_net\.py: another user has put it into a folder that others may"):
         locate("planted_net.Net")
     assert not (of_all / "mark").exists()
     os.chown(file, os.geteuid(), os.getegid())
@@ -126,9 +126,24 @@ def test_a_package_in_a_folder_of_another_user_is_not_imported(of_all: Path) -> 
     (of_all / "planted_net").mkdir()
     (of_all / "planted_net" / "__init__.py").write_text("open('mark', 'w')\nclass Net: pass\n")
     os.chown(of_all / "planted_net", OTHER, OTHER)
-    with pytest.raises(ValueError, match="planted_net: another user has put it into a folder that everybody may"):
+    with pytest.raises(ValueError, match="planted_net: another user has put it into a folder that others may"):
         locate("planted_net.Net")
     assert not (of_all / "mark").exists()
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_of_a_group_no_member_adds_a_package_where_the_sticky_bit_holds_them_apart(of_all: Path, refused: bool) -> None:
+    """In a folder of mode 1770, `planted_net/` of a member goes before the user's `planted_net.py`."""
+    os.chown(of_all, 0, OTHER)
+    of_all.chmod(0o1770 if refused else 0o770)  # without, members of the group can exchange the user's own
+    (of_all / "planted_net").mkdir()
+    (of_all / "planted_net" / "__init__.py").write_text("class Net: pass\n")
+    os.chown(of_all / "planted_net", OTHER, OTHER)
+    if refused:
+        with pytest.raises(ValueError, match="planted_net: another user has put it into a folder that others may"):
+            locate("planted_net.Net")
+    else:
+        assert isinstance(locate("planted_net.Net"), type)
 
 
 def test_yaml_of_another_user_is_not_read(of_all: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,7 +156,7 @@ def test_yaml_of_another_user_is_not_read(of_all: Path, capsys: pytest.CaptureFi
     os.chown(of_all / "model", OTHER, OTHER)
     capsys.readouterr()
     assert run("train", [*TINY, "model=planted", "hydra.run.dir=theirs"]) == 2
-    assert f"{of_all}/model: another user has put it into a folder that everybody may" in capsys.readouterr().err
+    assert f"{of_all}/model: another user has put it into a folder that others may" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("sweep", [False, True])

@@ -4,12 +4,16 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
+from typing import Self
 
 import pytest
 from torch.distributed import HashStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from gnnpar.comm import sealed_store
 from gnnpar.comm.authentication import SIZE, NotOfThisRun
 from gnnpar.comm.sealed_store import SealedStore
 
@@ -56,6 +60,53 @@ def test_a_rank_does_not_connect_to_an_address_of_a_stranger() -> None:
     assert rank.returncode != 0
     assert "proves no knowledge of the run's key: a stranger writes there" in said
     listener.close()
+
+
+def test_a_store_that_answers_no_more_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its host was stopped, or who forwards to it keeps what it says: ranks waited for ever, and heard no signal."""
+    monkeypatch.setattr(sealed_store, "_MORE_SECONDS", 0.5)
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    with Silencer(store.port) as way:
+        client = TCPStore("127.0.0.1", way.port, None, False, timeout=timedelta(seconds=1))
+        sealed = SealedStore(client, b"k" * 32)
+        sealed.set("a", b"1")
+        assert sealed.get("a") == b"1"
+        way.silent.set()
+        began = time.monotonic()
+        with pytest.raises(TimeoutError, match=r"the store of the ranks does not answer within 1\.5 s"):
+            sealed.get("a")
+        assert time.monotonic() - began < 30
+
+
+class Silencer:
+    """A port that forwards to another one; no longer once it is `silent`."""
+
+    def __init__(self, port: int) -> None:
+        self.silent, self._to = threading.Event(), port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._ends: list[socket.socket] = []
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for each in (self._listener, *self._ends):
+            each.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                ends = (self._listener.accept()[0], socket.create_connection(("127.0.0.1", self._to)))
+                self._ends.extend(ends)
+                for one, other in (ends, ends[::-1]):
+                    threading.Thread(target=self._pump, args=(one, other), daemon=True).start()
+
+    def _pump(self, one: socket.socket, other: socket.socket) -> None:
+        with suppress(OSError):
+            while (data := one.recv(1 << 16)) and not self.silent.is_set():
+                other.sendall(data)
 
 
 GROUPS = """

@@ -8,18 +8,24 @@ Anybody may reach torch's store and write there. Without the proof, who overwrit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import TypeVar
 
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from gnnpar.comm.authentication import SIZE, NotOfThisRun, proof, proves
+from gnnpar.deadline import within
+
+T = TypeVar("T")
+_MORE_SECONDS = 5.0  # than the store itself waits for a key
 
 
 class SealedStore(Store):
     """`store`, whose values carry an HMAC of their name and of themselves with the key of this meeting of ranks.
 
-    Counts (`add`) carry none: who changes one can end the meeting, and no more.
+    Counts (`add`) carry none: who changes one can end the meeting, and no more. Each call is TimeoutError where the
+    store's host does not answer in its time, for which torch's client would wait without an end, and deaf to signals.
     """
 
     def __init__(self, store: Store, key: bytes) -> None:
@@ -28,11 +34,12 @@ class SealedStore(Store):
 
     def set(self, key: str, value: str | bytes | Sequence[int]) -> None:
         plain = value.encode() if isinstance(value, str) else bytes(value)
-        self._store.set(key, proof(self._key, key.encode(), plain) + plain)  # pyright: ignore[reportArgumentType]
+        sealed = proof(self._key, key.encode(), plain) + plain
+        self._ask(lambda: self._store.set(key, sealed))  # pyright: ignore[reportArgumentType]
 
     def get(self, key: str) -> bytes:
         """Raises NotOfThisRun for what a stranger has put there."""
-        given = bytes(self._store.get(key))
+        given = bytes(self._ask(lambda: self._store.get(key)))
         if not proves(given[:SIZE], self._key, key.encode(), given[SIZE:]):
             raise NotOfThisRun(
                 f"the ranks' store holds as {key} what proves no knowledge of the run's key: a stranger writes there"
@@ -40,19 +47,20 @@ class SealedStore(Store):
         return given[SIZE:]
 
     def add(self, key: str, amount: int) -> int:
-        return self._store.add(key, amount)
+        return self._ask(lambda: self._store.add(key, amount))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        self._store.wait(keys) if timeout is None else self._store.wait(keys, timeout)
+        patience = self.timeout if timeout is None else timeout
+        self._ask(lambda: self._store.wait(keys, patience), patience)
 
     def check(self, keys: list[str]) -> bool:
-        return self._store.check(keys)
+        return self._ask(lambda: self._store.check(keys))
 
     def delete_key(self, key: str) -> bool:
-        return self._store.delete_key(key)
+        return self._ask(lambda: self._store.delete_key(key))
 
     def num_keys(self) -> int:
-        return self._store.num_keys()
+        return self._ask(self._store.num_keys)
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._store.set_timeout(timeout)
@@ -60,3 +68,12 @@ class SealedStore(Store):
     @property
     def timeout(self) -> timedelta:
         return self._store.timeout  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]
+
+    def _ask(self, act: Callable[[], T], patience: timedelta | None = None) -> T:
+        seconds = (self.timeout if patience is None else patience).total_seconds() + _MORE_SECONDS
+        try:
+            return within(seconds, act, name="store")
+        except TimeoutError as error:
+            raise TimeoutError(
+                f"the store of the ranks does not answer within {seconds:g} s: its host, or the way to it, is down"
+            ) from error
