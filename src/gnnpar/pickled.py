@@ -24,7 +24,9 @@ Opcode = tuple[pickletools.OpcodeInfo, object, int | None]
 
 
 class _Parts(list["Made"]):
-    """What a dict (keys and values in turn), a set or an object holds, or was given."""
+    """What a dict (keys and values in turn), a set or an object holds, or was given. `made_by`: what was called."""
+
+    made_by: str = ""
 
 
 class _List(_Parts):
@@ -33,7 +35,7 @@ class _List(_Parts):
 
 Made: TypeAlias = "str | tuple[Made, ...] | _Parts"
 """'text', 'constant' (True, False, None), 'small' (whole numbers below 2^16), 'number' (others), 'name C' of a
-class, 'object' for what is not known; tuples, lists and parts of them."""
+class, 'storage' of a tensor, 'object' for what is not known; tuples, lists and parts of them."""
 
 _TEXTS = ("UNICODE", "STRING", "BYTES", "BYTEARRAY")  # in the names of opcodes
 _NUMBERS = frozenset({*_LONGS, "BININT", "BININT1", "BININT2", "FLOAT", "BINFLOAT"})
@@ -46,7 +48,8 @@ _DEEPEST = 200  # Python hashes a tuple by as many calls as it is deep, without 
 _GETS, _PUTS = frozenset({"GET", "BINGET", "LONG_BINGET"}), frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
 _SETS = ("set", "frozenset", "Counter")  # which hash what they are given
 _DICTS = ("dict", "OrderedDict", "defaultdict")  # the first of each pair
-_MARK, _ANY_NAME = "mark", "name of the stack"
+_MARK, _ANY_NAME, _STORAGE = "mark", "name of the stack", "storage"
+_TENSOR = "name torch._utils._rebuild_tensor"
 
 
 def refuse_alike(opcodes: Iterable[Opcode], *, most: int) -> None:
@@ -114,21 +117,26 @@ class _Machine:
                     raise ValueError("it calls what is no name of a class")
                 of = called.rpartition(".")[2]
                 self._copy(given)
+                _refuse_without_content(called, given)
                 for classes, pairs in ((_SETS, False), (_DICTS, True)):
                     if of in classes or called == _ANY_NAME:
                         self._hash(_hashed(given, pairs=pairs))
-                stack.append("text" if of == "EdgeTypeStr" else _Parts([given]))
+                made = _Parts([given])
+                made.made_by = called
+                stack.append("text" if of == "EdgeTypeStr" else made)
             case "BUILD":
                 target, state = taken
                 self._copy(state)
                 if isinstance(target, _Parts):
+                    if target.made_by.startswith("name torch."):
+                        raise ValueError("it gives a tensor that is made another shape, or other memory")
                     target.append(state)
                 stack.append(target)
             case "BINPERSID":  # of a storage: what it is, its class, its name, its place, its size
                 self._copy(taken[0])
                 if not _is_flat(taken[0]):
                     raise ValueError("it names a storage by what is neither text nor a number")
-                stack.append("object")
+                stack.append(_STORAGE)
             case "STACK_GLOBAL":
                 stack.append(_ANY_NAME)
             case "GLOBAL":
@@ -161,12 +169,17 @@ class _Machine:
             raise ValueError(f"it holds dicts or sets with more than {_MOST_KEYS} keys of large numbers")
 
 
+def _refuse_without_content(called: str, given: Made) -> None:
+    """ValueError where memory would be made by its size, or a tensor of anything but a storage of the file: torch does
+    not fill it, and it holds what the process has freed."""
+    first = given[0] if isinstance(given, tuple) and given else None
+    if called == "name torch.storage.UntypedStorage" or (called.startswith(_TENSOR) and first != _STORAGE):
+        raise ValueError("it makes a tensor of memory of which it has no content")
+
+
 def _is_flat(key: Made) -> bool:
-    """A tuple of text, numbers and names; in files of torch before 1.6, with one more in it."""
-    if not isinstance(key, tuple):
-        return False
-    parts = [part for each in key for part in (each if isinstance(each, tuple) else (each,))]
-    return all(isinstance(part, str) and part != "object" for part in parts)
+    """A tuple of text, numbers and names."""
+    return isinstance(key, tuple) and all(isinstance(part, str) and part not in ("object", _STORAGE) for part in key)
 
 
 def _take(code: pickletools.OpcodeInfo, stack: list[Made]) -> list[Made]:

@@ -1,21 +1,21 @@
-"""Files of torch.save that anybody may have written: no code runs, and no tensor reaches outside its memory."""
+"""Files of torch.save that anybody may have written: no code runs, and no tensor has memory that it does not fill."""
 
 from __future__ import annotations
 
 import functools
 import os
-import pickle
 import pickletools
 import re
 import struct
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 import torch
 from torch import Tensor
+from torch.types import Storage
 
 from gnnpar.capacity import require_memory
 from gnnpar.locks import ThreadLock
@@ -30,14 +30,16 @@ def load_saved(
     Names that torch or a library lets in beside them, for the whole process, are refused: classes that read other files
     when they are made, or take memory by a number. Indices of sparse tensors are held to their shapes, which torch.load
     leaves out by itself, and whose sums and conversions then write where indices say. Raises ValueError, where records
-    are compressed too, which torch.save never does and which may fill any memory; and whatever torch's readers raise.
+    are compressed too, which torch.save never does and which may fill any memory, and where the file is in the format
+    before torch 1.6, of which torch leaves storages unfilled; and whatever torch's readers raise.
     """
-    classes = tuple(known)
+    classes, filled = tuple(known), _Filled(places)
     _refuse_packed(file)
     _refuse_names(file, classes)
     with _these_alone(classes), _for_torch(file) as content:
-        found = torch.load(content, map_location=places, weights_only=True, mmap=mmap and content is file)
+        found = torch.load(content, map_location=filled.place, weights_only=True, mmap=mmap and content is file)
     for tensor in tensors_in(found):
+        filled.check(tensor)
         if tensor.layout != torch.strided and not tensor.is_nested:
             _hold_to_shape(tensor)
         elif tensor.layout == torch.strided and is_expanded(tensor) and tensor.numel() > _MOST_REPEATED:
@@ -46,6 +48,29 @@ def load_saved(
                 "save it as tensor.contiguous()"
             )
     return found
+
+
+class _Filled:
+    """The storages of a file, as torch makes them: with their size, which a tensor that is larger raises on a GPU."""
+
+    def __init__(self, places: str | dict[str, str]) -> None:
+        self._places, self._made = places, dict[int, tuple[Storage, int]]()
+
+    def place(self, storage: Storage, location: str) -> Storage:
+        there = self._places if isinstance(self._places, str) else self._places.get(location, location)
+        placed: Storage = torch.serialization.default_restore_location(storage, there)  # pyright: ignore[reportArgumentType, reportAssignmentType]
+        self._made[placed._cdata] = placed, placed.nbytes()
+        return placed
+
+    def check(self, tensor: Tensor) -> None:
+        """ValueError where a tensor has other memory than the file has filled."""
+        if tensor.is_nested or tensor.is_meta:  # refused by what they are (`oddity`)
+            return
+        for part in _parts_of(tensor):
+            storage = part.untyped_storage()
+            _, nbytes = self._made.get(storage._cdata, (None, 0))
+            if storage.nbytes() != nbytes:
+                raise ValueError(f"a tensor takes {storage.nbytes()} bytes, of which the file has {nbytes}")
 
 
 _LOADING = ThreadLock()
@@ -72,7 +97,7 @@ _PLAIN = {
     "builtins set",
     *("torch Size", "torch device", "torch.nn.parameter Parameter", "torch.serialization _get_layout"),
     *(f"torch._utils _rebuild_{kind}" for kind in ("tensor", "tensor_v2", "tensor_v3", "sparse_tensor", "parameter")),
-    "torch.storage UntypedStorage",  # of types that have no storage of their own; made by a number, it is not filled
+    "torch.storage UntypedStorage",  # of types that have no storage of their own; it is named, and not called
     # refused later, by what they are
     *(f"torch._utils _rebuild_{kind}" for kind in ("qtensor", "nested_tensor", "meta_tensor_no_storage")),
 }
@@ -81,41 +106,27 @@ _DTYPE = re.compile(r"torch (bool|b?float\d+\w*|u?int\d+|complex\d+|q\w+|per_(te
 _CALLS = frozenset({"STACK_GLOBAL", "INST", "OBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4", "PERSID"})
 """By which a pickle names what it calls in another way; torch.save writes none of them."""
 _MOST_STEPS = 1_000_000  # a graph or a checkpoint takes some thousands: its numbers are in tensors
-_STREAMS = 5  # of a file of torch before 1.6: two numbers, facts of the machine, the objects, keys of storages
 
 
 def _refuse_names(file: Path, classes: Iterable[type]) -> None:
     """ValueError where the pickle of a file names anything but tensors, plain values and `classes`."""
     known = _PLAIN | {f"{each.__module__} {each.__qualname__}" for each in classes}
-    for stream in _pickles(file):
-        refuse_alike(_named(stream, known), most=_MOST_STEPS)
+    with _for_torch(file) as named:
+        reader = torch._C.PyTorchFileReader
+        content = (reader(str(named)) if isinstance(named, Path) else reader(named)).get_record("data.pkl")
+    refuse_alike(_named(content, known), most=_MOST_STEPS)
 
 
-def _named(stream: bytes | IO[bytes], known: set[str]) -> Iterator[Opcode]:
+def _named(content: bytes, known: set[str]) -> Iterator[Opcode]:
     """The opcodes of a pickle that names nothing else."""
-    for code, argument, place in pickletools.genops(stream):
-        if is_beyond(code, argument) and argument != torch.serialization.MAGIC_NUMBER:  # of files before 1.6
+    for code, argument, place in pickletools.genops(content):
+        if is_beyond(code, argument):
             raise ValueError("it holds a whole number beyond 64 bits")
         name = str(argument).replace("__builtin__ ", "builtins ")  # as Python 2 had it
         plain = name in known or _STORAGE.fullmatch(name) or _DTYPE.fullmatch(name)
         if code.name in _CALLS or (code.name == "GLOBAL" and not plain):
             raise ValueError(f"it names {name.replace(' ', '.')[:80]}, which is no tensor and no plain value")
         yield code, argument, place
-
-
-def _pickles(file: Path) -> Iterator[bytes | IO[bytes]]:
-    """What torch.load unpickles, as it finds it."""
-    with file.open("rb") as content:
-        if not (head := content.read(_LONGEST_HEAD)).startswith(_ZIP):
-            if not head.startswith(_HEADS):  # errors of other readers would quote the content
-                raise ValueError("it does not begin like a file of torch.save")
-            content.seek(0)
-            for _ in range(_STREAMS):
-                yield content
-            return
-    with _for_torch(file) as named:
-        reader = torch._C.PyTorchFileReader
-        yield (reader(str(named)) if isinstance(named, Path) else reader(named)).get_record("data.pkl")
 
 
 @contextmanager
@@ -132,8 +143,8 @@ def _for_torch(file: Path) -> Iterator[Path | IO[bytes]]:
 
 def _refuse_packed(file: Path) -> None:
     with file.open("rb") as content:
-        if content.read(4) != _ZIP:  # of torch before 1.6: records as they are
-            return
+        if content.read(4) != _ZIP:
+            raise ValueError("it does not begin like a file of torch.save since 1.6; if it is older, save it again")
         size = content.seek(0, os.SEEK_END)
         content.seek(max(0, size - _END.size - _LOCATOR.size - _END64.size))
         if not _ends_as_saved(content.read(), size):
@@ -146,8 +157,6 @@ def _refuse_packed(file: Path) -> None:
 
 
 _ZIP = b"PK\x03\x04"  # by which torch tells
-_HEADS = tuple(pickle.dumps(torch.serialization.MAGIC_NUMBER, protocol) for protocol in range(2, 6))  # before 1.6
-_LONGEST_HEAD = max(map(len, _HEADS))
 _END = struct.Struct("<4s4H2LH")
 _LOCATOR = struct.Struct("<4sLQL")
 _END64 = struct.Struct("<4sQ2H2L4Q")
@@ -212,7 +221,7 @@ def is_expanded(tensor: Tensor) -> bool:
     return tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
 
 
-def _require_small(indices: tuple[Tensor, ...], values: Tensor) -> None:
+def _require_small(indices: Sequence[Tensor], values: Tensor) -> None:
     """ValueError where the strided tensors of a sparse one take more memory than the file or this machine has."""
     if any(map(is_expanded, indices)):  # torch's checks would make them whole
         raise ValueError("indices of a sparse tensor are one number, repeated; store each")
@@ -226,19 +235,27 @@ def _hold_to_shape(tensor: Tensor) -> None:
 
     torch's switch for such checks is one for the whole process: ranks that are threads would be checked by it too.
     """
+    parts = _parts_of(tensor)
+    _require_small(parts[:-1], parts[-1])
     if tensor.layout == torch.sparse_coo:
-        _require_small((tensor._indices(),), tensor._values())
         torch._validate_sparse_coo_tensor_args(  # pyright: ignore[reportPrivateImportUsage]
-            tensor._indices(), tensor._values(), tensor.shape, tensor.is_coalesced()
+            parts[0], parts[1], tensor.shape, tensor.is_coalesced()
         )
         return
-    by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
-    ends = tensor.crow_indices() if by_row else tensor.ccol_indices()
-    indices = tensor.col_indices() if by_row else tensor.row_indices()
-    _require_small((ends, indices), tensor.values())
     torch._validate_sparse_compressed_tensor_args(  # pyright: ignore[reportPrivateImportUsage]
-        ends, indices, tensor.values(), tensor.shape, tensor.layout
+        parts[0], parts[1], parts[2], tensor.shape, tensor.layout
     )
+
+
+def _parts_of(tensor: Tensor) -> tuple[Tensor, ...]:
+    """The strided tensors that hold it: itself, or indices and values of a sparse one."""
+    if tensor.layout == torch.strided:
+        return (tensor,)
+    if tensor.layout == torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
 
 
 _NUMBERS = {

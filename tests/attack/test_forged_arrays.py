@@ -472,12 +472,11 @@ NAMES: dict[str, object] = {
 }
 
 
-@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before 1.6"])
 @pytest.mark.parametrize("kind", NAMES)
-def test_a_saved_file_names_tensors_and_plain_values_alone(tmp_path: Path, kind: str, zipped: bool) -> None:
+def test_a_saved_file_names_tensors_and_plain_values_alone(tmp_path: Path, kind: str) -> None:
     """Although torch.load allows more: importing PyG adds ClusterData, whose constructor unpickles a second file."""
     assert ClusterData in torch.serialization.get_safe_globals()
-    torch.save({"x": NAMES[kind]}, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
+    torch.save({"x": NAMES[kind]}, tmp_path / "a.pt")
     with pytest.raises(ValueError, match=r"it names .*, which is no tensor and no plain value"):
         load_saved(tmp_path / "a.pt", known=[Data])
     assert ClusterData in torch.serialization.get_safe_globals()
@@ -491,14 +490,13 @@ def test_what_a_library_lets_in_is_not_let_in_here(tmp_path: Path, monkeypatch: 
         load_saved(tmp_path / "a.pt", known=[Data])
 
 
-@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before 1.6"])
-def test_what_graphs_and_checkpoints_hold_is_read(tmp_path: Path, zipped: bool) -> None:
+def test_what_graphs_and_checkpoints_hold_is_read(tmp_path: Path) -> None:
     rows = {
         str(dtype): torch.ones(2, dtype=dtype) for dtype in (torch.bool, torch.int8, torch.bfloat16, torch.complex64)
     }
     saved = {**rows, "p": torch.nn.Parameter(torch.ones(3)), "n": [None, 1, 2.5, "x", (True,)], "s": {1, 2}}
     saved |= {"sparse": torch.eye(3).to_sparse(), "csr": torch.eye(3).to_sparse_csr(), "size": torch.ones(2, 3).shape}
-    torch.save(saved, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
+    torch.save(saved, tmp_path / "a.pt")
     found = load_saved(tmp_path / "a.pt")
     assert isinstance(found, dict) and found.keys() == saved.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in rows.items())
@@ -525,11 +523,10 @@ PAIRS: dict[str, object] = {
 }
 
 
-@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before 1.6"])
 @pytest.mark.parametrize("what", PAIRS)
-def test_tuples_of_large_or_many_numbers_are_no_keys(tmp_path: Path, what: str, zipped: bool) -> None:
+def test_tuples_of_large_or_many_numbers_are_no_keys(tmp_path: Path, what: str) -> None:
     """Their hashes hold no secret of the process: a file may bring any number that hash alike."""
-    torch.save(PAIRS[what], tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
+    torch.save(PAIRS[what], tmp_path / "a.pt")
     with pytest.raises(ValueError, match=r"a dict or set with a key that is|names builtins\.frozenset"):
         load_saved(tmp_path / "a.pt")
 

@@ -1307,13 +1307,12 @@ def test_an_export_replaces_no_files_of_another_program(tmp_path: Path) -> None:
 def test_a_checkpoint_in_a_folder_of_any_name_is_read(tmp_path: Path) -> None:
     """torch opens names of UTF-8 alone: a resume began anew."""
     (folder := tmp_path / os.fsdecode(b"donn\xe9es")).mkdir()
-    for zipped in (True, False):
-        torch.save({"a": torch.ones(2)}, tmp_path / "plain.pt", _use_new_zipfile_serialization=zipped)
-        (tmp_path / "plain.pt").rename(folder / "a.pt")
-        for mmap in (True, False) if zipped else (False,):
-            found = load_saved(folder / "a.pt", mmap=mmap)
-            assert isinstance(found, dict)
-            assert torch.equal(found["a"], torch.ones(2))
+    torch.save({"a": torch.ones(2)}, tmp_path / "plain.pt")
+    (tmp_path / "plain.pt").rename(folder / "a.pt")
+    for mmap in (True, False):
+        found = load_saved(folder / "a.pt", mmap=mmap)
+        assert isinstance(found, dict)
+        assert torch.equal(found["a"], torch.ones(2))
 
 
 def test_a_scratch_folder_that_a_cleaner_has_removed_is_made_anew(
