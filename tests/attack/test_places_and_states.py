@@ -170,6 +170,7 @@ def test_a_folder_that_another_user_has_made_is_no_runs(
     assert run("train", [*TINY, *where]) == 2
     assert "theirs cannot be written: another user has put it" in capsys.readouterr().err
     assert os.listdir(of_all / "theirs") in ([], ["mine"])
+    assert not list((of_all / "theirs").rglob("*.yaml")), "Hydra writes multirun.yaml, maybe through a link"
 
 
 def test_programs_are_written_into_no_folder_that_another_user_has_made(of_all: Path) -> None:

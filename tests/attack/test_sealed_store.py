@@ -40,7 +40,7 @@ def address_of(store: TCPStore, name: str) -> bytes:
 
 @pytest.mark.fault
 def test_a_rank_does_not_connect_to_an_address_of_a_stranger() -> None:
-    """Rank 0's own, with the stranger's port, in the place of rank 1's, which has not come yet."""
+    """In the place of rank 1's, which has not come yet. Of rank 0's he reads nothing."""
     store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False, timeout=timedelta(seconds=60))
     listener = socket.create_server(("127.0.0.1", 0))
     listener.settimeout(2)
@@ -48,8 +48,10 @@ def test_a_rank_does_not_connect_to_an_address_of_a_stranger() -> None:
     command = [sys.executable, "-P", "-c", RANK, str(store.port)]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as rank:
         mine = address_of(store, "room/0//cpu//0/0")
-        place = mine.index(LOOPBACK) - 2  # of the port
-        forged = mine[:place] + listener.getsockname()[1].to_bytes(2, "big") + mine[place + 2 :]
+        assert LOOPBACK not in mine
+        assert bytes(8) not in mine, "the address is in a structure of 128 bytes"
+        port = listener.getsockname()[1].to_bytes(2, "big")
+        forged = mine[:-128] + b"\2\0" + port + LOOPBACK + bytes(120)
         store.set("room/0//cpu//0/1", forged)  # pyright: ignore[reportArgumentType]
         try:
             with pytest.raises(TimeoutError):
@@ -151,11 +153,11 @@ def test_a_value_is_that_of_its_name() -> None:
     mine.set("one", "1")
     mine.set("two", b"2")
     assert (mine.get("one"), mine.get("two")) == (b"1", b"2")
-    with pytest.raises(NotOfThisRun, match="as one what"):
+    with pytest.raises(NotOfThisRun, match="one proves no knowledge"):
         theirs.get("one")
     inner.set("one", inner.get("two"))  # pyright: ignore[reportArgumentType]
-    with pytest.raises(NotOfThisRun, match="as one what"):
+    with pytest.raises(NotOfThisRun, match="one proves no knowledge"):
         mine.get("one")
     inner.set("two", "")
-    with pytest.raises(NotOfThisRun, match="as two what"):
+    with pytest.raises(NotOfThisRun, match="two proves no knowledge"):
         mine.get("two")

@@ -304,8 +304,15 @@ def test_a_rank_of_another_run_is_not_met(monkeypatch: pytest.MonkeyPatch) -> No
     assert all(isinstance(each, str) and "has met the rank 0 of another run" in each for each in found), found
 
 
+def test_a_rank_that_was_started_for_another_place_is_not_met() -> None:
+    """By both stores a stranger led a rank of one run to rank 0 of another one, whose files of the secret both read."""
+    found = gather(2, env={1: {"MASTER_ADDR": "localhost"}})
+    assert all("has MASTER_ADDR=localhost, rank 0 on" in str(each) for each in found), found
+
+
 def test_rank_0_meets_no_ranks_of_an_earlier_meeting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records that a stranger has read in an earlier meeting, and puts back faster than rank 0 reads, its own too."""
+    monkeypatch.setattr(rendezvous_module, "_begun_as", lambda env, agent: {})  # ports differ: the first store is there
     met = agree(gather(2))  # which hold the store
     assert isinstance(met[1].store, PrefixStore)
     old = met[1].store.underlying_store

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import pickle
+import secrets
 
 SIZE = 32
+_NONCE = 16
 
 
 class NotOfThisRun(ConnectionError):
@@ -24,6 +27,27 @@ def proof(key: bytes, *parts: bytes) -> bytes:
 def proves(given: bytes, key: bytes, *parts: bytes) -> bool:
     """Whether `given` is the proof of these parts, in constant time."""
     return hmac.compare_digest(given, proof(key, *parts))
+
+
+def hidden(key: bytes, name: bytes, plain: bytes) -> bytes:
+    """Bytes under a name in a place that anybody may read: proved, and encrypted with a stream of this time alone
+    (SHAKE-256 of an HMAC of a fresh nonce)."""
+    nonce = secrets.token_bytes(_NONCE)
+    masked = nonce + _masked(key, nonce, plain)
+    return proof(key, name, masked) + masked
+
+
+def shown(key: bytes, name: bytes, given: bytes) -> bytes:
+    """What `hidden` was given. Raises NotOfThisRun for bytes of anybody else, or of another name."""
+    given, masked = given[:SIZE], given[SIZE:]
+    if not proves(given, key, name, masked):
+        raise NotOfThisRun(f"{name.decode()} proves no knowledge of the run's key: a stranger writes there")
+    return _masked(key, masked[:_NONCE], masked[_NONCE:])
+
+
+def _masked(key: bytes, nonce: bytes, data: bytes) -> bytes:
+    stream = hashlib.shake_256(proof(key, b"stream", nonce)).digest(len(data))
+    return bytes(a ^ b for a, b in zip(data, stream, strict=True))
 
 
 def sealed(key: bytes, label: bytes, obj: object) -> bytes:

@@ -1,6 +1,7 @@
-"""The store through which gloo's ranks tell each other their addresses, with a proof beside each.
+"""The store through which gloo's ranks tell each other their addresses, encrypted and with a proof beside each.
 
-Anybody may reach torch's store and write there. Without the proof, who overwrites an address has a rank connect to him.
+Anybody may reach torch's store, read and write there. Without the proof, who overwrites an address has a rank connect
+to him; and beside each address gloo leaves some bytes of the stack of its process, which say where its memory lies.
 """
 
 # torch.distributed declares no types of its stores
@@ -14,7 +15,7 @@ from typing import TypeVar
 
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
-from gnnpar.comm.authentication import SIZE, NotOfThisRun, proof, proves
+from gnnpar.comm.authentication import NotOfThisRun, hidden, shown
 from gnnpar.deadline import within
 
 T = TypeVar("T")
@@ -22,7 +23,7 @@ _MORE_SECONDS = 5.0  # than the store itself waits for a key
 
 
 class SealedStore(Store):
-    """`store`, whose values carry an HMAC of their name and of themselves with the key of this meeting of ranks.
+    """`store`, whose values are encrypted and proved, with their names, by the key of this meeting of ranks.
 
     Counts (`add`) carry none: who changes one can end the meeting, and no more. Each call is TimeoutError where the
     store's host does not answer in its time, for which torch's client would wait without an end, and deaf to signals.
@@ -34,17 +35,16 @@ class SealedStore(Store):
 
     def set(self, key: str, value: str | bytes | Sequence[int]) -> None:
         plain = value.encode() if isinstance(value, str) else bytes(value)
-        sealed = proof(self._key, key.encode(), plain) + plain
+        sealed = hidden(self._key, key.encode(), plain)
         self._ask(lambda: self._store.set(key, sealed))  # pyright: ignore[reportArgumentType]
 
     def get(self, key: str) -> bytes:
         """Raises NotOfThisRun for what a stranger has put there."""
         given = bytes(self._ask(lambda: self._store.get(key)))
-        if not proves(given[:SIZE], self._key, key.encode(), given[SIZE:]):
-            raise NotOfThisRun(
-                f"the ranks' store holds as {key} what proves no knowledge of the run's key: a stranger writes there"
-            )
-        return given[SIZE:]
+        try:
+            return shown(self._key, key.encode(), given)
+        except NotOfThisRun as error:
+            raise NotOfThisRun(f"the ranks' store holds what a stranger has put there: {error}") from error
 
     def add(self, key: str, amount: int) -> int:
         return self._ask(lambda: self._store.add(key, amount))

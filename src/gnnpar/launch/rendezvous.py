@@ -155,7 +155,18 @@ def _meet(
         bound = master
     store = _store(master, int(port), rank, patience, agent=kept, trouble=trouble, bound=bound)
     secret, given = functools.partial(secret_of, env), bool(env.get(VARIABLE))
-    table = _Table(store, me, size, where, patience, agent=kept, refuses=bool(refusal), secret=secret, given=given)
+    table = _Table(
+        store,
+        me,
+        size,
+        where,
+        patience,
+        agent=kept,
+        refuses=bool(refusal),
+        secret=secret,
+        given=given,
+        begun_as=_begun_as(env, agent=kept),
+    )
     try:
         agreed = table.lay(about, marker, trouble) if rank == 0 else table.join(about, trouble)
         members = tuple(Member(**each) for each in agreed["members"])
@@ -173,6 +184,14 @@ def _meet(
         generation=table.generation,
         marker=agreed["marker"],
     )
+
+
+def _begun_as(env: Mapping[str, str], *, agent: bool) -> dict[str, str]:
+    """What tells this start from another one of the same run, and each rank knows beforehand: who writes into the
+    stores of two that wait could lead a rank of one to the ranks of the other, whose files of the secret it can read.
+    Hosts may give torchrun's agent other names of one address."""
+    names = ("MASTER_PORT", "TORCHELASTIC_RUN_ID") if agent else ("MASTER_PORT", "MASTER_ADDR")
+    return {name: env[name] for name in names if name in env}
 
 
 def _own_end(env: MutableMapping[str, str], master: str, port: int, *, several: bool) -> tuple[str, str, str]:
@@ -284,12 +303,13 @@ class _Table:
         refuses: bool,
         secret: Callable[[str, str], bytes | None],
         given: bool,
+        begun_as: Mapping[str, str],
     ) -> None:
         self.store, self.me, self.size, self.where, self.patience = store, me, size, where, patience
         self.generation, self._began, self._nonce = 0, time.monotonic(), secrets.token_hex(8)
         self._agent, self._refuses = agent, refuses
         self._find_secret, self._secret = secret, b""
-        self._given = given
+        self._given, self._begun_as = given, begun_as
         self._answered: set[int] = set()
 
     @property
@@ -467,7 +487,7 @@ class _Table:
         return [found[rank] for rank in range(self.size)]
 
     def _record(self, about: Mapping[str, str]) -> JsonDict:
-        stated = {**about, "WORLD_SIZE": str(self.size)}
+        stated = {**about, **self._begun_as, "WORLD_SIZE": str(self.size)}
         return {"member": asdict(self.me), "about": stated, "nonce": self._nonce}
 
     def _fail(self, line: str) -> NoReturn:
