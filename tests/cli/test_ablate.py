@@ -13,6 +13,7 @@ import pytest
 from gnnpar.cli import ablate
 from gnnpar.cli.main import run
 from gnnpar.config.study import job_overrides, listed, read_study
+from gnnpar.folder_lock import working_in
 
 BASE = "base: [strategy=graph_parallel, comm=threads, world_size=2, debug=tiny, threads_per_rank=1, epochs=4]\n"
 
@@ -97,6 +98,19 @@ def test_arguments_that_belong_into_the_file(tmp_path: Path, capsys: pytest.Capt
     assert "study.yaml sets what is trained; put it into base" in capsys.readouterr().err
     assert run("ablate", [str(tmp_path / "nowhere.yaml")]) == 2
     assert "cannot be read: No such file" in capsys.readouterr().err
+
+
+def test_a_study_that_is_refused_leaves_the_file_of_the_one_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two of one name in one working directory: the results were of the first, and study.yaml was the second's."""
+    monkeypatch.chdir(tmp_path)
+    file = study(tmp_path, BASE + "factors: {x: [epochs=2]}\n")
+    with working_in(Path("multirun/study"), otherwise="wait", say=print):
+        Path("multirun/study/study.yaml").write_text("of the first")
+        assert run("ablate", [str(file)]) == 2
+    assert "multirun/study is in use" in capsys.readouterr().err
+    assert Path("multirun/study/study.yaml").read_text() == "of the first"
 
 
 def test_the_table_is_what_the_results_say(
