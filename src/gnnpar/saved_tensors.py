@@ -36,6 +36,8 @@ def load_saved(
     classes, filled = tuple(known), _Filled(places)
     _refuse_packed(file)
     _refuse_names(file, classes)
+    if not mmap:
+        require_memory(file.stat().st_size, file.name, "give one that was saved")  # holes cost no disk
     with _these_alone(classes), _for_torch(file) as content:
         found = torch.load(content, map_location=filled.place, weights_only=True, mmap=mmap and content is file)
     for tensor in tensors_in(found):

@@ -131,19 +131,20 @@ def open_archive(file: Path) -> zipfile.ZipFile:
     return zipfile.ZipFile(file)
 
 
-def require_unpacked(file: Path) -> None:
-    """ValueError where a .zip, .npz or .gz unpacks to more than this machine's memory; a library would find out by
-    filling it. Of a .gz no size is known: it is read, and thrown away, until its end or that bound. Arrays are there
-    twice while they are read; text, of which pandas makes numbers, five times."""
+def require_unpacked(*files: Path) -> None:
+    """ValueError where .zip, .npz or .gz together unpack to more than this machine's memory; a library would find out
+    by filling it. Of a .gz no size is known: it is read, and thrown away, until its end or that bound. Arrays are there
+    twice while they are read, and so are numbers that pandas makes of text: 8 bytes of two ("0" and a line end)."""
     size = 0
-    if zipfile.is_zipfile(file):
-        with open_archive(file) as archive:
-            size = 2 * sum(each.file_size for each in archive.infolist())
-    elif file.suffix == ".gz":
-        with gzip.open(file) as content:
-            while size <= memory_bytes() and (piece := content.read(_PIECE)):
-                size += 5 * len(piece)
-    require_memory(size, f"{file.name}, unpacked,", "store fewer or smaller arrays")
+    for file in files:
+        if zipfile.is_zipfile(file):
+            with open_archive(file) as archive:
+                size += 2 * sum(each.file_size for each in archive.infolist())
+        elif file.suffix == ".gz":
+            with gzip.open(file) as content:
+                while size <= memory_bytes() and (piece := content.read(_PIECE)):
+                    size += max(5 * len(piece), 16 * piece.count(b"\n"))
+        require_memory(size, f"{file.name}, unpacked,", "store fewer or smaller arrays")
 
 
 def fingerprint(folder: Path, files: Sequence[str]) -> str:

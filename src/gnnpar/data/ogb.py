@@ -138,8 +138,7 @@ def _keep(arrays: Arrays, root: Path) -> None:
 
 def _read(source: _Source, folder: Path) -> Arrays:
     """The arrays of OGB's files. ValueError where these disagree, or hold no numbers."""
-    for file in source.files:
-        require_unpacked(folder / file)
+    require_unpacked(*(folder / file for file in source.files))
     raw, split = folder / "raw", folder / "split" / source.split
     if source.binary:
         with np.load(raw / "data.npz", allow_pickle=False) as data, np.load(raw / "node-label.npz") as labels:

@@ -189,6 +189,9 @@ def _problems(manifest: Manifest) -> Iterator[str]:
         yield f"its {manifest.parts} parts list files of {held} nodes, num_nodes={manifest.num_nodes}"
 
 
+_LARGE, _MOST_PACKED = 1 << 30, 64  # a file system may pack arrays, and no file has so many holes
+
+
 def verify(folder: Path, name: str, facts: FileFacts, check: Check) -> None:
     """Refuse a file that is not there, or not as it was written.
 
@@ -203,5 +206,7 @@ def verify(folder: Path, name: str, facts: FileFacts, check: Check) -> None:
         raise ValueError(f"shards={file} is missing ({error.strerror}); {again}") from None
     if size != facts.nbytes:
         raise ValueError(f"shards={file} is {size} bytes, not {facts.nbytes}; {again}")
+    if check == "full" and size > _LARGE and file.stat().st_blocks * 512 < size // _MOST_PACKED:
+        raise ValueError(f"shards={file} is {size} bytes, of which the disk has few: they would take hours; {again}")
     if check == "full" and file_hash(file) != facts.sha256:
         raise ValueError(f"shards={file} is corrupt (its sha256 is another one); {again}")

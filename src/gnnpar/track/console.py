@@ -47,12 +47,12 @@ class _Patient(io.TextIOBase):
         self._stream = stream
 
     def write(self, text: str) -> int:
-        with _patience():
+        with _patience(self._stream):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with _patience():
+        with _patience(self._stream):
             self._stream.flush()
 
     def isatty(self) -> bool:
@@ -63,12 +63,12 @@ class _Patient(io.TextIOBase):
 
 
 @contextmanager
-def _patience() -> Iterator[None]:
+def _patience(stream: TextIO) -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:  # `gnnpar train ... | head`: who reads the log has gone, and the run goes on
-        with suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+        with suppress(OSError, ValueError, AttributeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise
@@ -83,8 +83,9 @@ def say(text: str) -> None:
 
 def complain(text: str) -> None:
     """One line on stderr, whatever the text."""
-    sys.stderr.write(f"gnnpar: {printable(' '.join(text.split()))}\n")
-    sys.stderr.flush()
+    patient = _Patient(sys.stderr)
+    patient.write(f"gnnpar: {printable(' '.join(text.split()))}\n")
+    patient.flush()
 
 
 def complain_once(text: str, *, rank: int) -> None:

@@ -180,29 +180,31 @@ def _memory(group: Group) -> dict[str, float] | None:
     return curves.live_bytes(group, list(colours.MEMORY))
 
 
-_MOST_BYTES = 1 << 23  # of a picture
+_MOST_BYTES, _MOST_OF_ALL = 1 << 23, 1 << 26  # of a picture, and of all
 
 
 def schedules(comparison: Comparison) -> list[tuple[str, str]]:
-    """Pictures that runs have left of their schedules: caption and data address; one a group."""
-    pictured = []
+    """Pictures that runs have left of their schedules: caption and data address; one a group, as far as a page goes."""
+    pictured, left = [], _MOST_OF_ALL
     for group in comparison.groups:
         for row in group.rows:
             file = Path(row["folder"]) / SCHEDULE
-            if _is_own(file):
-                data = base64.b64encode(file.read_bytes()).decode("ascii")
+            if _is_own(file, left):
+                content = file.read_bytes()
+                left -= len(content)
+                data = base64.b64encode(content).decode("ascii")
                 pictured.append((f"{group.name}, {row['model']}", f"data:image/svg+xml;base64,{data}"))
                 break
     return pictured
 
 
-def _is_own(file: Path) -> bool:
+def _is_own(file: Path, most: int) -> bool:
     """A file in its place: no link, whose target would go out with the page, and no pipe, which would be waited for."""
     try:
         found = file.lstat()
     except OSError:
         return False
-    return stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_BYTES
+    return stat.S_ISREG(found.st_mode) and found.st_size <= min(_MOST_BYTES, most)
 
 
 def _json(data: Json) -> str:

@@ -1,0 +1,79 @@
+"""Files whose size is a claim: of holes, of many together, of pages that are made of them."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gnnpar import capacity
+from gnnpar.data import files
+from gnnpar.data.files import require_unpacked
+from gnnpar.partition import manifest
+from gnnpar.partition.manifest import FileFacts, verify
+from gnnpar.report.comparison import compare
+from gnnpar.report.page import page
+from gnnpar.report.runs import collect
+from gnnpar.saved_tensors import load_saved
+from gnnpar.track import console
+from planted_runs import plant, real_run
+
+
+def test_a_saved_graph_beyond_memory_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """24 KB of holes took 4.4 GB."""
+    torch.save({"x": torch.zeros(1 << 20)}, tmp_path / "a.pt")
+    monkeypatch.setattr(capacity, "memory_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("it was read"))
+    with pytest.raises(ValueError, match=r"a\.pt needs .* at least"):
+        load_saved(tmp_path / "a.pt")
+
+
+def test_packed_files_are_measured_together_and_short_lines_as_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10 MB of OGB's files took 15 GB: pandas makes 8 bytes, twice, of the two of a line."""
+    for module in (capacity, files):
+        monkeypatch.setattr(module, "memory_bytes", lambda: 2_800_000)
+    for name, text in {"long": b"0.123456," * 30_000, "lines": b"0\n" * 100_000, "all": b"0\n" * 200_000}.items():
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(text))
+    require_unpacked(tmp_path / "long.gz")
+    require_unpacked(tmp_path / "lines.gz")
+    with pytest.raises(ValueError, match=r"lines\.gz, unpacked, needs"):
+        require_unpacked(tmp_path / "long.gz", tmp_path / "lines.gz")
+    with pytest.raises(ValueError, match=r"all\.gz, unpacked, needs"):
+        require_unpacked(tmp_path / "all.gz")
+
+
+def test_holes_of_shards_are_not_read_to_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 TB of them would be hashed for hours, before the first epoch."""
+    monkeypatch.setattr(manifest, "file_hash", lambda file: pytest.fail("it was read"))
+    (tmp_path / "x.npy").touch()
+    os.truncate(tmp_path / "x.npy", 8 << 30)
+    with pytest.raises(ValueError, match=r"x\.npy is 8589934592 bytes, of which the disk has few"):
+        verify(tmp_path, "x.npy", FileFacts(sha256="0" * 64, nbytes=8 << 30, shape=(1,), dtype="<f4"), "full")
+
+
+def test_pictures_of_all_runs_make_no_page_of_gigabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = real_run(tmp_path / "real")
+    for number in range(3):
+        plant(template, tmp_path / "runs" / str(number), settings__optim__lr=0.1 + number)
+        (tmp_path / "runs" / str(number) / "schedule.svg").write_text("<svg/>")
+    found = compare(collect([tmp_path / "runs"]), baseline="single")
+    assert len(page.schedules(found)) == 3
+    monkeypatch.setattr(page, "_MOST_OF_ALL", 13)
+    assert len(page.schedules(found)) == 2
+
+
+def test_a_warning_on_a_full_disk_ends_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """wandb was out of reach, stderr a file on a full disk, and the training failed."""
+
+    def full(text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys.stderr, "write", full)
+    console.complain("wandb stopped")
