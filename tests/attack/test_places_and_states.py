@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import faulthandler
 import importlib
+import json
 import os
 import resource
 import signal
@@ -13,6 +14,7 @@ import sys
 import threading
 import types
 from collections.abc import Iterator
+from datetime import datetime, tzinfo
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +31,7 @@ from gnnpar.comm.world import torch_given_back
 from gnnpar.config import submitit_jobs
 from gnnpar.config.compose import compose
 from gnnpar.data import files
+from gnnpar.folder_lock import working_in
 from gnnpar.launch import forked, joined, processes, signals
 from gnnpar.launch.launch import world_of
 from gnnpar.report import figures, sessions
@@ -607,3 +610,34 @@ def test_a_model_is_imported_where_pyg_writes_its_code_apart(tmp_path: Path, run
 
 def test_errors_of_python_show_control_characters_escaped() -> None:
     assert str(ConfigError("a\x1b[31mb")) == "a\\x1b[31mb"
+
+
+def test_runs_without_a_named_folder_that_begin_in_one_second_take_one_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of commands that a loop of the shell started, all but one were refused; after the clock had gone back, a run
+    wrote over a completed one."""
+
+    class Still(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Still:
+            return cls(2026, 1, 2, 3, 4, 5)
+
+    monkeypatch.setattr("hydra.core.utils.datetime", Still)
+    monkeypatch.chdir(tmp_path)
+    day = Path("outputs/2026-01-02")
+    for seed in range(2):
+        assert run("train", [*TINY, f"seed={seed}"]) == 0
+    first = (day / "03-04-05" / "result.json").read_bytes()
+    with working_in(day / "03-04-05-3", otherwise="wait", say=print):
+        assert run("train", [*TINY, "seed=2"]) == 0
+    seeds = [json.loads((folder / "result.json").read_text())["seed"] for folder in map(day.joinpath, NUMBERED)]
+    assert seeds == [0, 1, 2]
+    assert (day / "03-04-05" / "result.json").read_bytes() == first
+    named = [*TINY, f"hydra.run.dir={day}/03-04-05-3"]
+    with working_in(day / "03-04-05-3", otherwise="wait", say=print):
+        assert run("train", named) == 2
+    assert "is in use" in capsys.readouterr().err
+
+
+NUMBERED = ("03-04-05", "03-04-05-2", "03-04-05-4")

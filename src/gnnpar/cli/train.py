@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import sys
 import traceback
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from gnnpar.cli.main import file_line, refuse
 from gnnpar.compilers import keep_torch_apart
 from gnnpar.config import jobs
 from gnnpar.config.application import run_jobs, without_folders
-from gnnpar.config.compose import HydraJob, refuse_led_away
+from gnnpar.config.compose import HydraJob, names_folder, refuse_led_away
 from gnnpar.config.help import asks_for_help, train_help
 from gnnpar.config.inputs import sets
 from gnnpar.config.replay import resumed
@@ -73,12 +74,35 @@ def train_one(job: HydraJob) -> int:
     with with_its_sweep(), ExitStack() as inside:
         try:
             refuse_led_away(job.run_dir, job.typed)
-            inside.enter_context(working_in(job.run_dir, otherwise="choose another hydra.run.dir", say=say))
+            job = replace(job, run_dir=inside.enter_context(_folder_of(job)))
         except (FolderInUse, WriteError) as error:
             from gnnpar.launch.joined import refusal
 
             return refuse(refusal(ConfigError(str(error))), error)
         return run_one(job) if job.sweep is None else run_job(job, job.sweep)
+
+
+@contextmanager
+def _folder_of(job: HydraJob) -> Iterator[Path]:
+    """Inside, it is this run's alone. One that nobody has named, outputs/DATE/TIME, gets a number where another run has
+    it: it began in the same second, or the clock has gone back."""
+    unnamed = job.sweep is None and not names_folder(job.typed) and _DATED.fullmatch("/".join(job.run_dir.parts[-2:]))
+    with ExitStack() as inside:
+        for number in itertools.count(1):
+            folder = job.run_dir if number == 1 else job.run_dir.with_name(f"{job.run_dir.name}-{number}")
+            try:
+                inside.enter_context(working_in(folder, otherwise="choose another hydra.run.dir", say=say))
+            except FolderInUse:
+                if not unnamed:
+                    raise
+                continue
+            if not unnamed or not (folder / "result.json").exists():
+                yield folder
+                return
+            inside.close()
+
+
+_DATED = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d")
 
 
 def run_job(job: HydraJob, sweep: Path) -> int:
