@@ -152,6 +152,11 @@ def make_own_folder(folder: Path) -> None:
         raise WriteError(errno.EPERM, "others can exchange what is written there; chmod go-w", str(folder))
 
 
+def is_open_to_others(folder: Path) -> bool:
+    """Whether other users can put something into it, whatever the sticky bit then keeps them from."""
+    return _is_open_to_others(folder, folder.stat())
+
+
 def _is_open_to_others(place: Path, there: os.stat_result) -> bool:
     group = there.st_mode & stat.S_IWGRP and (not _is_private(there.st_gid) or _has_list(place))
     return bool(there.st_mode & stat.S_IWOTH or group)

@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,11 +23,11 @@ import pytest
 import torch
 
 import gnnpar
-from checkpoints import SMALL
+from checkpoints import SMALL, train
 from conftest import Run, environment
 from gnnpar import api, durable, own_modules
 from gnnpar.cli.main import refuse, run
-from gnnpar.comm import world
+from gnnpar.comm import Communicator, ThreadWorld, world
 from gnnpar.comm.world import torch_given_back
 from gnnpar.config import submitit_jobs
 from gnnpar.config.compose import compose
@@ -123,6 +124,26 @@ def test_a_module_of_another_user_is_not_imported(of_all: Path) -> None:
     assert not (of_all / "mark").exists()
     os.chown(of_all / "helper_of_net.py", os.geteuid(), os.getegid())
     assert isinstance(locate("planted_net.Net"), type), "the user's own"
+
+
+@pytest.mark.parametrize("of", ["the folder", "a group", "another user's"])
+def test_a_search_path_that_others_may_write_to_is_refused(
+    of_all: Path, capsys: pytest.CaptureFixture[str], of: str
+) -> None:
+    """Hydra read `model/foo.yaml` that another user had put into /scratch/conf."""
+    (conf := of_all / "conf").mkdir(mode=0o755)
+    (conf / "model").mkdir(mode=0o755)
+    (conf / "model" / "foo.yaml").write_text("_target_: gnnpar.models.gcn.GCN\n")
+    searched = [*TINY, "model=foo", f"hydra.searchpath=[file://{conf}]"]
+    assert run("train", searched) == 0
+    if of == "another user's":
+        os.chown(conf, OTHER, OTHER)
+    else:
+        (conf if of == "the folder" else conf / "model").chmod(0o1777)
+    capsys.readouterr()
+    assert run("train", searched) == 2
+    said = capsys.readouterr().err
+    assert "hydra.searchpath: " in said and ("others may put YAML into" in said or "another user has put it" in said)
 
 
 def test_a_package_in_a_folder_of_another_user_is_not_imported(of_all: Path) -> None:
@@ -229,6 +250,26 @@ class Launcher:
         self.params: dict[str, object] = {"submitit_folder": folder, "setup": ["module load cuda"]}
 
 
+def test_a_job_of_slurm_reads_no_results_of_another_user_on_its_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a cache lies on a disk of the node, he had made its folder there, and submitit unpickled what lay in it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    launcher = Launcher(f"{tmp_path}/sweep/.submitit/%j")
+    with submitit_jobs.results_apart(launcher, tmp_path / "sweep", known=()):
+        setup = launcher.params["setup"]
+        assert isinstance(setup, list)
+        (own,) = (tmp_path / "cache" / "gnnpar" / "submitit").iterdir()
+        for owner, ends in ((0, (0, "began\n")), (OTHER, (1, ""))):
+            os.chown(own, owner, owner)
+            script = "\n".join([*setup[:-1], "echo began"])
+            done = subprocess.run(["bash", "-c", script], env=environment(), capture_output=True, text=True)
+            assert (done.returncode, done.stdout) == ends, done.stderr
+        said = done.stderr
+    assert said.startswith(f"gnnpar: on this node {own} cannot be written: it belongs to another user; set ")
+    assert said.count("\n") == 1
+
+
 def test_a_job_of_slurm_begins_where_the_sweep_did_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,12 +304,96 @@ def test_every_start_of_wandbs_process_is_looked_at(tmp_path: Path, monkeypatch:
         places.append(os.environ["TMPDIR"])
         monkeypatch.setenv("WANDB_SERVICE", "3-1-tcp-localhost-4000")
 
+    class Settings(dict[str, object]):
+        settings_workspace = ""
+
     module = types.ModuleType("wandb")
-    vars(module).update(Settings=dict, setup=setup, teardown=lambda: None, init=lambda **_: pytest.fail("it began"))
+    vars(module).update(Settings=Settings, setup=setup, teardown=lambda: None, init=lambda **_: pytest.fail("it began"))
     with pytest.raises(ValueError, match="it has no folder for its socket, and listens at a port for all users"):
         wandb._begin(module, wandb.Wandb(mode="offline"), tmp_path, "offline", "id", {})
     assert [Path(place).parent for place in places] == [tmp_path / "run"], "which others cannot fill"
     assert os.environ.get("TMPDIR") == before
+
+
+SETTINGS_AFTER_THE_LOOK = """
+from pathlib import Path
+from gnnpar.track import wandb as mirror
+
+def looked(folder, *, entity):
+    (folder / "wandb").mkdir()
+    lines = "[default]", "base_url = http://127.0.0.1:9", "x_files_dir = /elsewhere", ""
+    (folder / "wandb" / "settings").write_text("\\n".join(lines))
+
+mirror.refuse_settings_of = looked
+wandb = mirror.load(entity=None)
+print(wandb.setup().settings.base_url == wandb.Settings().base_url, wandb.setup().settings.x_files_dir)
+print(wandb.Settings().settings_workspace == str(Path.cwd() / "wandb" / "settings"))
+"""
+
+
+def test_wandb_reads_no_settings_that_another_user_makes_after_the_look(tmp_path: Path) -> None:
+    """In a folder of all he made them while wandb was imported, and his server was sent the key."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", SETTINGS_AFTER_THE_LOOK],
+        cwd=tmp_path,
+        env=environment() | {"WANDB_CONFIG_DIR": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["True None", "True"], done.stderr
+
+
+def test_wandb_is_left_out_where_others_may_add_files_to_the_run(tmp_path: Path) -> None:
+    (run := tmp_path / "run").mkdir()
+    run.chmod(0o1777)
+    with pytest.raises(ValueError, match=r"others may add files to .*run, by which it is led elsewhere"):
+        wandb._begin(types.ModuleType("wandb"), wandb.Wandb(mode="offline"), run, "offline", "id", {})
+
+
+# --- checkpoints that lie elsewhere
+
+
+def test_what_links_in_a_checkpoint_lead_to_is_left_in_no_folder_that_was_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Links to files of another run's checkpoint: its weights came into the folder, exported or trained on."""
+    monkeypatch.chdir(tmp_path)
+    mine = tmp_path / "mine"
+    assert train(mine, "strategy=single", "epochs=1").exit_code == 0
+    at = "checkpoint/epoch-000001"
+    for name in ("manifest.json", "rank-0.pt", "metrics.jsonl"):
+        theirs = tmp_path / f"theirs-{name}"
+        shutil.copytree(mine, theirs, ignore=shutil.ignore_patterns(".gnnpar.lock"))
+        inside = name if name == "metrics.jsonl" else f"{at}/{name}"
+        (theirs / inside).unlink()
+        (theirs / inside).symlink_to(mine / inside)
+        error = train(theirs, "strategy=single", "epochs=2", "resume=auto").error or ""
+        assert f"{name} is a symbolic link, and what it leads to would be left in the folder" in error
+        assert not (theirs / "checkpoint" / "epoch-000002").exists()
+        if name != "metrics.jsonl":
+            for command, given in (("export", theirs), ("predict", theirs), ("predict", theirs / at)):
+                assert run(command, [str(given)]) == 2
+                assert f"{name} cannot be written: it is a symbolic link; say by --out" in capsys.readouterr().err
+    alone = tmp_path / "alone"
+    shutil.copytree(tmp_path / "theirs-rank-0.pt" / at, alone, symlinks=True)
+    assert run("predict", [str(alone)]) == 2
+    assert "rank-0.pt cannot be written: it is a symbolic link" in capsys.readouterr().err
+
+
+def test_a_folder_of_checkpoints_that_another_user_has_made_is_left_alone(
+    of_all: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """He could exchange what is written there for a link, behind which everything was removed."""
+    (theirs := of_all / "checkpoint").mkdir(mode=0o777)
+    (theirs / "epoch-000002.partial").mkdir()
+    (theirs / "epoch-000002.partial" / "precious").touch()
+    os.chown(theirs, OTHER, OTHER)
+    assert train(of_all, "strategy=single", "epochs=2", "checkpoint.keep=1").exit_code == 0
+    said = capsys.readouterr().out
+    assert "checkpoint of epoch 2 not written: another user has put it into a folder that others may write to" in said
+    assert (theirs / "epoch-000002.partial" / "precious").exists()
 
 
 # --- files that grow when they are read
@@ -488,19 +613,38 @@ def test_a_prediction_is_written_through_no_link(tmp_path: Path) -> None:
     """The folder of a run is somebody else's, who exchanged the new file for a link to one of the user's."""
     (precious := tmp_path / "precious.npy").write_bytes(b"mine")
     (tmp_path / "link.npy").symlink_to(precious)
-    predict.make_array(tmp_path / "new.npy", np.dtype(np.float32), (3, 2))
+    mark = bytes(range(16))
+    predict.make_array(tmp_path / "new.npy", np.dtype(np.float32), (3, 2), mark)
     assert np.load(tmp_path / "new.npy").tolist() == [[0.0, 0.0]] * 3
-    rows = predict._mapped(tmp_path / "new.npy")
+    rows = predict._mapped(tmp_path / "new.npy", mark)
     rows[1] = 5.0
     rows.flush()
     assert np.load(tmp_path / "new.npy")[1].tolist() == [5.0, 5.0]
     os.link(tmp_path / "new.npy", tmp_path / "second.npy")
     for name in ("link.npy", "second.npy"):
         with pytest.raises(durable.WriteError, match=f"{name} cannot be written"):
-            predict._mapped(tmp_path / name)
+            predict._mapped(tmp_path / name, mark)
         with pytest.raises(durable.WriteError, match=f"{name} cannot be written"):
-            predict.make_array(tmp_path / name, np.dtype(np.float32), (3, 2))
+            predict.make_array(tmp_path / name, np.dtype(np.float32), (3, 2), mark)
     assert precious.read_bytes() == b"mine"
+
+
+def test_a_rank_writes_its_rows_into_rank_0s_file_alone(tmp_path: Path) -> None:
+    """In /tmp of a second host another user had made one of its name: his had the rows, and the result zeros."""
+    predict.make_array(tmp_path / "theirs.npy", np.dtype(np.float32), (3, 2), bytes(16))
+    with pytest.raises(durable.WriteError, match=r"theirs\.npy cannot be written: it is not rank 0's file"):
+        predict._mapped(tmp_path / "theirs.npy", b"a" * 16)
+
+
+def test_ranks_score_the_same_pairs() -> None:
+    """Each read the file of its own host, as /tmp/pairs.npy, which another user may have put there."""
+
+    def body(comm: Communicator) -> str:
+        with pytest.raises(ValueError, match=r"rank 1 has another content of pairs\.npy than rank 0") as refused:
+            predict._refuse_unlike(f"hash {comm.rank}", "content of pairs.npy", comm)
+        return str(refused.value)
+
+    assert len(set(ThreadWorld(2).run(body))) == 1
 
 
 def test_a_rank_sees_no_folder_that_another_user_has_made(of_all: Path) -> None:

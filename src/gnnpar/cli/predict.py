@@ -166,9 +166,7 @@ def run_folder(given: Path, found: Path) -> Path:
     from gnnpar.training.checkpoint import files as checkpoint
 
     refuse_link_of_others(given)
-    if found == given and given.resolve().parent.name != checkpoint.FOLDER:
-        return given.resolve()  # a checkpoint that lies alone is a folder of its own
-    for place in (found, found.parent):
-        if place.is_symlink():
-            raise WriteError(errno.ELOOP, "it is a symbolic link; say by --out where to write", str(place))
-    return found.resolve().parent.parent
+    alone = found == given and given.resolve().parent.name != checkpoint.FOLDER
+    if link := checkpoint.link_in(given.resolve() if alone else found):
+        raise WriteError(errno.ELOOP, "it is a symbolic link; say by --out where to write", str(link))
+    return given.resolve() if alone else found.resolve().parent.parent  # one that lies alone is a folder of its own

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,15 @@ from gnnpar.settings import ConfigError, show
 from gnnpar.targets import FENCE, TRUST
 
 _IN_A_SCRIPT = frozenset("%\\'\"`$")
+_LOOK = """
+import pathlib, sys
+from gnnpar.durable import refuse_others
+try:
+    refuse_others(pathlib.Path(sys.argv[1]))
+except OSError as error:
+    sys.exit(f"gnnpar: on this node {error}; set hydra.launcher.submitit_folder to a folder of yours that nodes share")
+"""
+"""On a node the folder may be another one, of another user's, and submitit unpickles what lies there."""
 _GUARDS = ("PYTHONSAFEPATH", FENCE, TRUST)
 
 
@@ -68,7 +78,8 @@ def results_apart(launcher: Launcher, folder: Path, *, known: Sequence[str]) -> 
         exported = given | {"SLURM_EXPORT_ENV": "ALL"}
         exports = (f"export {name}={shlex.quote(value)}" for name, value in exported.items())
         here = f"cd -- {shlex.quote(os.getcwd())} || exit 1"  # where a node has no such folder, Slurm begins in /tmp
-        params["setup"] = [here, *exports, *setup]
+        look = shlex.join([sys.executable, "-P", "-c", _LOOK, own])
+        params["setup"] = [here, *exports, f"{look} || exit 1", *setup]
     try:
         yield
         shutil.rmtree(own, ignore_errors=True)

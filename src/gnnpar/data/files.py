@@ -67,6 +67,16 @@ def find_file(name: str, path: str | None, data_dir: Path | None, *, example: st
     return found
 
 
+def in_short(error: Exception) -> str:
+    """What an error of reading raw files says, or its type alone where a library has raised it, which may quote the
+    file: that may be a link to one that others may not read, and results of a sweep that was passed on hold errors."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    own = trace is not None and trace.tb_frame.f_code.co_filename.startswith(f"{Path(__file__).parents[1]}{os.sep}")
+    return one_line(error) if own or isinstance(error, OSError) else type(error).__name__
+
+
 def find_folder(data_dir: Path | None, name: str) -> Path | None:
     """The folder `name` in data_dir, whatever its case and with - or _; an exact match comes first."""
     if data_dir is None or not data_dir.is_dir():

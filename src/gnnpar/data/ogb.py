@@ -21,6 +21,7 @@ from gnnpar.data.files import (
     downloading,
     find_folder,
     fingerprint,
+    in_short,
     missing_files,
     not_found,
     one_line,
@@ -103,7 +104,7 @@ def _reading(name: str, source: _Source, folder: Path) -> Callable[[Path], None]
         try:
             _keep(_read(source, folder), root)
         except Exception as error:
-            raise ValueError(f"dataset {name}: the files in {folder} cannot be read ({one_line(error)}).") from error
+            raise ValueError(f"dataset {name}: the files in {folder} cannot be read ({in_short(error)}).") from error
 
     return build
 

@@ -31,6 +31,7 @@ from gnnpar.data.files import (
     downloading,
     find_folder,
     fingerprint,
+    in_short,
     link_files,
     missing_files,
     not_found,
@@ -145,7 +146,7 @@ def _processed(name: str, source: _Source, raw: Path) -> Path:
                 _open(source, root)
         except Exception as error:
             raise ValueError(
-                f"dataset {name}: the files in {raw} cannot be read ({one_line(error)}); "
+                f"dataset {name}: the files in {raw} cannot be read ({in_short(error)}); "
                 "compare their checksums or fetch them again."
             ) from error
 

@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal
 import annotated_types as at
 
 from gnnpar.deadline import within
-from gnnpar.durable import JsonDict, JsonObject, refuse_others, require_file, write_json_whole
+from gnnpar.durable import JsonDict, JsonObject, is_open_to_others, refuse_others, require_file, write_json_whole
 from gnnpar.printable import counted
 from gnnpar.scratch import lasting_socket_folder
 from gnnpar.track import keys
@@ -189,20 +189,21 @@ def _serve(wandb: ModuleType) -> None:
     """Wandb's process beside this one, where it is not there. ValueError where it can make no socket: it then listens
     at a port, for who can fill the file system of its folder; there is no password, and it writes files and sends the
     API key."""
-    before = {name: os.environ.get(name) for name in ("TMPDIR", "WANDB_DIR")}
+    before = os.environ.get("TMPDIR")
     if os.getpid() not in _SOCKETS:
         _SOCKETS[os.getpid()] = lasting_socket_folder()
     place = _SOCKETS[os.getpid()] or Path(tempfile.gettempdir())
     if len(str(place)) > _LONGEST:
         refuse_others(Path("/tmp"))  # noqa: S108  # wandb puts its socket there, where the name is too long
+    settings, nothing = wandb.Settings, property(lambda _: str(place / "wandb" / "settings"))
+    of_here, settings.settings_workspace = settings.settings_workspace, nothing  # others may have made that since
     try:
         os.environ["TMPDIR"] = str(place)
-        os.environ.setdefault("WANDB_DIR", str(place))  # it reads settings of there, and of the working directory else
-        wandb.setup(settings=wandb.Settings(silent=True, disable_git=True))
+        wandb.setup(settings=settings(silent=True, disable_git=True))
     finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            os.environ |= {} if value is None else {name: value}
+        settings.settings_workspace = of_here
+        os.environ.pop("TMPDIR")
+        os.environ |= {} if before is None else {"TMPDIR": before}
     if "-tcp-" in os.environ.get("WANDB_SERVICE", ""):
         wandb.teardown()
         raise ValueError("it has no folder for its socket, and listens at a port for all users; set TMPDIR")
@@ -281,6 +282,8 @@ def _begin(wandb: ModuleType, config: Wandb, run_dir: Path, mode: str, run_id: s
     """wandb.init without what disturbs a measurement: no console capture, no sampling of the system, no code. Nor git,
     which runs programs that the settings of a checkout name: the working directory may be somebody else's. Nor what
     lies in its folder under names that it writes to, as wandb-resume.json with WANDB_RESUME=auto."""
+    if is_open_to_others(run_dir):
+        raise ValueError(f"others may add files to {run_dir}, by which it is led elsewhere: name another folder")
     _drop_links(run_dir)
     _serve(wandb)
     settings = wandb.Settings(

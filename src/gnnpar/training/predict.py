@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import secrets
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from gnnpar.comm import Communicator
 from gnnpar.comm.world import Host, Outcome, World
-from gnnpar.durable import JsonObject, WriteError
+from gnnpar.durable import JsonObject, WriteError, file_hash
 from gnnpar.npy import load_npy
 from gnnpar.parallel.objective import SPLITS, PairObjective
 from gnnpar.settings import Settings
@@ -28,6 +29,7 @@ from gnnpar.track.tracker import Null
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint.resume import Start, load_parameters
 from gnnpar.training.loop import Job, PlanSource, Run, prepare
+from gnnpar.training.result.record import agreed_on
 
 
 @dataclass(frozen=True)
@@ -69,18 +71,20 @@ class Prediction:
         shape: tuple[int, ...] = comm.broadcast(None if counts is None else (sum(counts), logits.shape[1]))
         what = f"{shape[0]} nodes, {shape[1]} outputs each"
         if self.pairs is not None:
+            _refuse_unlike(file_hash(self.pairs), f"content of {self.pairs}", comm)
             logits, ids = scored(self.pairs, logits, run, shape[0])
             shape = comm.broadcast((int(ids[-1]) + 1,), comm.size - 1)
             what = f"{shape[0]} pairs"
-        partial = comm.broadcast(self.partial)
+        partial, mark = comm.broadcast((self.partial, secrets.token_bytes(_MARK)))
         if comm.rank == 0:
-            make_array(partial, logits.cpu().numpy().dtype, shape)
+            make_array(partial, logits.cpu().numpy().dtype, shape, mark)
         comm.barrier()
-        rows = _mapped(partial)
+        rows = _mapped(partial, mark)
         rows[ids] = logits.cpu().numpy()
         rows.flush()
         comm.barrier()
         if comm.rank == 0:
+            os.truncate(partial, partial.stat().st_size - _MARK)
             os.replace(partial, self.out)
             shown = {split: value for split in SPLITS if (value := values[f"metric/{split}"]) is not None}
             figures = ", ".join(f"{name} {value:.4f}" for name, value in shown.items()) or "unknown: no split"
@@ -89,12 +93,14 @@ class Prediction:
 
 def _refuse_others(found: checkpoint.Checkpoint, comm: Communicator) -> None:
     """ValueError on all ranks where one has found another checkpoint at its own host's path. Collective."""
-    mine = json.dumps(found.manifest["files"], sort_keys=True)
+    _refuse_unlike(json.dumps(found.manifest["files"], sort_keys=True), f"checkpoint at {found.folder}", comm)
+
+
+def _refuse_unlike(mine: str, what: str, comm: Communicator) -> None:
     everyone = comm.broadcast(comm.gather(mine))
     if others := [rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]]:
         raise ValueError(
-            f"rank {others[0]} has another checkpoint at {found.folder} than rank 0: give all ranks one run, in a "
-            "folder that all hosts share"
+            f"rank {others[0]} has another {what} than rank 0: give all ranks one, in a folder that all hosts share"
         )
 
 
@@ -127,26 +133,36 @@ def _refuse_exchanged(found: checkpoint.Checkpoint, mine: JsonObject) -> None:
             )
 
 
-def make_array(file: Path, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-    """A new .npy file of zeros. WriteError where the disk has no room for all of it: a page that it lacks later, when
-    it is written through a mapping, kills the process."""
+_MARK = 16  # bytes that only ranks of this meeting know, behind an array that is being made
+
+
+def make_array(file: Path, dtype: np.dtype, shape: tuple[int, ...], mark: bytes) -> None:
+    """A new .npy file of zeros, and `mark` behind it. WriteError where the disk has no room for all of it: a page that
+    it lacks later, when it is written through a mapping, kills the process."""
     facts = {"descr": dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     try:
         with os.fdopen(os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), "wb+") as made:
             write_array_header_1_0(made, facts)
-            os.posix_fallocate(made.fileno(), 0, made.tell() + math.prod(shape) * dtype.itemsize)
+            end = made.tell() + math.prod(shape) * dtype.itemsize
+            os.posix_fallocate(made.fileno(), 0, end + len(mark))
+            made.seek(end)
+            made.write(mark)
     except OSError as error:
         raise WriteError(error.errno, error.strerror or str(error), str(file)) from error
 
 
-def _mapped(file: Path) -> np.memmap:
-    """To be written into. WriteError where a link has its name by now, or a file of another name: the folder may be
-    somebody else's."""
+def _mapped(file: Path, mark: bytes) -> np.memmap:
+    """To be written into. WriteError where a link has its name by now, a file of another name or one that is not rank
+    0's: the folder may be somebody else's, and that of another host another one."""
     try:
         with os.fdopen(os.open(file, os.O_RDWR | os.O_NOFOLLOW), "rb+") as made:
             there = os.fstat(made.fileno())
             if not stat.S_ISREG(there.st_mode) or there.st_nlink > 1:
                 raise OSError(errno.EEXIST, "another file has its name")
+            made.seek(-len(mark), os.SEEK_END)
+            if made.read() != mark:
+                raise OSError(errno.EEXIST, "it is not rank 0's file: name one (--out) that all hosts share")
+            made.seek(0)
             read_magic(made)
             shape, _, dtype = read_array_header_1_0(made)
             return np.memmap(made, dtype, "r+", offset=made.tell(), shape=shape)
@@ -176,7 +192,7 @@ class Hooks:
     run_dir: Path
 
     def agreed(self) -> Mapping[str, str]:
-        return {"strategy": str(self.settings.strategy), "dataset": str(self.settings.dataset)}
+        return agreed_on(self.settings)
 
     def unseen(self, folder: Path) -> str:
         return ""

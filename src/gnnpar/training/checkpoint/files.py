@@ -28,7 +28,9 @@ from gnnpar.durable import (
     JsonObject,
     file_hash,
     make_folder,
+    planted,
     read_checked_json,
+    refuse_planted,
     remove,
     sync_folder,
     write_checked_json,
@@ -115,6 +117,8 @@ def save(
     try:
         if link := next((each for each in (partial.parent, partial) if each.is_symlink()), None):
             raise OSError(errno.ELOOP, f"{link.name} is a symbolic link", str(link))  # in a folder of somebody else
+        make_folder(partial.parent)
+        refuse_planted(partial.parent)
         make_folder(partial)
         mine |= write_tree(partial / name_of(comm.rank), tree)
         mine["hashes"] = {name: tree_hash(plain(tree[name])) for name in ("model", "optimizer", "engine")}
@@ -131,7 +135,8 @@ def save(
             raise OSError(problem)
         _finish(partial, final, {"schema": 1, "epoch": epoch, "time": time.time(), **manifest()}, everyone)
     except OSError as error:
-        remove(partial)
+        if _is_own(folder):
+            remove(partial)
         full = error.errno in DISK_FULL or any(each["full"] for each in everyone)
         stays = "the one before it stays" if full and drop_old(folder) else "those before it stay"
         say(f"checkpoint of epoch {epoch} not written: {error}; {stays}")
@@ -171,6 +176,13 @@ def folders(run_dir: Path) -> list[Path]:
 def is_one(folder: Path) -> bool:
     """Whether a folder is a checkpoint, and not that of a run: what lies beside a run's own files is not the run's."""
     return (folder / MANIFEST).exists() and not folders(folder) and not (folder / "config.yaml").exists()
+
+
+def link_in(folder: Path) -> Path | None:
+    """What of a checkpoint is a symbolic link: it may lead to another run of the reader's, and whoever gets what is
+    made of it would get what that holds. None: nothing."""
+    parts = (folder.parent, folder, folder / MANIFEST, *sorted(folder.glob("rank-*.pt")))
+    return next((part for part in parts if part.is_symlink()), None)
 
 
 def read(folder: Path) -> Checkpoint:
@@ -301,7 +313,13 @@ def best(run_dir: Path, say: Say) -> Checkpoint | None:
 
 def _removable(run_dir: Path) -> list[Path]:
     """The folders that are in this run's own: a link may lead to those of another run."""
-    return [] if (run_dir / FOLDER).is_symlink() else folders(run_dir)
+    return folders(run_dir) if _is_own(run_dir) else []
+
+
+def _is_own(run_dir: Path) -> bool:
+    """Whether the folder of checkpoints lies in that of the run, and is no other user's, who could exchange what is
+    removed there."""
+    return not (run_dir / FOLDER).is_symlink() and planted(run_dir / FOLDER) is None
 
 
 def prune(run_dir: Path, *, keep: int) -> None:
@@ -333,10 +351,9 @@ def forget_after(run_dir: Path, epoch: int) -> None:
     for folder in _removable(run_dir):
         if _epoch(folder) > epoch:
             remove(folder)
-    if (run_dir / FOLDER).is_symlink():
-        return
-    _drop((run_dir / FOLDER).glob(f"*{_PARTIAL}"))
-    _drop((run_dir / FOLDER).glob(f"*{_OLD}"))
+    if _is_own(run_dir):
+        _drop((run_dir / FOLDER).glob(f"*{_PARTIAL}"))
+        _drop((run_dir / FOLDER).glob(f"*{_OLD}"))
 
 
 def _drop(paths: Iterable[Path]) -> None:

@@ -87,6 +87,7 @@ def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool, 
         )
     check_rows(found)
     if found.run_dir.resolve() == run_dir.resolve():
+        refuse_links_of(found, run_dir)
         checkpoint.forget_after(run_dir, found.epoch)
     theirs = found.manifest["run"]
     alike = theirs["world_size"] == num_ranks and all(
@@ -96,6 +97,16 @@ def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool, 
     with_plan = alike and theirs["seed"] == settings.seed and settings.plan is None and found.manifest.get("plan")
     otherwise = begun_otherwise(found, _json(settings.resolved))
     return Start(found, profile_in(found.run_dir), alike, bool(with_plan), otherwise)
+
+
+def refuse_links_of(found: Checkpoint, run_dir: Path) -> None:
+    """ValueError where a run that goes on in its folder would leave there what links lead to."""
+    beside = (run_dir / name for name in (jsonl.FILE, "profile.json"))
+    if link := checkpoint.link_in(found.folder) or next((file for file in beside if file.is_symlink()), None):
+        raise ValueError(
+            f"{link} is a symbolic link, and what it leads to would be left in the folder: put a copy in its place, or "
+            f"give resume={run_dir} and another folder"
+        )
 
 
 def begun_otherwise(found: Checkpoint, resolved: JsonObject) -> tuple[str, ...]:

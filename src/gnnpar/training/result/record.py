@@ -41,12 +41,7 @@ class RunRecord:
         self._begun = False
 
     def agreed(self) -> dict[str, str]:
-        """Every setting that can change a number, and what computes it."""
-        relevant = {k: v for k, v in self.settings.resolved.items() if k not in NOT_COMPARED}
-        flat = {name: show(value) for name, value in _flat(relevant)}
-        code = {f"the code of {name}": text[:12] for name, text in hashes_of(classes_in(relevant)).items()}
-        versions = {"the version of gnnpar": str(installed("gnnpar")), "the version of torch": torch.__version__}
-        return flat | versions | code
+        return agreed_on(self.settings)
 
     def unseen(self, folder: Path) -> str:
         """Why a joined rank cannot write its part of a checkpoint into a folder that it does not see."""
@@ -208,3 +203,12 @@ def _flat(tree: object, name: str = "") -> Iterator[tuple[str, object]]:
             yield from _flat(value, f"{name}.{key}" if name else str(key))
     else:
         yield name, tree
+
+
+def agreed_on(settings: Settings) -> dict[str, str]:
+    """What ranks must have alike: every setting that can change a number, and what computes it."""
+    relevant = {k: v for k, v in settings.resolved.items() if k not in NOT_COMPARED}
+    flat = {name: show(value) for name, value in _flat(relevant)}
+    code = {f"the code of {name}": text[:12] for name, text in hashes_of(classes_in(relevant)).items()}
+    versions = {"the version of gnnpar": str(installed("gnnpar")), "the version of torch": torch.__version__}
+    return flat | versions | code
