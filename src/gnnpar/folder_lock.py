@@ -21,7 +21,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gnnpar.durable import WriteError, make_folder, refuse_link_of_others, refuse_links, refuse_planted
+from gnnpar.durable import (
+    WriteError,
+    is_open_to_others,
+    make_folder,
+    refuse_link_of_others,
+    refuse_links,
+    refuse_planted,
+)
 
 FILE = ".gnnpar.lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # flock's where the file system has none
@@ -114,6 +121,8 @@ class Lock:
         try:
             make_folder(folder)
             refuse_planted(folder)
+            if is_open_to_others(folder) and folder.stat().st_mode & stat.S_ISVTX:
+                raise WriteError(errno.EPERM, "others may add files to it; name a folder in it", str(folder))
             refuse_links(folder)
             while True:
                 handle, made = _open(file)

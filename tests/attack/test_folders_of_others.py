@@ -513,6 +513,9 @@ def test_a_page_holds_no_file_that_a_run_links_to(tmp_path: Path, precious: Path
     picture.unlink()
     picture.write_text("<svg/>")
     assert len(schedules(compared)) == 1
+    picture.unlink()
+    os.link(precious / "file", picture)
+    assert schedules(compared) == []
 
 
 def test_a_resume_beyond_the_epochs_that_are_asked_for_is_refused(tmp_path: Path) -> None:

@@ -197,6 +197,18 @@ def test_a_folder_that_another_user_has_made_is_no_runs(
     assert not list((of_all / "theirs").rglob("*.yaml")), "Hydra writes multirun.yaml, maybe through a link"
 
 
+@pytest.mark.parametrize("sweep", [False, True])
+def test_a_folder_that_others_can_add_to_is_no_runs(
+    of_all: Path, capsys: pytest.CaptureFixture[str], sweep: bool
+) -> None:
+    """They made its `checkpoint`, `wandb` and `optimization_results.yaml`, and let them lead elsewhere."""
+    where = ["-m", f"hydra.sweep.dir={of_all}"] if sweep else [f"hydra.run.dir={of_all}"]
+    assert run("train", [*TINY, *where]) == 2
+    assert "others may add files to it; name a folder in it" in capsys.readouterr().err
+    of_all.chmod(0o755)
+    assert run("train", [*TINY, *where]) == 0
+
+
 def test_programs_are_written_into_no_folder_that_another_user_has_made(of_all: Path) -> None:
     (of_all / "theirs").mkdir()
     os.chown(of_all / "theirs", OTHER, OTHER)

@@ -10,16 +10,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch_geometric.data import Data
 
 from gnnpar import capacity
-from gnnpar.data import files
+from gnnpar.data import files, ogb
 from gnnpar.data.files import require_unpacked
+from gnnpar.data.saved import PT
 from gnnpar.partition import manifest
 from gnnpar.partition.manifest import FileFacts, verify
 from gnnpar.report.comparison import compare
 from gnnpar.report.page import page
 from gnnpar.report.runs import collect
 from gnnpar.saved_tensors import load_saved
+from gnnpar.settings import ConfigError
 from gnnpar.track import console
 from planted_runs import plant, real_run
 
@@ -77,3 +80,30 @@ def test_a_warning_on_a_full_disk_ends_no_training(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(sys.stderr, "write", full)
     console.complain("wandb stopped")
+
+
+def test_a_result_that_leads_to_itself_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "result.json").symlink_to("result.json")
+    with pytest.raises(ConfigError, match=r"result\.json is no JSON .*symbolic links"):
+        collect([tmp_path])
+
+
+def test_a_saved_graph_with_several_numbers_of_nodes_is_one_line(tmp_path: Path) -> None:
+    edges, mask = torch.zeros(2, 3, dtype=torch.int64), torch.ones(12, dtype=torch.bool)
+    data = Data(x=torch.rand(12, 3), y=torch.zeros(12, dtype=torch.int64), edge_index=edges, train_mask=mask)
+    data["num_nodes"] = torch.tensor([12, 12])
+    torch.save(data, tmp_path / "n.pt")
+    with pytest.raises(ValueError, match=r"num_nodes is tensor\(\[12, 12\]\), and x has 12 rows"):
+        PT(name="pt", path=str(tmp_path / "n.pt")).load(None, 0)
+
+
+def test_an_error_of_a_library_quotes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A raw file was a link to a private one, of which 200 characters came into the result of a sweep."""
+    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
+    for name in ogb.required_files("ogbn_arxiv"):
+        file = tmp_path / "ogbn_arxiv" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(gzip.compress(b"password=hunter2"))
+    with pytest.raises(ValueError, match=r"cannot be read \(ValueError\)") as refused:
+        ogb.OGBDataset(name="ogbn_arxiv").load(tmp_path, 0)
+    assert "hunter2" not in str(refused.value)

@@ -134,10 +134,9 @@ def raw_graph(name: str, data: object, task: TaskChoice = "auto") -> RawGraph:
     assert isinstance(x, Tensor)
     if x.ndim == 0:
         raise ValueError(f"dataset {name}: x is a number; give a row a node, [nodes, features].")
-    if fields.get("num_nodes", len(x)) != len(x):
-        raise ValueError(
-            f"dataset {name}: num_nodes is {fields['num_nodes']}, and x has {len(x)} rows; give one a node."
-        )
+    count = fields.get("num_nodes", len(x))
+    if isinstance(count, Tensor) or count != len(x):
+        raise ValueError(f"dataset {name}: num_nodes is {count!s:.80}, and x has {len(x)} rows; give one a node.")
     y = torch.zeros(len(x), dtype=torch.int64) if task == "link" else y
     assert isinstance(y, Tensor)
     types = carried.get("type")

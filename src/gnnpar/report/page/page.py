@@ -199,12 +199,13 @@ def schedules(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def _is_own(file: Path, most: int) -> bool:
-    """A file in its place: no link, whose target would go out with the page, and no pipe, which would be waited for."""
+    """A file in its place: no link or second name, whose target would go out with the page, and no pipe, which would be
+    waited for."""
     try:
         found = file.lstat()
     except OSError:
         return False
-    return stat.S_ISREG(found.st_mode) and found.st_size <= min(_MOST_BYTES, most)
+    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_size <= min(_MOST_BYTES, most)
 
 
 def _json(data: Json) -> str:
