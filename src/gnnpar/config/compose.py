@@ -15,15 +15,7 @@ from gnnpar.config.errors import CONFIG, OF_HYDRA, hydra_line
 from gnnpar.config.groups import is_group
 from gnnpar.config.inputs import Composed, spelled, with_inputs
 from gnnpar.config.study import key_of
-from gnnpar.durable import (
-    OF_ANOTHER,
-    JsonDict,
-    JsonObject,
-    is_open_to_others,
-    planted,
-    refuse_link_of_others,
-    refuse_links_below,
-)
+from gnnpar.durable import JsonDict, JsonObject, refuse_link_of_others, refuse_links_below
 from gnnpar.locks import ThreadLock
 from gnnpar.paths import GROUP, conf_dir, installed_confs
 from gnnpar.settings import ConfigError, Settings, build_settings, iter_groups, show
@@ -234,37 +226,8 @@ def search_installed(overrides: Sequence[str]) -> None:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     refuse_paths(overrides)
-    for folder in _searched(overrides):
-        _refuse_open(folder)
     _register_sources()
     _refuse_shadows(Path.cwd())
-
-
-def _searched(overrides: Sequence[str]) -> list[Path]:
-    """The folders of `hydra.searchpath` among overrides."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    given = [each for each in overrides if each.lstrip("+").startswith("hydra.searchpath=")]
-    try:
-        values = [each.value() for each in OverridesParser.create().parse_overrides(given)]
-    except HydraException:  # Hydra says what is wrong with it
-        return []
-    entries = [str(entry) for value in values for entry in (value if isinstance(value, list) else [value])]
-    return [Path(entry.partition("://")[2] or entry) for entry in entries if not entry.startswith("pkg://")]
-
-
-def _refuse_open(folder: Path) -> None:
-    """ConfigError where other users may put YAML into a folder that is searched, which says what runs, or have put the
-    folder itself where it lies."""
-    if not folder.is_dir():
-        return
-    if (place := planted(folder)) is not None:
-        raise ConfigError(f"hydra.searchpath: {place}: {OF_ANOTHER}; copy it into a folder of yours")
-    groups = (group for depth in ("*", "*/*") for group in folder.glob(depth) if group.is_dir())
-    for place in (folder, *groups):
-        if is_open_to_others(place):
-            raise ConfigError(f"hydra.searchpath: others may put YAML into {place}, which says what runs; chmod go-w")
 
 
 def _refuse_shadows(folder: Path) -> None:
@@ -304,11 +267,12 @@ def _paths(tree: Mapping[str, object], folder: Path) -> Iterator[Path]:
 
 @functools.cache
 def _register_sources() -> None:
+    from hydra._internal.sources_registry import SourcesRegistry
     from hydra.core.config_search_path import ConfigSearchPath
     from hydra.core.plugins import Plugins
     from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-    from gnnpar.config.own_yaml import OwnYaml
+    from gnnpar.config.own_yaml import OwnYaml, YamlOfFolders
 
     class Installed(SearchPathPlugin):
         def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
@@ -317,3 +281,4 @@ def _register_sources() -> None:
 
     for plugin in (Installed, OwnYaml):
         Plugins.instance().register(plugin)
+    SourcesRegistry.instance().types[YamlOfFolders.scheme()] = YamlOfFolders  # in the place of Hydra's own

@@ -1,7 +1,8 @@
-"""YAML of the working directory, as Hydra finds it: a file of a group, by its name, and nothing else.
+"""YAML of folders, as Hydra finds it: none that another user has put there; and of the working directory a file of a
+group, by its name, and nothing else.
 
-Hydra takes any folder for a group and any text for the name of a file in it. The folder may be somebody else's, so what
-a key, an empty option or a path would lead to is not there.
+Hydra takes any folder for a group and any text for the name of a file in it. The working directory may be somebody
+else's, so what a key, an empty option or a path would lead to is not there.
 """
 
 from __future__ import annotations
@@ -14,12 +15,25 @@ from hydra.plugins.config_source import ConfigResult
 
 from gnnpar.config.groups import may_be_group
 from gnnpar.durable import OF_ANOTHER, planted
+from gnnpar.paths import conf_dir, installed_confs
 from gnnpar.settings import ConfigError
 
 _OPTION = re.compile(r"\w[^/]*")
 
 
-class OwnYaml(FileConfigSource):
+class YamlOfFolders(FileConfigSource):
+    """The source of `FOLDER` and `file://FOLDER` in hydra.searchpath."""
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """ConfigError where another user has put the file there, but for what lies beside installed code."""
+        folder = Path(self.path)
+        place = planted(folder / self._normalize_file_name(config_path))
+        if place is not None and folder not in (conf_dir(), *installed_confs()):
+            raise ConfigError(f"{place}: {OF_ANOTHER}, and names what runs; copy it into a folder of yours")
+        return super().load_config(config_path)
+
+
+class OwnYaml(YamlOfFolders):
     """The source of `own://FOLDER` in hydra.searchpath."""
 
     @staticmethod
@@ -36,9 +50,3 @@ class OwnYaml(FileConfigSource):
         group, _, option = config_path.rpartition("/")
         named = may_be_group(group) and _OPTION.fullmatch(option) and PurePath(option).stem != "None"
         return bool(named) and super().is_config(config_path)
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        """ConfigError where another user has put the file there."""
-        if (place := planted(Path(self.path) / self._normalize_file_name(config_path))) is not None:
-            raise ConfigError(f"{place}: {OF_ANOTHER}, and names what runs; copy it into a folder of yours")
-        return super().load_config(config_path)
