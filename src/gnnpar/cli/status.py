@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,7 +54,7 @@ def find(folders: Sequence[Path]) -> list[Manifest]:
         if not folder.is_dir():
             raise ConfigError(f"{folder} is no folder; give the folder of a sweep")
         for file in sorted(below(folder, MANIFEST)):
-            files.setdefault(file.resolve(), file)
+            files.setdefault(Path(os.path.realpath(file)), file)
     if not files:
         where = ", ".join(map(str, folders))
         raise ConfigError(f"no {MANIFEST} below {where}; give the folder of a sweep (gnnpar train -m ...)")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import secrets
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from gnnpar.comm import Communicator
 from gnnpar.comm.world import Host, Outcome, World
-from gnnpar.durable import JsonObject, WriteError, file_hash
+from gnnpar.durable import JsonObject, WriteError, checksum, file_hash
 from gnnpar.npy import load_npy
 from gnnpar.parallel.objective import SPLITS, PairObjective
 from gnnpar.settings import Settings
@@ -93,7 +92,7 @@ class Prediction:
 
 def _refuse_others(found: checkpoint.Checkpoint, comm: Communicator) -> None:
     """ValueError on all ranks where one has found another checkpoint at its own host's path. Collective."""
-    _refuse_unlike(json.dumps(found.manifest["files"], sort_keys=True), f"checkpoint at {found.folder}", comm)
+    _refuse_unlike(checksum(found.manifest), f"checkpoint at {found.folder}", comm)
 
 
 def _refuse_unlike(mine: str, what: str, comm: Communicator) -> None:
