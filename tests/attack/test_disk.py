@@ -44,6 +44,7 @@ def unwritable(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A path below which nothing can be written: of a file, below a file, on a file system that is read only."""
     if request.param == "read only":
         disk: Path = request.getfixturevalue("mounted")
+        disk.chmod(0o755)
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         return disk
     (tmp_path / "file").write_text("")

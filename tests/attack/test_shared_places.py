@@ -79,7 +79,9 @@ def test_a_record_beyond_any_record_is_not_read() -> None:
     """Small lists take thirty times their bytes: each rank was filled by what one stranger had put down."""
     store = HashStore()
     me = Member(rank=1, host="h", interface="lo", address="127.0.0.1", port=1)
-    table = _Table(store, me, 2, "here", 1.0, agent=False, refuses=False, secret=lambda *_: b"s", given=True)
+    table = _Table(
+        store, me, 2, "here", 1.0, agent=False, refuses=False, secret=lambda *_: b"s", given=True, begun_as={}
+    )
     store.set("gnnpar/0/trouble", json.dumps({"line": "x", "more": [[]] * 10}))
     assert table._plain("trouble") is not None
     store.set("gnnpar/0/trouble", json.dumps({"line": "x", "more": [[]] * 100_000}))

@@ -251,7 +251,7 @@ def test_rank_0_answers_no_name_that_it_could_not_have_been_asked_for(chosen: ob
     store.set("gnnpar/1/asks/1", json.dumps({"chosen": chosen}))
     me = Member(rank=0, host="h", interface="lo", address="127.0.0.1", port=1)
     secret = functools.partial(token.secret_of, {})
-    table = _Table(store, me, 2, "here", 0.5, agent=False, refuses=False, secret=secret, given=False)
+    table = _Table(store, me, 2, "here", 0.5, agent=False, refuses=False, secret=secret, given=False, begun_as={})
     with pytest.raises(MeetingError, match="rank 1 of 2 has not come"):
         table.lay({}, str(file), "")
     assert [each.name for each in tmp_path.iterdir()] == [".meeting"]
@@ -271,7 +271,16 @@ def test_a_rank_that_finds_a_forged_record_ends_whatever_a_stranger_does_meanwhi
     me = Member(rank=1, host="h", interface="lo", address="127.0.0.1", port=1)
     secret = SECRET.encode()
     table = _Table(
-        store, me, 2, "here", 1.0, agent=False, refuses=False, secret=lambda file, chosen: secret, given=True
+        store,
+        me,
+        2,
+        "here",
+        1.0,
+        agent=False,
+        refuses=False,
+        secret=lambda file, chosen: secret,
+        given=True,
+        begun_as={},
     )
     with pytest.raises(MeetingError, match="does not prove this run's GNNPAR_TOKEN"):
         table.join({}, "")

@@ -267,12 +267,13 @@ def _paths(tree: Mapping[str, object], folder: Path) -> Iterator[Path]:
 
 @functools.cache
 def _register_sources() -> None:
+    from hydra._internal.core_plugins.file_config_source import FileConfigSource
     from hydra._internal.sources_registry import SourcesRegistry
     from hydra.core.config_search_path import ConfigSearchPath
     from hydra.core.plugins import Plugins
     from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-    from gnnpar.config.own_yaml import OwnYaml, YamlOfFolders
+    from gnnpar.config.own_yaml import OwnYaml, refuse_yaml_of_others
 
     class Installed(SearchPathPlugin):
         def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
@@ -281,4 +282,5 @@ def _register_sources() -> None:
 
     for plugin in (Installed, OwnYaml):
         Plugins.instance().register(plugin)
-    SourcesRegistry.instance().types[YamlOfFolders.scheme()] = YamlOfFolders  # in the place of Hydra's own
+    for scheme in ("file", OwnYaml.scheme()):
+        refuse_yaml_of_others(cast("type[FileConfigSource]", SourcesRegistry.instance().types[scheme]))

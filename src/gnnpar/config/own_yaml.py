@@ -21,19 +21,22 @@ from gnnpar.settings import ConfigError
 _OPTION = re.compile(r"\w[^/]*")
 
 
-class YamlOfFolders(FileConfigSource):
-    """The source of `FOLDER` and `file://FOLDER` in hydra.searchpath."""
+def refuse_yaml_of_others(source: type[FileConfigSource]) -> None:
+    """From now on in this process it reads none that another user has put into a folder that is searched, but for what
+    lies beside installed code: ConfigError. Hydra has a second class of the name, as it loads its modules anew."""
+    load = source.load_config
 
-    def load_config(self, config_path: str) -> ConfigResult:
-        """ConfigError where another user has put the file there, but for what lies beside installed code."""
+    def guarded(self: FileConfigSource, config_path: str) -> ConfigResult:
         folder = Path(self.path)
         place = planted(folder / self._normalize_file_name(config_path))
         if place is not None and folder not in (conf_dir(), *installed_confs()):
             raise ConfigError(f"{place}: {OF_ANOTHER}, and names what runs; copy it into a folder of yours")
-        return super().load_config(config_path)
+        return load(self, config_path)
+
+    source.load_config = guarded
 
 
-class OwnYaml(YamlOfFolders):
+class OwnYaml(FileConfigSource):
     """The source of `own://FOLDER` in hydra.searchpath."""
 
     @staticmethod

@@ -67,8 +67,11 @@ def _patience(stream: TextIO) -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:  # `gnnpar train ... | head`: who reads the log has gone, and the run goes on
+        number = 2 if stream is sys.stderr else 1  # of an object that a program has put into the place of the stream
         with suppress(OSError, ValueError, AttributeError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            number = stream.fileno()
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise
