@@ -37,7 +37,7 @@ from gnnpar.durable import (
     refuse_links_below,
     write_text_whole,
 )
-from gnnpar.folder_lock import working_in
+from gnnpar.folder_lock import numbered, working_in
 from gnnpar.locks import ThreadLock
 from gnnpar.paths import path_of
 from gnnpar.scratch import own_temporary_files
@@ -552,11 +552,10 @@ def _run_folder(folder: str | os.PathLike[str] | None) -> Path:
 def _dated(parent: str) -> Path:
     """parent/DATE/TIME, as the command line has it, with a number where it is taken."""
     first = Path(parent) / time.strftime("%Y-%m-%d/%H-%M-%S")
-    others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
     refuse_link_of_others(Path(parent))
     refuse_links_below(Path(parent), first.parent.name)
     make_folder(first.parent)
-    for each in itertools.chain([first], others):
+    for each in numbered(first):
         with suppress(FileExistsError):  # of a run that has begun in the same second
             each.mkdir()
             return each

@@ -124,6 +124,15 @@ def refuse_planted(folder: Path) -> None:
         raise WriteError(errno.EPERM, f"{OF_ANOTHER}; name another folder", str(place))
 
 
+def make_folder_for_work(folder: Path) -> None:
+    """As `make_folder`, for one in which files of known names come about over time. WriteError as `refuse_planted`, and
+    where others can add some of those before."""
+    make_folder(folder)
+    refuse_planted(folder)
+    if is_open_to_others(folder) and folder.stat().st_mode & stat.S_ISVTX:
+        raise WriteError(errno.EPERM, "others may add files to it; name a folder in it", str(folder))
+
+
 OF_ANOTHER = "another user has put it into a folder that others may write to"
 
 

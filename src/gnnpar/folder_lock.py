@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -21,14 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gnnpar.durable import (
-    WriteError,
-    is_open_to_others,
-    make_folder,
-    refuse_link_of_others,
-    refuse_links,
-    refuse_planted,
-)
+from gnnpar.durable import WriteError, make_folder_for_work, refuse_link_of_others, refuse_links
 
 FILE = ".gnnpar.lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # flock's where the file system has none
@@ -114,15 +108,12 @@ class Lock:
         """The folder is made where there is none. An owner that has left is replaced, and `say` gets the line.
 
         `otherwise`: what else one can choose, at the end of the line of FolderInUse. WriteError where the folder
-        cannot be written, another user has made it in a folder of all, or it holds links by which what is written below
-        it would lie elsewhere.
+        cannot be written, another user has made it in a folder of all, others can add files to it, or it holds links by
+        which what is written below it would lie elsewhere.
         """
         file, me = folder / FILE, Owner.this(os.environ)
         try:
-            make_folder(folder)
-            refuse_planted(folder)
-            if is_open_to_others(folder) and folder.stat().st_mode & stat.S_ISVTX:
-                raise WriteError(errno.EPERM, "others may add files to it; name a folder in it", str(folder))
+            make_folder_for_work(folder)
             refuse_links(folder)
             while True:
                 handle, made = _open(file)
@@ -175,6 +166,12 @@ def working_in(folder: Path, *, otherwise: str, say: Callable[[str], None]) -> I
         yield
     finally:
         lock.release()
+
+
+def numbered(folder: Path) -> Iterator[Path]:
+    """Itself, and then its name with -2, -3 and so on: for who takes the first that is free."""
+    yield folder
+    yield from (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
 
 
 def _leave_to_parent() -> None:

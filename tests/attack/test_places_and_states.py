@@ -204,6 +204,7 @@ def test_a_folder_that_others_can_add_to_is_no_runs(
     where = ["-m", f"hydra.sweep.dir={of_all}"] if sweep else [f"hydra.run.dir={of_all}"]
     assert run("train", [*TINY, *where]) == 2
     assert "others may add files to it; name a folder in it" in capsys.readouterr().err
+    assert not os.listdir(of_all), "nor has Hydra written there"
     of_all.chmod(0o755)
     assert run("train", [*TINY, *where]) == 0
 

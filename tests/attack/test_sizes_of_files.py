@@ -91,6 +91,9 @@ def test_a_result_that_leads_to_itself_is_one_line(tmp_path: Path) -> None:
 def test_a_saved_graph_with_several_numbers_of_nodes_is_one_line(tmp_path: Path) -> None:
     edges, mask = torch.zeros(2, 3, dtype=torch.int64), torch.ones(12, dtype=torch.bool)
     data = Data(x=torch.rand(12, 3), y=torch.zeros(12, dtype=torch.int64), edge_index=edges, train_mask=mask)
+    data["num_nodes"] = torch.tensor(12)
+    torch.save(data, tmp_path / "n.pt")
+    assert PT(name="pt", path=str(tmp_path / "n.pt")).load(None, 0).num_nodes == 12
     data["num_nodes"] = torch.tensor([12, 12])
     torch.save(data, tmp_path / "n.pt")
     with pytest.raises(ValueError, match=r"num_nodes is tensor\(\[12, 12\]\), and x has 12 rows"):

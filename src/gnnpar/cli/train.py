@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -24,7 +23,7 @@ from gnnpar.config.inputs import sets
 from gnnpar.config.replay import resumed
 from gnnpar.config.sweep import with_its_sweep
 from gnnpar.durable import JsonObject, WriteError, make_folder, write_text_whole
-from gnnpar.folder_lock import FolderInUse, working_in
+from gnnpar.folder_lock import FolderInUse, numbered, working_in
 from gnnpar.launch.environment import check_rank
 from gnnpar.launch.slurm import as_rank
 from gnnpar.printable import printable
@@ -88,8 +87,7 @@ def _folder_of(job: HydraJob) -> Iterator[Path]:
     it: it began in the same second, or the clock has gone back."""
     unnamed = job.sweep is None and not names_folder(job.typed) and _DATED.fullmatch("/".join(job.run_dir.parts[-2:]))
     with ExitStack() as inside:
-        for number in itertools.count(1):
-            folder = job.run_dir if number == 1 else job.run_dir.with_name(f"{job.run_dir.name}-{number}")
+        for folder in numbered(job.run_dir):
             try:
                 inside.enter_context(working_in(folder, otherwise="choose another hydra.run.dir", say=say))
             except FolderInUse:

@@ -1,4 +1,5 @@
-"""Bytes that prove that they come from a rank of the same run: HMAC-SHA256 with a key that only its ranks know."""
+"""Bytes that prove that they come from a rank of the same run: HMAC-SHA256 with a key that only its ranks know; and,
+where anybody may read them, encrypted."""
 
 from __future__ import annotations
 
@@ -29,23 +30,23 @@ def proves(given: bytes, key: bytes, *parts: bytes) -> bool:
     return hmac.compare_digest(given, proof(key, *parts))
 
 
-def hidden(key: bytes, name: bytes, plain: bytes) -> bytes:
-    """Bytes under a name in a place that anybody may read: proved, and encrypted with a stream of this time alone
-    (SHAKE-256 of an HMAC of a fresh nonce)."""
+def encrypted(key: bytes, name: bytes, plain: bytes) -> bytes:
+    """Bytes under a name in a place that anybody may read and write: a proof, a fresh nonce, and the bytes under the
+    key stream of that nonce (SHAKE-256 of its HMAC). Encrypted, then proved."""
     nonce = secrets.token_bytes(_NONCE)
-    masked = nonce + _masked(key, nonce, plain)
-    return proof(key, name, masked) + masked
+    body = nonce + _under_stream(key, nonce, plain)
+    return proof(key, name, body) + body
 
 
-def shown(key: bytes, name: bytes, given: bytes) -> bytes:
-    """What `hidden` was given. Raises NotOfThisRun for bytes of anybody else, or of another name."""
-    given, masked = given[:SIZE], given[SIZE:]
-    if not proves(given, key, name, masked):
+def decrypted(key: bytes, name: bytes, given: bytes) -> bytes:
+    """What `encrypted` was given. Raises NotOfThisRun for bytes of anybody else, or of another name."""
+    body = given[SIZE:]
+    if not proves(given[:SIZE], key, name, body):
         raise NotOfThisRun(f"{name.decode()} proves no knowledge of the run's key: a stranger writes there")
-    return _masked(key, masked[:_NONCE], masked[_NONCE:])
+    return _under_stream(key, body[:_NONCE], body[_NONCE:])
 
 
-def _masked(key: bytes, nonce: bytes, data: bytes) -> bytes:
+def _under_stream(key: bytes, nonce: bytes, data: bytes) -> bytes:
     stream = hashlib.shake_256(proof(key, b"stream", nonce)).digest(len(data))
     return bytes(a ^ b for a, b in zip(data, stream, strict=True))
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
-from gnnpar.comm.authentication import NotOfThisRun, hidden, shown
+from gnnpar.comm.authentication import NotOfThisRun, decrypted, encrypted
 from gnnpar.deadline import within
 
 T = TypeVar("T")
@@ -35,14 +35,14 @@ class SealedStore(Store):
 
     def set(self, key: str, value: str | bytes | Sequence[int]) -> None:
         plain = value.encode() if isinstance(value, str) else bytes(value)
-        sealed = hidden(self._key, key.encode(), plain)
-        self._ask(lambda: self._store.set(key, sealed))  # pyright: ignore[reportArgumentType]
+        kept = encrypted(self._key, key.encode(), plain)
+        self._ask(lambda: self._store.set(key, kept))  # pyright: ignore[reportArgumentType]
 
     def get(self, key: str) -> bytes:
         """Raises NotOfThisRun for what a stranger has put there."""
         given = bytes(self._ask(lambda: self._store.get(key)))
         try:
-            return shown(self._key, key.encode(), given)
+            return decrypted(self._key, key.encode(), given)
         except NotOfThisRun as error:
             raise NotOfThisRun(f"the ranks' store holds what a stranger has put there: {error}") from error
 

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from traceback import walk_tb
 from typing import TYPE_CHECKING
 
 from gnnpar.paths import conf_dir, is_brought_group
@@ -114,11 +115,7 @@ def _is_read_by_hydra(error: Exception) -> bool:
 
 def _places(error: Exception) -> list[str]:
     """Of the frames that it came through, the files; the last is of who raised it."""
-    places, trace = [], error.__traceback__
-    while trace is not None:
-        places.append(trace.tb_frame.f_code.co_filename)
-        trace = trace.tb_next
-    return places
+    return [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
 
 
 def _elsewhere(key: str) -> str:

@@ -19,6 +19,7 @@ from gnnpar.settings import ConfigError, show
 from gnnpar.targets import FENCE, TRUST
 
 _IN_A_SCRIPT = frozenset("%\\'\"`$")
+_GUARDS = ("PYTHONSAFEPATH", FENCE, TRUST)
 _LOOK = """
 import pathlib, sys
 from gnnpar.durable import refuse_others
@@ -28,7 +29,6 @@ except OSError as error:
     sys.exit(f"gnnpar: on this node {error}; set hydra.launcher.submitit_folder to a folder of yours that nodes share")
 """
 """On a node the folder may be another one, of another user's, and submitit unpickles what lies there."""
-_GUARDS = ("PYTHONSAFEPATH", FENCE, TRUST)
 
 
 class Launcher(Protocol):

@@ -38,7 +38,7 @@ from gnnpar.config.jobs import (
 from gnnpar.config.replay import PARAMS, Replay, asked, quoted
 from gnnpar.config.study import MOST_RUNS, key_of
 from gnnpar.config.submitit_jobs import is_submitit, place_of_results, results_apart
-from gnnpar.durable import JsonObject, WriteError, make_folder, refuse_links_below, refuse_planted
+from gnnpar.durable import JsonObject, WriteError, make_folder_for_work, refuse_links_below
 from gnnpar.paths import conf_dir, expanded
 from gnnpar.printable import counted, one_line, shell_word
 from gnnpar.settings import ConfigError
@@ -88,14 +88,13 @@ class Sweep:
             refuse_led_away(folder, given["config"].hydra.overrides.hydra)
             if self.listed is not None:
                 return Listed(launcher(plugins, **given), self.listed)
-            make_folder(folder)
-            refuse_planted(folder)
-            for name in ("multirun.yaml", "optimization_results.yaml"):  # which Hydra, or optuna's sweeper, writes
-                _make_way(folder / name)
             if given["config"].hydra.sweeper is None or given["config"].hydra.launcher is None:
                 raise ConfigError(
                     "hydra.sweeper and hydra.launcher of a sweep cannot be null: name one, or leave them out"
                 )
+            make_folder_for_work(folder)
+            for name in ("multirun.yaml", "optimization_results.yaml"):  # which Hydra, or optuna's sweeper, writes
+                _make_way(folder / name)
             if "optuna" in str(given["config"].hydra.sweeper._target_):
                 _import_optuna()
             made: Hydras = make_sweeper(plugins, **given)

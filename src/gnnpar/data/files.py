@@ -22,6 +22,7 @@ import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from traceback import walk_tb
 from typing import TextIO
 
 from gnnpar.capacity import memory_bytes, require_memory
@@ -70,10 +71,8 @@ def find_file(name: str, path: str | None, data_dir: Path | None, *, example: st
 def in_short(error: Exception) -> str:
     """What an error of reading raw files says, or its type alone where a library has raised it, which may quote the
     file: that may be a link to one that others may not read, and results of a sweep that was passed on hold errors."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    own = trace is not None and trace.tb_frame.f_code.co_filename.startswith(f"{Path(__file__).parents[1]}{os.sep}")
+    raised_in = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)][-1]
+    own = raised_in.startswith(f"{Path(__file__).parents[1]}{os.sep}")
     return one_line(error) if own or isinstance(error, OSError) else type(error).__name__
 
 

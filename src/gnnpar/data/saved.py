@@ -135,6 +135,8 @@ def raw_graph(name: str, data: object, task: TaskChoice = "auto") -> RawGraph:
     if x.ndim == 0:
         raise ValueError(f"dataset {name}: x is a number; give a row a node, [nodes, features].")
     count = fields.get("num_nodes", len(x))
+    if isinstance(count, Tensor) and count.numel() == 1 and count.layout == torch.strided:
+        count = count.item()
     if isinstance(count, Tensor) or count != len(x):
         raise ValueError(f"dataset {name}: num_nodes is {count!s:.80}, and x has {len(x)} rows; give one a node.")
     y = torch.zeros(len(x), dtype=torch.int64) if task == "link" else y
