@@ -15,6 +15,8 @@ EXPERIMENTS = ROOT / "experiments"
 READS_RUN_FOLDERS = "accuracy"  # its report has no lines here
 MEASURED = sorted(file.parent for file in EXPERIMENTS.glob("*/report.py") if file.parent.name != READS_RUN_FOLDERS)
 
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
 Rebuilt = Callable[[Path], tuple[list[str], Path]]
 """Lines that a report prints, and the figure it draws, if it draws one."""
 
@@ -51,6 +53,24 @@ def maker(svg: str) -> str:
     return found[1] if found else ""
 
 
+def assert_same_drawing(drawn: Path, kept: Path) -> None:
+    """To a hundred-thousandth of a point: the last bits of numpy's logarithms differ with and without AVX-512,
+    and matplotlib makes ids of them."""
+    pages = [file.read_text(encoding="utf-8") for file in (drawn, kept)]
+    if maker(pages[0]) != maker(pages[1]):
+        return
+    texts, numbers = [], []
+    for page in pages:
+        ids: dict[str, str] = {}
+        text = re.sub(
+            r"\b[a-zA-Z][0-9a-f]{10}\b", lambda found, ids=ids: ids.setdefault(found[0], f"id{len(ids)}"), page
+        )
+        texts.append(NUMBER.sub("#", text))
+        numbers.append([float(each) for each in NUMBER.findall(text)])
+    assert texts[0] == texts[1]
+    assert numbers[0] == pytest.approx(numbers[1], rel=0, abs=1e-5)
+
+
 @pytest.mark.parametrize("folder", MEASURED, ids=lambda folder: folder.name)
 def test_the_report_says_what_the_readme_shows(folder: Path, rebuilt: Rebuilt) -> None:
     """Its lines stand in README.md or in a page beside it, and its figure is the one that lies there."""
@@ -59,19 +79,16 @@ def test_the_report_says_what_the_readme_shows(folder: Path, rebuilt: Rebuilt) -
     assert len(lines) > 2
     assert [line for line in lines if line not in shown] == []
     if figure.exists():
-        drawn, kept = (file.read_text(encoding="utf-8") for file in (figure, folder / "figure.svg"))
-        if maker(drawn) == maker(kept):
-            assert drawn == kept
+        assert_same_drawing(figure, folder / "figure.svg")
 
 
 def test_the_figure_of_the_decision_table_is_drawn_from_the_lines(tmp_path: Path) -> None:
     """In a process of its own: its neighbours have names of modules that other studies have, too."""
     drawn = tmp_path / "figure.svg"
     subprocess.run([sys.executable, str(EXPERIMENTS / "overview.py"), "--figure", str(drawn)], check=True)
-    new, kept = (file.read_text(encoding="utf-8") for file in (drawn, EXPERIMENTS / "figure.svg"))
+    new = drawn.read_text(encoding="utf-8")
     assert "<svg" in new and len(new) > 20_000
-    if maker(new) == maker(kept):
-        assert new == kept
+    assert_same_drawing(drawn, EXPERIMENTS / "figure.svg")
 
 
 def test_every_experiment_says_how_it_was_made() -> None:
