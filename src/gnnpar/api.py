@@ -35,6 +35,7 @@ from gnnpar.durable import (
     make_folder,
     refuse_link_of_others,
     refuse_links_below,
+    refuse_to_work_here,
     write_text_whole,
 )
 from gnnpar.folder_lock import numbered, working_in
@@ -71,6 +72,7 @@ def _apart() -> Iterator[None]:
             os.getcwd()
         except FileNotFoundError as error:
             raise ConfigError("the working directory has been removed; change into another one") from error
+        refuse_to_work_here()
         keep_torch_apart()
         with own_temporary_files(lasting=True), _torch_as_usual():
             yield
@@ -213,6 +215,7 @@ def distribute(
     from gnnpar.launch.slurm import as_rank
     from gnnpar.session import open_session
 
+    refuse_to_work_here()
     os.environ.update(as_rank(os.environ))
     alone = {} if "RANK" in os.environ else {"world_size": 1}
     chosen = {} if strategy is None else {"strategy": strategy}

@@ -129,8 +129,22 @@ def make_folder_for_work(folder: Path) -> None:
     where others can add some of those before."""
     make_folder(folder)
     refuse_planted(folder)
-    if is_open_to_others(folder) and folder.stat().st_mode & stat.S_ISVTX:
+    if _is_added_to(folder):
         raise WriteError(errno.EPERM, "others may add files to it; name a folder in it", str(folder))
+
+
+def refuse_to_work_here() -> None:
+    """WriteError where other users can add files to the working directory, as to /tmp: libraries look there for
+    settings, and make files there, by names that these users know."""
+    with suppress(FileNotFoundError):  # it is gone
+        if _is_added_to(Path()):
+            said = "others may add files to it, and it is the working directory: change into a folder of yours"
+            raise WriteError(errno.EPERM, said, str(Path.cwd()))
+
+
+def _is_added_to(folder: Path) -> bool:
+    """Whether others can put files into it, and only that: of what is theirs, the sticky bit says."""
+    return is_open_to_others(folder) and bool(folder.stat().st_mode & stat.S_ISVTX)
 
 
 OF_ANOTHER = "another user has put it into a folder that others may write to"

@@ -10,6 +10,7 @@ import os
 import resource
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch_geometric.data import Data
 
 import gnnpar
 from checkpoints import SMALL, train
@@ -108,6 +110,24 @@ def of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
+@pytest.mark.parametrize("mode", [0o1777, 0o1770])
+def test_nothing_begins_where_others_can_add_files(of_all: Path, capsys: pytest.CaptureFixture[str], mode: int) -> None:
+    """wandb wrote through a link that another user made while it started, and jobs of a sweep composed his YAML."""
+    os.chown(of_all, 0, OTHER)
+    of_all.chmod(mode)
+    said = f"{of_all} cannot be written: others may add files to it, and it is the working directory: change into"
+    for command in ("train", "plan", "doctor"):
+        assert run(command, ["dataset=sbm"] if command != "doctor" else []) == 2
+        assert said in capsys.readouterr().err
+    with pytest.raises(durable.WriteError, match="it is the working directory"):
+        gnnpar.train(epochs=1)
+    with pytest.raises(durable.WriteError, match="it is the working directory"):
+        gnnpar.distribute(torch.nn.Module, Data(), strategy="single")
+    assert not os.listdir(of_all)
+    of_all.chmod(mode & ~stat.S_ISVTX)
+    assert run("doctor", []) == 0, "whose members a group trusts, or files of mode 0777 on a disk without owners"
+
+
 def test_a_module_of_another_user_is_not_imported(of_all: Path) -> None:
     """A rank that Slurm had started in /tmp, as its node had no such folder, imported the module that lay there."""
     (file := of_all / "planted_net.py").write_text("open('mark', 'w')\nclass Net: pass\n")
@@ -131,6 +151,7 @@ def test_yaml_of_another_user_in_a_search_path_is_not_read(
     of_all: Path, capsys: pytest.CaptureFixture[str], of: str
 ) -> None:
     """Hydra read `model/foo.yaml` that another user had put into /scratch/conf."""
+    os.chdir(of_all.parent)
     (conf := of_all / "conf").mkdir(mode=0o755)
     (conf / "model").mkdir(mode=0o755)
     (conf / "model" / "foo.yaml").write_text("_target_: gnnpar.models.gcn.GCN\n")
@@ -171,6 +192,7 @@ def test_of_a_group_no_member_adds_a_package_where_the_sticky_bit_holds_them_apa
 
 def test_yaml_of_another_user_is_not_read(of_all: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A job of Slurm that was started in /tmp composed `hydra/sweeper/basic.yaml` of there, which set PYTHONPATH."""
+    of_all.chmod(0o777)
     (of_all / "model").mkdir()
     (file := of_all / "model" / "planted.yaml").write_text("_target_: gnnpar.models.gcn.GCN\n")
     assert run("train", [*TINY, "model=planted", "hydra.run.dir=mine"]) == 0
@@ -187,9 +209,10 @@ def test_a_folder_that_another_user_has_made_is_no_runs(
     of_all: Path, capsys: pytest.CaptureFixture[str], sweep: bool
 ) -> None:
     """He exchanged it for a link to another run, whose result was removed and whose checkpoints were moved."""
+    os.chdir(of_all.parent)
     (of_all / "theirs").mkdir()
     os.chown(of_all / "theirs", OTHER, OTHER)
-    where = ["-m", "hydra.sweep.dir=theirs/mine"] if sweep else ["hydra.run.dir=theirs/mine"]
+    where = ["-m", "hydra.sweep.dir=all/theirs/mine"] if sweep else ["hydra.run.dir=all/theirs/mine"]
     assert run("train", [*TINY, *where]) == 2
     assert "theirs cannot be written: another user has put it" in capsys.readouterr().err
     assert os.listdir(of_all / "theirs") in ([], ["mine"])
@@ -201,6 +224,7 @@ def test_a_folder_that_others_can_add_to_is_no_runs(
     of_all: Path, capsys: pytest.CaptureFixture[str], sweep: bool
 ) -> None:
     """They made its `checkpoint`, `wandb` and `optimization_results.yaml`, and let them lead elsewhere."""
+    os.chdir(of_all.parent)
     where = ["-m", f"hydra.sweep.dir={of_all}"] if sweep else [f"hydra.run.dir={of_all}"]
     assert run("train", [*TINY, *where]) == 2
     assert "others may add files to it; name a folder in it" in capsys.readouterr().err
@@ -265,21 +289,29 @@ class Launcher:
 def test_a_job_of_slurm_reads_no_results_of_another_user_on_its_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a cache lies on a disk of the node, he had made its folder there, and submitit unpickled what lay in it."""
+    """Where a cache lies on a disk of the node, he had made its folder there, and submitit unpickled what lay in it;
+    where the working directory did, the job was composed of his YAML."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (work := tmp_path / "of the node" / "work").mkdir(parents=True)
+    work.parent.chmod(0o1777)
+    monkeypatch.chdir(work)
     launcher = Launcher(f"{tmp_path}/sweep/.submitit/%j")
     with submitit_jobs.results_apart(launcher, tmp_path / "sweep", known=()):
         setup = launcher.params["setup"]
         assert isinstance(setup, list)
         (own,) = (tmp_path / "cache" / "gnnpar" / "submitit").iterdir()
-        for owner, ends in ((0, (0, "began\n")), (OTHER, (1, ""))):
-            os.chown(own, owner, owner)
-            script = "\n".join([*setup[:-1], "echo began"])
-            done = subprocess.run(["bash", "-c", script], env=environment(), capture_output=True, text=True)
-            assert (done.returncode, done.stdout) == ends, done.stderr
-        said = done.stderr
-    assert said.startswith(f"gnnpar: on this node {own} cannot be written: it belongs to another user; set ")
-    assert said.count("\n") == 1
+        script = "\n".join([*setup[:-1], "echo began"])
+
+        def begun() -> subprocess.CompletedProcess[str]:
+            return subprocess.run(["bash", "-c", script], env=environment(), capture_output=True, text=True)
+
+        assert begun().stdout == "began\n"
+        for place, why in ((own, "it belongs to another user"), (work, durable.OF_ANOTHER)):
+            os.chown(place, OTHER, OTHER)
+            done = begun()
+            assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+            assert done.stderr.startswith(f"gnnpar: on this node {place} cannot be written: {why}; ")
+            os.chown(place, 0, 0)
 
 
 def test_a_job_of_slurm_begins_where_the_sweep_did_or_not_at_all(

@@ -25,6 +25,8 @@ def refuse_yaml_of_others(source: type[FileConfigSource]) -> None:
     """From now on in this process it reads none that another user has put into a folder that is searched, but for what
     lies beside installed code: ConfigError. Hydra has a second class of the name, as it loads its modules anew."""
     load = source.load_config
+    if load.__module__ == __name__:  # it is guarded already
+        return
 
     def guarded(self: FileConfigSource, config_path: str) -> ConfigResult:
         folder = Path(self.path)
@@ -34,6 +36,9 @@ def refuse_yaml_of_others(source: type[FileConfigSource]) -> None:
         return load(self, config_path)
 
     source.load_config = guarded
+
+
+refuse_yaml_of_others(FileConfigSource)  # also in processes that a launcher starts, which compose their jobs
 
 
 class OwnYaml(FileConfigSource):

@@ -22,13 +22,16 @@ _IN_A_SCRIPT = frozenset("%\\'\"`$")
 _GUARDS = ("PYTHONSAFEPATH", FENCE, TRUST)
 _LOOK = """
 import pathlib, sys
-from gnnpar.durable import refuse_others
+from gnnpar.durable import refuse_others, refuse_planted, refuse_to_work_here
 try:
+    refuse_to_work_here()
+    refuse_planted(pathlib.Path.cwd())
     refuse_others(pathlib.Path(sys.argv[1]))
 except OSError as error:
-    sys.exit(f"gnnpar: on this node {error}; set hydra.launcher.submitit_folder to a folder of yours that nodes share")
+    sys.exit(f"gnnpar: on this node {error}; work, and set hydra.launcher.submitit_folder, in folders that nodes share")
 """
-"""On a node the folder may be another one, of another user's, and submitit unpickles what lies there."""
+"""On a node these folders may be others, of another user's: submitit unpickles what lies in the one, and jobs are
+composed of YAML in the other."""
 
 
 class Launcher(Protocol):
