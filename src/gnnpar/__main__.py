@@ -51,6 +51,10 @@ USAGE = """gnnpar: compare parallelism strategies for distributed full-graph GNN
 """
 
 
+_RUNS = ("train", "ablate")
+"""Commands that SIGTERM ends in their own way: at the end of an epoch, or with the processes of a sweep."""
+
+
 def main(argv: list[str] | None = None) -> int:
     """Exit codes: 0 done; 1 a run failed; 2 the command or its configuration is wrong."""
     arguments = sys.argv[1:] if argv is None else argv
@@ -86,6 +90,8 @@ def main(argv: list[str] | None = None) -> int:
 
     if argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
+    if argv is None and command not in _RUNS and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, interrupt)
     if argv is None:
         hear_of_children()
     if argv is None and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:  # of a scheduler, before epochs begin

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import atexit
 import errno
 import fcntl
+import glob
 import os
 import secrets
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from itertools import islice
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 from gnnpar.durable import WriteError, is_mine, refuse_others, umask
@@ -37,9 +39,7 @@ def _begun(stack: ExitStack) -> Path:
             if (own := _own_part(place)) is None:
                 said = f"gnnpar-{os.geteuid()} in {place} is not this user's alone"
                 continue
-            for left in _left(own):
-                with suppress(FolderInUse, OSError), _working_in(left):
-                    shutil.rmtree(left)
+            _remove_left(own)
             return stack.enter_context(_new_folder(own))
         except OSError as error:  # it is full, or only reads
             said = f"{error.strerror} in {place}"
@@ -84,6 +84,7 @@ def lasting_socket_folder() -> Path | None:
         with suppress(OSError):
             refuse_others(Path(place))
             if not _is_shared(Path(place)) and len(str(place)) < _LONGEST_OF_SOCKETS:
+                _remove_left(Path(place))
                 return _lasting_until_the_end(_new_folder(Path(place)))
     return None
 
@@ -92,8 +93,8 @@ _LONGEST_OF_SOCKETS = 40  # of 107 that a socket's name may have; wandb adds up 
 
 
 def _lasting_until_the_end(folder: AbstractContextManager[Path]) -> Path:
-    until_the_end, me = ExitStack(), os.getpid()
-    atexit.register(lambda: until_the_end.close() if os.getpid() == me else None)
+    until_the_end = ExitStack()
+    Finalize(None, until_the_end.close, exitpriority=-1)  # also of a process of multiprocessing, and of this one alone
     return until_the_end.enter_context(folder)
 
 
@@ -176,6 +177,7 @@ def folder_beside(out: Path) -> Iterator[Path]:
     """A new folder in that of `out`, of mode 0700, for what is moved to it by `take_name` when it is whole, gone
     afterwards. No other one of its name is: where `out` lies, others may rename folders of this user's, whose names
     they could foresee."""
+    remove_abandoned(out.parent, f".{glob.escape(out.name)}.{'?' * 16}.partial")
     folder = out.with_name(f".{out.name}.{secrets.token_hex(8)}.partial")
     folder.mkdir(mode=0o700)
     folder.chmod(0o700)  # whatever the umask, and lists of the folder above
@@ -184,6 +186,19 @@ def folder_beside(out: Path) -> Iterator[Path]:
         yield folder
     finally:
         remove_made(folder, made)
+
+
+def remove_abandoned(place: Path, pattern: str) -> None:
+    """Folders of this user's that a process which was killed has left: those that are older than a day, as another
+    host, whose locks are its own, may be at work in a newer one."""
+    for folder in place.glob(pattern):
+        with suppress(OSError):
+            there = folder.lstat()
+            if stat.S_ISDIR(there.st_mode) and is_mine(there) and time.time() - there.st_mtime > _ABANDONED_SECONDS:
+                remove_made(folder, there)
+
+
+_ABANDONED_SECONDS = 24 * 3600
 
 
 def take_name(folder: Path, out: Path) -> None:
@@ -197,6 +212,12 @@ def remove_made(scratch: Path, made: os.stat_result) -> None:
     with suppress(OSError):
         if os.path.samestat(scratch.lstat(), made):
             shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _remove_left(place: Path) -> None:
+    for left in _left(place):
+        with suppress(FolderInUse, OSError), _working_in(left):
+            shutil.rmtree(left)
 
 
 def _left(place: Path) -> list[Path]:

@@ -28,6 +28,7 @@ from typing import TextIO
 from gnnpar.capacity import memory_bytes, require_memory
 from gnnpar.durable import is_mine, make_folder, require_file
 from gnnpar.paths import expanded, own_cache
+from gnnpar.scratch import remove_abandoned
 from gnnpar.track.console import complain
 
 _LOG = logging.getLogger(__name__)
@@ -207,7 +208,8 @@ def cached_folder(key: str, build: Callable[[Path], None]) -> Path:
                 fcntl.flock(lock, fcntl.LOCK_EX)
         if final.is_dir():
             return final
-        with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{final.name}.") as scratch:
+        remove_abandoned(final.parent, f".{final.name}.*.partial")
+        with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{final.name}.", suffix=".partial") as scratch:
             made = Path(scratch) / "made"
             made.mkdir()
             build(made)

@@ -16,8 +16,8 @@ import shlex
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -144,6 +144,11 @@ def open_run(config: Wandb, run_dir: Path, job: JsonObject) -> Run:
         complain(f"wandb cannot be used ({reason(error)}); metrics.jsonl has everything")
         return None
     arguments = identity(config, job) | {"config": settings_of(job, run_dir)}
+    with _nothing_read_here():
+        return _opened(wandb, config, run_dir, arguments)
+
+
+def _opened(wandb: ModuleType, config: Wandb, run_dir: Path, arguments: JsonObject) -> Run:
     if config.mode == "online":
         attempt = uuid.uuid4().hex[:8]
         try:
@@ -181,8 +186,27 @@ def load(*, entity: str | None) -> ModuleType:
     if os.path.dirname(MEDIA_TMP.name) != tempfile.gettempdir() or not os.path.isdir(MEDIA_TMP.name):  # of a run before
         MEDIA_TMP.name = tempfile.mkdtemp()
         wandb.teardown()  # its own process has them, too
-    _serve(wandb)
+    with _nothing_read_here():
+        _serve(wandb)
     return wandb
+
+
+@contextmanager
+def _nothing_read_here() -> Iterator[None]:
+    """Inside, wandb reads no settings of the working directory, and writes none there, as its login does; nor does it
+    read keys of a run: others may have made those files since `refuse_settings_of` looked."""
+    import wandb
+    from wandb.sdk import wandb_config
+
+    settings: Any = wandb.Settings
+    config: Any = wandb_config.Config
+    before = settings.settings_workspace, config._load_defaults
+    settings.settings_workspace = property(lambda _: os.path.join(os.devnull, "settings"))
+    config._load_defaults = lambda _: None
+    try:
+        yield
+    finally:
+        settings.settings_workspace, config._load_defaults = before
 
 
 def _serve(wandb: ModuleType) -> None:
@@ -195,13 +219,10 @@ def _serve(wandb: ModuleType) -> None:
     place = _SOCKETS[os.getpid()] or Path(tempfile.gettempdir())
     if len(str(place)) > _LONGEST:
         refuse_others(Path("/tmp"))  # noqa: S108  # wandb puts its socket there, where the name is too long
-    settings, nothing = wandb.Settings, property(lambda _: str(place / "wandb" / "settings"))
-    of_here, settings.settings_workspace = settings.settings_workspace, nothing  # others may have made that since
     try:
         os.environ["TMPDIR"] = str(place)
-        wandb.setup(settings=settings(silent=True, disable_git=True))
+        wandb.setup(settings=wandb.Settings(silent=True, disable_git=True))
     finally:
-        settings.settings_workspace = of_here
         os.environ.pop("TMPDIR")
         os.environ |= {} if before is None else {"TMPDIR": before}
     if "-tcp-" in os.environ.get("WANDB_SERVICE", ""):
