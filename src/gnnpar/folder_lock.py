@@ -53,7 +53,7 @@ class Owner:
     def this(env: Mapping[str, str]) -> Owner:
         """This process."""
         pid = os.getpid()
-        return Owner(pid, socket.gethostname(), started(pid), time.time(), *_scheduled(env), _space())
+        return Owner(pid, socket.gethostname(), started(pid), time.time(), *_scheduled(env), own_space())
 
     def has_left(self, me: Owner, *, locks: bool) -> bool:
         """Whether its process is surely gone: it is not on this host any more, or it was an earlier attempt of the same
@@ -68,7 +68,8 @@ class Owner:
         return f"process {self.pid} of {'this host' if self.host == me.host else self.host}"
 
 
-def _space() -> str:
+def own_space() -> str:
+    """The namespace in which this process's pid is one."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:

@@ -61,8 +61,10 @@ def run_jobs(
             refuse_link_of_others(place)
     else:
         refuse_led_away(Path("multirun" if multirun else "outputs", time.strftime("%Y-%m-%d"), "run"), argv)
-    if multirun and any(argument.startswith("--cfg") or argument == "-c" for argument in argv):
-        raise ConfigError("--cfg shows the configuration of one run; leave -m, or --resume, out")
+    shows = [argument for argument in argv if argument.partition("=")[0] in _SHOW]
+    if shows and (multirun or len(shows) > 1):
+        others = "-m, or --resume," if multirun else " ".join(shows[1:])
+        raise ConfigError(f"{shows[0]} shows the configuration of one run; leave {others} out")
     main: Any = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG)  # Hydra's is untyped
     application: Callable[[], None] = main(job if multirun else single)
     argv, listed = spelled(argv), None if listed is None else [spelled(each) for each in listed]
@@ -70,6 +72,7 @@ def run_jobs(
     before, given = sys.argv, per_job(argv) if multirun else argv
     given = [*given, "hydra/job_logging=none", "hydra/hydra_logging=none"]
     options = [argument for argument in given if not _is_override(argument)]  # argparse takes overrides in one row
+    options += ["all"] if options[-1:] in (["--info"], ["-i"]) else []  # it would take one of them
     sys.argv = ["gnnpar train", *options, *filter(_is_override, given)]
     try:
         with fenced(of_file=True) if sweep.check else nullcontext(), sweep.through_hydra():
@@ -88,15 +91,8 @@ def run_jobs(
     return (max(codes) if codes else sweep.close()), sweep.planned
 
 
-_OPTIONS = (
-    *FLAGS,
-    "--cfg",
-    "-c",
-    "--resolve",
-    "--info",
-    "-i",
-    "--hydra-help",
-)
+_SHOW = ("--cfg", "-c", "--info", "-i")
+_OPTIONS = (*FLAGS, *_SHOW, "--resolve", "--hydra-help")
 
 
 def _refuse_other_options(argv: Sequence[str]) -> None:

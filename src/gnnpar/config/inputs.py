@@ -68,7 +68,8 @@ def with_plan(config: JsonObject, names: Mapping[str, str], overrides: Iterable[
 
 
 def _refuse_other_names(brought: JsonObject, names: Mapping[str, str], where: str) -> None:
-    """ConfigError where a file calls a class by the name of another one of gnnpar's, by which results are compared."""
+    """ConfigError where a file calls a class, or a dataset, by the name of another one of gnnpar's, by which results
+    are compared."""
     if os.environ.get(TRUST) == "1":
         return
     for group, value in brought.items():
@@ -76,8 +77,11 @@ def _refuse_other_names(brought: JsonObject, names: Mapping[str, str], where: st
         if not isinstance(value, Mapping) or not re.fullmatch(r"\w{1,80}", str(names.get(group))) or not file.is_file():
             continue
         yaml = plain_yaml(file)
-        known = current(str(yaml.get("_target_"))) if isinstance(yaml, Mapping) else ""
+        yaml = yaml if isinstance(yaml, Mapping) else {}
+        known = current(str(yaml.get("_target_", "")))
         given = current(str(value.get("_target_", known)))
+        if group == "dataset" and known == given and "name" in yaml:  # Cora's class is CiteSeer's, too
+            known, given = str(yaml["name"]), str(value.get("name", yaml["name"]))
         if known != given:
             raise ConfigError(f"{where} calls {show(given)} {group} {names[group]}, which is {known}: correct the name")
 

@@ -19,7 +19,7 @@ from gnnpar.config.errors import OF_HYDRA
 from gnnpar.config.groups import KEYS, is_group
 from gnnpar.config.jobs import MANIFEST, Manifest
 from gnnpar.config.study import MOST_RUNS, key_of
-from gnnpar.durable import JsonDict
+from gnnpar.durable import JsonDict, refuse_link
 from gnnpar.paths import conf_dir, installed_confs, is_brought_group
 from gnnpar.settings import WRITTEN_FOLDERS, ConfigError, show
 from gnnpar.targets import PLAIN, TRUST, let_in, refuse_foreign
@@ -133,6 +133,7 @@ def resumed(argv: Sequence[str]) -> tuple[list[str], Replay | None]:
         raise ConfigError(
             f"--resume {folder}: Hydra would read ${{ as a value of its own; give the folder another name"
         )
+    refuse_link(folder / MANIFEST)  # what it leads to would be left in the folder
     manifest = Manifest.read(folder)
     if not manifest.jobs:
         raise ConfigError(f"{folder} has no sweep.json with jobs; give the folder of a sweep (gnnpar train -m ...)")

@@ -17,7 +17,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import chdir, contextmanager, suppress
+from contextlib import chdir, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ from gnnpar.training.result.result import valid_result
 
 SWEEP = "GNNPAR_SWEEP"
 """The environment variable that names the sweep's process to its jobs'."""
-OF_JOBS = (SWEEP, "GNNPAR_JOBS_AT_ONCE", "GNNPAR_SESSION")
+OF_JOBS = ("GNNPAR_JOBS_AT_ONCE", "GNNPAR_SESSION")
 """Those that its jobs know, however they are started."""
 Overrides = Sequence[str]
 Hydras = Any  # Hydra hands its objects to launchers and sweepers without types
@@ -329,24 +329,39 @@ class Resuming:
         return [(job, [*job.overrides, *afresh[job.key], places[job.key]]) for job in todo]
 
     def start(self, manifest: Manifest, jobs: Sequence[tuple[Job, Overrides]]) -> None:
-        """Run some jobs to their ends. A launcher that loses one (killed, out of memory) loses no other."""
+        """Run some jobs to their ends. Where a launcher loses one (killed, out of memory), joblib ends those beside it
+        as well; those that had not begun are run."""
         try:
             at_once = str(self.beside_each_other(len(jobs)))
-            telling = inherited("GNNPAR_JOBS_AT_ONCE", at_once), inherited(SWEEP, str(os.getpid()))
-            with telling[0], telling[1], results_apart(self.inner, manifest.folder, known=OF_JOBS):
+            mine = inherited(SWEEP, str(os.getpid())) if self.in_processes_of_mine else nullcontext()
+            with (
+                inherited("GNNPAR_JOBS_AT_ONCE", at_once),
+                mine,
+                results_apart(self.inner, manifest.folder, known=OF_JOBS),
+            ):
                 self.inner.launch([overrides for _, overrides in jobs], initial_job_idx=0)
         except Exception as error:
             complain(f"a job was lost: {type(error).__name__} {error}")
-            settle(manifest, [job.key for job, _ in jobs])
+            keys = [job.key for job, _ in jobs]
+            settle(manifest, keys)
+            states = manifest.states(keys)
+            left = [(job, overrides) for job, overrides in jobs if states[job.key][0] == "missing"]
+            if self.in_processes_of_mine and 0 < len(left) < len(jobs):
+                self.start(manifest, left)
 
     def beside_each_other(self, jobs: int) -> int:
         """Of so many jobs, those that run on this machine at a time: as many as a launcher has processes."""
         launcher = self.config.hydra.launcher
         kind = str(launcher.get("_target_", "")).lower()
-        if "joblib" in kind:
+        if self.in_processes_of_mine:
             processes = int(launcher.get("n_jobs") or 1)
             return min(jobs, processes if processes > 0 else max(1, (os.cpu_count() or 1) + 1 + processes))
         return jobs if "submitit" in kind and "local" in kind else 1
+
+    @property
+    def in_processes_of_mine(self) -> bool:
+        """Whether the launcher's jobs run in processes that end with this one; those of others outlive it."""
+        return "joblib" in str(self.config.hydra.launcher.get("_target_", "")).lower()
 
     def returned(self, manifest: Manifest, job: Job) -> Hydras:
         """A job's end as Hydra's sweepers know it."""
@@ -482,8 +497,10 @@ def session() -> Iterator[None]:
 @contextmanager
 def with_its_sweep() -> Iterator[None]:
     """A job in a process that the sweep's has started: it ends in order where that ends, and its process with it."""
-    parent = os.getppid()
-    if os.environ.get(SWEEP) != str(parent):
+    parent, sweep = os.getppid(), os.environ.get(SWEEP, "")
+    if sweep != str(parent):
+        if sweep.isdecimal() and _has_ended(int(sweep)):  # it ended while this one began
+            os._exit(1)
         yield
         return
     from gnnpar.launch.forked import hear_of_its_end
@@ -494,6 +511,15 @@ def with_its_sweep() -> Iterator[None]:
     finally:
         if os.getppid() != parent:
             os._exit(1)
+
+
+def _has_ended(process: int) -> bool:
+    import psutil
+
+    try:
+        return psutil.Process(process).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 @contextmanager
