@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import MutableMapping
 
 import psutil
 
@@ -50,10 +51,19 @@ def own_loopback() -> str:
     return name
 
 
+def asked_for(env: MutableMapping[str, str]) -> str:
+    """GLOO_SOCKET_IFNAME, also in `env` from now on without its empty parts, for which gloo would take the address of
+    the host's name; '' where it names nothing."""
+    given = env.pop(VARIABLE, "")
+    if names := ",".join(filter(None, given.split(","))):
+        env[VARIABLE] = names
+    return names
+
+
 def check_asked_for(asked: str) -> None:
     """MeetingError where GLOO_SOCKET_IFNAME=`asked` names what this host has not, or what is down."""
     there = addresses()
-    for name in filter(None, asked.split(",")):
+    for name in asked.split(",") if asked else ():
         if name not in there:
             state = "is down or has no address" if name in psutil.net_if_addrs() else "does not exist"
             known = ", ".join(f"{n} ({a})" for n, a in there.items()) or "none"

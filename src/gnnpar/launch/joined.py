@@ -13,7 +13,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +27,7 @@ from gnnpar.launch.environment import unpickles
 from gnnpar.launch.monitor import failure_of
 from gnnpar.launch.peer_monitor import PeerFailure, PeerMonitor
 from gnnpar.launch.rendezvous import JoinedWorld, rendezvous
+from gnnpar.launch.signals import ended_after
 from gnnpar.launch.slurm import rank_on_host
 from gnnpar.scratch import remove_all
 from gnnpar.settings import Comm, ConfigError
@@ -54,31 +55,31 @@ def assemble(hooks: RunHooks, seconds: float) -> JoinedWorld:
     """
     rank = int(os.environ["RANK"])
     marker = hooks.run_dir.absolute() / f"{token.NAME}-{secrets.token_hex(4)}"
-    if rank == 0:
-        token.leave(marker)
-        if unpickles(os.environ):
+    with ExitStack() as leaving:
+        if rank == 0:
+            leaving.enter_context(ended_after(lambda: token.remove(marker)))
+            leaving.callback(token.remove, marker)
+            token.leave(marker)
+        if rank == 0 and unpickles(os.environ):
             complain(
                 "torchrun without --master-port runs code that anybody who reaches this host sends it (SECURITY.md): "
                 "give --master-port, or leave torchrun out and give world_size"
             )
-    try:
-        return rendezvous(
-            os.environ,
-            about=hooks.agreed(),
-            patience=seconds,
-            marker=str(marker),
-            check=lambda seen: "" if sees(Path(seen)) else hooks.unseen(Path(seen).parent),
-        )
-    except MeetingError as error:
-        if error.refused:
-            raise ConfigError(str(error)) from error
-        local = rank_on_host()
-        if local:  # most likely the first of the host says the same
-            time.sleep(5 * _SPEAKER_FIRST_SECONDS)
-        raise PeerLost(str(error), quiet=bool(local) and error.shared) from error
-    finally:
-        if rank == 0:
-            marker.unlink(missing_ok=True)
+        try:
+            return rendezvous(
+                os.environ,
+                about=hooks.agreed(),
+                patience=seconds,
+                marker=str(marker),
+                check=lambda seen: "" if sees(Path(seen)) else hooks.unseen(Path(seen).parent),
+            )
+        except MeetingError as error:
+            if error.refused:
+                raise ConfigError(str(error)) from error
+            local = rank_on_host()
+            if local:  # most likely the first of the host says the same
+                time.sleep(5 * _SPEAKER_FIRST_SECONDS)
+            raise PeerLost(str(error), quiet=bool(local) and error.shared) from error
 
 
 def sees(marker: Path) -> bool:

@@ -159,6 +159,7 @@ class _Hub:
     peers: list[_Peer] = field(default_factory=list)
     lost: dict[int, str] = field(default_factory=dict)
     failed: tuple[int, str] | None = None
+    complete: bool = False  # every rank has come
     sending: threading.Lock = field(default_factory=threading.Lock)
 
     def watch(self, over: threading.Event) -> PeerFailure | None:
@@ -171,6 +172,10 @@ class _Hub:
                 for key, _ in selector.select(_TICK_SECONDS):
                     self._accept(selector) if key.data is None else self._receive(selector, key.data)
                 self._drop_strangers(selector)
+                if not self.complete and not self._absent():  # a flood would take time from the training
+                    self.complete = True
+                    selector.unregister(self.world.listener)
+                    self.world.listener.close()
                 late = time.monotonic() - began > self.seconds
                 if late and (absent := self._absent()):
                     self.lost |= dict.fromkeys(absent, f"it has not come within {self.seconds:g} s")

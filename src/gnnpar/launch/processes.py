@@ -197,7 +197,7 @@ def enter_network(network: Network | None, rank: int) -> None:
     if network is not None:
         network.enter(network.host_of[rank])
         os.environ[interfaces.VARIABLE] = INTERFACE
-    elif not os.environ.get(interfaces.VARIABLE):
+    elif not interfaces.asked_for(os.environ):
         os.environ[interfaces.VARIABLE] = interfaces.own_loopback()
 
 

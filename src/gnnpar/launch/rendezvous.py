@@ -196,15 +196,14 @@ def _begun_as(env: Mapping[str, str], *, agent: bool) -> dict[str, str]:
 
 def _own_end(env: MutableMapping[str, str], master: str, port: int, *, several: bool) -> tuple[str, str, str]:
     """(interface, address, trouble): a rank that cannot be reached says so to the others, who wait for it."""
+    asked = interfaces.asked_for(env)
     try:
-        interface, address = interfaces.towards(
-            master, port, asked=env.get(interfaces.VARIABLE, ""), other_hosts=several
-        )
+        interface, address = interfaces.towards(master, port, asked=asked, other_hosts=several)
     except interfaces.UnknownMaster:
         raise
     except MeetingError as error:
         return "", "127.0.0.1", f"rank {env['RANK']}: {error}"
-    if not env.get(interfaces.VARIABLE):  # without an interface, gloo would listen at the address of the host name
+    if not asked:  # without an interface, gloo would listen at the address of the host name
         env[interfaces.VARIABLE] = interface
     return interface, address, ""
 

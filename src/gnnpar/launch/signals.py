@@ -91,6 +91,27 @@ def interruptible(stop: Stop, grace_seconds: float) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def ended_after(clean: Callable[[], object]) -> Iterator[None]:
+    """SIGTERM and SIGHUP end this process as they would, after `clean`."""
+
+    def end(signum: int, frame: object) -> None:
+        clean()
+        signal.signal(signum, signal.SIG_DFL)
+        signal.raise_signal(signum)
+
+    in_main = threading.current_thread() is threading.main_thread()
+    numbers = [each for each in (signal.SIGTERM, signal.SIGHUP) if in_main and signal.getsignal(each) is signal.SIG_DFL]
+    for number in _of_python(numbers):
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            if signal.getsignal(number) is end:
+                signal.signal(number, signal.SIG_DFL)
+
+
 def _of_python(signals: Iterable[signal.Signals]) -> list[signal.Signals]:
     """Those without a handler that is no Python function, as faulthandler's: it could not be given back."""
     caught = 0

@@ -32,6 +32,12 @@ def leave(file: Path) -> None:
         out.write(secrets.token_hex(32))
 
 
+def remove(file: Path) -> None:
+    """Rank 0: the file, and every answer beside it."""
+    for each in file.parent.glob(f"{file.name}*"):
+        each.unlink(missing_ok=True)
+
+
 def answer(file: Path, chosen: str, secret: bytes) -> Path:
     """Rank 0: the secret once more, beside `file`, for the rank that chose this word; what `file` holds by now may be
     somebody else's. FileExistsError: the name is taken."""

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import platform
 import secrets
+import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from gnnpar.codecs.adaptive.links import fit
 from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.comm.world import num_cores
 from gnnpar.durable import JsonDict, make_folder, read_json, write_json_whole
-from gnnpar.launch.forked import without_main
+from gnnpar.launch.forked import hear_of_its_end, without_main
 from gnnpar.launch.processes import NO_WORKING_DIRECTORY, environment
 from gnnpar.planner.samples import SIZES, Samples, measure
 from gnnpar.planner.visits import candidates, trial_epochs, trials, with_visits
@@ -161,7 +162,7 @@ def world_samples(ranks: int, threads: int, say: Callable[[str], None] = lambda 
     with scratch_folder() as folder, environment(**NO_WORKING_DIRECTORY):
         context = multiprocessing.get_context("spawn")
         steps: SimpleQueue[str] = context.SimpleQueue()
-        given = (ranks, threads, str(folder), secrets.token_bytes(32), steps)
+        given = (ranks, threads, str(folder), secrets.token_bytes(32), steps, os.getpid())
         processes = [context.Process(target=_rank, args=(rank, *given)) for rank in range(ranks)]
         try:
             with without_main():
@@ -197,14 +198,15 @@ def _everything(comm: Communicator, say: Callable[[str], None]) -> Samples:
     return samples
 
 
-def _rank(rank: int, ranks: int, threads: int, folder: str, key: bytes, steps: SimpleQueue[str]) -> None:
+def _rank(rank: int, ranks: int, threads: int, folder: str, key: bytes, steps: SimpleQueue[str], parent: int) -> None:
+    hear_of_its_end(parent, signal.SIGKILL)
     from gnnpar.comm import interfaces
     from gnnpar.comm.process import connect
 
     torch.set_num_threads(threads)
+    if "RANK" in os.environ or not interfaces.asked_for(os.environ):  # of joined ranks, a meeting has chosen one that
+        os.environ[interfaces.VARIABLE] = interfaces.own_loopback()  # other hosts reach; here, nobody is to connect
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
-    if not os.environ.get(interfaces.VARIABLE):  # nobody else is to connect
-        os.environ[interfaces.VARIABLE] = interfaces.own_loopback()
     meet = f"file://{folder}/meet"
     comm = connect("gloo", device=torch.device("cpu"), key=key, timeout_seconds=300, init_method=meet)
     torch.save(_everything(comm, steps.put if rank == 0 else lambda _: None), Path(folder) / f"{rank}.pt")
