@@ -50,6 +50,7 @@ _SETS = ("set", "frozenset", "Counter")  # which hash what they are given
 _DICTS = ("dict", "OrderedDict", "defaultdict")  # the first of each pair
 _MARK, _ANY_NAME, _STORAGE = "mark", "name of the stack", "storage"
 _TENSOR = "name torch._utils._rebuild_tensor"
+_OF_TENSORS = ("name torch._utils.", "name torch.nn.parameter.")  # what is called with some
 
 
 def refuse_alike(opcodes: Iterable[Opcode], *, most: int) -> None:
@@ -118,6 +119,8 @@ class _Machine:
                 of = called.rpartition(".")[2]
                 self._copy(given)
                 _refuse_without_content(called, given)
+                if not called.startswith(_OF_TENSORS):
+                    _refuse_tensors(given)
                 for classes, pairs in ((_SETS, False), (_DICTS, True)):
                     if of in classes or called == _ANY_NAME:
                         self._hash(_hashed(given, pairs=pairs))
@@ -127,6 +130,7 @@ class _Machine:
             case "BUILD":
                 target, state = taken
                 self._copy(state)
+                _refuse_tensors((state,))
                 if isinstance(target, _Parts):
                     if target.made_by.startswith("name torch."):
                         raise ValueError("it gives a tensor that is made another shape, or other memory")
@@ -175,6 +179,14 @@ def _refuse_without_content(called: str, given: Made) -> None:
     first = given[0] if isinstance(given, tuple) and given else None
     if called == "name torch.storage.UntypedStorage" or (called.startswith(_TENSOR) and first != _STORAGE):
         raise ValueError("it makes a tensor of memory of which it has no content")
+
+
+def _refuse_tensors(given: Made) -> None:
+    """ValueError where what is called, or made, would take a tensor number by number: into a list or a set, of objects,
+    and as many as it says."""
+    for each in given if isinstance(given, (tuple, _Parts)) else ():
+        if isinstance(each, _Parts) and each.made_by.startswith("name torch."):
+            raise ValueError("it makes an object of the numbers of a tensor, one by one")
 
 
 def _is_flat(key: Made) -> bool:

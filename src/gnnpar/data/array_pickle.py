@@ -114,11 +114,17 @@ def load_arrays(file: IO[bytes], *, encoding: str = "ASCII") -> object:
 
 class _Found(dict[int, object]):
     """What records have become, by their identity. `left`: bytes that arrays may still take; all stand in the file,
-    each for one."""
+    each for one. So do the members of what lists, dicts and tuples hold."""
 
     def __init__(self, left: int) -> None:
         super().__init__()
-        self.left = left
+        self.left, self._members = left, left
+
+    def given(self, member: object) -> object:
+        self._members -= len(member) if isinstance(member, (list, tuple, dict)) else 1
+        if self._members < 0:
+            raise pickle.UnpicklingError("it gives one list to many")
+        return member
 
     def take(self, content: bytes) -> bytes:
         self.left -= len(content)
@@ -185,11 +191,11 @@ def _made(node: object, made: _Found, depth: int) -> object:
     if isinstance(node, dict):
         if any(type(key) not in _PLAIN for key in node):
             raise pickle.UnpicklingError("it holds a dict whose keys are neither numbers nor text")
-        found = {key: _made(value, made, depth + 1) for key, value in node.items()}
+        found = {key: made.given(_made(value, made, depth + 1)) for key, value in node.items()}
     elif type(node) is list:
-        found = [_made(value, made, depth + 1) for value in node]
+        found = [made.given(_made(value, made, depth + 1)) for value in node]
     elif type(node) is tuple:
-        found = tuple(_made(value, made, depth + 1) for value in node)
+        found = tuple(made.given(_made(value, made, depth + 1)) for value in node)
     elif isinstance(node, _Array):
         found = _array(node, made)
     elif isinstance(node, _Scalar):
@@ -239,6 +245,9 @@ def _scalar(record: _Scalar) -> np.generic:
     raise pickle.UnpicklingError("it holds a number whose type and bytes do not belong together")
 
 
+_DENSE = 24  # bytes a number: PyG makes it dense, of 4 bytes, joins several matrices, and each is copied
+
+
 def _csr(record: _Csr, made: _Found) -> csr_matrix:
     from scipy import sparse
 
@@ -252,7 +261,6 @@ def _csr(record: _Csr, made: _Found) -> csr_matrix:
             match shape:
                 case (int() as rows, int() as columns) if min(rows, columns) >= 0:
                     arrays = _array(data, made), _array(indices, made), _array(indptr, made)
-                    nbytes = rows * columns * arrays[0].itemsize  # it is made dense
-                    require_memory(nbytes, "a matrix of the file", "compare its checksum")
+                    require_memory(_DENSE * rows * columns, "a matrix of the file", "compare its checksum")
                     return checked_csr(sparse.csr_matrix, arrays, (rows, columns))
     raise pickle.UnpicklingError("it holds a sparse matrix without data, indices, indptr and _shape")

@@ -100,6 +100,7 @@ def flattened(name: str, stores: Stores, task: TaskChoice | None = "auto") -> _F
             raise ValueError(f"dataset {name}: nothing says how many nodes of type {kind} there are; set x.")
         counts[kind] = count
     _refuse_free(name, stores, counts)
+    _require_memory(name, edges)
     labels = {} if task is None else _labels(name, nodes, counts, task)
     found: _Fields = {"x": _features(name, nodes, counts), **labels}
     parts = [_edge_index(name, key, fields, counts) for key, fields in edges.items()]
@@ -125,6 +126,18 @@ def _refuse_free(name: str, stores: Stores, counts: Mapping[str, int]) -> None:
             raise ValueError(
                 f"dataset {name}: type {kind} has {counts[kind]} nodes, and {held} numbers and ends of edges; give x."
             )
+
+
+_COPIES = 4  # of ends of edges: moved to where their nodes begin, joined, put in order
+
+
+def _require_memory(name: str, edges: Mapping[_EdgeType, _Fields]) -> None:
+    """For edges of all types at once: a file may hold few numbers of each."""
+    of = {key: [fields.get(key) for fields in edges.values()] for key in ("edge_index", "edge_weight", "edge_attr")}
+    nbytes = _COPIES * 8 * sum(each.numel() for each in of.pop("edge_index") if isinstance(each, Tensor))
+    given = [each for values in of.values() for each in values if isinstance(each, Tensor)]
+    nbytes += sum(2 * each.numel() * each.element_size() for each in given)
+    require_memory(nbytes, f"dataset {name}: its edges", "store fewer or smaller tensors")
 
 
 def _schema(name: str, stores: Stores, target: str | None = None) -> Schema:

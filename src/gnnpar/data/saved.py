@@ -178,10 +178,13 @@ def _checked(name: str, data: object, task: TaskChoice) -> dict[str, object]:
 
 
 def _masks(name: str, fields: dict[str, object]) -> tuple[Tensor, Tensor, Tensor] | None:
-    train, val, test = (fields.get(f"{part}_mask") for part in ("train", "val", "test"))
-    if train is None:
+    given = {part: mask for part in ("train", "val", "test") if (mask := fields.get(f"{part}_mask")) is not None}
+    if "train" not in given:
         return None
-    if not isinstance(train, Tensor):
-        raise ValueError(f"dataset {name}: train_mask is a {type(train).__name__}; give a tensor of booleans.")
-    none = torch.zeros_like(train, dtype=torch.bool)
-    return train, val if isinstance(val, Tensor) else none, test if isinstance(test, Tensor) else none
+    masks: dict[str, Tensor] = {}
+    for part, mask in given.items():
+        if not isinstance(mask, Tensor):
+            raise ValueError(f"dataset {name}: {part}_mask is a {type(mask).__name__}; give a tensor of booleans.")
+        masks[part] = mask
+    none = torch.zeros_like(masks["train"], dtype=torch.bool)
+    return masks["train"], masks.get("val", none), masks.get("test", none)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from annotated_types import Ge, Gt, Le
 
+from gnnpar.capacity import require_memory
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph
@@ -53,6 +54,8 @@ class TypedSBM(Preprocess):
 def generate(config: TypedSBM, *, seed: int) -> RawGraph:
     """The graph of a configuration; the same seed gives the same graph. Both directions of a pair are edges."""
     rng, nodes, kinds = np.random.default_rng(seed), config.num_nodes, config.signatures
+    nbytes = nodes * (8 * config.num_features + 16 * config.avg_degree) + 8 * config.num_features * kinds
+    require_memory(nbytes, f"dataset {config.name} with {nodes:,} nodes", "lower dataset.num_nodes or num_features")
     community = rng.permutation(nodes) % config.num_communities
     label = rng.permutation(nodes) % (config.groups * kinds)
     topic, signature = rng.integers(kinds, size=nodes), label % kinds

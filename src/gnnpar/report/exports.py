@@ -124,12 +124,12 @@ def row_table(rows: Sequence[JsonObject], baseline: str) -> Table:
 
 
 def inert(cell: Json) -> Json:
-    """What a spreadsheet would take for a formula begins with an apostrophe, also after a semicolon, which some cut
-    cells at; what a terminal would obey is escaped."""
+    """What a spreadsheet would take for a formula begins with an apostrophe, also after a semicolon or tab, which
+    some cut cells at, too; what a terminal would obey is escaped."""
     if not isinstance(cell, str):
         return cell
     begins = re.match(rf"\s*[{_OF_FORMULAS}]", cell) is not None
-    return "'" * begins + re.sub(rf";(?=\s*[{_OF_FORMULAS}])", ";'", printable(cell))
+    return "'" * begins + re.sub(rf"([;\t\n])(?=\s*[{_OF_FORMULAS}])", r"\1'", printable(cell))
 
 
 _OF_FORMULAS = "=+@＝＋－＠-"  # noqa: RUF001  # full-width signs, too: some spreadsheets read them as formulas

@@ -25,7 +25,9 @@ def collect(folders: Sequence[Path]) -> list[tuple[Path, Result]]:
         if not folder.is_dir():
             raise ConfigError(f"{folder} is no folder; give the folder of a run or of a sweep")
         for file in sorted(below(folder), key=_natural):
-            files.setdefault(Path(os.path.realpath(file)), file)
+            real = Path(os.path.realpath(file))
+            if real not in files or (files[real].is_symlink() and not file.is_symlink()):  # its curve lies beside it
+                files[real] = file
     if not files:
         raise ConfigError(f"no result.json below {', '.join(map(str, folders))}; give folders that runs have left")
     return [(file.parent, _read(file)) for file in files.values()]

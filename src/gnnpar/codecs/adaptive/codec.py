@@ -127,7 +127,7 @@ class AdaptiveRows(QuantizedRows):
         super().begin_epoch(epoch)
         if self._assigns(epoch) and epoch != self._assigned_at and self._has_traces():
             self._assign(epoch)
-        self._tracing = any(self._assigns(epoch + ahead) for ahead in range(1, self._config.trace_epochs + 1))
+        self._tracing = self._next_after(epoch) - epoch <= self._config.trace_epochs
 
     def facts(self) -> JsonDict:
         """Metrics of the epoch that has begun, once; not empty after an assignment, on rank 0."""
@@ -189,6 +189,11 @@ class AdaptiveRows(QuantizedRows):
 
     def _assigns(self, epoch: int) -> bool:
         return epoch >= self._config.warmup and (epoch - self._config.warmup) % self._config.period == 0
+
+    def _next_after(self, epoch: int) -> int:
+        """The first epoch after this one that assigns."""
+        warmup, period = self._config.warmup, self._config.period
+        return warmup if epoch < warmup else epoch + period - (epoch - warmup) % period
 
     def _has_traces(self) -> bool:
         """Does any rank have some? Not in a run that was begun here."""

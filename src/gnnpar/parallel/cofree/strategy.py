@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
-from annotated_types import Ge, Lt
+from annotated_types import Ge, Le, Lt
 
 from gnnpar.codecs.codec import Exactness, Identity
 from gnnpar.comm import CodedExchange, Communicator
@@ -48,7 +48,7 @@ class CoFree:
     reweight: Reweight = "degree"
     degrees: Degrees = "part"
     drop_edge: Annotated[float, Ge(0), Lt(1)] = 0.0
-    masks: Annotated[int, Ge(1)] = 10
+    masks: Annotated[int, Ge(1), Le(1000)] = 10
 
     def __post_init__(self) -> None:
         if not 0 <= self.drop_edge < 1:

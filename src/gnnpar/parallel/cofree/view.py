@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gnnpar.capacity import require_memory
 from gnnpar.folds.block import Block
 from gnnpar.graph import Graph
 from gnnpar.parallel.local import Pass
@@ -37,6 +38,9 @@ class PartGraph:
     _made: list[Shard] = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.drop_edge:
+            each = self.shard.inner.nbytes + self.shard.in_degree.nbytes
+            require_memory(self.masks * each, f"{self.masks} masks of a part", "lower strategy.masks")
         self._made = [self._masked(self.seed, number) for number in range(self.masks if self.drop_edge else 1)]
 
     def during(self, run: Pass) -> Graph:
