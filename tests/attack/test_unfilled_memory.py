@@ -91,3 +91,21 @@ def test_a_file_before_torch_1_6_is_refused(tmp_path: Path) -> None:
     torch.save({"x": torch.ones(1)}, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
     with pytest.raises(ValueError, match=r"does not begin like a file of torch\.save since 1\.6; if it is older"):
         load_saved(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize(
+    ("module", "of"),
+    [("torch", "Size"), ("collections", "OrderedDict"), ("builtins", "set"), ("__builtin__", "set")],
+)
+def test_no_object_is_made_of_the_numbers_of_a_tensor(tmp_path: Path, module: str, of: str) -> None:
+    """One number, expanded to a billion, in a file of a kilobyte: a set of a billion tensors."""
+    file = saved(tmp_path / "a.pt", call(name(module, of), ONE))
+    with pytest.raises(ValueError, match="it makes an object of the numbers of a tensor, one by one"):
+        load_saved(file)
+
+
+def test_no_object_takes_a_tensor_for_its_state(tmp_path: Path) -> None:
+    file = saved(tmp_path / "a.pt", call(name("collections", "OrderedDict")) + ONE + b"b")
+    with pytest.raises(ValueError, match="it makes an object of the numbers of a tensor, one by one"):
+        load_saved(file)
+    assert load_saved(saved(tmp_path / "b.pt", together(ONE, ONE))) == {"x": (torch.ones(1), torch.ones(1))}

@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal
@@ -152,7 +153,8 @@ def _opened(wandb: ModuleType, config: Wandb, run_dir: Path, arguments: JsonObje
     if config.mode == "online":
         attempt = uuid.uuid4().hex[:8]
         try:
-            if not wandb.login(prompt=False, verify=False):  # a prompt would stop training
+            login = partial(wandb.login, prompt=False, verify=False)  # a prompt would stop training
+            if not within(_START_SECONDS, login, name="wandb"):
                 raise ValueError("no API key; set WANDB_API_KEY or call wandb login")
             return begin(wandb, config, run_dir, "online", attempt, arguments)
         except Exception as error:

@@ -1,0 +1,466 @@
+"""What a twenty-sixth attack found, on the mends of the twenty-fifth: processes and folders that outlive their end,
+counts that many share, YAML in processes that a launcher starts."""
+
+from __future__ import annotations
+
+import io
+import json
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from scipy.sparse import csr_matrix
+from torch_geometric.data import Data, HeteroData
+
+from checkpoints import train
+from conftest import Run, environment
+from gnnpar import durable
+from gnnpar.cli.main import run
+from gnnpar.comm import interfaces
+from gnnpar.config import jobs as records
+from gnnpar.config.jobs import Job, Manifest
+from gnnpar.config.sweep import SWEEP, Resuming, Sweep, with_its_sweep
+from gnnpar.data import array_pickle, files, hetero, saved
+from gnnpar.data.array_pickle import load_arrays
+from gnnpar.launch import processes, token
+from gnnpar.planner import calibrate, registry
+from gnnpar.report.exports import inert
+from gnnpar.report.runs import collect
+from gnnpar.scratch import folder_beside, lasting_socket_folder
+from gnnpar.targets import TRUST
+from ports import free_port
+
+TINY = ("dataset=sbm", "dataset.num_nodes=60", "strategy=single", "epochs=1", "threads_per_rank=1")
+OTHER = 4242
+"""The number of another user."""
+OLD = time.time() - 3 * 24 * 3600
+
+
+# --- wandb, and what others add to the working directory after it was looked at
+
+AFTER_THE_LOOK = """
+import os, sys
+from pathlib import Path
+from gnnpar.track import wandb as mirror
+
+def looked(folder, *, entity):
+    (folder / "wandb").mkdir()
+    (folder / "wandb" / "settings").symlink_to(folder / "precious")
+    (folder / "config-defaults.yaml").write_text("of_others: {value: 7}\\n")
+
+mirror.refuse_settings_of = looked
+from gnnpar.cli.main import run
+sys.exit(run("train", sys.argv[1:]))
+"""
+
+
+def test_wandb_reads_and_writes_nothing_that_others_make_in_the_working_directory(tmp_path: Path) -> None:
+    """Its login wrote through the link, whose lines then ran; and its keys stood in the run."""
+    (tmp_path / "precious").write_text("[default]\nanonymous = must\n")
+    mine = {"WANDB_API_KEY": "a" * 40, "WANDB_BASE_URL": f"http://127.0.0.1:{free_port()}"}
+    kept = ("tracker=wandb", "tracker.connect_seconds=1", "tracker.upload_seconds=5", "hydra.run.dir=run")
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", AFTER_THE_LOOK, *TINY, *kept],
+        cwd=tmp_path,
+        env=environment() | mine | {"WANDB_CONFIG_DIR": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "this run is kept offline" in done.stderr
+    assert (tmp_path / "precious").read_text() == "[default]\nanonymous = must\n"
+    (of_run,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
+    assert b"threads_per_rank" in of_run.read_bytes(), "the run's own settings"
+    assert b"of_others" not in of_run.read_bytes()
+
+
+def _in_socket_folder(place: str) -> None:
+    os.environ["XDG_RUNTIME_DIR"] = place
+    assert lasting_socket_folder()
+
+
+def test_the_folder_of_a_socket_goes_with_the_rank_that_made_it() -> None:
+    """Every run with tracker=wandb and ranks that are processes left one in the cache."""
+    place = tempfile.mkdtemp(dir="/tmp")
+    try:
+        (left := Path(place, "gnnpar-scratch-left")).mkdir(mode=0o700)
+        (left / ".gnnpar.lock").write_text(json.dumps({"pid": 1 << 22, "host": socket.gethostname(), "born": 1}))
+        process = multiprocessing.get_context("fork").Process(target=_in_socket_folder, args=(place,))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+        assert os.listdir(place) == [], "nor what a process that was killed has left"
+    finally:
+        shutil.rmtree(place)
+
+
+# --- jobs of sweeps
+
+
+IN_A_JOB = "from gnnpar.config.sweep import with_its_sweep\nwith with_its_sweep(): print('began')"
+
+
+def test_a_job_whose_sweep_has_ended_does_not_begin() -> None:
+    """Workers that still imported torch when the sweep was killed trained on without it."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for sweep, expected in ((ended.pid, (1, "")), (os.getppid(), (0, "began\n")), (os.getpid(), (0, "began\n"))):
+        job = [sys.executable, "-c", IN_A_JOB]
+        env = environment() | {SWEEP: str(sweep)}
+        done = subprocess.run(job, env=env, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == expected, done.stderr
+
+
+def test_only_processes_of_the_sweeps_own_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWEEP, "")
+    with with_its_sweep():
+        pass
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_jobs_that_had_not_begun_run_where_the_launcher_lost_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    """One worker that was killed took all with it."""
+    monkeypatch.setattr("gnnpar.config.sweep._SETTLE_SECONDS", 0.0)
+    jobs = [Job(str(number), str(number), ()) for number in range(4)]
+    launched: list[int] = []
+
+    def launch(overrides: list[list[str]], *, initial_job_idx: int) -> None:
+        launched.append(len(overrides))
+        first = overrides[0][0]
+        (tmp_path / first).mkdir()
+        record = {"pid": 1 << 22, "born": 1.0, "host": socket.gethostname(), "error": None}
+        (tmp_path / first / records.RECORD).write_text(json.dumps(record | {"started": time.time(), "overrides": []}))
+        raise RuntimeError("a process was killed")
+
+    launcher = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher" if own else "submitit.Slurm"
+    settings = SimpleNamespace(launcher={"_target_": launcher, "n_jobs": 2}, sweeper=SimpleNamespace(_target_="x"))
+    resuming = Resuming(
+        SimpleNamespace(launch=launch),
+        Sweep([]),
+        hydra_context=SimpleNamespace(config_loader=None),
+        config=SimpleNamespace(hydra=settings),
+    )
+    given: Any = [(job, [job.folder]) for job in jobs]
+    resuming.start(Manifest(tmp_path, [], {job.key: job for job in jobs}), given)
+    assert launched == ([4, 3, 2, 1] if own else [4]), "a cluster's user may have cancelled them"
+
+
+def test_a_process_of_another_namespace_is_not_looked_for_here(tmp_path: Path) -> None:
+    """Containers that keep the host's name: `status` called a job that ran `killed`."""
+    records.begin_job(tmp_path, ())
+    record = records.read_record(tmp_path)
+    assert record is not None and records.is_alive(record, tmp_path)
+    elsewhere = record | {"space": "pid:[1]", "pid": 1 << 22}
+    assert records.is_alive(elsewhere, tmp_path), "it has written of late"
+    assert not records.is_alive(record | {"pid": 1 << 22}, tmp_path)
+
+
+COMPOSES = """
+import sys
+from pathlib import Path
+import gnnpar.config.own_yaml
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from gnnpar.config.own_yaml import OwnYaml
+for source in (FileConfigSource("gnnpar", f"file://{sys.argv[1]}"), OwnYaml("gnnpar", f"own://{sys.argv[1]}")):
+    try:
+        print(source.load_config("model/foo").config)
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_a_process_that_composes_a_job_reads_no_yaml_of_another_user(tmp_path: Path) -> None:
+    """Launchers hand the search path to processes of theirs, whose Hydra is another one."""
+    (conf := tmp_path / "all" / "conf").mkdir(parents=True)
+    conf.parent.chmod(0o1777)
+    (conf / "model").mkdir()
+    (conf / "model" / "foo.yaml").write_text("planted: 1\n")
+    command = [sys.executable, "-P", "-c", COMPOSES, str(conf)]
+    mine = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
+    assert mine.stdout == "{'planted': 1}\n" * 2
+    os.chown(conf, OTHER, OTHER)
+    theirs = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
+    assert theirs.stdout.count(f"{conf}: {durable.OF_ANOTHER}") == 2 and "planted" not in theirs.stdout
+
+
+def test_strategies_of_another_user_are_not_run_with_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`plan --trust` made what the YAML named that he had put into a folder of all."""
+    (folder := tmp_path / "all").mkdir()
+    folder.chmod(0o777)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv(TRUST, "1")
+    (folder / "strategy").mkdir()
+    marker = tmp_path / "ran"
+    (folder / "strategy" / "evil.yaml").write_text(f"_target_: os.mkdir\npath: {marker}\n")
+    (folder / "strategy" / "heir.yaml").write_text("defaults: [evil]\n")
+    os.chown(folder / "strategy", OTHER, OTHER)
+    broken = registry.registry().broken
+    assert durable.OF_ANOTHER in broken["evil"] and durable.OF_ANOTHER in broken["heir"]
+    assert not marker.exists()
+
+
+# --- what ends, and what it leaves
+
+
+def test_the_secret_of_a_meeting_goes_with_the_signal_that_ends_it(tmp_path: Path) -> None:
+    """A scheduler that ended rank 0 while it waited left it in the run's folder."""
+    alone = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [sys.executable, "-m", "gnnpar", "train", *TINY[:2], "strategy=graph_parallel", "hydra.run.dir=run"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment() | alone, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 90
+        while not (left := list(tmp_path.glob(f"run/{token.NAME}-*"))) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert len(left) == 1 and process.poll() is None
+        left[0].with_name(f"{left[0].name}.0123").write_text("an answer to a rank that has asked")
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+    finally:
+        process.kill()
+    assert process.returncode == -signal.SIGTERM
+    assert not list(tmp_path.glob(f"run/{token.NAME}-*"))
+
+
+def test_a_command_that_is_told_to_end_leaves_nothing(tmp_path: Path) -> None:
+    """SIGTERM of `gnnpar partition` left what was written so far beside its folder."""
+    command = [sys.executable, "-m", "gnnpar", "partition", "dataset=sbm", "dataset.num_nodes=400000", "world_size=4"]
+    process = subprocess.Popen(
+        [*command, "dataset.num_features=16", "partition=random", f"out={tmp_path}/shards"],
+        cwd=tmp_path,
+        env=environment() | {"GNNPAR_CACHE": str(tmp_path / "cache")},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.glob(".shards.*")) and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 1, err
+    assert "Traceback" not in err
+    assert not list(tmp_path.glob(".shards.*")) and not (tmp_path / "shards").exists()
+
+
+def test_what_killed_processes_have_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path))
+    names = (".key.abcd.partial", ".shards.0123456789abcdef.partial")
+    for number, name_of in enumerate(names):
+        (tmp_path / name_of / "made").mkdir(parents=True)
+        (tmp_path / f".fresh{name_of}").mkdir()
+        os.utime(tmp_path / name_of, (OLD, OLD))
+        assert number < 2
+    files.cached_folder("key", lambda made: (made / "file").touch())
+    assert not (tmp_path / names[0]).exists()
+    with folder_beside(tmp_path / "shards"):
+        assert not (tmp_path / names[1]).exists()
+    assert {f".fresh{name_of}" for name_of in names} <= set(os.listdir(tmp_path)), "another name, or at work"
+    (recent := tmp_path / ".key2.abcd.partial").mkdir()
+    files.cached_folder("key2", lambda made: (made / "file").touch())
+    assert recent.exists(), "another host may be making it"
+
+
+MEASURES = """
+import sys
+from gnnpar.planner.calibrate import _rank
+_rank(0, 1, 1, sys.argv[1], b"", None, int(sys.argv[2]))
+"""
+
+
+def test_ranks_that_measure_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    """`gnnpar plan` that was killed left them to compute on all cores."""
+    command = [sys.executable, "-c", MEASURES, str(tmp_path), "1"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (1, "") and not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_ranks_that_measure_listen_on_the_loopback(monkeypatch: pytest.MonkeyPatch, joined: bool) -> None:
+    """A meeting had chosen the interface of a network, where gloo, which knows no password, then listened."""
+    monkeypatch.setenv(interfaces.VARIABLE, "eth0")
+    monkeypatch.delenv("RANK", raising=False)
+    if joined:
+        monkeypatch.setenv("RANK", "0")
+    for unchanged in ("WORLD_SIZE", "RANK"):
+        monkeypatch.setenv(unchanged, os.environ[unchanged]) if unchanged in os.environ else None
+
+    def connect(*_: object, **__: object) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr("gnnpar.comm.process.connect", connect)
+    monkeypatch.setattr(calibrate, "hear_of_its_end", lambda *_: None)
+    before = dict(os.environ)
+    try:
+        with pytest.raises(InterruptedError):
+            calibrate._rank(0, 1, 1, "", b"", None, 1)  # pyright: ignore[reportArgumentType]
+        assert os.environ[interfaces.VARIABLE] == (interfaces.own_loopback() if joined else "eth0")
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def test_an_interface_without_a_name_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`GLOO_SOCKET_IFNAME=$A,$B` of two variables that are not set: gloo listened at the address of the host's name."""
+    for given, names in ((",", ""), ("", ""), (",lo,", "lo"), ("lo,eth0", "lo,eth0")):
+        env = {interfaces.VARIABLE: given}
+        assert interfaces.asked_for(env) == names
+        assert env == ({interfaces.VARIABLE: names} if names else {})
+    monkeypatch.setenv(interfaces.VARIABLE, ",")
+    processes.enter_network(None, 0)
+    assert os.environ[interfaces.VARIABLE] == interfaces.own_loopback()
+
+
+# --- counts that a file gives once, and many share
+
+
+def test_a_list_of_neighbours_is_given_to_one_node(tmp_path: Path) -> None:
+    """32 kB of a Planetoid graph became 18 million edges."""
+    neighbours = list(range(300))
+    given = defaultdict(list, dict.fromkeys(range(300), neighbours))
+    with pytest.raises(pickle.UnpicklingError, match="it gives one list to many"):
+        load_arrays(io.BytesIO(pickle.dumps(given, protocol=2)))
+    own = {node: list(range(300)) for node in range(300)}
+    assert load_arrays(io.BytesIO(pickle.dumps(own, protocol=2))) == own
+
+
+def test_memory_is_asked_for_what_features_become(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a matrix of bytes, which PyG makes one of floats, a 23rd was asked for."""
+    asked: list[int] = []
+    monkeypatch.setattr(array_pickle, "require_memory", lambda nbytes, *_: asked.append(int(nbytes)))
+    load_arrays(io.BytesIO(pickle.dumps(csr_matrix((10, 20), dtype=np.int8))))
+    assert asked == [200 * 24]
+
+
+def test_edges_of_all_types_are_asked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each type was within bounds; 5 kB of a file took 5.7 GiB."""
+    data, asked = HeteroData(), list[float]()
+    data["a"].x, data["a"].y, data["a"].train_mask = torch.ones(4, 2), torch.arange(4) % 2, torch.ones(4).bool()
+    for kind in range(3):
+        data["a", str(kind), "a"].edge_index = torch.zeros(1, 1, dtype=torch.long).expand(2, 1000)
+    monkeypatch.setattr(hetero, "require_memory", lambda nbytes, *_: asked.append(nbytes))
+    hetero.flattened("given", hetero.stores_of("given", data))
+    assert asked[0] == 4 * 8 * 2 * 3000
+
+
+def test_a_typed_graph_asks_for_its_memory(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    """It ended in an error of numpy, or at the hands of the kernel."""
+    assert run("train", ["dataset=sbm_typed", "dataset.num_nodes=100000000000", "model=rgcn", "strategy=single"]) == 1
+    assert "GiB at least, this machine has" in capsys.readouterr().err
+
+
+def test_masks_of_parts_are_bounded(capsys: pytest.CaptureFixture[str]) -> None:
+    masks = ["strategy=cofree", "strategy.drop_edge=0.5", "strategy.masks=1001"]
+    assert run("train", [*TINY[:2], *masks, "world_size=2"]) == 2
+    assert "strategy.masks=1001" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("warmup", "period", "ahead"), [(1, 1, 1), (2, 20, 3), (5, 4, 2), (3, 7, 30)])
+def test_epochs_that_trace_are_counted_without_counting(warmup: int, period: int, ahead: int) -> None:
+    """A plan's trace_epochs of 10^15 were counted one by one."""
+    from gnnpar.codecs.adaptive.codec import AdaptiveRows
+
+    codec: Any = AdaptiveRows.__new__(AdaptiveRows)
+    codec._config = SimpleNamespace(warmup=warmup, period=period, trace_epochs=ahead)
+    for epoch in range(60):
+        following = next(later for later in range(epoch + 1, 200) if codec._assigns(later))
+        assert codec._next_after(epoch) == following
+
+
+# --- what files say
+
+
+@pytest.mark.parametrize("part", ["train", "val", "test"])
+def test_masks_are_tensors(part: str) -> None:
+    """val_mask as a list was left out, and with it the accuracy."""
+    nodes = {f"{each}_mask": torch.ones(4).bool() for each in ("train", "val", "test")}
+    data = Data(x=torch.ones(4, 2), y=torch.arange(4) % 2, edge_index=torch.zeros(2, 1, dtype=torch.long), **nodes)
+    saved.raw_graph("given", data)
+    data[f"{part}_mask"] = [True] * 4
+    with pytest.raises(ValueError, match=f"{part}_mask is a list; give a tensor of booleans"):
+        saved.raw_graph("given", data)
+
+
+def test_a_cell_is_cut_at_tabs_too() -> None:
+    assert inert("r\t=cmd|'/C calc'!A0") == "r\t'=cmd|'/C calc'!A0"
+    assert inert("a; =1") == "a;' =1" and inert("a\tb") == "a\tb"
+
+
+def test_a_plan_calls_a_dataset_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A block model of 300 nodes was Reddit's in the table: their class is one."""
+    monkeypatch.chdir(tmp_path)
+    few = ["dataset=sbm", "dataset.num_nodes=60", "epochs=1", "threads_per_rank=1"]
+    assert run("train", [*few, "strategy=single", "hydra.run.dir=run"]) == 0
+    plan = json.loads(Path("run", "plan.json").read_text())
+    dataset = yaml.safe_load(Path("run", "config.yaml").read_text())["dataset"]
+    capsys.readouterr()
+    for name, code in (("sbm", 0), ("sbm_reddit", 2)):
+        setup = {"names": {"dataset": name}, "dataset": dataset, "seed": 0}
+        Path("run", "plan.json").write_text(json.dumps(plan | {"setup": setup}))
+        assert run("train", ["plan=run/plan.json", "epochs=1", f"hydra.run.dir=of_{name}"]) == code
+    assert "plan=run/plan.json calls sbm dataset sbm_reddit" in capsys.readouterr().err
+
+
+def test_a_result_lies_where_it_was_written(tmp_path: Path) -> None:
+    """A link to it, in a folder of somebody else's with another curve beside it, stood for the run itself."""
+    train(tmp_path / "mine", "strategy=single", "epochs=2")
+    (tmp_path / "a_theirs").mkdir()
+    (tmp_path / "a_theirs" / "result.json").symlink_to(tmp_path / "mine" / "result.json")
+    for folders in ([tmp_path], [tmp_path / "a_theirs", tmp_path / "mine"], [tmp_path / "mine", tmp_path / "a_theirs"]):
+        assert [folder for folder, _ in collect(folders)] == [tmp_path / "mine"]
+
+
+def test_a_sweep_behind_a_link_is_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An archive's `sweep.json` led to a sweep of the user's, which then lay in the archive's folder."""
+    monkeypatch.chdir(tmp_path)
+    assert run("train", ["-m", *TINY, "hydra.sweep.dir=mine"]) == 0
+    Path("theirs").mkdir()
+    Path("theirs", "sweep.json").symlink_to(tmp_path / "mine" / "sweep.json")
+    capsys.readouterr()
+    assert run("train", ["--resume", "theirs"]) == 2
+    assert "sweep.json cannot be written: it is a symbolic link" in capsys.readouterr().err
+    assert os.listdir("theirs") == ["sweep.json"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("-m", "--info", "all"), ("--cfg", "job", "--info", "all"), ("-m", "-i"), ("--resume", "x", "-c", "job")],
+)
+def test_what_shows_the_configuration_shows_that_of_one_run(
+    options: tuple[str, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("train", [*TINY, *options]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and ("shows the configuration of one run" in err or "has no sweep.json" in err)
+
+
+def test_info_needs_no_word(run_cli: Run) -> None:
+    done = run_cli("train", *TINY, "--info")
+    assert done.returncode == 0, done.stderr
+    assert "Hydra" in done.stdout
