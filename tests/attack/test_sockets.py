@@ -41,12 +41,12 @@ SECRET = "0123456789abcdef" * 2
 
 
 def meet(
-    port: int, *, tokens: tuple[str, str] = (SECRET, SECRET), marker: str = "", patience: float = 20.0
+    port: int, *, tokens: tuple[str, ...] = (SECRET, SECRET), marker: str = "", patience: float = 20.0
 ) -> list[Any]:
-    """Two ranks: the world of each, or its line."""
+    """A rank a token: the world of each, or its line."""
 
     def one(rank: int) -> JoinedWorld | str:
-        env = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        env = {"RANK": str(rank), "WORLD_SIZE": str(len(tokens)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         if tokens[rank]:
             env[token.VARIABLE] = tokens[rank]
         try:
@@ -54,8 +54,8 @@ def meet(
         except MeetingError as error:
             return str(error)
 
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(one, range(2)))
+    with ThreadPoolExecutor(len(tokens)) as pool:
+        return list(pool.map(one, range(len(tokens))))
 
 
 class Evil:
@@ -291,7 +291,7 @@ def test_a_rank_that_finds_a_forged_record_ends_whatever_a_stranger_does_meanwhi
 
 @dataclass
 class Watched:
-    """Two ranks whose monitors watch each other."""
+    """Two of three ranks whose monitors watch each other, and wait for the third."""
 
     worlds: list[JoinedWorld]
     monitors: list[PeerMonitor]
@@ -304,13 +304,18 @@ class Watched:
 
 @pytest.fixture
 def watched() -> Iterator[Watched]:
-    worlds, told = meet(free_port()), queue.Queue[Any]()
+    worlds, told = meet(free_port(), tokens=(SECRET, SECRET, SECRET)), queue.Queue[Any]()
     assert all(isinstance(world, JoinedWorld) for world in worlds), worlds
-    with ThreadPoolExecutor(2) as pool:
-        monitors = list(pool.map(lambda w: PeerMonitor(w, lost_seconds=6, on_failure=told.put), worlds))
+    monitors = watching(worlds[:2], told)
     yield Watched(worlds, monitors, told)
     for monitor in reversed(monitors):
         monitor.close()
+    worlds[2].listener.close()
+
+
+def watching(worlds: list[JoinedWorld], told: queue.Queue[Any]) -> list[PeerMonitor]:
+    with ThreadPoolExecutor(len(worlds)) as pool:
+        return list(pool.map(lambda w: PeerMonitor(w, lost_seconds=60, on_failure=told.put), worlds))
 
 
 def challenge_of(connection: socket.socket) -> bytes:
@@ -378,6 +383,27 @@ def test_who_comes_after_many_silent_strangers_is_heard(watched: Watched) -> Non
     assert closed(strangers[0])
     for stranger in strangers:
         stranger.close()
+
+
+def test_nobody_comes_when_all_ranks_have(watched: Watched) -> None:
+    """A flood of connections, each of which rank 0 took up while it trained, doubled the time of its epochs."""
+
+    def listens() -> bool:
+        try:
+            socket.create_connection(watched.hub).close()
+        except ConnectionRefusedError:
+            return False
+        return True
+
+    assert listens()
+    (third,) = watching(watched.worlds[2:], watched.told)
+    deadline = time.monotonic() + 10
+    while listens() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not listens() and watched.told.empty()
+    third.report("rank 2: its own reason")
+    assert {watched.told.get(timeout=10).line for _ in range(2)} == {"rank 2: its own reason"}
+    third.close()
 
 
 def test_strangers_who_speak_while_they_are_hung_up_on_end_nothing(watched: Watched) -> None:
