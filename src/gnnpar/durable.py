@@ -100,6 +100,12 @@ def refuse_link_of_others(path: Path) -> None:
                 raise WriteError(errno.EPERM, "it is a symbolic link of another user", str(place))
 
 
+def refuse_link_to_others(path: Path) -> None:
+    """WriteError where a path is a link to a folder of another user, as it may be in a project that he has packed."""
+    if path.is_symlink() and path.exists() and not _is_mine_or_roots(place := path.resolve(), place.lstat()):
+        raise WriteError(errno.EPERM, f"it is a symbolic link to {place}, which belongs to another user", str(path))
+
+
 def planted(path: Path) -> Path | None:
     """The first part of a path that another user has put into a folder which everybody may write to, as /tmp, or a
     group with the sticky bit: it is neither this user's, root's nor of whom that folder is; or it is not there, and he
@@ -124,11 +130,24 @@ def refuse_planted(folder: Path) -> None:
         raise WriteError(errno.EPERM, f"{OF_ANOTHER}; name another folder", str(place))
 
 
-def make_folder_for_work(folder: Path) -> None:
-    """As `make_folder`, for one in which files of known names come about over time. WriteError as `refuse_planted`, and
-    where others can add some of those before."""
+def make_folder_of_results(folder: Path) -> None:
+    """As `make_folder`, for what a user names to be written. WriteError as `refuse_planted`: who has made it could let
+    it lead elsewhere."""
+    refuse_planted(_nearest(folder))
     make_folder(folder)
     refuse_planted(folder)
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder, or that above it, which is there."""
+    place = folder.absolute()
+    return next(each for each in (place, *place.parents) if os.path.lexists(each))
+
+
+def make_folder_for_work(folder: Path) -> None:
+    """As `make_folder_of_results`, for files of known names that come about over time. WriteError, too, where others
+    can add some of those before."""
+    make_folder_of_results(folder)
     if _is_added_to(folder):
         raise WriteError(errno.EPERM, "others may add files to it; name a folder in it", str(folder))
 
@@ -161,18 +180,37 @@ def make_own_folder(folder: Path) -> None:
     is written into it: he has made it, or may write to it. New ones, of those above it, too, are not his to write to,
     whatever the umask and lists of what lies above."""
     refuse_link_of_others(folder)
+    refuse_planted(_nearest(folder))
     for missing in reversed([place for place in (folder, *folder.parents) if not os.path.lexists(place)]):
         missing.mkdir(mode=0o700)  # a list of the folder above counts no more than this
-        with suppress(OSError, AttributeError):  # a file system, or a system, without lists
-            os.removexattr(missing, "system.posix_acl_default")
-        missing.chmod(0o755 & ~umask())
+        with suppress(OSError, AttributeError), _held(missing) as handle:  # a file system, or a system, without lists
+            os.removexattr(handle, "system.posix_acl_default")
+        open_to(missing, 0o755)
     refuse_planted(folder)
+    for link in filter(Path.is_symlink, _places_on_the_way(folder.absolute())):
+        refuse_link_to_others(link)
     for there in (folder.lstat(), folder.stat()):  # what has the name, which may be a link of one's own, and the folder
         if not _is_mine_or_roots(folder, there):
             said = "it belongs to another user, who can exchange what is written there"
             raise WriteError(errno.EPERM, said, str(folder))
     if _is_open_to_others(folder, there) and not there.st_mode & stat.S_ISVTX:
         raise WriteError(errno.EPERM, "others can exchange what is written there; chmod go-w", str(folder))
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[int]:
+    """Open, if it is a folder and no link that has taken its name."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def open_to(folder: Path, mode: int) -> None:
+    """A folder's mode, less the umask's; of a link that has taken its name nothing. OSError."""
+    with _held(folder) as handle:
+        os.fchmod(handle, mode & ~umask())
 
 
 def is_open_to_others(folder: Path) -> bool:

@@ -12,14 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from gnnpar.durable import (
-    JsonDict,
-    JsonObject,
-    make_folder,
-    open_whole,
-    read_json,
-    write_json_whole,
-)
+from gnnpar.durable import JsonDict, JsonObject, make_folder_of_results, open_whole, read_json, write_json_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -205,7 +198,7 @@ class Plan:
     def save(self, folder: Path, *, part_of: Path | None = None) -> Path:
         """plan.json, and its arrays beside it in files named by content. `part_of`: the file of a partition that this
         plan has only the hash of."""
-        make_folder(folder)
+        make_folder_of_results(folder)
         named = {} if part_of is None else {"part_of": f"{self.hashes['partition'][:16]}.npy"}
         if part_of is not None:
             with open_whole(folder / named["part_of"]) as out, part_of.open("rb") as array:

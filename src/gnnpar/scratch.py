@@ -17,7 +17,7 @@ from itertools import islice
 from multiprocessing.util import Finalize
 from pathlib import Path
 
-from gnnpar.durable import WriteError, is_mine, refuse_others, umask
+from gnnpar.durable import WriteError, is_mine, open_to, refuse_others
 from gnnpar.folder_lock import FILE, FolderInUse, working_in
 
 PREFIX = "gnnpar-scratch-"
@@ -203,7 +203,7 @@ _ABANDONED_SECONDS = 24 * 3600
 
 def take_name(folder: Path, out: Path) -> None:
     """A folder of `folder_beside` becomes `out`, for whom the umask says."""
-    folder.chmod(0o777 & ~umask())
+    open_to(folder, 0o777)
     folder.rename(out)
 
 

@@ -14,8 +14,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,9 +31,9 @@ from torch_geometric.data import Data, HeteroData
 
 from checkpoints import train
 from conftest import Run, environment
-from gnnpar import durable
+from gnnpar import durable, own_modules
 from gnnpar.cli.main import run
-from gnnpar.comm import interfaces
+from gnnpar.comm import Communicator, ThreadWorld, interfaces
 from gnnpar.config import jobs as records
 from gnnpar.config.jobs import Job, Manifest
 from gnnpar.config.sweep import SWEEP, Resuming, Sweep, with_its_sweep
@@ -43,6 +45,8 @@ from gnnpar.report.exports import inert
 from gnnpar.report.runs import collect
 from gnnpar.scratch import folder_beside, lasting_socket_folder
 from gnnpar.targets import TRUST
+from gnnpar.training import replicas
+from one_layer import NET
 from ports import free_port
 
 TINY = ("dataset=sbm", "dataset.num_nodes=60", "strategy=single", "epochs=1", "threads_per_rank=1")
@@ -433,6 +437,85 @@ def test_a_result_lies_where_it_was_written(tmp_path: Path) -> None:
         assert [folder for folder, _ in collect(folders)] == [tmp_path / "mine"]
 
 
+@pytest.mark.parametrize("name", ["outputs", "multirun"])
+def test_runs_are_not_led_to_a_folder_of_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Of a project that was unpacked, a link belongs to the user, and led to a folder of who had packed it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir(mode=0o777)
+    Path(name).symlink_to(tmp_path / "elsewhere")
+    sweep = ["-m"] * (name == "multirun")
+    assert run("train", [*sweep, *TINY]) == 0, "another disk of the user's"
+    os.chown(tmp_path / "elsewhere", OTHER, OTHER)
+    before = list((tmp_path / "elsewhere").rglob("*"))
+    capsys.readouterr()
+    assert run("train", [*sweep, *TINY]) == 2
+    said = f"it is a symbolic link to {tmp_path}/elsewhere, which belongs to another user"
+    assert f"{name} cannot be written: {said}" in capsys.readouterr().err
+    assert list((tmp_path / "elsewhere").rglob("*")) == before
+
+
+def test_no_checkpoints_are_lost_to_what_lies_in_the_folder_of_a_run(tmp_path: Path) -> None:
+    """A folder in the place of a file that was to be removed ended each of them, and the run completed without one."""
+    (tmp_path / "run" / "checkpoint" / "epoch-000001.partial" / "x").mkdir(parents=True)
+    assert train(tmp_path / "run", "strategy=single", "epochs=1").status == "completed"
+    assert os.listdir(tmp_path / "run" / "checkpoint") == ["epoch-000001"]
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "checkpoint").touch()
+    with pytest.raises(ValueError, match="checkpoint is no folder, and no checkpoint could be written: remove it"):
+        train(tmp_path / "other", "strategy=single", "epochs=1")
+
+
+@pytest.mark.parametrize("what", ["page", "figures", "plan", "shards", "program"])
+def test_results_are_written_into_no_folder_that_another_user_has_made(tmp_path: Path, what: str) -> None:
+    """He let it lead elsewhere while they were written: over the user's own, or to open what was private."""
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all").chmod(0o1777)
+    (theirs := tmp_path / "all" / "theirs").mkdir()
+    os.chown(theirs, OTHER, OTHER)
+    make = durable.make_own_folder if what == "program" else durable.make_folder_of_results
+    with pytest.raises(durable.WriteError, match=f"{durable.OF_ANOTHER}; name another folder"):
+        make(theirs / "mine")
+    assert not os.listdir(theirs), "before anything is made in it"
+    os.chown(theirs, os.geteuid(), os.getegid())
+    command = {
+        "page": ["compare", "run", "--html", f"{theirs}/mine/report.html"],
+        "figures": ["compare", "run", "--figures", f"{theirs}/mine"],
+        "plan": ["plan", "dataset=sbm", "dataset.num_nodes=60", "--out", f"{theirs}/mine"],
+        "shards": ["partition", "dataset=sbm", "dataset.num_nodes=60", f"out={theirs}/mine/shards"],
+        "program": ["export", "run", "--out", f"{theirs}/mine"],
+    }[what]
+    os.chown(theirs, OTHER, OTHER)
+    before = Path.cwd()
+    os.chdir(tmp_path)
+    try:
+        train(tmp_path / "run", "strategy=single", "epochs=1")
+        assert run(command[0], command[1:]) == 2
+    finally:
+        os.chdir(before)
+    assert not os.listdir(theirs)
+
+
+def test_programs_are_led_to_no_folder_of_another_user(tmp_path: Path) -> None:
+    """`export best` of an archive whose `best` was a link wrote the program where another user exchanged it."""
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "best").symlink_to(tmp_path / "theirs")
+    durable.make_own_folder(tmp_path / "best" / "export")
+    os.chown(tmp_path / "theirs", OTHER, OTHER)
+    with pytest.raises(durable.WriteError, match=r"best cannot be written: it is a symbolic link to .*theirs"):
+        durable.make_own_folder(tmp_path / "best" / "export")
+
+
+def test_a_folder_is_opened_by_what_it_is(tmp_path: Path) -> None:
+    """Through a link that had taken its name, a private folder became one that all may read."""
+    (tmp_path / "private").mkdir(mode=0o700)
+    (tmp_path / "made").symlink_to(tmp_path / "private")
+    with pytest.raises(OSError, match="made"):
+        durable.open_to(tmp_path / "made", 0o777)
+    assert (tmp_path / "private").stat().st_mode & 0o777 == 0o700
+
+
 def test_a_sweep_behind_a_link_is_not_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -464,3 +547,98 @@ def test_info_needs_no_word(run_cli: Run) -> None:
     done = run_cli("train", *TINY, "--info")
     assert done.returncode == 0, done.stderr
     assert "Hydra" in done.stdout
+
+
+# --- what ranks, and the epochs of a run, have alike
+
+
+def test_a_checkpoint_gives_no_rank_other_weights(tmp_path: Path) -> None:
+    """A run went on with replicas that differed, and reported the metrics of both."""
+    two = ("strategy=graph_parallel", "world_size=2")
+    train(tmp_path / "run", *two, "epochs=2", "checkpoint.every=1")
+    folder = tmp_path / "run" / "checkpoint" / "epoch-000002"
+    tree = torch.load(folder / "rank-1.pt", weights_only=True)
+    changed = next(iter(tree["model"]))
+    tree["model"][changed] += 1
+    torch.save(tree, folder / "rank-1.pt")
+    manifest = durable.read_checked_json(folder / "manifest.json")
+    facts = {"nbytes": (folder / "rank-1.pt").stat().st_size, "sha256": durable.file_hash(folder / "rank-1.pt")}
+    manifest["files"]["rank-1.pt"] = facts
+    durable.write_checked_json(folder / "manifest.json", manifest)
+    outcome = train(tmp_path / "run", *two, "epochs=4", "resume=auto")
+    assert outcome.status == "failed" and outcome.error is not None
+    assert f"epoch-000002 has other values of {changed} for rank 1 than for a rank before it" in outcome.error
+
+
+@pytest.mark.parametrize(("model", "kept"), [("gat", "features"), ("gcn", ("fold", 0))])
+def test_rows_that_a_checkpoint_keeps_are_as_many_as_are_due(tmp_path: Path, model: str, kept: object) -> None:
+    """Kernels read as many as the shard has."""
+    cached = ("strategy=graph_parallel", "world_size=2", "first_layer=cached", f"model={model}")
+    train(tmp_path / "run", *cached, "epochs=2", "checkpoint.every=1")
+    folder = tmp_path / "run" / "checkpoint" / "epoch-000002"
+    tree = torch.load(folder / "rank-0.pt", weights_only=True)
+    tree["engine"]["cache"][kept] = tree["engine"]["cache"][kept][:2].clone()
+    torch.save(tree, file := folder / "rank-0.pt")
+    manifest = durable.read_checked_json(folder / "manifest.json")
+    manifest["files"][file.name] = {"nbytes": file.stat().st_size, "sha256": durable.file_hash(file)}
+    durable.write_checked_json(folder / "manifest.json", manifest)
+    outcome = train(tmp_path / "run", *cached, "epochs=4", "resume=auto")
+    assert outcome.status == "failed"
+    assert "rows are due: start afresh" in str(outcome.error)
+
+
+def test_ranks_import_the_same_code_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A helper that a class imports when it is called was relu(x) on one host and relu(-x) on the other."""
+    mine = threading.local()
+    monkeypatch.setattr(own_modules, "hashes", lambda: mine.hashes)
+
+    def compared(of: Mapping[int, dict[str, str]]) -> list[str]:
+        def body(comm: Communicator) -> str:
+            mine.hashes = of[comm.rank]
+            try:
+                replicas.refuse_other_code(comm)
+            except ValueError as error:
+                return str(error)
+            return ""
+
+        return ThreadWorld(2).run(body)
+
+    assert compared({0: {"net": "a"}, 1: {"net": "a", "helper": "b"}}) == ["", ""]
+    said = "the module helper of rank 1 is another one than that of a rank before it: copy it to all hosts"
+    assert compared({0: {"net": "a", "helper": "c"}, 1: {"net": "a", "helper": "b"}}) == [said, said]
+
+
+def test_code_that_is_imported_late_is_told_and_compared(tmp_path: Path, run_cli: Run) -> None:
+    """Of ranks that are processes, the one that writes the result had not imported it; nor did a run that went on say
+    that it had been edited."""
+    late = NET.replace("return self.lin(x)", "import late_helper\n        return late_helper.act(self.lin(x))")
+    (tmp_path / "late_net.py").write_text(late)
+    (tmp_path / "late_helper.py").write_text("def act(x): return x.relu()\n")
+    own = ("model=pyg", "model.target=late_net.Net", "dataset=sbm", "dataset.num_nodes=60", "threads_per_rank=1")
+    own += ("strategy=graph_parallel", "world_size=2")
+    made = run_cli("train", *own, "epochs=2", "checkpoint.every=1", "hydra.run.dir=run")
+    assert made.returncode == 0, made.stderr
+    told = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert {"late_net", "late_helper"} <= told["code"].keys()
+    (tmp_path / "late_helper.py").write_text("def act(x): return 0 * x\n")
+    went_on = run_cli("train", *own, "epochs=4", "resume=auto", "hydra.run.dir=run")
+    assert went_on.returncode == 0, went_on.stderr
+    after = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert after["begun_otherwise"] == {"epochs": 2, "settings": ["code"]}
+    assert after["code"]["late_helper"] != told["code"]["late_helper"]
+
+
+def test_a_comparison_follows_no_link_to_another_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The page of a folder that was passed on held the user's private run, under the name of the folder."""
+    for name in ("private", "given"):
+        train(tmp_path / name, "strategy=single", "epochs=2")
+    for file in ("result.json", "metrics.jsonl"):
+        kept = (tmp_path / "given" / file).read_bytes()
+        (tmp_path / "given" / file).unlink()
+        (tmp_path / "given" / file).symlink_to(tmp_path / "private" / file)
+        capsys.readouterr()
+        assert run("compare", [str(tmp_path / "given")]) == 2
+        assert f"{file} is a symbolic link to {tmp_path}/private/{file}: put a copy" in capsys.readouterr().err
+        assert run("compare", [str(tmp_path)]) == 0, "both are asked for"
+        (tmp_path / "given" / file).unlink()
+        (tmp_path / "given" / file).write_bytes(kept)

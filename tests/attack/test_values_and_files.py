@@ -55,10 +55,11 @@ from gnnpar.config import sweep
 from gnnpar.config.compose import _refuse_shadows, compose, of_its_dataset
 from gnnpar.config.help import train_help
 from gnnpar.config.inputs import _refuse_foreign
+from gnnpar.config.jobs import begin_job
 from gnnpar.config.own_yaml import OwnYaml
 from gnnpar.config.replay import Replay
 from gnnpar.config.submitit_jobs import place_of_results
-from gnnpar.config.sweep import _written_since
+from gnnpar.config.sweep import _changed_since
 from gnnpar.data import downloads, files, stored
 from gnnpar.data.array_pickle import load_arrays
 from gnnpar.data.folder import Folder
@@ -220,10 +221,30 @@ def test_data_that_was_exchanged_for_older_is_named(tmp_path: Path, monkeypatch:
     for file in (tmp_path / "g.npz", tmp_path / "data" / "Cora" / "raw" / "ind.cora.y"):
         file.touch()
         os.utime(file, (old, old))  # as tar and mv leave it
-    assert _written_since({"dataset": {"path": f"{tmp_path}/g.npz"}}, tmp_path) == f"{tmp_path}/g.npz"
+    assert _changed_since({"dataset": {"path": f"{tmp_path}/g.npz"}}, tmp_path) == f"{tmp_path}/g.npz"
     cora = {"dataset": {"name": "cora"}, "data_dir": f"{tmp_path}/data"}
-    assert _written_since(cora, tmp_path) == f"{tmp_path}/data/Cora"
-    assert _written_since({**cora, "dataset": {"name": "pubmed"}}, tmp_path) is None
+    assert _changed_since(cora, tmp_path) == f"{tmp_path}/data/Cora"
+    assert _changed_since({**cora, "dataset": {"name": "pubmed"}}, tmp_path) is None
+
+
+def test_data_of_another_place_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep on other data of the same name, by data_dir or the working directory, gave the figures of the first."""
+    monkeypatch.setattr("gnnpar.config.sweep._changed", lambda place: 0.0)
+    for place in ("a", "b"):
+        (tmp_path / place / "Cora" / "raw").mkdir(parents=True)
+        (tmp_path / place / "Cora" / "raw" / "ind.cora.y").touch()
+        (tmp_path / place / "g.npz").touch()
+    monkeypatch.chdir(tmp_path / "a")
+    begin_job(tmp_path, ())
+    settings = {"dataset": {"name": "cora", "path": None}, "data_dir": "."}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
+    assert _changed_since(settings, tmp_path) is None
+    assert _changed_since(settings | {"data_dir": "../b"}, tmp_path) == f"{tmp_path}/b/Cora"
+    named = {"dataset": {"name": "npz", "path": "g.npz"}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(named))
+    assert _changed_since(named, tmp_path) is None
+    monkeypatch.chdir(tmp_path / "b")
+    assert _changed_since(named, tmp_path) == f"{tmp_path}/b/g.npz"
 
 
 # --- sizes

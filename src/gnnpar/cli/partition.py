@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from gnnpar.config.compose import compose
 from gnnpar.config.replay import as_value
-from gnnpar.durable import JsonDict, make_folder, refuse_link_of_others
+from gnnpar.durable import JsonDict, make_folder_of_results, refuse_link_of_others
 from gnnpar.paths import expanded
 from gnnpar.scratch import folder_beside
 from gnnpar.settings import ConfigError, Settings
@@ -75,7 +75,7 @@ def cut_into(settings: Settings, out: Path) -> None:
     from gnnpar.training.plans import log_problems, partition_cache
 
     began, parts = time.perf_counter(), settings.world_size
-    make_folder(out.parent)
+    make_folder_of_results(out.parent)
     with folder_beside(out) as scratch, progress() as on_progress:
         on_progress("read", 0.0)
         if isinstance(settings.dataset, Streamed):

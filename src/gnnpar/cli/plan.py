@@ -18,7 +18,7 @@ from gnnpar.cli.arguments import Arguments
 from gnnpar.config.compose import compose
 from gnnpar.config.inputs import sets
 from gnnpar.config.replay import as_value
-from gnnpar.durable import JsonObject, require_writable, write_text_whole
+from gnnpar.durable import JsonObject, make_folder_of_results, require_writable, write_text_whole
 from gnnpar.pricing.quality import QUALITIES, Quality
 from gnnpar.settings import ConfigError, Settings, closest
 from gnnpar.track.console import say, stdout
@@ -78,6 +78,7 @@ def run(argv: list[str]) -> int:
         plan = replace(plan, predicted={**(plan.predicted or {}), "measured_seconds": measured})
     file = plan.save(Path(options.out))
     if options.trace:
+        make_folder_of_results(Path(options.trace).parent)
         write_text_whole(Path(options.trace), json.dumps(planner.timeline(planned).chrome_trace()))
     if options.json:
         unpriced = planned.request.registry.unpriced(planned.request.allowed)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gnnpar.cli.arguments import Arguments
-from gnnpar.durable import WriteError, make_folder, refuse_link_of_others, require_writable
+from gnnpar.durable import WriteError, make_folder_of_results, refuse_link_of_others, require_writable
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track.console import complain, say
 
@@ -61,7 +61,7 @@ def run(argv: list[str]) -> int:
     out = (options.out or run_folder(options.run, found.folder) / name).absolute()
     refuse_link_of_others(out.parent)
     require_writable(out)
-    make_folder(out.parent)
+    make_folder_of_results(out.parent)
     partial = out.with_name(f".{out.name}.{secrets.token_hex(8)}.partial")
     with scratch_folder() as scratch:
         source, own = plan_source_of(settings), not any(map(_OF_A_GRAPH.match, options.overrides))

@@ -15,7 +15,7 @@ from gnnpar.config.errors import CONFIG, OF_HYDRA, hydra_line
 from gnnpar.config.groups import is_group
 from gnnpar.config.inputs import Composed, spelled, with_inputs
 from gnnpar.config.study import key_of
-from gnnpar.durable import JsonDict, JsonObject, refuse_link_of_others, refuse_links_below
+from gnnpar.durable import JsonDict, JsonObject, refuse_link_of_others, refuse_link_to_others, refuse_links_below
 from gnnpar.locks import ThreadLock
 from gnnpar.paths import GROUP, conf_dir, installed_confs
 from gnnpar.settings import ConfigError, Settings, build_settings, iter_groups, show
@@ -158,9 +158,10 @@ def refuse_led_away(folder: Path, typed: Sequence[str]) -> None:
     if names_folder(typed):
         refuse_link_of_others(folder)
     else:
-        parts = Path(os.path.relpath(folder)).parts  # none: YAML of the user's own runs in the working directory
-        refuse_link_of_others(Path(*parts[:1]))
-        refuse_links_below(Path(*parts[:1]), Path(*parts[1:]))
+        first, *below = Path(os.path.relpath(folder)).parts or (".",)  # where the user's YAML has runs lie just here
+        refuse_link_of_others(Path(first))
+        refuse_link_to_others(Path(first))
+        refuse_links_below(Path(first), Path(*below))
 
 
 def names_folder(typed: Sequence[str]) -> bool:

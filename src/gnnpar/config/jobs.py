@@ -128,7 +128,7 @@ def begin_job(run_dir: Path, overrides: Sequence[str]) -> None:
     forget(run_dir)
     process = psutil.Process()
     record = {"pid": process.pid, "born": process.create_time(), "host": socket.gethostname(), "error": None}
-    record |= {"space": own_space()}
+    record |= {"space": own_space(), "cwd": os.getcwd()}
     write_json_whole(run_dir / RECORD, record | {"started": time.time(), "overrides": list(overrides)})
 
 

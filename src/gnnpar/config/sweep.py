@@ -22,6 +22,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from gnnpar.config.compose import refuse_led_away, resolved
 from gnnpar.config.jobs import (
     Job,
@@ -36,7 +38,7 @@ from gnnpar.config.jobs import (
     snapshot,
 )
 from gnnpar.config.replay import PARAMS, Replay, asked, quoted
-from gnnpar.config.study import MOST_RUNS, key_of
+from gnnpar.config.study import MOST_RUNS, key_of, plain_yaml
 from gnnpar.config.submitit_jobs import is_submitit, place_of_results, results_apart
 from gnnpar.durable import JsonObject, WriteError, make_folder_for_work, refuse_links_below
 from gnnpar.paths import conf_dir, expanded
@@ -154,27 +156,40 @@ class Sweep:
             say("  the same command again runs what is missing" + resume_line(self, os.path.relpath(manifest.folder)))
 
 
-def _written_since(settings: JsonObject, run_dir: Path) -> str | None:
-    """A file that a job reads, and that is of after its start: by its settings, which name it, it is the same job."""
+def _changed_since(settings: JsonObject, run_dir: Path) -> str | None:
+    """What a job reads, and that is another one than it was at its start, or of after that: by its settings, which name
+    it, it is the same job."""
+    if (record := read_record(run_dir)) is None:
+        return None
+    now, before = _reads(settings, Path.cwd()), dict[str, Path]()
+    with suppress(OSError, ValueError, yaml.YAMLError):
+        if isinstance(of_then := plain_yaml(run_dir / "config.yaml"), Mapping) and "cwd" in record:
+            before = _reads(of_then, Path(str(record["cwd"])))
+    for key, place in now.items():
+        if _changed(place) > record["started"] or before.get(key, place) != place:
+            return str(place)
+    return None
+
+
+def _reads(settings: JsonObject, here: Path) -> dict[str, Path]:
+    """Key -> the file or folder that settings name with it, where that is there, as seen from a working directory."""
     from gnnpar.data.files import find_folder
 
-    record, given = read_record(run_dir), settings.get("data_dir")
-    places = [settings.get("plan"), settings.get("profile")]
-    dataset = settings.get("dataset")
-    if isinstance(dataset, Mapping) and dataset.get("path") is None and given is not None:
-        raw = find_folder(expanded(str(given)), str(dataset.get("name")))
-        places.append(raw and str(raw.absolute()))
+    found = {key: settings.get(key) for key in ("plan", "profile", "resume")}
+    dataset, given = settings.get("dataset"), settings.get("data_dir")
+    data_dir = None if given is None else here / expanded(str(given))
+    if isinstance(dataset, Mapping) and dataset.get("path") is None and data_dir is not None:
+        found["data_dir"] = find_folder(data_dir, str(dataset.get("name")))
     for group, key in (("dataset", "path"), ("shards", "folder")):
         named = settings.get(group)
-        places.append(named.get(key) if isinstance(named, Mapping) else None)
-    for path in places:
-        if record is None or not isinstance(path, str):
-            continue
-        for place in (Path(path), Path(str(given or "")) / path):
-            with suppress(ValueError):
-                if _changed(place) > record["started"]:
-                    return str(place)
-    return None
+        found[group] = named.get(key) if isinstance(named, Mapping) else None
+    places = dict[str, Path]()
+    for key, path in found.items():
+        for place in (here / str(path), (data_dir or here) / str(path)) if path not in (None, "auto") else ():
+            with suppress(ValueError, OSError):
+                if place.exists():
+                    places.setdefault(key, Path(os.path.realpath(place)))
+    return places
 
 
 def _edited_since(run_dir: Path) -> str | None:
@@ -295,7 +310,7 @@ class Resuming:
         if key in manifest.jobs:
             refuse_links_below(manifest.folder, manifest.jobs[key].folder)
             before = manifest.folder / manifest.jobs[key].folder
-            if what := _written_since(settings, before) or _edited_since(before):
+            if what := _changed_since(settings, before) or _edited_since(before):
                 self.sweep.changed[key] = what
             return replace(manifest.jobs[key], overrides=shown)  # not those of the file: they were not looked at
         taken = {job.folder for job in manifest.jobs.values()}

@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gnnpar.durable import JsonDict, JsonObject, make_folder, open_whole, write_text_whole
+from gnnpar.durable import JsonDict, JsonObject, make_folder_of_results, open_whole, write_text_whole
 from gnnpar.report import colours, curves
 from gnnpar.report.comparison import Comparison
 from gnnpar.report.emphasis import OTHER, cut, groups_in_colour, short_name, six_parts, strategies_in_colour
@@ -63,7 +63,7 @@ def write_figures(comparison: Comparison, folder: Path) -> list[Path]:
 
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--figures {folder} is a file; name a folder")
-    make_folder(folder)
+    make_folder_of_results(folder)
     chosen = strategies_in_colour(comparison.groups, comparison.baseline)
     tint = colours.of_strategies(chosen, [row["strategy"] for row in comparison.rows])
     bars, lines = (0.34, 2.2), (0.0, _CURVES)

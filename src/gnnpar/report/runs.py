@@ -21,16 +21,27 @@ FILE = "result.json"
 def collect(folders: Sequence[Path]) -> list[tuple[Path, Result]]:
     """Every result.json below the folders, each once, in the order of their paths."""
     files: dict[Path, Path] = {}
+    roots = [Path(os.path.realpath(folder)) for folder in folders]
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{folder} is no folder; give the folder of a run or of a sweep")
         for file in sorted(below(folder), key=_natural):
+            _refuse_links_away(file, roots)
+            _refuse_links_away(file.with_name("metrics.jsonl"), roots)
             real = Path(os.path.realpath(file))
             if real not in files or (files[real].is_symlink() and not file.is_symlink()):  # its curve lies beside it
                 files[real] = file
     if not files:
         raise ConfigError(f"no result.json below {', '.join(map(str, folders))}; give folders that runs have left")
     return [(file.parent, _read(file)) for file in files.values()]
+
+
+def _refuse_links_away(file: Path, roots: Sequence[Path]) -> None:
+    """ConfigError where a file of a run is a link to one that nobody has asked for: whoever packed the folder may have
+    made it, and whoever gets the page would have that run, too."""
+    real = Path(os.path.realpath(file))
+    if file.is_symlink() and not any(real.is_relative_to(root) for root in roots):
+        raise ConfigError(f"{file} is a symbolic link to {real}: put a copy in its place, or name the folder of that")
 
 
 def below(folder: Path, file: str = FILE) -> list[Path]:

@@ -1,10 +1,14 @@
-"""Every rank has to start from the same weights: no strategy compares them afterwards."""
+"""What ranks must have alike, and no strategy compares: weights, at the start and of a checkpoint, and their code."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import nn
 
+from gnnpar import own_modules
 from gnnpar.comm.communicator import Communicator
+from gnnpar.parallel.engine import Engine
 from gnnpar.training.checkpoint.state import tree_hash
 
 
@@ -13,12 +17,39 @@ def refuse_unequal_weights(model: nn.Module, comm: Communicator) -> None:
 
     So it is where a model draws from what no seed of gnnpar reaches: numpy, random, the time, another generator.
     """
-    mine = {name: tree_hash(tensor) for name, tensor in model.state_dict().items()}
-    everyone = comm.gather(mine) or [mine]
-    unlike = [(rank, name) for rank, theirs in enumerate(everyone) for name in mine if theirs.get(name) != mine[name]]
-    unlike = comm.broadcast(unlike[:1])  # those of rank 0, who alone has gathered them
-    for rank, name in unlike:
+    for rank, name in _unlike({name: tree_hash(tensor) for name, tensor in model.state_dict().items()}, comm):
         raise ValueError(
             f"{name} of the model has other initial values on rank {rank} than on rank 0; draw them from torch's "
             "generator (torch.nn.init), which gnnpar seeds, not from numpy, random or a generator without a seed"
         )
+
+
+def refuse_unequal_replicas(engine: Engine, comm: Communicator, where: str) -> None:
+    """ValueError on every rank where a checkpoint has given one another value of a parameter than a rank before it.
+    Collective."""
+    for rank, name in _unlike({name: tree_hash(weight) for name, weight in engine.named_parameters()}, comm):
+        raise ValueError(
+            f"{where} has other values of {name} for rank {rank} than for a rank before it: it is damaged, or forged"
+        )
+
+
+def refuse_other_code(comm: Communicator) -> None:
+    """ValueError on every rank where one has imported another module of the user's than a rank before it under the same
+    name: also what a class imports when it is called. Collective."""
+    for rank, name in _unlike(own_modules.hashes(), comm):
+        raise ValueError(
+            f"the module {name} of rank {rank} is another one than that of a rank before it: copy it to all hosts"
+        )
+
+
+def _unlike(mine: Mapping[str, str], comm: Communicator) -> list[tuple[int, str]]:
+    """The first rank that has another hash under a name than a rank before it, with the name. Collective."""
+    first: dict[str, str] = {}
+    everyone = comm.gather(dict(mine)) or [mine]
+    unlike = [
+        (rank, name)
+        for rank, theirs in enumerate(everyone)
+        for name, value in theirs.items()
+        if first.setdefault(name, value) != value
+    ]
+    return comm.broadcast(unlike[:1])  # those of rank 0, who alone has gathered them

@@ -15,7 +15,7 @@ from gnnpar.durable import (
     Json,
     JsonDict,
     JsonObject,
-    make_folder,
+    make_folder_of_results,
     refuse_link_of_others,
     require_writable,
     write_text_whole,
@@ -43,7 +43,7 @@ def write_page(comparison: Comparison, file: Path) -> Path:
         raise ConfigError(f"--html {file} is a folder; name a file, such as {file / 'report.html'}")
     refuse_link_of_others(file.parent)
     require_writable(file)
-    make_folder(file.parent)
+    make_folder_of_results(file.parent)
     write_text_whole(file, render(comparison))
     return file
 

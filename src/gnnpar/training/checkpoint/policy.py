@@ -13,6 +13,8 @@ from gnnpar.comm import Communicator
 from gnnpar.durable import JsonDict, JsonObject
 from gnnpar.placement import Plan
 from gnnpar.settings import Settings
+from gnnpar.source_code import own_code
+from gnnpar.targets import classes_in
 from gnnpar.track.jsonl import RowDigest
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint.files import Say
@@ -69,7 +71,8 @@ class CheckpointPolicy:
             made: JsonDict = {"val": val, "rows": rows.count, "rows_sha256": rows.sha256}
             if plan is not None:
                 made["plan"] = plan.as_data({name: checkpoint.name_of(0) for name in plan.arrays})
-            return made | {"progress": dict(progress), "run": run.identity}
+            code = own_code(classes_in(run.settings.resolved))
+            return made | {"progress": dict(progress), "run": run.identity, "code": code}
 
         keep, self._saved_at = self._when.keep, time.monotonic()
         return checkpoint.save(self._run_dir, done, run.comm, tree, manifest, keep=keep, say=self._say)

@@ -8,6 +8,7 @@ is refused.
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gnnpar import source_code
 from gnnpar.comm import Communicator
 from gnnpar.data.tasks import Task
 from gnnpar.durable import JsonDict, JsonObject, read_json, remove
@@ -111,14 +113,15 @@ def refuse_links_of(found: Checkpoint, run_dir: Path) -> None:
 
 def begun_otherwise(found: Checkpoint, resolved: JsonObject) -> tuple[str, ...]:
     """Settings that decide on numbers or times which the epochs behind a checkpoint, or some of them, had otherwise
-    than `resolved` says."""
+    than `resolved` says; 'code', where modules of the user's have changed since."""
     theirs = found.manifest["run"]["settings"]
     deciding = [*OF_NUMBERS, *OF_TIME]
     if _value(resolved, "optim", "schedule") == "cosine":  # to 0 at the last epoch
         deciding.append("epochs")
     common = [name for name in deciding if name in theirs and name in resolved]
     changed = {name for name in common if _without_profiles(theirs[name]) != _without_profiles(resolved[name])}
-    return tuple(sorted(changed.union(found.manifest["progress"].get("begun_otherwise", ()))))
+    edited = {"code"} if source_code.changed(found.manifest.get("code", {})) else set[str]()
+    return tuple(sorted(changed.union(edited, found.manifest["progress"].get("begun_otherwise", ()))))
 
 
 def _value(tree: JsonObject, group: str, key: str) -> object:
@@ -140,6 +143,9 @@ def check_rows(found: Checkpoint) -> None:
 def clean(settings: Settings, run_dir: Path, say: Say) -> None:
     """Before the first start: checkpoints and a profile of an earlier run in the same folder are not this run's, unless
     it is told to go on from them."""
+    folder = run_dir / checkpoint.FOLDER
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise ValueError(f"{folder} is no folder, and no checkpoint could be written: remove it")
     if _goes_on_in(settings, run_dir):
         return
     _put_aside(run_dir, say, "is of an earlier run", "; resume=auto would have gone on from it")

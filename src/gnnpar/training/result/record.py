@@ -18,7 +18,7 @@ import torch
 from gnnpar.comm.world import Outcome, World, reason_of
 from gnnpar.durable import JsonDict, JsonObject, release_room, reserve_room
 from gnnpar.settings import Cluster, Settings, show
-from gnnpar.source_code import hashes_of
+from gnnpar.source_code import hashes_of, own_code
 from gnnpar.targets import classes_in
 from gnnpar.track.console import say
 from gnnpar.track.tracker import Tee, Tracker
@@ -144,6 +144,8 @@ class RunRecord:
 
     def _write(self, status: Status, reason: str | None) -> JsonDict:
         release_room(self.run_dir)
+        imported = own_code(classes_in(self.settings.resolved))  # since, too: by classes that were called
+        self.header["code"] = imported | self.header["code"]
         return write_result(self.run_dir, self.header, status, reason)
 
 
