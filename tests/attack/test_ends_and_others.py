@@ -36,7 +36,7 @@ from gnnpar.cli.main import run
 from gnnpar.comm import Communicator, ThreadWorld, interfaces
 from gnnpar.config import jobs as records
 from gnnpar.config.jobs import Job, Manifest
-from gnnpar.config.sweep import SWEEP, Resuming, Sweep, with_its_sweep
+from gnnpar.config.sweep import SWEEP, Resuming, Sweep
 from gnnpar.data import array_pickle, files, hetero, saved
 from gnnpar.data.array_pickle import load_arrays
 from gnnpar.launch import processes, token
@@ -130,12 +130,6 @@ def test_a_job_whose_sweep_has_ended_does_not_begin() -> None:
         env = environment() | {SWEEP: str(sweep)}
         done = subprocess.run(job, env=env, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == expected, done.stderr
-
-
-def test_only_processes_of_the_sweeps_own_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SWEEP, "")
-    with with_its_sweep():
-        pass
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -271,16 +265,16 @@ def test_a_command_that_is_told_to_end_leaves_nothing(tmp_path: Path) -> None:
 def test_what_killed_processes_have_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path))
     names = (".key.abcd.partial", ".shards.0123456789abcdef.partial")
-    for number, name_of in enumerate(names):
+    for name_of in names:
         (tmp_path / name_of / "made").mkdir(parents=True)
-        (tmp_path / f".fresh{name_of}").mkdir()
-        os.utime(tmp_path / name_of, (OLD, OLD))
-        assert number < 2
+        (tmp_path / f".of_another{name_of}").mkdir()
+        for folder in (name_of, f".of_another{name_of}"):
+            os.utime(tmp_path / folder, (OLD, OLD))
     files.cached_folder("key", lambda made: (made / "file").touch())
     assert not (tmp_path / names[0]).exists()
     with folder_beside(tmp_path / "shards"):
         assert not (tmp_path / names[1]).exists()
-    assert {f".fresh{name_of}" for name_of in names} <= set(os.listdir(tmp_path)), "another name, or at work"
+    assert {f".of_another{name_of}" for name_of in names} <= set(os.listdir(tmp_path))
     (recent := tmp_path / ".key2.abcd.partial").mkdir()
     files.cached_folder("key2", lambda made: (made / "file").touch())
     assert recent.exists(), "another host may be making it"
@@ -307,8 +301,6 @@ def test_ranks_that_measure_listen_on_the_loopback(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("RANK", raising=False)
     if joined:
         monkeypatch.setenv("RANK", "0")
-    for unchanged in ("WORLD_SIZE", "RANK"):
-        monkeypatch.setenv(unchanged, os.environ[unchanged]) if unchanged in os.environ else None
 
     def connect(*_: object, **__: object) -> None:
         raise InterruptedError

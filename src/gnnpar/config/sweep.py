@@ -514,7 +514,8 @@ def with_its_sweep() -> Iterator[None]:
     """A job in a process that the sweep's has started: it ends in order where that ends, and its process with it."""
     parent, sweep = os.getppid(), os.environ.get(SWEEP, "")
     if sweep != str(parent):
-        if sweep.isdecimal() and _has_ended(int(sweep)):  # it ended while this one began
+        if sweep.isdecimal() and _has_ended(int(sweep)):
+            complain("the sweep of this job ended while it began")
             os._exit(1)
         yield
         return
