@@ -224,8 +224,8 @@ def distribute(
             settings = _settings(model, data, {"checkpoint": {"keep": 0}, **alone, **chosen, **overrides})
         except ValueError as error:
             raise refusal(error) from error
-        used = os.environ.get("RANK", "0") == "0"  # of the other ranks none is
-        return open_session(settings, plan_source_of(settings), _run_folder(folder if used else folder or "outputs"))
+        unused = None if os.environ.get("RANK", "0") == "0" else "outputs"  # the folder of rank 0 is that of the run
+        return open_session(settings, plan_source_of(settings), _run_folder(folder or unused))
 
 
 @dataclass(frozen=True)

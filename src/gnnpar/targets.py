@@ -123,7 +123,7 @@ def _short(text: str) -> str:
 
 
 def _may_set(value: object, had: object) -> bool:
-    """Whether a value is what the user `had`, or numbers and words, which name no file elsewhere; a class in it is
+    """Whether a value is what the user `had`, or numbers and words that name no file; a class in it is
     looked at by itself, what it is made with here, too."""
     if isinstance(value, Mapping):
         own = had if isinstance(had, Mapping) else {}
@@ -134,7 +134,12 @@ def _may_set(value: object, had: object) -> bool:
     if isinstance(value, (list, tuple)):
         own = had if isinstance(had, (list, tuple)) and len(had) == len(value) else [None] * len(value)
         return all(map(_may_set, value, own))
-    return not isinstance(value, str) or value == had or PLAIN.fullmatch(value) is not None
+    return not isinstance(value, str) or value == had or is_word(value)
+
+
+def is_word(value: str) -> bool:
+    """Numbers and letters, which name nothing that lies in the working directory, as a folder that was unpacked."""
+    return PLAIN.fullmatch(value) is not None and not os.path.lexists(value)
 
 
 PLAIN = re.compile(r"[\w-]*|[+-]?\d+\.\d*(e[+-]?\d+)?", re.ASCII)

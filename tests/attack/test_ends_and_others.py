@@ -36,15 +36,17 @@ from gnnpar.cli.main import run
 from gnnpar.comm import Communicator, ThreadWorld, interfaces
 from gnnpar.config import jobs as records
 from gnnpar.config.jobs import Job, Manifest
+from gnnpar.config.replay import resumed
 from gnnpar.config.sweep import SWEEP, Resuming, Sweep
 from gnnpar.data import array_pickle, files, hetero, saved
 from gnnpar.data.array_pickle import load_arrays
-from gnnpar.launch import processes, token
+from gnnpar.launch import processes, rendezvous, token
 from gnnpar.planner import calibrate, registry
 from gnnpar.report.exports import inert
 from gnnpar.report.runs import collect
 from gnnpar.scratch import folder_beside, lasting_socket_folder
-from gnnpar.targets import TRUST
+from gnnpar.settings import ConfigError
+from gnnpar.targets import TRUST, refuse_foreign
 from gnnpar.training import replicas
 from one_layer import NET
 from ports import free_port
@@ -418,6 +420,52 @@ def test_a_plan_calls_a_dataset_by_its_name(
         Path("run", "plan.json").write_text(json.dumps(plan | {"setup": setup}))
         assert run("train", ["plan=run/plan.json", "epochs=1", f"hydra.run.dir=of_{name}"]) == code
     assert "plan=run/plan.json calls sbm dataset sbm_reddit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("group", "set_by_the_file"), [("model", {"model": {"pretrained": "sw"}}), ("dataset", {"data_dir": "sw"})]
+)
+def test_a_word_of_a_file_names_nothing_that_lies_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, set_by_the_file: dict[str, Any]
+) -> None:
+    """A class of the user's read weights, or raw files, in the folder of the sweep that was passed on, by its name."""
+    monkeypatch.chdir(tmp_path)
+    named = {group: {"_target_": "mine.Own", "act": "relu"}, "data_dir": "data"}
+    tree = {**named, **set_by_the_file, group: named[group] | set_by_the_file.get(group, {})}
+    refuse_foreign(tree, "sweep.json", remedy="type it", named=named)
+    Path("data").mkdir()
+    refuse_foreign(named, "sweep.json", remedy="type it", named=named)
+    Path("sw").mkdir()
+    with pytest.raises(ValueError, match=r"sweep.json sets \w+=sw of mine.Own: type it"):
+        refuse_foreign(tree, "sweep.json", remedy="type it", named=named)
+
+
+def test_what_is_typed_beside_a_sweep_comes_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters of a sweeper in `sweep.json` took another dataset than those that were typed, and a private one."""
+    monkeypatch.chdir(tmp_path)
+
+    def argv_of(*stored: str) -> list[str]:
+        manifest = Manifest(Path("sw"), ["hydra/sweeper=search", *stored], {"k": Job("k", "0", ("dataset=sbm",))})
+        Path("sw").mkdir(exist_ok=True)
+        manifest.save()
+        return resumed(["--resume", "sw", "dataset=sbm,rmat"])[0]
+
+    assert "seed=1" in argv_of("seed=1", "dataset.num_nodes=60")
+    assert not [each for each in argv_of("+hydra.sweeper.params.dataset=folder") if "folder" in each]
+    for path in ("++dataset.path=private", "data_dir=sw", "+hydra.sweeper.params.data_dir=sw", "dataset.name=a/b"):
+        with pytest.raises(ConfigError, match="beside the dataset that was typed: type it again"):
+            argv_of(path)
+
+
+def test_ranks_of_two_hosts_do_not_meet_at_a_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who read and wrote the stores of two hosts led a rank of one run to the ranks of the other."""
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    here = rendezvous._begun_as(env, agent=False)
+    assert here == rendezvous._begun_as(env, agent=False) and here.keys() == {*env, "host"}
+    monkeypatch.setattr(socket, "gethostname", lambda: "another")
+    assert rendezvous._begun_as(env, agent=False) != here
+    assert "host" not in rendezvous._begun_as(env | {"MASTER_ADDR": "10.0.0.1"}, agent=False)
+    assert "host" not in rendezvous._begun_as(env, agent=True)
 
 
 def test_a_result_lies_where_it_was_written(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from gnnpar.config.study import MOST_RUNS, key_of
 from gnnpar.durable import JsonDict, refuse_link
 from gnnpar.paths import conf_dir, installed_confs, is_brought_group
 from gnnpar.settings import WRITTEN_FOLDERS, ConfigError, show
-from gnnpar.targets import PLAIN, TRUST, let_in, refuse_foreign
+from gnnpar.targets import TRUST, is_word, let_in, refuse_foreign
 
 FLAGS = ("-m", "--multirun")
 _LAUNCHER = "n_jobs pre_dispatch batch_size timeout_min nodes tasks_per_node cpus_per_task gpus_per_node mem_gb"
@@ -106,12 +106,13 @@ class Replay:
             )
 
     def refuse_paths_of_dataset(self, overrides: Sequence[str]) -> None:
-        """Refuse what the file says of a dataset that was typed, and of the folder of its files, but for numbers and
-        words: it may be a path."""
+        """Refuse what the file says of where a dataset that was typed lies, and else of it, but for numbers and words:
+        it may be a path."""
         for override in overrides:
             key = key_of(override).removeprefix(PARAMS)
             values = override.partition("=")[2].split(",")
-            if key.startswith(("dataset.", "data_dir")) and not all(map(PLAIN.fullmatch, values)):
+            of_path = key in ("data_dir", "dataset.path")
+            if of_path or (key.startswith("dataset.") and not all(map(is_word, values))):
                 raise ConfigError(f"{self.file} has {show(override)} beside the dataset that was typed: {self.remedy}")
 
     @property
@@ -139,8 +140,8 @@ def resumed(argv: Sequence[str]) -> tuple[list[str], Replay | None]:
         raise ConfigError(f"{folder} has no sweep.json with jobs; give the folder of a sweep (gnnpar train -m ...)")
     beside, again = _again([*argv[:at], *argv[at + 2 :]], manifest)
     typed = [a for a in beside if a not in FLAGS]
-    own = {key_of(override) for override in typed}
-    stored = [override for override in manifest.argv if key_of(override) not in own]
+    own = {key_of(override).removeprefix(PARAMS) for override in typed}
+    stored = [override for override in manifest.argv if key_of(override).removeprefix(PARAMS) not in own]
     replay = Replay(folder / MANIFEST, tuple(typed), again)
     replay.check_overrides(stored)
     if "dataset" in own:

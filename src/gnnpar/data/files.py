@@ -7,6 +7,7 @@ runs at once, or a run killed half way, never see half a cache.
 
 import contextlib
 import fcntl
+import glob
 import gzip
 import hashlib
 import io
@@ -208,7 +209,7 @@ def cached_folder(key: str, build: Callable[[Path], None]) -> Path:
                 fcntl.flock(lock, fcntl.LOCK_EX)
         if final.is_dir():
             return final
-        remove_abandoned(final.parent, f".{final.name}.*.partial")
+        remove_abandoned(final.parent, f".{glob.escape(final.name)}.*.partial")
         with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{final.name}.", suffix=".partial") as scratch:
             made = Path(scratch) / "made"
             made.mkdir()

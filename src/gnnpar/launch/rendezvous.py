@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import ipaddress
 import json
+import os
 import re
 import secrets
 import socket
@@ -189,9 +190,21 @@ def _meet(
 def _begun_as(env: Mapping[str, str], *, agent: bool) -> dict[str, str]:
     """What tells this start from another one of the same run, and each rank knows beforehand: who writes into the
     stores of two that wait could lead a rank of one to the ranks of the other, whose files of the secret it can read.
-    Hosts may give torchrun's agent other names of one address."""
+    Hosts may give torchrun's agent other names of one address; every host has a loopback."""
     names = ("MASTER_PORT", "TORCHELASTIC_RUN_ID") if agent else ("MASTER_PORT", "MASTER_ADDR")
-    return {name: env[name] for name in names if name in env}
+    begun = {name: env[name] for name in names if name in env}
+    if not agent and env.get("MASTER_ADDR", "").startswith(("localhost", "127.", "::1")):
+        begun["host"] = _this_host()
+    return begun
+
+
+def _this_host() -> str:
+    """Its name, its start, and the namespace of its network."""
+    known = [socket.gethostname()]
+    with suppress(OSError):
+        known.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
+        known.append(os.readlink("/proc/self/ns/net"))
+    return " ".join(known)
 
 
 def _own_end(env: MutableMapping[str, str], master: str, port: int, *, several: bool) -> tuple[str, str, str]:
