@@ -197,18 +197,23 @@ def load(*, entity: str | None) -> ModuleType:
 def _nothing_read_here() -> Iterator[None]:
     """Inside, wandb reads no settings of the working directory, and writes none there, as its login does; nor does it
     read keys of a run: others may have made those files since `refuse_settings_of` looked."""
-    import wandb
-    from wandb.sdk import wandb_config
+    from wandb import Settings
+    from wandb.sdk.wandb_config import Config
 
-    settings: Any = wandb.Settings
-    config: Any = wandb_config.Config
-    before = settings.settings_workspace, config._load_defaults
-    settings.settings_workspace = property(lambda _: os.path.join(os.devnull, "settings"))
-    config._load_defaults = lambda _: None
+    nowhere = property(lambda _: os.path.join(os.devnull, "settings"))
+    with _exchanged(Settings, "settings_workspace", nowhere), _exchanged(Config, "_load_defaults", lambda _: None):
+        yield
+
+
+@contextmanager
+def _exchanged(owner: type, name: str, value: object) -> Iterator[None]:
+    """Inside, a class has another member."""
+    before: object = vars(owner)[name]
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        settings.settings_workspace, config._load_defaults = before
+        setattr(owner, name, before)
 
 
 def _serve(wandb: ModuleType) -> None:
