@@ -120,7 +120,7 @@ def test_nothing_begins_where_others_can_add_files(of_all: Path, capsys: pytest.
         assert run(command, ["dataset=sbm"] if command != "doctor" else []) == 2
         assert said in capsys.readouterr().err
     with pytest.raises(durable.WriteError, match="it is the working directory"):
-        gnnpar.train(epochs=1)
+        gnnpar.train("gcn", Data(), epochs=1)
     with pytest.raises(durable.WriteError, match="it is the working directory"):
         gnnpar.distribute(torch.nn.Module, Data(), strategy="single")
     assert not os.listdir(of_all)
