@@ -33,6 +33,7 @@ from checkpoints import train
 from conftest import Run, environment
 from gnnpar import durable, own_modules
 from gnnpar.cli.main import run
+from gnnpar.codecs.adaptive.codec import Adaptive, AdaptiveRows
 from gnnpar.comm import Communicator, ThreadWorld, interfaces
 from gnnpar.config import jobs as records
 from gnnpar.config.jobs import Job, Manifest
@@ -71,6 +72,7 @@ def looked(folder, *, entity):
 
 mirror.refuse_settings_of = looked
 from gnnpar.cli.main import run
+from gnnpar.codecs.adaptive.codec import Adaptive, AdaptiveRows
 sys.exit(run("train", sys.argv[1:]))
 """
 
@@ -159,8 +161,7 @@ def test_jobs_that_had_not_begun_run_where_the_launcher_lost_one(
         hydra_context=SimpleNamespace(config_loader=None),
         config=SimpleNamespace(hydra=settings),
     )
-    given: Any = [(job, [job.folder]) for job in jobs]
-    resuming.start(Manifest(tmp_path, [], {job.key: job for job in jobs}), given)
+    resuming.start(Manifest(tmp_path, [], {job.key: job for job in jobs}), [(job, [job.folder]) for job in jobs])
     assert launched == ([4, 3, 2, 1] if own else [4]), "a cluster's user may have cancelled them"
 
 
@@ -377,10 +378,8 @@ def test_masks_of_parts_are_bounded(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(("warmup", "period", "ahead"), [(1, 1, 1), (2, 20, 3), (5, 4, 2), (3, 7, 30)])
 def test_epochs_that_trace_are_counted_without_counting(warmup: int, period: int, ahead: int) -> None:
     """A plan's trace_epochs of 10^15 were counted one by one."""
-    from gnnpar.codecs.adaptive.codec import AdaptiveRows
-
-    codec: Any = AdaptiveRows.__new__(AdaptiveRows)
-    codec._config = SimpleNamespace(warmup=warmup, period=period, trace_epochs=ahead)
+    codec = AdaptiveRows.__new__(AdaptiveRows)
+    codec._config = Adaptive(warmup=warmup, period=period, trace_epochs=ahead)
     for epoch in range(60):
         following = next(later for later in range(epoch + 1, 200) if codec._assigns(later))
         assert codec._next_after(epoch) == following
@@ -462,7 +461,7 @@ def test_ranks_of_two_hosts_do_not_meet_at_a_loopback(monkeypatch: pytest.Monkey
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     here = rendezvous._begun_as(env, agent=False)
     assert here == rendezvous._begun_as(env, agent=False) and here.keys() == {*env, "host"}
-    monkeypatch.setattr(socket, "gethostname", lambda: "another")
+    monkeypatch.setattr(rendezvous, "this_host", lambda namespace: f"another {namespace}")
     assert rendezvous._begun_as(env, agent=False) != here
     assert "host" not in rendezvous._begun_as(env | {"MASTER_ADDR": "10.0.0.1"}, agent=False)
     assert "host" not in rendezvous._begun_as(env, agent=True)

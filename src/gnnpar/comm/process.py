@@ -102,18 +102,18 @@ def connect(
         key=key,
         store=store,
     )
-    hosts = comm.broadcast(comm.gather(_kernel()))
+    hosts = comm.broadcast(comm.gather(this_host("time")))
     assert isinstance(hosts, list)
     comm.ledger.shared_clock = len(set(hosts)) == 1
     return comm
 
 
-def _kernel() -> str:
-    """Of this host: ranks under one kernel, also those in containers, share its clocks, but where these have a time
-    namespace of their own. Hosts may share a name."""
+def this_host(namespace: Literal["net", "time"]) -> str:
+    """The kernel that runs here: ranks under one, also those in containers, share its clocks and loopback, but where
+    these have a namespace of their own. Hosts may share a name."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return f"{file.read().strip()} {Path('/proc/self/ns/time').readlink()}"
+            return f"{file.read().strip()} {Path('/proc/self/ns', namespace).readlink()}"
     except OSError:
         return socket.gethostname()
 

@@ -60,11 +60,11 @@ def assemble(hooks: RunHooks, seconds: float) -> JoinedWorld:
             leaving.enter_context(ended_after(lambda: token.remove(marker)))
             leaving.callback(token.remove, marker)
             token.leave(marker)
-        if rank == 0 and unpickles(os.environ):
-            complain(
-                "torchrun without --master-port runs code that anybody who reaches this host sends it (SECURITY.md): "
-                "give --master-port, or leave torchrun out and give world_size"
-            )
+            if unpickles(os.environ):
+                complain(
+                    "torchrun without --master-port runs code that anybody who reaches this host sends it "
+                    "(SECURITY.md): give --master-port, or leave torchrun out and give world_size"
+                )
         try:
             return rendezvous(
                 os.environ,

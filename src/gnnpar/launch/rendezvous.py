@@ -13,7 +13,6 @@ import hashlib
 import hmac
 import ipaddress
 import json
-import os
 import re
 import secrets
 import socket
@@ -30,6 +29,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 from gnnpar.comm import interfaces
 from gnnpar.comm.authentication import proof
 from gnnpar.comm.interfaces import MeetingError
+from gnnpar.comm.process import this_host
 from gnnpar.deadline import within
 from gnnpar.durable import JsonDict, JsonObject, parse_json
 from gnnpar.launch.environment import agent
@@ -194,17 +194,8 @@ def _begun_as(env: Mapping[str, str], *, agent: bool) -> dict[str, str]:
     names = ("MASTER_PORT", "TORCHELASTIC_RUN_ID") if agent else ("MASTER_PORT", "MASTER_ADDR")
     begun = {name: env[name] for name in names if name in env}
     if not agent and env.get("MASTER_ADDR", "").startswith(("localhost", "127.", "::1")):
-        begun["host"] = _this_host()
+        begun["host"] = this_host("net")
     return begun
-
-
-def _this_host() -> str:
-    """Its name, its start, and the namespace of its network."""
-    known = [socket.gethostname()]
-    with suppress(OSError):
-        known.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
-        known.append(os.readlink("/proc/self/ns/net"))
-    return " ".join(known)
 
 
 def _own_end(env: MutableMapping[str, str], master: str, port: int, *, several: bool) -> tuple[str, str, str]:
