@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from glob import glob
 from pathlib import Path
 from types import ModuleType
 
@@ -138,8 +139,9 @@ def _may_set(value: object, had: object) -> bool:
 
 
 def is_word(value: str) -> bool:
-    """Numbers and letters, which name nothing that lies in the working directory, as a folder that was unpacked."""
-    return PLAIN.fullmatch(value) is not None and not os.path.lexists(value)
+    """Numbers and letters, which name nothing that lies in the working directory, as a folder that was unpacked: a
+    class may read what is called so, or so with an ending."""
+    return PLAIN.fullmatch(value) is not None and not (value and (os.path.lexists(value) or glob(f"{value}.*")))
 
 
 PLAIN = re.compile(r"[\w-]*|[+-]?\d+\.\d*(e[+-]?\d+)?", re.ASCII)

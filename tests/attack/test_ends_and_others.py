@@ -421,20 +421,24 @@ def test_a_plan_calls_a_dataset_by_its_name(
     assert "plan=run/plan.json calls sbm dataset sbm_reddit" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("here", ["sw", "sw.pt"])
 @pytest.mark.parametrize(
     ("group", "set_by_the_file"), [("model", {"model": {"pretrained": "sw"}}), ("dataset", {"data_dir": "sw"})]
 )
 def test_a_word_of_a_file_names_nothing_that_lies_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, set_by_the_file: dict[str, Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, set_by_the_file: dict[str, Any], here: str
 ) -> None:
-    """A class of the user's read weights, or raw files, in the folder of the sweep that was passed on, by its name."""
+    """A class of the user's read weights, or raw files, in the folder of the sweep that was passed on, by its name,
+    with or without an ending."""
     monkeypatch.chdir(tmp_path)
     named = {group: {"_target_": "mine.Own", "act": "relu"}, "data_dir": "data"}
     tree = {**named, **set_by_the_file, group: named[group] | set_by_the_file.get(group, {})}
     refuse_foreign(tree, "sweep.json", remedy="type it", named=named)
     Path("data").mkdir()
     refuse_foreign(named, "sweep.json", remedy="type it", named=named)
-    Path("sw").mkdir()
+    Path(here).mkdir()
+    Path(".hidden").touch()
+    refuse_foreign(named | {group: named[group] | {"act": ""}}, "sweep.json", remedy="type it", named=named)
     with pytest.raises(ValueError, match=r"sweep.json sets \w+=sw of mine.Own: type it"):
         refuse_foreign(tree, "sweep.json", remedy="type it", named=named)
 
