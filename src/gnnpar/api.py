@@ -13,6 +13,7 @@ import dataclasses
 import itertools
 import json
 import os
+import re
 import sys
 import time
 import weakref
@@ -26,22 +27,19 @@ from typing import TYPE_CHECKING
 
 from gnnpar.comm.world import set_default_types, torch_given_back
 from gnnpar.compilers import keep_torch_apart
-from gnnpar.config.compose import compose
+from gnnpar.config.compose import compose, refuse_led_away
 from gnnpar.config.replay import as_value
 from gnnpar.durable import (
     JsonDict,
     JsonObject,
     file_hash,
     make_folder,
-    refuse_link_of_others,
-    refuse_links_below,
     refuse_to_work_here,
     write_text_whole,
 )
 from gnnpar.folder_lock import numbered, working_in
-from gnnpar.locks import ThreadLock
 from gnnpar.paths import path_of
-from gnnpar.scratch import own_temporary_files
+from gnnpar.scratch import ONE_AT_A_TIME, own_temporary_files
 from gnnpar.settings import ConfigError, Settings, build_settings
 from gnnpar.surroundings import leave_out_working_directory
 from gnnpar.track.console import say
@@ -67,7 +65,7 @@ def _apart() -> Iterator[None]:
     """Temporary files and compiled code in folders of this user alone, checked at each call: a notebook may run for
     weeks, and a cleaner of /tmp may have removed them since. A call in another thread waits: the environment, which
     ranks are given, is one for the process."""
-    with _ONE_AT_A_TIME:
+    with ONE_AT_A_TIME:
         try:
             os.getcwd()
         except FileNotFoundError as error:
@@ -90,9 +88,6 @@ def _torch_as_usual() -> Iterator[None]:
     with torch_given_back(), torch.inference_mode(False), torch.enable_grad(), on_cpu:
         set_default_types()
         yield
-
-
-_ONE_AT_A_TIME = ThreadLock()
 
 
 class TrainingFailed(RuntimeError):
@@ -136,7 +131,8 @@ class Run:
         """
         from gnnpar.training.result.trained import find, opened
 
-        return opened(*find(self.folder, "best", named=self.named))
+        with own_temporary_files(lasting=True):  # as `gnnpar.load`
+            return opened(*find(self.folder, "best", named=self.named))
 
 
 @_apart()
@@ -169,7 +165,8 @@ def sweep(
     """A run of every combination of the values given as lists: sweep([GCN, GAT], data, strategy=["single", "sar"]).
 
     One run after the other. One that fails or cannot begin is reported and left out. folder: of the sweep, by default
-    multirun/DATE/TIME. Sweeps that are resumed where they stopped are those of `gnnpar train -m`.
+    multirun/DATE/TIME; ConfigError where it holds runs already. Sweeps that are resumed where they stopped are those of
+    `gnnpar train -m`.
     """
     models = model if isinstance(model, list) else [model]
     listed = {key: list(value) for key, value in axes.items() if isinstance(value, list | tuple)}
@@ -179,6 +176,8 @@ def sweep(
     jobs = list(itertools.product(models, combinations))
     runs: list[Run] = []
     with working_in(parent, otherwise="choose another folder=", say=say):
+        if there := [each.name for each in parent.iterdir() if each.name.isdecimal()]:
+            raise ConfigError(f"{parent} holds run {min(there, key=int)} of an earlier sweep: choose another folder=")
         for number, (each, values) in enumerate(jobs):
             shown = " ".join(f"{key}={value}" for key, value in values.items())
             say(f"run {number} of {len(jobs)}: model={_name(each)} {shown}")
@@ -351,7 +350,8 @@ def check(
         raise ConfigError(f"worlds={worlds!r} must be a list of numbers of ranks, as (1, 2, 4)")
     spelled = list(_spelled(overrides))
     refuse_unread(spelled)
-    settings = _settings(model, data, {**overrides, "strategy": strategy})
+    small = {"dataset": "sbm"} if data is None else {}
+    settings = _settings(model, data, {**small, **overrides, "strategy": strategy})
     own_graph = data is not None or any(map(asks_for_graph, spelled))
     return cases_of(settings, {_name(model): settings.model}, worlds=worlds, own_graph=own_graph)
 
@@ -387,7 +387,12 @@ def _rank_environment() -> dict[str, str]:
 
 
 def _settings(model: Model, data: object, overrides: Mapping[str, object], study: str = "") -> Settings:
-    """Composed as by the command line, with the model put in where it is an object. `data` None: the default."""
+    """Composed as by the command line, with the model put in where it is an object. `data` None: that of `overrides`,
+    which may name it, or a plan that does."""
+    if data is None and not {"dataset", "plan"} & overrides.keys():
+        raise ConfigError("data is None: give a graph, or the name of a dataset")
+    if of_hydra := next((key for key in overrides if re.match(r"[+~]*hydra\b", key)), None):
+        raise ConfigError(f"{of_hydra} is read by the commands alone: leave it out, and give folder= for the folder")
     if data is not None and isinstance(overrides.get("dataset"), str):
         raise ConfigError(f"data is given, and dataset={overrides['dataset']}: leave one of them out")
     own = {key.removeprefix("model."): value for key, value in overrides.items() if key.startswith("model.")}
@@ -556,8 +561,7 @@ def _run_folder(folder: str | os.PathLike[str] | None) -> Path:
 def _dated(parent: str) -> Path:
     """parent/DATE/TIME, as the command line has it, with a number where it is taken."""
     first = Path(parent) / time.strftime("%Y-%m-%d/%H-%M-%S")
-    refuse_link_of_others(Path(parent))
-    refuse_links_below(Path(parent), first.parent.name)
+    refuse_led_away(first, ())
     make_folder(first.parent)
     for each in numbered(first):
         with suppress(FileExistsError):  # of a run that has begun in the same second

@@ -36,11 +36,15 @@ def own_cache() -> Path:
 
 
 def path_of(given: object, name: str) -> Path:
-    """What a caller gives for a path. ValueError in one line where it is none: bytes, a number, an open file."""
+    """What a caller gives for a path, whose ~ is his home. ValueError in one line where it is none: bytes, a number,
+    an open file."""
     if isinstance(given, str | os.PathLike) and isinstance(path := os.fspath(given), str):
         if not path:
             raise ValueError(f"{name} is empty, and names nothing: give . for the working directory")
-        return Path(path)
+        try:
+            return Path(path).expanduser()
+        except RuntimeError as error:  # of a user who has none
+            raise ValueError(f"{name}={path[:80]}: {error} Give it in full.") from error
     raise ValueError(f"{name}={repr(given)[:80]} is no path: give a str or a pathlib.Path")
 
 

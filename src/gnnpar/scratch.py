@@ -12,13 +12,14 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from itertools import islice
 from multiprocessing.util import Finalize
 from pathlib import Path
 
 from gnnpar.durable import WriteError, is_mine, open_to, refuse_others
 from gnnpar.folder_lock import FILE, FolderInUse, working_in
+from gnnpar.locks import ThreadLock
 
 PREFIX = "gnnpar-scratch-"
 _MOST_ENTRIES, _MOST_LEFT = 100_000, 1_000  # that are looked at, of all and of those of such a name
@@ -254,13 +255,17 @@ def own_temporary_files(*, lasting: bool = False) -> Iterator[None]:
     WriteError where no folder can be made that others cannot rename.
 
     `lasting`: the folder is the same the next time, and gone when the process ends: a library that was imported inside
-    may have kept its name.
+    may have kept its name. A call in another thread waits: where temporary files lie is one for the process.
     """
-    with ExitStack() as stack:
+    with ONE_AT_A_TIME if lasting else nullcontext(), ExitStack() as stack:
         if not _is_own(_asked()):
             folder = _lasting_folder() if lasting else stack.enter_context(scratch_folder())
             _move_temporary_files(stack, folder)
         yield
+
+
+ONE_AT_A_TIME = ThreadLock()
+"""What changes the environment of a program, and puts it back."""
 
 
 def _lasting_folder() -> Path:

@@ -12,8 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from glob import glob
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -108,8 +107,8 @@ def refuse_foreign(tree: object, source: str, *, remedy: str, named: object = No
         for key, value in _arguments(tree, path, node) if foreign and not trusted else ():
             had = named.get("data_dir") if key == "data_dir" and isinstance(named, Mapping) else twin.get(key)
             if key not in (*foreign, "_target_") and not _may_set(value, had):
-                target = _short(next(iter(foreign.values())))
-                raise ValueError(f"{source} sets {_short(str(key))}={_short(str(value))} of {target}: {remedy}")
+                setting = f"{_short(str(key))}={_short(str(value))} of {_short(next(iter(foreign.values())))}"
+                raise ValueError(f"{source} sets {setting}, which may name a file: {remedy}")
 
 
 def _arguments(tree: object, path: Sequence[object], node: Mapping[str, object]) -> Iterator[tuple[str, object]]:
@@ -135,16 +134,35 @@ def _may_set(value: object, had: object) -> bool:
     if isinstance(value, (list, tuple)):
         own = had if isinstance(had, (list, tuple)) and len(had) == len(value) else [None] * len(value)
         return all(map(_may_set, value, own))
-    return not isinstance(value, str) or value == had or is_word(value)
+    return value == had or is_word(value)
 
 
-def is_word(value: str) -> bool:
-    """Numbers and letters, which name nothing that lies in the working directory, as a folder that was unpacked: a
-    class may read what is called so, or so with an ending."""
-    return PLAIN.fullmatch(value) is not None and not (value and (os.path.lexists(value) or glob(f"{value}.*")))
+def is_word(value: object) -> bool:
+    """A number, or numbers and letters, that name nothing which lies in the working directory, as a folder that was
+    unpacked: a class may read what is called so, or so with an ending. Not the empty word, which is that directory
+    itself."""
+    word = str(value)
+    plain = not isinstance(value, str) or PLAIN.fullmatch(word) is not None
+    return plain and not os.path.lexists(word) and word not in _beginnings(*_working_directory())
 
 
-PLAIN = re.compile(r"[\w-]*|[+-]?\d+\.\d*(e[+-]?\d+)?", re.ASCII)
+def _working_directory() -> tuple[str, int]:
+    """With its time, by which what it holds is known; none: it has been removed."""
+    with suppress(OSError):
+        return os.getcwd(), Path().stat().st_mtime_ns
+    return "", 0
+
+
+@functools.lru_cache(maxsize=1)
+def _beginnings(folder: str, _time: int) -> frozenset[str]:
+    """Of the names in a folder: each up to any of its dots."""
+    names: list[str] = []
+    with suppress(OSError):
+        names = os.listdir(folder or ".")
+    return frozenset(name[:end] for name in names for end, letter in enumerate(name) if letter == ".")
+
+
+PLAIN = re.compile(r"[\w-]+|[+-]?\d+\.\d*(e[+-]?\d+)?", re.ASCII)
 
 
 def _at(tree: object, path: Sequence[object]) -> Mapping[str, object]:

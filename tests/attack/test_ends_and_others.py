@@ -20,7 +20,6 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -421,26 +420,31 @@ def test_a_plan_calls_a_dataset_by_its_name(
     assert "plan=run/plan.json calls sbm dataset sbm_reddit" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("here", ["sw", "sw.pt"])
 @pytest.mark.parametrize(
-    ("group", "set_by_the_file"), [("model", {"model": {"pretrained": "sw"}}), ("dataset", {"data_dir": "sw"})]
+    ("value", "here"), [("sw", "sw"), ("sw", "sw.pt"), ("s", "s.a.pt"), (7, "7"), (7, "7.pt"), (0.5, "0.5")]
 )
+@pytest.mark.parametrize("group", ["model", "dataset"])
 def test_a_word_of_a_file_names_nothing_that_lies_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, set_by_the_file: dict[str, Any], here: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, value: float | str, here: str
 ) -> None:
     """A class of the user's read weights, or raw files, in the folder of the sweep that was passed on, by its name,
-    with or without an ending."""
+    with or without an ending; by a number, too."""
     monkeypatch.chdir(tmp_path)
-    named = {group: {"_target_": "mine.Own", "act": "relu"}, "data_dir": "data"}
-    tree = {**named, **set_by_the_file, group: named[group] | set_by_the_file.get(group, {})}
+    named = {group: {"_target_": "mine.Own", "act": "relu", "none": ""}, "data_dir": "data"}
+    tree = named | ({group: named[group] | {"pretrained": value}} if group == "model" else {"data_dir": value})
     refuse_foreign(tree, "sweep.json", remedy="type it", named=named)
     Path("data").mkdir()
     refuse_foreign(named, "sweep.json", remedy="type it", named=named)
     Path(here).mkdir()
-    Path(".hidden").touch()
-    refuse_foreign(named | {group: named[group] | {"act": ""}}, "sweep.json", remedy="type it", named=named)
-    with pytest.raises(ValueError, match=r"sweep.json sets \w+=sw of mine.Own: type it"):
+    with pytest.raises(ValueError, match=rf"sweep.json sets \w+={value} of mine.Own, which may name a file: type it"):
         refuse_foreign(tree, "sweep.json", remedy="type it", named=named)
+
+
+def test_the_empty_word_is_the_working_directory() -> None:
+    named = {"model": {"_target_": "mine.Own", "pretrained": "", "folder": "x"}}
+    refuse_foreign(named, "sweep.json", remedy="type it", named=named)
+    with pytest.raises(ValueError, match=r"sweep.json sets folder= of mine.Own"):
+        refuse_foreign({"model": named["model"] | {"folder": ""}}, "sweep.json", remedy="type it", named=named)
 
 
 def test_what_is_typed_beside_a_sweep_comes_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

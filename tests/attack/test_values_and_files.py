@@ -52,7 +52,7 @@ from gnnpar.cli.main import _OF_NAMES, COMMANDS, run
 from gnnpar.codecs.adaptive.links import Profile, nominal
 from gnnpar.comm import interfaces
 from gnnpar.config import sweep
-from gnnpar.config.compose import _refuse_shadows, compose, of_its_dataset
+from gnnpar.config.compose import _refuse_shadows, compose, of_what_is_brought
 from gnnpar.config.help import train_help
 from gnnpar.config.inputs import _refuse_foreign
 from gnnpar.config.jobs import begin_job
@@ -963,10 +963,11 @@ def test_what_a_file_says_of_its_dataset_is_no_argument_of_a_model_of_ones_own()
     """YAML of the user's own model reads ${dataset.name}; a plan brought the dataset."""
     mine = {"_target_": "mine.Net", "init": "sbm"}
     before = {"model": mine, "dataset": {"name": "sbm"}}
-    written = {"_target_": "mine.Net", "init": "${dataset.name}"}
-    with pytest.raises(ConfigError, match=r"the dataset of a file sets init=/tmp/evil of mine\.Net"):
-        of_its_dataset({"model": mine, "dataset": {"name": "/tmp/evil"}}, written, before)
-    assert of_its_dataset({"model": mine, "dataset": {"name": "rmat"}}, written, before) == {**mine, "init": "rmat"}
+    written = {**before, "model": {"_target_": "mine.Net", "init": "${dataset.name}"}}
+    with pytest.raises(ConfigError, match=r"what a file brings sets init=/tmp/evil of mine\.Net"):
+        of_what_is_brought({"model": mine, "dataset": {"name": "/tmp/evil"}}, written, before)
+    brought = {"model": mine, "dataset": {"name": "rmat"}}
+    assert of_what_is_brought(brought, written, before) == {**brought, "model": {**mine, "init": "rmat"}}
 
 
 def test_hydra_may_run_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from gnnpar.config.study import key_of
 from gnnpar.durable import JsonDict, JsonObject, refuse_link_of_others, refuse_link_to_others, refuse_links_below
 from gnnpar.locks import ThreadLock
 from gnnpar.paths import GROUP, conf_dir, installed_confs
+from gnnpar.printable import one_line
 from gnnpar.settings import ConfigError, Settings, build_settings, iter_groups, show
 from gnnpar.targets import let_in, refuse_foreign
 from gnnpar.track.console import complain
@@ -101,31 +103,38 @@ def resolved(config: DictConfig, choices: Mapping[str, object], overrides: Seque
             if override.startswith(("codec=", "codec.")):
                 mine = override.replace("codec=", "codec@strategy.codec=").replace("codec.", "strategy.codec.")
                 complain(f"{override} is not read: strategy={names.get('strategy')} has its own codec; set {mine}")
-    model = OmegaConf.to_container(config.model, resolve=False)
+    written = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=False)
     composed, names = with_inputs(cast("JsonDict", tree), names, overrides)
-    return {**composed, "model": of_its_dataset(composed, model, tree)}, names
+    return of_what_is_brought(composed, cast("JsonDict", written), cast("JsonDict", tree)), names
 
 
-def of_its_dataset(composed: JsonObject, written: object, before: object) -> object:
-    """The model's settings. Those that its YAML takes from the dataset (`${dataset.KEY}`) are of the one that plan=FILE
-    or shards=FOLDER have brought, unless the model was brought too."""
-    model, dataset = composed["model"], composed["dataset"]
-    brought = not isinstance(before, Mapping) or before.get("model") != model
-    if brought or not (isinstance(model, Mapping) and isinstance(written, Mapping) and isinstance(dataset, Mapping)):
-        return model
-    taken = {key: _OF_DATASET.fullmatch(str(value)) for key, value in written.items()}
-    followed = {key: found[1] for key, found in taken.items() if found is not None and found[1] in dataset}
-    made = {**model, **{key: dataset[name] for key, name in followed.items()}}
+def of_what_is_brought(composed: JsonObject, written: JsonObject, before: JsonObject) -> JsonDict:
+    """Where plan=FILE or shards=FOLDER have brought some of the settings, what the others take from these, as
+    `${dataset.KEY}` in YAML of a model, is of those that were brought. `written`: with references; `before`: without.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    rest = {key: value for key, value in written.items() if key in composed and composed[key] == before[key]}
+    references = " ".join(_REFERENCE.findall(json.dumps(rest)))
+    brought = {key: composed[key] for key in composed.keys() - rest if re.search(rf"\b{re.escape(key)}\b", references)}
+    if not brought:
+        return dict(composed)
+    if "${" in json.dumps(brought):
+        raise ConfigError(f"{' and '.join(sorted(brought))} of a file may hold no ${{: remove it")
     try:
-        refuse_foreign(
-            {"model": made}, "the dataset of a file", remedy="name dataset= yourself, or --trust", named=before
-        )
+        whole = OmegaConf.to_container(OmegaConf.create({**written, **brought}), resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{' and '.join(sorted(brought))} of a file: {one_line(error)}") from error
+    made = {key: value for key, value in cast("JsonDict", whole).items() if key in rest}
+    try:
+        refuse_foreign(made, "what a file brings", remedy="name dataset= yourself, or --trust", named=before)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return made
+    return {**composed, **made}
 
 
-_OF_DATASET = re.compile(r"\$\{dataset\.(\w+)\}")
+_REFERENCE = re.compile(r"\$\{[^}]*")
 
 
 def refuse_paths(overrides: Sequence[str]) -> None:

@@ -8,10 +8,9 @@ nodes are cut into P parts first and each part into its chunks. K chunks in all,
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from gnnpar.data.dataset import Dataset
 from gnnpar.durable import JsonDict
-from gnnpar.partition.partition import identity, read_cached, symmetric_csr, write_cached
+from gnnpar.partition.partition import fields_of, hashed, identity, read_cached, symmetric_csr, write_cached
 
 Edges = tuple[Tensor, int]  # edge_index int64 [2, E], number of nodes
 _NODE_WEIGHT = 50  # GNNPipe's weight of a node beside its in-edges: 50 + degree
@@ -163,11 +162,9 @@ def chunk(
 
 
 def _key(dataset: Dataset, part_of: Tensor, chunks: int, by: Chunker, seed: int) -> str:
-    fields = asdict(by) if is_dataclass(by) and not isinstance(by, type) else {}
     parts = hashlib.sha256(part_of.to(torch.int64).numpy().tobytes()).hexdigest()
-    named = f"chunks/{identity(type(by))}"
-    text = json.dumps([dataset.graph_hash, parts, chunks, named, fields, seed], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    named = f"chunks/{identity(by, dataset)}"
+    return hashed([dataset.graph_hash, parts, chunks, named, fields_of(by), seed])
 
 
 def quotient(edge_index: Tensor, chunk_of: Tensor, chunks: int) -> Tensor:

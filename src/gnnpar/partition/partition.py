@@ -6,7 +6,8 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Protocol, runtime_checkable
@@ -210,16 +211,34 @@ def read_cached(file: Path, num_rows: int, count: int, what: str, say: Callable[
 
 
 def _key(dataset: Dataset | Stored, parts: int, by: Partitioner) -> str:
-    fields = asdict(by) if is_dataclass(by) and not isinstance(by, type) else {}
+    fields = fields_of(by)
     train = dataset.split_hash if fields.get("balance") == "train" else ""
-    text = json.dumps([dataset.graph_hash, train, parts, identity(type(by)), fields], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashed([dataset.graph_hash, train, parts, identity(by, dataset), fields])
 
 
-def identity(cls: type) -> str:
-    """Of the class of a partitioner or a chunker, for the name of what it made: two of one name, or one before and
-    after it was changed, are not the same."""
+def fields_of(by: object) -> dict[str, object]:
+    """Of a partitioner or a chunker; none: it is no dataclass."""
+    return asdict(by) if is_dataclass(by) and not isinstance(by, type) else {}
+
+
+def identity(by: object, dataset: Dataset | Stored) -> str:
+    """Of a partitioner or a chunker beside its fields, for the name of what it made: two classes of one name, or one
+    before and after it was changed, are not the same, and one of the user's may read the split."""
+    cls = type(by)
     if cls.__module__.partition(".")[0] == "gnnpar":
         return cls.__qualname__
-    code = hash_of_class(cls) or uuid.uuid4().hex  # of a notebook: what it was cut by before is not known
-    return f"{cls.__module__}.{cls.__qualname__} {code}"
+    known = hash_of_class(cls) if is_dataclass(by) else None  # of another, what it was made with is not known, nor is
+    return f"{cls.__module__}.{cls.__qualname__} {known or uuid.uuid4().hex} {dataset.split_hash}"  # code of a notebook
+
+
+def hashed(named: Sequence[object]) -> str:
+    """SHA-256 of what a cached file is called by. Of a path, the time and size of what lies there count, too."""
+    return hashlib.sha256(json.dumps(named, sort_keys=True, default=_said_of).encode()).hexdigest()
+
+
+def _said_of(value: object) -> str:
+    there = None
+    if isinstance(value, Path):
+        with suppress(OSError):
+            there = value.stat()
+    return f"{value} {there.st_mtime_ns} {there.st_size}" if there is not None else str(value)
