@@ -40,7 +40,7 @@ from gnnpar.durable import (
 from gnnpar.folder_lock import numbered, working_in
 from gnnpar.paths import path_of
 from gnnpar.scratch import ONE_AT_A_TIME, own_temporary_files
-from gnnpar.settings import ConfigError, Settings, build_settings
+from gnnpar.settings import ConfigError, Settings, build_settings, show
 from gnnpar.surroundings import leave_out_working_directory
 from gnnpar.track.console import say
 
@@ -398,7 +398,10 @@ def _settings(model: Model, data: object, overrides: Mapping[str, object], study
     own = {key.removeprefix("model."): value for key, value in overrides.items() if key.startswith("model.")}
     rest = {key: value for key, value in overrides.items() if not key.startswith("model.")}
     named = [f"model={model}", *_spelled({"model": own})] if isinstance(model, str) else []
-    settings = compose([*_dataset(data, labelled=overrides.get("task") != "link"), *named, *_spelled(rest)])
+    dataset, others = _dataset(data, labelled=overrides.get("task") != "link"), list(_spelled(rest))
+    if len(dataset) > 1 and (another := next((each for each in others if _OTHER_DATA.match(each)), None)):
+        raise ConfigError(f"data is given, and {show(another)}: leave one of them out")
+    settings = compose([*dataset, *named, *others])
     if isinstance(model, str):
         return dataclasses.replace(settings, study=study)
     nested: JsonDict = {key: value for key, value in own.items() if not key.startswith("kwargs")}
@@ -427,6 +430,9 @@ def _dataset(data: object, *, labelled: bool) -> list[str]:
         return list(_spelled({"dataset": "pt", "dataset.path": write_given(data, labelled=labelled)}))
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+_OTHER_DATA = re.compile(r"\+*dataset\.(path|_target_)=")
 
 
 def _model_node(model: object, dataset: JsonObject) -> JsonDict:

@@ -260,6 +260,8 @@ def test_an_undirected_networkx_graph_has_both_directions():
         ),
         (torch.nn.Linear(2, 2), "sbm", {}, "model is a Linear that is made already, and every rank makes its own"),
         (GCN(hidden=8), "sbm", {"model.hiden": 8}, "did you mean hidden"),
+        ("gcn", graph(), {"dataset": {"path": "other.pt"}}, "data is given, and dataset.path=other.pt: leave one of"),
+        ("gcn", "my.npz", {"dataset.path": "other.npz"}, "data is given, and dataset.path=other.npz: leave one of"),
     ],
 )
 def test_bad_input_is_one_line_before_ranks_start(model, data, further, line):

@@ -119,14 +119,14 @@ class Shares:
     """Gives the first nodes, or as many as there are numbers in a file, to part 0; or those that train."""
 
     count: int = 10
-    file: Path | None = None
+    file: Path | str | None = None
     by_split: bool = False
 
     def part_of(self, dataset: Dataset | Stored, parts: int) -> Tensor:
         assert isinstance(dataset, Dataset)
         if self.by_split:
             return (~dataset.train_mask).long()
-        count = self.count if self.file is None else int(self.file.read_text())
+        count = self.count if self.file is None else int(Path(self.file).read_text())
         return (torch.arange(dataset.num_nodes) >= count).long()
 
     def assign(self, graph: object, part_of: Tensor, chunks_per_part: int, seed: int) -> Tensor:
@@ -161,12 +161,13 @@ def test_what_is_cached_of_a_class_of_the_users_is_of_its_arguments(tmp_path: Pa
     assert [sizes(dataset, Shares(count), tmp_path / "cache") for count in (5, 9, 5)] == [(5, 5), (9, 9), (5, 5)]
 
 
-def test_it_is_of_the_file_that_it_reads(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [str, Path])
+def test_it_is_of_the_file_that_it_reads(tmp_path: Path, kind: type[str | Path]) -> None:
     """And a path among its arguments was a traceback."""
     dataset, found = small_graph(seed=0), list[tuple[int, int]]()
     for count in (5, 11):
         (tmp_path / "count").write_text(f"{count}")
-        found.append(sizes(dataset, Shares(file=tmp_path / "count"), tmp_path / "cache"))
+        found.append(sizes(dataset, Shares(file=kind(tmp_path / "count")), tmp_path / "cache"))
     assert found == [(5, 5), (11, 11)]
 
 

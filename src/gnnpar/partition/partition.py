@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
@@ -223,22 +224,29 @@ def fields_of(by: object) -> dict[str, object]:
 
 def identity(by: object, dataset: Dataset | Stored) -> str:
     """Of a partitioner or a chunker beside its fields, for the name of what it made: two classes of one name, or one
-    before and after it was changed, are not the same, and one of the user's may read the split."""
+    before and after it was changed, are not the same, and one of the user's may read the split, or files."""
     cls = type(by)
     if cls.__module__.partition(".")[0] == "gnnpar":
         return cls.__qualname__
     known = hash_of_class(cls) if is_dataclass(by) else None  # of another, what it was made with is not known, nor is
-    return f"{cls.__module__}.{cls.__qualname__} {known or uuid.uuid4().hex} {dataset.split_hash}"  # code of a notebook
+    code = known or uuid.uuid4().hex  # the code of a notebook
+    files = " ".join(_state_of_files(fields_of(by)))
+    return f"{cls.__module__}.{cls.__qualname__} {code} {dataset.split_hash} {files}"
+
+
+def _state_of_files(fields: object) -> Iterator[str]:
+    """The time and size of what lies where fields name it."""
+    if isinstance(fields, Mapping):
+        yield from _state_of_files(list(fields.values()))
+    elif isinstance(fields, list | tuple | set | frozenset):
+        for each in fields:
+            yield from _state_of_files(each)
+    elif isinstance(fields, str | Path):
+        with suppress(OSError, ValueError):
+            there = os.stat(fields)
+            yield f"{there.st_mtime_ns}/{there.st_size}"
 
 
 def hashed(named: Sequence[object]) -> str:
-    """SHA-256 of what a cached file is called by. Of a path, the time and size of what lies there count, too."""
-    return hashlib.sha256(json.dumps(named, sort_keys=True, default=_said_of).encode()).hexdigest()
-
-
-def _said_of(value: object) -> str:
-    there = None
-    if isinstance(value, Path):
-        with suppress(OSError):
-            there = value.stat()
-    return f"{value} {there.st_mtime_ns} {there.st_size}" if there is not None else str(value)
+    """SHA-256 of what a cached file is called by."""
+    return hashlib.sha256(json.dumps(named, sort_keys=True, default=str).encode()).hexdigest()
