@@ -71,6 +71,10 @@ def main(argv: list[str] | None = None) -> int:
             sys.stderr.write("gnnpar: the working directory has been removed; change into another one\n")
             return 2
         hold_standard_streams()
+        if "GNNPAR_OWN_MODULES" in os.environ:
+            from gnnpar import own_modules
+
+            own_modules.forget()
         if isinstance(sys.stdout, io.TextIOWrapper):  # names have letters that its encoding may lack, as stderr's may
             sys.stdout.reconfigure(errors="backslashreplace")
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])

@@ -38,10 +38,12 @@ from gnnpar.durable import (
     write_text_whole,
 )
 from gnnpar.folder_lock import numbered, working_in
+from gnnpar.own_modules import refuse_left
 from gnnpar.paths import path_of
 from gnnpar.scratch import ONE_AT_A_TIME, own_temporary_files
 from gnnpar.settings import ConfigError, Settings, build_settings, show
 from gnnpar.surroundings import leave_out_working_directory
+from gnnpar.targets import classes_in
 from gnnpar.track.console import say
 
 if TYPE_CHECKING:
@@ -321,6 +323,8 @@ def plan(
     from gnnpar.cli import plan as command
 
     place = path_of(out, "out")
+    if place.exists() and not place.is_dir():
+        raise ConfigError(f"out={place} is a file: name a folder, for plan.json")
     if not isinstance(quality, str):
         raise ConfigError(f"quality={quality!r} is no text: give 'exact', or classes with commas between them")
     given = {**overrides, "topology": topology} | ({} if world_size is None else {"world_size": world_size})
@@ -402,6 +406,10 @@ def _settings(model: Model, data: object, overrides: Mapping[str, object], study
     if len(dataset) > 1 and (another := next((each for each in others if _OTHER_DATA.match(each)), None)):
         raise ConfigError(f"data is given, and {show(another)}: leave one of them out")
     settings = compose([*dataset, *named, *others])
+    try:
+        refuse_left(classes_in(settings.resolved))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     if isinstance(model, str):
         return dataclasses.replace(settings, study=study)
     nested: JsonDict = {key: value for key, value in own.items() if not key.startswith("kwargs")}

@@ -52,6 +52,13 @@ def _own(spec: ModuleSpec) -> ModuleSpec:
     return spec
 
 
+def _refuse_hidden(folder: str, name: str, spec: ModuleSpec) -> None:
+    """ValueError where Python would import a folder, as one that was unpacked beside it, in the place of a file."""
+    file = os.path.join(folder, f"{name}.py")
+    if spec.origin is not None and spec.origin != file and os.path.lexists(file):
+        raise ValueError(f"{file}: Python would import {spec.origin} in its place; rename one of them")
+
+
 class _Parts:
     """The first on sys.meta_path: modules in packages of the folder, whose names begin with theirs."""
 
@@ -80,6 +87,7 @@ class _Finder:
         if name not in self.names and not self._asked_by_its_own(sys._getframe(1)):
             return None
         if (spec := PathFinder.find_spec(name, [self.folder], target)) is not None:
+            _refuse_hidden(self.folder, name, spec)
             self.add(name)
             spec = _own(spec)
         return spec
@@ -161,6 +169,21 @@ def refuse_of_another_folder(module: str, folder: str) -> None:
         raise ValueError(
             f"{top} of {_FINDER.folder} is imported already, and {folder} has its own: start a new process"
         )
+
+
+def refuse_left(classes: Iterable[str]) -> None:
+    """ValueError where one of the classes that a configuration names is of a module of the working directory of before:
+    here, the same name means nothing, or another class."""
+    tops = {each.partition(".")[0] for each in classes}
+    for top in sorted(tops) if _FINDER.folder not in ("", os.getcwd()) else ():
+        if _FINDER.holds(sys.modules.get(top)):
+            raise ValueError(f"{top} is of {_FINDER.folder}, and the working directory is {os.getcwd()}: change back")
+
+
+def forget() -> None:
+    """A command looks in its own working directory, and not in that of a program which has started it."""
+    os.environ.pop(VARIABLE, None)
+    _FINDER.folder, _FINDER.names = "", set()
 
 
 def refuse_changed() -> None:

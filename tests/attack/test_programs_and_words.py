@@ -3,26 +3,47 @@ words of a file name."""
 
 from __future__ import annotations
 
+import errno
+import gzip
+import json
 import os
+import shutil
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from scipy.sparse import coo_array
 from torch import Tensor
+from torch_geometric.data import Data
 
 import gnnpar
+from conftest import environment
 from gnnpar import scratch
-from gnnpar.config.compose import of_what_is_brought
+from gnnpar.api import TrainingFailed
+from gnnpar.cli.main import run
+from gnnpar.config.compose import compose, of_what_is_brought
 from gnnpar.data.dataset import Dataset
+from gnnpar.data.files import find_folder
+from gnnpar.data.given import as_data
+from gnnpar.data.ogb import _table
+from gnnpar.data.saved import raw_graph
 from gnnpar.data.stored import Stored
+from gnnpar.launch import processes, token
 from gnnpar.partition.chunking import chunk
 from gnnpar.partition.partition import partition
 from gnnpar.paths import path_of
 from gnnpar.settings import ConfigError
+from gnnpar.targets import locate
 from gnnpar.training.result import trained
+from gnnpar.training.result.record import agreed_on
 from gnnpar.verify.conformance import small_graph
 
 QUICK = {"dataset.num_nodes": 60, "epochs": 1, "threads_per_rank": 1, "comm": "threads"}
@@ -212,3 +233,208 @@ def test_what_a_file_brings_holds_no_references(dataset: dict[str, str], line: s
     before = {**written, "model": {"text": "a"}}
     with pytest.raises(ConfigError, match=line):
         of_what_is_brought({**before, "dataset": dataset}, written, before)
+
+
+def test_an_experiment_is_not_replaced_by_what_a_file_brings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is typed beside plan= or shards= is refused; a file that chose the same was not read, without a word."""
+    monkeypatch.chdir(tmp_path)
+    rmat = ["dataset=rmat", "dataset.scale=6"]
+    assert run("train", [*rmat, "strategy=single", "epochs=1", "threads_per_rank=1", "hydra.run.dir=run"]) == 0
+    setup = {"names": {"dataset": "rmat"}, "dataset": compose(rmat).resolved["dataset"]}
+    plan = json.loads(Path("run", "plan.json").read_text())
+    Path("run", "plan.json").write_text(json.dumps(plan | {"setup": setup}))
+    Path("experiment").mkdir()
+    begins = "# @package _global_\n"
+    Path("experiment", "other.yaml").write_text(f"{begins}defaults:\n  - override /dataset: sbm_typed\n")
+    Path("experiment", "longer.yaml").write_text(f"{begins}epochs: 2\n")
+    common = ["plan=run/plan.json", "threads_per_rank=1"]
+    assert run("train", [*common, "+experiment=longer", "hydra.run.dir=a"]) == 0
+    assert json.loads(Path("a", "result.json").read_text())["epochs_done"] == 2
+    capsys.readouterr()
+    assert run("train", [*common, "+experiment=other", "hydra.run.dir=b"]) == 2
+    said = "experiment=other sets the dataset, and so does the file of plan= or shards=: leave one of them out"
+    assert said in capsys.readouterr().err
+
+
+# --- the working directory
+
+
+@pytest.mark.parametrize("sweep", [False, True])
+def test_a_job_works_in_the_folder_that_it_was_started_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sweep: bool
+) -> None:
+    """Hydra changed into the folder of a run, which somebody had passed on, and a class of the user's was looked up
+    there."""
+    monkeypatch.chdir(tmp_path)
+    few = ["dataset=sbm", "dataset.num_nodes=60", "epochs=1", "strategy=single", *["-m"] * sweep]
+    assert run("train", [*few, "hydra.job.chdir=true"]) == 2
+    assert "a job works in the folder that it was started in" in capsys.readouterr().err
+    Path("experiment").mkdir()
+    Path("experiment", "there.yaml").write_text("# @package _global_\nhydra: {job: {chdir: true}}\n")
+    assert run("train", [*few, "+experiment=there"]) == 2
+    assert "hydra.job.chdir: a job works in the folder that it was started in" in capsys.readouterr().err
+    assert Path.cwd() == tmp_path
+
+
+def test_a_folder_of_a_modules_name_is_not_imported_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python prefers a package: one that was unpacked beside the user's file ran as his model."""
+    monkeypatch.chdir(tmp_path)
+    Path("own_of_28.py").write_text("class Net: ...\n")
+    Path("own_of_28").mkdir()
+    Path("own_of_28", "__init__.py").write_text("from pathlib import Path\nPath('ran').touch()\nclass Net: ...\n")
+    with pytest.raises(ValueError, match=r"own_of_28\.py: Python would import .*own_of_28/__init__\.py in its place"):
+        locate("own_of_28.Net")
+    assert not Path("ran").exists()
+    shutil.rmtree("own_of_28")
+    assert locate("own_of_28.Net") is vars(sys.modules["own_of_28"])["Net"]
+
+
+NAMED = "import gnnpar.models.gcn\nclass Net(gnnpar.models.gcn.GCN): ...\n"
+IN_B = """
+import os, sys, gnnpar
+few = {"dataset.num_nodes": 60, "epochs": 1, "threads_per_rank": 1, "strategy": "single"}
+os.chdir("a")
+gnnpar.train("mine", "sbm", **few)
+os.chdir("../b")
+print(os.environ["GNNPAR_OWN_MODULES"].partition(":")[0], flush=True)
+try:
+    gnnpar.train("mine", "sbm", **few)
+except gnnpar.settings.ConfigError as error:
+    print(error, flush=True)
+code = os.spawnl(os.P_WAIT, sys.executable, "python", "-m", "gnnpar", "train", "model=mine", "dataset=sbm", "epochs=1")
+print(code)
+"""
+
+
+def test_a_module_of_another_project_is_not_taken_for_one_of_this(tmp_path: Path) -> None:
+    """A program trained in one project, and then in another whose YAML names a module that is not there."""
+    for name in "ab":
+        (tmp_path / name / "model").mkdir(parents=True)
+        (tmp_path / name / "model" / "mine.yaml").write_text("_target_: mine_of_28.Net\n")
+    (tmp_path / "a" / "mine_of_28.py").write_text(NAMED)
+    command = [sys.executable, "-P", "-c", IN_B]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300)
+    lines = done.stdout.splitlines()
+    assert "mine_of_28" in lines, done.stderr
+    said = f"mine_of_28 is of {tmp_path / 'a'}, and the working directory is {tmp_path / 'b'}: change back"
+    assert said in lines
+    assert lines[-1] == "2" and "No module named 'mine_of_28'" in done.stderr
+
+
+# --- graphs
+
+
+def test_weights_that_are_there_twice_are_to_be_added() -> None:
+    """In CSR the same matrix was another graph: the second weight was dropped where it was equal to the first."""
+    row, col, weight = [0, 0, 1, 2], [1, 1, 2, 0], np.array([0.5, 0.5, 2.0, 1.0])
+    data = {"x": np.ones((3, 1)), "y": np.array([0, 1, 0])}
+    matrix = coo_array((weight, (row, col)), shape=(3, 3))
+    with pytest.raises(ValueError, match=r"adjacency has 1 repeated weight, .*: call its sum_duplicates\(\)"):
+        as_data({**data, "adjacency": matrix})
+    matrix.sum_duplicates()
+    found = raw_graph("given", as_data({**data, "adjacency": matrix}))
+    assert found.edges.weight is not None and sorted(found.edges.weight.tolist()) == [1.0, 1.0, 2.0]
+
+
+def test_masks_without_the_one_that_trains_are_refused() -> None:
+    """`dataset.split=random` trained on nodes that the caller had kept for the test."""
+    data = Data(x=torch.ones(3, 1), y=torch.tensor([0, 1, 0]), edge_index=torch.tensor([[0], [1]]))
+    data.test_mask = torch.tensor([True, False, False])
+    with pytest.raises(ValueError, match="there is a test_mask, and no train_mask; give it, too"):
+        raw_graph("given", data)
+
+
+def test_a_table_of_many_columns_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """A kilobyte of .gz is one line of half a million numbers, for each of which pandas takes 1.5 KB."""
+    for columns, line in ((20_000, "more than 10,000 columns"), (3, "")):
+        with gzip.open(tmp_path / "t.csv.gz", "wb") as out:
+            out.write(b"0," * (columns - 1) + b"0\n")
+        with pytest.raises(ValueError, match=line) if line else nullcontext():
+            assert _table(tmp_path / "t.csv.gz", np.int64).shape == (1, columns)
+
+
+def test_one_of_two_folders_is_not_taken_for_the_dataset(tmp_path: Path) -> None:
+    """The first in the order of their names was read; somebody's archive had brought it."""
+    (tmp_path / "Tolokers").mkdir()
+    assert find_folder(tmp_path, "tolokers") == tmp_path / "Tolokers"
+    (tmp_path / "TOLOKERS").mkdir()
+    with pytest.raises(ValueError, match="has TOLOKERS and Tolokers; rename the one that is to be read to tolokers"):
+        find_folder(tmp_path, "tolokers")
+    (tmp_path / "tolokers").mkdir()
+    assert find_folder(tmp_path, "tolokers") == tmp_path / "tolokers"
+
+
+# --- sweeps, ranks and logs
+
+
+@pytest.mark.parametrize("swept", ["checkpoint.every=0,1", "trace=true,false", "tracker=jsonl,console"])
+def test_jobs_that_are_the_same_are_not_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], swept: str
+) -> None:
+    """The second value was never run, and the sweep was done."""
+    monkeypatch.chdir(tmp_path)
+    few = ["dataset=sbm", "dataset.num_nodes=60", "epochs=1", "strategy=single", "-m"]
+    assert run("train", [*few, swept, "hydra.sweep.dir=s"]) == 2
+    assert "in one sweep: a job is the same wherever its data lies, and whatever it keeps" in capsys.readouterr().err
+
+
+def test_hosts_with_and_without_shards_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One gathered what the other did not, until the time of the transport was over."""
+    monkeypatch.chdir(tmp_path)
+    few = ["dataset=sbm", "dataset.num_nodes=60"]
+    for out in ("one", "two"):
+        assert run("partition", [*few, "world_size=2", f"out={out}"]) == 0
+    assert run("partition", [*few, "dataset.graph_seed=1", "world_size=2", "out=other"]) == 0
+    plain, one, two, other = (
+        agreed_on(compose(given))
+        for given in ([*few, "world_size=2"], ["shards=one"], ["shards=two"], ["shards=other"])
+    )
+    assert plain["shards"] == "none" and one["shards"] == two["shards"]
+    assert len({each["shards"] for each in (plain, one, other)}) == 3
+
+
+@pytest.mark.parametrize("age", [0, 1_000])
+def test_the_secret_of_a_rank_that_was_killed_does_not_stay(tmp_path: Path, age: float) -> None:
+    file = tmp_path / f"{token.NAME}-abcd"
+    token.leave(file)
+    os.utime(file, (time.time() - age, time.time() - age))
+    token.remove_old(tmp_path, 300)
+    assert file.exists() == (age < 300)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_log_on_a_full_disk_ends_no_run(tmp_path: Path) -> None:
+    """Python flushes stdout before it forks: ranks did not start, and no result was left."""
+    few = ["dataset=sbm", "dataset.num_nodes=60", "epochs=2", "threads_per_rank=1", "world_size=2"]
+    command = [sys.executable, "-m", "gnnpar", "train", *few, "strategy=graph_parallel", "hydra.run.dir=run"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, timeout=300
+        )
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "completed"
+
+
+def test_a_process_that_cannot_be_started_ends_the_run_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`ulimit -u` was "Resource temporarily unavailable", without a result.json."""
+    few = {"dataset.num_nodes": 60, "epochs": 1, "threads_per_rank": 1}
+
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(processes.Ranks, "start", refuse)
+    with pytest.raises(TrainingFailed, match=r"a process for a rank cannot be started \(Resource .*ulimit"):
+        gnnpar.train("gcn", "sbm", strategy="graph_parallel", world_size=2, folder=tmp_path, **few)
+    assert json.loads((tmp_path / "result.json").read_text())["status"] == "failed"
+
+
+def test_a_plan_wants_a_folder_before_it_is_searched_for(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").touch()
+    with pytest.raises(ConfigError, match=r"is a file: name a folder, for plan\.json"):
+        gnnpar.plan("gcn", "sbm", "pcie_server", out=tmp_path / "plan.json")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnpar.config.compose import (
+    NO_OTHER_FOLDER,
     named_folders,
     names_folder,
     refuse_led_away,
@@ -103,6 +104,8 @@ def _refuse_other_options(argv: Sequence[str]) -> None:
         key, _, value = word.lstrip("+").partition("=")
         if key == "hydra.output_subdir" and value != "null":
             raise ConfigError(f"{printable(word[:80])}: a run writes its config.yaml itself; leave it out")
+        if key == "hydra.job.chdir" and value not in ("false", "False", "null"):
+            raise ConfigError(f"{printable(word[:80])}: {NO_OTHER_FOLDER}")
         if word.startswith("-") and (word.partition("=")[0] if word.startswith("--") else word) not in _OPTIONS:
             raise ConfigError(f"there is no option {printable(word[:80])}; gnnpar train has {', '.join(_OPTIONS)}")
 

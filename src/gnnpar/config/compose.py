@@ -51,15 +51,18 @@ def compose(overrides: Sequence[str], check: Callable[[JsonObject], None] = lamb
 
 def chosen_files(overrides: Sequence[str]) -> object:
     """What the YAML says that overrides choose by name, without the keys that they set."""
+    groups = {override: key_of(override).partition("@")[0] for override in overrides}
+    return _composed([each for each, group in groups.items() if is_group(group) and not group.startswith("hydra")])
+
+
+def _composed(overrides: Sequence[str]) -> object:
     import hydra
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    groups = {override: key_of(override).partition("@")[0] for override in overrides}
-    choices = [each for each, group in groups.items() if is_group(group) and not group.startswith("hydra")]
-    search_installed(choices)
+    search_installed(overrides)
     with composing():
-        config = hydra.compose(CONFIG, overrides=choices)
+        config = hydra.compose(CONFIG, overrides=list(overrides))
         try:
             return OmegaConf.to_container(config, resolve=True)
         except OmegaConfBaseException:  # it reads what only other overrides say
@@ -105,7 +108,32 @@ def resolved(config: DictConfig, choices: Mapping[str, object], overrides: Seque
                 complain(f"{override} is not read: strategy={names.get('strategy')} has its own codec; set {mine}")
     written = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=False)
     composed, names = with_inputs(cast("JsonDict", tree), names, overrides)
+    _refuse_chosen_otherwise(composed, cast("JsonDict", tree), choices, overrides)
     return of_what_is_brought(composed, cast("JsonDict", written), cast("JsonDict", tree)), names
+
+
+def _refuse_chosen_otherwise(
+    composed: JsonObject, before: JsonObject, choices: Mapping[str, object], overrides: Sequence[str]
+) -> None:
+    """ConfigError where plan=FILE or shards=FOLDER have brought other settings than a file that sets several groups, as
+    +experiment=NAME, has chosen."""
+    from hydra.errors import HydraException
+
+    several = [group for group in choices if not group.startswith("hydra") and not (conf_dir() / group).is_dir()]
+    several = [group for group in several if group.partition("@")[0] not in iter_groups() and choices[group]]
+    brought = [key for key, value in composed.items() if before.get(key) != value and key != "world_size"]
+    if not several or not brought:
+        return
+    rest = [each for each in overrides if key_of(each).partition("@")[0] not in several]
+    try:
+        plain = _composed([each for each in rest if not key_of(each).startswith("hydra")])
+    except HydraException:  # a key that only that file has
+        plain = None
+    if taken := [key for key in brought if not isinstance(plain, Mapping) or plain.get(key) != before.get(key)]:
+        raise ConfigError(
+            f"{several[0]}={choices[several[0]]} sets the {taken[0]}, and so does the file of plan= or shards=: leave "
+            f"one of them out, or name {taken[0]}= yourself"
+        )
 
 
 def of_what_is_brought(composed: JsonObject, written: JsonObject, before: JsonObject) -> JsonDict:
@@ -135,6 +163,9 @@ def of_what_is_brought(composed: JsonObject, written: JsonObject, before: JsonOb
 
 
 _REFERENCE = re.compile(r"\$\{[^}]*")
+
+
+NO_OTHER_FOLDER = "a job works in the folder that it was started in, where your classes and files are; leave it out"
 
 
 def refuse_paths(overrides: Sequence[str]) -> None:
@@ -204,6 +235,8 @@ class HydraJob:
         from hydra.core.hydra_config import HydraConfig
 
         job = HydraConfig.get()
+        if job.job.chdir:
+            raise ConfigError(f"hydra.job.chdir: {NO_OTHER_FOLDER}")
         run_dir = Path(job.runtime.output_dir)
         sweep = Path(job.sweep.dir) if str(job.mode).endswith("MULTIRUN") else None
         return HydraJob(

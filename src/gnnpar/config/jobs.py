@@ -36,16 +36,16 @@ State = Literal["done", "failed", "interrupted", "killed", "running", "missing"]
 STATES: tuple[State, ...] = ("done", "failed", "interrupted", "killed", "running", "missing")
 MANIFEST, RECORD = "sweep.json", "job.json"
 # where a run reads, keeps and tells: it computes the same
-_NOT_HASHED = ("data_dir", "cache_dir", "tracker", "trace", "checkpoint", "resume")
+NOT_HASHED = ("data_dir", "cache_dir", "tracker", "trace", "checkpoint", "resume")
 _SILENT_SECONDS = 600.0  # a job of another host that has written nothing for so long is taken for dead
 
 
 def job_key(resolved: JsonObject, names: Mapping[str, str]) -> str:
     """The hash of a resolved configuration less its folders and its tracker: equal keys are the same job."""
-    relevant = {k: v for k, v in with_published_keys(resolved).items() if k not in _NOT_HASHED}
+    relevant = {k: v for k, v in with_published_keys(resolved).items() if k not in NOT_HASHED}
     if resolved.get("resume") not in (None, "auto"):  # another run's: it computes something else
         relevant["resume"] = str(resolved["resume"])
-    kept = {group: name for group, name in with_published_names(names).items() if group not in _NOT_HASHED}
+    kept = {group: name for group, name in with_published_names(names).items() if group not in NOT_HASHED}
     text = json.dumps({"names": kept, "settings": with_published_targets(relevant)}, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 

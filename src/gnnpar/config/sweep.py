@@ -11,6 +11,7 @@ import importlib
 import logging
 import math
 import os
+import re
 import signal
 import stat
 import tempfile
@@ -24,8 +25,9 @@ from typing import Any
 
 import yaml
 
-from gnnpar.config.compose import refuse_led_away, resolved
+from gnnpar.config.compose import NO_OTHER_FOLDER, refuse_led_away, resolved
 from gnnpar.config.jobs import (
+    NOT_HASHED,
     Job,
     Manifest,
     State,
@@ -179,7 +181,8 @@ def _reads(settings: JsonObject, here: Path) -> dict[str, Path]:
     dataset, given = settings.get("dataset"), settings.get("data_dir")
     data_dir = None if given is None else here / expanded(str(given))
     if isinstance(dataset, Mapping) and dataset.get("path") is None and data_dir is not None:
-        found["data_dir"] = find_folder(data_dir, str(dataset.get("name")))
+        with suppress(ValueError):  # which the job says
+            found["data_dir"] = find_folder(data_dir, str(dataset.get("name")))
     for group, key in (("dataset", "path"), ("shards", "folder")):
         named = settings.get(group)
         found[group] = named.get(key) if isinstance(named, Mapping) else None
@@ -291,6 +294,8 @@ class Resuming:
         self.sweep.composing = ()
         if config.hydra.output_subdir is not None:
             raise ConfigError("hydra.output_subdir must be null: a run writes its config.yaml itself")
+        if config.hydra.job.chdir:
+            raise ConfigError(f"hydra.job.chdir: {NO_OTHER_FOLDER}")
         choices = {str(group): name for group, name in config.hydra.runtime.choices.items()}
         shown = tuple(o for o in overrides if not o.startswith("hydra"))
         if self.sweep.replay is not None:
@@ -306,7 +311,7 @@ class Resuming:
         if self.sweep.check is not None:
             self.sweep.check(settings, overrides)
         key = job_key(settings, names)
-        _refuse_other_data(shown, self.sweep.asked.setdefault(key, shown))
+        _refuse_others(shown, self.sweep.asked.setdefault(key, shown))
         if key in manifest.jobs:
             refuse_links_below(manifest.folder, manifest.jobs[key].folder)
             before = manifest.folder / manifest.jobs[key].folder
@@ -403,14 +408,15 @@ def _import_optuna() -> None:
         importlib.import_module("optuna")
 
 
-def _refuse_other_data(mine: Overrides, planned: Overrides) -> None:
-    """ConfigError where two jobs of one start differ in the folder of their data alone: they are the same, since data
-    may be moved until a sweep is resumed."""
-    folders = [next((o for o in some if key_of(o) == "data_dir"), "") for some in (mine, planned)]
-    if folders[0] != folders[1]:
-        a, b = (folder or "no data_dir" for folder in folders)
+def _refuse_others(mine: Overrides, planned: Overrides) -> None:
+    """ConfigError where two jobs of one start differ in the places of their data, checkpoints and records alone: they
+    are the same, since data may be moved until a sweep is resumed, and would run once."""
+    own, other = ({o for o in some if re.split("[./@=]", key_of(o))[0] in NOT_HASHED} for some in (mine, planned))
+    if own != other:
+        a, b = (" ".join(sorted(these)) or "nothing of that" for these in (own - other, other - own))
         raise ConfigError(
-            f"{a} and {b} in one sweep: a job is the same wherever its data lies; give each another hydra.sweep.dir"
+            f"{a} and {b} in one sweep: a job is the same wherever its data lies, and whatever it keeps of a run; give "
+            "each another hydra.sweep.dir"
         )
 
 

@@ -79,15 +79,18 @@ def in_short(error: Exception) -> str:
 
 
 def find_folder(data_dir: Path | None, name: str) -> Path | None:
-    """The folder `name` in data_dir, whatever its case and with - or _; an exact match comes first."""
+    """The folder `name` in data_dir, whatever its case and with - or _; an exact match comes first. ValueError where
+    several others match."""
     if data_dir is None or not data_dir.is_dir():
         return None
     if (data_dir / name).is_dir():
         return data_dir / name
     wanted = _plain(name)
-    return next(
-        (entry for entry in sorted(data_dir.iterdir()) if entry.is_dir() and _plain(entry.name) == wanted), None
-    )
+    found = [entry for entry in sorted(data_dir.iterdir()) if entry.is_dir() and _plain(entry.name) == wanted]
+    if len(found) > 1:
+        both = " and ".join(entry.name for entry in found)
+        raise ValueError(f"dataset {name}: {data_dir} has {both}; rename the one that is to be read to {name}.")
+    return found[0] if found else None
 
 
 def _plain(name: str) -> str:

@@ -19,6 +19,7 @@ from gnnpar.data.hetero import SCHEMA
 from gnnpar.data.raw import checked_data
 from gnnpar.data.saved import raw_graph
 from gnnpar.folds.edge_data import EDGE_KINDS
+from gnnpar.printable import counted
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -153,6 +154,11 @@ def _edges_of(adjacency: object, x: object) -> dict[str, object]:
     edge_index = np.stack([entries.row, entries.col]).astype(np.int64)
     found: dict[str, object] = {"edge_index": edge_index}
     if bool((entries.data != 1).any()):
+        if again := len(entries.data) - len(np.unique(edge_index[0] * adjacency.shape[0] + edge_index[1])):
+            raise ValueError(
+                f"dataset given: adjacency has {counted(again, 'repeated weight')}, which SciPy adds: call its "
+                "sum_duplicates()."
+            )
         found["edge_weight"] = entries.data
     return found
 

@@ -4,6 +4,7 @@ Files in `data_dir/ogbn_NAME/` (raw/ and split/) are read once, into arrays in t
 downloaded where it is not there; the others, of 1.4 and 57 GB, are to be put in place by hand.
 """
 
+import gzip
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -158,10 +159,19 @@ def _read(source: _Source, folder: Path) -> Arrays:
 
 
 def _table(file: Path, dtype: type[np.generic]) -> np.ndarray:
-    """[rows, columns] of a packed .csv without a header."""
+    """[rows, columns] of a packed .csv without a header. ValueError where it has more columns than any dataset: pandas
+    takes a kilobyte and more for each."""
     import pandas as pd
 
+    with gzip.open(file) as content:
+        columns = content.readline(_LONGEST_LINE).count(b",") + 1
+    if columns > _MOST_COLUMNS:
+        raise ValueError(f"{file.name} has more than {_MOST_COLUMNS:,} columns")
     return pd.read_csv(file, compression="gzip", header=None, dtype=dtype).to_numpy()
+
+
+_MOST_COLUMNS = 10_000
+_LONGEST_LINE = 1 << 20  # bytes that are looked at: as many columns are 2 bytes each, at least
 
 
 def _graph_of(name: str, source: _Source, arrays: Arrays) -> RawGraph:

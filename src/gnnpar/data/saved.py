@@ -180,6 +180,8 @@ def _checked(name: str, data: object, task: TaskChoice) -> dict[str, object]:
 def _masks(name: str, fields: dict[str, object]) -> tuple[Tensor, Tensor, Tensor] | None:
     given = {part: mask for part in ("train", "val", "test") if (mask := fields.get(f"{part}_mask")) is not None}
     if "train" not in given:
+        if given:
+            raise ValueError(f"dataset {name}: there is a {next(iter(given))}_mask, and no train_mask; give it, too.")
         return None
     masks: dict[str, Tensor] = {}
     for part, mask in given.items():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import threading
@@ -22,6 +23,7 @@ from types import ModuleType
 
 from gnnpar.launch.monitor import is_stopped
 from gnnpar.surroundings import hear_of_children
+from gnnpar.track.console import complain, patient_streams
 
 _OF_THE_PARENT = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1}
 """Signals that schedulers and terminals send to all processes, and the parent alone answers."""
@@ -55,7 +57,7 @@ class Ranks:
 
     def start(self) -> None:
         """Returns at once: before they have been started. Nothing may have started a thread since this was made."""
-        with without_main():
+        with without_main(), patient_streams():
             self._origin.start()
         self._end_of_ranks.close()
 
@@ -100,6 +102,13 @@ def _before_fork() -> None:
 os.register_at_fork(before=_before_fork, after_in_parent=lambda: _OF_THREADS.pop())
 
 
+def no_process(error: OSError) -> str:
+    """Why none can be started, and what to change."""
+    most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    allowed = "any number" if most == resource.RLIM_INFINITY else f"{most}"
+    return f"a process for a rank cannot be started ({error.strerror}; `ulimit -u` allows {allowed}): start fewer ranks"
+
+
 def has_one_thread() -> bool:
     """Whether this process, no fork of threads, is left with one where it forks: numpy's OpenBLAS then ends its own."""
     if threading.active_count() > 1 or is_fork_of_threads():
@@ -121,7 +130,11 @@ def _start_ranks(body: Callable[[int], None], size: int, fork: bool, parent: int
     arguments = [(body, rank, os.getpid()) for rank in range(size)]
     ranks = [start(target=_run, args=each, name=f"rank{rank}") for rank, each in enumerate(arguments)]
     for process in ranks:
-        process.start()
+        try:
+            process.start()
+        except OSError as error:
+            complain(no_process(error))
+            os._exit(1)  # and the ranks that are there with it
     running = {process.sentinel: rank for rank, process in enumerate(ranks)}
     while running:
         wait(list(running))

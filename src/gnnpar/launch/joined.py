@@ -59,6 +59,7 @@ def assemble(hooks: RunHooks, seconds: float) -> JoinedWorld:
         if rank == 0:
             leaving.enter_context(ended_after(lambda: token.remove(marker)))
             leaving.callback(token.remove, marker)
+            token.remove_old(marker.parent, seconds)
             token.leave(marker)
             if unpickles(os.environ):
                 complain(

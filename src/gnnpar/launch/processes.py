@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from gnnpar.comm.world import Host, Interrupted, World
 from gnnpar.dilation import dilate
 from gnnpar.durable import write_json_whole
 from gnnpar.launch import cpu_shares
-from gnnpar.launch.forked import Ranks
+from gnnpar.launch.forked import Ranks, no_process
 from gnnpar.launch.monitor import Failure, Monitor, RankFailed, failure_of, why_killed
 from gnnpar.launch.namespaces import INTERFACE, Network, interface_sent_bytes
 from gnnpar.launch.signals import Stop, blocked, listen_in_rank, postponed, received
@@ -34,7 +34,7 @@ from gnnpar.launch.slurm import rank_on_host
 from gnnpar.own_modules import LOOKED_UP
 from gnnpar.scratch import scratch_folder
 from gnnpar.settings import Comm, Launch
-from gnnpar.track.console import say
+from gnnpar.track.console import complain, say
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
@@ -92,12 +92,18 @@ def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network 
         job = Job(world, work, comm, network, scratch, secrets.token_bytes(32))
         of_ranks = {"OMP_NUM_THREADS": str(world.threads_per_rank), **NO_WORKING_DIRECTORY}
         with environment(**of_ranks):
-            ranks = Ranks(world.size, job.run, fork=world.device == "cpu")
+            try:
+                ranks = Ranks(world.size, job.run, fork=world.device == "cpu")
+            except OSError as error:
+                raise RankFailed(Failure(0, no_process(error))) from error
         try:
             with blocked(handlers):
                 try:
                     with postponed(handlers), environment(**of_ranks):  # other threads may start programs meanwhile
-                        ranks.start()  # before this process has other threads: see `Ranks`
+                        try:
+                            ranks.start()  # before this process has other threads: see `Ranks`
+                        except OSError as error:
+                            raise RankFailed(Failure(0, no_process(error))) from error
                     with received(handlers), monitor:
                         failed = first_to_fail(ranks, how.monitor_seconds, monitor.is_over)
                 finally:
@@ -184,10 +190,14 @@ class Job:
             sys.exit(_INTERRUPTED)
         except BaseException as error:
             failure = failure_of(rank, error)
-            write_json_whole(self.scratch / f"{rank}.json", vars(failure))
+            try:
+                write_json_whole(self.scratch / f"{rank}.json", vars(failure))
+            except OSError:  # the disk is full
+                complain(failure.line)
             if failure.secondary:  # let the parent notice the rank that is really gone before this one
                 time.sleep(_PATIENCE_SECONDS)
-            sys.stdout.flush()
+            with suppress(OSError):  # of a log that takes no more
+                sys.stdout.flush()
             os._exit(1)
 
 

@@ -38,6 +38,14 @@ def remove(file: Path) -> None:
         each.unlink(missing_ok=True)
 
 
+def remove_old(folder: Path, seconds: float) -> None:
+    """Rank 0: what one that was killed has left there, when ranks that were to meet it wait no more."""
+    for each in folder.glob(f"{NAME}-*"):
+        with suppress(OSError):
+            if (there := each.lstat()) and is_mine(there) and time.time() - there.st_mtime > seconds:
+                each.unlink()
+
+
 def answer(file: Path, chosen: str, secret: bytes) -> Path:
     """Rank 0: the secret once more, beside `file`, for the rank that chose this word; what `file` holds by now may be
     somebody else's. FileExistsError: the name is taken."""

@@ -16,7 +16,7 @@ import annotated_types as at
 import rich.console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from gnnpar.durable import DISK_FULL, JsonObject
+from gnnpar.durable import JsonObject
 from gnnpar.printable import one_line, printable
 from gnnpar.track.picture import picture
 from gnnpar.track.tracker import Tracker
@@ -38,7 +38,8 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 class _Patient(io.TextIOBase):
-    """A stream; where that is a file on a full disk, lines come when there is room again, and are no error.
+    """A stream; where that is a file on a full disk, or takes no more, lines come when there is room again, and are
+    no error.
 
     The stream itself is held: a live table of rich replaces sys.stdout by one that writes to the console.
     """
@@ -72,9 +73,33 @@ def _patience(stream: TextIO) -> Iterator[None]:
             number = stream.fileno()
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-    except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise
+    except OSError:  # also a quota, `ulimit -f`, or a disk that is gone: the result of a run has another place
+        pass
+
+
+@contextmanager
+def patient_streams() -> Iterator[None]:
+    """Who flushes sys.stdout and sys.stderr inside, as Python before it forks, and after, does not fail where one of
+    them is a file on a full disk."""
+    before = sys.stdout, sys.stderr
+    if not any(map(_is_stuck, before)):
+        yield
+        return
+    sys.stdout, sys.stderr = (cast("TextIO", _Patient(stream)) for stream in before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def _is_stuck(stream: TextIO) -> bool:
+    try:
+        stream.flush()
+    except OSError:
+        return True
+    except (AttributeError, ValueError):  # an object in the place of a stream, or one that is closed
+        pass
+    return False
 
 
 def say(text: str) -> None:

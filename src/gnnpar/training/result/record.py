@@ -17,6 +17,7 @@ import torch
 
 from gnnpar.comm.world import Outcome, World, reason_of
 from gnnpar.durable import JsonDict, JsonObject, release_room, reserve_room
+from gnnpar.partition.manifest import read_manifest
 from gnnpar.settings import Cluster, Settings, show
 from gnnpar.source_code import hashes_of, own_code
 from gnnpar.targets import classes_in
@@ -211,6 +212,8 @@ def agreed_on(settings: Settings) -> dict[str, str]:
     """What ranks must have alike: every setting that can change a number, and what computes it."""
     relevant = {k: v for k, v in settings.resolved.items() if k not in NOT_COMPARED}
     flat = {name: show(value) for name, value in _flat(relevant)}
+    folder = settings.resolved.get("shards", {}).get("folder")  # each host may have them elsewhere
+    flat["shards"] = "none" if folder is None else read_manifest(Path(str(folder))).fingerprint[:12]
     code = {f"the code of {name}": text[:12] for name, text in hashes_of(classes_in(relevant)).items()}
     versions = {"the version of gnnpar": str(installed("gnnpar")), "the version of torch": torch.__version__}
     return flat | versions | code
