@@ -37,6 +37,7 @@ from gnnpar.data.ogb import _table
 from gnnpar.data.saved import raw_graph
 from gnnpar.data.stored import Stored
 from gnnpar.launch import processes, token
+from gnnpar.launch.signals import Stop
 from gnnpar.partition.chunking import chunk
 from gnnpar.partition.partition import partition
 from gnnpar.paths import path_of
@@ -370,6 +371,24 @@ def test_one_of_two_folders_is_not_taken_for_the_dataset(tmp_path: Path) -> None
 # --- sweeps, ranks and logs
 
 
+@pytest.mark.parametrize("command", ["train", "ablate"])
+def test_a_sweep_takes_no_link_for_its_list_of_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """In a folder that was passed on, it led to the list of a private sweep, whose jobs were then left there."""
+    monkeypatch.chdir(tmp_path)
+    few = ["dataset=sbm", "dataset.num_nodes=60", "epochs=1", "strategy=single", "threads_per_rank=1"]
+    assert run("train", ["-m", *few, "seed=7", "hydra.sweep.dir=private"]) == 0
+    Path("received").mkdir()
+    Path("received", "sweep.json").symlink_to(tmp_path / "private" / "sweep.json")
+    study = {"base": [*few, "tracker=jsonl"], "factors": {"lr": ["optim.lr=0.02"]}, "mode": "grid", "seeds": 1}
+    Path("study.yaml").write_text(json.dumps(study))
+    again = ["-m", *few, "hydra.sweep.dir=received"] if command == "train" else ["study.yaml", "--folder", "received"]
+    assert run(command, again) == 2
+    assert "received/sweep.json" in capsys.readouterr().err
+    assert Path("received", "sweep.json").is_symlink() and not list(Path("received").glob("*/result.json"))
+
+
 @pytest.mark.parametrize("swept", ["checkpoint.every=0,1", "trace=true,false", "tracker=jsonl,console"])
 def test_jobs_that_are_the_same_are_not_swept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], swept: str
@@ -432,6 +451,27 @@ def test_a_process_that_cannot_be_started_ends_the_run_in_a_line(
     with pytest.raises(TrainingFailed, match=r"a process for a rank cannot be started \(Resource .*ulimit"):
         gnnpar.train("gcn", "sbm", strategy="graph_parallel", world_size=2, folder=tmp_path, **few)
     assert json.loads((tmp_path / "result.json").read_text())["status"] == "failed"
+
+
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_a_run_is_asked_to_end_where_no_file_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked_before: bool
+) -> None:
+    """SIGTERM ended it without a checkpoint or a result where others had taken all inodes of /tmp."""
+    parent, rank = Stop(), Stop(tmp_path / "stop")
+    if asked_before:
+        parent.ask()
+    parent.kept_in(tmp_path / "stop")
+    assert rank.asked() == asked_before
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "touch", full)
+    parent.ask()
+    parent.ask()
+    assert rank.asked()
+    rank.ask()
 
 
 def test_a_plan_wants_a_folder_before_it_is_searched_for(tmp_path: Path) -> None:

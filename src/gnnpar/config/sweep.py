@@ -27,6 +27,7 @@ import yaml
 
 from gnnpar.config.compose import NO_OTHER_FOLDER, refuse_led_away, resolved
 from gnnpar.config.jobs import (
+    MANIFEST,
     NOT_HASHED,
     Job,
     Manifest,
@@ -42,7 +43,7 @@ from gnnpar.config.jobs import (
 from gnnpar.config.replay import PARAMS, Replay, asked, quoted
 from gnnpar.config.study import MOST_RUNS, key_of, plain_yaml
 from gnnpar.config.submitit_jobs import is_submitit, place_of_results, results_apart
-from gnnpar.durable import JsonObject, WriteError, make_folder_for_work, refuse_links_below
+from gnnpar.durable import JsonObject, WriteError, make_folder_for_work, refuse_link, refuse_links_below
 from gnnpar.paths import conf_dir, expanded
 from gnnpar.printable import counted, one_line, shell_word
 from gnnpar.settings import ConfigError
@@ -260,6 +261,7 @@ class Resuming:
         with alone_in(folder):
             if is_submitit(self.inner):
                 place_of_results(self.inner, folder)
+            refuse_link(folder / MANIFEST)  # what it leads to would be left in the folder
             manifest = Manifest.read(folder)
             manifest.argv = asked(self.sweep.argv)
             jobs = self.planned(job_overrides, manifest)

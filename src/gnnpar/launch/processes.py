@@ -85,9 +85,7 @@ def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network 
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup gnnpar train` outlives its terminal
         handlers[signal.SIGHUP] = interrupt
     with scratch_folder() as scratch:
-        stop.file = scratch / _STOP
-        if stop.asked():  # before there was a file to say it in
-            stop.ask()
+        stop.kept_in(scratch / _STOP)
         monitor = Monitor(scratch, world.size, timeout_seconds=comm.timeout_seconds * world.dilation)
         job = Job(world, work, comm, network, scratch, secrets.token_bytes(32))
         of_ranks = {"OMP_NUM_THREADS": str(world.threads_per_rank), **NO_WORKING_DIRECTORY}

@@ -23,10 +23,22 @@ class Stop:
         self._asked = threading.Event()
         self._timer: threading.Timer | None = None
 
+    def kept_in(self, file: Path) -> None:
+        """The parent, before ranks start: they will look for `file`, which takes the place of another one then, as a
+        disk may be full."""
+        _spare(file).touch()
+        self.file = file
+        if self._asked.is_set():  # before there was a file to say it in
+            self.ask()
+
     def ask(self) -> None:
         self._asked.set()
         if self.file is not None:
-            self.file.touch()
+            with suppress(OSError):  # it has been asked already, or a cleaner has removed the other file
+                _spare(self.file).rename(self.file)
+            if not self.file.exists():
+                with suppress(OSError):
+                    self.file.touch()
 
     def asked(self) -> bool:
         return self._asked.is_set() or (self.file is not None and self.file.exists())
@@ -45,6 +57,10 @@ class Stop:
         """The run has ended by itself."""
         if self._timer is not None:
             self._timer.cancel()
+
+
+def _spare(file: Path) -> Path:
+    return file.with_name(f"{file.name}.spare")
 
 
 def listen_in_rank(stop: Stop) -> None:
