@@ -156,7 +156,7 @@ def dispatch(command: str, rest: list[str]) -> int:
         if command == "--install-completion":
             try:
                 completion.install(Path.home())
-            except (ValueError, OSError) as error:
+            except (ValueError, OSError, RuntimeError) as error:  # the last: a user without a home
                 return refuse(ValueError(str(error)))
         else:
             lines = completion.complete(" ".join(rest)) if command == "--complete" else [completion.SCRIPT.rstrip()]

@@ -7,6 +7,7 @@ import errno
 import gzip
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from torch_geometric.data import Data
 import gnnpar
 from conftest import environment
 from gnnpar import scratch
+from gnnpar.__main__ import main
 from gnnpar.api import TrainingFailed
 from gnnpar.cli.main import run
 from gnnpar.config.compose import compose, of_what_is_brought
@@ -472,6 +474,18 @@ def test_a_run_is_asked_to_end_where_no_file_can_be_made(
     parent.ask()
     assert rank.asked()
     rank.ask()
+
+
+@pytest.mark.parametrize("command", ["dashboard", "--install-completion"])
+def test_a_user_without_a_home_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    def none() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", none)
+    assert main([command, "runs"]) == 2
+    assert re.search("set HOME|home directory", capsys.readouterr().err)
 
 
 def test_a_plan_wants_a_folder_before_it_is_searched_for(tmp_path: Path) -> None:

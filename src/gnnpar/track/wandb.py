@@ -179,6 +179,10 @@ def load(*, entity: str | None) -> ModuleType:
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     os.environ.setdefault("WANDB_DISABLE_GIT", "true")  # wandb.setup runs git before it reads disable_git
     refuse_settings_of(Path.cwd(), entity=entity)
+    try:
+        Path.home()
+    except RuntimeError as error:
+        raise ValueError("wandb reads settings in your home, and you have none: set HOME") from error
     _forget_service_of_others()
     import wandb
     from wandb.sdk.data_types._private import MEDIA_TMP
