@@ -14,6 +14,7 @@ from pathlib import Path
 from gnnpar import own_modules
 
 _OURS = ("gnnpar", "gnnpar_kernels")
+_OF_A_START = {"__main__", "__mp_main__", "sitecustomize", "usercustomize"}
 _DIGITS = 12
 _INSTALLED = {"site-packages", "dist-packages"}
 
@@ -24,6 +25,13 @@ def hashes_of(classes: Iterable[str]) -> dict[str, str]:
     tops = sorted({*_OURS, *(name.partition(".")[0] for name in classes)})
     found = {name: place for name in tops if (place := _place(name)) is not None}
     return {name: _hash(place) for name, place in found.items()} | own_modules.hashes()
+
+
+def hashes_of_imported() -> dict[str, str]:
+    """Name -> SHA-256: of all that is imported and neither Python's own nor installed, as what lies on PYTHONPATH."""
+    tops = {name.partition(".")[0] for name in list(sys.modules)} - {*sys.stdlib_module_names, *_OF_A_START}
+    places = {name: place for name in sorted(tops) if not _has_version(name) and (place := _place(name)) is not None}
+    return {name: _hash(place) for name, place in places.items()}
 
 
 def own_code(classes: Iterable[str]) -> dict[str, str]:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,7 @@ from gnnpar.__main__ import main
 from gnnpar.api import TrainingFailed
 from gnnpar.cli.main import run
 from gnnpar.config.compose import compose, of_what_is_brought
+from gnnpar.data import files
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.files import find_folder
 from gnnpar.data.given import as_data
@@ -45,7 +47,7 @@ from gnnpar.partition.partition import partition
 from gnnpar.paths import path_of
 from gnnpar.settings import ConfigError
 from gnnpar.targets import locate
-from gnnpar.training.result import trained
+from gnnpar.training.result import record, trained
 from gnnpar.training.result.record import agreed_on
 from gnnpar.verify.conformance import small_graph
 
@@ -251,6 +253,9 @@ def test_an_experiment_is_not_replaced_by_what_a_file_brings(
     begins = "# @package _global_\n"
     Path("experiment", "other.yaml").write_text(f"{begins}defaults:\n  - override /dataset: sbm_typed\n")
     Path("experiment", "longer.yaml").write_text(f"{begins}epochs: 2\n")
+    for several in ("+experiment=other", "debug=tiny"):
+        assert run("predict", ["run", several, "--out", "logits.npy"]) == 2
+        assert f"{several} sets what a prediction takes from run/checkpoint" in capsys.readouterr().err
     common = ["plan=run/plan.json", "threads_per_rank=1"]
     assert run("train", [*common, "+experiment=longer", "hydra.run.dir=a"]) == 0
     assert json.loads(Path("a", "result.json").read_text())["epochs_done"] == 2
@@ -258,6 +263,8 @@ def test_an_experiment_is_not_replaced_by_what_a_file_brings(
     assert run("train", [*common, "+experiment=other", "hydra.run.dir=b"]) == 2
     said = "experiment=other sets the dataset, and so does the file of plan= or shards=: leave one of them out"
     assert said in capsys.readouterr().err
+    assert run("train", [*common, "debug=overfit", "hydra.run.dir=b"]) == 2
+    assert "debug=overfit sets the" in capsys.readouterr().err
 
 
 # --- the working directory
@@ -400,6 +407,48 @@ def test_jobs_that_are_the_same_are_not_swept(
     few = ["dataset=sbm", "dataset.num_nodes=60", "epochs=1", "strategy=single", "-m"]
     assert run("train", [*few, swept, "hydra.sweep.dir=s"]) == 2
     assert "in one sweep: a job is the same wherever its data lies, and whatever it keeps" in capsys.readouterr().err
+
+
+def test_a_study_in_its_folder_is_no_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A private one would have been left in a folder that somebody had sent."""
+    monkeypatch.chdir(tmp_path)
+    Path("private.yaml").write_text(json.dumps({"base": [], "factors": {"lr": ["optim.lr=0.02"]}, "seeds": 1}))
+    Path("received").mkdir()
+    Path("received", "study.yaml").symlink_to(tmp_path / "private.yaml")
+    assert run("ablate", ["received/study.yaml", "--folder", "received"]) == 2
+    assert "received/study.yaml" in capsys.readouterr().err
+    assert Path("received", "study.yaml").is_symlink()
+
+
+def test_hosts_with_other_packages_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of PyG, and modules on PYTHONPATH that the user's model imports, were others on another host."""
+    (tmp_path / "helper_of_29.py").write_text("width = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings = compose(["dataset=sbm"])
+    assert "the code of helper_of_29" not in agreed_on(settings)
+    import_module("helper_of_29")
+    before = agreed_on(settings)
+    (tmp_path / "helper_of_29.py").write_text("width = 2\n")
+    monkeypatch.setattr(record, "installed", lambda name: f"{name} 1")
+    now = agreed_on(settings)
+    others = {name for name in now if now[name] != before[name]}
+    assert {"the code of helper_of_29", "the version of torch_geometric"} <= others
+    assert not [name for name in now if name in ("the code of os", "the code of torch", "the code of numpy")]
+
+
+@pytest.mark.parametrize(("mode", "lock"), [(0o755, 0o600), (0o777, 0o644)])
+def test_who_may_only_look_into_the_cache_holds_no_run_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, lock: int
+) -> None:
+    """Where a private group may write to it, as with umask 002, anybody could lock its files."""
+    monkeypatch.setattr(files, "cache_root", lambda: tmp_path)
+    monkeypatch.setattr(files, "is_open_to_others", lambda folder: folder.stat().st_mode & 0o002 != 0)
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made").chmod(mode | 0o020)
+    files.cached_folder("made/x", lambda folder: None)
+    assert (tmp_path / "made" / ".x.lock").stat().st_mode & 0o777 == lock
 
 
 def test_hosts_with_and_without_shards_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from gnnpar.config.compose import chosen_files, compose, refuse_led_away
 from gnnpar.config.jobs import Manifest, alone_in, job_key
 from gnnpar.config.replay import quoted
 from gnnpar.config.study import Variant, job_overrides, read_study
-from gnnpar.durable import Json, JsonDict, JsonObject, write_text_whole
+from gnnpar.durable import Json, JsonDict, JsonObject, refuse_link, write_text_whole
 from gnnpar.printable import printable
 from gnnpar.report.statistics import Estimate, geometric_mean, mean
 from gnnpar.settings import ConfigError, Settings
@@ -74,6 +74,7 @@ def run(argv: list[str]) -> int:
     if "${" in str(folder):
         raise ConfigError(f"{folder}: Hydra would read ${{ as a value of its own; give --folder another name")
     with alone_in(folder):  # of another study of the name, which may be running
+        refuse_link(folder / "study.yaml")  # what it leads to would be left in the folder
         write_text_whole(folder / "study.yaml", options.study.read_text(encoding="utf-8"))
     with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
         say(f"{options.study}: {len(variants)} variants x {len(study.seed_list)} seeds x {study.blocks} blocks")

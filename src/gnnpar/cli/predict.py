@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gnnpar.cli.arguments import Arguments
+from gnnpar.config.groups import is_group
+from gnnpar.config.study import key_of
 from gnnpar.durable import WriteError, make_folder_of_results, refuse_link_of_others, require_writable
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track.console import complain, say
@@ -98,8 +100,11 @@ def checked_pairs(file: Path, trained: Settings) -> Path:
 
 def with_model_of(trained: Settings, found: Checkpoint, overrides: Sequence[str]) -> Settings:
     """What the overrides ask for, with the model of a run, and its dataset where they name none."""
-    from gnnpar.config.compose import compose
+    from gnnpar.config.compose import compose, sets_several
 
+    keys = {override: key_of(override) for override in overrides}
+    if several := next((o for o, key in keys.items() if is_group(key.partition("@")[0]) and sets_several(key)), None):
+        raise ConfigError(f"{several} sets what a prediction takes from {found.folder}, too: type what you need of it")
     if asked := next((o for o in overrides if _OF_THE_RUN.match(o)), None):
         raise ConfigError(f"{asked}: a prediction takes it from {found.folder}; leave it out")
     settings = compose(overrides)

@@ -112,15 +112,19 @@ def resolved(config: DictConfig, choices: Mapping[str, object], overrides: Seque
     return of_what_is_brought(composed, cast("JsonDict", written), cast("JsonDict", tree)), names
 
 
+def sets_several(group: str) -> bool:
+    """Whether its files set what other groups have, as those of debug and of +experiment do."""
+    return not group.startswith("hydra") and group.partition("@")[0] not in iter_groups()
+
+
 def _refuse_chosen_otherwise(
     composed: JsonObject, before: JsonObject, choices: Mapping[str, object], overrides: Sequence[str]
 ) -> None:
-    """ConfigError where plan=FILE or shards=FOLDER have brought other settings than a file that sets several groups, as
-    +experiment=NAME, has chosen."""
+    """ConfigError where plan=FILE or shards=FOLDER have brought other settings than a file that sets several groups has
+    chosen."""
     from hydra.errors import HydraException
 
-    several = [group for group in choices if not group.startswith("hydra") and not (conf_dir() / group).is_dir()]
-    several = [group for group in several if group.partition("@")[0] not in iter_groups() and choices[group]]
+    several = [group for group in choices if sets_several(group) and choices[group]]
     brought = [key for key, value in composed.items() if before.get(key) != value and key != "world_size"]
     if not several or not brought:
         return

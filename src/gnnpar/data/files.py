@@ -27,7 +27,7 @@ from traceback import walk_tb
 from typing import TextIO
 
 from gnnpar.capacity import memory_bytes, require_memory
-from gnnpar.durable import is_mine, make_folder, require_file
+from gnnpar.durable import is_mine, is_open_to_others, make_folder, require_file
 from gnnpar.paths import expanded, own_cache
 from gnnpar.scratch import remove_abandoned
 from gnnpar.track.console import complain
@@ -195,8 +195,7 @@ def cached_folder(key: str, build: Callable[[Path], None]) -> Path:
     try:
         make_folder(final.parent)
         flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # no link; no wait
-        there = final.parent.stat()
-        shared = there.st_mode & 0o022 or not is_mine(there)
+        shared = is_open_to_others(final.parent) or not is_mine(final.parent.stat())
         mode = 0o644 if shared else 0o600  # who may read a file may lock it
         lock = os.fdopen(os.open(final.parent / f".{final.name}.lock", flags, mode), "rb", 0)
     except OSError as error:

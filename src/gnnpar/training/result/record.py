@@ -13,13 +13,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
-import torch
 
 from gnnpar.comm.world import Outcome, World, reason_of
 from gnnpar.durable import JsonDict, JsonObject, release_room, reserve_room
 from gnnpar.partition.manifest import read_manifest
 from gnnpar.settings import Cluster, Settings, show
-from gnnpar.source_code import hashes_of, own_code
+from gnnpar.source_code import hashes_of, hashes_of_imported, own_code
 from gnnpar.targets import classes_in
 from gnnpar.track.console import say
 from gnnpar.track.tracker import Tee, Tracker
@@ -214,6 +213,8 @@ def agreed_on(settings: Settings) -> dict[str, str]:
     flat = {name: show(value) for name, value in _flat(relevant)}
     folder = settings.resolved.get("shards", {}).get("folder")  # each host may have them elsewhere
     flat["shards"] = "none" if folder is None else read_manifest(Path(str(folder))).fingerprint[:12]
-    code = {f"the code of {name}": text[:12] for name, text in hashes_of(classes_in(relevant)).items()}
-    versions = {"the version of gnnpar": str(installed("gnnpar")), "the version of torch": torch.__version__}
+    hashes = hashes_of(classes_in(relevant)) | hashes_of_imported()
+    code = {f"the code of {name}": text[:12] for name, text in hashes.items()}
+    names = ("gnnpar", "torch", "torch_geometric")
+    versions = {f"the version of {name}": str(installed(name)) for name in names}
     return flat | versions | code
