@@ -377,7 +377,58 @@ def test_one_of_two_folders_is_not_taken_for_the_dataset(tmp_path: Path) -> None
     assert find_folder(tmp_path, "tolokers") == tmp_path / "tolokers"
 
 
+@pytest.mark.parametrize("name", ["valid_mask", "validation_mask", "dev_mask"])
+def test_a_mask_of_another_name_is_refused(name: str) -> None:
+    """The run had no validation, without a word."""
+    data = Data(x=torch.ones(3, 1), y=torch.tensor([0, 1, 0]), edge_index=torch.tensor([[0], [1]]))
+    data[name] = data.train_mask = torch.tensor([True, False, False])
+    with pytest.raises(ValueError, match=f"{name} is not read; call it val_mask"):
+        raw_graph("given", data)
+
+
 # --- sweeps, ranks and logs
+
+
+def test_what_was_made_of_an_earlier_run_is_not_of_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Predictions and a program of another model lay beside the result of the second run."""
+    monkeypatch.chdir(tmp_path)
+    few = ["dataset=sbm", "dataset.num_nodes=60", "epochs=1", "threads_per_rank=1", "strategy=single"]
+    given = ["hydra.run.dir=run", *few]
+    assert run("train", given) == 0 and run("predict", ["run"]) == 0 and run("export", ["run"]) == 0
+    capsys.readouterr()
+    assert run("train", [*given, "model=sage"]) == 0
+    said = capsys.readouterr().out
+    for name, aside in (("predictions.npy", "predictions-before.npy"), ("export", "export-before")):
+        assert f"run/{name} is of an earlier run: moved to {aside}" in said
+        assert not Path("run", name).exists() and Path("run", aside).exists()
+    Path("run", "predictions.npy").touch()
+    assert run("train", [*given, "model=sage", "epochs=2", "resume=auto"]) == 0
+    assert Path("run", "predictions.npy").exists()
+
+
+def test_a_link_that_was_turned_is_another_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sweep that went on had runs on two graphs side by side."""
+    monkeypatch.chdir(tmp_path)
+    for version in ("v1", "v2"):
+        data = Data(x=torch.ones(6, 1), y=torch.arange(6) % 2, edge_index=torch.arange(6).reshape(2, 3))
+        data.train_mask, data.val_mask = torch.arange(6) < 2, torch.arange(6) == 2
+        Path(version).mkdir()
+        torch.save(data, Path(version, "g.pt"))
+    Path("current").symlink_to("v1")
+    time.sleep(0.05)
+    sweep = ["-m", "dataset=pt", "dataset.path=current/g.pt", "epochs=1", "strategy=single", "threads_per_rank=1"]
+    assert run("train", [*sweep, "seed=0", "hydra.sweep.dir=s"]) == 0
+    capsys.readouterr()
+    assert run("train", [*sweep, "seed=0", "hydra.sweep.dir=s"]) == 0
+    assert "has changed since jobs that are done" not in capsys.readouterr().out
+    Path("current").unlink()
+    Path("current").symlink_to("v2")
+    assert run("train", [*sweep, "seed=0,1", "hydra.sweep.dir=s"]) == 0
+    assert "v2/g.pt has changed since jobs that are done" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["train", "ablate"])
@@ -394,7 +445,9 @@ def test_a_sweep_takes_no_link_for_its_list_of_jobs(
     Path("study.yaml").write_text(json.dumps(study))
     again = ["-m", *few, "hydra.sweep.dir=received"] if command == "train" else ["study.yaml", "--folder", "received"]
     assert run(command, again) == 2
-    assert "received/sweep.json" in capsys.readouterr().err
+    assert "received/sweep.json is a link" in capsys.readouterr().err
+    assert run("status", ["received", "--json"]) == 2
+    assert "seed=7" not in capsys.readouterr().out
     assert Path("received", "sweep.json").is_symlink() and not list(Path("received").glob("*/result.json"))
 
 

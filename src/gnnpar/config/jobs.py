@@ -72,6 +72,8 @@ class Manifest:
     def read(folder: Path) -> Manifest:
         """As it stands in the folder; an empty one where nothing was planned yet."""
         file = folder / MANIFEST
+        if file.is_symlink():  # of a folder that was passed on, to the list of a private sweep
+            raise ConfigError(f"{file} is a link: what it leads to would be shown, or left, in its place; remove it")
         if not file.exists():
             return Manifest(folder)
         try:

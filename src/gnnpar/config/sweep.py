@@ -27,7 +27,6 @@ import yaml
 
 from gnnpar.config.compose import NO_OTHER_FOLDER, refuse_led_away, resolved
 from gnnpar.config.jobs import (
-    MANIFEST,
     NOT_HASHED,
     Job,
     Manifest,
@@ -43,7 +42,7 @@ from gnnpar.config.jobs import (
 from gnnpar.config.replay import PARAMS, Replay, asked, quoted
 from gnnpar.config.study import MOST_RUNS, key_of, plain_yaml
 from gnnpar.config.submitit_jobs import is_submitit, place_of_results, results_apart
-from gnnpar.durable import JsonObject, WriteError, make_folder_for_work, refuse_link, refuse_links_below
+from gnnpar.durable import JsonObject, WriteError, make_folder_for_work, refuse_links_below
 from gnnpar.paths import conf_dir, expanded
 from gnnpar.printable import counted, one_line, shell_word
 from gnnpar.settings import ConfigError
@@ -164,18 +163,29 @@ def _changed_since(settings: JsonObject, run_dir: Path) -> str | None:
     it, it is the same job."""
     if (record := read_record(run_dir)) is None:
         return None
-    now, before = _reads(settings, Path.cwd()), dict[str, Path]()
+    now, before = _reads(settings, Path.cwd()), dict[str, tuple[Path, Path]]()
     with suppress(OSError, ValueError, yaml.YAMLError):
         if isinstance(of_then := plain_yaml(run_dir / "config.yaml"), Mapping) and "cwd" in record:
             before = _reads(of_then, Path(str(record["cwd"])))
-    for key, place in now.items():
-        if _changed(place) > record["started"] or before.get(key, place) != place:
+    for key, (place, named) in now.items():
+        if max(_changed(place), _turned(named)) > record["started"] or before.get(key, (place, named))[0] != place:
             return str(place)
     return None
 
 
-def _reads(settings: JsonObject, here: Path) -> dict[str, Path]:
-    """Key -> the file or folder that settings name with it, where that is there, as seen from a working directory."""
+def _turned(named: Path) -> float:
+    """When a link on the way to a file was made last: it may have led elsewhere before."""
+    newest = 0.0
+    for place in (named, *named.parents):
+        with suppress(OSError):
+            if place.is_symlink():
+                newest = max(newest, place.lstat().st_ctime)
+    return newest
+
+
+def _reads(settings: JsonObject, here: Path) -> dict[str, tuple[Path, Path]]:
+    """Key -> the file or folder that settings name with it, where that is there, as seen from a working directory, and
+    how it is named."""
     from gnnpar.data.files import find_folder
 
     found = {key: settings.get(key) for key in ("plan", "profile", "resume")}
@@ -187,12 +197,12 @@ def _reads(settings: JsonObject, here: Path) -> dict[str, Path]:
     for group, key in (("dataset", "path"), ("shards", "folder")):
         named = settings.get(group)
         found[group] = named.get(key) if isinstance(named, Mapping) else None
-    places = dict[str, Path]()
+    places = dict[str, tuple[Path, Path]]()
     for key, path in found.items():
         for place in (here / str(path), (data_dir or here) / str(path)) if path not in (None, "auto") else ():
             with suppress(ValueError, OSError):
                 if place.exists():
-                    places.setdefault(key, Path(os.path.realpath(place)))
+                    places.setdefault(key, (Path(os.path.realpath(place)), place.absolute()))
     return places
 
 
@@ -261,7 +271,6 @@ class Resuming:
         with alone_in(folder):
             if is_submitit(self.inner):
                 place_of_results(self.inner, folder)
-            refuse_link(folder / MANIFEST)  # what it leads to would be left in the folder
             manifest = Manifest.read(folder)
             manifest.argv = asked(self.sweep.argv)
             jobs = self.planned(job_overrides, manifest)

@@ -52,7 +52,11 @@ def task_of(y: Tensor, choice: TaskChoice) -> TaskName:
 
 
 def refuse_unread(name: str, keys: Iterable[str]) -> None:
-    """ValueError where a graph comes with types of nodes, or with rows on edges that are not edge_attr."""
+    """ValueError where a graph comes with types of nodes, with rows on edges that are not edge_attr, or with a mask of
+    validation that is called as elsewhere."""
+    keys = list(keys)
+    if mask := next((key for key in ("valid_mask", "validation_mask", "dev_mask") if key in keys), None):
+        raise ValueError(f"dataset {name}: {mask} is not read; call it val_mask.")
     read = ("edge_index", "edge_weight", "edge_type", "edge_attr")
     if unread := [key for key in keys if (key.startswith("edge_") and key not in read) or key == "node_type"]:
         raise ValueError(

@@ -149,9 +149,19 @@ def clean(settings: Settings, run_dir: Path, say: Say) -> None:
     if _goes_on_in(settings, run_dir):
         return
     _put_aside(run_dir, say, "is of an earlier run", "; resume=auto would have gone on from it")
+    for made in _MADE_OF_A_RUN:
+        if os.path.lexists(there := run_dir / made):
+            aside = there.with_stem(f"{there.stem}-before")
+            remove(aside)
+            there.rename(aside)
+            say(f"{there} is of an earlier run: moved to {aside.name}")
     profile = run_dir / "profile.json"
     if settings.profile is None or settings.profile.resolve() != profile.resolve():
         profile.unlink(missing_ok=True)
+
+
+_MADE_OF_A_RUN = ("predictions.npy", "scores.npy", "export")
+"""What `predict` and `export` leave in the folder of a run by themselves."""
 
 
 def _put_aside(run_dir: Path, say: Say, why: str, note: str = "") -> None:
