@@ -190,13 +190,16 @@ def folder_beside(out: Path) -> Iterator[Path]:
 
 
 def remove_abandoned(place: Path, pattern: str) -> None:
-    """Folders of this user's that a process which was killed has left: those that are older than a day, as another
-    host, whose locks are its own, may be at work in a newer one."""
-    for folder in place.glob(pattern):
+    """Folders and files of this user's that a process which was killed has left: those that are older than a day, as
+    another host, whose locks are its own, may be at work in a newer one."""
+    for left in place.glob(pattern):
         with suppress(OSError):
-            there = folder.lstat()
-            if stat.S_ISDIR(there.st_mode) and is_mine(there) and time.time() - there.st_mtime > _ABANDONED_SECONDS:
-                remove_made(folder, there)
+            there = left.lstat()
+            if is_mine(there) and time.time() - there.st_mtime > _ABANDONED_SECONDS:
+                if stat.S_ISDIR(there.st_mode):
+                    remove_made(left, there)
+                elif stat.S_ISREG(there.st_mode):
+                    left.unlink()
 
 
 _ABANDONED_SECONDS = 24 * 3600

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -473,6 +474,11 @@ def test_a_study_in_its_folder_is_no_link(
     assert run("ablate", ["received/study.yaml", "--folder", "received"]) == 2
     assert "received/study.yaml" in capsys.readouterr().err
     assert Path("received", "study.yaml").is_symlink()
+    Path("own").mkdir()
+    Path("own", "study.yaml").write_text("of: another program\n")
+    assert run("ablate", ["private.yaml", "--folder", "own"]) == 2
+    assert "own/study.yaml is of no study that was run there: give another --folder" in capsys.readouterr().err
+    assert Path("own", "study.yaml").read_text() == "of: another program\n"
 
 
 def test_hosts_with_other_packages_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -588,6 +594,32 @@ def test_a_user_without_a_home_is_told_so(
     monkeypatch.setattr(Path, "home", none)
     assert main([command, "runs"]) == 2
     assert re.search("set HOME|home directory", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
+def test_a_run_of_one_rank_hears_that_its_terminal_is_gone(tmp_path: Path, number: signal.Signals) -> None:
+    """It died by the signal, without a result, and left its lock."""
+    few = ["dataset=sbm", "dataset.num_nodes=60", "epochs=1000000", "threads_per_rank=1", "strategy=single"]
+    command = [sys.executable, "-m", "gnnpar", "train", *few, "hydra.run.dir=run"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL) as process:
+        rows = tmp_path / "run" / "metrics.jsonl"
+        for _ in range(600):
+            if rows.exists() and rows.stat().st_size:
+                break
+            time.sleep(0.1)
+        process.send_signal(number)
+        assert process.wait(60) == 1
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "interrupted"
+    assert not (tmp_path / "run" / ".gnnpar.lock").exists()
+
+
+def test_what_a_prediction_that_was_killed_has_left_goes(tmp_path: Path) -> None:
+    old, new = (tmp_path / f".p.npy.{digit * 16}.partial" for digit in "ab")
+    for file, age in ((old, 2 * 24 * 3600), (new, 0)):
+        file.touch()
+        os.utime(file, (time.time() - age, time.time() - age))
+    scratch.remove_abandoned(tmp_path, f".p.npy.{'?' * 16}.partial")
+    assert not old.exists() and new.exists()
 
 
 def test_a_plan_wants_a_folder_before_it_is_searched_for(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from gnnpar.cli.arguments import Arguments
 from gnnpar.cli.train import job
 from gnnpar.config.application import run_jobs
 from gnnpar.config.compose import chosen_files, compose, refuse_led_away
-from gnnpar.config.jobs import Manifest, alone_in, job_key
+from gnnpar.config.jobs import MANIFEST, Manifest, alone_in, job_key
 from gnnpar.config.replay import quoted
 from gnnpar.config.study import Variant, job_overrides, read_study
 from gnnpar.durable import Json, JsonDict, JsonObject, refuse_link, write_text_whole
@@ -74,8 +74,11 @@ def run(argv: list[str]) -> int:
     if "${" in str(folder):
         raise ConfigError(f"{folder}: Hydra would read ${{ as a value of its own; give --folder another name")
     with alone_in(folder):  # of another study of the name, which may be running
-        refuse_link(folder / "study.yaml")  # what it leads to would be left in the folder
-        write_text_whole(folder / "study.yaml", options.study.read_text(encoding="utf-8"))
+        kept, text = folder / "study.yaml", options.study.read_text(encoding="utf-8")
+        refuse_link(kept)  # what it leads to would be left in the folder
+        if kept.exists() and not (folder / MANIFEST).exists() and kept.read_bytes() != text.encode():
+            raise ConfigError(f"{kept} is of no study that was run there: give another --folder")
+        write_text_whole(kept, text)
     with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
         say(f"{options.study}: {len(variants)} variants x {len(study.seed_list)} seeds x {study.blocks} blocks")
         argv = ["-m", *options.overrides, f"hydra.sweep.dir={quoted(str(folder))}"]

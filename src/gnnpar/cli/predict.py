@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import re
 import secrets
@@ -46,7 +47,7 @@ def run(argv: list[str]) -> int:
     options = parser.intermixed(argv)
     from gnnpar.cli.train import plan_source_of
     from gnnpar.launch.launch import launch, world_of
-    from gnnpar.scratch import scratch_folder
+    from gnnpar.scratch import remove_abandoned, scratch_folder
     from gnnpar.training.checks import check
     from gnnpar.training.predict import Hooks, Prediction
     from gnnpar.training.result.trained import find
@@ -64,6 +65,7 @@ def run(argv: list[str]) -> int:
     refuse_link_of_others(out.parent)
     require_writable(out)
     make_folder_of_results(out.parent)
+    remove_abandoned(out.parent, f".{glob.escape(out.name)}.{'?' * 16}.partial")
     partial = out.with_name(f".{out.name}.{secrets.token_hex(8)}.partial")
     with scratch_folder() as scratch:
         source, own = plan_source_of(settings), not any(map(_OF_A_GRAPH.match, options.overrides))

@@ -96,7 +96,9 @@ def interruptible(stop: Stop, grace_seconds: float) -> Iterator[None]:
 
     kept = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
     before = {number: signal.getsignal(number) for number in _of_python(kept)}
-    handlers = {signal.SIGINT: interrupt, signal.SIGTERM: ask, signal.SIGUSR1: ask}
+    handlers = {signal.SIGINT: interrupt, signal.SIGTERM: ask, signal.SIGUSR1: ask, signal.SIGQUIT: interrupt}
+    if before.get(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup gnnpar train` outlives its terminal
+        handlers[signal.SIGHUP] = interrupt
     for number in before.keys() & handlers.keys():  # USR1: what schedulers are asked to send ahead of the end
         signal.signal(number, handlers[number])
     try:
