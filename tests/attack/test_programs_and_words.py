@@ -32,6 +32,7 @@ from conftest import environment
 from gnnpar import scratch
 from gnnpar.__main__ import main
 from gnnpar.api import TrainingFailed
+from gnnpar.cli import completion
 from gnnpar.cli.main import run
 from gnnpar.config.compose import compose, of_what_is_brought
 from gnnpar.data import files
@@ -592,6 +593,8 @@ def test_a_user_without_a_home_is_told_so(
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", none)
+    with pytest.raises(ValueError, match="HOME=x depends on where a shell begins"):
+        completion.install(Path("x"))
     assert main([command, "runs"]) == 2
     assert re.search("set HOME|home directory", capsys.readouterr().err)
 

@@ -96,6 +96,8 @@ def _flat(tree: dict[str, object], prefix: str = "") -> list[str]:
 
 def install(home: Path) -> None:
     """Write the script below the home folder, and the line that reads it into the shell's own file, once."""
+    if not home.is_absolute():
+        raise ValueError(f"HOME={home} depends on where a shell begins: set it to the whole path")
     shell = Path(os.environ.get("SHELL", "")).name
     if shell not in ("bash", "zsh"):
         raise ConfigError(
