@@ -35,6 +35,7 @@ from gnnpar.api import TrainingFailed
 from gnnpar.cli import completion
 from gnnpar.cli.main import run
 from gnnpar.config.compose import compose, of_what_is_brought
+from gnnpar.config.jobs import is_inside
 from gnnpar.data import files
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.files import find_folder
@@ -623,6 +624,28 @@ def test_what_a_prediction_that_was_killed_has_left_goes(tmp_path: Path) -> None
         os.utime(file, (time.time() - age, time.time() - age))
     scratch.remove_abandoned(tmp_path, f".p.npy.{'?' * 16}.partial")
     assert not old.exists() and new.exists()
+
+
+@pytest.mark.parametrize("folder", [".", " ", "", "./", "a/..", "../x", "/x", "a\n", "${x}"])
+def test_a_job_has_a_folder_below_that_of_its_sweep(folder: str) -> None:
+    """A sweep whose file said `.` waited for itself."""
+    assert not is_inside(folder) and is_inside("0") and is_inside("a/b")
+
+
+def test_a_prediction_of_another_first_layer_is_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = ["dataset=sbm", "dataset.num_nodes=60", "epochs=1", "threads_per_rank=1"]
+    assert run("train", [*few, "strategy=single", "hydra.run.dir=run"]) == 0
+    plan = json.loads(Path("run", "plan.json").read_text())
+    plan |= {
+        "setup": {"first_layer": "cached"},
+        "predicted": {"epoch_seconds": 1.0, "label": "of the plan", "peak_bytes": [1]},
+    }
+    Path("run", "plan.json").write_text(json.dumps(plan))
+    for layer, said in (("cached", True), ("live", False)):
+        assert run("train", [*few, "plan=run/plan.json", f"first_layer={layer}", f"hydra.run.dir={layer}"]) == 0
+        result = json.loads(Path(layer, "result.json").read_text())
+        assert (result.get("predicted") is not None) == said
 
 
 def test_a_plan_wants_a_folder_before_it_is_searched_for(tmp_path: Path) -> None:

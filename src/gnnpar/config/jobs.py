@@ -114,10 +114,11 @@ class Manifest:
 
 
 def is_inside(folder: str) -> bool:
-    """Whether a path stays below the folder it is relative to, also where Hydra reads it: it interpolates ${...}.
+    """Whether a path lies below the folder it is relative to, also where Hydra reads it: it interpolates ${...}.
     One with line ends is none."""
     return (
         folder.isprintable()
+        and os.path.normpath(folder.strip() or ".") != "."
         and "${" not in folder
         and not Path(folder).is_absolute()
         and ".." not in Path(folder).parts

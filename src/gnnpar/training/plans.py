@@ -197,7 +197,7 @@ def given_plan(file: Path, settings: Settings) -> Plan:
     if plan.predicted:  # when another run planned again says nothing of this one's epochs
         plan = replace(plan, predicted={key: value for key, value in plan.predicted.items() if key != "replanned"})
     resolved = settings.resolved
-    if any(plan.setup.get(key, resolved[key]) != resolved[key] for key in ("model", "precision")):
+    if any(plan.setup.get(key, resolved[key]) != resolved[key] for key in ("model", "precision", "first_layer")):
         plan = replace(plan, predicted=None)  # the prediction is of another model than the one that runs
     if "layers" in data:
         own = [resolved["strategy"]] * len(data["layers"])
