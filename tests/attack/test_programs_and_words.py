@@ -259,6 +259,8 @@ def test_an_experiment_is_not_replaced_by_what_a_file_brings(
     for several in ("+experiment=other", "debug=tiny"):
         assert run("predict", ["run", several, "--out", "logits.npy"]) == 2
         assert f"{several} sets what a prediction takes from run/checkpoint" in capsys.readouterr().err
+        assert run("check", ["strategy=single", several, "--worlds", "1"]) == 2
+        assert f"{several} sets what gnnpar check does not read, too" in capsys.readouterr().err
     common = ["plan=run/plan.json", "threads_per_rank=1"]
     assert run("train", [*common, "+experiment=longer", "hydra.run.dir=a"]) == 0
     assert json.loads(Path("a", "result.json").read_text())["epochs_done"] == 2

@@ -12,7 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from gnnpar.cli.arguments import Arguments
-from gnnpar.config.compose import compose
+from gnnpar.config.compose import compose, sets_several
+from gnnpar.config.groups import is_group
+from gnnpar.config.study import key_of
 from gnnpar.paths import conf_dir, installed_confs
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.targets import TRUST
@@ -84,8 +86,10 @@ def cases_of(
 
 
 def refuse_unread(overrides: Sequence[str]) -> None:
-    """ConfigError where a task or a partition is asked for."""
+    """ConfigError where a task or a partition is asked for, or a file that sets several groups."""
     for override in overrides:
+        if is_group(chosen := key_of(override).partition("@")[0]) and sets_several(chosen):
+            raise ConfigError(f"{override} sets what gnnpar check does not read, too: type what you need of it")
         if (group := _group(override)) in ("task", "shards", "partition"):
             raise ConfigError(
                 f"{override}: gnnpar check trains on labels, parts drawn at random, and reads no {group}; leave it out"

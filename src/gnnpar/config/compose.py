@@ -125,7 +125,7 @@ def _refuse_chosen_otherwise(
     from hydra.errors import HydraException
 
     several = [group for group in choices if sets_several(group) and choices[group]]
-    brought = [key for key, value in composed.items() if before.get(key) != value and key != "world_size"]
+    brought = [key for key, value in composed.items() if before.get(key) != value]
     if not several or not brought:
         return
     rest = [each for each in overrides if key_of(each).partition("@")[0] not in several]
