@@ -336,7 +336,8 @@ def test_a_module_of_another_project_is_not_taken_for_one_of_this(tmp_path: Path
     assert "mine_of_28" in lines, done.stderr
     said = f"mine_of_28 is of {tmp_path / 'a'}, and the working directory is {tmp_path / 'b'}: change back"
     assert said in lines
-    assert lines[-1] == "2" and "No module named 'mine_of_28'" in done.stderr
+    assert "No module named 'mine_of_28'" in done.stderr, done.stderr
+    assert lines[-1] == "2", done.stderr
 
 
 # --- graphs

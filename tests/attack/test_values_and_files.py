@@ -569,6 +569,9 @@ def test_a_resumed_sweep_sets_no_data_dir_of_a_dataset_of_ones_own(
     assert (own / "read").exists()
 
 
+OF_NET = "sets kwargs=.* of mine.net, which may name a file: type it"
+
+
 def test_a_class_is_named_where_the_user_has_it_and_nowhere_else() -> None:
     """A plan called the user's model as its dataset, with a file of its own."""
     named = {"model": {"_target_": "gnnpar.models.pyg.model.PyG", "target": "mine.net", "kwargs": {"a": "x/y", "b": 1}}}
@@ -579,10 +582,19 @@ def test_a_class_is_named_where_the_user_has_it_and_nowhere_else() -> None:
 
     refuse(named)
     refuse({"model": {**named["model"], "kwargs": {"a": "relu", "b": 2.5, "c": ["d", None]}}})
-    refuse({"model": {**named["model"], "kwargs": {"a": "p/q"}}}, "sets kwargs=.* of mine.net: type it")
+    refuse(
+        {"model": {**named["model"], "kwargs": {"a": "p/q"}}},
+        OF_NET,
+    )
     hidden = {"_target_": "gnnpar.models.gcn.GCN", "file": "p/q"}
-    refuse({"model": {**named["model"], "kwargs": {"c": hidden}}}, "sets kwargs=.* of mine.net: type it")
-    refuse({"model": {**named["model"], "kwargs": {"p/q": 1}}}, "sets kwargs=.* of mine.net: type it")
+    refuse(
+        {"model": {**named["model"], "kwargs": {"c": hidden}}},
+        OF_NET,
+    )
+    refuse(
+        {"model": {**named["model"], "kwargs": {"p/q": 1}}},
+        OF_NET,
+    )
     refuse({"model": {**named["model"], "kwargs": {"a": "x/y", "b": 2, "c": {**hidden, "file": "word"}}}})
     refuse({"dataset": {"_target_": "mine.net"}}, "plan.json names mine.net, which is no class of gnnpar")
     refuse({"model": {"_target_": "mine.net"}}, "plan.json names mine.net")
@@ -1417,7 +1429,7 @@ def test_arguments_of_a_model_stay_the_callers(tmp_path: Path) -> None:
         {"model.kwargs": given, "model.kwargs.dropout": 0.9},
         {"model.kwargs.dropout": 0.9, "model.kwargs": given},
     ):
-        kwargs = api._settings(net, None, overrides).resolved["model"]["kwargs"]
+        kwargs = api._settings(net, "sbm", overrides).resolved["model"]["kwargs"]
         assert kwargs == {**given, "dropout": 0.9}
     assert given == {"hidden_channels": 8, "num_layers": 2}
     with pytest.raises(ConfigError, match="is one, or none: give a list of them"):

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import json
 import math
+import os
 import statistics as plain
 import sys
 import time
@@ -75,8 +76,10 @@ def run(argv: list[str]) -> int:
         raise ConfigError(f"{folder}: Hydra would read ${{ as a value of its own; give --folder another name")
     with alone_in(folder):  # of another study of the name, which may be running
         kept, text = folder / "study.yaml", options.study.read_text(encoding="utf-8")
-        refuse_link(kept)  # what it leads to would be left in the folder
-        if kept.exists() and not (folder / MANIFEST).exists() and kept.read_bytes() != text.encode():
+        if os.path.abspath(kept) == os.path.abspath(options.study):
+            refuse_link(kept)  # what it leads to would be left in the folder
+        of_others = kept.is_file() and not kept.is_symlink() and not (folder / MANIFEST).exists()
+        if of_others and kept.read_bytes() != text.encode():
             raise ConfigError(f"{kept} is of no study that was run there: give another --folder")
         write_text_whole(kept, text)
     with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
