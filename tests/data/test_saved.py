@@ -48,7 +48,7 @@ def test_a_sparse_adjacency_and_missing_masks(tmp_path):
     assert torch.equal(found.edge_index, prepare(raw, Preprocess(), seed=0).edge_index)
     assert [int(mask.sum()) for mask in (found.train_mask, found.val_mask, found.test_mask)] == [3, 0, 0]
     with pytest.raises(ValueError, match="has no split of its own"):
-        PT(path=saved(tmp_path, data(train_mask=None))).load(None, 0)
+        PT(path=saved(tmp_path, data(train_mask=None, val_mask=None, test_mask=None))).load(None, 0)
 
 
 @pytest.mark.parametrize(
