@@ -12,9 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gnnpar.cli.arguments import Arguments
-from gnnpar.config.compose import compose, sets_several
-from gnnpar.config.groups import is_group
-from gnnpar.config.study import key_of
+from gnnpar.config.compose import chosen_of_several, compose
 from gnnpar.paths import conf_dir, installed_confs
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.targets import TRUST
@@ -87,9 +85,9 @@ def cases_of(
 
 def refuse_unread(overrides: Sequence[str]) -> None:
     """ConfigError where a task or a partition is asked for, or a file that sets several groups."""
+    if (several := chosen_of_several(overrides)) is not None:
+        raise ConfigError(f"{several} sets what gnnpar check does not read, too: type what you need of it")
     for override in overrides:
-        if is_group(chosen := key_of(override).partition("@")[0]) and sets_several(chosen):
-            raise ConfigError(f"{override} sets what gnnpar check does not read, too: type what you need of it")
         if (group := _group(override)) in ("task", "shards", "partition"):
             raise ConfigError(
                 f"{override}: gnnpar check trains on labels, parts drawn at random, and reads no {group}; leave it out"

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gnnpar.cli.arguments import Arguments
-from gnnpar.config.groups import is_group
-from gnnpar.config.study import key_of
 from gnnpar.durable import WriteError, make_folder_of_results, refuse_link_of_others, require_writable
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track.console import complain, say
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 HELP = """The logits of every node, [nodes, outputs], in a .npy file. Overrides are those of `gnnpar train`: the graph
 (dataset=NAME, or shards=FOLDER; else the run's own), world_size=N, strategy=NAME; strategy=sar
 strategy.logical_parts=N holds a part of the graph at a time. The model, its precision and its preparation of features
-are the run's."""
+are the run's; files that set several groups (+experiment=NAME, debug=NAME) are refused."""
 
 _OF_A_GRAPH = re.compile(r"[+~]*(dataset|shards)[=.]")
 _OF_THE_RUN = re.compile(r"[+~]*(model|task|precision|seed|first_layer|optim|epochs|resume|plan)(?=[=./])")
@@ -102,10 +100,9 @@ def checked_pairs(file: Path, trained: Settings) -> Path:
 
 def with_model_of(trained: Settings, found: Checkpoint, overrides: Sequence[str]) -> Settings:
     """What the overrides ask for, with the model of a run, and its dataset where they name none."""
-    from gnnpar.config.compose import compose, sets_several
+    from gnnpar.config.compose import chosen_of_several, compose
 
-    keys = {override: key_of(override) for override in overrides}
-    if several := next((o for o, key in keys.items() if is_group(key.partition("@")[0]) and sets_several(key)), None):
+    if (several := chosen_of_several(overrides)) is not None:
         raise ConfigError(f"{several} sets what a prediction takes from {found.folder}, too: type what you need of it")
     if asked := next((o for o in overrides if _OF_THE_RUN.match(o)), None):
         raise ConfigError(f"{asked}: a prediction takes it from {found.folder}; leave it out")

@@ -112,7 +112,13 @@ def resolved(config: DictConfig, choices: Mapping[str, object], overrides: Seque
     return of_what_is_brought(composed, cast("JsonDict", written), cast("JsonDict", tree)), names
 
 
-def sets_several(group: str) -> bool:
+def chosen_of_several(overrides: Sequence[str]) -> str | None:
+    """The first override that chooses a file which sets several groups."""
+    groups = {override: key_of(override).partition("@")[0] for override in overrides}
+    return next((each for each, group in groups.items() if is_group(group) and _sets_several(group)), None)
+
+
+def _sets_several(group: str) -> bool:
     """Whether its files set what other groups have, as those of debug and of +experiment do."""
     return not group.startswith("hydra") and group.partition("@")[0] not in iter_groups()
 
@@ -124,7 +130,7 @@ def _refuse_chosen_otherwise(
     chosen."""
     from hydra.errors import HydraException
 
-    several = [group for group in choices if sets_several(group) and choices[group]]
+    several = [group for group in choices if _sets_several(group) and choices[group]]
     brought = [key for key, value in composed.items() if before.get(key) != value]
     if not several or not brought:
         return

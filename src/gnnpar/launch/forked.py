@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import ModuleType
 
-from gnnpar.launch.monitor import is_stopped
+from gnnpar.launch.monitor import Failure, RankFailed, is_stopped
 from gnnpar.surroundings import hear_of_children
 from gnnpar.track.console import complain, patient_streams
 
@@ -102,7 +102,16 @@ def _before_fork() -> None:
 os.register_at_fork(before=_before_fork, after_in_parent=lambda: _OF_THREADS.pop())
 
 
-def no_process(error: OSError) -> str:
+@contextmanager
+def failing_by_limit() -> Iterator[None]:
+    """Inside, processes are started: RankFailed where the system starts no more."""
+    try:
+        yield
+    except OSError as error:
+        raise RankFailed(Failure(0, _no_process(error))) from error
+
+
+def _no_process(error: OSError) -> str:
     """Why none can be started, and what to change."""
     most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     allowed = "any number" if most == resource.RLIM_INFINITY else f"{most}"
@@ -133,7 +142,7 @@ def _start_ranks(body: Callable[[int], None], size: int, fork: bool, parent: int
         try:
             process.start()
         except OSError as error:
-            complain(no_process(error))
+            complain(_no_process(error))
             os._exit(1)  # and the ranks that are there with it
     running = {process.sentinel: rank for rank, process in enumerate(ranks)}
     while running:

@@ -26,10 +26,10 @@ from gnnpar.comm.world import Host, Interrupted, World
 from gnnpar.dilation import dilate
 from gnnpar.durable import write_json_whole
 from gnnpar.launch import cpu_shares
-from gnnpar.launch.forked import Ranks, no_process
+from gnnpar.launch.forked import Ranks, failing_by_limit
 from gnnpar.launch.monitor import Failure, Monitor, RankFailed, failure_of, why_killed
 from gnnpar.launch.namespaces import INTERFACE, Network, interface_sent_bytes
-from gnnpar.launch.signals import Stop, blocked, listen_in_rank, postponed, received
+from gnnpar.launch.signals import Stop, blocked, handlers_of, listen_in_rank, postponed, received
 from gnnpar.launch.slurm import rank_on_host
 from gnnpar.own_modules import LOOKED_UP
 from gnnpar.scratch import scratch_folder
@@ -75,33 +75,19 @@ def start(
 def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network | None, stop: Stop) -> None:
     """All ranks once. RankFailed where one ended before its work, KeyboardInterrupt where they were asked to end."""
 
-    def interrupt(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    def ask(signum: int, frame: object) -> None:
-        stop.ask_within(how.grace_seconds)
-
-    handlers = {signal.SIGINT: interrupt, signal.SIGTERM: ask, signal.SIGUSR1: ask, signal.SIGQUIT: interrupt}
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup gnnpar train` outlives its terminal
-        handlers[signal.SIGHUP] = interrupt
+    handlers = handlers_of(lambda: stop.ask_within(how.grace_seconds))
     with scratch_folder() as scratch:
         stop.kept_in(scratch / _STOP)
         monitor = Monitor(scratch, world.size, timeout_seconds=comm.timeout_seconds * world.dilation)
         job = Job(world, work, comm, network, scratch, secrets.token_bytes(32))
         of_ranks = {"OMP_NUM_THREADS": str(world.threads_per_rank), **NO_WORKING_DIRECTORY}
-        with environment(**of_ranks):
-            try:
-                ranks = Ranks(world.size, job.run, fork=world.device == "cpu")
-            except OSError as error:
-                raise RankFailed(Failure(0, no_process(error))) from error
+        with environment(**of_ranks), failing_by_limit():
+            ranks = Ranks(world.size, job.run, fork=world.device == "cpu")
         try:
             with blocked(handlers):
                 try:
-                    with postponed(handlers), environment(**of_ranks):  # other threads may start programs meanwhile
-                        try:
-                            ranks.start()  # before this process has other threads: see `Ranks`
-                        except OSError as error:
-                            raise RankFailed(Failure(0, no_process(error))) from error
+                    with postponed(handlers), environment(**of_ranks), failing_by_limit():
+                        ranks.start()  # before this process has other threads, which may start programs: see `Ranks`
                     with received(handlers), monitor:
                         failed = first_to_fail(ranks, how.monitor_seconds, monitor.is_over)
                 finally:

@@ -78,6 +78,26 @@ def listen_in_rank(stop: Stop) -> None:
     threading.Thread(target=receive, name="sigterm", daemon=True).start()
 
 
+Handler = Callable[[int, FrameType | None], None]
+
+
+def handlers_of(ask: Callable[[], None]) -> dict[signal.Signals, Handler]:
+    """What a run does at signals: SIGTERM, and SIGUSR1, which schedulers are asked to send ahead of the end, `ask` for
+    its end; Ctrl-C, Ctrl-\\ and the end of the terminal interrupt it."""
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    def asked(signum: int, frame: object) -> None:
+        ask()
+
+    handlers: dict[signal.Signals, Handler] = {signal.SIGTERM: asked, signal.SIGUSR1: asked}
+    handlers |= {signal.SIGINT: interrupt, signal.SIGQUIT: interrupt}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup gnnpar train` outlives its terminal
+        handlers[signal.SIGHUP] = interrupt
+    return handlers
+
+
 @contextmanager
 def interruptible(stop: Stop, grace_seconds: float) -> Iterator[None]:
     """Ctrl-C ends a run at once, SIGTERM at the end of the epoch; the handlers that were there come back."""
@@ -85,10 +105,7 @@ def interruptible(stop: Stop, grace_seconds: float) -> Iterator[None]:
         yield
         return
 
-    def interrupt(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    def ask(signum: int, frame: object) -> None:
+    def ask() -> None:
         if os.environ.get("RANK"):  # whoever started the ranks has a grace of its own
             stop.ask()
         else:
@@ -96,10 +113,8 @@ def interruptible(stop: Stop, grace_seconds: float) -> Iterator[None]:
 
     kept = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
     before = {number: signal.getsignal(number) for number in _of_python(kept)}
-    handlers = {signal.SIGINT: interrupt, signal.SIGTERM: ask, signal.SIGUSR1: ask, signal.SIGQUIT: interrupt}
-    if before.get(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup gnnpar train` outlives its terminal
-        handlers[signal.SIGHUP] = interrupt
-    for number in before.keys() & handlers.keys():  # USR1: what schedulers are asked to send ahead of the end
+    handlers = handlers_of(ask)
+    for number in before.keys() & handlers.keys():
         signal.signal(number, handlers[number])
     try:
         yield

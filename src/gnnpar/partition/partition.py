@@ -27,7 +27,8 @@ from gnnpar.source_code import hash_of_class
 
 
 class Partitioner(Protocol):
-    """Frozen dataclass: fields = YAML keys."""
+    """Frozen dataclass: fields = YAML keys. Parts are cached by fields, code, split, and files that fields name; those
+    of a class that is no dataclass are not."""
 
     def part_of(self, dataset: Dataset | Stored, parts: int) -> Tensor:
         """int64 [N], the part of every node; every part has at least one node."""
@@ -228,8 +229,8 @@ def identity(by: object, dataset: Dataset | Stored) -> str:
     cls = type(by)
     if cls.__module__.partition(".")[0] == "gnnpar":
         return cls.__qualname__
-    known = hash_of_class(cls) if is_dataclass(by) else None  # of another, what it was made with is not known, nor is
-    code = known or uuid.uuid4().hex  # the code of a notebook
+    # what a class that is no dataclass was made with is not known, nor is the code of a notebook: never the same twice
+    code = (hash_of_class(cls) if is_dataclass(by) else None) or uuid.uuid4().hex
     files = " ".join(_state_of_files(fields_of(by)))
     return f"{cls.__module__}.{cls.__qualname__} {code} {dataset.split_hash} {files}"
 
