@@ -321,8 +321,8 @@ try:
     gnnpar.train("mine", "sbm", **few)
 except gnnpar.settings.ConfigError as error:
     print(error, flush=True)
-code = os.spawnl(os.P_WAIT, sys.executable, "python", "-m", "gnnpar", "train", "model=mine", "dataset=sbm", "epochs=1")
-print(code)
+command = [sys.executable, "-m", "gnnpar", "train", "model=mine", "dataset=sbm", "epochs=1"]
+print(os.spawnv(os.P_WAIT, sys.executable, command))
 """
 
 
