@@ -400,15 +400,18 @@ def test_a_mask_of_another_name_is_refused(name: str) -> None:
 def test_what_was_made_of_an_earlier_run_is_not_of_this_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Predictions and a program of another model lay beside the result of the second run."""
+    """Predictions and a program of another model lay beside the result of the second run, and `gnnpar dashboard` showed
+    the curves of the first."""
     monkeypatch.chdir(tmp_path)
     few = ["dataset=sbm", "dataset.num_nodes=60", "epochs=1", "threads_per_rank=1", "strategy=single"]
     given = ["hydra.run.dir=run", *few]
     assert run("train", given) == 0 and run("predict", ["run"]) == 0 and run("export", ["run"]) == 0
+    Path("run", "wandb.json").touch()
     capsys.readouterr()
     assert run("train", [*given, "model=sage"]) == 0
     said = capsys.readouterr().out
-    for name, aside in (("predictions.npy", "predictions-before.npy"), ("export", "export-before")):
+    for name in ("predictions.npy", "export", "wandb.json"):
+        aside = Path(name).with_stem(f"{Path(name).stem}-before").name
         assert f"run/{name} is of an earlier run: moved to {aside}" in said
         assert not Path("run", name).exists() and Path("run", aside).exists()
     Path("run", "predictions.npy").touch()

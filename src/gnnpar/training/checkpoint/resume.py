@@ -160,8 +160,8 @@ def clean(settings: Settings, run_dir: Path, say: Say) -> None:
         profile.unlink(missing_ok=True)
 
 
-_MADE_OF_A_RUN = ("predictions.npy", "scores.npy", "export")
-"""What `predict` and `export` leave in the folder of a run by themselves."""
+_MADE_OF_A_RUN = ("predictions.npy", "scores.npy", "export", "wandb.json")
+"""What `predict` and `export` leave in the folder of a run by themselves, and where it is on wandb."""
 
 
 def _put_aside(run_dir: Path, say: Say, why: str, note: str = "") -> None:
