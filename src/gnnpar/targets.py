@@ -203,6 +203,21 @@ def classes_in(tree: object) -> Iterator[str]:
             yield target
 
 
+def given_to_own_classes(tree: object) -> Iterator[tuple[str, str]]:
+    """(dotted key, text) of what objects of classes that are not gnnpar's are made with, objects below them, too."""
+    for path, node in _nodes(tree):
+        if any(not is_own(target) for _, target in _classes(node)):
+            pending: list[tuple[tuple[object, ...], object]] = [(path, node)]
+            while pending:
+                at, value = pending.pop()
+                if isinstance(value, Mapping):
+                    pending += (((*at, key), each) for key, each in value.items())
+                elif isinstance(value, (list, tuple)):
+                    pending += (((*at, place), each) for place, each in enumerate(value))
+                elif isinstance(value, str) and at[-1] not in ("_target_", "target"):
+                    yield ".".join(map(str, at)), value
+
+
 def _classes(node: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     """(key, class) of what a configuration names."""
     if "_target_" in node:

@@ -19,7 +19,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ from torch_geometric.data import Data, HeteroData
 
 from checkpoints import train
 from conftest import Run, environment
-from gnnpar import durable, own_modules
+from gnnpar import durable, own_modules, source_code
 from gnnpar.cli.main import run
 from gnnpar.codecs.adaptive.codec import Adaptive, AdaptiveRows
 from gnnpar.comm import Communicator, ThreadWorld, interfaces
@@ -634,10 +634,13 @@ def test_rows_that_a_checkpoint_keeps_are_as_many_as_are_due(tmp_path: Path, mod
     assert "rows are due: start afresh" in str(outcome.error)
 
 
-def test_ranks_import_the_same_code_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("module", "name"), [(own_modules, "hashes"), (source_code, "hashes_of_imported")], ids=["here", "on PYTHONPATH"]
+)
+def test_ranks_import_the_same_code_at_any_time(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> None:
     """A helper that a class imports when it is called was relu(x) on one host and relu(-x) on the other."""
     mine = threading.local()
-    monkeypatch.setattr(own_modules, "hashes", lambda: mine.hashes)
+    monkeypatch.setattr(module, name, lambda: mine.hashes)
 
     def compared(of: Mapping[int, dict[str, str]]) -> list[str]:
         def body(comm: Communicator) -> str:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -90,10 +91,11 @@ def test_a_sweep_whose_data_is_newer_says_so(tmp_path: Path, capsys: pytest.Capt
     assert f"{tmp_path}/g.npz has changed since jobs that are done" in capsys.readouterr().out
 
 
-def test_an_adjacency_is_of_the_nodes_that_there_are() -> None:
+@pytest.mark.parametrize("kind", [np.asarray, list])
+def test_an_adjacency_is_of_the_nodes_that_there_are(kind: Callable[[np.ndarray], object]) -> None:
     matrix = scipy.sparse.coo_array(([1, 1], ([0, 1], [1, 2])), shape=(160, 160))
     with pytest.raises(ValueError, match=r"adjacency is \[160, 160\], and x has 40 rows"):
-        as_data({"adjacency": matrix, "x": np.ones((40, 3)), "y": np.zeros(40, dtype=np.int64)})
+        as_data({"adjacency": matrix, "x": kind(np.ones((40, 3))), "y": np.zeros(40, dtype=np.int64)})
 
 
 def test_a_graph_is_given_once() -> None:

@@ -1,4 +1,4 @@
-"""What a twenty-eighth and a twenty-ninth attack found: gnnpar's functions in programs, classes of the user's that
+"""What the twenty-eighth to the thirtieth attack found: gnnpar's functions in programs, classes of the user's that
 partition, what words of a file name, and what is looked for in the folder of another run."""
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class Plain:
         return Shares(self.count).assign(graph, part_of, chunks_per_part, seed)
 
 
-def sizes(dataset: Dataset, by: Shares | Plain, cache: Path) -> tuple[int, int]:
+def sizes(dataset: Dataset, by: Shares | Plain | Nested, cache: Path) -> tuple[int, int]:
     """Nodes of part 0, and of chunk 0, of two each."""
     part_of = partition(dataset, 2, by=by, cache=cache)
     chunk_of = chunk(dataset, torch.zeros(dataset.num_nodes, dtype=torch.int64), 2, by=by, cache=cache)
@@ -207,6 +207,70 @@ def test_it_is_of_the_split_that_it_reads(tmp_path: Path) -> None:
     for count in (5, 9):
         split = replace(dataset, train_mask=torch.arange(dataset.num_nodes) < count, split_hash=f"{count}")
         assert sizes(split, Shares(by_split=True), tmp_path / "cache") == (count, count)
+
+
+@dataclass(frozen=True)
+class Some:
+    count: int
+
+    def nodes(self) -> int:
+        return self.count
+
+
+@dataclass(frozen=True)
+class Double:
+    count: int
+
+    def nodes(self) -> int:
+        return 2 * self.count
+
+
+class Unnamed:
+    """Of no dataclass, and each is called as the others."""
+
+    def __init__(self, count: int) -> None:
+        self.nodes = lambda: count
+
+    def __repr__(self) -> str:
+        return "Unnamed()"
+
+
+@dataclass(frozen=True)
+class Nested:
+    """Gives as many nodes to part 0 as an object says, or as there are numbers in the files of a folder."""
+
+    of: Some | Double | Unnamed | str
+
+    def part_of(self, dataset: Dataset | Stored, parts: int) -> Tensor:
+        if isinstance(self.of, str):
+            place = Path(self.of)
+            numbers = [int(file.read_text()) for file in (place.iterdir() if place.is_dir() else [place])]
+            return Shares(sum(numbers)).part_of(dataset, parts)
+        return Shares(self.of.nodes()).part_of(dataset, parts)
+
+    def assign(self, graph: object, part_of: Tensor, chunks_per_part: int, seed: int) -> Tensor:
+        assert isinstance(graph, Dataset)
+        return self.part_of(graph, chunks_per_part)
+
+
+def test_it_is_of_the_objects_that_it_is_made_with(tmp_path: Path) -> None:
+    """Another class with the same fields, or an object that is called as another, got the parts of the first."""
+    dataset = small_graph(seed=0)
+    found = [sizes(dataset, Nested(of), tmp_path) for of in (Some(4), Double(4), Unnamed(5), Unnamed(7))]
+    assert found == [(4, 4), (8, 8), (5, 5), (7, 7)]
+
+
+def test_it_is_of_a_file_that_was_put_in_the_place_of_another(tmp_path: Path) -> None:
+    """With its time kept (cp -p, rsync -t, tar), and of a folder's files."""
+    dataset, found = small_graph(seed=0), list[tuple[int, int]]()
+    (tmp_path / "numbers").mkdir()
+    (file := tmp_path / "numbers" / "count").write_text("5")
+    for _ in range(2):
+        found += [sizes(dataset, Nested(f"{of}"), tmp_path / "cache") for of in (file, file.parent)]
+        (tmp_path / "new").write_text("9")
+        os.utime(tmp_path / "new", ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))
+        os.replace(tmp_path / "new", file)
+    assert found == [(5, 5), (5, 5), (9, 9), (9, 9)]
 
 
 # --- what a file brings, and what the user's YAML takes from it
@@ -440,6 +504,42 @@ def test_a_link_that_was_turned_is_another_graph(
     Path("current").symlink_to("v2")
     assert run("train", [*sweep, "seed=0,1", "hydra.sweep.dir=s"]) == 0
     assert "v2/g.pt has changed since jobs that are done" in capsys.readouterr().out
+
+
+OWN_DATA = """
+from dataclasses import dataclass
+import numpy as np
+from torch_geometric.data import Data
+from gnnpar.data.given import as_data
+from gnnpar.data.preprocess import Preprocess, prepare
+from gnnpar.data.saved import raw_graph
+
+@dataclass(frozen=True, kw_only=True)
+class Of(Preprocess):
+    name: str = "of"
+    file: str = "edges.npy"
+    def load(self, data_dir, seed):
+        y = np.arange(60) % 3
+        data = as_data({"x": np.eye(60, 8), "y": y, "edge_index": np.load(self.file)})
+        return prepare(raw_graph("of", data), self, seed=seed)
+"""
+
+
+def test_data_of_a_dataset_of_the_users_is_looked_at_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sweep that went on had results of two graphs where the key is not called `path`."""
+    monkeypatch.chdir(tmp_path)
+    Path("data_of_30.py").write_text(OWN_DATA)
+    Path("dataset").mkdir()
+    Path("dataset", "of.yaml").write_text("_target_: data_of_30.Of\nfile: edges.npy\nsplit: random\n")
+    np.save("edges.npy", np.stack([np.arange(60), np.roll(np.arange(60), 1)]))
+    sweep = ["-m", "dataset=of", "epochs=1", "strategy=single", "threads_per_rank=1", "hydra.sweep.dir=s"]
+    assert run("train", sweep) == 0 and run("train", sweep) == 0
+    assert "has changed since jobs that are done" not in capsys.readouterr().out
+    np.save("edges.npy", np.stack([np.arange(60), np.roll(np.arange(60), 2)]))
+    assert run("train", sweep) == 0
+    assert "edges.npy has changed since jobs that are done" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["train", "ablate"])

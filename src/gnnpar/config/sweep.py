@@ -47,6 +47,7 @@ from gnnpar.paths import conf_dir, expanded
 from gnnpar.printable import counted, one_line, shell_word
 from gnnpar.settings import ConfigError
 from gnnpar.source_code import changed
+from gnnpar.targets import given_to_own_classes
 from gnnpar.track.console import complain, say
 from gnnpar.track.progress import shown
 from gnnpar.training.result.result import valid_result
@@ -185,7 +186,7 @@ def _turned(named: Path) -> float:
 
 def _reads(settings: JsonObject, here: Path) -> dict[str, tuple[Path, Path]]:
     """Key -> the file or folder that settings name with it, where that is there, as seen from a working directory, and
-    how it is named."""
+    how it is named. What a class of the user's is made with may name one."""
     from gnnpar.data.files import find_folder
 
     found = {key: settings.get(key) for key in ("plan", "profile", "resume")}
@@ -197,11 +198,12 @@ def _reads(settings: JsonObject, here: Path) -> dict[str, tuple[Path, Path]]:
     for group, key in (("dataset", "path"), ("shards", "folder")):
         named = settings.get(group)
         found[group] = named.get(key) if isinstance(named, Mapping) else None
+    found |= given_to_own_classes(settings)
     places = dict[str, tuple[Path, Path]]()
     for key, path in found.items():
         for place in (here / str(path), (data_dir or here) / str(path)) if path not in (None, "auto") else ():
             with suppress(ValueError, OSError):
-                if place.exists():
+                if place.exists() and not here.is_relative_to(os.path.realpath(place)):  # where results are written
                     places.setdefault(key, (Path(os.path.realpath(place)), place.absolute()))
     return places
 

@@ -147,9 +147,9 @@ def _edges_of(adjacency: object, x: object) -> dict[str, object]:
     entries = adjacency.tocoo()
     if len(adjacency.shape) != 2 or adjacency.shape[0] != adjacency.shape[1]:
         raise ValueError(f"dataset given: adjacency is {list(adjacency.shape)}; it must be [nodes, nodes].")
-    if isinstance(x, np.ndarray | Tensor) and x.ndim and len(x) != adjacency.shape[0]:
+    if x is not None and (rows := _tensor("x", x)).ndim and len(rows) != adjacency.shape[0]:
         raise ValueError(
-            f"dataset given: adjacency is {list(adjacency.shape)}, and x has {len(x)} rows; give one a node."
+            f"dataset given: adjacency is {list(adjacency.shape)}, and x has {len(rows)} rows; give one a node."
         )
     edge_index = np.stack([entries.row, entries.col]).astype(np.int64)
     found: dict[str, object] = {"edge_index": edge_index}

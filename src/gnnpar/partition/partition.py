@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Literal, Protocol, runtime_checkable
 
@@ -19,6 +19,7 @@ from annotated_types import Ge
 from torch import Tensor
 
 from gnnpar.data.dataset import Dataset
+from gnnpar.data.files import fingerprint
 from gnnpar.data.stored import Stored
 from gnnpar.durable import make_folder, open_whole, require_file
 from gnnpar.partition.vertex_cut import following
@@ -28,7 +29,7 @@ from gnnpar.source_code import hash_of_class
 
 class Partitioner(Protocol):
     """Frozen dataclass: fields = YAML keys. Parts are cached by fields, code, split, and files that fields name; those
-    of a class that is no dataclass are not."""
+    of a class that is no dataclass, or has a field that is none or names a folder, are not."""
 
     def part_of(self, dataset: Dataset | Stored, parts: int) -> Tensor:
         """int64 [N], the part of every node; every part has at least one node."""
@@ -213,9 +214,9 @@ def read_cached(file: Path, num_rows: int, count: int, what: str, say: Callable[
 
 
 def _key(dataset: Dataset | Stored, parts: int, by: Partitioner) -> str:
-    fields = fields_of(by)
-    train = dataset.split_hash if fields.get("balance") == "train" else ""
-    return hashed([dataset.graph_hash, train, parts, identity(by, dataset), fields])
+    given = fields_of(by)
+    train = dataset.split_hash if given.get("balance") == "train" else ""
+    return hashed([dataset.graph_hash, train, parts, identity(by, dataset), given])
 
 
 def fields_of(by: object) -> dict[str, object]:
@@ -229,23 +230,32 @@ def identity(by: object, dataset: Dataset | Stored) -> str:
     cls = type(by)
     if cls.__module__.partition(".")[0] == "gnnpar":
         return cls.__qualname__
-    # what a class that is no dataclass was made with is not known, nor is the code of a notebook: never the same twice
-    code = (hash_of_class(cls) if is_dataclass(by) else None) or uuid.uuid4().hex
-    files = " ".join(_state_of_files(fields_of(by)))
-    return f"{cls.__module__}.{cls.__qualname__} {code} {dataset.split_hash} {files}"
+    return hashed([_told(by), dataset.split_hash])
 
 
-def _state_of_files(fields: object) -> Iterator[str]:
-    """The time and size of what lies where fields name it."""
-    if isinstance(fields, Mapping):
-        yield from _state_of_files(list(fields.values()))
-    elif isinstance(fields, list | tuple | set | frozenset):
-        for each in fields:
-            yield from _state_of_files(each)
-    elif isinstance(fields, str | Path):
+def _told(value: object) -> object:
+    """A value of a field with what is behind it: the code of a class, the state of a file. What that is cannot be told
+    of an object that is no dataclass, of the code of a notebook, of a folder: never the same twice."""
+    if is_dataclass(value) and not isinstance(value, type):
+        cls, names = type(value), {each.name for each in fields(value)}
+        with suppress(TypeError):  # it has slots, and so nothing else
+            names |= vars(value).keys()
+        code = hash_of_class(cls) or _never()
+        return [cls.__module__, cls.__qualname__, code, {name: _told(attrgetter(name)(value)) for name in names}]
+    if isinstance(value, Mapping):
+        return [[_told(key), _told(each)] for key, each in value.items()]
+    if isinstance(value, list | tuple):
+        return [_told(each) for each in value]
+    if isinstance(value, str | Path):
+        there = Path(value)
         with suppress(OSError, ValueError):
-            there = os.stat(fields)
-            yield f"{there.st_mtime_ns}/{there.st_size}"
+            return _never() if str(value) and there.is_dir() else [str(value), fingerprint(there.parent, [there.name])]
+        return str(value)
+    return [type(value).__name__, value] if value is None or isinstance(value, int | float) else _never()
+
+
+def _never() -> str:
+    return uuid.uuid4().hex
 
 
 def hashed(named: Sequence[object]) -> str:

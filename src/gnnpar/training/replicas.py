@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from gnnpar import own_modules
+from gnnpar import own_modules, source_code
 from gnnpar.comm.communicator import Communicator
 from gnnpar.parallel.engine import Engine
 from gnnpar.training.checkpoint.state import tree_hash
@@ -34,9 +34,9 @@ def refuse_unequal_replicas(engine: Engine, comm: Communicator, where: str) -> N
 
 
 def refuse_other_code(comm: Communicator) -> None:
-    """ValueError on every rank where one has imported another module of the user's than a rank before it under the same
-    name: also what a class imports when it is called. Collective."""
-    for rank, name in _unlike(own_modules.hashes(), comm):
+    """ValueError on every rank where one has imported another module than a rank before it under the same name, of the
+    working directory or of what is not installed: also what a class imports when it is called. Collective."""
+    for rank, name in _unlike(source_code.hashes_of_imported() | own_modules.hashes(), comm):
         raise ValueError(
             f"the module {name} of rank {rank} is another one than that of a rank before it: copy it to all hosts"
         )
