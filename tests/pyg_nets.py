@@ -281,6 +281,28 @@ def dropping(in_channels, out_channels):
     return TwoLayers(Dropping(in_channels, 8), Dropping(8, out_channels))
 
 
+class Noisy(TwoLayers):
+    """Adds what `draw` makes of its rows."""
+
+    def __init__(self, in_channels, out_channels, draw):
+        super().__init__(GCNConv(in_channels, 8), GCNConv(8, out_channels))
+        self.draw = draw
+
+    def forward(self, x, edge_index):
+        x = self.conv1(x, edge_index)
+        return self.conv2(x + DRAWN[self.draw](x), edge_index)
+
+
+DRAWN = {
+    "rrelu": lambda x: F.rrelu(x, training=True),
+    "randn_like": torch.randn_like,
+    "rand": lambda x: torch.rand(x.shape, device=x.device),
+    "bernoulli": lambda x: torch.bernoulli(torch.full_like(x, 0.5)),
+    "normal_": lambda x: torch.empty_like(x).normal_(),
+    "gumbel_softmax": F.gumbel_softmax,
+}
+
+
 def transformer(in_channels, out_channels, **options):
     return TwoLayers(
         TransformerConv(in_channels, 4, heads=2, **options), TransformerConv(8, out_channels, beta=True, **options)

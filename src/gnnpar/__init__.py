@@ -62,5 +62,10 @@ def __getattr__(name: str) -> object:
     if name in _LAZY:
         import_module("gnnpar.surroundings").leave_out_working_directory()
         import_module("gnnpar.compilers").keep_torch_apart()  # before PyG imports torch's compiler
-        return vars(import_module(_LAZY[name]))[name]
+        random = import_module("random")
+        drawn = random.getstate()
+        try:
+            return vars(import_module(_LAZY[name]))[name]
+        finally:
+            random.setstate(drawn)  # the program's: rich draws one where it is imported
     raise AttributeError(f"module 'gnnpar' has no attribute {name!r}")

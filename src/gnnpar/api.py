@@ -18,14 +18,14 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING
 
-from gnnpar.comm.world import set_default_types, torch_given_back
+from gnnpar.comm.world import torch_as_usual
 from gnnpar.compilers import keep_torch_apart
 from gnnpar.config.compose import compose, refuse_led_away
 from gnnpar.config.replay import as_value
@@ -74,22 +74,8 @@ def _apart() -> Iterator[None]:
             raise ConfigError("the working directory has been removed; change into another one") from error
         refuse_to_work_here()
         keep_torch_apart()
-        with own_temporary_files(lasting=True), _torch_as_usual():
+        with own_temporary_files(lasting=True), torch_as_usual():
             yield
-
-
-@contextmanager
-def _torch_as_usual() -> Iterator[None]:
-    """Numbers have 32 bits, gradients are computed, and tensors are made on the CPU where nothing else is said,
-    whatever the caller has set: ranks that are forked have that, too, and those that are started anew do not."""
-    if (torch := sys.modules.get("torch")) is None:
-        yield
-        return
-    elsewhere = torch.get_default_device().type != "cpu"
-    on_cpu = torch.device("cpu") if elsewhere else nullcontext()
-    with torch_given_back(), torch.inference_mode(False), torch.enable_grad(), on_cpu:
-        set_default_types()
-        yield
 
 
 class TrainingFailed(RuntimeError):
@@ -133,7 +119,7 @@ class Run:
         """
         from gnnpar.training.result.trained import find, opened
 
-        with own_temporary_files(lasting=True):  # as `gnnpar.load`
+        with own_temporary_files(lasting=True), torch_as_usual():  # as `gnnpar.load`
             return opened(*find(self.folder, "best", named=self.named))
 
 
@@ -174,7 +160,7 @@ def sweep(
     listed = {key: list(value) for key, value in axes.items() if isinstance(value, list | tuple)}
     fixed = {key: value for key, value in axes.items() if key not in listed}
     combinations = [dict(zip(listed, values, strict=True)) for values in itertools.product(*listed.values())]
-    parent = _dated("multirun") if folder is None else path_of(folder, "folder")
+    parent = (_dated("multirun") if folder is None else path_of(folder, "folder")).absolute()
     jobs = list(itertools.product(models, combinations))
     runs: list[Run] = []
     with working_in(parent, otherwise="choose another folder=", say=say):
@@ -184,7 +170,7 @@ def sweep(
             shown = " ".join(f"{key}={value}" for key, value in values.items())
             say(f"run {number} of {len(jobs)}: model={_name(each)} {shown}")
             try:
-                settings = _settings(each, data, {**fixed, **values}, study="/".join(parent.absolute().parts[-2:]))
+                settings = _settings(each, data, {**fixed, **values}, study="/".join(parent.parts[-2:]))
                 runs.append(_train(settings, parent / str(number)))
             except (ValueError, OSError, TrainingFailed) as error:
                 say(f"run {number}: {error}")
@@ -293,7 +279,7 @@ def compare(
 
     if isinstance(runs, Run | str | os.PathLike) or not isinstance(runs, Iterable):
         raise ConfigError(f"runs={str(runs)[:80]} is one, or none: give a list of them")
-    folders = [each.folder if isinstance(each, Run) else path_of(each, "runs") for each in runs]
+    folders = [each.folder if isinstance(each, Run) else path_of(each, "runs").absolute() for each in runs]
     named = {each.folder.resolve(): each.named for each in runs if isinstance(each, Run)}
     results = tuple(Run(folder, named.get(folder.resolve())) for folder, _ in collect(folders))
     return Compared(results, baseline, allow_unfair)
@@ -334,7 +320,7 @@ def plan(
     planned = command.searched(settings, lines, allowed=command.qualities(quality), say=say)
     file = command.plan_of(planned, lines, settings).save(place)
     say(f"chosen: {planned.chosen.label}  ->  {file}")
-    return Planned(file, planned.chosen.label, command.candidates(planned))
+    return Planned(file.absolute(), planned.chosen.label, command.candidates(planned))
 
 
 @_apart()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import itertools
 import json
 import os
@@ -38,34 +39,43 @@ class FolderInUse(ValueError):
 @dataclass(frozen=True)
 class Owner:
     """A process that works in a folder. born: its start, in clock ticks since boot, by which it differs from a later
-    process of the same pid. job, attempt: of the scheduler that started it, and how often that has started it.
-    space: in which its pid is one; hosts may have several (containers)."""
+    process of the same pid. job, attempt: of Slurm, which ends one before it begins the next; torchrun's id and count
+    do not tell, as two starts may have one id. space: in which its pid is one; hosts may have several (containers).
+    machine: `own_machine`, as hosts may share a name."""
 
     pid: int
     host: str
     born: int | None
     since: float
     job: str = ""
-    attempt: tuple[int, int] = (0, 0)
+    attempt: int = 0
     space: str = ""
+    machine: str = ""
 
     @staticmethod
     def this(env: Mapping[str, str]) -> Owner:
         """This process."""
         pid = os.getpid()
-        return Owner(pid, socket.gethostname(), started(pid), time.time(), *_scheduled(env), own_space())
+        place = own_space(), own_machine()
+        return Owner(pid, socket.gethostname(), started(pid), time.time(), *_scheduled(env), *place)
 
     def has_left(self, me: Owner, *, locks: bool) -> bool:
         """Whether its process is surely gone: it is not on this host any more, or it was an earlier attempt of the same
         job, which its scheduler ended before this one began. `locks`: the file system has some, and it holds none."""
-        if self.host == me.host:
+        if self.is_here(me):
             if not locks and self.space not in ("", me.space):
                 return False
             return self.born is None or started(self.pid) != self.born
         return bool(me.job) and self.job == me.job and self.attempt < me.attempt
 
+    def is_here(self, me: Owner) -> bool:
+        """Whether it is of my host; others may have its name."""
+        return self.host == me.host and self.machine in ("", me.machine)
+
     def describe(self, me: Owner) -> str:
-        return f"process {self.pid} of {'this host' if self.host == me.host else self.host}"
+        if self.is_here(me):
+            return f"process {self.pid} of this host"
+        return f"process {self.pid} of {self.host}" + ", another host of this name" * (self.host == me.host)
 
 
 def own_space() -> str:
@@ -76,13 +86,19 @@ def own_space() -> str:
         return ""
 
 
-def _scheduled(env: Mapping[str, str]) -> tuple[str, tuple[int, int]]:
-    """The job of Slurm or torchrun that this process belongs to, and which attempt of it this is."""
-    slurm, elastic = env.get("SLURM_JOB_ID", ""), env.get("TORCHELASTIC_RUN_ID", "none")
-    job = [f"Slurm {slurm}"] * bool(slurm) + [f"torchrun {elastic}"] * (elastic != "none")
-    counts = (env.get("SLURM_RESTART_COUNT", ""), env.get("TORCHELASTIC_RESTART_COUNT", ""))
-    first, second = (int(count) if re.fullmatch("[0-9]{1,9}", count) else 0 for count in counts)
-    return ", ".join(job), (first, second)
+def own_machine() -> str:
+    """What tells this host from others of its name: its installation's id, else that of its kernel's start."""
+    for file in ("/etc/machine-id", "/proc/sys/kernel/random/boot_id"):
+        with suppress(OSError):
+            if found := Path(file).read_text(encoding="utf-8", errors="replace").strip():
+                return hashlib.sha256(f"gnnpar {found}".encode()).hexdigest()[:16]  # an id is not to be passed on
+    return ""
+
+
+def _scheduled(env: Mapping[str, str]) -> tuple[str, int]:
+    """The job of Slurm that this process belongs to, and which attempt of it this is."""
+    count = env.get("SLURM_RESTART_COUNT", "")
+    return env.get("SLURM_JOB_ID", ""), int(count) if re.fullmatch("[0-9]{1,9}", count) else 0
 
 
 def started(pid: int) -> int | None:
@@ -241,15 +257,15 @@ def _read(handle: int, *, after: float = 0.0) -> Owner | None:
     time.sleep(after)
     try:
         data = json.loads(os.pread(handle, 1 << 16, 0))
-        first, second = data["attempt"]
         return Owner(
             pid=int(data["pid"]),
             host=str(data["host"])[:_LONGEST_HOST],
             born=None if data["born"] is None else int(data["born"]),
             since=float(data["since"]),
             job=str(data["job"]),
-            attempt=(int(first), int(second)),
+            attempt=int(data["attempt"]),
             space=str(data.get("space", "")),
+            machine=str(data.get("machine", "")),
         )
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return None
@@ -269,7 +285,7 @@ def _refusal(folder: Path, owner: Owner | None, me: Owner, otherwise: str, *, lo
     with suppress(ValueError, OverflowError, OSError):  # of a file that anybody may have written
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(owner.since))
     remedy = f"wait for it, or {otherwise}"
-    if owner.host != me.host:
+    if not owner.is_here(me):
         remedy += f"; if that process has ended, remove {folder / FILE}"
     elif not locked:  # the file may be somebody else's word
         remedy += f"; if that process is none of gnnpar's, remove {folder / FILE}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -17,6 +18,7 @@ _OURS = ("gnnpar", "gnnpar_kernels")
 _OF_A_START = {"__main__", "__mp_main__", "sitecustomize", "usercustomize"}
 _DIGITS = 12
 _INSTALLED = {"site-packages", "dist-packages"}
+_PYTHON = Path(os.__file__).parent
 
 
 def hashes_of(classes: Iterable[str]) -> dict[str, str]:
@@ -35,9 +37,9 @@ def hashes_of_imported() -> dict[str, str]:
 
 
 def own_code(classes: Iterable[str]) -> dict[str, str]:
-    """The user's own of these: modules of the working directory, and packages that are installed in place (pip install
-    -e). Name -> the first digits of its hash."""
-    hashes = hashes_of(classes)
+    """The user's own of these, and of all that is imported: modules of the working directory, of PYTHONPATH or beside
+    a script, and packages that are installed in place (pip install -e). Name -> the first digits of its hash."""
+    hashes = hashes_of_imported() | hashes_of(classes)
     own = own_modules.hashes().keys() | {name for name in hashes if not _has_version(name)}
     return {name: hashes[name][:_DIGITS] for name in sorted(own)}
 
@@ -66,7 +68,8 @@ def hash_of_class(cls: type) -> str | None:
 
 def _has_version(name: str) -> bool:
     place = _place(name)
-    return name in _OURS or place is None or bool(_INSTALLED & set(place.parts))
+    installed = place is None or bool(_INSTALLED & set(place.parts)) or place.is_relative_to(_PYTHON)
+    return name in _OURS or installed
 
 
 def _place(name: str) -> Path | None:

@@ -193,7 +193,7 @@ def test_a_study_says_how_long_it_looks_at_its_variants(
     ]
 
 
-def test_another_graph_is_prepared_as_the_runs_was(tmp_path: Path) -> None:
+def test_another_graph_is_prepared_as_the_runs_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """67 of 100 nodes got another class than by the run's own dataset, which was the same file."""
     r = np.random.default_rng(0)
     file = tmp_path / "g.npz"
@@ -210,10 +210,31 @@ def test_another_graph_is_prepared_as_the_runs_was(tmp_path: Path) -> None:
     assert (asked.normalize, asked.symmetrize) == ("none", True)
     found, trained = find(tmp_path / "standard", "best")
     assert with_model_of(trained, found, named).dataset == trained.dataset
-    other = tmp_path / "h.npz"
-    file.rename(other)
-    with pytest.raises(ConfigError, match="were standardised by the mean and deviation of its own training nodes"):
-        with_model_of(trained, found, ["dataset=npz", f"dataset.path={other}", "dataset.split=random"])
+    assert run("predict", [f"{tmp_path}/standard", *named]) == 0, "it is the same graph"
+    np.savez(file, x=9 * r.random((30, 4)), y=np.arange(30) % 2, edge_index=r.integers(0, 30, (2, 90)))
+    assert run("partition", [*named, *prepared[:2], "world_size=1", f"out={tmp_path}/shards"]) == 0
+    capsys.readouterr()
+    for graph in (named, [f"shards={tmp_path}/shards"]):
+        assert run("predict", [f"{tmp_path}/standard", *graph]) != 0
+        assert "were standardised by the mean and deviation of its own training nodes" in capsys.readouterr().err
+
+
+def test_features_that_gnnpar_made_are_made_for_a_prediction_too(tmp_path: Path) -> None:
+    """A run on degrees was predicted on the columns of the file, of which there were as many."""
+    r = np.random.default_rng(0)
+    edges = r.integers(0, 30, (2, 90))
+    columns = int(np.log2(np.bincount(edges[1], minlength=30).max() + 1)) + 1
+    np.savez(tmp_path / "g.npz", x=r.random((30, columns)), y=np.arange(30) % 2, edge_index=edges)
+    named = ["dataset=npz", f"dataset.path={tmp_path}/g.npz", "dataset.split=random"]
+    tiny = ["strategy=single", "world_size=1", "epochs=1", f"hydra.run.dir={tmp_path}/run"]
+    assert run("train", [*named, "dataset.features=degree", *tiny]) == 0
+    found, trained = find(tmp_path / "run", "best")
+    assert with_model_of(trained, found, named).dataset == trained.dataset
+    with pytest.raises(ConfigError, match=r"trained with dataset\.features=degree, which dataset=pt has not"):
+        with_model_of(trained, found, ["dataset=pt", "dataset.path=g.pt"])
+    assert run("partition", [*named, "world_size=1", f"out={tmp_path}/shards"]) == 0
+    with pytest.raises(ConfigError, match=r"were made with dataset\.features=file"):
+        with_model_of(trained, found, [f"shards={tmp_path}/shards"])
 
 
 def test_a_server_that_takes_no_dashboard_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,6 +62,16 @@ def test_a_configuration_on_two_graphs_is_named(result: dict[str, Any]) -> None:
     assert exchanged(drawn) == [], "drawn by the run's seed"
 
 
+def test_a_configuration_on_two_splits_is_named(result: dict[str, Any]) -> None:
+    """The mean of one row was over the test nodes of both."""
+    other = {**result, "seed": 9, "hashes": {**result["hashes"], "split": "0" * 64}}
+    assert "are of several splits; the data has changed" in exchanged([result, other])[0]
+    for key in ("split_seed", "split_index"):
+        dataset = {**result["settings"]["dataset"], key: None}
+        drawn = [{**each, "settings": {**each["settings"], "dataset": dataset}} for each in (result, other)]
+        assert exchanged(drawn) == [], "drawn by the run's seed"
+
+
 def test_a_run_without_epochs_of_its_own_has_no_times(tmp_path: Path) -> None:
     train(tmp_path / "single", "strategy=single", "epochs=2")
     other = ["strategy=graph_parallel", "world_size=2", "comm=threads", f"resume={tmp_path}/single"]

@@ -173,8 +173,11 @@ def test_a_lock_that_says_nothing_is_nobodys(tmp_path: Path, file_system: str, d
         ({"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, True),
         ({"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "7"}, False),  # another step of the same job
         ({"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "8", "SLURM_RESTART_COUNT": "1"}, False),
-        ({"TORCHELASTIC_RUN_ID": "x"}, {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "1"}, True),
-        ({"TORCHELASTIC_RUN_ID": "none"}, {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "1"}, False),
+        (
+            {"TORCHELASTIC_RUN_ID": "x"},
+            {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "1"},
+            False,
+        ),  # or of another
     ],
 )
 def test_a_job_that_its_scheduler_starts_again_on_another_host_goes_on(

@@ -282,6 +282,13 @@ def test_a_mean_over_rows_and_dropout_of_a_message_are_found():
         find_fault(PyG(target="pyg_nets.dropping"))
 
 
+@pytest.mark.parametrize("draw", ["rrelu", "randn_like", "rand", "bernoulli", "normal_", "gumbel_softmax"])
+def test_noise_that_no_key_says_again_is_refused(draw):
+    """It was trained on as exact, with other losses on one rank and on two."""
+    with pytest.raises(ValueError, match=rf"the model calls \w*{draw}\w*, whose noise is not keyed"):
+        find_fault(PyG(target="pyg_nets.Noisy", kwargs={"draw": draw}))
+
+
 def test_weights_depend_on_the_seed_alone_and_load_into_the_users_class():
     torch.manual_seed(1)
     first = PyG(target="pyg_nets.gcn").build(6, 3, seed=5)

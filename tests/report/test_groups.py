@@ -66,6 +66,19 @@ def test_accuracies_are_paired_by_seed_and_stand_beside_the_control(plant: Plant
     assert group_of(compared(tmp_path, margin=0.01)).verdict != "not inferior"
 
 
+def test_a_run_that_went_on_from_another_training_is_no_sample_of_its_seed(plant: Plant, tmp_path: Path) -> None:
+    """It was counted where a plain run of the seed stood before it, and turned a verdict."""
+    for seed in range(6):
+        plant(f"single{seed}", seed=seed, **accurate(80 + seed))
+        plant(f"ours{seed}", seed=seed, **OURS, **accurate(80 + seed))
+    begun = {"begun_otherwise": {"epochs": 5, "settings": ["optim"]}}
+    plant("ours3 again", seed=3, **OURS, **accurate(20.0), **begun)
+    plant("ours4 again", seed=4, hashes__split="0" * 64, **OURS, **accurate(30.0))
+    first, other = [g for g in compared(tmp_path).groups if g.first["strategy"] == "graph_parallel"][:2]
+    assert (first.verdict, first.difference and first.difference.value, len(first.rows)) == ("not inferior", 0.0, 7)
+    assert "begun otherwise" in other.changed and other.difference is None
+
+
 @pytest.mark.parametrize(
     ("loss", "said"), [(0.0, "dataset unfit for the claim"), (None, "no negative control"), (2.0, "inconclusive")]
 )

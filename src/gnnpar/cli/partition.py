@@ -128,10 +128,13 @@ def needs_edge_ids(settings: Settings, graph: Stored) -> bool:
 
 
 def setup_of(settings: Settings) -> dict[str, JsonDict]:
-    """What a run from the shards takes over."""
+    """What a run from the shards takes over. What was drawn by the seed of this command is no other by a run's."""
     groups = ("dataset", "partition")
     names = {group: settings.names.get(group, group) for group in groups}
-    return {"names": names, **{group: settings.resolved[group] for group in groups}}
+    dataset = dict(settings.resolved["dataset"])
+    drawn = [key for key in ("graph_seed", "split_seed", "split_index") if dataset.get(key, 0) is None]
+    dataset |= dict.fromkeys(drawn, settings.seed)
+    return {"names": names, "dataset": dataset, "partition": settings.resolved["partition"]}
 
 
 @contextmanager

@@ -66,8 +66,8 @@ def run(argv: list[str]) -> int:
     remove_abandoned(out.parent, f".{glob.escape(out.name)}.{'?' * 16}.partial")
     partial = out.with_name(f".{out.name}.{secrets.token_hex(8)}.partial")
     with scratch_folder() as scratch:
-        source, own = plan_source_of(settings), not any(map(_OF_A_GRAPH.match, options.overrides))
-        work = Prediction(settings, world, source, found.folder, scratch, out, partial, pairs, own)
+        source, remedy = plan_source_of(settings), bound_to_its_graph(trained, settings, options.overrides)
+        work = Prediction(settings, world, source, found.folder, scratch, out, partial, pairs, remedy)
         try:
             outcome = launch(world, work, Hooks(settings, scratch), how=settings.launch, comm=settings.comm)
         finally:
@@ -130,38 +130,45 @@ def with_model_of(trained: Settings, found: Checkpoint, overrides: Sequence[str]
     )
 
 
+def bound_to_its_graph(trained: Settings, settings: Settings, overrides: Sequence[str]) -> str:
+    """What to do where the graph is another than the run's, if it must be that one; empty: it may be any."""
+    from gnnpar.data.preprocess import Preprocess
+
+    if not any(map(_OF_A_GRAPH.match, overrides)):
+        return "name that graph by dataset= if it is meant"
+    both = settings.dataset, trained.dataset
+    if all(isinstance(each, Preprocess) and each.normalize == "standard" for each in both):
+        return (
+            "features were standardised by the mean and deviation of its own training nodes; standardise those of "
+            "another graph in the same way and set dataset.normalize=none"
+        )
+    return ""
+
+
 def prepared_as(trained: Settings, settings: Settings, found: Checkpoint, overrides: Sequence[str]) -> DatasetConfig:
     """The dataset that is asked for, its edges and features prepared as the run's were, but for what overrides set."""
     from gnnpar.data.preprocess import Preprocess
 
-    mine, theirs = settings.dataset, trained.dataset
+    mine, theirs, shards = settings.dataset, trained.dataset, settings.shards.folder
     if not (isinstance(mine, Preprocess) and isinstance(theirs, Preprocess)):
         return mine
-    if settings.shards.folder is not None:
-        _refuse_other_preparation(mine, theirs, settings.shards.folder, found)
-        return mine
     typed = {override.lstrip("+~").partition("=")[0].removeprefix("dataset.") for override in overrides}
-    how = {name: vars(theirs)[name] for name in _PREPARED if name not in typed}
-    mine = replace(mine, **how)
-    if how.get("normalize") == "standard" and mine != theirs:
-        raise ConfigError(
-            f"features of {found.folder} were standardised by the mean and deviation of its own training nodes; "
-            "standardise those of another graph in the same way and set dataset.normalize=none"
-        )
-    return mine
-
-
-def _refuse_other_preparation(mine: DatasetConfig, theirs: DatasetConfig, shards: Path, found: Checkpoint) -> None:
-    """ConfigError where edges or features of shards were prepared otherwise than the run's; they cannot be changed."""
-    for name in _PREPARED:
-        if vars(mine)[name] != vars(theirs)[name]:
+    for name, value in theirs.preparation.items():
+        if (own := mine.preparation[name]) == value:
+            continue
+        if shards is not None:
             raise ConfigError(
-                f"shards={shards} were made with dataset.{name}={vars(mine)[name]}, and {found.folder} trained with "
-                f"{vars(theirs)[name]}: make them again with gnnpar partition dataset.{name}={vars(theirs)[name]}"
+                f"shards={shards} were made with dataset.{name}={own}, and {found.folder} trained with {value}: make "
+                f"them again with gnnpar partition dataset.{name}={value}"
             )
-
-
-_PREPARED = ("self_loops", "symmetrize", "drop_duplicates", "normalize")
+        if name not in vars(mine):
+            raise ConfigError(
+                f"{found.folder} trained with dataset.{name}={value}, which dataset={settings.names['dataset']} has "
+                "not: give that graph as dataset=npz"
+            )
+        if name not in typed:
+            mine = replace(mine, **{name: value})
+    return mine
 
 
 def run_folder(given: Path, found: Path) -> Path:

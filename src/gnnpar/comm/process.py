@@ -60,9 +60,9 @@ def connect(
         torch.cuda.set_device(device)
     if backend == "nccl" and one_gpu.is_shared():
         os.environ.update(one_gpu.variables(rank))
+    os.environ.pop("TORCH_GLOO_LAZY_INIT", None)  # two groups that connect at their first use wait for each other
     if store is not None:
         store.set_timeout(timeout)
-        os.environ.pop("TORCH_GLOO_LAZY_INIT", None)  # two groups that connect at their first use wait for each other
         if backend == "gloo":  # threads of NCCL's own ask the store, also where no Python runs any more
             store = SealedStore(store, key)
     dist.init_process_group(

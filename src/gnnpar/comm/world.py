@@ -7,8 +7,9 @@ runs on the ranks (training) reads them, without either importing the other.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal, Protocol
@@ -25,6 +26,7 @@ Status = Literal["completed", "failed", "interrupted"]
 # transfers, cubic).
 LATENCY_SECONDS = 0.02
 SWITCH_LATENCY_SECONDS = 0.1
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +124,7 @@ class World:
         set_default_types()
         if self.deterministic:
             torch.use_deterministic_algorithms(True)
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            os.environ.setdefault(_WORKSPACE, ":4096:8")
         _set_precisions("high" if self.tf32 else "highest", ["tf32" if self.tf32 else "ieee", "ieee"])
 
     @property
@@ -157,7 +159,7 @@ def torch_given_back() -> Generator[None]:
 
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    precisions, dtype = _precisions(), torch.get_default_dtype()
+    precisions, dtype, workspace = _precisions(), torch.get_default_dtype(), os.environ.get(_WORKSPACE)
     autocast = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
     try:
         yield
@@ -169,6 +171,22 @@ def torch_given_back() -> Generator[None]:
         torch.set_default_dtype(dtype)
         for device in autocast:
             torch.set_autocast_enabled(device, True)
+        os.environ.pop(_WORKSPACE, None)
+        os.environ.update({} if workspace is None else {_WORKSPACE: workspace})
+
+
+@contextmanager
+def torch_as_usual() -> Generator[None]:
+    """Numbers have 32 bits, gradients are computed, and tensors are made on the CPU where nothing else is said,
+    whatever the caller has set: ranks that are forked have that, too, and those that are started anew do not."""
+    if (torch := sys.modules.get("torch")) is None:
+        yield
+        return
+    elsewhere = torch.get_default_device().type != "cpu"
+    on_cpu = torch.device("cpu") if elsewhere else nullcontext()
+    with torch_given_back(), torch.inference_mode(False), torch.enable_grad(), on_cpu:
+        set_default_types()
+        yield
 
 
 def _precisions() -> tuple[str | None, list[str]]:

@@ -108,6 +108,8 @@ def _refuse_other_options(argv: Sequence[str]) -> None:
             raise ConfigError(f"{printable(word[:80])}: {NO_OTHER_FOLDER}")
         if word.startswith("-") and (word.partition("=")[0] if word.startswith("--") else word) not in _OPTIONS:
             raise ConfigError(f"there is no option {printable(word[:80])}; gnnpar train has {', '.join(_OPTIONS)}")
+    if "--resolve" in argv and not any(word.partition("=")[0] in ("--cfg", "-c") for word in argv):
+        raise ConfigError("--resolve says how --cfg job is shown: give both, or neither")
 
 
 def _is_override(argument: str) -> bool:

@@ -153,12 +153,13 @@ def _edges_of(adjacency: object, x: object) -> dict[str, object]:
         )
     edge_index = np.stack([entries.row, entries.col]).astype(np.int64)
     found: dict[str, object] = {"edge_index": edge_index}
+    again = len(entries.data) - len(np.unique(edge_index[0] * adjacency.shape[0] + edge_index[1]))
+    if again and entries.data.dtype != np.bool_:
+        raise ValueError(
+            f"dataset given: adjacency has {counted(again, 'repeated weight')}, which SciPy adds: call its "
+            "sum_duplicates()."
+        )
     if bool((entries.data != 1).any()):
-        if again := len(entries.data) - len(np.unique(edge_index[0] * adjacency.shape[0] + edge_index[1])):
-            raise ValueError(
-                f"dataset given: adjacency has {counted(again, 'repeated weight')}, which SciPy adds: call its "
-                "sum_duplicates()."
-            )
         found["edge_weight"] = entries.data
     return found
 

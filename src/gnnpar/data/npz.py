@@ -16,6 +16,7 @@ Files of the heterophilous-graph collections are read too: `node_features`, `nod
 pairs, so they are symmetrised) and `train_masks`, `val_masks`, `test_masks`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Self
@@ -45,6 +46,10 @@ class NPZ(Preprocess):
     features: Literal["file", "identity", "degree"] = (
         "file"  # identity: one-hot node ids; degree: one-hot of log2(in-degree + 1)
     )
+
+    @property
+    def preparation(self) -> Mapping[str, object]:
+        return {**super().preparation, "features": self.features}
 
     def without_labels(self) -> Self:
         return replace(self, task="link") if self.features == "file" else self

@@ -4,7 +4,7 @@ Order: check, symmetrise, drop repeated edges, remove, add or keep self loops, s
 degrees, split, normalise (`standard` is fitted on training nodes only), hash.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Protocol, Self, runtime_checkable
@@ -59,6 +59,12 @@ class Preprocess:
     val_per_class: Annotated[int, Ge(0)] = 30
     train_fraction: Annotated[float, Gt(0), Lt(1)] = 0.6  # random: fractions of the labelled nodes, the rest is test
     val_fraction: Annotated[float, Ge(0), Lt(1)] = 0.2
+
+    @property
+    def preparation(self) -> Mapping[str, object]:
+        """How edges and features are made of what is read, by key: a model predicts on what was prepared as this."""
+        names = ("self_loops", "symmetrize", "drop_duplicates", "normalize")
+        return {name: vars(self)[name] for name in names} | {"features": "file"}
 
     def without_labels(self) -> Self:
         """The same graph, whose labels and masks are not needed where its reader can do without."""

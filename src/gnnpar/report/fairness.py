@@ -9,8 +9,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gnnpar.printable import one_line
-from gnnpar.report.runs import Result, configuration_of, is_control, is_exact, value_at
-from gnnpar.training.checkpoint.deciding import OF_TIME
+from gnnpar.report.runs import Result, configuration_of, is_control, is_exact, value_at, went_on_from
 from gnnpar.training.result.result import epoch_time
 
 # what must be equal before two epoch times may form a ratio: name -> path in result.json
@@ -72,9 +71,8 @@ def _code(result: Result) -> Mapping[str, str]:
 
 def _fact(result: Result, name: str) -> object:
     found = value_at(result, FAIR[name])
-    if name == "what it went on from" and isinstance(found, Mapping):
-        deciding = [each for each in found.get("settings", ()) if each not in OF_TIME]
-        return (found.get("epochs"), deciding) if deciding else None
+    if name == "what it went on from":
+        return went_on_from(result)
     return OF_BEFORE.get(name) if found is None else found
 
 
@@ -186,21 +184,22 @@ def warnings(results: Sequence[Result], baseline: str) -> list[str]:
 
 
 def exchanged(results: Sequence[Result]) -> list[str]:
-    """A line for each configuration whose runs of one seed are of several graphs, or whose runs are of several versions
-    of the user's code: its data, or that, has changed between them."""
-    graphs: dict[tuple[Hashable, int | None], set[str]] = {}
+    """A line for each configuration whose runs of one seed are of several graphs or splits, or whose runs are of
+    several versions of the user's code: its data, or that, has changed between them."""
+    data: dict[tuple[Hashable, str, int | None], set[str]] = {}
     codes: dict[tuple[Hashable, str], set[str]] = {}
     names: dict[Hashable, str] = {}
     for result in results:
         mine = configuration_of(result)
         names[mine] = f"{result['strategy']}/{result['model']}"
-        graphs.setdefault((mine, _seed_of_graph(result)), set()).add(str(value_at(result, FAIR["graph"])))
+        for what, seed in (("graph", _seed_of_graph(result)), ("split", _seed_of_split(result))):
+            data.setdefault((mine, what, seed), set()).add(str(value_at(result, FAIR[what])))
         for module, digits in _code(result).items():
             codes.setdefault((mine, module), set()).add(digits)
-    several = dict.fromkeys(names[mine] for (mine, _), found in graphs.items() if len(found) > 1)
+    several = dict.fromkeys((names[mine], what) for (mine, what, _), found in data.items() if len(found) > 1)
     edited = dict.fromkeys((names[mine], module) for (mine, module), found in codes.items() if len(found) > 1)
     return [
-        *(f"{name}: runs of one configuration are of several graphs; the data has changed" for name in several),
+        *(f"{name}: runs of one configuration are of several {what}s; the data has changed" for name, what in several),
         *(f"{name}: runs of one configuration are of other code; {one_line(m)} has changed" for name, m in edited),
     ]
 
@@ -224,6 +223,13 @@ def _seed_of_graph(result: Result) -> int | None:
         return result["seed"]
     follows = dataset.get("graph_seed", 0) is None or dataset.get("normalize") == "standard"
     return result["seed"] if follows else None
+
+
+def _seed_of_split(result: Result) -> int | None:
+    """The run's seed, where masks or pairs follow from it, as those of the user's own datasets may; else None."""
+    dataset, task = (value_at(result, ("settings", group)) or {} for group in ("dataset", "task"))
+    drawn = [dataset.get("split_seed"), dataset.get("split_index"), dataset.get("graph_seed", 0)]
+    return result["seed"] if None in (*drawn, task.get("split_seed", 0)) else None
 
 
 def remarks(results: Sequence[Result]) -> list[str]:

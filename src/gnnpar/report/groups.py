@@ -17,7 +17,7 @@ from typing import TypeVar
 from gnnpar.durable import JsonDict, JsonObject
 from gnnpar.report import statistics
 from gnnpar.report.fairness import Baseline, exact_runs_of, unequal_accuracy, why_unequal
-from gnnpar.report.runs import Result, configuration_of, is_control, no_speed, own_settings
+from gnnpar.report.runs import Result, configuration_of, is_control, no_speed, own_settings, went_on_from
 from gnnpar.report.statistics import Estimate
 from gnnpar.report.targets import Median, Reached, median, reached, target_of
 
@@ -137,6 +137,7 @@ def _tell_apart(groups: Sequence[Group]) -> None:
         for group, settings in zip(same, flats, strict=True):
             words = [f"{key}={settings.get(key)}" for key in keys]
             words += [group.results[0]["hardware"]] if hardware else []
+            words += ["begun otherwise"] if went_on_from(group.results[0]) else []
             words += [f"{group.first['provenance']} {group.first['links']}".strip()] if len(same) > 1 else []
             group.changed = " ".join(words)
 
@@ -174,9 +175,10 @@ def _accuracy(group: Group, bases: Sequence[Result], baseline: str, margin: floa
     theirs = _by_seed(bases)
     differences = []
     for seed, runs in ours.items():
-        fair = [_percent(base) for base in theirs.get(seed, ()) if not unequal_accuracy(runs[0], base)]
-        if fair:
-            differences.append(group.accuracies[seed] - plain.fmean(fair))
+        pairs = [(run, [base for base in theirs.get(seed, ()) if not unequal_accuracy(run, base)]) for run in runs]
+        paired = [_percent(run) - plain.fmean(map(_percent, fair)) for run, fair in pairs if fair]
+        if paired:
+            differences.append(plain.fmean(paired))
     if differences:
         group.difference = statistics.mean(differences)
         group.verdict = statistics.non_inferiority(differences, margin)

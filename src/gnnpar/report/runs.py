@@ -12,6 +12,7 @@ from gnnpar.aliases import with_current_targets
 from gnnpar.durable import JsonObject, read_json
 from gnnpar.printable import printable_tree
 from gnnpar.settings import ConfigError
+from gnnpar.training.checkpoint.deciding import OF_TIME
 from gnnpar.training.result.result import fault
 
 Result = JsonObject
@@ -118,11 +119,22 @@ def own_settings(result: Result) -> dict[str, str]:
     return {key: value for key, value in flat(result.get("settings", {})).items() if key not in _REPEATED}
 
 
+def went_on_from(result: Result) -> tuple[int, tuple[str, ...]] | None:
+    """Epochs that a run has of one with other settings, or other code, and which of these decide over numbers; None:
+    there are none."""
+    found = result.get("begun_otherwise")
+    if not isinstance(found, Mapping):
+        return None
+    deciding = tuple(each for each in found.get("settings", ()) if each not in OF_TIME)
+    return (found.get("epochs", 0), deciding) if deciding else None
+
+
 def configuration_of(result: Result) -> Hashable:
     """What is the same in all runs of a configuration, which differ in seed and block alone."""
     named = ("strategy", "model", "dataset", "world_size", "threads_per_rank", "provenance", "oversubscribed", "epochs")
     settings = sorted(own_settings(result).items())
-    return (*(result[name] for name in named), *result["exactness"], result["hardware"], links(result), *settings)
+    where = *result["exactness"], result["hardware"], links(result)
+    return (*(result[name] for name in named), *where, went_on_from(result), *settings)
 
 
 def variant(result: Result, results: Sequence[Result]) -> str:

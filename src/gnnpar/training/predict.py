@@ -36,7 +36,8 @@ class Prediction:
     """The launcher's `Work`. `trained`: the folder of a checkpoint; `scratch`: where the plan is left; `partial`: what
     becomes `out` when it is whole, of rank 0: two predictions of one run share no file.
 
-    `pairs`: a file [n, 2] of pairs of nodes, whose scores are asked for instead.
+    `pairs`: a file [n, 2] of pairs of nodes, whose scores are asked for instead. `remedy`: where the graph must be the
+    one that the run trained on, what to do where it is another.
     """
 
     settings: Settings
@@ -47,7 +48,7 @@ class Prediction:
     out: Path
     partial: Path
     pairs: Path | None = None
-    own: bool = False  # of the graph that the run trained on
+    remedy: str = ""
 
     @contextmanager
     def session(self, *, first: bool) -> Iterator[Callable[[Communicator, Host], None]]:
@@ -60,8 +61,8 @@ class Prediction:
         run = prepare(job, comm, host, Null(), Start())
         found = checkpoint.read(self.trained)
         _refuse_others(found, comm)
-        if self.own:
-            _refuse_exchanged(found, run.identity)
+        if self.remedy:
+            _refuse_another_graph(found, run.identity, self.remedy)
         _refuse_other_types(found, run.identity)
         load_parameters(run.engine, found.merged(comm.device)[0], found)
         logits, ids = run.engine.predict(), run.engine.node_ids.cpu().numpy()
@@ -121,14 +122,14 @@ def _refuse_other_types(found: checkpoint.Checkpoint, mine: JsonObject) -> None:
             )
 
 
-def _refuse_exchanged(found: checkpoint.Checkpoint, mine: JsonObject) -> None:
-    """ValueError where the run's own dataset is, by its name, another graph than when it trained."""
+def _refuse_another_graph(found: checkpoint.Checkpoint, mine: JsonObject, remedy: str) -> None:
+    """ValueError where the dataset is another graph, or split otherwise, than when the run trained."""
     theirs = found.manifest["run"]
     for name in ("graph", "split"):
         if theirs[name] != mine[name]:
             raise ValueError(
                 f"{found.folder} was trained on {name} {theirs[name][:12]}, and its dataset is {mine[name][:12]} here: "
-                "name that graph by dataset= if it is meant"
+                f"{remedy}"
             )
 
 

@@ -17,9 +17,19 @@ from gnnpar_kernels import keep_mask
 
 LAST_TAG = 16  # before the first dropout of a pass; those of gnnpar's own models have smaller ones
 _DROPOUTS = frozenset({F.dropout, torch.dropout})
-_OTHER_NOISE = frozenset(
-    {F.alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout, F.gumbel_softmax}
+_OTHER_DROPOUTS = (F.alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout, F.gumbel_softmax)
+_DRAWN = (torch.rand, torch.rand_like, torch.randn, torch.randn_like, torch.randint, torch.randint_like, torch.randperm)
+_DRAWN_BY = (torch.bernoulli, torch.binomial, torch.multinomial, torch.normal, torch.poisson, torch.rrelu, F.rrelu)
+_DRAWN_OF = (
+    Tensor.bernoulli,
+    Tensor.multinomial,
+    Tensor.bernoulli_,
+    Tensor.cauchy_,
+    Tensor.exponential_,
+    Tensor.normal_,
 )
+_DRAWN_IN = (torch.rrelu_, Tensor.normal_, Tensor.geometric_, Tensor.log_normal_, Tensor.random_, Tensor.uniform_)
+_OTHER_NOISE = frozenset({*_OTHER_DROPOUTS, *_DRAWN, *_DRAWN_BY, *_DRAWN_OF, *_DRAWN_IN})
 
 
 @contextmanager
@@ -98,7 +108,7 @@ class _KeyedDropout(TorchFunctionMode):
         self, func: Callable[..., Tensor], types: object, args: tuple = (), kwargs: Mapping[str, object] | None = None
     ) -> Tensor:
         given = dict(kwargs or {})
-        if func in _OTHER_NOISE:
+        if func in _OTHER_NOISE and given.get("training", True):
             raise ValueError(f"the model calls {func.__name__}, whose noise is not keyed; F.dropout and nn.Dropout are")
         if func not in _DROPOUTS:
             return func(*args, **given)

@@ -263,14 +263,7 @@ def _write(file: Path, save: Callable[[IO[bytes]], object]) -> None:
 def described(trained: Trained) -> JsonDict:
     """model.json."""
     settings, how = trained.settings, trained.settings.dataset
-    prepare = None
-    if isinstance(how, Preprocess):
-        prepare = {
-            "self_loops": how.self_loops,
-            "symmetrize": how.symmetrize,
-            "drop_duplicates": how.drop_duplicates,
-            "normalize": how.normalize,
-        }
+    prepare = dict(how.preparation) if isinstance(how, Preprocess) else None
     config = trained.model.config
     return {
         "schema": 1,

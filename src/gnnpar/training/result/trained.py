@@ -9,8 +9,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from gnnpar import source_code
 from gnnpar.capacity import no_larger_than
 from gnnpar.comm import ThreadWorld
+from gnnpar.comm.world import torch_as_usual
 from gnnpar.data.adjacency import EdgeList, edge_list_of, edges_of
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.hetero import homogeneous
@@ -23,6 +25,7 @@ from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
 from gnnpar.paths import path_of
 from gnnpar.precision import TYPES
+from gnnpar.printable import one_line
 from gnnpar.scratch import own_temporary_files
 from gnnpar.settings import Settings, build_settings
 from gnnpar.targets import refuse_foreign
@@ -125,7 +128,10 @@ def load(
     except (RuntimeError, TypeError, AssertionError) as error:  # the last: a torch without CUDA
         line = str(error).split("\n", maxsplit=1)[0]
         raise ValueError(f"device={device!r} is none that this machine has: {line}") from error
-    with own_temporary_files(lasting=True):  # the user's module may make layers of PyG when it is imported
+    with (
+        own_temporary_files(lasting=True),
+        torch_as_usual(),
+    ):  # the user's module may make layers of PyG when it is imported
         return opened(*find(place, which, trust=trust), there)
 
 
@@ -162,6 +168,8 @@ def find(
     saved = found.manifest["run"]
     remedy = "with trust=True, or --trust, its code is imported and runs"
     refuse_foreign(saved["settings"], str(found.folder), remedy=remedy, named=named, trust=trust)
+    if edited := source_code.changed(found.manifest.get("code", {})):
+        complain(f"the code of {one_line(edited)} has changed since {found.folder} was written, and runs as it is now")
     return found, build_settings(saved["settings"], saved["names"])
 
 
