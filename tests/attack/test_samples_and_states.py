@@ -13,18 +13,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from scipy.sparse import coo_array
 
 import gnnpar
-from checkpoints import train
+from checkpoints import result, train
+from composing import settings_of
 from conftest import Run, environment
-from gnnpar.cli import partition
+from gnnpar import durable
+from gnnpar.cli import new, partition, plan
 from gnnpar.cli.main import run
+from gnnpar.comm.process import connect
 from gnnpar.comm.world import torch_given_back
+from gnnpar.config import jobs
 from gnnpar.config.compose import compose
 from gnnpar.data.given import as_data
+from gnnpar.durable import WriteError
 from gnnpar.folder_lock import FILE, FolderInUse, Lock, Owner, own_machine
+from gnnpar.report.fairness import differences, unequal_accuracy
+from gnnpar.report.runs import configuration_of
+from gnnpar.settings import ConfigError
+from gnnpar.training.result.header import KERNELS
+from gnnpar.training.result.record import agreed_on
 from gnnpar.training.result.trained import load
+from gnnpar_kernels import dispatch
 
 QUICK = {"dataset.num_nodes": 60, "epochs": 1, "threads_per_rank": 1, "comm": "threads"}
 NET = """
@@ -89,6 +101,69 @@ def test_what_a_sweep_of_a_program_has_made_stays_that(tmp_path: Path, monkeypat
     assert [run.folder for run in (*swept.runs, *compared.runs)] == [tmp_path / "a" / "s" / "0"] * 2
 
 
+def test_kernels_that_the_environment_forces_are_of_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of the naive ones was one of the same configuration, and joined ranks did not say which they had."""
+    assert KERNELS == dispatch.VARIABLE
+    plain = agreed_on(settings_of())
+    train(tmp_path / "plain", "epochs=1")
+    monkeypatch.setenv(KERNELS, "naive")
+    train(tmp_path / "naive", "epochs=1")
+    assert {name for name, value in agreed_on(settings_of()).items() if plain[name] != value} == {KERNELS}
+    plain_run, naive_run = result(tmp_path / "plain"), result(tmp_path / "naive")
+    assert configuration_of(plain_run) != configuration_of(naive_run)
+    assert "kernels" in differences(plain_run, naive_run) and "kernels" not in unequal_accuracy(plain_run, naive_run)
+
+
+def test_a_study_forms_no_difference_between_versions_of_a_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    study = ["base: [dataset=sbm, dataset.num_nodes=60, epochs=1, strategy=single, threads_per_rank=1, comm=threads]"]
+    Path("study.yaml").write_text("\n".join([*study, "factors: {rate: [optim.lr=0.02]}"]))
+    assert run("ablate", ["study.yaml", "--folder", "ab"]) == 0
+    for at, digits in (("0", "a" * 12), ("1", "b" * 12)):
+        file = tmp_path / "ab" / at / "result.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"code": {"net": digits}}))
+    capsys.readouterr()
+    assert run("ablate", ["study.yaml", "--folder", "ab"]) == 2
+    assert "ab holds runs of two versions of net: it was edited between two starts" in capsys.readouterr().err
+
+
+def test_a_study_is_no_task_of_torchruns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """One of its tasks said that the folder is in use, and jobs of the other waited for ranks."""
+    monkeypatch.setenv("RANK", "0")
+    assert run("ablate", ["study.yaml"]) == 2
+    assert "a study starts its own ranks and cannot join those of torchrun" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["single ", "single.yaml", "", "sin\ngle"])
+def test_a_plan_calls_no_strategy_almost_as_another(tmp_path: Path, name: str) -> None:
+    """In a table it could not be told from the other."""
+    made = ["strategy=graph_parallel", "dataset=sbm", "dataset.num_nodes=60", "world_size=2", "--no-measure"]
+    assert plan.run([*made[1:], "--out", str(tmp_path)]) == 0
+    file = tmp_path / "plan.json"
+    found = json.loads(file.read_text())
+    found["strategy"] |= {"name": name, "_target_": "gnnpar.parallel.halo.strategy.GraphParallel"}
+    durable.write_checked_json(file, found)
+    with pytest.raises(ConfigError, match=r"calls .*strategy .*: (a name has letters|correct the name)"):
+        compose([f"plan={file}"])
+
+
+def test_programs_are_made_in_no_folder_that_another_user_has_put_into_one_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has made it exchanged the module that the next line ran."""
+    (tmp_path / "all" / "theirs").mkdir(parents=True)
+    (tmp_path / "all").chmod(0o1777)
+    os.chown(tmp_path / "all" / "theirs", 4242, 4242)
+    monkeypatch.chdir(tmp_path / "all" / "theirs")
+    with pytest.raises(WriteError):
+        new.run(["model", "own_of_30"])
+    assert not list((tmp_path / "all" / "theirs").iterdir())
+
+
 # --- graphs
 
 
@@ -99,7 +174,7 @@ def test_edges_that_a_matrix_has_twice_are_to_be_added() -> None:
     with pytest.raises(ValueError, match="adjacency has 1 repeated weight, which SciPy adds"):
         as_data({**found, "adjacency": coo_array((np.ones(3), twice), shape=(3, 3))})
     flags = coo_array((np.ones(3, dtype=np.bool_), twice), shape=(3, 3))
-    assert as_data({**found, "adjacency": flags}).edge_index is not None, "of truth values the sum is one"
+    assert as_data({**found, "adjacency": flags}) is not None, "of truth values the sum is one"
 
 
 # --- programs
@@ -146,11 +221,29 @@ def test_a_host_of_the_same_name_is_another_one(tmp_path: Path, machine: str, re
         Lock.take(tmp_path, otherwise="", say=lambda line: None).release()
 
 
-def test_gloo_connects_at_once_whatever_the_environment_says(tmp_path: Path, run_cli: Run) -> None:
-    """Two groups that connect at their first use waited for each other for half an hour."""
-    few = ["dataset=sbm", "dataset.num_nodes=60", "epochs=1", "strategy=graph_parallel", "world_size=2"]
-    told = run_cli("train", *few, "threads_per_rank=1", "comm.timeout_seconds=30", TORCH_GLOO_LAZY_INIT="1")
-    assert told.returncode == 0, told.stderr
+@pytest.mark.parametrize(("machine", "alive"), [(own_machine(), False), ("another", True)])
+def test_a_job_of_a_host_of_the_same_name_may_be_alive(tmp_path: Path, machine: str, alive: bool) -> None:
+    jobs.begin_job(tmp_path, ())
+    file = tmp_path / jobs.RECORD
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"pid": 2**22 + 1, "machine": machine}))
+    record = jobs.read_record(tmp_path)
+    assert record is not None and jobs.is_alive(record, tmp_path) is alive
+
+
+def test_gloo_connects_at_once_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two groups that connect at their first use waited for each other for half an hour, now and then."""
+    for name, value in (("TORCH_GLOO_LAZY_INIT", "1"), ("RANK", "0"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    seen: list[str | None] = []
+
+    def begun(*_: object, **__: object) -> None:
+        seen.append(os.environ.get("TORCH_GLOO_LAZY_INIT"))
+        raise InterruptedError
+
+    monkeypatch.setattr(dist, "init_process_group", begun)
+    with pytest.raises(InterruptedError):
+        connect("gloo", device=torch.device("cpu"), key=b"", timeout_seconds=1, init_method="file:///none")
+    assert seen == [None]
 
 
 def test_an_option_that_shows_nothing_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

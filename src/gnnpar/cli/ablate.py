@@ -31,7 +31,7 @@ from gnnpar.config.jobs import MANIFEST, Manifest, alone_in, job_key
 from gnnpar.config.replay import quoted
 from gnnpar.config.study import Variant, job_overrides, read_study
 from gnnpar.durable import Json, JsonDict, JsonObject, refuse_link, write_text_whole
-from gnnpar.printable import printable
+from gnnpar.printable import one_line, printable
 from gnnpar.report.statistics import Estimate, geometric_mean, mean
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.targets import fenced, let_in, refuse_foreign
@@ -62,6 +62,8 @@ class Row:
 def run(argv: list[str]) -> int:
     """0: every run completed; 1: some failed; what is there is in the table either way."""
     options = parse(argv)
+    if "RANK" in os.environ:
+        raise ConfigError("a study starts its own ranks and cannot join those of torchrun; start it once, without")
     study = read_study(options.study)
     variants = study.variants()
     jobs = study.jobs(variants)
@@ -174,9 +176,10 @@ def measures(result: JsonObject) -> Measures:
 
 
 def refuse_other_data(results: Mapping[tuple[str, int, int], JsonObject], folder: Path) -> None:
-    """ConfigError where runs of one seed and dataset have had other graphs or splits: the data was exchanged between
-    two starts of the study, and no difference says anything."""
+    """ConfigError where runs of one seed and dataset have had other graphs or splits, or other code of the user's: it
+    was exchanged between two starts of the study, and no difference says anything."""
     seen: dict[tuple[str, int], tuple[str, str]] = {}
+    codes: dict[str, str] = {}
     for (_, seed, _), result in results.items():
         of_data = json.dumps(result["settings"].get("dataset"), sort_keys=True)
         hashes = result["hashes"]["graph"], result["hashes"]["split"]
@@ -185,6 +188,12 @@ def refuse_other_data(results: Mapping[tuple[str, int, int], JsonObject], folder
                 f"{folder} holds runs of seed {seed} on two graphs or splits of the same name: its data has changed "
                 "between two starts; give --folder another name"
             )
+        for module, digits in (result.get("code") or {}).items():
+            if codes.setdefault(module, digits) != digits:
+                raise ConfigError(
+                    f"{folder} holds runs of two versions of {one_line(module)}: it was edited between two starts; "
+                    "give --folder another name"
+                )
 
 
 def row(variant: str, results: Mapping[tuple[str, int, int], JsonObject]) -> Row:

@@ -19,6 +19,7 @@ from gnnpar.durable import (
     refuse_link,
     refuse_link_of_others,
     refuse_links_below,
+    refuse_planted,
     write_text_whole,
 )
 from gnnpar.paths import checkout_dir, conf_dir, expanded
@@ -90,6 +91,7 @@ def write(kind: str, name: str, folder: Path) -> list[Path]:
     texts = [rendered(kind, part, words) for part in ("module", "config", "test")]
     notes = [f'"""{words["Class"]}, a method of its own."""\n' for _ in package]
     make = make_folder if folder == Path.cwd() else make_own_folder
+    refuse_planted(Path.cwd())
     make(folder)
     with ExitStack() as undone:
         for file, text in zip(files + package, texts + notes, strict=True):

@@ -73,8 +73,11 @@ def _refuse_other_names(brought: JsonObject, names: Mapping[str, str], where: st
     if os.environ.get(TRUST) == "1":
         return
     for group, value in brought.items():
-        file = conf_dir() / group / f"{names.get(group)}.yaml"
-        if not isinstance(value, Mapping) or not re.fullmatch(r"\w{1,80}", str(names.get(group))) or not file.is_file():
+        name = str(names.get(group, group)).removesuffix(".yaml")
+        if not re.fullmatch(r"\w[\w.+/-]{0,79}", name):
+            raise ConfigError(f"{where} calls its {group} {show(name)}: a name has letters, digits, _ . + - and /")
+        file = conf_dir() / group / f"{name}.yaml"
+        if not isinstance(value, Mapping) or not file.is_file():
             continue
         yaml = plain_yaml(file)
         yaml = yaml if isinstance(yaml, Mapping) else {}

@@ -24,7 +24,7 @@ import psutil
 
 from gnnpar.aliases import with_published_keys, with_published_names, with_published_targets
 from gnnpar.durable import JsonDict, JsonObject, make_folder, read_json, write_json_whole
-from gnnpar.folder_lock import FolderInUse, own_space, working_in
+from gnnpar.folder_lock import FolderInUse, own_machine, own_space, working_in
 from gnnpar.printable import one_line
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import say
@@ -131,7 +131,7 @@ def begin_job(run_dir: Path, overrides: Sequence[str]) -> None:
     forget(run_dir)
     process = psutil.Process()
     record = {"pid": process.pid, "born": process.create_time(), "host": socket.gethostname(), "error": None}
-    record |= {"space": own_space(), "cwd": os.getcwd()}
+    record |= {"space": own_space(), "machine": own_machine(), "cwd": os.getcwd()}
     write_json_whole(run_dir / RECORD, record | {"started": time.time(), "overrides": list(overrides)})
 
 
@@ -178,7 +178,8 @@ def state_of(run_dir: Path) -> tuple[State, str]:
 def is_alive(record: JsonObject, run_dir: Path) -> bool:
     """Whether the process that began the job is there; on another host, or in another namespace of pids: whether it
     wrote of late."""
-    if (record["host"], record.get("space", own_space())) != (socket.gethostname(), own_space()):
+    here = socket.gethostname(), own_space(), own_machine()
+    if (record["host"], record.get("space", here[1]), record.get("machine", here[2])) != here:
         latest = max((file.stat().st_mtime for file in run_dir.iterdir() if file.is_file()), default=0.0)
         return time.time() - latest < _SILENT_SECONDS
     try:

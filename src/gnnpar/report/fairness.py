@@ -25,6 +25,7 @@ FAIR: Mapping[str, tuple[str, ...]] = {
     "first_layer": ("settings", "first_layer"),
     "row_order": ("settings", "row_order"),
     "cuda_graph": ("settings", "launch", "cuda_graph"),
+    "kernels": ("settings", "kernels"),
     "epochs": ("epochs",),
     "early stopping": ("settings", "early_stopping"),
     "eval_every": ("settings", "eval_every"),
@@ -46,7 +47,9 @@ OF_BEFORE = {
     "early stopping": {"patience": None, "min_delta": 0.0},
 }
 # where and how fast a run was says nothing about its accuracy
-TIME_ONLY = frozenset({"row_order", "cuda_graph", "block", "session", "device", "hardware", "provenance", "link rates"})
+TIME_ONLY = frozenset(
+    {"row_order", "cuda_graph", "kernels", "block", "session", "device", "hardware", "provenance", "link rates"}
+)
 # no ratio is refused for these, but a line names them: name -> path
 WATCHED = {"commits": ("commit",), "torch versions": ("versions", "torch"), "machines": ("hardware",)}
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gnnpar.comm.world import Links, World
 
 WARMUP_EPOCHS = 5
+KERNELS = "GNNPAR_KERNELS"  # gnnpar_kernels.dispatch.VARIABLE, in a package that imports torch
 
 
 def header(settings: Settings, world: World) -> JsonDict:
@@ -60,9 +61,11 @@ def header(settings: Settings, world: World) -> JsonDict:
 
 
 def _compared(settings: Settings) -> JsonDict:
-    """What tells configurations apart. Of `launch`, that epochs were replayed: their times are of another kind."""
+    """What tells configurations apart. Of `launch`, that epochs were replayed: their times are of another kind; of the
+    environment, which kernels it forces."""
     kept = {k: v for k, v in settings.resolved.items() if k not in NOT_COMPARED and (k, v) != ("task", LABELS)}
-    return kept | ({"launch": {"cuda_graph": True}} if settings.launch.cuda_graph else {})
+    kept |= {"launch": {"cuda_graph": True}} if settings.launch.cuda_graph else {}
+    return kept | ({"kernels": forced} if (forced := os.environ.get(KERNELS)) else {})
 
 
 def session(settings: Settings) -> str | None:

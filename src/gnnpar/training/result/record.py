@@ -24,7 +24,7 @@ from gnnpar.track.console import say
 from gnnpar.track.tracker import Tee, Tracker
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint import resume
-from gnnpar.training.result.header import NOT_COMPARED, header, installed
+from gnnpar.training.result.header import KERNELS, NOT_COMPARED, header, installed
 from gnnpar.training.result.result import Status, forget, read_result, write_result
 from gnnpar.training.result.started import note_start, restarts_before
 
@@ -217,4 +217,4 @@ def agreed_on(settings: Settings) -> dict[str, str]:
     code = {f"the code of {name}": text[:12] for name, text in hashes.items()}
     names = ("gnnpar", "torch", "torch_geometric")
     versions = {f"the version of {name}": str(installed(name)) for name in names}
-    return flat | versions | code
+    return flat | versions | code | {KERNELS: os.environ.get(KERNELS, "")}
