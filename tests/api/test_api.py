@@ -192,7 +192,7 @@ def test_check_and_plan():
 
 def adjacency(values: object = None) -> scipy.sparse.coo_array:
     src, dst = raw_graph().edge_index.numpy()
-    return scipy.sparse.coo_array((np.ones(5) if values is None else values, (src, dst)), shape=(6, 6))
+    return scipy.sparse.coo_array((np.ones(5, dtype=np.bool_) if values is None else values, (src, dst)), shape=(6, 6))
 
 
 def arrays(**changes: object) -> dict[str, object]:

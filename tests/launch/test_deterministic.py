@@ -14,13 +14,15 @@ from gnnpar.launch.signals import Stop
 
 class _Work:
     def __init__(self):
-        self.seen = []
+        self.seen, self.workspaces = [], []
 
     @contextmanager
     def session(self, *, first):
-        yield lambda comm, host: self.seen.append(
-            (torch.are_deterministic_algorithms_enabled(), torch.backends.cuda.matmul.allow_tf32)
-        )
+        yield lambda comm, host: self.see()
+
+    def see(self):
+        self.seen.append((torch.are_deterministic_algorithms_enabled(), torch.backends.cuda.matmul.allow_tf32))
+        self.workspaces.append(os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
 
 
 @pytest.mark.parametrize("asked", ["true", "false"])
@@ -46,8 +48,10 @@ def test_tf32_is_for_the_ranks_of_a_run_that_asks_for_it():
 def test_cublas_gets_a_workspace_that_is_deterministic(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     settings = compose(["strategy=single", "world_size=1", "deterministic=true"])
-    launch._threads(launch.world_of(settings), _Work(), Stop())
-    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    work = _Work()
+    launch._threads(launch.world_of(settings), work, Stop())
+    assert work.workspaces == [":4096:8"]
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ, "it is the program's own again"
 
 
 def test_a_run_without_it_is_the_job_it_was_before_the_key_was_there():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from traceback import walk_stack
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +31,11 @@ _DRAWN_OF = (
 )
 _DRAWN_IN = (torch.rrelu_, Tensor.normal_, Tensor.geometric_, Tensor.log_normal_, Tensor.random_, Tensor.uniform_)
 _OTHER_NOISE = frozenset({*_OTHER_DROPOUTS, *_DRAWN, *_DRAWN_BY, *_DRAWN_OF, *_DRAWN_IN})
+
+
+def _fills_weights() -> bool:
+    """Whether a module makes its weights, as lazy ones do at their first call."""
+    return any(frame.f_code.co_name == "reset_parameters" for frame, _ in walk_stack(None))
 
 
 @contextmanager
@@ -108,7 +114,7 @@ class _KeyedDropout(TorchFunctionMode):
         self, func: Callable[..., Tensor], types: object, args: tuple = (), kwargs: Mapping[str, object] | None = None
     ) -> Tensor:
         given = dict(kwargs or {})
-        if func in _OTHER_NOISE and given.get("training", True):
+        if func in _OTHER_NOISE and given.get("training", True) and not _fills_weights():
             raise ValueError(f"the model calls {func.__name__}, whose noise is not keyed; F.dropout and nn.Dropout are")
         if func not in _DROPOUTS:
             return func(*args, **given)
