@@ -39,7 +39,7 @@ class FolderInUse(ValueError):
 @dataclass(frozen=True)
 class Owner:
     """A process that works in a folder. born: its start, in clock ticks since boot, by which it differs from a later
-    process of the same pid. job, attempt: of Slurm, which ends one before it begins the next; torchrun's id and count
+    process of the same pid. job, restart: of Slurm, which ends one before it begins the next; torchrun's id and count
     do not tell, as two starts may have one id. space: in which its pid is one; hosts may have several (containers).
     machine: `own_machine`, as hosts may share a name."""
 
@@ -48,7 +48,7 @@ class Owner:
     born: int | None
     since: float
     job: str = ""
-    attempt: int = 0
+    restart: int = 0
     space: str = ""
     machine: str = ""
 
@@ -66,7 +66,7 @@ class Owner:
             if not locks and self.space not in ("", me.space):
                 return False
             return self.born is None or started(self.pid) != self.born
-        return bool(me.job) and self.job == me.job and self.attempt < me.attempt
+        return bool(me.job) and self.job == me.job and self.restart < me.restart
 
     def is_here(self, me: Owner) -> bool:
         """Whether it is of my host; others may have its name."""
@@ -96,7 +96,7 @@ def own_machine() -> str:
 
 
 def _scheduled(env: Mapping[str, str]) -> tuple[str, int]:
-    """The job of Slurm that this process belongs to, and which attempt of it this is."""
+    """The job of Slurm that this process belongs to, and how often that has been started again."""
     count = env.get("SLURM_RESTART_COUNT", "")
     return env.get("SLURM_JOB_ID", ""), int(count) if re.fullmatch("[0-9]{1,9}", count) else 0
 
@@ -263,7 +263,7 @@ def _read(handle: int, *, after: float = 0.0) -> Owner | None:
             born=None if data["born"] is None else int(data["born"]),
             since=float(data["since"]),
             job=str(data["job"]),
-            attempt=int(data["attempt"]),
+            restart=int(data.get("restart", 0)),
             space=str(data.get("space", "")),
             machine=str(data.get("machine", "")),
         )

@@ -96,7 +96,7 @@ def make_folder(top: Path) -> Path:
     measured = Calibration(2, 1, replace(NOMINAL, undrop=1e-9), (1e-9, 5e-5))
     (top / "cache" / "calibration.json").write_text(json.dumps(measured.as_json()))
     (top / "locked").mkdir()
-    owner = Owner(pid=1, host="elsewhere", born=1, since=1.0, job="1", attempt=1)
+    owner = Owner(pid=1, host="elsewhere", born=1, since=1.0, job="1", restart=1)
     (top / "locked" / LOCK).write_text(json.dumps(asdict(owner)))
     (top / "graph").mkdir()
     (arrays["src"], arrays["dst"]) = arrays.pop("edge_index")

@@ -711,7 +711,8 @@ def test_a_user_without_a_home_is_told_so(
 def test_a_run_of_one_rank_hears_that_its_terminal_is_gone(tmp_path: Path, number: signal.Signals) -> None:
     """It died by the signal, without a result, and left its lock."""
     few = ["dataset=sbm", "dataset.num_nodes=60", "epochs=1000000", "threads_per_rank=1", "strategy=single"]
-    command = [sys.executable, "-m", "gnnpar", "train", *few, "hydra.run.dir=run"]
+    heard = ["env", "--default-signal", sys.executable]  # also where tests run under nohup
+    command = [*heard, "-m", "gnnpar", "train", *few, "hydra.run.dir=run"]
     with subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL) as process:
         rows = tmp_path / "run" / "metrics.jsonl"
         for _ in range(600):
