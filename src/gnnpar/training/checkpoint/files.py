@@ -232,7 +232,7 @@ _NEEDED_OF_PROGRESS = {
 def checked(manifest: JsonDict) -> JsonDict:
     """A manifest in which everything that is read later stands, in its type."""
     if manifest.get("schema") != 1:
-        raise ValueError(f"schema {manifest.get('schema')} is not 1: written by another version of gnnpar")
+        raise ValueError(f"schema {str(manifest.get('schema'))[:20]} is not 1: written by another version of gnnpar")
     _require(manifest, _NEEDED)
     _require(manifest["run"], _NEEDED_OF_RUN)
     _require(manifest["progress"], _NEEDED_OF_PROGRESS)
