@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import hashlib
 import itertools
 import json
@@ -60,8 +61,8 @@ class Owner:
         return Owner(pid, socket.gethostname(), started(pid), time.time(), *_scheduled(env), *place)
 
     def has_left(self, me: Owner, *, locks: bool) -> bool:
-        """Whether its process is surely gone: it is not on this host any more, or it was an earlier attempt of the same
-        job, which its scheduler ended before this one began. `locks`: the file system has some, and it holds none."""
+        """Whether its process is surely gone: it is not on this host any more, or it was an earlier start of the same
+        job of Slurm, which ended that before this one began. `locks`: the file system has some, and it holds none."""
         if self.is_here(me):
             if not locks and self.space not in ("", me.space):
                 return False
@@ -86,6 +87,7 @@ def own_space() -> str:
         return ""
 
 
+@functools.cache
 def own_machine() -> str:
     """What tells this host from others of its name: its installation's id, else that of its kernel's start."""
     for file in ("/etc/machine-id", "/proc/sys/kernel/random/boot_id"):

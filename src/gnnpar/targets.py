@@ -204,18 +204,12 @@ def classes_in(tree: object) -> Iterator[str]:
 
 
 def given_to_own_classes(tree: object) -> Iterator[tuple[str, str]]:
-    """(dotted key, text) of what objects of classes that are not gnnpar's are made with, objects below them, too."""
+    """(dotted key, text) of the arguments of objects whose classes are not gnnpar's, and of objects below these."""
     for path, node in _nodes(tree):
         if any(not is_own(target) for _, target in _classes(node)):
-            pending: list[tuple[tuple[object, ...], object]] = [(path, node)]
-            while pending:
-                at, value = pending.pop()
-                if isinstance(value, Mapping):
-                    pending += (((*at, key), each) for key, each in value.items())
-                elif isinstance(value, (list, tuple)):
-                    pending += (((*at, place), each) for place, each in enumerate(value))
-                elif isinstance(value, str) and at[-1] not in ("_target_", "target"):
-                    yield ".".join(map(str, at)), value
+            for at, value in _values(node):
+                if isinstance(value, str) and at[-1] not in ("_target_", "target"):
+                    yield ".".join(map(str, (*path, *at))), value
 
 
 def _classes(node: Mapping[str, object]) -> Iterator[tuple[str, str]]:
@@ -228,11 +222,16 @@ def _classes(node: Mapping[str, object]) -> Iterator[tuple[str, str]]:
 
 def _nodes(tree: object) -> Iterator[tuple[tuple[object, ...], Mapping[str, object]]]:
     """(path, node) of every mapping."""
+    return ((path, value) for path, value in _values(tree) if isinstance(value, Mapping))
+
+
+def _values(tree: object) -> Iterator[tuple[tuple[object, ...], object]]:
+    """(path, value) of the tree and of everything in it."""
     pending: list[tuple[tuple[object, ...], object]] = [((), tree)]  # no recursion: a file may be nested deeply
     while pending:
         path, node = pending.pop()
+        yield path, node
         if isinstance(node, Mapping):
-            yield path, node
             pending += (((*path, key), value) for key, value in node.items())
         elif isinstance(node, (list, tuple)):
             pending += (((*path, at), value) for at, value in enumerate(node))

@@ -140,7 +140,7 @@ def test_a_study_is_no_task_of_torchruns(monkeypatch: pytest.MonkeyPatch, capsys
 
 @pytest.mark.parametrize("name", ["single ", "single.yaml", "", "sin\ngle"])
 def test_a_plan_calls_no_strategy_almost_as_another(tmp_path: Path, name: str) -> None:
-    """In a table it could not be told from the other."""
+    """`compare` showed the same name for both."""
     made = ["strategy=graph_parallel", "dataset=sbm", "dataset.num_nodes=60", "world_size=2", "--no-measure"]
     assert plan.run([*made[1:], "--out", str(tmp_path)]) == 0
     file = tmp_path / "plan.json"

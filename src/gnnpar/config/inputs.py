@@ -69,7 +69,7 @@ def with_plan(config: JsonObject, names: Mapping[str, str], overrides: Iterable[
 
 def _refuse_other_names(brought: JsonObject, names: Mapping[str, str], where: str) -> None:
     """ConfigError where a file calls a class, or a dataset, by the name of another one of gnnpar's, by which results
-    are compared."""
+    are compared, or by a name with blanks or other signs, which a table would show as another."""
     if os.environ.get(TRUST) == "1":
         return
     for group, value in brought.items():

@@ -230,31 +230,32 @@ def identity(by: object, dataset: Dataset | Stored) -> str:
     cls = type(by)
     if cls.__module__.partition(".")[0] == "gnnpar":
         return cls.__qualname__
-    return hashed([_told(by), dataset.split_hash])
+    return hashed([_as_key(by), dataset.split_hash])
 
 
-def _told(value: object) -> object:
-    """A value of a field with what is behind it: the code of a class, the state of a file. What that is cannot be told
-    of an object that is no dataclass, of the code of a notebook, of a folder: never the same twice."""
+def _as_key(value: object) -> object:
+    """A field's value as JSON, for a cache key: a dataclass with its class, the hash of its code and its attributes; a
+    path of a file with the file's size, times and inode. An object that is no dataclass, a class defined in a notebook
+    and a path of a folder get a random value, so that nothing is read from the cache."""
     if is_dataclass(value) and not isinstance(value, type):
         cls, names = type(value), {each.name for each in fields(value)}
         with suppress(TypeError):  # it has slots, and so nothing else
             names |= vars(value).keys()
-        code = hash_of_class(cls) or _never()
-        return [cls.__module__, cls.__qualname__, code, {name: _told(attrgetter(name)(value)) for name in names}]
+        code = hash_of_class(cls) or _random()
+        return [cls.__module__, cls.__qualname__, code, {name: _as_key(attrgetter(name)(value)) for name in names}]
     if isinstance(value, Mapping):
-        return [[_told(key), _told(each)] for key, each in value.items()]
+        return [[_as_key(key), _as_key(each)] for key, each in value.items()]
     if isinstance(value, list | tuple):
-        return [_told(each) for each in value]
+        return [_as_key(each) for each in value]
     if isinstance(value, str | Path):
         there = Path(value)
         with suppress(OSError, ValueError):
-            return _never() if str(value) and there.is_dir() else [str(value), fingerprint(there.parent, [there.name])]
+            return _random() if str(value) and there.is_dir() else [str(value), fingerprint(there.parent, [there.name])]
         return str(value)
-    return [type(value).__name__, value] if value is None or isinstance(value, int | float) else _never()
+    return [type(value).__name__, value] if value is None or isinstance(value, int | float) else _random()
 
 
-def _never() -> str:
+def _random() -> str:
     return uuid.uuid4().hex
 
 

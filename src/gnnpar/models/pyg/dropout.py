@@ -18,23 +18,19 @@ from gnnpar_kernels import keep_mask
 
 LAST_TAG = 16  # before the first dropout of a pass; those of gnnpar's own models have smaller ones
 _DROPOUTS = frozenset({F.dropout, torch.dropout})
-_OTHER_DROPOUTS = (F.alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout, F.gumbel_softmax)
-_DRAWN = (torch.rand, torch.rand_like, torch.randn, torch.randn_like, torch.randint, torch.randint_like, torch.randperm)
-_DRAWN_BY = (torch.bernoulli, torch.binomial, torch.multinomial, torch.normal, torch.poisson, torch.rrelu, F.rrelu)
-_DRAWN_OF = (
-    Tensor.bernoulli,
-    Tensor.multinomial,
-    Tensor.bernoulli_,
-    Tensor.cauchy_,
-    Tensor.exponential_,
-    Tensor.normal_,
+_OTHER_NOISE = frozenset(
+    {
+        *(F.alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout, F.gumbel_softmax, F.rrelu),
+        *(torch.rand, torch.rand_like, torch.randn, torch.randn_like, torch.randint, torch.randint_like),
+        *(torch.bernoulli, torch.binomial, torch.multinomial, torch.normal, torch.poisson, torch.randperm),
+        *(torch.rrelu, torch.rrelu_, Tensor.bernoulli, Tensor.bernoulli_, Tensor.cauchy_, Tensor.exponential_),
+        *(Tensor.geometric_, Tensor.log_normal_, Tensor.multinomial, Tensor.normal_, Tensor.random_, Tensor.uniform_),
+    }
 )
-_DRAWN_IN = (torch.rrelu_, Tensor.normal_, Tensor.geometric_, Tensor.log_normal_, Tensor.random_, Tensor.uniform_)
-_OTHER_NOISE = frozenset({*_OTHER_DROPOUTS, *_DRAWN, *_DRAWN_BY, *_DRAWN_OF, *_DRAWN_IN})
 
 
 def _fills_weights() -> bool:
-    """Whether a module makes its weights, as lazy ones do at their first call."""
+    """Whether a module initialises its weights, as lazy modules do in their first forward."""
     return any(frame.f_code.co_name == "reset_parameters" for frame, _ in walk_stack(None))
 
 

@@ -128,10 +128,8 @@ def load(
     except (RuntimeError, TypeError, AssertionError) as error:  # the last: a torch without CUDA
         line = str(error).split("\n", maxsplit=1)[0]
         raise ValueError(f"device={device!r} is none that this machine has: {line}") from error
-    with (
-        own_temporary_files(lasting=True),
-        torch_as_usual(),
-    ):  # the user's module may make layers of PyG when it is imported
+    # the user's module may make layers of PyG when it is imported
+    with own_temporary_files(lasting=True), torch_as_usual():
         return opened(*find(place, which, trust=trust), there)
 
 
