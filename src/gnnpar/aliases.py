@@ -28,6 +28,8 @@ MOVED = {  # 0.1.0 -> now
 }
 _LATER = {
     "deterministic": False,
+    "features": "given",
+    "features_dim": 64,
     "row_order": "none",
     "task": {"_target_": "gnnpar.data.tasks.Labels"},
     "tf32": False,

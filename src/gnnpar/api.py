@@ -388,7 +388,8 @@ def _settings(model: Model, data: object, overrides: Mapping[str, object], study
     own = {key.removeprefix("model."): value for key, value in overrides.items() if key.startswith("model.")}
     rest = {key: value for key, value in overrides.items() if not key.startswith("model.")}
     named = [f"model={model}", *_spelled({"model": own})] if isinstance(model, str) else []
-    dataset, others = _dataset(data, labelled=overrides.get("task") != "link"), list(_spelled(rest))
+    labelled, featured = overrides.get("task") != "link", overrides.get("features") != "learned"
+    dataset, others = _dataset(data, labelled=labelled, featured=featured), list(_spelled(rest))
     if len(dataset) > 1 and (another := next((each for each in others if _OTHER_DATA.match(each)), None)):
         raise ConfigError(f"data is given, and {show(another)}: leave one of them out")
     settings = compose([*dataset, *named, *others])
@@ -408,9 +409,9 @@ def _settings(model: Model, data: object, overrides: Mapping[str, object], study
     return build_settings({**settings.resolved, "model": _plain(node, "model")}, names, study)
 
 
-def _dataset(data: object, *, labelled: bool) -> list[str]:
+def _dataset(data: object, *, labelled: bool, featured: bool) -> list[str]:
     """Overrides that name the dataset; a graph in memory is written to a file of the cache, whether or not it has
-    labels where none are needed."""
+    labels, or features, where none are needed."""
     if data is None:
         return []
     if isinstance(data, str | Path):
@@ -421,7 +422,8 @@ def _dataset(data: object, *, labelled: bool) -> list[str]:
     from gnnpar.data.given import write_given
 
     try:
-        return list(_spelled({"dataset": "pt", "dataset.path": write_given(data, labelled=labelled)}))
+        file = write_given(data, labelled=labelled, featured=featured)
+        return list(_spelled({"dataset": "pt", "dataset.path": file}))
     except ValueError as error:
         raise ConfigError(str(error)) from None
 

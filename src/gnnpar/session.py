@@ -20,6 +20,7 @@ from gnnpar.launch import joined, processes
 from gnnpar.launch.environment import check_rank
 from gnnpar.launch.launch import world_of
 from gnnpar.parallel.objective import SPLITS
+from gnnpar.partition.learned import collected
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track.console import say
 from gnnpar.track.tracker import Null
@@ -96,12 +97,13 @@ class Session:
         return comm.broadcast(total).to(rows.device)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The weights of the whole model by name, on every rank; of a PyG model those that its own class loads."""
+        """The weights of the whole model by name, on every rank; of a PyG model those that its own class loads; of
+        features=learned the vectors of all nodes as features.weight."""
         run = self._run
         run.engine.drain()
         mine = {name: parameter.detach().cpu() for name, parameter in run.engine.named_weights()}
         parts = run.comm.gather(mine)
-        merged = None if parts is None else {name: each for part in parts for name, each in part.items()}
+        merged = None if parts is None else collected({name: each for part in parts for name, each in part.items()})
         prefix = "net." if run.settings.model.wraps else ""
         return {name.removeprefix(prefix): each for name, each in run.comm.broadcast(merged).items()}
 

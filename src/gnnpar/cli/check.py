@@ -88,7 +88,7 @@ def refuse_unread(overrides: Sequence[str]) -> None:
     if (several := chosen_of_several(overrides)) is not None:
         raise ConfigError(f"{several} sets what gnnpar check does not read, too: type what you need of it")
     for override in overrides:
-        if (group := _group(override)) in ("task", "shards", "partition"):
+        if (group := _group(override)) in ("task", "shards", "partition", "features", "features_dim"):
             raise ConfigError(
                 f"{override}: gnnpar check trains on labels, parts drawn at random, and reads no {group}; leave it out"
             )

@@ -27,7 +27,9 @@ strategy.logical_parts=N holds a part of the graph at a time. The model, its pre
 are the run's; files that set several groups (+experiment=NAME, debug=NAME) are refused."""
 
 _OF_A_GRAPH = re.compile(r"[+~]*(dataset|shards)[=.]")
-_OF_THE_RUN = re.compile(r"[+~]*(model|task|precision|seed|first_layer|optim|epochs|resume|plan)(?=[=./])")
+_OF_THE_RUN = re.compile(
+    r"[+~]*(model|task|precision|seed|features(_dim)?|first_layer|optim|epochs|resume|plan)(?=[=./])"
+)
 
 
 def run(argv: list[str]) -> int:
@@ -108,6 +110,7 @@ def with_model_of(trained: Settings, found: Checkpoint, overrides: Sequence[str]
         raise ConfigError(f"{asked}: a prediction takes it from {found.folder}; leave it out")
     settings = compose(overrides)
     own = {"model": trained.model, "task": trained.task, "precision": trained.precision, "seed": trained.seed}
+    own |= {"features": trained.features, "features_dim": trained.features_dim}
     names = {group: trained.names.get(group, "") for group in ("model", "task")}
     named = any(re.match(r"[+~]*(dataset|shards)=|[+~]*shards\.folder=", o) for o in overrides)
     if not named and (key := next((o for o in overrides if re.match(r"[+~]*(dataset|shards)\.", o)), None)):
@@ -136,6 +139,8 @@ def bound_to_its_graph(trained: Settings, settings: Settings, overrides: Sequenc
 
     if not any(map(_OF_A_GRAPH.match, overrides)):
         return "name that graph by dataset= if it is meant"
+    if trained.features != "given":
+        return f"features={trained.features} has a vector for each node of its own graph, and of no other; give that"
     both = settings.dataset, trained.dataset
     if all(isinstance(each, Preprocess) and each.normalize == "standard" for each in both):
         return (

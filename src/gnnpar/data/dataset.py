@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -20,10 +20,19 @@ from gnnpar.folds.edge_data import EdgeData, EdgeSizes, Schema, degree_histogram
 if TYPE_CHECKING:
     from gnnpar.data.links import Pairs
 
+Features = Literal["given", "learned", "both"]
 TaskName = Literal["single_label", "binary", "multi_label", "regression", "link"]
 MATRICES: frozenset[TaskName] = frozenset({"multi_label", "regression"})  # whose labels are rows [C]
 
+NO_FEATURES = "the graph has no features: features=learned gives each node a vector to train"
 _HASH_ROWS = 1 << 20
+
+
+class Learned(NamedTuple):
+    """A vector of each node that trains beside x: how many numbers, and the seed of their first values."""
+
+    width: int
+    seed: int
 
 
 class EdgeChanges(NamedTuple):
@@ -61,6 +70,7 @@ class Dataset:
     in_weight: Tensor | None = None  # [N] float64, sums of the weights of in-edges
     pairs: Pairs | None = None
     edge_changes: EdgeChanges = EdgeChanges()
+    learned: Learned | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -72,7 +82,18 @@ class Dataset:
 
     @property
     def num_features(self) -> int:
-        return self.x.shape[1]
+        return self.x.shape[1] + (self.learned.width if self.learned else 0)
+
+    def with_features(self, how: Features, learned: Learned) -> Dataset:
+        """The same with learned vectors in the place of x, or beside it, as `how` says. ValueError in one line where
+        nodes then have nothing, or features of several widths."""
+        if how != "learned" and not self.num_features:
+            raise ValueError(f"dataset {self.name}: {NO_FEATURES}")
+        if how == "given":
+            return self
+        if self.edge_sizes.schema is not None:
+            raise ValueError(f"features={how}: types of nodes have features of their own widths; set features=given")
+        return replace(self, x=self.x[:, :0] if how == "learned" else self.x, learned=learned)
 
     @property
     def edge_weight(self) -> Tensor | None:

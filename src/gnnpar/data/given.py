@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnpar.data.dataset import content_hash
+from gnnpar.data.dataset import NO_FEATURES, content_hash
 from gnnpar.data.files import cached_folder
 from gnnpar.data.hetero import SCHEMA
 from gnnpar.data.raw import checked_data
@@ -44,16 +44,18 @@ class _Entries(Protocol):
     data: np.ndarray
 
 
-def write_given(given: object, *, labelled: bool = True) -> Path:
+def write_given(given: object, *, labelled: bool = True, featured: bool = True) -> Path:
     """The file of a graph, for dataset=pt dataset.path=FILE. ValueError in one line where it cannot be read as one.
 
-    `labelled`: its nodes have labels, y.
+    `labelled`: its nodes have labels, y. `featured`: they have features, x.
     """
     data = as_data(given)
     raw = raw_graph("given", data, "auto" if labelled else "link")
     if raw.edge_index.ndim != 2:
         raise ValueError(f"dataset given: edge_index is {list(raw.edge_index.shape)}; give [2, edges].")
     checked_data("given", raw.edges, raw.edge_index.shape[1])
+    if featured and not raw.x.shape[-1]:
+        raise ValueError(f"dataset given: {NO_FEATURES}.")
     masks = {} if raw.masks is None else dict(zip(_MASKS, raw.masks, strict=True))
     carried = {f"edge_{kind}": raw.edges.tensors[kind] for kind in EDGE_KINDS if kind in raw.edges.kinds}
     x = raw.x.float() if raw.x.dtype == torch.bfloat16 else raw.x  # which NumPy has not

@@ -88,12 +88,12 @@ def checked(raw: RawGraph) -> RawGraph:
 
 
 def checked_features(name: str, x: Tensor) -> Tensor:
-    """[N, F] float32, or ValueError."""
+    """[N, F] float32, or ValueError. F = 0: there are none."""
     if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_meta:
         raise ValueError(f"dataset {name}: features must be a dense torch tensor, not {_kind(x)}")
-    if x.ndim != 2 or x.shape[0] == 0 or x.shape[1] == 0:
+    if x.ndim != 2 or x.shape[0] == 0:
         raise ValueError(
-            f"dataset {name}: features must be [nodes, features] with at least one of each, "
+            f"dataset {name}: features must be [nodes, features] with at least one node, "
             f"got shape {list(x.shape)}; give one row per node."
         )
     if x.is_complex():

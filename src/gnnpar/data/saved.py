@@ -110,6 +110,8 @@ def raw_graph(name: str, data: object, task: TaskChoice = "auto") -> RawGraph:
         fields |= {key: tensor.to_dense() for key, tensor in rows.items()}
     except (RuntimeError, IndexError) as error:
         raise ValueError(f"dataset {name}: a sparse tensor cannot be made dense ({one_line(error)}).") from error
+    if "x" not in fields and isinstance(nodes := fields.get("num_nodes"), int) and nodes > 0:
+        fields["x"] = torch.zeros(nodes, 0)
     for key in ("x",) if task == "link" else ("x", "y"):
         if not isinstance(fields.get(key), Tensor):
             raise ValueError(

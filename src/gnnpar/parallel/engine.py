@@ -222,6 +222,7 @@ class FlatEngine(EngineDefaults):
         if reserved := self._parts.keys() & {"model", "codecs"}:
             raise ValueError(f"parts of an engine may not be named {sorted(reserved)}: a checkpoint has these already.")
         self._objective = objective_of(task, shard, model, comm, seed)
+        self._own_gradient: Tensor | None = None  # of shard.learned, of the last pass: it is not summed over ranks
 
     @property
     def node_ids(self) -> Tensor:
@@ -267,11 +268,11 @@ class FlatEngine(EngineDefaults):
         gradients = self.gradients_of(bucket)
         for name, parameter in self.named_parameters():
             parameter.grad = gradients[name]
-        optimizer.step()
+        optimizer.step(None if self._shard.learned is None else self._norm(bucket))
 
     @torch.no_grad()
     def predict(self) -> Tensor:
-        logits = self._model(self._exact.during(Pass(self._seed)), self._shard.x)
+        logits = self._model(self._exact.during(Pass(self._seed)), self._shard.inputs())
         self._comm.flush(keep=0)
         return logits
 
@@ -306,10 +307,12 @@ class FlatEngine(EngineDefaults):
         return 0
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return self._model.named_parameters()
+        yield from self._model.named_parameters()
+        yield from self._shard.own_parameters.items()
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         yield from self._model.state_dict().items()
+        yield from self._shard.own_weights.items()
 
     def state_dict(self) -> StateDict:
         codecs = [codec.state_dict() for codec in self._codecs]
@@ -325,18 +328,31 @@ class FlatEngine(EngineDefaults):
 
     def _differentiate(self, view: PassGraph, run: Pass) -> Tensor:
         """Gradients of this rank's share of the loss, and the share."""
-        rows = self._model(view.during(run), self._shard.x)
+        rows = self._model(view.during(run), self._shard.inputs())
         return self.bucket_of(self._objective.loss(rows, run))
 
     def bucket_of(self, loss: Tensor) -> Tensor:
-        """All gradients of a loss, and the loss, in one vector; a parameter without a gradient counts as zero."""
+        """All gradients of a loss, and the loss, in one vector; a parameter without a gradient counts as zero.
+
+        That of `shard.learned`, the last, stays on its rank; its square is there.
+        """
         parameters = [p for _, p in self.named_parameters()]
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         parts = [or_zeros(g, p) for p, g in zip(parameters, gradients, strict=True)]
+        if self._shard.learned is not None:
+            self._own_gradient = parts[-1]
+            parts[-1] = parts[-1].square().sum()
         return torch.cat([*(g.reshape(-1) for g in parts), loss.detach().reshape(1)])
 
     def gradients_of(self, bucket: Tensor) -> dict[str, Tensor]:
         """By parameter name: pieces of the vector of a pass."""
-        parameters = dict(self.named_parameters())
-        pieces = torch.split(bucket[:-1], [p.numel() for p in parameters.values()])
-        return {name: piece.view_as(p) for (name, p), piece in zip(parameters.items(), pieces, strict=True)}
+        parameters = dict(self._model.named_parameters())
+        numbers = bucket[:-1] if self._own_gradient is None else bucket[:-2]
+        pieces = torch.split(numbers, [p.numel() for p in parameters.values()])
+        gradients = {name: piece.view_as(p) for (name, p), piece in zip(parameters.items(), pieces, strict=True)}
+        own = () if self._own_gradient is None else (self._own_gradient,)
+        return gradients | dict(zip(self._shard.own_parameters, own, strict=True))
+
+    def _norm(self, bucket: Tensor) -> float:
+        """Of the whole gradient, the rows of all ranks in it: by it ranks clip, or refuse a step, alike."""
+        return float((bucket[:-2].square().sum() + bucket[-2]).sqrt())

@@ -56,7 +56,8 @@ def sketch(model: Callable[..., Tensor], shard: Shard) -> list[Use]:
     one = replace(
         shard,
         node_ids=shard.node_ids[first],
-        x=shard.x[first],
+        x=shard.inputs(first),
+        learned=None,
         in_degree=shard.in_degree[first],
         in_weight=chosen(shard.in_weight, first),
         type_degree=chosen(shard.type_degree, first),

@@ -9,21 +9,23 @@ from functools import cached_property
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gnnpar.capacity import require_memory
 from gnnpar.comm import Communicator, RowLists
 from gnnpar.comm.rows import PartEdges
-from gnnpar.data.dataset import Dataset
+from gnnpar.data.dataset import Dataset, Learned
 from gnnpar.data.links import OwnPairs, Pairs
 from gnnpar.durable import JsonDict
 from gnnpar.folds.block import Block, chosen
 from gnnpar.folds.edge_data import EdgeData, EdgeKind, EdgeSizes
+from gnnpar.partition.learned import initial_vectors, nodes_of, piece_of
 from gnnpar.partition.vertex_cut import copies_of
 from gnnpar.placement import Placement
 from gnnpar_kernels.csr import accumulate_dtype
 
 _FEATURES = ("x", "edge_attr")
+_ALL = slice(None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +42,7 @@ class Shard:
     vertex cut, where there is one. edge_attr [E, D]: attributes of all in-edges of its nodes, by ascending edge id;
     `edge_sizes`: of the whole graph, degrees not counted. `pairs`: examples of link prediction whose sources are nodes
     of this part. `normalised`: the weights of edges are w_ij d_i^-1/2 d_j^-1/2, degrees are what they were.
+    `learned` [N, d]: vectors of its nodes that train, from `to` on; `learns` says which. Ranks share no row of them.
     """
 
     part: int
@@ -70,10 +73,27 @@ class Shard:
     copies: Copies | None = None
     pairs: OwnPairs | None = None
     normalised: bool = False
+    learns: Learned | None = None
+    learned: nn.Parameter | None = None
 
     @property
     def num_inner(self) -> int:
         return len(self.node_ids)
+
+    def inputs(self, rows: Tensor | slice = _ALL) -> Tensor:
+        """What a model reads of its nodes, or of some rows: features, and beside them vectors that train. [n, F + d]"""
+        x = self.x if rows is _ALL else self.x[rows]
+        return x if self.learned is None else torch.cat([x, self.learned[rows].to(x.dtype)], dim=1)
+
+    @property
+    def own_parameters(self) -> dict[str, nn.Parameter]:
+        """By name: those of no other rank."""
+        return {} if self.learned is None else {piece_of(self.part): self.learned}
+
+    @property
+    def own_weights(self) -> dict[str, Tensor]:
+        """The same, and what tells their rows apart."""
+        return {} if self.learned is None else {**self.own_parameters, nodes_of(self.part): self.node_ids}
 
     @property
     def peers(self) -> tuple[int, ...]:
@@ -128,6 +148,9 @@ class Shard:
             for name, value in vars(self).items()
             if isinstance(value, Tensor)
         }
+        if self.learns is not None and self.learned is None:
+            vectors = initial_vectors(self.node_ids, *self.learns).to(device, wide)
+            tensors["learned"] = nn.Parameter(vectors)
         return replace(
             self,
             **tensors,
@@ -187,7 +210,7 @@ class Shard:
 def _of_stage(shard: Shard, stage: int, stages: int) -> Shard:
     """What a stage needs: features in the first, labels in the last, structure everywhere."""
     if stage > 0:
-        shard = replace(shard, x=shard.x[:, :0])
+        shard = replace(shard, x=shard.x[:, :0], learns=None)
     if stage < stages - 1:
         shard = replace(
             shard,
@@ -259,6 +282,7 @@ class Whole(NamedTuple):
     edge_sizes: EdgeSizes
     in_weight: Tensor | None = None
     pairs: Pairs | None = None
+    learned: Learned | None = None
 
 
 def cut(dataset: Dataset | Whole, part_of: Tensor, parts: int, *, edge_ids: bool = False) -> list[Shard]:
@@ -440,6 +464,7 @@ def _shard(
         type_degree=chosen(by_type, ids),
         edge_sizes=dataset.edge_sizes._replace(degrees=()),
         pairs=None if dataset.pairs is None else dataset.pairs.share(ids, local_of),
+        learns=dataset.learned,
     )
 
 

@@ -110,12 +110,14 @@ class _State:
         return self.of(seen).startswith("p:") or self.of(seen) in self.learned
 
 
-def assemble(events: Sequence[Event], model: nn.Module, *, in_dim: int, out: str, rows: int, edges: int) -> ModelIR:
-    """One pass over the stream."""
+def assemble(
+    events: Sequence[Event], model: nn.Module, *, in_dim: int, out: str, rows: int, edges: int, learned: int = 0
+) -> ModelIR:
+    """One pass over the stream. `learned`: so many of the features train: they have a gradient."""
     placed = _placed(events)
     num_layers = max((layer for _, layer, _ in placed), default=0) + 1
     sizes = {name: p.numel() for name, p in model.named_parameters()}
-    state = _State(rows, edges, widths={"x": in_dim})
+    state = _State(rows, edges, {"x"} if learned else set(), widths={"x": in_dim})
     drafts: dict[tuple[int, Phase], _Draft] = {}
     made, used = {"x": -1}, {}
     for event, layer, phase in placed:
@@ -147,7 +149,7 @@ def assemble(events: Sequence[Event], model: nn.Module, *, in_dim: int, out: str
             )
         )
     kept = tuple(g for g in groups if g.kernels or g.dropout)
-    return ModelIR(num_layers, in_dim, state.widths.get(last, 0), kept, cuts)
+    return ModelIR(num_layers, in_dim, state.widths.get(last, 0), kept, cuts, learned)
 
 
 _ORDER: tuple[Phase, ...] = ("begin", "transform", "aggregate", "post", "end")

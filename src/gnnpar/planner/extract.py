@@ -168,8 +168,9 @@ class _Where:
         return lambda *_: self.path.append(name)
 
 
-def record(model: nn.Module, in_dim: int) -> ModelIR:
-    """By running the model on meta tensors. ValueError names the module that cannot be traced."""
+def record(model: nn.Module, in_dim: int, *, learned: int = 0) -> ModelIR:
+    """By running the model on meta tensors. ValueError names the module that cannot be traced. `learned`: so many of
+    the features train."""
     twin = copy.deepcopy(model).to("meta")
     where, recorder = _Where(), _Recorder()
     recorder.where = where
@@ -187,7 +188,8 @@ def record(model: nn.Module, in_dim: int) -> ModelIR:
             out = twin(graph, x)
     except Exception as error:
         raise _untraceable(where.path[-1] if where.path else "", where.kinds, model, error) from error
-    return assemble(recorder.events, model, in_dim=in_dim, out=recorder.key(out), rows=ROWS, edges=EDGES)
+    out_key = recorder.key(out)
+    return assemble(recorder.events, model, in_dim=in_dim, out=out_key, rows=ROWS, edges=EDGES, learned=learned)
 
 
 def _untraceable(path: str, kinds: dict[str, str], model: nn.Module, error: Exception) -> ValueError:

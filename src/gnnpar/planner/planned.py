@@ -84,7 +84,7 @@ class Inputs:
                 "one of gnnpar's models"
             )
         model = settings.build_model(dataset.num_features, task.out_dim, dataset.edge_sizes)
-        ir = record(model, dataset.num_features)
+        ir = record(model, dataset.num_features, learned=dataset.learned.width if dataset.learned else 0)
         workload = Workload(
             dataset=dataset,
             partition=settings.partition,
@@ -180,6 +180,8 @@ def _sharing(workload: Workload, shares: tuple[float, ...]) -> Workload:
 
 def _keeping(settings: Settings, inputs: Inputs) -> tuple[ModelIR, Held] | None:
     """The model with first_layer=cached, and what it keeps; None where learned rows stand in front of layer 0."""
+    if inputs.ir.learned:
+        return None
     try:
         dataset, out_dim = inputs.workload.dataset, inputs.model.out_dim
         width = dataset.num_features

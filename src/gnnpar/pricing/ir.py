@@ -135,13 +135,15 @@ class Group:
 
 @dataclass(frozen=True)
 class ModelIR:
-    """`cuts[i]`: widths of the row tensors alive between layer i and i + 1. `final`: width of the logits."""
+    """`cuts[i]`: widths of the row tensors alive between layer i and i + 1. `final`: width of the logits. `learned`: so
+    many of the features are vectors that train."""
 
     num_layers: int
     in_dim: int
     final: int
     groups: tuple[Group, ...]
     cuts: tuple[tuple[int, ...], ...]
+    learned: int = field(default=0, repr=False)  # hashes of models without stay what they were
 
     def layer(self, index: int) -> tuple[Group, ...]:
         return self._layers[index]
@@ -183,8 +185,9 @@ class ModelIR:
 
     @property
     def summed_moments(self) -> int:
-        """Numbers that an epoch sums over ranks for moments: sums and squares forwards, two gradients backwards."""
-        return 4 * sum(self.moments)
+        """Numbers that an epoch sums over ranks for moments: sums and squares forwards, two gradients backwards. And
+        the square of learned vectors' gradients."""
+        return 4 * sum(self.moments) + bool(self.learned)
 
     @cached_property
     def params_of(self) -> tuple[int, ...]:

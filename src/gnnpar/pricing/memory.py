@@ -47,7 +47,7 @@ def rank_memory(
     carried = n * sum(ir.cuts[layers.start - 1]) if not first else 0.0
     carried += 2 * n * sum(ir.cuts[layers.stop - 1]) / chunks if not last else n * ir.final * 3
     return Memory(
-        parameters=5 * _NUMBER * params,
+        parameters=5 * _NUMBER * params + 4 * _NUMBER * n * ir.learned * first,
         structure=_structure(n, e, halo) + tables.structure,
         features=n * ir.in_dim * _NUMBER * first + n * 20.0,
         saved=n * sum(ir.saved_of[i] for i in layers) * _NUMBER,

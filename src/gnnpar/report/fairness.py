@@ -18,6 +18,8 @@ FAIR: Mapping[str, tuple[str, ...]] = {
     "split": ("hashes", "split"),
     "model": ("model",),
     "model settings": ("settings", "model"),
+    "features": ("settings", "features"),
+    "features_dim": ("settings", "features_dim"),
     "task": ("settings", "task"),
     "optimizer": ("settings", "optim"),
     "precision": ("settings", "precision"),
@@ -41,6 +43,8 @@ FAIR: Mapping[str, tuple[str, ...]] = {
 OWN_CODE = "own code"  # of modules that both have; one of them may be of a strategy that the other has not
 # what runs of before 0.2.0 do not say
 OF_BEFORE = {
+    "features": "given",
+    "features_dim": 64,
     "row_order": "none",
     "tf32": False,
     "cuda_graph": False,

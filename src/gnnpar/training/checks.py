@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gnnpar.comm.world import World
 from gnnpar.data.preprocess import Generated
+from gnnpar.models.gnn import ModelConfig
 from gnnpar.parallel.strategy import (
     Strategy,
     check_first_layer,
@@ -51,6 +52,31 @@ def refuse_capture(settings: Settings, world: World) -> None:
         )
 
 
+def refuse_learned_features(settings: Settings) -> None:
+    """ValueError where vectors of nodes are to train, and the strategy, the model or another key does not allow it."""
+    if (how := settings.features) == "given":
+        return
+    strategy, model = settings.names.get("strategy") or type(settings.strategy).__name__, settings.model
+    if not settings.strategy.capabilities.learned_features:
+        raise ValueError(
+            f"features={how}: strategy={strategy} as it is configured reads features of nodes whose vectors another "
+            "rank or step trains; choose single, graph_parallel, sar (without logical_parts) or another strategy that "
+            "works on full graphs"
+        )
+    if settings.caches_first_layer:
+        raise ValueError(
+            f"first_layer=cached keeps what layer 0 makes of features, and features={how} change in every epoch; set "
+            "first_layer=live"
+        )
+    if settings.launch.cuda_graph:
+        raise ValueError(f"launch.cuda_graph=true: features={how} waits for a norm in every epoch; set it to false")
+    if isinstance(model, ModelConfig) and model.carried_columns:
+        raise ValueError(
+            f"features={how}: model={settings.names.get('model')} with model.num_node_types reads types of nodes in "
+            "the last features; set features=given"
+        )
+
+
 def check_strategy(settings: Settings, size: int) -> None:
     """Refuse what the strategy cannot do on so many ranks, with so many layers, in so many epochs."""
     strategy: Strategy = settings.strategy
@@ -59,6 +85,7 @@ def check_strategy(settings: Settings, size: int) -> None:
     refuse_moments(strategy, settings.model, settings.names)
     refuse_pairs(strategy, settings.task, settings.names)
     refuse_row_order(strategy, settings.row_order, settings.task, settings.names)
+    refuse_learned_features(settings)
     check_first_layer(strategy, settings.first_layer)
     if isinstance(settings.dataset, Generated):  # others are read by rank 0, which refuses the same then
         refuse_empty_clusters(strategy, settings.dataset.generated_nodes)

@@ -201,7 +201,7 @@ def prepare(
     dataset = new and new.dataset
     if comm.rank == 0 and dataset is None:
         with stopwatch(setup_seconds, "load"):
-            dataset = source.dataset() if source else settings.load_dataset()
+            dataset = source.dataset(settings) if source else settings.load_dataset()
     facts = dataset and (dataset.num_features, dataset.task, dataset.num_classes, dataset.edge_sizes)
     num_features, task_name, num_classes, edge_sizes = comm.broadcast(facts)
     task = settings.task.of(task_name, num_classes)
@@ -227,6 +227,8 @@ def prepare(
         shared = comm.broadcast(plan and plan.without_nodes())
         if source is not None:
             shard = source.part(model, comm, check=settings.shards.check)
+            if settings.features != "given":
+                shard = replace(shard, x=shard.x[:, : num_features - settings.features_dim], learns=settings.learned)
             name = source.manifest.name
             refuse_edge_data(settings.strategy, settings.model, shard.edge_kinds, shard.in_weight, name, settings.names)
         else:

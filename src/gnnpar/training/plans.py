@@ -147,10 +147,11 @@ def layer_seconds(
     shard = cut(dataset, torch.zeros(dataset.num_nodes, dtype=torch.int64), 1, edge_ids=model.needs_edge_ids)[0]
     shard = shard.to(device, dtype)
     graph = WholeGraph(shard, Pass(0, training=True))
-    carry, seconds = model.begin(graph, shard.x), []
+    x, seconds = shard.inputs().detach(), []
+    carry = model.begin(graph, x)
     for i in range(model.num_layers):
         entering = tuple(t.detach() for t in carry)
-        runs = [_run(model, graph, i, shard.x, entering) for _ in range(_REPEATS)]
+        runs = [_run(model, graph, i, x, entering) for _ in range(_REPEATS)]
         carry = runs[-1][0]
         seconds.append(min(each for _, each in runs))
     return seconds

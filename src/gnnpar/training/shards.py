@@ -82,7 +82,7 @@ class Source:
     folder: Path
     manifest: Manifest
 
-    def dataset(self) -> Dataset:
+    def dataset(self, settings: Settings) -> Dataset:
         """The dataset less its rows: its name, width, task and hashes."""
         import torch
 
@@ -98,9 +98,10 @@ class Source:
             num_classes=told.num_classes,
             task=told.task,
         )
-        return replace(
+        told_of = replace(
             empty, graph_hash=told.hashes["graph"], split_hash=told.hashes["split"], edge_sizes=told.edge_sizes
         )
+        return told_of.with_features(settings.features, settings.learned)
 
     @property
     def part_of(self) -> Path:

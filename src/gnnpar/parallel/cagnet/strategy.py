@@ -64,6 +64,7 @@ class Cagnet:
             moments=True,
             pair_loss=True,
             captured=is_constant(self.codec),
+            learned_features=True,
         )
 
     def __post_init__(self) -> None:
@@ -156,7 +157,7 @@ class Cagnet:
     def _replicated(
         self, shard: Shard, model: GNN, task: Task, comm: Communicator, *, seed: int, first_layer: FirstLayer
     ) -> FlatEngine:
-        for use in sketch(model, replace(shard, x=shard.x.new_zeros(1, model.in_dim))):
+        for use in sketch(model, replace(shard, x=shard.x.new_zeros(1, model.in_dim), learned=None)):
             refuse_fold(type(use.agg).__name__, use.layer, self.replication, linear=use.agg.linear)
         pieces = pieces_of(shard, comm, self.replication)
         alone = without_edges(shard)

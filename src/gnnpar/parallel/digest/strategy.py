@@ -76,6 +76,7 @@ class Digest:
             pair_loss=True,
             row_order=True,
             crosses_epochs=self.period > 1,
+            learned_features=True,
         )
 
     @property

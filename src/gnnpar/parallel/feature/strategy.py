@@ -53,6 +53,7 @@ class FeatureParallel:
             moments=True,
             pair_loss=True,
             captured=is_constant(self.codec),
+            learned_features=True,
         )
 
     def __post_init__(self) -> None:
@@ -103,7 +104,7 @@ class FeatureParallel:
     ) -> Engine:
         shard = normalised_for(model, shard, self.exactness, first_layer)
         if comm.size > 1:
-            for use in sketch(model, replace(shard, x=shard.x.new_zeros(1, model.in_dim))):
+            for use in sketch(model, replace(shard, x=shard.x.new_zeros(1, model.in_dim), learned=None)):
                 slices_of(use.agg, use.src, 0, comm.size, use.layer)
         structure = structure_of(shard, comm, edge_ids=model.needs_edge_ids)
         lists = row_lists(structure, comm.rank)

@@ -48,6 +48,7 @@ class GraphParallel:
             pair_loss=True,
             row_order=True,
             captured=is_constant(self.codec),
+            learned_features=True,
         )
 
     @property

@@ -73,6 +73,7 @@ class PipeGCN:
             moments=True,
             pair_loss=True,
             row_order=True,
+            learned_features=True,
             crosses_epochs=self.staleness > 0,
         )
 

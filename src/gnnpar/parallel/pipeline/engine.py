@@ -100,8 +100,9 @@ class PipelineEngine(EngineDefaults):
         self._mine = [s for s in range(len(layers_of)) if s % stages.size == stages.rank]
         self._is_last = self._mine[-1] == len(layers_of) - 1
         exact_stages = CodedExchange(stages, Identity().build(shard.row_lists, stages, seed))
-        self._exact_pass = ExactPass(model, layers_of, exact_stages, shard.x, shard.num_inner)
+        self._exact_pass = ExactPass(model, layers_of, exact_stages, shard)
         self._parameters = {n: p for n, p in model.named_parameters() if self._stage_of(n) in self._mine}
+        self._parameters |= shard.own_parameters
         self._targets = self._targets_of_chunks() if self._is_last else {}
         self._remat: Remat = remat
         self._stages = {s: Stage(layers_of[s], self._piece, remat=remat) for s in self._mine}
@@ -189,7 +190,7 @@ class PipelineEngine(EngineDefaults):
     def _piece(self, graph: ChunkGraph, layers: range, carry: Rows) -> Rows:
         """Some layers of a chunk; the encoder in front of the first, the loss behind the last."""
         if layers.start == 0:
-            carry = self._model.begin(graph, self._shard.x[self._part.chunks.order[graph.span.rows]])
+            carry = self._model.begin(graph, self._shard.inputs(self._part.chunks.order[graph.span.rows]))
         for i in layers:
             carry = self._model.run_layer(i, graph, carry)
         if layers.stop < self._model.num_layers:
@@ -233,22 +234,26 @@ class PipelineEngine(EngineDefaults):
             snapshot = Snapshot.of(self._exact.during(run), self._part)
             take_snapshot(snapshot, lambda graph: self._exact_pass.forward(graph, run), epoch)
 
-    def _reduced(self, epoch: int) -> dict[str, Tensor]:
-        """Gradients by name, summed over the parts: stages hold different layers."""
+    def _reduced(self, epoch: int | None) -> dict[str, Tensor]:
+        """Gradients by name, summed over the parts: stages hold different layers, parts vectors of different nodes."""
         parts = self._ranks.parts
         grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self._parameters.items()}
-        if parts.size == 1:
+        summed = {n: g for n, g in grads.items() if n not in self._shard.own_parameters}
+        if parts.size == 1 or not summed:
             return grads
         with parts.clock("compute"):
-            bucket = torch.cat([g.reshape(-1) for g in grads.values()])
-        bucket = parts.all_reduce(bucket, Site(epoch, -1, 0, "reduce"))
-        pieces = torch.split(bucket, [g.numel() for g in grads.values()])
-        return {n: piece.view_as(g) for (n, g), piece in zip(grads.items(), pieces, strict=True)}
+            bucket = torch.cat([g.reshape(-1) for g in summed.values()])
+        bucket = parts.all_reduce(bucket, None if epoch is None else Site(epoch, -1, 0, "reduce"))
+        pieces = torch.split(bucket, [g.numel() for g in summed.values()])
+        return grads | {n: piece.view_as(g) for (n, g), piece in zip(summed.items(), pieces, strict=True)}
 
     def _totals(self, epoch: int, loss: Tensor, gradients: dict[str, Tensor]) -> Tensor:
         """The loss, and the square of the gradient's norm over all stages."""
-        squares = torch.stack([g.square().sum() for g in gradients.values()] or [loss.new_zeros(())]).sum()
-        mine = torch.stack([loss, squares / self._ranks.parts.size])
+        own = self._shard.own_parameters
+        squares = {n: g.square().sum() for n, g in gradients.items()}
+        shared = [square for n, square in squares.items() if n not in own] or [loss.new_zeros(())]
+        total = torch.stack(shared).sum() / self._ranks.parts.size
+        mine = torch.stack([loss, total + sum(squares[n] for n in own)])
         return self._ranks.world.all_reduce(mine, Site(epoch, -1, 1, "reduce"))
 
     @torch.no_grad()
@@ -269,13 +274,11 @@ class PipelineEngine(EngineDefaults):
             train = self._shard.rows_of_split["train"]
             loss = self._task.loss_sum(exact.logits[train], self._shard.y[train]) / self._shard.num_train
         exact.backward(loss)
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters.values()]
-        bucket = self._ranks.parts.all_reduce(torch.cat([g.reshape(-1) for g in grads]))
+        found = self._reduced(None)
         for name, p in self._parameters.items():
             p.grad = before[name]
         self._ranks.world.flush(keep=0)
-        pieces = torch.split(bucket, [g.numel() for g in grads])
-        return {n: piece.view_as(p) for (n, p), piece in zip(self._parameters.items(), pieces, strict=True)}
+        return found
 
     def drain(self) -> None:
         for part in self._stateful.values():
@@ -296,6 +299,9 @@ class PipelineEngine(EngineDefaults):
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return iter(self._parameters.items())
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        yield from (self._parameters | self._shard.own_weights).items()
 
     def state_dict(self) -> StateDict:
         model = {name: p.detach() for name, p in self._parameters.items()}

@@ -23,6 +23,7 @@ from gnnpar.models.gnn import GNN
 from gnnpar.parallel.halo_graph import HaloGraph
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.pipeline.chunk import Part
+from gnnpar.partition.shard import Shard
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +33,7 @@ class ExactPass:
     model: GNN
     layers_of: Sequence[range]
     exchange: CodedExchange
-    x: Tensor
-    num_rows: int
+    shard: Shard
 
     @property
     def comm(self) -> Communicator:
@@ -64,7 +64,7 @@ class ExactForward:
         exact_pass, model = self.exact_pass, self.exact_pass.model
         leaves: Rows = ()
         if stage == 0:
-            carry = model.begin(graph, exact_pass.x)
+            carry = model.begin(graph, exact_pass.shard.inputs())
         else:
             carry = self._received("forward", stage, stage - 1)
             if torch.is_grad_enabled():
@@ -104,10 +104,11 @@ class ExactForward:
         exact_pass, comm = self.exact_pass, self.exact_pass.comm
         if source % comm.size == comm.rank:
             return self._local.pop((direction, boundary))
+        x = exact_pass.shard.x
         widths = exact_pass.model.carry_widths(exact_pass.layers_of[boundary].start)
-        like = [RowLike((width,), exact_pass.x.dtype, exact_pass.x.device) for width in widths]
+        like = [RowLike((width,), x.dtype, x.device) for width in widths]
         peer = source % comm.size
-        posted = exact_pass.exchange.post({}, {peer: Incoming(exact_pass.num_rows)}, like, self._site())
+        posted = exact_pass.exchange.post({}, {peer: Incoming(exact_pass.shard.num_inner)}, like, self._site())
         return exact_pass.exchange.take(posted, peer)
 
     def _site(self) -> Site:

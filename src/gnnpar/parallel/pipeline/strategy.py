@@ -121,6 +121,7 @@ class GNNPipe:
             by_layers=True,
             replicated_weights=False,
             crosses_epochs=self.chunks != "one",
+            learned_features=True,
         )
 
     def exact_limit(self) -> GNNPipe:
@@ -295,7 +296,7 @@ class GNNPipe:
         folds = self.capabilities.folds
         if folds is None:
             return
-        one = replace(shard, x=shard.x.new_zeros(1, model.in_dim))
+        one = replace(shard, x=shard.x.new_zeros(1, model.in_dim), learned=None)
         for use in sketch(model, one):
             if not isinstance(use.agg, folds):
                 raise ValueError(

@@ -93,6 +93,7 @@ class SAR:
             less_memory=self._less_memory,
             pair_loss=not out_of_core,
             captured=not out_of_core and is_constant(self.codec),
+            learned_features=not out_of_core,
         )
 
     def _less_memory(self, num_ranks: int) -> str:

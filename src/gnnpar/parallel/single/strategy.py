@@ -42,6 +42,7 @@ class Single:
         pair_loss=True,
         row_order=True,
         captured=True,
+        learned_features=True,
     )
 
     def exact_limit(self) -> Single:

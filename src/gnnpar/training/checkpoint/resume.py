@@ -24,6 +24,7 @@ from gnnpar.durable import JsonDict, JsonObject, read_json, remove
 from gnnpar.folds.edge_data import EdgeSizes, Schema
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.strategy import Strategy
+from gnnpar.partition import learned
 from gnnpar.settings import ConfigError, Settings, Stepper, instantiate, show
 from gnnpar.track import jsonl
 from gnnpar.training.checkpoint import files as checkpoint
@@ -272,6 +273,8 @@ def identity(
         "names": dict(settings.names),
         "settings": settings.resolved,
     }
+    if settings.features != "given":
+        told["features"] = settings.features
     if settings.task.decoder is not None:
         told["task"] = settings.resolved["task"]
     carried: JsonDict = {"edge_weights": edges.weighted, "edge_types": edges.sizes.types, "edge_attr": edges.sizes.attr}
@@ -305,9 +308,10 @@ def refuse_another(found: Checkpoint, mine: JsonObject) -> None:
                     f"{found.folder} is of a {group} with {key}={show(told)}, this run's has {key}={show(have)}: set "
                     f"{group if key == '_target_' else f'{group}.{key}'} as it was, or leave resume out"
                 )
-    for name in ("num_features", "num_outputs"):
-        if theirs[name] != mine[name]:
-            raise ValueError(f"{found.folder} is of a model with {name}={theirs[name]}, this run's has {mine[name]}")
+    for name in ("features", "num_features", "num_outputs"):
+        told, have = (run.get(name, "given") for run in (theirs, mine))
+        if told != have:
+            raise ValueError(f"{found.folder} is of a model with {name}={told}, this run's has {have}")
 
 
 def differences(found: Checkpoint, mine: JsonObject) -> list[str]:
@@ -364,6 +368,7 @@ def restore(
             torch.cuda.set_rng_state(tree["random"]["cuda"], device)
     else:
         model, saved = found.merged(device)
+    model = learned.dealt(model, saved["state"], engine.named_weights())
     load_parameters(engine, model, found)
     dropped = ["the engine's state (codec, history, caches)"] if changed else []
     if saved["kind"] == type(optimizer.optimizer).__name__:

@@ -32,6 +32,7 @@ from gnnpar.folds.sum import Sum
 from gnnpar.graph import Message
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.local import by_type
+from gnnpar.partition.learned import WEIGHT
 from gnnpar.precision import TYPES
 from gnnpar.settings import ConfigError
 from gnnpar.training.result.header import versions
@@ -221,6 +222,8 @@ def export(trained: Trained, folder: Path, *, onnx: bool = False) -> list[str]:
         raise ConfigError(f"{folder} holds {there[0]}, which no export has written: name another folder by --out")
     problems = []
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    if trained.vectors is not None:
+        weights[WEIGHT] = trained.vectors.cpu()
     _write(folder / WEIGHTS, lambda out: torch.save(weights, out))
     for name in (PROGRAM, SCRIPT, ONNX):
         (folder / name).unlink(missing_ok=True)
@@ -269,6 +272,7 @@ def described(trained: Trained) -> JsonDict:
         "schema": 1,
         "model": {"name": settings.names.get("model"), "class": type(config).__name__, **dataclasses.asdict(config)},
         "num_features": trained.model.in_dim,
+        "features": settings.features,
         "num_outputs": trained.model.out_dim,
         "dtype": str(TYPES[settings.precision].parameters).removeprefix("torch."),
         "prepare": prepare,

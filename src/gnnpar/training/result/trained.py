@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from gnnpar.folds.edge_data import EdgeData
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
+from gnnpar.partition.learned import WEIGHT, collected
 from gnnpar.partition.shard import Shard
 from gnnpar.paths import path_of
 from gnnpar.precision import TYPES
@@ -45,13 +47,17 @@ class Trained(nn.Module):
     Edges and features are prepared as those of the run were (self loops, reverse edges, repeated edges, row sums);
     edges that a file lists as pairs are to be given in both directions. `prepared=True` takes all as it is. `settings`:
     of the run. `epoch`: epochs done. `val`: validation metric.
-    `edges`: what the edges that it was trained on carry.
+    `edges`: what the edges that it was trained on carry. `vectors` [N, d]: of the nodes, where features=learned or both
+    (None: given); the graph is then the one that it was trained on, whose x is not read by features=learned.
     """
 
-    def __init__(self, model: GNN, settings: Settings, found: Checkpoint) -> None:
+    vectors: Tensor | None
+
+    def __init__(self, model: GNN, settings: Settings, found: Checkpoint, vectors: Tensor | None = None) -> None:
         super().__init__()
         self.model, self.settings, self.epoch, self.val = model, settings, found.epoch, found.val
         self.edges = EdgeFacts.of(found.manifest["run"])
+        self.register_buffer("vectors", vectors)
         self.eval()
 
     # Any: an object of PyG or a sparse tensor of another library, see above
@@ -70,6 +76,8 @@ class Trained(nn.Module):
             x, edges = x.x, edges_of(x)
         else:
             edges = edge_list_of(edge_index)
+        if self.vectors is not None:
+            x = self._beside(x)
         x = checked_features("given", x.detach() if isinstance(x, Tensor) else x)
         given = {**edges.data.tensors, **EdgeData(None, edge_weight, edge_type, edge_attr).tensors}
         data = EdgeData(**{kind: value.detach().cpu() for kind, value in given.items()})
@@ -80,12 +88,21 @@ class Trained(nn.Module):
             raise ValueError(f"the edges have {unread[0]}, which this model does not read; leave it out")
         if lacking := [f"edge_{kind}" for kind in sorted(self._trained_on() - given.keys())]:
             raise ValueError(f"the model was trained on edges with {lacking[0]}, and these have none; give it")
-        if x.shape[1] != self.model.in_dim:
-            raise ValueError(f"x is {tuple(x.shape)}, but the model was trained on {self.model.in_dim} features a node")
+        width = self.model.in_dim - (0 if self.vectors is None else self.vectors.shape[1])
+        if x.shape[1] != width:
+            raise ValueError(f"x is {tuple(x.shape)}, but the model was trained on {width} features a node")
         x, edges = (x, _sorted(edges, len(x))) if prepared else self._prepared(x, edges)
         device, dtype = next(self.model.parameters()).device, TYPES[self.settings.precision].rows
         shard = _shard(x, edges, edge_ids=self.model.needs_edge_ids).to(device, dtype)
-        return self.model(WholeGraph(shard, Pass(self.settings.seed)), shard.x)
+        shard = shard if self.vectors is None else replace(shard, learned=nn.Parameter(self.vectors))
+        return self.model(WholeGraph(shard, Pass(self.settings.seed)), shard.inputs())
+
+    def _beside(self, x: Tensor | None) -> Tensor:
+        """Features of the nodes that have vectors, none where these are in their place. ValueError: other nodes."""
+        assert self.vectors is not None
+        if x is not None and len(x) != len(self.vectors):
+            raise ValueError(f"x has {len(x)} rows, but vectors of {len(self.vectors)} nodes were trained: give these")
+        return self.vectors[:, :0] if x is None or self.settings.features == "learned" else x
 
     def _trained_on(self) -> frozenset[str]:
         """What edges carried, of what the model reads."""
@@ -136,7 +153,8 @@ def load(
 def opened(found: Checkpoint, settings: Settings, device: str | torch.device = "cpu") -> Trained:
     """The model of a checkpoint; errors as in `load`."""
     saved = found.manifest["run"]
-    weights, _ = found.merged(torch.device("cpu"))
+    weights = collected(found.merged(torch.device("cpu"))[0])
+    vectors = weights.pop(WEIGHT, None)
     held = sum(weight.nbytes for weight in weights.values())
     try:
         with no_larger_than(4 * held, str(found.folder)):  # four times: of weights held in fewer bits
@@ -147,7 +165,7 @@ def opened(found: Checkpoint, settings: Settings, device: str | torch.device = "
         raise ValueError(f"{found.folder} is of a model beyond the memory of this machine") from error
     check_weights(model, weights, found.folder)
     model.to(device, TYPES[settings.precision].parameters).load_state_dict(weights)
-    return Trained(model, settings, found)
+    return Trained(model, settings, found, vectors).to(device)
 
 
 def find(
