@@ -20,7 +20,7 @@ from gnnpar.launch import joined, processes
 from gnnpar.launch.environment import check_rank
 from gnnpar.launch.launch import world_of
 from gnnpar.parallel.objective import SPLITS
-from gnnpar.partition.learned import collected
+from gnnpar.partition.learned import join
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track.console import say
 from gnnpar.track.tracker import Null
@@ -103,7 +103,8 @@ class Session:
         run.engine.drain()
         mine = {name: parameter.detach().cpu() for name, parameter in run.engine.named_weights()}
         parts = run.comm.gather(mine)
-        merged = None if parts is None else collected({name: each for part in parts for name, each in part.items()})
+        merged = {name: each for part in parts or () for name, each in part.items()}
+        join(merged, {})
         prefix = "net." if run.settings.model.wraps else ""
         return {name.removeprefix(prefix): each for name, each in run.comm.broadcast(merged).items()}
 

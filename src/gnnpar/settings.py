@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from gnnpar.codecs.codec import CodecConfig
-    from gnnpar.data.dataset import Dataset, Learned
+    from gnnpar.data.dataset import Dataset
     from gnnpar.data.preprocess import DatasetConfig
     from gnnpar.data.tasks import TaskConfig
     from gnnpar.folds.edge_data import EdgeSizes
@@ -290,14 +290,7 @@ class Settings:
         if self.task.decoder is not None and isinstance(dataset, Preprocess):
             dataset = dataset.without_labels()
         prepared = self.task.prepare(dataset.load(self.data_dir, self.seed), self.seed)
-        return prepared.with_features(self.features, self.learned)
-
-    @property
-    def learned(self) -> Learned:
-        """Vectors of nodes, where `features` has some."""
-        from gnnpar.data.dataset import Learned
-
-        return Learned(self.features_dim, self.seed)
+        return prepared.with_features(self.features, self.features_dim, self.seed)
 
 
 _MEMBERS = {  # group -> what is called of its object, whose class a file or the user may name

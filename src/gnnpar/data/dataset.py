@@ -20,7 +20,6 @@ from gnnpar.folds.edge_data import EdgeData, EdgeSizes, Schema, degree_histogram
 if TYPE_CHECKING:
     from gnnpar.data.links import Pairs
 
-Features = Literal["given", "learned", "both"]
 TaskName = Literal["single_label", "binary", "multi_label", "regression", "link"]
 MATRICES: frozenset[TaskName] = frozenset({"multi_label", "regression"})  # whose labels are rows [C]
 
@@ -84,16 +83,16 @@ class Dataset:
     def num_features(self) -> int:
         return self.x.shape[1] + (self.learned.width if self.learned else 0)
 
-    def with_features(self, how: Features, learned: Learned) -> Dataset:
-        """The same with learned vectors in the place of x, or beside it, as `how` says. ValueError in one line where
-        nodes then have nothing, or features of several widths."""
+    def with_features(self, how: Literal["given", "learned", "both"], width: int, seed: int) -> Dataset:
+        """The same with learned vectors in the place of x, or beside it (both). ValueError where nodes have nothing."""
         if how != "learned" and not self.num_features:
             raise ValueError(f"dataset {self.name}: {NO_FEATURES}")
         if how == "given":
             return self
         if self.edge_sizes.schema is not None:
             raise ValueError(f"features={how}: types of nodes have features of their own widths; set features=given")
-        return replace(self, x=self.x[:, :0] if how == "learned" else self.x, learned=learned)
+        x = self.x[:, :0] if how == "learned" else self.x
+        return replace(self, x=x, learned=Learned(width, seed))
 
     @property
     def edge_weight(self) -> Tensor | None:

@@ -222,7 +222,7 @@ class FlatEngine(EngineDefaults):
         if reserved := self._parts.keys() & {"model", "codecs"}:
             raise ValueError(f"parts of an engine may not be named {sorted(reserved)}: a checkpoint has these already.")
         self._objective = objective_of(task, shard, model, comm, seed)
-        self._own_gradient: Tensor | None = None  # of shard.learned, of the last pass: it is not summed over ranks
+        self._own_gradient = torch.empty(0)  # of shard.learned, of the last pass: it is not summed over ranks
 
     @property
     def node_ids(self) -> Tensor:
@@ -346,12 +346,10 @@ class FlatEngine(EngineDefaults):
 
     def gradients_of(self, bucket: Tensor) -> dict[str, Tensor]:
         """By parameter name: pieces of the vector of a pass."""
-        parameters = dict(self._model.named_parameters())
-        numbers = bucket[:-1] if self._own_gradient is None else bucket[:-2]
-        pieces = torch.split(numbers, [p.numel() for p in parameters.values()])
-        gradients = {name: piece.view_as(p) for (name, p), piece in zip(parameters.items(), pieces, strict=True)}
-        own = () if self._own_gradient is None else (self._own_gradient,)
-        return gradients | dict(zip(self._shard.own_parameters, own, strict=True))
+        parameters, own = dict(self.named_parameters()), self._shard.own_parameters
+        pieces = torch.split(bucket[:-1], [1 if n in own else p.numel() for n, p in parameters.items()])
+        named = zip(parameters.items(), pieces, strict=True)
+        return {name: self._own_gradient if name in own else piece.view_as(p) for (name, p), piece in named}
 
     def _norm(self, bucket: Tensor) -> float:
         """Of the whole gradient, the rows of all ranks in it: by it ranks clip, or refuse a step, alike."""

@@ -19,7 +19,7 @@ from gnnpar.data.links import OwnPairs, Pairs
 from gnnpar.durable import JsonDict
 from gnnpar.folds.block import Block, chosen
 from gnnpar.folds.edge_data import EdgeData, EdgeKind, EdgeSizes
-from gnnpar.partition.learned import initial_vectors, nodes_of, piece_of
+from gnnpar.partition.learned import NODES, PIECE, initial_vectors
 from gnnpar.partition.vertex_cut import copies_of
 from gnnpar.placement import Placement
 from gnnpar_kernels.csr import accumulate_dtype
@@ -88,12 +88,12 @@ class Shard:
     @property
     def own_parameters(self) -> dict[str, nn.Parameter]:
         """By name: those of no other rank."""
-        return {} if self.learned is None else {piece_of(self.part): self.learned}
+        return {} if self.learned is None else {f"{PIECE}{self.part}": self.learned}
 
     @property
     def own_weights(self) -> dict[str, Tensor]:
         """The same, and what tells their rows apart."""
-        return {} if self.learned is None else {**self.own_parameters, nodes_of(self.part): self.node_ids}
+        return {} if self.learned is None else {**self.own_parameters, f"{NODES}{self.part}": self.node_ids}
 
     @property
     def peers(self) -> tuple[int, ...]:

@@ -54,27 +54,21 @@ def refuse_capture(settings: Settings, world: World) -> None:
 
 def refuse_learned_features(settings: Settings) -> None:
     """ValueError where vectors of nodes are to train, and the strategy, the model or another key does not allow it."""
-    if (how := settings.features) == "given":
+    how, strategy, model = f"features={settings.features}", settings.strategy, settings.model
+    if settings.features == "given":
         return
-    strategy, model = settings.names.get("strategy") or type(settings.strategy).__name__, settings.model
-    if not settings.strategy.capabilities.learned_features:
+    if not strategy.capabilities.learned_features:
         raise ValueError(
-            f"features={how}: strategy={strategy} as it is configured reads features of nodes whose vectors another "
-            "rank or step trains; choose single, graph_parallel, sar (without logical_parts) or another strategy that "
-            "works on full graphs"
+            f"{how}: strategy={settings.names.get('strategy') or type(strategy).__name__} as it is configured reads "
+            "rows whose gradient does not come back to their rank; choose single, graph_parallel, sar (without "
+            "logical_parts) or another strategy that works on full graphs"
         )
     if settings.caches_first_layer:
-        raise ValueError(
-            f"first_layer=cached keeps what layer 0 makes of features, and features={how} change in every epoch; set "
-            "first_layer=live"
-        )
+        raise ValueError(f"first_layer=cached keeps what {how} changes in every epoch; set first_layer=live")
     if settings.launch.cuda_graph:
-        raise ValueError(f"launch.cuda_graph=true: features={how} waits for a norm in every epoch; set it to false")
+        raise ValueError(f"launch.cuda_graph=true: the host waits for a norm with {how}; set launch.cuda_graph=false")
     if isinstance(model, ModelConfig) and model.carried_columns:
-        raise ValueError(
-            f"features={how}: model={settings.names.get('model')} with model.num_node_types reads types of nodes in "
-            "the last features; set features=given"
-        )
+        raise ValueError(f"{how}: with model.num_node_types the last features are types of nodes; set features=given")
 
 
 def check_strategy(settings: Settings, size: int) -> None:

@@ -16,7 +16,7 @@ from typing import Protocol
 from gnnpar.capacity import require_memory
 from gnnpar.comm import Communicator
 from gnnpar.comm.world import Host, Interrupted, World
-from gnnpar.data.dataset import Dataset
+from gnnpar.data.dataset import Dataset, Learned
 from gnnpar.data.tasks import Task
 from gnnpar.dilation import perf_counter
 from gnnpar.durable import JsonDict, JsonObject, write_json_whole
@@ -228,7 +228,8 @@ def prepare(
         if source is not None:
             shard = source.part(model, comm, check=settings.shards.check)
             if settings.features != "given":
-                shard = replace(shard, x=shard.x[:, : num_features - settings.features_dim], learns=settings.learned)
+                given, learns = num_features - settings.features_dim, Learned(settings.features_dim, settings.seed)
+                shard = replace(shard, x=shard.x[:, :given], learns=learns)
             name = source.manifest.name
             refuse_edge_data(settings.strategy, settings.model, shard.edge_kinds, shard.in_weight, name, settings.names)
         else:

@@ -201,7 +201,8 @@ class Stepper:
             nn.utils.clip_grads_with_norm_(self.parameters, self.config.clip, self._like_parameters(norm))
 
     def _like_parameters(self, number: float) -> torch.Tensor:
-        return to_device(torch.tensor(number), self.parameters[0].device)
+        like = self.parameters[0]
+        return to_device(torch.tensor(number, dtype=like.dtype), like.device)
 
     def state_dict(self) -> JsonDict:
         """By parameter name, so that it fits any division of the parameters; the rest is configuration."""

@@ -22,7 +22,6 @@ from gnnpar.comm.world import Host, Outcome, World
 from gnnpar.durable import JsonObject, WriteError, checksum, file_hash
 from gnnpar.npy import load_npy
 from gnnpar.parallel.objective import SPLITS, PairObjective
-from gnnpar.partition import learned
 from gnnpar.settings import Settings
 from gnnpar.track.console import say
 from gnnpar.track.tracker import Null
@@ -65,8 +64,7 @@ class Prediction:
         if self.remedy:
             _refuse_another_graph(found, run.identity, self.remedy)
         _refuse_other_types(found, run.identity)
-        weights = learned.dealt(found.merged(comm.device)[0], {}, run.engine.named_weights())
-        load_parameters(run.engine, weights, found)
+        load_parameters(run.engine, found.merged(comm.device), found)
         logits, ids = run.engine.predict(), run.engine.node_ids.cpu().numpy()
         values = run.objective.metrics(logits)
         counts = comm.gather(len(ids))

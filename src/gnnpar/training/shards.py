@@ -101,7 +101,7 @@ class Source:
         told_of = replace(
             empty, graph_hash=told.hashes["graph"], split_hash=told.hashes["split"], edge_sizes=told.edge_sizes
         )
-        return told_of.with_features(settings.features, settings.learned)
+        return told_of.with_features(settings.features, settings.features_dim, settings.seed)
 
     @property
     def part_of(self) -> Path:

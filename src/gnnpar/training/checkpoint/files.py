@@ -36,6 +36,7 @@ from gnnpar.durable import (
     write_checked_json,
 )
 from gnnpar.folds.edge_data import Schema
+from gnnpar.partition import learned
 from gnnpar.printable import one_line
 from gnnpar.training.checkpoint.state import check_tree, plain, read_tree, tree_hash, write_tree
 
@@ -89,6 +90,7 @@ class Checkpoint:
             model |= tree["model"]
             optimizer["kind"] = tree["optimizer"]["kind"]
             optimizer["state"] |= tree["optimizer"]["state"]
+        learned.join(model, optimizer["state"])
         return model, optimizer
 
 

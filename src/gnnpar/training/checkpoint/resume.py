@@ -368,8 +368,7 @@ def restore(
             torch.cuda.set_rng_state(tree["random"]["cuda"], device)
     else:
         model, saved = found.merged(device)
-    model = learned.dealt(model, saved["state"], engine.named_weights())
-    load_parameters(engine, model, found)
+    load_parameters(engine, (model, saved), found)
     dropped = ["the engine's state (codec, history, caches)"] if changed else []
     if saved["kind"] == type(optimizer.optimizer).__name__:
         optimizer.load_state_dict(saved)
@@ -381,9 +380,12 @@ def restore(
     return found.manifest["progress"] | {"begun_otherwise": begun_otherwise(found, mine["settings"])}
 
 
-def load_parameters(engine: Engine, model: Mapping[str, torch.Tensor], found: Checkpoint) -> None:
+def load_parameters(engine: Engine, given: tuple[dict[str, torch.Tensor], JsonDict], found: Checkpoint) -> None:
+    """Of (parameters, optimizer), as a rank left them or `Checkpoint.merged`; the latter gets slots of own vectors."""
+    (model, optimizer), own = given, dict(engine.named_weights())
+    learned.deal(model, optimizer["state"], own)
     with torch.no_grad():
-        for name, parameter in engine.named_weights():
+        for name, parameter in own.items():
             if name not in model or model[name].shape != parameter.shape:
                 have = tuple(model[name].shape) if name in model else "no such parameter"
                 raise ValueError(f"{found.folder}: {name} is {have}, this run's model has {tuple(parameter.shape)}")

@@ -23,7 +23,7 @@ from gnnpar.folds.edge_data import EdgeData
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
-from gnnpar.partition.learned import WEIGHT, collected
+from gnnpar.partition.learned import WEIGHT
 from gnnpar.partition.shard import Shard
 from gnnpar.paths import path_of
 from gnnpar.precision import TYPES
@@ -77,7 +77,9 @@ class Trained(nn.Module):
         else:
             edges = edge_list_of(edge_index)
         if self.vectors is not None:
-            x = self._beside(x)
+            if x is not None and len(x) != len(self.vectors):
+                raise ValueError(f"x has {len(x)} rows, but {len(self.vectors)} nodes have learned vectors; give these")
+            x = self.vectors[:, :0] if x is None or self.settings.features == "learned" else x
         x = checked_features("given", x.detach() if isinstance(x, Tensor) else x)
         given = {**edges.data.tensors, **EdgeData(None, edge_weight, edge_type, edge_attr).tensors}
         data = EdgeData(**{kind: value.detach().cpu() for kind, value in given.items()})
@@ -96,13 +98,6 @@ class Trained(nn.Module):
         shard = _shard(x, edges, edge_ids=self.model.needs_edge_ids).to(device, dtype)
         shard = shard if self.vectors is None else replace(shard, learned=nn.Parameter(self.vectors))
         return self.model(WholeGraph(shard, Pass(self.settings.seed)), shard.inputs())
-
-    def _beside(self, x: Tensor | None) -> Tensor:
-        """Features of the nodes that have vectors, none where these are in their place. ValueError: other nodes."""
-        assert self.vectors is not None
-        if x is not None and len(x) != len(self.vectors):
-            raise ValueError(f"x has {len(x)} rows, but vectors of {len(self.vectors)} nodes were trained: give these")
-        return self.vectors[:, :0] if x is None or self.settings.features == "learned" else x
 
     def _trained_on(self) -> frozenset[str]:
         """What edges carried, of what the model reads."""
@@ -153,7 +148,7 @@ def load(
 def opened(found: Checkpoint, settings: Settings, device: str | torch.device = "cpu") -> Trained:
     """The model of a checkpoint; errors as in `load`."""
     saved = found.manifest["run"]
-    weights = collected(found.merged(torch.device("cpu"))[0])
+    weights, _ = found.merged(torch.device("cpu"))
     vectors = weights.pop(WEIGHT, None)
     held = sum(weight.nbytes for weight in weights.values())
     try:
