@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import runpy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
@@ -22,6 +23,7 @@ import gnnpar
 from checkpoints import SMALL, hashes, rows, strategy_of, train
 from composing import configured, names, settings_of
 from conftest import Run
+from gnnpar.api import TrainingFailed
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.dataset import Dataset
 from gnnpar.models.gcn import GCN
@@ -270,6 +272,9 @@ def test_a_graph_without_x_trains_predicts_and_is_exported(tmp_path: Path, monke
     run_here("export", str(tmp_path / "graph_parallel"), "--trust", "--out", str(tmp_path / "out"))
     weights = torch.load(tmp_path / "out" / "weights.pt", weights_only=True)
     assert torch.equal(weights["features.weight"], model.vectors)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    taken = runpy.run_path(str(tmp_path / "out" / "predict.py"))["predict"](torch.zeros(60, 0), bare.edge_index)
+    assert relative_error(taken, logits) < 1e-12
     with pytest.raises(ValueError, match="x has 59 rows, but 60 nodes have learned vectors"):
         model(torch.zeros(59, 3), bare.edge_index % 59)
 
@@ -327,9 +332,7 @@ def test_a_graph_with_types_of_nodes_and_a_check_refuse_learned_features() -> No
     )
     typed["b"].x = torch.ones(3, 3)
     typed["b", "to", "a"].edge_index = torch.tensor([[0, 1], [1, 2]])
-    with pytest.raises(
-        gnnpar.TrainingFailed, match="features=learned: types of nodes have features of their own widths"
-    ):
+    with pytest.raises(TrainingFailed, match="features=learned: types of nodes have features of their own widths"):
         gnnpar.train(TypedNet, typed, strategy="single", features="learned", **HERE)
     with pytest.raises(ConfigError, match=r"features=learned: gnnpar check .* reads no features; leave it out"):
         gnnpar.check("gcn", features="learned")

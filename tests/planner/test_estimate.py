@@ -20,6 +20,7 @@ from gnnpar.codecs.codec import BFloat16, Drop
 from gnnpar.codecs.uniform import Random as RandomBits
 from gnnpar.codecs.uniform import Uniform
 from gnnpar.config.compose import compose
+from gnnpar.data.dataset import Dataset
 from gnnpar.parallel.halo.adaqp import AdaQP
 from gnnpar.parallel.halo.cost import HaloCandidate
 from gnnpar.parallel.halo.strategy import GraphParallel
@@ -57,13 +58,20 @@ def model_of(name: str) -> Any:
 
 
 def price(
-    strategy: Any, name: str, world: int, *, first_layer: Any = "live", number: int = 4, rates: Rates = NOMINAL
+    strategy: Any,
+    name: str,
+    world: int,
+    *,
+    first_layer: Any = "live",
+    number: int = 4,
+    rates: Rates = NOMINAL,
+    data: Dataset | None = None,
 ) -> Price:
-    """Of a run on the small graph in random parts."""
-    data, config = small_graph(), model_of(name)
+    """Of a run on the small graph, or on another, in random parts."""
+    data, config = data or small_graph(), model_of(name)
     cached = first_layer == "cached"
     model = config.build(data.num_features, 3, seed=3, cached_first_layer=cached)
-    ir = record(model, data.num_features)
+    ir = record(model, data.num_features, learned=data.learned.width if data.learned else 0)
 
     def work_of(parts: int) -> Work:
         part_of = Random().part_of(data, parts)
@@ -90,9 +98,11 @@ def by_phase(found: Traffic | None) -> dict[str, float]:
     return {phase: getattr(found, phase) for phase in PHASES if getattr(found, phase)}
 
 
-def sent(strategy: Any, name: str, world: int, dtype: torch.dtype, **options: Any) -> dict[str, int]:
+def sent(
+    strategy: Any, name: str, world: int, dtype: torch.dtype, data: Dataset | None = None, **options: Any
+) -> dict[str, int]:
     """Of the second epoch."""
-    got = train_in_threads(strategy, model_of(name), small_graph(), world=world, dtype=dtype, **options)
+    got = train_in_threads(strategy, model_of(name), data or small_graph(), world=world, dtype=dtype, **options)
     return {phase: nbytes for phase, nbytes in got.traffic[1].items() if nbytes}
 
 
@@ -135,6 +145,32 @@ def test_bytes_are_those_of_a_run(strategy: Any, name: str, world: int) -> None:
     assert found is not None
     assert by_phase(found) == sent(strategy, name, world, dtype)
     assert found.bound == "exact"
+
+
+@pytest.mark.parametrize("how", ["learned", "both"])
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("graph_parallel", "gcn"),
+        ("graph_parallel", "gat"),
+        ("sar", "gat"),
+        ("cagnet", "gcn"),
+        ("feature", "gcn"),
+        ("bns", "gcn"),
+        ("pipegcn", "sage"),
+        ("digest", "gcn"),
+        ("sancus", "gcn"),
+        ("gnnpipe", "gcn"),
+        ("hybrid", "gcn"),
+    ],
+)
+def test_bytes_of_learned_features_are_those_of_a_run(name: str, model: str, how: Any) -> None:
+    world, data = 4 if name == "hybrid" else 3, small_graph().with_features(how, 5, 3)
+    strategy = configured("strategy", name).exact_limit()
+    found = price(strategy, model, world, data=data).traffic
+    assert by_phase(found) == sent(strategy, model, world, torch.float32, data)
+    if name == "graph_parallel" and model == "gcn":  # layer 0 sends gradients of its F + d columns, too
+        assert found is not None and found.backward == found.forward > price(strategy, model, world).traffic.backward
 
 
 @pytest.mark.parametrize(

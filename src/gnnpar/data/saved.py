@@ -115,7 +115,8 @@ def raw_graph(name: str, data: object, task: TaskChoice = "auto") -> RawGraph:
     for key in ("x",) if task == "link" else ("x", "y"):
         if not isinstance(fields.get(key), Tensor):
             raise ValueError(
-                f"dataset {name}: the Data has no {key} (it holds {', '.join(fields) or 'nothing'}); add it."
+                f"dataset {name}: the Data has no {key} (it holds {', '.join(fields) or 'nothing'}); add it"
+                f"{', or num_nodes and features=learned' if key == 'x' else ''}."
             )
     if {"edge_index", "adj_t"} <= fields.keys():
         raise ValueError(f"dataset {name}: the Data has both edge_index and adj_t; leave one of them out.")

@@ -271,8 +271,7 @@ def described(trained: Trained) -> JsonDict:
     return {
         "schema": 1,
         "model": {"name": settings.names.get("model"), "class": type(config).__name__, **dataclasses.asdict(config)},
-        "num_features": trained.model.in_dim,
-        "features": settings.features,
+        "num_features": trained.num_features,
         "num_outputs": trained.model.out_dim,
         "dtype": str(TYPES[settings.precision].parameters).removeprefix("torch."),
         "prepare": prepare,

@@ -90,14 +90,18 @@ class Trained(nn.Module):
             raise ValueError(f"the edges have {unread[0]}, which this model does not read; leave it out")
         if lacking := [f"edge_{kind}" for kind in sorted(self._trained_on() - given.keys())]:
             raise ValueError(f"the model was trained on edges with {lacking[0]}, and these have none; give it")
-        width = self.model.in_dim - (0 if self.vectors is None else self.vectors.shape[1])
-        if x.shape[1] != width:
+        if x.shape[1] != (width := self.num_features):
             raise ValueError(f"x is {tuple(x.shape)}, but the model was trained on {width} features a node")
         x, edges = (x, _sorted(edges, len(x))) if prepared else self._prepared(x, edges)
         device, dtype = next(self.model.parameters()).device, TYPES[self.settings.precision].rows
         shard = _shard(x, edges, edge_ids=self.model.needs_edge_ids).to(device, dtype)
         shard = shard if self.vectors is None else replace(shard, learned=nn.Parameter(self.vectors))
         return self.model(WholeGraph(shard, Pass(self.settings.seed)), shard.inputs())
+
+    @property
+    def num_features(self) -> int:
+        """Of x."""
+        return self.model.in_dim - (0 if self.vectors is None else self.vectors.shape[1])
 
     def _trained_on(self) -> frozenset[str]:
         """What edges carried, of what the model reads."""
