@@ -16,7 +16,6 @@ INTEGERS = torch.tensor([0, 1, 2, 0, 1, 2])
         ({"x": NAN}, "features hold 1 NaN and 1 infinite values of 12 .first at node 4, feature 0.; replace them"),
         ({"x": torch.full((6, 1), 1e300, dtype=torch.float64)}, "features hold 0 NaN and 6 infinite"),
         ({"x": torch.ones(6)}, r"features must be \[nodes, features\].*got shape \[6\]"),
-        ({"x": torch.ones(6, 0)}, r"got shape \[6, 0\]"),
         ({"x": torch.ones(0, 3)}, r"got shape \[0, 3\]"),
         (
             {"x": torch.ones(4, 2)},
@@ -58,6 +57,14 @@ def test_a_bad_graph_is_one_clear_line(change, message):
         prepare(raw_graph(**change), Preprocess(), seed=0)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("dataset tiny")
+
+
+@pytest.mark.parametrize("how", ["given", "both"])
+def test_a_graph_without_features_is_refused_unless_they_are_learned(how):
+    dataset = prepare(raw_graph(x=torch.ones(6, 0)), Preprocess(), seed=0)
+    with pytest.raises(ValueError, match="dataset tiny: the graph has no features: features=learned gives each node"):
+        dataset.with_features(how, 5, 0)
+    assert dataset.with_features("learned", 5, 0).num_features == 5
 
 
 @pytest.mark.parametrize(
