@@ -88,7 +88,8 @@ class Request:
 class Evaluated:
     """A candidate with its price; `refused`: why it cannot be chosen, empty where it can.
 
-    `devices`: of each rank, () for the first ones as given. `shares`: of the nodes by part, () where all are equal."""
+    `devices`: of each rank, () for the first ones as given. `shares`: of the nodes by part, () where all are equal.
+    `discouraged`: why experiments advise against it; empty: they do not."""
 
     candidate: Candidate
     price: Price
@@ -96,6 +97,7 @@ class Evaluated:
     refused: str = ""
     devices: tuple[int, ...] = ()
     shares: tuple[float, ...] = ()
+    discouraged: str = ""
 
     @property
     def label(self) -> str:
@@ -116,7 +118,27 @@ def search(request: Request) -> tuple[Evaluated, ...]:
     evaluated = listed(request)
     if not evaluated or evaluated[0].refused:
         raise ValueError(nothing_fits(evaluated, request))
-    return evaluated
+    return advised(evaluated)
+
+
+NEAR = 1.1  # times the best
+
+
+def advised(evaluated: tuple[Evaluated, ...]) -> tuple[Evaluated, ...]:
+    """The same; where the first is discouraged, the best one `NEAR` it that is not comes before it."""
+    best = evaluated[0]
+    near = (e for e in evaluated if not e.refused and not e.discouraged and e.objective <= NEAR * best.objective)
+    first = (best.discouraged and next(near, None)) or best
+    return (first, *(e for e in evaluated if e is not first))
+
+
+def alone(request: Request, machine: Machine) -> list[Evaluated]:
+    """The whole graph on the one device of `machine`: strategies of one rank, which leave the other ranks unused."""
+    registry = request.registry
+    of_one = {name: each for name, each in registry.strategies.items() if each.capabilities.max_ranks == 1}
+    found = listed(replace(request, machine=machine, ranks=1, fewer=False, registry=replace(registry, strategies=of_one)))
+    unused = f"it uses 1 of {request.ranks} ranks: gnnpar train strategy="
+    return [e if e.refused else replace(e, refused=unused + e.candidate.family) for e in found]
 
 
 def listed(request: Request) -> tuple[Evaluated, ...]:
@@ -150,8 +172,10 @@ def evaluate(candidate: Candidate, work: Work, request: Request) -> Evaluated:
     price = candidate.price(work, request.machine)
     if price.unpriced:
         return Evaluated(candidate, price, math.inf, f"unpriced: {price.unpriced}")
+    discouraged = request.registry.strategies[candidate.family].capabilities.not_recommended
     factor = max([request.factors.get(q, 1.0) for q in candidate.quality], default=1.0)
-    return Evaluated(candidate, price, price.seconds * factor, refused(candidate, price.memory, request))
+    why_not = refused(candidate, price.memory, request)
+    return Evaluated(candidate, price, price.seconds * factor, why_not, discouraged=discouraged)
 
 
 def refused(candidate: Candidate, memory: tuple[Memory, ...], request: Request) -> str:
@@ -201,7 +225,8 @@ def reasons(evaluated: tuple[Evaluated, ...]) -> list[str]:
         if other.refused:
             lines.append(f"{other.label} would save {seconds_text(-gap)} ({phase}), but {other.refused}")
         elif gap < 0:
-            lines.append(f"{other.label} is predicted to take {seconds_text(-gap)} less ({phase})")
+            but = f", but is not recommended: {other.discouraged}" if other.discouraged else ""
+            lines.append(f"{other.label} is predicted to take {seconds_text(-gap)} less ({phase}){but}")
         else:
             lines.append(f"{other.label} takes {seconds_text(gap)} longer ({phase})")
     return lines

@@ -63,4 +63,10 @@ def check_strategy(settings: Settings, size: int) -> None:
     if isinstance(settings.dataset, Generated):  # others are read by rank 0, which refuses the same then
         refuse_empty_clusters(strategy, settings.dataset.generated_nodes)
     ranks, layers = (size, settings.model.num_layers) if settings.plan is None else Plan.size(settings.plan)
-    strategy.check(ranks, layers, settings.epochs)
+    try:
+        strategy.check(ranks, layers, settings.epochs)
+    except ValueError as error:
+        own = settings.resolved["strategy"].get("codec") != settings.resolved["codec"]
+        if own and str(error).startswith("codec."):  # the strategy's YAML has a codec of its own
+            raise ValueError(f"strategy.{error}") from error
+        raise
