@@ -110,7 +110,6 @@ class Capabilities:
     once, so that losses of pairs of nodes can be taken. `clusters`: so many it cuts the graph into, and none is empty.
     `row_order`: the rows of a part may stand in any order. `captured`: what the device does in an epoch is what it does
     in every other one, but for keys and numbers in tensors (`Capturable`), so a CUDA graph may hold it.
-    `not_recommended`: why experiments/README.md advises against it, for the planner; empty: it does not.
     """
 
     max_ranks: int | None = None
@@ -132,7 +131,6 @@ class Capabilities:
     pair_loss: bool = False
     row_order: bool = False
     captured: bool = False
-    not_recommended: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from gnnpar.partition.shares import Shares
 from gnnpar.placement import Plan
 from gnnpar.planner.extract import record
 from gnnpar.planner.machines import setting_of
-from gnnpar.planner.planner import Evaluated, Request, alone, reasons
+from gnnpar.planner.planner import Evaluated, Request, listed, reasons
 from gnnpar.planner.recompute import how_held
 from gnnpar.planner.registry import registry
 from gnnpar.planner.search.named import BUDGET, DEFAULT, Name, Result, run
@@ -160,18 +160,22 @@ def planned(
 def with_one_device(
     planned: Planned, settings: Settings, say: Callable[[str], None] = lambda _: None, *, measuring: bool = True
 ) -> Planned:
-    """With the whole graph on one device among the candidates that are not chosen: the topology's first, else this
-    machine with the threads that a run of one rank has."""
+    """With strategies of one rank among the candidates that are not chosen: the whole graph on the topology's first
+    device, else on this machine with the threads that a run of one rank has."""
     if any(e.candidate.ranks == 1 for e in planned.evaluated):
         return planned
-    machine = Machine(planned.machine.fabric.first(1), planned.machine.rates[:1])
+    machine, request = Machine(planned.machine.fabric.first(1), planned.machine.rates[:1]), planned.request
     if not isinstance(settings.topology, Machines):
         here = setting_of(settings, 1, say if measuring else lambda _: None, measuring=measuring)[0]
         same = here.rates[0].source == machine.rates[0].source  # nominal ones say nothing beside measured ones
         machine = here if same else machine
+    of_one = {name: each for name, each in request.registry.strategies.items() if each.capabilities.max_ranks == 1}
+    alone = listed(replace(request, machine=machine, ranks=1, registry=replace(request.registry, strategies=of_one)))
+    unused = f"it uses 1 of {request.ranks} ranks: gnnpar train strategy="
+    more = [e if e.refused else replace(e, refused=unused + e.candidate.family) for e in alone]
     allowed = [e for e in planned.evaluated if not e.refused]
-    refused = [e for e in planned.evaluated if e.refused] + alone(planned.request, machine)
-    return replace(planned, evaluated=(*allowed, *sorted(refused, key=lambda e: (e.objective, e.label))))
+    others = sorted([*(e for e in planned.evaluated if e.refused), *more], key=lambda e: (e.objective, e.label))
+    return replace(planned, evaluated=(*allowed, *others))
 
 
 def _even(workload: Workload) -> Callable[[int], PartStats]:

@@ -32,6 +32,15 @@ from gnnpar.pricing.work import Held, Work
 from gnnpar.printable import counted
 
 USABLE = 0.92  # of a device's memory
+NEAR = 1.1  # times the best, within which a recommended candidate is chosen before one that is not
+NOT_RECOMMENDED = {
+    "bns": "inferior accuracy at rate 0.1",
+    "cagnet": "0.94 times vanilla",
+    "digest": "inferior accuracy",
+    "minibatch": "longer to the same accuracy",
+    "sancus": "inferior accuracy on 4 parts",
+}
+"""Family -> why, as below the decision table of experiments/README.md."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +97,7 @@ class Request:
 class Evaluated:
     """A candidate with its price; `refused`: why it cannot be chosen, empty where it can.
 
-    `devices`: of each rank, () for the first ones as given. `shares`: of the nodes by part, () where all are equal.
-    `discouraged`: why experiments advise against it; empty: they do not."""
+    `devices`: of each rank, () for the first ones as given. `shares`: of the nodes by part, () where all are equal."""
 
     candidate: Candidate
     price: Price
@@ -97,7 +105,11 @@ class Evaluated:
     refused: str = ""
     devices: tuple[int, ...] = ()
     shares: tuple[float, ...] = ()
-    discouraged: str = ""
+
+    @property
+    def discouraged(self) -> str:
+        """Why experiments advise against it; empty: they do not."""
+        return NOT_RECOMMENDED.get(self.candidate.family, "")
 
     @property
     def label(self) -> str:
@@ -121,24 +133,12 @@ def search(request: Request) -> tuple[Evaluated, ...]:
     return advised(evaluated)
 
 
-NEAR = 1.1  # times the best
-
-
 def advised(evaluated: tuple[Evaluated, ...]) -> tuple[Evaluated, ...]:
     """The same; where the first is discouraged, the best one `NEAR` it that is not comes before it."""
     best = evaluated[0]
     near = (e for e in evaluated if not e.refused and not e.discouraged and e.objective <= NEAR * best.objective)
     first = (best.discouraged and next(near, None)) or best
     return (first, *(e for e in evaluated if e is not first))
-
-
-def alone(request: Request, machine: Machine) -> list[Evaluated]:
-    """The whole graph on the one device of `machine`: strategies of one rank, which leave the other ranks unused."""
-    registry = request.registry
-    of_one = {name: each for name, each in registry.strategies.items() if each.capabilities.max_ranks == 1}
-    found = listed(replace(request, machine=machine, ranks=1, fewer=False, registry=replace(registry, strategies=of_one)))
-    unused = f"it uses 1 of {request.ranks} ranks: gnnpar train strategy="
-    return [e if e.refused else replace(e, refused=unused + e.candidate.family) for e in found]
 
 
 def listed(request: Request) -> tuple[Evaluated, ...]:
@@ -172,10 +172,8 @@ def evaluate(candidate: Candidate, work: Work, request: Request) -> Evaluated:
     price = candidate.price(work, request.machine)
     if price.unpriced:
         return Evaluated(candidate, price, math.inf, f"unpriced: {price.unpriced}")
-    discouraged = request.registry.strategies[candidate.family].capabilities.not_recommended
     factor = max([request.factors.get(q, 1.0) for q in candidate.quality], default=1.0)
-    why_not = refused(candidate, price.memory, request)
-    return Evaluated(candidate, price, price.seconds * factor, why_not, discouraged=discouraged)
+    return Evaluated(candidate, price, price.seconds * factor, refused(candidate, price.memory, request))
 
 
 def refused(candidate: Candidate, memory: tuple[Memory, ...], request: Request) -> str:

@@ -46,14 +46,7 @@ class BoundarySampling:
     rate: Annotated[float, Ge(0), Le(1)] = 0.1
     codec: CodecConfig = Identity()
     overlap: Overlap = "edges"
-    capabilities = Capabilities(
-        from_shards=True,
-        edge_data=ALL_KINDS,
-        moments=True,
-        pair_loss=True,
-        row_order=True,
-        not_recommended="inferior accuracy at rate 0.1",
-    )
+    capabilities = Capabilities(from_shards=True, edge_data=ALL_KINDS, moments=True, pair_loss=True, row_order=True)
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate <= 1:

@@ -64,7 +64,6 @@ class Cagnet:
             moments=True,
             pair_loss=True,
             captured=is_constant(self.codec),
-            not_recommended="0.94 times vanilla",
         )
 
     def __post_init__(self) -> None:

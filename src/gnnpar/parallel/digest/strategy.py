@@ -76,7 +76,6 @@ class Digest:
             pair_loss=True,
             row_order=True,
             crosses_epochs=self.period > 1,
-            not_recommended="" if self._is_halo_exchange else "inferior accuracy",
         )
 
     @property

@@ -112,7 +112,6 @@ class Minibatch:
             cached_first_layer=False,
             by_layers=True,
             clusters=self.clusters if self.sampler == "cluster" else 1,
-            not_recommended="longer to the same accuracy",
             less_memory=lambda _: f"lower strategy.{size}; a rank also holds the whole graph, strategy=sar a part",
         )
 

@@ -76,7 +76,6 @@ class Sancus:
             moments=True,
             pair_loss=True,
             crosses_epochs=self.period != 1,
-            not_recommended="inferior accuracy on 4 parts",
         )
 
     @property
