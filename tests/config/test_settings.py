@@ -307,3 +307,50 @@ print([name for name in sys.modules if name.startswith(absent)])
     )
     assert done.stderr == ""
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+NET = """
+import torch
+from torch_geometric.nn import GCNConv
+
+class Net(torch.nn.Module):
+    def __init__(self, in_channels, out_channels, width=None):
+        super().__init__()
+        self.conv = GCNConv(width or in_channels, out_channels)
+
+    def forward(self, x, edge_index):
+        return self.conv(x, edge_index)
+
+class Broken(Net):
+    def forward(self, x, edge_index):
+        return self.conv(x, edge_index) @ x
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "width", "line"),
+    [
+        ("a_net.Net", None, None),
+        ("b_net.Net", 16, None),  # the dataset's: another one than is tried
+        ("c_net.Net", 20, r"model.target=c_net.Net cannot run on 16 features: "),
+        ("d_net.Broken", None, r"model.target=d_net.Broken cannot run on 16 features: "),
+    ],
+)
+def test_a_pyg_model_that_cannot_be_built_is_refused_before_ranks_start(
+    target: str, width: int | None, line: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gnnpar.cli.train import run_training
+
+    class Started(Exception): ...
+
+    def launch(*given: object, **more: object) -> None:
+        raise Started
+
+    (tmp_path / f"{target.partition('.')[0]}.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("gnnpar.launch.launch.launch", launch)
+    data = ["dataset=sbm", "dataset.num_nodes=200", "dataset.num_features=16", "world_size=2"]
+    kwargs = [] if width is None else [f"model.kwargs.width={width}"]
+    settings = compose([*data, "strategy=graph_parallel", "model=pyg", f"model.target={target}", *kwargs])
+    with pytest.raises(ValueError if line else Started, match=line):
+        run_training(settings, tmp_path / "run")

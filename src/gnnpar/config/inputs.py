@@ -158,7 +158,7 @@ def spelled(overrides: Iterable[str]) -> list[str]:
     return [re.sub(r"^model\.kwargs\.", "++model.kwargs.", override) for override in full]
 
 
-CODECS = dict.fromkeys(("bfloat16", "float16", "fp16"), "bf16") | dict.fromkeys(("none", "float32", "fp32"), "identity")
+CODECS = {"bfloat16": "bf16", "float16": "bf16", "fp16": "bf16", "none": "identity", "fp32": "identity"}
 """Other names of codecs -> their files."""
 BITS = {"int8": "8", "int4": "4", "int2": "2", "fp8": "fp8"}
 """Names of types -> the bits of codec=uniform."""
