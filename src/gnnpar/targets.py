@@ -6,6 +6,7 @@ dataclasses of gnnpar and of installed plugins; any other class has to be named 
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import os
@@ -41,7 +42,12 @@ def locate(target: str) -> object:
     if _NAME.fullmatch(target) is None:
         raise ValueError("that is no name of a class in a module")
     module, _, name = current(target).rpartition(".")
-    return getattr(_imported(module), name)  # by name: that is what a _target_ is
+    there = _imported(module)
+    try:
+        return getattr(there, name)  # by name: that is what a _target_ is
+    except AttributeError as error:
+        near = difflib.get_close_matches(name, [each for each in vars(there) if not each.startswith("_")], n=1)
+        raise AttributeError(f"{error}{f', did you mean {near[0]}?' if near else ''}") from error
 
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")

@@ -30,7 +30,7 @@ from gnnpar.printable import printable
 from gnnpar.scratch import own_temporary_files
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track import progress
-from gnnpar.track.console import Console, complain, say
+from gnnpar.track.console import Console, complain, pulse, say
 from gnnpar.track.tracker import Quiet
 
 if TYPE_CHECKING:
@@ -142,7 +142,8 @@ def run_one(job: HydraJob) -> int:
         chosen = brought or [f"{group}={job.choices.get(group)}" for group in ("strategy", "model", "dataset")]
         say(f"starting: {', '.join(chosen)}")  # torch takes a second or two to import, in every rank
     try:
-        settings = composed_settings(job)
+        with pulse(lambda: "loading torch and the settings" if first and not quiet() else ""):
+            settings = composed_settings(job)
         if job.sweep is not None and quiet() and isinstance(settings.tracker, Console):
             settings = replace(settings, tracker=Quiet())
         if first:

@@ -26,6 +26,7 @@ from typing import Any
 import yaml
 
 from gnnpar.config.compose import NO_OTHER_FOLDER, refuse_led_away, resolved
+from gnnpar.config.inputs import spelled
 from gnnpar.config.jobs import (
     NOT_HASHED,
     Job,
@@ -270,6 +271,7 @@ class Resuming:
         """What Hydra's sweepers call; one JobReturn a job, whose value is the best validation metric."""
         folder = Path(str(self.config.hydra.sweep.dir))
         self.sweep.folder = folder
+        job_overrides = [spelled(each) for each in job_overrides]
         with alone_in(folder):
             if is_submitit(self.inner):
                 place_of_results(self.inner, folder)

@@ -17,10 +17,11 @@ import psutil
 from gnnpar.comm.world import Outcome, World, reason_of
 from gnnpar.durable import JsonDict, JsonObject, release_room, reserve_room
 from gnnpar.partition.manifest import read_manifest
+from gnnpar.printable import counted
 from gnnpar.settings import Cluster, Settings, show
 from gnnpar.source_code import hashes_of, hashes_of_imported, own_code
 from gnnpar.targets import classes_in
-from gnnpar.track.console import say
+from gnnpar.track.console import Console, pulse, say
 from gnnpar.track.tracker import Tee, Tracker
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint import resume
@@ -125,8 +126,15 @@ class RunRecord:
         room = Room(self.run_dir)
         rows = Jsonl(self.run_dir, source=found and found.run_dir, epochs_done=done, timed=start.alike, room=room)
         tracker = Tee(trackers=(rows, settings.tracker.build(self.run_dir, settings.epochs, job)))
+
+        def doing() -> str:
+            step = "reading and partitioning the graph, and the first epoch"
+            step = f"after epoch {rows.count}/{settings.epochs}" if rows.count > done else step
+            return step if isinstance(settings.tracker, Console) else ""
+
         try:
-            yield tracker
+            with pulse(doing):
+                yield tracker
         except KeyboardInterrupt:
             with suppress(OSError):  # `on_end` writes it again, and reports that it cannot
                 tracker.close(self._write("interrupted", "interrupted by a signal"))
@@ -170,8 +178,9 @@ def remarks(settings: Settings, world: World) -> Iterator[str]:
         yield f"strategy={name} runs on {world.size} rank; world_size={settings.world_size} is for others"
     if world.oversubscribed:
         jobs = f" of {world.jobs_at_once} jobs" if world.jobs_at_once > 1 else ""
-        threads = f"{world.num_threads} threads{jobs}"
-        yield f"oversubscribed: {threads} on {world.cores} cores; bytes and accuracy stand, times do not"
+        ranks = f"{counted(world.size, 'rank')} with {counted(world.num_threads, 'thread')}{jobs}"
+        on = counted(world.cores, "core")
+        yield f"oversubscribed: {ranks} on {on}: times say nothing about speed; bytes and accuracy stand"
     elif world.jobs_at_once == 1 and (others := contention(world.num_threads, world.cores)):
         yield f"busy machine: {others}, and this run needs {world.num_threads}: its times say little"
     if isinstance(settings.topology, Cluster) and world.links is None and world.size > 1:
