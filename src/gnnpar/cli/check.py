@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from gnnpar.verify.conformance import Case
 
 HELP = """Every strategy must equal the single device in fp64, in its exact limit, for every model and world: the loss
-and each gradient, on the GPU if there is one (device=cpu: not there). One with an oracle must equal that, as it is
-configured. `gnnpar check strategy=mine model=my_model` looks into strategy/ and model/ of this folder, too; without
-model=, for every model there is, into model/ with --trust alone, because nobody has named what lies there.
+and each gradient, on the GPU if there is one (device=cpu: not there); as it is configured, too, where it says that it
+is exact. One with an oracle must equal that, as it is configured. A PyG model must train as in PyG's own loop: losses
+and gradients of three steps of Adam, weights and running statistics after them, on the graph as it was given.
+`gnnpar check strategy=mine model=my_model` looks into strategy/ and model/ of this folder, too; without model=, for
+every model there is, into model/ with --trust alone, because nobody has named what lies there.
 On a small graph, or with dataset=... on that, whole, in fp64, in every world: give one of some thousand nodes.
 `gnnpar check codec=mine`, without a strategy: the laws that every codec keeps."""
 
@@ -71,8 +73,10 @@ def cases_of(
         dataset = settings.load_dataset() if own_graph else None
         if dataset is not None:
             say(f"{dataset.name}: {dataset.num_nodes:,} nodes, {dataset.num_edges:,} edges")
+        wraps = any(model.wraps for model in models.values())
+        given = settings.load_dataset_as_given() if wraps and dataset is not None else None
         cases = conformance.check(
-            settings.strategy, models, worlds=worlds, dataset=dataset, as_it_is=own_graph, device=device
+            settings.strategy, models, worlds=worlds, dataset=dataset, as_it_is=own_graph, given=given, device=device
         )
     except ValueError as error:
         raise ConfigError(str(error)) from error
@@ -133,13 +137,17 @@ def model_names() -> list[str]:
 
 
 def show(cases: Sequence[Case], strategy: str) -> None:
+    from gnnpar.verify.conformance import AS_CONFIGURED
+
     _show(
         [case for case in cases if case.reference == "single device"],
         f"strategy={strategy}, in its exact limit, against the single device",
     )
+    if configured := [case for case in cases if case.reference == AS_CONFIGURED]:
+        _show(configured, f"strategy={strategy}, as it is configured and called exact, against the single device")
     if untouched := [case for case in cases if case.reference == "PyG"]:
-        _show(untouched, "on one device, against itself, untouched, as PyG runs it")
-    if others := [case for case in cases if case.reference not in ("single device", "PyG")]:
+        _show(untouched, "on one device, against PyG's own loop on the graph as it was given")
+    if others := [case for case in cases if case.reference not in ("single device", AS_CONFIGURED, "PyG")]:
         _show(others, f"strategy={strategy}, as it is configured, against its oracle on one device")
 
 
