@@ -289,15 +289,6 @@ class Settings:
             dataset = dataset.without_labels()
         return self.task.prepare(dataset.load(self.data_dir, self.seed), self.seed)
 
-    def load_dataset_as_given(self) -> Dataset:
-        """With the edges that it came with: no self loops added or removed, none dropped."""
-        from gnnpar.data.preprocess import Preprocess
-
-        if not isinstance(self.dataset, Preprocess):
-            return self.load_dataset()
-        as_given = dataclasses.replace(self.dataset, self_loops="keep", drop_duplicates=False)
-        return dataclasses.replace(self, dataset=as_given).load_dataset()
-
 
 _MEMBERS = {  # group -> what is called of its object, whose class a file or the user may name
     "model": ("build", "on", "num_layers", "in_one_piece", "wraps"),

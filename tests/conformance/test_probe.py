@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,15 +10,23 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch_geometric.data import Data
-from torch_geometric.nn import LINKX, JumpingKnowledge, MessagePassing, SAGEConv, global_mean_pool
+from torch_geometric.nn import LINKX, GINEConv, JumpingKnowledge, MessagePassing, SAGEConv, global_mean_pool
 
 import gnnpar
+from gnnpar.codecs.codec import BFloat16, Exactness
+from gnnpar.data.dataset import Dataset
+from gnnpar.data.preprocess import prepare
+from gnnpar.data.saved import PT, raw_graph
+from gnnpar.models.gcn import GCN
+from gnnpar.models.pyg.model import PyG, PyGNet
+from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
 from gnnpar.report.runs import exactness_of
 from gnnpar.settings import ConfigError
-from gnnpar.verify.conformance import small_graph
+from gnnpar.verify.conformance import AS_CONFIGURED, check, small_graph
+from gnnpar.verify.untouched import difference
 
 NODES = 60
 
@@ -39,7 +48,7 @@ def graph(*, categories: bool = False, attr: bool = False) -> Data:
 
 
 def _top(h: torch.Tensor) -> torch.Tensor:
-    return h * torch.zeros(len(h)).index_fill(0, h.sum(1).topk(5).indices, 1.0)[:, None].to(h.dtype)
+    return h * torch.zeros(len(h)).index_fill(0, h.sum(1).topk(min(5, len(h))).indices, 1.0)[:, None].to(h.dtype)
 
 
 def _linear_attention(h: torch.Tensor) -> torch.Tensor:
@@ -127,6 +136,17 @@ class ByLargestMessage(nn.Module):
         return self.head(self.conv(x, edge_index))
 
 
+class ByLargestAttribute(nn.Module):
+    """Features of edges divided by their maximum over all edges."""
+
+    def __init__(self, in_channels: int, out_channels: int, edge_dim: int) -> None:
+        super().__init__()
+        self.conv = GINEConv(nn.Linear(in_channels, out_channels), edge_dim=edge_dim)
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.conv(x, edge_index, edge_attr / edge_attr.amax(0))
+
+
 HARMLESS: dict[str, Any] = {
     "nothing": lambda h: h,
     "normalized rows": lambda h: F.normalize(h, dim=1),
@@ -200,13 +220,15 @@ def test_rows_that_depend_on_others_are_refused_on_two_ranks_and_train_on_one(ho
     [
         (ByPosition, {}),
         (ByLargestMessage, {}),
+        (ByLargestAttribute, {}),
         (LINKX, {"num_nodes": NODES, "hidden_channels": 8, "num_layers": 2}),
     ],
 )
 def test_other_models_that_depend_on_all_rows_are_refused_on_two_ranks(net, given):
+    data = graph(attr=net is ByLargestAttribute)
     with pytest.raises(ConfigError, match=r"(net|the model)\S* .*set world_size=1.*dataset\.features=learned"):
-        train(net, graph(), 2, **kwargs(**given))
-    assert train(net, graph(), 1, **kwargs(**given))["status"] == "completed"
+        train(net, data, 2, **kwargs(**given))
+    assert train(net, data, 1, **kwargs(**given))["status"] == "completed"
 
 
 @pytest.mark.parametrize("how", HARMLESS)
@@ -219,6 +241,33 @@ def test_rows_that_stand_alone_train_on_two_ranks(how):
 def test_harmless_models_train_on_two_ranks(net, categories):
     found = train(net, graph(categories=categories), 2, **kwargs())
     assert (found["status"], found["verified"]) == ("completed", "probed")
+
+
+class Lying(GraphParallel):
+    """It rounds what it sends, and says that it is exact."""
+
+    @property
+    def exactness(self) -> frozenset[Exactness]:
+        return frozenset({"exact"})
+
+    def exact_limit(self) -> GraphParallel:
+        return GraphParallel()
+
+
+def test_a_strategy_that_says_exact_and_rounds_is_refused_and_fails_its_check(tmp_path):
+    limit, configured = check(Lying(codec=BFloat16()), {"gcn": GCN(hidden=8)}, worlds=(2,))
+    assert (limit.reference, limit.passed) == ("single device", True)
+    assert (configured.reference, configured.passed, configured.error) == (AS_CONFIGURED, False, None)
+    (tmp_path / "strategy").mkdir()
+    codec = "codec: {_target_: gnnpar.codecs.codec.BFloat16}"
+    for name, kind in (
+        ("lying", f"_target_: {__name__}.Lying\n{codec}\n"),
+        ("honest", f"_target_: {__name__}.Lying\n"),
+    ):
+        (tmp_path / "strategy" / f"{name}.yaml").write_text(kind)
+    with pytest.raises(ConfigError, match=r"^strategy=lying: it says that it is exact, .* gnnpar check strategy=lying"):
+        train("gcn", graph(), 2, strategy="lying", dataset={})
+    assert train("gcn", graph(), 2, strategy="honest", dataset={})["verified"] == "probed"
 
 
 def test_own_models_are_not_probed_and_one_rank_is_the_single_device():
@@ -241,6 +290,52 @@ def test_rows_that_are_not_one_a_node_are_refused_where_neighbours_read_them():
     view = WholeGraph(cut(data, torch.zeros(data.num_nodes).long(), 1)[0], Pass(0))
     with pytest.raises(ValueError, match=r"neighbours read rows of shape \[61, 4\], and there are 60 nodes here"):
         view.source(lambda local, rows: (rows,), torch.zeros(61, 4))
+
+
+def _after(monkeypatch: pytest.MonkeyPatch, change: Callable[[nn.Module], object]) -> None:
+    """A defect of gnnpar's: something happens to the user's module in each forward."""
+    forward = PyGNet.forward
+
+    def changed(self, g, x):
+        out = forward(self, g, x)
+        if len(x) > 8:  # not where it is looked at
+            change(self.net)
+        return out
+
+    monkeypatch.setattr(PyGNet, "forward", changed)
+
+
+def test_a_weight_that_a_forward_replaces_is_found(monkeypatch):
+    def replace(net: nn.Module) -> None:
+        lin = net.get_submodule("conv.lin_l")
+        lin.register_parameter("weight", nn.Parameter(lin.get_parameter("weight").detach().clone()))
+
+    _after(monkeypatch, replace)
+    found = difference(PyG(target=f"{__name__}.Fixed", self_loops="keep"), small_like_graph(), 1e-9)
+    assert found.module == "net.conv.lin_l.weight, not as it was before a forward,"
+    assert found.state["net.conv.lin_l.weight"] > 1e-3
+
+
+def test_running_statistics_that_move_otherwise_are_found(monkeypatch):
+    model = PyG(target=f"{__name__}.Modules", self_loops="keep")
+    sound = difference(model, small_like_graph(), 1e-9)
+    assert max(sound.loss, sound.logits, *sound.gradients.values(), *sound.state.values()) < 1e-9
+    _after(monkeypatch, lambda net: net.get_buffer("batch_norm.running_mean").add_(0.1))
+    found = difference(model, small_like_graph(), 1e-9)
+    assert max(found.state, key=lambda name: found.state[name]) == "net.batch_norm.running_mean"
+    assert found.logits > 1e-3 > found.loss
+
+
+def small_like_graph() -> Dataset:
+    """Edges more than once, loops on some nodes."""
+    return prepare(raw_graph("given", graph()), PT(self_loops="keep", drop_duplicates=False), seed=0)
+
+
+def test_a_graph_that_preprocessing_changes_is_compared_as_it_was_given():
+    cases = gnnpar.check(Fixed, graph(), worlds=(1,), dataset={"self_loops": True})
+    assert (cases[0].reference, cases[0].passed) == ("PyG", False)
+    assert "first module that differs; PyG runs on" in str(cases[0].error)
+    assert "set dataset.self_loops=keep" in str(cases[0].error)
 
 
 def test_a_model_with_its_widths_written_in_is_checked_on_its_data():

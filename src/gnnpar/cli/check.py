@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,6 +66,7 @@ def cases_of(
     """The cases of a strategy, on the dataset of the settings or on a small graph, and their table, printed."""
     import torch
 
+    from gnnpar.data.preprocess import Preprocess
     from gnnpar.launch.launch import device_of
     from gnnpar.verify import conformance
 
@@ -73,8 +75,10 @@ def cases_of(
         dataset = settings.load_dataset() if own_graph else None
         if dataset is not None:
             say(f"{dataset.name}: {dataset.num_nodes:,} nodes, {dataset.num_edges:,} edges")
-        wraps = any(model.wraps for model in models.values())
-        given = settings.load_dataset_as_given() if wraps and dataset is not None else None
+        given = None
+        if own_graph and any(model.wraps for model in models.values()) and isinstance(settings.dataset, Preprocess):
+            kept = replace(settings.dataset, self_loops="keep", drop_duplicates=False)
+            given = replace(settings, dataset=kept).load_dataset()
         cases = conformance.check(
             settings.strategy, models, worlds=worlds, dataset=dataset, as_it_is=own_graph, given=given, device=device
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import lru_cache
 from itertools import chain
 
 import torch
@@ -84,23 +84,15 @@ class _Call:
     wrote: bool
 
 
+@lru_cache(maxsize=64)
 def find_fault(config: ModelSource, dataset: Dataset | None = None) -> Fault | None:
     """The first fault of a model, the most specific first; None: it is sound. ValueError where it cannot be built.
     `dataset`: a user's, as for `small_like`."""
-    return _fault_of_any(config) if dataset is None else _first_fault(config, dataset)
-
-
-@cache
-def _fault_of_any(config: ModelSource) -> Fault | None:
-    return _first_fault(config, None)
-
-
-def _first_fault(config: ModelSource, dataset: Dataset | None) -> Fault | None:
-    threads = torch.get_num_threads()
+    trial, threads = _Trial(config, small_like(config, dataset)), torch.get_num_threads()
     torch.set_num_threads(1)  # tensors of 41 rows: more threads only wait for each other
     try:
         with torch.random.fork_rng(devices=[]):
-            return next(_Trial(config, small_like(config, dataset)).faults(), None)
+            return next(trial.faults(), None)
     finally:
         torch.set_num_threads(threads)
 
@@ -317,7 +309,9 @@ def cannot_run(error: Exception) -> Fault:
 def small_like(config: ModelSource, dataset: Dataset | None = None) -> Dataset:
     """A small graph that the model reads: of 6 features and 3 classes, or, where there is a `dataset`, with its widths,
     its number of logits, rows of its features, and what its edges carry."""
-    like, classes = (None, 3) if dataset is None else (dataset.edges, out_dim(dataset))
+    like, classes = (
+        (None, 3) if dataset is None else (dataset.edges, make_task(dataset.task, dataset.num_classes).out_dim)
+    )
     if config.wraps:
         from gnnpar.verify.untouched import typed_dataset  # imports PyG
 
@@ -327,11 +321,6 @@ def small_like(config: ModelSource, dataset: Dataset | None = None) -> Dataset:
     kinds = config.edge_data if config.wraps else config.edge_data - {"weight"}
     graph = _graph(classes=classes, rows=None if dataset is None else dataset.x)
     return with_edge_data(graph, kinds if dataset is None else kinds & dataset.edges.kinds, dataset)
-
-
-def out_dim(dataset: Dataset) -> int:
-    """The number of logits, or, of pairs of nodes, of columns of their rows."""
-    return make_task(dataset.task, dataset.num_classes).out_dim
 
 
 def _graph(*, classes: int, rows: Tensor | None, num_nodes: int = 41, num_edges: int = 160) -> Dataset:
