@@ -29,7 +29,9 @@ def probe(settings: Settings, size: int) -> Verified:
 
     ConfigError where ranks would train another model than one device, or a strategy is not as exact as it says.
     """
-    own_strategy, own_model = (all(map(is_own, classes_in(settings.resolved[key]))) for key in ("strategy", "model"))
+    own_strategy, own_model = (
+        all(map(is_own, classes_in(settings.resolved.get(key)))) for key in ("strategy", "model")
+    )
     if own_strategy and (own_model or size == 1):
         return "checked"
     if size == 1:

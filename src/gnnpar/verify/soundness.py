@@ -125,6 +125,8 @@ class _Trial:
         yield from self._fixed_parameters()
         try:
             calls = _record(self.model, self.shard, self.schema)
+        except ValueError:
+            raise
         except Exception as error:  # whatever a forward does with another graph than the user's
             yield cannot_run(error)
             return

@@ -131,8 +131,8 @@ def difference(config: ModelSource, dataset: Dataset, tolerance: float, given: D
         least = rounding(expected.values(), dataset.num_nodes)
         for name, each in expected.items():
             gradients[name] = max(gradients.get(name, 0.0), relative_error(got.get(name), each, least=least))
-    after, now = ours.state_dict(), _held(ours)
-    state = {n: relative_error(after.get(n), each, least=ADAM.lr) for n, each in theirs.state_dict().items()}
+    after, now = {name: each.double() for name, each in ours.state_dict().items()}, _held(ours)
+    state = {n: relative_error(after.get(n), t.double(), least=ADAM.lr) for n, t in theirs.state_dict().items()}
     if now != held or list(now) != list(held):
         name = next((n for n, address in held.items() if now.get(n) != address), "")
         first = f"{name or 'the order of parameters'}, not as it was before a forward,"
