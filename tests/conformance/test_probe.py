@@ -312,7 +312,7 @@ def test_a_weight_that_a_forward_replaces_is_found(monkeypatch):
 
     _after(monkeypatch, replace)
     found = difference(PyG(target=f"{__name__}.Fixed", self_loops="keep"), small_like_graph(), 1e-9)
-    assert found.module == "net.conv.lin_l.weight, not as it was before a forward,"
+    assert found.replaced == "net.conv.lin_l.weight"
     assert found.state["net.conv.lin_l.weight"] > 1e-3
 
 

@@ -347,7 +347,9 @@ def _untouched_case(name: str, config: ModelSource, dataset: Dataset, given: Dat
     errors = found.gradients | {f"{each} after the steps": error for each, error in found.state.items()}
     parameter = max(errors, key=lambda each: errors[each])
     error = f"{found.module} is the first module that differs" if found.module else None
-    if error and given is not None and given.num_edges != dataset.num_edges:
+    if found.replaced:
+        error = f"{found.replaced} is not after a forward what it was before: what is trained is not what runs"
+    elif error and given is not None and given.num_edges != dataset.num_edges:
         error += (
             f"; PyG runs on the {given.num_edges} edges that were given, of which preprocessing makes "
             f"{dataset.num_edges}: set dataset.self_loops=keep dataset.drop_duplicates=false"

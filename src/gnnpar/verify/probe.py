@@ -29,9 +29,8 @@ def probe(settings: Settings, size: int) -> Verified:
 
     ConfigError where ranks would train another model than one device, or a strategy is not as exact as it says.
     """
-    own_strategy, own_model = (
-        all(map(is_own, classes_in(settings.resolved.get(key)))) for key in ("strategy", "model")
-    )
+    groups = (settings.resolved.get(name) for name in ("strategy", "model"))
+    own_strategy, own_model = (all(map(is_own, classes_in(group))) for group in groups)
     if own_strategy and (own_model or size == 1):
         return "checked"
     if size == 1:

@@ -36,19 +36,22 @@ from gnnpar.verify.typed import CLASSES, dictionaries, typed_graph
 SEED, STEPS = 3, 3
 ADAM = Adam(lr=0.01, eps=1e-4)
 """With an eps that leaves gradients of rounding alone, which are 0 by their mathematics, what they are."""
+_ORDER = "the order of parameters"
 Outputs = list[tuple[str, Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
 class Difference:
     """Largest differences, each relative to the largest entry that PyG has. `state`: of parameters and buffers after
-    the steps. `module`: the first that differs."""
+    the steps. `module`: the first that differs. `replaced`: the first parameter that is another tensor after a forward.
+    """
 
     loss: float
     logits: float
     gradients: dict[str, float]
     state: dict[str, float]
     module: str
+    replaced: str
 
 
 class Trained(NamedTuple):
@@ -133,11 +136,11 @@ def difference(config: ModelSource, dataset: Dataset, tolerance: float, given: D
             gradients[name] = max(gradients.get(name, 0.0), relative_error(got.get(name), each, least=least))
     after, now = {name: each.double() for name, each in ours.state_dict().items()}, _held(ours)
     state = {n: relative_error(after.get(n), t.double(), least=ADAM.lr) for n, t in theirs.state_dict().items()}
-    if now != held or list(now) != list(held):
-        name = next((n for n, address in held.items() if now.get(n) != address), "")
-        first = f"{name or 'the order of parameters'}, not as it was before a forward,"
+    replaced = (
+        "" if list(now.items()) == list(held.items()) else next((n for n in held if now.get(n) != held[n]), _ORDER)
+    )
     losses = max(abs(a - b) / max(abs(b), 1e-300) for a, b in zip(mine.losses, pyg.losses, strict=True))
-    return Difference(losses, _error(mine.logits, pyg.logits), gradients, state, first)
+    return Difference(losses, _error(mine.logits, pyg.logits), gradients, state, first, replaced)
 
 
 def _held(model: PyGNet) -> dict[str, int]:
