@@ -197,7 +197,7 @@ def distribute(
                 loss = session.train_epoch(optimizer)
             logits = session.gather(session.predict())
     """
-    from gnnpar.cli.train import plan_source_of
+    from gnnpar.cli.train import plan_source_of, probed
     from gnnpar.launch.joined import refusal
     from gnnpar.launch.slurm import as_rank
     from gnnpar.session import open_session
@@ -209,6 +209,7 @@ def distribute(
     with own_temporary_files(lasting=True):  # the user's module may make layers of PyG when it is imported
         try:
             settings = _settings(model, data, {"checkpoint": {"keep": 0}, **alone, **chosen, **overrides})
+            probed(settings, int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1)
         except ValueError as error:
             raise refusal(error) from error
         unused = None if os.environ.get("RANK", "0") == "0" else "outputs"  # the folder of rank 0 is that of the run

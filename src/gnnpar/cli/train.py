@@ -183,11 +183,22 @@ def run_training(settings: Settings, run_dir: Path) -> Outcome:
     try:
         world = world_of(settings)
         check(settings, world)
+        verified = probed(settings, world.size)
     except ValueError as error:
         raise refusal(error, settings.comm.connect_seconds) from error
-    record = RunRecord(settings, world, run_dir)
+    record = RunRecord(settings, world, run_dir, verified)
     work = Training(record, plan_source_of(settings))
     return launch(world, work, record, how=settings.launch, comm=settings.comm)
+
+
+def probed(settings: Settings, size: int) -> str:
+    """What stands behind the exactness of a run. ConfigError where its model, or its strategy, cannot train on so many
+    ranks as on one device. Of joined ranks, rank 0 finds out, and tells the others of a refusal."""
+    if os.environ.get("RANK", "0") != "0":
+        return "no"
+    from gnnpar.verify.probe import probe
+
+    return probe(settings, size)
 
 
 def plan_source_of(settings: Settings) -> PlanSource:

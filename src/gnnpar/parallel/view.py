@@ -124,7 +124,7 @@ class View(OwnRows):
     def source(self, message: Message, *rows: Tensor) -> Rows:
         """message(self, *rows), marked constant where it reads the features alone and nothing learned or random."""
         self.local.random = False
-        out = as_messages(message(self, *rows), self.shard.x.dtype)
+        out = as_messages(message(self, *rows), self.shard.x.dtype, len(self.node_ids))
         fixed = len(rows) == 1 and rows[0] is self.shard.x and not self.local.random
         return Source(out, constant=fixed and not any(t.requires_grad for t in out))
 

@@ -101,7 +101,7 @@ def _tag(rivals: Sequence[Group]) -> list[str]:
     if best is tag or predicted is None or _speedup(best) < 1.05 * _speedup(tag):
         return []
     chose = f"tag chose {predicted['label']}, and {_name(best)} is {_speedup(best) / _speedup(tag):.2f} times as fast"
-    exactness = set(best.first["exactness"].split())
+    exactness = set(best.results[0]["exactness"])
     quality = (tag.results[0].get("settings", {}).get("strategy") or {}).get("quality")
     allowed = {"exact", *(map(str, quality) if isinstance(quality, list) else ())}
     if not exactness <= allowed:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gnnpar.durable import JsonDict
 from gnnpar.report.fairness import Baseline, ratio_of
-from gnnpar.report.runs import Result, collect, configuration_of, flat, folders_of, links, variants
+from gnnpar.report.runs import Result, collect, configuration_of, exactness_of, flat, folders_of, links, variants
 from gnnpar.settings import ConfigError
 from gnnpar.track.jsonl import FILE, read_rows
 from gnnpar.training.result.result import epoch_time
@@ -65,7 +65,7 @@ def _row(folder: Path, result: Result, changed: str, ratio: float | None, why: s
     values = (
         result["strategy"],
         changed,
-        " ".join(result["exactness"]),
+        exactness_of(result),
         result["model"],
         result["dataset"],
         result["seed"],

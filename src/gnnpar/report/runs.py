@@ -12,6 +12,7 @@ from gnnpar.aliases import with_current_targets
 from gnnpar.durable import JsonObject, read_json
 from gnnpar.printable import printable_tree
 from gnnpar.settings import ConfigError
+from gnnpar.targets import classes_in, is_own
 from gnnpar.training.checkpoint.deciding import OF_TIME
 from gnnpar.training.result.result import fault
 
@@ -166,6 +167,14 @@ def is_control(result: Result) -> bool:
 
 def is_exact(result: Result) -> bool:
     return list(result["exactness"]) == ["exact"]
+
+
+def exactness_of(result: Result) -> str:
+    """Its classes, with a word where nothing but itself says that a run is exact. Runs of before, which do not say it,
+    are known to be where model and strategy are gnnpar's own."""
+    groups = {name: value_at(result, ("settings", name)) for name in ("model", "strategy")}
+    known = result.get("verified", "checked" if all(map(is_own, classes_in(groups))) else "no") != "no"
+    return " ".join(result["exactness"]) + (" (not checked)" if is_exact(result) and not known else "")
 
 
 def no_speed(row: JsonObject) -> bool:

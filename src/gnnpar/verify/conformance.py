@@ -45,6 +45,7 @@ EPOCHS = 2
 ORACLE_EPOCHS = 4
 """Rows of earlier epochs, and means over epochs, differ from each other by then."""
 CPU = torch.device("cpu")
+AS_CONFIGURED = "single device, as configured"
 
 
 @dataclass(frozen=True)
@@ -192,14 +193,15 @@ def check(
     worlds: Sequence[int] = (1, 2, 3, 4),
     dataset: Dataset | None = None,
     as_it_is: bool = False,
+    given: Dataset | None = None,
     first_layer: FirstLayer = "live",
     device: torch.device = CPU,
 ) -> list[Case]:
-    """Every model on every world the strategy can use: its exact limit against the single device, then, where it has an
-    oracle and is not exact, itself against that.
+    """Every model on every world the strategy can use: its exact limit against the single device, and itself, as it is
+    configured, where it says that it is exact; then, where it has an oracle and is not exact, itself against that.
 
     dataset: a small graph where there is none. as_it_is: its edges and what they carry are a user's; otherwise they are
-    made what the model reads.
+    made what the model reads. given: the same graph as it came, on which PyG runs a PyG model.
     Ranks run on `device`, what they are compared with on the CPU. A model that is not sound has one case, which names
     the fault.
     ValueError where `exact_limit` is not exact by its own words.
@@ -209,7 +211,7 @@ def check(
     if limit.exactness != {"exact"} or limit.capabilities.crosses_epochs:
         stale = " and reads rows of earlier epochs" if limit.capabilities.crosses_epochs else ""
         raise ValueError(f"exact_limit() of {type(strategy).__name__} is {', '.join(sorted(limit.exactness))}{stale}")
-    faults = {name: find_fault(config) for name, config in models.items()}
+    faults = {name: find_fault(config, dataset if as_it_is else None) for name, config in models.items()}
     cases = [_failed(name, 1, str(fault)) for name, fault in faults.items() if fault is not None]
     models = {name: config for name, config in models.items() if faults[name] is None}
     graphs = {name: dataset if as_it_is else graph_for(strategy, config, dataset) for name, config in models.items()}
@@ -220,10 +222,14 @@ def check(
         refuse_neighborhoods(strategy, config, {"model": name})
         refuse_moments(strategy, config, {"model": name})
         if config.wraps:
-            cases.append(_untouched_case(name, config, graphs[name]))
+            cases.append(_untouched_case(name, config, graphs[name], given))
         reference = train_in_threads(Single(), config, graphs[name], world=1)
         for world in (w for w in worlds if runs_on(limit, w, config)):
-            cases.append(_case(limit, name, config, graphs[name], world, reference, first_layer, device))
+            cases.append(compared(limit, name, config, graphs[name], world, reference, first_layer, device))
+        if strategy.exactness == {"exact"} and strategy != limit:
+            for world in (w for w in worlds if runs_on(strategy, w, config)):
+                case = compared(strategy, name, config, graphs[name], world, reference, first_layer, device)
+                cases.append(replace(case, reference=AS_CONFIGURED))
     if isinstance(strategy, WithOracle | WithOracleEngine) and strategy.exactness != {"exact"}:
         for name, config in models.items():
             for world in (w for w in worlds if runs_on(strategy, w, config, epochs=ORACLE_EPOCHS)):
@@ -277,7 +283,7 @@ def _oracle_case(
     if oracle.engine(whole, job.model, task, comm, seed=0) is None:
         return []
     reference = train_in_threads(oracle, config, dataset, world=1, epochs=ORACLE_EPOCHS)
-    case = _case(strategy, name, config, dataset, world, reference, "live", device, epochs=ORACLE_EPOCHS)
+    case = compared(strategy, name, config, dataset, world, reference, "live", device, epochs=ORACLE_EPOCHS)
     return [replace(case, reference="its oracle")]
 
 
@@ -293,7 +299,7 @@ def runs_on(strategy: Strategy, world: int, config: ModelSource, *, epochs: int 
     return True
 
 
-def _case(
+def compared(
     limit: Strategy,
     name: str,
     config: ModelSource,
@@ -305,6 +311,7 @@ def _case(
     *,
     epochs: int = EPOCHS,
 ) -> Case:
+    """One model under one strategy on one world against `reference`."""
     try:
         got = train_in_threads(
             limit, config, dataset, world=world, first_layer=first_layer, epochs=epochs, device=device
@@ -333,14 +340,21 @@ def graph_for(strategy: Strategy, config: ModelSource, dataset: Dataset) -> Data
     return prepared(dataset, config, carried=strategy.capabilities.edge_data)
 
 
-def _untouched_case(name: str, config: ModelSource, dataset: Dataset) -> Case:
+def _untouched_case(name: str, config: ModelSource, dataset: Dataset, given: Dataset | None) -> Case:
     from gnnpar.verify.untouched import difference  # imports PyG
 
-    found = difference(config, dataset, TOLERANCE)
-    parameter = max(found.gradients, key=lambda each: found.gradients[each])
+    found = difference(config, dataset, TOLERANCE, given)
+    errors = found.gradients | {f"{each} after the steps": error for each, error in found.state.items()}
+    parameter = max(errors, key=lambda each: errors[each])
     error = f"{found.module} is the first module that differs" if found.module else None
-    worst = found.gradients[parameter]
-    return Case(name, 1, found.loss, worst, parameter, found.logits, error, reference="PyG")
+    if found.replaced:
+        error = f"{found.replaced} is not after a forward what it was before: what is trained is not what runs"
+    elif error and given is not None and given.num_edges != dataset.num_edges:
+        error += (
+            f"; PyG runs on the {given.num_edges} edges that were given, of which preprocessing makes "
+            f"{dataset.num_edges}: set dataset.self_loops=keep dataset.drop_duplicates=false"
+        )
+    return Case(name, 1, found.loss, errors[parameter], parameter, found.logits, error, reference="PyG")
 
 
 def _failed(model: str, world: int, error: str) -> Case:

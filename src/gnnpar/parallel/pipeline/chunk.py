@@ -139,7 +139,7 @@ class ChunkGraph(OwnRows):
         return masked(x, masks[key][self.span.rows], p)
 
     def source(self, message: Message, *rows: Tensor) -> Rows:
-        return Source(as_messages(message(self, *rows), rows[0].dtype))
+        return Source(as_messages(message(self, *rows), rows[0].dtype, len(self.node_ids)))
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         call, self._calls = self._calls, self._calls + 1

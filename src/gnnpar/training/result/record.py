@@ -36,9 +36,9 @@ _SPARE_CORES = 0.5  # what other programs may use of cores that the run needs
 class RunRecord:
     """Of one run. It is pickled for ranks that are started as processes, with the header as it is then."""
 
-    def __init__(self, settings: Settings, world: World, run_dir: Path) -> None:
+    def __init__(self, settings: Settings, world: World, run_dir: Path, verified: str = "no") -> None:
         self.settings, self.world, self.run_dir = settings, world, run_dir
-        self.header = header(settings, world)
+        self.header = header(settings, world) | {"verified": verified}
         self._begun = False
 
     def agreed(self) -> dict[str, str]:

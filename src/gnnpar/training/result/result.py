@@ -132,6 +132,7 @@ def build_result(header: Row, plan: Row | None, rows: Sequence[Row], status: Sta
         "schema": 1,
         "status": status,
         **{name: header[name] for name in copied},
+        **({"verified": header["verified"]} if "verified" in header else {}),
         "epochs_done": len(rows),
         "restarts": header.get("restarts", 0),
         **({"begun_otherwise": header["begun_otherwise"]} if "begun_otherwise" in header else {}),
