@@ -268,7 +268,9 @@ def reason_of(error: BaseException) -> str:
 
 def _own_line(error: BaseException) -> str:
     """' (mynet.py:14 in forward; ...)': the innermost frame that is of no installed package; nothing where there is
-    none, or where gnnpar itself refuses."""
+    none, or where gnnpar itself refuses. Of an error with a cause, that of the cause."""
+    while error.__cause__ is not None:
+        error = error.__cause__
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not f.filename.startswith((_OURS, _PYTHON, "<")) and not _PACKAGES.search(f.filename)]
     if not own or (isinstance(error, ValueError) and frames[-1].filename.startswith(_OURS)):
