@@ -350,17 +350,16 @@ class Progress:
             self.evaluations_since = saved["evaluations_since"]
             self.begun_otherwise = saved["begun_otherwise"]
 
-    def stops(self, metric: str, val: float | None, settings: Settings) -> bool:
-        """Early stopping, after one more evaluation."""
+    def stops(self, val: float | None, settings: Settings) -> bool:
+        """Early stopping, after one more evaluation. `val`: higher is better; None: it is not defined."""
         stopping = settings.early_stopping
         if val is None:
-            if stopping.patience is None:
+            if stopping.patience is None or self.best_val > -math.inf:
                 return False
             raise ValueError(
                 f"early_stopping.patience={stopping.patience}: the metric of the validation split is not defined (one "
                 "class, or a constant target): choose another task.metric, or set early_stopping.patience=null"
             )
-        val = goodness(metric, val)
         if val > self.best_val + (stopping.min_delta if self.best_val > -math.inf else 0.0):
             self.best_val, self.evaluations_since = val, 0
         else:
@@ -389,7 +388,7 @@ def epochs(run: Run, tracker: Tracker, policy: CheckpointPolicy) -> NewPlan | No
         stop = False
         if last or (epoch + 1) % settings.eval_every == 0:
             row |= evaluated(run)
-            stop = progress.stops(run.task.metric_name, row["metric/val"], settings)
+            stop = progress.stops(val_of(row), settings)
         if run.job.callbacks and comm.broadcast(
             asked_to_stop(run.job.callbacks, epoch, row) if not comm.rank else None
         ):
