@@ -280,8 +280,8 @@ def _labels(raw: RawGraph, num_nodes: int) -> tuple[Tensor, int]:
         wrong = int(((y != 0) & (y != 1) & ~torch.isnan(y)).sum())
         if wrong:
             raise ValueError(
-                f"dataset {raw.name}: {wrong} multi-label entries are neither 0 nor 1, nor nan or -1 where unknown; "
-                "store those, or set dataset.task=regression."
+                f"dataset {raw.name}: {wrong} multi-label entries are neither 0 nor 1; set dataset.task=regression, or "
+                "store a 0/1 matrix (nan or -1 where unknown)."
             )
         return y.contiguous(), y.shape[1]
     return _class_ids(raw, y)
