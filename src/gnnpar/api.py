@@ -13,6 +13,7 @@ import dataclasses
 import itertools
 import json
 import os
+import pickle
 import re
 import sys
 import time
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from gnnpar.comm.world import torch_as_usual
 from gnnpar.compilers import keep_torch_apart
@@ -40,6 +41,7 @@ from gnnpar.durable import (
 from gnnpar.folder_lock import numbered, working_in
 from gnnpar.own_modules import refuse_left
 from gnnpar.paths import path_of
+from gnnpar.printable import printable
 from gnnpar.scratch import ONE_AT_A_TIME, own_temporary_files
 from gnnpar.settings import ConfigError, Settings, build_settings, show
 from gnnpar.surroundings import leave_out_working_directory
@@ -50,9 +52,11 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
+    from gnnpar.data.losses import Rows
     from gnnpar.models.gnn import ModelConfig
     from gnnpar.report.comparison import Comparison
     from gnnpar.session import Session
+    from gnnpar.training.loop import Callback
     from gnnpar.training.result.trained import Trained
     from gnnpar.verify.conformance import Case
 
@@ -130,16 +134,21 @@ def train(
     *,
     strategy: str | None = None,
     folder: str | os.PathLike[str] | None = None,
+    callbacks: Sequence[Callback] = (),
     **overrides: object,
 ) -> Run:
     """Train and return what the run left; progress is printed as by `gnnpar train`.
 
     strategy: by default the configuration's, or that of plan=FILE. folder: of the run, by default outputs/DATE/TIME.
+    callbacks: functions, or objects with on_epoch_end, of (epoch, the row of the epoch in metrics.jsonl), called on
+    rank 0; one that returns True or raises gnnpar.StopTraining ends the run after the epoch.
+    loss=, metrics=: as task.loss and task.metrics, or functions of (outputs, y); metrics is a mapping from names, or a
+    list. A loss returns one value a row, or their mean. Ranks that are processes import such functions.
     ConfigError (a ValueError) where it cannot begin, TrainingFailed where it began and failed, KeyboardInterrupt where
     it was interrupted: the ranks have ended then.
     """
     chosen = {} if strategy is None else {"strategy": strategy}
-    return _train(_settings(model, data, {**chosen, **overrides}), _run_folder(folder))
+    return _train(_settings(model, data, {**chosen, **overrides}), _run_folder(folder), callbacks)
 
 
 @_apart()
@@ -347,8 +356,9 @@ def check(
     return cases_of(settings, {_name(model): settings.model}, worlds=worlds, own_graph=own_graph)
 
 
-def _train(settings: Settings, folder: Path) -> Run:
+def _train(settings: Settings, folder: Path, callbacks: Sequence[Callback] = ()) -> Run:
     from gnnpar.cli.train import run_training, summary
+    from gnnpar.data.tasks import Labels
     from gnnpar.launch.launch import world_of
     from gnnpar.launch.processes import environment
 
@@ -359,9 +369,13 @@ def _train(settings: Settings, folder: Path) -> Run:
         )
     if world_of(settings).how == "processes":
         _refuse_main(settings.resolved["model"])
+        own = {f"callbacks[{i}]": each for i, each in enumerate(callbacks)}
+        _refuse_unsendable({**own, **(settings.task.given if isinstance(settings.task, Labels) else {})})
     with working_in(folder, otherwise="choose another folder=", say=say), environment(**_rank_environment()):
         write_text_whole(folder / "config.yaml", json.dumps(settings.resolved, indent=1) + "\n")  # JSON is YAML
-        outcome = run_training(settings, folder)
+        outcome = run_training(settings, folder, callbacks)
+    if os.environ.get("GNNPAR_TRACEBACK") == "1" and outcome.traceback:
+        sys.stderr.write(printable(outcome.traceback))
     if outcome.status == "interrupted":
         raise KeyboardInterrupt
     if outcome.status != "completed":
@@ -388,11 +402,12 @@ def _settings(model: Model, data: object, overrides: Mapping[str, object], study
         raise ConfigError(f"data is given, and dataset={overrides['dataset']}: leave one of them out")
     own = {key.removeprefix("model."): value for key, value in overrides.items() if key.startswith("model.")}
     rest = {key: value for key, value in overrides.items() if not key.startswith("model.")}
+    of_task = {key: rest.pop(key) for key in ("loss", "metrics") if key in rest}
     named = [f"model={model}", *_spelled({"model": own})] if isinstance(model, str) else []
     dataset, others = _dataset(data, labelled=overrides.get("task") != "link"), list(_spelled(rest))
     if len(dataset) > 1 and (another := next((each for each in others if _OTHER_DATA.match(each)), None)):
         raise ConfigError(f"data is given, and {show(another)}: leave one of them out")
-    settings = compose([*dataset, *named, *others])
+    settings = _with_own(compose([*dataset, *named, *others]), of_task)
     try:
         refuse_left(classes_in(settings.resolved))
     except ValueError as error:
@@ -413,7 +428,55 @@ def _settings(model: Model, data: object, overrides: Mapping[str, object], study
         resolved["dataset"] = dataset | {key: "auto" for key in asked if key in dataset}
         if "self_loops" not in nested:
             resolved["model"] |= {"self_loops": resolved["dataset"].get("self_loops", "keep")}
-    return build_settings(resolved, names, study)
+    return dataclasses.replace(build_settings(resolved, names, study), task=settings.task)
+
+
+def _with_own(settings: Settings, given: Mapping[str, object]) -> Settings:
+    """With the loss and the metrics of the caller's: names, and functions under the names that they are imported by."""
+    from gnnpar.data.tasks import Labels
+
+    if not given:
+        return settings
+    if not isinstance(settings.task, Labels):
+        raise ConfigError(f"{next(iter(given))}= is of task=labels, and this task has its own; leave it out")
+    metrics = given.get("metrics", ())
+    metrics = [metrics] if isinstance(metrics, str) or callable(metrics) else metrics
+    if not isinstance(metrics, Mapping | list | tuple):
+        raise ConfigError(f"metrics={show(metrics)} must be a mapping from names to functions or metrics, or a list")
+    if not isinstance(metrics, Mapping):
+        metrics = {(each if isinstance(each, str) else _path_of(each)).rpartition(".")[2]: each for each in metrics}
+    each = {f"metrics.{name}": value for name, value in metrics.items()}
+    each |= {"loss": given["loss"]} if "loss" in given else {}
+    if bad := next((key for key, value in each.items() if not isinstance(value, str) and not callable(value)), None):
+        raise ConfigError(f"{bad}={show(each[bad])} must be a name or a function of (outputs, y)")
+    named = {key: value if isinstance(value, str) else _path_of(value) for key, value in each.items()}
+    keys: JsonDict = {"loss": named["loss"]} if "loss" in named else {}
+    keys |= {"metrics": {name: named[f"metrics.{name}"] for name in metrics}} if metrics else {}
+    resolved = {**settings.resolved, "task": {**settings.resolved["task"], **keys}}
+    built = build_settings(resolved, settings.names, settings.study)
+    assert isinstance(built.task, Labels)
+    functions = {key: cast("Rows", value) for key, value in each.items() if callable(value)}
+    return dataclasses.replace(built, task=built.task.with_functions(functions))
+
+
+def _path_of(function: object) -> str:
+    """module.name of a function, or of the class of an object that is called."""
+    named = function if isinstance(function, type | FunctionType) else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _refuse_unsendable(own: Mapping[str, object]) -> None:
+    """ConfigError where ranks that are processes could not import what they are to call."""
+    for key, each in own.items():
+        try:
+            why = "of the script or notebook itself" if b"__main__" in pickle.dumps(each) else ""
+        except (pickle.PicklingError, AttributeError, TypeError):
+            why = "in no module by name"
+        if why:
+            raise ConfigError(
+                f"{key}: {_path_of(each)} is {why}, where ranks do not find it: move it to a module, or choose "
+                "comm='threads' or world_size=1"
+            )
 
 
 def _dataset(data: object, *, labelled: bool) -> list[str]:

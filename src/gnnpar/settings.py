@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar, ru
 
 import annotated_types as at
 
-from gnnpar.aliases import with_published_model_keys
+from gnnpar.aliases import with_compared_keys
 from gnnpar.durable import Json, JsonDict, JsonObject
 from gnnpar.paths import expanded
 from gnnpar.pricing.topology import Machines
@@ -592,9 +592,7 @@ def _join(path: str, key: str) -> str:
 
 def _resolved(config: JsonObject) -> JsonDict:
     """As plain data, which equals that of a version before where a later key says what every run did then."""
-    plain = {key: _plain(value) for key, value in config.items()}
-    model = plain.get("model")
-    return plain | {"model": with_published_model_keys(model)} if isinstance(model, Mapping) else plain
+    return with_compared_keys({key: _plain(value) for key, value in config.items()})
 
 
 def _plain(node: Json) -> Json:

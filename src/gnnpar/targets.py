@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from gnnpar.aliases import current
-from gnnpar.own_modules import lies_in, look_in, refuse_changed, refuse_of_another_folder
+from gnnpar.own_modules import imported_as_program, lies_in, look_in, refuse_changed, refuse_of_another_folder
 from gnnpar.paths import conf_dir, installed_confs, plugin_packages
 from gnnpar.printable import printable
 
@@ -100,8 +100,9 @@ def refuse_foreign(tree: object, source: str, *, remedy: str, named: object = No
     for path, node in _nodes(tree):
         foreign = {key: name for key, name in _classes(node) if not _is_trusted(name)}
         twin = _at(named, path) if foreign else {}
+        theirs = dict(_classes(twin))
         for key, target in foreign.items():
-            if isinstance(had := twin.get(key), str) and current(target) == current(had):
+            if key in theirs and current(target) == current(theirs[key]):
                 continue
             shown = _short(target)
             if not trusted:
@@ -224,6 +225,10 @@ def _classes(node: Mapping[str, object]) -> Iterator[tuple[str, str]]:
         yield "_target_", str(node["_target_"])
         if isinstance(target := node.get("target"), str):  # of a PyG model: its class is imported, too
             yield "target", target
+        if node["_target_"] == "gnnpar.data.tasks.Labels":  # and functions of the user's own
+            for path, name in _values({key: node.get(key) for key in ("loss", "metrics")}):
+                if isinstance(name, str) and re.search("[.:]", name):
+                    yield ".".join(map(str, path)), name.replace(":", ".")
 
 
 def _nodes(tree: object) -> Iterator[tuple[tuple[object, ...], Mapping[str, object]]]:
@@ -249,4 +254,7 @@ def _imported(module: str) -> ModuleType:
     if lies_in(module, here):
         look_in(here, module.partition(".")[0])  # for good: ranks import it again, and it its neighbours later
         importlib.invalidate_caches()
-    return importlib.import_module(module)
+    if module in sys.modules:
+        return sys.modules[module]
+    with imported_as_program(module):
+        return importlib.import_module(module)

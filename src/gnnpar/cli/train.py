@@ -35,7 +35,7 @@ from gnnpar.track.tracker import Quiet
 
 if TYPE_CHECKING:
     from gnnpar.comm.world import Outcome
-    from gnnpar.training.loop import PlanSource
+    from gnnpar.training.loop import Callback, PlanSource
 
 
 def run(argv: list[str]) -> int:
@@ -169,7 +169,7 @@ def run_one(job: HydraJob) -> int:
     return outcome.exit_code
 
 
-def run_training(settings: Settings, run_dir: Path) -> Outcome:
+def run_training(settings: Settings, run_dir: Path, callbacks: Sequence[Callback] = ()) -> Outcome:
     """Start the ranks of a run, or join those that are there, and train; result.json is in `run_dir` in any case.
 
     ValueError where the run cannot begin: of joined ranks, which meet for it, all raise the same.
@@ -187,7 +187,7 @@ def run_training(settings: Settings, run_dir: Path) -> Outcome:
     except ValueError as error:
         raise refusal(error, settings.comm.connect_seconds) from error
     record = RunRecord(settings, world, run_dir, verified)
-    work = Training(record, plan_source_of(settings))
+    work = Training(record, plan_source_of(settings), tuple(callbacks))
     return launch(world, work, record, how=settings.launch, comm=settings.comm)
 
 

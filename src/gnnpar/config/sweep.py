@@ -50,6 +50,7 @@ from gnnpar.settings import ConfigError
 from gnnpar.source_code import changed
 from gnnpar.targets import given_to_own_classes
 from gnnpar.track.console import complain, say
+from gnnpar.track.keys import goodness
 from gnnpar.track.progress import shown
 from gnnpar.training.result.result import valid_result
 
@@ -407,8 +408,8 @@ class Resuming:
         end = JobReturn(overrides=job.overrides, working_dir=str(run_dir), status=JobStatus.COMPLETED)
         if state == "done":
             result = valid_result(run_dir) or {}
-            best = result["metric"]["best_val"]
-            end.return_value = math.nan if best is None else best
+            best, name = result["metric"]["best_val"], result["metric"]["name"]
+            end.return_value = math.nan if best is None else goodness(name, best)
         elif self.raises:
             end.status, end.return_value = JobStatus.FAILED, RuntimeError(f"{state}: {why}")
         return end

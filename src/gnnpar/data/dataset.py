@@ -40,8 +40,8 @@ class Dataset:
 
     Shapes: N nodes, E edges, F features, C classes or targets. Edge j -> i is column (j, i) of `edge_index`; columns
     are sorted by (destination, source) and an edge's id is its position in that order. y: [N] int64 (single_label,
-    binary; -1 = unlabelled) or [N, C] float32 (multi_label, regression; a row of nan = unlabelled). What is unlabelled
-    is in no split. `pairs`: of link prediction, whose y and masks say nothing.
+    binary; -1 = unlabelled) or [N, C] float32 (multi_label, regression; nan = unknown, a row of nan = unlabelled). What
+    is unlabelled is in no split. `pairs`: of link prediction, whose y and masks say nothing.
     """
 
     name: str

@@ -15,6 +15,7 @@ from torch import Tensor
 from gnnpar.data.adjacency import EdgeList, edge_list_of
 from gnnpar.data.dataset import MATRICES, TaskName
 from gnnpar.folds.edge_data import EdgeData, Schema
+from gnnpar.track.console import say
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -45,10 +46,18 @@ class RawGraph:
 
 
 def task_of(y: Tensor, choice: TaskChoice) -> TaskName:
-    """The task of labels; auto: multi_label where y is [N, C > 1]."""
+    """The task of labels; auto: multi_label where y is [N, C > 1] and no one-hot matrix."""
     if choice != "auto":
         return choice
-    return "multi_label" if y.ndim == 2 and y.shape[1] > 1 else "single_label"
+    return "multi_label" if y.ndim == 2 and y.shape[1] > 1 and not _is_one_hot(y) else "single_label"
+
+
+def _is_one_hot(y: Tensor) -> bool:
+    """Whether each row of y [N, C > 1] has one 1 and zeros beside it; rows of nan or -1 alone are unlabelled."""
+    if y.ndim != 2 or y.shape[1] < 2 or y.is_complex():
+        return False
+    labelled = y[~((y != y) | (y == -1)).all(1)]
+    return bool(len(labelled) and ((labelled == 0) | (labelled == 1)).all() and (labelled.sum(1) == 1).all())
 
 
 def refuse_unread(name: str, keys: Iterable[str]) -> None:
@@ -246,6 +255,12 @@ def _labels(raw: RawGraph, num_nodes: int) -> tuple[Tensor, int]:
         return _targets(raw, y[:, None] if y.ndim == 1 else y, num_nodes)
     if y.ndim == 2 and y.shape[1] == 1 and raw.task != "multi_label":
         y = y[:, 0]
+    if raw.task == "single_label" and _is_one_hot(y):
+        say(
+            f"dataset {raw.name}: y is one-hot, [{len(y)}, {y.shape[1]}], and one class a node is trained; "
+            "dataset.task=multi_label takes its columns as labels of their own"
+        )
+        raw, y = replace(raw, num_classes=y.shape[1]), y.double().argmax(1).masked_fill((y == 1).sum(1) == 0, -1)
     expected = 2 if raw.task == "multi_label" else 1
     if y.ndim != expected or y.shape[0] != num_nodes:
         want = f"[{num_nodes}, classes] of 0/1" if expected == 2 else f"[{num_nodes}]"
@@ -257,19 +272,23 @@ def _labels(raw: RawGraph, num_nodes: int) -> tuple[Tensor, int]:
         if not y.shape[1]:
             raise ValueError(f"dataset {raw.name}: labels are [{num_nodes}, 0], without a class; fix y.")
         y = y.to(torch.float32)
-        unlabelled = torch.isnan(y).all(1, keepdim=True)
-        wrong = int(((y != 0) & (y != 1) & ~unlabelled).sum())
+        if bool((y == -1).any()) and not bool((y == 0).any()):
+            raise ValueError(
+                f"dataset {raw.name}: multi-label entries are -1 and never 0, and -1 means unknown; store 0 and 1."
+            )
+        y = y.masked_fill(y == -1, torch.nan)
+        wrong = int(((y != 0) & (y != 1) & ~torch.isnan(y)).sum())
         if wrong:
             raise ValueError(
                 f"dataset {raw.name}: {wrong} multi-label entries are neither 0 nor 1; set dataset.task=regression, or "
-                "store a 0/1 matrix."
+                "store a 0/1 matrix (nan or -1 where unknown)."
             )
         return y.contiguous(), y.shape[1]
     return _class_ids(raw, y)
 
 
 def _targets(raw: RawGraph, y: Tensor, num_nodes: int) -> tuple[Tensor, int]:
-    """[N, T] float32; a node that lacks one of its targets has none."""
+    """[N, T] float32; nan where a node lacks a target."""
     if y.ndim != 2 or len(y) != num_nodes or not y.shape[1] or y.is_complex():
         raise ValueError(
             f"dataset {raw.name}: targets of a regression must be real, [{num_nodes}] or [{num_nodes}, targets], got "
@@ -278,16 +297,15 @@ def _targets(raw: RawGraph, y: Tensor, num_nodes: int) -> tuple[Tensor, int]:
     y = y.to(torch.float32)
     if wrong := int(torch.isinf(y).sum()):
         raise ValueError(f"dataset {raw.name}: {wrong} targets are infinite or beyond float32; scale y.")
-    missing = torch.isnan(y).any(1)
-    if bool(missing.all()):
-        raise ValueError(f"dataset {raw.name}: no node has all its targets (each has a nan); give y numbers.")
-    return y.masked_fill(missing[:, None], torch.nan).contiguous(), y.shape[1]
+    if bool(torch.isnan(y).all()):
+        raise ValueError(f"dataset {raw.name}: no node has a target (all are nan); give y numbers.")
+    return y.contiguous(), y.shape[1]
 
 
 def has_label(y: Tensor, task: TaskName) -> Tensor:
     """[N] bool: the nodes that may be in a split."""
     if task in MATRICES:
-        return ~torch.isnan(y[:, 0])
+        return ~torch.isnan(y).all(1)
     return y >= 0
 
 
@@ -353,11 +371,14 @@ def check_split(raw: RawGraph, masks: tuple[Tensor, Tensor, Tensor]) -> None:
                 "make them disjoint."
             )
     labelled = has_label(raw.y, raw.task)
+    if raw.task in MATRICES:  # entries that are unknown, of whole rows too, count nowhere
+        if not bool((masks[0] & labelled).any()):
+            raise ValueError(f"dataset {raw.name}: no node of the train split has a label; fix y or train_mask.")
+        return
     for title, mask in zip(titles, masks, strict=True):
         missing = int((mask & ~labelled).sum())
         if missing:
-            none = "nan" if raw.task == "regression" else "-1"
             raise ValueError(
-                f"dataset {raw.name}: {missing} nodes of the {title} split have no label ({none}); "
+                f"dataset {raw.name}: {missing} nodes of the {title} split have no label (-1); "
                 f"remove them from {title}_mask."
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gnnpar.comm.world import World
 from gnnpar.data.preprocess import Generated
+from gnnpar.data.tasks import Labels
 from gnnpar.parallel.strategy import (
     Strategy,
     check_first_layer,
@@ -23,6 +24,8 @@ from gnnpar.training.checkpoint import resume
 def check(settings: Settings, world: World) -> None:
     """ValueError in one line: a checkpoint, a number of ranks or shards that this run cannot use."""
     resume.check(settings)
+    if isinstance(settings.task, Labels):
+        settings.task.functions()
     check_strategy(settings, world.size)
     refuse_unbuilt(settings, world)
     refuse_capture(settings, world)

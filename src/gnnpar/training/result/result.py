@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from gnnpar.durable import JsonDict, JsonObject, read_json, write_json_whole
 from gnnpar.placement import Plan
 from gnnpar.track.jsonl import read_rows
-from gnnpar.track.keys import BYTE_PHASES, PHASES, is_finite, is_whole
+from gnnpar.track.keys import BYTE_PHASES, PHASES, goodness, is_finite, is_whole
 from gnnpar.training.result.header import WARMUP_EPOCHS
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def metric(rows: Sequence[Row]) -> JsonDict:
     evaluated = [row for row in rows if "metric/name" in row]
     last = evaluated[-1] if evaluated else {}
     validated = [row for row in evaluated if row["metric/val"] is not None]
-    best = max(validated, key=lambda row: row["metric/val"], default={})
+    best = max(validated, key=lambda row: goodness(row["metric/name"], row["metric/val"]), default={})
     return {
         "name": last.get("metric/name"),
         "train": last.get("metric/train"),
@@ -284,7 +284,9 @@ def time_to_target(rows: Sequence[Row], target: float | None) -> JsonDict:
     """Training seconds and bytes up to the first evaluation that reaches the target; null: never reached."""
     reached = None
     if target is not None:
-        reached = next((row for row in rows if (row.get("metric/val") or float("-inf")) >= target), None)
+        evaluated = (row for row in rows if row.get("metric/val") is not None)
+        good = (row for row in evaluated if goodness(row["metric/name"], row["metric/val"] - target) >= 0)
+        reached = next(good, None)
     return {
         "target": target,
         "seconds": reached and reached["time/train_seconds"],
