@@ -64,6 +64,7 @@ def cases_of(
     import torch
 
     from gnnpar.launch.launch import device_of
+    from gnnpar.parallel.strategy import refuse_row_order
     from gnnpar.verify import conformance
 
     try:
@@ -71,8 +72,16 @@ def cases_of(
         dataset = settings.load_dataset() if own_graph else None
         if dataset is not None:
             say(f"{dataset.name}: {dataset.num_nodes:,} nodes, {dataset.num_edges:,} edges")
+        refuse_row_order(settings.strategy, settings.row_order, settings.task, settings.names)
         cases = conformance.check(
-            settings.strategy, models, worlds=worlds, dataset=dataset, as_it_is=own_graph, device=device
+            settings.strategy,
+            models,
+            worlds=worlds,
+            dataset=dataset,
+            as_it_is=own_graph,
+            first_layer=settings.first_layer,
+            row_order=settings.row_order,
+            device=device,
         )
     except ValueError as error:
         raise ConfigError(str(error)) from error
@@ -84,14 +93,18 @@ def cases_of(
 
 
 def refuse_unread(overrides: Sequence[str]) -> None:
-    """ConfigError where a task or a partition is asked for, or a file that sets several groups."""
+    """ConfigError where a key is given that decides on numbers and is not read, or a file that sets several groups."""
     if (several := chosen_of_several(overrides)) is not None:
         raise ConfigError(f"{several} sets what gnnpar check does not read, too: type what you need of it")
     for override in overrides:
-        if (group := _group(override)) in ("task", "shards", "partition"):
+        if (group := _group(override)) in _UNREAD and override != "precision=fp64":
             raise ConfigError(
-                f"{override}: gnnpar check trains on labels, parts drawn at random, and reads no {group}; leave it out"
+                f"{override}: gnnpar check trains on labels, parts drawn at random, in fp64 by gradient descent, and "
+                f"reads no {group}; leave it out"
             )
+
+
+_UNREAD = ("task", "shards", "partition", "optim", "precision", "tf32", "plan")
 
 
 def asks_for_graph(override: str) -> bool:

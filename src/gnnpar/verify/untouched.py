@@ -19,6 +19,7 @@ from gnnpar.models.gnn import ModelSource
 from gnnpar.models.pyg.dropout import keyed_dropout
 from gnnpar.models.pyg.layout import Layout
 from gnnpar.models.pyg.model import PyG, PyGNet, edge_arguments
+from gnnpar.parallel.engine import trained
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
@@ -113,9 +114,9 @@ def difference(config: ModelSource, dataset: Dataset, tolerance: float) -> Diffe
         with _recorded(model) as outputs:
             logits = run()
         loss = task.loss_sum(logits[train], y) / shard.num_train
-        names = [name for name, _ in model.named_parameters()]
-        gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
-        found = {n: torch.zeros(1) if g is None else g for n, g in zip(names, gradients, strict=True)}
+        parameters = trained(model.named_parameters())
+        gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+        found = {n: torch.zeros(1) if g is None else g for n, g in zip(parameters, gradients, strict=True)}
         return loss, logits, found, outputs
 
     mine = passes(ours, lambda: ours(view, shard.x))
