@@ -808,7 +808,7 @@ class Partly(nn.Module):
         return self.second(self.norm(self.first(x, edge_index)).relu(), edge_index)
 
 
-class Scaled2(nn.Module):
+class Told(nn.Module):
     """A module with an extra state and a buffer."""
 
     def __init__(self):
@@ -832,19 +832,19 @@ def partly(in_channels, out_channels, of):
         return models.GIN(in_channels, 8, 2, out_channels)
     if of == "batch_norm":
         return models.GraphSAGE(in_channels, 8, 2, out_channels, norm="batch_norm")
-    net = Partly(in_channels, out_channels)
-    if of == "frozen":
-        net = Partly(in_channels, out_channels, frozen=("first.lin_l", "norm"), spare=True)
-    if of == "shared":
+    net = Partly(in_channels, out_channels, kind="GraphConv")
+    if of in ("frozen", "all"):
+        net = Partly(in_channels, out_channels, frozen=("first.lin_root", "norm"), spare=True, kind="GraphConv")
+    if of in ("shared", "all"):
         net.again = net.norm
-        net.alias = net.second.lin_l
-    if of == "tied":
-        net.second.lin_r.weight = net.second.lin_l.weight
-    if of == "weight_norm":
-        weight_norm(net.first.lin_l, "weight")
-        net.norm = nn.Sequential(nn.LayerNorm(8), weight_norm(nn.Linear(8, 8)))
+        net.alias = net.second.lin_rel
+    if of in ("tied", "all"):
+        net.second.lin_root.weight = net.second.lin_rel.weight
+    if of in ("weight_norm", "all"):
+        weight_norm(net.first.lin_rel, "weight")
+        net.norm = nn.Sequential(net.norm, weight_norm(nn.Linear(8, 8)))
     if of == "spectral_norm":
-        spectral_norm(net.first.lin_l, "weight")
-    if of == "extra_state":
-        net.norm = nn.Sequential(nn.LayerNorm(8), Scaled2())
+        spectral_norm(net.first.lin_rel, "weight")
+    if of in ("extra_state", "all"):
+        net.norm = nn.Sequential(net.norm, Told())
     return net
