@@ -798,7 +798,8 @@ class Partly(nn.Module):
             "GraphConv": lambda i, o: GraphConv(i, o),
             "GINConv": lambda i, o: GINConv(nn.Linear(i, o), train_eps=True),
         }[kind]
-        self.first, self.norm, self.second = made(in_channels, 8), nn.LayerNorm(8), made(8, out_channels)
+        self.first, self.second = made(in_channels, 8), made(8, out_channels)
+        self.norm: nn.Module = nn.LayerNorm(8)
         if spare:
             self.spare = nn.Linear(3, 3)
         for name, parameter in self.named_parameters():

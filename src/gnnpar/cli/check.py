@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gnnpar.models.gnn import ModelSource
     from gnnpar.verify.conformance import Case
 
+_UNREAD = ("task", "shards", "partition", "optim", "precision", "tf32", "plan")
 HELP = """Every strategy must equal the single device in fp64, in its exact limit, for every model and world: the loss
 and each gradient, on the GPU if there is one (device=cpu: not there). One with an oracle must equal that, as it is
 configured. `gnnpar check strategy=mine model=my_model` looks into strategy/ and model/ of this folder, too; without
@@ -102,9 +103,6 @@ def refuse_unread(overrides: Sequence[str]) -> None:
                 f"{override}: gnnpar check trains on labels, parts drawn at random, in fp64 by gradient descent, and "
                 f"reads no {group}; leave it out"
             )
-
-
-_UNREAD = ("task", "shards", "partition", "optim", "precision", "tf32", "plan")
 
 
 def asks_for_graph(override: str) -> bool:

@@ -378,12 +378,12 @@ class GNN(nn.Module):
     def weights(self) -> dict[str, Any]:  # Any: of a module's extra state
         """The state_dict, less tensors that modules compute of their parameters: a parametrized Linear of PyG writes
         its weight there, and does not take it back."""
-        held, found = self.held, dict[str, Any]()
-        for name, value in self.state_dict().items():
-            module, _, leaf = name.rpartition(".")
-            if name in held or not isinstance(getattr(self.get_submodule(module), leaf, None), Tensor):
-                found[name] = value
-        return found
+
+        def computed(module: str, _: str, leaf: str) -> bool:
+            return isinstance(getattr(self.get_submodule(module), leaf, None), Tensor)
+
+        held, found = self.held, self.state_dict().items()
+        return {name: each for name, each in found if name in held or not computed(*name.rpartition("."))}
 
     @property
     def _first_widths(self) -> tuple[int, ...]:

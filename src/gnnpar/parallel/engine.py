@@ -90,16 +90,12 @@ def summand(gradient: Tensor | None, of: Tensor) -> Tensor:
     return torch.full_like(of, -0.0) if gradient is None else gradient + 0.0
 
 
-Unread = frozenset[str]
-"""Parameters that the loss does not read on any rank, by name."""
-
-
 def set_gradients(
-    parameters: Mapping[str, nn.Parameter], sums: Mapping[str, Tensor], before: Unread | None = None
-) -> Unread:
-    """Set sums of `summand` as gradients, None for parameters that are not read, so that no optimizer moves them, as in
-    a loop of torch: weight decay does not either. Return these. `before`: of the last step; on a GPU, where the host is
-    not to wait, only they are looked at again, and none while a CUDA graph is captured."""
+    parameters: Mapping[str, nn.Parameter], sums: Mapping[str, Tensor], before: frozenset[str] | None = None
+) -> frozenset[str]:
+    """Set sums of `summand` as gradients, None where the loss reads no such parameter on any rank: as in a loop of
+    torch, weight decay does not move it either. Return the names of these. `before`: of the last step; on a GPU, where
+    the host is not to wait, only they are looked at again, and none while a CUDA graph is captured."""
     unread = before if any(each.is_cuda for each in sums.values()) else None
     if unread is None or not torch.cuda.is_current_stream_capturing():
         asked = sums if unread is None else unread

@@ -131,10 +131,8 @@ class Job:
             gradients.append(report.gradient)
             comm.settle_accounts()
             traffic.append(comm.ledger.drain().bytes)
-        if moved := [
-            name for name, p in engine.named_parameters() if name in fixed and not torch.equal(p, fixed[name])
-        ]:
-            raise ValueError(f"{moved[0]} is frozen (requires_grad_(False)), and has moved")
+        for name in (name for name, p in engine.named_parameters() if not torch.equal(p, fixed.get(name, p))):
+            raise ValueError(f"{name} is frozen (requires_grad_(False)), and has moved")
         engine.drain()
         return losses, gradients, engine.node_ids, engine.predict(), traffic
 

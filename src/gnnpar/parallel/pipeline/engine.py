@@ -22,17 +22,7 @@ from gnnpar.data.tasks import Task
 from gnnpar.durable import StateDict
 from gnnpar.folds.block import Rows
 from gnnpar.models.gnn import GNN
-from gnnpar.parallel.engine import (
-    EngineDefaults,
-    EpochReport,
-    PassGraph,
-    Stateful,
-    Stepper,
-    Unread,
-    set_gradients,
-    summand,
-    trained,
-)
+from gnnpar.parallel.engine import EngineDefaults, EpochReport, PassGraph, Stateful, Stepper, set_gradients, summand
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.pipeline.boundary import Boundary, Form, Lanes, Message
 from gnnpar.parallel.pipeline.chunk import ChunkGraph, Part
@@ -120,8 +110,12 @@ class PipelineEngine(EngineDefaults):
         self._remat: Remat = remat
         self._stages = {s: Stage(layers_of[s], self._piece, remat=remat) for s in self._mine}
         self._turning = _turning_back(schedule.actions[stages.rank])
-        self._unread: Unread | None = None
+        self._unread = None
         self._most_kept = 0  # bytes of rows kept to compute chunks again, at most in the last epoch
+
+    @property
+    def _trained(self) -> dict[str, nn.Parameter]:
+        return {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
 
     @property
     def node_ids(self) -> Tensor:
@@ -139,7 +133,7 @@ class PipelineEngine(EngineDefaults):
         total = self._totals(epoch, loss, gradients)
         with comm.clock("compute"):
             kept = {name: g.clone() for name, g in gradients.items()} if keep_gradient else None
-            self._unread = set_gradients(trained(self._parameters.items()), gradients, self._unread)
+            self._unread = set_gradients(self._trained, gradients, self._unread)
             mean_loss, square = floats(total.cpu())  # the host waits once
             optimizer.step(norm=square**0.5)
         comm.flush(keep=0)
@@ -250,7 +244,7 @@ class PipelineEngine(EngineDefaults):
     def _reduced(self, epoch: int) -> dict[str, Tensor]:
         """Gradients by name, summed over the parts: stages hold different layers."""
         parts = self._ranks.parts
-        grads = {n: summand(p.grad, p) for n, p in trained(self._parameters.items()).items()}
+        grads = {n: summand(p.grad, p) for n, p in self._trained.items()}
         if parts.size == 1 or not grads:
             return grads
         with parts.clock("compute"):
@@ -274,7 +268,7 @@ class PipelineEngine(EngineDefaults):
 
     def exact_gradient(self, epoch: int) -> dict[str, Tensor]:
         run = Pass(self._seed, epoch, training=True, probe=True)
-        parameters = trained(self._parameters.items())
+        parameters = self._trained
         before = {name: p.grad for name, p in parameters.items()}
         for p in parameters.values():
             p.grad = None

@@ -326,8 +326,7 @@ def stages_of(model: GNN, layers_of: tuple[range, ...]) -> dict[str, int]:
         names.setdefault(parameter, []).append(name)
     for shared in names.values():
         layers = {model.layer_of(name) for name in shared}
-        if model.config.wraps and len(layers) > 1:
-            layers.discard(None)  # of a PyG model, one name tells the layer
+        layers -= {None} if model.config.wraps and len(layers) > 1 else set()  # one name of a PyG model tells it
         if len(stages := set(map(stage, layers))) > 1:
             raise ValueError(
                 f"{' and '.join(shared)} are one parameter, and two stages of a pipeline would train it apart; choose "

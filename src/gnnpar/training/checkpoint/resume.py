@@ -342,14 +342,7 @@ def _without_profiles(tree: object) -> object:
 
 
 def restore(
-    start: Start,
-    mine: JsonObject,
-    engine: Engine,
-    model: nn.Module,
-    optimizer: Stepper,
-    comm: Communicator,
-    *,
-    say: Say,
+    start: Start, mine: JsonObject, engine: Engine, net: nn.Module, optimizer: Stepper, comm: Communicator, *, say: Say
 ) -> JsonDict | None:
     """Put a checkpoint into an engine and an optimizer that were just made; what the loop remembered. Collective."""
     found = start.found
@@ -373,7 +366,7 @@ def restore(
             torch.cuda.set_rng_state(tree["random"]["cuda"], device)
     else:
         weights, saved = found.merged(device)
-    load_weights(engine, model, weights, found)
+    load_weights(engine, net, weights, found)
     dropped = ["the engine's state (codec, history, caches)"] if changed else []
     if saved["kind"] == type(optimizer.optimizer).__name__:
         optimizer.load_state_dict(saved)
