@@ -124,12 +124,11 @@ KINDS = ["buffers", "batch_norm", "frozen", "shared", "tied", "weight_norm", "sp
 ENGINES = {
     "graph_parallel": ("strategy=graph_parallel",),
     "gnnpipe": ("strategy=gnnpipe", "strategy.chunks=one"),
-    "out of core": ("strategy=sar", "strategy.logical_parts=3"),
 }
 EVERY = [(strategy, "all") for strategy in names("strategy") if strategy != "tag"]
 EACH = [(engine, kind) for engine in ENGINES for kind in KINDS]
 NEVER = {("gnnpipe", "batch_norm"), ("gnnpipe", "spectral_norm")}  # refused before training, in one line
-SLOW = {*EACH, *((preset, "all") for preset in PRESETS)} - {("gnnpipe", "buffers"), ("out of core", "batch_norm")}
+SLOW = {*EACH, *((preset, "all") for preset in PRESETS)} - {("gnnpipe", "buffers"), ("graph_parallel", "batch_norm")}
 
 
 @pytest.mark.parametrize(
