@@ -111,7 +111,7 @@ class DeviceStep:
             for state in states:
                 if "step" in state:
                     state["step"] += 1
-            rows.append(numbers_of(self._kind, group, int(states[0].get("step", 0))))
+            rows.append(numbers_of(self._kind, group, max(int(s.get("step", 0)) for s in states)))
         first = self._groups[0]["params"][0]
         new = to_device(torch.tensor(rows, dtype=first.dtype), first.device)
         self._numbers = new if self._numbers is None else self._numbers.copy_(new)
