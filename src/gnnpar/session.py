@@ -27,6 +27,7 @@ from gnnpar.training.checkpoint.resume import Start
 from gnnpar.training.checks import check
 from gnnpar.training.evaluate import evaluate
 from gnnpar.training.loop import Job, PlanSource, Run, prepare
+from gnnpar.training.optim import refuse_closure
 from gnnpar.training.result.record import RunRecord
 from gnnpar.training.result.result import read_result
 
@@ -99,7 +100,8 @@ class Session:
         """The weights of the whole model by name, on every rank; of a PyG model those that its own class loads."""
         run = self._run
         run.engine.drain()
-        mine = {name: parameter.detach().cpu() for name, parameter in run.engine.named_weights()}
+        weights = run.engine.named_weights()
+        mine = {name: each.detach().cpu() if isinstance(each, Tensor) else each for name, each in weights}
         parts = run.comm.gather(mine)
         merged = None if parts is None else {name: each for part in parts for name, each in part.items()}
         prefix = "net." if run.settings.model.wraps else ""
@@ -128,6 +130,7 @@ class _Given:
     refused = False
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        refuse_closure(optimizer)
         self.optimizer = optimizer
 
     def zero_grad(self) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gnnpar.models.gnn import ModelSource
     from gnnpar.verify.conformance import Case
 
+_UNREAD = ("task", "shards", "partition", "optim", "precision", "tf32", "plan")
 HELP = """Every strategy must equal the single device in fp64, in its exact limit, for every model and world: the loss
 and each gradient, on the GPU if there is one (device=cpu: not there); as it is configured, too, where it says that it
 is exact. One with an oracle must equal that, as it is configured. A PyG model must train as in PyG's own loop: losses
@@ -68,6 +69,7 @@ def cases_of(
 
     from gnnpar.data.preprocess import Preprocess
     from gnnpar.launch.launch import device_of
+    from gnnpar.parallel.strategy import refuse_row_order
     from gnnpar.verify import conformance
 
     try:
@@ -75,12 +77,21 @@ def cases_of(
         dataset = settings.load_dataset() if own_graph else None
         if dataset is not None:
             say(f"{dataset.name}: {dataset.num_nodes:,} nodes, {dataset.num_edges:,} edges")
+        refuse_row_order(settings.strategy, settings.row_order, settings.task, settings.names)
         given = None
         if own_graph and any(model.wraps for model in models.values()) and isinstance(settings.dataset, Preprocess):
             kept = replace(settings.dataset, self_loops="keep", drop_duplicates=False)
             given = replace(settings, dataset=kept).load_dataset()
         cases = conformance.check(
-            settings.strategy, models, worlds=worlds, dataset=dataset, as_it_is=own_graph, given=given, device=device
+            settings.strategy,
+            models,
+            worlds=worlds,
+            dataset=dataset,
+            as_it_is=own_graph,
+            given=given,
+            first_layer=settings.first_layer,
+            row_order=settings.row_order,
+            device=device,
         )
     except ValueError as error:
         raise ConfigError(str(error)) from error
@@ -92,13 +103,14 @@ def cases_of(
 
 
 def refuse_unread(overrides: Sequence[str]) -> None:
-    """ConfigError where a task or a partition is asked for, or a file that sets several groups."""
+    """ConfigError where a key is given that decides on numbers and is not read, or a file that sets several groups."""
     if (several := chosen_of_several(overrides)) is not None:
         raise ConfigError(f"{several} sets what gnnpar check does not read, too: type what you need of it")
     for override in overrides:
-        if (group := _group(override)) in ("task", "shards", "partition"):
+        if (group := _group(override)) in _UNREAD and override != "precision=fp64":
             raise ConfigError(
-                f"{override}: gnnpar check trains on labels, parts drawn at random, and reads no {group}; leave it out"
+                f"{override}: gnnpar check trains on labels, parts drawn at random, in fp64 by gradient descent, and "
+                f"reads no {group}; leave it out"
             )
 
 

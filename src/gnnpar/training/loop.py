@@ -228,6 +228,8 @@ def prepare(
     if source is not None and settings.model.reads_degrees:
         edge_sizes = edge_sizes._replace(degrees=source.degrees(comm))
     model = settings.build_model(num_features, task.out_dim, edge_sizes)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError("no parameter of the model requires a gradient (requires_grad_): there is nothing to train")
     refuse_unequal_weights(model, comm)
     plan = None
     if dataset is not None:
@@ -275,7 +277,7 @@ def prepare(
     optimizer = settings.optim.build(engine.named_parameters(), epochs=settings.epochs, layer_of=model.layer_of)
     edges = EdgeFacts(shard.in_weight is not None, edge_sizes)
     mine = resume.identity(settings, shared.hashes, job.world.size, num_features, task, shared.predicted, edges)
-    restored = resume.restore(start, mine, engine, optimizer, comm, say=say)
+    restored = resume.restore(start, mine, engine, model, optimizer, comm, say=say)
     if start.found is not None:
         refuse_unequal_replicas(engine, comm, str(start.found.folder))
     return Run(

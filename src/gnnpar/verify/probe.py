@@ -94,7 +94,7 @@ def _has_a_row_a_node(settings: Settings, dataset: Dataset) -> bool:
 
 def _in_two_parts(strategy: Strategy, settings: Settings, small: Small) -> tuple[Case, bool]:
     """And whether it differs from one device."""
-    case = compared(strategy, "", settings.model, small.graph, 2, small.whole, "live", CPU, epochs=1)
+    case = compared(strategy, "", settings.model, small.graph, 2, small.whole, CPU, {"epochs": 1})
     return case, max(case.loss_error, case.worst_gradient_error, case.logits_error) > _DIFFERS
 
 

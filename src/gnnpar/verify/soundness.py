@@ -25,6 +25,7 @@ from gnnpar.models.gnn import GNN, ModelSource
 from gnnpar.models.pyg.layout import Layout, NodeRows
 from gnnpar.models.pyg.marks import EdgeRows, Given
 from gnnpar.models.pyg.model import PyGNet
+from gnnpar.parallel.engine import trained
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard, cut
@@ -123,7 +124,6 @@ class _Trial:
         self.counts[self.features :] = False
 
     def faults(self) -> Iterator[Fault]:
-        yield from self._fixed_parameters()
         try:
             calls = _record(self.model, self.shard, self.schema)
         except ValueError:
@@ -140,11 +140,6 @@ class _Trial:
         yield from self._dead_gradients()
         yield from self._wrong_gradients()
         yield from self._standing_loss()
-
-    def _fixed_parameters(self) -> Iterator[Fault]:
-        for name, parameter in self.model.named_parameters():
-            if not parameter.requires_grad:
-                yield Fault(name, "does not require a gradient; make it a buffer (register_buffer)")
 
     def _shape(self, calls: Sequence[_Call]) -> Iterator[Fault]:
         for call in calls:
@@ -253,7 +248,7 @@ class _Trial:
             for parameter in model.parameters():
                 parameter += 0.02 * torch.randn(parameter.shape, generator=draw, dtype=parameter.dtype)
         _, gradients = self._differentiate(model)
-        for name, parameter in model.named_parameters():
+        for name, parameter in trained(model.named_parameters()).items():
             direction = torch.randn(parameter.shape, generator=draw, dtype=parameter.dtype)
             gradient = gradients[name]
             predicted = 0.0 if gradient is None else float((gradient * direction).sum())
@@ -280,7 +275,7 @@ class _Trial:
             loss, gradients = self._differentiate(model)
             losses.append(loss)
             with torch.no_grad():
-                for name, parameter in model.named_parameters():
+                for name, parameter in trained(model.named_parameters()).items():
                     parameter -= 0.1 * (0 if (gradient := gradients[name]) is None else gradient)
         if len(set(losses)) == 1:
             yield Fault("", f"does not learn: the loss stays {losses[0]:.6g} over {STEPS} steps")
@@ -297,11 +292,11 @@ class _Trial:
         return self.task.loss_sum(logits[train], self.shard.y[train]) / self.shard.num_train
 
     def _differentiate(self, model: GNN) -> tuple[float, dict[str, Tensor | None]]:
-        loss, names = self._loss(model), [name for name, _ in model.named_parameters()]
+        loss, parameters = self._loss(model), trained(model.named_parameters())
         if not loss.requires_grad:
-            return float(loss.detach()), dict.fromkeys(names)
-        gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
-        return float(loss.detach()), dict(zip(names, gradients, strict=True))
+            return float(loss.detach()), dict.fromkeys(parameters)
+        gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+        return float(loss.detach()), dict(zip(parameters, gradients, strict=True))
 
 
 def cannot_run(error: Exception) -> Fault:

@@ -20,10 +20,12 @@ from gnnpar.folds.edge_data import ALL_KINDS, EdgeData, EdgeKind
 from gnnpar.models.gnn import ModelSource
 from gnnpar.models.pyg.dropout import keyed_dropout
 from gnnpar.models.pyg.layout import Layout
-from gnnpar.models.pyg.model import PyG, PyGNet, edge_arguments
+from gnnpar.models.pyg.model import PyG, PyGNet, answer_of, edge_arguments
+from gnnpar.parallel.engine import trained
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.parallel.strategy import Workload
+from gnnpar.parallel.torch_types import or_zeros
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.partition import Random
 from gnnpar.partition.shard import Shard, cut
@@ -166,7 +168,7 @@ def _plain_loop(theirs: PyGNet, dataset: Dataset, task: Task, shard: Shard) -> T
         net.train(training)
         view = WholeGraph(shard, Pass(SEED, epoch, training=training))
         with keyed_dropout(view, len(y), layout, edge_ids=torch.arange(dataset.num_edges)) if training else nullcontext():
-            out = net(x, edges, **arguments)
+            out = answer_of(net(x, edges, **arguments), typed=layout is not None)
         return out if layout is None else layout.logits(layout.marked(out), task.out_dim)
 
     optimizer, train = torch.optim.Adam(net.parameters(), lr=ADAM.lr, eps=ADAM.eps), dataset.train_mask
@@ -178,7 +180,7 @@ def _plain_loop(theirs: PyGNet, dataset: Dataset, task: Task, shard: Shard) -> T
             loss = task.loss_sum(logits(epoch, training=True)[train], y[train]) / int(train.sum())
             loss.backward()
             named = theirs.named_parameters()
-            gradients.append({n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in named})
+            gradients.append({n: or_zeros(p.grad, p).clone() for n, p in trained(named).items()})
             losses.append(loss.item())
             optimizer.step()
         with torch.no_grad():

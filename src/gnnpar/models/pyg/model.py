@@ -405,6 +405,13 @@ def _named(name: str, forward: Forward) -> Forward:
     return run
 
 
+def answer_of(out: object, *, typed: bool) -> object:
+    """Of a tuple the first, of a dictionary `logits` or the first, unless it is one by types of nodes."""
+    if isinstance(out, tuple | list) and out:
+        return out[0]
+    return out.get("logits", next(iter(out.values()), None)) if isinstance(out, dict) and not typed else out
+
+
 class PyGNet(GNN):
     """A user's module `net`, a layer for each convolution: it runs in one piece, or, where it can be cut, by layers.
     `answers`: the types of nodes that a model of dictionaries gives logits for."""
@@ -448,9 +455,7 @@ class PyGNet(GNN):
                 typed = TypedGraph(g, layout)
                 out = self.net(layout.features(x), typed.edges(), **self._of_edges(here, typed))
         self.reads_edges |= here.read
-        if isinstance(out, tuple | list) and out:
-            return out[0]
-        return out.get("logits", next(iter(out.values()), None)) if layout is None and isinstance(out, dict) else out
+        return answer_of(out, typed=layout is not None)
 
     def takes_normalised(self, *, weighted: bool) -> bool:
         """Not with weights: which convolution is handed them is known when forward runs."""

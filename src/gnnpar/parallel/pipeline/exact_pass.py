@@ -117,8 +117,8 @@ class ExactForward:
 
 def backward_through(carry: Rows, grads: Rows) -> None:
     """Differentiate what a stage made, given the gradients from the next one."""
-    pairs = [(t, g) for t, g in zip(carry, grads, strict=True) if t.requires_grad]
-    torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+    if pairs := [(t, g) for t, g in zip(carry, grads, strict=True) if t.requires_grad]:  # none of frozen layers
+        torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
 
 
 def gradients_of(leaves: Rows) -> Rows:

@@ -80,9 +80,9 @@ class Checkpoint:
             )
         return read_tree(self.folder / name, device)
 
-    def merged(self, device: torch.device) -> tuple[dict[str, torch.Tensor], JsonDict]:
-        """(parameters, optimizer) by name, of all ranks together."""
-        model: dict[str, torch.Tensor] = {}
+    def merged(self, device: torch.device) -> tuple[JsonDict, JsonDict]:
+        """(weights, optimizer) by name, of all ranks together."""
+        model: JsonDict = {}
         optimizer: JsonDict = {"kind": "", "state": {}}
         for rank in range(len(self.manifest["files"])):
             tree = self.rank(rank, device)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from gnnpar import source_code
 from gnnpar.comm import Communicator
@@ -29,6 +30,7 @@ from gnnpar.track import jsonl
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint.deciding import OF_NUMBERS, OF_TIME
 from gnnpar.training.checkpoint.files import Checkpoint, Say
+from gnnpar.training.checkpoint.state import is_extra
 
 _SAME = ("world_size", "strategy", "partition", "precision", "first_layer", "row_order", "seed")
 _OF_BEFORE = {"row_order": "none"}  # what checkpoints of before do not say
@@ -340,7 +342,7 @@ def _without_profiles(tree: object) -> object:
 
 
 def restore(
-    start: Start, mine: JsonObject, engine: Engine, optimizer: Stepper, comm: Communicator, *, say: Say
+    start: Start, mine: JsonObject, engine: Engine, net: nn.Module, optimizer: Stepper, comm: Communicator, *, say: Say
 ) -> JsonDict | None:
     """Put a checkpoint into an engine and an optimizer that were just made; what the loop remembered. Collective."""
     found = start.found
@@ -358,13 +360,13 @@ def restore(
                 f"{found.folder} holds another state than this strategy leaves ({type(error).__name__} {error}): "
                 "resume another checkpoint, or leave resume out"
             ) from error
-        model, saved = tree["model"], tree["optimizer"]
+        weights, saved = tree["model"], tree["optimizer"]
         torch.set_rng_state(tree["random"]["cpu"])
         if device.type == "cuda" and tree["random"]["cuda"] is not None:
             torch.cuda.set_rng_state(tree["random"]["cuda"], device)
     else:
-        model, saved = found.merged(device)
-    load_parameters(engine, model, found)
+        weights, saved = found.merged(device)
+    load_weights(engine, net, weights, found)
     dropped = ["the engine's state (codec, history, caches)"] if changed else []
     if saved["kind"] == type(optimizer.optimizer).__name__:
         optimizer.load_state_dict(saved)
@@ -376,10 +378,12 @@ def restore(
     return found.manifest["progress"] | {"begun_otherwise": begun_otherwise(found, mine["settings"])}
 
 
-def load_parameters(engine: Engine, model: Mapping[str, torch.Tensor], found: Checkpoint) -> None:
-    with torch.no_grad():
-        for name, parameter in engine.named_weights():
-            if name not in model or model[name].shape != parameter.shape:
-                have = tuple(model[name].shape) if name in model else "no such parameter"
-                raise ValueError(f"{found.folder}: {name} is {have}, this run's model has {tuple(parameter.shape)}")
-            parameter.copy_(model[name])
+def load_weights(engine: Engine, model: nn.Module, weights: JsonObject, found: Checkpoint) -> None:
+    """Of the engine's model, those that the engine holds."""
+    mine = dict(engine.named_weights())
+    for name, weight in mine.items():
+        if name not in weights or (not is_extra(name) and weights[name].shape != weight.shape):
+            have = tuple(weights[name].shape) if name in weights else "no such parameter"
+            wanted = "one" if is_extra(name) else tuple(weight.shape)
+            raise ValueError(f"{found.folder}: {name} is {have}, this run's model has {wanted}")
+    model.load_state_dict({name: weights[name] for name in mine}, strict=False)

@@ -33,6 +33,7 @@ from gnnpar.track.console import complain, say
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint.files import Checkpoint
 from gnnpar.training.checkpoint.resume import EdgeFacts
+from gnnpar.training.checkpoint.state import is_extra
 from gnnpar.training.diagnose import is_out_of_memory
 from gnnpar.training.result.result import valid_result
 
@@ -137,7 +138,7 @@ def opened(found: Checkpoint, settings: Settings, device: str | torch.device = "
     """The model of a checkpoint; errors as in `load`."""
     saved = found.manifest["run"]
     weights, _ = found.merged(torch.device("cpu"))
-    held = sum(weight.nbytes for weight in weights.values())
+    held = sum(weight.nbytes for weight in weights.values() if isinstance(weight, Tensor))
     try:
         with no_larger_than(4 * held, str(found.folder)):  # four times: of weights held in fewer bits
             model = settings.build_model(saved["num_features"], saved["num_outputs"], EdgeFacts.of(saved).sizes)
@@ -179,15 +180,18 @@ def _say_if_lost(folder: Path, found: Checkpoint) -> None:
         say(f"the model of epoch {found.epoch}; epoch {best + 1} was the best on validation: set checkpoint.every=N")
 
 
-def check_weights(model: GNN, weights: Mapping[str, Tensor], folder: Path) -> None:
+def check_weights(model: GNN, weights: Mapping[str, Any], folder: Path) -> None:
     """ValueError where the weights of a checkpoint are not those of the model that it names."""
-    for name, parameter in model.state_dict().items():
+    needed = model.weights
+    for name, parameter in needed.items():
+        if name in weights and is_extra(name):
+            continue
         if name not in weights or weights[name].shape != parameter.shape:
             have = list(weights[name].shape) if name in weights else "not there"
             raise ValueError(f"{folder} is no good checkpoint: {name} is {have}, its model has {list(parameter.shape)}")
         if not bool(torch.isfinite(weights[name]).all()):
             raise ValueError(f"{folder} is no good checkpoint: {name} has entries that are not finite")
-    if unknown := sorted(weights.keys() - model.state_dict().keys()):
+    if unknown := sorted(weights.keys() - needed.keys()):
         raise ValueError(f"{folder} is no good checkpoint: its model has no {unknown[0][:80]}")
 
 
