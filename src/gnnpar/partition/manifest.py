@@ -47,7 +47,7 @@ class Manifest:
 
     `setup`: the configuration that made it: names, dataset, partition. `edge_ids`: whether blocks have global edge ids.
     `edge_types`: number of types of edges, `edge_attr`: width of their attributes; 0: none. `node_types`: the text of
-    the `Schema` of a HeteroData; empty: it was none.
+    the `Schema` of a HeteroData; empty: it was none. `rounded`: of a Dataset.
     """
 
     schema: int
@@ -64,6 +64,7 @@ class Manifest:
     edge_types: int = 0
     edge_attr: int = 0
     node_types: str = ""
+    rounded: bool = False
     hashes: dict[str, str]
     statistics: JsonDict
     setup: dict[str, JsonDict]
@@ -76,6 +77,11 @@ class Manifest:
 
         found = Schema.of(self.node_types) if self.node_types else None
         return EdgeSizes(self.edge_types, self.edge_attr, schema=found)
+
+    @property
+    def in_float64(self) -> bool:
+        """Features, targets, weights or attributes are float64: precision=fp64 has made them."""
+        return any(f.dtype == "<f8" and "in_weight" not in name for name, f in self.files.items())
 
     @property
     def fingerprint(self) -> str:
