@@ -17,7 +17,7 @@ from gnnpar.data.dataset import content_hash
 from gnnpar.data.files import cached_folder
 from gnnpar.data.hetero import SCHEMA
 from gnnpar.data.raw import checked_data
-from gnnpar.data.saved import raw_graph
+from gnnpar.data.saved import ALL_AS_ONE, raw_graph
 from gnnpar.folds.edge_data import EDGE_KINDS
 from gnnpar.printable import counted
 
@@ -83,10 +83,7 @@ def as_data(given: object) -> object:
 
     if isinstance(given, Dataset):
         if len(given) != 1:
-            raise ValueError(
-                f"dataset given: there are {len(given)} graphs; give one Data, e.g. the first, [0], or all as one, "
-                "Batch.from_data_list(list(dataset))."
-            )
+            raise ValueError(f"dataset given: there are {len(given)} graphs; give one Data, or {ALL_AS_ONE}.")
         return given[0]
     if isinstance(given, Mapping):
         return _of_arrays(given)

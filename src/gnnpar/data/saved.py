@@ -26,6 +26,7 @@ from gnnpar.data.raw import INTEGERS, RawGraph, TaskChoice, refuse_unread, task_
 from gnnpar.folds.edge_data import EDGE_KINDS, EdgeData
 from gnnpar.saved_tensors import load_saved, oddity
 
+ALL_AS_ONE = "all as one, Batch.from_data_list([*graphs])"
 _ROWS = ("x", "y", *(f"edge_{kind}" for kind in EDGE_KINDS), "train_mask", "val_mask", "test_mask")
 
 
@@ -62,7 +63,7 @@ def _joined(found: object) -> object:
     from torch_geometric.data.in_memory_dataset import nested_iter
     from torch_geometric.data.separate import separate
 
-    match found:
+    match found if isinstance(found, tuple) else None:
         case (dict() as fields, slices, cls):
             data = cls.from_dict(fields)
         case (Data() | HeteroData() as data, slices):
@@ -187,10 +188,7 @@ def _checked(name: str, data: object, task: TaskChoice) -> dict[str, object]:
     from torch_geometric.data import Data, HeteroData
 
     if isinstance(data, list | tuple) and data and all(isinstance(each, Data) for each in data):
-        raise ValueError(
-            f"dataset {name}: there are {len(data)} graphs; give one Data, e.g. the first, [0], or all as one, "
-            "Batch.from_data_list(graphs)."
-        )
+        raise ValueError(f"dataset {name}: there are {len(data)} graphs; give one Data, or {ALL_AS_ONE}.")
     if not isinstance(data, Data | HeteroData):
         raise ValueError(
             f"dataset {name}: there is a {type(data).__name__}, not a torch_geometric.data.Data; give one."

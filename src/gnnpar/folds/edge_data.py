@@ -59,11 +59,6 @@ class Schema:
         return tuple(name for name, _ in self.nodes)
 
     @property
-    def unreached(self) -> tuple[str, ...]:
-        """Types of nodes at which no edge ends."""
-        return tuple(name for name in self.names if all(name != b for *_, b in self.edges))
-
-    @property
     def width(self) -> int:
         """Of a row of features: the columns of all types, and one that says the type where there are several."""
         return sum(width for _, width in self.nodes) + (len(self.nodes) if len(self.nodes) > 1 else 0)

@@ -79,11 +79,6 @@ class Manifest:
         return EdgeSizes(self.edge_types, self.edge_attr, schema=found)
 
     @property
-    def in_float64(self) -> bool:
-        """Features, targets, weights or attributes are float64: precision=fp64 has made them."""
-        return any(f.dtype == "<f8" and "in_weight" not in name for name, f in self.files.items())
-
-    @property
     def fingerprint(self) -> str:
         """Equal for equal shards."""
         return checksum(asdict(self))

@@ -39,7 +39,8 @@ def check(settings: Settings, world: World) -> None:
             "already: give dataset= instead of shards="
         )
     double = settings.precision == "fp64"
-    if manifest.rounded if double else manifest.in_float64:
+    kept = any(facts.dtype == "<f8" and "in_weight" not in file for file, facts in manifest.files.items())
+    if manifest.rounded if double else kept:
         raise ConfigError(
             f"precision={settings.precision}: shards={folder} hold the dataset's float64 numbers in "
             f"{'float32' if double else 'float64'}; partition again with precision={settings.precision}"

@@ -523,8 +523,8 @@ class PyGNet(GNN):
         except ValueError as error:
             raise ValueError(f"model.target={self.source.target}: {error}.") from error
         except Exception as error:  # whatever a forward does with one node
-            left, fix = () if self.schema is None else self.schema.unreached, "see model.kwargs"
-            if left:
+            kinds, fix = self.schema or ANY_SCHEMA, "see model.kwargs"
+            if left := [name for name in kinds.names if all(name != end for *_, end in kinds.edges)]:
                 fix = f"no edge ends at {', '.join(left)}, so convolutions by edge type give it no rows; add reverse "
                 fix += "edges (torch_geometric.transforms.ToUndirected), or keep its rows in forward"
             raise ValueError(

@@ -63,9 +63,8 @@ def header(settings: Settings, world: World) -> JsonDict:
 def dataset_name(settings: Settings) -> str:
     """The name that dataset.name gives the user's graph, else that of the chosen file of conf/dataset."""
     usual, given = vars(type(settings.dataset)).get("name"), settings.resolved["dataset"].get("name")
-    if isinstance(usual, str) and isinstance(given, str) and given != usual:
-        return given
-    return settings.names.get("dataset", type(settings.dataset).__name__)
+    own = given if usual is not None and given != usual else None
+    return own or settings.names.get("dataset", type(settings.dataset).__name__)
 
 
 def _compared(settings: Settings) -> JsonDict:
