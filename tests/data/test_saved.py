@@ -11,10 +11,12 @@ from torch_geometric.data import Batch, Data, InMemoryDataset
 
 from conftest import Run
 from data.samples import hetero, raw_graph
+from gnnpar.config.compose import compose
 from gnnpar.data import Preprocess, prepare
 from gnnpar.data.given import write_given
 from gnnpar.data.saved import PT
 from gnnpar.data.saved import raw_graph as raw_of
+from gnnpar.training.result.header import dataset_name
 
 
 def data(**changes: Any) -> Data:
@@ -100,6 +102,12 @@ def test_a_processed_file_of_typed_graphs_is_their_batch(tmp_path):
     found = PT(path=str(tmp_path / "data.pt"), self_loops=False).load(None, 0)
     wanted = PT(path=str(write_given(Batch.from_data_list([graph, graph]))), self_loops=False).load(None, 0)
     assert (found.num_nodes, found.graph_hash) == (2 * 21, wanted.graph_hash)
+
+
+@pytest.mark.parametrize("kind", ["pt", "npz", "folder"])
+def test_a_given_name_is_that_of_the_results(kind):
+    assert dataset_name(compose([f"dataset={kind}", "dataset.path=g"])) == kind
+    assert dataset_name(compose([f"dataset={kind}", "dataset.path=g", "dataset.name=mine"])) == "mine"
 
 
 def test_a_batch_and_a_subclass_are_read_as_their_fields(tmp_path):
