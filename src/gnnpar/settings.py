@@ -280,13 +280,18 @@ class Settings:
 
         return with_scorer(built, self.task.decoder, self.seed)
 
-    def load_dataset(self) -> Dataset:
-        """With the examples of the task."""
+    def read_dataset(self) -> DatasetConfig:
+        """The dataset as the task and the precision read it."""
         from gnnpar.data.preprocess import Preprocess
 
         dataset = self.dataset
         if self.task.decoder is not None and isinstance(dataset, Preprocess):
             dataset = dataset.without_labels()
+        return dataset.in_float64() if self.precision == "fp64" and isinstance(dataset, Preprocess) else dataset
+
+    def load_dataset(self) -> Dataset:
+        """With the examples of the task."""
+        dataset = self.read_dataset()
         return self.task.prepare(dataset.load(self.data_dir, self.seed), self.seed)
 
 

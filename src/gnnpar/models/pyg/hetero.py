@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 import torch
@@ -41,10 +42,22 @@ class RelationEdges(Edges):
     number: int
 
 
+class Unseen(nn.Module):
+    """Stands for a class that can be made with the types of a dataset alone, before there is one."""
+
+    def __init__(self, factory: Callable[..., object]) -> None:
+        super().__init__()
+        if isinstance(factory, type) and issubclass(factory, nn.Module):
+            self.forward = partial(factory.forward, self)
+
+    def forward(self, x_dict: object, edge_index_dict: object) -> None:
+        """The arguments of a model of dictionaries."""
+
+
 def reads_dictionaries(net: nn.Module) -> bool:
     """By types of nodes and of edges. What to_hetero makes has a module for each type of edges, a__to__b."""
     first = next(iter(inspect.signature(net.forward).parameters), "")
-    if first.endswith("_dict") or any(isinstance(each, HeteroConv | pyg.HGTConv) for each in net.modules()):
+    if first.endswith("_dict") or any(isinstance(each, HeteroConv | pyg.HGTConv | Unseen) for each in net.modules()):
         return True
     return any(_BY_KEY in key for each in net.modules() if isinstance(each, nn.ModuleDict) for key in each)
 

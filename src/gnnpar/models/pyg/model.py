@@ -32,6 +32,7 @@ from gnnpar.models.pyg.hetero import (
     ANY_SCHEMA,
     EDGE_DICTIONARIES,
     TypedGraph,
+    Unseen,
     hetero_way,
     one_of_each,
     reads_dictionaries,
@@ -149,7 +150,7 @@ class PyG:
             if not sizes.degrees:
                 raise ValueError(f"model.target={self.target} needs {_DEGREES}, and in-degrees were not counted")
             kwargs[_DEGREES] = _dense(sizes.degrees)
-        if not reads_dictionaries(self._sample()):
+        if not reads_dictionaries(self._sample(sizes.schema)):
             loops: SelfLoops = False if self.self_loops == "keep" and not sizes.loops else self._given_loops
             nodes = sum(count for _, count in sizes.degrees)
             return replace(self, kwargs=kwargs, self_loops=loops, edge_dim=sizes.attr, edge_types=types, nodes=nodes)
@@ -218,14 +219,21 @@ class PyG:
             return None
         return net
 
-    def _sample(self) -> nn.Module:
-        """The module for some widths, to look at."""
-        with torch_seeded(0):
-            return self._make(8, 4)
+    def _sample(self, schema: Schema | None = None) -> nn.Module:
+        """The module for some widths, to look at. A class that looks types up by name is not made with others."""
+        factory, schema = _located(self.target), schema or self.schema
+        try:
+            with torch_seeded(0):
+                return self._make(8, 4, schema)
+        except ValueError as error:
+            by_name = isinstance(error.__cause__, LookupError | ValueError | AttributeError)
+            if schema is not None or not by_name or not _SCHEMA.keys() & inspect.signature(factory).parameters.keys():
+                raise
+        return Unseen(factory)
 
-    def _make(self, in_dim: int, out_dim: int) -> nn.Module:
+    def _make(self, in_dim: int, out_dim: int, schema: Schema | None = None) -> nn.Module:
         sizes = _Sizes(in_dim, out_dim, self.edge_dim or 0, self.edge_types or 0)
-        return _make(self.target, self.kwargs, sizes, self.schema)
+        return _make(self.target, self.kwargs, sizes, schema or self.schema)
 
     def build(self, in_dim: int, out_dim: int, *, seed: int, cached_first_layer: bool = False) -> PyGNet:
         """The model with the initial weights that its modules make, drawn from a generator that depends on `seed`
@@ -527,9 +535,12 @@ class PyGNet(GNN):
         except ValueError as error:
             raise ValueError(f"model.target={self.source.target}: {error}.") from error
         except Exception as error:  # whatever a forward does with one node
+            kinds, fix = self.schema or ANY_SCHEMA, "see model.kwargs"
+            if left := [name for name in kinds.names if all(name != end for *_, end in kinds.edges)]:
+                fix = f"no edge ends at {', '.join(left)}, so convolutions by edge type give it no rows; add reverse "
+                fix += "edges (torch_geometric.transforms.ToUndirected), or keep its rows in forward"
             raise ValueError(
-                f"model.target={self.source.target} cannot run on {self.in_dim} features: {_why(error)}; see "
-                "model.kwargs"
+                f"model.target={self.source.target} cannot run on {self.in_dim} features: {_why(error)}; {fix}"
             ) from error
         finally:
             self.net = own

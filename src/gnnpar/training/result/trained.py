@@ -67,16 +67,16 @@ class Trained(nn.Module):
         prepared: bool = False,
     ) -> Tensor:
         if edge_index is None:
-            x = homogeneous(x, known=self.edges.sizes.schema) if type(x).__name__ == "HeteroData" else x
+            x = homogeneous(x, known=self.edges.sizes.schema, double=True) if type(x).__name__ == "HeteroData" else x
             x, edges = x.x, edges_of(x)
         else:
             edges = edge_list_of(edge_index)
-        x = checked_features("given", x.detach() if isinstance(x, Tensor) else x)
+        x = checked_features("given", x.detach() if isinstance(x, Tensor) else x, double=True)
         given = {**edges.data.tensors, **EdgeData(None, edge_weight, edge_type, edge_attr).tensors}
         data = EdgeData(**{kind: value.detach().cpu() for kind, value in given.items()})
-        types = self.edges.sizes.types or None
+        types, double = self.edges.sizes.types or None, self.settings.precision == "fp64"
         edge_index = checked_index("given", edges.edge_index, len(x))
-        edges = EdgeList(edge_index, checked_data("given", data, edge_index.shape[1], num_types=types))
+        edges = EdgeList(edge_index, checked_data("given", data, edge_index.shape[1], num_types=types, double=double))
         if unread := [f"edge_{kind}" for kind in sorted(edges.data.kinds - self.settings.model.edge_data)]:
             raise ValueError(f"the edges have {unread[0]}, which this model does not read; leave it out")
         if lacking := [f"edge_{kind}" for kind in sorted(self._trained_on() - given.keys())]:
@@ -103,7 +103,7 @@ class Trained(nn.Module):
                 "standardise x in the same way and call with prepared=True"
             )
         edges = edges_as(how, "given", edges._replace(edge_index=edges.edge_index.cpu()), num_nodes=len(x), pairs=False)
-        return normalized(x, how.normalize, train_mask=torch.ones(len(x), dtype=torch.bool)), edges
+        return normalized(x, how.normalize, train_mask=torch.ones(len(x), dtype=torch.bool), double=True), edges
 
 
 def load(
