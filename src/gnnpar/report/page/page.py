@@ -21,6 +21,7 @@ from gnnpar.durable import (
     write_text_whole,
 )
 from gnnpar.report import colours, curves
+from gnnpar.report import formatting as words
 from gnnpar.report.comparison import Comparison
 from gnnpar.report.emphasis import OTHER, strategies_in_colour
 from gnnpar.report.groups import Group, timed_groups
@@ -83,6 +84,7 @@ def context(comparison: Comparison) -> JsonDict:
         "facts": facts(comparison),
         "provenances": list(dict.fromkeys(f"{row['provenance']} {row['links']}".strip() for row in comparison.rows)),
         "grey": any(no_speed(row) for row in comparison.rows),
+        "busy": words.BUSY if any(row["busy"] or row["ratio_busy"] for row in comparison.rows) else "",
         "headings": headings,
         "group_rows": [(names[arena], [r for r in group_rows if r.group.arena == arena]) for arena in names],
         "targets": {names[group.arena]: group.target for group in comparison.groups if group.target is not None},
@@ -169,11 +171,11 @@ def legend(specs: JsonObject, section: str, tints: Mapping[str, str]) -> list[tu
 
 
 def _breakdown(group: Group) -> dict[str, float] | None:
-    return curves.means_of(group, "breakdown_seconds", list(colours.TIME))
+    return curves.breakdown_of(group)
 
 
 def _bytes(group: Group) -> dict[str, float] | None:
-    return curves.means_of(group, "bytes_per_epoch", BYTE_PHASES)
+    return curves.means_of(group.completed, "bytes_per_epoch", BYTE_PHASES)
 
 
 def _memory(group: Group) -> dict[str, float] | None:
