@@ -37,8 +37,7 @@ def _answer(rivals: Sequence[Group], baseline: str) -> str:
     timed = [group for group in sound if group.speedup is not None and _is_fair(group)]
     if len(timed) < 2:
         return f"not settled, as no ratio is fair: {_reason(sound, baseline)}. {_least_sent(rivals)}"
-    num_busy, num_runs = _num_busy(timed)
-    if 2 * num_busy > num_runs and min(len(group.ratios) for group in timed) < FEWEST_BLOCKS:
+    if any(group.ratio_busy and len(group.ratios) < FEWEST_BLOCKS for group in timed):
         return f"not settled, as {_busy(timed)[0]}: train again on a quiet machine. {_least_sent(rivals)}"
     usable = [group for group in timed if group.verdict != "inferior"]
     best = max(usable or timed, key=_speedup)
@@ -80,15 +79,11 @@ def _open(best: Group, timed: Sequence[Group], baseline: str) -> str:
     return f"{settled}. Other machines and links: gnnpar plan topology=NAME"
 
 
-def _num_busy(timed: Sequence[Group]) -> tuple[int, int]:
-    """(runs that shared their cores with other programs when they began, runs that say whether they did)."""
-    runs = [run for group in timed for run in group.completed if run.get("load")]
-    return sum(map(is_busy, runs)), len(runs)
-
-
 def _busy(timed: Sequence[Group]) -> list[str]:
-    num_busy, num_runs = _num_busy(timed)
-    return [f"the machine was busy when {num_busy} of {counted(num_runs, 'run')} began"] if num_busy else []
+    """How many of the runs that tell of the load shared their cores with other programs when they began."""
+    runs = [run for group in timed for run in group.completed if run.get("load")]
+    busy = sum(map(is_busy, runs))
+    return [f"the machine was busy when {busy} of {counted(len(runs), 'run')} began"] if busy else []
 
 
 def _tag(rivals: Sequence[Group]) -> list[str]:

@@ -69,7 +69,7 @@ def curves_of(group: Group, axis: str) -> list[Curve]:
     return [curve for curve in curves if curve is not None]
 
 
-def means_of(runs: Sequence[Result], field: str, names: Sequence[str]) -> dict[str, float] | None:
+def _means(runs: Sequence[Result], field: str, names: Sequence[str]) -> dict[str, float] | None:
     """Mean over runs of each entry of a mapping in result.json; None where no run has it."""
     parts = [part for r in runs if isinstance(part := r.get(field), Mapping)]
     if not parts:
@@ -77,10 +77,15 @@ def means_of(runs: Sequence[Result], field: str, names: Sequence[str]) -> dict[s
     return {name: statistics.fmean(part.get(name) or 0 for part in parts) for name in names}
 
 
+def bytes_of(group: Group) -> dict[str, float] | None:
+    """Parts of the bytes of an epoch, mean over completed runs."""
+    return _means(group.completed, "bytes_per_epoch", list(colours.BYTES))
+
+
 def breakdown_of(group: Group) -> dict[str, float] | None:
     """Parts of the epoch time that the table has: shares of the mean epochs of the runs behind it."""
     timed = [run for run in group.completed if not is_busy(run)] or group.completed
-    parts = means_of(timed, "breakdown_seconds", list(colours.TIME))
+    parts = _means(timed, "breakdown_seconds", list(colours.TIME))
     if parts is None or group.epoch_seconds is None or not (total := sum(parts.values())):
         return parts
     return {name: value * group.epoch_seconds.value / total for name, value in parts.items()}

@@ -76,7 +76,7 @@ def write_figures(comparison: Comparison, folder: Path) -> list[Path]:
             bars,
         ),
         "bytes": Drawing(
-            lambda groups: _parts(groups, "bytes_per_epoch", _bytes),
+            lambda groups: _parts(groups, "bytes_per_epoch", curves.bytes_of),
             lambda axes, rows: _draw_parts(axes, rows, colours.BYTES, "bytes"),
             bars,
         ),
@@ -177,10 +177,6 @@ def _draw_speedups(axes: Axes, rows: Rows, baseline: str, tint: Mapping[str, str
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set_xlim(low, high)
     _label_bars(axes, configurations, f"times faster than {baseline}")
-
-
-def _bytes(group: Group) -> dict[str, float] | None:
-    return curves.means_of(group.completed, "bytes_per_epoch", list(colours.BYTES))
 
 
 def _parts(groups: Sequence[Group], field: str, parts_of: Callable[[Group], dict[str, float] | None]) -> Rows:

@@ -69,13 +69,14 @@ def speedup_of(group: Group) -> str:
 
 def race(group: Group, rivals: Sequence[Group]) -> str:
     """'2 of 3 to target, 3.1 s; graph_parallel 1.2 s' where another group reaches the target before; else nothing."""
-    known = [(g.seconds_to_target[::-1], g) for g in rivals if g.seconds_to_target is not None and not g.timeless]
-    mine = next((ends for ends, g in known if g is group), None)
-    if mine is None or not (before := sum(ends < mine for ends, _ in known)):
+    known = [(g.seconds_to_target, g) for g in rivals if g.seconds_to_target is not None and not g.timeless]
+    mine = next((ends.low for ends, g in known if g is group), 0.0)
+    before = [(ends.high, g) for ends, g in known if ends.high < mine]
+    if not before:
         return ""
-    first = min(known, key=lambda pair: pair[0])[1]
+    first = min(before, key=lambda pair: pair[0])[1]
     own, best = (marked(to_target(g.seconds_to_target, "s"), g.time_busy) for g in (group, first))
-    return f"{before + 1} of {len(known)} to target, {own}; {first.title} {best}"
+    return f"{len(before) + 1} of {len(known)} to target, {own}; {first.title} {best}"
 
 
 def greyed(text: str, group: Group) -> str:

@@ -138,21 +138,12 @@ def _tell_apart(groups: Sequence[Group]) -> None:
         group.changed = group.first["settings"]
         alike.setdefault((group.name, group.first["model"], group.first["dataset"]), []).append(group)
     for same in alike.values():
-        hardware, times = ({str(of(group)) for group in same} for of in (_hardware, _provenance))
-        for group in same:
-            words = [group.changed] if group.changed else []
-            words += [_hardware(group)] if len(hardware) > 1 else []
+        facts = [(g.results[0]["hardware"], f"{g.first['provenance']} {g.first['links']}".strip()) for g in same]
+        differ = [len(set(column)) > 1 for column in zip(*facts, strict=True)]
+        for group, known in zip(same, facts, strict=True):
+            words = [group.changed, *(fact for fact, differs in zip(known, differ, strict=True) if differs)]
             words += ["begun otherwise"] if went_on_from(group.results[0]) else []
-            words += [_provenance(group)] if len(times) > 1 else []
-            group.changed = " ".join(words)
-
-
-def _hardware(group: Group) -> str:
-    return group.results[0]["hardware"]
-
-
-def _provenance(group: Group) -> str:
-    return f"{group.first['provenance']} {group.first['links']}".strip()
+            group.changed = " ".join(filter(None, words))
 
 
 def _times(group: Group) -> None:

@@ -30,7 +30,6 @@ from gnnpar.report.page.answers import answers
 from gnnpar.report.rows import table_rows
 from gnnpar.report.runs import no_speed
 from gnnpar.settings import ConfigError
-from gnnpar.track.keys import BYTE_PHASES
 
 SCHEDULE = "schedule.svg"  # a run that has a picture of its schedule leaves it under this name
 
@@ -128,8 +127,8 @@ def pictures(
     for i, (arena, groups) in enumerate(by_task.items()):
         drawn = {
             "speed-up": speeds.get(arena),
-            "time": plots.stacked(groups, _breakdown, colours.TIME, "seconds", timed=True),
-            "bytes": plots.stacked(groups, _bytes, colours.BYTES, "bytes"),
+            "time": plots.stacked(groups, curves.breakdown_of, colours.TIME, "seconds", timed=True),
+            "bytes": plots.stacked(groups, curves.bytes_of, colours.BYTES, "bytes"),
             "layers": plots.layers(groups),
             "memory": plots.stacked(groups, _memory, colours.MEMORY, "bytes"),
             "accuracy against time": plots.accuracy(groups, tint, "seconds"),
@@ -168,14 +167,6 @@ def legend(specs: JsonObject, section: str, tints: Mapping[str, str]) -> list[tu
     shown = {trace.get("name") for spec in drawn for trace in spec["data"]}
     named = [(plots.LABELS.get(part, part), tint) for part, tint in ({**tints} | {OTHER: colours.OTHER}).items()]
     return [(name, tint) for name, tint in named if name in shown]
-
-
-def _breakdown(group: Group) -> dict[str, float] | None:
-    return curves.breakdown_of(group)
-
-
-def _bytes(group: Group) -> dict[str, float] | None:
-    return curves.means_of(group.completed, "bytes_per_epoch", BYTE_PHASES)
 
 
 def _memory(group: Group) -> dict[str, float] | None:
