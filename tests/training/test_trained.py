@@ -116,7 +116,7 @@ class Net(torch.nn.Module):
 
 def test_the_best_epoch_is_kept_without_a_setting(tmp_path: Path) -> None:
     """Its weights are those that training had then: the logits are those which were evaluated."""
-    assert train(tmp_path, "strategy=graph_parallel", "epochs=12", "optim.lr=0.5", "eval_every=1").exit_code == 0
+    assert train(tmp_path, "strategy=graph_parallel", "epochs=12", "optim.lr=1.0", "eval_every=1").exit_code == 0
     evaluated = {row["epoch"] + 1: row for row in rows(tmp_path)}
     best = max(evaluated, key=lambda epoch: evaluated[epoch]["metric/val"])
     assert best < 12 and gnnpar.load(tmp_path, which="last").epoch == 12
@@ -139,7 +139,7 @@ def test_the_users_own_class_needs_no_trust_where_the_user_has_trained_with_it(
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    run = tmp_path / "here" / "run"
+    (run := tmp_path / "here" / "run").mkdir()
     own = ("model=pyg", "model.target=own_net_of_mine.Net")
     debug = ("debug=tiny", "strategy=single", "epochs=2", "tracker=jsonl")
     assert run_training(compose([*debug, *own]), run).exit_code == 0
