@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -275,10 +276,10 @@ def test_what_a_strategy_does_not_read_is_not_trained_again(folder: Path, capsys
     for _ in range(2):  # once more: nothing is left to do
         assert run("train", argv) == 0
         told = capsys.readouterr().out
-        assert "not trained again: " in told and "does not read codec=drop; its result is that of job 0" in told
+        assert re.search("not trained again: .* does not read codec=drop.*; its result is that of job 0", told)
     assert (folder / "ran.txt").read_text().split() == ["0"] * 3
     assert run("train", [*argv[:-1], "world_size=1", "partition=random"]) == 0
-    assert "does not read codec=identity partition=random; its" in " ".join(capsys.readouterr().out.split())
+    assert re.search("does not read codec=identity .*partition=random.*; its", capsys.readouterr().out)
 
 
 def test_resuming_a_sweep_goes_on_inside_a_job_that_is_half_done(
@@ -291,6 +292,8 @@ def test_resuming_a_sweep_goes_on_inside_a_job_that_is_half_done(
     whole = (tmp_path / "sweep" / "0" / "metrics.jsonl").read_text()
     shutil.rmtree(file / "epoch-000004")
     (tmp_path / "sweep" / "0" / "result.json").unlink()  # as after kill -9 in the last epoch
+    record = json.loads((tmp_path / "sweep" / "0" / "job.json").read_text())
+    (tmp_path / "sweep" / "0" / "job.json").write_text(json.dumps(record | {"born": 1.0}))
     capsys.readouterr()
     assert run("train", ["--resume", "sweep"]) == 0
     assert "resumed from" in (told := capsys.readouterr().out) and "at epoch 3" in told

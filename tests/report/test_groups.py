@@ -277,7 +277,8 @@ def test_rows_are_named_by_the_settings_that_differ(plant: Plant, tmp_path: Path
 
 def test_models_of_pyg_are_named_by_their_classes_and_data_by_its_name(plant: Plant, tmp_path: Path) -> None:
     for target, name in (("mynet.Net", "web"), ("mynet.Other", "web"), ("mynet.Net", "wiki")):
-        plant(model="pyg", dataset="pt", settings__model__target=target, settings__dataset__name=name)
+        own = {"settings__model__target": target, "settings__dataset__name": name, "settings__dataset__path": "a.pt"}
+        plant(model="pyg", dataset="pt", **own)
     found = compared(tmp_path)
     tasks = ["web / pyg Net", "web / pyg Other", "wiki / pyg Net"]
     assert [f"{row['dataset']} / {row['model']}" for row in found.rows] == tasks

@@ -129,9 +129,9 @@ def model_of(result: Result) -> str:
 
 
 def dataset_of(result: Result) -> str:
-    """The dataset for people: by dataset.name."""
-    name = value_at(result, ("settings", "dataset", "name"))
-    return name if isinstance(name, str) and name else result["dataset"]
+    """The dataset for people: a file by dataset.name."""
+    name, path = (value_at(result, ("settings", "dataset", key)) for key in ("name", "path"))
+    return name if isinstance(name, str) and path is not None else result["dataset"]
 
 
 def title(result: Result) -> str:
@@ -173,7 +173,10 @@ def told_apart(results: Sequence[Result]) -> list[tuple[str, str]]:
     """Of each run, as one would write them: settings of its strategy that differ between runs of the strategy, and
     others that differ between its runs with one model and dataset."""
     of_strategy = [flat(value_at(r, ("settings", "strategy")) or {}) for r in results]
-    others = [{k: v for k, v in own_settings(r).items() if k.partition(".")[0] not in _ELSEWHERE} for r in results]
+    idle: dict[str, set[str]] = {}
+    for r in results:
+        idle.setdefault(r["strategy"], {*_ELSEWHERE}).update(unread(r.get("settings", {})))
+    others = [{k: v for k, v in own_settings(r).items() if k.split(".")[0] not in idle[r["strategy"]]} for r in results]
     places = [(r["strategy"], model_of(r), dataset_of(r)) for r in results]
     pairs = zip(_differing([r["strategy"] for r in results], of_strategy), _differing(places, others), strict=True)
     return list(pairs)
