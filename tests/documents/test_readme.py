@@ -131,12 +131,9 @@ def test_the_figures_of_the_concepts_are_drawn_by_their_script(tmp_path: Path) -
     assert all(f"(images/{name})" in shown for name in drawn) and len(drawn) == 4
 
 
-ANSWER = "sbm / gcn: "
-
-
 def without_figures(line: str) -> str:
-    """A line without its numbers, their intervals, its spaces, its units of time, and the mark of other load."""
-    return re.sub(r"\[[#,]*\]|busy", "", re.sub("#(us|ms|s|min)", "#", shape(line)))
+    """A line without its numbers, its spaces and its units of time."""
+    return re.sub("#(us|ms|s|min)", "#", shape(line))
 
 
 def test_60_seconds_show_what_comes(tmp_path: Path) -> None:
@@ -154,12 +151,8 @@ def test_60_seconds_show_what_comes(tmp_path: Path) -> None:
             timeout=140,
         )
         assert done.returncode == 0, done.stderr[-3000:]
-        output = (done.stdout + done.stderr).splitlines()
-        lines = {without_figures(line) for line in output}
-        said = [line for line in step.said if not line.startswith((ANSWER, "busy: "))]
-        assert [line for line in said if without_figures(line) not in lines] == []
-        answers = [[line for line in told if line.startswith(ANSWER)] for told in (step.said, output)]
-        assert [[" x single over " in line for line in some] for some in answers] in ([[True]] * 2, [[]] * 2)
+        lines = {without_figures(line) for line in (done.stdout + done.stderr).splitlines()}
+        assert [line for line in step.said if without_figures(line) not in lines] == []
 
 
 def reproduce(*arguments: str) -> subprocess.CompletedProcess[str]:

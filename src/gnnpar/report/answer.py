@@ -37,7 +37,7 @@ def _answer(rivals: Sequence[Group], baseline: str) -> str:
     timed = [group for group in sound if group.speedup is not None and _is_fair(group)]
     if len(timed) < 2:
         return f"not settled, as no ratio is fair: {_reason(sound, baseline)}. {_least_sent(rivals)}"
-    if any(group.ratio_busy and len(group.ratios) < FEWEST_BLOCKS for group in timed):
+    if any(group.ratio_busy and not _is_clear(group) for group in timed if group.first["world_size"] > 1):
         return f"not settled, as {_busy(timed)[0]}: train again on a quiet machine. {_least_sent(rivals)}"
     usable = [group for group in timed if group.verdict != "inferior"]
     best = max(usable or timed, key=_speedup)
@@ -77,6 +77,11 @@ def _open(best: Group, timed: Sequence[Group], baseline: str) -> str:
         wanted.append("accuracy (no verdict on the negative control, codec=drop)")
     settled = f"Not settled: {' and '.join(wanted)}" if wanted else f"Settled against {baseline}"
     return f"{settled}. Other machines and links: gnnpar plan topology=NAME"
+
+
+def _is_clear(group: Group) -> bool:
+    """Whether the interval of its speed-up lies on one side of 1."""
+    return group.speedup is not None and (group.speedup.low > 1 or group.speedup.high < 1)
 
 
 def _busy(timed: Sequence[Group]) -> list[str]:
