@@ -116,8 +116,7 @@ class Run:
 
     @property
     def model(self) -> Trained:
-        """The trained model, of the checkpoints that were kept the best on validation (the last epoch's alone, unless
-        checkpoint.every is set): call it with a Data, or with x and edge_index, for logits.
+        """The trained model of the best epoch on validation: call it with a Data, or with x and edge_index, for logits.
 
         ValueError where a run of somebody else names classes of its own: `gnnpar.load(folder, trust=True)` runs them.
         """
@@ -270,6 +269,7 @@ class Compared:
 _SHOWN = (
     "strategy",
     "variant",
+    "settings",
     "model",
     "seed",
     "world_size",

@@ -163,7 +163,8 @@ class Cluster(Host):
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     """When the state of a run is written down: after every `every` epochs (0: not), after `minutes` since the last time
-    (0: not), at the end, and on SIGTERM. Kept are the last `keep` and the best on validation; keep=0: none at all."""
+    (0: not), at the end, and on SIGTERM. Kept are the last `keep` and the weights of the best epoch on validation;
+    keep=0: none at all."""
 
     every: Count = 0
     minutes: Annotated[float, at.Ge(0)] = 10.0

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import difflib
 import functools
+import hashlib
 import importlib
+import json
 import os
 import re
 import sys
@@ -19,7 +21,7 @@ from types import ModuleType
 
 from gnnpar.aliases import current
 from gnnpar.own_modules import imported_as_program, lies_in, look_in, refuse_changed, refuse_of_another_folder
-from gnnpar.paths import conf_dir, installed_confs, plugin_packages
+from gnnpar.paths import conf_dir, installed_confs, own_cache, plugin_packages
 from gnnpar.printable import printable
 
 TRUST = "GNNPAR_TRUST"
@@ -87,18 +89,46 @@ def is_own(target: str) -> bool:
     return current(target).partition(".")[0] == "gnnpar"
 
 
-def refuse_foreign(tree: object, source: str, *, remedy: str, named: object = None, trust: bool = False) -> None:
+def note_named(tree: object) -> None:
+    """Note in this user's cache which classes of its own a configuration trains with, with which arguments and in which
+    working directory: `refuse_foreign` lets them in again there. Not with --trust, whose classes a file may name."""
+    for path, node in _nodes(tree) if os.environ.get(TRUST) != "1" else ():
+        if any(not _is_trusted(name) for _, name in _classes(node)):
+            with suppress(OSError, ValueError):  # without a home, --trust is asked for
+                note = _note(tree, path, node)
+                note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                note.touch(mode=0o600)
+
+
+def _note(tree: object, path: Sequence[object], node: Mapping[str, object]) -> Path:
+    named = [os.getcwd(), path, dict(_arguments(tree, path, node))]
+    text = json.dumps(named, sort_keys=True, default=str)
+    return own_cache() / "named" / hashlib.sha256(text.encode()).hexdigest()
+
+
+def _is_noted(tree: object, path: Sequence[object], node: Mapping[str, object]) -> bool:
+    with suppress(OSError, ValueError):
+        return _note(tree, path, node).exists()
+    return False
+
+
+def refuse_foreign(
+    tree: object, source: str, *, remedy: str, named: object = None, trust: bool = False, noted: bool = False
+) -> None:
     """Refuse, before it is imported, a class that the tree of a file names and that its reader has not named.
 
     `source`: the file, for messages. `remedy`: what to do instead. `named`: configuration that the user has chosen
     himself, by the command line and by YAML, laid out as `tree`: where it has a class, the file may have it, too, and
     call it with the same arguments, with numbers and with words: what a class of the user's does with the name of a
-    file, gnnpar does not know. `trust`, or --trust: any class is allowed, and a line on stderr says so. ValueError.
+    file, gnnpar does not know. `trust`, or --trust: any class is allowed, and a line on stderr says so. `noted`: what
+    this user has trained with in this working directory is allowed as well (`note_named`). ValueError.
     """
     trusted = trust or os.environ.get(TRUST) == "1"
     told: set[str] = set()
     for path, node in _nodes(tree):
         foreign = {key: name for key, name in _classes(node) if not _is_trusted(name)}
+        if foreign and noted and _is_noted(tree, path, node):
+            continue
         twin = _at(named, path) if foreign else {}
         theirs = dict(_classes(twin))
         for key, target in foreign.items():

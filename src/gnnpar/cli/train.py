@@ -29,6 +29,7 @@ from gnnpar.launch.slurm import as_rank
 from gnnpar.printable import printable
 from gnnpar.scratch import own_temporary_files
 from gnnpar.settings import ConfigError, Settings
+from gnnpar.targets import note_named
 from gnnpar.track import progress
 from gnnpar.track.console import Console, complain, pulse, say
 from gnnpar.track.tracker import Quiet
@@ -186,6 +187,7 @@ def run_training(settings: Settings, run_dir: Path, callbacks: Sequence[Callback
         verified = probed(settings, world.size)
     except ValueError as error:
         raise refusal(error, settings.comm.connect_seconds) from error
+    note_named(settings.resolved)
     record = RunRecord(settings, world, run_dir, verified)
     work = Training(record, plan_source_of(settings), tuple(callbacks))
     return launch(world, work, record, how=settings.launch, comm=settings.comm)
@@ -235,16 +237,17 @@ def check_world(settings: Settings, overrides: Sequence[str]) -> None:
 def summary(run_dir: Path) -> list[str]:
     """The last line of a run."""
     from gnnpar.track.console import num_bytes, seconds
+    from gnnpar.training.result.result import epoch_time
 
     result = json.loads((run_dir / "result.json").read_text(encoding="utf-8"))
-    metric, mean = result["metric"], result["epoch_seconds"]["mean"]
+    metric, took = result["metric"], epoch_time(result) or 0.0
     name = metric["name"] or "metric"
     parts = [f"{name} {part} {metric[part]:.4f}" for part in ("val", "test") if metric[part] is not None]
     if fidelity := result["fidelity"]:
         worst = fidelity["worst"]
         parts.append(f"gradient cosine {fidelity['cosine']['mean']:.4f} (worst {worst['layer']})")
     figures = ", ".join(
-        [*parts, f"{seconds(mean)}/epoch", f"{num_bytes(result['bytes_per_epoch']['total'])}/epoch sent"]
+        [*parts, f"{seconds(took)}/epoch", f"{num_bytes(result['bytes_per_epoch']['total'])}/epoch sent"]
     )
     return [f"completed: {figures}  ->  {os.path.relpath(run_dir)}", *prediction(result)]
 

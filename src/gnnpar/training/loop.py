@@ -398,11 +398,14 @@ def epochs(run: Run, tracker: Tracker, policy: CheckpointPolicy) -> NewPlan | No
             stop = True
         if comm.rank == 0:
             tracker.log(row)
+        val = val_of(row)
         now = policy.decide(comm, epoch + 1, everyone, ends=last or stop)
         if now.broken:
+            policy.save_best(run)
             raise ValueError(broken(run, epoch, loss) + policy.last_good())
+        policy.remember(run, epoch + 1, progress.saved(), val)
         if now.save:
-            written = policy.save(run, epoch + 1, progress.saved(), val_of(row))
+            written = policy.save(run, epoch + 1, progress.saved(), val)
             if now.interrupted and written:
                 say(f"asked to end: checkpoint after epoch {epoch}; resume=auto in the same folder goes on")
         if now.interrupted:
@@ -410,7 +413,7 @@ def epochs(run: Run, tracker: Tracker, policy: CheckpointPolicy) -> NewPlan | No
         if stop:
             break
         if replanner is not None and (new := replanner(epoch, row)) is not None:
-            if comm.broadcast(policy.save(run, epoch + 1, progress.saved(), val_of(row), new.plan)):
+            if comm.broadcast(policy.save(run, epoch + 1, progress.saved(), val, new.plan)):
                 return new
             if comm.rank == 0:
                 say("tag: without a checkpoint there is no way over to the other plan: the run keeps its own")

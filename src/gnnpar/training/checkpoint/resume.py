@@ -168,7 +168,7 @@ _MADE_OF_A_RUN = ("predictions.npy", "scores.npy", "export", "wandb.json")
 
 def _put_aside(run_dir: Path, say: Say, why: str, note: str = "") -> None:
     folder = run_dir / checkpoint.FOLDER
-    if checkpoint.folders(run_dir) and not folder.is_symlink():  # a link stays, and the run says that it saves nothing
+    if checkpoint.everything(run_dir) and not folder.is_symlink():  # a link stays: nothing is saved
         aside = folder.with_name(folder.name + "-before")
         remove(aside)
         folder.rename(aside)

@@ -30,6 +30,7 @@ from gnnpar.training.result.result import Status, forget, read_result, write_res
 from gnnpar.training.result.started import note_start, restarts_before
 
 _BURST_SHARE = 0.05
+_BUSY = "busy machine: "
 _SPARE_CORES = 0.5  # what other programs may use of cores that the run needs
 
 
@@ -61,6 +62,8 @@ class RunRecord:
             note_start(self.run_dir, self.agreed(), agents, self.header["restarts"])
         for line in remarks(self.settings, self.world):
             say(line)
+            if line.startswith(_BUSY):
+                self.header["others"] = line.removeprefix(_BUSY)
         forget(self.run_dir)
         if not self.header["restarts"]:
             resume.clean(self.settings, self.run_dir, say)
@@ -182,7 +185,7 @@ def remarks(settings: Settings, world: World) -> Iterator[str]:
         on = counted(world.cores, "core")
         yield f"oversubscribed: {ranks} on {on}: times say nothing about speed; bytes and accuracy stand"
     elif world.jobs_at_once == 1 and (others := contention(world.num_threads, world.cores)):
-        yield f"busy machine: {others}, and this run needs {world.num_threads}: its times say little"
+        yield f"{_BUSY}{others}, and this run needs {world.num_threads}: its times say little"
     if isinstance(settings.topology, Cluster) and world.links is None and world.size > 1:
         yield f"topology={settings.names.get('topology')} names rates of links, which only launch=paced sets"
 

@@ -10,7 +10,7 @@ import functools
 import json
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -38,7 +38,8 @@ def write_result(run_dir: Path, header: Row, status: Status, error: str | None) 
     """Build result.json from the files of a run folder and write it."""
     rows = [row for row in read_rows(run_dir) if is_whole(row)]  # of a run that somebody else began, not all may be
     result = build_result(header, _plan_in(run_dir), rows, status, error)
-    result["load"] = {"before": header["load_before"], "after": os.getloadavg()[0]}
+    load = {"before": header["load_before"], "after": os.getloadavg()[0]}
+    result["load"] = load | ({"others": header["others"]} if "others" in header else {})
     write_json_whole(run_dir / FILE, result)
     return result
 
@@ -212,9 +213,22 @@ def epoch_seconds(timed: Sequence[Row], warmup: int) -> JsonDict:
 
 
 def epoch_time(result: JsonObject) -> float | None:
-    """Seconds an epoch of a result.json: the mean, since epochs that re-assign bits or refresh a history take part of
-    the time, and a median leaves them out (protocol, rule 4). None: nothing was timed."""
-    return result["epoch_seconds"]["mean"]
+    """Seconds an epoch of a result.json: the median, which a burst of other load does not move; the mean where some
+    epochs cost more by design, which a median leaves out (protocol, rule 4). None: nothing was timed."""
+    return result["epoch_seconds"]["mean" if epochs_differ(result) else "median"]
+
+
+def epochs_differ(result: JsonObject) -> bool:
+    """Whether a run re-assigns bits, refreshes a history or draws batches now and then, by the keys of its strategy, or
+    sends more in some epochs than in others (a mean of bytes that is no whole number)."""
+    pending: list[object] = [result.get("settings", {}).get("strategy")]
+    while pending:
+        if isinstance(node := pending.pop(), Mapping):
+            if any(node.get(key) not in (None, 1) for key in ("period", "refresh", "batch_size")):
+                return True
+            pending += node.values()
+    sent = result["bytes_per_epoch"]["total"]
+    return bool(result.get("assignment")) or sent != int(sent)
 
 
 def metric(rows: Sequence[Row]) -> JsonDict:

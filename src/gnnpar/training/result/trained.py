@@ -28,7 +28,7 @@ from gnnpar.precision import TYPES
 from gnnpar.printable import one_line
 from gnnpar.scratch import own_temporary_files
 from gnnpar.settings import Settings, build_settings
-from gnnpar.targets import refuse_foreign
+from gnnpar.targets import let_in, refuse_foreign
 from gnnpar.track.console import complain, say
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint.files import Checkpoint
@@ -116,7 +116,8 @@ def load(
     """The model of a run's folder, or of one checkpoint in it. best: on validation, of the checkpoints that were kept.
 
     Nothing foreign is unpickled or imported: a checkpoint that names classes of neither gnnpar nor an installed plugin
-    is refused, unless `trust`. ValueError in one line then, and where there is no good checkpoint.
+    is refused, unless `trust`, or this user has trained with these in this working directory. ValueError in one line
+    then, and where there is no good checkpoint.
     """
     if which not in ("best", "last"):
         raise ValueError(
@@ -166,7 +167,8 @@ def find(
         _say_if_lost(folder, found)
     saved = found.manifest["run"]
     remedy = "with trust=True, or --trust, its code is imported and runs"
-    refuse_foreign(saved["settings"], str(found.folder), remedy=remedy, named=named, trust=trust)
+    refuse_foreign(saved["settings"], str(found.folder), remedy=remedy, named=named, trust=trust, noted=True)
+    let_in(saved["settings"], checked=True)
     if edited := source_code.changed(found.manifest.get("code", {})):
         complain(f"the code of {one_line(edited)} has changed since {found.folder} was written, and runs as it is now")
     return found, build_settings(saved["settings"], saved["names"])
@@ -177,7 +179,7 @@ def _say_if_lost(folder: Path, found: Checkpoint) -> None:
     measured = (valid_result(folder) or {}).get("metric") or {}
     best = measured.get("best_epoch")
     if best is not None and best + 1 != found.epoch:
-        say(f"the model of epoch {found.epoch}; epoch {best + 1} was the best on validation: set checkpoint.every=N")
+        say(f"the model of epoch {found.epoch}; that of epoch {best + 1}, the best on validation, was not kept")
 
 
 def check_weights(model: GNN, weights: Mapping[str, Any], folder: Path) -> None:
