@@ -38,11 +38,23 @@ help:
 	@echo "make docs           the documentation in site/, tables measured anew where the code changed (1 to 2 minutes); no warnings, links checked"
 	@echo "make sparse         build the [sparse] extra against the installed torch (10 to 30 minutes)"
 
+# pip writes into an environment which checkout it has
+define CHECKOUT
+import importlib.metadata as m, json, os, urllib.request as u
+url = json.loads(m.distribution("gnnpar").read_text("direct_url.json") or "{}").get("url", "")
+path = u.url2pathname(url.removeprefix("file://"))
+if os.path.isdir(path) and not os.path.samefile(path, "."): print(path)
+endef
+export CHECKOUT
+REFUSE_OTHER = other=$$($(BIN)/python -c "$$CHECKOUT" 2>/dev/null) || true; \
+	  [ -z "$$other" ] || { echo "VENV=$(VENV) is the environment of $$other, and this checkout is another one: give another VENV"; exit 1; }
+
 # the environment: made when missing, brought up to date when pyproject.toml changes
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "gnnpar needs Python >= 3.11; call make PYTHON=/path/to/python3.11"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(REFUSE_OTHER)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
@@ -116,6 +128,7 @@ sparse: $(STAMP)
 	$(BIN)/python -m pip install --no-build-isolation "torch_scatter>=2.1.2" "torch_sparse>=0.6.18"
 
 docs: $(STAMP)
+	@$(REFUSE_OTHER)
 	$(BIN)/python -c 'import mkdocs, material, mkdocstrings' 2>/dev/null || $(BIN)/python -m pip install --quiet --editable ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "site/index.html opens as it is; its search needs a server: $(BIN)/python -m http.server --bind 127.0.0.1 -d site"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch_geometric import nn as pyg
 from torch_geometric.nn import (
     CGConv,
@@ -780,3 +781,71 @@ class Backwards(nn.Module):
 
     def forward(self, x, edge_index):
         return self.head(self.first(self.second(x, edge_index).relu(), edge_index))
+
+
+class Partly(nn.Module):
+    """Two convolutions, of which some parts are frozen, unread, of two names, parametrized or more than parameters.
+
+    `frozen`: beginnings of names. `spare`: a matrix that forward never reads.
+    """
+
+    def __init__(self, in_channels, out_channels, frozen=(), spare=False, kind="SAGEConv"):
+        super().__init__()
+        made = {
+            "SAGEConv": lambda i, o: SAGEConv(i, o),
+            "GCNConv": lambda i, o: GCNConv(i, o),
+            "GATConv": lambda i, o: GATConv(i, o, add_self_loops=False),
+            "GraphConv": lambda i, o: GraphConv(i, o),
+            "GINConv": lambda i, o: GINConv(nn.Linear(i, o), train_eps=True),
+        }[kind]
+        self.first, self.second = made(in_channels, 8), made(8, out_channels)
+        self.norm: nn.Module = nn.LayerNorm(8)
+        if spare:
+            self.spare = nn.Linear(3, 3)
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(not name.startswith(tuple(frozen)))
+
+    def forward(self, x, edge_index):
+        return self.second(self.norm(self.first(x, edge_index)).relu(), edge_index)
+
+
+class Told(nn.Module):
+    """A module with an extra state and a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.tensor(2.0))
+        self.told = {"times": 3}
+
+    def get_extra_state(self):
+        return self.told
+
+    def set_extra_state(self, state):
+        self.told = state
+
+    def forward(self, x):
+        return x * self.scale * self.told["times"]
+
+
+def partly(in_channels, out_channels, of):
+    """A model with weights of another kind than parameters of one name."""
+    if of == "buffers":
+        return models.GIN(in_channels, 8, 2, out_channels)
+    if of == "batch_norm":
+        return models.GraphSAGE(in_channels, 8, 2, out_channels, norm="batch_norm")
+    net = Partly(in_channels, out_channels, kind="GraphConv")
+    if of in ("frozen", "all"):
+        net = Partly(in_channels, out_channels, frozen=("first.lin_root", "norm"), spare=True, kind="GraphConv")
+    if of in ("shared", "all"):
+        net.again = net.norm
+        net.alias = net.second.lin_rel
+    if of in ("tied", "all"):
+        net.second.lin_root.weight = net.second.lin_rel.weight
+    if of in ("weight_norm", "all"):
+        weight_norm(net.first.lin_rel, "weight")
+        net.norm = nn.Sequential(net.norm, weight_norm(nn.Linear(8, 8)))
+    if of == "spectral_norm":
+        spectral_norm(net.first.lin_rel, "weight")
+    if of in ("extra_state", "all"):
+        net.norm = nn.Sequential(net.norm, Told())
+    return net

@@ -38,8 +38,8 @@ LINK = re.compile(r"(\]\()([^)#\s]+)")
 
 def outside() -> list[str]:
     """Pages and figures of the repository that are not in docs/, by their place in it."""
-    studies = [p.relative_to(ROOT).as_posix() for p in sorted((ROOT / "experiments").glob("*/README.md"))]
-    figures = [p.relative_to(ROOT).as_posix() for p in sorted((ROOT / "experiments").glob("*/*.svg"))]
+    studies = [p.relative_to(ROOT).as_posix() for p in sorted((ROOT / "experiments").glob("*/*.md"))]
+    figures = [p.relative_to(ROOT).as_posix() for p in sorted((ROOT / "experiments").rglob("*.svg"))]
     return [*ASIDE, *FILES, *studies, *figures]
 
 
@@ -106,7 +106,7 @@ def navigation() -> list[Any]:
         {"Architecture": "architecture.md"},
         {"Glossary": "glossary.md"},
         {"Examples": "examples/README.md"},
-        {"Experiments": ["experiments/README.md", *pages(ROOT / "experiments", "*/README.md")]},
+        {"Experiments": ["experiments/README.md", *pages(ROOT / "experiments", "*/*.md")]},
         {"Interfaces": ["api/README.md", *listed("api")]},
         {"Kernels": "kernels/README.md"},
         {"Decisions": ["adr/README.md", *pages(docs / "adr", "*.md")]},

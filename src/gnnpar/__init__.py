@@ -49,9 +49,11 @@ if TYPE_CHECKING:
     from gnnpar.api import sweep as sweep
     from gnnpar.api import train as train
     from gnnpar.data.hetero import homogeneous as homogeneous
+    from gnnpar.training.loop import StopTraining as StopTraining
     from gnnpar.training.result.trained import load as load
 
 _LAZY = dict.fromkeys(("check", "compare", "distribute", "plan", "sweep", "train"), "gnnpar.api") | {
+    "StopTraining": "gnnpar.training.loop",
     "homogeneous": "gnnpar.data.hetero",
     "load": "gnnpar.training.result.trained",
 }

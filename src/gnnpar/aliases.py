@@ -36,6 +36,8 @@ _LATER = {
 }
 _LATER_OF_MODELS = {"jump": "none"}
 _LATER_OF_LAUNCHERS = {"cuda_graph": False}
+_LATER_OF_TASKS = {"loss": None, "class_weight": None, "label_smoothing": 0.0, "metric": None, "metrics": []}
+_LATER_OF_GROUPS = {"model": _LATER_OF_MODELS, "launch": _LATER_OF_LAUNCHERS, "task": _LATER_OF_TASKS}
 _PUBLISHED = {now: before for before, now in MOVED.items()}
 
 
@@ -61,16 +63,20 @@ def with_published_targets(tree: object) -> Any:  # Any: plain data of JSON or Y
 
 def with_published_keys(settings: JsonObject) -> JsonDict:
     """A configuration without keys of later versions whose value is what every run had before, for hashes."""
-    kept = _without(settings, _LATER)
-    for group, later in (("model", _LATER_OF_MODELS), ("launch", _LATER_OF_LAUNCHERS)):
-        if isinstance(kept.get(group), Mapping):
-            kept[group] = _without(kept[group], later)
+    return _without(_without_later(settings, _LATER_OF_GROUPS), _LATER)
+
+
+def with_compared_keys(settings: JsonObject) -> JsonDict:
+    """The same of the model and the task alone, for what is compared with configurations of before."""
+    return _without_later(settings, {group: _LATER_OF_GROUPS[group] for group in ("model", "task")})
+
+
+def _without_later(settings: JsonObject, later: Mapping[str, Mapping[str, object]]) -> JsonDict:
+    kept = dict(settings)
+    for group, keys in later.items():
+        if isinstance(of_group := kept.get(group), Mapping):
+            kept[group] = _without(of_group, keys)
     return kept
-
-
-def with_published_model_keys(model: JsonObject) -> JsonDict:
-    """The same of a model's configuration, for hashes and for what is compared with configurations of before."""
-    return _without(model, _LATER_OF_MODELS)
 
 
 def _without(keys: JsonObject, later: Mapping[str, object]) -> JsonDict:

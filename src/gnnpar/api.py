@@ -13,6 +13,7 @@ import dataclasses
 import itertools
 import json
 import os
+import pickle
 import re
 import sys
 import time
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from gnnpar.comm.world import torch_as_usual
 from gnnpar.compilers import keep_torch_apart
@@ -40,6 +41,7 @@ from gnnpar.durable import (
 from gnnpar.folder_lock import numbered, working_in
 from gnnpar.own_modules import refuse_left
 from gnnpar.paths import path_of
+from gnnpar.printable import printable
 from gnnpar.scratch import ONE_AT_A_TIME, own_temporary_files
 from gnnpar.settings import ConfigError, Settings, build_settings, show
 from gnnpar.surroundings import leave_out_working_directory
@@ -50,9 +52,11 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
+    from gnnpar.data.losses import Rows
     from gnnpar.models.gnn import ModelConfig
     from gnnpar.report.comparison import Comparison
     from gnnpar.session import Session
+    from gnnpar.training.loop import Callback
     from gnnpar.training.result.trained import Trained
     from gnnpar.verify.conformance import Case
 
@@ -112,8 +116,7 @@ class Run:
 
     @property
     def model(self) -> Trained:
-        """The trained model, of the checkpoints that were kept the best on validation (the last epoch's alone, unless
-        checkpoint.every is set): call it with a Data, or with x and edge_index, for logits.
+        """The trained model of the best epoch on validation: call it with a Data, or with x and edge_index, for logits.
 
         ValueError where a run of somebody else names classes of its own: `gnnpar.load(folder, trust=True)` runs them.
         """
@@ -130,16 +133,21 @@ def train(
     *,
     strategy: str | None = None,
     folder: str | os.PathLike[str] | None = None,
+    callbacks: Sequence[Callback] = (),
     **overrides: object,
 ) -> Run:
     """Train and return what the run left; progress is printed as by `gnnpar train`.
 
     strategy: by default the configuration's, or that of plan=FILE. folder: of the run, by default outputs/DATE/TIME.
+    callbacks: functions, or objects with on_epoch_end, of (epoch, the row of the epoch in metrics.jsonl), called on
+    rank 0; one that returns True or raises gnnpar.StopTraining ends the run after the epoch.
+    loss=, metrics=: as task.loss and task.metrics, or functions of (outputs, y); metrics is a mapping from names, or a
+    list. A loss returns one value a row, or their mean. Ranks that are processes import such functions.
     ConfigError (a ValueError) where it cannot begin, TrainingFailed where it began and failed, KeyboardInterrupt where
     it was interrupted: the ranks have ended then.
     """
     chosen = {} if strategy is None else {"strategy": strategy}
-    return _train(_settings(model, data, {**chosen, **overrides}), _run_folder(folder))
+    return _train(_settings(model, data, {**chosen, **overrides}), _run_folder(folder), callbacks)
 
 
 @_apart()
@@ -197,7 +205,7 @@ def distribute(
                 loss = session.train_epoch(optimizer)
             logits = session.gather(session.predict())
     """
-    from gnnpar.cli.train import plan_source_of
+    from gnnpar.cli.train import plan_source_of, probed
     from gnnpar.launch.joined import refusal
     from gnnpar.launch.slurm import as_rank
     from gnnpar.session import open_session
@@ -209,6 +217,7 @@ def distribute(
     with own_temporary_files(lasting=True):  # the user's module may make layers of PyG when it is imported
         try:
             settings = _settings(model, data, {"checkpoint": {"keep": 0}, **alone, **chosen, **overrides})
+            probed(settings, int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1)
         except ValueError as error:
             raise refusal(error) from error
         unused = None if os.environ.get("RANK", "0") == "0" else "outputs"  # the folder of rank 0 is that of the run
@@ -260,6 +269,7 @@ class Compared:
 _SHOWN = (
     "strategy",
     "variant",
+    "settings",
     "model",
     "seed",
     "world_size",
@@ -346,8 +356,9 @@ def check(
     return cases_of(settings, {_name(model): settings.model}, worlds=worlds, own_graph=own_graph)
 
 
-def _train(settings: Settings, folder: Path) -> Run:
+def _train(settings: Settings, folder: Path, callbacks: Sequence[Callback] = ()) -> Run:
     from gnnpar.cli.train import run_training, summary
+    from gnnpar.data.tasks import Labels
     from gnnpar.launch.launch import world_of
     from gnnpar.launch.processes import environment
 
@@ -358,9 +369,13 @@ def _train(settings: Settings, folder: Path) -> Run:
         )
     if world_of(settings).how == "processes":
         _refuse_main(settings.resolved["model"])
+        own = {f"callbacks[{i}]": each for i, each in enumerate(callbacks)}
+        _refuse_unsendable({**own, **(settings.task.given if isinstance(settings.task, Labels) else {})})
     with working_in(folder, otherwise="choose another folder=", say=say), environment(**_rank_environment()):
         write_text_whole(folder / "config.yaml", json.dumps(settings.resolved, indent=1) + "\n")  # JSON is YAML
-        outcome = run_training(settings, folder)
+        outcome = run_training(settings, folder, callbacks)
+    if os.environ.get("GNNPAR_TRACEBACK") == "1" and outcome.traceback:
+        sys.stderr.write(printable(outcome.traceback))
     if outcome.status == "interrupted":
         raise KeyboardInterrupt
     if outcome.status != "completed":
@@ -387,12 +402,13 @@ def _settings(model: Model, data: object, overrides: Mapping[str, object], study
         raise ConfigError(f"data is given, and dataset={overrides['dataset']}: leave one of them out")
     own = {key.removeprefix("model."): value for key, value in overrides.items() if key.startswith("model.")}
     rest = {key: value for key, value in overrides.items() if not key.startswith("model.")}
+    of_task = {key: rest.pop(key) for key in ("loss", "metrics") if key in rest}
     named = [f"model={model}", *_spelled({"model": own})] if isinstance(model, str) else []
     labelled, featured = overrides.get("task") != "link", overrides.get("features") != "learned"
     dataset, others = _dataset(data, labelled=labelled, featured=featured), list(_spelled(rest))
     if len(dataset) > 1 and (another := next((each for each in others if _OTHER_DATA.match(each)), None)):
         raise ConfigError(f"data is given, and {show(another)}: leave one of them out")
-    settings = compose([*dataset, *named, *others])
+    settings = _with_own(compose([*dataset, *named, *others]), of_task)
     try:
         refuse_left(classes_in(settings.resolved))
     except ValueError as error:
@@ -404,9 +420,64 @@ def _settings(model: Model, data: object, overrides: Mapping[str, object], study
         single = {key.removeprefix("kwargs."): value for key, value in own.items() if key.startswith("kwargs.")}
         whole = own.get("kwargs", {})
         nested["kwargs"] = {**whole, **single} if isinstance(whole, Mapping) else whole
+    asked = [key for key in ("self_loops", "drop_duplicates") if not any(f"dataset.{key}=" in each for each in others)]
     node = _model_node(model, settings.resolved["dataset"]) | nested
     names = {**settings.names, "model": _name(model).lower()}
-    return build_settings({**settings.resolved, "model": _plain(node, "model")}, names, study)
+    resolved = {**settings.resolved, "model": _plain(node, "model")}
+    if node["_target_"] == PYG and not {"plan", "shards"} & overrides.keys():
+        dataset = resolved["dataset"]
+        resolved["dataset"] = dataset | {key: "auto" for key in asked if key in dataset}
+        if "self_loops" not in nested:
+            resolved["model"] |= {"self_loops": resolved["dataset"].get("self_loops", "keep")}
+    return dataclasses.replace(build_settings(resolved, names, study), task=settings.task)
+
+
+def _with_own(settings: Settings, given: Mapping[str, object]) -> Settings:
+    """With the loss and the metrics of the caller's: names, and functions under the names that they are imported by."""
+    from gnnpar.data.tasks import Labels
+
+    if not given:
+        return settings
+    if not isinstance(settings.task, Labels):
+        raise ConfigError(f"{next(iter(given))}= is of task=labels, and this task has its own; leave it out")
+    metrics = given.get("metrics", ())
+    metrics = [metrics] if isinstance(metrics, str) or callable(metrics) else metrics
+    if not isinstance(metrics, Mapping | list | tuple):
+        raise ConfigError(f"metrics={show(metrics)} must be a mapping from names to functions or metrics, or a list")
+    if not isinstance(metrics, Mapping):
+        metrics = {(each if isinstance(each, str) else _path_of(each)).rpartition(".")[2]: each for each in metrics}
+    each = {f"metrics.{name}": value for name, value in metrics.items()}
+    each |= {"loss": given["loss"]} if "loss" in given else {}
+    if bad := next((key for key, value in each.items() if not isinstance(value, str) and not callable(value)), None):
+        raise ConfigError(f"{bad}={show(each[bad])} must be a name or a function of (outputs, y)")
+    named = {key: value if isinstance(value, str) else _path_of(value) for key, value in each.items()}
+    keys: JsonDict = {"loss": named["loss"]} if "loss" in named else {}
+    keys |= {"metrics": {name: named[f"metrics.{name}"] for name in metrics}} if metrics else {}
+    resolved = {**settings.resolved, "task": {**settings.resolved["task"], **keys}}
+    built = build_settings(resolved, settings.names, settings.study)
+    assert isinstance(built.task, Labels)
+    functions = {key: cast("Rows", value) for key, value in each.items() if callable(value)}
+    return dataclasses.replace(built, task=built.task.with_functions(functions))
+
+
+def _path_of(function: object) -> str:
+    """module.name of a function, or of the class of an object that is called."""
+    named = function if isinstance(function, type | FunctionType) else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _refuse_unsendable(own: Mapping[str, object]) -> None:
+    """ConfigError where ranks that are processes could not import what they are to call."""
+    for key, each in own.items():
+        try:
+            why = "of the script or notebook itself" if b"__main__" in pickle.dumps(each) else ""
+        except (pickle.PicklingError, AttributeError, TypeError):
+            why = "in no module by name"
+        if why:
+            raise ConfigError(
+                f"{key}: {_path_of(each)} is {why}, where ranks do not find it: move it to a module, or choose "
+                "comm='threads' or world_size=1"
+            )
 
 
 def _dataset(data: object, *, labelled: bool, featured: bool) -> list[str]:
@@ -428,6 +499,7 @@ def _dataset(data: object, *, labelled: bool, featured: bool) -> list[str]:
         raise ConfigError(str(error)) from None
 
 
+PYG = "gnnpar.models.pyg.model.PyG"
 _OTHER_DATA = re.compile(r"\+*dataset\.(path|_target_)=")
 
 
@@ -455,8 +527,8 @@ def _model_node(model: object, dataset: JsonObject) -> JsonDict:
     _refuse_other_of_the_name(cls)
     path = f"{cls.__module__}.{cls.__qualname__}"
     if is_net:
-        loops = dataset.get("self_loops", True)
-        return {"_target_": "gnnpar.models.pyg.model.PyG", "target": path, "kwargs": {}, "self_loops": loops}
+        loops = dataset.get("self_loops", "keep")
+        return {"_target_": PYG, "target": path, "kwargs": {}, "self_loops": loops}
     node: JsonDict = {"_target_": path}
     if dataclasses.is_dataclass(model) and not isinstance(model, type):
         node |= {field.name: vars(model)[field.name] for field in dataclasses.fields(model) if field.init}

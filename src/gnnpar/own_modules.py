@@ -7,10 +7,11 @@ A library that looks for an optional module, or for distributions, does not find
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, suppress
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
@@ -27,6 +28,24 @@ others, as for one that the caller's program has from elsewhere."""
 _IMPORTING = ("importlib", "_frozen_importlib", "_frozen_importlib_external")
 
 
+@contextmanager
+def imported_as_program(module: str) -> Iterator[None]:
+    """Inside, a module is imported that may read sys.argv, as scripts do: there is no argument. ImportError where it
+    ends the program."""
+    before, sys.argv = sys.argv, [f"{module.replace('.', os.sep)}.py"]
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            yield
+    except SystemExit as error:
+        reason = (said.getvalue().strip().splitlines() or [f"exit code {error.code}"])[-1]
+        said = io.StringIO()
+        raise ImportError(f"{module} ends the program when it is imported ({reason})") from error
+    finally:
+        sys.argv = before
+        sys.stderr.write(said.getvalue())
+
+
 class _FromSource(SourceFileLoader):
     """Neither reads nor leaves compiled code: `__pycache__` of somebody else's folder may hold another's, which Python
     believes, or be a link to where another user exchanges it."""
@@ -36,6 +55,10 @@ class _FromSource(SourceFileLoader):
         source = self.get_data(path)
         _LOADED[fullname] = path, hashlib.sha256(source).hexdigest()
         return self.source_to_code(source, path)
+
+    def exec_module(self, module: ModuleType) -> None:
+        with imported_as_program(module.__name__):
+            super().exec_module(module)
 
 
 _LOADED: dict[str, tuple[str, str]] = {}

@@ -28,6 +28,7 @@ from gnnpar.training.checkpoint.resume import Start
 from gnnpar.training.checks import check
 from gnnpar.training.evaluate import evaluate
 from gnnpar.training.loop import Job, PlanSource, Run, prepare
+from gnnpar.training.optim import refuse_closure
 from gnnpar.training.result.record import RunRecord
 from gnnpar.training.result.result import read_result
 
@@ -101,7 +102,8 @@ class Session:
         features=learned the vectors of all nodes as features.weight."""
         run = self._run
         run.engine.drain()
-        mine = {name: parameter.detach().cpu() for name, parameter in run.engine.named_weights()}
+        weights = run.engine.named_weights()
+        mine = {name: each.detach().cpu() if isinstance(each, Tensor) else each for name, each in weights}
         parts = run.comm.gather(mine)
         merged = {name: each for part in parts or () for name, each in part.items()}
         join(merged, {})
@@ -131,6 +133,7 @@ class _Given:
     refused = False
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        refuse_closure(optimizer)
         self.optimizer = optimizer
 
     def zero_grad(self) -> None:

@@ -16,11 +16,11 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import annotated_types as at
 
-from gnnpar.aliases import with_published_model_keys
+from gnnpar.aliases import with_compared_keys
 from gnnpar.durable import Json, JsonDict, JsonObject
 from gnnpar.paths import expanded
 from gnnpar.pricing.topology import Machines
@@ -163,7 +163,8 @@ class Cluster(Host):
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     """When the state of a run is written down: after every `every` epochs (0: not), after `minutes` since the last time
-    (0: not), at the end, and on SIGTERM. Kept are the last `keep` and the best on validation; keep=0: none at all."""
+    (0: not), at the end, and on SIGTERM. Kept are the last `keep` and the weights of the best epoch on validation;
+    keep=0: none at all."""
 
     every: Count = 0
     minutes: Annotated[float, at.Ge(0)] = 10.0
@@ -282,13 +283,18 @@ class Settings:
 
         return with_scorer(built, self.task.decoder, self.seed)
 
-    def load_dataset(self) -> Dataset:
-        """With the examples of the task."""
+    def read_dataset(self) -> DatasetConfig:
+        """The dataset as the task and the precision read it."""
         from gnnpar.data.preprocess import Preprocess
 
         dataset = self.dataset
         if self.task.decoder is not None and isinstance(dataset, Preprocess):
             dataset = dataset.without_labels()
+        return dataset.in_float64() if self.precision == "fp64" and isinstance(dataset, Preprocess) else dataset
+
+    def load_dataset(self) -> Dataset:
+        """With the examples of the task, and what features= says of nodes."""
+        dataset = self.read_dataset()
         prepared = self.task.prepare(dataset.load(self.data_dir, self.seed), self.seed)
         return prepared.with_features(self.features, self.features_dim, self.seed)
 
@@ -324,7 +330,31 @@ def build_settings(config: JsonObject, names: Mapping[str, str], study: str = ""
             raise ConfigError(
                 f"{group}: {kind.__module__}.{kind.__qualname__} has no {lacking[0]}, which a {group} needs"
             )
+    if (given := _as_given(values["dataset"], values["model"])) is not None:
+        model = {"self_loops": given["self_loops"]} if config["model"].get("self_loops") == "auto" else {}
+        dataset = {**config["dataset"], **given}
+        return build_settings({**config, "dataset": dataset, "model": {**config["model"], **model}}, names, study)
     return Settings(**values, names=dict(names), resolved=_resolved(config), study=study)
+
+
+def _as_given(dataset: DataclassInstance, model: object) -> JsonDict | None:
+    """Keys of a dataset that are auto, as the model wants them: a PyG model runs on the edges as they were given, with
+    the self loops that its convolutions put there; others on what the dataset's class says. None: no key is auto."""
+    keys = {name: vars(dataset)[name] for name in ("self_loops", "drop_duplicates") if name in vars(dataset)}
+    if "auto" not in keys.values():
+        return None
+    wanted = {each.name: each.default for each in dataclasses.fields(dataset)}
+    if isinstance(model, WithLoops):
+        wanted = {"self_loops": model.loops, "drop_duplicates": False}
+    return {name: wanted[name] if value == "auto" else value for name, value in keys.items()}
+
+
+@runtime_checkable
+class WithLoops(Protocol):
+    """A model that says which self loops its graph has."""
+
+    @property
+    def loops(self) -> object: ...
 
 
 def _check_strategy(strategy: object, names: Mapping[str, str]) -> None:
@@ -571,9 +601,7 @@ def _join(path: str, key: str) -> str:
 
 def _resolved(config: JsonObject) -> JsonDict:
     """As plain data, which equals that of a version before where a later key says what every run did then."""
-    plain = {key: _plain(value) for key, value in config.items()}
-    model = plain.get("model")
-    return plain | {"model": with_published_model_keys(model)} if isinstance(model, Mapping) else plain
+    return with_compared_keys({key: _plain(value) for key, value in config.items()})
 
 
 def _plain(node: Json) -> Json:

@@ -6,8 +6,11 @@ dataclasses of gnnpar and of installed plugins; any other class has to be named 
 
 from __future__ import annotations
 
+import difflib
 import functools
+import hashlib
 import importlib
+import json
 import os
 import re
 import sys
@@ -17,8 +20,8 @@ from pathlib import Path
 from types import ModuleType
 
 from gnnpar.aliases import current
-from gnnpar.own_modules import lies_in, look_in, refuse_changed, refuse_of_another_folder
-from gnnpar.paths import conf_dir, installed_confs, plugin_packages
+from gnnpar.own_modules import imported_as_program, lies_in, look_in, refuse_changed, refuse_of_another_folder
+from gnnpar.paths import conf_dir, installed_confs, own_cache, plugin_packages
 from gnnpar.printable import printable
 
 TRUST = "GNNPAR_TRUST"
@@ -41,7 +44,12 @@ def locate(target: str) -> object:
     if _NAME.fullmatch(target) is None:
         raise ValueError("that is no name of a class in a module")
     module, _, name = current(target).rpartition(".")
-    return getattr(_imported(module), name)  # by name: that is what a _target_ is
+    there = _imported(module)
+    try:
+        return getattr(there, name)  # by name: that is what a _target_ is
+    except AttributeError as error:
+        near = difflib.get_close_matches(name, [each for each in vars(there) if not each.startswith("_")], n=1)
+        raise AttributeError(f"{error}{f', did you mean {near[0]}?' if near else ''}") from error
 
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
@@ -81,21 +89,50 @@ def is_own(target: str) -> bool:
     return current(target).partition(".")[0] == "gnnpar"
 
 
-def refuse_foreign(tree: object, source: str, *, remedy: str, named: object = None, trust: bool = False) -> None:
+def note_named(tree: object) -> None:
+    """Note in this user's cache which classes of its own a configuration trains with, with which arguments and in which
+    working directory: `refuse_foreign` lets them in again there. Not with --trust, whose classes a file may name."""
+    for path, node in _nodes(tree) if os.environ.get(TRUST) != "1" else ():
+        if any(not _is_trusted(name) for _, name in _classes(node)):
+            with suppress(OSError, ValueError):  # without a home, --trust is asked for
+                note = _note(tree, path, node)
+                note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                note.touch(mode=0o600)
+
+
+def _note(tree: object, path: Sequence[object], node: Mapping[str, object]) -> Path:
+    named = [os.getcwd(), path, dict(_arguments(tree, path, node))]
+    text = json.dumps(named, sort_keys=True, default=str)
+    return own_cache() / "named" / hashlib.sha256(text.encode()).hexdigest()
+
+
+def _is_noted(tree: object, path: Sequence[object], node: Mapping[str, object]) -> bool:
+    with suppress(OSError, ValueError):
+        return _note(tree, path, node).exists()
+    return False
+
+
+def refuse_foreign(
+    tree: object, source: str, *, remedy: str, named: object = None, trust: bool = False, noted: bool = False
+) -> None:
     """Refuse, before it is imported, a class that the tree of a file names and that its reader has not named.
 
     `source`: the file, for messages. `remedy`: what to do instead. `named`: configuration that the user has chosen
     himself, by the command line and by YAML, laid out as `tree`: where it has a class, the file may have it, too, and
     call it with the same arguments, with numbers and with words: what a class of the user's does with the name of a
-    file, gnnpar does not know. `trust`, or --trust: any class is allowed, and a line on stderr says so. ValueError.
+    file, gnnpar does not know. `trust`, or --trust: any class is allowed, and a line on stderr says so. `noted`: what
+    this user has trained with in this working directory is allowed as well (`note_named`). ValueError.
     """
     trusted = trust or os.environ.get(TRUST) == "1"
     told: set[str] = set()
     for path, node in _nodes(tree):
         foreign = {key: name for key, name in _classes(node) if not _is_trusted(name)}
+        if foreign and noted and _is_noted(tree, path, node):
+            continue
         twin = _at(named, path) if foreign else {}
+        theirs = dict(_classes(twin))
         for key, target in foreign.items():
-            if isinstance(had := twin.get(key), str) and current(target) == current(had):
+            if key in theirs and current(target) == current(theirs[key]):
                 continue
             shown = _short(target)
             if not trusted:
@@ -218,6 +255,10 @@ def _classes(node: Mapping[str, object]) -> Iterator[tuple[str, str]]:
         yield "_target_", str(node["_target_"])
         if isinstance(target := node.get("target"), str):  # of a PyG model: its class is imported, too
             yield "target", target
+        if node["_target_"] == "gnnpar.data.tasks.Labels":  # and functions of the user's own
+            for path, name in _values({key: node.get(key) for key in ("loss", "metrics")}):
+                if isinstance(name, str) and re.search("[.:]", name):
+                    yield ".".join(map(str, path)), name.replace(":", ".")
 
 
 def _nodes(tree: object) -> Iterator[tuple[tuple[object, ...], Mapping[str, object]]]:
@@ -243,4 +284,7 @@ def _imported(module: str) -> ModuleType:
     if lies_in(module, here):
         look_in(here, module.partition(".")[0])  # for good: ranks import it again, and it its neighbours later
         importlib.invalidate_caches()
-    return importlib.import_module(module)
+    if module in sys.modules:
+        return sys.modules[module]
+    with imported_as_program(module):
+        return importlib.import_module(module)

@@ -352,9 +352,14 @@ def test_a_class_inside_a_function_is_refused():
         gnnpar.train(lambda in_dim, out_dim: torch.nn.Linear(in_dim, out_dim), graph())
 
 
-@pytest.mark.parametrize("further", [{"task": "link"}, {"partition": "random"}])
+@pytest.mark.parametrize(
+    "further", [{"task": "link"}, {"partition": "random"}, {"precision": "bf16"}, {"optim.lr": 0.1}]
+)
 def test_a_check_refuses_what_it_does_not_read(further):
-    with pytest.raises(ConfigError, match=r"gnnpar check trains on labels, parts drawn at random, and reads no"):
+    with pytest.raises(
+        ConfigError,
+        match=r"gnnpar check trains on labels, parts drawn at random, in fp64 by gradient descent, and reads no",
+    ):
         gnnpar.check("gcn", worlds=(1,), **further)
 
 

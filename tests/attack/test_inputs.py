@@ -88,9 +88,11 @@ def check(data: Dataset) -> None:
     chosen = data.train_mask | data.val_mask | data.test_mask
     if data.task in MATRICES:
         rows, bounded = data.y[chosen], data.task == "multi_label"
-        if data.y.shape != (data.num_nodes, data.num_classes) or not bool(torch.isfinite(rows).all()):
-            raise Silent("a target or row of labels that is not there")
-        if bounded and not bool(((rows == 0) | (rows == 1)).all()):
+        if data.y.shape != (data.num_nodes, data.num_classes) or bool(torch.isinf(rows).any()):
+            raise Silent("a target that is no number")
+        if bool(data.y[data.train_mask].isnan().all()):
+            raise Silent("a training split without a label")
+        if bounded and not bool(((rows == 0) | (rows == 1) | rows.isnan()).all()):
             raise Silent("a label that is neither 0 nor 1")
     else:
         if not -1 <= int(data.y.min()) <= int(data.y.max()) < data.num_classes:

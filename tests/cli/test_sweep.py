@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -266,3 +268,35 @@ def test_a_terminal_shows_the_sweep_and_jobs_are_silent(monkeypatch: pytest.Monk
         time.sleep(0.6)
     assert SHOWN not in os.environ
     assert len(looked) >= 3  # at the start, twice a second, at the end
+
+
+def test_what_a_strategy_does_not_read_is_not_trained_again(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    sweep = [word for word in TINY if not word.startswith(("strategy=", "world_size="))]
+    argv = ["-m", *sweep, "strategy=single,graph_parallel", "codec=identity,drop", "comm=threads", "world_size=2"]
+    for _ in range(2):  # once more: nothing is left to do
+        assert run("train", argv) == 0
+        told = capsys.readouterr().out
+        assert re.search("not trained again: .* does not read codec=drop.*; its result is that of job 0", told)
+    assert (folder / "ran.txt").read_text().split() == ["0"] * 3
+    assert run("train", [*argv[:-1], "world_size=1", "partition=random"]) == 0
+    assert re.search("does not read codec=identity .*partition=random.*; its", capsys.readouterr().out)
+
+
+def test_resuming_a_sweep_goes_on_inside_a_job_that_is_half_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    common = [*TINY[:-2], "tracker=jsonl", "checkpoint.every=1", "hydra.sweep.dir=sweep"]
+    assert run("train", ["-m", *common, "seed=0", "epochs=4"]) == 0
+    file = tmp_path / "sweep" / "0" / "checkpoint"
+    whole = (tmp_path / "sweep" / "0" / "metrics.jsonl").read_text()
+    shutil.rmtree(file / "epoch-000004")
+    (tmp_path / "sweep" / "0" / "result.json").unlink()  # as after kill -9 in the last epoch
+    record = json.loads((tmp_path / "sweep" / "0" / "job.json").read_text())
+    (tmp_path / "sweep" / "0" / "job.json").write_text(json.dumps(record | {"born": 1.0}))
+    capsys.readouterr()
+    assert run("train", ["--resume", "sweep"]) == 0
+    assert "resumed from" in (told := capsys.readouterr().out) and "at epoch 3" in told
+    losses = [json.loads(line)["loss/train"] for line in whole.splitlines()]
+    again = (tmp_path / "sweep" / "0" / "metrics.jsonl").read_text()
+    assert [json.loads(line)["loss/train"] for line in again.splitlines()] == losses

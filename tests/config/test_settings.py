@@ -15,11 +15,12 @@ from omegaconf import OmegaConf
 from composing import names
 from conftest import environment
 from gnnpar.config.compose import compose
-from gnnpar.config.inputs import with_plan
+from gnnpar.config.inputs import spelled, with_plan
+from gnnpar.config.jobs import job_key
 from gnnpar.models.gcn import GCN
 from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError, build_settings, describe, instantiate
-from gnnpar.targets import refuse_foreign
+from gnnpar.targets import locate, refuse_foreign
 
 QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # as __main__ sets them
 GROUPS = {p.name: names(p.name) for p in sorted(conf_dir().iterdir()) if p.name not in ("codec", "debug", "tune")}
@@ -123,11 +124,54 @@ def test_wrong_fields_of_adaqp(override: str, line: str) -> None:
 def test_a_period_longer_than_the_run_is_refused_before_a_rank_starts() -> None:
     from gnnpar.training.checks import check_strategy
 
-    for strategy in ("adaqp", "adaqp_q"):
-        with pytest.raises(ValueError, match=r"^codec.period=20 is longer than the run of 15 epochs; set it to 3, or "):
-            check_strategy(compose([f"strategy={strategy}", "epochs=15"]), 2)
+    of_codec, of_strategy = ["strategy=graph_parallel", "codec=adaptive"], ["strategy=adaqp"]
+    for given, key in (of_codec, "codec"), (of_strategy, "strategy.codec"), (["strategy=adaqp_q"], "strategy.codec"):
+        line = rf"^{key}.period=20 is longer than the run of 15 epochs; set it to 3, or "
+        with pytest.raises(ValueError, match=line):
+            check_strategy(compose([*given, "epochs=15"]), 2)
+        check_strategy(compose([*given, "epochs=15", f"{key}.period=3"]), 2)
     with pytest.raises(ConfigError, match=r"codec.bits=3 must be one of 1, 2, 4, 8, 32, fp8, bf16"):
         compose(["codec=uniform", "codec.bits=3"])
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("codec=bfloat16", ["codec=bf16"]),
+        ("codec=fp16", ["codec=bf16"]),
+        ("codec=float16", ["codec=bf16"]),
+        ("codec=none", ["codec=identity"]),
+        ("codec=int8", ["codec=uniform"]),
+        ("codec=int4", ["codec=uniform", "codec.bits=4"]),
+        ("codec@strategy.codec=int4", ["codec@strategy.codec=uniform", "strategy.codec.bits=4"]),
+    ],
+)
+def test_a_codec_by_another_name_is_the_same_configuration(name: str, file: list[str]) -> None:
+    """Also its hash, and the name in results."""
+    strategy = "strategy=adaqp" if "@" in name else "strategy=graph_parallel"
+    given, canonical = compose([strategy, name]), compose([strategy, *file])
+    assert given == canonical
+    assert job_key(given.resolved, given.names) == job_key(canonical.resolved, canonical.names)
+
+
+def test_a_file_of_the_users_own_comes_before_another_name_of_a_codec(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "codec").mkdir()
+    (tmp_path / "codec" / "int4.yaml").write_text("_target_: gnnpar.codecs.codec.Drop\n")
+    monkeypatch.chdir(tmp_path)
+    assert spelled(["codec=int4", "codec=int8"]) == ["codec=int4", "codec=uniform", "codec.bits=8"]
+
+
+def test_a_class_that_is_not_there_is_answered_with_the_nearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "near_net.py").write_text("class Net: ...\nclass Graph: ...\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AttributeError, match=r"has no attribute 'Nett', did you mean Net\?$"):
+        locate("near_net.Nett")
+    with pytest.raises(AttributeError, match=r"has no attribute 'Other'$"):
+        locate("near_net.Other")
 
 
 @pytest.mark.parametrize(
@@ -263,3 +307,50 @@ print([name for name in sys.modules if name.startswith(absent)])
     )
     assert done.stderr == ""
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+NET = """
+import torch
+from torch_geometric.nn import GCNConv
+
+class Net(torch.nn.Module):
+    def __init__(self, in_channels, out_channels, width=None):
+        super().__init__()
+        self.conv = GCNConv(width or in_channels, out_channels)
+
+    def forward(self, x, edge_index):
+        return self.conv(x, edge_index)
+
+class Broken(Net):
+    def forward(self, x, edge_index):
+        return self.conv(x, edge_index) @ x
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "width", "line"),
+    [
+        ("a_net.Net", None, None),
+        ("b_net.Net", 16, None),  # the dataset's: another one than is tried
+        ("c_net.Net", 20, r"model.target=c_net.Net cannot run on 16 features: "),
+        ("d_net.Broken", None, r"model.target=d_net.Broken cannot run on 16 features: "),
+    ],
+)
+def test_a_pyg_model_that_cannot_be_built_is_refused_before_ranks_start(
+    target: str, width: int | None, line: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gnnpar.cli.train import run_training
+
+    class Started(Exception): ...
+
+    def launch(*given: object, **more: object) -> None:
+        raise Started
+
+    (tmp_path / f"{target.partition('.')[0]}.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("gnnpar.launch.launch.launch", launch)
+    data = ["dataset=sbm", "dataset.num_nodes=200", "dataset.num_features=16", "world_size=2"]
+    kwargs = [] if width is None else [f"model.kwargs.width={width}"]
+    settings = compose([*data, "strategy=graph_parallel", "model=pyg", f"model.target={target}", *kwargs])
+    with pytest.raises(ValueError if line else Started, match=line):
+        run_training(settings, tmp_path / "run")

@@ -164,7 +164,6 @@ SABOTAGES = [
     (Detached, "layers.0.conv.neighbours.weight has a gradient that its loss does not have"),
     (InPlace, "layers.0.conv writes into its input in place"),
     (Unused, "layers.0.conv.spare.weight has no gradient: the loss does not depend on it"),
-    (Frozen, "layers.0.conv.own.weight does not require a gradient"),
     (Position, "layers.0.conv depends on how many rows there are, or on where a row stands"),
     (NumberOfRows, "layers.0.conv depends on how many rows there are"),
     (NotFinite, "layers.0.conv gives values that are not finite"),
@@ -187,6 +186,10 @@ def test_models_of_gnnpar_are_sound(model):
     assert find_fault(configured("model", model, "model.hidden=8")) is None
     overrides = ("norm=layer", "residual=true", "encoder=linear", "decoder=linear", "num_layers=3", "hidden=8")
     assert find_fault(configured("model", model, *(f"model.{each}" for each in overrides))) is None
+
+
+def test_a_frozen_parameter_is_sound():
+    assert find_fault(Of(kind=Frozen, hidden=8)) is None
 
 
 def test_a_sound_layer_of_ones_own_passes_and_an_unsound_one_has_one_failed_case():

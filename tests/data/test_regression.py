@@ -68,7 +68,7 @@ def test_nodes_without_a_target_are_in_no_split(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("y", "line"),
     [
-        (np.full(NODES, np.nan), "no node has all its targets"),
+        (np.full(NODES, np.nan), "no node has a target"),
         (np.where(np.arange(NODES) == 3, np.inf, 0.5), "1 targets are infinite or beyond float32; scale y"),
         (np.ones((NODES, 2, 2)), r"\[60\] or \[60, targets\], got torch.float64 \[60, 2, 2\]"),
     ],

@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data, InMemoryDataset
 
 from conftest import Run
-from data.samples import raw_graph
+from data.samples import hetero, raw_graph
+from gnnpar.config.compose import compose
 from gnnpar.data import Preprocess, prepare
+from gnnpar.data.given import write_given
 from gnnpar.data.saved import PT
 from gnnpar.data.saved import raw_graph as raw_of
+from gnnpar.training.result.header import dataset_name
 
 
 def data(**changes: Any) -> Data:
@@ -74,6 +77,48 @@ def test_a_mistake_is_one_clear_line(tmp_path, what, line):
         PT(path=saved(tmp_path, what)).load(None, 0)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("dataset pt")
+
+
+class OwnData(Data):
+    pass
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_processed_file_is_the_graph_or_the_batch_of_all(tmp_path, count):
+    graphs = [data() for _ in range(count)]
+    InMemoryDataset.save(graphs, str(tmp_path / "data.pt"))
+    found = PT(path=str(tmp_path / "data.pt"), self_loops="keep", drop_duplicates=False).load(None, 0)
+    whole = Batch.from_data_list(graphs)
+    ends = whole.edge_index[:, torch.argsort(whole.edge_index[1] * 6 * count + whole.edge_index[0])]
+    assert torch.equal(found.x, whole.x)
+    assert torch.equal(found.y, whole.y)
+    assert torch.equal(found.edge_index, ends)
+
+
+def test_a_processed_file_of_typed_graphs_is_their_batch(tmp_path):
+    graph = hetero()
+    graph["venue"].x = torch.ones(4, 1)
+    InMemoryDataset.save([graph, graph], str(tmp_path / "data.pt"))
+    found = PT(path=str(tmp_path / "data.pt"), self_loops=False).load(None, 0)
+    wanted = PT(path=str(write_given(Batch.from_data_list([graph, graph]))), self_loops=False).load(None, 0)
+    assert (found.num_nodes, found.graph_hash) == (2 * 21, wanted.graph_hash)
+
+
+@pytest.mark.parametrize("kind", ["pt", "npz", "folder"])
+def test_a_given_name_is_that_of_the_results(kind):
+    assert dataset_name(compose([f"dataset={kind}", "dataset.path=g"])) == kind
+    assert dataset_name(compose([f"dataset={kind}", "dataset.path=g", "dataset.name=mine"])) == "mine"
+
+
+def test_a_batch_and_a_subclass_are_read_as_their_fields(tmp_path):
+    batch = Batch.from_data_list([data(), data()])
+    plain = Data(**{key: batch[key] for key in data().to_dict()})
+    wanted = PT(path=str(write_given(plain))).load(None, 0).graph_hash
+    assert PT(path=str(write_given(batch))).load(None, 0).graph_hash == wanted
+    own = PT(path=str(write_given(OwnData(**data().to_dict())))).load(None, 0)
+    assert own.graph_hash == PT(path=saved(tmp_path, data())).load(None, 0).graph_hash
+    with pytest.raises(ValueError, match=r"cannot be read as a saved Data .*Data.from_dict\(data.to_dict\(\)\)"):
+        PT(path=saved(tmp_path, batch)).load(None, 0)
 
 
 class Evil:

@@ -58,7 +58,10 @@ def test_every_page_is_in_the_navigation_and_every_link_leads_somewhere() -> Non
     for page in (*written.values(), *(p for p in brought.values() if p.suffix == ".md")):
         for target in re.findall(r"\]\(([^)#\s]+)", hooks.FENCE.sub("", page.read_text(encoding="utf-8"))):
             if "://" not in target and not any(target.endswith(page) for page in generated):
-                assert (page.parent / target).exists(), f"{page} points at {target}"
+                meant = (page.parent / target).resolve()
+                assert meant.exists(), f"{page} points at {target}"
+                place = hooks.in_site(meant.relative_to(ROOT).as_posix())
+                assert place in brought or meant.is_relative_to(DOCS), f"{target} of {page} is not in the site"
 
 
 def test_every_interface_that_is_documented_exists() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,11 @@ from gnnpar.models.gcn import GCN
 from gnnpar.planner import calibrate
 from gnnpar.planner.calibrate import Calibration, fitted, nonnegative
 from gnnpar.planner.extract import record
+from gnnpar.planner.planner import Evaluated, advised
 from gnnpar.planner.registry import shipped
 from gnnpar.planner.samples import Samples
 from gnnpar.pricing.candidate import Scope
+from gnnpar.pricing.price import Price
 from gnnpar.pricing.rates import NOMINAL, Rates
 from gnnpar.settings import ConfigError
 
@@ -227,6 +231,78 @@ def test_a_new_engine_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(calibrate, "candidates", every)
     calibrate.calibrate(2, threads=1, cache=tmp_path)
     assert measured == [2, 2]
+
+
+def test_rates_of_a_busy_machine_are_marked_and_measured_again_when_it_is_quiet(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    others, measured, said = ["other programs keep 1.6 of 2 cores busy"], list[int](), list[str]()
+
+    def fitted_nominal(samples: object, *, ranks: int, threads: int) -> Calibration:
+        measured.append(ranks)
+        return Calibration(ranks, threads, replace(NOMINAL, source="measured"), calibrate.NOMINAL_LINK)
+
+    monkeypatch.setattr(calibrate, "world_samples", lambda *given: [])
+    monkeypatch.setattr(calibrate, "fitted", fitted_nominal)
+    monkeypatch.setattr(calibrate, "contention", lambda threads, cores: others[0])
+    made = [calibrate.calibrate(2, threads=1, cache=tmp_path, say=said.append) for _ in range(2)]
+    assert [each.rates.described for each in made] == [f"measured rates of a busy machine ({others[0]})"] * 2
+    assert measured == [2]
+    assert any(line.startswith("rates of a busy machine") for line in said)
+    assert others[0] in next((tmp_path / "calibration").iterdir()).read_text()
+    others[0] = ""
+    assert calibrate.calibrate(2, threads=1, cache=tmp_path, measuring=False).rates.busy  # asked not to measure
+    quiet = [calibrate.calibrate(2, threads=1, cache=tmp_path).rates for _ in range(2)]
+    assert [each.described for each in quiet] == ["measured rates"] * 2
+    assert measured == [2, 2]
+
+
+def test_one_device_stands_in_the_table_and_what_experiments_advise_against_is_marked(
+    tmp_path: Path, fast_devices: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = ["plan", "dataset=sbm", "dataset.num_nodes=1500", "model=gcn", "search=enumerate", "--quality=stale"]
+    assert main([*asked, fast_devices]) == 0
+    rows = {line.split(" ")[1]: line for line in capsys.readouterr().out.splitlines() if line.startswith(" ")}
+    assert rows["single"].strip().endswith("it uses 1 of 4 ranks: gnnpar train strategy=single")
+    assert "not recommended: inferior accuracy" in rows["digest,"]
+    assert main([*asked, fast_devices, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["candidates"]
+    by_family = {each["candidate"]["family"]: each for each in reversed(found)}
+    assert by_family["single"]["epoch_seconds"] > 0
+    assert by_family["digest"]["not_recommended"] == "inferior accuracy"
+    assert by_family["graph_parallel"]["not_recommended"] == ""
+    assert main([*asked, fast_devices, "fewer=true", "--json"]) == 0  # where it may be chosen
+    fewer = json.loads(capsys.readouterr().out)["candidates"]
+    single = next(each for each in fewer if each["candidate"]["family"] == "single")
+    assert single["refused"] == ""
+    assert single["epoch_seconds"] == pytest.approx(by_family["single"]["epoch_seconds"])
+
+
+def test_one_device_that_is_too_small_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = FAST.replace("4 GiB", "12 MiB")
+    hosts = "{name: h, devices: {cpu: 2}, inside: bus, nic: nic, count: 2}"
+    topology = devices_of(tmp_path, "small", devices=f"cpu: {small}", hosts=hosts, nic="rate: 1 Gbit/s, latency: 50 us")
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", "--json", "dataset=sbm", "dataset.num_nodes=6000", "model=gcn", topology]) == 0
+    found = json.loads(capsys.readouterr().out)["candidates"]
+    single = next(each for each in found if each["candidate"]["family"] == "single")
+    assert re.fullmatch(r"rank 0 needs [\d.]+ MiB of 12 MiB", single["refused"])
+
+
+def test_a_near_choice_that_experiments_recommend_comes_first() -> None:
+    def one(family: str, objective: float, refused: str = "") -> Evaluated:
+        candidate = next(c for c in shipped().candidates(scope, 4) if c.family == family)
+        return Evaluated(candidate, Price(), objective, refused)
+
+    scope = Scope(ir=record(GCN().build(16, 4, seed=0), 16), nodes=1500)
+    digest, near, far = one("digest", 1.0), one("graph_parallel", 1.09), one("graph_parallel", 1.2)
+    assert advised((digest, near, far)) == (near, digest, far)
+    assert advised((digest, far)) == (digest, far)
+    assert advised((digest, one("sar", 1.05, "too large"), far))[0] == digest
+    assert advised((near, digest)) == (near, digest)
 
 
 def test_calibration_round_trip_and_sharing() -> None:

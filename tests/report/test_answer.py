@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gnnpar.report import formatting as words
 from gnnpar.report.comparison import compare
-from gnnpar.report.page.page import render
+from gnnpar.report.page.page import context, render
 from gnnpar.report.runs import collect
+from gnnpar.training.result.result import epoch_time
 from planted_runs import DROP, Plant, accurate
 
 OURS: dict[str, Any] = {"strategy": "graph_parallel", "world_size": 2, "transport": "gloo"}
@@ -121,3 +124,69 @@ def test_tags_choice_is_explained_where_another_is_faster(
 def test_one_configuration_has_nothing_to_be_compared_with(plant: Plant, tmp_path: Path) -> None:
     plant()
     assert answers(tmp_path) == []
+
+
+BUSY = {"before": 0.1, "after": 9.0, "others": "other programs keep 1.6 of 2 cores busy"}
+
+
+def test_a_disturbed_run_is_left_out_of_the_answer_where_others_are_not(plant: Plant, tmp_path: Path) -> None:
+    """Its mean was 196 ms and its median 17.9; the ratio of its block, too, is of its disturbed baseline."""
+    for seed in range(4):
+        disturbed = {"load": BUSY, "epoch_seconds__mean": 0.196} if seed == 0 else {}
+        plant(seed=seed, epoch=0.02, **disturbed, **accurate(80 + seed))
+        plant(seed=seed, epoch=0.5 if seed == 0 else 0.08, **OURS, **accurate(80 + seed))
+    found = compare(collect([tmp_path]))
+    assert "has 0.25 times its speed (0.25 [0.25, 0.25] x single over 3 blocks" in found.answers[0]
+    assert "the machine was busy when 1 of 8 runs began" in found.answers[0]
+    assert [row["ratio_busy"] for row in found.rows] == [True, True] + 6 * [False]
+    assert [row["busy"] for row in found.rows] == [True] + 7 * [False]
+    assert not any(group.time_busy or group.ratio_busy for group in found.groups)
+
+
+def test_a_number_of_disturbed_runs_alone_is_marked_wherever_it_stands(plant: Plant, tmp_path: Path) -> None:
+    for seed in range(3):
+        plant(seed=seed, epoch=2.0, load=BUSY, **accurate(80 + seed))
+        plant(seed=seed, epoch=4.0, **OURS, **accurate(80 + seed))
+    found = compare(collect([tmp_path]))
+    single, ours = found.groups
+    assert (single.time_busy, single.ratio_busy, ours.time_busy, ours.ratio_busy) == (True, True, False, True)
+    assert "has 0.50 busy times its speed (0.50 [0.50, 0.50] busy x single" in found.answers[0]
+    table = [words.group_cells(group) for group in found.groups]
+    place = [*words.HEADINGS].index
+    assert [line[place("epoch")].endswith(" busy") for line in table] == [True, False]
+    assert all(line[place("speed-up")].endswith("] busy") for line in table)
+    assert {words.row_ratio(row) for row in found.rows} == {"1.00 busy", "0.50 busy"}
+    page = json.loads(context(found)["specs"])
+    assert [" busy<" in text for text in page["speed-up-0"]["single"]["layout"]["yaxis"]["ticktext"]] == [True, True]
+    assert [" busy<" in text for text in page["time-0"]["layout"]["yaxis"]["ticktext"]] == [True, False]
+    assert not any("speedup" in group.best for group in found.groups)
+
+
+def test_the_fastest_that_reaches_the_target_last_is_said_to(plant: Plant, tmp_path: Path) -> None:
+    for seed in range(3):
+        plant(seed=seed, epoch=1.0, curve=[0.1, 0.2, 0.75], metric__best_val=0.75)
+        plant(seed=seed, epoch=2.0, curve=[0.75], **OURS, metric__best_val=0.75)
+    found = compare(collect([tmp_path]))
+    said = "2 of 2 to target, 3.00 s; graph_parallel 1.00 s"
+    assert "use single. " in found.answers[0] and f"single is {said}" in found.answers[0]
+    ((_, cards),) = context(found)["answers"]
+    assert cards[0].name == "single" and said in cards[0].caveat
+
+
+@pytest.mark.parametrize(
+    ("changes", "mean"),
+    [
+        ({}, False),
+        ({"settings__strategy": {"codec": {"_target_": "gnnpar.codecs.codec.BFloat16"}}}, False),
+        ({"settings__strategy": {"period": 1}}, False),
+        ({"settings__strategy": {"period": 2}}, True),
+        ({"settings__strategy": {"codec": {"period": 20}}}, True),
+        ({"settings__strategy": {"batch_size": 512}}, True),
+        ({"bytes_per_epoch__total": 10.5}, True),  # not the same in each epoch
+    ],
+)
+def test_the_median_is_the_time_unless_epochs_differ_by_design(
+    plant: Plant, changes: dict[str, Any], mean: bool
+) -> None:
+    result = plant(epoch=1.0, epoch_seconds__mean=9.0, **changes)
+    assert epoch_time(result) == (9.0 if mean else 0.9)

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from gnnpar.report import curves
 from gnnpar.report.comparison import Comparison, compare
-from gnnpar.report.formatting import to_target
+from gnnpar.report.formatting import row_name, to_target
 from gnnpar.report.groups import Group, cells
 from gnnpar.report.runs import collect
 from gnnpar.report.targets import Median, median
@@ -261,3 +262,47 @@ def test_a_fair_comparison_has_no_warning(plant: Plant, tmp_path: Path) -> None:
         plant(seed=seed)
         plant(seed=seed, **OURS)
     assert compared(tmp_path).warnings == []
+
+
+def test_rows_are_named_by_the_settings_that_differ(plant: Plant, tmp_path: Path) -> None:
+    for lr in (0.1, 0.01):
+        for hidden in (8, 16):
+            plant(settings__optim__lr=lr, settings__model__hidden=hidden)
+    found = compared(tmp_path)
+    names = [f"model.hidden={hidden} optim.lr={lr}" for lr in (0.1, 0.01) for hidden in (8, 16)]
+    assert [row["settings"] for row in found.rows] == names
+    assert [group.title for group in found.groups] == [f"single {name}" for name in names]
+    assert [row_name(row) for row in found.rows] == [f"single {name}" for name in names]
+
+
+def test_models_of_pyg_are_named_by_their_classes_and_data_by_its_name(plant: Plant, tmp_path: Path) -> None:
+    for target, name in (("mynet.Net", "web"), ("mynet.Other", "web"), ("mynet.Net", "wiki")):
+        own = {"settings__model__target": target, "settings__dataset__name": name, "settings__dataset__path": "a.pt"}
+        plant(model="pyg", dataset="pt", **own)
+    found = compared(tmp_path)
+    tasks = ["web / pyg Net", "web / pyg Other", "wiki / pyg Net"]
+    assert [f"{row['dataset']} / {row['model']}" for row in found.rows] == tasks
+    assert sorted(curves.tasks(found.groups).values()) == tasks
+
+
+def test_a_key_that_a_strategy_does_not_read_makes_no_second_row(plant: Plant, tmp_path: Path) -> None:
+    for codec in ("Identity", "Drop"):
+        target = {"_target_": f"gnnpar.codecs.codec.{codec}"}
+        plant(settings__codec=target, settings__world_size=2 if codec == "Drop" else 1)
+        plant(settings__codec=target, settings__strategy={"codec": target}, **OURS)
+    found = compared(tmp_path)
+    assert [(group.title, len(group.rows)) for group in found.groups] == [
+        ("single", 2),
+        ("graph_parallel codec=identity", 1),
+        ("graph_parallel codec=drop", 1),
+    ]
+
+
+def test_bars_are_as_long_as_the_epoch_of_the_table(plant: Plant, tmp_path: Path) -> None:
+    for seed, seconds in enumerate((0.01, 0.1, 1.0)):
+        plant(seed=seed, epoch=seconds)
+    (group,) = compared(tmp_path).groups
+    parts = curves.breakdown_of(group)
+    assert group.epoch_seconds is not None and parts is not None
+    assert group.epoch_seconds.value == pytest.approx(0.09)
+    assert sum(parts.values()) == pytest.approx(0.09)

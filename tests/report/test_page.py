@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +79,16 @@ def test_bars_have_at_most_six_parts_and_keep_their_totals() -> None:
     assert [list(bar) for bar in few] == [["d", "e", "f", "g", "h", "other"]] * 2
     assert [sum(bar.values()) for bar in few] == [sum(bar.values()) for bar in bars]
     assert six_parts([{"a": 1.0, "b": 0.0}]) == [{"a": 1.0}]
+
+
+def test_the_axis_of_ratios_is_logarithmic_and_holds_all_intervals(plant: Plant, tmp_path: Path) -> None:
+    for seed, seconds in enumerate((0.1, 2.0, 9.0)):  # an interval over three decades
+        plant(seed=seed, epoch=2.0)
+        plant(seed=seed, epoch=seconds, **OURS)
+    found = compare(collect([tmp_path]))
+    speedup = next(g.speedup for g in found.groups if g.first["strategy"] == "graph_parallel")
+    axis = json.loads(context(found)["specs"])["speed-up-0"]["single"]["layout"]["xaxis"]
+    low, high = (10**end for end in axis["range"])
+    assert axis["type"] == "log" and speedup is not None
+    assert low < speedup.low < min(axis["tickvals"]) * 10 and max(axis["tickvals"]) / 10 < speedup.high < high
+    assert 1.0 in axis["tickvals"] and all(low <= tick <= high for tick in axis["tickvals"])

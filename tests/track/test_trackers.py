@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
 from gnnpar.track import keys
-from gnnpar.track.console import Bar, Console, Lines, num_bytes, seconds, stdout
+from gnnpar.track.console import Bar, Console, Lines, num_bytes, pulse, seconds, stdout
 from gnnpar.track.jsonl import Jsonl, missing_epochs, read_rows
 from gnnpar.track.picture import figure, picture
 from gnnpar.track.tracker import Null, Quiet, Tee
@@ -64,6 +65,37 @@ def test_plain_lines_every_few_epochs_and_the_last(capsys: pytest.CaptureFixture
         ["epoch 4/5", "loss 1.5000", "val 0.5000", "250.0 ms/epoch"],
         ["epoch 5/5", "loss 1.5000", "val 0.5000", "250.0 ms/epoch"],
     ]
+
+
+def test_epochs_that_take_seconds_have_a_line_each(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 1000, 3))
+    monkeypatch.setattr("gnnpar.track.console.time.monotonic", lambda: next(clock))
+    lines = Lines(20, every=10)
+    for epoch in range(3):
+        lines.log(ROW | {"epoch": epoch})
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["2/20", "3/20"]
+
+
+def test_what_takes_long_is_said_until_it_changes(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every look whether anything has happened since the last one; the thread is gone at the end."""
+    monkeypatch.setattr("gnnpar.track.console.SILENT_SECONDS", 0.05)
+    seen = iter(["reading", "reading", "epoch 1", "epoch 2", "epoch 2", "", ""])
+    over = threading.Event()
+
+    def doing() -> str:
+        now = next(seen, None)
+        if now is None:
+            over.set()
+        return now or ""
+
+    with pulse(doing):
+        assert over.wait(20)
+    assert [line.split(" ...")[0] for line in capsys.readouterr().out.splitlines()] == ["reading", "epoch 2"]
+    assert "pulse" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_the_bar_starts_advances_and_ends(capsys: pytest.CaptureFixture) -> None:

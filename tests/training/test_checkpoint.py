@@ -11,14 +11,22 @@ import numpy as np
 import pytest
 import torch
 
-from checkpoints import ADAPTIVE, damage, hashes, last, result, rows, strategy_of, train
-from composing import names, rest_slow
+import gnnpar
+from checkpoints import ADAPTIVE, SMALL, damage, hashes, last, result, rows, strategy_of, train
+from composing import PRESETS, configured, names, rest_slow, settings_of
 from conftest import Run
 from gnnpar import durable
+from gnnpar.cli.train import run_training
 from gnnpar.comm.world import Outcome
+from gnnpar.durable import JsonDict
+from gnnpar.parallel.engine import Engine
+from gnnpar.parallel.objective import Objective
+from gnnpar.parallel.pipeline.strategy import stages_of
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint import state
 from gnnpar.training.checkpoint.policy import CheckpointPolicy
+from gnnpar.training.checks import check_strategy
+from gnnpar.training.evaluate import evaluate
 
 # beside every YAML of conf/strategy: state that only some settings have
 VARIANTS = {
@@ -110,6 +118,75 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, interrupt, case:
     assert rows(parted) == rows(whole)
     assert hashes(parted) == hashes(whole)
     assert result(parted)["metric"] == result(whole)["metric"]
+
+
+KINDS = ["buffers", "batch_norm", "frozen", "shared", "tied", "weight_norm", "spectral_norm", "extra_state"]
+ENGINES = {
+    "graph_parallel": ("strategy=graph_parallel",),
+    "gnnpipe": ("strategy=gnnpipe", "strategy.chunks=one"),
+}
+EVERY = [(strategy, "all") for strategy in names("strategy") if strategy != "tag"]
+EACH = [(engine, kind) for engine in ENGINES for kind in KINDS]
+NEVER = {("gnnpipe", "batch_norm"), ("gnnpipe", "spectral_norm")}  # refused before training, in one line
+SLOW = {*EACH, *((preset, "all") for preset in PRESETS)} - {("gnnpipe", "buffers"), ("graph_parallel", "batch_norm")}
+
+
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [
+        pytest.param(*each, marks=pytest.mark.slow) if each in SLOW else each
+        for each in (*EVERY, *EACH)
+        if each not in NEVER
+    ],
+)
+def test_a_checkpoint_has_all_weights_of_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, kind: str
+) -> None:
+    """Of frozen, shared, parametrized ones and buffers: opened, it gives what the run gave; resumed, it goes on."""
+    model = ("model=pyg", "model.target=pyg_nets.partly", f"model.kwargs.of={kind}", "dataset.self_loops=false")
+    common = (*ENGINES.get(case, (f"strategy={case}",)), *model, "precision=fp64", "optim.weight_decay=0.1")
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def noted(engine: Engine, objective: Objective) -> JsonDict:
+        seen.append((engine.node_ids, engine.predict()))
+        return evaluate(engine, objective)
+
+    monkeypatch.setattr("gnnpar.training.loop.evaluate", noted)
+    whole, parted = tmp_path / "whole", tmp_path / "parted"
+    for folder, further in ((parted, ("epochs=2",)), (parted, ("epochs=4", "resume=auto")), (whole, ("epochs=4",))):
+        folder.mkdir(exist_ok=True)
+        settings = settings_of(*(each for each in SMALL if "model." not in each), *common, *further)
+        outcome = run_training(settings, folder)
+        assert outcome.exit_code == 0, outcome.error
+    assert rows(parted) == rows(whole)
+    assert hashes(parted) == hashes(whole)
+    data = settings.load_dataset()
+    expected = torch.full((data.num_nodes, 8), torch.nan, dtype=torch.float64)
+    for ids, logits in seen[-last(whole).manifest["run"]["world_size"] :]:
+        expected[ids] = logits
+    opened = [gnnpar.load(folder, which="last", trust=True) for folder in (whole, parted)]
+    with torch.no_grad():
+        found = [trained(data.x.double(), data.edge_index, prepared=True) for trained in opened]
+    assert torch.equal(*found)
+    torch.testing.assert_close(found[0], expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["batch_norm", "spectral_norm"])
+def test_what_a_pipeline_cannot_train_is_refused_before_it_begins(tmp_path: Path, kind: str) -> None:
+    overrides = ("model=pyg", "model.target=pyg_nets.partly", f"model.kwargs.of={kind}", *ENGINES["gnnpipe"])
+    settings = settings_of(*(each for each in SMALL if "model." not in each), *overrides)
+    with pytest.raises(ValueError, match=r"strategy=gnnpipe (never holds all rows|runs a model layer by layer)"):
+        check_strategy(settings, 2)
+
+
+def test_a_parameter_of_two_stages_is_refused(tmp_path: Path) -> None:
+    """gnnpar's own models have none; one of a user's own may."""
+    config = configured("model", "gcn", "model.hidden=12", "model.num_layers=2")
+    model = config.build(12, 12, seed=0)
+    model.layers[1].conv.weight = model.layers[0].conv.weight
+    with pytest.raises(ValueError, match=r"layers\.0\S+ and layers\.1\S+ are one parameter, and two stages"):
+        stages_of(model, (range(1), range(1, 2)))
+    assert set(stages_of(model, (range(2),)).values()) == {0}
 
 
 @pytest.fixture(scope="module")

@@ -184,3 +184,36 @@ def test_a_slot_of_another_shape_is_refused_before_it_is_copied(slot: str, shape
     slots = {"step": torch.zeros(()), **moments, slot: torch.zeros(1).expand(shape)}
     with pytest.raises(ValueError, match=rf"the optimizer's {slot} of {name} has shape \[{shape[0]}\]"):
         stepper.load_state_dict({"kind": "Adam", "state": {name: slots}})
+
+
+def test_an_optimizer_that_asks_for_the_loss_is_refused() -> None:
+    module = model()
+    named = list(module.named_parameters())
+    lbfgs = torch.optim.LBFGS(module.parameters())
+    with pytest.raises(ValueError, match=r"^optim=lbfgs: needs to evaluate the loss several times a step \(.*\)\. Use"):
+        Adam().wrap(lbfgs, 1, named)
+    for kind in (torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.NAdam):
+        Adam().wrap(kind(module.parameters()), 1, named)
+
+
+@pytest.mark.parametrize(
+    "config", [Adam(weight_decay=0.1), AdamW(weight_decay=0.1), SGD(momentum=0.9, weight_decay=0.1)]
+)
+def test_a_step_of_a_device_leaves_what_is_frozen_or_has_no_gradient(config: Adam | AdamW | SGD) -> None:
+    """As torch's own step: `encoder` is frozen, `layers.1` has no gradient."""
+    mine, theirs = model(), model()
+    theirs.load_state_dict(mine.state_dict())
+    ours, torchs = (build(config, each).optimizer for each in (mine, theirs))
+    step = DeviceStep(ours)
+    for seed in range(3):
+        for module in (mine, theirs):
+            draw = torch.Generator().manual_seed(seed)
+            for name, parameter in module.named_parameters():
+                parameter.requires_grad_(not name.startswith("encoder"))
+                if name.startswith("layers.0"):
+                    parameter.grad = torch.randn(parameter.shape, generator=draw)
+        step.prepare()
+        step.launch(torch.tensor(True))
+        torchs.step()
+    for (name, a), (_, b) in zip(mine.named_parameters(), theirs.named_parameters(), strict=True):
+        torch.testing.assert_close(a, b, msg=name)

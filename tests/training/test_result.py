@@ -160,6 +160,10 @@ def test_early_stopping() -> None:
     vals = [0.5, 0.55, 0.7, 0.75, None, 0.79]
     assert [progress.stops(val, settings) for val in vals] == [False, False, False, False, False, True]
     assert not any(Progress().stops(0.1, compose([])) for _ in range(9))
+    with pytest.raises(
+        ValueError, match=r"early_stopping.patience=2: the metric of the validation split is not defined"
+    ):
+        Progress().stops(None, settings)
 
 
 def test_the_profiled_epoch_comes_after_the_warm_up() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ from torch_geometric.transforms import ToSparseTensor
 
 import gnnpar
 from checkpoints import damage, last, rows, train
+from gnnpar.cli.train import run_training
 from gnnpar.config.compose import compose
 from gnnpar.data.dataset import Dataset
+from gnnpar.durable import read_checked_json, write_checked_json
+from gnnpar.targets import FENCE
 
 CSR: Any = torch.sparse_csr  # PyG's own annotation of a layout says int
 
@@ -94,3 +98,67 @@ def test_what_does_not_fit_is_one_line(tmp_path: Path, capsys, monkeypatch: pyte
     damage(last(tmp_path).folder / "rank-0.pt")
     assert gnnpar.load(tmp_path, which="last").epoch == 2
     assert "epoch-000004 is no good checkpoint" in capsys.readouterr().err
+
+
+OWN_NET = """
+import torch
+from torch_geometric.nn import GCNConv
+
+class Net(torch.nn.Module):
+    def __init__(self, in_channels, out_channels):
+        super().__init__()
+        self.conv = GCNConv(in_channels, out_channels)
+
+    def forward(self, x, edge_index):
+        return self.conv(x, edge_index)
+"""
+
+
+def test_the_best_epoch_is_kept_without_a_setting(tmp_path: Path) -> None:
+    """Its weights are those that training had then: the logits are those which were evaluated."""
+    assert train(tmp_path, "strategy=graph_parallel", "epochs=12", "optim.lr=1.0", "eval_every=1").exit_code == 0
+    evaluated = {row["epoch"] + 1: row for row in rows(tmp_path)}
+    best = max(evaluated, key=lambda epoch: evaluated[epoch]["metric/val"])
+    assert best < 12 and gnnpar.load(tmp_path, which="last").epoch == 12
+    found = gnnpar.load(tmp_path)
+    assert (found.epoch, found.val) == (best, evaluated[best]["metric/val"])
+    settings = compose(["dataset.num_nodes=200", "dataset.avg_degree=6", "dataset.num_features=12"])
+    dataset = settings.dataset.load(Path(), 0)
+    with torch.no_grad():
+        logits = found(dataset.x, dataset.edge_index, prepared=True)
+    assert accuracy(logits, dataset, dataset.test_mask) == pytest.approx(evaluated[best]["metric/test"])
+
+
+def test_the_users_own_class_needs_no_trust_where_the_user_has_trained_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere, with other arguments, or for a user who has not, the file alone names it."""
+    for folder in ("here", "there"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "own_net_of_mine.py").write_text(OWN_NET)
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (run := tmp_path / "here" / "run").mkdir()
+    own = ("model=pyg", "model.target=own_net_of_mine.Net")
+    debug = ("debug=tiny", "strategy=single", "epochs=2", "tracker=jsonl")
+    assert run_training(compose([*debug, *own]), run).exit_code == 0
+    for fence in (None, ""):  # a script; a command
+        monkeypatch.delenv(FENCE, raising=False)
+        if fence is not None:
+            monkeypatch.setenv(FENCE, fence)
+        assert gnnpar.load(run, which="last").epoch == 2
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "of another user"))
+    with pytest.raises(ValueError, match=r"names own_net_of_mine\.Net.*trust=True"):
+        gnnpar.load(run)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path / "there")
+    with pytest.raises(ValueError, match=r"names own_net_of_mine\.Net.*trust=True"):
+        gnnpar.load(run)
+    monkeypatch.chdir(tmp_path / "here")
+    (file,) = run.glob("checkpoint/epoch-*/manifest.json")
+    tree = read_checked_json(file)
+    tree["run"]["settings"]["model"]["kwargs"] = {"path": "a/b.pt"}
+    write_checked_json(file, tree)
+    with pytest.raises(ValueError, match=r"names own_net_of_mine\.Net.*trust=True"):
+        gnnpar.load(run, which="last")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,10 +24,13 @@ if TYPE_CHECKING:
     from gnnpar.models.gnn import ModelSource
     from gnnpar.verify.conformance import Case
 
+_UNREAD = ("task", "shards", "partition", "features", "features_dim", "optim", "precision", "tf32", "plan")
 HELP = """Every strategy must equal the single device in fp64, in its exact limit, for every model and world: the loss
-and each gradient, on the GPU if there is one (device=cpu: not there). One with an oracle must equal that, as it is
-configured. `gnnpar check strategy=mine model=my_model` looks into strategy/ and model/ of this folder, too; without
-model=, for every model there is, into model/ with --trust alone, because nobody has named what lies there.
+and each gradient, on the GPU if there is one (device=cpu: not there); as it is configured, too, where it says that it
+is exact. One with an oracle must equal that, as it is configured. A PyG model must train as in PyG's own loop: losses
+and gradients of three steps of Adam, weights and running statistics after them, on the graph as it was given.
+`gnnpar check strategy=mine model=my_model` looks into strategy/ and model/ of this folder, too; without model=, for
+every model there is, into model/ with --trust alone, because nobody has named what lies there.
 On a small graph, or with dataset=... on that, whole, in fp64, in every world: give one of some thousand nodes.
 `gnnpar check codec=mine`, without a strategy: the laws that every codec keeps."""
 
@@ -63,7 +67,9 @@ def cases_of(
     """The cases of a strategy, on the dataset of the settings or on a small graph, and their table, printed."""
     import torch
 
+    from gnnpar.data.preprocess import Preprocess
     from gnnpar.launch.launch import device_of
+    from gnnpar.parallel.strategy import refuse_row_order
     from gnnpar.verify import conformance
 
     try:
@@ -71,8 +77,21 @@ def cases_of(
         dataset = settings.load_dataset() if own_graph else None
         if dataset is not None:
             say(f"{dataset.name}: {dataset.num_nodes:,} nodes, {dataset.num_edges:,} edges")
+        refuse_row_order(settings.strategy, settings.row_order, settings.task, settings.names)
+        given = None
+        if own_graph and any(model.wraps for model in models.values()) and isinstance(settings.dataset, Preprocess):
+            kept = replace(settings.dataset, self_loops="keep", drop_duplicates=False)
+            given = replace(settings, dataset=kept).load_dataset()
         cases = conformance.check(
-            settings.strategy, models, worlds=worlds, dataset=dataset, as_it_is=own_graph, device=device
+            settings.strategy,
+            models,
+            worlds=worlds,
+            dataset=dataset,
+            as_it_is=own_graph,
+            given=given,
+            first_layer=settings.first_layer,
+            row_order=settings.row_order,
+            device=device,
         )
     except ValueError as error:
         raise ConfigError(str(error)) from error
@@ -84,13 +103,14 @@ def cases_of(
 
 
 def refuse_unread(overrides: Sequence[str]) -> None:
-    """ConfigError where a task or a partition is asked for, or a file that sets several groups."""
+    """ConfigError where a key is given that decides on numbers and is not read, or a file that sets several groups."""
     if (several := chosen_of_several(overrides)) is not None:
         raise ConfigError(f"{several} sets what gnnpar check does not read, too: type what you need of it")
     for override in overrides:
-        if (group := _group(override)) in ("task", "shards", "partition", "features", "features_dim"):
+        if (group := _group(override)) in _UNREAD and override != "precision=fp64":
             raise ConfigError(
-                f"{override}: gnnpar check trains on labels, parts drawn at random, and reads no {group}; leave it out"
+                f"{override}: gnnpar check trains on labels, parts drawn at random, in fp64 by gradient descent, and "
+                f"reads no {group}; leave it out"
             )
 
 
@@ -133,13 +153,17 @@ def model_names() -> list[str]:
 
 
 def show(cases: Sequence[Case], strategy: str) -> None:
+    from gnnpar.verify.conformance import AS_CONFIGURED
+
     _show(
         [case for case in cases if case.reference == "single device"],
         f"strategy={strategy}, in its exact limit, against the single device",
     )
+    if configured := [case for case in cases if case.reference == AS_CONFIGURED]:
+        _show(configured, f"strategy={strategy}, as it is configured and called exact, against the single device")
     if untouched := [case for case in cases if case.reference == "PyG"]:
-        _show(untouched, "on one device, against itself, untouched, as PyG runs it")
-    if others := [case for case in cases if case.reference not in ("single device", "PyG")]:
+        _show(untouched, "on one device, against PyG's own loop on the graph as it was given")
+    if others := [case for case in cases if case.reference not in ("single device", AS_CONFIGURED, "PyG")]:
         _show(others, f"strategy={strategy}, as it is configured, against its oracle on one device")
 
 

@@ -78,10 +78,11 @@ def cut_into(settings: Settings, out: Path) -> None:
     make_folder_of_results(out.parent)
     with folder_beside(out) as scratch, progress() as on_progress:
         on_progress("read", 0.0)
-        if isinstance(settings.dataset, Streamed):
-            graph = settings.dataset.stored(settings.data_dir, settings.seed, scratch, on_progress)
+        dataset = settings.read_dataset()
+        if isinstance(dataset, Streamed):
+            graph = dataset.stored(settings.data_dir, settings.seed, scratch, on_progress)
         else:
-            graph = Stored.of(settings.dataset.load(settings.data_dir, settings.seed))
+            graph = Stored.of(dataset.load(settings.data_dir, settings.seed))
         on_progress("partition", 0.0)
         by, cache = settings.partition, partition_cache(settings)
         part_of, vertex_cut = partition(graph, parts, by=by, cache=cache, say=log_problems), None

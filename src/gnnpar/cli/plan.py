@@ -115,7 +115,7 @@ def searched(
     from gnnpar.planner import planned as planner
 
     try:
-        return planner.planned(
+        found = planner.planned(
             settings,
             ranks=settings.world_size if sets(overrides, "world_size") else None,
             allowed=allowed,
@@ -125,6 +125,7 @@ def searched(
             recompute=not sets(overrides, "first_layer"),
             measuring=measuring,
         )
+        return planner.with_one_device(found, settings, say, measuring=measuring)
     except ValueError as error:
         raise ConfigError(" ".join(str(error).split())) from error
 
@@ -145,6 +146,7 @@ def candidates(planned: Planned, measured: Mapping[str, float] = {}) -> list[Jso
         each.as_predicted()
         | {
             "refused": each.refused,
+            "not_recommended": each.discouraged,
             "objective": None if each.price.unpriced else each.objective,
             "measured": measured.get(each.candidate.label),
         }
@@ -250,5 +252,5 @@ def show(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         table.add_row(*map(escape, row))
     console = stdout()
     if not console.is_terminal:
-        console.width = 160
+        console.width = 200
     console.print(table)

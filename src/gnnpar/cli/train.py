@@ -29,13 +29,14 @@ from gnnpar.launch.slurm import as_rank
 from gnnpar.printable import printable
 from gnnpar.scratch import own_temporary_files
 from gnnpar.settings import ConfigError, Settings
+from gnnpar.targets import note_named
 from gnnpar.track import progress
-from gnnpar.track.console import Console, complain, say
+from gnnpar.track.console import Console, complain, pulse, say
 from gnnpar.track.tracker import Quiet
 
 if TYPE_CHECKING:
     from gnnpar.comm.world import Outcome
-    from gnnpar.training.loop import PlanSource
+    from gnnpar.training.loop import Callback, PlanSource
 
 
 def run(argv: list[str]) -> int:
@@ -142,7 +143,8 @@ def run_one(job: HydraJob) -> int:
         chosen = brought or [f"{group}={job.choices.get(group)}" for group in ("strategy", "model", "dataset")]
         say(f"starting: {', '.join(chosen)}")  # torch takes a second or two to import, in every rank
     try:
-        settings = composed_settings(job)
+        with pulse(lambda: "loading torch and the settings" if first and not quiet() else ""):
+            settings = composed_settings(job)
         if job.sweep is not None and quiet() and isinstance(settings.tracker, Console):
             settings = replace(settings, tracker=Quiet())
         if first:
@@ -168,7 +170,7 @@ def run_one(job: HydraJob) -> int:
     return outcome.exit_code
 
 
-def run_training(settings: Settings, run_dir: Path) -> Outcome:
+def run_training(settings: Settings, run_dir: Path, callbacks: Sequence[Callback] = ()) -> Outcome:
     """Start the ranks of a run, or join those that are there, and train; result.json is in `run_dir` in any case.
 
     ValueError where the run cannot begin: of joined ranks, which meet for it, all raise the same.
@@ -182,11 +184,23 @@ def run_training(settings: Settings, run_dir: Path) -> Outcome:
     try:
         world = world_of(settings)
         check(settings, world)
+        verified = probed(settings, world.size)
     except ValueError as error:
         raise refusal(error, settings.comm.connect_seconds) from error
-    record = RunRecord(settings, world, run_dir)
-    work = Training(record, plan_source_of(settings))
+    note_named(settings.resolved)
+    record = RunRecord(settings, world, run_dir, verified)
+    work = Training(record, plan_source_of(settings), tuple(callbacks))
     return launch(world, work, record, how=settings.launch, comm=settings.comm)
+
+
+def probed(settings: Settings, size: int) -> str:
+    """What stands behind the exactness of a run. ConfigError where its model, or its strategy, cannot train on so many
+    ranks as on one device. Of joined ranks, rank 0 finds out, and tells the others of a refusal."""
+    if os.environ.get("RANK", "0") != "0":
+        return "no"
+    from gnnpar.verify.probe import probe
+
+    return probe(settings, size)
 
 
 def plan_source_of(settings: Settings) -> PlanSource:
@@ -223,16 +237,17 @@ def check_world(settings: Settings, overrides: Sequence[str]) -> None:
 def summary(run_dir: Path) -> list[str]:
     """The last line of a run."""
     from gnnpar.track.console import num_bytes, seconds
+    from gnnpar.training.result.result import epoch_time
 
     result = json.loads((run_dir / "result.json").read_text(encoding="utf-8"))
-    metric, mean = result["metric"], result["epoch_seconds"]["mean"]
+    metric, took = result["metric"], epoch_time(result) or 0.0
     name = metric["name"] or "metric"
     parts = [f"{name} {part} {metric[part]:.4f}" for part in ("val", "test") if metric[part] is not None]
     if fidelity := result["fidelity"]:
         worst = fidelity["worst"]
         parts.append(f"gradient cosine {fidelity['cosine']['mean']:.4f} (worst {worst['layer']})")
     figures = ", ".join(
-        [*parts, f"{seconds(mean)}/epoch", f"{num_bytes(result['bytes_per_epoch']['total'])}/epoch sent"]
+        [*parts, f"{seconds(took)}/epoch", f"{num_bytes(result['bytes_per_epoch']['total'])}/epoch sent"]
     )
     return [f"completed: {figures}  ->  {os.path.relpath(run_dir)}", *prediction(result)]
 

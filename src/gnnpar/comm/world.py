@@ -7,11 +7,14 @@ runs on the ranks (training) reads them, without either importing the other.
 from __future__ import annotations
 
 import os
+import re
 import sys
+import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from operator import attrgetter
+from pathlib import Path
 from typing import Literal, Protocol
 
 import psutil
@@ -258,9 +261,26 @@ class Outcome:
 
 
 def reason_of(error: BaseException) -> str:
-    """'ValueError: what was wrong', in one line."""
+    """'ValueError: what was wrong', in one line, and where in the user's own code."""
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return (f"{type(error).__name__}: {text}" if text else type(error).__name__) + _own_line(error)
+
+
+def _own_line(error: BaseException) -> str:
+    """' (mynet.py:14 in forward; ...)': the innermost frame that is of no installed package; nothing where there is
+    none, or where gnnpar itself refuses. Of an error with a cause, that of the cause."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith((_OURS, _PYTHON, "<")) and not _PACKAGES.search(f.filename)]
+    if not own or (isinstance(error, ValueError) and frames[-1].filename.startswith(_OURS)):
+        return ""
+    place = f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}"
+    return f" ({place}; GNNPAR_TRACEBACK=1 shows all of it)"
+
+
+_OURS, _PYTHON = f"{Path(__file__).parents[1]}{os.sep}", f"{Path(os.__file__).parent}{os.sep}"
+_PACKAGES = re.compile("site-packages|dist-packages|gnnpar_kernels")
 
 
 def num_cores() -> int:

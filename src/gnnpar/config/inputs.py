@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 
 from gnnpar.aliases import current
@@ -14,6 +15,7 @@ from gnnpar.partition.manifest import read_manifest
 from gnnpar.paths import conf_dir
 from gnnpar.settings import PLAN_SETUP, WRITTEN_FOLDERS, ConfigError, show
 from gnnpar.targets import TRUST, refuse_foreign
+from gnnpar.track.console import complain
 
 Composed = tuple[JsonDict, dict[str, str]]
 """A resolved configuration, and of every group the name of the file chosen in it."""
@@ -150,6 +152,30 @@ def sets(overrides: Iterable[str], key: str) -> bool:
 
 
 def spelled(overrides: Iterable[str]) -> list[str]:
-    """shards=FOLDER in full. Arguments of a PyG model are whatever its class takes: new keys to Hydra."""
-    full = (re.sub(r"^(\+*)shards=", r"\1shards.folder=", override) for override in overrides)
+    """shards=FOLDER in full, and codecs by the names of their files. Arguments of a PyG model are whatever its class
+    takes: new keys to Hydra."""
+    full = (re.sub(r"^(\+*)shards=", r"\1shards.folder=", each) for given in overrides for each in _of_codec(given))
     return [re.sub(r"^model\.kwargs\.", "++model.kwargs.", override) for override in full]
+
+
+CODECS = {"bfloat16": "bf16", "float16": "bf16", "fp16": "bf16", "none": "identity", "fp32": "identity"}
+"""Other names of codecs -> their files."""
+BITS = {"int8": "8", "int4": "4", "int2": "2", "fp8": "fp8"}
+"""Names of types -> the bits of codec=uniform."""
+
+
+def _of_codec(override: str) -> list[str]:
+    """An override; codec=bfloat16, as tables print it, or codec=int4 in the names of files, unless there is one of its
+    own name."""
+    found = re.fullmatch(r"(\+*codec(?:@([\w.]+))?)=(\w+)", override)
+    name = found[3] if found else ""
+    if found is None or not (name in CODECS or name in BITS) or Path("codec", f"{name}.yaml").exists():
+        return [override]
+    if name in BITS:
+        return [f"{found[1]}=uniform", f"{found[2] or 'codec'}.bits={BITS[name]}"]
+    if name in ("float16", "fp16"):
+        _tell(f"{override}: rows travel as bfloat16 (codec=bf16), the format of 16 bits that there is")
+    return [f"{found[1]}={CODECS[name]}"]
+
+
+_tell = cache(complain)

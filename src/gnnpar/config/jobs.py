@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -50,13 +50,22 @@ def job_key(resolved: JsonObject, names: Mapping[str, str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def unread(resolved: JsonObject) -> set[str]:
+    """Keys of a resolved configuration from which its run does not follow: a strategy that has a codec has it among its
+    own keys, and one device cuts nothing."""
+    strategy = resolved.get("strategy")
+    target = str(strategy.get("_target_")) if isinstance(strategy, Mapping) else ""
+    return {"codec"} | ({"partition", "world_size"} if target.endswith(".Single") else set())
+
+
 @dataclass(frozen=True)
 class Job:
-    """One planned run. `folder` is relative to the sweep's."""
+    """One planned run. `folder` is relative to the sweep's. `reads`: `key` without what is `unread`."""
 
     key: str
     folder: str
     overrides: tuple[str, ...]
+    reads: str = ""
 
 
 @dataclass
@@ -78,7 +87,10 @@ class Manifest:
             return Manifest(folder)
         try:
             data = read_json(file)
-            jobs = [Job(str(j["key"]), str(j["folder"]), tuple(map(str, j["overrides"]))) for j in data["jobs"]]
+            jobs = [
+                Job(str(j["key"]), str(j["folder"]), tuple(map(str, j["overrides"])), str(j.get("reads", "")))
+                for j in data["jobs"]
+            ]
             if outside := next((job.folder for job in jobs if not is_inside(job.folder)), None):
                 raise ValueError(f"the job folder {one_line(outside)} is not below it, or is no line of text")
             folders = Counter(os.path.normpath(job.folder) for job in jobs)
@@ -103,7 +115,7 @@ class Manifest:
         return self._counted[1]
 
     def save(self) -> None:
-        jobs = [{"key": j.key, "folder": j.folder, "overrides": list(j.overrides)} for j in self.jobs.values()]
+        jobs = [asdict(job) for job in self.jobs.values()]
         write_json_whole(self.folder / MANIFEST, {"schema": 1, "argv": self.argv, "jobs": jobs})
 
     def states(self, keys: Sequence[str] | None = None) -> dict[str, tuple[State, str]]:

@@ -26,6 +26,7 @@ from typing import Any
 import yaml
 
 from gnnpar.config.compose import NO_OTHER_FOLDER, refuse_led_away, resolved
+from gnnpar.config.inputs import spelled
 from gnnpar.config.jobs import (
     NOT_HASHED,
     Job,
@@ -38,6 +39,7 @@ from gnnpar.config.jobs import (
     job_key,
     read_record,
     snapshot,
+    unread,
 )
 from gnnpar.config.replay import PARAMS, Replay, asked, quoted
 from gnnpar.config.study import MOST_RUNS, key_of, plain_yaml
@@ -49,6 +51,7 @@ from gnnpar.settings import ConfigError
 from gnnpar.source_code import changed
 from gnnpar.targets import given_to_own_classes
 from gnnpar.track.console import complain, say
+from gnnpar.track.keys import goodness
 from gnnpar.track.progress import shown
 from gnnpar.training.result.result import valid_result
 
@@ -270,6 +273,7 @@ class Resuming:
         """What Hydra's sweepers call; one JobReturn a job, whose value is the best validation metric."""
         folder = Path(str(self.config.hydra.sweep.dir))
         self.sweep.folder = folder
+        job_overrides = [spelled(each) for each in job_overrides]
         with alone_in(folder):
             if is_submitit(self.inner):
                 place_of_results(self.inner, folder)
@@ -325,6 +329,15 @@ class Resuming:
             self.sweep.check(settings, overrides)
         key = job_key(settings, names)
         _refuse_others(shown, self.sweep.asked.setdefault(key, shown))
+        idle = unread(settings)
+        kept = {group: name for group, name in names.items() if group not in idle}
+        reads = job_key({k: v for k, v in settings.items() if k not in idle}, kept)
+        twin = next((job for job in manifest.jobs.values() if job.reads == reads), None)
+        if twin is not None and key not in manifest.jobs:
+            own = " ".join(o for o in shown if re.split("[./@=]", key_of(o))[0] in idle)
+            line = f"{' '.join(shown)}: its strategy does not read {own}; its result is that of job {twin.folder}"
+            say(f"not trained again: {one_line(line)}")
+            key = twin.key
         if key in manifest.jobs:
             refuse_links_below(manifest.folder, manifest.jobs[key].folder)
             before = manifest.folder / manifest.jobs[key].folder
@@ -340,13 +353,14 @@ class Resuming:
                 raise ConfigError(f"hydra.sweep.subdir={name} must be a folder below that of the sweep")
             refuse_links_below(manifest.folder, name)
             if name not in taken and not (manifest.folder / name / "result.json").exists():
-                return manifest.jobs.setdefault(key, Job(key, name, shown))
+                return manifest.jobs.setdefault(key, Job(key, name, shown, reads))
         subdir = config.hydra.sweep.subdir
         raise ConfigError(f"hydra.sweep.subdir={subdir} is one folder for several jobs; put ${{hydra.job.num}} into it")
 
     def missing(self, manifest: Manifest, jobs: Sequence[Job]) -> list[tuple[Job, Overrides]]:
         """The jobs to run, each once, with the overrides that put them into their folders."""
-        unique = {job.key: job for job in jobs}
+        unique = {job.key: job for job in reversed(jobs)}  # of one that is asked for twice, the first
+        unique = {job.key: unique[job.key] for job in jobs}
         states = manifest.states(list(unique))
         again = self.sweep.replay.again if self.sweep.replay else frozenset[str]()
         finished = {key for key in unique if states[key][0] == "done" and unique[key].folder not in again}
@@ -357,9 +371,11 @@ class Resuming:
             say(f"resuming: {counts.get('done', 0)} of {len(unique)} jobs are done, {running}{len(todo)} to run")
         for what in sorted({self.sweep.changed[key] for key in finished if key in self.sweep.changed}):
             say(f"{one_line(what)} has changed since jobs that are done: another hydra.sweep.dir runs them again")
-        afresh = {job.key: ["resume=null"] if job.folder in again else [] for job in todo}
+        goes_on = [] if self.sweep.replay is None else ["resume=auto"]  # inside a job that is half done
+        own = {job.key for job in todo if "resume" in map(key_of, job.overrides)}
+        how = {j.key: ["resume=null"] if j.folder in again else [] if j.key in own else goes_on for j in todo}
         places = {job.key: "hydra.sweep.subdir=" + quoted(job.folder) for job in todo}
-        return [(job, [*job.overrides, *afresh[job.key], places[job.key]]) for job in todo]
+        return [(job, [*job.overrides, *how[job.key], places[job.key]]) for job in todo]
 
     def start(self, manifest: Manifest, jobs: Sequence[tuple[Job, Overrides]]) -> None:
         """Run some jobs to their ends. Where a launcher loses one (killed, out of memory), joblib ends those beside it
@@ -405,8 +421,8 @@ class Resuming:
         end = JobReturn(overrides=job.overrides, working_dir=str(run_dir), status=JobStatus.COMPLETED)
         if state == "done":
             result = valid_result(run_dir) or {}
-            best = result["metric"]["best_val"]
-            end.return_value = math.nan if best is None else best
+            best, name = result["metric"]["best_val"], result["metric"]["name"]
+            end.return_value = math.nan if best is None else goodness(name, best)
         elif self.raises:
             end.status, end.return_value = JobStatus.FAILED, RuntimeError(f"{state}: {why}")
         return end

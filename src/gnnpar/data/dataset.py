@@ -48,8 +48,9 @@ class Dataset:
 
     Shapes: N nodes, E edges, F features, C classes or targets. Edge j -> i is column (j, i) of `edge_index`; columns
     are sorted by (destination, source) and an edge's id is its position in that order. y: [N] int64 (single_label,
-    binary; -1 = unlabelled) or [N, C] float32 (multi_label, regression; a row of nan = unlabelled). What is unlabelled
-    is in no split. `pairs`: of link prediction, whose y and masks say nothing.
+    binary; -1 = unlabelled) or [N, C] float32 (multi_label, regression; nan = unknown, a row of nan = unlabelled). What
+    is unlabelled is in no split. `pairs`: of link prediction, whose y and masks say nothing. Under precision=fp64 x,
+    targets, weights and attributes are float64 where they are given so; `rounded`: they were given so, and are float32.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Dataset:
     pairs: Pairs | None = None
     edge_changes: EdgeChanges = EdgeChanges()
     learned: Learned | None = None
+    rounded: bool = False
 
     @property
     def num_nodes(self) -> int:
@@ -96,7 +98,7 @@ class Dataset:
 
     @property
     def edge_weight(self) -> Tensor | None:
-        """[E] float32; None: all are 1."""
+        """[E]; None: all are 1."""
         return self.edges.weight
 
     @classmethod
@@ -123,7 +125,7 @@ class Dataset:
         num_nodes = x.shape[0]
         src, dst = edge_index
         assert edge_index.dtype == torch.int64
-        assert x.dtype == torch.float32
+        assert x.dtype in (torch.float32, torch.float64)
         edges = edges or EdgeData()
         assert all(len(t) == edge_index.shape[1] for t in edges.tensors.values())
         if edge_index.shape[1] > 1:
@@ -142,7 +144,9 @@ class Dataset:
             num_classes=num_classes,
             task=task,
             edges=edges,
-            edge_sizes=sizes_of(edges, in_degree, num_edge_types)._replace(schema=schema),
+            edge_sizes=sizes_of(edges, in_degree, num_edge_types)._replace(
+                schema=schema, loops=bool((edge_index[0] == edge_index[1]).any())
+            ),
             in_weight=None if edges.weight is None else weighted_degrees(dst, edges.weight, num_nodes),
             graph_hash=content_hash((edge_index, x, y, *edges.tensors.values()), label=f"{task}/{num_classes}"),
             split_hash=content_hash(masks, label="split"),

@@ -2,7 +2,7 @@
 
 Three passes over the list: count the in-edges of every row, deal the edges out to buckets of consecutive rows that fit
 in memory, sort bucket after bucket. Memory is O(nodes) + one bucket; the disk holds 8 bytes an edge for a while, and
-what edges carry (4 bytes of a weight, 8 of a type, 4 of a number of a row).
+what edges carry (4 bytes of a weight, 8 of a type, 4 of a number of a row; twice as many of float64).
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ def canonical_csr(
     symmetrize: bool,
     self_loops: SelfLoops,
     drop_duplicates: bool,
-    kinds: Mapping[str, tuple[int, ...]] | None = None,
+    kinds: Mapping[str, np.dtype] | None = None,
     bucket_edges: int = BUCKET_EDGES,
     on_progress: OnProgress = no_progress,
 ) -> tuple[np.ndarray, Column, dict[str, Column]]:
     """(indptr int64 [N + 1] in memory, indices [E] in `folder`/indices.npy, what edges carry in `folder`/KIND.npy),
     rows by destination, sources ascending.
 
-    num_edges: of the list as it is, for progress, and for the range of types. `kinds`: what edges carry, with the shape
-    of a row: () or (D,).
+    num_edges: of the list as it is, for progress, and for the range of types. `kinds`: what edges carry, with the dtype
+    of a row: of a number, or of a subarray (D,).
     """
 
     outside = 0
     kinds = kinds or {}
     if self_loops is True:
         refuse_loops(name, kinds)
-    loops = LoopWeights(name, num_nodes) if kinds and self_loops is True else None
+    loops = LoopWeights(name, num_nodes, kinds["weight"]) if kinds and self_loops is True else None
 
     def listed(stage: str) -> Iterator[EdgeChunk]:
         nonlocal outside
@@ -79,7 +79,7 @@ def canonical_csr(
             "; number nodes from 0, or give more feature rows."
         )
     bounds = _bounds(counts, bucket_edges)
-    fields = [(kind, EDGE_TYPES[kind], shape) for kind, shape in sorted(kinds.items())]
+    fields = sorted(kinds.items())
     record = np.dtype([("key", np.int64), *fields]) if fields else np.dtype(np.int64)
     _deal(listed("sort edges"), folder, bounds, num_nodes, record)
     sort = _Sort(name, folder, bounds, num_nodes, self_loops=self_loops is True, drop_duplicates=drop_duplicates)
@@ -156,7 +156,7 @@ class _Sort:
 
     def carrying(
         self,
-        kinds: Mapping[str, tuple[int, ...]],
+        kinds: Mapping[str, np.dtype],
         record: np.dtype,
         loops: LoopWeights | None,
         on_progress: OnProgress,
@@ -164,8 +164,8 @@ class _Sort:
         with ExitStack() as opened:
             out = opened.enter_context(self._indices())
             files = {
-                kind: opened.enter_context(ColumnWriter(self.folder / f"{kind}.npy", EDGE_TYPES[kind], shape))
-                for kind, shape in kinds.items()
+                kind: opened.enter_context(ColumnWriter(self.folder / f"{kind}.npy", dtype.base, dtype.shape))
+                for kind, dtype in kinds.items()
             }
             for first, last, records in self._buckets(record, on_progress):
                 keys, values = records["key"], {kind: records[kind] for kind in kinds}

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated
 
@@ -36,7 +36,17 @@ from gnnpar.data.columns import Column, tensor_of
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.external import BUCKET_EDGES, EDGE_TYPES, EdgeChunk, canonical_csr
 from gnnpar.data.preprocess import Preprocess, make_split, normalized, prepare
-from gnnpar.data.raw import RawGraph, TaskChoice, check_split, checked, refuse_unread, task_of
+from gnnpar.data.raw import (
+    RawGraph,
+    TaskChoice,
+    check_split,
+    checked,
+    checked_features,
+    is_wide,
+    refuse_unread,
+    stored_as,
+    task_of,
+)
 from gnnpar.data.stored import CHUNK_EDGES, OnProgress, Stored, no_progress
 from gnnpar.folds.edge_data import EDGE_KINDS, EdgeData
 from gnnpar.paths import expanded
@@ -83,12 +93,15 @@ class Folder(Preprocess):
             require_memory(wide, f"{what}, even in chunks,", "give fewer columns of attributes")
         nbytes = (12 + files.bytes_carried) * files.num_edges * (1 + self.symmetrize)
         require_disk(nbytes, scratch, f"{what}, while its edges are sorted,", "name another place by out=")
-        raw = checked(files.raw(self, torch.zeros(num_nodes, 1), torch.zeros(2, 0, dtype=torch.int64)))
+        wide = {kind for kind, column in files.carried.items() if self.double and is_wide(tensor_of(column[0:0]))}
+        types = {**EDGE_TYPES, **dict.fromkeys(wide - {"type"}, np.float64)}
+        empty = torch.zeros(num_nodes, 1), torch.zeros(2, 0, dtype=torch.int64)
+        raw = checked(files.raw(self, *empty), double=self.double)
         assert raw.num_classes is not None
         train, val, test = make_split(raw, self, seed=seed)
         check_split(raw, (train, val, test))
         indptr, indices, carried = canonical_csr(
-            files.edges,
+            partial(files.edges, types, self.name),
             scratch,
             name=self.name,
             num_nodes=num_nodes,
@@ -96,9 +109,10 @@ class Folder(Preprocess):
             symmetrize=self.symmetrize,
             self_loops=self.self_loops,
             drop_duplicates=self.drop_duplicates,
-            kinds={kind: tuple(column.shape[1:]) for kind, column in files.carried.items()},
+            kinds={kind: np.dtype((types[kind], column.shape[1:])) for kind, column in files.carried.items()},
             on_progress=on_progress,
         )
+        numbers = (files.x, *files.of_edges.values(), *([files.y] if raw.task == "regression" else []))
         return Stored.hashed(
             name=self.name,
             x=_Features(self, files.x),
@@ -109,6 +123,7 @@ class Folder(Preprocess):
             num_classes=raw.num_classes,
             task=raw.task,
             carried=carried,
+            rounded=self.rounds(file.dtype == np.float64 for file in numbers),
             on_progress=on_progress,
         )
 
@@ -184,9 +199,9 @@ class _Files:
         ends = (second, None) if coo else (None, second)
         return _Files(opened["x"], opened["y"], src, *ends, masks, of_edges)
 
-    def edges(self) -> Iterator[EdgeChunk]:
+    def edges(self, types: Mapping[str, type[np.generic]] | None = None, name: str = "") -> Iterator[EdgeChunk]:
         """(sources, destinations) int64 and what they carry, in the order of the file; at least one chunk, which may be
-        empty."""
+        empty. `types`: of what they carry; None: those of the files."""
         pointers = None if self.pointers is None else self.pointers[0 : len(self.pointers)].astype(np.int64)
         if pointers is not None and (
             pointers[0] != 0 or pointers[-1] != len(self.src) or bool((np.diff(pointers) < 0).any())
@@ -194,10 +209,11 @@ class _Files:
             raise ValueError(f"{self.pointers and self.pointers.file} does not rise from 0 to {len(self.src)}")
         for first in range(0, max(1, len(self.src)), CHUNK_EDGES):
             src = self.src[first : first + CHUNK_EDGES].astype(np.int64)
-            values = {
-                kind: column[first : first + CHUNK_EDGES].astype(EDGE_TYPES[kind])
-                for kind, column in self.carried.items()
-            }
+            values = {kind: column[first : first + CHUNK_EDGES] for kind, column in self.carried.items()}
+            if types is not None:
+                if "attr" in values:
+                    stored_as(name, "edge_attr", tensor_of(values["attr"]), double=types["attr"] is np.float64)
+                values = {kind: value.astype(types[kind]) for kind, value in values.items()}
             if pointers is None:
                 assert self.dst is not None
                 yield src, self.dst[first : first + CHUNK_EDGES].astype(np.int64), values
@@ -247,29 +263,21 @@ def _tensor(column: Column) -> Tensor:
 
 
 class _Features:
-    """Rows of x.npy as `prepare` makes them: float32, finite, normalised by row where that is asked for."""
-
-    dtype = np.dtype(np.float32)
+    """Rows of x.npy as `prepare` makes them: finite, normalised by row where that is asked for."""
 
     def __init__(self, config: Folder, column: Column) -> None:
         self.config, self.column, self.shape = config, column, column.shape
-        self._normal: Callable[[Tensor], Tensor] = lambda x: x
-        if config.normalize == "row":
-            self._normal = lambda x: normalized(x, "row", train_mask=x[:0])
+        double = config.double and (config.normalize != "none" or is_wide(tensor_of(column[0:0])))
+        self.dtype = np.dtype(np.float64 if double else np.float32)
 
     def __len__(self) -> int:
         return len(self.column)
 
     def __getitem__(self, rows: slice, /) -> np.ndarray:
-        x = tensor_of(self.column[rows]).to(torch.float32)
-        bad = ~torch.isfinite(x)
-        if bool(bad.any()):
-            row, column = (int(v) for v in bad.nonzero()[0])
-            raise ValueError(
-                f"dataset {self.config.name}: feature {column} of node {row + (rows.start or 0)} is {x[row, column]}; "
-                "replace what is not finite, e.g. with numpy.nan_to_num."
-            )
-        return self._normal(x).numpy()
+        config, how = self.config, self.config.normalize
+        given, double = tensor_of(self.column[rows]), config.double or how != "none"
+        x = checked_features(config.name, given, double=double, first=rows.start or 0)
+        return normalized(x, how, train_mask=x[:0], double=config.double, name=config.name).numpy()
 
 
 def _folder(config: Folder, data_dir: Path | None) -> Path:

@@ -17,7 +17,7 @@ from gnnpar.data.dataset import NO_FEATURES, content_hash
 from gnnpar.data.files import cached_folder
 from gnnpar.data.hetero import SCHEMA
 from gnnpar.data.raw import checked_data
-from gnnpar.data.saved import raw_graph
+from gnnpar.data.saved import ALL_AS_ONE, raw_graph
 from gnnpar.folds.edge_data import EDGE_KINDS
 from gnnpar.printable import counted
 
@@ -53,7 +53,7 @@ def write_given(given: object, *, labelled: bool = True, featured: bool = True) 
     raw = raw_graph("given", data, "auto" if labelled else "link")
     if raw.edge_index.ndim != 2:
         raise ValueError(f"dataset given: edge_index is {list(raw.edge_index.shape)}; give [2, edges].")
-    checked_data("given", raw.edges, raw.edge_index.shape[1])
+    checked_data("given", raw.edges, raw.edge_index.shape[1], double=True)
     if featured and not raw.x.shape[-1]:
         raise ValueError(f"dataset given: {NO_FEATURES}.")
     masks = {} if raw.masks is None else dict(zip(_MASKS, raw.masks, strict=True))
@@ -81,11 +81,11 @@ def as_data(given: object) -> object:
     x, y and masks as attributes of its nodes, and weight (or edge_weight), edge_type and edge_attr of its edges; an
     undirected one has both directions of every edge.
     """
-    from torch_geometric.data import Dataset
+    from torch_geometric.data import Data, Dataset, HeteroData
 
     if isinstance(given, Dataset):
         if len(given) != 1:
-            raise ValueError(f"dataset given: there are {len(given)} graphs; give one Data, e.g. the first, [0].")
+            raise ValueError(f"dataset given: there are {len(given)} graphs; give one Data, or {ALL_AS_ONE}.")
         return given[0]
     if isinstance(given, Mapping):
         return _of_arrays(given)
@@ -95,7 +95,7 @@ def as_data(given: object) -> object:
         raise ValueError(
             "dataset given: a SciPy matrix has no x and no y; give {'adjacency': matrix, 'x': ..., 'y': ...}."
         )
-    if not type(given).__module__.startswith("torch_geometric."):
+    if not isinstance(given, Data | HeteroData | list | tuple):
         raise ValueError(f"dataset given: there is a {type(given).__name__}; {_WANTED}.")
     return given
 

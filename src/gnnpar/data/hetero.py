@@ -15,7 +15,7 @@ from torch import Tensor
 from gnnpar.capacity import require_memory
 from gnnpar.data.dataset import MATRICES
 from gnnpar.data.files import one_line
-from gnnpar.data.raw import TaskChoice, checked_data, checked_features, refuse_unread, task_of
+from gnnpar.data.raw import TaskChoice, checked_data, checked_features, is_wide, refuse_unread, task_of
 from gnnpar.folds.edge_data import EdgeData, Schema
 from gnnpar.saved_tensors import oddity
 
@@ -50,10 +50,10 @@ def stores_of(name: str, data: HeteroData) -> Stores:
         ) from error
 
 
-def homogeneous(data: HeteroData, *, known: Schema | None = None) -> Data:
+def homogeneous(data: HeteroData, *, known: Schema | None = None, double: bool = False) -> Data:
     """The typed graph that a HeteroData is trained as: x [N, F], edge_index [2, E] and edge_type [E] as in `flattened`,
     edge_weight and edge_attr where it has them, and the text of a `Schema`; without labels. For a module of one's own
-    that was trained on it.
+    that was trained on it; numbers in float32, `double`: as precision=fp64 keeps them.
 
     ValueError in one line where it cannot be laid out so, or its types are not those that are `known` of a model.
     """
@@ -62,7 +62,7 @@ def homogeneous(data: HeteroData, *, known: Schema | None = None) -> Data:
     if not isinstance(data, HeteroData):
         raise ValueError(f"there is a {type(data).__name__}, not a torch_geometric.data.HeteroData; give one.")
     stores = stores_of("given", data)
-    found = Data.from_dict(_as_trained("given", flattened("given", stores, task=None)))
+    found = Data.from_dict(_as_trained("given", flattened("given", stores, task=None), double=double))
     mine = _schema("given", stores)
     if known is not None and (known.nodes, known.edges) != (mine.nodes, mine.edges):
         raise ValueError(
@@ -72,14 +72,15 @@ def homogeneous(data: HeteroData, *, known: Schema | None = None) -> Data:
     return found
 
 
-def _as_trained(name: str, fields: _Fields) -> _Fields:
+def _as_trained(name: str, fields: _Fields, *, double: bool) -> _Fields:
     """The same fields in the types that they are trained in; ValueError where a graph with them would be refused."""
     x, ends, weight, attr = (fields.get(key) for key in ("x", "edge_index", "edge_weight", "edge_attr"))
     assert isinstance(x, Tensor)
     assert isinstance(ends, Tensor)
     given = {key: value for key, value in (("weight", weight), ("attr", attr)) if isinstance(value, Tensor)}
-    edges = checked_data(name, EdgeData(**given), ends.shape[1])
-    return fields | {"x": checked_features(name, x)} | {f"edge_{key}": value for key, value in edges.tensors.items()}
+    edges = checked_data(name, EdgeData(**given), ends.shape[1], double=double)
+    found = {"x": checked_features(name, x, double=double)}
+    return fields | found | {f"edge_{key}": value for key, value in edges.tensors.items()}
 
 
 def flattened(name: str, stores: Stores, task: TaskChoice | None = "auto") -> _Fields:
@@ -181,9 +182,10 @@ def _features(name: str, nodes: Mapping[str, _Fields], counts: Mapping[str, int]
         given[key] = x
     kinds = len(given) if len(given) > 1 else 0
     width, rows = kinds + sum(x.shape[1] for x in given.values()), sum(counts.values())
-    nbytes = 4 * 4 * rows * width  # float32, and about four copies until the end of an epoch
+    dtype = torch.float64 if any(map(is_wide, given.values())) else torch.float32
+    nbytes = 4 * dtype.itemsize * rows * width  # about four copies until the end of an epoch
     require_memory(nbytes, f"dataset {name}: {width} columns of {len(given)} types of nodes", "give fewer")
-    out = torch.zeros(rows, width)
+    out = torch.zeros(rows, width, dtype=dtype)
     row = column = 0
     for kind, x in enumerate(given.values()):
         block = out[row : row + len(x)]

@@ -4,10 +4,11 @@ Order: check, symmetrise, drop repeated edges, remove, add or keep self loops, s
 degrees, split, normalise (`standard` is fitted on training nodes only), hash.
 """
 
+import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal, Protocol, Self, runtime_checkable
+from typing import Annotated, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -16,8 +17,12 @@ from torch import Tensor
 
 from gnnpar.data.adjacency import EdgeList
 from gnnpar.data.dataset import MATRICES, Dataset, EdgeChanges
-from gnnpar.data.raw import RawGraph, check_split, checked, has_label
+from gnnpar.data.raw import RawGraph, check_split, checked, has_label, merged_in, stored_as
 from gnnpar.folds.edge_data import EdgeData, SelfLoops
+from gnnpar.track.console import say
+
+AutoLoops = SelfLoops | Literal["auto"]
+"""auto, of configurations alone: true, or what a PyG model runs on in PyG (`settings.build_settings`)."""
 
 Masks = tuple[Tensor, Tensor, Tensor]
 
@@ -48,9 +53,9 @@ class Generated(Protocol):
 class Preprocess:
     """What is done to every graph; part of a dataset's definition and so of its hashes."""
 
-    self_loops: SelfLoops = True  # true: exactly one a node; false: none; keep: those that the graph has
+    self_loops: AutoLoops = True  # true: exactly one a node; false: none; keep: those that the graph has
     symmetrize: bool = False  # add the reverse of every edge
-    drop_duplicates: bool = True
+    drop_duplicates: bool | Literal["auto"] = True
     normalize: Literal["none", "row", "standard"] = "none"  # row: rows sum to 1; standard: training mean 0, deviation 1
     split: Literal["public", "per_class", "random"] = "public"
     split_index: Annotated[int, Ge(0)] | None = 0  # which of several public splits; null: that of the run's seed
@@ -59,6 +64,17 @@ class Preprocess:
     val_per_class: Annotated[int, Ge(0)] = 30
     train_fraction: Annotated[float, Gt(0), Lt(1)] = 0.6  # random: fractions of the labelled nodes, the rest is test
     val_fraction: Annotated[float, Ge(0), Lt(1)] = 0.2
+    double: ClassVar[bool] = False  # `in_float64`
+
+    def in_float64(self) -> Self:
+        """The same graph for precision=fp64: float64 and wide integers become float64, normalised or not."""
+        found = copy.copy(self)
+        object.__setattr__(found, "double", True)
+        return found
+
+    def rounds(self, float64: Iterable[bool]) -> bool:
+        """Whether float32 stands for numbers that were given, or computed, in float64."""
+        return not self.double and (self.normalize != "none" or any(float64))
 
     @property
     def preparation(self) -> Mapping[str, object]:
@@ -73,20 +89,24 @@ class Preprocess:
 
 def prepare(raw: RawGraph, config: Preprocess, *, seed: int) -> Dataset:
     """Check and preprocess a graph; ValueError in one line where it cannot enter."""
-    raw = checked(raw)
+    given, how = raw, config.normalize
+    raw = checked(given, double=config.double, normalize=how != "none")
+    numbers = (given.x, given.edges.weight, given.edges.attr, given.y if given.task == "regression" else None)
+    if how != "none" and not config.double and (found := merged_in(given.x, given.x.float())):
+        say(f"dataset {raw.name}: x has {found}; dataset.normalize={how} is computed in float64")
     assert raw.num_classes is not None
     num_nodes = raw.x.shape[0]
-    given = EdgeList(raw.edge_index, raw.edges)
-    edges = edges_as(config, raw.name, given, num_nodes=num_nodes, pairs=raw.pairs)
+    listed = EdgeList(raw.edge_index, raw.edges)
+    edges = edges_as(config, raw.name, listed, num_nodes=num_nodes, pairs=raw.pairs)
     if raw.task == "link":  # pairs are split later; features are normalised by all nodes
         none = torch.zeros(num_nodes, dtype=torch.bool)
         masks = (~none, none, none)
     else:
         masks = make_split(raw, config, seed=seed)
         check_split(raw, masks)
-    return Dataset.of(
+    dataset = Dataset.of(
         raw.name,
-        x=normalized(raw.x, config.normalize, train_mask=masks[0]),
+        x=normalized(raw.x, how, train_mask=masks[0], double=config.double, name=raw.name),
         y=raw.y,
         edge_index=edges.edge_index,
         masks=masks,
@@ -95,8 +115,9 @@ def prepare(raw: RawGraph, config: Preprocess, *, seed: int) -> Dataset:
         edges=edges.data,
         num_edge_types=raw.num_edge_types,
         schema=raw.schema,
-        edge_changes=changes(given.edge_index, edges.edge_index, both_ways=config.symmetrize or raw.pairs),
+        edge_changes=changes(listed.edge_index, edges.edge_index, both_ways=config.symmetrize or raw.pairs),
     )
+    return replace(dataset, rounded=config.rounds(t is not None and t.dtype == torch.float64 for t in numbers))
 
 
 def changes(before: Tensor, after: Tensor, *, both_ways: bool) -> EdgeChanges:
@@ -114,6 +135,7 @@ def edges_as(config: Preprocess, name: str, edges: EdgeList, *, num_nodes: int, 
         "self_loops": config.self_loops,
         "drop_duplicates": config.drop_duplicates,
     }
+    assert "auto" not in how.values()
     if not edges.data.kinds:
         return EdgeList(canonical_edges(edges.edge_index, **how))
     return canonical_list(edges, name=name, **how)
@@ -170,7 +192,7 @@ def canonical_list(
         values = {kind: np.concatenate([value, given[kind][apart]]) for kind, value in values.items()}
     if self_loops is True:
         refuse_loops(name, values)
-        own = LoopWeights(name, num_nodes)
+        own = LoopWeights(name, num_nodes, given["weight"].dtype)
         own.add(src[~apart], given["weight"][~apart])
         key = np.concatenate([key, np.arange(num_nodes) * (num_nodes + 1)])
         values = {"weight": np.concatenate([values["weight"], own.weights])}
@@ -193,8 +215,8 @@ def refuse_loops(name: str, kinds: Iterable[str]) -> None:
 class LoopWeights:
     """The weight of every node's self loop: that of the loops of the graph, which agree, else 1."""
 
-    def __init__(self, name: str, num_nodes: int) -> None:
-        self.name, self.weights, self._given = name, np.ones(num_nodes, np.float32), np.zeros(num_nodes, bool)
+    def __init__(self, name: str, num_nodes: int, dtype: np.dtype) -> None:
+        self.name, self.weights, self._given = name, np.ones(num_nodes, dtype), np.zeros(num_nodes, bool)
 
     def add(self, nodes: np.ndarray, weights: np.ndarray) -> None:
         before = np.where(self._given[nodes], self.weights[nodes], weights)
@@ -262,21 +284,29 @@ def _two_weights(name: str, source: int, destination: int, first: float, second:
     )
 
 
-def normalized(x: Tensor, how: str, *, train_mask: Tensor) -> Tensor:
-    """Features by row sum or by training mean and deviation; rows without mass and constant columns stay finite.
+def normalized(x: Tensor, how: str, *, train_mask: Tensor, double: bool = False, name: str = "given") -> Tensor:
+    """Features by row sum or by training mean and deviation, computed in float64 and stored as by `stored_as`; rows
+    without mass and constant columns stay finite.
 
     Shapes: x [N, F], train_mask [N] -> [N, F].
     """
-    if how == "row":
-        total = x.abs().sum(1, keepdim=True)
-        return x / torch.where(total > 0, total, torch.ones_like(total))
+    if how == "none":
+        return x
+    mean, deviation = torch.zeros(1), torch.ones(1)
     if how == "standard":
         rows = x[train_mask].double()
         mean, deviation = rows.mean(0), rows.std(0, correction=0)
-        deviation = torch.where(deviation > 1e-12, deviation, torch.ones_like(deviation))
-        return ((x - mean.float()) / deviation.float()).contiguous()
-    assert how == "none", how
-    return x
+        deviation = torch.where(deviation > 1e-12 * mean.abs().clamp_min(1), deviation, torch.ones_like(deviation))
+
+    def normal(rows: Tensor) -> Tensor:
+        scale = deviation if how == "standard" else rows.abs().sum(1, keepdim=True)
+        out = (rows - mean) / torch.where(scale > 0, scale, torch.ones_like(scale))
+        return stored_as(name, f"x normalised by {how}", out, double=double)
+
+    return torch.cat([normal(rows.double()) for rows in x.split(_ROWS_AT_ONCE)])
+
+
+_ROWS_AT_ONCE = 1 << 16  # in float64
 
 
 def make_split(raw: RawGraph, config: Preprocess, *, seed: int) -> Masks:

@@ -4,6 +4,7 @@ Each check raises one line: what is wrong, the numbers, what to change. Isolated
 are fine.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -15,9 +16,11 @@ from torch import Tensor
 from gnnpar.data.adjacency import EdgeList, edge_list_of
 from gnnpar.data.dataset import MATRICES, TaskName
 from gnnpar.folds.edge_data import EdgeData, Schema
+from gnnpar.track.console import say
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-
+_WIDE = (torch.float64, torch.int64, torch.int32, torch.uint64, torch.uint32)
+_FEWEST_STEPS = 1 << 14  # of float32 between the smallest and the largest number of a column, where some become equal
 
 TaskChoice = Literal["auto", "single_label", "binary", "multi_label", "regression", "link"]
 
@@ -45,10 +48,18 @@ class RawGraph:
 
 
 def task_of(y: Tensor, choice: TaskChoice) -> TaskName:
-    """The task of labels; auto: multi_label where y is [N, C > 1]."""
+    """The task of labels; auto: multi_label where y is [N, C > 1] and no one-hot matrix."""
     if choice != "auto":
         return choice
-    return "multi_label" if y.ndim == 2 and y.shape[1] > 1 else "single_label"
+    return "multi_label" if y.ndim == 2 and y.shape[1] > 1 and not _is_one_hot(y) else "single_label"
+
+
+def _is_one_hot(y: Tensor) -> bool:
+    """Whether each row of y [N, C > 1] has one 1 and zeros beside it; rows of nan or -1 alone are unlabelled."""
+    if y.ndim != 2 or y.shape[1] < 2 or y.is_complex():
+        return False
+    labelled = y[~((y != y) | (y == -1)).all(1)]
+    return bool(len(labelled) and ((labelled == 0) | (labelled == 1)).all() and (labelled.sum(1) == 1).all())
 
 
 def refuse_unread(name: str, keys: Iterable[str]) -> None:
@@ -65,12 +76,56 @@ def refuse_unread(name: str, keys: Iterable[str]) -> None:
         )
 
 
-def checked(raw: RawGraph) -> RawGraph:
-    """The same graph in canonical dtypes, or ValueError."""
-    x = checked_features(raw.name, raw.x)
+def is_wide(values: Tensor) -> bool:
+    """Return True if float32 may round such numbers."""
+    return values.dtype in _WIDE
+
+
+def merged_in(values: Tensor, stored: Tensor) -> str | None:
+    """Describe the first column in which numbers lose what tells them apart, such as node ids and times; None: none.
+
+    Whole numbers do where they change, floating-point ones where distinct numbers become equal and the column is of
+    whole numbers or narrow beside its size. 0 counts as missing. Shapes: values, stored [n] or [n, columns].
+    """
+    if not is_wide(values) or values.dtype == stored.dtype or not values.numel():
+        return None
+    digits = 24 if stored.dtype == torch.float32 else 53
+    exact = not values.is_floating_point()
+    if exact and max(map(abs, map(int, values.long().aminmax()))) <= 2**digits:
+        return None
+    for i, column in enumerate(values.reshape(len(values), -1).t()):
+        found = column[torch.isfinite(column) & (column != 0)]
+        low, high = map(float, found.double().aminmax()) if len(found) else (0.0, 0.0)
+        size = max(abs(low), abs(high))
+        if exact:
+            bad = bool((found.to(stored.dtype).to(found.dtype) != found).any())
+        else:
+            whole = 2**digits < size < 2**53 and bool((found == found.round()).all())
+            few = (high - low) * 2**digits < _FEWEST_STEPS * size
+            bad = (whole or few) and len(found.unique()) > len(found.to(stored.dtype).unique())
+        if bad:
+            place = f" in column {i}" if values.ndim > 1 else ""
+            step = 2.0 ** (math.frexp(size)[1] - digits)
+            return f"numbers up to {size:.12g}{place}, where {str(stored.dtype)[6:]} has steps of {step:g}"
+    return None
+
+
+def stored_as(name: str, title: str, values: Tensor, *, double: bool) -> Tensor:
+    """Numbers in float32; in float64 where `double` and they are wide. ValueError where ids or times would merge."""
+    stored = values.double() if double and is_wide(values) else values.float()
+    if found := merged_in(values, stored):
+        fix = f"set {'dataset.normalize=standard or ' if title == 'x' else ''}precision=fp64, or number them from 0"
+        raise ValueError(f"dataset {name}: {title} has {found}, which would make some equal; {fix}.")
+    return stored
+
+
+def checked(raw: RawGraph, *, double: bool = False, normalize: bool = False) -> RawGraph:
+    """The same graph in canonical dtypes, or ValueError. Wide numbers become float64 where `double`, or for features
+    `normalize`, asks for it, and float32 elsewhere."""
+    x = checked_features(raw.name, raw.x, double=double or normalize)
     num_nodes = x.shape[0]
-    edge_index, edges = _edges(raw, num_nodes)
-    y, num_classes = _labels(raw, num_nodes)
+    edge_index, edges = _edges(raw, num_nodes, double=double)
+    y, num_classes = _labels(raw, num_nodes, double=double)
     masks = None if raw.masks is None else tuple(_mask(raw, part, num_nodes) for part in range(3))
     return RawGraph(
         name=raw.name,
@@ -87,8 +142,8 @@ def checked(raw: RawGraph) -> RawGraph:
     )
 
 
-def checked_features(name: str, x: Tensor) -> Tensor:
-    """[N, F] float32, or ValueError. F = 0: there are none."""
+def checked_features(name: str, x: Tensor, *, double: bool = False, first: int = 0) -> Tensor:
+    """[N, F] as by `stored_as`, or ValueError. F = 0: there are none. `first`: the number of the first node."""
     if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_meta:
         raise ValueError(f"dataset {name}: features must be a dense torch tensor, not {_kind(x)}")
     if x.ndim != 2 or x.shape[0] == 0:
@@ -98,26 +153,26 @@ def checked_features(name: str, x: Tensor) -> Tensor:
         )
     if x.is_complex():
         raise ValueError(f"dataset {name}: features are {x.dtype}; store real numbers.")
-    x = x.to(torch.float32)
+    x = stored_as(name, "x", x, double=double)
     bad = ~torch.isfinite(x)
     if bool(bad.any()):
         row, column = (int(v) for v in bad.nonzero()[0])
         raise ValueError(
             f"dataset {name}: features hold {int(torch.isnan(x).sum())} NaN and {int(torch.isinf(x).sum())} "
-            f"infinite values of {x.numel()} (first at node {row}, feature {column}); replace them in the file, "
-            "e.g. with numpy.nan_to_num."
+            f"infinite values of {x.numel()} (first at node {first + row}, feature {column}); replace them in the "
+            "file, e.g. with numpy.nan_to_num."
         )
     return x.contiguous()
 
 
-def _edges(raw: RawGraph, num_nodes: int) -> EdgeList:
+def _edges(raw: RawGraph, num_nodes: int, *, double: bool) -> EdgeList:
     try:
         edges, data = edge_list_of(raw.edge_index)
     except ValueError as error:
         raise ValueError(f"dataset {raw.name}: {error}.") from None
     edges = checked_index(raw.name, edges, num_nodes)
     given = raw.edges if raw.edges.weight is not None else replace(raw.edges, weight=data.weight)
-    return EdgeList(edges, checked_data(raw.name, given, edges.shape[1], num_types=raw.num_edge_types))
+    return EdgeList(edges, checked_data(raw.name, given, edges.shape[1], num_types=raw.num_edge_types, double=double))
 
 
 def checked_index(name: str, edges: Tensor, num_nodes: int) -> Tensor:
@@ -143,12 +198,15 @@ def _kind(given: object) -> str:
     return f"one of layout {given.layout} on {given.device}" if isinstance(given, Tensor) else type(given).__name__
 
 
-def checked_data(name: str, edges: EdgeData, num_edges: int, *, num_types: int | None = None) -> EdgeData:
-    """What edges carry, in canonical dtypes, or ValueError. Weights that are all 1 are none."""
+def checked_data(
+    name: str, edges: EdgeData, num_edges: int, *, num_types: int | None = None, double: bool = False
+) -> EdgeData:
+    """What edges carry, in canonical dtypes (`double`: as of `stored_as`), or ValueError. Weights that are all 1 are
+    none."""
     return EdgeData(
-        weight=_weights(name, edges.weight, num_edges),
+        weight=_weights(name, edges.weight, num_edges, double=double),
         type=_types(name, edges.type, num_edges, num_types),
-        attr=_attributes(name, edges.attr, num_edges),
+        attr=_attributes(name, edges.attr, num_edges, double=double),
     )
 
 
@@ -182,8 +240,8 @@ def check_types(name: str, types: np.ndarray, *, first: int, most: int) -> None:
         )
 
 
-def _attributes(name: str, attr: Tensor | None, num_edges: int) -> Tensor | None:
-    """[E, D] float32."""
+def _attributes(name: str, attr: Tensor | None, num_edges: int, *, double: bool) -> Tensor | None:
+    """[E, D] float32 or float64."""
     if attr is None:
         return None
     if attr.ndim != 2 or len(attr) != num_edges or not attr.shape[1]:
@@ -193,7 +251,7 @@ def _attributes(name: str, attr: Tensor | None, num_edges: int) -> Tensor | None
         )
     if attr.is_complex():
         raise ValueError(f"dataset {name}: edge_attr is {attr.dtype}; store real numbers.")
-    attr = attr.to(torch.float32)
+    attr = stored_as(name, "edge_attr", attr, double=double)
     check_attributes(name, attr.numpy(), first=0)
     return attr.contiguous()
 
@@ -209,8 +267,8 @@ def check_attributes(name: str, attr: np.ndarray, *, first: int) -> None:
         )
 
 
-def _weights(name: str, weight: Tensor | None, num_edges: int) -> Tensor | None:
-    """[E] float32; None where all are 1, which is a graph without weights."""
+def _weights(name: str, weight: Tensor | None, num_edges: int, *, double: bool) -> Tensor | None:
+    """[E] float32 or float64; None where all are 1, which is a graph without weights."""
     if weight is None:
         return None
     if weight.ndim == 2 and weight.shape[1] == 1:
@@ -222,7 +280,7 @@ def _weights(name: str, weight: Tensor | None, num_edges: int) -> Tensor | None:
         )
     if weight.is_complex():
         raise ValueError(f"dataset {name}: edge_weight is {weight.dtype}; store real numbers.")
-    weight = weight.to(torch.float32)
+    weight = weight.double() if double and is_wide(weight) else weight.float()
     check_weights(name, weight.numpy(), first=0)
     return None if bool((weight == 1).all()) else weight.contiguous()
 
@@ -238,14 +296,20 @@ def check_weights(name: str, weight: np.ndarray, *, first: int) -> None:
         )
 
 
-def _labels(raw: RawGraph, num_nodes: int) -> tuple[Tensor, int]:
+def _labels(raw: RawGraph, num_nodes: int, *, double: bool) -> tuple[Tensor, int]:
     y = raw.y
     if raw.task == "link":  # labels are not read
         return torch.zeros(num_nodes, dtype=torch.int64), 1
     if raw.task == "regression":
-        return _targets(raw, y[:, None] if y.ndim == 1 else y, num_nodes)
+        return _targets(raw, y[:, None] if y.ndim == 1 else y, num_nodes, double=double)
     if y.ndim == 2 and y.shape[1] == 1 and raw.task != "multi_label":
         y = y[:, 0]
+    if raw.task == "single_label" and _is_one_hot(y):
+        say(
+            f"dataset {raw.name}: y is one-hot, [{len(y)}, {y.shape[1]}], and one class a node is trained; "
+            "dataset.task=multi_label takes its columns as labels of their own"
+        )
+        raw, y = replace(raw, num_classes=y.shape[1]), y.double().argmax(1).masked_fill((y == 1).sum(1) == 0, -1)
     expected = 2 if raw.task == "multi_label" else 1
     if y.ndim != expected or y.shape[0] != num_nodes:
         want = f"[{num_nodes}, classes] of 0/1" if expected == 2 else f"[{num_nodes}]"
@@ -257,37 +321,40 @@ def _labels(raw: RawGraph, num_nodes: int) -> tuple[Tensor, int]:
         if not y.shape[1]:
             raise ValueError(f"dataset {raw.name}: labels are [{num_nodes}, 0], without a class; fix y.")
         y = y.to(torch.float32)
-        unlabelled = torch.isnan(y).all(1, keepdim=True)
-        wrong = int(((y != 0) & (y != 1) & ~unlabelled).sum())
+        if bool((y == -1).any()) and not bool((y == 0).any()):
+            raise ValueError(
+                f"dataset {raw.name}: multi-label entries are -1 and never 0, and -1 means unknown; store 0 and 1."
+            )
+        y = y.masked_fill(y == -1, torch.nan)
+        wrong = int(((y != 0) & (y != 1) & ~torch.isnan(y)).sum())
         if wrong:
             raise ValueError(
                 f"dataset {raw.name}: {wrong} multi-label entries are neither 0 nor 1; set dataset.task=regression, or "
-                "store a 0/1 matrix."
+                "store a 0/1 matrix (nan or -1 where unknown)."
             )
         return y.contiguous(), y.shape[1]
     return _class_ids(raw, y)
 
 
-def _targets(raw: RawGraph, y: Tensor, num_nodes: int) -> tuple[Tensor, int]:
-    """[N, T] float32; a node that lacks one of its targets has none."""
+def _targets(raw: RawGraph, y: Tensor, num_nodes: int, *, double: bool) -> tuple[Tensor, int]:
+    """[N, T] float32 or float64; nan where a node lacks a target."""
     if y.ndim != 2 or len(y) != num_nodes or not y.shape[1] or y.is_complex():
         raise ValueError(
             f"dataset {raw.name}: targets of a regression must be real, [{num_nodes}] or [{num_nodes}, targets], got "
             f"{y.dtype} {list(raw.y.shape)}; fix y or set dataset.task."
         )
-    y = y.to(torch.float32)
+    y = stored_as(raw.name, "y", y, double=double)
     if wrong := int(torch.isinf(y).sum()):
         raise ValueError(f"dataset {raw.name}: {wrong} targets are infinite or beyond float32; scale y.")
-    missing = torch.isnan(y).any(1)
-    if bool(missing.all()):
-        raise ValueError(f"dataset {raw.name}: no node has all its targets (each has a nan); give y numbers.")
-    return y.masked_fill(missing[:, None], torch.nan).contiguous(), y.shape[1]
+    if bool(torch.isnan(y).all()):
+        raise ValueError(f"dataset {raw.name}: no node has a target (all are nan); give y numbers.")
+    return y.contiguous(), y.shape[1]
 
 
 def has_label(y: Tensor, task: TaskName) -> Tensor:
     """[N] bool: the nodes that may be in a split."""
     if task in MATRICES:
-        return ~torch.isnan(y[:, 0])
+        return ~torch.isnan(y).all(1)
     return y >= 0
 
 
@@ -353,11 +420,14 @@ def check_split(raw: RawGraph, masks: tuple[Tensor, Tensor, Tensor]) -> None:
                 "make them disjoint."
             )
     labelled = has_label(raw.y, raw.task)
+    if raw.task in MATRICES:  # entries that are unknown, of whole rows too, count nowhere
+        if not bool((masks[0] & labelled).any()):
+            raise ValueError(f"dataset {raw.name}: no node of the train split has a label; fix y or train_mask.")
+        return
     for title, mask in zip(titles, masks, strict=True):
         missing = int((mask & ~labelled).sum())
         if missing:
-            none = "nan" if raw.task == "regression" else "-1"
             raise ValueError(
-                f"dataset {raw.name}: {missing} nodes of the {title} split have no label ({none}); "
+                f"dataset {raw.name}: {missing} nodes of the {title} split have no label (-1); "
                 f"remove them from {title}_mask."
             )

@@ -184,9 +184,8 @@ class _Graph:
 class _Features:
     """Rows by slices, as `prepare` makes them."""
 
-    dtype = np.dtype(np.float32)
-
     def __init__(self, graph: _Graph) -> None:
+        self.dtype = np.dtype(np.float64 if graph.config.double and graph.config.normalize == "row" else np.float32)
         self.graph, self.shape = graph, (graph.config.generated_nodes, graph.config.num_features)
 
     def __len__(self) -> int:
@@ -196,4 +195,5 @@ class _Features:
         first, last, step = rows.indices(len(self))
         assert step == 1, "rows are made in order"
         x = self.graph.rows(first, max(first, last))
-        return normalized(x, self.graph.config.normalize, train_mask=torch.zeros(0, dtype=torch.bool)).numpy()
+        how, double = self.graph.config.normalize, self.graph.config.double
+        return normalized(x, how, train_mask=torch.zeros(0, dtype=torch.bool), double=double).numpy()

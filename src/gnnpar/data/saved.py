@@ -1,4 +1,5 @@
-"""PyG's `Data`, or `HeteroData`, as a file or in memory: torch.save(data, "my.pt"), then dataset=pt dataset.path=my.pt.
+"""PyG's `Data`, or `HeteroData`, as a file or in memory: torch.save(data, "my.pt"), then dataset=pt dataset.path=my.pt;
+or the processed/data.pt of an InMemoryDataset.
 
 Read are x, edge_index or adj_t, edge_weight, edge_type, edge_attr, y and the masks. A file is data: it is loaded with
 weights_only, so that none of its code runs.
@@ -25,6 +26,7 @@ from gnnpar.data.raw import INTEGERS, RawGraph, TaskChoice, refuse_unread, task_
 from gnnpar.folds.edge_data import EDGE_KINDS, EdgeData
 from gnnpar.saved_tensors import load_saved, oddity
 
+ALL_AS_ONE = "all as one, Batch.from_data_list([*graphs])"
 _ROWS = ("x", "y", *(f"edge_{kind}" for kind in EDGE_KINDS), "train_mask", "val_mask", "test_mask")
 
 
@@ -46,12 +48,34 @@ class PT(Preprocess):
 
 def _loaded(name: str, file: Path) -> object:
     try:
-        return _without_code(file)
+        return _joined(_without_code(file))
     except Exception as error:  # torch's readers raise errors of all kinds
         raise ValueError(
             f"dataset {name}: {file} cannot be read as a saved Data ({_cause(error)}); save it with "
-            "torch.save(data, path)."
+            "torch.save(Data.from_dict(data.to_dict()), path)."
         ) from error
+
+
+def _joined(found: object) -> object:
+    """The graph of what `InMemoryDataset.save` writes, (Data or its fields, slices, class): of several graphs their
+    Batch. Anything else as it is."""
+    from torch_geometric.data import Batch, Data, HeteroData
+    from torch_geometric.data.in_memory_dataset import nested_iter
+    from torch_geometric.data.separate import separate
+
+    match found if isinstance(found, tuple) else None:
+        case (dict() as fields, slices, cls):
+            data = cls.from_dict(fields)
+        case (Data() | HeteroData() as data, slices):
+            pass
+        case _:
+            return found
+    if slices is None:
+        return data
+    count = next(len(ends) for _, ends in nested_iter(slices)) - 1
+    return Batch.from_data_list(
+        [separate(type(data), batch=data, idx=i, slice_dict=slices, decrement=False) for i in range(count)]
+    )
 
 
 def refuse_saved_code(folder: Path) -> None:
@@ -167,7 +191,7 @@ def _checked(name: str, data: object, task: TaskChoice) -> dict[str, object]:
     from torch_geometric.data import Data, HeteroData
 
     if isinstance(data, list | tuple) and data and all(isinstance(each, Data) for each in data):
-        raise ValueError(f"dataset {name}: there are {len(data)} graphs; give one Data, e.g. the first, [0].")
+        raise ValueError(f"dataset {name}: there are {len(data)} graphs; give one Data, or {ALL_AS_ONE}.")
     if not isinstance(data, Data | HeteroData):
         raise ValueError(
             f"dataset {name}: there is a {type(data).__name__}, not a torch_geometric.data.Data; give one."

@@ -47,8 +47,8 @@ class Edges(NamedTuple):
 class Stored:
     """A whole graph as `Dataset` describes it, in-edges as CSR by destination, sources ascending.
 
-    Shapes: x [N, F] float32, indices [E] and what edges carry (weight [E] float32, type [E] int64, attr [E, D] float32)
-    by slices; y [N] or [N, C], masks 3 x [N] and indptr [N + 1] int64 in memory.
+    Shapes: x [N, F], indices [E] and what edges carry (weight [E], type [E] int64, attr [E, D]) by slices; y [N] or
+    [N, C], masks 3 x [N] and indptr [N + 1] int64 in memory.
     """
 
     name: str
@@ -64,6 +64,7 @@ class Stored:
     num_edge_types: int | None = None  # None: the largest type says it
     schema: Schema | None = None
     carried: Mapping[str, Slices] = field(default_factory=dict[str, Slices])
+    rounded: bool = False
 
     @property
     def num_nodes(self) -> int:
@@ -132,6 +133,7 @@ class Stored:
         num_classes: int,
         task: TaskName,
         carried: Mapping[str, Slices] | None = None,
+        rounded: bool = False,
         on_progress: OnProgress = no_progress,
     ) -> Stored:
         """With the hashes that the same graph has in memory, which a pass over it makes."""
@@ -151,6 +153,7 @@ class Stored:
             graph_hash=graph,
             split_hash=split,
             carried=carried,
+            rounded=rounded,
         )
 
     @staticmethod
@@ -172,6 +175,7 @@ class Stored:
             carried={kind: dataset.edges.tensors[kind].numpy() for kind in dataset.edges.kinds},
             num_edge_types=dataset.edge_sizes.types or None,
             schema=dataset.edge_sizes.schema,
+            rounded=dataset.rounded,
         )
 
 
@@ -197,7 +201,7 @@ def hashes_of(
     for first in range(0, num_nodes, CHUNK_ROWS):
         last = min(first + CHUNK_ROWS, num_nodes)
         digest.update(np.repeat(np.arange(first, last), np.diff(indptr[first : last + 1])).data)
-    digest.update(f"|torch.float32{tuple(x.shape)}|".encode())
+    digest.update(f"|torch.{x.dtype}{tuple(x.shape)}|".encode())
     for rows in row_chunks(x):
         on_progress("hash", 0.5 + 0.5 * rows.start / num_nodes)
         digest.update(np.ascontiguousarray(x[rows]).data)

@@ -6,15 +6,24 @@ For a metric it calls `statistics` on the rows it owns: `reduction="sum"` means 
 Examples of a task are nodes, but for link prediction (links.py), whose examples are pairs of nodes.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, Protocol
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Annotated, Literal, Protocol, Self, cast
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge, Lt
 from torch import Tensor
 
-from gnnpar.data.dataset import Dataset, TaskName
+from gnnpar.data.dataset import MATRICES, Dataset, TaskName
+from gnnpar.data.losses import LOSSES, Rows, bce, cross_entropy, mse, nll
+from gnnpar.data.metrics import METRICS, confusion, explained, moments, roc_auc
+from gnnpar.targets import locate
+
+Metric = Callable[[Tensor, Tensor], float | Tensor]
 
 
 class Task(Protocol):
@@ -46,26 +55,133 @@ class OneMetric:
         return {}
 
 
-@dataclass(frozen=True)
-class SingleLabel(OneMetric):
-    """One of C classes: cross entropy and accuracy.
+@dataclass(frozen=True, eq=False)
+class Labelled(OneMetric, ABC):
+    """A task whose examples are nodes. Of matrices y, entries of nan are unknown: in no loss and no metric.
 
-    Shapes: logits [N, C], y [N] int64; statistics [1, 2] = correct, rows.
+    loss: (outputs, y) -> a number a row [N], an entry [N, C], or the mean of all; None: the task's own. class_weight
+    [C]: what a row of each class counts. scale: what makes `loss_sum` / training rows the mean over weights, or over
+    known entries, of the whole graph. metrics: name -> function of (outputs, y) of a split, rows in the order of nodes.
+    main: the one that decides; None: the task's own.
     """
 
     num_classes: int
+    loss: Rows | None = None
+    class_weight: Tensor | Literal["balanced"] | None = None
+    label_smoothing: float = 0.0
+    scale: float = 1.0
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    main: str | None = None
     name: TaskName = "single_label"
-    metric_name: str = "accuracy"
+    own_metric: str = "accuracy"
+    own_loss: Rows = cross_entropy
     reduction: Literal["sum", "concat"] = "sum"
+
+    @abstractmethod
+    def statistics(self, logits: Tensor, y: Tensor) -> Tensor: ...
+    @abstractmethod
+    def value(self, statistics: Tensor) -> float: ...
 
     @property
     def out_dim(self) -> int:
         return self.num_classes
 
+    @property
+    def metric_name(self) -> str:
+        return self.main or self.own_metric
+
+    @property
+    def reads_logits(self) -> bool:
+        return self.name != "regression" and self.loss in (None, *LOSSES[self.name].values()) and self.loss != nll
+
+    def inputs(self, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """As losses take them."""
+        return logits, y.to(logits.dtype) if self.name in MATRICES else y
+
     def loss_sum(self, logits: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        outputs, targets = self.inputs(logits, y)
+        unknown = targets.isnan() if self.name in MATRICES else None
+        targets = targets if unknown is None else targets.masked_fill(unknown, 0)
+        loss = (self.loss or self.own_loss)(outputs, targets)
+        if loss.ndim == 0:
+            if weight is not None:
+                raise ValueError("task.loss returns one number, and this strategy weights rows: return one value a row")
+            return (loss * len(y) if len(y) else logits.sum()) * self.scale
+        loss = loss if unknown is None or loss.ndim == 1 else loss.masked_fill(unknown, 0)
+        loss = loss.mean(1) if loss.ndim == 2 and self.name == "regression" else loss
+        if self.class_weight is not None:
+            loss = loss * self._weights(logits)[y]
         if weight is not None:
-            return (F.cross_entropy(logits, y, reduction="none") * weight).sum()
-        return F.cross_entropy(logits, y, reduction="sum")
+            loss = loss * (weight if loss.ndim == 1 else weight[:, None])
+        return loss.sum() / (loss.shape[1] if loss.ndim == 2 else 1) * self.scale
+
+    def _weights(self, like: Tensor) -> Tensor:
+        assert isinstance(self.class_weight, Tensor), "`fitted` comes first"
+        return self.class_weight.to(like)
+
+    def counts(self, y: Tensor) -> Tensor | None:
+        """What `fitted` is to have of all training rows, added up: rows of each class [C], or known entries [1]; None:
+        nothing."""
+        if self.name in MATRICES:
+            return (~y.isnan()).sum().double()[None]
+        return None if self.class_weight is None else y.bincount(minlength=self.num_classes).double()
+
+    def fitted(self, counts: Tensor, rows: int) -> Self:
+        """With weights of classes and `scale` as all `rows` of training have them. `counts`: as of `counts`."""
+        if self.name in MATRICES:
+            return replace(self, scale=rows * self.num_classes / float(counts))
+        weights = self.class_weight
+        if not isinstance(weights, Tensor):  # of a class without rows: nothing
+            weights = torch.where(counts > 0, rows / (len(counts) * counts.clamp(min=1)), 0.0)
+        if len(weights) != len(counts):
+            raise ValueError(
+                f"task.class_weight has {len(weights)} numbers, and y {len(counts)} classes; give one each"
+            )
+        weights = weights.to(counts)
+        if not (total := float((weights * counts).sum())) > 0:
+            raise ValueError("task.class_weight is 0 for all classes of the training split; give one a positive weight")
+        return replace(self, class_weight=weights, scale=rows / total)
+
+    def check_loss(self, like: Tensor, *, in_parts: bool) -> None:
+        """Try a loss of the user's own on 64 rows in the type of `like`. ValueError where it cannot be used; where rows
+        are `in_parts`, also where the loss of all is not that of the parts."""
+        generator = torch.Generator().manual_seed(0)
+        logits = torch.randn(64, self.out_dim, generator=generator, dtype=torch.float64)
+        y = torch.rand(64, self.num_classes, generator=generator)
+        y = y if self.name == "regression" else (y < 0.5).float() if self.name == "multi_label" else y.argmax(1)
+        outputs, targets = self.inputs(logits.to(like), y.to(like.device))
+        with torch.no_grad():
+            whole, first, rest = ((self.loss or self.own_loss)(outputs[at], targets[at]) for at in _PROBED)
+        again = "return one value a row (reduction='none')"
+        if whole.ndim > 2 or (whole.ndim and len(whole) != 64):
+            raise ValueError(f"task.loss returns {list(whole.shape)} of 64 rows: {again}, an entry, or their mean")
+        if self.scale != 1.0 and whole.ndim < (2 if self.name in MATRICES else 1):
+            raise ValueError(f"task.loss returns one number, and rows have weights or entries lack: {again} or entry")
+        parts = (24 * first + 40 * rest) / 64 if whole.ndim == 0 else torch.cat([first, rest])
+        if in_parts and not torch.allclose(whole, parts, rtol=1e-9 if like.dtype == torch.float64 else 1e-4):
+            raise ValueError(
+                "task.loss of all rows is no mean of the losses of its parts, which ranks compute: "
+                f"{again}; weights of classes are task.class_weight"
+            )
+
+
+_PROBED = (slice(0, 64), slice(0, 24), slice(24, 64))
+
+
+@dataclass(frozen=True, eq=False)
+class SingleLabel(Labelled):
+    """One of C classes: cross entropy and accuracy.
+
+    Shapes: logits [N, C], y [N] int64; statistics [1, 2] = correct, rows.
+    """
+
+    def loss_sum(self, logits: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        if self.loss is not None:
+            return super().loss_sum(logits, y, weight)
+        of_classes = None if self.class_weight is None else self._weights(logits)
+        how = "sum" if weight is None else "none"
+        loss = F.cross_entropy(logits, y, of_classes, reduction=how, label_smoothing=self.label_smoothing)
+        return (loss if weight is None else (loss * weight).sum()) * self.scale
 
     def statistics(self, logits: Tensor, y: Tensor) -> Tensor:
         correct = (logits.argmax(1) == y).sum()
@@ -76,24 +192,25 @@ class SingleLabel(OneMetric):
         return correct / rows if rows else float("nan")
 
 
-@dataclass(frozen=True)
-class Binary(OneMetric):
+@dataclass(frozen=True, eq=False)
+class Binary(Labelled):
     """Two classes, one logit: binary cross entropy and the area under the ROC curve.
 
-    Shapes: logits [N, 1], y [N] int64 of 0/1; statistics [N, 2] = score, label.
+    Shapes: logits [N, 1], y [N] int64 of 0/1; losses take [N] and [N]; statistics [N, 2] = score, label.
     The area is nan where a class is absent.
     """
 
     name: TaskName = "binary"
-    metric_name: str = "roc_auc"
+    own_metric: str = "roc_auc"
+    own_loss: Rows = bce
     reduction: Literal["sum", "concat"] = "concat"
 
     @property
     def out_dim(self) -> int:
         return 1
 
-    def loss_sum(self, logits: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
-        return F.binary_cross_entropy_with_logits(logits[:, 0], y.to(logits.dtype), weight=weight, reduction="sum")
+    def inputs(self, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return logits[:, 0], y.to(logits.dtype)
 
     def statistics(self, logits: Tensor, y: Tensor) -> Tensor:
         return torch.stack([logits[:, 0].double(), y.double()], 1)
@@ -102,33 +219,21 @@ class Binary(OneMetric):
         return roc_auc(statistics[:, 0], statistics[:, 1])
 
 
-@dataclass(frozen=True)
-class MultiLabel(OneMetric):
+@dataclass(frozen=True, eq=False)
+class MultiLabel(Labelled):
     """Any subset of C classes: binary cross entropy averaged over classes, micro-F1 at logit > 0 from summed counts.
 
-    Shapes: logits [N, C], y [N, C] of 0/1; statistics [1, 4] = true positives, false positives, false negatives, rows.
+    Shapes: logits [N, C], y [N, C] of 0/1, nan: unknown; statistics [1, 4] = true positives, false positives, false
+    negatives, rows.
     """
 
-    num_classes: int
     name: TaskName = "multi_label"
-    metric_name: str = "micro_f1"
-    reduction: Literal["sum", "concat"] = "sum"
-
-    @property
-    def out_dim(self) -> int:
-        return self.num_classes
-
-    def loss_sum(self, logits: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
-        weight = None if weight is None else weight[:, None]
-        loss = F.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), weight=weight, reduction="sum")
-        return loss / self.num_classes
+    own_metric: str = "micro_f1"
+    own_loss: Rows = bce
 
     def statistics(self, logits: Tensor, y: Tensor) -> Tensor:
-        predicted, actual = logits > 0, y > 0.5
-        hits = (predicted & actual).sum()
-        return torch.stack([hits, predicted.sum() - hits, actual.sum() - hits, torch.full_like(hits, len(y))]).double()[
-            None
-        ]
+        hits, false_positives, false_negatives = confusion(logits, y).sum(1)
+        return torch.stack([hits, false_positives, false_negatives, torch.full_like(hits, len(y))])[None]
 
     def value(self, statistics: Tensor) -> float:
         hits, false_positives, false_negatives, rows = statistics[0].tolist()
@@ -138,39 +243,25 @@ class MultiLabel(OneMetric):
         return 2 * hits / total if total else 0.0
 
 
-@dataclass(frozen=True)
-class Regression(OneMetric):
+@dataclass(frozen=True, eq=False)
+class Regression(Labelled):
     """T numbers: squared error averaged over targets, and R^2, the share of a target's variance that is explained,
     averaged over targets.
 
-    Shapes: output [N, T], y [N, T]; statistics [1, 1 + 3 T] = rows, then of every target the sum of y, of y^2 and of
-    squared errors. R^2 is nan where a target is constant.
+    Shapes: output [N, T], y [N, T], nan: unknown; statistics [1, 4 T], `moments` in one row. R^2 is nan where a target
+    is constant.
     """
 
-    num_targets: int
     name: TaskName = "regression"
-    metric_name: str = "r2"
-    reduction: Literal["sum", "concat"] = "sum"
-
-    @property
-    def out_dim(self) -> int:
-        return self.num_targets
-
-    def loss_sum(self, logits: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
-        squares = (logits - y.to(logits.dtype)).square().mean(1)
-        return squares.sum() if weight is None else (squares * weight).sum()
+    own_metric: str = "r2"
+    own_loss: Rows = mse
+    reduction: Literal["sum", "concat"] = "concat"
 
     def statistics(self, logits: Tensor, y: Tensor) -> Tensor:
-        target = y.double()
-        sums = (target.sum(0), target.square().sum(0), (logits.double() - target).square().sum(0))
-        return torch.cat([target.new_tensor([len(y)]), *sums])[None]
+        return moments(logits, y).flatten(1)
 
     def value(self, statistics: Tensor) -> float:
-        rows = float(statistics[0, 0])
-        total, squares, errors = statistics[0, 1:].view(3, self.num_targets)
-        spread = squares - total.square() / rows if rows else torch.zeros_like(squares)
-        constant = spread <= 1e-12 * squares
-        return float("nan") if bool(constant.any()) else float((1 - errors / spread).mean())
+        return explained(statistics.view(len(statistics), 4, self.num_classes))
 
 
 class TaskConfig(Protocol):
@@ -192,7 +283,20 @@ class TaskConfig(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Labels:
-    """The task of the dataset's labels, one example a node."""
+    """The task of the dataset's labels, one example a node.
+
+    loss: a name of LOSSES, or a function by module.name. class_weight, label_smoothing: as torch's CrossEntropyLoss has
+    them; balanced: in inverse proportion to training rows. metric: the one that decides, by default the task's own.
+    metrics: beside it; names of METRICS, or functions by module.name. given: functions that a caller has handed over,
+    under "loss" and "metrics.NAME".
+    """
+
+    loss: str | None = None
+    class_weight: Literal["balanced"] | tuple[Annotated[float, Ge(0)], ...] | None = None
+    label_smoothing: Annotated[float, Ge(0), Lt(1)] = 0.0
+    metric: str | None = None
+    metrics: tuple[str, ...] | dict[str, str] = ()
+    given: Mapping[str, Rows] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def decoder(self) -> Literal["dot", "mlp"] | None:
@@ -203,32 +307,74 @@ class Labels:
             raise ValueError("dataset.task=link leaves labels out, and they are the task: set task=link")
         return dataset
 
+    def with_functions(self, given: Mapping[str, Rows]) -> Self:
+        made = replace(self)
+        object.__setattr__(made, "given", {**self.given, **given})
+        return made
+
+    def functions(self) -> dict[str, Rows]:
+        """The user's own by their keys, "loss" and "metrics.NAME". ValueError where one cannot be imported."""
+        names = {f"metrics.{name}": each for name, each in self._named_metrics().items()} | {"loss": self.loss or ""}
+        return {key: self.given.get(key) or imported(key, name) for key, name in names.items() if _OWN.search(name)}
+
+    def _named_metrics(self) -> dict[str, str]:
+        """Name -> metric. One of the user's own is called as its function."""
+        named = self.metrics if isinstance(self.metrics, dict) else {_OWN.split(m)[-1]: m for m in self.metrics}
+        return {**named, **({} if self.metric is None or self.metric in named else {self.metric: self.metric})}
+
     def of(self, name: TaskName, num_classes: int) -> Task:
-        return make_task(name, num_classes)
+        task, own, losses = make_task(name, num_classes), self.functions(), LOSSES[name]
+        if self.loss is not None and "loss" not in own and self.loss not in losses:
+            raise ValueError(
+                f"task.loss={self.loss} is no loss of labels that are {name} ({', '.join(losses)}); choose one, or a "
+                "function of yours, module.name"
+            )
+        plain = self.loss is None or self.loss == next(iter(losses))
+        if self.class_weight is not None and name in MATRICES:
+            raise ValueError(f"task.class_weight is for one class a node, and these labels are {name}; leave it out")
+        if self.label_smoothing and not (plain and name == "single_label"):
+            raise ValueError("task.label_smoothing is of task.loss=cross_entropy of classes; leave it out")
+        metrics: dict[str, Metric] = {}
+        for title, metric in self._named_metrics().items():
+            found, tasks = METRICS.get(metric, (own.get(f"metrics.{title}"), (name,)))
+            if found is None or name not in tasks:
+                known = ", ".join(each for each, (_, tasks) in METRICS.items() if name in tasks)
+                raise ValueError(f"task.metrics={metric} is no metric of labels that are {name} ({known}); choose one")
+            if (title, metric) != (task.own_metric,) * 2:
+                metrics[title] = partial(found, name) if metric in METRICS else found
+        weights = self.class_weight
+        return replace(
+            task,
+            loss=None if plain else own.get("loss") or losses[str(self.loss)],
+            class_weight=torch.tensor(weights, dtype=torch.float64) if isinstance(weights, tuple) else weights,
+            label_smoothing=self.label_smoothing,
+            metrics=metrics,
+            main=self.metric,
+        )
 
 
-def make_task(name: TaskName, num_classes: int) -> Task:
+_OWN = re.compile("[.:]")  # in the name of a function, and in none of gnnpar's losses and metrics
+
+
+def imported(key: str, name: str) -> Rows:
+    """A function, or an object of a class that is made without arguments, by module.name or module:name."""
+    try:
+        found = locate(name.replace(":", "."))
+        found = found() if isinstance(found, type) else found
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise ValueError(f"task.{key}={name} cannot be imported: {error}") from error
+    if not callable(found):
+        raise ValueError(f"task.{key}={name} is a {type(found).__name__}; give a function of (outputs, y)")
+    return cast("Rows", found)
+
+
+def make_task(name: TaskName, num_classes: int) -> Labelled:
     """The task of a dataset: `make_task(dataset.task, dataset.num_classes)`."""
-    if name == "regression":
-        return Regression(num_classes)
-    if name == "single_label":
-        return SingleLabel(num_classes)
-    if name == "multi_label":
-        return MultiLabel(num_classes)
-    return Binary()
+    return _TASKS.get(name, Binary)(num_classes)
 
 
-def roc_auc(score: Tensor, label: Tensor) -> float:
-    """Probability that a random positive outscores a random negative, ties counting one half.
-
-    Shapes: score [N], label [N] of 0/1.
-    """
-    positive = label > 0.5
-    num_positive = int(positive.sum())
-    num_negative = len(label) - num_positive
-    if not num_positive or not num_negative:
-        return float("nan")
-    _, inverse, counts = torch.unique(score, return_inverse=True, return_counts=True)
-    mean_rank = counts.cumsum(0).double() - (counts.double() - 1) / 2  # ranks from 1, averaged over ties
-    rank_sum = float(mean_rank[inverse][positive].sum())
-    return (rank_sum - num_positive * (num_positive + 1) / 2) / (num_positive * num_negative)
+_TASKS: dict[TaskName, type[SingleLabel | Binary | MultiLabel | Regression]] = {
+    "regression": Regression,
+    "single_label": SingleLabel,
+    "multi_label": MultiLabel,
+}

@@ -34,7 +34,8 @@ from gnnpar.launch.slurm import rank_on_host
 from gnnpar.own_modules import LOOKED_UP
 from gnnpar.scratch import scratch_folder
 from gnnpar.settings import Comm, Launch
-from gnnpar.track.console import complain, say
+from gnnpar.track import progress
+from gnnpar.track.console import complain, pulse, say
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
@@ -49,6 +50,7 @@ _PARENT_FIRST_SECONDS = 15.0  # the parent's monitor speaks before a rank's own 
 NO_WORKING_DIRECTORY = {"PYTHONSAFEPATH": "1", LOOKED_UP: "1"}
 """For processes that Python starts: they import nothing of the folder that they are started in."""
 _STOP = "stop"  # the file in the scratch folder by which the parent asks for the end
+_MET = "met"  # the file in the scratch folder by which rank 0 says that it has met the others
 _INTERRUPTED = 3  # exit code of a rank that ended because it was asked to
 
 
@@ -75,6 +77,9 @@ def start(
 def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network | None, stop: Stop) -> None:
     """All ranks once. RankFailed where one ended before its work, KeyboardInterrupt where they were asked to end."""
 
+    def starting() -> str:
+        return "" if progress.SHOWN in os.environ or (scratch / _MET).exists() else f"starting {world.size} ranks"
+
     handlers = handlers_of(lambda: stop.ask_within(how.grace_seconds))
     with scratch_folder() as scratch:
         stop.kept_in(scratch / _STOP)
@@ -88,7 +93,7 @@ def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network 
                 try:
                     with postponed(handlers), environment(**of_ranks), failing_by_limit():
                         ranks.start()  # before this process has other threads, which may start programs: see `Ranks`
-                    with received(handlers), monitor:
+                    with received(handlers), monitor, pulse(starting):
                         failed = first_to_fail(ranks, how.monitor_seconds, monitor.is_over)
                 finally:
                     ranks.end()
@@ -222,6 +227,8 @@ def run_rank(
 
     recorder = FlightRecorder(scratch and scratch / f"{rank}.at")
     mine = connected(world, comm, key=key, scratch=scratch, store=store, recorder=recorder)
+    if scratch is not None and rank == 0:
+        (scratch / _MET).touch()
     try:
         with work.session(first=rank == 0) as body:
             body(mine, host)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, Protocol, Self, runtime_checkable
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -367,6 +367,23 @@ class GNN(nn.Module):
             self.encoder = None
         if not last:
             self.decoder = self.final_norm = None
+
+    @property
+    def held(self) -> dict[str, Tensor]:
+        """Parameters and buffers under all of their names."""
+        parameters, buffers = (each(remove_duplicate=False) for each in (self.named_parameters, self.named_buffers))
+        return {name: tensor.detach() for name, tensor in (*parameters, *buffers)}
+
+    @property
+    def weights(self) -> dict[str, Any]:  # Any: of a module's extra state
+        """The state_dict, less tensors that modules compute of their parameters: a parametrized Linear of PyG writes
+        its weight there, and does not take it back."""
+
+        def computed(module: str, _: str, leaf: str) -> bool:
+            return isinstance(getattr(self.get_submodule(module), leaf, None), Tensor)
+
+        held, found = self.held, self.state_dict().items()
+        return {name: each for name, each in found if name in held or not computed(*name.rpartition("."))}
 
     @property
     def _first_widths(self) -> tuple[int, ...]:

@@ -41,9 +41,9 @@ def with_scorer(model: GNN, decoder: Literal["dot", "mlp"] | None, seed: int) ->
 
 
 def scorer_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Those of the decoder alone."""
+    """Those of the decoder alone that are trained."""
     scorer = dict(model.named_children()).get(_NAME)
-    return [] if scorer is None else list(scorer.parameters())
+    return [] if scorer is None else [each for each in scorer.parameters() if each.requires_grad]
 
 
 def pair_scores(model: nn.Module, source: Tensor, destination: Tensor) -> Tensor:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,6 @@ from gnnpar.models.gnn import GNN
 from gnnpar.parallel.keys import KeyTable
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.objective import objective_of
-from gnnpar.parallel.torch_types import or_zeros
 from gnnpar.partition.shard import Shard
 
 
@@ -80,6 +79,32 @@ class Unsaved:
         """Nothing was saved."""
 
 
+def trained(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.Parameter]:
+    """Those that are not frozen (requires_grad_(False))."""
+    return {name: parameter for name, parameter in named if parameter.requires_grad}
+
+
+def summand(gradient: Tensor | None, of: Tensor) -> Tensor:
+    """What a rank adds to the gradient of a parameter: without one -0.0, which a sum keeps only where no rank has one;
+    a zero of a gradient is +0.0."""
+    return torch.full_like(of, -0.0) if gradient is None else gradient + 0.0
+
+
+def set_gradients(
+    parameters: Mapping[str, nn.Parameter], sums: Mapping[str, Tensor], before: frozenset[str] | None = None
+) -> frozenset[str]:
+    """Set sums of `summand` as gradients, None where the loss reads no such parameter on any rank: as in a loop of
+    torch, weight decay does not move it either. Return the names of these. `before`: of the last step; on a GPU, where
+    the host is not to wait, only they are looked at again, and none while a CUDA graph is captured."""
+    unread = before if any(each.is_cuda for each in sums.values()) else None
+    if unread is None or not torch.cuda.is_current_stream_capturing():
+        asked = sums if unread is None else unread
+        unread = frozenset(name for name in asked if not bool(sums[name].any()) and bool(sums[name].signbit().all()))
+    for name, parameter in parameters.items():
+        parameter.grad = None if name in unread else sums[name]
+    return unread
+
+
 Timeline = list[tuple[str, float, float]]
 """(action, start, end) on the host's monotonic clock, seconds."""
 
@@ -92,9 +117,6 @@ class EngineDefaults:
     @property
     def profile(self) -> SavedProfile | None:
         return None
-
-    def named_weights(self: Engine) -> Iterator[tuple[str, Tensor]]:
-        yield from self.named_parameters()
 
 
 class Engine(Protocol):
@@ -140,11 +162,11 @@ class Engine(Protocol):
         ...
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Global names, those this rank holds."""
+        """Global names, those this rank holds, frozen ones too; a shared parameter under its first name."""
         ...
 
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Parameters, and what else a trained model is made of: running statistics of batch normalisation."""
+    def named_weights(self) -> Iterator[tuple[str, Any]]:  # Any: of a module's extra state
+        """What this rank holds of the model's `weights`: parameters under all of their names, buffers, extra state."""
         ...
 
     def state_dict(self) -> StateDict:
@@ -218,7 +240,7 @@ class FlatEngine(EngineDefaults):
         self._view, self._exact, self._shard, self._model = view, exact, shard, model
         self._comm, self._seed, self._codecs = comm, seed, tuple(codecs)
         self._structure, self._parts = structure, dict(parts or {})
-        self._crosses = crosses_epochs
+        self._crosses, self._unread = crosses_epochs, None
         if reserved := self._parts.keys() & {"model", "codecs"}:
             raise ValueError(f"parts of an engine may not be named {sorted(reserved)}: a checkpoint has these already.")
         self._objective = objective_of(task, shard, model, comm, seed)
@@ -265,9 +287,7 @@ class FlatEngine(EngineDefaults):
         return EpochReport(mean_loss, kept, facts)
 
     def _update(self, bucket: Tensor, optimizer: Stepper) -> None:
-        gradients = self.gradients_of(bucket)
-        for name, parameter in self.named_parameters():
-            parameter.grad = gradients[name]
+        self._unread = set_gradients(self._trained, self.gradients_of(bucket), self._unread)
         optimizer.step(None if self._shard.learned is None else self._norm(bucket))
 
     @torch.no_grad()
@@ -310,14 +330,14 @@ class FlatEngine(EngineDefaults):
         yield from self._model.named_parameters()
         yield from self._shard.own_parameters.items()
 
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self._model.state_dict().items()
+    def named_weights(self) -> Iterator[tuple[str, Any]]:
+        yield from self._model.weights.items()
         yield from self._shard.own_weights.items()
 
     def state_dict(self) -> StateDict:
         codecs = [codec.state_dict() for codec in self._codecs]
         parts = {name: part.state_dict() for name, part in self._parts.items()}
-        return {"model": self._model.state_dict(), "codecs": codecs, **parts}
+        return {"model": self._model.weights, "codecs": codecs, **parts}
 
     def load_state_dict(self, state: StateDict) -> None:
         self._model.load_state_dict(state["model"])
@@ -331,22 +351,29 @@ class FlatEngine(EngineDefaults):
         rows = self._model(view.during(run), self._shard.inputs())
         return self.bucket_of(self._objective.loss(rows, run))
 
-    def bucket_of(self, loss: Tensor) -> Tensor:
-        """All gradients of a loss, and the loss, in one vector; a parameter without a gradient counts as zero.
+    def bucket_of(self, loss: Tensor | None) -> Tensor:
+        """All gradients of a loss, as `summand` has them, and the loss, in one vector. None: this rank has none.
 
-        That of `shard.learned`, the last, stays on its rank; its square is there.
+        The gradient of `shard.learned`, the last, stays on its rank; its square is there.
         """
-        parameters = [p for _, p in self.named_parameters()]
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-        parts = [or_zeros(g, p) for p, g in zip(parameters, gradients, strict=True)]
+        parameters = list(self._trained.values())
+        gradients = (None,) * len(parameters)
+        if loss is not None:
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        parts = [summand(g, p) for p, g in zip(parameters, gradients, strict=True)]
         if self._shard.learned is not None:
             self._own_gradient = parts[-1]
             parts[-1] = parts[-1].square().sum()
-        return torch.cat([*(g.reshape(-1) for g in parts), loss.detach().reshape(1)])
+        parts.append(parameters[0].new_zeros(1) if loss is None else loss.detach())
+        return torch.cat([each.reshape(-1) for each in parts])
+
+    @property
+    def _trained(self) -> dict[str, nn.Parameter]:
+        return trained(self.named_parameters())
 
     def gradients_of(self, bucket: Tensor) -> dict[str, Tensor]:
         """By parameter name: pieces of the vector of a pass."""
-        parameters, own = dict(self.named_parameters()), self._shard.own_parameters
+        parameters, own = self._trained, self._shard.own_parameters
         pieces = torch.split(bucket[:-1], [1 if n in own else p.numel() for n, p in parameters.items()])
         named = zip(parameters.items(), pieces, strict=True)
         return {name: self._own_gradient if name in own else piece.view_as(p) for (name, p), piece in named}

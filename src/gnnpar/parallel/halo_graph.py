@@ -25,7 +25,7 @@ from gnnpar.parallel.local import LocalRows, Source, as_messages
 from gnnpar.parallel.shares import Shares, add_returned
 from gnnpar.parallel.torch_types import Context, apply, apply_to_rows
 from gnnpar.parallel.view import View, edge_order, of_this_shard
-from gnnpar.parallel.whole import fold_block, split_operands, wanted_gradients
+from gnnpar.parallel.whole import fold_all_edges, split_operands, wanted_gradients
 from gnnpar.partition.shard import Shard
 
 Overlap = Literal["none", "edges", "central_marginal"]
@@ -171,12 +171,12 @@ class HaloGraph(View):
         if isinstance(src, Source) and src.halo is not None and not (agg.linear and src.constant):
             block, order = self.edges.combined
             both = tuple(torch.cat([inner, halo])[order] for inner, halo in zip(src, src.halo(), strict=True))
-            return fold_block(agg, block, both, dst, edge, shared)
+            return fold_all_edges(agg, block, both, dst, edge, shared)
         if agg.whole_neighborhood:
             block, order = self.edges.combined
             halo = apply_to_rows(_HaloRows, self, call, *src)
             both = tuple(torch.cat([mine, theirs])[order] for mine, theirs in zip(src, halo, strict=True))
-            return fold_block(agg, block, both, dst, edge, shared)
+            return fold_all_edges(agg, block, both, dst, edge, shared)
         view = self.exactly() if self.cache is not None and self._constant(agg, src) else self
         out = apply(_HaloFold, view, agg, call, (len(src), len(dst), len(edge)), *src, *dst, *edge, *shared)
         return self.keep_result(call, agg, src, out)

@@ -140,8 +140,14 @@ class OwnRows:
         )
 
 
-def as_messages(rows: Rows, dtype: torch.dtype) -> Rows:
-    """Rows that neighbours read, rounded to the type in which rows are held where that is narrow."""
+def as_messages(rows: Rows, dtype: torch.dtype, num_rows: int | None = None) -> Rows:
+    """Rows that neighbours read, rounded to the type in which rows are held where that is narrow. ValueError where they
+    are not one of each of `num_rows` nodes."""
+    if num_rows is not None and (other := [list(t.shape) for t in rows if t.shape[:1] != (num_rows,)]):
+        raise ValueError(
+            f"neighbours read rows of shape {other[0]}, and there are {num_rows} nodes here: hand on one row for each "
+            "(for vectors learned for each node set features=learned)"
+        )
     if not is_narrow(dtype):
         return rows
     return tuple(t.to(dtype) if t.is_floating_point() else t for t in rows)

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from gnnpar.comm import Communicator
 from gnnpar.data.links import Link
-from gnnpar.data.tasks import Task
+from gnnpar.data.tasks import Labelled, Task
 from gnnpar.durable import JsonDict
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.pairs import PairExamples
 from gnnpar.partition.shard import Shard
+from gnnpar.track.console import say
 
 SPLITS = ("train", "val", "test")
 
@@ -47,6 +48,7 @@ class NodeObjective:
     def __init__(self, task: Task, shard: Shard, comm: Communicator) -> None:
         self._task, self._shard, self._comm = task, shard, comm
         self._train = shard.rows_of_split["train"]
+        self._seen = False
 
     @cached_property
     def _labels(self) -> Tensor:
@@ -59,13 +61,59 @@ class NodeObjective:
         task, comm = self._task, self._comm
         owned = (self._shard.rows_of_split[split] for split in SPLITS)
         statistics = [task.statistics(rows[of_split], self._shard.y[of_split]) for of_split in owned]
+        if isinstance(task, Labelled) and task.reads_logits and not self._seen:
+            self._warn_of_probabilities(rows)
+        self._seen = True
         if task.reduction == "sum":
             totals = comm.all_reduce(torch.stack(statistics)).cpu()  # the host waits once
             values = [_value(task, total) for total in totals]
         else:
             gathered = [comm.gather(each.cpu()) for each in statistics]
             values = comm.broadcast([None if every is None else _value(task, torch.cat(every)) for every in gathered])
-        return {f"metric/{split}": value for split, value in zip(SPLITS, values, strict=True)}
+        found: JsonDict = {f"metric/{split}": value for split, value in zip(SPLITS, values, strict=True)}
+        if not isinstance(task, Labelled) or not task.metrics:
+            return found
+        more = {task.own_metric: dict(zip(SPLITS, values, strict=True))} | comm.broadcast(self._further(rows))
+        return {f"metric/{split}": more[task.metric_name][split] for split in SPLITS} | {"metric/more": more}
+
+    def _further(self, rows: Tensor) -> JsonDict | None:
+        """Metrics of whole splits, name -> split -> value, on rank 0, where their rows come in the order of nodes.
+        Collective."""
+        assert isinstance(self._task, Labelled)
+        found: JsonDict = {name: {} for name in self._task.metrics}
+        for split in SPLITS:
+            mine = self._shard.rows_of_split[split]
+            every = self._comm.gather([t[mine].cpu() for t in (self._shard.node_ids[: len(rows)], rows, self._shard.y)])
+            if every is None:
+                continue
+            ids, outputs, labels = (torch.cat(each) for each in zip(*every, strict=True))
+            order = ids.argsort()
+            for name, metric in self._task.metrics.items():
+                value = float(metric(outputs[order], labels[order])) if len(ids) else math.nan
+                found[name][split] = value if math.isfinite(value) else None
+        return found if self._comm.rank == 0 else None
+
+    def _warn_of_probabilities(self, rows: Tensor) -> None:
+        """Collective."""
+        low, high = (float(rows.amin()), float(rows.amax())) if rows.numel() else (math.inf, -math.inf)
+        every = self._comm.gather((low, high))
+        if every is not None and min(low for low, _ in every) >= 0 and 0 < max(high for _, high in every) <= 1:
+            say(
+                "the model's outputs look like probabilities (all lie in [0, 1]); task.loss reads logits: remove the "
+                "sigmoid or softmax at the model's end"
+            )
+
+
+def fitted(task: Task, shard: Shard, comm: Communicator, *, in_parts: bool) -> Task:
+    """The task with what its loss has to know of all training rows. Collective. `in_parts`: a rank computes the loss of
+    its rows piece by piece. ValueError where a loss of the user's own cannot be computed so."""
+    if not isinstance(task, Labelled):
+        return task
+    if (counts := task.counts(shard.y[shard.rows_of_split["train"]])) is not None:
+        task = task.fitted(comm.all_reduce(counts), shard.num_train)
+    if task.loss is not None:
+        task.check_loss(shard.in_degree, in_parts=in_parts or comm.size > 1)
+    return task
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from gnnpar.comm import Communicator, Site
 from gnnpar.durable import StateDict
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Rows, chosen
-from gnnpar.graph import Message, Moments
+from gnnpar.graph import InEdges, Message, Moments
 from gnnpar.parallel.local import LocalRows, OwnRows, Pass, Source, as_messages, by_type
 from gnnpar.parallel.moments import moments_of
 from gnnpar.partition.shard import Shard
@@ -84,6 +84,10 @@ class View(OwnRows):
     def edge_ids(self) -> Tensor:
         return edge_order(self.shard)
 
+    @property
+    def in_edges(self) -> InEdges:
+        return self.shard.in_edges
+
     def type_degree(self, types: int) -> Tensor:
         return by_type(self.shard.type_degree, self.in_degree, types)
 
@@ -120,7 +124,7 @@ class View(OwnRows):
     def source(self, message: Message, *rows: Tensor) -> Rows:
         """message(self, *rows), marked constant where it reads the features alone and nothing learned or random."""
         self.local.random = False
-        out = as_messages(message(self, *rows), self.shard.x.dtype)
+        out = as_messages(message(self, *rows), self.shard.x.dtype, len(self.node_ids))
         fixed = len(rows) == 1 and rows[0] is self.shard.x and not self.local.random
         return Source(out, constant=fixed and not any(t.requires_grad for t in out))
 

@@ -21,9 +21,14 @@ class WholeGraph(View):
         call = self.next_call()
         if (kept := self.kept_result(call, agg, src)) is not None:
             return kept
-        if edge and (places := self.shard.inner.edge_places) is not None:
-            edge = tuple(rows[places] for rows in edge)
-        return self.keep_result(call, agg, src, fold_block(agg, self.shard.inner, src, dst, edge, shared))
+        return self.keep_result(call, agg, src, fold_all_edges(agg, self.shard.inner, src, dst, edge, shared))
+
+
+def fold_all_edges(agg: Aggregator, block: Block, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
+    """`fold_block` of a block with all in-edges of its rows. Rows of `edge` ascend by edge id."""
+    if edge and (places := block.edge_places) is not None:
+        edge = tuple(rows[places] for rows in edge)
+    return fold_block(agg, block, src, dst, edge, shared)
 
 
 def fold_block(agg: Aggregator, block: Block, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:

@@ -47,7 +47,7 @@ class Manifest:
 
     `setup`: the configuration that made it: names, dataset, partition. `edge_ids`: whether blocks have global edge ids.
     `edge_types`: number of types of edges, `edge_attr`: width of their attributes; 0: none. `node_types`: the text of
-    the `Schema` of a HeteroData; empty: it was none.
+    the `Schema` of a HeteroData; empty: it was none. `rounded`: of a Dataset.
     """
 
     schema: int
@@ -64,6 +64,7 @@ class Manifest:
     edge_types: int = 0
     edge_attr: int = 0
     node_types: str = ""
+    rounded: bool = False
     hashes: dict[str, str]
     statistics: JsonDict
     setup: dict[str, JsonDict]

@@ -69,13 +69,13 @@ class _Part:
             check_weights(in_weight, [inner, *halo.values()])
         if self.edge_ids and self.check == "full":
             check_edge_ids([inner, *halo.values()], manifest.num_edges)
-        y = self.array("y", torch.float32 if manifest.task in MATRICES else torch.int64, labels)
+        y = self.array("y", self.real("y") if manifest.task in MATRICES else torch.int64, labels)
         self.check_labels(y, {"train_mask": train, "val_mask": val, "test_mask": test})
         return Shard(
             part=self.part,
             parts=manifest.parts,
             node_ids=ids,
-            x=self.array("x", torch.float32, (count, manifest.num_features)),
+            x=self.array("x", self.real("x"), (count, manifest.num_features)),
             y=y,
             train_mask=train,
             val_mask=val,
@@ -94,7 +94,7 @@ class _Part:
             type_degree=degrees_by_type([inner, *halo.values()], manifest.edge_types).float()
             if manifest.edge_types
             else None,
-            edge_attr=self.finite("edge_attr", torch.float32, num_edges, manifest.edge_attr)
+            edge_attr=self.finite("edge_attr", self.real("edge_attr"), num_edges, manifest.edge_attr)
             if manifest.edge_attr
             else None,
             edge_sizes=manifest.edge_sizes,
@@ -123,7 +123,7 @@ class _Part:
             if low < 0 or high >= len(ids):
                 raise ValueError(f"{name} reads rows {low} to {high} of {len(ids)}")
         weighted = "in_weight.npy" in self.files
-        weights = self.finite(f"{name}.weights", torch.float32, num_edges) if weighted else None
+        weights = self.finite(f"{name}.weights", self.real(f"{name}.weights"), num_edges) if weighted else None
         types = self.types(f"{name}.types", num_edges) if self.manifest.edge_types else None
         return Block(indptr, indices, count, len(ids), rows, ids, EdgeData(edge_ids, weights, types))
 
@@ -136,14 +136,13 @@ class _Part:
             if low < -1 or high >= self.manifest.num_classes:
                 raise ValueError(f"y goes from {low} to {high} of {self.manifest.num_classes} classes")
         elif self.manifest.task == "multi_label":
-            labels = y[has_label(y, "multi_label")]
-            if not bool(((labels == 0) | (labels == 1)).all()):
+            if not bool(((y == 0) | (y == 1) | torch.isnan(y)).all()):
                 raise ValueError("y has labels that are neither 0 nor 1")
-        elif bool((torch.isinf(y) | (torch.isnan(y) & ~torch.isnan(y[:, :1]))).any()):
+        elif bool(torch.isinf(y).any()):
             raise ValueError("y has targets that are not finite")
         labelled = has_label(y, self.manifest.task)
         for name, mask in masks.items():
-            if bool((mask & ~labelled).any()):
+            if self.manifest.task not in MATRICES and bool((mask & ~labelled).any()):
                 raise ValueError(f"{name} names nodes without a label")
 
     def index(self, name: str, limit: int) -> Tensor:
@@ -163,6 +162,10 @@ class _Part:
             if low < 0 or high >= self.manifest.edge_types:
                 raise ValueError(f"{name} goes from {low} to {high} of {self.manifest.edge_types} types")
         return types
+
+    def real(self, name: str) -> torch.dtype:
+        """The type of a file of numbers: float64 where precision=fp64 has kept it, else float32."""
+        return torch.float64 if self.files[f"{name}.npy"].dtype == "<f8" else torch.float32
 
     def finite(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
         """Numbers; where their bytes are read for their checksum, ValueError if one is not finite."""

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from gnnpar.capacity import require_disk, require_files
 from gnnpar.data.columns import Column, ColumnWriter
-from gnnpar.data.external import EDGE_TYPES
 from gnnpar.data.stored import CHUNK_EDGES, OnProgress, Stored, no_progress, row_chunks
 from gnnpar.durable import JsonDict, file_hash, make_folder_of_results, sync_folder
 from gnnpar.folds.block import index_dtype, layout
@@ -53,7 +52,7 @@ def write_shards(
     try:
         make_folder_of_results(out.parent)
         of_edge = 4 + sum(values.dtype.itemsize * math.prod(values.shape[1:]) for values in graph.carried.values())
-        nbytes = 4 * graph.num_nodes * graph.num_features + of_edge * graph.num_edges
+        nbytes = graph.x.dtype.itemsize * graph.num_nodes * graph.num_features + of_edge * graph.num_edges
         require_disk(nbytes, out.parent, f"out={out}", "name another place")
         with folder_beside(out) as partial:
             writer = _Writer(graph, part_of, parts, partial, edge_ids, on_progress)
@@ -116,7 +115,7 @@ class _Writer:
         graph = self.graph
         with ExitStack() as open_files:
             files = [
-                open_files.enter_context(ColumnWriter(self.file(p, "x"), np.float32, tuple(graph.x.shape[1:])))
+                open_files.enter_context(ColumnWriter(self.file(p, "x"), graph.x.dtype, tuple(graph.x.shape[1:])))
                 for p in range(self.parts)
             ]
             for rows in row_chunks(graph.x):
@@ -163,11 +162,11 @@ class _Writer:
                 np.save(self._edge_file(p, p, name), np.zeros(0, dtype=dtype))
 
     @property
-    def _of_edges(self) -> dict[str, tuple[str, type[np.generic]]]:
+    def _of_edges(self) -> dict[str, tuple[str, np.dtype]]:
         """What a block holds of every edge: the name of the file, what it is, and its type."""
-        ids: dict[str, tuple[str, type[np.generic]]] = {"edge_ids": ("ids", np.int64)} if self.with_ids else {}
-        kinds = (kind for kind in ("weight", "type") if kind in self.graph.carried)
-        return ids | {f"{kind}s": (kind, EDGE_TYPES[kind]) for kind in kinds}
+        ids = {"edge_ids": ("ids", np.dtype(np.int64))} if self.with_ids else {}
+        carried = self.graph.carried
+        return ids | {f"{kind}s": (kind, carried[kind].dtype) for kind in ("weight", "type") if kind in carried}
 
     def attributes(self) -> None:
         """Rows of attributes of all in-edges of a part, in the order of the edges."""
@@ -176,7 +175,7 @@ class _Writer:
         with ExitStack() as opened:
             width = (self.graph.edge_sizes.attr,)
             files = [
-                opened.enter_context(ColumnWriter(self.file(p, "edge_attr"), EDGE_TYPES["attr"], width))
+                opened.enter_context(ColumnWriter(self.file(p, "edge_attr"), self.graph.carried["attr"].dtype, width))
                 for p in range(self.parts)
             ]
             for edges in self.graph.edges():
@@ -264,6 +263,7 @@ class _Writer:
             edge_ids=self.with_ids,
             edge_types=graph.edge_sizes.types,
             edge_attr=graph.edge_sizes.attr,
+            rounded=graph.rounded,
             node_types="" if graph.edge_sizes.schema is None else graph.edge_sizes.schema.text,
             hashes={"graph": graph.graph_hash, "split": graph.split_hash, "partition": partition_hash},
             statistics=statistics_of(

@@ -84,23 +84,31 @@ def calibrate(
     measuring: bool = True,
     say: Callable[[str], None] = lambda _: None,
 ) -> Calibration:
-    """From the cache where this machine has measured before; `refresh`: measured again. `measuring` false: nominal
-    rates where nothing is in the cache."""
+    """From the cache where this machine has measured before; again where it was busy then and is quiet now, or with
+    `refresh`. `measuring` false: nominal rates where nothing is in the cache."""
     file = None if cache is None else cache / "calibration" / f"{_key(ranks, threads)}.json"
     if file is not None and file.exists() and not refresh:
         try:
-            return read_calibration(file)
+            kept = read_calibration(file)
         except ValueError as error:
             say(f"{error}: measuring again")
+        else:
+            if not kept.rates.busy or not measuring:
+                return kept
+            if contention(ranks * threads, num_cores()):
+                say("rates of a busy machine: the next plan measures again, once the machine is quiet")
+                return kept
+            say("the rates in the cache are those of a busy machine, and it is quiet now: measuring again")
     if not measuring:
         say("not measured: predictions are with the nominal rates of a server's core, and may be off by a factor")
         return Calibration(ranks, threads, NOMINAL, NOMINAL_LINK)
     here = f"{counted(ranks, 'rank')} with {counted(threads, 'thread')}"
     say(f"measuring what {here} can do here: about {MEASURING_SECONDS:.0f} s, once, kept in the cache; --no-measure")
     if others := contention(ranks * threads, num_cores()):
-        again = "topology=measured topology.refresh=true measures again"
-        say(f"busy machine: {others}, which makes it look slower than it is; {again}")
+        say(f"busy machine: {others}, which makes it look slower than it is; measured again once it is quiet")
     calibration = fitted(world_samples(ranks, threads, say), ranks=ranks, threads=threads)
+    others = others or contention(ranks * threads, num_cores())
+    calibration = replace(calibration, rates=replace(calibration.rates, busy=others))
     if file is not None:
         try:
             make_folder(file.parent)

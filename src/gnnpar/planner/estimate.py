@@ -182,6 +182,6 @@ def why(estimates: list[Estimate], machine: Machine, *, on_gpu: bool) -> list[st
         lines.append("times are those of this machine's CPU: a topology with devices (topology=) says what GPUs do")
     return [
         *lines,
-        f"times and memory are predicted from {rates.source} rates, nothing was run{doubt}",
+        f"times and memory are predicted from {rates.described}, nothing was run{doubt}",
         "bytes are formulas of the partition: where no sign stands before them, exact for every epoch after the first",
     ]

@@ -17,7 +17,7 @@ from gnnpar.partition.shares import Shares
 from gnnpar.placement import Plan
 from gnnpar.planner.extract import record
 from gnnpar.planner.machines import setting_of
-from gnnpar.planner.planner import Evaluated, Request, reasons
+from gnnpar.planner.planner import Evaluated, Request, listed, reasons
 from gnnpar.planner.recompute import how_held
 from gnnpar.planner.registry import registry
 from gnnpar.planner.search.named import BUDGET, DEFAULT, Name, Result, run
@@ -157,6 +157,27 @@ def planned(
     return Planned(result.evaluated, machine, workload, request, dataset, model_hash, result)
 
 
+def with_one_device(
+    planned: Planned, settings: Settings, say: Callable[[str], None] = lambda _: None, *, measuring: bool = True
+) -> Planned:
+    """With strategies of one rank among the candidates that are not chosen: the whole graph on the topology's first
+    device, else on this machine with the threads that a run of one rank has."""
+    if any(e.candidate.ranks == 1 for e in planned.evaluated):
+        return planned
+    machine, request = Machine(planned.machine.fabric.first(1), planned.machine.rates[:1]), planned.request
+    if not isinstance(settings.topology, Machines):
+        here = setting_of(settings, 1, say if measuring else lambda _: None, measuring=measuring)[0]
+        same = here.rates[0].source == machine.rates[0].source  # nominal ones say nothing beside measured ones
+        machine = here if same else machine
+    of_one = {name: each for name, each in request.registry.strategies.items() if each.capabilities.max_ranks == 1}
+    alone = listed(replace(request, machine=machine, ranks=1, registry=replace(request.registry, strategies=of_one)))
+    unused = f"it uses 1 of {request.ranks} ranks: gnnpar train strategy="
+    more = [e if e.refused else replace(e, refused=unused + e.candidate.family) for e in alone]
+    allowed = [e for e in planned.evaluated if not e.refused]
+    others = sorted([*(e for e in planned.evaluated if e.refused), *more], key=lambda e: (e.objective, e.label))
+    return replace(planned, evaluated=(*allowed, *others))
+
+
 def _even(workload: Workload) -> Callable[[int], PartStats]:
     @cache
     def made(parts: int) -> PartStats:
@@ -252,7 +273,8 @@ def _row(e: Evaluated, first: bool, measured: Mapping[str, float]) -> tuple[str,
     if price.unpriced:
         return (e.label, *["-"] * (len(COLUMNS) - 2), e.refused)
     phases = tuple(seconds_text(v) if (v := price.phases.get(name, 0.0)) else "-" for name in PHASES)
-    note = "chosen" if first else e.refused
+    advice = f"not recommended: {e.discouraged}" if e.discouraged else ""
+    note = "; ".join(filter(None, ("chosen" if first else e.refused, advice)))
     if e.candidate.label in measured:
         note = f"measured {seconds_text(measured[e.candidate.label])}" + (", chosen" if first else "")
     return (e.label, seconds_text(price.seconds), *phases, bytes_text(price.peak_bytes), note)
@@ -286,6 +308,6 @@ def why(planned: Planned, simulated_seconds: float) -> list[str]:
     cut = [] if recompute is None else [recompute.describe(chosen=planned.chosen.candidate.held)]
     left_out = planned.request.registry.unpriced(planned.request.allowed)
     unpriced = [f"{name} is unpriced: {reason}" for name, reason in left_out.items()]
-    doubted = f"times are predicted from {rates.source} rates{doubt}"
+    doubted = f"times are predicted from {rates.described}{doubt}"
     events = [event] if simulated_seconds else []
     return [*reasons(planned.evaluated), *planned.chosen.price.notes, *unpriced, *moved, *cut, looked, *events, doubted]

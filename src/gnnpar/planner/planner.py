@@ -32,6 +32,15 @@ from gnnpar.pricing.work import Held, Work
 from gnnpar.printable import counted
 
 USABLE = 0.92  # of a device's memory
+NEAR = 1.1  # times the best, within which a recommended candidate is chosen before one that is not
+NOT_RECOMMENDED = {
+    "bns": "inferior accuracy at rate 0.1",
+    "cagnet": "0.94 times vanilla",
+    "digest": "inferior accuracy",
+    "minibatch": "longer to the same accuracy",
+    "sancus": "inferior accuracy on 4 parts",
+}
+"""Family -> why, as below the decision table of experiments/README.md."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +107,11 @@ class Evaluated:
     shares: tuple[float, ...] = ()
 
     @property
+    def discouraged(self) -> str:
+        """Why experiments advise against it; empty: they do not."""
+        return NOT_RECOMMENDED.get(self.candidate.family, "")
+
+    @property
     def label(self) -> str:
         return (self.price.label or self.candidate.label) + (", uneven parts" if self.shares else "")
 
@@ -116,7 +130,15 @@ def search(request: Request) -> tuple[Evaluated, ...]:
     evaluated = listed(request)
     if not evaluated or evaluated[0].refused:
         raise ValueError(nothing_fits(evaluated, request))
-    return evaluated
+    return advised(evaluated)
+
+
+def advised(evaluated: tuple[Evaluated, ...]) -> tuple[Evaluated, ...]:
+    """The same; where the first is discouraged, the best one `NEAR` it that is not comes before it."""
+    best = evaluated[0]
+    near = (e for e in evaluated if not e.refused and not e.discouraged and e.objective <= NEAR * best.objective)
+    first = (best.discouraged and next(near, None)) or best
+    return (first, *(e for e in evaluated if e is not first))
 
 
 def listed(request: Request) -> tuple[Evaluated, ...]:
@@ -201,7 +223,8 @@ def reasons(evaluated: tuple[Evaluated, ...]) -> list[str]:
         if other.refused:
             lines.append(f"{other.label} would save {seconds_text(-gap)} ({phase}), but {other.refused}")
         elif gap < 0:
-            lines.append(f"{other.label} is predicted to take {seconds_text(-gap)} less ({phase})")
+            but = f", but is not recommended: {other.discouraged}" if other.discouraged else ""
+            lines.append(f"{other.label} is predicted to take {seconds_text(-gap)} less ({phase}){but}")
         else:
             lines.append(f"{other.label} takes {seconds_text(gap)} longer ({phase})")
     return lines

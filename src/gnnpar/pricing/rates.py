@@ -71,7 +71,7 @@ class Rates:
     `order`: of an epoch's order of chunks, an edge. `visits`: engine -> (a layer in one direction, a chunk; an epoch;
     factor): what engines take besides, measured on tiny graphs, and how much slower than in a loop of their own kernels
     are that wait for memory, on a small one (`visits`). `cold`: that factor, of the engine that is priced. `scale`: all
-    of computing."""
+    of computing. `busy`: what else ran while they were measured; empty: nothing."""
 
     gemm: DenseCost
     elementwise: DenseCost
@@ -91,7 +91,13 @@ class Rates:
     cold: float = 1.0
     scale: float = 1.0
     source: str = "nominal"
+    busy: str = ""
     residuals: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def described(self) -> str:
+        """'measured rates', for people."""
+        return f"{self.source} rates" + (f" of a busy machine ({self.busy})" if self.busy else "")
 
     @property
     def kernel(self) -> float:

@@ -8,11 +8,11 @@ from gnnpar.printable import counted
 from gnnpar.report import curves
 from gnnpar.report import formatting as words
 from gnnpar.report.groups import Group
+from gnnpar.report.runs import is_busy
 from gnnpar.report.statistics import FEWEST_BLOCKS, FEWEST_SEEDS
 from gnnpar.track.console import seconds
 
 _SURE = 0.2  # share by which a prediction may be off before it is what misled the planner
-_BUSY = 1.5  # load of a machine, a core: what runs of one sweep leave for each other stays below
 
 
 def answers(groups: Sequence[Group], baseline: str) -> list[str]:
@@ -37,8 +37,7 @@ def _answer(rivals: Sequence[Group], baseline: str) -> str:
     timed = [group for group in sound if group.speedup is not None and _is_fair(group)]
     if len(timed) < 2:
         return f"not settled, as no ratio is fair: {_reason(sound, baseline)}. {_least_sent(rivals)}"
-    num_busy, num_runs = _num_busy(timed)
-    if 2 * num_busy > num_runs and min(len(group.ratios) for group in timed) < FEWEST_BLOCKS:
+    if any(group.ratio_busy and not _is_clear(group) for group in timed if group.first["world_size"] > 1):
         return f"not settled, as {_busy(timed)[0]}: train again on a quiet machine. {_least_sent(rivals)}"
     usable = [group for group in timed if group.verdict != "inferior"]
     best = max(usable or timed, key=_speedup)
@@ -47,22 +46,23 @@ def _answer(rivals: Sequence[Group], baseline: str) -> str:
     elif best.first["world_size"] == 1:
         several = [group for group in timed if group.first["world_size"] > 1]
         second = max([group for group in several if group in usable] or several, key=_speedup)
-        share = _speedup(second) / _speedup(best)
+        share = words.marked(f"{_speedup(second) / _speedup(best):.2f}", best.ratio_busy or second.ratio_busy)
         alone = f"one device holds this graph: use {best.first['strategy']}. The fastest of several ranks"
-        first = f"{alone}, {_name(second)}, has {share:.2f} times its speed ({_evidence(second, baseline)})"
+        first = f"{alone}, {_name(second)}, has {share} times its speed ({_evidence(second, baseline)})"
     else:
         first = f"use {_name(best)} ({_evidence(best, baseline)})"
-    return f"{first}. {_open(best, timed, baseline)}"
+    race = words.race(best, timed)
+    return f"{first}{race and f'. {best.title} is {race}'}. {_open(best, timed, baseline)}"
 
 
 def _open(best: Group, timed: Sequence[Group], baseline: str) -> str:
     """What is not settled, and what to try next."""
-    blocks = min(len(group.ratios) for group in timed)
+    blocks = min(len(group.ratios) + group.left_out for group in timed)  # of those left out, the line on load tells
     seeds = min((g.difference.n for g in timed if g.difference is not None), default=len(best.accuracies))
     wanted, doubts = [], _busy(timed)
     if blocks < FEWEST_BLOCKS:
         doubts.append(f"{counted(blocks, 'block')} of {FEWEST_BLOCKS}: block=0,1,2")
-    elif "speedup" not in best.best:
+    elif not doubts and "speedup" not in best.best:
         doubts.append(f"{counted(blocks, 'block')} do not tell it from the next")
     if doubts:
         wanted.append(f"speed ({'; '.join(doubts)})")
@@ -79,15 +79,16 @@ def _open(best: Group, timed: Sequence[Group], baseline: str) -> str:
     return f"{settled}. Other machines and links: gnnpar plan topology=NAME"
 
 
-def _num_busy(timed: Sequence[Group]) -> tuple[int, int]:
-    """(runs that shared their cores with other programs when they began, runs that say whether they did)."""
-    loads = [(run["load"]["before"], run["cores"]) for group in timed for run in group.completed if run.get("load")]
-    return sum(before > _BUSY * cores for before, cores in loads), len(loads)
+def _is_clear(group: Group) -> bool:
+    """Whether the interval of its speed-up lies on one side of 1."""
+    return group.speedup is not None and (group.speedup.low > 1 or group.speedup.high < 1)
 
 
 def _busy(timed: Sequence[Group]) -> list[str]:
-    num_busy, num_runs = _num_busy(timed)
-    return [f"the machine was busy when {num_busy} of {counted(num_runs, 'run')} began"] if num_busy else []
+    """How many of the runs that tell of the load shared their cores with other programs when they began."""
+    runs = [run for group in timed for run in group.completed if run.get("load")]
+    busy = sum(map(is_busy, runs))
+    return [f"the machine was busy when {busy} of {counted(len(runs), 'run')} began"] if busy else []
 
 
 def _tag(rivals: Sequence[Group]) -> list[str]:
@@ -101,7 +102,7 @@ def _tag(rivals: Sequence[Group]) -> list[str]:
     if best is tag or predicted is None or _speedup(best) < 1.05 * _speedup(tag):
         return []
     chose = f"tag chose {predicted['label']}, and {_name(best)} is {_speedup(best) / _speedup(tag):.2f} times as fast"
-    exactness = set(best.first["exactness"].split())
+    exactness = set(best.results[0]["exactness"])
     quality = (tag.results[0].get("settings", {}).get("strategy") or {}).get("quality")
     allowed = {"exact", *(map(str, quality) if isinstance(quality, list) else ())}
     if not exactness <= allowed:
@@ -124,7 +125,7 @@ def _reason(sound: Sequence[Group], baseline: str) -> str:
 
 def _evidence(group: Group, baseline: str) -> str:
     blocks = counted(len(group.ratios), "block")
-    ratio = f"{words.ratio(group.speedup)} x {baseline} over {blocks}"
+    ratio = f"{words.speedup_of(group)} x {baseline} over {blocks}"
     return ratio if group.verdict in ("", "baseline") else f"{ratio}; accuracy {group.verdict}"
 
 
@@ -149,4 +150,4 @@ def _speedup(group: Group) -> float:
 
 def _name(group: Group) -> str:
     ranks = f"on {counted(group.first['world_size'], 'rank')}"
-    return " ".join(filter(None, (group.first["strategy"], group.first["variant"], group.changed, ranks)))
+    return f"{group.title} {ranks}"

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gnnpar.durable import JsonDict
-from gnnpar.report.groups import Group
-from gnnpar.report.runs import flat
+from gnnpar.report import colours
+from gnnpar.report.groups import Group, quiet
+from gnnpar.report.runs import Result, dataset_of, flat, is_busy, model_of
 from gnnpar.track.jsonl import read_rows
 
 MOST_POINTS = 80
@@ -61,17 +62,33 @@ def mean_curve(curves: Sequence[Curve]) -> Curve | None:
     return Curve(common, means(lambda c: c.seconds), means(lambda c: c.bytes), means(lambda c: c.val))
 
 
-def curves_of(group: Group) -> list[Curve]:
-    curves = [curve_of(Path(row["folder"])) for row in group.rows]
+def curves_of(group: Group, axis: str) -> list[Curve]:
+    """A curve a run; against seconds, of runs that other load did not disturb, where there are any."""
+    rows = quiet(group.rows, "busy")[0] if axis == "seconds" else group.rows
+    curves = [curve_of(Path(row["folder"])) for row in rows]
     return [curve for curve in curves if curve is not None]
 
 
-def means_of(group: Group, field: str, names: Sequence[str]) -> dict[str, float] | None:
-    """Mean over completed runs of each entry of a mapping in result.json; None where no run has it."""
-    parts = [part for r in group.completed if isinstance(part := r.get(field), Mapping)]
+def _means(runs: Sequence[Result], field: str, names: Sequence[str]) -> dict[str, float] | None:
+    """Mean over runs of each entry of a mapping in result.json; None where no run has it."""
+    parts = [part for r in runs if isinstance(part := r.get(field), Mapping)]
     if not parts:
         return None
     return {name: statistics.fmean(part.get(name) or 0 for part in parts) for name in names}
+
+
+def bytes_of(group: Group) -> dict[str, float] | None:
+    """Parts of the bytes of an epoch, mean over completed runs."""
+    return _means(group.completed, "bytes_per_epoch", list(colours.BYTES))
+
+
+def breakdown_of(group: Group) -> dict[str, float] | None:
+    """Parts of the epoch time that the table has: shares of the mean epochs of the runs behind it."""
+    timed = [run for run in group.completed if not is_busy(run)] or group.completed
+    parts = _means(timed, "breakdown_seconds", list(colours.TIME))
+    if parts is None or group.epoch_seconds is None or not (total := sum(parts.values())):
+        return parts
+    return {name: value * group.epoch_seconds.value / total for name, value in parts.items()}
 
 
 def live_bytes(group: Group, names: Sequence[str]) -> dict[str, float] | None:
@@ -90,7 +107,7 @@ def layer_bytes(group: Group) -> list[float]:
 def tasks(groups: Sequence[Group]) -> dict[str, str]:
     """arena -> 'dataset / model', and the settings that tell apart two of the same name."""
     firsts = {group.arena: group.results[0] for group in groups}
-    names = {arena: f"{r['dataset']} / {r['model']}" for arena, r in firsts.items()}
+    names = {arena: f"{dataset_of(r)} / {model_of(r)}" for arena, r in firsts.items()}
     for name in set(names.values()):
         same = [arena for arena, other in names.items() if other == name]
         if len(same) > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from gnnpar.report.colours import SIX
@@ -68,7 +69,8 @@ def short_name(group: Group, others: Sequence[Group]) -> str:
 
 
 def cut(text: str) -> str:
-    """At most WIDEST characters."""
+    """At most WIDEST characters; keys without their groups where they do not fit."""
+    text = text if len(text) <= WIDEST else re.sub(r"[\w.]+\.(\w+=)", r"\1", text)
     return text if len(text) <= WIDEST else text[: WIDEST - 1] + "\u2026"
 
 

@@ -14,9 +14,7 @@ from gnnpar.report import formatting as words
 from gnnpar.report.comparison import Comparison
 from gnnpar.report.groups import Group, cells
 from gnnpar.report.rows import COLUMNS
-from gnnpar.report.runs import no_speed
 from gnnpar.settings import ConfigError, closest
-from gnnpar.track.console import seconds
 
 _RUN_HEADINGS = (
     "strategy",
@@ -107,14 +105,8 @@ def row_table(rows: Sequence[JsonObject], baseline: str) -> Table:
     """One line a run; nothing is bold, as one run proves nothing."""
     lines = []
     for row in rows:
-        time = words.NOTHING if row["epoch_seconds"] is None else seconds(row["epoch_seconds"])
-        ratio = words.NOTHING if row["ratio"] is None else f"{row['ratio']:.2f}"
-        if row["why_no_ratio"] == "unfair":
-            ratio += "?"
-        if no_speed(row):
-            time, ratio = (f"({text})" if text != words.NOTHING else text for text in (time, ratio))
         test = row["test_at_best_val"]
-        name = f"{row['strategy']} {row['variant']}".strip()
+        name, time, ratio = words.row_name(row), words.row_time(row), words.row_ratio(row)
         ranks = f"{row['world_size']}x{row['threads_per_rank']}"
         percent = words.NOTHING if test is None else f"{100 * test:.2f}"
         sent, seed = words.size(row["bytes_per_epoch"]), str(row["seed"])

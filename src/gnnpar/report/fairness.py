@@ -9,7 +9,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gnnpar.printable import one_line
-from gnnpar.report.runs import Result, configuration_of, is_control, is_exact, value_at, went_on_from
+from gnnpar.report.runs import Result, configuration_of, is_busy, is_control, is_exact, title, value_at, went_on_from
 from gnnpar.training.result.result import epoch_time
 
 # what must be equal before two epoch times may form a ratio: name -> path in result.json
@@ -128,19 +128,22 @@ def nearest_of(runs: Sequence[Result], bases: Sequence[Result]) -> int:
 
 def ratio_of(
     result: Result, bases: Sequence[Result], baseline: str, allow_unfair: bool = False
-) -> tuple[float | None, str]:
-    """How many times faster than the runs of the baseline that it is held against, or why there is no ratio. Of
-    several in its block the fastest counts."""
+) -> tuple[float | None, str, bool]:
+    """How many times faster than the runs of the baseline that it is held against, or why there is no ratio; whether
+    other load disturbed either. Of several in its block the fastest counts, of those that were not disturbed."""
     mine = epoch_time(result)
     if mine is None or result["status"] != "completed":
-        return None, f"run {result['status']}"
+        return None, f"run {result['status']}", False
     timed = [base for base in bases if epoch_time(base) is not None]
     if not timed:
-        return None, f"no completed run of {baseline}"
+        return None, f"no completed run of {baseline}", False
     fair = [base for base in timed if not differences(result, base)]
     if not fair and not allow_unfair:
-        return None, why_unequal(min((differences(result, base) for base in timed), key=len), baseline)
-    return min(seconds for base in fair or timed if (seconds := epoch_time(base))) / mine, "" if fair else "unfair"
+        return None, why_unequal(min((differences(result, base) for base in timed), key=len), baseline), False
+    held = fair or timed
+    quiet = [base for base in held if not is_busy(base)]
+    ratio = min(seconds for base in quiet or held if (seconds := epoch_time(base))) / mine
+    return ratio, "" if fair else "unfair", is_busy(result) or not quiet
 
 
 def why_unequal(names: Sequence[str], baseline: str) -> str:
@@ -171,7 +174,7 @@ def warnings(results: Sequence[Result], baseline: str) -> list[str]:
     for result in results:
         if result["status"] != "completed" or not bases:
             continue
-        name = f"{result['strategy']}/{result['model']}"
+        name = title(result)
         nearest = min(bases, key=lambda base: len(differences(result, base)))
         names = differences(result, nearest)
         if names == ["session"]:
@@ -198,7 +201,7 @@ def exchanged(results: Sequence[Result]) -> list[str]:
     names: dict[Hashable, str] = {}
     for result in results:
         mine = configuration_of(result)
-        names[mine] = f"{result['strategy']}/{result['model']}"
+        names[mine] = title(result)
         for what, seed in (("graph", _seed_of_graph(result)), ("split", _seed_of_split(result))):
             data.setdefault((mine, what, seed), set()).add(str(value_at(result, FAIR[what])))
         for module, digits in _code(result).items():

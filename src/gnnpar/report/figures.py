@@ -16,8 +16,9 @@ from gnnpar.report import colours, curves
 from gnnpar.report.comparison import Comparison
 from gnnpar.report.emphasis import OTHER, cut, groups_in_colour, short_name, six_parts, strategies_in_colour
 from gnnpar.report.exports import inert
+from gnnpar.report.formatting import marked
 from gnnpar.report.groups import Group
-from gnnpar.report.page.plots import scale_of
+from gnnpar.report.page.plots import log_axis, scale_of
 from gnnpar.settings import ConfigError
 
 if TYPE_CHECKING:
@@ -70,12 +71,12 @@ def write_figures(comparison: Comparison, folder: Path) -> list[Path]:
     figures = {
         "speedup": Drawing(_speedups, lambda axes, rows: _draw_speedups(axes, rows, comparison.baseline, tint), bars),
         "breakdown": Drawing(
-            lambda groups: _parts(groups, "breakdown_seconds", list(colours.TIME)),
+            lambda groups: _parts(groups, "breakdown_seconds", curves.breakdown_of),
             lambda axes, rows: _draw_parts(axes, rows, colours.TIME, "seconds"),
             bars,
         ),
         "bytes": Drawing(
-            lambda groups: _parts(groups, "bytes_per_epoch", list(colours.BYTES)),
+            lambda groups: _parts(groups, "bytes_per_epoch", curves.bytes_of),
             lambda axes, rows: _draw_parts(axes, rows, colours.BYTES, "bytes"),
             bars,
         ),
@@ -136,9 +137,9 @@ def _data(file: Path, rows: Mapping[str, Rows]) -> Path:
     return file
 
 
-def _named(group: Group) -> JsonDict:
-    first = group.first
-    return {"strategy": first["strategy"], "configuration": group.name, "no_statement_on_speed": group.timeless}
+def _named(group: Group, busy: bool = False) -> JsonDict:
+    name, grey = marked(group.name, busy), group.timeless
+    return {"strategy": group.first["strategy"], "configuration": name, "no_statement_on_speed": grey}
 
 
 def _by_configuration(rows: Rows) -> list[Rows]:
@@ -151,7 +152,7 @@ def _speedups(groups: Sequence[Group]) -> Rows:
     for group in groups:
         if group.speedup is not None:
             estimate, blocks = group.speedup, group.ratios.items()
-            named = _named(group) | {"control": group.control}
+            named = _named(group, group.ratio_busy) | {"control": group.control}
             known = {"low": estimate.low, "high": estimate.high} if estimate.low == estimate.low else {}
             rows.append(named | {"block": "", "ratio": estimate.value, "low": "", "high": ""} | known)
             rows += [named | {"block": str(block), "ratio": ratio, "low": "", "high": ""} for block, ratio in blocks]
@@ -169,18 +170,23 @@ def _draw_speedups(axes: Axes, rows: Rows, baseline: str, tint: Mapping[str, str
         if mean["low"] != "":
             axes.plot([mean["low"], mean["high"]], [i, i], color=colour, linewidth=1)
     axes.axvline(1, color=_SOFT, linewidth=0.6, linestyle=":")
-    axes.set_xlim(left=0)
+    shown = [row[name] for row in rows for name in ("ratio", "low", "high") if row[name] != ""]
+    low, high, ticks = log_axis(shown)
+    axes.set_xscale("log")
+    axes.minorticks_off()
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_xlim(low, high)
     _label_bars(axes, configurations, f"times faster than {baseline}")
 
 
-def _parts(groups: Sequence[Group], field: str, names: Sequence[str]) -> Rows:
+def _parts(groups: Sequence[Group], field: str, parts_of: Callable[[Group], dict[str, float] | None]) -> Rows:
     """A row a part of a configuration, mean over its runs; at most six parts, the small ones together."""
-    given = [(group, parts) for group in groups if (parts := curves.means_of(group, field, names))]
+    given = [(group, parts) for group in groups if (parts := parts_of(group))]
     if not any(sum(parts.values()) for _, parts in given):
         return []
     few = six_parts([parts for _, parts in given])
     return [
-        _named(group) | {"part": part, field: value}
+        _named(group, group.time_busy and field == "breakdown_seconds") | {"part": part, field: value}
         for (group, _), parts in zip(given, few, strict=True)
         for part, value in parts.items()
     ]
@@ -208,7 +214,7 @@ def _draw_parts(axes: Axes, rows: Rows, tints: Mapping[str, str], quantity: str)
 def _curves(groups: Sequence[Group], chosen: Sequence[str], axis: str) -> Rows:
     """A row an evaluation of a configuration: the mean over its runs (run empty), and each run of those in colour."""
     shown = [g for g in groups if not (axis == "seconds" and g.timeless)]  # grey times are no curve on paper
-    drawn = [(group, runs) for group in shown if (runs := curves.curves_of(group))]
+    drawn = [(group, runs) for group in shown if (runs := curves.curves_of(group, axis))]
     in_colour = groups_in_colour([group for group, _ in drawn], chosen)
     rows: Rows = []
     for group, runs in sorted(drawn, key=lambda pair: pair[0] in in_colour):  # grey ones below

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 
 from gnnpar.durable import JsonObject
 from gnnpar.report.groups import Group
+from gnnpar.report.runs import no_speed
 from gnnpar.report.statistics import Estimate
 from gnnpar.report.targets import Median
 from gnnpar.track.console import num_bytes, seconds
 
 NOTHING = "-"
+BUSY = "busy: other programs used cores that the run, or its baseline, needed when it began"
 GREY = "(times in parentheses) more threads than cores, or ranks as threads: no statement on speed"
 
 
@@ -52,14 +54,51 @@ def to_target(value: Median | None, unit: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
+def marked(text: str, busy: bool) -> str:
+    """With the mark of a number behind which there are disturbed runs alone."""
+    return f"{text} busy" if busy and text != NOTHING else text
+
+
 def time_of(group: Group) -> str:
-    if group.epoch_seconds is None:
-        return NOTHING
-    return seconds(group.epoch_seconds.value)
+    return NOTHING if group.epoch_seconds is None else marked(seconds(group.epoch_seconds.value), group.time_busy)
+
+
+def speedup_of(group: Group) -> str:
+    return marked(ratio(group.speedup), group.ratio_busy)
+
+
+def race(group: Group, rivals: Sequence[Group]) -> str:
+    """'2 of 3 to target, 3.1 s; graph_parallel 1.2 s' where another group reaches the target before; else nothing."""
+    known = [(g.seconds_to_target, g) for g in rivals if g.seconds_to_target is not None and not g.timeless]
+    mine = next((ends.low for ends, g in known if g is group), 0.0)
+    before = [(ends.high, g) for ends, g in known if ends.high < mine]
+    if not before:
+        return ""
+    first = min(before, key=lambda pair: pair[0])[1]
+    own, best = (marked(to_target(g.seconds_to_target, "s"), g.time_busy) for g in (group, first))
+    return f"{len(before) + 1} of {len(known)} to target, {own}; {first.title} {best}"
 
 
 def greyed(text: str, group: Group) -> str:
-    return f"({text})" if group.timeless and text != NOTHING else text
+    return bracketed(text, group.timeless)
+
+
+def bracketed(text: str, grey: bool) -> str:
+    return f"({text})" if grey and text != NOTHING else text
+
+
+def row_name(row: JsonObject) -> str:
+    return " ".join(filter(None, (row["strategy"], row["variant"], row["settings"])))
+
+
+def row_time(row: JsonObject) -> str:
+    text = NOTHING if row["epoch_seconds"] is None else seconds(row["epoch_seconds"])
+    return bracketed(marked(text, row["busy"]), no_speed(row))
+
+
+def row_ratio(row: JsonObject) -> str:
+    text = NOTHING if row["ratio"] is None else f"{row['ratio']:.2f}" + "?" * (row["why_no_ratio"] == "unfair")
+    return bracketed(marked(text, row["ratio_busy"]), no_speed(row))
 
 
 def size(value: float | None) -> str:
@@ -133,21 +172,21 @@ def group_cells(group: Group) -> list[str]:
     memory = [row["memory_peak_bytes"] for row in group.rows if row["memory_peak_bytes"] is not None]
     sent = [row["bytes_per_epoch"] for row in group.rows if row["status"] == "completed"]
     return [
-        " ".join(filter(None, (first["strategy"], first["variant"], group.changed))),
+        group.title,
         first["exactness"],
         first["model"],
         first["dataset"],
         f"{first['world_size']}x{first['threads_per_rank']}",
         runs_of(group),
         greyed(time_of(group), group),
-        greyed(ratio(group.speedup), group),
+        greyed(speedup_of(group), group),
         size(sum(sent) / len(sent) if sent else None),
         size(max(memory) if memory else None),
         interval(group.accuracy),
         interval(group.difference, signed=True),
         verdict_of(group),
         NOTHING if group.control or group.verdict == "baseline" else group.control_verdict,
-        greyed(to_target(group.seconds_to_target, "s"), group),
+        greyed(marked(to_target(group.seconds_to_target, "s"), group.time_busy), group),
         to_target(group.bytes_to_target, "B"),
         *fidelity_of(group),
         f"{first['provenance']} {first['links']}".strip(),

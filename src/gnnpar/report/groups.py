@@ -17,7 +17,7 @@ from typing import TypeVar
 from gnnpar.durable import JsonDict, JsonObject
 from gnnpar.report import statistics
 from gnnpar.report.fairness import Baseline, exact_runs_of, unequal_accuracy, why_unequal
-from gnnpar.report.runs import Result, configuration_of, is_control, no_speed, own_settings, went_on_from
+from gnnpar.report.runs import Result, configuration_of, is_control, no_speed, went_on_from
 from gnnpar.report.statistics import Estimate
 from gnnpar.report.targets import Median, Reached, median, reached, target_of
 
@@ -38,6 +38,9 @@ class Group:
     accuracies: dict[int, float] = field(default_factory=dict)
     epoch_seconds: Estimate | None = None
     speedup: Estimate | None = None
+    time_busy: bool = False  # other load disturbed all runs behind its times; behind its ratios
+    ratio_busy: bool = False
+    left_out: int = 0  # blocks without a ratio, as other load disturbed theirs
     ratios: dict[Hashable, float] = field(default_factory=dict)  # (seed, block) -> times faster than the baseline
     why_no_speedup: str = ""
     why_no_difference: str = ""
@@ -63,11 +66,14 @@ class Group:
         return no_speed(self.first)
 
     @property
+    def title(self) -> str:
+        """Strategy and settings that set it apart."""
+        return " ".join(filter(None, (self.first["strategy"], self.first["variant"], self.changed)))
+
+    @property
     def name(self) -> str:
-        """Strategy and what sets it apart, without model and dataset."""
-        ranks, threads = self.first["world_size"], self.first["threads_per_rank"]
-        parts = (self.first["strategy"], self.first["variant"], self.changed, f"{ranks}x{threads}")
-        return " ".join(filter(None, parts))
+        """The title and the ranks, without model and dataset."""
+        return f"{self.title} {self.first['world_size']}x{self.first['threads_per_rank']}"
 
     @property
     def completed(self) -> list[Result]:
@@ -129,34 +135,42 @@ def _tell_apart(groups: Sequence[Group]) -> None:
     """Names the settings in which groups differ that would otherwise read the same."""
     alike: dict[Hashable, list[Group]] = {}
     for group in groups:
+        group.changed = group.first["settings"]
         alike.setdefault((group.name, group.first["model"], group.first["dataset"]), []).append(group)
     for same in alike.values():
-        flats = [own_settings(group.results[0]) for group in same]
-        keys = [key for key in dict.fromkeys(k for f in flats for k in f) if len({f.get(key) for f in flats}) > 1]
-        hardware = len({group.results[0]["hardware"] for group in same}) > 1
-        for group, settings in zip(same, flats, strict=True):
-            words = [f"{key}={settings.get(key)}" for key in keys]
-            words += [group.results[0]["hardware"]] if hardware else []
+        facts = [(g.results[0]["hardware"], f"{g.first['provenance']} {g.first['links']}".strip()) for g in same]
+        differ = [len(set(column)) > 1 for column in zip(*facts, strict=True)]
+        for group, known in zip(same, facts, strict=True):
+            words = [group.changed, *(fact for fact, differs in zip(known, differ, strict=True) if differs)]
             words += ["begun otherwise"] if went_on_from(group.results[0]) else []
-            words += [f"{group.first['provenance']} {group.first['links']}".strip()] if len(same) > 1 else []
-            group.changed = " ".join(words)
+            group.changed = " ".join(filter(None, words))
 
 
 def _times(group: Group) -> None:
     """Epoch time over blocks, and the geometric mean of the ratios formed inside them."""
     seconds: dict[Hashable, list[float]] = {}
     ratios: dict[Hashable, list[float]] = {}
-    for row in group.rows:
-        if row["status"] == "completed" and row["epoch_seconds"]:
-            seconds.setdefault((row["seed"], row["block"]), []).append(row["epoch_seconds"])
-            if row["ratio"] is not None:
-                ratios.setdefault((row["seed"], row["block"]), []).append(row["ratio"])
+    timed = [row for row in group.rows if row["status"] == "completed" and row["epoch_seconds"]]
+    compared = [row for row in timed if row["ratio"] is not None]
+    times_of, group.time_busy = quiet(timed, "busy")
+    ratios_of, group.ratio_busy = quiet(compared, "ratio_busy")
+    for row in times_of:
+        seconds.setdefault((row["seed"], row["block"]), []).append(row["epoch_seconds"])
+    for row in ratios_of:
+        ratios.setdefault((row["seed"], row["block"]), []).append(row["ratio"])
+    group.left_out = len({(row["seed"], row["block"]) for row in compared} - ratios.keys())
     group.times = {block: _middle(values) for block, values in seconds.items()}
     group.ratios = {block: _middle(values) for block, values in ratios.items()}
     group.epoch_seconds = statistics.geometric_mean(list(group.times.values())) if group.times else None
     group.speedup = statistics.geometric_mean(list(group.ratios.values())) if group.ratios else None
     reasons = Counter(row["why_no_ratio"] for row in group.rows)
     group.why_no_speedup = "" if group.speedup else reasons.most_common(1)[0][0]
+
+
+def quiet(rows: Sequence[JsonDict], column: str) -> tuple[Sequence[JsonDict], bool]:
+    """The rows that other load did not disturb, by a column; all of them, and True, where it disturbed each."""
+    undisturbed = [row for row in rows if not row[column]]
+    return undisturbed or rows, bool(rows) and not undisturbed
 
 
 def _middle(values: Sequence[float]) -> float:
@@ -208,7 +222,9 @@ def _to_target(group: Group, target: float | None) -> None:
         return
     ends = [reached(Path(row["folder"]), r, target) for row, r in zip(group.rows, group.results, strict=True)]
     known: list[Reached] = [end for end in ends if end is not None]
-    group.seconds_to_target = median([end.seconds for end in known], [end.censored for end in known])
+    rows = quiet(group.rows, "busy")[0]
+    timed = [end for end, row in zip(ends, group.rows, strict=True) if end is not None and row in rows]
+    group.seconds_to_target = median([end.seconds for end in timed], [end.censored for end in timed])
     group.bytes_to_target = median([end.bytes for end in known], [end.censored for end in known])
 
 
@@ -229,6 +245,7 @@ def _bold(groups: Sequence[Group]) -> None:
     _mark(accurate, "accuracy", [group.accuracies for group in accurate], fewest=statistics.FEWEST_SEEDS)
     timed = [group for group in groups if group.ratios and not group.timeless]
     unfair = any(row["why_no_ratio"] == "unfair" for group in timed for row in group.rows)
+    unfair = unfair or any(group.ratio_busy for group in timed)
     if not unfair and len({group.first["provenance"] for group in timed if group.first["world_size"] > 1}) < 2:
         _mark(
             timed,
@@ -321,6 +338,7 @@ def cells(group: Group) -> JsonDict:
     cells: JsonDict = {name: first[name] for name in copied}
     cells |= {"settings": group.changed, "control": group.control, "runs": len(group.rows), "completed": len(done)}
     cells |= _estimate("epoch_seconds", group.epoch_seconds) | _estimate("speedup", group.speedup, "blocks")
+    cells |= {"busy": group.time_busy, "speedup_busy": group.ratio_busy}
     for name in ("bytes_per_epoch", "memory_peak_bytes", "gradient_cosine", "gradient_error"):
         values = [row[name] for row in group.rows if row["status"] == "completed" and row[name] is not None]
         cells[name] = plain.fmean(values) if values else None

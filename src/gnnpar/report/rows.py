@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING
 
 from gnnpar.durable import JsonDict
 from gnnpar.report.fairness import Baseline, ratio_of
-from gnnpar.report.runs import Result, collect, configuration_of, flat, folders_of, links, variants
+from gnnpar.report.runs import (
+    Result,
+    collect,
+    configuration_of,
+    dataset_of,
+    exactness_of,
+    flat,
+    folders_of,
+    is_busy,
+    links,
+    model_of,
+    told_apart,
+)
 from gnnpar.settings import ConfigError
 from gnnpar.track.jsonl import FILE, read_rows
 from gnnpar.training.result.result import epoch_time
@@ -17,6 +29,7 @@ from gnnpar.training.result.result import epoch_time
 COLUMNS: tuple[str, ...] = (
     "strategy",
     "variant",
+    "settings",
     "exactness",
     "model",
     "dataset",
@@ -40,6 +53,8 @@ COLUMNS: tuple[str, ...] = (
     "status",
     "error",
     "why_no_ratio",
+    "busy",
+    "ratio_busy",
     "folder",
 )
 
@@ -54,20 +69,22 @@ def table_rows(results: Sequence[tuple[Path, Result]], *, baseline: str, allow_u
     bases = {key: reference.beside(runs) for key, runs in configurations.items()}
     return [
         _row(folder, result, changed, *ratio_of(result, bases[configuration_of(result)], baseline, allow_unfair))
-        for (folder, result), changed in zip(results, variants(everything, everything), strict=True)
+        for (folder, result), changed in zip(results, told_apart(everything), strict=True)
     ]
 
 
-def _row(folder: Path, result: Result, changed: str, ratio: float | None, why: str) -> JsonDict:
+def _row(
+    folder: Path, result: Result, changed: tuple[str, str], ratio: float | None, why: str, ratio_busy: bool
+) -> JsonDict:
     peak = result["memory_bytes"]["peak"]
     metric = result["metric"]
     fidelity = result.get("fidelity")
     values = (
         result["strategy"],
-        changed,
-        " ".join(result["exactness"]),
-        result["model"],
-        result["dataset"],
+        *changed,
+        exactness_of(result),
+        model_of(result),
+        dataset_of(result),
         result["seed"],
         result.get("block"),
         result["world_size"],
@@ -88,6 +105,8 @@ def _row(folder: Path, result: Result, changed: str, ratio: float | None, why: s
         result["status"],
         result["error"],
         why,
+        is_busy(result),
+        ratio_busy,
         str(folder),
     )
     return dict(zip(COLUMNS, values, strict=True))

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from gnnpar.aliases import with_current_targets
+from gnnpar.config.jobs import unread
 from gnnpar.durable import JsonObject, read_json
 from gnnpar.printable import printable_tree
 from gnnpar.settings import ConfigError
+from gnnpar.targets import classes_in, is_own
 from gnnpar.training.checkpoint.deciding import OF_TIME
 from gnnpar.training.result.result import fault
 
@@ -115,8 +117,36 @@ _REPEATED = ("seed", "block")  # settings that runs of one configuration may dif
 
 
 def own_settings(result: Result) -> dict[str, str]:
-    """All settings that are the configuration's, and not those of one of its runs."""
-    return {key: value for key, value in flat(result.get("settings", {})).items() if key not in _REPEATED}
+    """All settings that are the configuration's, and not those of one of its runs or unread by its strategy."""
+    settings = result.get("settings", {})
+    left_out = {*_REPEATED, *unread(settings)}
+    return flat({key: value for key, value in settings.items() if key not in left_out})
+
+
+def model_of(result: Result) -> str:
+    """The model for people: of PyG's with the name of its class."""
+    target = value_at(result, ("settings", "model", "target"))
+    return f"{result['model']} {target.rpartition('.')[2]}" if isinstance(target, str) else result["model"]
+
+
+def dataset_of(result: Result) -> str:
+    """The dataset for people: a file by dataset.name."""
+    name, path = (value_at(result, ("settings", "dataset", key)) for key in ("name", "path"))
+    return name if isinstance(name, str) and path is not None else result["dataset"]
+
+
+def title(result: Result) -> str:
+    """strategy/model."""
+    return f"{result['strategy']}/{model_of(result)}"
+
+
+_BUSY = 1.5  # load of a machine, a core: what runs of one sweep leave for each other stays below
+
+
+def is_busy(result: Result) -> bool:
+    """Whether other programs used cores that the run needed when it began: by its log, or the load of the machine."""
+    load = result.get("load") or {}
+    return "others" in load or load.get("before", 0.0) > _BUSY * result["cores"]
 
 
 def went_on_from(result: Result) -> tuple[int, tuple[str, ...]] | None:
@@ -137,24 +167,31 @@ def configuration_of(result: Result) -> Hashable:
     return (*(result[name] for name in named), *where, went_on_from(result), *settings)
 
 
-def variant(result: Result, results: Sequence[Result]) -> str:
-    """Those settings of the strategy that differ between its runs here, as one would write them."""
-    return variants([result], results)[0]
+_ELSEWHERE = ("strategy", "world_size", "threads_per_rank")  # settings that have columns of their own
 
 
-def variants(some: Sequence[Result], results: Sequence[Result]) -> list[str]:
-    """`variant` of each of `some`."""
-    seen: dict[str, dict[str, set[str | None]]] = {}
-    for strategy in {r["strategy"] for r in results}:
-        flats = [flat(value_at(r, ("settings", "strategy")) or {}) for r in results if r["strategy"] == strategy]
-        seen[strategy] = {key: {f.get(key) for f in flats} for key in {key for f in flats for key in f}}
+def told_apart(results: Sequence[Result]) -> list[tuple[str, str]]:
+    """Of each run, as one would write them: settings of its strategy that differ between runs of the strategy, and
+    others that differ between its runs with one model and dataset."""
+    of_strategy = [flat(value_at(r, ("settings", "strategy")) or {}) for r in results]
+    idle: dict[str, set[str]] = {}
+    for r in results:
+        idle.setdefault(r["strategy"], {*_ELSEWHERE}).update(unread(r.get("settings", {})))
+    others = [{k: v for k, v in own_settings(r).items() if k.split(".")[0] not in idle[r["strategy"]]} for r in results]
+    places = [(r["strategy"], model_of(r), dataset_of(r)) for r in results]
+    pairs = zip(_differing([r["strategy"] for r in results], of_strategy), _differing(places, others), strict=True)
+    return list(pairs)
+
+
+def _differing(places: Sequence[Hashable], flats: Sequence[Mapping[str, str]]) -> list[str]:
+    """The settings of each that are not the same in all that have its place."""
+    seen: dict[Hashable, list[Mapping[str, str]]] = {}
+    for place, settings in zip(places, flats, strict=True):
+        seen.setdefault(place, []).append(settings)
+    keys = {p: [k for k in {k: 0 for f in fs for k in f} if len({f.get(k) for f in fs}) > 1] for p, fs in seen.items()}
     return [
-        " ".join(
-            f"{key}={value}"
-            for key, value in flat(value_at(result, ("settings", "strategy")) or {}).items()
-            if len(seen.get(result["strategy"], {}).get(key, ())) > 1
-        )
-        for result in some
+        " ".join(f"{key}={settings[key]}" for key in keys[place] if key in settings)
+        for place, settings in zip(places, flats, strict=True)
     ]
 
 
@@ -166,6 +203,14 @@ def is_control(result: Result) -> bool:
 
 def is_exact(result: Result) -> bool:
     return list(result["exactness"]) == ["exact"]
+
+
+def exactness_of(result: Result) -> str:
+    """Its classes, with a word where nothing but itself says that a run is exact. Runs of before, which do not say it,
+    are known to be where model and strategy are gnnpar's own."""
+    groups = {name: value_at(result, ("settings", name)) for name in ("model", "strategy")}
+    known = result.get("verified", "checked" if all(map(is_own, classes_in(groups))) else "no") != "no"
+    return " ".join(result["exactness"]) + (" (not checked)" if is_exact(result) and not known else "")
 
 
 def no_speed(row: JsonObject) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from gnnpar.config.jobs import MANIFEST
 from gnnpar.printable import shell_word
 from gnnpar.report.fairness import baselines, differences
-from gnnpar.report.runs import Result
+from gnnpar.report.runs import Result, title
 
 
 def time_again(results: Sequence[tuple[Path, Result]], baseline: str) -> list[str]:
@@ -27,7 +27,7 @@ def time_again(results: Sequence[tuple[Path, Result]], baseline: str) -> list[st
         sweeps = {_sweep_of(place) for place in pair}
         sweep = next(iter(sweeps)) if len(sweeps) == 1 else None
         if sweep is None:
-            alone[f"{result['strategy']}/{result['model']}"] = None
+            alone[title(result)] = None
         else:
             jobs.setdefault(sweep, {}).update(dict.fromkeys(str(place.relative_to(sweep)) for place in pair))
     lines = []

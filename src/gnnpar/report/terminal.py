@@ -13,7 +13,7 @@ from gnnpar.printable import printable
 from gnnpar.report import formatting as words
 from gnnpar.report.groups import Group
 from gnnpar.report.runs import no_speed
-from gnnpar.track.console import num_bytes, seconds, stdout
+from gnnpar.track.console import num_bytes, stdout
 
 _UNFAIR = "UNFAIR: ratios between runs that differ"
 
@@ -109,6 +109,7 @@ def say(line: str) -> None:
 def row_notes(rows: Sequence[JsonObject], groups: Sequence[Group] = ()) -> list[str]:
     """What the cells cannot say; why blank ones are blank, by number."""
     notes = [words.GREY] if any(no_speed(row) for row in rows) else []
+    notes += [words.BUSY] if any(row["busy"] or row["ratio_busy"] for row in rows) else []
     for i, ((what, why), names) in enumerate(words.blanks(rows, groups).items(), start=1):
         notes.append(f"[{i}] no {what} for {', '.join(dict.fromkeys(names))}: {why}")
     notes += [f"{row['strategy']}/{row['model']} {row['status']}: {row['error']}" for row in rows if row["error"]]
@@ -133,18 +134,16 @@ def _console() -> Console:
 
 
 def _cells(row: JsonObject, reasons: Sequence[tuple[str, str]]) -> list[str]:
-    time = "-" if row["epoch_seconds"] is None else seconds(row["epoch_seconds"])
-    blank = row["ratio"] is None
-    ratio = escape("-" + _mark(("ratio", row["why_no_ratio"]), reasons)) if blank else f"{row['ratio']:.2f}"
+    mark = _mark(("ratio", row["why_no_ratio"]), reasons) if row["ratio"] is None else ""
+    time, ratio = escape(words.row_time(row)), escape(words.row_ratio(row) + mark)
     if no_speed(row):
-        time = f"[dim]({time})[/dim]"
-        ratio = ratio if blank else f"[dim]({ratio})[/dim]"
+        time, ratio = f"[dim]{time}[/dim]", f"[dim]{ratio}[/dim]"
     if row["why_no_ratio"] == "unfair":
-        ratio = f"[red]{ratio}?[/red]"
+        ratio = f"[red]{ratio}[/red]"
     failed = row["status"] != "completed"
     named = ("exactness", "model", "dataset", "seed", "world_size", "threads_per_rank")
     return [
-        escape(f"{row['strategy']} {row['variant']}".strip()),
+        escape(words.row_name(row)),
         *(escape(str(row[name])) for name in named),
         time,
         ratio,

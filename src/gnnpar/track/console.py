@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import os
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,6 +129,31 @@ def complain_once(text: str, *, rank: int) -> None:
 _LET_RANK_0_SPEAK_SECONDS = 10.0
 
 
+SILENT_SECONDS = 5.0
+
+
+@contextmanager
+def pulse(doing: Callable[[], str]) -> Iterator[None]:
+    """Say every few seconds inside what takes so long: what `doing` gives, if that is what it gave then. No thread is
+    left."""
+    over, began = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        before = doing()
+        while not over.wait(SILENT_SECONDS):
+            if (now := doing()) and now == before:
+                say(f"{now} ... {time.monotonic() - began:.0f} s")
+            before = now
+
+    thread = threading.Thread(target=tell, name="pulse", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Console:
     """tracker=console. `every`: epochs between lines where there is no terminal."""
@@ -139,11 +165,11 @@ class Console:
 
 
 class Lines:
-    """A line every few epochs."""
+    """A line every few epochs, and after a few seconds."""
 
     def __init__(self, epochs: int, *, every: int) -> None:
         self.epochs, self.every = epochs, every
-        self._began = time.monotonic()
+        self._began = self._said = time.monotonic()
         self._first: int | None = None  # not 0 in a run that goes on from a checkpoint
         self._val: float | None = None
         self._probe = ""
@@ -157,8 +183,10 @@ class Lines:
         self._first = epoch if self._first is None else self._first
         self._val = row.get("metric/val", self._val)
         self._probe = probe_line(row) or self._probe
-        if (epoch + 1) % self.every and epoch + 1 != self.epochs:
+        soon = time.monotonic() - self._said < SILENT_SECONDS
+        if soon and (epoch + 1) % self.every and epoch + 1 != self.epochs:
             return
+        self._said = time.monotonic()
         left = (time.monotonic() - self._began) / (epoch + 1 - self._first) * (self.epochs - epoch - 1)
         say(f"epoch {epoch + 1}/{self.epochs}  {_figures(row, self._val, self._probe)}  left {left:.0f} s")
 

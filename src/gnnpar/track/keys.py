@@ -43,7 +43,9 @@ KEYS: dict[str, Key] = {
     "comm/wire_bytes": Key("B", "launch=paced: sent in the epoch by the hosts' interfaces, headers included"),
     "comm/messages": Key("1", "point-to-point messages of the epoch, summed over ranks"),
     "comm/total_bytes_so_far": Key("B", "sum of comm/total_bytes so far"),
-    "metric/name": Key("", "accuracy, roc_auc, micro_f1, r2, mrr or hits@K, in rows with an evaluation"),
+    "metric/name": Key(
+        "", "accuracy, roc_auc, micro_f1, r2, mrr, hits@K or that of task.metric, in rows with an evaluation"
+    ),
     "metric/train": Key("task metric", "the task's metric with exact logits, training nodes; null for pairs"),
     "metric/val": Key("task metric", "the same on validation nodes, or pairs"),
     "metric/test": Key("task metric", "the same on test nodes, or pairs"),
@@ -71,6 +73,15 @@ KEYS: dict[str, Key] = {
     "memory/live_bytes": Key("B", "live tensors by category, of the rank with the largest peak"),
     "system/load": Key("1", "load average of the host over the last minute, in the first and the last row"),
 }
+
+
+LOWER_IS_BETTER = ("mae", "rmse")
+"""Of metrics by name; all others are better where they are higher."""
+
+
+def goodness(name: str, value: float) -> float:
+    """A metric's value, so that higher is better."""
+    return -value if name in LOWER_IS_BETTER else value
 
 
 _LISTS = ("time/cpu_seconds", "memory/peak_bytes", "memory/pinned_bytes", "memory/peak_rss_bytes")

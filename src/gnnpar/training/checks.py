@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gnnpar.comm.world import World
 from gnnpar.data.preprocess import Generated
+from gnnpar.data.tasks import Labels
 from gnnpar.models.gnn import ModelConfig
 from gnnpar.parallel.strategy import (
     Strategy,
@@ -24,9 +25,28 @@ from gnnpar.training.checkpoint import resume
 def check(settings: Settings, world: World) -> None:
     """ValueError in one line: a checkpoint, a number of ranks or shards that this run cannot use."""
     resume.check(settings)
+    if isinstance(settings.task, Labels):
+        settings.task.functions()
     check_strategy(settings, world.size)
+    refuse_unbuilt(settings, world)
     refuse_capture(settings, world)
     shards.check(settings, world)
+
+
+def refuse_unbuilt(settings: Settings, world: World) -> None:
+    """ValueError where a PyG model cannot be made or run. The dataset is read here only where the model does not take
+    any widths; of joined ranks, rank 0 has it."""
+    if not settings.model.wraps or world.how == "joined" or settings.shards.folder is not None:
+        return
+    try:
+        settings.build_model(*_ANY_WIDTHS)
+    except ValueError:
+        dataset = settings.load_dataset()
+        task = settings.task.of(dataset.task, dataset.num_classes)
+        settings.build_model(dataset.num_features, task.out_dim, dataset.edge_sizes)
+
+
+_ANY_WIDTHS = 11, 5
 
 
 def refuse_capture(settings: Settings, world: World) -> None:
@@ -84,4 +104,10 @@ def check_strategy(settings: Settings, size: int) -> None:
     if isinstance(settings.dataset, Generated):  # others are read by rank 0, which refuses the same then
         refuse_empty_clusters(strategy, settings.dataset.generated_nodes)
     ranks, layers = (size, settings.model.num_layers) if settings.plan is None else Plan.size(settings.plan)
-    strategy.check(ranks, layers, settings.epochs)
+    try:
+        strategy.check(ranks, layers, settings.epochs)
+    except ValueError as error:
+        own = settings.resolved["strategy"].get("codec") != settings.resolved["codec"]
+        if own and str(error).startswith("codec."):  # the strategy's YAML has a codec of its own
+            raise ValueError(f"strategy.{error}") from error
+        raise

@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from gnnpar.capacity import require_memory
 from gnnpar.comm import Communicator
@@ -22,7 +22,7 @@ from gnnpar.dilation import perf_counter
 from gnnpar.durable import JsonDict, JsonObject, write_json_whole
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine
-from gnnpar.parallel.objective import Objective, objective_of
+from gnnpar.parallel.objective import Objective, fitted, objective_of
 from gnnpar.parallel.strategy import Workload, orders_rows, refuse_edge_data
 from gnnpar.partition.manifest import Manifest
 from gnnpar.partition.row_order import in_order
@@ -31,6 +31,7 @@ from gnnpar.placement import Plan
 from gnnpar.precision import TYPES
 from gnnpar.settings import Settings, Stepper
 from gnnpar.track.console import say
+from gnnpar.track.keys import goodness
 from gnnpar.track.tracker import Null, Tee, Tracker
 from gnnpar.training import memory
 from gnnpar.training.captured import CapturedEpochs, captured_epochs
@@ -75,18 +76,33 @@ class PlanSource(Protocol):
         ...
 
 
+class StopTraining(Exception):
+    """Raised by a callback: the run ends after this epoch."""
+
+
+@runtime_checkable
+class EpochCallback(Protocol):
+    """What rank 0 calls after every epoch with its row of metrics.jsonl. True ends the run."""
+
+    def on_epoch_end(self, epoch: int, metrics: JsonDict) -> object: ...
+
+
+Callback = EpochCallback | Callable[[int, JsonDict], object]
+
+
 @dataclass(frozen=True)
 class Training:
     """What the ranks of a run do: the launcher's `Work`."""
 
     record: RunRecord
     plan_source: PlanSource
+    callbacks: tuple[Callback, ...] = ()
 
     @contextmanager
     def session(self, *, first: bool) -> Iterator[Callable[[Communicator, Host], None]]:
         """Inside, trackers are open in the process of rank 0 (`first`)."""
         record = self.record
-        job = Job(record.settings, record.world, record.run_dir, self.plan_source)
+        job = Job(record.settings, record.world, record.run_dir, self.plan_source, self.callbacks)
         if not first:
             yield partial(train, job, start=None, tracker=Null())
             return
@@ -104,6 +120,7 @@ class Job:
     world: World
     run_dir: Path
     plan_source: PlanSource
+    callbacks: tuple[Callback, ...] = ()
 
 
 class EndWithOthers(Null):
@@ -211,6 +228,8 @@ def prepare(
     if source is not None and settings.model.reads_degrees:
         edge_sizes = edge_sizes._replace(degrees=source.degrees(comm))
     model = settings.build_model(num_features, task.out_dim, edge_sizes)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError("no parameter of the model requires a gradient (requires_grad_): there is nothing to train")
     refuse_unequal_weights(model, comm)
     plan = None
     if dataset is not None:
@@ -244,6 +263,9 @@ def prepare(
         numbers = copies * len(shard.y) * task.out_dim
         require_memory(4 * numbers, outputs, "is dataset.task what its labels are?")
         shard = shard.to(device, types.rows)
+        task = fitted(task, shard, comm, in_parts=settings.strategy.capabilities.chunks)
+        if settings.early_stopping.patience is not None:
+            refuse_no_validation(shard, comm)
         del dataset
         profile = resume.of_rank_0(start.profile, comm)
         engine = resume.replaying(settings, profile, job.world.size).build(
@@ -258,7 +280,7 @@ def prepare(
     optimizer = settings.optim.build(engine.named_parameters(), epochs=settings.epochs, layer_of=model.layer_of)
     edges = EdgeFacts(shard.in_weight is not None, edge_sizes)
     mine = resume.identity(settings, shared.hashes, job.world.size, num_features, task, shared.predicted, edges)
-    restored = resume.restore(start, mine, engine, optimizer, comm, say=say)
+    restored = resume.restore(start, mine, engine, model, optimizer, comm, say=say)
     if start.found is not None:
         refuse_unequal_replicas(engine, comm, str(start.found.folder))
     return Run(
@@ -281,6 +303,17 @@ def prepare(
         predicted=shared.predicted,
         replanned=plan if since_of(shared.predicted) else None,
     )
+
+
+def refuse_no_validation(shard: Shard, comm: Communicator) -> None:
+    """ValueError on all ranks where early stopping has no examples to stop by. Collective."""
+    mine = len(shard.rows_of_split["val"]) if shard.pairs is None else len(shard.pairs.val)
+    counts = comm.gather(mine)
+    if not comm.broadcast(None if counts is None else sum(counts)):
+        raise ValueError(
+            "early_stopping.patience: there are no validation nodes to stop by; give val_mask or dataset.split=random, "
+            "or set early_stopping.patience=null"
+        )
 
 
 def save_profile(engine: Engine, comm: Communicator, run_dir: Path) -> str:
@@ -323,10 +356,15 @@ class Progress:
             self.begun_otherwise = saved["begun_otherwise"]
 
     def stops(self, val: float | None, settings: Settings) -> bool:
-        """Early stopping, after one more evaluation."""
+        """Early stopping, after one more evaluation. `val`: higher is better; None: it is not defined."""
         stopping = settings.early_stopping
-        if val is None:  # no validation nodes: nothing to stop by
-            return False
+        if val is None:
+            if stopping.patience is None or self.best_val > -math.inf:
+                return False
+            raise ValueError(
+                f"early_stopping.patience={stopping.patience}: the metric of the validation split is not defined (one "
+                "class, or a constant target): choose another task.metric, or set early_stopping.patience=null"
+            )
         if val > self.best_val + (stopping.min_delta if self.best_val > -math.inf else 0.0):
             self.best_val, self.evaluations_since = val, 0
         else:
@@ -354,18 +392,23 @@ def epochs(run: Run, tracker: Tracker, policy: CheckpointPolicy) -> NewPlan | No
         last = epoch + 1 == settings.epochs
         stop = False
         if last or (epoch + 1) % settings.eval_every == 0:
-            began = perf_counter()
-            values = evaluate(run.engine, run.objective)
-            seconds = perf_counter() - began
-            row |= values | {"metric/name": run.task.metric_name, "time/evaluate_seconds": seconds}
-            stop = progress.stops(values["metric/val"], settings)
+            row |= evaluated(run)
+            stop = progress.stops(val_of(row), settings)
+        if run.job.callbacks and comm.broadcast(
+            asked_to_stop(run.job.callbacks, epoch, row) if not comm.rank else None
+        ):
+            row |= {} if "metric/name" in row else evaluated(run)
+            stop = True
         if comm.rank == 0:
             tracker.log(row)
+        val = val_of(row)
         now = policy.decide(comm, epoch + 1, everyone, ends=last or stop)
         if now.broken:
+            policy.save_best(run)
             raise ValueError(broken(run, epoch, loss) + policy.last_good())
+        policy.remember(run, epoch + 1, progress.saved(), val)
         if now.save:
-            written = policy.save(run, epoch + 1, progress.saved(), row.get("metric/val"))
+            written = policy.save(run, epoch + 1, progress.saved(), val)
             if now.interrupted and written:
                 say(f"asked to end: checkpoint after epoch {epoch}; resume=auto in the same folder goes on")
         if now.interrupted:
@@ -373,11 +416,36 @@ def epochs(run: Run, tracker: Tracker, policy: CheckpointPolicy) -> NewPlan | No
         if stop:
             break
         if replanner is not None and (new := replanner(epoch, row)) is not None:
-            if comm.broadcast(policy.save(run, epoch + 1, progress.saved(), row.get("metric/val"), new.plan)):
+            if comm.broadcast(policy.save(run, epoch + 1, progress.saved(), val, new.plan)):
                 return new
             if comm.rank == 0:
                 say("tag: without a checkpoint there is no way over to the other plan: the run keeps its own")
     return None
+
+
+def evaluated(run: Run) -> JsonDict:
+    """The part of a row that an evaluation gives. Collective."""
+    began = perf_counter()
+    values = evaluate(run.engine, run.objective)
+    return values | {"metric/name": run.task.metric_name, "time/evaluate_seconds": perf_counter() - began}
+
+
+def val_of(row: Row) -> float | None:
+    """Validation of a row, so that higher is better; None: it was not evaluated."""
+    val = row.get("metric/val")
+    return None if val is None else goodness(row["metric/name"], val)
+
+
+def asked_to_stop(callbacks: Sequence[Callback], epoch: int, row: Row) -> bool:
+    """Call all of them, on rank 0; whether one wants the run to end."""
+    asked = []
+    for each in callbacks:
+        try:
+            call = each.on_epoch_end if isinstance(each, EpochCallback) else each
+            asked.append(call(epoch, dict(row)) is True)
+        except StopTraining:
+            asked.append(True)
+    return any(asked)
 
 
 def train_epoch(

@@ -93,7 +93,7 @@ def sgd(group: Group, before: Before, numbers: Sequence[Tensor]) -> list[list[Te
 
 
 class DeviceStep:
-    """Of one optimizer, whose state it keeps as torch does: checkpoints are the same. Every parameter has a gradient.
+    """Of one optimizer, whose state it keeps as torch does: checkpoints are the same. Frozen parameters have none.
 
     `prepare` is the host's part of a step, `launch` the device's; a captured `launch` is replayed after each `prepare`.
     A step counts also where it was refused.
@@ -107,11 +107,11 @@ class DeviceStep:
         """Count a step, and tell the device its numbers. The host does not wait."""
         rows: list[list[float]] = []
         for group in self._groups:
-            states = [self._state_of(group, p) for p in group["params"]]
+            states = [self._state_of(group, p) for p in group["params"] if p.requires_grad]
             for state in states:
                 if "step" in state:
                     state["step"] += 1
-            rows.append(numbers_of(self._kind, group, int(states[0].get("step", 0))))
+            rows.append(numbers_of(self._kind, group, max(int(s.get("step", 0)) for s in states)))
         first = self._groups[0]["params"][0]
         new = to_device(torch.tensor(rows, dtype=first.dtype), first.device)
         self._numbers = new if self._numbers is None else self._numbers.copy_(new)
@@ -121,7 +121,9 @@ class DeviceStep:
         """The step that was prepared. Shapes: finite [], whether it is one."""
         assert self._numbers is not None, "prepare comes first"
         for group, row in zip(self._groups, self._numbers, strict=True):
-            parameters: list[Tensor] = group["params"]
+            parameters: list[Tensor] = [p for p in group["params"] if p.grad is not None]
+            if not parameters:
+                continue
             numbers = row.unbind()
             states = [self._state_of(group, p) for p in parameters]
             moments = [[s[name] for s in states] for name in self._moments(group)]
@@ -136,7 +138,7 @@ class DeviceStep:
 
     @property
     def _groups(self) -> list[Group]:
-        return [group for group in self._optimizer.param_groups if group["params"]]
+        return [group for group in self._optimizer.param_groups if any(p.requires_grad for p in group["params"])]
 
     def _moments(self, group: Group) -> tuple[str, ...]:
         return () if self._kind == "SGD" and not group["momentum"] else MOMENTS[self._kind]

@@ -6,6 +6,7 @@ The learning rate is a function of the epoch alone, so that a resumed run contin
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -131,6 +132,7 @@ class Stepper:
     def __init__(
         self, optimizer: torch.optim.Optimizer, *, config: Schedule, epochs: int, names: dict[nn.Parameter, str]
     ) -> None:
+        refuse_closure(optimizer)
         self.optimizer, self.config, self.epochs, self.names = optimizer, config, epochs, names
         self._refused = False
         self._finite: torch.Tensor | None = None  # of the last step, where it was the device's
@@ -217,6 +219,15 @@ class Stepper:
             if (p := by_name.get(name)) is not None:
                 _check_shapes(name, slots, p)
                 self.optimizer.state[p] = {k: _placed(k, v, p) for k, v in slots.items()}
+
+
+def refuse_closure(optimizer: torch.optim.Optimizer) -> None:
+    """ValueError where a step of it is given a function that computes the loss."""
+    if any(each.default is each.empty for each in inspect.signature(optimizer.step).parameters.values()):
+        raise ValueError(
+            f"optim={type(optimizer).__name__.lower()}: needs to evaluate the loss several times a step (an engine "
+            "gives one gradient a step). Use adam, adamw, sgd or another whose step() takes nothing."
+        )
 
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")  # one number for each of the parameter

@@ -164,7 +164,8 @@ def _run(model: GNN, graph: WholeGraph, i: int, x: Tensor, entering: Rows) -> tu
     began = perf_counter()
     carry = model.run_layer(i, graph, model.begin(graph, x) if i == 0 else leaves)
     ends = (model.end(graph, carry),) if i == model.num_layers - 1 else carry
-    torch.autograd.backward(ends, [torch.ones_like(t) for t in ends])
+    if wanted := [t for t in ends if t.requires_grad]:  # none of frozen layers
+        torch.autograd.backward(wanted, [torch.ones_like(t) for t in wanted])
     _synchronize(x)
     return carry, perf_counter() - began
 

@@ -26,7 +26,7 @@ from gnnpar.settings import Settings
 from gnnpar.track.console import say
 from gnnpar.track.tracker import Null
 from gnnpar.training.checkpoint import files as checkpoint
-from gnnpar.training.checkpoint.resume import Start, load_parameters
+from gnnpar.training.checkpoint.resume import Start, load_weights
 from gnnpar.training.loop import Job, PlanSource, Run, prepare
 from gnnpar.training.result.record import agreed_on
 
@@ -64,7 +64,7 @@ class Prediction:
         if self.remedy:
             _refuse_another_graph(found, run.identity, self.remedy)
         _refuse_other_types(found, run.identity)
-        load_parameters(run.engine, found.merged(comm.device), found)
+        load_weights(run.engine, run.model, found.merged(comm.device), found)
         logits, ids = run.engine.predict(), run.engine.node_ids.cpu().numpy()
         values = run.objective.metrics(logits)
         counts = comm.gather(len(ids))

@@ -38,6 +38,13 @@ def check(settings: Settings, world: World) -> None:
             f"task={settings.names.get('task')} splits the edges of a whole graph, and shards={folder} are cut "
             "already: give dataset= instead of shards="
         )
+    double = settings.precision == "fp64"
+    kept = any(facts.dtype == "<f8" and "in_weight" not in file for file, facts in manifest.files.items())
+    if manifest.rounded if double else kept:
+        raise ConfigError(
+            f"precision={settings.precision}: shards={folder} hold the dataset's float64 numbers in "
+            f"{'float32' if double else 'float64'}; partition again with precision={settings.precision}"
+        )
     if world.size != manifest.parts:
         raise ConfigError(
             f"shards={folder} are {manifest.parts} parts, but there are {counted(world.size, 'rank')}: set "

@@ -15,6 +15,7 @@ from torch import Tensor
 from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.tasks import Labels, Task, TaskConfig, make_task
+from gnnpar.durable import JsonDict
 from gnnpar.models.gnn import GNN, ModelSource
 from gnnpar.models.pairs import with_scorer
 from gnnpar.parallel.engine import Engine, FlatEngine
@@ -25,6 +26,8 @@ from gnnpar.parallel.strategy import (
     FirstLayer,
     Strategy,
     Workload,
+    check_first_layer,
+    orders_rows,
     refuse_edge_data,
     refuse_moments,
     refuse_neighborhoods,
@@ -45,6 +48,7 @@ EPOCHS = 2
 ORACLE_EPOCHS = 4
 """Rows of earlier epochs, and means over epochs, differ from each other by then."""
 CPU = torch.device("cpu")
+AS_CONFIGURED = "single device, as configured"
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,8 @@ class Job:
         shard = Shard.open(
             given, self.plan.part_of, comm, edge_ids=model.needs_edge_ids, placement=self.plan.placement
         ).to(comm.device, self.dtype)
-        shard, _ = in_order(shard, self.row_order)
+        shard, _ = in_order(shard, self.row_order if orders_rows(self.strategy, self.task) else "none")
+        fixed = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
         engine = self.strategy.build(self.plan, shard, model, task, comm, seed=self.seed, first_layer=self.first_layer)
         optimizer = self.optim.build(engine.named_parameters(), epochs=self.epochs, layer_of=model.layer_of)
         losses, gradients, traffic = [], [], []
@@ -127,6 +132,8 @@ class Job:
             gradients.append(report.gradient)
             comm.settle_accounts()
             traffic.append(comm.ledger.drain().bytes)
+        for name in (name for name, p in engine.named_parameters() if not torch.equal(p, fixed.get(name, p))):
+            raise ValueError(f"{name} is frozen (requires_grad_(False)), and has moved")
         engine.drain()
         return losses, gradients, engine.node_ids, engine.predict(), traffic
 
@@ -148,6 +155,7 @@ def make_job(
     dtype: torch.dtype = torch.float64,
     optim: Adam | SGD = SGD(lr=0.1),
     task: TaskConfig = Labels(),
+    row_order: Order = "none",
 ) -> Job:
     """Build the model once (threads share torch's random state) and plan. `dataset`: with the examples of the task."""
     model = config.on(dataset.edge_sizes).build(
@@ -159,7 +167,7 @@ def make_job(
     model = with_scorer(model, task.decoder, seed)
     work = Workload(dataset, partition or Random(), model.num_layers, model=model, first_layer=first_layer)
     plan = strategy.plan(work, Topology(world))
-    return Job(strategy, model, dataset, plan, epochs, seed, first_layer, dtype, optim, task)
+    return Job(strategy, model, dataset, plan, epochs, seed, first_layer, dtype, optim, task, row_order)
 
 
 def merge_ranks(job: Job, results: Sequence[tuple]) -> Outcome:
@@ -192,26 +200,30 @@ def check(
     worlds: Sequence[int] = (1, 2, 3, 4),
     dataset: Dataset | None = None,
     as_it_is: bool = False,
+    given: Dataset | None = None,
     first_layer: FirstLayer = "live",
+    row_order: Order = "none",
     device: torch.device = CPU,
 ) -> list[Case]:
-    """Every model on every world the strategy can use: its exact limit against the single device, then, where it has an
-    oracle and is not exact, itself against that.
+    """Every model on every world the strategy can use: its exact limit against the single device, and itself, as it is
+    configured, where it says that it is exact; then, where it has an oracle and is not exact, itself against that.
 
     dataset: a small graph where there is none. as_it_is: its edges and what they carry are a user's; otherwise they are
-    made what the model reads.
+    made what the model reads. given: the same graph as it came, on which PyG runs a PyG model.
     Ranks run on `device`, what they are compared with on the CPU. A model that is not sound has one case, which names
     the fault.
     ValueError where `exact_limit` is not exact by its own words.
     """
     dataset = dataset or small_graph()
     limit = strategy.exact_limit()
+    check_first_layer(strategy, first_layer)
     if limit.exactness != {"exact"} or limit.capabilities.crosses_epochs:
         stale = " and reads rows of earlier epochs" if limit.capabilities.crosses_epochs else ""
         raise ValueError(f"exact_limit() of {type(strategy).__name__} is {', '.join(sorted(limit.exactness))}{stale}")
-    faults = {name: find_fault(config) for name, config in models.items()}
+    faults = {name: find_fault(config, dataset if as_it_is else None) for name, config in models.items()}
     cases = [_failed(name, 1, str(fault)) for name, fault in faults.items() if fault is not None]
     models = {name: config for name, config in models.items() if faults[name] is None}
+    how: JsonDict = {"first_layer": first_layer, "row_order": row_order}
     graphs = {name: dataset if as_it_is else graph_for(strategy, config, dataset) for name, config in models.items()}
     for name, config in models.items():
         if as_it_is:
@@ -220,14 +232,19 @@ def check(
         refuse_neighborhoods(strategy, config, {"model": name})
         refuse_moments(strategy, config, {"model": name})
         if config.wraps:
-            cases.append(_untouched_case(name, config, graphs[name]))
+            cases.append(_untouched_case(name, config, graphs[name], given))
         reference = train_in_threads(Single(), config, graphs[name], world=1)
         for world in (w for w in worlds if runs_on(limit, w, config)):
-            cases.append(_case(limit, name, config, graphs[name], world, reference, first_layer, device))
+            cases.append(compared(limit, name, config, graphs[name], world, reference, device, how))
+        if strategy.exactness == {"exact"} and strategy != limit:
+            for world in (w for w in worlds if runs_on(strategy, w, config)):
+                case = compared(strategy, name, config, graphs[name], world, reference, device, how)
+                cases.append(replace(case, reference=AS_CONFIGURED))
     if isinstance(strategy, WithOracle | WithOracleEngine) and strategy.exactness != {"exact"}:
         for name, config in models.items():
             for world in (w for w in worlds if runs_on(strategy, w, config, epochs=ORACLE_EPOCHS)):
-                cases += _oracle_case(strategy, name, config, graphs[name], world, device)
+                of_oracle = {"row_order": row_order, "epochs": ORACLE_EPOCHS}  # it computes layer 0 in every epoch
+                cases += _oracle_case(strategy, name, config, graphs[name], world, device, of_oracle)
     return cases
 
 
@@ -265,7 +282,13 @@ class _Oracle(Single):
 
 
 def _oracle_case(
-    strategy: Strategy, name: str, config: ModelSource, dataset: Dataset, world: int, device: torch.device
+    strategy: Strategy,
+    name: str,
+    config: ModelSource,
+    dataset: Dataset,
+    world: int,
+    device: torch.device,
+    how: JsonDict,
 ) -> list[Case]:
     """None where the strategy, as it is configured, has no oracle."""
     assert isinstance(strategy, WithOracle | WithOracleEngine)
@@ -277,7 +300,7 @@ def _oracle_case(
     if oracle.engine(whole, job.model, task, comm, seed=0) is None:
         return []
     reference = train_in_threads(oracle, config, dataset, world=1, epochs=ORACLE_EPOCHS)
-    case = _case(strategy, name, config, dataset, world, reference, "live", device, epochs=ORACLE_EPOCHS)
+    case = compared(strategy, name, config, dataset, world, reference, device, how)
     return [replace(case, reference="its oracle")]
 
 
@@ -293,22 +316,19 @@ def runs_on(strategy: Strategy, world: int, config: ModelSource, *, epochs: int 
     return True
 
 
-def _case(
+def compared(
     limit: Strategy,
     name: str,
     config: ModelSource,
     dataset: Dataset,
     world: int,
     reference: Outcome,
-    first_layer: FirstLayer,
     device: torch.device,
-    *,
-    epochs: int = EPOCHS,
+    how: JsonDict,
 ) -> Case:
+    """One model under one strategy on one world against `reference`. `how`: options of `make_job`."""
     try:
-        got = train_in_threads(
-            limit, config, dataset, world=world, first_layer=first_layer, epochs=epochs, device=device
-        )
+        got = train_in_threads(limit, config, dataset, world=world, device=device, **how)
     except Exception as error:  # a strategy of the user's own may fail in any way: a row of the table
         return _failed(name, world, f"{type(error).__name__}: {error}")
     worst, parameter = 0.0, ""
@@ -333,14 +353,21 @@ def graph_for(strategy: Strategy, config: ModelSource, dataset: Dataset) -> Data
     return prepared(dataset, config, carried=strategy.capabilities.edge_data)
 
 
-def _untouched_case(name: str, config: ModelSource, dataset: Dataset) -> Case:
+def _untouched_case(name: str, config: ModelSource, dataset: Dataset, given: Dataset | None) -> Case:
     from gnnpar.verify.untouched import difference  # imports PyG
 
-    found = difference(config, dataset, TOLERANCE)
-    parameter = max(found.gradients, key=lambda each: found.gradients[each])
+    found = difference(config, dataset, TOLERANCE, given)
+    errors = found.gradients | {f"{each} after the steps": error for each, error in found.state.items()}
+    parameter = max(errors, key=lambda each: errors[each])
     error = f"{found.module} is the first module that differs" if found.module else None
-    worst = found.gradients[parameter]
-    return Case(name, 1, found.loss, worst, parameter, found.logits, error, reference="PyG")
+    if found.replaced:
+        error = f"{found.replaced} is not after a forward what it was before: what is trained is not what runs"
+    elif error and given is not None and given.num_edges != dataset.num_edges:
+        error += (
+            f"; PyG runs on the {given.num_edges} edges that were given, of which preprocessing makes "
+            f"{dataset.num_edges}: set dataset.self_loops=keep dataset.drop_duplicates=false"
+        )
+    return Case(name, 1, found.loss, errors[parameter], parameter, found.logits, error, reference="PyG")
 
 
 def _failed(model: str, world: int, error: str) -> Case:

@@ -12,8 +12,12 @@ from gnnpar.folds.edge_data import EdgeData, EdgeKind
 TYPES, WIDTH, _SEED = 3, 3, 3
 
 
-def drawn(num_edges: int, kinds: Collection[EdgeKind]) -> EdgeData:
-    """Weights between 0.5 and 1.5, types, and normal rows of attributes: those of `kinds`."""
+def drawn(num_edges: int, kinds: Collection[EdgeKind], like: EdgeData | None = None) -> EdgeData:
+    """Weights between 0.5 and 1.5, types, and normal rows of attributes: those of `kinds`. `like`: of a user's graph,
+    which are taken in their place."""
+    if like is not None:
+        there = {kind: t for kind, t in like.tensors.items() if kind in kinds and len(t)}
+        return EdgeData(**{kind: t[torch.arange(num_edges) % len(t)] for kind, t in there.items()})
     draw = torch.Generator().manual_seed(_SEED)
     weight = torch.rand(num_edges, generator=draw) + 0.5
     return EdgeData(
@@ -23,8 +27,9 @@ def drawn(num_edges: int, kinds: Collection[EdgeKind]) -> EdgeData:
     )
 
 
-def with_edge_data(dataset: Dataset, kinds: Collection[EdgeKind]) -> Dataset:
-    """The same graph, whose edges carry what is drawn, and nothing else; as it is where that is nothing."""
+def with_edge_data(dataset: Dataset, kinds: Collection[EdgeKind], like: Dataset | None = None) -> Dataset:
+    """The same graph, whose edges carry what is drawn, and nothing else; as it is where that is nothing. `like`: as for
+    `drawn`."""
     if not kinds:
         return dataset
     return Dataset.of(
@@ -32,7 +37,8 @@ def with_edge_data(dataset: Dataset, kinds: Collection[EdgeKind]) -> Dataset:
         x=dataset.x,
         y=dataset.y,
         edge_index=dataset.edge_index,
-        edges=drawn(dataset.num_edges, kinds),
+        edges=drawn(dataset.num_edges, kinds, like and like.edges),
+        num_edge_types=(like and like.edge_sizes.types) or None,
         masks=(dataset.train_mask, dataset.val_mask, dataset.test_mask),
         num_classes=dataset.num_classes,
         task=dataset.task,

@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import lru_cache
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +22,13 @@ from gnnpar.folds.block import Rows
 from gnnpar.folds.edge_data import Schema
 from gnnpar.graph import Moments
 from gnnpar.models.gnn import GNN, ModelSource
-from gnnpar.models.pyg.edge_rows import EdgeRows
 from gnnpar.models.pyg.layout import Layout, NodeRows
+from gnnpar.models.pyg.marks import EdgeRows, Given
+from gnnpar.models.pyg.model import PyGNet
+from gnnpar.parallel.engine import trained
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
+from gnnpar.partition.learned import initial_vectors
 from gnnpar.partition.shard import Shard, cut
 from gnnpar.verify.edges import with_edge_data
 
@@ -83,10 +87,11 @@ class _Call:
     wrote: bool
 
 
-@cache
-def find_fault(config: ModelSource) -> Fault | None:
-    """The first fault of a model, the most specific first; None: it is sound. ValueError where it cannot be built."""
-    trial, threads = _Trial(config), torch.get_num_threads()
+@lru_cache(maxsize=64)
+def find_fault(config: ModelSource, dataset: Dataset | None = None) -> Fault | None:
+    """The first fault of a model, the most specific first; None: it is sound. ValueError where it cannot be built.
+    `dataset`: a user's, as for `small_like`."""
+    trial, threads = _Trial(config, small_like(config, dataset)), torch.get_num_threads()
     torch.set_num_threads(1)  # tensors of 41 rows: more threads only wait for each other
     try:
         with torch.random.fork_rng(devices=[]):
@@ -95,11 +100,18 @@ def find_fault(config: ModelSource) -> Fault | None:
         torch.set_num_threads(threads)
 
 
+def mixing_of_rows(config: ModelSource, data: Dataset) -> Fault | None:
+    """The first fault by which rows depend on those of other nodes, or on their place among them. `data`: as of
+    `small_like`."""
+    trial = _Trial(config, data)
+    calls = _record(trial.model, trial.shard, trial.schema)
+    return next(chain(trial._not_local(calls), trial._reads_position(calls)), None)
+
+
 class _Trial:
     """A model on a small graph whose node 0 has no edges."""
 
-    def __init__(self, config: ModelSource) -> None:
-        data = _data(config)
+    def __init__(self, config: ModelSource, data: Dataset) -> None:
         self.task = make_task(data.task, data.num_classes)
         model = config.on(data.edge_sizes).build(data.num_features, self.task.out_dim, seed=3)
         self.model = model.double()
@@ -107,10 +119,19 @@ class _Trial:
         rest = _shard(_without_first(data), model)
         self.rest = replace(rest, node_ids=rest.node_ids + 1)
         self.edge_index, self.schema = data.edge_index, data.edge_sizes.schema
+        x = self.shard.x
+        self.features = x.shape[1] if self.schema is None else self.schema.columns[-1].stop
+        self.counts = (x == x.round()).all(0)  # columns that may be numbers of categories: what is in none stays out
+        self.counts[self.features :] = False
 
     def faults(self) -> Iterator[Fault]:
-        yield from self._fixed_parameters()
-        calls = _record(self.model, self.shard, self.schema)
+        try:
+            calls = _record(self.model, self.shard, self.schema)
+        except ValueError:
+            raise
+        except Exception as error:  # whatever a forward does with another graph than the user's
+            yield cannot_run(error)
+            return
         yield from self._shape(calls)
         yield from self._state()
         yield from self._not_repeated()
@@ -120,11 +141,6 @@ class _Trial:
         yield from self._dead_gradients()
         yield from self._wrong_gradients()
         yield from self._standing_loss()
-
-    def _fixed_parameters(self) -> Iterator[Fault]:
-        for name, parameter in self.model.named_parameters():
-            if not parameter.requires_grad:
-                yield Fault(name, "does not require a gradient; make it a buffer (register_buffer)")
 
     def _shape(self, calls: Sequence[_Call]) -> Iterator[Fault]:
         for call in calls:
@@ -168,7 +184,7 @@ class _Trial:
         for node in (0, 1, num_nodes // 2, num_nodes - 1):
             for size in (1.0, 1e3):
                 x = self.shard.x.clone()
-                x[node] += size
+                x[node] = torch.where(self.counts, x[(node + int(size) % 7) % num_nodes], x[node] + size)
                 for before, after in zip(
                     calls, _record(self.model, replace(self.shard, x=x), self.schema), strict=False
                 ):
@@ -180,7 +196,8 @@ class _Trial:
                         yield Fault(
                             before.module,
                             f"mixes rows: the features of node {node} change {int(beyond.sum())} rows that it has no "
-                            "edge to. A rank holds a part of the rows: only g.aggregate may read others",
+                            "edge to. A rank holds a part of the rows: only g.aggregate (in PyG, a convolution) may "
+                            "read others",
                         )
 
     def _reads_position(self, calls: Sequence[_Call]) -> Iterator[Fault]:
@@ -196,9 +213,7 @@ class _Trial:
                 )
 
     def _dead_outputs(self, calls: Sequence[_Call]) -> Iterator[Fault]:
-        x, features = torch.randn_like(self.shard.x), self.shard.x.shape[1]
-        if self.schema is not None:
-            features = self.schema.columns[-1].stop
+        x, features = torch.where(self.counts, self.shard.x.roll(1, 0), torch.randn_like(self.shard.x)), self.features
         x[:, features:] = self.shard.x[:, features:]  # which type a node has
         other = _record(self.model, replace(self.shard, x=x), self.schema)
         for before, after in zip(calls, other, strict=False):
@@ -234,7 +249,7 @@ class _Trial:
             for parameter in model.parameters():
                 parameter += 0.02 * torch.randn(parameter.shape, generator=draw, dtype=parameter.dtype)
         _, gradients = self._differentiate(model)
-        for name, parameter in model.named_parameters():
+        for name, parameter in trained(model.named_parameters()).items():
             direction = torch.randn(parameter.shape, generator=draw, dtype=parameter.dtype)
             gradient = gradients[name]
             predicted = 0.0 if gradient is None else float((gradient * direction).sum())
@@ -261,7 +276,7 @@ class _Trial:
             loss, gradients = self._differentiate(model)
             losses.append(loss)
             with torch.no_grad():
-                for name, parameter in model.named_parameters():
+                for name, parameter in trained(model.named_parameters()).items():
                     parameter -= 0.1 * (0 if (gradient := gradients[name]) is None else gradient)
         if len(set(losses)) == 1:
             yield Fault("", f"does not learn: the loss stays {losses[0]:.6g} over {STEPS} steps")
@@ -278,34 +293,53 @@ class _Trial:
         return self.task.loss_sum(logits[train], self.shard.y[train]) / self.shard.num_train
 
     def _differentiate(self, model: GNN) -> tuple[float, dict[str, Tensor | None]]:
-        loss, names = self._loss(model), [name for name, _ in model.named_parameters()]
+        loss, parameters = self._loss(model), trained(model.named_parameters())
         if not loss.requires_grad:
-            return float(loss.detach()), dict.fromkeys(names)
-        gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
-        return float(loss.detach()), dict(zip(names, gradients, strict=True))
+            return float(loss.detach()), dict.fromkeys(parameters)
+        gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+        return float(loss.detach()), dict(zip(parameters, gradients, strict=True))
 
 
-def _data(config: ModelSource) -> Dataset:
-    """A small graph that the model reads."""
+def cannot_run(error: Exception) -> Fault:
+    lines = str(error).splitlines() or [""]
+    return Fault("", f"cannot run on a graph of another size ({type(error).__name__}: {lines[0][:200]})")
+
+
+def small_like(config: ModelSource, dataset: Dataset | None = None) -> Dataset:
+    """A small graph that the model reads: of 6 features and 3 classes, or, where there is a `dataset`, with its widths,
+    its number of logits, rows of its features, and what its edges carry."""
+    like, classes = (
+        (None, 3) if dataset is None else (dataset.edges, make_task(dataset.task, dataset.num_classes).out_dim)
+    )
     if config.wraps:
         from gnnpar.verify.untouched import typed_dataset  # imports PyG
 
-        if (typed := typed_dataset(config)) is not None:
+        model = config if dataset is None else config.on(dataset.edge_sizes)
+        if (typed := typed_dataset(model, classes, like)) is not None:
             return typed
-    return with_edge_data(_graph(), config.edge_data - {"weight"})
+    kinds = config.edge_data if config.wraps else config.edge_data - {"weight"}
+    rows = None if dataset is None else dataset.x
+    if dataset is not None and dataset.learned is not None:
+        first = torch.arange(min(41, dataset.num_nodes))
+        rows = torch.cat([dataset.x[: len(first)], initial_vectors(first, *dataset.learned).to(dataset.x.dtype)], 1)
+    graph = _graph(classes=classes, rows=rows)
+    return with_edge_data(graph, kinds if dataset is None else kinds & dataset.edges.kinds, dataset)
 
 
-def _graph(*, num_nodes: int = 41, num_edges: int = 160) -> Dataset:
+def _graph(*, classes: int, rows: Tensor | None, num_nodes: int = 41, num_edges: int = 160) -> Dataset:
     """Directed, with self loops on all nodes but the first, which has no edge."""
     draw = torch.Generator().manual_seed(1)
     ends = torch.randint(1, num_nodes, (2, num_edges), generator=draw)
     edges = torch.cat([ends, torch.arange(1, num_nodes).expand(2, -1)], 1).unique(dim=1)
     edges = edges[:, torch.argsort(edges[1] * num_nodes + edges[0])]
-    x = torch.randn(num_nodes, 6, generator=draw)
-    y = torch.randint(0, 3, (num_nodes,), generator=draw)
+    x = torch.randn(num_nodes, 6 if rows is None else rows.shape[1], generator=draw)
+    if rows is not None and len(rows):
+        x = rows[torch.arange(num_nodes) % len(rows)]
+    y = torch.randint(0, max(2, classes), (num_nodes,), generator=draw)
     train = torch.arange(num_nodes) % 2 == 0
     masks = (train, ~train, torch.zeros_like(train))
-    return Dataset.of("small", x=x, y=y, edge_index=edges, masks=masks, num_classes=3, task="single_label")
+    task = "single_label" if classes > 1 else "binary"
+    return Dataset.of("small", x=x, y=y, edge_index=edges, masks=masks, num_classes=classes, task=task)
 
 
 def _without_first(data: Dataset) -> Dataset:
@@ -364,7 +398,10 @@ def _record(model: GNN, shard: Shard, schema: Schema | None) -> list[_Call]:
         calls.append(_Call(name, tuple(copies), outputs, view.count.done - done, wrote))
 
     hooks = []
+    inside = tuple(f"net.{name}." for name in model.convs) if isinstance(model, PyGNet) else ()
     for name, module in model.named_modules():
+        if inside and name.startswith(inside):  # on rows of edges, too
+            continue
         hooks.append(module.register_forward_pre_hook(before))
         hooks.append(module.register_forward_hook(lambda _, inputs, output, name=name: after(name, inputs, output)))
     try:
@@ -378,7 +415,7 @@ def _record(model: GNN, shard: Shard, schema: Schema | None) -> list[_Call]:
 
 def _tensors(values: object) -> list[Tensor]:
     if isinstance(values, Tensor):
-        return [values]
+        return [] if isinstance(values, Given) else [values]
     if isinstance(values, dict):
         values = tuple(values.values())
     return [t for value in values for t in _tensors(value)] if isinstance(values, tuple | list) else []

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.data.dataset import Dataset
-from gnnpar.folds.edge_data import EdgeKind, Schema
+from gnnpar.folds.edge_data import EdgeData, EdgeKind, Schema
 from gnnpar.verify.edges import drawn
 
 _NODES, _MORE, _EDGES = 23, 6, 5
@@ -18,10 +18,18 @@ CLASSES = 3
 
 
 def typed_graph(
-    schema: Schema, kinds: Collection[EdgeKind], *, labelled: Collection[str] = (), loops: bool = False, seed: int = 0
+    schema: Schema,
+    kinds: Collection[EdgeKind],
+    *,
+    labelled: Collection[str] = (),
+    loops: bool = False,
+    classes: int = CLASSES,
+    like: EdgeData | None = None,
+    seed: int = 0,
 ) -> Dataset:
     """Types have 23, 29, 35, ... nodes, those of `labelled` with labels, and each edge type about 5 edges a
     destination, a few of them self loops where `loops` and both ends are of one type. The first node has no edge.
+    `like`: as for `drawn`.
     """
     draw = torch.Generator().manual_seed(seed)
     counts = [_NODES + _MORE * i for i in range(len(schema.nodes))]
@@ -48,17 +56,17 @@ def typed_graph(
     known = torch.zeros(total, dtype=torch.bool)
     for t, name in enumerate(schema.names):
         known[starts[t] : starts[t + 1]] = name in labelled
-    y = torch.where(known, torch.randint(0, CLASSES, (total,), generator=draw), -1)
+    y = torch.where(known, torch.randint(0, max(2, classes), (total,), generator=draw), -1)
     part = torch.arange(total) % 4
     return Dataset.of(
         "small",
         x=x,
         y=y,
         edge_index=edges[:2],
-        edges=replace(drawn(edges.shape[1], kinds), type=edges[2]),
+        edges=replace(drawn(edges.shape[1], kinds, like), type=edges[2]),
         masks=(known & (part < 2), known & (part == 2), known & (part == 3)),
-        num_classes=CLASSES,
-        task="single_label",
+        num_classes=classes,
+        task="single_label" if classes > 1 else "binary",
         num_edge_types=len(schema.edges),
         schema=schema,
     )

@@ -1,54 +1,83 @@
-"""Does a PyG model on gnnpar's folds equal itself, untouched, as PyG runs it? One device, fp64, dropout on."""
+"""Does a PyG model train on gnnpar's folds as in PyG's own loop? One device, fp64, dropout on."""
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from gnnpar.comm import ThreadWorld
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.preprocess import canonical_edges
-from gnnpar.data.tasks import make_task
-from gnnpar.folds.edge_data import ALL_KINDS, EdgeKind
+from gnnpar.data.tasks import Task, make_task
+from gnnpar.folds.edge_data import ALL_KINDS, EdgeData, EdgeKind
 from gnnpar.models.gnn import ModelSource
 from gnnpar.models.pyg.dropout import keyed_dropout
 from gnnpar.models.pyg.layout import Layout
-from gnnpar.models.pyg.model import PyG, PyGNet, edge_arguments
+from gnnpar.models.pyg.model import PyG, PyGNet, answer_of, edge_arguments
+from gnnpar.parallel.engine import trained
 from gnnpar.parallel.local import Pass
+from gnnpar.parallel.single.strategy import Single
+from gnnpar.parallel.strategy import Workload
+from gnnpar.parallel.torch_types import or_zeros
 from gnnpar.parallel.whole import WholeGraph
-from gnnpar.partition.shard import cut
+from gnnpar.partition.partition import Random
+from gnnpar.partition.shard import Shard, cut
+from gnnpar.placement import Topology
+from gnnpar.training.optim import Adam
 from gnnpar.verify.differences import relative_error, rounding
 from gnnpar.verify.edges import drawn
 from gnnpar.verify.typed import CLASSES, dictionaries, typed_graph
 
-SEED = 3
+SEED, STEPS = 3, 3
+ADAM = Adam(lr=0.01, eps=1e-4)
+"""With an eps that leaves gradients of rounding alone, which are 0 by their mathematics, what they are."""
+_ORDER = "the order of parameters"
 Outputs = list[tuple[str, Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
 class Difference:
-    """Largest differences, each relative to the largest entry that PyG has. `module`: the first that differs."""
+    """Largest differences, each relative to the largest entry that PyG has. `state`: of parameters and buffers after
+    the steps. `module`: the first that differs. `replaced`: the first parameter that is another tensor after a forward.
+    """
 
     loss: float
     logits: float
     gradients: dict[str, float]
+    state: dict[str, float]
     module: str
+    replaced: str
+
+
+class Trained(NamedTuple):
+    """What some steps leave: losses and gradients of each, logits in evaluation, outputs of modules."""
+
+    losses: list[float]
+    gradients: list[dict[str, Tensor]]
+    logits: Tensor
+    outputs: Outputs
 
 
 def prepared(dataset: Dataset, model: ModelSource, *, carried: frozenset[EdgeKind] = ALL_KINDS) -> Dataset:
     """The dataset as the model says that its datasets are: one self loop a node, none, or one at every second node
-    where they are kept; no edge twice, and of what edges carry all that the model reads and that is `carried`. For a
-    model of dictionaries, a graph of the types that it reads, unless the dataset is one."""
+    where they are kept; no edge twice, unless loops are kept; and of what edges carry all that the model reads and that
+    is `carried`. For a model of dictionaries, a graph of the types that it reads, unless the dataset is one."""
     assert isinstance(model, PyG)
     if (typed := typed_dataset(model)) is not None:
         return typed if dataset.edge_sizes.schema is None else dataset
     edges = canonical_edges(
-        dataset.edge_index, num_nodes=dataset.num_nodes, symmetrize=False, self_loops=model.self_loops is not False
+        dataset.edge_index,
+        num_nodes=dataset.num_nodes,
+        symmetrize=False,
+        self_loops=model.self_loops is not False,
+        drop_duplicates=model.self_loops != "keep",
     )
     if model.self_loops == "keep":
         edges = edges[:, (edges[0] != edges[1]) | (edges[0] % 2 == 0)]
@@ -65,68 +94,97 @@ def prepared(dataset: Dataset, model: ModelSource, *, carried: frozenset[EdgeKin
     )
 
 
-def typed_dataset(model: ModelSource) -> Dataset | None:
+def typed_dataset(model: ModelSource, classes: int = CLASSES, like: EdgeData | None = None) -> Dataset | None:
     """A small typed graph that a model of dictionaries runs on, with labels for the types that it gives logits for;
-    None: it reads none."""
+    None: it reads none. `like`: what edges of a user's graph carry."""
     assert isinstance(model, PyG)
     if (schema := model.sample_schema) is None:
         return None
     kinds, loops = model.edge_data, model.self_loops == "keep"
-    built = model.on(typed_graph(schema, kinds).edge_sizes).build(schema.width, CLASSES, seed=SEED)
+    built = model.on(typed_graph(schema, kinds, like=like).edge_sizes).build(schema.width, classes, seed=SEED)
     assert isinstance(built, PyGNet)
     answers = built.answers
-    return typed_graph(replace(schema, target=answers[0]), kinds, labelled=answers, loops=loops)
+    return typed_graph(
+        replace(schema, target=answers[0]), kinds, labelled=answers, loops=loops, classes=classes, like=like
+    )
 
 
-def difference(config: ModelSource, dataset: Dataset, tolerance: float) -> Difference:
-    """Of outputs and gradients. Attention dropout is off: PyG draws it in the order of its own list of edges."""
+def difference(config: ModelSource, dataset: Dataset, tolerance: float, given: Dataset | None = None) -> Difference:
+    """Of training the model on `dataset` and PyG's own loop on `given`, the graph as it came (None: `dataset`): three
+    steps of Adam, all that the module holds after them, and its logits. Attention dropout is off: PyG draws it in the
+    order of its own list of edges."""
     assert isinstance(config, PyG)
-    task = make_task(dataset.task, dataset.num_classes)
+    given, task = given or dataset, make_task(dataset.task, dataset.num_classes)
     ours = config.on(dataset.edge_sizes).build(dataset.num_features, task.out_dim, seed=SEED).double()
     for conv in ours.convs.values():
         if "dropout" in vars(conv):
             vars(conv)["dropout"] = 0.0
-    theirs = copy.deepcopy(ours)
-    nobody, needed = torch.zeros(dataset.num_nodes, dtype=torch.int64), ours.needs_edge_ids
-    shard = cut(dataset, nobody, 1, edge_ids=needed)[0].to(torch.device("cpu"), torch.float64)
-    view = WholeGraph(shard, Pass(SEED, training=True))
-    train, y = shard.train_mask, shard.y[shard.train_mask]
+    theirs, held = copy.deepcopy(ours), _held(ours)
+    plan = Single().plan(Workload(dataset, Random(), ours.num_layers, model=ours), Topology(1))
+    shard = cut(dataset, plan.part_of, 1, edge_ids=ours.needs_edge_ids)[0].to(torch.device("cpu"), torch.float64)
+    engine = Single().build(plan, shard, ours, task, ThreadWorld(1).communicators()[0], seed=SEED)
+    optimizer = ADAM.build(engine.named_parameters(), epochs=STEPS, layer_of=ours.layer_of)
+    with _recorded(ours) as outputs:
+        reports = [engine.train_epoch(epoch, optimizer, keep_gradient=True) for epoch in range(STEPS)]
+    mine = Trained([r.loss for r in reports], [r.gradient or {} for r in reports], engine.predict(), outputs)
+    pyg = _plain_loop(theirs, given, task, shard)
+    first = next(
+        (name for (name, a), (_, b) in zip(mine.outputs, pyg.outputs, strict=False) if _error(a, b) > tolerance), ""
+    )
+    gradients = dict[str, float]()
+    for got, expected in zip(mine.gradients, pyg.gradients, strict=True):
+        least = rounding(expected.values(), dataset.num_nodes)
+        for name, each in expected.items():
+            gradients[name] = max(gradients.get(name, 0.0), relative_error(got.get(name), each, least=least))
+    after, now = {name: each.double() for name, each in ours.state_dict().items()}, _held(ours)
+    state = {n: relative_error(after.get(n), t.double(), least=ADAM.lr) for n, t in theirs.state_dict().items()}
+    replaced = (
+        "" if list(now.items()) == list(held.items()) else next((n for n in held if now.get(n) != held[n]), _ORDER)
+    )
+    losses = max(abs(a - b) / max(abs(b), 1e-300) for a, b in zip(mine.losses, pyg.losses, strict=True))
+    return Difference(losses, _error(mine.logits, pyg.logits), gradients, state, first, replaced)
 
-    layout = None if ours.schema is None else Layout.of(ours.schema, shard.x)
-    x, edges, carried = shard.x, dataset.edge_index, dataset.edges.to(shard.x.device, torch.float64).tensors
+
+def _held(model: PyGNet) -> dict[str, int]:
+    """The parameters that a module holds, each under all of its names, and which tensor it is."""
+    return {name: id(p) for name, p in model.named_parameters(remove_duplicate=False)}
+
+
+def _plain_loop(theirs: PyGNet, dataset: Dataset, task: Task, shard: Shard) -> Trained:
+    """The module as its user trains it, without gnnpar but for the masks of dropout, which are those of `shard`."""
+    net, x, y = theirs.net, dataset.x.double(), dataset.y
+    layout = None if theirs.schema is None else Layout.of(theirs.schema, shard.x)
+    edges, carried = dataset.edge_index, dataset.edges.to(x.device, torch.float64).tensors
     if layout is not None:
-        x, edges, carried = dictionaries(dataset, shard.x)
-    asked = inspect.signature(theirs.net.forward).parameters
-    given = {
+        x, edges, carried = dictionaries(dataset, x)
+    asked = inspect.signature(net.forward).parameters
+    arguments = {
         name: carried.get(kind)
-        for kind, name in edge_arguments(theirs.net).items()
+        for kind, name in edge_arguments(net).items()
         if kind in carried or asked[name].default is inspect.Parameter.empty
     }
 
-    def untouched() -> Tensor:
-        theirs.net.train()
-        with keyed_dropout(view, len(shard.x), torch.arange(dataset.num_edges), layout):
-            out = theirs.net(x, edges, **given)
+    def logits(epoch: int, *, training: bool) -> Tensor:
+        net.train(training)
+        view = WholeGraph(shard, Pass(SEED, epoch, training=training))
+        with keyed_dropout(view, len(y), layout, edge_ids=torch.arange(dataset.num_edges)) if training else nullcontext():
+            out = answer_of(net(x, edges, **arguments), typed=layout is not None)
         return out if layout is None else layout.logits(layout.marked(out), task.out_dim)
 
-    def passes(model: PyGNet, run: Callable[[], Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor], Outputs]:
-        with _recorded(model) as outputs:
-            logits = run()
-        loss = task.loss_sum(logits[train], y) / shard.num_train
-        names = [name for name, _ in model.named_parameters()]
-        gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
-        found = {n: torch.zeros(1) if g is None else g for n, g in zip(names, gradients, strict=True)}
-        return loss, logits, found, outputs
-
-    mine = passes(ours, lambda: ours(view, shard.x))
-    pyg = passes(theirs, untouched)
-    first = next((name for (name, a), (_, b) in zip(mine[3], pyg[3], strict=False) if _error(a, b) > tolerance), "")
-    least = rounding(pyg[2].values(), dataset.num_nodes)
-    gradients = {
-        name: relative_error(mine[2][name].detach(), expected.detach(), least=least)
-        for name, expected in pyg[2].items()
-    }
-    return Difference(_error(mine[0], pyg[0]), _error(mine[1], pyg[1]), gradients, first)
+    optimizer, train = torch.optim.Adam(net.parameters(), lr=ADAM.lr, eps=ADAM.eps), dataset.train_mask
+    losses, gradients = list[float](), list[dict[str, Tensor]]()
+    y = y.double() if y.is_floating_point() else y
+    with _recorded(theirs) as outputs:
+        for epoch in range(STEPS):
+            optimizer.zero_grad()
+            loss = task.loss_sum(logits(epoch, training=True)[train], y[train]) / int(train.sum())
+            loss.backward()
+            named = theirs.named_parameters()
+            gradients.append({n: or_zeros(p.grad, p).clone() for n, p in trained(named).items()})
+            losses.append(loss.item())
+            optimizer.step()
+        with torch.no_grad():
+            return Trained(losses, gradients, logits(STEPS, training=False), outputs)
 
 
 @contextmanager

@@ -68,9 +68,8 @@ class VertexCutEngine(FlatEngine):
 
     def _of_copies(self, run: Pass) -> Tensor:
         """Gradients of the weighted losses of this part, and their sum."""
-        parameters = [p for _, p in self.named_parameters()]
         if not len(self._rows):
-            return torch.cat([*(torch.zeros_like(p).reshape(-1) for p in parameters), parameters[0].new_zeros(1)])
+            return self.bucket_of(None)
         logits = self._model(self._view.during(run), self._copies.shard.x)
         loss = self._task.loss_sum(logits[self._rows], self._labels, self._weights)
         return self.bucket_of(loss / self._total)

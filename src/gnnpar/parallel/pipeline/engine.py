@@ -6,10 +6,11 @@ the weights of gradients, never on how many stages there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from gnnpar.data.tasks import Task
 from gnnpar.durable import StateDict
 from gnnpar.folds.block import Rows
 from gnnpar.models.gnn import GNN
-from gnnpar.parallel.engine import EngineDefaults, EpochReport, PassGraph, Stateful, Stepper
+from gnnpar.parallel.engine import EngineDefaults, EpochReport, PassGraph, Stateful, Stepper, set_gradients, summand
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.pipeline.boundary import Boundary, Form, Lanes, Message
 from gnnpar.parallel.pipeline.chunk import ChunkGraph, Part
@@ -67,7 +68,8 @@ class _Epoch:
 
 class PipelineEngine(EngineDefaults):
     """`layers_of`: of virtual stages; stage s runs on rank s % stages. `schedule` is lowered. `boundary`: the codec
-    between stages; `codec`: the one between the parts of a stage, by which `part` exchanges rows."""
+    between stages; `codec`: the one between the parts of a stage, by which `part` exchanges rows. `stage_of`: the
+    virtual stages of the entries of the whole model's state_dict."""
 
     def __init__(
         self,
@@ -85,6 +87,7 @@ class PipelineEngine(EngineDefaults):
         seed: int,
         history_policy: HistoryPolicy,
         remat: Remat = "none",
+        stage_of: Mapping[str, int],
     ) -> None:
         self._part, self._exact, self._shard, self._model, self._task = part, exact, shard, model, task
         self._ranks, self._layers_of, self._schedule = ranks, layers_of, schedule
@@ -101,13 +104,19 @@ class PipelineEngine(EngineDefaults):
         self._is_last = self._mine[-1] == len(layers_of) - 1
         exact_stages = CodedExchange(stages, Identity().build(shard.row_lists, stages, seed))
         self._exact_pass = ExactPass(model, layers_of, exact_stages, shard)
-        self._parameters = {n: p for n, p in model.named_parameters() if self._stage_of(n) in self._mine}
+        self._stage_of = stage_of
+        self._parameters = {n: p for n, p in model.named_parameters() if stage_of[n] in self._mine}
         self._parameters |= shard.own_parameters
         self._targets = self._targets_of_chunks() if self._is_last else {}
         self._remat: Remat = remat
         self._stages = {s: Stage(layers_of[s], self._piece, remat=remat) for s in self._mine}
         self._turning = _turning_back(schedule.actions[stages.rank])
+        self._unread = None
         self._most_kept = 0  # bytes of rows kept to compute chunks again, at most in the last epoch
+
+    @property
+    def _trained(self) -> dict[str, nn.Parameter]:
+        return {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
 
     @property
     def node_ids(self) -> Tensor:
@@ -125,8 +134,7 @@ class PipelineEngine(EngineDefaults):
         total = self._totals(epoch, loss, gradients)
         with comm.clock("compute"):
             kept = {name: g.clone() for name, g in gradients.items()} if keep_gradient else None
-            for name, parameter in self._parameters.items():
-                parameter.grad = gradients[name]
+            self._unread = set_gradients(self._trained, gradients, self._unread)
             mean_loss, square = floats(total.cpu())  # the host waits once
             optimizer.step(norm=square**0.5)
         comm.flush(keep=0)
@@ -237,7 +245,7 @@ class PipelineEngine(EngineDefaults):
     def _reduced(self, epoch: int | None) -> dict[str, Tensor]:
         """Gradients by name, summed over the parts: stages hold different layers, parts vectors of different nodes."""
         parts = self._ranks.parts
-        grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self._parameters.items()}
+        grads = {n: summand(p.grad, p) for n, p in self._trained.items()}
         summed = {n: g for n, g in grads.items() if n not in self._shard.own_parameters}
         if parts.size == 1 or not summed:
             return grads
@@ -265,8 +273,9 @@ class PipelineEngine(EngineDefaults):
 
     def exact_gradient(self, epoch: int) -> dict[str, Tensor]:
         run = Pass(self._seed, epoch, training=True, probe=True)
-        before = {name: p.grad for name, p in self._parameters.items()}
-        for p in self._parameters.values():
+        parameters = self._trained
+        before = {name: p.grad for name, p in parameters.items()}
+        for p in parameters.values():
             p.grad = None
         exact = self._exact_pass.forward(self._exact.during(run), run)
         loss = None
@@ -275,7 +284,7 @@ class PipelineEngine(EngineDefaults):
             loss = self._task.loss_sum(exact.logits[train], self._shard.y[train]) / self._shard.num_train
         exact.backward(loss)
         found = self._reduced(None)
-        for name, p in self._parameters.items():
+        for name, p in parameters.items():
             p.grad = before[name]
         self._ranks.world.flush(keep=0)
         return found
@@ -300,30 +309,26 @@ class PipelineEngine(EngineDefaults):
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return iter(self._parameters.items())
 
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        yield from (self._parameters | self._shard.own_weights).items()
+    def named_weights(self) -> Iterator[tuple[str, Any]]:
+        held = self._model.held
+        for name in (name for name, stage in self._stage_of.items() if stage in self._mine):
+            module, _, leaf = name.rpartition(".")
+            yield name, held[name] if name in held else self._model.get_submodule(module).state_dict()[leaf]
+        yield from self._shard.own_weights.items()
 
     def state_dict(self) -> StateDict:
-        model = {name: p.detach() for name, p in self._parameters.items()}
+        model = dict(self.named_weights())
         codecs = [codec.state_dict() for codec in self._codecs]
         parts = {name: part.state_dict() for name, part in self._stateful.items()}
         return {"model": model, "codecs": codecs, **parts}
 
     @torch.no_grad()
     def load_state_dict(self, state: StateDict) -> None:
-        for name, p in self._parameters.items():
-            p.copy_(state["model"][name])
+        self._model.load_state_dict(state["model"], strict=False)  # of other stages, PyG keeps empty modules
         for codec, saved in zip(self._codecs, state["codecs"], strict=True):
             codec.load_state_dict(saved)
         for name, part in self._stateful.items():
             part.load_state_dict(state.get(name, {}))  # a part with nothing to save may be missing
-
-    def _stage_of(self, parameter: str) -> int:
-        """The virtual stage of a parameter: the encoder's is the first, the decoder's the last."""
-        layer = self._model.layer_of(parameter)
-        if layer is None:
-            return len(self._layers_of) - 1
-        return next(s for s, layers in enumerate(self._layers_of) if layer in layers)
 
     def _targets_of_chunks(self) -> dict[int, tuple[Tensor, Tensor]]:
         """Chunk -> (its training rows, their labels)."""

@@ -18,7 +18,7 @@ from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, RowLike
 from gnnpar.comm.communicator import Phase
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Rows
-from gnnpar.graph import EdgeDropout, Graph, Message, Moments
+from gnnpar.graph import EdgeDropout, Graph, InEdges, Message, Moments
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.halo_graph import HaloGraph
 from gnnpar.parallel.local import Pass
@@ -118,8 +118,8 @@ class ExactForward:
 
 def backward_through(carry: Rows, grads: Rows) -> None:
     """Differentiate what a stage made, given the gradients from the next one."""
-    pairs = [(t, g) for t, g in zip(carry, grads, strict=True) if t.requires_grad]
-    torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+    if pairs := [(t, g) for t, g in zip(carry, grads, strict=True) if t.requires_grad]:  # none of frozen layers
+        torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
 
 
 def gradients_of(leaves: Rows) -> Rows:
@@ -169,6 +169,10 @@ class Snapshot:
     @property
     def edge_ids(self) -> Tensor:
         return self.view.edge_ids
+
+    @property
+    def in_edges(self) -> InEdges:
+        return self.view.in_edges
 
     def type_degree(self, types: int) -> Tensor:
         return self.view.type_degree(types)

@@ -17,9 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from os.path import commonpath
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
+from torch import Tensor
 
 from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
@@ -262,6 +264,7 @@ class GNNPipe:
         exchange = CodedExchange(ranks.parts, Identity().build(shard.row_lists, ranks.parts, seed))
         whole = WholeGraph(shard, Pass(seed))
         halo = HaloGraph(shard, Pass(seed), exchange=exchange, edges=EdgeOrder(shard, "edges"))
+        stage_of = stages_of(model, layers_of)
         keep_stages(model, layers_of, ranks.stages)
         return PipelineEngine(
             part=part,
@@ -281,6 +284,7 @@ class GNNPipe:
                 exact_refresh=self.refresh_exact,
             ),
             remat=self.remat,
+            stage_of=stage_of,
         )
 
     @property
@@ -308,6 +312,33 @@ class GNNPipe:
 def default_parts(num_ranks: int) -> int:
     """The smallest number of parts above one that the ranks divide by."""
     return next((p for p in range(2, num_ranks + 1) if num_ranks % p == 0), 1)
+
+
+def stages_of(model: GNN, layers_of: tuple[range, ...]) -> dict[str, int]:
+    """The virtual stage of each of the model's weights: the encoder's is the first, the decoder's the last, a buffer's
+    that of the parameter whose name is most like its own. ValueError where two stages share a parameter."""
+
+    def stage(layer: int | None) -> int:
+        at = model.num_layers - 1 if layer is None else layer
+        return next(s for s, layers in enumerate(layers_of) if at in layers)
+
+    names, stage_of = dict[Tensor, list[str]](), dict[str, int]()
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    for shared in names.values():
+        layers = {model.layer_of(name) for name in shared}
+        layers -= {None} if model.config.wraps and len(layers) > 1 else set()  # one name of a PyG model tells it
+        if len(stages := set(map(stage, layers))) > 1:
+            raise ValueError(
+                f"{' and '.join(shared)} are one parameter, and two stages of a pipeline would train it apart; choose "
+                "single, graph_parallel or another strategy without stages"
+            )
+        stage_of |= dict.fromkeys(shared, stages.pop())
+    for name in model.weights.keys() - stage_of.keys():
+        layer = model.layer_of(name)
+        like = max(stage_of, key=lambda each: len(commonpath([each.replace(".", "/"), name.replace(".", "/")])))
+        stage_of[name] = stage_of[like] if layer is None and model.config.wraps else stage(layer)
+    return stage_of
 
 
 def keep_stages(model: GNN, layers_of: tuple[range, ...], stages: Communicator) -> None:

@@ -125,9 +125,8 @@ class MinibatchEngine(FlatEngine):
 
     def _differentiate_batch(self, sub: Subgraph, run: Pass, size: int) -> Tensor:
         """Gradients of this rank's share of the loss of a batch of this size, and the share, in one vector."""
-        parameters = [p for _, p in self.named_parameters()]
         if not sub.ends[0]:
-            return torch.cat([torch.zeros_like(p).reshape(-1) for p in parameters] + [parameters[0].new_zeros(1)])
+            return self.bucket_of(None)
         logits = self._logits(SampledGraph(sub, run, sum(self._hops)))
         loss = self._task.loss_sum(logits, self._graph.y[sub.node_ids[: sub.ends[0]]], sub.loss_weight)
         return self.bucket_of(loss / size)

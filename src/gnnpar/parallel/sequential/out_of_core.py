@@ -101,6 +101,9 @@ class OutOfCoreEngine(EngineDefaults):
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return self._engines[0].named_parameters()
 
+    def named_weights(self) -> Iterator[tuple[str, Any]]:
+        return self._engines[0].named_weights()
+
     def state_dict(self) -> StateDict:
         states = [engine.state_dict() for engine in self._engines]
         models = [state.pop("model") for state in states]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from gnnpar.planner.planner import Evaluated, Request, evaluate, listed, nothing_fits, search
+from gnnpar.planner.planner import Evaluated, Request, advised, evaluate, listed, nothing_fits, search
 from gnnpar.planner.search.points import Points
 from gnnpar.planner.search.space import Evaluator, Point, anneal, descend_again, draw
 from gnnpar.planner.search.tree import Prior, climb, published
@@ -109,7 +109,7 @@ def _settled(points: Points, grids: tuple[Evaluated, ...]) -> tuple[Evaluated, .
     named: dict[tuple[str, int], Evaluated] = {}
     for p in ranked:
         named.setdefault((p.label, p.candidate.ranks), p)  # the best place of each candidate
-    return tuple(named.values())
+    return advised(tuple(named.values()))
 
 
 _PARTITIONS = 4  # uneven ones that are made before equal parts are taken

@@ -50,8 +50,9 @@ def fastest(groups: Sequence[Group], baseline: str) -> Answer | None:
         count = len(best.ratios)
         few = "not enough runs: " if count < FEWEST_BLOCKS else "not settled by "
         caveat = f"{few}{count} block{'s' if count > 1 else ''}"
-    ratio = f", {words.ratio(best.speedup)} x {baseline}" if best.speedup and best.first["strategy"] != baseline else ""
-    return Answer("fastest", _name(best), words.time_of(best) + ratio, caveat)
+    caveat = "; ".join(filter(None, (caveat, words.race(best, sound), words.BUSY if best.ratio_busy else "")))
+    ratio = f", {words.speedup_of(best)} x {baseline}" if best.first["strategy"] != baseline else ""
+    return Answer("fastest", best.title, words.time_of(best) + ratio, caveat)
 
 
 def least_sent(groups: Sequence[Group]) -> Answer | None:
@@ -60,7 +61,7 @@ def least_sent(groups: Sequence[Group]) -> Answer | None:
     if not several:
         return None
     value, best = min(several, key=lambda pair: pair[0])
-    return Answer("least sent", _name(best), f"{num_bytes(value)} an epoch", _equals(several, value, "several ranks"))
+    return Answer("least sent", best.title, f"{num_bytes(value)} an epoch", _equals(several, value, "several ranks"))
 
 
 def least_memory(groups: Sequence[Group]) -> Answer | None:
@@ -68,7 +69,7 @@ def least_memory(groups: Sequence[Group]) -> Answer | None:
     if not known:
         return None
     value, best = min(known, key=lambda pair: pair[0])
-    return Answer("least memory", _name(best), f"{num_bytes(value)} a rank", _equals(known, value, "peak of an epoch"))
+    return Answer("least memory", best.title, f"{num_bytes(value)} a rank", _equals(known, value, "peak of an epoch"))
 
 
 def accuracy(groups: Sequence[Group]) -> Answer | None:
@@ -86,12 +87,8 @@ def accuracy(groups: Sequence[Group]) -> Answer | None:
         "not enough runs": f"a verdict needs {FEWEST_SEEDS} seeds",
     }
     best = next((g for g in groups if "accuracy" in g.best), None)
-    name = f"best: {_name(best)}" if best else "no best by a paired test"
+    name = f"best: {best.title}" if best else "no best by a paired test"
     return Answer("accuracy", name, text, caveats.get(control, "the negative control is inconclusive"))
-
-
-def _name(group: Group) -> str:
-    return " ".join(filter(None, (group.first["strategy"], group.first["variant"], group.changed)))
 
 
 def _mean(group: Group, column: str) -> float | None:

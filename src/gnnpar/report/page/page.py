@@ -21,6 +21,7 @@ from gnnpar.durable import (
     write_text_whole,
 )
 from gnnpar.report import colours, curves
+from gnnpar.report import formatting as words
 from gnnpar.report.comparison import Comparison
 from gnnpar.report.emphasis import OTHER, strategies_in_colour
 from gnnpar.report.groups import Group, timed_groups
@@ -29,7 +30,6 @@ from gnnpar.report.page.answers import answers
 from gnnpar.report.rows import table_rows
 from gnnpar.report.runs import no_speed
 from gnnpar.settings import ConfigError
-from gnnpar.track.keys import BYTE_PHASES
 
 SCHEDULE = "schedule.svg"  # a run that has a picture of its schedule leaves it under this name
 
@@ -83,6 +83,7 @@ def context(comparison: Comparison) -> JsonDict:
         "facts": facts(comparison),
         "provenances": list(dict.fromkeys(f"{row['provenance']} {row['links']}".strip() for row in comparison.rows)),
         "grey": any(no_speed(row) for row in comparison.rows),
+        "busy": words.BUSY if any(row["busy"] or row["ratio_busy"] for row in comparison.rows) else "",
         "headings": headings,
         "group_rows": [(names[arena], [r for r in group_rows if r.group.arena == arena]) for arena in names],
         "targets": {names[group.arena]: group.target for group in comparison.groups if group.target is not None},
@@ -126,8 +127,8 @@ def pictures(
     for i, (arena, groups) in enumerate(by_task.items()):
         drawn = {
             "speed-up": speeds.get(arena),
-            "time": plots.stacked(groups, _breakdown, colours.TIME, "seconds", timed=True),
-            "bytes": plots.stacked(groups, _bytes, colours.BYTES, "bytes"),
+            "time": plots.stacked(groups, curves.breakdown_of, colours.TIME, "seconds", timed=True),
+            "bytes": plots.stacked(groups, curves.bytes_of, colours.BYTES, "bytes"),
             "layers": plots.layers(groups),
             "memory": plots.stacked(groups, _memory, colours.MEMORY, "bytes"),
             "accuracy against time": plots.accuracy(groups, tint, "seconds"),
@@ -166,14 +167,6 @@ def legend(specs: JsonObject, section: str, tints: Mapping[str, str]) -> list[tu
     shown = {trace.get("name") for spec in drawn for trace in spec["data"]}
     named = [(plots.LABELS.get(part, part), tint) for part, tint in ({**tints} | {OTHER: colours.OTHER}).items()]
     return [(name, tint) for name, tint in named if name in shown]
-
-
-def _breakdown(group: Group) -> dict[str, float] | None:
-    return curves.means_of(group, "breakdown_seconds", list(colours.TIME))
-
-
-def _bytes(group: Group) -> dict[str, float] | None:
-    return curves.means_of(group, "bytes_per_epoch", BYTE_PHASES)
 
 
 def _memory(group: Group) -> dict[str, float] | None:

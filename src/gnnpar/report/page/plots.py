@@ -7,6 +7,7 @@ labels of curves beside their ends (`labels`), where they do not overlap.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
@@ -14,23 +15,24 @@ from gnnpar.durable import JsonDict
 from gnnpar.report import colours, curves
 from gnnpar.report.curves import Curve
 from gnnpar.report.emphasis import OTHER, cut, groups_in_colour, short_name, six_parts
+from gnnpar.report.formatting import marked
 from gnnpar.report.groups import Group
 
 Spec = JsonDict
 LABELS = {"exposed_wire": "exposed, wire", "exposed_skew": "exposed, skew", "host": "host, off the device"}
 
 
-def label(group: Group) -> str:
+def label(group: Group, *, busy: bool = False) -> str:
     """Two lines for an axis: the strategy, and below it what sets the group apart."""
     first = group.first
     details = " ".join(filter(None, (first["variant"], group.changed, _ranks(group))))
-    return f"{escape(first['strategy'])}<br><span style='font-size:10px'>{escape(cut(details))}</span>"
+    return f"{escape(marked(first['strategy'], busy))}<br><span style='font-size:10px'>{escape(cut(details))}</span>"
 
 
 def speedup(groups: Sequence[Group], baseline: str, colour: Mapping[str, str]) -> Spec:
     """A marker a group with its interval, and a dot a block; grey where times are no statement on speed."""
     shown = [group for group in groups if group.speedup is not None]
-    names = [label(group) for group in shown]
+    names = [label(group, busy=group.ratio_busy) for group in shown]
     data: list[Spec] = []
     for i, group in enumerate(shown):
         estimate, tint = group.speedup, colours.GREY if group.timeless else colour[group.first["strategy"]]
@@ -58,21 +60,24 @@ def speedup(groups: Sequence[Group], baseline: str, colour: Mapping[str, str]) -
             ends = {"array": [estimate.high - estimate.value], "arrayminus": [estimate.value - estimate.low]}
             point["error_x"] = {"type": "data", "symmetric": False, **ends, "color": tint, "thickness": 1.6, "width": 5}
         data.append(point)
-    highest = max(
-        [
-            1.0,
-            *(r for g in shown for r in g.ratios.values()),
-            *(min(_high(g), 2 * g.speedup.value) for g in shown if g.speedup),
-        ]
-    )
-    layout = _horizontal(names, f"times faster than {escape(baseline)}", highest * 1.08)
+    ratios = [r for g in shown for r in g.ratios.values()]
+    low, high, ticks = log_axis([*ratios, *(e for g in shown if g.speedup for e in (g.speedup.low, g.speedup.high))])
+    layout = _horizontal(names, f"times faster than {escape(baseline)}", high)
+    ends = {"type": "log", "range": [math.log10(low), math.log10(high)]}
+    layout["xaxis"] |= ends | {"tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
     line = {"type": "line", "x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1, "line": {"width": 1, "dash": "dot"}}
     return {"data": data, "layout": layout | {"shapes": [line]}}
 
 
-def _high(group: Group) -> float:
-    """The upper end of the interval; 0 where one block gave none."""
-    return group.speedup.high if group.speedup is not None and group.speedup.high == group.speedup.high else 0.0
+def log_axis(values: Sequence[float]) -> tuple[float, float, list[float]]:
+    """Ends and ticks of a logarithmic axis of ratios with 1 and all values, NaN aside, inside."""
+    known = [1.0, *(max(value, 1e-300) for value in values if value == value)]
+    room = max(1.1, (max(known) / min(known)) ** 0.06)
+    low, high = min(known) / room, max(known) * room
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 1.2, 1.5, 2, 3, 5, 7) if high < 4 * low else (1, 2, 3, 5) if len(decades) < 5 else (1,)
+    ticks = [step * 10.0**k for k in decades[:: 1 + len(decades) // 10] for step in steps]
+    return low, high, [tick for tick in ticks if low <= tick <= high]
 
 
 def _hover(value: float, low: float, high: float, n: int) -> str:
@@ -106,7 +111,7 @@ def _bars(
     if not largest:
         return None
     scale, unit = scale_of(largest, quantity)
-    names = [label(group) for group, _ in bars]
+    names = [label(group, busy=timed and group.time_busy) for group, _ in bars]
     places = list(range(len(bars)))
     faint = [0.4 if timed and group.timeless else 1.0 for group, _ in bars]
     data: list[Spec] = []
@@ -157,7 +162,7 @@ def layers(groups: Sequence[Group]) -> Spec | None:
 def accuracy(groups: Sequence[Group], colour: Mapping[str, str], axis: str) -> Spec | None:
     """Validation metric against `axis` (epochs, seconds, bytes). At most six groups are in colour, with a thin line a
     run and a label; of the others the mean alone, in grey."""
-    drawn = [(group, runs) for group in groups if (runs := curves.curves_of(group))]
+    drawn = [(group, runs) for group in groups if (runs := curves.curves_of(group, axis))]
     if not drawn:
         return None
     counted = [pair for pair in drawn if axis != "seconds" or not pair[0].timeless] or drawn
@@ -208,7 +213,7 @@ def accuracy(groups: Sequence[Group], colour: Mapping[str, str], axis: str) -> S
 def _line(
     curve: Curve, axis: str, scale: float, group: Group, line: Spec, *, opacity: float = 1.0, pale: bool = False
 ) -> Spec:
-    name = _one_line(group) + (" (no speed)" if pale else "")
+    name = marked(escape(group.name), axis == "seconds" and group.time_busy) + (" (no speed)" if pale else "")
     return {
         "type": "scatter",
         "mode": "lines",
@@ -221,11 +226,6 @@ def _line(
         "hoverinfo": "all" if opacity == 1.0 else "skip",
         "hovertemplate": "%{y:.2f} % at %{x:.4~g}<extra>" + name + "</extra>" if opacity == 1.0 else None,
     }
-
-
-def _one_line(group: Group) -> str:
-    parts = (group.first["strategy"], group.first["variant"], group.changed, _ranks(group))
-    return escape(" ".join(filter(None, parts)))
 
 
 def _ranks(group: Group) -> str:

@@ -10,7 +10,7 @@ from gnnpar.report import formatting as words
 from gnnpar.report.formatting import NOTHING
 from gnnpar.report.groups import Group
 from gnnpar.report.runs import no_speed
-from gnnpar.track.console import num_bytes, seconds
+from gnnpar.track.console import num_bytes
 
 # columns of the table of runs: heading, column of rows.COLUMNS, is it text?
 RUN_COLUMNS = (
@@ -65,7 +65,8 @@ def _times(row: JsonObject) -> str:
 def _group_cells(group: Group, baseline: str, mixed: bool) -> dict[str, Cell]:
     first, grey = group.first, "grey" if group.timeless else ""
     table = dict(zip(words.HEADINGS, words.group_cells(group), strict=True))
-    ratio, _, interval = words.ratio(group.speedup).partition(" ")
+    value, _, interval = words.ratio(group.speedup).partition(" ")
+    ratio = words.greyed(words.marked(value, group.ratio_busy), group)
     cosine, error = words.fidelity_of(group)
     details = [first["variant"], group.changed, first["exactness"], _times(first) if mixed else ""]
     best = dict.fromkeys(group.best, " best")
@@ -76,9 +77,7 @@ def _group_cells(group: Group, baseline: str, mixed: bool) -> dict[str, Cell]:
         "ranks": Cell(table["ranks"]),
         "runs": Cell(table["runs"]),
         "epoch": Cell(table["epoch"], style=grey),
-        f"x {baseline}": Cell(
-            words.greyed(ratio, group), interval, grey + best.get("speedup", ""), group.why_no_speedup
-        ),
+        f"x {baseline}": Cell(ratio, interval, grey + best.get("speedup", ""), group.why_no_speedup),
         "sent/epoch": Cell(table["sent/epoch"]),
         "peak/rank": Cell(table["peak/rank"]),
         "test at best val, %": Cell(table["test at best val, %"], style=best.get("accuracy", "")),
@@ -108,14 +107,13 @@ def run_text(row: JsonObject, column: str) -> str:
     if value is None or value == "":
         return NOTHING
     if column == "strategy":
-        return f"{value} {row['variant']}".strip()
+        return words.row_name(row)
     if column == "provenance":
         return _times(row)
     if column == "epoch_seconds":
-        return f"({seconds(value)})" if no_speed(row) else seconds(value)
+        return words.row_time(row)
     if column == "ratio":
-        text = f"{value:.2f}" + ("?" if row["why_no_ratio"] == "unfair" else "")
-        return f"({text})" if no_speed(row) else text
+        return words.row_ratio(row)
     if column in ("bytes_per_epoch", "memory_peak_bytes"):
         return num_bytes(value)
     return f"{value:.4f}" if isinstance(value, float) else str(value)

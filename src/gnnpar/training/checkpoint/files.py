@@ -10,11 +10,12 @@ import errno
 import os
 import re
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 
 import torch
@@ -41,6 +42,7 @@ from gnnpar.printable import one_line
 from gnnpar.training.checkpoint.state import check_tree, plain, read_tree, tree_hash, write_tree
 
 FOLDER, MANIFEST = "checkpoint", "manifest.json"
+BEST = "best"  # of FOLDER: the weights of the best epoch on validation, where no checkpoint was due after it
 _PARTIAL, _OLD = ".partial", ".old"
 Say = Callable[[str], None]
 
@@ -81,9 +83,9 @@ class Checkpoint:
             )
         return read_tree(self.folder / name, device)
 
-    def merged(self, device: torch.device) -> tuple[dict[str, torch.Tensor], JsonDict]:
-        """(parameters, optimizer) by name, of all ranks together."""
-        model: dict[str, torch.Tensor] = {}
+    def merged(self, device: torch.device) -> tuple[JsonDict, JsonDict]:
+        """(weights, optimizer) by name, of all ranks together."""
+        model: JsonDict = {}
         optimizer: JsonDict = {"kind": "", "state": {}}
         for rank in range(len(self.manifest["files"])):
             tree = self.rank(rank, device)
@@ -107,13 +109,14 @@ def save(
     *,
     keep: int,
     say: Say,
+    name: str = "",
 ) -> bool:
     """Write checkpoint/epoch-N under a run's folder and drop what is no longer kept; whether it is there, on rank 0.
 
-    Collective. `manifest`: what rank 0 knows, asked there once all parts are written. A disk that takes no more is a
-    line, not the end of the run: what was there before stays.
+    Collective. `manifest`: what rank 0 knows, asked there once all parts are written. `name`: of the folder, in the
+    place of epoch-N. A disk that takes no more is a line, not the end of the run: what was there before stays.
     """
-    final = folder / FOLDER / f"epoch-{epoch:06d}"
+    final = folder / FOLDER / (name or f"epoch-{epoch:06d}")
     partial = final.with_name(final.name + _PARTIAL)
     mine: JsonDict = {"error": "", "full": False}
     try:
@@ -173,6 +176,12 @@ def folders(run_dir: Path) -> list[Path]:
     claim = (run_dir / FOLDER / name for name in names if re.fullmatch(r"epoch-\d+", name, re.ASCII))
     found = [path for path in claim if path.is_dir()]
     return sorted(found, key=lambda p: int(p.name.removeprefix("epoch-")), reverse=True)
+
+
+def everything(run_dir: Path) -> list[Path]:
+    """`folders`, and that of the best weights, where there is one."""
+    best = run_dir / FOLDER / BEST
+    return [*folders(run_dir), *([best] if best.is_dir() else [])]
 
 
 def is_one(folder: Path) -> bool:
@@ -307,7 +316,7 @@ def latest(run_dir: Path, say: Say) -> Checkpoint | None:
 
 def best(run_dir: Path, say: Say) -> Checkpoint | None:
     """The good checkpoint with the highest validation metric, the first of equals; the last where none has one."""
-    marked = sorted((-(value or 0.0), _epoch(p), p) for p in folders(run_dir) if (value := _val(p)) is not None)
+    marked = sorted((-(value or 0.0), _epoch(p), p) for p in everything(run_dir) if (value := _val(p)) is not None)
     for _, _, folder in marked:
         try:
             return read(folder)
@@ -316,9 +325,14 @@ def best(run_dir: Path, say: Say) -> Checkpoint | None:
     return latest(run_dir, say)
 
 
+def best_val(run_dir: Path) -> float:
+    """The highest validation metric of the checkpoints in a run's folder; -inf: none has any."""
+    return max((value for p in everything(run_dir) if (value := _val(p)) is not None), default=-inf)
+
+
 def _removable(run_dir: Path) -> list[Path]:
     """The folders that are in this run's own: a link may lead to those of another run."""
-    return folders(run_dir) if _is_own(run_dir) else []
+    return everything(run_dir) if _is_own(run_dir) else []
 
 
 def _is_own(run_dir: Path) -> bool:
@@ -367,7 +381,12 @@ def _drop(paths: Iterable[Path]) -> None:
 
 
 def _epoch(folder: Path) -> int:
-    return int(folder.name.removeprefix("epoch-"))
+    if folder.name != BEST:
+        return int(folder.name.removeprefix("epoch-"))
+    try:
+        return int(read_checked_json(folder / MANIFEST)["epoch"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return sys.maxsize
 
 
 def _val(folder: Path) -> float | None:

@@ -38,6 +38,8 @@ class CheckpointPolicy:
         self._when, self._epochs, self._run_dir = settings.checkpoint, settings.epochs, run_dir
         self.stop_asked, self._say, self._saved_at = stop_asked, say, time.monotonic()
         self._rows = RowDigest(run_dir)  # read on rank 0, which writes them
+        self._best_val = checkpoint.best_val(run_dir)
+        self._best: tuple[int, JsonDict, JsonDict] | None = None  # epochs done, tree, what its manifest says
 
     def decide(self, comm: Communicator, done: int, everyone: Sequence[JsonObject] | None, *, ends: bool) -> Decision:
         """After `done` epochs, from what all ranks reported to rank 0; `ends`: no epoch follows. Collective."""
@@ -53,8 +55,25 @@ class CheckpointPolicy:
         regularly = bool(when.every) and done % when.every == 0
         return bool(when.keep) and (ends or regularly or 0 < when.minutes <= minutes)
 
+    def remember(self, run: Run, done: int, progress: JsonObject, val: float | None) -> None:
+        """Copy the weights to the CPU where `val`, of validation, is the best so far; the next checkpoint takes them to
+        the disk. Collective."""
+        if val is None or not self._when.keep or not run.comm.broadcast(val > self._best_val):
+            return
+        weights = {name: weight.detach().to("cpu", copy=True) for name, weight in run.engine.named_weights()}
+        tree = {"model": weights, "optimizer": {"kind": "", "state": {}}, "engine": {}}
+        tree["random"] = random_state(run.comm.device)
+        self._best_val, self._best = val, (done, tree, {"val": val, "progress": progress})
+
+    def save_best(self, run: Run, unless: int = -1) -> None:
+        """Write the remembered weights, `unless` so many epochs were done. Collective."""
+        best, self._best = self._best, None
+        if best is not None and best[0] != unless:
+            self._write(run, *best, name=checkpoint.BEST)
+
     def save(self, run: Run, done: int, progress: JsonObject, val: float | None, plan: Plan | None = None) -> bool:
         """Collective; True on rank 0 where it is written. `plan`: rank 0's, that the run goes on with from here."""
+        self.save_best(run, unless=done)
         run.engine.drain()
         tree = {
             "model": dict(run.engine.named_weights()),
@@ -65,21 +84,26 @@ class CheckpointPolicy:
         plan = plan or run.replanned
         if plan is not None:
             tree["plan"] = {name: array.to(torch.int32) for name, array in plan.arrays.items()}
+        self._saved_at = time.monotonic()
+        return self._write(run, done, tree, {"val": val, "progress": dict(progress)}, plan)
 
+    def _write(
+        self, run: Run, done: int, tree: JsonObject, made: JsonDict, plan: Plan | None = None, name: str = ""
+    ) -> bool:
         def manifest() -> JsonDict:
-            rows = self._rows.read(sync=True)
-            made: JsonDict = {"val": val, "rows": rows.count, "rows_sha256": rows.sha256}
+            if not name:  # those of the best epoch end before the last one
+                rows = self._rows.read(sync=True)
+                made.update(rows=rows.count, rows_sha256=rows.sha256)
             if plan is not None:
                 made["plan"] = plan.as_data({name: checkpoint.name_of(0) for name in plan.arrays})
-            code = own_code(classes_in(run.settings.resolved))
-            return made | {"progress": dict(progress), "run": run.identity, "code": code}
+            return made | {"run": run.identity, "code": own_code(classes_in(run.settings.resolved))}
 
-        keep, self._saved_at = self._when.keep, time.monotonic()
-        return checkpoint.save(self._run_dir, done, run.comm, tree, manifest, keep=keep, say=self._say)
+        keep, say = self._when.keep, self._say
+        return checkpoint.save(self._run_dir, done, run.comm, tree, manifest, keep=keep, say=say, name=name)
 
     def last_good(self) -> str:
         """'; the last good checkpoint is ...', or that there is none."""
-        saved = checkpoint.folders(self._run_dir)
+        saved = checkpoint.everything(self._run_dir)
         return f"; the last good checkpoint is {saved[0]}" if saved else "; there is no checkpoint yet"
 
 

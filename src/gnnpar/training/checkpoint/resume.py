@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from gnnpar import source_code
 from gnnpar.comm import Communicator
@@ -30,6 +31,7 @@ from gnnpar.track import jsonl
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint.deciding import OF_NUMBERS, OF_TIME
 from gnnpar.training.checkpoint.files import Checkpoint, Say
+from gnnpar.training.checkpoint.state import is_extra
 
 _SAME = ("world_size", "strategy", "partition", "precision", "first_layer", "row_order", "seed")
 _OF_BEFORE = {"row_order": "none"}  # what checkpoints of before do not say
@@ -167,7 +169,7 @@ _MADE_OF_A_RUN = ("predictions.npy", "scores.npy", "export", "wandb.json")
 
 def _put_aside(run_dir: Path, say: Say, why: str, note: str = "") -> None:
     folder = run_dir / checkpoint.FOLDER
-    if checkpoint.folders(run_dir) and not folder.is_symlink():  # a link stays, and the run says that it saves nothing
+    if checkpoint.everything(run_dir) and not folder.is_symlink():  # a link stays: nothing is saved
         aside = folder.with_name(folder.name + "-before")
         remove(aside)
         folder.rename(aside)
@@ -344,7 +346,7 @@ def _without_profiles(tree: object) -> object:
 
 
 def restore(
-    start: Start, mine: JsonObject, engine: Engine, optimizer: Stepper, comm: Communicator, *, say: Say
+    start: Start, mine: JsonObject, engine: Engine, net: nn.Module, optimizer: Stepper, comm: Communicator, *, say: Say
 ) -> JsonDict | None:
     """Put a checkpoint into an engine and an optimizer that were just made; what the loop remembered. Collective."""
     found = start.found
@@ -362,13 +364,13 @@ def restore(
                 f"{found.folder} holds another state than this strategy leaves ({type(error).__name__} {error}): "
                 "resume another checkpoint, or leave resume out"
             ) from error
-        model, saved = tree["model"], tree["optimizer"]
+        weights, saved = tree["model"], tree["optimizer"]
         torch.set_rng_state(tree["random"]["cpu"])
         if device.type == "cuda" and tree["random"]["cuda"] is not None:
             torch.cuda.set_rng_state(tree["random"]["cuda"], device)
     else:
-        model, saved = found.merged(device)
-    load_parameters(engine, (model, saved), found)
+        weights, saved = found.merged(device)
+    load_weights(engine, net, (weights, saved), found)
     dropped = ["the engine's state (codec, history, caches)"] if changed else []
     if saved["kind"] == type(optimizer.optimizer).__name__:
         optimizer.load_state_dict(saved)
@@ -380,13 +382,16 @@ def restore(
     return found.manifest["progress"] | {"begun_otherwise": begun_otherwise(found, mine["settings"])}
 
 
-def load_parameters(engine: Engine, given: tuple[dict[str, torch.Tensor], JsonDict], found: Checkpoint) -> None:
-    """Of (parameters, optimizer), as a rank left them or `Checkpoint.merged`; the latter gets slots of own vectors."""
-    (model, optimizer), own = given, dict(engine.named_weights())
-    learned.deal(model, optimizer["state"], own)
-    with torch.no_grad():
-        for name, parameter in own.items():
-            if name not in model or model[name].shape != parameter.shape:
-                have = tuple(model[name].shape) if name in model else "no such parameter"
-                raise ValueError(f"{found.folder}: {name} is {have}, this run's model has {tuple(parameter.shape)}")
-            parameter.copy_(model[name])
+def load_weights(engine: Engine, model: nn.Module, given: tuple[JsonDict, JsonDict], found: Checkpoint) -> None:
+    """Of the engine's model, those that the engine holds, and its vectors of nodes. `given`: (weights, optimizer), as a
+    rank left them or `Checkpoint.merged`; the latter gets slots of these vectors."""
+    (weights, optimizer), mine = given, dict(engine.named_weights())
+    learned.deal(weights, optimizer["state"], mine)
+    for name, weight in mine.items():
+        if name not in weights or (not is_extra(name) and weights[name].shape != weight.shape):
+            have = tuple(weights[name].shape) if name in weights else "no such parameter"
+            wanted = "one" if is_extra(name) else tuple(weight.shape)
+            raise ValueError(f"{found.folder}: {name} is {have}, this run's model has {wanted}")
+    model.load_state_dict({name: weights[name] for name in mine}, strict=False)
+    for name in (name for name in mine if name.startswith(learned.PIECE)):
+        mine[name].copy_(weights[name])

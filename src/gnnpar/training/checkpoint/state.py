@@ -105,8 +105,15 @@ def _flaw(tree: JsonDict) -> str | None:
     parts = [tree["model"], tree["optimizer"]["state"], tree["engine"], tree["random"]]
     kinds = all(isinstance(part, dict) for part in parts) and isinstance(tree["optimizer"]["kind"], str)
     kinds = kinds and _is_random_state(tree["random"]["cpu"]) and "cuda" in tree["random"]
-    kinds = kinds and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in tree["model"].items())
+    kinds = kinds and all(
+        isinstance(k, str) and (isinstance(v, Tensor) or is_extra(k)) for k, v in tree["model"].items()
+    )
     return None if kinds else "no model, optimizer, engine and random state"
+
+
+def is_extra(name: str) -> bool:
+    """Is a weight of this name what a module's get_extra_state gave? Such may be any tree."""
+    return name.rpartition(".")[2] == "_extra_state"
 
 
 def _is_written_out(tree: object) -> bool:

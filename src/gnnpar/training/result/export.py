@@ -221,7 +221,7 @@ def export(trained: Trained, folder: Path, *, onnx: bool = False) -> list[str]:
     if there and not _is_export(folder / MODEL):
         raise ConfigError(f"{folder} holds {there[0]}, which no export has written: name another folder by --out")
     problems = []
-    weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    weights = {name: each.clone() if isinstance(each, torch.Tensor) else each for name, each in model.weights.items()}
     if trained.vectors is not None:
         weights[WEIGHT] = trained.vectors.cpu()
     _write(folder / WEIGHTS, lambda out: torch.save(weights, out))

@@ -35,7 +35,7 @@ def header(settings: Settings, world: World) -> JsonDict:
         "strategy": settings.names.get("strategy", type(settings.strategy).__name__),
         "exactness": sorted(settings.strategy.exactness),
         "model": settings.names.get("model", type(settings.model).__name__),
-        "dataset": settings.names.get("dataset", type(settings.dataset).__name__),
+        "dataset": dataset_name(settings),
         "world_size": world.size,
         "threads_per_rank": world.threads_per_rank,
         "cores": world.cores,
@@ -58,6 +58,13 @@ def header(settings: Settings, world: World) -> JsonDict:
         "load_before": os.getloadavg()[0],
         "restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),  # torchrun's of this host
     }
+
+
+def dataset_name(settings: Settings) -> str:
+    """The name that dataset.name gives the user's graph, else that of the chosen file of conf/dataset."""
+    usual, given = vars(type(settings.dataset)).get("name"), settings.resolved["dataset"].get("name")
+    own = given if usual is not None and given != usual else None
+    return own or settings.names.get("dataset", type(settings.dataset).__name__)
 
 
 def _compared(settings: Settings) -> JsonDict:

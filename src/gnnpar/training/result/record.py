@@ -17,10 +17,11 @@ import psutil
 from gnnpar.comm.world import Outcome, World, reason_of
 from gnnpar.durable import JsonDict, JsonObject, release_room, reserve_room
 from gnnpar.partition.manifest import read_manifest
+from gnnpar.printable import counted
 from gnnpar.settings import Cluster, Settings, show
 from gnnpar.source_code import hashes_of, hashes_of_imported, own_code
 from gnnpar.targets import classes_in
-from gnnpar.track.console import say
+from gnnpar.track.console import Console, pulse, say
 from gnnpar.track.tracker import Tee, Tracker
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint import resume
@@ -29,15 +30,16 @@ from gnnpar.training.result.result import Status, forget, read_result, write_res
 from gnnpar.training.result.started import note_start, restarts_before
 
 _BURST_SHARE = 0.05
+_BUSY = "busy machine: "
 _SPARE_CORES = 0.5  # what other programs may use of cores that the run needs
 
 
 class RunRecord:
     """Of one run. It is pickled for ranks that are started as processes, with the header as it is then."""
 
-    def __init__(self, settings: Settings, world: World, run_dir: Path) -> None:
+    def __init__(self, settings: Settings, world: World, run_dir: Path, verified: str = "no") -> None:
         self.settings, self.world, self.run_dir = settings, world, run_dir
-        self.header = header(settings, world)
+        self.header = header(settings, world) | {"verified": verified}
         self._begun = False
 
     def agreed(self) -> dict[str, str]:
@@ -60,6 +62,8 @@ class RunRecord:
             note_start(self.run_dir, self.agreed(), agents, self.header["restarts"])
         for line in remarks(self.settings, self.world):
             say(line)
+            if line.startswith(_BUSY):
+                self.header["others"] = line.removeprefix(_BUSY)
         forget(self.run_dir)
         if not self.header["restarts"]:
             resume.clean(self.settings, self.run_dir, say)
@@ -125,8 +129,15 @@ class RunRecord:
         room = Room(self.run_dir)
         rows = Jsonl(self.run_dir, source=found and found.run_dir, epochs_done=done, timed=start.alike, room=room)
         tracker = Tee(trackers=(rows, settings.tracker.build(self.run_dir, settings.epochs, job)))
+
+        def doing() -> str:
+            step = "reading and partitioning the graph, and the first epoch"
+            step = f"after epoch {rows.count}/{settings.epochs}" if rows.count > done else step
+            return step if isinstance(settings.tracker, Console) else ""
+
         try:
-            yield tracker
+            with pulse(doing):
+                yield tracker
         except KeyboardInterrupt:
             with suppress(OSError):  # `on_end` writes it again, and reports that it cannot
                 tracker.close(self._write("interrupted", "interrupted by a signal"))
@@ -170,10 +181,11 @@ def remarks(settings: Settings, world: World) -> Iterator[str]:
         yield f"strategy={name} runs on {world.size} rank; world_size={settings.world_size} is for others"
     if world.oversubscribed:
         jobs = f" of {world.jobs_at_once} jobs" if world.jobs_at_once > 1 else ""
-        threads = f"{world.num_threads} threads{jobs}"
-        yield f"oversubscribed: {threads} on {world.cores} cores; bytes and accuracy stand, times do not"
+        ranks = f"{counted(world.size, 'rank')} with {counted(world.num_threads, 'thread')}{jobs}"
+        on = counted(world.cores, "core")
+        yield f"oversubscribed: {ranks} on {on}: times say nothing about speed; bytes and accuracy stand"
     elif world.jobs_at_once == 1 and (others := contention(world.num_threads, world.cores)):
-        yield f"busy machine: {others}, and this run needs {world.num_threads}: its times say little"
+        yield f"{_BUSY}{others}, and this run needs {world.num_threads}: its times say little"
     if isinstance(settings.topology, Cluster) and world.links is None and world.size > 1:
         yield f"topology={settings.names.get('topology')} names rates of links, which only launch=paced sets"
 

@@ -10,14 +10,14 @@ import functools
 import json
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from gnnpar.durable import JsonDict, JsonObject, read_json, write_json_whole
 from gnnpar.placement import Plan
 from gnnpar.track.jsonl import read_rows
-from gnnpar.track.keys import BYTE_PHASES, PHASES, is_finite, is_whole
+from gnnpar.track.keys import BYTE_PHASES, PHASES, goodness, is_finite, is_whole
 from gnnpar.training.result.header import WARMUP_EPOCHS
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ def write_result(run_dir: Path, header: Row, status: Status, error: str | None) 
     """Build result.json from the files of a run folder and write it."""
     rows = [row for row in read_rows(run_dir) if is_whole(row)]  # of a run that somebody else began, not all may be
     result = build_result(header, _plan_in(run_dir), rows, status, error)
-    result["load"] = {"before": header["load_before"], "after": os.getloadavg()[0]}
+    load = {"before": header["load_before"], "after": os.getloadavg()[0]}
+    result["load"] = load | ({"others": header["others"]} if "others" in header else {})
     write_json_whole(run_dir / FILE, result)
     return result
 
@@ -132,6 +133,7 @@ def build_result(header: Row, plan: Row | None, rows: Sequence[Row], status: Sta
         "schema": 1,
         "status": status,
         **{name: header[name] for name in copied},
+        **({"verified": header["verified"]} if "verified" in header else {}),
         "epochs_done": len(rows),
         "restarts": header.get("restarts", 0),
         **({"begun_otherwise": header["begun_otherwise"]} if "begun_otherwise" in header else {}),
@@ -211,9 +213,22 @@ def epoch_seconds(timed: Sequence[Row], warmup: int) -> JsonDict:
 
 
 def epoch_time(result: JsonObject) -> float | None:
-    """Seconds an epoch of a result.json: the mean, since epochs that re-assign bits or refresh a history take part of
-    the time, and a median leaves them out (protocol, rule 4). None: nothing was timed."""
-    return result["epoch_seconds"]["mean"]
+    """Seconds an epoch of a result.json: the median, which a burst of other load does not move; the mean where some
+    epochs cost more by design, which a median leaves out (protocol, rule 4). None: nothing was timed."""
+    return result["epoch_seconds"]["mean" if epochs_differ(result) else "median"]
+
+
+def epochs_differ(result: JsonObject) -> bool:
+    """Whether a run re-assigns bits, refreshes a history or draws batches now and then, by the keys of its strategy, or
+    sends more in some epochs than in others (a mean of bytes that is no whole number)."""
+    pending: list[object] = [result.get("settings", {}).get("strategy")]
+    while pending:
+        if isinstance(node := pending.pop(), Mapping):
+            if any(node.get(key) not in (None, 1) for key in ("period", "refresh", "batch_size")):
+                return True
+            pending += node.values()
+    sent = result["bytes_per_epoch"]["total"]
+    return bool(result.get("assignment")) or sent != int(sent)
 
 
 def metric(rows: Sequence[Row]) -> JsonDict:
@@ -221,7 +236,7 @@ def metric(rows: Sequence[Row]) -> JsonDict:
     evaluated = [row for row in rows if "metric/name" in row]
     last = evaluated[-1] if evaluated else {}
     validated = [row for row in evaluated if row["metric/val"] is not None]
-    best = max(validated, key=lambda row: row["metric/val"], default={})
+    best = max(validated, key=lambda row: goodness(row["metric/name"], row["metric/val"]), default={})
     return {
         "name": last.get("metric/name"),
         "train": last.get("metric/train"),
@@ -283,7 +298,9 @@ def time_to_target(rows: Sequence[Row], target: float | None) -> JsonDict:
     """Training seconds and bytes up to the first evaluation that reaches the target; null: never reached."""
     reached = None
     if target is not None:
-        reached = next((row for row in rows if (row.get("metric/val") or float("-inf")) >= target), None)
+        evaluated = (row for row in rows if row.get("metric/val") is not None)
+        good = (row for row in evaluated if goodness(row["metric/name"], row["metric/val"] - target) >= 0)
+        reached = next(good, None)
     return {
         "target": target,
         "seconds": reached and reached["time/train_seconds"],

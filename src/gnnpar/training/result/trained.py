@@ -30,11 +30,12 @@ from gnnpar.precision import TYPES
 from gnnpar.printable import one_line
 from gnnpar.scratch import own_temporary_files
 from gnnpar.settings import Settings, build_settings
-from gnnpar.targets import refuse_foreign
+from gnnpar.targets import let_in, refuse_foreign
 from gnnpar.track.console import complain, say
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint.files import Checkpoint
 from gnnpar.training.checkpoint.resume import EdgeFacts
+from gnnpar.training.checkpoint.state import is_extra
 from gnnpar.training.diagnose import is_out_of_memory
 from gnnpar.training.result.result import valid_result
 
@@ -72,7 +73,7 @@ class Trained(nn.Module):
         prepared: bool = False,
     ) -> Tensor:
         if edge_index is None:
-            x = homogeneous(x, known=self.edges.sizes.schema) if type(x).__name__ == "HeteroData" else x
+            x = homogeneous(x, known=self.edges.sizes.schema, double=True) if type(x).__name__ == "HeteroData" else x
             x, edges = x.x, edges_of(x)
         else:
             edges = edge_list_of(edge_index)
@@ -80,12 +81,12 @@ class Trained(nn.Module):
             if x is not None and len(x) != len(self.vectors):
                 raise ValueError(f"x has {len(x)} rows, but {len(self.vectors)} nodes have learned vectors; give these")
             x = self.vectors[:, :0] if x is None or self.settings.features == "learned" else x
-        x = checked_features("given", x.detach() if isinstance(x, Tensor) else x)
+        x = checked_features("given", x.detach() if isinstance(x, Tensor) else x, double=True)
         given = {**edges.data.tensors, **EdgeData(None, edge_weight, edge_type, edge_attr).tensors}
         data = EdgeData(**{kind: value.detach().cpu() for kind, value in given.items()})
-        types = self.edges.sizes.types or None
+        types, double = self.edges.sizes.types or None, self.settings.precision == "fp64"
         edge_index = checked_index("given", edges.edge_index, len(x))
-        edges = EdgeList(edge_index, checked_data("given", data, edge_index.shape[1], num_types=types))
+        edges = EdgeList(edge_index, checked_data("given", data, edge_index.shape[1], num_types=types, double=double))
         if unread := [f"edge_{kind}" for kind in sorted(edges.data.kinds - self.settings.model.edge_data)]:
             raise ValueError(f"the edges have {unread[0]}, which this model does not read; leave it out")
         if lacking := [f"edge_{kind}" for kind in sorted(self._trained_on() - given.keys())]:
@@ -118,7 +119,7 @@ class Trained(nn.Module):
                 "standardise x in the same way and call with prepared=True"
             )
         edges = edges_as(how, "given", edges._replace(edge_index=edges.edge_index.cpu()), num_nodes=len(x), pairs=False)
-        return normalized(x, how.normalize, train_mask=torch.ones(len(x), dtype=torch.bool)), edges
+        return normalized(x, how.normalize, train_mask=torch.ones(len(x), dtype=torch.bool), double=True), edges
 
 
 def load(
@@ -131,7 +132,8 @@ def load(
     """The model of a run's folder, or of one checkpoint in it. best: on validation, of the checkpoints that were kept.
 
     Nothing foreign is unpickled or imported: a checkpoint that names classes of neither gnnpar nor an installed plugin
-    is refused, unless `trust`. ValueError in one line then, and where there is no good checkpoint.
+    is refused, unless `trust`, or this user has trained with these in this working directory. ValueError in one line
+    then, and where there is no good checkpoint.
     """
     if which not in ("best", "last"):
         raise ValueError(
@@ -154,7 +156,7 @@ def opened(found: Checkpoint, settings: Settings, device: str | torch.device = "
     saved = found.manifest["run"]
     weights, _ = found.merged(torch.device("cpu"))
     vectors = weights.pop(WEIGHT, None)
-    held = sum(weight.nbytes for weight in weights.values())
+    held = sum(weight.nbytes for weight in weights.values() if isinstance(weight, Tensor))
     try:
         with no_larger_than(4 * held, str(found.folder)):  # four times: of weights held in fewer bits
             model = settings.build_model(saved["num_features"], saved["num_outputs"], EdgeFacts.of(saved).sizes)
@@ -182,7 +184,8 @@ def find(
         _say_if_lost(folder, found)
     saved = found.manifest["run"]
     remedy = "with trust=True, or --trust, its code is imported and runs"
-    refuse_foreign(saved["settings"], str(found.folder), remedy=remedy, named=named, trust=trust)
+    refuse_foreign(saved["settings"], str(found.folder), remedy=remedy, named=named, trust=trust, noted=True)
+    let_in(saved["settings"], checked=True)
     if edited := source_code.changed(found.manifest.get("code", {})):
         complain(f"the code of {one_line(edited)} has changed since {found.folder} was written, and runs as it is now")
     return found, build_settings(saved["settings"], saved["names"])
@@ -193,18 +196,21 @@ def _say_if_lost(folder: Path, found: Checkpoint) -> None:
     measured = (valid_result(folder) or {}).get("metric") or {}
     best = measured.get("best_epoch")
     if best is not None and best + 1 != found.epoch:
-        say(f"the model of epoch {found.epoch}; epoch {best + 1} was the best on validation: set checkpoint.every=N")
+        say(f"the model of epoch {found.epoch}; that of epoch {best + 1}, the best on validation, was not kept")
 
 
-def check_weights(model: GNN, weights: Mapping[str, Tensor], folder: Path) -> None:
+def check_weights(model: GNN, weights: Mapping[str, Any], folder: Path) -> None:
     """ValueError where the weights of a checkpoint are not those of the model that it names."""
-    for name, parameter in model.state_dict().items():
+    needed = model.weights
+    for name, parameter in needed.items():
+        if name in weights and is_extra(name):
+            continue
         if name not in weights or weights[name].shape != parameter.shape:
             have = list(weights[name].shape) if name in weights else "not there"
             raise ValueError(f"{folder} is no good checkpoint: {name} is {have}, its model has {list(parameter.shape)}")
         if not bool(torch.isfinite(weights[name]).all()):
             raise ValueError(f"{folder} is no good checkpoint: {name} has entries that are not finite")
-    if unknown := sorted(weights.keys() - model.state_dict().keys()):
+    if unknown := sorted(weights.keys() - needed.keys()):
         raise ValueError(f"{folder} is no good checkpoint: its model has no {unknown[0][:80]}")
 
 

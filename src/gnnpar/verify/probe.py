@@ -1,0 +1,134 @@
+"""Before several ranks train a user's model, or with a user's strategy: does a small graph in two parts give the loss,
+gradients and logits of the whole graph on one device?
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+import torch
+
+from gnnpar.data.dataset import Dataset
+from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.parallel.single.strategy import Single
+from gnnpar.parallel.strategy import Strategy
+from gnnpar.settings import ConfigError, Settings
+from gnnpar.targets import classes_in, is_own
+from gnnpar.training.shards import source_of
+from gnnpar.verify.conformance import CPU, Case, Outcome, compared, runs_on, train_in_threads
+from gnnpar.verify.soundness import cannot_run, mixing_of_rows, small_like
+
+Verified = Literal["probed", "checked", "no"]
+"""What stands behind the exactness of a run: a probe; the conformance suite; its own word."""
+_DIFFERS = 1e-6  # rows that depend on others differ by far more, sums in another order by far less
+
+
+def probe(settings: Settings, size: int) -> Verified:
+    """Return what stands behind the exactness of a run on `size` ranks. One rank computes all rows: nothing is asked.
+
+    ConfigError where ranks would train another model than one device, or a strategy is not as exact as it says.
+    """
+    groups = (settings.resolved.get(name) for name in ("strategy", "model"))
+    own_strategy, own_model = (all(map(is_own, classes_in(group))) for group in groups)
+    if own_strategy and (own_model or size == 1):
+        return "checked"
+    if size == 1:
+        return "no"
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    torch.set_num_threads(1)  # a process that starts ranks has no other threads
+    try:
+        small = _small(settings)
+        if small is None:
+            return "no"
+        if not own_model:
+            _refuse_mixing(settings, small)
+        return "probed" if own_strategy or _keeps_its_word(settings, small) else "no"
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_rng_state(state)
+
+
+class Small(NamedTuple):
+    """A small graph, and what one device makes of it."""
+
+    graph: Dataset
+    whole: Outcome
+
+
+def _small(settings: Settings) -> Small | None:
+    """The widths that a model has written in, and the rows that it can read, are known to the dataset alone, which is
+    loaded where the model runs on no other. None: it does not run there, either, and a rank says what is wrong."""
+    error, like = Exception(), None
+    for load in (lambda: None, lambda: _dataset(settings)):
+        try:
+            like = load()
+            graph = small_like(settings.model, like)
+            whole = train_in_threads(Single(), settings.model, graph, world=1, epochs=1)
+        except Exception as raised:  # whatever a model does with another graph than its own
+            error = raised
+        else:
+            if bool(whole.logits.isfinite().all()):
+                return Small(graph, whole)
+    if like is not None and _has_a_row_a_node(settings, like):
+        raise _refused(settings, str(cannot_run(error)))
+    return None
+
+
+def _dataset(settings: Settings) -> Dataset:
+    """With the number of logits in the place of classes, whatever the task."""
+    source = source_of(settings)
+    dataset = settings.load_dataset() if source is None else source.dataset(settings)
+    return replace(
+        dataset, task="single_label", num_classes=settings.task.of(dataset.task, dataset.num_classes).out_dim
+    )
+
+
+def _has_a_row_a_node(settings: Settings, dataset: Dataset) -> bool:
+    try:
+        held = settings.build_model(dataset.num_features, dataset.num_classes, dataset.edge_sizes).state_dict()
+    except Exception:  # a rank says what is wrong
+        return False
+    return any(t.ndim and len(t) == dataset.num_nodes for t in held.values())
+
+
+def _in_two_parts(strategy: Strategy, settings: Settings, small: Small) -> tuple[Case, bool]:
+    """And whether it differs from one device."""
+    case = compared(strategy, "", settings.model, small.graph, 2, small.whole, CPU, {"epochs": 1})
+    return case, max(case.loss_error, case.worst_gradient_error, case.logits_error) > _DIFFERS
+
+
+def _refuse_mixing(settings: Settings, small: Small) -> None:
+    case, differs = _in_two_parts(GraphParallel(), settings, small)
+    if not differs:
+        return
+    why = f"the model mixes rows ({case.error or 'two parts of a graph give others than the whole'})"
+    try:
+        fault = mixing_of_rows(settings.model, small.graph)
+    except Exception:  # it reads no rows but those of its graph
+        fault = None
+    raise _refused(settings, str(fault or " ".join(why.split())[:400]))
+
+
+def _keeps_its_word(settings: Settings, small: Small) -> bool:
+    """Is a strategy that says that it is exact equal to the single device? ConfigError where it is not; False where it
+    says something else, or cannot run on two ranks here."""
+    strategy, name = settings.strategy, settings.names.get("strategy")
+    if strategy.exactness != {"exact"} or not runs_on(strategy, 2, settings.model, epochs=1):
+        return False
+    case, differs = _in_two_parts(strategy, settings, small)
+    if case.error is None and differs:
+        raise ConfigError(
+            f"strategy={name}: it says that it is exact, and on two ranks of a small graph it differs from the single "
+            f"device (loss by {case.loss_error:.1e}, {case.worst_parameter} by {case.worst_gradient_error:.1e}). "
+            f"Correct its exactness, or what it sends (gnnpar check strategy={name})"
+        )
+    return case.error is None
+
+
+def _refused(settings: Settings, why: str) -> ConfigError:
+    return ConfigError(
+        f"model={settings.names.get('model')}: {why}. Several ranks would train another model than one device: set "
+        "world_size=1, or let a row depend on its own node and on in-edges alone (for vectors learned for each node "
+        "set features=learned)"
+    )
