@@ -23,7 +23,6 @@ import gnnpar
 from checkpoints import SMALL, hashes, rows, strategy_of, train
 from composing import configured, names, settings_of
 from conftest import Run
-from gnnpar.api import TrainingFailed
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.dataset import Dataset
 from gnnpar.models.gcn import GCN
@@ -246,7 +245,7 @@ def user_graph(**fields: Any) -> Data:
 HERE: dict[str, Any] = {"comm": "threads", "partition": "random", "epochs": 3, "dataset": {"self_loops": "keep"}}
 
 
-def test_a_graph_without_x_trains_predicts_and_is_exported(tmp_path: Path, monkeypatch, run_here: Run) -> None:
+def test_a_graph_without_x_trains_and_predicts(tmp_path: Path, monkeypatch, run_here: Run) -> None:
     monkeypatch.chdir(tmp_path)
     bare = user_graph(x=None, num_nodes=60)
     how = {**HERE, "precision": "fp64", "features": "learned", "features_dim": 5}
@@ -269,14 +268,50 @@ def test_a_graph_without_x_trains_predicts_and_is_exported(tmp_path: Path, monke
     )
     predicted = np.load(tmp_path / "graph_parallel" / "predictions.npy")
     assert relative_error(torch.from_numpy(predicted), logits) < 1e-9
-    run_here("export", str(tmp_path / "graph_parallel"), "--trust", "--out", str(tmp_path / "out"))
+    with pytest.raises(ValueError, match="x has 59 rows, but 60 nodes have learned vectors"):
+        model(torch.zeros(59, 3), bare.edge_index % 59)
+
+
+def test_an_export_holds_the_vectors(tmp_path: Path, monkeypatch, run_here: Run) -> None:
+    monkeypatch.chdir(tmp_path)
+    bare, how = user_graph(x=None, num_nodes=60), {**HERE, "precision": "fp64", "features": "learned"}
+    model = gnnpar.train("sage", bare, strategy="single", folder=tmp_path / "run", features_dim=5, **how).model
+    run_here("export", str(tmp_path / "run"), "--out", str(tmp_path / "out"))
     weights = torch.load(tmp_path / "out" / "weights.pt", weights_only=True)
     assert torch.equal(weights["features.weight"], model.vectors)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     taken = runpy.run_path(str(tmp_path / "out" / "predict.py"))["predict"](torch.zeros(60, 0), bare.edge_index)
-    assert relative_error(taken, logits) < 1e-12
-    with pytest.raises(ValueError, match="x has 59 rows, but 60 nodes have learned vectors"):
-        model(torch.zeros(59, 3), bare.edge_index % 59)
+    assert relative_error(taken, model(bare).detach()) < 1e-12
+
+
+def test_a_model_of_written_widths_is_probed_and_trained_on_two_ranks(tmp_path: Path) -> None:
+    """Its widths are those of x and the vectors beside it."""
+    how = {**HERE, "precision": "fp64", "features": "both", "features_dim": 5}
+    ends = [
+        gnnpar.train(Written, user_graph(), strategy=s, world_size=n, folder=tmp_path / s, **how) for s, n in PLACES
+    ]
+    assert ends[0].result["loss"]["last"] == pytest.approx(ends[1].result["loss"]["last"], rel=1e-9)
+    assert ends[1].result["verified"] == "probed"
+
+
+class Written(Net):
+    def __init__(self) -> None:
+        super().__init__(13, 3)
+
+
+def test_vectors_train_in_front_of_a_frozen_model(tmp_path: Path) -> None:
+    how = {**HERE, "precision": "fp64", "features": "learned", "features_dim": 5}
+    bare = user_graph(x=None, num_nodes=60)
+    ends = [gnnpar.train(Frozen, bare, strategy=s, world_size=n, folder=tmp_path / s, **how) for s, n in PLACES]
+    first, second = (each.result["loss"] for each in ends)
+    assert first["last"] == pytest.approx(second["last"], rel=1e-9)
+    assert first["last"] < first["first"]
+
+
+class Frozen(Net):
+    def __init__(self, in_channels: int, out_channels: int):
+        super().__init__(in_channels, out_channels)
+        self.requires_grad_(False)
 
 
 PLACES = (("single", 1), ("graph_parallel", 2))
@@ -332,7 +367,7 @@ def test_a_graph_with_types_of_nodes_and_a_check_refuse_learned_features() -> No
     )
     typed["b"].x = torch.ones(3, 3)
     typed["b", "to", "a"].edge_index = torch.tensor([[0, 1], [1, 2]])
-    with pytest.raises(TrainingFailed, match="features=learned: types of nodes have features of their own widths"):
+    with pytest.raises(ValueError, match="features=learned: types of nodes have features of their own widths"):
         gnnpar.train(TypedNet, typed, strategy="single", features="learned", **HERE)
     with pytest.raises(ConfigError, match=r"features=learned: gnnpar check .* reads no features; leave it out"):
         gnnpar.check("gcn", features="learned")

@@ -228,7 +228,7 @@ def prepare(
     if source is not None and settings.model.reads_degrees:
         edge_sizes = edge_sizes._replace(degrees=source.degrees(comm))
     model = settings.build_model(num_features, task.out_dim, edge_sizes)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
+    if settings.features == "given" and not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError("no parameter of the model requires a gradient (requires_grad_): there is nothing to train")
     refuse_unequal_weights(model, comm)
     plan = None

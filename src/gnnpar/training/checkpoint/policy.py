@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -60,7 +61,10 @@ class CheckpointPolicy:
         the disk. Collective."""
         if val is None or not self._when.keep or not run.comm.broadcast(val > self._best_val):
             return
-        weights = {name: weight.detach().to("cpu", copy=True) for name, weight in run.engine.named_weights()}
+        weights = {
+            name: each.detach().to("cpu", copy=True) if isinstance(each, torch.Tensor) else copy.deepcopy(each)
+            for name, each in run.engine.named_weights()
+        }
         tree = {"model": weights, "optimizer": {"kind": "", "state": {}}, "engine": {}}
         tree["random"] = random_state(run.comm.device)
         self._best_val, self._best = val, (done, tree, {"val": val, "progress": progress})
