@@ -44,17 +44,27 @@ def mlp(inside: int, outside: int) -> nn.Module:
 class Base(MessagePassing):
     """Of convolutions of one's own: a dense layer, then `propagate`; 8 columns to 8."""
 
-    aggregation, axis = "add", 0
+    aggregation, axis, temperature = "add", 0, 1.0
 
     def __init__(self) -> None:
         super().__init__(aggr=self.aggregation, node_dim=self.axis)
-        self.lin, self.att = nn.Linear(8, 8), nn.Parameter(torch.randn(8))
+        self.lin, self.att, self.mlp = nn.Linear(8, 8), nn.Parameter(torch.randn(8)), mlp(16, 8)
+        self.of_edge, self.right = nn.Linear(4, 8), self.lin
 
     def forward(self, x, edge_index):
         return self.propagate(edge_index, x=self.lin(x))
 
     def message(self, x_j):
         return x_j
+
+    def keep(self, **tensors):
+        """Leave tensors that other methods read."""
+        vars(self).update(tensors)
+        return self
+
+    def cooled(self):
+        self.temperature = self.temperature * 0.5 if self.training else self.temperature
+        return self.temperature
 
 
 class TutorialGCN(Base):
@@ -70,76 +80,7 @@ class TutorialGCN(Base):
         return norm.view(-1, 1) * x_j
 
 
-class TutorialEdge(Base):
-    aggregation = "max"
-
-    def __init__(self):
-        super().__init__()
-        self.mlp = mlp(16, 8)
-
-    def message(self, x_i, x_j):
-        return self.mlp(torch.cat([x_i, x_j - x_i], dim=1))
-
-
-class UpdateReads(Base):
-    aggregation = "mean"
-
-    def update(self, aggr_out, x):
-        return (aggr_out * self.att + x).tanh()
-
-
-class Soft(Base):
-    def message(self, x_i, x_j, index, ptr, size_i):
-        return x_j * utils.softmax((x_i * x_j).sum(1, keepdim=True), index, ptr, size_i)
-
-
-class SoftDim(Base):
-    def message(self, x_j, index, ptr, dim_size):
-        return x_j * utils.softmax((x_j * self.att).sum(1, keepdim=True), index, ptr, dim_size)
-
-
-class Closure(Base):
-    def forward(self, x, edge_index):
-        self.scale = self.att.softmax(0) * 3
-        return self.propagate(edge_index, x=self.lin(x))
-
-    def message(self, x_i, x_j):
-        return self.scale * (x_j - x_i)
-
-
-class ClosureUpdate(Base):
-    def forward(self, x, edge_index):
-        self.kept = self.lin(x).sigmoid()
-        return self.propagate(edge_index, x=x)
-
-    def update(self, inputs):
-        return inputs * self.kept
-
-
-class ReadsRows(Base):
-    """A message that reads rows of nodes behind the back of `propagate`."""
-
-    def forward(self, x, edge_index):
-        self.rows, self.ends = self.lin(x), edge_index
-        return self.propagate(edge_index, x=x)
-
-    def message(self, x_j):
-        return x_j * self.rows[self.ends[0]]
-
-
-class Attributed(Base):
-    def __init__(self):
-        super().__init__()
-        self.of_edge = nn.Linear(4, 8)
-
-    def forward(self, x, edge_index, edge_attr):
-        return self.propagate(edge_index, x=self.lin(x), e=self.of_edge(edge_attr))
-
-    def message(self, x_j, e):
-        return (x_j + e).relu()
-
-
-class OwnGates(Attributed):
+class OwnGates(Base):
     """edge_updater as GATConv uses it."""
 
     def forward(self, x, edge_index, edge_attr):
@@ -153,138 +94,94 @@ class OwnGates(Attributed):
         return x_j * gate.unsqueeze(-1)
 
 
-class Divided(Attributed):
-    """A message that depends on all edges."""
-
-    def forward(self, x, edge_index, edge_attr):
-        return super().forward(x, edge_index, edge_attr / edge_attr.max(0).values)
+def _soft(x_j: Tensor, score: Tensor, *where: object) -> Tensor:
+    return x_j * utils.softmax(score.sum(1, keepdim=True), *where)
 
 
-class Largest(Base):
-    def message(self, x_j):
-        return x_j / x_j.abs().max()
+def _by_hand(self: Base, x: Tensor, edge_index: Tensor) -> Tensor:
+    """Gather and scatter without `propagate`."""
+    source, destination = edge_index
+    return utils.scatter(self.lin(x)[source], destination, 0, x.size(0), reduce="mean") + x
 
 
-class Counts(Base):
-    def message(self, x_j, index):
-        return x_j / len(index)
+def _with(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda self, x, edge_index: self.propagate(change(edge_index), x=self.lin(x))
 
 
-class OnlyOwn(Base):
-    def message(self, x_i):
-        return x_i.sigmoid()
-
-
-class Indexed(Base):
-    """A message that reads ids of nodes."""
-
-    def message(self, x_j, edge_index_i, edge_index_j):
-        return x_j * (edge_index_i > edge_index_j).to(x_j).unsqueeze(1)
-
-
-class Sized(Base):
-    def forward(self, x, edge_index):
-        return self.propagate(edge_index, x=self.lin(x), size=(x.size(0), x.size(0)))
-
-    def message(self, x_j, size_j):
-        return x_j / size_j
-
-
-class Whole(Base):
-    """`update` and `message` read a tensor that is neither of nodes nor of edges."""
-
-    def forward(self, x, edge_index):
-        return self.propagate(edge_index, x=self.lin(x), gate=self.att.sigmoid())
-
-    def message(self, x_j, gate):
-        return x_j * gate
-
-
-class OuterReads(Base):
-    """Reads a parameter of the model around it."""
-
-    def message(self, x_j):
-        return x_j * self.outer[0]
-
-
-class InPlace(Base):
-    def message(self, x_j):
-        return x_j.mul_(2).add_(1)
-
-
-class Remembers(Base):
-    """Leaves its scores behind; the model reads them."""
-
-    def forward(self, x, edge_index):
-        out = self.propagate(edge_index, x=self.lin(x))
-        return out * self.seen.mean()
-
-    def message(self, x_j):
-        self.seen = x_j.sigmoid()
-        return x_j
-
-
-class Twice(Base):
-    """Two calls of `propagate` in one forward."""
-
-    def forward(self, x, edge_index):
-        return self.propagate(edge_index, x=self.propagate(edge_index, x=x).tanh()) + self.lin(x)
-
-
-class ByHand(nn.Module):
-    """Gather and scatter without MessagePassing."""
-
-    def __init__(self):
-        super().__init__()
-        self.lin = nn.Linear(8, 8)
-
-    def forward(self, x, edge_index):
-        source, destination = edge_index
-        return utils.scatter(self.lin(x)[source], destination, 0, x.size(0), reduce="mean") + x
-
-
-class NoLoops(Base):
-    def forward(self, x, edge_index):
-        return super().forward(x, utils.remove_self_loops(edge_index)[0])
-
-
-class Backward(Base):
-    def forward(self, x, edge_index):
-        return super().forward(x, edge_index.flip(0))
-
-
-class Sorted(Base):
-    def forward(self, x, edge_index):
-        return super().forward(x, utils.coalesce(edge_index))
-
-
-class TwoNames(Base):
-    """One matrix under two names."""
-
-    def __init__(self):
-        super().__init__()
-        self.right = self.lin
-
-    def forward(self, x, edge_index):
-        return self.propagate(edge_index, x=(self.lin(x), self.right(x)))
-
-    def message(self, x_j, x_i):
-        return (x_j + x_i).relu()
-
-
-class Annealed(Base):
-    temperature = 1.0
-
-    def message(self, x_j):
-        if self.training:
-            self.temperature = self.temperature * 0.5
-        return (x_j / self.temperature).tanh()
-
-
-OWN = [TutorialGCN, TutorialEdge, UpdateReads, Soft, SoftDim, Closure, ClosureUpdate, ReadsRows, Largest, Counts]
-OWN += [OnlyOwn, Indexed, Sized, Whole, OuterReads, InPlace, Remembers, Twice, ByHand, NoLoops, Backward, Sorted]
-OWN += [TwoNames, Annealed]
-VARIANTS_OF_OWN = [f"{each.__name__}()" for each in OWN] + [f"{n}(); a" for n in ("Attributed", "OwnGates", "Divided")]
+_METHODS: dict[str, dict[str, object]] = {  # of subclasses of Base
+    "TutorialEdge": {"aggregation": "max", "message": lambda self, x_i, x_j: self.mlp(torch.cat([x_i, x_j - x_i], 1))},
+    "UpdateReads": {"aggregation": "mean", "update": lambda self, aggr_out, x: (aggr_out * self.att + x).tanh()},
+    "Soft": {"message": lambda self, x_i, x_j, index, ptr, size_i: _soft(x_j, x_i * x_j, index, ptr, size_i)},
+    "SoftDim": {"message": lambda self, x_j, index, ptr, dim_size: _soft(x_j, x_j * self.att, index, ptr, dim_size)},
+    "Closure": {
+        "forward": lambda self, x, edge_index: self.keep(scale=3 * self.att.softmax(0)).propagate(edge_index, x=x),
+        "message": lambda self, x_i, x_j: self.scale * (x_j - x_i),
+    },
+    "ClosureUpdate": {
+        "forward": lambda self, x, edge_index: self.keep(kept=self.lin(x).sigmoid()).propagate(edge_index, x=x),
+        "update": lambda self, inputs: inputs * self.kept,
+    },
+    "ReadsRows": {  # of nodes, behind the back of `propagate`
+        "forward": lambda self, x, edge_index: self.keep(rows=self.lin(x), e=edge_index).propagate(edge_index, x=x),
+        "message": lambda self, x_j: x_j * self.rows[self.e[0]],
+    },
+    "Attributed": {
+        "forward": lambda self, x, edge_index, edge_attr: self.propagate(edge_index, x=x, e=self.of_edge(edge_attr)),
+        "message": lambda self, x_j, e: (x_j + e).relu(),
+    },
+    "Divided": {
+        "forward": lambda self, x, edge_index, edge_attr: self.propagate(
+            edge_index, x=x, e=self.of_edge(edge_attr / edge_attr.max(0).values)
+        ),
+        "message": lambda self, x_j, e: (x_j + e).relu(),
+    },
+    "Largest": {"message": lambda self, x_j: x_j / x_j.abs().max()},
+    "Counts": {"message": lambda self, x_j, index: x_j / len(index)},
+    "OnlyOwn": {"message": lambda self, x_i: x_i.sigmoid()},
+    "Indexed": {  # reads ids of nodes
+        "message": lambda self, x_j, edge_index_i, edge_index_j: x_j * (edge_index_i > edge_index_j).to(x_j)[:, None]
+    },
+    "Sized": {
+        "forward": lambda self, x, edge_index: self.propagate(edge_index, x=self.lin(x), size=(len(x), len(x))),
+        "message": lambda self, x_j, size_j: x_j / size_j,
+    },
+    "Whole": {
+        "forward": lambda self, x, edge_index: self.propagate(edge_index, x=self.lin(x), gate=self.att.sigmoid()),
+        "message": lambda self, x_j, gate: x_j * gate,
+    },
+    "OuterReads": {"message": lambda self, x_j: x_j * self.outer[0]},  # a parameter of the model around it
+    "InPlace": {"message": lambda self, x_j: x_j.mul_(2).add_(1)},
+    "Remembers": {
+        "forward": lambda self, x, edge_index: self.propagate(edge_index, x=self.lin(x)) * self.seen.mean(),
+        "message": lambda self, x_j: self.keep(seen=x_j.sigmoid()).seen * x_j,
+    },
+    "Twice": {
+        "forward": lambda self, x, e: self.propagate(e, x=self.propagate(e, x=x).tanh()) + self.lin(x),
+    },
+    "ByHand": {"forward": _by_hand},
+    "NoLoops": {"forward": _with(lambda edges: utils.remove_self_loops(edges)[0])},
+    "Loops": {"aggregation": "mean", "forward": _with(lambda edges: utils.add_remaining_self_loops(edges)[0])},
+    "Backward": {"forward": _with(lambda edges: edges.flip(0))},
+    "Sorted": {"forward": _with(utils.coalesce)},
+    "Undirected": {"forward": _with(utils.to_undirected)},
+    "Half": {"forward": _with(lambda edges: edges[:, : edges.size(1) // 2])},
+    "Upwards": {"forward": _with(lambda edges: edges[:, edges[0] < edges[1]])},
+    "TwoNames": {  # one matrix under two names
+        "forward": lambda self, x, edge_index: self.propagate(edge_index, x=(self.lin(x), self.right(x))),
+        "message": lambda self, x_i, x_j: (x_j + x_i).relu(),
+    },
+    "Annealed": {"message": lambda self, x_j: (x_j / self.cooled()).tanh()},
+    "Median": {"aggregation": "median"},
+    "Several": {"aggregation": ["mean", "max"], "update": lambda self, inputs: self.mlp(inputs)},
+}
+for _body in _METHODS.values():
+    for _name, _method in _body.items():
+        if isinstance(_method, types.FunctionType):
+            _method.__name__ = _name  # by which PyG finds its arguments
+OWN: dict[str, type[MessagePassing]] = {"TutorialGCN": TutorialGCN, "OwnGates": OwnGates}
+OWN |= {name: type(name, (Base,), {**body, "__module__": __name__}) for name, body in _METHODS.items()}
+WITH_ROWS = ("Attributed", "OwnGates", "Divided")
+VARIANTS_OF_OWN = [f"{name}(){'; a' * (name in WITH_ROWS)}" for name in OWN]
 
 STEPS = {  # of rows h [N, 8] between convolutions, one row at a time
     "relu": "h.relu()",
@@ -354,7 +251,7 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     "double": lambda out: 2 * out,
     "over largest": lambda out: out / out.abs().max(),
 }
-METHODS = ("message", "update", "aggregate", "edge_update", "propagate", "forward")
+STEPS_OF_CONV = ("message", "update", "aggregate", "edge_update", "propagate", "forward")
 HOOKS = ("message", "aggregate", "propagate", "edge_update")
 OTHER = ("frozen", "frozen first", "weight_norm", "spectral_norm", "forward hook", "forward pre-hook", "decoy")
 
@@ -378,9 +275,8 @@ def tied(conv: nn.Module, h: Tensor) -> Tensor:
 def names(**more: object) -> dict[str, object]:
     """What constructors, calls and steps are written in."""
     deg = torch.tensor([1, 2, 3, 5, 5, 4, 2, 1, 1])
-    own = {each.__name__: each for each in (*OWN, Attributed, OwnGates, Divided)}
     base = {"nn": nn, "torch": torch, "F": F, "pyg": pyg, "utils": utils, "mlp": mlp, "DEG": deg}
-    return {**vars(pyg), **own, **base, "tied": tied, "doubled": doubled, **more}
+    return {**vars(pyg), **OWN, **base, "tied": tied, "doubled": doubled, **more}
 
 
 _CALLS = {"": "conv(x, edge_index)", "w": "conv(x, edge_index, edge_weight)"}
@@ -478,7 +374,7 @@ class Net(nn.Module):
         for layer in spec["layers"]:
             same = layer.get("same")
             conv = made(layer["conv"], layer.get("twists", [])) if same is None else self.convs[same]
-            if isinstance(conv, OuterReads):
+            if type(conv).__name__.endswith("OuterReads"):
                 conv.outer = [self.gate]
             self.convs.append(conv)
             norms = [NORMS.get(step, "nn.Identity()") for step in layer.get("steps", ())]
@@ -567,7 +463,7 @@ def draw(seed: int) -> Spec:
         elif maybe(0.45):
             kind = r.choice(("subclass", "subclass", "shadow", "hook", "pre-hook", "other"))
             change = r.choice(tuple(CHANGES)) if maybe(0.3) else "tanh"
-            method, hook = r.choice(METHODS), r.choice(HOOKS)
+            method, hook = r.choice(STEPS_OF_CONV), r.choice(HOOKS)
             ways = {"subclass": f"subclass {method} {change}", "shadow": f"shadow {method} {change}"}
             ways |= {"hook": f"hook {hook} {change}", "pre-hook": f"pre-hook {hook}", "other": r.choice(OTHER)}
             layer["twists"].append(ways[kind])
