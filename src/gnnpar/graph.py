@@ -60,6 +60,19 @@ class Moments(NamedTuple):
     probe: bool = False
 
 
+class InEdges(NamedTuple):
+    """In-edges of the owned rows, in the order of edge operands.
+
+    Shapes: source [E] int64, the owned row that an edge comes from, -1 where another view owns it; row [E] int64, the
+    owned row that it ends at; weight, type [E], None where the edges, or this view, have none.
+    """
+
+    source: Tensor
+    row: Tensor
+    weight: Tensor | None = None
+    type: Tensor | None = None
+
+
 class Graph(Local, Protocol):
     """A view of the graph. A tensor that a model holds has one row per node owned; only `aggregate` and `moments` mix
     rows."""
@@ -67,6 +80,11 @@ class Graph(Local, Protocol):
     @property
     def edge_ids(self) -> Tensor:
         """[E] global ids of the in-edges of the owned rows, ascending: the order of edge operands."""
+        ...
+
+    @property
+    def in_edges(self) -> InEdges:
+        """The in-edges of the owned rows, one by one. ValueError where they have no ids."""
         ...
 
     def type_degree(self, types: int) -> Tensor:

@@ -122,7 +122,9 @@ class Dataset:
             num_classes=num_classes,
             task=task,
             edges=edges,
-            edge_sizes=sizes_of(edges, in_degree, num_edge_types)._replace(schema=schema),
+            edge_sizes=sizes_of(edges, in_degree, num_edge_types)._replace(
+                schema=schema, loops=bool((edge_index[0] == edge_index[1]).any())
+            ),
             in_weight=None if edges.weight is None else weighted_degrees(dst, edges.weight, num_nodes),
             graph_hash=content_hash((edge_index, x, y, *edges.tensors.values()), label=f"{task}/{num_classes}"),
             split_hash=content_hash(masks, label="split"),

@@ -97,12 +97,14 @@ class Schema:
 
 class EdgeSizes(NamedTuple):
     """Of a whole graph: the number of types of its edges, and the width of their attributes, 0: they have none; the
-    histogram of in-degrees, (): not counted; its types of nodes, None: it was no HeteroData."""
+    histogram of in-degrees, (): not counted; its types of nodes, None: it was no HeteroData; whether it has self loops,
+    True: not counted."""
 
     types: int = 0
     attr: int = 0
     degrees: Degrees = ()
     schema: Schema | None = None
+    loops: bool = True
 
 
 def degree_histogram(in_degree: Tensor) -> Degrees:

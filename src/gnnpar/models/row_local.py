@@ -33,14 +33,21 @@ _MIXING_PYG = {
 REMEDY = "nn.LayerNorm and everything else that treats each row alone will do"
 
 
-def refuse_row_mixing(model: nn.Module, *, keyed_dropout: bool = False, aside: Sequence[nn.Module] = ()) -> None:
-    """ValueError that names the first module whose rows depend on each other, or whose noise is not keyed.
-
-    keyed_dropout: what nn.Dropout draws is keyed by the model. aside: modules that do not run, or whose rows
-    the graph mixes.
-    """
+def refuse_noise(model: nn.Module) -> None:
+    """ValueError that names the first module whose noise is not keyed; nn.Dropout's is."""
     for name, module in model.named_modules():
-        if any(module is each for each in aside) or (keyed_dropout and type(module) is nn.Dropout):
+        stacked = isinstance(module, nn.RNNBase) and module.num_layers > 1 and module.dropout > 0
+        if stacked or (isinstance(module, _NOISE) and type(module) is not nn.Dropout):
+            raise ValueError(
+                f"{name} of the model is a {type(module).__name__} whose noise is not keyed by node; use nn.Dropout"
+            )
+
+
+def refuse_row_mixing(model: nn.Module, *, aside: Sequence[nn.Module] = ()) -> None:
+    """ValueError that names the first module whose rows depend on each other, or whose noise is not keyed. aside:
+    modules that do not run, or whose rows the graph mixes."""
+    for name, module in model.named_modules():
+        if any(module is each for each in aside):
             continue
         if why := row_mixing(module):
             raise ValueError(f"{name} of the model is a {type(module).__name__}, which {why}.")

@@ -50,11 +50,16 @@ class PartByPart(View):
     ) -> Tensor:
         """Every part folds its own rows of `own` and those of other parts of `others`, each [N, ...]."""
         total: Tensor | None = None
+        whole = self.shard.inner
         for part in range(self.num_parts):
             mine = self.part_of == part
             table = tuple(torch.where(mask_like(mine, a), a, b) for a, b in zip(own, others, strict=True))
             block, place = self._block(mine)
             out = fold_block(agg, block, table, dst, tuple(t[place] for t in edge), shared)
+            if agg.whole_neighborhood:  # one row an edge
+                total = out.new_zeros(whole.num_edges, *out.shape[1:]) if total is None else total
+                total = total.index_copy(0, place.sort().values, out)
+                continue
             total = out if total is None else torch.where(mask_like(mine, out), out, total)
         assert total is not None
         return total

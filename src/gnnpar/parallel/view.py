@@ -12,7 +12,7 @@ from gnnpar.comm import Communicator, Site
 from gnnpar.durable import StateDict
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Rows, chosen
-from gnnpar.graph import Message, Moments
+from gnnpar.graph import InEdges, Message, Moments
 from gnnpar.parallel.local import LocalRows, OwnRows, Pass, Source, as_messages, by_type
 from gnnpar.parallel.moments import moments_of
 from gnnpar.partition.shard import Shard
@@ -83,6 +83,10 @@ class View(OwnRows):
     @property
     def edge_ids(self) -> Tensor:
         return edge_order(self.shard)
+
+    @property
+    def in_edges(self) -> InEdges:
+        return self.shard.in_edges
 
     def type_degree(self, types: int) -> Tensor:
         return by_type(self.shard.type_degree, self.in_degree, types)

@@ -19,6 +19,7 @@ from gnnpar.data.links import OwnPairs, Pairs
 from gnnpar.durable import JsonDict
 from gnnpar.folds.block import Block, chosen
 from gnnpar.folds.edge_data import EdgeData, EdgeKind, EdgeSizes
+from gnnpar.graph import InEdges
 from gnnpar.partition.vertex_cut import copies_of
 from gnnpar.placement import Placement
 from gnnpar_kernels.csr import accumulate_dtype
@@ -102,6 +103,15 @@ class Shard:
         found = [(b.edge_ids, b.types) for b in (self.inner, *self.halo.values())]
         ids, types = ([t for t in each if t is not None] for each in zip(*found, strict=True))
         return torch.cat(types)[torch.cat(ids).argsort()] if ids and types else None
+
+    @cached_property
+    def in_edges(self) -> InEdges:
+        """The in-edges of the inner rows by ascending edge id."""
+        blocks = [self.inner, *self.halo.values()]
+        own = [self.inner.indices.long(), *(torch.full_like(b.edge_dst, -1) for b in self.halo.values())]
+        return edges_by_id(
+            EdgeData.cat([b.edges for b in blocks]), torch.cat(own), torch.cat([b.edge_dst for b in blocks])
+        )
 
     @property
     def row_lists(self) -> RowLists:
@@ -476,3 +486,11 @@ def statistics_of(nodes: Tensor, train: Tensor, edges: Tensor, halo_from: Tensor
         "cut_share": cut_edges / num_edges if num_edges else 0.0,
         "alpha": float(halo_from.sum() / max(1, int(nodes.sum()))),
     }
+
+
+def edges_by_id(edges: EdgeData, source: Tensor, row: Tensor) -> InEdges:
+    """In-edges in the order of edge operands; ValueError where they have no ids. Shapes: source [E], row [E]."""
+    if edges.ids is None:
+        raise ValueError("edge operands need edge ids on the shard: give the model needs_edge_ids = True.")
+    order = edges.ids.argsort()
+    return InEdges(source[order], row[order], chosen(edges.weight, order), chosen(edges.type, order))

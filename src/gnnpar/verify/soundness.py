@@ -21,8 +21,9 @@ from gnnpar.folds.block import Rows
 from gnnpar.folds.edge_data import Schema
 from gnnpar.graph import Moments
 from gnnpar.models.gnn import GNN, ModelSource
-from gnnpar.models.pyg.edge_rows import EdgeRows
 from gnnpar.models.pyg.layout import Layout, NodeRows
+from gnnpar.models.pyg.marks import EdgeRows
+from gnnpar.models.pyg.model import PyGNet
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard, cut
@@ -364,7 +365,10 @@ def _record(model: GNN, shard: Shard, schema: Schema | None) -> list[_Call]:
         calls.append(_Call(name, tuple(copies), outputs, view.count.done - done, wrote))
 
     hooks = []
+    inside = tuple(f"net.{name}." for name in model.convs) if isinstance(model, PyGNet) else ()
     for name, module in model.named_modules():
+        if inside and name.startswith(inside):  # on rows of edges, too
+            continue
         hooks.append(module.register_forward_pre_hook(before))
         hooks.append(module.register_forward_hook(lambda _, inputs, output, name=name: after(name, inputs, output)))
     try:

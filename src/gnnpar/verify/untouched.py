@@ -105,7 +105,7 @@ def difference(config: ModelSource, dataset: Dataset, tolerance: float) -> Diffe
 
     def untouched() -> Tensor:
         theirs.net.train()
-        with keyed_dropout(view, len(shard.x), torch.arange(dataset.num_edges), layout):
+        with keyed_dropout(view, len(shard.x), layout, edge_ids=torch.arange(dataset.num_edges)):
             out = theirs.net(x, edges, **given)
         return out if layout is None else layout.logits(layout.marked(out), task.out_dim)
 

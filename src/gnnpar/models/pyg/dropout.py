@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from gnnpar.graph import Graph
-from gnnpar.models.pyg.edge_rows import EdgeRows
 from gnnpar.models.pyg.layout import Layout
+from gnnpar.models.pyg.marks import HERE, EdgeRows
 from gnnpar_kernels import keep_mask
 
 LAST_TAG = 16  # before the first dropout of a pass; those of gnnpar's own models have smaller ones
@@ -36,17 +36,11 @@ def _fills_weights() -> bool:
 
 @contextmanager
 def keyed_dropout(
-    g: Graph,
-    num_rows: int,
-    edge_ids: Tensor | None = None,
-    layout: Layout | None = None,
-    *,
-    after: int = LAST_TAG,
+    g: Graph, num_rows: int, layout: Layout | None = None, *, edge_ids: Tensor | None = None, after: int = LAST_TAG
 ) -> Iterator[None]:
     """Inside, dropout draws masks keyed by node, on rows of edges by edge; other noise that torch's functions draw is
-    refused. Shapes: edge_ids [E]: tensors of E rows that are not `num_rows` are rows of edges, as EdgeRows are.
-    `layout`: rows are those of one type of nodes, and none of edges. `after`: the tag of the last dropout of the pass
-    before."""
+    refused. `layout`: rows are those of one type of nodes. Shapes: edge_ids [E]: tensors of E rows that are not
+    `num_rows` are rows of edges, also without a mark. `after`: the tag of the last dropout of the pass before."""
     with _KeyedDropout(g.at(0), num_rows, edge_ids=edge_ids, layout=layout, after=after):
         yield
 
@@ -81,30 +75,21 @@ def no_dropout_in_evaluation() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def edge_dropout(g: Graph, edge_ids: Tensor | None, num_edges: int) -> Iterator[None]:
-    """Inside, dropout on rows of edges draws masks keyed by edge. Shapes: edge_ids [num_edges], None: it is refused."""
-    with _KeyedDropout(g, num_edges, by_edge=True, edge_ids=edge_ids):
-        yield
-
-
 class _KeyedDropout(TorchFunctionMode):
     """F.dropout and nn.Dropout on rows of nodes become g.dropout, each call of a pass with a tag of its own; on rows of
-    edges, masks of attention dropout."""
+    edges, masks of attention dropout. `g`: None: dropout is refused."""
 
     def __init__(
         self,
         g: Graph | None,
         num_rows: int,
         *,
-        by_edge: bool = False,
         edge_ids: Tensor | None = None,
         layout: Layout | None = None,
         after: int = LAST_TAG,
     ) -> None:
         super().__init__()
-        self.layout = layout
-        self.g, self.num_rows, self.by_edge, self.edge_ids, self.tag = g, num_rows, by_edge, edge_ids, after
+        self.g, self.num_rows, self.edge_ids, self.layout, self.tag = g, num_rows, edge_ids, layout, after
 
     def __torch_function__(
         self, func: Callable[..., Tensor], types: object, args: tuple = (), kwargs: Mapping[str, object] | None = None
@@ -112,6 +97,10 @@ class _KeyedDropout(TorchFunctionMode):
         given = dict(kwargs or {})
         if func in _OTHER_NOISE and given.get("training", True) and not _fills_weights():
             raise ValueError(f"the model calls {func.__name__}, whose noise is not keyed; F.dropout and nn.Dropout are")
+        if func is F.scaled_dot_product_attention and (given.get("dropout_p") or (len(args) > 4 and args[4])):
+            raise ValueError(
+                "the model calls scaled_dot_product_attention with dropout_p, whose noise is not keyed; set it to 0"
+            )
         if func not in _DROPOUTS:
             return func(*args, **given)
         names = ("input", "p", "training" if func is F.dropout else "train", "inplace")
@@ -121,26 +110,25 @@ class _KeyedDropout(TorchFunctionMode):
         assert isinstance(p, float | int)
         if not training or p == 0:
             return x
-        if self.g is not None and self.layout is not None:
-            if isinstance(x, EdgeRows):
-                raise ValueError("the model drops entries of edge_attr_dict, which is not carried; hand it on whole")
-            self.tag += 1
-            return self.layout.dropout(self.g, x, float(p), tag=self.tag)
-        edge_ids = self.edge_ids
-        by_edge = self.by_edge or (edge_ids is not None and x.shape[0] == len(edge_ids) != self.num_rows)
-        if self.g is not None and isinstance(x, EdgeRows):
-            by_edge, edge_ids = True, self.g.edge_ids
-        expected = len(edge_ids) if by_edge and edge_ids is not None else self.num_rows
-        if self.g is None or x.shape[0] != expected or (by_edge and edge_ids is None):
-            raise ValueError(
-                f"the model drops entries of {list(x.shape)}, which are no rows of nodes; a message has "
-                "no dropout of its own"
-            )
+        if self.g is None:
+            raise ValueError("a message has dropout of its own")
         self.tag += 1
-        if by_edge:
-            drop = self.g.edge_dropout(float(p), tag=self.tag)
-            if drop is None or edge_ids is None:
-                return x
-            keep = keep_mask(edge_ids, x[0].numel() if len(x) else 0, p=drop.p, key=drop.key)
-            return x * keep.view_as(x) / (1 - drop.p)
+        if isinstance(x, EdgeRows) or (self.edge_ids is not None and x.shape[0] == len(self.edge_ids) != self.num_rows):
+            return self._of_edges(self.g, x, float(p))
+        if self.layout is not None:
+            return self.layout.dropout(self.g, x, float(p), tag=self.tag)
+        if x.shape[0] != self.num_rows:
+            raise ValueError(f"the model drops entries of {list(x.shape)}, which are no rows of nodes or edges")
         return self.g.dropout(x, float(p), tag=self.tag)
+
+    def _of_edges(self, g: Graph, x: Tensor, p: float) -> Tensor:
+        here, edge_ids = HERE.get(), self.edge_ids
+        if edge_ids is None:
+            edge_ids = g.edge_ids if here is None else here.ids(len(x))
+        if edge_ids is None or len(edge_ids) != len(x):
+            raise ValueError(f"the model drops entries of {list(x.shape)}, made of rows of edges, but not one an edge")
+        drop = g.edge_dropout(p, tag=self.tag)
+        if drop is None:
+            return x
+        keep = keep_mask(edge_ids, x[0].numel() if len(x) else 0, p=drop.p, key=drop.key)
+        return x * keep.view(x.shape) / (1 - drop.p)

@@ -10,7 +10,7 @@ from torch import Tensor
 from gnnpar.folds.aggregator import Aggregator, EdgeDropout
 from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.folds.edge_data import EdgeData
-from gnnpar.graph import Message
+from gnnpar.graph import InEdges, Message
 from gnnpar.models.pyg.dropout import LAST_TAG
 
 Ends = tuple[Tensor, Tensor, Tensor]
@@ -56,6 +56,10 @@ class FewNodes:
         self.last_tag = tag
         return x.clone()
 
+    @property
+    def in_edges(self) -> InEdges:
+        return InEdges(self._block.indices.long(), self._block.edge_dst, self._block.weights, self._block.types)
+
     def type_degree(self, types: int) -> Tensor:
         return self.in_degree[:, None].expand(-1, types)
 
@@ -72,7 +76,10 @@ class FewNodes:
         return self, rows
 
     def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
-        return EdgeDropout(p, 0) if self.training and p > 0 else None
+        if not self.training or p == 0:
+            return None
+        self.last_tag = tag
+        return EdgeDropout(p, 0)
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         x = Operands(src, dst, edge, shared)

@@ -20,27 +20,25 @@ from torch_geometric import nn as pyg
 from torch_geometric.nn import HeteroConv, MessagePassing
 
 from gnnpar.folds.aggregator import Aggregator, EdgeDropout
-from gnnpar.folds.block import Rows
+from gnnpar.folds.block import Rows, chosen
 from gnnpar.folds.edge_data import EdgeKind, Schema
 from gnnpar.folds.generic import Generic
 from gnnpar.folds.of_type import OfType
 from gnnpar.folds.sum import Sum
-from gnnpar.graph import Graph, Local, Message, Moments
+from gnnpar.graph import Graph, InEdges, Local, Message, Moments
 from gnnpar.models import hgt
-from gnnpar.models.pyg.edge_rows import EdgeRows
-from gnnpar.models.pyg.layout import Layout
-from gnnpar.models.pyg.propagate import Edges, Hooks, Propagate, Relational, Way, Weights
+from gnnpar.models.pyg.layout import Layout, NodeRows
+from gnnpar.models.pyg.marks import EdgeRows, Edges, Here, Weights
+from gnnpar.models.pyg.propagate import Forward, Way, is_plain
 
 _BY_KEY = "__"  # joins the names of an edge type in what to_hetero makes, and in PyG's ModuleDict
 
 
 class RelationEdges(Edges):
-    """What a model gets in the place of an entry of edge_index_dict. `number`: of the edge type."""
+    """In the place of an entry of edge_index_dict. `number`: of the edge type."""
 
     name = "an entry of edge_index_dict"
-
-    def __init__(self, number: int) -> None:
-        self.number = number
+    number: int
 
 
 def reads_dictionaries(net: nn.Module) -> bool:
@@ -77,7 +75,7 @@ def one_of_each(schema: Schema) -> tuple[Tensor, Tensor, Tensor]:
     return source, destination, torch.tensor(order)
 
 
-def hetero_way(conv: MessagePassing, *, typed: bool) -> Way | None:
+def hetero_way(conv: MessagePassing) -> Way | None:
     """Of convolutions that take dictionaries themselves; None: it is none of them. ValueError where it is one that is
     not carried."""
     if isinstance(conv, pyg.HANConv):
@@ -85,13 +83,10 @@ def hetero_way(conv: MessagePassing, *, typed: bool) -> Way | None:
             "weighs edge types by the mean over all nodes, of which a rank holds a part (semantic attention); HGTConv "
             "and HeteroConv are carried"
         )
-    if typed and isinstance(conv, pyg.GATConv | pyg.GATv2Conv) and conv.add_self_loops:
-        raise ValueError("adds self loops, which edges of a type have not; set add_self_loops=False")
     if not isinstance(conv, pyg.HGTConv):
         return None
-    for name in ("forward", "message", "aggregate", "update"):
-        if inspect.getattr_static(type(conv), name) is not inspect.getattr_static(pyg.HGTConv, name):
-            raise ValueError(f"is a HGTConv with a method {name} of its own, which is not carried")
+    if type(conv) is not pyg.HGTConv or not is_plain(conv):
+        raise ValueError("is a HGTConv with methods or hooks of its own, which is not carried")
     return TypedAttention()
 
 
@@ -108,11 +103,17 @@ class TypedGraph:
 
     def edges(self) -> dict[tuple[str, str, str], RelationEdges]:
         """edge_index_dict."""
-        return {key: RelationEdges(number) for number, key in enumerate(self.schema.edges)}
+        found = {key: RelationEdges.of(self.here(number)) for number, key in enumerate(self.schema.edges)}
+        for number, edges in enumerate(found.values()):
+            edges.number = number
+        return found
 
     def weights(self) -> dict[tuple[str, str, str], Weights]:
         """edge_weight_dict."""
-        return {key: Weights() for key in self.schema.edges}
+        return {key: Weights.of(self.here(number)) for number, key in enumerate(self.schema.edges)}
+
+    def here(self, number: int) -> Here:
+        return Here(RelationGraph(self, number))
 
     def attributes(self) -> dict[tuple[str, str, str], EdgeRows]:
         """edge_attr_dict: rows of the in-edges of a rank's own rows, by edge type and ascending id."""
@@ -124,25 +125,30 @@ class TypedGraph:
         assert self.g.edge_type is not None
         return (self.g.edge_type == number).nonzero().flatten()
 
-    def hooks(self, way: Way, conv: MessagePassing) -> Hooks:
-        """As `way.hooks`, on the relation whose edges the convolution is given."""
+    def forward(self, way: Way, conv: MessagePassing, forward: Forward) -> Forward:
+        """As `way.forward`, on the relation with the edges that the convolution is given."""
         if isinstance(way, TypedAttention):
-            return {"forward": way.forward(conv, self)}
-        if isinstance(way, Relational):
-            raise ValueError("reads edge_type, and this model has dictionaries by edge type; use it with one or other")
-        methods = way.hooks(conv, RelationGraph(self, 0))
-        return {method: self._of_relation(way, conv, method) for method in methods}
+            return way.attention(conv, self)
 
-    def _of_relation(self, way: Way, conv: MessagePassing, method: str) -> Propagate:
-        def call(edge_index: object, size: object = None, **given: object) -> Tensor:
-            if not isinstance(edge_index, RelationEdges):
-                raise ValueError(
-                    f"is given {type(edge_index).__name__} in the place of edges; hand it an entry of edge_index_dict"
-                )
-            body = way.hooks(conv, RelationGraph(self, edge_index.number))[method]
-            return body(edge_index, size=size, **given)
+        def run(*args: object, **kwargs: object) -> object:
+            edges = next((each for each in (*args, *kwargs.values()) if isinstance(each, RelationEdges)), None)
+            if edges is None:
+                return forward(*args, **kwargs)
+            relation = RelationGraph(self, edges.number)
+            plain = _unmarked(args), {name: _unmarked(each) for name, each in kwargs.items()}
+            out = way.forward(conv, relation, forward)(*plain[0], **plain[1])
+            if isinstance(out, Tensor) and out.ndim and len(out) == len(self.layout.rows[relation.kind]):
+                return self.layout.of_kind(relation.kind, out)
+            return out
 
-        return call
+        return run
+
+
+def _unmarked(value: object) -> object:
+    """Rows of a type of nodes without their mark, also in a tuple."""
+    if isinstance(value, tuple):
+        return tuple(map(_unmarked, value))
+    return value.plain() if isinstance(value, NodeRows) else value
 
 
 class RelationGraph:
@@ -159,8 +165,16 @@ class RelationGraph:
         self.typed, self.number, self.g, self.layout = typed, number, typed.g, typed.layout
         self.source_kind, self.kind = self.layout.number(source), self.layout.number(destination)
 
+    @property
+    def num_sources(self) -> int:
+        return len(self.layout.rows[self.source_kind])
+
+    @property
+    def one_kind(self) -> bool:
+        return self.source_kind == self.kind
+
     def _own(self, table: Tensor) -> Tensor:
-        return self.layout.pick(self.kind, table).as_subclass(Tensor)
+        return self.layout.pick(self.kind, table).plain()
 
     @property
     def node_ids(self) -> Tensor:
@@ -192,6 +206,15 @@ class RelationGraph:
     def edge_type(self) -> None:
         """They are all of one."""
 
+    @property
+    def in_edges(self) -> InEdges:
+        """Numbered by the rows of the two types."""
+        edges, places = self.g.in_edges, self.typed.places(self.number)
+        source, row = edges.source[places], edges.row[places]
+        source_place, place = (self.layout.places(kind) for kind in (self.source_kind, self.kind))
+        own = torch.where(source < 0, -1, source_place[source.clamp_min(0)])
+        return InEdges(own, place[row], chosen(edges.weight, places))
+
     def type_degree(self, types: int) -> Tensor:
         return F.pad(self.in_degree[:, None], (0, types - 1))
 
@@ -221,7 +244,7 @@ class RelationGraph:
             places, num_edges = self.typed.places(self.number), len(self.g.edge_ids)
             rows_of_edges = tuple(t.new_zeros(num_edges, *t.shape[1:]).index_copy(0, places, t) for t in edge)
         out = self.g.aggregate(OfType(agg, self.number), placed, near, rows_of_edges, shared)
-        return self.layout.pick(self.kind, out)
+        return out if agg.whole_neighborhood else self._own(out)
 
 
 def _as_it_is(local: Local, *rows: Tensor) -> Rows:
@@ -233,11 +256,13 @@ class TypedAttention:
     """HGTConv: keys and values travel once for all relations, matrices of relations are applied where edges end."""
 
     title = "mapped to attention by types of nodes and edges"
+    whole = False
+    loops = False
 
-    def hooks(self, conv: MessagePassing, g: Graph) -> Mapping[str, Propagate]:
+    def forward(self, conv: MessagePassing, g: Graph, forward: Forward) -> Forward:
         raise ValueError("is a HGTConv outside of a model of dictionaries by type, which is not carried")
 
-    def forward(self, conv: MessagePassing, typed: TypedGraph) -> Callable[..., dict[str, Tensor]]:
+    def attention(self, conv: MessagePassing, typed: TypedGraph) -> Callable[..., dict[str, Tensor]]:
         """The convolution's forward on the rows of a rank."""
         assert isinstance(conv, pyg.HGTConv)
 

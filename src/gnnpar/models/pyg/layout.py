@@ -59,10 +59,20 @@ class Layout:
         """Of a type of nodes."""
         return self.schema.names.index(name)
 
-    def pick(self, kind: int, table: Tensor) -> Tensor:
+    def pick(self, kind: int, table: Tensor) -> NodeRows:
         """Rows of one type, marked. Shapes: [N, ...] -> [N_t, ...]."""
         rows = table if len(self.rows) == 1 else table.index_select(0, self.rows[kind])
+        return self.of_kind(kind, rows)
+
+    def of_kind(self, kind: int, rows: Tensor) -> NodeRows:
+        """Rows of one type, with their mark. Shapes: [N_t, ...]."""
         return rows.as_subclass(_marked(kind))
+
+    def places(self, kind: int) -> Tensor:
+        """The place of each row among those of its type, [N] int64; -1: of another type."""
+        found = torch.full((self.num_rows,), -1, device=self.rows[kind].device)
+        found[self.rows[kind]] = torch.arange(len(self.rows[kind]), device=found.device)
+        return found
 
     def place(self, kind: int, rows: Tensor) -> Tensor:
         """Rows of one type among those of all, zeros elsewhere, without a mark. Shapes: [N_t, ...] -> [N, ...].

@@ -6,13 +6,14 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.models.basic_gnn import PNA, BasicGNN
 
@@ -22,9 +23,9 @@ from gnnpar.folds.edge_data import Degrees, EdgeKind, EdgeSizes, Schema, SelfLoo
 from gnnpar.graph import Graph
 from gnnpar.models.gnn import GNN, MOST_LAYERS
 from gnnpar.models.initial import construct
+from gnnpar.models.pyg.checkpointing import kept
 from gnnpar.models.pyg.cuts import Cuts, cut, example
 from gnnpar.models.pyg.dropout import keyed_dropout, no_dropout_in_evaluation
-from gnnpar.models.pyg.edge_rows import EdgeRows
 from gnnpar.models.pyg.few_nodes import FewNodes
 from gnnpar.models.pyg.generated import generated_apart
 from gnnpar.models.pyg.hetero import (
@@ -37,19 +38,10 @@ from gnnpar.models.pyg.hetero import (
     schema_for,
 )
 from gnnpar.models.pyg.layout import Layout
-from gnnpar.models.pyg.norm import batch_norms, forward_of, wrappers
-from gnnpar.models.pyg.propagate import (
-    Edges,
-    Neighborhood,
-    NormalizedSum,
-    Types,
-    Way,
-    Weights,
-    drops_edges,
-    way_of,
-    with_matrices,
-)
-from gnnpar.models.row_local import refuse_row_mixing
+from gnnpar.models.pyg.marks import EdgeRows, Edges, Here, Refused, Types, Weights
+from gnnpar.models.pyg.norm import batch_norms, forward_of
+from gnnpar.models.pyg.propagate import Forward, NormalizedSum, Way, adds_loops, replaced, way_of
+from gnnpar.models.row_local import refuse_noise
 from gnnpar.precision import is_narrow, mixed
 from gnnpar.targets import locate
 from gnnpar.torch_seed import torch_seeded
@@ -78,13 +70,13 @@ class PyG:
     are filled in where it has an argument for them (in_channels, out_channels, num_features, num_classes, edge_dim,
     num_relations, ...) that `kwargs` leaves out, and so is a required `deg`, the histogram of in-degrees [largest + 1].
     One of dictionaries gets `metadata`, and -1 for the width of features: modules of PyG find it out.
-    `self_loops`: of the dataset. `edge_dim`: the width of edge_attr, `edge_types`: the number of types; None: those of
-    the dataset.
+    `self_loops`: of the dataset; auto: see `loops`. `edge_dim`: the width of edge_attr, `edge_types`: the number of
+    types; None: those of the dataset.
     """
 
     target: str | None = None
     kwargs: Mapping[str, object] = field(default_factory=dict, hash=False)
-    self_loops: SelfLoops = True
+    self_loops: SelfLoops | Literal["auto"] = "auto"
     edge_dim: int | None = None
     edge_types: int | None = None
     wraps: ClassVar[bool] = True
@@ -128,6 +120,16 @@ class PyG:
         return frozenset(edge_arguments(net)) | (IN_TYPES if reads_dictionaries(net) else frozenset())
 
     @property
+    def loops(self) -> SelfLoops:
+        """What dataset.self_loops=auto is: true where all convolutions put one at each node and fold the result, else
+        keep, the graph as it was given."""
+        with suppress(ValueError):
+            net = self._sample()
+            convs = [] if reads_dictionaries(net) else list(_convolutions(net).values())
+            return (bool(convs) and all(map(adds_loops, convs))) or "keep"
+        return "keep"
+
+    @property
     def takes_root(self) -> bool:
         found = _convolutions(self._sample()).items()
         return any(isinstance(_way(name, conv, self), NormalizedSum) for name, conv in found)
@@ -144,17 +146,22 @@ class PyG:
                 raise ValueError(f"model.target={self.target} needs {_DEGREES}, and in-degrees were not counted")
             kwargs[_DEGREES] = _dense(sizes.degrees)
         if not reads_dictionaries(self._sample()):
-            return replace(self, kwargs=kwargs, edge_dim=sizes.attr, edge_types=types)
+            loops: SelfLoops = False if self.self_loops == "keep" and not sizes.loops else self._given_loops
+            return replace(self, kwargs=kwargs, self_loops=loops, edge_dim=sizes.attr, edge_types=types)
         if sizes.schema is None:
             raise self._lacks_schema()
         return HeteroPyG(
             target=self.target,
             kwargs=kwargs,
-            self_loops="keep" if self.self_loops == "keep" else False,  # none is added to edges of a type
+            self_loops="keep" if self._given_loops is not False and sizes.loops else False,
             edge_dim=sizes.attr,
             edge_types=types,
             types=sizes.schema,
         )
+
+    @property
+    def _given_loops(self) -> SelfLoops:
+        return self.loops if self.self_loops == "auto" else self.self_loops
 
     def _lacks_schema(self) -> ValueError:
         return ValueError(
@@ -165,7 +172,7 @@ class PyG:
     @property
     def whole_neighborhoods(self) -> tuple[str, ...]:
         found = _convolutions(self._sample()).items()
-        return tuple(name for name, conv in found if isinstance(_way(name, conv, self), Neighborhood))
+        return tuple(name for name, conv in found if _way(name, conv, self).whole)
 
     @property
     def moments(self) -> tuple[str, ...]:
@@ -223,10 +230,7 @@ class PyG:
             model = PyGNet(self, self._make(in_dim, out_dim), in_dim, out_dim)
             if model.schema is None and reads_dictionaries(model.net):
                 raise self._lacks_schema()
-            ends = [conv.aggr_module for conv in model.convs.values() if isinstance(conv.aggr_module, nn.Module)]
-            aside = [module for aggregation in ends for module in aggregation.modules()]
-            aside += [*batch_norms(model.net).values(), *wrappers(model.net)]
-            refuse_row_mixing(model, keyed_dropout=True, aside=aside)
+            refuse_noise(model)
             model.measure()  # modules of lazy width draw their weights here
             return model
 
@@ -302,8 +306,7 @@ def _make(target: str | None, kwargs: Mapping[str, object], sizes: _Sizes, schem
     parameters = list(inspect.signature(net.forward).parameters.values())
     needed = [each.name for each in parameters if each.default is each.empty and each.kind not in (2, 3, 4)]
     unknown = [name for name in needed[2:] if name not in edge_arguments(net).values()]
-    edges = parameters[1].name.removesuffix("_dict") if len(parameters) > 1 else ""
-    if unknown or edges not in ("edge_index", "adj_t", "edges"):
+    if unknown or len(parameters) < 2 or parameters[0].name == "data":
         raise ValueError(
             f"model.target={target} has forward({', '.join(each.name for each in parameters)}); gnnpar calls "
             "forward(x, edge_index), with edge_weight, edge_attr and edge_type where it takes them, or "
@@ -382,6 +385,18 @@ def _rounded(dtype: torch.dtype, conv: nn.Module, arguments: object, output: obj
     return output.to(dtype) if isinstance(output, Tensor) else None
 
 
+def _named(name: str, forward: Forward) -> Forward:
+    """`forward`, whose refusals begin with the name of the convolution."""
+
+    def run(*args: object, **kwargs: object) -> object:
+        try:
+            return forward(*args, **kwargs)
+        except Refused as error:
+            raise ValueError(f"{name} {error}") from error
+
+    return run
+
+
 class PyGNet(GNN):
     """A user's module `net`, a layer for each convolution: it runs in one piece, or, where it can be cut, by layers.
     `answers`: the types of nodes that a model of dictionaries gives logits for."""
@@ -397,6 +412,7 @@ class PyGNet(GNN):
         if self.schema is not None and self.schema.width != in_dim:
             raise ValueError(f"rows have {in_dim} columns, and those of its types have {self.schema.width}")
         self._cuts: Cuts | None = None
+        self.reads_edges = False  # outside of convolutions
 
     @property
     def convs(self) -> dict[str, MessagePassing]:
@@ -414,21 +430,24 @@ class PyGNet(GNN):
         return widened(out)
 
     def _output(self, g: Graph, x: Tensor, layout: Layout | None) -> object:
-        """What the user's forward gives."""
+        """What the user's forward gives; of a tuple the first, of a dictionary `logits` or the first."""
         training = self._begins(g)
-        keyed = keyed_dropout(g, x.shape[0], layout=layout) if training else nullcontext()
-        with mixed(x), keyed, self._folding(g, x.dtype, layout):
+        keyed = keyed_dropout(g, x.shape[0], layout) if training else nullcontext()
+        with mixed(x), keyed, self._folding(g, x.dtype, layout) as here:
             if layout is None:
-                return self.net(x, Edges(), **self._of_edges(g))
-            typed = TypedGraph(g, layout)
-            return self.net(layout.features(x), typed.edges(), **self._of_edges(g, typed))
+                out = self.net(x, Edges.of(here), **self._of_edges(here))
+            else:
+                typed = TypedGraph(g, layout)
+                out = self.net(layout.features(x), typed.edges(), **self._of_edges(here, typed))
+        self.reads_edges |= here.read
+        if isinstance(out, tuple | list) and out:
+            return out[0]
+        return out.get("logits", next(iter(out.values()), None)) if layout is None and isinstance(out, dict) else out
 
     def takes_normalised(self, *, weighted: bool) -> bool:
         """Not with weights: which convolution is handed them is known when forward runs."""
         plain = not weighted and self.schema is None
-        return plain and all(
-            isinstance(way, NormalizedSum) and way.looped and not way.loop for way in self.ways.values()
-        )
+        return plain and all(isinstance(way, NormalizedSum) and way.looped for way in self.ways.values())
 
     def _begins(self, g: Graph) -> bool:
         """Does it train? Sets the mode of the user's module."""
@@ -436,17 +455,18 @@ class PyGNet(GNN):
         self.net.train(training)
         return training
 
-    def _of_edges(self, g: Graph, typed: TypedGraph | None = None) -> dict[str, object]:
+    def _of_edges(self, here: Here, typed: TypedGraph | None = None) -> dict[str, object]:
         """The arguments for what edges carry, where the graph has it or forward needs it."""
+        g = here.g
         named, given = edge_arguments(self.net), dict[str, object]()
         for kind, name in named.items():
             needed = inspect.signature(self.net.forward).parameters[name].default is inspect.Parameter.empty
             if kind == "weight" and (needed or g.in_weight is not None):
-                given[name] = Weights() if typed is None else typed.weights()
+                given[name] = Weights.of(here) if typed is None else typed.weights()
             if kind == "type" and needed and self.source.edge_types == 0:
                 raise ValueError(f"forward needs {name}, and the edges of the dataset have no types")
             if kind == "type" and (needed or self.source.edge_types):
-                given[name] = Types()
+                given[name] = Types.of(here)
             if kind == "attr" and g.edge_attr is not None:
                 given[name] = EdgeRows.of(g.edge_attr) if typed is None else typed.attributes()
             elif kind == "attr" and needed:
@@ -456,62 +476,39 @@ class PyGNet(GNN):
     @contextmanager
     def _folding(
         self, g: Graph, dtype: torch.dtype, layout: Layout | None = None, *, layers: range | None = None
-    ) -> Iterator[None]:
-        """Inside, convolutions, or those of `layers`, aggregate through `g`: instance attributes stand before a class's
-        methods. What they give is rounded to `dtype`, that of the features, where it is narrow."""
-        replaced: list[tuple[nn.Module, str]] = []
+    ) -> Iterator[Here]:
+        """Inside, convolutions, or those of `layers`, run on `g`: instance attributes stand before a class's methods.
+        What they give is rounded to `dtype`, that of the features, where it is narrow. Gives the edges of the pass."""
         convs, ways = self.convs, list(enumerate(self.ways.items()))
-        asked = [(i, convs[name], way) for i, (name, way) in ways if layers is None or i in layers]
-        rounding = [conv.register_forward_hook(partial(_rounded, dtype)) for _, conv, _ in asked]
-        try:
+        asked = [(i, name, convs[name], way) for i, (name, way) in ways if layers is None or i in layers]
+        with ExitStack() as stack:
+            stack.enter_context(kept(self.net))
+            for _, _, conv, _ in asked:
+                if is_narrow(dtype):
+                    stack.callback(conv.register_forward_hook(partial(_rounded, dtype)).remove)
             for norm in batch_norms(self.net).values():
-                vars(norm)["forward"] = forward_of(norm, g, layout)
-                replaced.append((norm, "forward"))
-            for layer, conv, way in asked:
-                view = g.at(layer)
-                hooks = way.hooks(conv, view) if layout is None else TypedGraph(view, layout).hooks(way, conv)
-                for method, body in with_matrices(conv, way, hooks).items():
-                    vars(conv)[method] = body
-                    replaced.append((conv, method))
-            yield
-        finally:
-            for module, method in replaced:
-                del vars(module)[method]
-            for hook in rounding:
-                hook.remove()
+                stack.enter_context(replaced(norm, {"forward": forward_of(norm, g, layout)}))
+            for layer, name, conv, way in asked:
+                view, own = g.at(layer), conv.forward
+                if layout is None:
+                    forward = way.forward(conv, view, own)
+                else:
+                    forward = TypedGraph(view, layout).forward(way, conv, own)
+                stack.enter_context(replaced(conv, {"forward": _named(f"{name} ({type(conv).__name__})", forward)}))
+            yield Here(g.at(0))
 
     def measure(self) -> None:
-        """Find the widths of layers, and what cannot run, on one node, or one of each type."""
-        widths: dict[str, int] = {}
-
-        def note(name: str, output: object) -> None:
-            widths[name] = output.shape[-1] if isinstance(output, Tensor) else 0
-
-        hooks = [
-            conv.register_forward_hook(lambda _, __, output, name=name: note(name, output))
-            for name, conv in self.convs.items()
-        ]
-        parameter = next(self.net.parameters(), torch.zeros(0))
-        ends = None if self.schema is None else one_of_each(self.schema)
-        num_nodes = 1 if self.schema is None else len(self.schema.nodes)
-        x = torch.zeros(num_nodes, self.in_dim, dtype=parameter.dtype)
-        if num_nodes > 1:
-            x[:, -num_nodes:] = torch.eye(num_nodes)
-        attr = (
-            x.new_zeros(len(x) if ends is None else len(ends[0]), self.source.edge_dim)
-            if self.source.edge_dim
-            else None
-        )
+        """Find the widths of layers, and what cannot run, on one node, or one of each type. A copy runs, in evaluation
+        and in training: what forward counts or keeps stays as it was made. Modules of lazy width draw their weights."""
+        own, widths = self.net, dict[str, int]()
         try:
-            with torch.no_grad(), no_dropout_in_evaluation():
-                view = FewNodes(x, edge_attr=attr, ends=ends)
-                if self.schema is not None:
-                    layout = Layout.of(self.schema, x)
-                    self.answers = tuple(layout.answers(self._output(view, x, layout), self.out_dim))
-                    self.unanswered = tuple(name for name in self.schema.names if name not in self.answers)
-                out = self(view, x)
-                if "weight" in edge_arguments(self.net):
-                    out = self(FewNodes(x, torch.ones(num_nodes, dtype=x.dtype), attr, ends=ends), x)
+            if any(map(is_lazy, own.parameters())):
+                self._try(widths, training=False)
+            with suppress(Exception):  # a module that cannot be copied
+                self.net = copy.deepcopy(own)
+            out = self._try(widths, training=False)
+            if self.net is not own:
+                self._try(widths, training=True)
         except ValueError as error:
             raise ValueError(f"model.target={self.source.target}: {error}.") from error
         except Exception as error:  # whatever a forward does with one node
@@ -520,18 +517,46 @@ class PyGNet(GNN):
                 "model.kwargs"
             ) from error
         finally:
-            for hook in hooks:
-                hook.remove()
-        if out.shape != (num_nodes, self.out_dim):
-            got = list(out.shape[1:])
+            self.net = own
+        if out.shape[1:] != (self.out_dim,):
             raise ValueError(
-                f"model.target={self.source.target} gives {got} for each node, and the task needs {self.out_dim} "
-                "logits; set model.kwargs"
+                f"model.target={self.source.target} gives {list(out.shape[1:])} for each node, and the task needs "
+                f"{self.out_dim} logits; set model.kwargs"
             )
-        if unused := [name for name in self.ways if name not in widths]:
-            raise ValueError(f"model.target={self.source.target}: {unused[0]} of the model is not used in forward")
-        self.ways = {name: self.ways[name] for name in widths}  # as they run
+        self.ways = {name: self.ways[name] for name in widths}  # as they run; others are not used in forward
         self.widths = (self.in_dim, *widths.values())
+
+    def _try(self, widths: dict[str, int], *, training: bool) -> Tensor:
+        """Logits of a few nodes. Notes the width of what each convolution gives, in the order in which they run."""
+
+        def note(name: str, output: object) -> None:
+            first = output[0] if isinstance(output, tuple) and output else output
+            widths[name] = first.shape[-1] if isinstance(first, Tensor) else 0
+
+        parameter = next((p for p in self.net.parameters() if not is_lazy(p)), torch.zeros(0))
+        ends = None if self.schema is None else one_of_each(self.schema)
+        num_nodes = 1 if self.schema is None else len(self.schema.nodes)
+        x = torch.zeros(num_nodes, self.in_dim, dtype=parameter.dtype)
+        if num_nodes > 1:
+            x[:, -num_nodes:] = torch.eye(num_nodes)
+        num_edges, width = len(x) if ends is None else len(ends[0]), self.source.edge_dim
+        attr = x.new_zeros(num_edges, width) if width else None
+        with ExitStack() as stack:
+            for name, conv in self.convs.items():
+                hook = conv.register_forward_hook(lambda _, __, output, name=name: note(name, output))
+                stack.callback(hook.remove)
+            stack.enter_context(torch.no_grad())
+            if not training:
+                stack.enter_context(no_dropout_in_evaluation())
+            view = FewNodes(x, edge_attr=attr, ends=ends, training=training)
+            if self.schema is not None:
+                layout = Layout.of(self.schema, x)
+                self.answers = tuple(layout.answers(self._output(view, x, layout), self.out_dim))
+                self.unanswered = tuple(name for name in self.schema.names if name not in self.answers)
+            out = self(view, x)
+            if "weight" in edge_arguments(self.net):
+                out = self(FewNodes(x, torch.ones(num_nodes, dtype=x.dtype), attr, ends=ends, training=training), x)
+        return out
 
     @property
     def cuts(self) -> Cuts:
@@ -619,11 +644,13 @@ class PyGNet(GNN):
     @property
     def needs_edge_ids(self) -> bool:
         reads_rows = bool(self.source.edge_dim) and "attr" in edge_arguments(self.net)
-        return reads_rows or any(drops_edges(conv) for conv in self.convs.values())
+        drops = any(float(vars(conv).get("dropout") or 0) > 0 for conv in self.convs.values())
+        return reads_rows or drops or self.reads_edges or any(way.whole for way in self.ways.values())
 
 
 def _way(name: str, conv: MessagePassing, config: PyG) -> Way:
     try:
-        return hetero_way(conv, typed=config.schema is not None) or way_of(conv, self_loops=config.self_loops)
+        loops = config.loops if config.self_loops == "auto" else config.self_loops
+        return hetero_way(conv) or way_of(conv, self_loops=loops)
     except ValueError as error:
         raise ValueError(f"{name} of model.target={config.target} ({type(conv).__name__}) {error}.") from error

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 from torch import Tensor, nn
-from torch_geometric.nn import BatchNorm
 
-from gnnpar.graph import Graph
-from gnnpar.models.norm import batch_norm
-from gnnpar.models.pyg.edge_rows import EdgeRows
+from gnnpar.graph import Graph, Moments
+from gnnpar.models.norm import WithMoments, batch_norm
 from gnnpar.models.pyg.layout import Layout, NodeRows, OfOneType
+from gnnpar.models.pyg.marks import HERE, EdgeRows
 
 _IN_A_FOLD: ContextVar[bool] = ContextVar("in_a_fold", default=False)
 
@@ -22,22 +22,52 @@ def batch_norms(net: nn.Module) -> dict[str, nn.BatchNorm1d]:
     return {name: module for name, module in net.named_modules() if type(module) is nn.BatchNorm1d}
 
 
-def wrappers(net: nn.Module) -> list[nn.Module]:
-    """PyG's modules that only call a BatchNorm1d."""
-    return [each for each in net.modules() if type(each) is BatchNorm and not each.allow_single_element]
+@dataclass(frozen=True, eq=False)
+class _OverHeads:
+    """Moments of rows [N, C, L], given as [N * L, C]: by channel, over rows and the last dimension."""
+
+    g: WithMoments
+    length: int
+
+    def moments(self, x: Tensor) -> Moments | None:
+        found = self.g.moments(x.reshape(-1, self.length * x.shape[1]))
+        if found is None:
+            return None
+        mean, variance = (t.view(self.length, -1) for t in found[:2])
+        center = mean.mean(0)
+        spread = (variance + (mean - center).square()).mean(0)
+        return found._replace(mean=center, variance=spread, rows=found.rows * self.length)
+
+
+class _Running:
+    """No moments: a module that does not train normalises by its running statistics."""
+
+    def moments(self, x: Tensor) -> None: ...
 
 
 def forward_of(norm: nn.BatchNorm1d, g: Graph, layout: Layout | None) -> Callable[[Tensor], Tensor]:
     """The module's forward on the rows that `g` owns; with a `layout`, on those of one type of nodes."""
+    own = norm.forward
 
     def forward(input: Tensor) -> Tensor:  # the name is torch's
-        if _IN_A_FOLD.get() or isinstance(input, EdgeRows):
+        here = HERE.get()
+        if isinstance(input, EdgeRows) and here is not None and here.whole:
+            return own(input)
+        source: WithMoments = g if norm.training else _Running()  # it may be held in evaluation while the model trains
+        if norm.training and (_IN_A_FOLD.get() or isinstance(input, EdgeRows)):
             raise ValueError("a BatchNorm1d normalises rows of edges, whose moments are not carried; use LayerNorm")
-        if layout is None:
-            return batch_norm(norm, g, input)
-        if not isinstance(input, NodeRows):
-            raise ValueError(f"a BatchNorm1d normalises {list(input.shape)}, which are no rows of one type of nodes")
-        out = batch_norm(norm, OfOneType(g, layout, input.kind), input.plain())
+        if layout is not None and norm.training:
+            if not isinstance(input, NodeRows):
+                raise ValueError(
+                    f"a BatchNorm1d normalises {list(input.shape)}, which are no rows of one type of nodes"
+                )
+            source = OfOneType(g, layout, input.kind)
+        rows, length = input.as_subclass(Tensor), input.shape[2] if input.ndim == 3 else 1
+        if input.ndim == 3:
+            rows, source = rows.transpose(1, 2).flatten(0, 1), _OverHeads(source, length)
+        out = batch_norm(norm, source, rows)
+        if input.ndim == 3:
+            out = out.unflatten(0, (-1, length)).transpose(1, 2)
         return out.as_subclass(type(input))
 
     return forward

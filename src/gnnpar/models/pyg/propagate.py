@@ -1,29 +1,29 @@
-"""How a PyG convolution aggregates: its `forward` runs as it is, and where it calls `propagate`, a fold takes over.
+"""How a PyG convolution runs on a rank's part of the graph: as it is, or through a fold that gives the same.
 
-So the parameters, options and code of a convolution around `propagate` are the user's own. What is inside is one of
-six: a sum, mean or maximum of source rows; GCN's weighted sum; R-GCN's sums by type of edge; attention whose softmax a
-fold knows; a message that is a function of one edge; or anything else, which runs as PyG runs it, on all in-edges of a
-rank's rows at once. Rows of edges (edge_attr, and what the model makes of it) are edge operands: they lie on the rank
-of the destination.
+The user's own code runs on marked tensors (marks.py). A fold takes its place only where it computes the same:
+
+- a convolution of a class that `way_of` names, unchanged: nothing overridden, shadowed or hooked, options as there;
+- inside any other convolution, `propagate` on the graph's own edges, whose message, aggregation and update are PyG's
+  sum, mean or maximum of source rows, or a sum or mean of a message that reads one edge at a time.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NoReturn, Protocol, TypeGuard
+from typing import Protocol, TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
 from torch_geometric import nn as pyg
 from torch_geometric.nn import MessagePassing
 
-from gnnpar.folds import neighborhood as folds
-from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.folds.block import Rows
 from gnnpar.folds.edge_data import SelfLoops
 from gnnpar.folds.generic import Generic
 from gnnpar.folds.max import Max
@@ -32,18 +32,22 @@ from gnnpar.folds.softmax_v2 import SoftmaxV2
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph, Local
 from gnnpar.models.dense import dense
-from gnnpar.models.pyg.dropout import edge_dropout, no_dropout
-from gnnpar.models.pyg.edge_rows import EdgeRows
+from gnnpar.models.pyg.dropout import no_dropout
+from gnnpar.models.pyg.marks import EdgeRows, Edges, Given, Here, Refused, Types, Weights, running, unmarked
 from gnnpar.models.pyg.norm import in_a_fold
 from gnnpar.models.rgcn import relational_product
 
 Propagate = Callable[..., Tensor]
+Forward = Callable[..., object]
 Hooks = Mapping[str, Callable[..., object]]
 
-_WHOLE = {"index", "ptr", "size", "size_i", "size_j", "dim_size", "edge_index", "edge_index_i", "edge_index_j", "adj_t"}
-_SELF_LOOPS = {"add_self_loops", "add_remaining_self_loops", "remove_self_loops"}
-_OF_ALL_EDGES = frozenset({"gcn_norm", "get_laplacian", "degree", "__norm__"} | _SELF_LOOPS)
-_NORMALIZED = (pyg.GCNConv, pyg.GCN2Conv, pyg.SGConv, pyg.TAGConv, pyg.LGConv, pyg.APPNP)  # gcn_norm, then sums
+_NORMALIZED = frozenset(  # gcn_norm, then sums
+    {pyg.GCNConv, pyg.GCN2Conv, pyg.SGConv, pyg.SSGConv, pyg.TAGConv, pyg.LGConv, pyg.APPNP, pyg.ARMAConv}
+    | {pyg.MixHopConv}
+)
+_LOOPLESS = frozenset({pyg.TAGConv, pyg.LGConv, pyg.ARMAConv})
+_ATTENDS = frozenset({pyg.GATConv, pyg.GATv2Conv})
+_RELATIONAL = frozenset({pyg.RGCNConv, pyg.FastRGCNConv})
 _PLAIN = (MessagePassing, pyg.SAGEConv, pyg.GINConv, pyg.GraphConv, pyg.GCNConv)  # their message is x_j
 _MATRICES: Mapping[type[MessagePassing], tuple[str, ...]] = {
     pyg.GCNConv: ("lin",),
@@ -55,208 +59,526 @@ _MATRICES: Mapping[type[MessagePassing], tuple[str, ...]] = {
 """Of convolutions whose forward only calls them; the first, where they sum: in front of `propagate` (GCNConv), or of
 what it gives."""
 _REDUCTIONS = {pyg.SumAggregation: "sum", pyg.MeanAggregation: "mean", pyg.MaxAggregation: "max"}
-
-
-class Edges:
-    """What a model gets in the place of edge_index: only convolutions may use it."""
-
-    name = "edge_index"
-
-    def _refuse(self, *_: object) -> NoReturn:
-        raise ValueError(
-            f"the model reads {self.name} outside of a convolution, and a rank holds a part of the edges; hand it to "
-            "convolutions alone"
-        )
-
-    __getitem__ = __iter__ = __len__ = _refuse
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        self._refuse()
-
-
-class Weights(Edges):
-    """What a model gets in the place of edge_weight."""
-
-    name = "edge_weight"
-    __add__ = __radd__ = __sub__ = __mul__ = __rmul__ = __truediv__ = __pow__ = __neg__ = Edges._refuse
-
-
-class Types(Edges):
-    """What a model gets in the place of edge_type."""
-
-    name = "edge_type"
-    __add__ = __radd__ = __sub__ = __mul__ = __rmul__ = __neg__ = Edges._refuse
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = Edges._refuse  # pyright: ignore[reportAssignmentType]
-    __hash__ = object.__hash__
+_STEPS = ("message", "aggregate", "update", "edge_update", "message_and_aggregate")
+_METHODS = (*_STEPS, "propagate", "edge_updater", "forward", "collect", "_collect", "_lift", "__lift__")
+_HOOKS = tuple(
+    f"_{step}_forward_{when}"
+    for step in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
+    for when in ("pre_hooks", "hooks")
+)
+_OF_ALL_EDGES = {
+    "index",
+    "ptr",
+    "size",
+    "size_i",
+    "size_j",
+    "dim_size",
+    "edge_index",
+    "edge_index_i",
+    "edge_index_j",
+} | {"adj_t"}
 
 
 class Way(Protocol):
-    """How one convolution aggregates. `title`: for people."""
+    """How one convolution runs."""
 
     @property
-    def title(self) -> str: ...
-    def hooks(self, conv: MessagePassing, g: Graph) -> Mapping[str, Propagate]:
-        """The methods of the convolution that are replaced while it runs on `g`."""
+    def title(self) -> str:
+        """For people."""
+        ...
+
+    @property
+    def whole(self) -> bool:
+        """Does it read whole neighbourhoods?"""
+        ...
+
+    @property
+    def loops(self) -> bool:
+        """Is the fold of a graph with one self loop a node?"""
+        ...
+
+    def forward(self, conv: MessagePassing, g: Graph, forward: Forward) -> Forward:
+        """The convolution's forward on the rows of `g`. `forward`: its own."""
         ...
 
 
 def way_of(conv: MessagePassing, *, self_loops: SelfLoops) -> Way:
-    """How a convolution aggregates; ValueError with the reason where no fold carries it.
+    """How a convolution runs. self_loops: of the graph: exactly one a node, none, or its own."""
+    plain, cls = is_plain(conv), type(conv)
+    options, reduction = vars(conv), _REDUCTIONS.get(type(conv.aggr_module))
+    if plain and cls in _NORMALIZED and options.get("normalize", True) and reduction == "sum":
+        wants = cls not in _LOOPLESS and options.get("add_self_loops", True)
+        fits = not (wants and self_loops == "keep") and not (isinstance(conv, pyg.APPNP) and conv.dropout > 0)
+        if fits and not (options.get("cached") and not isinstance(conv, pyg.GCNConv)):
+            adds = wants and self_loops is not True
+            loop = (2 if options.get("improved") else 1) if adds else 0
+            return NormalizedSum(loop=loop, looped=self_loops is True, improved=bool(options.get("improved")) and wants)
+    if plain and cls in _ATTENDS and type(conv.aggr_module) is pyg.SumAggregation:
+        assert isinstance(conv, pyg.GATConv | pyg.GATv2Conv)
+        if conv.edge_dim is None and (self_loops is True or not conv.add_self_loops):
+            return Attention(loops=bool(conv.add_self_loops))
+    if plain and cls in _RELATIONAL and reduction in ("sum", "mean"):
+        return Relational(reduction)
+    return AsItIs.of(conv)
 
-    self_loops: of the graph: exactly one a node, none, or its own.
-    """
-    cls = type(conv)
-    if conv.flow != "source_to_target" or conv.node_dim not in (-2, 0) or conv.decomposed_layers != 1:
-        raise ValueError("has flow, node_dim or decomposed_layers other than PyG's defaults, which are not carried")
-    if isinstance(conv, pyg.GATConv | pyg.GATv2Conv):
-        return _attention(conv, self_loops)
-    if isinstance(conv, pyg.RGCNConv):
-        return _relational(conv)
-    reduction = _REDUCTIONS.get(type(conv.aggr_module))
-    if isinstance(conv, _NORMALIZED) and vars(conv).get("normalize", True):
-        return _normalized(conv, reduction, self_loops)
-    forward = _of(cls, "forward")
-    called = forward.__code__.co_names if inspect.isfunction(forward) else ()
-    all_edges = [name for name in called if name in _OF_ALL_EDGES]
-    if all_edges and not isinstance(conv, _NORMALIZED):
-        raise ValueError(
-            f"calls {all_edges[0]} in its forward, on the edges of the whole graph; of convolutions that do, GCNConv, "
-            "GCN2Conv, SGConv, TAGConv, LGConv, APPNP, GATConv and GATv2Conv are carried"
-        )
-    plain_ends = all(_of(cls, name) is _of(MessagePassing, name) for name in ("aggregate", "update", "edge_update"))
-    if reduction is None or not plain_ends:
-        return Neighborhood()
-    if any(_of(cls, "message") is _of(each, "message") for each in _PLAIN):
-        return Fold(reduction)
-    names = tuple(inspect.signature(conv.message).parameters)
-    if reduction == "max" or any(name in _WHOLE or name == Types.name for name in names):
-        return Neighborhood()
-    return EdgeMessage(reduction, names)
+
+def adds_loops(conv: MessagePassing) -> bool:
+    """Does it put one self loop at each node, of weight 1 where the graph has none there, and fold the result?"""
+    cls, options = type(conv), vars(conv)
+    if not is_plain(conv) or not options.get("add_self_loops", True) or (options.get("dropout") and cls is pyg.APPNP):
+        return False
+    if cls in _ATTENDS:
+        return options.get("edge_dim") is None
+    return cls in _NORMALIZED - _LOOPLESS and options.get("normalize", True) and not options.get("improved")
+
+
+def is_plain(conv: MessagePassing) -> bool:
+    """Does it do what its class says: no hook of message passing, no method that an instance shadows, PyG's defaults of
+    direction, dimension and layers? (Hooks of modules run in any case.)"""
+    shadowed = any(name in vars(conv) for name in _METHODS)
+    hooked = any(vars(conv).get(name) for name in _HOOKS)
+    usual = conv.flow == "source_to_target" and conv.node_dim in (-2, 0) and conv.decomposed_layers == 1
+    return usual and not shadowed and not hooked and not conv.explain
 
 
 def _of(cls: type, name: str) -> object:
     return inspect.getattr_static(cls, name)
 
 
-def _normalized(conv: MessagePassing, reduction: str | None, self_loops: SelfLoops) -> Way:
-    base = next(each for each in _NORMALIZED if isinstance(conv, each))
-    if _of(type(conv), "forward") is not _of(base, "forward") or reduction != "sum":
-        raise ValueError(f"is a {base.__name__} with a forward or an aggregation of its own, which is not carried")
-    if _of(type(conv), "message") is not _of(base, "message"):
-        raise ValueError(f"is a {base.__name__} with a message of its own, which is not carried")
-    options = vars(conv)
-    if isinstance(conv, pyg.SGConv) and conv.cached:
-        raise ValueError(
-            "keeps the result of its first input (cached=True); leave that out, and set first_layer=cached"
-        )
-    if isinstance(conv, pyg.APPNP) and conv.dropout > 0:
-        raise ValueError("drops edges (dropout), which is not carried; set its dropout to 0")
-    wants_loops = not isinstance(conv, pyg.TAGConv | pyg.LGConv) and options.get("add_self_loops", True)
-    if wants_loops and self_loops == "keep":
-        raise ValueError(
-            "adds a self loop where a node has none, and dataset.self_loops=keep leaves the graph its own; set it "
-            "true, or false where the graph has none"
-        )
-    adds = wants_loops and not self_loops
-    return NormalizedSum(loop=(2 if options.get("improved") else 1) if adds else 0, looped=self_loops is True)
+def _is_pyg(function: object) -> bool:
+    """Is it PyG's `propagate`, or what PyG generates for a class whose own it would be?"""
+    module = function.__module__ if inspect.isfunction(function) else ""
+    return function is MessagePassing.propagate or module.endswith("_propagate")
 
 
-def _attention(conv: pyg.GATConv | pyg.GATv2Conv, self_loops: SelfLoops) -> Way:
-    base = pyg.GATConv if isinstance(conv, pyg.GATConv) else pyg.GATv2Conv
-    for name in ("forward", "message", "edge_update", "aggregate", "update"):
-        if _of(type(conv), name) is not _of(base, name):
-            raise ValueError(f"is a {base.__name__} with a method {name} of its own, which is not carried")
-    if type(conv.aggr_module) is not pyg.SumAggregation:
-        raise ValueError(f"aggregates by {conv.aggr}; attention is carried with a sum")
-    if conv.edge_dim is not None and conv.add_self_loops:
-        raise ValueError("adds self loops, which have no attributes; set add_self_loops=False")
-    if conv.add_self_loops and self_loops is not True:
-        has = "its own" if self_loops else "none"
-        raise ValueError(
-            f"adds self loops, and the dataset has {has}; set dataset.self_loops=true, or add_self_loops=False"
-        )
-    return Attention(base.__name__) if conv.edge_dim is None else Neighborhood()
+@contextmanager
+def replaced(module: nn.Module, methods: Hooks) -> Iterator[None]:
+    """Inside, instance attributes stand before a class's methods and submodules; afterwards all is as it was."""
+    before = {name: vars(module)[name] for name in methods if name in vars(module)}
+    vars(module).update(methods)
+    try:
+        yield
+    finally:
+        for name in methods:
+            vars(module).pop(name, None)
+        vars(module).update(before)
 
 
-def _relational(conv: pyg.RGCNConv) -> Way:
-    base = pyg.FastRGCNConv if isinstance(conv, pyg.FastRGCNConv) else pyg.RGCNConv
-    for name in ("forward", "message", "aggregate", "update"):
-        if _of(type(conv), name) is not _of(base, name):
-            raise ValueError(f"is a {base.__name__} with a method {name} of its own, which is not carried")
-    reduction = _REDUCTIONS.get(type(conv.aggr_module))
-    if reduction not in ("sum", "mean"):
-        raise ValueError(f"aggregates by {conv.aggr}; {base.__name__} is carried with a sum or a mean")
-    return Relational(reduction)
-
-
-def _source_and_destination(value: object, name: str) -> tuple[Tensor | None, Tensor | None]:
+def _source_and_destination(value: object) -> tuple[object, object]:
     """Rows as `propagate` takes them: a tensor, or one for sources and one for destinations."""
     if isinstance(value, tuple | list) and len(value) == 2:
-        first, second = value
-    else:
-        first = second = value
-    return _rows(first, name), _rows(second, name)
+        return value[0], value[1]
+    return value, value
 
 
-def _rows(value: object, name: str) -> Tensor | None:
-    if isinstance(value, EdgeRows):
-        raise ValueError(f"calls propagate with {name}, rows of nodes, which is made of rows of edges")
-    if value is not None and not isinstance(value, Tensor):
-        raise ValueError(f"calls propagate with {name}={value!r}; give rows of nodes")
-    return value
-
-
-def _refuse_others(given: Mapping[str, object], read: tuple[str, ...]) -> None:
-    if others := [name for name, value in given.items() if value is not None and name not in read]:
-        raise ValueError(f"calls propagate with {', '.join(others)}, which its message does not read")
-
-
-def _weighted(given: Mapping[str, object]) -> bool:
-    """Is the fold to use the weights of the graph's edges?"""
-    weight = given.get("edge_weight")
-    if weight is not None and not isinstance(weight, Weights):
-        raise ValueError(
-            "calls propagate with an edge_weight of its own; hand on that of forward (only GraphConv takes one that is "
-            "made of edge_attr)"
-        )
-    return weight is not None
+def _is_rows(value: object) -> TypeGuard[Tensor]:
+    """Rows of nodes?"""
+    return isinstance(value, Tensor) and not isinstance(value, EdgeRows | Given)
 
 
 def _same(local: Local, rows: Tensor) -> Rows:
     return (rows,)
 
 
-@dataclass(frozen=True)
-class Fold:
-    """Sum, mean or maximum of source rows."""
+class _Folded:
+    """What a convolution of the table gets in the place of edge_index: PyG prepares no tensor of edges then."""
 
-    reduction: str
+
+class _Mapped:
+    """A convolution of the table: its own forward, with some methods replaced by folds."""
+
+    title = ""
+    loops = False
+    own: AsItIs | None = None  # where it was given other arguments
 
     @property
-    def title(self) -> str:
-        return f"mapped to a {self.reduction} of source rows"
+    def whole(self) -> bool:
+        return self.own is not None and self.own.whole
 
-    def hooks(self, conv: MessagePassing, g: Graph) -> Mapping[str, Propagate]:
+    def takes(self, given: Mapping[str, object]) -> bool:
+        """Are these arguments of a call the graph's own edges, with nothing that the fold does not read?"""
+        read = {"edge_index", "edge_weight", "x", "x_0"}
+        others = [value for name, value in given.items() if name not in read and value is not None]
+        weight = given.get("edge_weight")
+        return type(given["edge_index"]) is Edges and not others and (weight is None or isinstance(weight, Weights))
+
+    def hooks(self, conv: MessagePassing, g: Graph) -> Hooks:
+        raise NotImplementedError
+
+    def forward(self, conv: MessagePassing, g: Graph, forward: Forward) -> Forward:
+        asked = inspect.signature(type(conv).forward)
+
+        def run(*args: object, **kwargs: object) -> object:
+            bound = asked.bind(conv, *args, **kwargs)
+            given = {name: value for name, value in bound.arguments.items() if name != "self"}
+            if not self.takes(given):
+                if self.loops:
+                    raise Refused(
+                        "is called with more than the graph's own edges and rows, while dataset.self_loops has put its "
+                        "loops into the graph; set dataset.self_loops=keep"
+                    )
+                self.own = self.own or AsItIs.of(conv)
+                return self.own.forward(conv, g, forward)(*args, **kwargs)
+            bound.arguments["edge_index"] = _Folded()
+            with replaced(conv, with_matrices(conv, self, self.hooks(conv, g))):
+                return forward(*bound.args[1:], **bound.kwargs)
+
+        return run
+
+
+@dataclass(eq=False)
+class NormalizedSum(_Mapped):
+    """D^-1/2 A D^-1/2 X with the degrees of the whole graph. `loop`: A has no self loops, and one a node of this weight
+    is added; 0: none is. `looped`: every node has one, so no degree is 0; it has weight 1, which `improved` has not."""
+
+    loop: int
+    looped: bool
+    improved: bool = False
+    title = "mapped to GCN's sum"
+
+    @property
+    def loops(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.looped
+
+    def takes(self, given: Mapping[str, object]) -> bool:
+        if self.improved and self.looped and given.get("edge_weight") is not None:
+            raise Refused(
+                "gives self loops the weight 2 (improved=True), and dataset.self_loops=true has added loops of weight "
+                "1; set dataset.self_loops=keep"
+            )
+        return super().takes(given)
+
+    def hooks(self, conv: MessagePassing, g: Graph) -> Hooks:
         def propagate(edge_index: object, size: object = None, **given: object) -> Tensor:
-            _refuse_others(given, ("x", "edge_weight"))
-            if isinstance(given.get("edge_weight"), EdgeRows):
-                names = tuple(inspect.signature(conv.message).parameters)
-                way = Neighborhood() if self.reduction == "max" else EdgeMessage(self.reduction, names)
-                return way.hooks(conv, g)["propagate"](edge_index, size=size, **given)
-            weighted = _weighted(given)
-            if weighted and self.reduction == "max":
-                raise ValueError("takes the maximum of weighted rows, which no fold computes")
-            rows, _ = _source_and_destination(given["x"], "x")
-            assert rows is not None
-            source = g.source(_same, rows.flatten(1))
-            out = g.aggregate(Max() if self.reduction == "max" else Sum(weighted=weighted), source)
-            if self.reduction == "mean":
-                out = out * g.in_degree.clamp_min(1).reciprocal()[:, None]
-            return out.unflatten(1, rows.shape[1:]) if rows.ndim > 2 else out
+            weighted = given.get("edge_weight") is not None
+            rows, _ = _source_and_destination(given["x"])
+            assert isinstance(rows, Tensor)
+            table = rows.movedim(-2, 0) if rows.ndim > 2 else rows
+            out = self._sum(g, table.flatten(1), weighted).unflatten(1, table.shape[1:])
+            return out.movedim(0, -2) if rows.ndim > 2 else out
 
         return {"propagate": propagate}
+
+    def _sum(self, g: Graph, rows: Tensor, weighted: bool) -> Tensor:
+        """Shapes: [N, F] -> [N, F]."""
+        if g.normalised:
+            return g.aggregate(Sum(weighted=True), g.source(_same, rows))
+        source = g.source(lambda local, h: (self._scale(local, weighted) * h,), rows)
+        out = g.aggregate(Sum(weighted=weighted), source)
+        loop = self._loop_of(g, weighted)
+        return self._scale(g, weighted) * (out + loop * source[0] if loop else out)
+
+    def _loop_of(self, local: Local, weighted: bool) -> int:
+        """Without weights, PyG adds loops of weight 1 whatever `improved` says."""
+        return self.loop if weighted and local.in_weight is not None else min(1, self.loop)
+
+    def _scale(self, local: Local, weighted: bool) -> Tensor:
+        weight = local.in_weight if weighted else None
+        degree = (local.in_degree if weight is None else weight) + self._loop_of(local, weighted)
+        return torch.where(degree > 0, degree, torch.inf).rsqrt()[:, None]
+
+
+@dataclass(eq=False)
+class Attention(_Mapped):
+    """GATConv, and GATv2Conv: the softmax over in-edges is the fold's."""
+
+    loops: bool = False
+    title = "mapped to an online softmax"
+
+    def hooks(self, conv: MessagePassing, g: Graph) -> Hooks:
+        assert isinstance(conv, pyg.GATConv | pyg.GATv2Conv)
+
+        def edge_updater(edge_index: object, size: object = None, **given: object) -> Mapping[str, object]:
+            return given
+
+        def propagate(edge_index: object, size: object = None, **given: object) -> Tensor:
+            scores = given["alpha"]
+            assert isinstance(scores, dict)
+            source, destination = _source_and_destination(given["x"])
+            assert isinstance(source, Tensor)
+            dropout = g.edge_dropout(conv.dropout if conv.training else 0.0)
+            if isinstance(conv, pyg.GATv2Conv):
+                assert isinstance(destination, Tensor)
+                fold = SoftmaxV2(conv.negative_slope, dropout)
+                return g.aggregate(fold, g.source(_same, source), (destination,), shared=(conv.att[0],))
+            of_source, of_destination = _source_and_destination(scores["alpha"])
+            assert isinstance(of_source, Tensor)
+            assert isinstance(of_destination, Tensor)
+            rows = g.source(lambda local, x, a: (x, a), source, of_source)
+            return g.aggregate(Softmax(conv.negative_slope, dropout), rows, (of_destination,))
+
+        return {"propagate": propagate, "edge_updater": edge_updater}
+
+    def takes(self, given: Mapping[str, object]) -> bool:
+        _, destination = _source_and_destination(given["x"])
+        return super().takes(given) and destination is not None
+
+
+@dataclass(eq=False)
+class Relational(_Mapped):
+    """RGCNConv and FastRGCNConv: sums, or means, of source rows by type of edge, and one product for all of them."""
+
+    reduction: str
+    title = "mapped to a sum by type of edge"
+
+    def takes(self, given: Mapping[str, object]) -> bool:
+        source, destination = _source_and_destination(given["x"])
+        rows = isinstance(source, Tensor) and isinstance(destination, Tensor) and source.is_floating_point()
+        return type(given["edge_index"]) is Edges and isinstance(given.get("edge_type"), Types) and rows
+
+    def hooks(self, conv: MessagePassing, g: Graph) -> Hooks:
+        raise NotImplementedError
+
+    def forward(self, conv: MessagePassing, g: Graph, forward: Forward) -> Forward:
+        assert isinstance(conv, pyg.RGCNConv)
+
+        def run(x: object, edge_index: object, edge_type: object = None) -> object:
+            if not self.takes({"x": x, "edge_index": edge_index, "edge_type": edge_type}):
+                self.own = self.own or AsItIs.of(conv)
+                return self.own.forward(conv, g, forward)(x, edge_index, edge_type)
+            source, destination = _source_and_destination(x)
+            assert isinstance(source, Tensor)
+            assert isinstance(destination, Tensor)
+            degree = g.type_degree(conv.num_relations)
+            rows = g.aggregate(Sum(types=conv.num_relations), g.source(_same, source))
+            if self.reduction == "mean":
+                rows = rows * degree.clamp_min(1).reciprocal()[..., None]
+            out = relational_product(rows, conv.weight, conv.comp)
+            out = out if conv.root is None else out + destination @ conv.root
+            return out if conv.bias is None else out + conv.bias
+
+        return run
+
+
+@dataclass(eq=False)
+class AsItIs:
+    """The convolution's own code. `reduction`: of `propagate`'s sums that a fold may take over; `message`: of these it
+    reads one edge at a time through arguments of these names, None: it is the source's row."""
+
+    title: str
+    whole: bool
+    reduction: str = ""
+    message: tuple[str, ...] | None = None
+    loops: bool = False
+    apart: bool = field(default=False)  # has `message` been tried on edges one by one?
+
+    @staticmethod
+    def of(conv: MessagePassing) -> AsItIs:
+        cls, reduction = type(conv), _REDUCTIONS.get(type(conv.aggr_module), "")
+        ends = all(_of(cls, name) is _of(MessagePassing, name) for name in ("aggregate", "update", "edge_update"))
+        if reduction and ends and is_plain(conv) and _is_pyg(_of(cls, "propagate")) and type(conv.aggr_module).forward:
+            if any(_of(cls, "message") is _of(each, "message") for each in _PLAIN):
+                return AsItIs(f"mapped to a {reduction} of source rows", False, reduction)
+            names = tuple(inspect.signature(conv.message).parameters)
+            one_edge = not any(name in _OF_ALL_EDGES or name == Types.name for name in names)
+            if reduction != "max" and one_edge and float(vars(conv).get("dropout") or 0) == 0:
+                return AsItIs(f"its own message, {reduction} over edges", False, reduction, names)
+        return AsItIs("runs as it is, on whole neighbourhoods", True)
+
+    def forward(self, conv: MessagePassing, g: Graph, forward: Forward) -> Forward:
+        def run(*args: object, **kwargs: object) -> object:
+            edges = next((each for each in (*args, *kwargs.values()) if isinstance(each, Edges)), None)
+            if edges is None:  # edges that the model has made where the graph is whole
+                return forward(*args, **kwargs)
+            here = Here(g)
+            args = tuple(_opened(each, here) for each in args)
+            kwargs = {name: _opened(each, here) for name, each in kwargs.items()}
+            own = conv.propagate
+            hooks: Hooks = {"propagate": partial(self._propagate, conv, here, own)} if self.reduction else {}
+            if hooks and is_plain(conv):
+                hooks = with_matrices(conv, self, hooks)
+            with running(here), replaced(conv, hooks):
+                out = unmarked(forward(*args, **kwargs))
+            if here.read and not self.whole:
+                self.title, self.whole = "runs as it is, on whole neighbourhoods", True
+            return out
+
+        return run
+
+    def _propagate(
+        self, conv: MessagePassing, here: Here, own: Propagate, edge_index: object, *args: object, **given: object
+    ) -> Tensor:
+        size = given.pop("size", args[0] if args else None)
+        if isinstance(edge_index, Edges) and size in (None, (here.num_sources, len(here.g.node_ids))):
+            fold = self._sum_of_rows if self.message is None else self._sum_of_messages
+            if (out := fold(conv, here.g, given)) is not None:
+                return out
+        return own(edge_index, **given, size=size)
+
+    def _sum_of_rows(self, conv: MessagePassing, g: Graph, given: Mapping[str, object]) -> Tensor | None:
+        weight, rows = given.get("edge_weight"), _source_and_destination(given.get("x"))[0]
+        others = [value for name, value in given.items() if name not in ("x", "edge_weight") and value is not None]
+        if others or not _is_rows(rows) or (rows.ndim != 2 and conv.node_dim != 0) or not rows.is_floating_point():
+            return None
+        if weight is not None and (not isinstance(weight, Weights) or self.reduction == "max"):
+            return None
+        fold = Max() if self.reduction == "max" else Sum(weighted=weight is not None and "edge_weight" in _names(conv))
+        out = g.aggregate(fold, g.source(_same, rows.flatten(1)))
+        if self.reduction == "mean":
+            out = out * g.in_degree.clamp_min(1).reciprocal()[:, None]
+        return out.unflatten(1, rows.shape[1:]) if rows.ndim > 2 else out
+
+    def _sum_of_messages(self, conv: MessagePassing, g: Graph, given: Mapping[str, object]) -> Tensor | None:
+        assert self.message is not None
+        operands: dict[str, list[Tensor]] = {"j": [], "i": [], "edge": []}
+        read, fixed = list[tuple[str, str, int]](), dict[str, object]()
+        for name in self.message:
+            base, _, side = name.rpartition("_")
+            value = _source_and_destination(given.get(base))[side == "i"] if side in ("i", "j") else given.get(name)
+            side = side if side in ("i", "j") and base in given else "edge" if isinstance(value, EdgeRows) else ""
+            if side in ("i", "j") and _is_rows(value) and (value.ndim == 2 or conv.node_dim == 0):
+                rows = value
+            elif side == "edge" and isinstance(value, EdgeRows):
+                rows = value.plain()
+            elif value is None or isinstance(value, Weights | bool | int | float | str):
+                fixed[name] = value
+                continue
+            else:
+                return None
+            read.append((name, side, len(operands[side])))
+            operands[side].append(rows)
+        if not operands["j"]:
+            return None
+        weights = tuple(name for name, value in fixed.items() if isinstance(value, Weights))
+        value = _EdgeValue(conv, dict(vars(conv)), tuple(read), fixed, weights, ())
+        learned = self._learned(value, operands)
+        if learned is None:
+            return None
+        value = replace(value, learned=tuple(map(id, learned)))
+        source = g.source(lambda local, *rows: rows, *operands["j"])
+        fold = Generic(value=value, weighted=bool(weights))
+        out = g.aggregate(fold, source, tuple(operands["i"]), tuple(operands["edge"]), tuple(learned))
+        if self.reduction == "mean":
+            degree = g.in_degree.clamp_min(1).reciprocal()
+            out = out * degree.reshape(-1, *[1] * (out.ndim - 1))
+        return out
+
+    def _learned(self, value: _EdgeValue, operands: Mapping[str, list[Tensor]]) -> list[Tensor] | None:
+        """The parameters that the message reads, tried on four edges; None: it reads more than parameters that learns,
+        or more than one edge at a time, draws numbers, leaves something behind, or fails."""
+        draw, four = torch.Generator().manual_seed(0), 4
+
+        def some(like: Tensor) -> Tensor:
+            rows = torch.randn(four, *like.shape[1:], generator=draw, dtype=torch.float64)
+            return rows.to(like.device, like.dtype if like.is_floating_point() else torch.int64).to(like.dtype)
+
+        x = {side: tuple(map(some, rows)) for side, rows in operands.items()}
+        edge = (*x["edge"], x["j"][0].new_ones(four)) if value.weights else x["edge"]
+        try:
+            with _Reads() as reads, torch.enable_grad(), no_dropout():
+                whole = value(x["j"], x["i"], edge, ())
+            if len(whole) != four:
+                return None
+            learned = [t for t in reads.others if t.requires_grad]
+            if any(not isinstance(t, nn.Parameter) for t in learned) or vars(value.conv) != value.state:
+                return None
+            if not self.apart:
+                fixed = _EdgeValue(
+                    value.conv, value.state, value.read, value.fixed, value.weights, tuple(map(id, learned))
+                )
+                shared = tuple(t.detach() for t in learned)
+                parts = [
+                    fixed(*(tuple(t[at] for t in rows) for rows in (x["j"], x["i"], edge)), shared)
+                    for at in (slice(0, 1), slice(1, four))
+                ]
+                if any(part.requires_grad for part in parts):
+                    return None
+                joined = torch.cat(parts)
+                if joined.shape != whole.shape or not torch.allclose(joined, whole.detach(), equal_nan=True):
+                    return None
+                self.apart = True
+        except Exception:  # whatever a message does with four edges
+            return None
+        return learned
+
+
+def _names(conv: MessagePassing) -> tuple[str, ...]:
+    return tuple(inspect.signature(conv.message).parameters)
+
+
+def _opened(value: object, here: Here) -> object:
+    """An argument of a convolution as its own code reads it."""
+    if isinstance(value, tuple):
+        return tuple(_opened(each, here) for each in value)
+    if isinstance(value, Given) and not value.inside:
+        return type(value).of(here, inside=True)
+    return value
+
+
+class _Reads(TorchFunctionMode):
+    """Tensors that functions read and have not made, each once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.others = list[Tensor]()
+        self._known = dict[int, object]()
+
+    def __torch_function__(
+        self, func: Callable[..., object], types: object, args: tuple = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
+        for each in _tensors((args, kwargs or {})):
+            if id(each) not in self._known:
+                self.others.append(each)
+                self._known[id(each)] = each
+        out = func(*args, **(kwargs or {}))
+        self._known |= {id(each): each for each in _tensors(out)}
+        return out
+
+
+class _Instead(TorchFunctionMode):
+    """Functions read other tensors in the place of some."""
+
+    def __init__(self, others: Mapping[int, Tensor]) -> None:
+        super().__init__()
+        self.others = others
+
+    def __torch_function__(
+        self, func: Callable[..., object], types: object, args: tuple = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
+        def instead(value: object) -> object:
+            if isinstance(value, tuple | list):
+                return type(value)(instead(each) for each in value) if type(value) in (tuple, list) else value
+            return self.others.get(id(value), value) if isinstance(value, Tensor) else value
+
+        return func(*map(instead, args), **{name: instead(value) for name, value in (kwargs or {}).items()})
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _tensors(tuple(value.values()))
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from _tensors(each)
+
+
+@dataclass(frozen=True, eq=False)
+class _EdgeValue:
+    """The message of e edges. `state`: of the convolution when it was called. `read`: the argument, and the operand it
+    is of: source (j), destination (i) or edge, and its place. `weights`: arguments that are the weights of the edges.
+    `learned`: ids of parameters, in the place of which those that are shared are read."""
+
+    conv: MessagePassing
+    state: Mapping[str, object]
+    read: tuple[tuple[str, str, int], ...]
+    fixed: Mapping[str, object]
+    weights: tuple[str, ...]
+    learned: tuple[int, ...]
+
+    def __call__(self, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
+        sides = {"j": src, "i": dst, "edge": edge}
+        given: dict[str, object] = dict(self.fixed)
+        given |= {name: sides[side][place] for name, side, place in self.read}
+        given |= dict.fromkeys(self.weights, edge[-1] if edge else None)
+        now = dict(vars(self.conv))
+        vars(self.conv).update(self.state)
+        try:
+            with no_dropout(), in_a_fold(), _Instead(dict(zip(self.learned, shared, strict=True))):
+                return self.conv.message(**given)
+        finally:
+            vars(self.conv).clear()
+            vars(self.conv).update(now)
 
 
 def with_matrices(conv: MessagePassing, way: Way, hooks: Hooks) -> Hooks:
@@ -266,16 +588,14 @@ def with_matrices(conv: MessagePassing, way: Way, hooks: Hooks) -> Hooks:
     side: A (X W) = (A X) W. At equal widths the sum is first: of features it needs no gradient. A matrix that is more
     than PyG's Linear (replaced, parametrized, with hooks of its own) stays as it is.
     """
-    base = next((each for each in _MATRICES if isinstance(conv, each)), None)
-    if base is None or _of(type(conv), "forward") is not _of(base, "forward"):
-        return hooks
-    plain = {name: each for name, each in conv.named_children() if name in _MATRICES[base] and _is_plain(each)}
+    names = _MATRICES.get(type(conv), ())
+    plain = {name: each for name, each in conv.named_children() if name in names and _is_linear(each)}
     found = dict(hooks)
     found |= {name: _Matrix(each, partial(_product, each.weight, each.bias)) for name, each in plain.items()}
-    name, multiplies_first, propagate = _MATRICES[base][0], base is pyg.GCNConv, hooks["propagate"]
-    sums = isinstance(way, NormalizedSum) or (isinstance(way, Fold) and way.reduction != "max")
-    if not sums or name not in plain:
+    sums = isinstance(way, NormalizedSum) or (isinstance(way, AsItIs) and way.reduction in ("sum", "mean"))
+    if not names or not sums or names[0] not in plain:
         return found
+    name, multiplies_first, propagate = names[0], type(conv) is pyg.GCNConv, hooks["propagate"]
     linear = plain[name]
     if multiplies_first != (linear.in_channels <= linear.out_channels):
         return found
@@ -286,8 +606,8 @@ def with_matrices(conv: MessagePassing, way: Way, hooks: Hooks) -> Hooks:
         return _product(linear.weight, linear.bias, rows)
 
     def matrix_first(edge_index: object, size: object = None, **given: object) -> object:
-        source, destination = _source_and_destination(given["x"], "x")
-        assert source is not None
+        source, destination = _source_and_destination(given["x"])
+        assert isinstance(source, Tensor)
         rows = _product(linear.weight, None, source), destination
         return propagate(edge_index, size=size, **{**given, "x": rows})
 
@@ -300,7 +620,7 @@ def with_matrices(conv: MessagePassing, way: Way, hooks: Hooks) -> Hooks:
 
 
 class _Matrix(nn.Module):
-    """Stands where a convolution looks for its matrix; a module, as functional_call looks there for parameters, too."""
+    """Stands where a convolution looks for its matrix."""
 
     def __init__(self, linear: pyg.Linear, body: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -310,371 +630,11 @@ class _Matrix(nn.Module):
         return self.body(rows)
 
 
-def _is_plain(module: nn.Module) -> TypeGuard[pyg.Linear]:
+def _is_linear(module: nn.Module) -> TypeGuard[pyg.Linear]:
     hooked = module._forward_pre_hooks or module._forward_hooks or module._backward_hooks
-    return type(module) is pyg.Linear and not hooked
+    return type(module) is pyg.Linear and not hooked and "forward" not in vars(module)
 
 
 def _product(weight: Tensor, bias: Tensor | None, rows: Tensor) -> Tensor:
     """Shapes: weight [O, F], bias [O] or None, rows [..., F] -> [..., O]."""
     return dense(rows, weight, bias) if type(rows) is Tensor else F.linear(rows, weight, bias)
-
-
-@dataclass(frozen=True)
-class NormalizedSum:
-    """D^-1/2 A D^-1/2 X with the degrees of the whole graph. `loop`: A has no self loops, and one a node of this weight
-    is added; 0: none is. `looped`: every node has one, so no degree is 0."""
-
-    loop: int
-    looped: bool
-    title = "mapped to GCN's sum"
-
-    def hooks(self, conv: MessagePassing, g: Graph) -> Mapping[str, Propagate]:
-        def propagate(edge_index: object, size: object = None, **given: object) -> Tensor:
-            _refuse_others(given, ("x", "edge_weight"))
-            weighted = _weighted(given)
-            rows, _ = _source_and_destination(given["x"], "x")
-            assert rows is not None
-            if g.normalised:
-                return g.aggregate(Sum(weighted=True), g.source(_same, rows))
-            source = g.source(lambda local, h: (self._scale(local, weighted) * h,), rows)
-            out = g.aggregate(Sum(weighted=weighted), source)
-            loop = self._loop_of(g, weighted)
-            return self._scale(g, weighted) * (out + loop * source[0] if loop else out)
-
-        return {"propagate": propagate}
-
-    def _loop_of(self, local: Local, weighted: bool) -> int:
-        """Without weights, PyG adds loops of weight 1 whatever `improved` says."""
-        return self.loop if weighted and local.in_weight is not None else min(1, self.loop)
-
-    def _scale(self, local: Local, weighted: bool) -> Tensor:
-        weight = local.in_weight if weighted else None
-        degree = (local.in_degree if weight is None else weight) + self._loop_of(local, weighted)
-        return torch.where(degree > 0, degree, torch.inf).rsqrt()[:, None]
-
-
-@dataclass(frozen=True)
-class Relational:
-    """RGCNConv and FastRGCNConv: sums, or means, of source rows by type of edge, and one product for all of them."""
-
-    reduction: str
-    title = "mapped to a sum by type of edge"
-
-    def hooks(self, conv: MessagePassing, g: Graph) -> Mapping[str, Propagate]:
-        assert isinstance(conv, pyg.RGCNConv)
-
-        def forward(x: object, edge_index: object, edge_type: object = None) -> Tensor:
-            source, destination = _source_and_destination(x, "x")
-            if source is None or destination is None or not source.is_floating_point():
-                raise ValueError("looks up embeddings of nodes, which are not carried; give it rows of features")
-            if not isinstance(edge_type, Types):
-                raise ValueError("is called without the edge_type of the model's forward; hand that on")
-            degree = g.type_degree(conv.num_relations)
-            rows = g.aggregate(Sum(types=conv.num_relations), g.source(_same, source))
-            if self.reduction == "mean":
-                rows = rows * degree.clamp_min(1).reciprocal()[..., None]
-            out = relational_product(rows, conv.weight, conv.comp)
-            out = out if conv.root is None else out + destination @ conv.root
-            return out if conv.bias is None else out + conv.bias
-
-        return {"forward": forward}
-
-
-@dataclass(frozen=True)
-class _Scores:
-    """What attention's `edge_updater` is given, in the place of the scores of all edges."""
-
-    rows: Mapping[str, object]
-
-
-@dataclass(frozen=True)
-class Attention:
-    """GATConv, and GATv2Conv: the softmax over in-edges is the fold's."""
-
-    kind: str
-
-    @property
-    def title(self) -> str:
-        return "mapped to an online softmax"
-
-    def hooks(self, conv: MessagePassing, g: Graph) -> Mapping[str, Propagate]:
-        assert isinstance(conv, pyg.GATConv | pyg.GATv2Conv)
-
-        def edge_updater(edge_index: object, size: object = None, **given: object) -> _Scores:
-            _refuse_others(given, ("alpha", "x"))
-            return _Scores(given)
-
-        def propagate(edge_index: object, size: object = None, **given: object) -> Tensor:
-            scores = given["alpha"]
-            assert isinstance(scores, _Scores)
-            source, destination = _source_and_destination(given["x"], "x")
-            assert source is not None
-            dropout = g.edge_dropout(conv.dropout if conv.training else 0.0)
-            if isinstance(conv, pyg.GATv2Conv):
-                assert destination is not None
-                fold = SoftmaxV2(conv.negative_slope, dropout)
-                return g.aggregate(fold, g.source(_same, source), (destination,), shared=(conv.att[0],))
-            of_source, of_destination = _source_and_destination(scores.rows["alpha"], "alpha")
-            assert of_source is not None
-            assert of_destination is not None
-            rows = g.source(lambda local, x, a: (x, a), source, of_source)
-            return g.aggregate(Softmax(conv.negative_slope, dropout), rows, (of_destination,))
-
-        return {"propagate": propagate, "edge_updater": edge_updater}  # pyright: ignore[reportReturnType]
-
-
-class _Message(nn.Module):
-    """A convolution's `message` as a module of its own, to be called with other parameters."""
-
-    def __init__(self, conv: MessagePassing) -> None:
-        super().__init__()
-        self.conv = conv
-
-    def forward(self, **given: object) -> Tensor:
-        message: Callable[..., Tensor] = self.conv.message
-        return message(**given)
-
-
-@dataclass(frozen=True, eq=False)
-class _EdgeValue:
-    """The message of e edges. `read`: the argument, and the operand it is of: source, destination or edge, and its
-    place. `weights`: arguments that are the weights of the edges."""
-
-    message: _Message
-    read: tuple[tuple[str, str, int], ...]
-    fixed: Mapping[str, object]
-    parameters: tuple[str, ...]
-    weights: tuple[str, ...]
-
-    def __call__(self, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
-        sides = {"j": src, "i": dst, "edge": edge}
-        given: dict[str, object] = {name: sides[side][place] for name, side, place in self.read}
-        given |= self.fixed
-        given |= dict.fromkeys(self.weights, edge[-1] if edge else None)
-        parameters = dict(zip(self.parameters, shared, strict=True))
-        with no_dropout(), in_a_fold():
-            return functional_call(self.message, parameters, kwargs=given)
-
-
-@dataclass(frozen=True)
-class EdgeMessage:
-    """The sum, or mean, of a message that is a function of one edge: of its ends, its attributes and of parameters."""
-
-    reduction: str
-    names: tuple[str, ...]
-
-    @property
-    def title(self) -> str:
-        return f"its own message, {self.reduction} over edges"
-
-    def hooks(self, conv: MessagePassing, g: Graph) -> Mapping[str, Propagate]:
-        def propagate(edge_index: object, size: object = None, **given: object) -> Tensor:
-            operands: dict[str, list[Tensor]] = {"j": [], "i": [], "edge": []}
-            read, fixed = [], {}
-            for name, side, value in self._arguments(given):
-                if side and isinstance(value, Tensor):
-                    read.append((name, side, len(operands[side])))
-                    operands[side].append(value)
-                else:
-                    fixed[name] = value
-            if not operands["j"]:
-                raise ValueError("has a message that reads nothing of the source (x_j), which is not carried")
-            module = _Message(conv)
-            parameters = dict(module.named_parameters())
-            weights = tuple(name for name, value in fixed.items() if isinstance(value, Weights))
-            value = _EdgeValue(module, tuple(read), fixed, tuple(parameters), weights)
-            source = g.source(lambda local, *rows: rows, *operands["j"])
-            shared = tuple(parameters.values())
-            fold = Generic(value=value, weighted=bool(weights))
-            out = g.aggregate(fold, source, tuple(operands["i"]), tuple(operands["edge"]), shared)
-            if self.reduction == "mean":
-                degree = g.in_degree.clamp_min(1).reciprocal()
-                out = out * degree.reshape(-1, *[1] * (out.ndim - 1))
-            return out
-
-        return {"propagate": propagate}
-
-    def _arguments(self, given: Mapping[str, object]) -> Iterator[tuple[str, str, object]]:
-        """(name, j, i, edge or nothing, value) of every argument of the message."""
-        for name in self.names:
-            base, _, side = name.rpartition("_")
-            if side in ("i", "j") and base in given:
-                first, second = _source_and_destination(given[base], base)
-                yield name, side, first if side == "j" else second
-                continue
-            value = given.get(name)
-            if isinstance(value, EdgeRows):
-                yield name, "edge", value.plain()
-                continue
-            if isinstance(value, Types):
-                raise ValueError(f"has a message that reads edge_type as {name}; name the argument edge_type")
-            if isinstance(value, Tensor):
-                raise ValueError(
-                    f"has a message that reads {name}, which is made neither of rows of nodes nor of edge_attr"
-                )
-            yield name, "", value
-
-
-@dataclass(frozen=True)
-class _Updated(Edges):
-    """What `edge_updater` gives, in the place of rows of edges: its arguments, for `propagate`."""
-
-    given: Mapping[str, object]
-    name = "the result of edge_updater"
-
-
-class _Propagate(nn.Module):
-    """A convolution's `propagate` of PyG as a module of its own, to be called with other parameters."""
-
-    def __init__(self, conv: MessagePassing) -> None:
-        super().__init__()
-        self.conv = conv
-
-    def forward(
-        self,
-        edges: Tensor,
-        size: tuple[int, int],
-        given: Mapping[str, object],
-        updated: Mapping[str, Mapping[str, object]],
-    ) -> Tensor:
-        """`updated`: the arguments that `edge_updater` makes, each of its own arguments."""
-        conv, before = self.conv, dict(vars(self.conv))
-        made = {name: type(conv).edge_updater(conv, edges, size=size, **each) for name, each in updated.items()}
-        try:
-            return type(conv).propagate(conv, edges, size=size, **given, **made)
-        finally:  # a message may leave tensors behind (TransformerConv its scores)
-            vars(conv).clear()
-            vars(conv).update(before)
-
-
-_Side = tuple[int | None, int | None]  # places of an argument among the operands of sources, of destinations
-
-
-@dataclass(frozen=True, eq=False)
-class _Arguments:
-    """Of a call on a block, by place among the operands. `sides`: arguments that are read by both ends of an edge;
-    `own`: those that `update` reads as rows of destinations; `rows`: rows of edges; `weights`, `types`: those of
-    the graph's edges."""
-
-    sides: Mapping[str, _Side]
-    own: Mapping[str, int]
-    rows: Mapping[str, int]
-    fixed: Mapping[str, object]
-    weights: tuple[str, ...]
-    types: tuple[str, ...]
-
-    def on(self, block: Block, x: Operands) -> dict[str, object]:
-        given: dict[str, object] = {name: x.dst[place] for name, place in self.own.items()}
-        for name, (j, i) in self.sides.items():
-            given[name] = (None if j is None else x.src[j], None if i is None else x.dst[i])
-        given |= {name: x.edge[place] for name, place in self.rows.items()}
-        given |= dict(self.fixed) | dict.fromkeys(self.weights, block.weights)
-        return given | dict.fromkeys(self.types, _types_of(block) if self.types else None)
-
-
-def _types_of(block: Block) -> Tensor:
-    return torch.zeros_like(block.edge_dst) if block.types is None else block.types
-
-
-class _Operands:
-    """The operands of an aggregation, as the arguments of its functions are told apart."""
-
-    def __init__(self) -> None:
-        self.src: list[Tensor] = []
-        self.dst: list[Tensor] = []
-        self.edge: list[Tensor] = []
-
-    def of(self, given: Mapping[str, object], names: set[str], updates: set[str]) -> _Arguments:
-        """`names`: what the functions read, `updates`: of that, what `update` reads."""
-        sides: dict[str, _Side] = {}
-        own: dict[str, int] = {}
-        rows: dict[str, int] = {}
-        fixed: dict[str, object] = {}
-        weights: list[str] = []
-        types: list[str] = []
-        for name, value in given.items():
-            if isinstance(value, Types):
-                types.append(name)
-            elif isinstance(value, Weights):
-                weights.append(name)
-            elif isinstance(value, EdgeRows):
-                rows[name] = _put(self.edge, value.plain())
-            elif not isinstance(value, Tensor | tuple):
-                fixed[name] = value
-            else:
-                first, second = _source_and_destination(value, name)
-                by_edge = [f"{name}_{side}" in names for side in "ji"]
-                if name in names and (any(by_edge) or name not in updates or second is None):
-                    raise ValueError(f"reads {name} as a whole, and a rank holds a part of its rows")
-                if name in names and second is not None:
-                    own[name] = _put(self.dst, second)
-                else:
-                    of_source = _put(self.src, first) if by_edge[0] and first is not None else None
-                    of_own = _put(self.dst, second) if by_edge[1] and second is not None else None
-                    sides[name] = of_source, of_own
-        return _Arguments(sides, own, rows, fixed, tuple(weights), tuple(types))
-
-
-@dataclass(frozen=True, eq=False)
-class _OnBlock:
-    """PyG's `propagate` on a block with all in-edges of its destinations. `updated`: arguments that the convolution's
-    `edge_updater` makes."""
-
-    propagate: _Propagate
-    graph: Graph
-    arguments: _Arguments
-    updated: Mapping[str, _Arguments]
-    parameters: tuple[str, ...]
-
-    def __call__(self, block: Block, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
-        edges, x = torch.stack([block.indices.long(), block.edge_dst]), Operands(src, dst, edge)
-        updated = {name: each.on(block, x) for name, each in self.updated.items()}
-        given = edges, (block.num_src, block.num_dst), self.arguments.on(block, x), updated
-        parameters = dict(zip(self.parameters, shared, strict=True))
-        with edge_dropout(self.graph, block.edge_ids, block.num_edges), in_a_fold():
-            return functional_call(self.propagate, parameters, given)
-
-
-@dataclass(frozen=True)
-class Neighborhood:
-    """Any other convolution: its own message, aggregation and updates, on all in-edges of its rows at once."""
-
-    title = "runs as it is, on whole neighbourhoods"
-
-    def hooks(self, conv: MessagePassing, g: Graph) -> Mapping[str, Propagate]:
-        names = set(conv.inspector.get_flat_param_names(["message", "aggregate", "update"]))
-        of_update = set(conv.inspector.get_flat_param_names(["edge_update"]))
-        updates = set(inspect.signature(conv.update).parameters)
-
-        def edge_updater(edge_index: object, size: object = None, **given: object) -> _Updated:
-            return _Updated(given)
-
-        def propagate(edge_index: object, size: object = None, **given: object) -> Tensor:
-            x = _Operands()
-            later = {name: value.given for name, value in given.items() if isinstance(value, _Updated)}
-            arguments = x.of({name: value for name, value in given.items() if name not in later}, names, updates)
-            updated = {name: x.of(each, of_update, set()) for name, each in later.items()}
-            if not x.src:
-                raise ValueError("has a message that reads nothing of the source (x_j), which is not carried")
-            module = _Propagate(conv)
-            parameters = dict(module.named_parameters())
-            run = _OnBlock(module, g, arguments, updated, tuple(parameters))
-            source = g.source(lambda local, *rows: rows, *x.src)
-            fold = folds.Neighborhood(run, by_edge_ids=drops_edges(conv))
-            out = g.aggregate(fold, source, tuple(x.dst), tuple(x.edge), tuple(parameters.values()))
-            if isinstance(conv, pyg.RGATConv):
-                conv._alpha = out.new_zeros(0)  # its forward asserts that its message has left scores
-            return out
-
-        return {"propagate": propagate, "edge_updater": edge_updater}  # pyright: ignore[reportReturnType]
-
-
-def _put(operands: list[Tensor], rows: Tensor) -> int:
-    operands.append(rows)
-    return len(operands) - 1
-
-
-def drops_edges(conv: MessagePassing) -> bool:
-    """Does it drop entries of rows of edges (attention dropout)?"""
-    return float(vars(conv).get("dropout") or 0) > 0

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from torch_geometric.nn import MessagePassing
 
 from gnnpar.models.pyg.few_nodes import FewNodes
-from gnnpar.models.pyg.propagate import Edges
+from gnnpar.models.pyg.marks import Given
 
 _READS_VALUES = frozenset(
     {"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__contains__", "__complex__"}
@@ -146,7 +146,8 @@ def _mapped(value: object, by: Callable[[object], object]) -> object:
 
 
 def tensors_of(value: object) -> list[Tensor]:
-    return [leaf for leaf in _leaves(value) if isinstance(leaf, Tensor)]
+    """Placeholders for edges apart."""
+    return [leaf for leaf in _leaves(value) if isinstance(leaf, Tensor) and not isinstance(leaf, Given)]
 
 
 def _held(net: nn.Module, name: str) -> Tensor:
@@ -216,7 +217,7 @@ class _Recorder(TorchFunctionMode):
         """What a call was given, with names in the place of tensors."""
 
         def told(leaf: object) -> object:
-            if not isinstance(leaf, Tensor):
+            if not isinstance(leaf, Tensor) or isinstance(leaf, Given):
                 return leaf
             if id(leaf) not in self._known:
                 raise ValueError(
@@ -313,7 +314,7 @@ def _merged_step(one: Step, other: Step, a: Recording, b: Recording) -> Step:
             return {key: both(x[key], y[key]) for key in x}
         if isinstance(x, slice) and isinstance(y, slice):
             return slice(*(both(*ends) for ends in ((x.start, y.start), (x.stop, y.stop), (x.step, y.step))))
-        if isinstance(x, Edges) and type(x) is type(y):
+        if isinstance(x, Given) and type(x) is type(y):
             return x
         if isinstance(x, torch.device):
             return Own.DEVICE

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Rows, chosen
+from gnnpar.graph import InEdges
 from gnnpar.parallel.bns.sample import kept
 from gnnpar.parallel.view import View, edge_order, rows_left
 from gnnpar.parallel.whole import fold_block
+from gnnpar.partition.shard import edges_by_id
 
 
 @dataclass(eq=False)
@@ -38,6 +40,11 @@ class SampledWhole(View):
         ids = self._block(self._edges[0] | self._edges[1]).edge_ids
         assert ids is not None
         return ids.sort().values
+
+    @property
+    def in_edges(self) -> InEdges:
+        block = self._block(self._edges[0] | self._edges[1])
+        return edges_by_id(block.edges, block.indices.long(), block.edge_dst)
 
     @property
     def edge_attr(self) -> Tensor | None:

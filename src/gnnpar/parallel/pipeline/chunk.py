@@ -28,7 +28,7 @@ from gnnpar.comm.communicator import Phase
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Operands, Rows
 from gnnpar.folds.sum import Sum
-from gnnpar.graph import Message
+from gnnpar.graph import InEdges, Message
 from gnnpar.parallel.local import LocalRows, OwnRows, Pass, Source, as_messages, by_type, masked
 from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, Span, Turn
 from gnnpar.parallel.pipeline.history import Call, History
@@ -36,6 +36,7 @@ from gnnpar.parallel.pipeline.slots import Slots
 from gnnpar.parallel.shares import add_returned
 from gnnpar.parallel.torch_types import Context, apply
 from gnnpar.parallel.whole import split_operands, wanted_gradients
+from gnnpar.partition.shard import edges_by_id
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,12 @@ class ChunkGraph(OwnRows):
     @property
     def edge_ids(self) -> Tensor:
         return self.block_edge_ids.sort().values
+
+    @property
+    def in_edges(self) -> InEdges:
+        block, rows = self.part.chunks.compact(self.chunk)
+        source = rows[block.indices.long()] - self.span.first
+        return edges_by_id(block.edges, torch.where(source < len(self.span), source.clamp_min(-1), -1), block.edge_dst)
 
     @property
     def block_edge_ids(self) -> Tensor:

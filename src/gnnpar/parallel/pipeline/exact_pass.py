@@ -18,7 +18,7 @@ from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, RowLike
 from gnnpar.comm.communicator import Phase
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Rows
-from gnnpar.graph import EdgeDropout, Graph, Message, Moments
+from gnnpar.graph import EdgeDropout, Graph, InEdges, Message, Moments
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.halo_graph import HaloGraph
 from gnnpar.parallel.local import Pass
@@ -168,6 +168,10 @@ class Snapshot:
     @property
     def edge_ids(self) -> Tensor:
         return self.view.edge_ids
+
+    @property
+    def in_edges(self) -> InEdges:
+        return self.view.in_edges
 
     def type_degree(self, types: int) -> Tensor:
         return self.view.type_degree(types)

@@ -20,7 +20,7 @@ from torch import Tensor
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Rows
 from gnnpar.folds.edge_data import EdgeData
-from gnnpar.graph import Message
+from gnnpar.graph import InEdges, Message
 from gnnpar.parallel.keys import to_device
 from gnnpar.parallel.local import LocalRows, OwnRows, Pass, as_messages, by_type
 from gnnpar.parallel.sampling.neighbours import Sample
@@ -28,6 +28,7 @@ from gnnpar.parallel.sampling.replica import Replica
 from gnnpar.parallel.sampling.weighted import fold_weighted
 from gnnpar.parallel.torch_types import integers
 from gnnpar.parallel.whole import fold_block
+from gnnpar.partition.shard import edges_by_id
 
 Normalize = Literal["graph", "subgraph"]
 
@@ -152,6 +153,11 @@ class SampledGraph(OwnRows):
             raise ValueError("edge operands need edge ids: give the model needs_edge_ids = True.")
         return ids.sort().values
 
+    @property
+    def in_edges(self) -> InEdges:
+        block = (self.outer or self).block
+        return edges_by_id(block.edges, block.indices.long(), block.edge_dst)
+
     def type_degree(self, types: int) -> Tensor:
         """A graph whose edges have types is not sampled."""
         return by_type(None, self.in_degree, types)
@@ -177,7 +183,7 @@ class SampledGraph(OwnRows):
         if self.outer is not None and len(src[0]) == self.outer.num_rows:
             return self.outer.fold(agg, src, dst, edge, shared)
         out = self.fold(agg, src, tuple(first_rows(rows, self.num_read) for rows in dst), edge, shared)
-        if self.num_read == self.num_rows:
+        if self.num_read == self.num_rows or agg.whole_neighborhood:
             return out
         return torch.cat([out, out.new_zeros(self.num_rows - self.num_read, *out.shape[1:])])
 

@@ -1,0 +1,433 @@
+"""Tensors that a user's own code computes with on a rank that holds a part of the graph.
+
+A convolution runs as PyG runs it. Its `edge_index` holds the in-edges of the rank's own rows: the first row names
+sources, the second destinations. Both are marked, so that three operations mean what they mean on the whole graph:
+
+- `rows[source]`, also by `index_select`: one row per edge; rows of other ranks are exchanged;
+- `rows[destination]`: one row per edge, from the rank's own rows;
+- a sum, mean, maximum or softmax by `destination`: complete, as all in-edges of an own row are here.
+
+What needs the out-edges of a row, or the numbers of nodes, is refused. Rows of edges are marked too: a rank may have as
+many as rows of nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cached_property
+from typing import Protocol, Self, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from gnnpar.folds.block import Rows
+from gnnpar.folds.source_rows import SourceRows
+from gnnpar.graph import Graph, InEdges, Local
+
+Arguments = tuple[object, ...]
+Called = Callable[..., object]
+
+_LOOP_IDS = 1 << 40  # ids of self loops that a convolution adds stand behind those of the graph's edges
+_ABOUT = frozenset(  # of a tensor, whatever it holds
+    {Tensor.dtype.__get__, Tensor.device.__get__, Tensor.layout.__get__, Tensor.is_cuda.__get__, Tensor.ndim.__get__}
+    | {Tensor.requires_grad.__get__, Tensor.is_sparse.__get__, Tensor.dim, Tensor.is_floating_point, Tensor.is_complex}
+    | {torch.is_floating_point, Tensor.is_meta.__get__, Tensor.is_quantized.__get__, Tensor.is_mkldnn.__get__}
+    | {Tensor.is_sparse_csr.__get__, Tensor.grad_fn.__get__, Tensor.is_leaf.__get__}
+)
+_SIZES = frozenset({Tensor.shape.__get__, Tensor.size, Tensor.numel, Tensor.nelement, Tensor.__len__, torch.numel})
+_SAME = frozenset({"to", "long", "contiguous", "clone", "detach", "cpu", "cuda", "type"})
+_SELECTS = frozenset({"__getitem__", "index_select", "embedding"})
+_JOINS = frozenset({"cat", "concat", "concatenate", "hstack"})
+_RESHAPES = frozenset({"view", "view_as", "reshape", "expand", "expand_as", "unsqueeze", "squeeze", "flatten"})
+_SCATTERS = frozenset(
+    name + ending
+    for name in ("scatter_add", "scatter_reduce", "scatter", "index_add", "index_reduce", "index_put", "index_copy")
+    for ending in ("", "_")
+)
+_NEW = frozenset({"new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"})
+
+
+class Refused(ValueError):
+    """A convolution asks for more than a part of the graph tells; its name stands before the message."""
+
+
+class Marked(Tensor):
+    """A tensor of edges."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Called, types: object, args: Arguments = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
+        given = dict(kwargs or {})
+        if func in _ABOUT or func.__name__ == "__set__":
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **given)
+        opened = _mapped((args, given), lambda leaf: leaf.opened(func, args) if isinstance(leaf, Given) else leaf)
+        assert isinstance(opened, tuple)
+        args, given = opened
+        kinds = {type(leaf) for leaf in _leaves((args, given))}
+        for kind in (Ends, Source, Destination):
+            if kind in kinds:
+                return kind.call(func, func.__name__, args, given)
+        out = _called(func, args, given)
+        return out if func.__name__ in _NEW else _as_rows(out)
+
+
+class EdgeRows(Marked):
+    """One row an edge; so are all results."""
+
+    @staticmethod
+    def of(rows: Tensor) -> EdgeRows:
+        return rows.as_subclass(EdgeRows)
+
+    def plain(self) -> Tensor:
+        """The same without the mark."""
+        return self.as_subclass(Tensor)
+
+
+class Given(Marked):
+    """A placeholder for something of edges, which is made when it is read. `inside`: a convolution runs; outside of
+    one it may be read where the graph is whole."""
+
+    name = ""
+    here: Here
+    inside: bool
+
+    @classmethod
+    def of(cls, here: Here, *, inside: bool = False) -> Self:
+        made = torch.empty((2, 0), dtype=torch.int64, device=here.g.node_ids.device).as_subclass(cls)
+        made.here, made.inside = here, inside
+        return made
+
+    def opened(self, func: Called, args: Arguments) -> object:
+        """The tensor that it stands for; ValueError where a rank holds a part of it."""
+        if func is Tensor.size and args[1:] == (0,) and isinstance(self, Edges):
+            return self
+        if not self.inside and not self.here.whole:
+            raise ValueError(
+                f"the model reads {self.name} outside of a convolution ({func.__name__.strip('_')}), and a rank holds "
+                "a part of the edges; hand it to convolutions alone"
+            )
+        return self.real(self.here)
+
+    def real(self, here: Here) -> Tensor:
+        raise NotImplementedError
+
+
+class Edges(Given):
+    """In the place of edge_index."""
+
+    name = "edge_index"
+
+    def real(self, here: Here) -> Tensor:
+        return here.ends
+
+
+class Weights(Given):
+    """In the place of edge_weight."""
+
+    name = "edge_weight"
+
+    def real(self, here: Here) -> Tensor:
+        if here.edges.weight is None:
+            raise Refused("reads edge_weight one by one, which the strategy does not carry")
+        return EdgeRows.of(here.edges.weight)
+
+
+class Types(Given):
+    """In the place of edge_type."""
+
+    name = "edge_type"
+
+    def real(self, here: Here) -> Tensor:
+        if here.edges.type is None:
+            raise Refused("reads edge_type, and the edges have none here")
+        return EdgeRows.of(here.edges.type)
+
+
+class _Named(Marked):
+    """Nodes at one or both ends of edges. `slots` [e]: the place of each edge among the in-edges of the own rows, or
+    -1 - row for an edge from an own row that the code has added; None: all in-edges, in their order."""
+
+    here: Here
+    slots: Tensor | None
+
+    @classmethod
+    def of(cls, nodes: Tensor, here: Here, slots: Tensor | None) -> Self:
+        made = nodes.as_subclass(Tensor).as_subclass(cls)
+        made.here, made.slots = here, slots
+        return made
+
+    def at(self, edges: object) -> Self:
+        """Of some edges: a mask, places or a slice."""
+        taken = _plain(edges)
+        slots = self.here.all_slots if self.slots is None else self.slots
+        return self.of(self.as_subclass(Tensor)[..., taken], self.here, slots[taken])
+
+    def same(self, out: object) -> Self:
+        """`out` in the place of self."""
+        assert isinstance(out, Tensor)
+        return self.of(out, self.here, self.slots)
+
+    @classmethod
+    def joined(cls, parts: list[Tensor]) -> Self:
+        """Edges of all parts; plain ones are between own rows. Shapes: [..., e_1], [..., e_2], ... -> [..., e]."""
+        here = next(part.here for part in parts if isinstance(part, _Named))
+        slots = [part.all() if isinstance(part, _Named) else -1 - part.reshape(-1, part.shape[-1])[0] for part in parts]
+        return cls.of(torch.cat([part.as_subclass(Tensor) for part in parts], -1), here, torch.cat(slots))
+
+    def all(self) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """`slots`, also of all in-edges."""
+        return self.here.all_slots if self.slots is None else self.slots
+
+    def otherwise(self, func: Called, args: Arguments, given: Mapping[str, object], what: str) -> object:
+        """A call that no mark carries: as on any tensor where all edges are here, else ValueError."""
+        if not self.here.whole:
+            raise Refused(
+                f"calls {func.__name__.strip('_')} on {what}, which needs the edges of the whole graph, and a rank has "
+                "the in-edges of its own nodes; sums by destination, rows of sources and self loops are carried"
+            )
+        args, given = _mapped((args, given), _plain)
+        return _called(func, args, given)
+
+
+class Ends(_Named):
+    """edge_index, [2, e]."""
+
+    @classmethod
+    def call(cls, func: Called, name: str, args: Arguments, given: dict[str, object]) -> object:
+        ends = next(leaf for leaf in _leaves((args, given)) if isinstance(leaf, Ends))
+        if func in _SIZES or name in ("is_contiguous", "stride", "data_ptr", "__repr__", "__hash__", "__format__"):
+            return _called(func, args, given)
+        if name in _SAME:
+            return ends.same(_called(func, args, given))
+        if name in ("unbind", "__iter__") and len(args) == 1 and not given:
+            pair = ends[0], ends[1]
+            return iter(pair) if name == "__iter__" else pair
+        if name == "__getitem__" and args[0] is ends and (taken := ends.taken(args[1])) is not None:
+            return taken
+        if name == "select" and args[1] in (0, -2) and args[2] in (0, 1):
+            return ends.taken(args[2])
+        if name == "index_select" and args[1] in (1, -1):
+            return ends.at(args[2])
+        joins = name in _JOINS and ends.here.one_kind
+        if joins and (given.get("dim", args[1] if len(args) > 1 else 0) in (1, -1) or name == "hstack"):
+            assert isinstance(args[0], tuple | list)
+            return cls.joined(list(args[0]))
+        return ends.otherwise(func, args, given, "edge_index")
+
+    def taken(self, key: object) -> Tensor | None:
+        """edge_index[key]; None: not with marks."""
+        row, edges = key if isinstance(key, tuple) and len(key) == 2 else (key, slice(None))
+        if row is Ellipsis or (isinstance(row, slice) and row == slice(None)):
+            return self if _everything(edges) else self.at(edges)
+        if not isinstance(row, int) or row not in (0, 1, -1, -2):
+            return None
+        kind = Source if row in (0, -2) else Destination
+        nodes = kind.of(self.as_subclass(Tensor)[row], self.here, self.slots)
+        return nodes if _everything(edges) else nodes.at(edges)
+
+
+def _everything(edges: object) -> bool:
+    return edges is Ellipsis or (isinstance(edges, slice) and edges == slice(None))
+
+
+class Source(_Named):
+    """The first row of edge_index, [e]: own rows by their number, others by numbers that no own row has."""
+
+    @classmethod
+    def call(cls, func: Called, name: str, args: Arguments, given: dict[str, object]) -> object:
+        source = next(leaf for leaf in _leaves((args, given)) if isinstance(leaf, Source))
+        if func in _SIZES or name in ("is_contiguous", "stride", "__repr__", "__hash__", "__format__"):
+            return _called(func, args, given)
+        if name in _SAME:
+            return source.same(_called(func, args, given))
+        if name in ("eq", "ne", "__eq__", "__ne__") and source.here.one_kind:
+            return _as_rows(_called(func, args, given))
+        if name in _JOINS:
+            assert isinstance(args[0], tuple | list)
+            return cls.joined(list(args[0]))
+        if name == "stack" and isinstance(args[0], tuple | list) and given.get("dim", (*args, 0)[1]) == 0:
+            first, second = args[0]
+            if isinstance(first, Source) and isinstance(second, Destination):
+                return Ends.of(torch.stack([_plain(first), _plain(second)]), first.here, first.slots)
+        if name == "__getitem__" and args[0] is source:
+            return source.at(args[1])
+        if name == "index_select" and args[0] is source:
+            return source.at(args[2])
+        if name == "__setitem__" and bool((_plain(source) < source.here.num_sources).all()):  # of self loops
+            return _called(func, *_mapped((args, given), _plain))
+        if name in _SELECTS and (found := _selected(name, args, given)) is not None:
+            return source.here.gather(*found, source)
+        return source.otherwise(func, args, given, "the sources of edges")
+
+
+class Destination(_Named):
+    """The second row of edge_index, [e]: own rows by their number."""
+
+    @classmethod
+    def call(cls, func: Called, name: str, args: Arguments, given: dict[str, object]) -> object:
+        nodes = next(leaf for leaf in _leaves((args, given)) if isinstance(leaf, Destination))
+        if name in ("__getitem__", "index_select") and args[0] is nodes:
+            return nodes.at(args[1] if name == "__getitem__" else args[2])
+        if name in _JOINS and isinstance(args[0], tuple | list) and all(t.dim() == 1 for t in args[0]):
+            return cls.joined(list(args[0]))
+        if name == "stack":
+            return nodes.otherwise(func, args, given, "edge_index")
+        out = _called(func, args, given)
+        if name in _SAME | _RESHAPES and args[0] is nodes:
+            return nodes.same(out)
+        return out if name in _SCATTERS | _NEW or func in _SIZES else _as_rows(out) if name in _SELECTS else out
+
+
+def _selected(name: str, args: Arguments, given: Mapping[str, object]) -> tuple[Tensor, int] | None:
+    """The table that is indexed by sources, and in which dimension; None: by more than sources."""
+    if name == "embedding":
+        rows, dim = args[1], 0
+    elif name == "index_select":
+        rows, dim = args[0], given.get("dim", args[1] if len(args) > 1 else 0)
+    else:
+        rows, key = args[0], args[1] if isinstance(args[1], tuple) else (args[1],)
+        dim = next(i for i, each in enumerate(key) if isinstance(each, Source))
+        if not all(_everything(each) for i, each in enumerate(key) if i != dim):
+            return None
+    assert isinstance(rows, Tensor)
+    assert isinstance(dim, int)
+    return rows, dim
+
+
+@runtime_checkable
+class Bipartite(Protocol):
+    """A graph from nodes of one type to nodes of one type. `num_sources`: own rows of the first."""
+
+    @property
+    def num_sources(self) -> int: ...
+    @property
+    def one_kind(self) -> bool:
+        """Are both types the same?"""
+        ...
+
+
+class Here:
+    """The in-edges of the own rows while a convolution runs on `g`."""
+
+    def __init__(self, g: Graph) -> None:
+        self.g = g
+        self.num_sources = g.num_sources if isinstance(g, Bipartite) else len(g.node_ids)
+        self.one_kind = not isinstance(g, Bipartite) or g.one_kind
+        self.read = False  # were the edges one by one read?
+        self._gathered: dict[int, tuple[Tensor, int, Tensor]] = {}
+        self._slots: dict[int, Tensor] = {}
+
+    @cached_property
+    def edges(self) -> InEdges:
+        self.read = True
+        return self.g.in_edges
+
+    @cached_property
+    def whole(self) -> bool:
+        """Are all sources own rows? On several ranks, no edge goes between parts then."""
+        return bool((self.edges.source >= 0).all())
+
+    @cached_property
+    def all_slots(self) -> Tensor:
+        return torch.arange(len(self.edges.row), device=self.edges.row.device)
+
+    @cached_property
+    def ends(self) -> Ends:
+        own, row = self.edges.source, self.edges.row
+        source = torch.where(own < 0, self.num_sources + self.all_slots, own)
+        return Ends.of(torch.stack([source, row]), self, None)
+
+    def ids(self, num_edges: int) -> Tensor | None:
+        """Ids of so many edges, as the code has left them; None: no rows of edges are that many. [num_edges] int64."""
+        ids = self.g.edge_ids
+        if num_edges == len(ids):
+            return ids
+        slots = self._slots.get(num_edges)
+        if slots is None:
+            return None
+        loops = _LOOP_IDS + self.g.node_ids[(-1 - slots).clamp_min(0)]
+        return torch.where(slots < 0, loops, ids[slots.clamp_min(0)] if len(ids) else loops)
+
+    def gather(self, rows: Tensor, dim: int, source: Source) -> EdgeRows:
+        """One row of `rows` per edge, that of its source. Shapes: [..., N, ...] -> [..., e, ...] at `dim`."""
+        if isinstance(rows, EdgeRows) or rows.size(dim) != self.num_sources:
+            raise Refused(
+                f"reads rows of sources from a tensor of shape {list(rows.shape)}, and a rank has {self.num_sources} "
+                "rows of nodes; for a table of one row per node set features=learned"
+            )
+        if not rows.is_floating_point():
+            raise Refused(f"reads {rows.dtype} of sources, which are not carried; make it a column of x")
+        key = id(rows)
+        known = self._gathered.get(key)
+        if known is None or known[1] != rows._version:
+            table = rows.as_subclass(Tensor).movedim(dim, 0)
+            flat = table.reshape(len(table), -1)
+            found = self.g.aggregate(SourceRows(), self.g.source(_same, flat))
+            known = rows, rows._version, found.reshape(-1, *table.shape[1:])
+            self._gathered[key] = known
+        out = known[2]
+        if source.slots is not None:
+            self._slots[len(source.slots)] = source.slots
+            table = rows.as_subclass(Tensor).movedim(dim, 0).to(out.dtype)
+            places = torch.where(source.slots < 0, len(out) - 1 - source.slots, source.slots)
+            out = torch.cat([out, table]).index_select(0, places)
+        return EdgeRows.of(out.movedim(0, dim))
+
+
+HERE: ContextVar[Here | None] = ContextVar("here", default=None)
+"""Of the convolution that runs."""
+
+
+@contextmanager
+def running(here: Here) -> Iterator[None]:
+    before = HERE.set(here)
+    try:
+        yield
+    finally:
+        HERE.reset(before)
+
+
+def _same(local: Local, rows: Tensor) -> Rows:
+    return (rows,)
+
+
+def _leaves(value: object) -> Iterator[object]:
+    if isinstance(value, tuple | list):
+        for each in value:
+            yield from _leaves(each)
+    elif isinstance(value, dict):
+        yield from _leaves(tuple(value.values()))
+    else:
+        yield value
+
+
+def _mapped(value: object, by: Callable[[object], object]) -> object:
+    if type(value) in (tuple, list):
+        assert isinstance(value, tuple | list)
+        return type(value)(_mapped(each, by) for each in value)
+    if type(value) is dict:
+        return {key: _mapped(each, by) for key, each in value.items()}
+    return by(value)
+
+
+def unmarked(value: object) -> object:
+    """Without marks of edges, also inside of tuples and dictionaries."""
+    return _mapped(value, lambda leaf: leaf.as_subclass(Tensor) if isinstance(leaf, EdgeRows | _Named) else leaf)
+
+
+def _plain(value: object) -> object:
+    return value.as_subclass(Tensor) if isinstance(value, Tensor) else value
+
+
+def _called(func: Called, args: Arguments, given: Mapping[str, object]) -> object:
+    with torch._C.DisableTorchFunctionSubclass():
+        return func(*args, **given)
+
+
+def _as_rows(out: object) -> object:
+    """Marked as rows of edges."""
+    return _mapped(out, lambda leaf: leaf.as_subclass(EdgeRows) if isinstance(leaf, Tensor) else leaf)
