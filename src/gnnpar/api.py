@@ -403,9 +403,16 @@ def _settings(model: Model, data: object, overrides: Mapping[str, object], study
         single = {key.removeprefix("kwargs."): value for key, value in own.items() if key.startswith("kwargs.")}
         whole = own.get("kwargs", {})
         nested["kwargs"] = {**whole, **single} if isinstance(whole, Mapping) else whole
+    asked = [key for key in ("self_loops", "drop_duplicates") if not any(f"dataset.{key}=" in each for each in others)]
     node = _model_node(model, settings.resolved["dataset"]) | nested
     names = {**settings.names, "model": _name(model).lower()}
-    return build_settings({**settings.resolved, "model": _plain(node, "model")}, names, study)
+    resolved = {**settings.resolved, "model": _plain(node, "model")}
+    if node["_target_"] == PYG and not {"plan", "shards"} & overrides.keys():
+        dataset = resolved["dataset"]
+        resolved["dataset"] = dataset | {key: "auto" for key in asked if key in dataset}
+        if "self_loops" not in nested:
+            resolved["model"] |= {"self_loops": resolved["dataset"].get("self_loops", "keep")}
+    return build_settings(resolved, names, study)
 
 
 def _dataset(data: object, *, labelled: bool) -> list[str]:
@@ -426,6 +433,7 @@ def _dataset(data: object, *, labelled: bool) -> list[str]:
         raise ConfigError(str(error)) from None
 
 
+PYG = "gnnpar.models.pyg.model.PyG"
 _OTHER_DATA = re.compile(r"\+*dataset\.(path|_target_)=")
 
 
@@ -453,8 +461,8 @@ def _model_node(model: object, dataset: JsonObject) -> JsonDict:
     _refuse_other_of_the_name(cls)
     path = f"{cls.__module__}.{cls.__qualname__}"
     if is_net:
-        loops = dataset.get("self_loops", True)
-        return {"_target_": "gnnpar.models.pyg.model.PyG", "target": path, "kwargs": {}, "self_loops": loops}
+        loops = dataset.get("self_loops", "keep")
+        return {"_target_": PYG, "target": path, "kwargs": {}, "self_loops": loops}
     node: JsonDict = {"_target_": path}
     if dataclasses.is_dataclass(model) and not isinstance(model, type):
         node |= {field.name: vars(model)[field.name] for field in dataclasses.fields(model) if field.init}

@@ -16,7 +16,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import annotated_types as at
 
@@ -321,7 +321,31 @@ def build_settings(config: JsonObject, names: Mapping[str, str], study: str = ""
             raise ConfigError(
                 f"{group}: {kind.__module__}.{kind.__qualname__} has no {lacking[0]}, which a {group} needs"
             )
+    if (given := _as_given(values["dataset"], values["model"])) is not None:
+        model = {"self_loops": given["self_loops"]} if config["model"].get("self_loops") == "auto" else {}
+        dataset = {**config["dataset"], **given}
+        return build_settings({**config, "dataset": dataset, "model": {**config["model"], **model}}, names, study)
     return Settings(**values, names=dict(names), resolved=_resolved(config), study=study)
+
+
+def _as_given(dataset: DataclassInstance, model: object) -> JsonDict | None:
+    """Keys of a dataset that are auto, as the model wants them: a PyG model runs on the edges as they were given, with
+    the self loops that its convolutions put there; others on what the dataset's class says. None: no key is auto."""
+    keys = {name: vars(dataset)[name] for name in ("self_loops", "drop_duplicates") if name in vars(dataset)}
+    if "auto" not in keys.values():
+        return None
+    wanted = {each.name: each.default for each in dataclasses.fields(dataset)}
+    if isinstance(model, WithLoops):
+        wanted = {"self_loops": model.loops, "drop_duplicates": False}
+    return {name: wanted[name] if value == "auto" else value for name, value in keys.items()}
+
+
+@runtime_checkable
+class WithLoops(Protocol):
+    """A model that says which self loops its graph has."""
+
+    @property
+    def loops(self) -> object: ...
 
 
 def _check_strategy(strategy: object, names: Mapping[str, str]) -> None:

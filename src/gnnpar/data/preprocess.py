@@ -19,6 +19,9 @@ from gnnpar.data.dataset import MATRICES, Dataset, EdgeChanges
 from gnnpar.data.raw import RawGraph, check_split, checked, has_label
 from gnnpar.folds.edge_data import EdgeData, SelfLoops
 
+AutoLoops = SelfLoops | Literal["auto"]
+"""auto, of configurations alone: true, or what a PyG model runs on in PyG (`settings.build_settings`)."""
+
 Masks = tuple[Tensor, Tensor, Tensor]
 
 
@@ -48,9 +51,9 @@ class Generated(Protocol):
 class Preprocess:
     """What is done to every graph; part of a dataset's definition and so of its hashes."""
 
-    self_loops: SelfLoops = True  # true: exactly one a node; false: none; keep: those that the graph has
+    self_loops: AutoLoops = True  # true: exactly one a node; false: none; keep: those that the graph has
     symmetrize: bool = False  # add the reverse of every edge
-    drop_duplicates: bool = True
+    drop_duplicates: bool | Literal["auto"] = True
     normalize: Literal["none", "row", "standard"] = "none"  # row: rows sum to 1; standard: training mean 0, deviation 1
     split: Literal["public", "per_class", "random"] = "public"
     split_index: Annotated[int, Ge(0)] | None = 0  # which of several public splits; null: that of the run's seed
@@ -114,6 +117,7 @@ def edges_as(config: Preprocess, name: str, edges: EdgeList, *, num_nodes: int, 
         "self_loops": config.self_loops,
         "drop_duplicates": config.drop_duplicates,
     }
+    assert "auto" not in how.values()
     if not edges.data.kinds:
         return EdgeList(canonical_edges(edges.edge_index, **how))
     return canonical_list(edges, name=name, **how)

@@ -126,7 +126,9 @@ class PyG:
         with suppress(ValueError):
             net = self._sample()
             convs = [] if reads_dictionaries(net) else list(_convolutions(net).values())
-            return (bool(convs) and all(map(adds_loops, convs))) or "keep"
+            if convs and all(map(adds_loops, convs)):
+                looped = replace(self, self_loops=True)
+                return True if looped._run_sample() is not None or self._run_sample() is None else "keep"
         return "keep"
 
     @property
