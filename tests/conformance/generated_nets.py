@@ -165,6 +165,7 @@ _METHODS: dict[str, dict[str, object]] = {  # of subclasses of Base
     "Sorted": {"forward": _with(utils.coalesce)},
     "Undirected": {"forward": _with(utils.to_undirected)},
     "Half": {"forward": _with(lambda edges: edges[:, : edges.size(1) // 2])},
+    "Extra": {"forward": _with(lambda edges: torch.cat([edges, torch.tensor([[0, 1], [1, 0]])], 1))},
     "Upwards": {"forward": _with(lambda edges: edges[:, edges[0] < edges[1]])},
     "TwoNames": {  # one matrix under two names
         "forward": lambda self, x, edge_index: self.propagate(edge_index, x=(self.lin(x), self.right(x))),
@@ -253,7 +254,7 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 STEPS_OF_CONV = ("message", "update", "aggregate", "edge_update", "propagate", "forward")
 HOOKS = ("message", "aggregate", "propagate", "edge_update")
-OTHER = ("frozen", "frozen first", "weight_norm", "spectral_norm", "forward hook", "forward pre-hook", "decoy")
+OTHER = ("frozen", "frozen first", "weight_norm", "spectral_norm", "forward hook", "forward pre-hook", "decoy", "aggregation hook")
 
 
 def doubled(h: Tensor) -> Tensor:
@@ -344,6 +345,8 @@ def _twist(conv: nn.Module, how: str, what: str = "", change: str = "") -> None:
         conv.register_forward_hook(lambda _, inputs, out: _of_tensors(torch.tanh)(out))
     elif f"{how} {what}" == "forward pre-hook":
         conv.register_forward_pre_hook(lambda _, inputs: (_of_tensors(torch.tanh)(inputs[0]), *inputs[1:]))
+    elif how == "aggregation" and isinstance(conv, MessagePassing) and isinstance(conv.aggr_module, nn.Module):
+        conv.aggr_module.register_forward_hook(lambda _, inputs, out: torch.tanh(out))
     elif how == "decoy" and isinstance(conv, MessagePassing):  # of sparse matrices alone: never called
         vars(conv)["message_and_aggregate"] = lambda *_: 1 / 0
     elif f"{how} {what}".strip() == "frozen":

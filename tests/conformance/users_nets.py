@@ -10,8 +10,6 @@ from torch_geometric import nn as pyg
 from torch_geometric.nn import models
 from torch_geometric.nn.attention import PolynormerAttention
 
-from conformance.generated_nets import mlp
-
 TARGET = "conformance.users_nets.of"
 NETS: dict[str, type[nn.Module]] = {}
 EXAMPLES: dict[str, type[nn.Module]] = {}
@@ -237,17 +235,6 @@ class Predicts(nn.Module):
         return F.log_softmax(self.prop1(self.lin2(x), edge_index), dim=1)
 
 
-class Attends(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lin1, self.lin2 = nn.Linear(8, 8), nn.Linear(8, 3)
-        self.prop1, self.prop2 = pyg.AGNNConv(requires_grad=False), pyg.AGNNConv(requires_grad=True)
-
-    def forward(self, x, edge_index):
-        x = self.prop2(self.prop1(F.relu(self.lin1(x)), edge_index), edge_index)
-        return F.log_softmax(self.lin2(x), dim=1)
-
-
 class Simple(nn.Module):
     def __init__(self):
         super().__init__()
@@ -297,17 +284,6 @@ class SelfSupervised(nn.Module):
         return F.log_softmax(x, dim=-1), loss + self.conv2.get_attention_loss()
 
 
-class Relations(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv1, self.conv2 = pyg.RGATConv(8, 8, 3), pyg.RGCNConv(8, 8, 3, num_bases=2)
-        self.lin = nn.Linear(8, 3)
-
-    def forward(self, x, edge_index, edge_type):
-        x = self.conv1(x, edge_index, edge_type).relu()
-        return F.log_softmax(self.lin(self.conv2(x, edge_index, edge_type).relu()), dim=-1)
-
-
 class Proteins(nn.Module):
     """Deep residual layers over encoded rows of edges."""
 
@@ -334,16 +310,12 @@ def _stack(make):
     return lambda: Stack(make(8, 8), make(8, 3))
 
 
-EXAMPLES |= {each.__name__: each for each in (WeightedGCN, Sampled, Isomorphism, Predicts, Attends, Simple, Neighbours)}
-EXAMPLES |= {each.__name__: each for each in (Initial, SelfSupervised, Relations, Proteins)}
+EXAMPLES |= {each.__name__: each for each in (WeightedGCN, Sampled, Isomorphism, Predicts, Simple, Neighbours)}
+EXAMPLES |= {each.__name__: each for each in (Initial, SelfSupervised, Proteins)}
 EXAMPLES |= {  # pyright: ignore[reportAssignmentType]
     "GAT": lambda: Stack(pyg.GATConv(8, 4, heads=2), pyg.GATConv(8, 3, heads=2, concat=False), F.elu),
     "ARMA": _stack(lambda i, o: pyg.ARMAConv(i, o, num_stacks=3, num_layers=2, shared_weights=True, dropout=0.0)),
     "TAG": _stack(pyg.TAGConv),
-    "Cheb": _stack(lambda i, o: pyg.ChebConv(i, o, K=2)),
-    "FeaSt": _stack(lambda i, o: pyg.FeaStConv(i, o, heads=2)),
-    "DirGNN": _stack(lambda i, o: pyg.DirGNNConv(pyg.SAGEConv(i, o))),
-    "EdgeCNN": _stack(lambda i, o: pyg.EdgeConv(mlp(2 * i, o))),
     "GraphUNet": lambda: models.GraphUNet(8, 8, 3, depth=2, pool_ratios=[0.7, 0.5]),
     "PMLP": lambda: models.PMLP(8, 8, 3, 2, dropout=0.0),
 }
