@@ -22,7 +22,7 @@ from gnnpar.folds.edge_data import Schema
 from gnnpar.graph import Moments
 from gnnpar.models.gnn import GNN, ModelSource
 from gnnpar.models.pyg.layout import Layout, NodeRows
-from gnnpar.models.pyg.marks import EdgeRows
+from gnnpar.models.pyg.marks import EdgeRows, Given
 from gnnpar.models.pyg.model import PyGNet
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
@@ -382,7 +382,7 @@ def _record(model: GNN, shard: Shard, schema: Schema | None) -> list[_Call]:
 
 def _tensors(values: object) -> list[Tensor]:
     if isinstance(values, Tensor):
-        return [values]
+        return [] if isinstance(values, Given) else [values]
     if isinstance(values, dict):
         values = tuple(values.values())
     return [t for value in values for t in _tensors(value)] if isinstance(values, tuple | list) else []

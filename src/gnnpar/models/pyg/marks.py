@@ -34,7 +34,8 @@ _ABOUT = frozenset(  # of a tensor, whatever it holds
     {Tensor.dtype.__get__, Tensor.device.__get__, Tensor.layout.__get__, Tensor.is_cuda.__get__, Tensor.ndim.__get__}
     | {Tensor.requires_grad.__get__, Tensor.is_sparse.__get__, Tensor.dim, Tensor.is_floating_point, Tensor.is_complex}
     | {torch.is_floating_point, Tensor.is_meta.__get__, Tensor.is_quantized.__get__, Tensor.is_mkldnn.__get__}
-    | {Tensor.is_sparse_csr.__get__, Tensor.grad_fn.__get__, Tensor.is_leaf.__get__}
+    | {Tensor.is_sparse_csr.__get__, Tensor.grad_fn.__get__, Tensor.is_leaf.__get__, Tensor._version.__get__}
+    | {Tensor.untyped_storage, Tensor.data_ptr, Tensor.element_size, Tensor.storage_offset, Tensor.__hash__}
 )
 _SIZES = frozenset({Tensor.shape.__get__, Tensor.size, Tensor.numel, Tensor.nelement, Tensor.__len__, torch.numel})
 _SAME = frozenset({"to", "long", "contiguous", "clone", "detach", "cpu", "cuda", "type"})
@@ -131,9 +132,8 @@ class Weights(Given):
     name = "edge_weight"
 
     def real(self, here: Here) -> Tensor:
-        if here.edges.weight is None:
-            raise Refused("reads edge_weight one by one, which the strategy does not carry")
-        return EdgeRows.of(here.edges.weight)
+        weight = here.edges.weight
+        return EdgeRows.of(here.g.in_degree.new_ones(len(here.edges.row)) if weight is None else weight)
 
 
 class Types(Given):
@@ -212,7 +212,8 @@ class Ends(_Named):
             return ends.taken(args[2])
         if name == "index_select" and args[1] in (1, -1):
             return ends.at(args[2])
-        joins = name in _JOINS and ends.here.one_kind
+        joins = name in _JOINS and ends.here.one_kind and isinstance(args[0], tuple | list)
+        joins = joins and all(isinstance(part, Ends) or _are_loops(part) for part in args[0])
         if joins and (given.get("dim", args[1] if len(args) > 1 else 0) in (1, -1) or name == "hstack"):
             assert isinstance(args[0], tuple | list)
             return cls.joined(list(args[0]))
@@ -228,6 +229,11 @@ class Ends(_Named):
         kind = Source if row in (0, -2) else Destination
         nodes = kind.of(self.as_subclass(Tensor)[row], self.here, self.slots)
         return nodes if _everything(edges) else nodes.at(edges)
+
+
+def _are_loops(part: object) -> bool:
+    """Plain edges from rows to themselves?"""
+    return isinstance(part, Tensor) and part.ndim == 2 and len(part) == 2 and torch.equal(part[0], part[1])
 
 
 def _everything(edges: object) -> bool:

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import MessagePassing, RGATConv
 from torch_geometric.nn.models.basic_gnn import PNA, BasicGNN
 
 from gnnpar.capacity import require_memory
@@ -57,6 +57,7 @@ _SCHEMA: dict[str, Callable[[Schema], object]] = {
 }
 IN_TYPES: frozenset[EdgeKind] = frozenset({"type"})
 _BY_TYPE = "runs in one piece: it reads dictionaries by type"
+_FEW = 12  # nodes on which a model is tried
 _DEGREES = "deg"  # a histogram of in-degrees, as PNAConv and DegreeScalerAggregation take it
 
 
@@ -233,6 +234,9 @@ class PyG:
             if model.schema is None and reads_dictionaries(model.net):
                 raise self._lacks_schema()
             refuse_noise(model)
+            for each in model.net.modules():
+                if isinstance(each, RGATConv):  # PyG's reset_parameters makes these values and leaves them
+                    nn.init.constant_(each.l2, 1 / each.out_channels)
             model.measure()  # modules of lazy width draw their weights here
             return model
 
@@ -500,8 +504,10 @@ class PyGNet(GNN):
             yield Here(g.at(0))
 
     def measure(self) -> None:
-        """Find the widths of layers, and what cannot run, on one node, or one of each type. A copy runs, in evaluation
-        and in training: what forward counts or keeps stays as it was made. Modules of lazy width draw their weights."""
+        """Find the widths of layers, and what cannot run, on a few nodes, or one of each type.
+
+        A copy runs, in evaluation and in training: what forward counts or keeps stays as it was made. Modules of lazy
+        width draw their weights."""
         own, widths = self.net, dict[str, int]()
         try:
             if any(map(is_lazy, own.parameters())):
@@ -537,9 +543,9 @@ class PyGNet(GNN):
 
         parameter = next((p for p in self.net.parameters() if not is_lazy(p)), torch.zeros(0))
         ends = None if self.schema is None else one_of_each(self.schema)
-        num_nodes = 1 if self.schema is None else len(self.schema.nodes)
+        num_nodes = _FEW if self.schema is None else len(self.schema.nodes)
         x = torch.zeros(num_nodes, self.in_dim, dtype=parameter.dtype)
-        if num_nodes > 1:
+        if self.schema is not None and num_nodes > 1:
             x[:, -num_nodes:] = torch.eye(num_nodes)
         num_edges, width = len(x) if ends is None else len(ends[0]), self.source.edge_dim
         attr = x.new_zeros(num_edges, width) if width else None
@@ -590,7 +596,7 @@ class PyGNet(GNN):
 
     def _weighted(self, g: Graph) -> bool:
         """Is forward given weights of edges?"""
-        return any(isinstance(each, Weights) for each in self._of_edges(g).values())
+        return any(isinstance(each, Weights) for each in self._of_edges(Here(g)).values())
 
     def begin(self, g: Graph, x: Tensor) -> Rows:
         return self._run_segment(0, range(0), g, (x,))

@@ -105,7 +105,7 @@ class Way(Protocol):
 def way_of(conv: MessagePassing, *, self_loops: SelfLoops) -> Way:
     """How a convolution runs. self_loops: of the graph: exactly one a node, none, or its own."""
     plain, cls = is_plain(conv), type(conv)
-    options, reduction = vars(conv), _REDUCTIONS.get(type(conv.aggr_module))
+    options, reduction = vars(conv), _reduction(conv)
     if plain and cls in _NORMALIZED and options.get("normalize", True) and reduction == "sum":
         wants = cls not in _LOOPLESS and options.get("add_self_loops", True)
         fits = not (wants and self_loops == "keep") and not (isinstance(conv, pyg.APPNP) and conv.dropout > 0)
@@ -113,7 +113,7 @@ def way_of(conv: MessagePassing, *, self_loops: SelfLoops) -> Way:
             adds = wants and self_loops is not True
             loop = (2 if options.get("improved") else 1) if adds else 0
             return NormalizedSum(loop=loop, looped=self_loops is True, improved=bool(options.get("improved")) and wants)
-    if plain and cls in _ATTENDS and type(conv.aggr_module) is pyg.SumAggregation:
+    if plain and cls in _ATTENDS and reduction == "sum":
         assert isinstance(conv, pyg.GATConv | pyg.GATv2Conv)
         if conv.edge_dim is None and (self_loops is True or not conv.add_self_loops):
             return Attention(loops=bool(conv.add_self_loops))
@@ -139,6 +139,19 @@ def is_plain(conv: MessagePassing) -> bool:
     hooked = any(vars(conv).get(name) for name in _HOOKS)
     usual = conv.flow == "source_to_target" and conv.node_dim in (-2, 0) and conv.decomposed_layers == 1
     return usual and not shadowed and not hooked and not conv.explain
+
+
+def _reduction(conv: MessagePassing) -> str:
+    """Of its aggregation, unless that is more than PyG's sum, mean or maximum; else empty."""
+    module = conv.aggr_module
+    if (
+        not isinstance(module, nn.Module)
+        or module._forward_hooks
+        or module._forward_pre_hooks
+        or "forward" in vars(module)
+    ):
+        return ""
+    return _REDUCTIONS.get(type(module), "")
 
 
 def _of(cls: type, name: str) -> object:
@@ -364,14 +377,15 @@ class AsItIs:
 
     @staticmethod
     def of(conv: MessagePassing) -> AsItIs:
-        cls, reduction = type(conv), _REDUCTIONS.get(type(conv.aggr_module), "")
+        cls, reduction = type(conv), _reduction(conv)
         ends = all(_of(cls, name) is _of(MessagePassing, name) for name in ("aggregate", "update", "edge_update"))
-        if reduction and ends and is_plain(conv) and _is_pyg(_of(cls, "propagate")) and type(conv.aggr_module).forward:
+        if reduction and ends and is_plain(conv) and _is_pyg(_of(cls, "propagate")):
             if any(_of(cls, "message") is _of(each, "message") for each in _PLAIN):
                 return AsItIs(f"mapped to a {reduction} of source rows", False, reduction)
             names = tuple(inspect.signature(conv.message).parameters)
             one_edge = not any(name in _OF_ALL_EDGES or name == Types.name for name in names)
-            if reduction != "max" and one_edge and float(vars(conv).get("dropout") or 0) == 0:
+            counts = any(True for child in conv.children() for _ in child.buffers())  # a message may change them
+            if reduction != "max" and one_edge and not counts and float(vars(conv).get("dropout") or 0) == 0:
                 return AsItIs(f"its own message, {reduction} over edges", False, reduction, names)
         return AsItIs("runs as it is, on whole neighbourhoods", True)
 
@@ -467,6 +481,7 @@ class AsItIs:
             return rows.view(four, *like.shape[1:]).to(like.dtype)
 
         x = {side: tuple(map(some, rows)) for side, rows in operands.items()}
+        before = [(each, dict(vars(each))) for each in value.conv.modules()]
         edge = (*x["edge"], x["j"][0].new_ones(four)) if value.weights else x["edge"]
         try:
             with _Reads() as reads, torch.enable_grad(), no_dropout():
@@ -474,7 +489,7 @@ class AsItIs:
             if len(whole) != four:
                 return None
             learned = [t for t in reads.others if t.requires_grad]
-            if any(not isinstance(t, nn.Parameter) for t in learned) or vars(value.conv) != value.state:
+            if any(not isinstance(t, nn.Parameter) for t in learned) or any(vars(each) != was for each, was in before):
                 return None
             if not self.apart:
                 fixed = _EdgeValue(
@@ -493,6 +508,10 @@ class AsItIs:
                 self.apart = True
         except Exception:  # whatever a message does with four edges
             return None
+        finally:
+            for each, was in before:
+                vars(each).clear()
+                vars(each).update(was)
         return learned
 
 
