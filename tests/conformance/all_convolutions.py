@@ -37,7 +37,7 @@ def verdicts(variant: str, *, strategies: tuple[str, ...] = tuple(STRATEGIES)) -
             continue
         for strategy in strategies:
             world = 1 if strategy in ("single", "gnnpipe") else 2
-            now = verdict(TARGET, kwargs_of(spec), data, strategy, world, due)
+            now = verdict(TARGET, kwargs_of(spec), data, strategy, world, due, auto=True)
             if strategy not in found or found[strategy].kind == "equal" or not now.good:
                 found[strategy] = now
     return found

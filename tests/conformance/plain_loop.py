@@ -124,11 +124,14 @@ def _resolved(strategy: str) -> tuple[dict, dict]:
 
 
 def train(target: str, kwargs: Mapping[str, object], data: Data, strategy: str, world: int, **keys: object) -> Trained:
-    """As `gnnpar.train` with `model=pyg`, without composing the configuration anew; `keys`: of the configuration.
-    ValueError, TrainingFailed."""
+    """As `gnnpar.train` with `model=pyg`, without composing the configuration anew; `keys`: of the configuration, `auto`:
+    loops and repeated edges by default. ValueError, TrainingFailed."""
     resolved, names = _resolved(strategy)
     model = {"_target_": "gnnpar.models.pyg.model.PyG", "target": target, "kwargs": dict(kwargs), "self_loops": "keep"}
     changed = {"model": model, "dataset": {**resolved["dataset"], "path": str(write_given(data))}, "world_size": world}
+    if keys.pop("auto", False):  # the defaults of a PyG model
+        changed["dataset"] |= {"self_loops": "auto", "drop_duplicates": "auto"}
+        model["self_loops"] = "auto"
     changed |= keys
     quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
     with tempfile.TemporaryDirectory() as folder, quiet[0], quiet[1], warnings.catch_warnings():

@@ -108,7 +108,7 @@ def _data(name: str, keys: tuple[str, ...]):
 def _judged(name: str, strategy: str, world: int):
     target, kwargs, keys, make = _case(name)
     data = _data(name, keys)
-    return verdict(target, kwargs, data, strategy, world, plain(make, data))
+    return verdict(target, kwargs, data, strategy, world, plain(make, data), auto=True)
 
 
 @pytest.mark.parametrize("name", EVERY)
