@@ -20,8 +20,8 @@ PAGE = ROOT / "docs" / "guide" / "pyg.md"
 BEGIN, END = "<!-- convolutions:begin -->", "<!-- convolutions:end -->"
 
 VARIANTS = (ROOT / "tests" / "conformance" / "convolutions.txt").read_text(encoding="utf-8").splitlines()
-"""A line a variant, from 8 to 8 columns: constructor; call, if it is not conv(x, edge_index). w, a, t: with edge_weight,
-edge_attr [E, 4], edge_type. mlp(i, o): two dense layers."""
+"""A line a variant, from 8 to 8 columns: constructor; call, if it is not conv(x, edge_index). w, a, t: with
+edge_weight, edge_attr [E, 4], edge_type. mlp(i, o): two dense layers."""
 SAMPLE = VARIANTS[::9]
 
 
@@ -66,10 +66,10 @@ def _cell(found: list[Verdict], variants: int) -> str:
 
 def main() -> None:
     page, made = PAGE.read_text(), table()
-    print(made)
+    sys.stdout.write(f"{made}\n")
     if "--write" in sys.argv:
         before, _, rest = page.partition(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n{made}\n{END}{rest.partition(END)[2]}")
+        PAGE.write_text(f"{before.rstrip()}\n\n{BEGIN}\n{made}\n{END}\n{rest.partition(END)[2].lstrip()}")
 
 
 if __name__ == "__main__":

@@ -254,7 +254,16 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 STEPS_OF_CONV = ("message", "update", "aggregate", "edge_update", "propagate", "forward")
 HOOKS = ("message", "aggregate", "propagate", "edge_update")
-OTHER = ("frozen", "frozen first", "weight_norm", "spectral_norm", "forward hook", "forward pre-hook", "decoy", "aggregation hook")
+OTHER = (
+    "frozen",
+    "frozen first",
+    "weight_norm",
+    "spectral_norm",
+    "forward hook",
+    "forward pre-hook",
+    "decoy",
+    "aggregation hook",
+)
 
 
 def doubled(h: Tensor) -> Tensor:
@@ -305,7 +314,7 @@ def overriding(base: type[nn.Module], method: str, change: str) -> Callable[...,
     passed = [("**" if p.kind is p.VAR_KEYWORD else "*" if p.kind is p.VAR_POSITIONAL else "") + p.name for p in given]
     body = f"def {method}(self, {', '.join(map(str, plain_ones))}):\n    return change(base(self, {', '.join(passed)}))"
     space = {"base": inspect.getattr_static(base, method), "change": _of_tensors(CHANGES[change]), "__name__": __name__}
-    exec(body, space)  # noqa: S102 - a line of this module
+    exec(body, space)
     return space[method]
 
 
@@ -545,14 +554,14 @@ def shrunk(seed: int, kind: str) -> tuple[Spec, Verdict]:
 
 
 def main() -> None:
-    counts: Counter[str] = Counter()
+    counts, say = Counter[str](), sys.stdout.write
     for seed in range(*map(int, sys.argv[1:3])):
         found = judge(seed)
         counts[found.kind] += 1
-        print(seed, *place(seed), found, flush=True)
-        if found.kind not in ("equal", "refused", "skipped") and "--shrink" in sys.argv:
-            print("   smallest:", *map(str, shrunk(seed, found.kind)), flush=True)
-    print(counts)
+        say(f"{seed} {place(seed)} {found}\n")
+        if not found.good and "--shrink" in sys.argv:
+            say("   smallest: {}, {}\n".format(*shrunk(seed, found.kind)))
+    say(f"{dict(counts)}\n")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ EDGE_KEYS = ("edge_weight", "edge_attr", "edge_type")
 _INTERNAL = re.compile(
     r"gives no reason|Expected all tensors|out of (range|bounds)|size mismatch|shapes cannot|must match the size|"
     r"\b(Runtime|Index|Key|Type|Attribute|Assertion|NotImplemented|ZeroDivision|Unbound\w+|Name)Error\b|object has no|"
-    r"Traceback|<[\w.]+ object at|internal assert|keyword argument|positional argument"
+    r"Traceback|<[\w.]+ object at|internal assert|keyword argument|positional argument|must be one-dimensional"
 )
 _NAMES = re.compile(r"\b(net|conv|model|module|strategy|dataset|forward|layer|norm)\b|\w+(Conv|Net|Norm)\b|\w\.\w+")
 
@@ -51,14 +51,14 @@ class Trained:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`kind`: equal, refused, or one of the failures: late, unclear, wrong, crashed, without."""
+    """`kind`: equal, refused, skipped (PyG itself fails), or a failure: late, unclear, wrong, crashed, without."""
 
     kind: str
     why: str = ""
 
     @property
     def good(self) -> bool:
-        return self.kind in ("equal", "refused")
+        return self.kind in ("equal", "refused", "skipped")
 
     def __str__(self) -> str:
         return f"{self.kind} {self.why}".strip()
@@ -124,7 +124,7 @@ def _resolved(strategy: str) -> tuple[dict, dict]:
 
 
 def train(target: str, kwargs: Mapping[str, object], data: Data, strategy: str, world: int, **keys: object) -> Trained:
-    """As `gnnpar.train` with `model=pyg`, without composing the configuration anew; `keys`: of the configuration, `auto`:
+    """As `gnnpar.train` with `model=pyg`, without composing anew. `keys`: of the configuration; `auto`:
     loops and repeated edges by default. ValueError, TrainingFailed."""
     resolved, names = _resolved(strategy)
     model = {"_target_": "gnnpar.models.pyg.model.PyG", "target": target, "kwargs": dict(kwargs), "self_loops": "keep"}

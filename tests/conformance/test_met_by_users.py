@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 
 import pytest
+from torch import nn
 
 import gnnpar
 from conformance.generated_nets import TARGET, Spec, build, keys_of, kwargs_of
-from conformance.plain_loop import EDGE_KEYS, Trained, graph, plain, verdict
+from conformance.plain_loop import EDGE_KEYS, Verdict, graph, plain, verdict
 from conformance.users_nets import EXAMPLES, NETS, of
 from conformance.users_nets import TARGET as OF
 
@@ -27,7 +29,7 @@ def net(*layers: dict, **more: object) -> Spec:
 
 SAGE, GCN, GAT = "SAGEConv(8, 8)", "GCNConv(8, 8)", "GATConv(8, 4, heads=2)"
 MET = {
-    "GATv2Conv(share_weights=True)": net(layer("GATv2Conv(8, 8, share_weights=True, edge_dim=4, add_self_loops=False); a")),
+    "share_weights=True": net(layer("GATv2Conv(8, 8, share_weights=True, edge_dim=4, add_self_loops=False); a")),
     "one matrix under two names": net(layer("TwoNames()")),
     "GCNConv(improved=True) with weights": net(layer("GCNConv(8, 8, improved=True); w")),
     "BatchNorm in eval mode": net(layer(SAGE, steps=("BatchNorm1d",)), held=True),
@@ -89,7 +91,8 @@ MET = {
 EVERY = [*MET, *NETS, *EXAMPLES]
 
 
-def _case(name: str) -> tuple[str, dict, tuple[str, ...], Trained | None]:
+def _case(name: str) -> tuple[str, dict, tuple[str, ...], Callable[[], nn.Module]]:
+    """Target, arguments, rows of edges that it reads, and the model for PyG's loop."""
     if name in MET:
         target, kwargs, keys, make = TARGET, kwargs_of(MET[name]), keys_of(MET[name]), lambda: build(**kwargs)
     else:
@@ -101,13 +104,9 @@ def _case(name: str) -> tuple[str, dict, tuple[str, ...], Trained | None]:
     return target, kwargs, keys, make
 
 
-def _data(name: str, keys: tuple[str, ...]):
-    return graph(seed=3, dirty=name != "LINKX", edges=keys)
-
-
-def _judged(name: str, strategy: str, world: int):
+def _judged(name: str, strategy: str, world: int) -> Verdict:
     target, kwargs, keys, make = _case(name)
-    data = _data(name, keys)
+    data = graph(seed=3, dirty=name != "LINKX", edges=keys)
     return verdict(target, kwargs, data, strategy, world, plain(make, data), auto=True)
 
 
