@@ -98,9 +98,14 @@ class Given(Marked):
 
     @classmethod
     def of(cls, here: Here, *, inside: bool = False) -> Self:
-        made = torch.empty((2, 0), dtype=torch.int64, device=here.g.node_ids.device).as_subclass(cls)
+        made = cls.nothing(here.g).as_subclass(cls)
         made.here, made.inside = here, inside
         return made
+
+    @classmethod
+    def nothing(cls, g: Graph) -> Tensor:
+        """Of no edges: the device, type and dimensions that it answers with before it is read."""
+        return g.node_ids.new_empty(0)
 
     def opened(self, func: Called, args: Arguments) -> object:
         """The tensor that it stands for; ValueError where a rank holds a part of it."""
@@ -122,6 +127,10 @@ class Edges(Given):
 
     name = "edge_index"
 
+    @classmethod
+    def nothing(cls, g: Graph) -> Tensor:
+        return g.node_ids.new_empty(2, 0)
+
     def real(self, here: Here) -> Tensor:
         return here.ends
 
@@ -130,6 +139,10 @@ class Weights(Given):
     """In the place of edge_weight."""
 
     name = "edge_weight"
+
+    @classmethod
+    def nothing(cls, g: Graph) -> Tensor:
+        return g.in_degree.new_empty(0)
 
     def real(self, here: Here) -> Tensor:
         weight = here.edges.weight
