@@ -50,9 +50,10 @@ class _Sketch(WholeGraph):
 @torch.no_grad()
 def sketch(model: Callable[..., Tensor], shard: Shard) -> list[Use]:
     """Every aggregation of model(graph, x), in order. Nothing is communicated. Refuses folds without a gradient."""
-    none, first = shard.node_ids[:0], slice(0, 1)
-    edges = replace(shard.inner.edges.at(none), ids=none)
-    alone = Block.from_edges(none, none, num_dst=1, num_src=1, src_ids=shard.node_ids[:1], edges=edges)
+    first, one_edge = slice(0, 1), slice(0, min(1, shard.inner.num_edges))
+    ends = torch.zeros_like(shard.node_ids[one_edge])
+    edges = replace(shard.inner.edges.at(one_edge), ids=ends)
+    alone = Block.from_edges(ends, ends, num_dst=1, num_src=1, src_ids=shard.node_ids[:1], edges=edges)
     one = replace(
         shard,
         node_ids=shard.node_ids[first],
@@ -60,6 +61,7 @@ def sketch(model: Callable[..., Tensor], shard: Shard) -> list[Use]:
         in_degree=shard.in_degree[first],
         in_weight=chosen(shard.in_weight, first),
         type_degree=chosen(shard.type_degree, first),
+        edge_attr=chosen(shard.edge_attr, one_edge),
         inner=alone,
         halo={},
         boundary={},

@@ -86,10 +86,13 @@ def cut(model: nn.Module, convs: Sequence[str], in_dim: int, *, weighted: Iterab
     twins = [copy.deepcopy(model).to(each) for each in (dtype, other)]
     for weights in weighted:
         for training in (False, True):
+            kept = _python_state(twins[0])
             recordings = [
                 recording(twin, twin.get_submodule("net"), *example(twin, rows, in_dim, training, weights))
                 for twin, rows in zip(twins, _ROWS, strict=True)
             ]
+            if changed := [name for name, value in _python_state(twins[0]).items() if kept.get(name) != value]:
+                raise ValueError(f"its forward changes {changed[0]}, which a recording would leave as it is")
             tape = merged(*recordings)
             programs[training, weights] = segments = _segments(tape, convs)
             titles = tuple(_titles(tape, segment) for segment in segments[1:-1])
@@ -98,6 +101,16 @@ def cut(model: nn.Module, convs: Sequence[str], in_dim: int, *, weighted: Iterab
         raise ValueError("its forward keeps other rows between convolutions in training than in evaluation")
     net = model.get_submodule("net")
     return Cuts(programs, widths[-1], titles, _layers_of_parameters(programs.values(), net))
+
+
+def _python_state(model: nn.Module) -> dict[str, object]:
+    """Numbers and words that modules of the user keep as attributes."""
+    return {
+        f"{name}.{key}".removeprefix("net."): value
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, bool | int | float | str) and name.startswith("net") and key != "training"
+    }
 
 
 def example(model: nn.Module, rows: int, in_dim: int, training: bool, weighted: bool) -> tuple[FewNodes, Tensor]:

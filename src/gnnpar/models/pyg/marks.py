@@ -5,9 +5,10 @@ sources, the second destinations. Both are marked, so that three operations mean
 
 - `rows[source]`, also by `index_select`: one row per edge; rows of other ranks are exchanged;
 - `rows[destination]`: one row per edge, from the rank's own rows;
-- a sum, mean, maximum or softmax by `destination`: complete, as all in-edges of an own row are here.
+- a sum, mean, maximum or softmax by `destination`: complete, as all in-edges of an own row are here;
+- a sum or mean by `source`, over out-edges: rows that belong to other ranks are returned to them.
 
-What needs the out-edges of a row, or the numbers of nodes, is refused. Rows of edges are marked too: a rank may have as
+Any other use of the ends, as the numbers of nodes, is refused. Rows of edges are marked too: a rank may have as
 many as rows of nodes.
 """
 
@@ -21,6 +22,7 @@ from typing import Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from gnnpar.folds.block import Rows
 from gnnpar.folds.source_rows import SourceRows
@@ -65,6 +67,8 @@ class Marked(Tensor):
         if func in _ABOUT or func.__name__ == "__set__":
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **given)
+        if func.__name__ == "flip" and type(args[0]) is Edges and args[1:] in (([0],), ((0,),), (0,)):
+            return Flipped.of(args[0].here, inside=args[0].inside)
         opened = _mapped((args, given), lambda leaf: leaf.opened(func, args) if isinstance(leaf, Given) else leaf)
         assert isinstance(opened, tuple)
         args, given = opened
@@ -135,6 +139,13 @@ class Edges(Given):
         return here.ends
 
 
+class Flipped(Edges):
+    """In the place of edge_index.flip([0])."""
+
+    def real(self, here: Here) -> Tensor:
+        return here.ends.flip([0])
+
+
 class Weights(Given):
     """In the place of edge_weight."""
 
@@ -162,34 +173,37 @@ class Types(Given):
 
 class _Named(Marked):
     """Nodes at one or both ends of edges. `slots` [e]: the place of each edge among the in-edges of the own rows, or
-    -1 - row for an edge from an own row that the code has added; None: all in-edges, in their order."""
+    -1 - row for an edge from an own row that the code has added; None: all in-edges, in their order. `flipped`: of
+    ends, the first row are destinations."""
 
     here: Here
     slots: Tensor | None
+    flipped: bool
 
     @classmethod
-    def of(cls, nodes: Tensor, here: Here, slots: Tensor | None) -> Self:
+    def of(cls, nodes: Tensor, here: Here, slots: Tensor | None, *, flipped: bool = False) -> Self:
         made = nodes.as_subclass(Tensor).as_subclass(cls)
-        made.here, made.slots = here, slots
+        made.here, made.slots, made.flipped = here, slots, flipped
         return made
 
     def at(self, edges: object) -> Self:
         """Of some edges: a mask, places or a slice."""
         taken = _plain(edges)
         slots = self.here.all_slots if self.slots is None else self.slots
-        return self.of(self.as_subclass(Tensor)[..., taken], self.here, slots[taken])
+        return self.of(self.as_subclass(Tensor)[..., taken], self.here, slots[taken], flipped=self.flipped)
 
     def same(self, out: object) -> Self:
         """`out` in the place of self."""
         assert isinstance(out, Tensor)
-        return self.of(out, self.here, self.slots)
+        return self.of(out, self.here, self.slots, flipped=self.flipped)
 
     @classmethod
     def joined(cls, parts: list[Tensor]) -> Self:
         """Edges of all parts; plain ones are between own rows. Shapes: [..., e_1], [..., e_2], ... -> [..., e]."""
-        here = next(part.here for part in parts if isinstance(part, _Named))
+        first = next(part for part in parts if isinstance(part, _Named))
         slots = [part.all() if isinstance(part, _Named) else -1 - part.reshape(-1, part.shape[-1])[0] for part in parts]
-        return cls.of(torch.cat([part.as_subclass(Tensor) for part in parts], -1), here, torch.cat(slots))
+        nodes = torch.cat([part.as_subclass(Tensor) for part in parts], -1)
+        return cls.of(nodes, first.here, torch.cat(slots), flipped=first.flipped)
 
     def all(self) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """`slots`, also of all in-edges."""
@@ -216,7 +230,7 @@ class Ends(_Named):
             return _called(func, args, given)
         if name in _SAME:
             return ends.same(_called(func, args, given))
-        if name in ("unbind", "__iter__") and len(args) == 1 and not given:
+        if name in ("unbind", "__iter__") and given.get("dim", (*args, 0)[1]) in (0, -2):
             pair = ends[0], ends[1]
             return iter(pair) if name == "__iter__" else pair
         if name == "__getitem__" and args[0] is ends and (taken := ends.taken(args[1])) is not None:
@@ -225,6 +239,8 @@ class Ends(_Named):
             return ends.taken(args[2])
         if name == "index_select" and args[1] in (1, -1):
             return ends.at(args[2])
+        if name == "flip" and args[1:] in (([0],), ((0,),), (0,)):
+            return cls.of(_plain(ends).flip(0), ends.here, ends.slots, flipped=not ends.flipped)
         joins = name in _JOINS and ends.here.one_kind and isinstance(args[0], tuple | list)
         joins = joins and all(isinstance(part, Ends) or _are_loops(part) for part in args[0])
         if joins and (given.get("dim", args[1] if len(args) > 1 else 0) in (1, -1) or name == "hstack"):
@@ -239,7 +255,7 @@ class Ends(_Named):
             return self if _everything(edges) else self.at(edges)
         if not isinstance(row, int) or row not in (0, 1, -1, -2):
             return None
-        kind = Source if row in (0, -2) else Destination
+        kind = Source if (row in (0, -2)) != self.flipped else Destination
         nodes = kind.of(self.as_subclass(Tensor)[row], self.here, self.slots)
         return nodes if _everything(edges) else nodes.at(edges)
 
@@ -261,8 +277,11 @@ class Source(_Named):
         source = next(leaf for leaf in _leaves((args, given)) if isinstance(leaf, Source))
         if func in _SIZES or name in ("is_contiguous", "stride", "__repr__", "__hash__", "__format__"):
             return _called(func, args, given)
-        if name in _SAME:
+        if name in _SAME or (name in _RESHAPES and args[0] is source):
             return source.same(_called(func, args, given))
+        if name in ("scatter_add", "scatter_add_", "index_add", "index_add_") and len(args) == 4 and args[2] is source:
+            total = source.here.sum_by(source, args[3], args[1])
+            return _called(Tensor.add_ if name.endswith("_") else torch.add, (args[0], total), {})
         if name in ("eq", "ne", "__eq__", "__ne__") and source.here.one_kind:
             return _as_rows(_called(func, args, given))
         if name in _JOINS:
@@ -395,6 +414,46 @@ class Here:
             places = torch.where(source.slots < 0, len(out) - 1 - source.slots, source.slots)
             out = torch.cat([out, table]).index_select(0, places)
         return EdgeRows.of(out.movedim(0, dim))
+
+    def sum_by(self, source: Source, rows: Tensor, dim: int) -> Tensor:
+        """Sums of rows of edges by source: over the out-edges of own rows. Shapes: [..., e, ...] -> [..., N, ...]."""
+        by_edge = rows.as_subclass(Tensor).movedim(dim, 0)
+        if len(by_edge) != source.shape[-1 if source.ndim == 1 else dim] or source.here.num_sources != len(
+            self.g.node_ids
+        ):
+            raise Refused(f"sums rows of shape {list(rows.shape)} by source, which are not one an edge")
+        own, slots, tail = by_edge.new_zeros(self.num_sources, *by_edge.shape[1:]), source.slots, by_edge.shape[1:]
+        if slots is not None:
+            added = slots < 0
+            own = own.index_add(0, -1 - slots[added], by_edge[added])
+            every = by_edge.new_zeros(len(self.edges.row), *tail)
+            by_edge = every.index_add(0, slots[~added], by_edge[~added])
+        total = _Returned.apply(self.g, by_edge.reshape(len(by_edge), -1), self.num_sources)
+        assert isinstance(total, Tensor)
+        return (total.reshape(self.num_sources, *tail) + own).movedim(0, dim)
+
+
+class _Returned(torch.autograd.Function):
+    """Sums of rows of edges by source, the adjoint of `SourceRows`. Shapes: [E, F] -> [N, F]."""
+
+    @staticmethod
+    def forward(ctx: Returned, g: Graph, rows: Tensor, num_sources: int) -> Tensor:
+        ctx.g = g
+        with torch.enable_grad():
+            table = rows.new_zeros(num_sources, rows.shape[1], requires_grad=True)
+            found = g.aggregate(SourceRows(), g.source(_same, table))
+        return torch.autograd.grad(found, table, rows.detach())[0]
+
+    @staticmethod
+    def backward(ctx: Returned, *grads: Tensor) -> tuple[None, Tensor, None]:
+        with torch.no_grad():
+            return None, ctx.g.aggregate(SourceRows(), ctx.g.source(_same, grads[0])), None
+
+
+class Returned(FunctionCtx):
+    """What `_Returned` keeps."""
+
+    g: Graph
 
 
 HERE: ContextVar[Here | None] = ContextVar("here", default=None)

@@ -72,7 +72,7 @@ class PyG:
     num_relations, ...) that `kwargs` leaves out, and so is a required `deg`, the histogram of in-degrees [largest + 1].
     One of dictionaries gets `metadata`, and -1 for the width of features: modules of PyG find it out.
     `self_loops`: of the dataset; auto: see `loops`. `edge_dim`: the width of edge_attr, `edge_types`: the number of
-    types; None: those of the dataset.
+    types; None: those of the dataset. `nodes`: their number, 0: not known; `on` sets it.
     """
 
     target: str | None = None
@@ -80,6 +80,7 @@ class PyG:
     self_loops: SelfLoops | Literal["auto"] = "auto"
     edge_dim: int | None = None
     edge_types: int | None = None
+    nodes: int = 0
     wraps: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -150,7 +151,8 @@ class PyG:
             kwargs[_DEGREES] = _dense(sizes.degrees)
         if not reads_dictionaries(self._sample()):
             loops: SelfLoops = False if self.self_loops == "keep" and not sizes.loops else self._given_loops
-            return replace(self, kwargs=kwargs, self_loops=loops, edge_dim=sizes.attr, edge_types=types)
+            nodes = sum(count for _, count in sizes.degrees)
+            return replace(self, kwargs=kwargs, self_loops=loops, edge_dim=sizes.attr, edge_types=types, nodes=nodes)
         if sizes.schema is None:
             raise self._lacks_schema()
         return HeteroPyG(
@@ -535,7 +537,17 @@ class PyGNet(GNN):
         self.widths = (self.in_dim, *widths.values())
 
     def _try(self, widths: dict[str, int], *, training: bool) -> Tensor:
-        """Logits of a few nodes. Notes the width of what each convolution gives, in the order in which they run."""
+        """Logits of a few nodes, or where the model wants as many as the dataset has, of these."""
+        try:
+            return self._logits(_FEW, widths, training=training)
+        except Exception:  # whatever a forward does with a few nodes
+            if self.schema is not None or self.source.nodes in (0, _FEW):
+                raise
+        widths.clear()
+        return self._logits(self.source.nodes, widths, training=training)
+
+    def _logits(self, num_nodes: int, widths: dict[str, int], *, training: bool) -> Tensor:
+        """Logits of so many nodes, or one of each type. Notes the width of what each convolution gives, in the order in which they run."""
 
         def note(name: str, output: object) -> None:
             first = output[0] if isinstance(output, tuple) and output else output
@@ -543,7 +555,7 @@ class PyGNet(GNN):
 
         parameter = next((p for p in self.net.parameters() if not is_lazy(p)), torch.zeros(0))
         ends = None if self.schema is None else one_of_each(self.schema)
-        num_nodes = _FEW if self.schema is None else len(self.schema.nodes)
+        num_nodes = num_nodes if self.schema is None else len(self.schema.nodes)
         x = torch.zeros(num_nodes, self.in_dim, dtype=parameter.dtype)
         if self.schema is not None and num_nodes > 1:
             x[:, -num_nodes:] = torch.eye(num_nodes)

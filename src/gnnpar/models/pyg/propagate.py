@@ -33,7 +33,7 @@ from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph, Local
 from gnnpar.models.dense import dense
 from gnnpar.models.pyg.dropout import no_dropout
-from gnnpar.models.pyg.marks import EdgeRows, Edges, Given, Here, Refused, Types, Weights, running, unmarked
+from gnnpar.models.pyg.marks import EdgeRows, Edges, Flipped, Given, Here, Refused, Types, Weights, running, unmarked
 from gnnpar.models.pyg.norm import in_a_fold
 from gnnpar.models.rgcn import relational_product
 
@@ -413,7 +413,8 @@ class AsItIs:
         self, conv: MessagePassing, here: Here, own: Propagate, edge_index: object, *args: object, **given: object
     ) -> Tensor:
         size = given.pop("size", args[0] if args else None)
-        if isinstance(edge_index, Edges) and size in (None, (here.num_sources, len(here.g.node_ids))):
+        own_edges = isinstance(edge_index, Edges) and not isinstance(edge_index, Flipped)
+        if own_edges and size in (None, (here.num_sources, len(here.g.node_ids))):
             fold = self._sum_of_rows if self.message is None else self._sum_of_messages
             if (out := fold(conv, here.g, given)) is not None:
                 return out
