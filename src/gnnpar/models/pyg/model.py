@@ -547,7 +547,8 @@ class PyGNet(GNN):
         return self._logits(self.source.nodes, widths, training=training)
 
     def _logits(self, num_nodes: int, widths: dict[str, int], *, training: bool) -> Tensor:
-        """Logits of so many nodes, or one of each type. Notes the width of what each convolution gives, in the order in which they run."""
+        """Logits of so many nodes, or one of each type. Notes the width of what each convolution gives,
+        in the order in which they run."""
 
         def note(name: str, output: object) -> None:
             first = output[0] if isinstance(output, tuple) and output else output
