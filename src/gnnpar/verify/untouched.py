@@ -167,7 +167,9 @@ def _plain_loop(theirs: PyGNet, dataset: Dataset, task: Task, shard: Shard) -> T
     def logits(epoch: int, *, training: bool) -> Tensor:
         net.train(training)
         view = WholeGraph(shard, Pass(SEED, epoch, training=training))
-        with keyed_dropout(view, len(y), layout, edge_ids=torch.arange(dataset.num_edges)) if training else nullcontext():
+        with (
+            keyed_dropout(view, len(y), layout, edge_ids=torch.arange(dataset.num_edges)) if training else nullcontext()
+        ):
             out = answer_of(net(x, edges, **arguments), typed=layout is not None)
         return out if layout is None else layout.logits(layout.marked(out), task.out_dim)
 

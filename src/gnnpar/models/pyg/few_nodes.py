@@ -83,4 +83,7 @@ class FewNodes:
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         x = Operands(src, dst, edge, shared)
-        return agg.finish(agg.update(agg.init(len(self.node_ids), x), self._block, x))[0]
+        with torch.no_grad():
+            out = agg.finish(agg.update(agg.init(len(self.node_ids), x), self._block, x))[0]
+        wanted = torch.is_grad_enabled() and any(t.requires_grad for rows in x for t in rows)
+        return out.requires_grad_() if wanted else out

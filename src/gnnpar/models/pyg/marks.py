@@ -407,7 +407,9 @@ class Here:
             found = self.g.aggregate(SourceRows(), self.g.source(_same, flat))
             known = rows, rows._version, found.reshape(-1, *table.shape[1:])
             self._gathered[key] = known
-        out = known[2]
+            out = known[2]
+        else:
+            out = known[2].clone()  # the code may write into the first
         if source.slots is not None:
             self._slots[len(source.slots)] = source.slots
             table = rows.as_subclass(Tensor).movedim(dim, 0).to(out.dtype)

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -122,7 +122,7 @@ class PyG:
         net = self._sample()
         return frozenset(edge_arguments(net)) | (IN_TYPES if reads_dictionaries(net) else frozenset())
 
-    @property
+    @cached_property
     def loops(self) -> SelfLoops:
         """What dataset.self_loops=auto is: true where all convolutions put one at each node and fold the result, else
         keep, the graph as it was given."""
@@ -130,8 +130,8 @@ class PyG:
             net = self._sample()
             convs = [] if reads_dictionaries(net) else list(_convolutions(net).values())
             if convs and all(map(adds_loops, convs)):
-                looped = replace(self, self_loops=True)
-                return True if looped._run_sample() is not None or self._run_sample() is None else "keep"
+                looped, kept = (replace(self, self_loops=each)._run_sample() for each in (True, "keep"))
+                return True if looped is not None or kept is None else "keep"
         return "keep"
 
     @property
@@ -582,7 +582,7 @@ class PyGNet(GNN):
             for name, conv in self.convs.items():
                 hook = conv.register_forward_hook(lambda _, __, output, name=name: note(name, output))
                 stack.callback(hook.remove)
-            stack.enter_context(torch.no_grad())
+            stack.enter_context(torch.set_grad_enabled(training))
             if not training:
                 stack.enter_context(no_dropout_in_evaluation())
             view = FewNodes(x, edge_attr=attr, ends=ends, training=training)

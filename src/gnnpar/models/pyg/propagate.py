@@ -474,12 +474,10 @@ class AsItIs:
         four = 4
 
         def some(like: Tensor) -> Tensor:
-            rows = (
-                torch.arange(1, four * like.shape[1:].numel() + 1, dtype=torch.float64, device=like.device)
-                .mul(1.7)
-                .sin()
-            )
-            return rows.view(four, *like.shape[1:]).to(like.dtype)
+            count = four * like.shape[1:].numel()
+            rows = torch.arange(1.0, count + 1, dtype=torch.float64, device=like.device).mul(1.7).sin()
+            rows = rows.view(four, *like.shape[1:]).to(like.dtype)
+            return rows.requires_grad_(like.is_floating_point())  # a leaf, into which no message may write
 
         x = {side: tuple(map(some, rows)) for side, rows in operands.items()}
         before = [(each, dict(vars(each))) for each in value.conv.modules()]
@@ -489,16 +487,15 @@ class AsItIs:
                 whole = value(x["j"], x["i"], edge, ())
             if len(whole) != four:
                 return None
-            learned = [t for t in reads.others if t.requires_grad]
+            given = {id(t) for rows in (*x.values(), edge) for t in rows}
+            learned = [t for t in reads.others if t.requires_grad and id(t) not in given]
             if any(not isinstance(t, nn.Parameter) for t in learned) or any(vars(each) != was for each, was in before):
                 return None
             if not self.apart:
-                fixed = _EdgeValue(
-                    value.conv, value.state, value.read, value.fixed, value.weights, tuple(map(id, learned))
-                )
+                fixed = replace(value, learned=tuple(map(id, learned)))
                 shared = tuple(t.detach() for t in learned)
                 parts = [
-                    fixed(*(tuple(t[at] for t in rows) for rows in (x["j"], x["i"], edge)), shared)
+                    fixed(*(tuple(t.detach()[at] for t in rows) for rows in (x["j"], x["i"], edge)), shared)
                     for at in (slice(0, 1), slice(1, four))
                 ]
                 if any(part.requires_grad for part in parts):
@@ -599,7 +596,10 @@ class _EdgeValue:
         vars(self.conv).update(self.state)
         try:
             with no_dropout(), in_a_fold(), _Instead(dict(zip(self.learned, shared, strict=True))):
-                return self.conv.message(**given)
+                out = self.conv.message(**given)
+            if any(vars(self.conv).get(name) is not value for name, value in self.state.items()):
+                raise Refused("has a message that changes the convolution")
+            return out
         finally:
             vars(self.conv).clear()
             vars(self.conv).update(now)

@@ -1,0 +1,39 @@
+"""Every convolution of PyG, with its options, under every exact strategy: as in PyG's own loop, or refused."""
+
+from __future__ import annotations
+
+import pytest
+from torch_geometric.nn import conv
+
+from conformance.all_convolutions import BEGIN, END, PAGE, SAMPLE, VARIANTS, verdicts
+from conformance.plain_loop import STRATEGIES
+
+TYPED = {"HGTConv", "HeteroConv", "HANConv"}  # of dictionaries by type: test_pyg_hetero.py
+NONE = {"MessagePassing", "CuGraphSAGEConv", "CuGraphGATConv", "CuGraphRGCNConv", "FusedGATConv", "WLConv"}
+REST = [pytest.param(each, marks=pytest.mark.slow) for each in VARIANTS if each not in SAMPLE]
+
+
+def test_all_convolutions_of_pyg_are_in_the_list():
+    assert {each.partition("(")[0] for each in VARIANTS} == set(conv.__all__) - TYPED - NONE
+    assert len(VARIANTS) >= 150
+
+
+@pytest.mark.parametrize("variant", [*SAMPLE, *REST])
+def test_variants_train_as_in_pyg_or_are_refused(variant, request):
+    slow = request.node.get_closest_marker("slow") is not None
+    place = SAMPLE.index(variant) if variant in SAMPLE else 0
+    strategies = list(STRATEGIES) if slow else ["single", list(STRATEGIES)[1 + place % 5]]
+    found = verdicts(variant, strategies=tuple(strategies))
+    alone = found.get("single")
+    assert alone is None or alone.kind == "equal" or "SuperGAT" in variant, f"single: {alone}"
+    assert all(each.good for each in found.values()), {name: str(each) for name, each in found.items()}
+
+
+@pytest.mark.slow
+def test_page_has_a_row_for_each_convolution():
+    text = PAGE.read_text()
+    assert BEGIN in text, "python tests/conformance/all_convolutions.py --write"
+    table = text.partition(BEGIN)[2].partition(END)[0]
+    assert {each.partition("(")[0] for each in VARIANTS} <= {
+        line.split("`")[1] for line in table.splitlines() if "`" in line
+    }

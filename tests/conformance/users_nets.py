@@ -1,0 +1,321 @@
+"""Models that users brought, and forwards as in PyG's examples, without dropout; `of(name)` makes one."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch_geometric import nn as pyg
+from torch_geometric.nn import models
+from torch_geometric.nn.attention import PolynormerAttention
+
+TARGET = "conformance.users_nets.of"
+NETS: dict[str, type[nn.Module]] = {}
+EXAMPLES: dict[str, type[nn.Module]] = {}
+
+
+def of(name: str) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return (NETS | EXAMPLES)[name]()
+
+
+class _Conv(nn.Module):
+    """One convolution, and a dense layer; subclasses say of what rows."""
+
+    def __init__(self, conv: nn.Module | None = None) -> None:
+        super().__init__()
+        self.a, self.head = conv or pyg.SAGEConv(8, 8), nn.Linear(8, 3)
+
+
+def _embedded(make):
+    class Net(_Conv):
+        def __init__(self):
+            super().__init__(make())
+            self.rows = nn.Embedding(24, 8)
+
+        def forward(self, x, edge_index):
+            return self.head(self.a(self.rows.weight, edge_index))
+
+    return Net
+
+
+for _name, _make in {
+    "LGConv": pyg.LGConv,
+    "SAGEConv without root": lambda: pyg.SAGEConv(8, 8, root_weight=False),
+    "GATConv": lambda: pyg.GATConv(8, 8, add_self_loops=False),
+    "SAGEConv": lambda: pyg.SAGEConv(8, 8),
+}.items():
+    NETS[f"learned rows into {_name}"] = _embedded(_make)
+
+
+class Beside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows, self.conv = nn.Embedding(24, 8), pyg.SAGEConv(16, 3)
+
+    def forward(self, x, edge_index):
+        return self.conv(torch.cat([x, self.rows.weight], 1), edge_index)
+
+
+class Frozen(_Conv):
+    def __init__(self):
+        super().__init__()
+        self.a.requires_grad_(False)
+
+    def forward(self, x, edge_index):
+        return self.head(self.a(x, edge_index).relu())
+
+
+def _again(reentrant):
+    class Net(_Conv):
+        def forward(self, x, edge_index):
+            return self.head(checkpoint(self.a, x.requires_grad_(), edge_index, use_reentrant=reentrant).relu())
+
+    return Net
+
+
+class Reversible(_Conv):
+    def __init__(self):
+        super().__init__(pyg.GroupAddRev(pyg.SAGEConv(4, 4), num_groups=2))
+
+    def forward(self, x, edge_index):
+        return self.head(self.a(x, edge_index))
+
+
+class Deep(_Conv):
+    def __init__(self):
+        super().__init__(pyg.GENConv(8, 8, norm="layer"))
+        self.first = nn.Linear(8, 8)
+        self.layer = pyg.DeepGCNLayer(self.a, nn.LayerNorm(8), nn.ReLU(), block="res+", ckpt_grad=True)
+
+    def forward(self, x, edge_index):
+        return self.head(self.layer(self.first(x), edge_index))
+
+
+class NormOfHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.norm, self.head = pyg.GATConv(8, 3, heads=2), nn.BatchNorm1d(2), nn.Linear(6, 3)
+
+    def forward(self, x, edge_index):
+        h = self.a(x, edge_index)
+        return self.head(self.norm(h.view(len(h), 2, -1)).flatten(1))
+
+
+class KeepsAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.head = pyg.GATConv(8, 4, heads=2), nn.Linear(8, 3)
+
+    def forward(self, x, edge_index):
+        h, (_, self.alpha) = self.a(x, edge_index, return_attention_weights=True)
+        return self.head(h)
+
+
+class AttentionLoss(KeepsAttention):
+    """The weights of attention are read again, as rows of edges."""
+
+    def forward(self, x, edge_index):
+        out = super().forward(x, edge_index)
+        return out * self.alpha.mean()
+
+
+class Polynormer(_Conv):
+    def __init__(self):
+        super().__init__()
+        self.mix = PolynormerAttention(8, heads=2, head_channels=4)
+
+    def forward(self, x, edge_index):
+        return self.head(self.mix(x[None])[0] + self.a(x, edge_index))
+
+
+class CallsBase(pyg.MixHopConv):
+    def forward(self, x, edge_index):
+        return super().forward(x, edge_index).relu()
+
+
+class CallsLoops(pyg.AGNNConv):
+    def forward(self, x, edge_index):
+        return super().forward(x, edge_index)
+
+
+def _calls(make):
+    class Net(_Conv):
+        def __init__(self):
+            super().__init__(make())
+
+        def forward(self, x, edge_index):
+            return self.head(self.a(x, edge_index))
+
+    return Net
+
+
+class Positions(_Conv):
+    """A part of the forward runs in evaluation alone."""
+
+    def forward(self, x, edge_index):
+        h = self.a(x, edge_index)
+        return self.head(h if self.training else h.relu())
+
+
+class Branching(_Conv):
+    def forward(self, x, edge_index):
+        h = self.a(x, edge_index)
+        return self.head(h.relu() if h.sum() > 0 else h.tanh())
+
+
+NETS |= {each.__name__: each for each in (Beside, Frozen, Reversible, Deep, NormOfHeads, KeepsAttention, AttentionLoss)}
+NETS |= {each.__name__: each for each in (Polynormer, Positions, Branching)}
+NETS |= {"checkpoint": _again(False), "reentrant checkpoint": _again(True)}
+NETS |= {"super().forward of MixHopConv": _calls(lambda: CallsBase(8, 4, powers=[0, 1]))}
+NETS |= {"super().forward of AGNNConv": _calls(CallsLoops)}
+NETS |= {"LINKX": lambda: models.LINKX(24, 8, 8, 3, num_layers=2)}  # pyright: ignore[reportAssignmentType]
+NETS |= {f"jk={jk}": lambda jk=jk: models.GraphSAGE(8, 8, 2, 3, jk=jk) for jk in ("lstm", "cat")}  # pyright: ignore[reportAssignmentType]
+NETS |= {"GIN": lambda: models.GIN(8, 8, 2, 3)}  # pyright: ignore[reportAssignmentType]
+
+
+class Stack(nn.Module):
+    """Two convolutions, as most examples have them."""
+
+    def __init__(self, first: nn.Module, second: nn.Module, act=F.relu) -> None:
+        super().__init__()
+        self.conv1, self.conv2, self.act = first, second, act
+
+    def forward(self, x, edge_index):
+        x = F.dropout(x, p=0.0, training=self.training)
+        x = self.act(self.conv1(x, edge_index))
+        x = F.dropout(x, p=0.0, training=self.training)
+        return F.log_softmax(self.conv2(x, edge_index), dim=1)
+
+
+class WeightedGCN(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = pyg.GCNConv(8, 8, cached=True), pyg.GCNConv(8, 3, cached=True)
+
+    def forward(self, x, edge_index, edge_weight=None):
+        x = self.conv1(F.dropout(x, p=0.0, training=self.training), edge_index, edge_weight).relu()
+        return self.conv2(F.dropout(x, p=0.0, training=self.training), edge_index, edge_weight)
+
+
+class Sampled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList([pyg.SAGEConv(8, 8), pyg.SAGEConv(8, 8), pyg.SAGEConv(8, 3)])
+
+    def forward(self, x, edge_index):
+        for i, conv in enumerate(self.convs):
+            x = conv(x, edge_index)
+            if i < len(self.convs) - 1:
+                x = F.dropout(x.relu_(), p=0.0, training=self.training)
+        return x
+
+
+class Isomorphism(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList(pyg.GINConv(pyg.MLP([8, 8, 8]), train_eps=False) for _ in range(2))
+        self.mlp = pyg.MLP([8, 8, 3], norm=None)
+
+    def forward(self, x, edge_index):
+        for conv in self.convs:
+            x = conv(x, edge_index).relu()
+        return self.mlp(x)
+
+
+class Predicts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin1, self.lin2, self.prop1 = nn.Linear(8, 8), nn.Linear(8, 3), pyg.APPNP(K=4, alpha=0.1)
+
+    def forward(self, x, edge_index):
+        x = F.relu(self.lin1(F.dropout(x, training=False)))
+        return F.log_softmax(self.prop1(self.lin2(x), edge_index), dim=1)
+
+
+class Simple(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = pyg.SGConv(8, 3, K=2, cached=True)
+
+    def forward(self, x, edge_index):
+        return F.log_softmax(self.conv1(x, edge_index), dim=1)
+
+
+class Neighbours(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin1, self.lin2 = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.convs = nn.ModuleList(pyg.DNAConv(8, heads=2, groups=2, cached=True) for _ in range(2))
+
+    def forward(self, x, edge_index):
+        x_all = F.relu(self.lin1(x)).view(-1, 1, 8)
+        for conv in self.convs:
+            x = F.relu(conv(x_all, edge_index)).view(-1, 1, 8)
+            x_all = torch.cat([x_all, x], dim=1)
+        return torch.log_softmax(self.lin2(x_all[:, -1]), dim=1)
+
+
+class Initial(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lins = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 3)])
+        self.convs = nn.ModuleList(pyg.GCN2Conv(8, 0.1, 0.5, layer + 1, normalize=True) for layer in range(3))
+
+    def forward(self, x, edge_index):
+        x = x_0 = self.lins[0](x).relu()
+        for conv in self.convs:
+            x = conv(x, x_0, edge_index).relu()
+        return self.lins[1](x).log_softmax(dim=-1)
+
+
+class SelfSupervised(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = pyg.SuperGATConv(8, 4, heads=2, attention_type="MX")
+        self.conv2 = pyg.SuperGATConv(8, 3, heads=2, concat=False, attention_type="MX")
+
+    def forward(self, x, edge_index):
+        x = F.elu(self.conv1(x, edge_index))
+        loss = self.conv1.get_attention_loss()
+        x = self.conv2(x, edge_index)
+        return F.log_softmax(x, dim=-1), loss + self.conv2.get_attention_loss()
+
+
+class Proteins(nn.Module):
+    """Deep residual layers over encoded rows of edges."""
+
+    def __init__(self):
+        super().__init__()
+        self.node_encoder, self.edge_encoder, self.lin = nn.Linear(8, 8), nn.Linear(4, 8), nn.Linear(8, 3)
+        self.layers = nn.ModuleList(
+            pyg.DeepGCNLayer(
+                pyg.GENConv(8, 8, aggr="softmax", t=1.0, learn_t=True, num_layers=2, norm="layer"),
+                pyg.LayerNorm(8, mode="node"), nn.ReLU(inplace=True), block="res+", dropout=0.0, ckpt_grad=i % 2 == 1,
+            )
+            for i in range(3)
+        )  # fmt: skip
+
+    def forward(self, x, edge_index, edge_attr):
+        x, edge_attr = self.node_encoder(x), self.edge_encoder(edge_attr)
+        x = self.layers[0].conv(x, edge_index, edge_attr)
+        for layer in self.layers[1:]:
+            x = layer(x, edge_index, edge_attr)
+        return self.lin(self.layers[0].act(self.layers[0].norm(x)))
+
+
+def _stack(make):
+    return lambda: Stack(make(8, 8), make(8, 3))
+
+
+EXAMPLES |= {each.__name__: each for each in (WeightedGCN, Sampled, Isomorphism, Predicts, Simple, Neighbours)}
+EXAMPLES |= {each.__name__: each for each in (Initial, SelfSupervised, Proteins)}
+EXAMPLES |= {  # pyright: ignore[reportAssignmentType]
+    "GAT": lambda: Stack(pyg.GATConv(8, 4, heads=2), pyg.GATConv(8, 3, heads=2, concat=False), F.elu),
+    "ARMA": _stack(lambda i, o: pyg.ARMAConv(i, o, num_stacks=3, num_layers=2, shared_weights=True, dropout=0.0)),
+    "TAG": _stack(pyg.TAGConv),
+    "GraphUNet": lambda: models.GraphUNet(8, 8, 3, depth=2, pool_ratios=[0.7, 0.5]),
+    "PMLP": lambda: models.PMLP(8, 8, 3, 2, dropout=0.0),
+}
