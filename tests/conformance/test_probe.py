@@ -226,7 +226,7 @@ def test_rows_that_depend_on_others_are_refused_on_two_ranks_and_train_on_one(ho
 )
 def test_other_models_that_depend_on_all_rows_are_refused_on_two_ranks(net, given):
     data = graph(attr=net is ByLargestAttribute)
-    with pytest.raises(ConfigError, match=r"(net|the model)\S* .*set world_size=1.*dataset\.features=learned"):
+    with pytest.raises(ConfigError, match=r"(net|the model)\S* .*set world_size=1.*features=learned"):
         train(net, data, 2, **kwargs(**given))
     assert train(net, data, 1, **kwargs(**given))["status"] == "completed"
 
