@@ -15,6 +15,7 @@ from gnnpar.comm import CodedExchange, ThreadWorld
 from gnnpar.data.tasks import make_task
 from gnnpar.folds.block import Block
 from gnnpar.folds.sum import Sum
+from gnnpar.graph import InEdges
 from gnnpar.parallel.local import LocalRows, Pass, by_type
 from gnnpar.parallel.pipeline.chunk import ChunkGraph, Part, Weights
 from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, draw_order
@@ -59,6 +60,19 @@ class _Slot:
         ones = torch.nn.functional.one_hot(kinds, types).double()
         return torch.zeros(self.study.dataset.num_nodes, types).double().index_add_(0, dst, ones)[self.rows]
 
+    @property
+    def in_edges(self) -> InEdges:
+        data = self.study.dataset
+        where = torch.full((data.num_nodes,), -1)
+        where[self.rows] = torch.arange(len(self.rows))
+        edges = (where[data.edge_index[1]] >= 0).nonzero().flatten()
+        carried = data.edges.at(edges).to(edges.device, torch.float64)
+        return InEdges(where[data.edge_index[0, edges]], where[data.edge_index[1, edges]], carried.weight, carried.type)
+
+    @property
+    def edge_ids(self) -> Tensor:
+        return (torch.isin(self.study.dataset.edge_index[1], self.rows)).nonzero().flatten()
+
     def at(self, layer: int) -> _Slot:
         return _Slot(self.study, self.slot_of, self.slot, self.run, layer)
 
@@ -91,7 +105,8 @@ class _Slot:
         out = fold_block(agg, block, tables, dst, edge, shared)
         if out.requires_grad:
             out.retain_grad()
-        memory.out.setdefault(call, {})[self.slot] = self.rows, out
+        if not agg.whole_neighborhood:  # one row a node
+            memory.out.setdefault(call, {})[self.slot] = self.rows, out
         return out
 
     def _mixed(self, call: Any, i: int, like: Tensor) -> Tensor:

@@ -159,7 +159,7 @@ def test_one_type_of_nodes_and_two_of_edges() -> None:
         ("han", {}, "weighs edge types by the mean over all nodes"),
         ("always_dropping", {}, "drops entries in evaluation, too"),
         ("Mixing", {}, "cannot run on 8 features: TypeError"),
-        ("OfOther", {}, "are rows|hands rows of shape"),
+        ("OfOther", {}, "is given rows of type"),
         ("HardWired", {"hidden": 8}, "KeyError"),
     ],
 )

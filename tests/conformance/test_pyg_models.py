@@ -16,8 +16,9 @@ import gnnpar
 from composing import configured
 from conftest import Run
 from gnnpar.models.pyg.few_nodes import FewNodes
+from gnnpar.models.pyg.marks import Edges, Here
 from gnnpar.models.pyg.model import PyG
-from gnnpar.models.pyg.propagate import Edges, way_of, with_matrices
+from gnnpar.models.pyg.propagate import way_of
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.parallel.strategy import refuse_one_piece
@@ -87,12 +88,11 @@ def test_on_a_graph_with_self_loops_of_its_own(target):
     assert [case.passed for case in cases] == [True, True, True]
 
 
-@pytest.mark.parametrize(
-    ("target", "line"), [("gcn", r"adds a self loop .*set it true, or false"), ("gat", r"the dataset has its own; set")]
-)
-def test_convolutions_that_add_self_loops_want_none_or_one_a_node(target, line):
-    with pytest.raises(ValueError, match=line):
-        PyG(target=f"pyg_nets.{target}", self_loops="keep").build(6, 3, seed=0)
+@pytest.mark.parametrize("target", ["gcn", "gat"])
+def test_convolutions_that_add_self_loops_keep_those_of_the_graph(target):
+    config = PyG(target=f"pyg_nets.{target}", self_loops="keep")
+    cases = check(GraphParallel(), {"pyg": config}, worlds=(1, 3))
+    assert [case.passed for case in cases] == [True, True, True]
 
 
 @pytest.mark.parametrize(("target", "kwargs"), NETS, ids=IDS)
@@ -155,8 +155,8 @@ def test_the_narrower_side_of_a_sum_and_its_matrix_is_summed(case):
     x, edges = torch.randn(7, conv.in_channels, dtype=torch.float64), torch.arange(7).repeat(2, 1)
     with torch.no_grad():
         expected = conv(x, edges)
-        vars(conv).update(with_matrices(conv, way, way.hooks(conv, g)))
-        torch.testing.assert_close(conv(x, Edges()), expected, rtol=1e-12, atol=1e-14)
+        run = way.forward(conv, g, conv.forward)
+        torch.testing.assert_close(run(x, Edges.of(Here(g))), expected, rtol=1e-12, atol=1e-14)
     assert g.width == width
 
 

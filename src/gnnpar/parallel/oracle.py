@@ -15,6 +15,7 @@ from gnnpar.comm import Communicator
 from gnnpar.data.tasks import Task
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Rows, chosen
+from gnnpar.folds.of_type import OfType
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine, PassGraph
 from gnnpar.parallel.view import View
@@ -57,8 +58,9 @@ class PartByPart(View):
             block, place = self._block(mine)
             out = fold_block(agg, block, table, dst, tuple(t[place] for t in edge), shared)
             if agg.whole_neighborhood:  # one row an edge
-                total = out.new_zeros(whole.num_edges, *out.shape[1:]) if total is None else total
-                total = total.index_copy(0, place.sort().values, out)
+                every, some = (_ids(agg, each) for each in (whole, block))
+                total = out.new_zeros(len(every), *out.shape[1:]) if total is None else total
+                total = total.index_copy(0, torch.searchsorted(every, some), out)
                 continue
             total = out if total is None else torch.where(mask_like(mine, out), out, total)
         assert total is not None
@@ -79,6 +81,13 @@ class PartByPart(View):
             edges=whole.edges.at(edges),
         )
         return block, place
+
+
+def _ids(agg: Aggregator, block: Block) -> Tensor:
+    """Ids of the edges that a fold reads, ascending."""
+    ids = (block.of_type(agg.number)[0] if isinstance(agg, OfType) else block).edge_ids
+    assert ids is not None
+    return ids.sort().values
 
 
 def mask_like(mask: Tensor, rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Before several ranks train a user's model, or with a user's strategy: does a small graph in two parts give the loss,
+"""Before several ranks train a user's model, or with a user's strategy: does a small graph in parts give the loss,
 gradients and logits of the whole graph on one device?
 """
 
@@ -92,17 +92,17 @@ def _has_a_row_a_node(settings: Settings, dataset: Dataset) -> bool:
     return any(t.ndim and len(t) == dataset.num_nodes for t in held.values())
 
 
-def _in_two_parts(strategy: Strategy, settings: Settings, small: Small) -> tuple[Case, bool]:
+def _in_parts(strategy: Strategy, settings: Settings, small: Small, parts: int) -> tuple[Case, bool]:
     """And whether it differs from one device."""
-    case = compared(strategy, "", settings.model, small.graph, 2, small.whole, CPU, {"epochs": 1})
+    case = compared(strategy, "", settings.model, small.graph, parts, small.whole, CPU, {"epochs": 1})
     return case, max(case.loss_error, case.worst_gradient_error, case.logits_error) > _DIFFERS
 
 
 def _refuse_mixing(settings: Settings, small: Small) -> None:
-    case, differs = _in_two_parts(GraphParallel(), settings, small)
+    case, differs = _in_parts(GraphParallel(), settings, small, 4)  # a maximum over edges may be one of two parts
     if not differs:
         return
-    why = f"the model mixes rows ({case.error or 'two parts of a graph give others than the whole'})"
+    why = f"the model mixes rows ({case.error or 'parts of a graph give others than the whole'})"
     try:
         fault = mixing_of_rows(settings.model, small.graph)
     except Exception:  # it reads no rows but those of its graph
@@ -116,7 +116,7 @@ def _keeps_its_word(settings: Settings, small: Small) -> bool:
     strategy, name = settings.strategy, settings.names.get("strategy")
     if strategy.exactness != {"exact"} or not runs_on(strategy, 2, settings.model, epochs=1):
         return False
-    case, differs = _in_two_parts(strategy, settings, small)
+    case, differs = _in_parts(strategy, settings, small, 2)
     if case.error is None and differs:
         raise ConfigError(
             f"strategy={name}: it says that it is exact, and on two ranks of a small graph it differs from the single "

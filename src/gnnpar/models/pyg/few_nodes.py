@@ -78,7 +78,7 @@ class FewNodes:
     def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
         if not self.training or p == 0:
             return None
-        self.last_tag = tag
+        self.last_tag = max(self.last_tag, tag)
         return EdgeDropout(p, 0)
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
@@ -86,4 +86,4 @@ class FewNodes:
         with torch.no_grad():
             out = agg.finish(agg.update(agg.init(len(self.node_ids), x), self._block, x))[0]
         wanted = torch.is_grad_enabled() and any(t.requires_grad for rows in x for t in rows)
-        return out.requires_grad_() if wanted else out
+        return out.requires_grad_().clone() if wanted else out

@@ -29,7 +29,7 @@ from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph, InEdges, Local, Message, Moments
 from gnnpar.models import hgt
 from gnnpar.models.pyg.layout import Layout, NodeRows
-from gnnpar.models.pyg.marks import EdgeRows, Edges, Here, Weights
+from gnnpar.models.pyg.marks import EdgeRows, Edges, Here, Refused, Weights
 from gnnpar.models.pyg.propagate import Forward, Way, is_plain
 
 _BY_KEY = "__"  # joins the names of an edge type in what to_hetero makes, and in PyG's ModuleDict
@@ -148,6 +148,8 @@ class TypedGraph:
             if edges is None:
                 return forward(*args, **kwargs)
             relation = RelationGraph(self, edges.number)
+            for each in (*args, *kwargs.values()):
+                relation.check(each)
             plain = _unmarked(args), {name: _unmarked(each) for name, each in kwargs.items()}
             out = way.forward(conv, relation, forward)(*plain[0], **plain[1])
             if isinstance(out, Tensor) and out.ndim and len(out) == len(self.layout.rows[relation.kind]):
@@ -177,6 +179,17 @@ class RelationGraph:
         source, _, destination = typed.schema.edges[number]
         self.typed, self.number, self.g, self.layout = typed, number, typed.g, typed.layout
         self.source_kind, self.kind = self.layout.number(source), self.layout.number(destination)
+
+    def check(self, given: object) -> None:
+        """Refused where an argument holds rows of nodes of another type."""
+        apart = isinstance(given, tuple) and len(given) == 2
+        for place, rows in enumerate(given if apart else (given,)):
+            wanted = (self.source_kind, self.kind)[place : place + 1 if apart else None]
+            if isinstance(rows, NodeRows) and rows.kind not in wanted:
+                raise Refused(
+                    f"is given rows of type {self.layout.schema.names[rows.kind]} for the edge type "
+                    f"({', '.join(self.typed.schema.edges[self.number])}), whose nodes they are not"
+                )
 
     @property
     def num_sources(self) -> int:

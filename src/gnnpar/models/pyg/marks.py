@@ -14,6 +14,7 @@ many as rows of nodes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -76,8 +77,18 @@ class Marked(Tensor):
         for kind in (Ends, Source, Destination):
             if kind in kinds:
                 return kind.call(func, func.__name__, args, given)
+        if func.__name__ in ("view", "reshape") and isinstance(args[0], Tensor) and not args[0].numel():
+            args = args[0], _of_nothing(args[0], args[1:])
         out = _called(func, args, given)
         return out if func.__name__ in _NEW else _as_rows(out)
+
+
+def _of_nothing(rows: Tensor, shape: Arguments) -> object:
+    """The shape of a view of no edges: of (0, heads, -1) torch cannot tell the last."""
+    sizes = list(shape[0]) if shape and isinstance(shape[0], tuple | list) else list(shape)
+    if sizes and sizes[0] == 0 and -1 in sizes and all(isinstance(each, int) for each in sizes):
+        sizes[sizes.index(-1)] = math.prod(rows.shape[1:]) // math.prod(each for each in sizes[1:] if each != -1)
+    return sizes
 
 
 class EdgeRows(Marked):

@@ -189,6 +189,11 @@ def _is_rows(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and not isinstance(value, EdgeRows | Given)
 
 
+def _are_given(edges: object) -> bool:
+    """The edges of the graph, or of a relation, as they were given?"""
+    return isinstance(edges, Edges) and not isinstance(edges, Flipped)
+
+
 def _same(local: Local, rows: Tensor) -> Rows:
     return (rows,)
 
@@ -213,7 +218,7 @@ class _Mapped:
         read = {"edge_index", "edge_weight", "x", "x_0"}
         others = [value for name, value in given.items() if name not in read and value is not None]
         weight = given.get("edge_weight")
-        return type(given["edge_index"]) is Edges and not others and (weight is None or isinstance(weight, Weights))
+        return _are_given(given["edge_index"]) and not others and (weight is None or isinstance(weight, Weights))
 
     def hooks(self, conv: MessagePassing, g: Graph) -> Hooks:
         raise NotImplementedError
@@ -337,7 +342,7 @@ class Relational(_Mapped):
     def takes(self, given: Mapping[str, object]) -> bool:
         source, destination = _source_and_destination(given["x"])
         rows = isinstance(source, Tensor) and isinstance(destination, Tensor) and source.is_floating_point()
-        return type(given["edge_index"]) is Edges and isinstance(given.get("edge_type"), Types) and rows
+        return _are_given(given["edge_index"]) and isinstance(given.get("edge_type"), Types) and rows
 
     def hooks(self, conv: MessagePassing, g: Graph) -> Hooks:
         raise NotImplementedError
@@ -413,8 +418,7 @@ class AsItIs:
         self, conv: MessagePassing, here: Here, own: Propagate, edge_index: object, *args: object, **given: object
     ) -> Tensor:
         size = given.pop("size", args[0] if args else None)
-        own_edges = isinstance(edge_index, Edges) and not isinstance(edge_index, Flipped)
-        if own_edges and size in (None, (here.num_sources, len(here.g.node_ids))):
+        if _are_given(edge_index) and size in (None, (here.num_sources, len(here.g.node_ids))):
             fold = self._sum_of_rows if self.message is None else self._sum_of_messages
             if (out := fold(conv, here.g, given)) is not None:
                 return out
