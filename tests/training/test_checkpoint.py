@@ -144,7 +144,12 @@ def test_a_checkpoint_has_all_weights_of_a_model(
 ) -> None:
     """Of frozen, shared, parametrized ones and buffers: opened, it gives what the run gave; resumed, it goes on."""
     model = ("model=pyg", "model.target=pyg_nets.partly", f"model.kwargs.of={kind}", "dataset.self_loops=false")
-    common = (*ENGINES.get(case, (f"strategy={case}",)), *model, "precision=fp64", "optim.weight_decay=0.1")
+    common = (
+        *(ENGINES[case] if case in ENGINES else strategy_of(case)),
+        *model,
+        "precision=fp64",
+        "optim.weight_decay=0.1",
+    )
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def noted(engine: Engine, objective: Objective) -> JsonDict:

@@ -29,7 +29,7 @@ from gnnpar.launch.slurm import as_rank
 from gnnpar.printable import printable
 from gnnpar.scratch import own_temporary_files
 from gnnpar.settings import ConfigError, Settings
-from gnnpar.targets import note_named
+from gnnpar.targets import classes_in, is_own, note_named
 from gnnpar.track import progress
 from gnnpar.track.console import Console, complain, pulse, say
 from gnnpar.track.tracker import Quiet
@@ -198,7 +198,9 @@ def probed(settings: Settings, size: int) -> str:
     ranks as on one device. Of joined ranks, rank 0 finds out, and tells the others of a refusal."""
     if os.environ.get("RANK", "0") != "0":
         return "no"
-    from gnnpar.verify.probe import probe
+    if all(map(is_own, classes_in([settings.resolved.get(name) for name in ("strategy", "model")]))):
+        return "checked"  # by the conformance suite
+    from gnnpar.verify.probe import probe  # imports PyG
 
     return probe(settings, size)
 

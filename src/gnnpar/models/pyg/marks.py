@@ -24,6 +24,7 @@ from typing import Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
+from torch.utils._python_dispatch import _disable_current_modes
 
 from gnnpar.folds.block import Rows
 from gnnpar.folds.source_rows import SourceRows
@@ -113,14 +114,16 @@ class Given(Marked):
 
     @classmethod
     def of(cls, here: Here, *, inside: bool = False) -> Self:
-        made = cls.nothing(here.g).as_subclass(cls)
+        shape, like = cls.nothing(here.g)
+        with _disable_current_modes():  # torch.export traces with tensors that have no marks
+            made = torch.empty(shape, dtype=like.dtype, device=like.device).as_subclass(cls)
         made.here, made.inside = here, inside
         return made
 
     @classmethod
-    def nothing(cls, g: Graph) -> Tensor:
-        """Of no edges: the device, type and dimensions that it answers with before it is read."""
-        return g.node_ids.new_empty(0)
+    def nothing(cls, g: Graph) -> tuple[tuple[int, ...], Tensor]:
+        """The shape of no edges, and a tensor of the device and type that it answers with before it is read."""
+        return (0,), g.node_ids
 
     def opened(self, func: Called, args: Arguments) -> object:
         """The tensor that it stands for; ValueError where a rank holds a part of it."""
@@ -143,8 +146,8 @@ class Edges(Given):
     name = "edge_index"
 
     @classmethod
-    def nothing(cls, g: Graph) -> Tensor:
-        return g.node_ids.new_empty(2, 0)
+    def nothing(cls, g: Graph) -> tuple[tuple[int, ...], Tensor]:
+        return (2, 0), g.node_ids
 
     def real(self, here: Here) -> Tensor:
         return here.ends
@@ -163,8 +166,8 @@ class Weights(Given):
     name = "edge_weight"
 
     @classmethod
-    def nothing(cls, g: Graph) -> Tensor:
-        return g.in_degree.new_empty(0)
+    def nothing(cls, g: Graph) -> tuple[tuple[int, ...], Tensor]:
+        return (0,), g.in_degree
 
     def real(self, here: Here) -> Tensor:
         weight = here.edges.weight

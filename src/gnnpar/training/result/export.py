@@ -29,7 +29,7 @@ from gnnpar.folds.max import Max
 from gnnpar.folds.softmax import Softmax
 from gnnpar.folds.softmax_v2 import SoftmaxV2
 from gnnpar.folds.sum import Sum
-from gnnpar.graph import Message
+from gnnpar.graph import InEdges, Message
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.local import by_type
 from gnnpar.partition.learned import WEIGHT
@@ -42,6 +42,7 @@ from gnnpar.training.result.trained import Trained
 WEIGHTS, MODEL, PROGRAM, SCRIPT = "weights.pt", "model.json", "program.pt2", "predict.py"
 ONNX = "model.onnx"
 _TEMPLATE = Path(__file__).parents[2] / "templates" / "export" / "predict.txt"
+_WHOLE = "a convolution that reads whole neighbourhoods has no form in plain torch; load weights.pt into the class of the model"
 
 
 class PlainGraph:
@@ -100,15 +101,16 @@ class PlainGraph:
     def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
         return None
 
+    @property
+    def in_edges(self) -> InEdges:
+        raise ValueError(_WHOLE)
+
     def destinations(self, *rows: Tensor) -> tuple[Self, Rows]:
         return self, rows
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         if agg.whole_neighborhood:
-            raise ValueError(
-                "a convolution that reads whole neighbourhoods has no form in plain torch; load weights.pt into the "
-                "class of the model"
-            )
+            raise ValueError(_WHOLE)
         there, here = tuple(rows[self._src] for rows in src), tuple(rows[self._dst] for rows in dst)
         if isinstance(agg, Sum):
             total = self._added(there[0])
