@@ -42,7 +42,7 @@ from gnnpar.training.result.trained import Trained
 WEIGHTS, MODEL, PROGRAM, SCRIPT = "weights.pt", "model.json", "program.pt2", "predict.py"
 ONNX = "model.onnx"
 _TEMPLATE = Path(__file__).parents[2] / "templates" / "export" / "predict.txt"
-_WHOLE = "a convolution that reads whole neighbourhoods has no form in plain torch; load weights.pt into the class of the model"
+_WHOLE = "a convolution that reads whole neighbourhoods has no form in plain torch; load weights.pt into its class"
 
 
 class PlainGraph:
