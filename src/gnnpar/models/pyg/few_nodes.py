@@ -83,6 +83,8 @@ class FewNodes:
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         x = Operands(src, dst, edge, shared)
+        if agg.whole_neighborhood:  # torch differentiates it
+            return agg.update((), self._block, x)[0]
         with torch.no_grad():
             out = agg.finish(agg.update(agg.init(len(self.node_ids), x), self._block, x))[0]
         wanted = torch.is_grad_enabled() and any(t.requires_grad for rows in x for t in rows)

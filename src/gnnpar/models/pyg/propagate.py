@@ -598,10 +598,12 @@ class _EdgeValue:
         given |= dict.fromkeys(self.weights, edge[-1] if edge else None)
         now = dict(vars(self.conv))
         vars(self.conv).update(self.state)
+        begun = dict(vars(self.conv))
         try:
             with no_dropout(), in_a_fold(), _Instead(dict(zip(self.learned, shared, strict=True))):
                 out = self.conv.message(**given)
-            if any(vars(self.conv).get(name) is not value for name, value in self.state.items()):
+            ended = vars(self.conv)
+            if ended.keys() != begun.keys() or any(ended[name] is not value for name, value in begun.items()):
                 raise Refused("has a message that changes the convolution")
             return out
         finally:
