@@ -343,7 +343,11 @@ def _as_given(dataset: DataclassInstance, model: object) -> JsonDict | None:
     keys = {name: vars(dataset)[name] for name in ("self_loops", "drop_duplicates") if name in vars(dataset)}
     if "auto" not in keys.values():
         return None
-    wanted = {each.name: each.default for each in dataclasses.fields(dataset)}
+    from gnnpar.data.preprocess import Preprocess  # imports torch, which the module of a dataset has done
+
+    wanted: JsonDict = {"self_loops": True, "drop_duplicates": True}
+    if isinstance(dataset, Preprocess):
+        wanted["self_loops"] = dataset.usual_loops
     if isinstance(model, WithLoops):
         wanted = {"self_loops": model.loops, "drop_duplicates": False}
     return {name: wanted[name] if value == "auto" else value for name, value in keys.items()}

@@ -159,7 +159,7 @@ def test_a_model_that_is_not_the_best_says_so(capsys):
     )
     shutil.rmtree(run.folder / "checkpoint" / "best", ignore_errors=True)
     assert run.model.epoch == 2
-    line = "the model of epoch 2; epoch 1 was the best on validation: set checkpoint.every=N"
+    line = "the model of epoch 2; that of epoch 1, the best on validation, was not kept"
     assert line in capsys.readouterr().out
 
 

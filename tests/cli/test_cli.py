@@ -96,7 +96,7 @@ def test_check_covers_every_model_and_what_the_strategy_can_run_on(
 ) -> None:
     asked: dict = {}
 
-    def fake(strategy, models, *, worlds, dataset, as_it_is, device):
+    def fake(strategy, models, *, worlds, dataset, as_it_is, **further):
         assert dataset is None and not as_it_is
         asked.update(strategy=strategy, models=models, worlds=worlds)
         return [Case("x", 1, 1.0, 0.0, "", 0.0, error="no")]

@@ -137,9 +137,11 @@ def test_norms_of_a_pyg_model_are_those_of_all_ranks(net):
         check(configured("strategy", "cofree"), {"pyg": config}, worlds=(2,))
 
 
-def test_norms_of_rows_of_edges_are_refused():
-    with pytest.raises(ValueError, match="a BatchNorm1d normalises rows of edges, whose moments are not carried"):
-        PyG(target="pyg_nets.normed_messages").build(6, 3, seed=0)
+def test_norms_of_rows_of_edges_are_those_of_pyg_on_one_rank_and_refused_on_two():
+    config = PyG(target="pyg_nets.normed_messages")
+    untouched, one, two = check(GraphParallel(), {"pyg": config}, worlds=(1, 2))
+    assert untouched.passed and one.passed
+    assert two.error is not None and "a BatchNorm1d normalises rows of edges" in two.error
 
 
 def test_a_norm_without_running_statistics_is_refused():

@@ -63,7 +63,7 @@ def test_edges_of_two_types_are_two_edges_and_a_repeated_one_is_one() -> None:
     listed = zip(*data.edge_index.tolist(), data.edges.type.tolist(), data.edges.attr[:, 0].tolist(), strict=True)
     want = [(3, 0, 1, 7), (0, 1, 0, 2), (0, 1, 1, 10), (0, 1, 2, 1), (1, 2, 0, 5), (1, 2, 1, 4)]
     assert list(listed) == [*want, (2, 3, 1, 6), (6, 5, 0, 8), (6, 5, 1, 9)]
-    assert data.edge_sizes == (3, 2, ((0, 2), (1, 2), (2, 2), (3, 1)), None)
+    assert data.edge_sizes == (3, 2, ((0, 2), (1, 2), (2, 2), (3, 1)), None, False)
     assert data.in_degree.tolist() == [1, 3, 2, 1, 0, 2, 0]
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gnnpar.models.gnn import ModelSource
     from gnnpar.verify.conformance import Case
 
-_UNREAD = ("task", "shards", "partition", "features", "features_dim", "optim", "precision", "tf32", "plan")
+_UNREAD = ("task", "shards", "partition", "features", "features_dim", "optim", "precision", "tf32")
 HELP = """Every strategy must equal the single device in fp64, in its exact limit, for every model and world: the loss
 and each gradient, on the GPU if there is one (device=cpu: not there); as it is configured, too, where it says that it
 is exact. One with an oracle must equal that, as it is configured. A PyG model must train as in PyG's own loop: losses

@@ -107,8 +107,8 @@ class Folder(Preprocess):
             num_nodes=num_nodes,
             num_edges=files.num_edges,
             symmetrize=self.symmetrize,
-            self_loops=self.self_loops,
-            drop_duplicates=self.drop_duplicates,
+            self_loops=self.loops,
+            drop_duplicates=self.merges,
             kinds={kind: np.dtype((types[kind], column.shape[1:])) for kind, column in files.carried.items()},
             on_progress=on_progress,
         )

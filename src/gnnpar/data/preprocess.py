@@ -22,7 +22,7 @@ from gnnpar.folds.edge_data import EdgeData, SelfLoops
 from gnnpar.track.console import say
 
 AutoLoops = SelfLoops | Literal["auto"]
-"""auto, of configurations alone: true, or what a PyG model runs on in PyG (`settings.build_settings`)."""
+"""auto: `Preprocess.usual_loops`; settings put in what a PyG model runs on in PyG (`settings.build_settings`)."""
 
 Masks = tuple[Tensor, Tensor, Tensor]
 
@@ -53,9 +53,9 @@ class Generated(Protocol):
 class Preprocess:
     """What is done to every graph; part of a dataset's definition and so of its hashes."""
 
-    self_loops: AutoLoops = True  # true: exactly one a node; false: none; keep: those that the graph has
+    self_loops: AutoLoops = "auto"  # true: exactly one a node; false: none; keep: the graph's own; auto: `usual_loops`
     symmetrize: bool = False  # add the reverse of every edge
-    drop_duplicates: bool | Literal["auto"] = True
+    drop_duplicates: bool | Literal["auto"] = "auto"  # auto: true
     normalize: Literal["none", "row", "standard"] = "none"  # row: rows sum to 1; standard: training mean 0, deviation 1
     split: Literal["public", "per_class", "random"] = "public"
     split_index: Annotated[int, Ge(0)] | None = 0  # which of several public splits; null: that of the run's seed
@@ -76,11 +76,22 @@ class Preprocess:
         """Whether float32 stands for numbers that were given, or computed, in float64."""
         return not self.double and (self.normalize != "none" or any(float64))
 
+    usual_loops: ClassVar[SelfLoops] = True
+
+    @property
+    def loops(self) -> SelfLoops:
+        return self.usual_loops if self.self_loops == "auto" else self.self_loops
+
+    @property
+    def merges(self) -> bool:
+        """Is an edge that is given twice one edge?"""
+        return self.drop_duplicates is not False
+
     @property
     def preparation(self) -> Mapping[str, object]:
         """How edges and features are made of what is read, by key: a model predicts on what was prepared as this."""
-        names = ("self_loops", "symmetrize", "drop_duplicates", "normalize")
-        return {name: vars(self)[name] for name in names} | {"features": "file"}
+        edges = {"self_loops": self.loops, "symmetrize": self.symmetrize, "drop_duplicates": self.merges}
+        return edges | {"normalize": self.normalize, "features": "file"}
 
     def without_labels(self) -> Self:
         """The same graph, whose labels and masks are not needed where its reader can do without."""
@@ -132,10 +143,9 @@ def edges_as(config: Preprocess, name: str, edges: EdgeList, *, num_nodes: int, 
     how = {
         "num_nodes": num_nodes,
         "symmetrize": config.symmetrize or pairs,
-        "self_loops": config.self_loops,
-        "drop_duplicates": config.drop_duplicates,
+        "self_loops": config.loops,
+        "drop_duplicates": config.merges,
     }
-    assert "auto" not in how.values()
     if not edges.data.kinds:
         return EdgeList(canonical_edges(edges.edge_index, **how))
     return canonical_list(edges, name=name, **how)

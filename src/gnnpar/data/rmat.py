@@ -98,8 +98,8 @@ class RMAT(Preprocess):
             num_nodes=nodes,
             num_edges=self.num_pairs,
             symmetrize=True,
-            self_loops=self.self_loops,
-            drop_duplicates=self.drop_duplicates,
+            self_loops=self.loops,
+            drop_duplicates=self.merges,
             on_progress=on_progress,
         )
         return Stored.hashed(

@@ -119,7 +119,8 @@ class Stored:
         else:
             types = max((int(edges.values["type"].max()) for edges in self.edges()), default=0) + 1
         width = self.carried["attr"].shape[1] if "attr" in self.carried else 0
-        return EdgeSizes(types, width, degree_histogram(self.in_degree), self.schema)
+        loops = any(bool((edges.src == edges.dst).any()) for edges in self.edges())
+        return EdgeSizes(types, width, degree_histogram(self.in_degree), self.schema, loops)
 
     @staticmethod
     def hashed(

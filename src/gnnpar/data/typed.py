@@ -10,7 +10,7 @@ beside which there is a second one, of another type.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -18,9 +18,9 @@ from annotated_types import Ge, Gt, Le
 
 from gnnpar.capacity import require_memory
 from gnnpar.data.dataset import Dataset
-from gnnpar.data.preprocess import AutoLoops, Preprocess, prepare
+from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph
-from gnnpar.folds.edge_data import EdgeData
+from gnnpar.folds.edge_data import EdgeData, SelfLoops
 
 Fraction = Annotated[float, Ge(0), Le(1)]
 
@@ -43,7 +43,7 @@ class TypedSBM(Preprocess):
     topic_signal: Annotated[float, Ge(0)] = 2.0
     feature_noise: Annotated[float, Ge(0)] = 0.25
     graph_seed: Annotated[int, Ge(0)] | None = 0  # null: the run's seed
-    self_loops: AutoLoops = False  # a loop that is added has no type
+    usual_loops: ClassVar[SelfLoops] = False  # a loop that is added has no type
     split: Literal["public", "per_class", "random"] = "random"
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:

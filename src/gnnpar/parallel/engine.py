@@ -97,7 +97,7 @@ def set_gradients(
     torch, weight decay does not move it either. Return the names of these. `before`: of the last step; on a GPU, where
     the host is not to wait, only they are looked at again, and none while a CUDA graph is captured."""
     unread = before if any(each.is_cuda for each in sums.values()) else None
-    if unread is None or not torch.cuda.is_current_stream_capturing():
+    if unread is None or (unread and not torch.cuda.is_current_stream_capturing()):
         asked = sums if unread is None else unread
         unread = frozenset(name for name in asked if not bool(sums[name].any()) and bool(sums[name].signbit().all()))
     for name, parameter in parameters.items():

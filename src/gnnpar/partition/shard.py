@@ -41,8 +41,8 @@ class Shard:
     `halo[p]` are the in-edges from part p, its columns the halo nodes of p by ascending global id; `boundary[p]` [b]
     are the inner rows that p needs, in the order in which p's block numbers them. `copies`: this rank's part of a
     vertex cut, where there is one. edge_attr [E, D]: attributes of all in-edges of its nodes, by ascending edge id;
-    `edge_sizes`: of the whole graph, degrees and loops not counted. `pairs`: examples of link prediction whose sources are nodes
-    of this part. `normalised`: the weights of edges are w_ij d_i^-1/2 d_j^-1/2, degrees are what they were.
+    `edge_sizes`: of the whole graph, degrees and loops not counted. `pairs`: examples of link prediction that begin at
+    nodes of this part. `normalised`: the weights of edges are w_ij d_i^-1/2 d_j^-1/2, degrees are what they were.
     `learned` [N, d]: vectors of its nodes that train, from `to` on; `learns` says which. Ranks share no row of them.
     """
 
