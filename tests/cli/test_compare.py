@@ -37,6 +37,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def write(template: dict[str, Any], tmp_path: Path):
     def write(name: str, *, epoch: float | None = 1.0, **changes: Any) -> dict[str, Any]:
         result = copy.deepcopy(template)
+        result["load"] = {"before": 0.5, "after": 0.5}
         result["epoch_seconds"] |= {"median": epoch, "mean": epoch and 1.1 * epoch}
         for path, value in changes.items():
             node: Any = result
