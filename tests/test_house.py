@@ -24,7 +24,7 @@ BUDGETS = {  # folder -> most uses of Any, most calls by name (getattr, hasattr)
     "comm": (1, 1),
     "data": (2, 3),
     "folds": (0, 0),
-    "models": (1, 1),
+    "models": (4, 1),
     "report": (4, 0),
     "track": (1, 0),
     "verify": (0, 0),
@@ -34,7 +34,7 @@ BUDGETS = {  # folder -> most uses of Any, most calls by name (getattr, hasattr)
     "pricing": (3, 0),
     "parallel": (6, 4),
     "partition": (0, 0),
-    ".": (40, 14),
+    ".": (43, 14),
 }
 SKIPPED_LINES = 1
 

@@ -1,6 +1,9 @@
 """What a twenty-second attack found, on the mends of the twenty-first: places that are full, links in folders of
 libraries, states of the program around."""
 
+# attributes of torch and PyG, and JSON, have no types here
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 import faulthandler

@@ -1,6 +1,9 @@
 """What the twenty-eighth to the thirtieth attack found: gnnpar's functions in programs, classes of the user's that
 partition, what words of a file name, and what is looked for in the folder of another run."""
 
+# attributes of torch and PyG, and JSON, have no types here
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 import errno

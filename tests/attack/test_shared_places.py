@@ -1,6 +1,9 @@
 """What a network, another user of the host, and files with many small parts could do: links that are laid where a run
 will lie, locks and names that others hold first, counts beyond what a run has."""
 
+# attributes of torch and PyG, and JSON, have no types here
+# pyright: reportReturnType=false
+
 from __future__ import annotations
 
 import copy

@@ -1,6 +1,9 @@
 """What the eighteenth attack, and the two after it, found: folders that are read for values, files that are options,
 links to other runs, data that was exchanged, sizes that only a header says, YAML and modules that nobody named."""
 
+# attributes of torch and PyG, and JSON, have no types here
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 import atexit

@@ -1,5 +1,8 @@
 """Ablations: the jobs of a study, the table against values computed by hand, and one clear line for a wrong file."""
 
+# attributes of torch and PyG, and JSON, have no types here
+# pyright: reportOperatorIssue=false
+
 from __future__ import annotations
 
 import json

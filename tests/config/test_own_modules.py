@@ -1,5 +1,8 @@
 """Modules of the user's own, as research code has them: they may read sys.argv when they are imported."""
 
+# attributes of torch and PyG, and JSON, have no types here
+# pyright: reportInvalidTypeForm=false, reportReturnType=false
+
 from __future__ import annotations
 
 import sys

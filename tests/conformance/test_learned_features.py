@@ -1,5 +1,8 @@
 """features=learned, both: a vector of each node that trains equals nn.Embedding in a plain loop, on all ranks."""
 
+# attributes of torch and PyG, and JSON, have no types here
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalOperand=false
+
 from __future__ import annotations
 
 import copy

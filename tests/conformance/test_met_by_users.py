@@ -1,5 +1,8 @@
 """What users met, and forwards of PyG's examples: PyG's numbers to 1e-9, or one line with the module and a reason."""
 
+# attributes of torch and PyG, and JSON, have no types here
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 import inspect

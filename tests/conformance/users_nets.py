@@ -1,5 +1,8 @@
 """Models that users brought, and forwards as in PyG's examples, without dropout; `of(name)` makes one."""
 
+# attributes of torch and PyG, and JSON, have no types here
+# pyright: reportCallIssue=false, reportIncompatibleMethodOverride=false
+
 from __future__ import annotations
 
 import torch

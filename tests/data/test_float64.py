@@ -1,5 +1,8 @@
 """float64 from file to loss under precision=fp64; under fp32, ids and times that it would merge are refused."""
 
+# attributes of torch and PyG, and JSON, have no types here
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 from pathlib import Path

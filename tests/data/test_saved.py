@@ -1,5 +1,8 @@
 """PyG's `Data` in a file: what was saved is what is loaded, and each mistake is one clear line."""
 
+# attributes of torch and PyG, and JSON, have no types here
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 from pathlib import Path

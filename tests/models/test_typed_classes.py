@@ -1,5 +1,8 @@
 """Classes that know the types of their dataset, and types that no edge ends at."""
 
+# attributes of torch and PyG, and JSON, have no types here
+# pyright: reportCallIssue=false
+
 from __future__ import annotations
 
 import pytest

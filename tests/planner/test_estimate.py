@@ -1,5 +1,8 @@
 """`gnnpar estimate`: bytes are those that a run sends, memory and time the planner's; nothing is run."""
 
+# attributes of torch and PyG, and JSON, have no types here
+# pyright: reportOptionalMemberAccess=false
+
 from __future__ import annotations
 
 import json

@@ -1,5 +1,8 @@
 """Losses, metrics and callbacks of the user's own: equal to a plain PyG loop in fp64 on any number of ranks."""
 
+# attributes of torch and PyG, and JSON, have no types here
+# pyright: reportAttributeAccessIssue=false, reportIndexIssue=false, reportOptionalSubscript=false
+
 from __future__ import annotations
 
 from pathlib import Path

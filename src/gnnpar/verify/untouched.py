@@ -171,7 +171,10 @@ def _plain_loop(theirs: PyGNet, dataset: Dataset, task: Task, shard: Shard) -> T
             keyed_dropout(view, len(y), layout, edge_ids=torch.arange(dataset.num_edges)) if training else nullcontext()
         ):
             out = answer_of(net(x, edges, **arguments), typed=layout is not None)
-        return out if layout is None else layout.logits(layout.marked(out), task.out_dim)
+        if layout is not None:
+            return layout.logits(layout.marked(out), task.out_dim)
+        assert isinstance(out, Tensor)
+        return out
 
     optimizer, train = torch.optim.Adam(net.parameters(), lr=ADAM.lr, eps=ADAM.eps), dataset.train_mask
     losses, gradients = list[float](), list[dict[str, Tensor]]()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import cache
+from typing import Any
 
 import torch.utils.checkpoint as checkpointing
 from torch import nn
@@ -45,11 +46,11 @@ def _install() -> None:
         def apply(cls, run: Callable[..., object], preserve: bool, *args: object) -> object:
             return run(*args) if _KEPT.get() else reentrant.apply(run, preserve, *args)
 
-    def without_reentrant(*args: object, **kwargs: object) -> Iterator[object]:
+    def without_reentrant(*args: Any, **kwargs: Any) -> Iterator[object]:  # Any: of torch
         return once() if _KEPT.get() else other(*args, **kwargs)
 
     def once() -> Iterator[None]:
         yield
 
-    vars(checkpointing)["CheckpointFunction"] = Checkpoint
-    vars(checkpointing)["_checkpoint_without_reentrant_generator"] = without_reentrant
+    setattr(checkpointing, "CheckpointFunction", Checkpoint)  # noqa: B010 - pyright knows the name as a class
+    setattr(checkpointing, "_checkpoint_without_reentrant_generator", without_reentrant)  # noqa: B010

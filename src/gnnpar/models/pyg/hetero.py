@@ -150,8 +150,8 @@ class TypedGraph:
             relation = RelationGraph(self, edges.number)
             for each in (*args, *kwargs.values()):
                 relation.check(each)
-            plain = _unmarked(args), {name: _unmarked(each) for name, each in kwargs.items()}
-            out = way.forward(conv, relation, forward)(*plain[0], **plain[1])
+            named = {name: _unmarked(each) for name, each in kwargs.items()}
+            out = way.forward(conv, relation, forward)(*map(_unmarked, args), **named)
             if isinstance(out, Tensor) and out.ndim and len(out) == len(self.layout.rows[relation.kind]):
                 return self.layout.of_kind(relation.kind, out)
             return out
@@ -182,9 +182,9 @@ class RelationGraph:
 
     def check(self, given: object) -> None:
         """Refused where an argument holds rows of nodes of another type."""
-        apart = isinstance(given, tuple) and len(given) == 2
-        for place, rows in enumerate(given if apart else (given,)):
-            wanted = (self.source_kind, self.kind)[place : place + 1 if apart else None]
+        rows_of = given if isinstance(given, tuple) else (given,)
+        for place, rows in enumerate(rows_of):
+            wanted = (self.source_kind, self.kind)[place : place + 1 if len(rows_of) == 2 else None]
             if isinstance(rows, NodeRows) and rows.kind not in wanted:
                 raise Refused(
                     f"is given rows of type {self.layout.schema.names[rows.kind]} for the edge type "

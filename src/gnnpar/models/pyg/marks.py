@@ -12,6 +12,10 @@ Any other use of the ends, as the numbers of nodes, is refused. Rows of edges ar
 many as rows of nodes.
 """
 
+# arguments of torch's dispatch, and what its descriptors are, have no types
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportOperatorIssue=false, reportOptionalMemberAccess=false, reportIncompatibleMethodOverride=false
+
 from __future__ import annotations
 
 import math
@@ -134,9 +138,9 @@ class Given(Marked):
                 f"the model reads {self.name} outside of a convolution ({func.__name__.strip('_')}), and a rank holds "
                 "a part of the edges; hand it to convolutions alone"
             )
-        return self.real(self.here)
+        return self.stands_for(self.here)
 
-    def real(self, here: Here) -> Tensor:
+    def stands_for(self, here: Here) -> Tensor:
         raise NotImplementedError
 
 
@@ -149,14 +153,14 @@ class Edges(Given):
     def nothing(cls, g: Graph) -> tuple[tuple[int, ...], Tensor]:
         return (2, 0), g.node_ids
 
-    def real(self, here: Here) -> Tensor:
+    def stands_for(self, here: Here) -> Tensor:
         return here.ends
 
 
 class Flipped(Edges):
     """In the place of edge_index.flip([0])."""
 
-    def real(self, here: Here) -> Tensor:
+    def stands_for(self, here: Here) -> Tensor:
         return here.ends.flip([0])
 
 
@@ -169,7 +173,7 @@ class Weights(Given):
     def nothing(cls, g: Graph) -> tuple[tuple[int, ...], Tensor]:
         return (0,), g.in_degree
 
-    def real(self, here: Here) -> Tensor:
+    def stands_for(self, here: Here) -> Tensor:
         weight = here.edges.weight
         return EdgeRows.of(here.g.in_degree.new_ones(len(here.edges.row)) if weight is None else weight)
 
@@ -179,7 +183,7 @@ class Types(Given):
 
     name = "edge_type"
 
-    def real(self, here: Here) -> Tensor:
+    def stands_for(self, here: Here) -> Tensor:
         if here.edges.type is None:
             raise Refused("reads edge_type, and the edges have none here")
         return EdgeRows.of(here.edges.type)

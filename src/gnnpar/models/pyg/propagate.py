@@ -40,6 +40,7 @@ from gnnpar.models.rgcn import relational_product
 Propagate = Callable[..., Tensor]
 Forward = Callable[..., object]
 Hooks = Mapping[str, Callable[..., object]]
+Attributes = Mapping[str, object]
 
 _NORMALIZED = frozenset(  # gcn_norm, then sums
     {pyg.GCNConv, pyg.GCN2Conv, pyg.SGConv, pyg.SSGConv, pyg.TAGConv, pyg.LGConv, pyg.APPNP, pyg.ARMAConv}
@@ -165,7 +166,7 @@ def _is_pyg(function: object) -> bool:
 
 
 @contextmanager
-def replaced(module: nn.Module, methods: Hooks) -> Iterator[None]:
+def replaced(module: nn.Module, methods: Attributes) -> Iterator[None]:
     """Inside, instance attributes stand before a class's methods and submodules; afterwards all is as it was."""
     before = {name: vars(module)[name] for name in methods if name in vars(module)}
     vars(module).update(methods)
@@ -498,10 +499,10 @@ class AsItIs:
             if not self.apart:
                 fixed = replace(value, learned=tuple(map(id, learned)))
                 shared = tuple(t.detach() for t in learned)
-                parts = [
-                    fixed(*(tuple(t.detach()[at] for t in rows) for rows in (x["j"], x["i"], edge)), shared)
-                    for at in (slice(0, 1), slice(1, four))
-                ]
+                parts = list[Tensor]()
+                for at in (slice(0, 1), slice(1, four)):
+                    src, dst, own = (tuple(t.detach()[at] for t in rows) for rows in (x["j"], x["i"], edge))
+                    parts.append(fixed(src, dst, own, shared))
                 if any(part.requires_grad for part in parts):
                     return None
                 joined = torch.cat(parts)
@@ -601,7 +602,8 @@ class _EdgeValue:
         begun = dict(vars(self.conv))
         try:
             with no_dropout(), in_a_fold(), _Instead(dict(zip(self.learned, shared, strict=True))):
-                out = self.conv.message(**given)
+                message: Callable[..., Tensor] = self.conv.message
+                out = message(**given)
             ended = vars(self.conv)
             if ended.keys() != begun.keys() or any(ended[name] is not value for name, value in begun.items()):
                 raise Refused("has a message that changes the convolution")

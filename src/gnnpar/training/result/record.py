@@ -39,7 +39,7 @@ class RunRecord:
 
     def __init__(self, settings: Settings, world: World, run_dir: Path, verified: str = "no") -> None:
         self.settings, self.world, self.run_dir = settings, world, run_dir
-        self.header = header(settings, world) | {"verified": verified}
+        self.header: JsonDict = header(settings, world) | {"verified": verified}
         self._begun = False
 
     def agreed(self) -> dict[str, str]:
