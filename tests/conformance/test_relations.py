@@ -181,10 +181,6 @@ def test_what_a_pyg_model_does_with_types() -> None:
             {"target": "pyg_nets.Typed", "kwargs": {"num_relations": 2}},
             "the graph has 3 types of edges, and the model reads 2 relations",
         ),
-        (
-            {"target": "pyg_nets.Typed", "kwargs": {"aggr": "max"}},
-            "(RGCNConv) aggregates by max; RGCNConv is carried with a sum or a mean",
-        ),
         ({"target": "pyg_nets.ByMask"}, "the model reads edge_type outside of a convolution"),
         ({"target": "pyg_nets.ByDictionary"}, "reads dictionaries by type (HeteroConv, HGTConv, to_hetero)"),
         ({"target": "pyg_nets.to_hetero"}, "reads dictionaries by type (HeteroConv, HGTConv, to_hetero)"),
