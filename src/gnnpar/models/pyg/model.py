@@ -18,6 +18,7 @@ from torch_geometric.nn import MessagePassing, RGATConv
 from torch_geometric.nn.models.basic_gnn import PNA, BasicGNN
 
 from gnnpar.capacity import require_memory
+from gnnpar.comm.world import reason_of
 from gnnpar.folds.block import Rows, widened
 from gnnpar.folds.edge_data import Degrees, EdgeKind, EdgeSizes, Schema, SelfLoops
 from gnnpar.graph import Graph
@@ -362,7 +363,7 @@ def _why(error: Exception) -> str:
     """The first line of an error, in a line of ours."""
     lines = str(error).strip().splitlines() or ["it gives no reason"]
     plain = isinstance(error, (ValueError, AssertionError))
-    return lines[0][:200] if plain else f"{type(error).__name__}: {lines[0][:200]}"
+    return lines[0][:200] if plain else reason_of(error)[:300]
 
 
 _ARGUMENTS: dict[str, EdgeKind] = {
