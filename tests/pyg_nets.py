@@ -607,10 +607,10 @@ class ByName(nn.Module):
 
     def __init__(self, out_channels):
         super().__init__()
-        self.conv = pyg.HeteroConv({("paper", "in", "venue"): SAGEConv((-1, -1), out_channels, root_weight=False)})
+        self.conv = pyg.HeteroConv({("paper", "of", "author"): SAGEConv((-1, -1), out_channels)})
 
     def forward(self, x_dict, edge_index_dict):
-        return self.conv({"paper": x_dict["paper"], "venue": x_dict["author"][:1]}, edge_index_dict)
+        return self.conv(x_dict, edge_index_dict)
 
 
 class Mixing(nn.Module):

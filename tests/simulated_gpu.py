@@ -16,6 +16,8 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from unittest import mock
@@ -78,6 +80,15 @@ class DeviceTensor(Tensor):
         made.held = held.detach()
         return made
 
+    def as_subclass(self, cls: type) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """On the device, too."""
+        made = _also(cls)
+        token = _KIND.set(made)
+        try:
+            return super().as_subclass(made)
+        finally:
+            _KIND.reset(token)
+
     @property
     def is_cuda(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # as FakeTensor does
         return True
@@ -102,6 +113,15 @@ class DeviceTensor(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(func, args, kwargs or {}, None)
+
+
+_KIND: ContextVar[type[DeviceTensor]] = ContextVar("kind", default=DeviceTensor)  # of what an operation makes
+
+
+@cache
+def _also(cls: type) -> type[DeviceTensor]:
+    """A class of tensors, on the device."""
+    return DeviceTensor if issubclass(DeviceTensor, cls) else type(cls.__name__, (cls, DeviceTensor), {})
 
 
 class _Dispatch(TorchDispatchMode):
@@ -138,7 +158,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any], mode: _Dispatch | None) -
     def wrap(t: object) -> object:
         if not isinstance(t, Tensor):
             return t
-        return wrapped[id(t)] if id(t) in wrapped else DeviceTensor(t)
+        return wrapped[id(t)] if id(t) in wrapped else _KIND.get()(t)
 
     return tree_map(wrap, out)
 

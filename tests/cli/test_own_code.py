@@ -58,7 +58,9 @@ def test_edited_code_is_named_by_sweeps_and_by_compare(folder: Path, run_cli: Ru
     after = result(folder / "second" / "0")
     assert after["code"] == {**before["code"], "widths": after["code"]["widths"]} != before["code"]
     assert "own code" in differences(before, after) and "own code" not in differences(before, {**before, "code": {}})
-    assert exchanged([before, after]) == ["single/Net: runs of one configuration are of other code; widths has changed"]
+    assert exchanged([before, after]) == [
+        "single/pyg Net: runs of one configuration are of other code; widths has changed"
+    ]
 
 
 def test_parts_of_edited_code_are_made_again(folder: Path, run_cli: Run) -> None:

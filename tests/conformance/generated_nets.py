@@ -32,7 +32,7 @@ from torch_geometric import nn as pyg
 from torch_geometric import utils
 from torch_geometric.nn import MessagePassing
 
-from conformance.plain_loop import EDGE_KEYS, Trained, Verdict, graph, plain, verdict
+from conformance.plain_loop import EDGE_KEYS, Trained, Verdict, drawing, graph, plain, verdict
 
 TARGET = "conformance.generated_nets.build"
 NOISY = ("SuperGATConv",)  # draws negative edges in training
@@ -454,8 +454,7 @@ def build(spec: str) -> nn.Module:
     keys = keys_of(given)
     arguments, passed = ", ".join(keys), ", ".join(f"{key}={key}" for key in keys)
     forward = eval(f"lambda self, x, edge_index, {arguments}: self.run(x, edge_index, {passed})")  # noqa: S307
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(given["seed"])
+    with drawing(given["seed"]):
         made = type("Generated", (Net,), {"forward": forward, "__module__": __name__})(given)
     for each in made.modules():
         if isinstance(each, pyg.RGATConv):  # which PyG leaves without values

@@ -49,6 +49,7 @@ NETS: list[tuple[str, dict[str, Any]]] = [
     ("pyg_nets.weighted", {"improved": True, "normalize": False}),
     ("pyg_nets.weighted", {"kind": "GraphConv"}),
     ("pyg_nets.weighted", {"kind": "GraphConv", "aggr": "mean"}),
+    ("pyg_nets.weighted", {"kind": "GraphConv", "aggr": "max"}),
     ("pyg_nets.weighted", {"kind": "Scaled"}),
     ("pyg_nets.weighted", {"kind": "Scaled", "aggr": "max"}),
     ("pyg_nets.Smoothed", {}),
@@ -234,18 +235,6 @@ def test_sar_names_the_setting_that_keeps_it_from_a_model_of_pyg():
         ({"target": "no_such_module.Net"}, "model.target=no_such_module.Net cannot be imported"),
         ({"target": "pyg_nets.gcn", "kwargs": {"hiden": 8}}, "cannot be made with hiden=8, in_channels=6"),
         ({"target": "pyg_nets.OfData"}, "has forward(data); gnnpar calls forward(x, edge_index)"),
-        ({"target": "pyg_nets.Counting"}, "the model reads edge_index outside of a convolution"),
-        (
-            {"target": "pyg_nets.cluster"},
-            "(ClusterGCNConv) calls add_self_loops in its forward, on the edges",
-        ),
-        ({"target": "pyg_nets.rescaled"}, "the model reads edge_weight outside of a convolution"),
-        (
-            {"target": "pyg_nets.weighted", "kwargs": {"kind": "GraphConv", "aggr": "max"}},
-            "takes the maximum of weighted rows, which no fold computes",
-        ),
-        ({"target": "pyg_nets.gat", "self_loops": False}, "adds self loops, and the dataset has none"),
-        ({"target": "pyg_nets.gat", "kwargs": {"edge_dim": 2}}, "adds self loops, which have no attributes"),
         ({"target": "torch.nn.Identity"}, "gnnpar calls forward(x, edge_index)"),
         (
             {
@@ -278,8 +267,15 @@ def test_what_cannot_run_is_one_line(fields, line):
 
 def test_a_mean_over_rows_and_dropout_of_a_message_are_found():
     assert str(find_fault(PyG(target="pyg_nets.Centred"))).startswith("net mixes rows")
-    with pytest.raises(ValueError, match="a message has no dropout of its own"):
+    with pytest.raises(ValueError, match="the model drops entries in evaluation, too"):
         find_fault(PyG(target="pyg_nets.dropping"))
+
+
+@pytest.mark.parametrize("net", ["Counting", "rescaled"])
+def test_edges_are_read_outside_of_a_convolution_where_all_are_there(net):
+    untouched, one, two = check(GraphParallel(), {"pyg": PyG(target=f"pyg_nets.{net}")}, worlds=(1, 2))
+    assert untouched.passed and one.passed
+    assert two.error is not None and "outside of a convolution" in two.error
 
 
 @pytest.mark.parametrize("draw", ["rrelu", "randn_like", "rand", "bernoulli", "normal_", "gumbel_softmax"])
@@ -302,7 +298,7 @@ def test_weights_depend_on_the_seed_alone_and_load_into_the_users_class():
     pyg_nets.gcn(6, 3).load_state_dict(first.net.state_dict())
 
 
-def test_the_command_trains_it_and_the_trained_model_is_the_users(run_here: Run, tmp_path: Path):
+def test_the_command_trains_it_and_the_trained_model_is_the_users(run_here: Run, tmp_path: Path, monkeypatch):
     (tmp_path / "mynet.py").write_text((Path(__file__).parents[1] / "pyg_nets.py").read_text())
     command = ("strategy=graph_parallel", "model=pyg", "model.target=mynet.gcn", "model.kwargs.hidden=16")
     there = ("dataset=sbm", "world_size=2", "debug=tiny", "comm=threads")
@@ -310,6 +306,8 @@ def test_the_command_trains_it_and_the_trained_model_is_the_users(run_here: Run,
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["settings"]["model"]["kwargs"] == {"hidden": 16}
+    assert gnnpar.load(tmp_path / "run").model.num_layers == 2
+    monkeypatch.chdir("/")
     with pytest.raises(ValueError, match=r"names mynet\.gcn, which is no class of gnnpar"):
         gnnpar.load(tmp_path / "run")
 

@@ -13,14 +13,15 @@ from torch_geometric import nn as pyg
 from torch_geometric.nn import models
 from torch_geometric.nn.attention import PolynormerAttention
 
+from conformance.plain_loop import drawing
+
 TARGET = "conformance.users_nets.of"
 NETS: dict[str, type[nn.Module]] = {}
 EXAMPLES: dict[str, type[nn.Module]] = {}
 
 
 def of(name: str) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
+    with drawing(1):
         return (NETS | EXAMPLES)[name]()
 
 

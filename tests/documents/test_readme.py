@@ -19,7 +19,7 @@ from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
 from gnnpar.paths import conf_dir
 from gnnpar.verify.conformance import small_graph
-from tutorial_steps import commands, shape
+from tutorial_steps import ANSWER, commands, shape
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -152,7 +152,9 @@ def test_60_seconds_show_what_comes(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, done.stderr[-3000:]
         lines = {without_figures(line) for line in (done.stdout + done.stderr).splitlines()}
-        assert [line for line in step.said if without_figures(line) not in lines] == []
+        busy = any("the machine was busy" in line for line in done.stdout.splitlines())
+        said = [line for line in step.said if not (busy and ANSWER.match(line))]
+        assert [line for line in said if without_figures(line) not in lines] == []
 
 
 def reproduce(*arguments: str) -> subprocess.CompletedProcess[str]:

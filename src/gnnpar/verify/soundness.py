@@ -24,7 +24,6 @@ from gnnpar.graph import Moments
 from gnnpar.models.gnn import GNN, ModelSource
 from gnnpar.models.pyg.layout import Layout, NodeRows
 from gnnpar.models.pyg.marks import EdgeRows, Given
-from gnnpar.models.pyg.model import PyGNet
 from gnnpar.parallel.engine import trained
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
@@ -155,8 +154,8 @@ class _Trial:
         model, x = copy.deepcopy(self.model), self.shard.x.clone()
         calls = _record(model, replace(self.shard, x=x), self.schema)
         for (name, now), (_, before) in zip(model.named_buffers(), self.model.named_buffers(), strict=True):
-            if not torch.equal(now, before):
-                module, _, leaf = name.rpartition(".")
+            module, _, leaf = name.rpartition(".")
+            if not torch.equal(now, before) and not isinstance(model.get_submodule(module), nn.BatchNorm1d):
                 yield Fault(
                     module, f"changes its buffer {leaf} in forward, from the rows of one rank and as often as it runs"
                 )
@@ -398,7 +397,7 @@ def _record(model: GNN, shard: Shard, schema: Schema | None) -> list[_Call]:
         calls.append(_Call(name, tuple(copies), outputs, view.count.done - done, wrote))
 
     hooks = []
-    inside = tuple(f"net.{name}." for name in model.convs) if isinstance(model, PyGNet) else ()
+    inside = tuple(f"net.{name}." for name in getattr(model, "convs", ()))  # of a PyG model
     for name, module in model.named_modules():
         if inside and name.startswith(inside):  # on rows of edges, too
             continue

@@ -78,9 +78,9 @@ class Marked(Tensor):
         opened = _mapped((args, given), lambda leaf: leaf.opened(func, args) if isinstance(leaf, Given) else leaf)
         assert isinstance(opened, tuple)
         args, given = opened
-        kinds = {type(leaf) for leaf in _leaves((args, given))}
+        marked = [leaf for leaf in _leaves((args, given)) if isinstance(leaf, _Named)]
         for kind in (Ends, Source, Destination):
-            if kind in kinds:
+            if any(isinstance(leaf, kind) for leaf in marked):
                 return kind.call(func, func.__name__, args, given)
         if func.__name__ in ("view", "reshape") and isinstance(args[0], Tensor) and not args[0].numel():
             args = args[0], _of_nothing(args[0], args[1:])
@@ -332,6 +332,8 @@ class Destination(_Named):
             return cls.joined(list(args[0]))
         if name == "stack":
             return nodes.otherwise(func, args, given, "edge_index")
+        if name in _SELECTS and any(isinstance(leaf, EdgeRows) for leaf in _leaves((args, given))):
+            raise Refused("reads rows of edges by numbers of nodes")
         out = _called(func, args, given)
         if name in _SAME | _RESHAPES and args[0] is nodes:
             return nodes.same(out)

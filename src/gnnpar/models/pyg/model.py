@@ -207,7 +207,7 @@ class PyG:
         return [] if net is None else [net.cut_before(layer) for layer in range(1, net.num_layers)]
 
     def _run_sample(self) -> PyGNet | None:
-        """The model for some widths, run; None where they are not those that it was made for."""
+        """The model for some widths, run; None where its features are of another."""
         in_dim, out_dim = (
             next((width for name in names if isinstance(width := self.kwargs.get(name), int)), usual)
             for names, usual in ((_IN, 8), (_OUT, 4))
@@ -249,6 +249,11 @@ class PyG:
                 if isinstance(each, RGATConv):  # PyG's reset_parameters makes these values and leaves them
                     nn.init.constant_(each.l2, 1 / each.out_channels)
             model.measure()  # modules of lazy width draw their weights here
+            if model.gives != (out_dim,):
+                raise ValueError(
+                    f"model.target={self.target} gives {list(model.gives)} for each node, and the task needs {out_dim} "
+                    "logits; set model.kwargs"
+                )
             return model
 
         return construct(make, seed)
@@ -431,7 +436,7 @@ class PyGNet(GNN):
         self.config = config  # pyright: ignore[reportAttributeAccessIssue] - what a GNN of layers has is read by engines of layers
         self.net = net
         self.ways = {name: _way(name, conv, config) for name, conv in self.convs.items()}
-        self.widths = (in_dim, *[0] * len(self.ways))
+        self.widths, self.gives = (in_dim, *[0] * len(self.ways)), (out_dim,)
         self.schema, self.answers = config.schema, tuple[str, ...]()
         if self.schema is not None and self.schema.width != in_dim:
             raise ValueError(f"rows have {in_dim} columns, and those of its types have {self.schema.width}")
@@ -545,11 +550,7 @@ class PyGNet(GNN):
             ) from error
         finally:
             self.net = own
-        if out.shape[1:] != (self.out_dim,):
-            raise ValueError(
-                f"model.target={self.source.target} gives {list(out.shape[1:])} for each node, and the task needs "
-                f"{self.out_dim} logits; set model.kwargs"
-            )
+        self.gives = tuple(out.shape[1:])
         self.ways = {name: self.ways[name] for name in widths}  # as they run; others are not used in forward
         self.widths = (self.in_dim, *widths.values())
 

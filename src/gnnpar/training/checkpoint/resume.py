@@ -238,7 +238,7 @@ class EdgeFacts(NamedTuple):
     def of(run: JsonObject) -> EdgeFacts:
         """As `identity` wrote them into a checkpoint."""
         types, attr = run.get("edge_types", 0), run.get("edge_attr", 0)
-        degrees = tuple((degree, nodes) for degree, nodes in run.get("degrees", ()))
+        degrees = tuple((degree, nodes) for degree, nodes in run.get("degrees", [(0, run.get("nodes", 0))]))
         text = run.get("node_types")
         schema = None if text is None else Schema.of(text)
         return EdgeFacts(bool(run.get("edge_weights", False)), EdgeSizes(int(types), int(attr), degrees, schema))
@@ -280,6 +280,7 @@ def identity(
     if settings.task.decoder is not None:
         told["task"] = settings.resolved["task"]
     carried: JsonDict = {"edge_weights": edges.weighted, "edge_types": edges.sizes.types, "edge_attr": edges.sizes.attr}
+    carried["nodes"] = sum(nodes for _, nodes in edges.sizes.degrees)  # a model may hold a row for each
     if settings.model.reads_degrees:
         carried["degrees"] = edges.sizes.degrees
     if edges.sizes.schema is not None:
