@@ -93,7 +93,11 @@ MET = {
 }  # fmt: skip
 EVERY = [*MET, *NETS, *EXAMPLES]
 IGNORE = ("GIN", "jk=lstm", "jk=cat")  # PyG's classes take rows of edges in forward, and their convolutions do not
-REFUSED = {"SelfSupervised": "nois", "SuperGATConv(8, 8, add_self_loops=False)": "nois", "PMLP": "no running statistics"}
+REFUSED = {
+    "SelfSupervised": "nois",
+    "SuperGATConv(8, 8, add_self_loops=False)": "nois",
+    "PMLP": "no running statistics",
+}
 
 
 def _case(name: str) -> tuple[str, dict, tuple[str, ...], Callable[[], nn.Module]]:
