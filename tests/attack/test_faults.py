@@ -34,6 +34,11 @@ class Failing(GraphParallel):
 """
 
 
+LINE = (
+    "rank 1: ValueError: the third epoch is too much (own_failing.py:12 in failing; GNNPAR_TRACEBACK=1 shows all of it)"
+)
+
+
 @pytest.fixture
 def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A user's own strategy, in a folder outside the project."""
@@ -145,7 +150,7 @@ def test_a_killed_parent_of_a_paced_run_leaves_what_the_next_start_removes(start
 
 def test_a_failing_rank_of_a_paced_run_leaves_no_namespace(run_here: Run, failing: str, shaped_links) -> None:
     done = run_here("train", failing, "launch=paced", *TINY, "hydra.run.dir=run")
-    assert (done.returncode, done.stderr) == (1, "gnnpar: rank 1: ValueError: the third epoch is too much\n")
+    assert (done.returncode, done.stderr) == (1, f"gnnpar: {LINE}\n")
     assert namespaces_of(os.getpid()) == []
 
 
@@ -162,17 +167,17 @@ def test_a_rank_that_raises_says_why_in_one_line(
         monkeypatch.setenv("GNNPAR_TRACEBACK", "1")
     done = run_here("train", failing, f"comm={comm}", *TINY, "hydra.run.dir=run")
     assert done.returncode == 1
-    above, line, end = done.stderr.rpartition("gnnpar: rank 1: ValueError: the third epoch is too much\n")
+    above, line, end = done.stderr.rpartition(f"gnnpar: {LINE}\n")
     assert line and not end
     assert ('raise ValueError("the third epoch' in above) if comm == "gloo" else not above
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert (result["status"], result["error"]) == ("failed", "rank 1: ValueError: the third epoch is too much")
+    assert (result["status"], result["error"]) == ("failed", LINE)
     assert result["epochs_done"] == 2
 
 
 def test_a_failed_job_does_not_stop_a_sweep(run_here: Run, failing: str, tmp_path: Path) -> None:
     done = run_here("train", "-m", f"{failing},single", "comm=threads", "epochs=4", *TINY, "hydra.sweep.dir=sweep")
     assert done.returncode == 1
-    assert done.stderr == "gnnpar: rank 1: ValueError: the third epoch is too much\n"
+    assert done.stderr == f"gnnpar: {LINE}\n"
     results = [json.loads((tmp_path / "sweep" / job / "result.json").read_text()) for job in ("0", "1")]
     assert [r["status"] for r in results] == ["failed", "completed"]

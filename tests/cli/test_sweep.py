@@ -100,7 +100,7 @@ def test_a_sweep_killed_half_way_finishes_exactly_what_is_missing(
     assert status.run(["sweep"]) == 1
     said = capsys.readouterr().out
     assert "sweep: 1 of 4 done, 1 failed, 1 killed, 1 missing" in said
-    assert "1 failed: rank 0: RuntimeError: planted  (seed=1)" in said
+    assert "1 failed: rank 0: RuntimeError: planted (own_counting.py:" in said
 
     (folder / "kill-2").unlink()
     assert run("train", ["-m", *TINY, "seed=0,1,2,3"]) == 1  # the planted failure is still there
@@ -109,7 +109,7 @@ def test_a_sweep_killed_half_way_finishes_exactly_what_is_missing(
     told = capsys.readouterr()
     assert "resuming: 1 of 4 jobs are done, 3 to run" in told.out
     assert "sweep: 3 of 4 done, 1 failed  ->  sweep" in told.out
-    assert "sweep/1 failed: rank 0: RuntimeError: planted  (seed=1)" in told.out
+    assert "sweep/1 failed: rank 0: RuntimeError: planted (own_counting.py:" in told.out
     assert "sent/epoch" in told.out  # the closing table
     assert "gnnpar: rank 0: RuntimeError: planted" in told.err
 

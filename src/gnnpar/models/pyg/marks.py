@@ -175,7 +175,7 @@ class Weights(Given):
 
     def stands_for(self, here: Here) -> Tensor:
         weight = here.edges.weight
-        return EdgeRows.of(here.g.in_degree.new_ones(len(here.edges.row)) if weight is None else weight)
+        return EdgeRows.of(here.g.in_degree.new_ones(here.edges.row.shape[0]) if weight is None else weight)
 
 
 class Types(Given):
@@ -373,7 +373,7 @@ class Here:
 
     def __init__(self, g: Graph) -> None:
         self.g = g
-        self.num_sources = g.num_sources if isinstance(g, Bipartite) else len(g.node_ids)
+        self.num_sources = g.num_sources if isinstance(g, Bipartite) else g.node_ids.shape[0]
         self.one_kind = not isinstance(g, Bipartite) or g.one_kind
         self.read = False  # were the edges one by one read?
         self._gathered: dict[int, tuple[Tensor, int, Tensor]] = {}
@@ -391,7 +391,7 @@ class Here:
 
     @cached_property
     def all_slots(self) -> Tensor:
-        return torch.arange(len(self.edges.row), device=self.edges.row.device)
+        return torch.arange(self.edges.row.shape[0], device=self.edges.row.device)
 
     @cached_property
     def ends(self) -> Ends:
@@ -423,7 +423,7 @@ class Here:
         known = self._gathered.get(key)
         if known is None or known[1] != rows._version:
             table = rows.as_subclass(Tensor).movedim(dim, 0)
-            flat = table.reshape(len(table), -1)
+            flat = table.reshape(table.shape[0], -1)
             found = self.g.aggregate(SourceRows(), self.g.source(_same, flat))
             known = rows, rows._version, found.reshape(-1, *table.shape[1:])
             self._gathered[key] = known
@@ -448,9 +448,9 @@ class Here:
         if slots is not None:
             added = slots < 0
             own = own.index_add(0, -1 - slots[added], by_edge[added])
-            every = by_edge.new_zeros(len(self.edges.row), *tail)
+            every = by_edge.new_zeros(self.edges.row.shape[0], *tail)
             by_edge = every.index_add(0, slots[~added], by_edge[~added])
-        total = _Returned.apply(self.g, by_edge.reshape(len(by_edge), -1), self.num_sources)
+        total = _Returned.apply(self.g, by_edge.reshape(by_edge.shape[0], -1), self.num_sources)
         assert isinstance(total, Tensor)
         return (total.reshape(self.num_sources, *tail) + own).movedim(0, dim)
 

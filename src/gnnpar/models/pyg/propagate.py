@@ -419,7 +419,7 @@ class AsItIs:
         self, conv: MessagePassing, here: Here, own: Propagate, edge_index: object, *args: object, **given: object
     ) -> Tensor:
         size = given.pop("size", args[0] if args else None)
-        if _are_given(edge_index) and size in (None, (here.num_sources, len(here.g.node_ids))):
+        if _are_given(edge_index) and size in (None, (here.num_sources, here.g.node_ids.shape[0])):
             fold = self._sum_of_rows if self.message is None else self._sum_of_messages
             if (out := fold(conv, here.g, given)) is not None:
                 return out
