@@ -306,3 +306,16 @@ def test_bars_are_as_long_as_the_epoch_of_the_table(plant: Plant, tmp_path: Path
     assert group.epoch_seconds is not None and parts is not None
     assert group.epoch_seconds.value == pytest.approx(0.09)
     assert sum(parts.values()) == pytest.approx(0.09)
+
+
+def test_an_error_is_better_where_it_is_lower(plant: Plant, tmp_path: Path) -> None:
+    for seed in range(6):
+        base = {"metric__name": "mae", "metric__best_val": 0.5, "metric__test_at_best_val": 0.5}
+        plant(seed=seed, curve=[0.9, 0.5], **base)
+        plant(seed=seed, curve=[0.4, 0.3], **OURS, **base | {"metric__test_at_best_val": 0.4 + 0.001 * seed})
+        plant(seed=seed, curve=[0.9, 0.8], **OURS, **DROP, **base | {"metric__test_at_best_val": 0.6 + 0.001 * seed})
+    found = compared(tmp_path)
+    ours, control = group_of(found), group_of(found, control=True)
+    assert (ours.verdict, control.verdict) == ("not inferior", "inferior")
+    assert ours.best == {"accuracy"} and ours.seconds_to_target == Median(1.0, 1.0)
+    assert control.seconds_to_target is not None and math.isinf(control.seconds_to_target.high)

@@ -20,6 +20,7 @@ from gnnpar.report.fairness import Baseline, exact_runs_of, unequal_accuracy, wh
 from gnnpar.report.runs import Result, configuration_of, is_control, no_speed, went_on_from
 from gnnpar.report.statistics import Estimate
 from gnnpar.report.targets import Median, Reached, median, reached, target_of
+from gnnpar.track.keys import goodness
 
 K = TypeVar("K", bound=Hashable)  # a seed, or a seed and a block
 MARGIN = 0.3  # points of accuracy
@@ -74,6 +75,11 @@ class Group:
     def name(self) -> str:
         """The title and the ranks, without model and dataset."""
         return f"{self.title} {self.first['world_size']}x{self.first['threads_per_rank']}"
+
+    @property
+    def metric(self) -> str:
+        """Name of the metric."""
+        return self.results[0]["metric"]["name"]
 
     @property
     def completed(self) -> list[Result]:
@@ -195,7 +201,7 @@ def _accuracy(group: Group, bases: Sequence[Result], baseline: str, margin: floa
             differences.append(plain.fmean(paired))
     if differences:
         group.difference = statistics.mean(differences)
-        group.verdict = statistics.non_inferiority(differences, margin)
+        group.verdict = statistics.non_inferiority([goodness(group.metric, each) for each in differences], margin)
     elif ours and theirs:
         pairs = ((runs[0], base) for runs in ours.values() for each in theirs.values() for base in each)
         nearest = min((unequal_accuracy(*pair) for pair in pairs), key=len)
@@ -242,7 +248,8 @@ def _bold(groups: Sequence[Group]) -> None:
     """Marks the best accuracy and the largest speed-up, where paired tests (Bonferroni, 5 %) hold against all others.
     Speed-ups are those over one baseline in the same block, and none is unfair."""
     accurate = [group for group in groups if group.accuracies]
-    _mark(accurate, "accuracy", [group.accuracies for group in accurate], fewest=statistics.FEWEST_SEEDS)
+    good = [{seed: goodness(group.metric, each) for seed, each in group.accuracies.items()} for group in accurate]
+    _mark(accurate, "accuracy", good, fewest=statistics.FEWEST_SEEDS)
     timed = [group for group in groups if group.ratios and not group.timeless]
     unfair = any(row["why_no_ratio"] == "unfair" for group in timed for row in group.rows)
     unfair = unfair or any(group.ratio_busy for group in timed)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from gnnpar.report.runs import Result
 from gnnpar.track.jsonl import read_rows
+from gnnpar.track.keys import goodness
 
 
 class Reached(NamedTuple):
@@ -29,11 +30,12 @@ class Median(NamedTuple):
 
 
 def target_of(exact: Sequence[Result]) -> float | None:
-    """Mean best validation of the exact baseline minus one deviation over its runs; with one run: its best."""
+    """Mean best validation of the exact baseline, worse by one deviation over its runs; with one run: its best."""
     best = [r["metric"]["best_val"] for r in exact if r["metric"]["best_val"] is not None]
     if not best:
         return None
-    return statistics.fmean(best) - (statistics.stdev(best) if len(best) > 1 else 0.0)
+    slack = statistics.stdev(best) if len(best) > 1 else 0.0
+    return statistics.fmean(best) - goodness(exact[0]["metric"]["name"], slack)
 
 
 def reached(folder: Path, result: Result, target: float) -> Reached | None:
@@ -43,7 +45,8 @@ def reached(folder: Path, result: Result, target: float) -> Reached | None:
     if not rows:
         return None
     for row in rows:
-        if (row.get("metric/val") or -math.inf) >= target:
+        val = row.get("metric/val")
+        if val is not None and goodness(result["metric"]["name"], val - target) >= 0:
             return Reached(row["time/train_seconds"], row["comm/total_bytes_so_far"], censored=False)
     return Reached(rows[-1]["time/train_seconds"], rows[-1]["comm/total_bytes_so_far"], censored=True)
 
