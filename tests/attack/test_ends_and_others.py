@@ -41,18 +41,17 @@ from gnnpar.config.sweep import SWEEP, Resuming, Sweep
 from gnnpar.data import array_pickle, files, hetero, saved
 from gnnpar.data.array_pickle import load_arrays
 from gnnpar.launch import processes, rendezvous, token
-from gnnpar.planner import calibrate, registry
+from gnnpar.planner import calibrate
 from gnnpar.report.exports import inert
 from gnnpar.report.runs import collect
 from gnnpar.scratch import folder_beside, lasting_socket_folder
 from gnnpar.settings import ConfigError
-from gnnpar.targets import TRUST, refuse_foreign
+from gnnpar.targets import refuse_foreign
 from gnnpar.training import replicas
 from one_layer import NET
 from ports import free_port
 
 TINY = ("dataset=sbm", "dataset.num_nodes=60", "strategy=single", "epochs=1", "threads_per_rank=1")
-OTHER = 4242
 """The number of another user."""
 OLD = time.time() - 3 * 24 * 3600
 
@@ -172,50 +171,6 @@ def test_a_process_of_another_namespace_is_not_looked_for_here(tmp_path: Path) -
     elsewhere = record | {"space": "pid:[1]", "pid": 1 << 22}
     assert records.is_alive(elsewhere, tmp_path), "it has written of late"
     assert not records.is_alive(record | {"pid": 1 << 22}, tmp_path)
-
-
-COMPOSES = """
-import sys
-from pathlib import Path
-import gnnpar.config.own_yaml
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
-from gnnpar.config.own_yaml import OwnYaml
-for source in (FileConfigSource("gnnpar", f"file://{sys.argv[1]}"), OwnYaml("gnnpar", f"own://{sys.argv[1]}")):
-    try:
-        print(source.load_config("model/foo").config)
-    except ValueError as error:
-        print(error)
-"""
-
-
-def test_a_process_that_composes_a_job_reads_no_yaml_of_another_user(tmp_path: Path) -> None:
-    """Launchers hand the search path to processes of theirs, whose Hydra is another one."""
-    (conf := tmp_path / "all" / "conf").mkdir(parents=True)
-    conf.parent.chmod(0o1777)
-    (conf / "model").mkdir()
-    (conf / "model" / "foo.yaml").write_text("planted: 1\n")
-    command = [sys.executable, "-P", "-c", COMPOSES, str(conf)]
-    mine = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
-    assert mine.stdout == "{'planted': 1}\n" * 2
-    os.chown(conf, OTHER, OTHER)
-    theirs = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
-    assert theirs.stdout.count(f"{conf}: {durable.OF_ANOTHER}") == 2 and "planted" not in theirs.stdout
-
-
-def test_strategies_of_another_user_are_not_run_with_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`plan --trust` made what the YAML named that he had put into a folder of all."""
-    (folder := tmp_path / "all").mkdir()
-    folder.chmod(0o777)
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv(TRUST, "1")
-    (folder / "strategy").mkdir()
-    marker = tmp_path / "ran"
-    (folder / "strategy" / "evil.yaml").write_text(f"_target_: os.mkdir\npath: {marker}\n")
-    (folder / "strategy" / "heir.yaml").write_text("defaults: [evil]\n")
-    os.chown(folder / "strategy", OTHER, OTHER)
-    broken = registry.registry().broken
-    assert durable.OF_ANOTHER in broken["evil"] and durable.OF_ANOTHER in broken["heir"]
-    assert not marker.exists()
 
 
 # --- what ends, and what it leaves
@@ -484,76 +439,6 @@ def test_a_result_lies_where_it_was_written(tmp_path: Path) -> None:
         assert [folder for folder, _ in collect(folders)] == [tmp_path / "mine"]
 
 
-@pytest.mark.parametrize("name", ["outputs", "multirun"])
-def test_runs_are_not_led_to_a_folder_of_another_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    """Of a project that was unpacked, a link belongs to the user, and led to a folder of who had packed it."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "elsewhere").mkdir(mode=0o777)
-    Path(name).symlink_to(tmp_path / "elsewhere")
-    sweep = ["-m"] * (name == "multirun")
-    assert run("train", [*sweep, *TINY]) == 0, "another disk of the user's"
-    os.chown(tmp_path / "elsewhere", OTHER, OTHER)
-    before = list((tmp_path / "elsewhere").rglob("*"))
-    capsys.readouterr()
-    assert run("train", [*sweep, *TINY]) == 2
-    said = f"it is a symbolic link to {tmp_path}/elsewhere, which belongs to another user"
-    assert f"{name} cannot be written: {said}" in capsys.readouterr().err
-    assert list((tmp_path / "elsewhere").rglob("*")) == before
-
-
-def test_no_checkpoints_are_lost_to_what_lies_in_the_folder_of_a_run(tmp_path: Path) -> None:
-    """A folder in the place of a file that was to be removed ended each of them, and the run completed without one."""
-    (tmp_path / "run" / "checkpoint" / "epoch-000001.partial" / "x").mkdir(parents=True)
-    assert train(tmp_path / "run", "strategy=single", "epochs=1").status == "completed"
-    assert os.listdir(tmp_path / "run" / "checkpoint") == ["epoch-000001"]
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "checkpoint").touch()
-    with pytest.raises(ValueError, match="checkpoint is no folder, and no checkpoint could be written: remove it"):
-        train(tmp_path / "other", "strategy=single", "epochs=1")
-
-
-@pytest.mark.parametrize("what", ["page", "figures", "plan", "shards", "program"])
-def test_results_are_written_into_no_folder_that_another_user_has_made(tmp_path: Path, what: str) -> None:
-    """He let it lead elsewhere while they were written: over the user's own, or to open what was private."""
-    (tmp_path / "all").mkdir()
-    (tmp_path / "all").chmod(0o1777)
-    (theirs := tmp_path / "all" / "theirs").mkdir()
-    os.chown(theirs, OTHER, OTHER)
-    make = durable.make_own_folder if what == "program" else durable.make_folder_of_results
-    with pytest.raises(durable.WriteError, match=f"{durable.OF_ANOTHER}; name another folder"):
-        make(theirs / "mine")
-    assert not os.listdir(theirs), "before anything is made in it"
-    os.chown(theirs, os.geteuid(), os.getegid())
-    command = {
-        "page": ["compare", "run", "--html", f"{theirs}/mine/report.html"],
-        "figures": ["compare", "run", "--figures", f"{theirs}/mine"],
-        "plan": ["plan", "dataset=sbm", "dataset.num_nodes=60", "--out", f"{theirs}/mine"],
-        "shards": ["partition", "dataset=sbm", "dataset.num_nodes=60", f"out={theirs}/mine/shards"],
-        "program": ["export", "run", "--out", f"{theirs}/mine"],
-    }[what]
-    os.chown(theirs, OTHER, OTHER)
-    before = Path.cwd()
-    os.chdir(tmp_path)
-    try:
-        train(tmp_path / "run", "strategy=single", "epochs=1")
-        assert run(command[0], command[1:]) == 2
-    finally:
-        os.chdir(before)
-    assert not os.listdir(theirs)
-
-
-def test_programs_are_led_to_no_folder_of_another_user(tmp_path: Path) -> None:
-    """`export best` of an archive whose `best` was a link wrote the program where another user exchanged it."""
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "best").symlink_to(tmp_path / "theirs")
-    durable.make_own_folder(tmp_path / "best" / "export")
-    os.chown(tmp_path / "theirs", OTHER, OTHER)
-    with pytest.raises(durable.WriteError, match=r"best cannot be written: it is a symbolic link to .*theirs"):
-        durable.make_own_folder(tmp_path / "best" / "export")
-
-
 def test_a_folder_is_opened_by_what_it_is(tmp_path: Path) -> None:
     """Through a link that had taken its name, a private folder became one that all may read."""
     (tmp_path / "private").mkdir(mode=0o700)
@@ -561,20 +446,6 @@ def test_a_folder_is_opened_by_what_it_is(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="made"):
         durable.open_to(tmp_path / "made", 0o777)
     assert (tmp_path / "private").stat().st_mode & 0o777 == 0o700
-
-
-def test_a_sweep_behind_a_link_is_not_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """An archive's `sweep.json` led to a sweep of the user's, which then lay in the archive's folder."""
-    monkeypatch.chdir(tmp_path)
-    assert run("train", ["-m", *TINY, "hydra.sweep.dir=mine"]) == 0
-    Path("theirs").mkdir()
-    Path("theirs", "sweep.json").symlink_to(tmp_path / "mine" / "sweep.json")
-    capsys.readouterr()
-    assert run("train", ["--resume", "theirs"]) == 2
-    assert "sweep.json cannot be written: it is a symbolic link" in capsys.readouterr().err
-    assert os.listdir("theirs") == ["sweep.json"]
 
 
 @pytest.mark.parametrize(
@@ -676,19 +547,3 @@ def test_code_that_is_imported_late_is_told_and_compared(tmp_path: Path, run_cli
     after = json.loads((tmp_path / "run" / "result.json").read_text())
     assert after["begun_otherwise"] == {"epochs": 2, "settings": ["code"]}
     assert after["code"]["late_helper"] != told["code"]["late_helper"]
-
-
-def test_a_comparison_follows_no_link_to_another_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The page of a folder that was passed on held the user's private run, under the name of the folder."""
-    for name in ("private", "given"):
-        train(tmp_path / name, "strategy=single", "epochs=2")
-    for file in ("result.json", "metrics.jsonl"):
-        kept = (tmp_path / "given" / file).read_bytes()
-        (tmp_path / "given" / file).unlink()
-        (tmp_path / "given" / file).symlink_to(tmp_path / "private" / file)
-        capsys.readouterr()
-        assert run("compare", [str(tmp_path / "given")]) == 2
-        assert f"{file} is a symbolic link to {tmp_path}/private/{file}: put a copy" in capsys.readouterr().err
-        assert run("compare", [str(tmp_path)]) == 0, "both are asked for"
-        (tmp_path / "given" / file).unlink()
-        (tmp_path / "given" / file).write_bytes(kept)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import grp
 import json
 import os
-import pwd
 import resource
 import shlex
 import subprocess
@@ -15,7 +13,6 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,7 +24,7 @@ from torch_geometric.data import Data, HeteroData
 import gnnpar
 from checkpoints import train
 from conftest import environment
-from gnnpar import compilers, durable, scratch
+from gnnpar import scratch
 from gnnpar.__main__ import drop_working_directory
 from gnnpar.cli import estimate, partition, plan, predict
 from gnnpar.cli.main import run
@@ -40,7 +37,7 @@ from gnnpar.data import files
 from gnnpar.data.given import as_data
 from gnnpar.data.pyg import _require_near
 from gnnpar.data.saved import raw_graph
-from gnnpar.durable import WriteError, read_json, refuse_others
+from gnnpar.durable import read_json
 from gnnpar.folder_lock import Owner
 from gnnpar.launch.monitor import Monitor
 from gnnpar.launch.processes import blame
@@ -174,44 +171,6 @@ def test_a_path_of_relative_parts_is_not_the_working_directory(path: str, monkey
     assert os.environ["PATH"] == os.defpath
 
 
-def test_the_group_of_root_is_no_ones_own_where_others_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def users(*found: tuple[str, int, int]) -> None:
-        entries = [SimpleNamespace(pw_name=name, pw_uid=uid, pw_gid=gid) for name, uid, gid in found]
-        monkeypatch.setattr(pwd, "getpwall", lambda: entries)
-        monkeypatch.setattr(pwd, "getpwuid", lambda uid: entries[0])
-
-    monkeypatch.setattr(grp, "getgrgid", lambda gid: SimpleNamespace(gr_name="root", gr_gid=0, gr_mem=[]))
-    folder = tmp_path / "volume"
-    folder.mkdir()
-    folder.chmod(0o775)
-    monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid)
-    users(("alice", 1000, 1000), ("root", 0, 0))
-    refuse_others(folder)
-    users(("alice", 1000, 1000), ("root", 0, 0), ("operator", 11, 0))
-    with pytest.raises(WriteError, match="others may rename what lies in it"):
-        refuse_others(folder)
-    users(("alice", 1000, 0), ("root", 0, 0))
-    with pytest.raises(WriteError, match="others may rename what lies in it"):
-        refuse_others(folder)
-
-
-def test_links_of_others_on_the_way_to_a_named_folder_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "project").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "project")
-    assert run("train", [*SMALL, "strategy=single", "epochs=1", f"hydra.run.dir={tmp_path}/link"]) == 0, "one's own"
-    os.chown(tmp_path / "link", 4242, 4242, follow_symlinks=False)
-    before = sorted(tmp_path.rglob("*"))
-    asked = (("train", [*SMALL, f"hydra.run.dir={tmp_path}/link/run"]), ("partition", [f"out={tmp_path}/link/shards"]))
-    for command, words in asked:
-        assert run(command, words) == 2
-        assert "it is a symbolic link of another user" in capsys.readouterr().err
-    assert run("predict", [f"{tmp_path}/project", "--out", f"{tmp_path}/link/out.npy"]) == 2
-    assert run("export", [f"{tmp_path}/project", "--out", f"{tmp_path}/link/export"]) == 2
-    assert [path for path in sorted(tmp_path.rglob("*")) if path not in before and path.name != "run"] == []
-
-
 def test_a_run_that_goes_on_with_other_evaluations_says_so(tmp_path: Path) -> None:
     train(tmp_path / "a", "strategy=single", "epochs=3")
     train(tmp_path / "b", "strategy=single", "epochs=4", f"resume={tmp_path}/a", "eval_every=3")
@@ -257,17 +216,6 @@ def test_a_working_directory_that_is_gone_is_one_line(tmp_path: Path, python: li
         2,
         "gnnpar: the working directory has been removed; change into another one\n",
     )
-
-
-@pytest.mark.timeout(60)
-def test_pipes_in_the_place_of_folders_are_waited_for_by_nobody(tmp_path: Path) -> None:
-    train(tmp_path, "strategy=single", "epochs=1")
-    os.mkfifo(tmp_path / "checkpoint-before")
-    os.mkfifo(tmp_path / "checkpoint" / "epoch-000003.partial")
-    os.mkfifo(tmp_path / "checkpoint" / "epoch-000004.old")
-    assert train(tmp_path, "strategy=single", "epochs=2", "resume=auto").exit_code == 0
-    assert train(tmp_path, "strategy=single", "epochs=1").exit_code == 0
-    assert (tmp_path / "checkpoint-before").is_dir()
 
 
 def test_every_rank_goes_on_with_what_rank_0_has_measured(tmp_path: Path) -> None:
@@ -357,45 +305,6 @@ def test_a_key_goes_to_no_server_of_the_working_directory(tmp_path: Path, monkey
         refuse_settings_of(tmp_path, entity=None)
 
 
-def test_python_writes_over_no_link_of_another_user(tmp_path: Path) -> None:
-    (tmp_path / "project").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "project")
-    os.chown(tmp_path / "link", 4242, 4242, follow_symlinks=False)
-    for start in (gnnpar.train, gnnpar.sweep):
-        with pytest.raises(WriteError, match="it is a symbolic link of another user"):
-            start("gcn", "sbm", folder=tmp_path / "link", strategy="single", epochs=1)
-    assert not list((tmp_path / "project").iterdir())
-
-
-def test_where_a_user_is_nobody_nothing_is_his(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    os.chown(tmp_path, 4242, 4242)
-    monkeypatch.setattr(os, "geteuid", lambda: 4242)
-    refuse_others(tmp_path)
-    monkeypatch.setattr(durable, "_overflow_uid", lambda: {4242})
-    with pytest.raises(WriteError, match="it belongs to another user"):
-        refuse_others(tmp_path)
-
-
-def test_code_of_compilers_lies_in_folders_made_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    before = os.umask(0)
-    try:
-        compilers.keep_torch_apart()
-    finally:
-        os.umask(before)
-    folder = tmp_path / "gnnpar" / "triton"
-    assert os.environ["TRITON_CACHE_DIR"] == str(folder)
-    assert [path.stat().st_mode & 0o777 for path in (folder, folder.parent)] == [0o700, 0o700]
-    compilers.give_back_environment()
-    assert "TRITON_CACHE_DIR" not in os.environ
-    monkeypatch.setenv("TRITON_CACHE_DIR", "mine")
-    compilers.keep_torch_apart()
-    compilers.give_back_environment()
-    assert os.environ["TRITON_CACHE_DIR"] == "mine"
-
-
 def test_python_without_its_environment_imports_nothing_from_the_working_directory(tmp_path: Path) -> None:
     for name in ("multiprocessing", "joblib"):
         (tmp_path / f"{name}.py").write_text("import os; os.write(2, b'RAN')")
@@ -406,17 +315,6 @@ def test_python_without_its_environment_imports_nothing_from_the_working_directo
     )
     assert done.returncode == 0, done.stderr
     assert "RAN" not in done.stderr
-
-
-def test_a_home_that_others_write_to_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = tmp_path / ".config" / "wandb" / "settings"
-    settings.parent.mkdir(parents=True)
-    settings.write_text("[default]\nbase_url = http://elsewhere\n")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    refuse_settings_of(tmp_path / "elsewhere", entity=None)
-    os.chown(settings, 4242, 4242)
-    with pytest.raises(WriteError, match="it belongs to another user"):
-        refuse_settings_of(tmp_path / "elsewhere", entity=None)
 
 
 @pytest.mark.parametrize("master", ["::1", "127.0.0.1", "localhost"])
@@ -444,29 +342,6 @@ def test_a_run_begun_from_one_below_leaves_no_older_checkpoint(tmp_path: Path) -
     train(tmp_path, "strategy=single", "epochs=3", f"resume={tmp_path}/first")
     assert checkpoint.folders(tmp_path)[0].name == "epoch-000003"
     assert (tmp_path / "checkpoint-before" / "epoch-000004").is_dir()
-
-
-def test_no_output_goes_through_a_link_of_another_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train(tmp_path / "run", "strategy=single", "epochs=1")
-    (tmp_path / "link").symlink_to(tmp_path / "run")
-    os.chown(tmp_path / "link", 4242, 4242, follow_symlinks=False)
-    (tmp_path / "study.yaml").write_text("base: [strategy=single, epochs=1]\nfactors: {rate: [optim.lr=0.1]}\n")
-    before, link = sorted((tmp_path / "run").rglob("*")), str(tmp_path / "link")
-    monkeypatch.chdir(tmp_path)
-    for command, words in (
-        ("predict", [link]),
-        ("export", [link]),
-        ("plan", [*SMALL, "--no-measure", "--out", link]),
-        ("compare", ["run", "--html", f"{link}/page.html"]),
-        ("compare", ["run", "--figures", link]),
-        ("new", ["model", "mine", "--into", link]),
-        ("ablate", ["study.yaml", "--folder", link]),
-    ):
-        assert run(command, words) == 2, command
-        assert "it is a symbolic link of another user" in capsys.readouterr().err, command
-    assert sorted((tmp_path / "run").rglob("*")) == before
 
 
 def test_parts_that_compilers_read_begin_at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -544,16 +419,6 @@ def test_what_follows_two_dashes_are_names(tmp_path: Path, monkeypatch: pytest.M
 def test_a_pid_of_another_container_says_nothing(space: str, locks: bool, gone: bool) -> None:
     me = Owner.this({})
     assert replace(me, pid=2**22 + 1, space=space).has_left(me, locks=locks) is gone
-
-
-def test_a_named_folder_is_looked_at_before_it_is_made(tmp_path: Path) -> None:
-    (tmp_path / "project").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "project")
-    os.chown(tmp_path / "link", 4242, 4242, follow_symlinks=False)
-    for named in (f"hydra.run.dir={tmp_path}/link/new", f"+hydra.run.dir='{tmp_path}/link/new'"):
-        assert run("train", [*SMALL, named]) == 2
-    assert run("train", ["-m", *SMALL, f"hydra.sweep.dir={tmp_path}/link/new"]) == 2
-    assert not list((tmp_path / "project").iterdir())
 
 
 def test_a_word_that_names_no_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -3,13 +3,8 @@ for a run's own."""
 
 from __future__ import annotations
 
-import json
-import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
-from time import strftime
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,17 +15,12 @@ from torch_geometric.data import HeteroData
 
 import gnnpar
 from checkpoints import train
-from conftest import environment
-from gnnpar import compilers, durable, scratch
-from gnnpar.__main__ import drop_working_directory
 from gnnpar.cli import ablate, dashboard
 from gnnpar.cli.main import run
 from gnnpar.cli.predict import with_model_of
 from gnnpar.config.sweep import resume_line
 from gnnpar.data.saved import PT
-from gnnpar.durable import WriteError
 from gnnpar.launch.environment import check_rank
-from gnnpar.scratch import folder_beside
 from gnnpar.settings import ConfigError
 from gnnpar.track import wandb as track
 from gnnpar.training.result.trained import find
@@ -39,88 +29,6 @@ EVIL = "a;touch RAN;#"
 
 
 # --- what others may have put there
-
-
-def test_an_empty_part_of_the_path_of_programs_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`scontrol` and `uname` of the working directory ran; with launch=paced, as root, `tc`."""
-    monkeypatch.setenv("PATH", ":/usr/bin::.:/opt/bin:")
-    drop_working_directory()
-    assert os.environ["PATH"] == "/usr/bin:/opt/bin"
-
-
-@pytest.mark.parametrize("given", ["", "1", None])
-def test_an_empty_variable_does_not_bring_the_working_directory_back(tmp_path: Path, given: str | None) -> None:
-    """Python takes PYTHONSAFEPATH= for unset; processes of launchers imported numpy from there."""
-    env = environment() | ({} if given is None else {"PYTHONSAFEPATH": given})
-    told = "import gnnpar.__main__ as m, os; m.dispatch = lambda *_: print(os.environ['PYTHONSAFEPATH']) or 0; m.main()"
-    command = [sys.executable, "-P", "-c", told]
-    done = subprocess.run([*command, "cite"], cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "1"
-
-
-def test_in_a_container_only_places_of_root_are_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It shows root of the host and every other user as one: his folders passed for root's."""
-    if not os.geteuid():  # root's own are trusted in any case
-        os.chown(tmp_path, 1234, 1234)
-    shown = tmp_path.stat().st_uid
-    monkeypatch.setattr(durable, "_overflow_uid", lambda: {shown})
-    monkeypatch.setattr(durable.os, "geteuid", lambda: shown + 1)
-    monkeypatch.setattr(durable, "_places_on_the_way", lambda path: [tmp_path])
-    with pytest.raises(WriteError, match="belongs to another user"):
-        durable.refuse_others(tmp_path)
-    monkeypatch.setattr(durable, "_OF_THE_SYSTEM", (str(tmp_path),))
-    durable.refuse_others(tmp_path)
-
-
-def test_the_compiler_of_torch_loads_nothing_that_others_have_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """XDG_CACHE_HOME=/tmp/cache-me, gone after a reboot: whoever makes it first, made what was loaded."""
-
-    def place() -> str:
-        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-        compilers.keep_torch_apart()
-        return os.environ["TORCHINDUCTOR_CACHE_DIR"]
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert place() == str(tmp_path / "cache" / "gnnpar" / "torch")
-    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700, "made here, for this user"
-    (tmp_path / "cache").chmod(0o777)
-    elsewhere = Path(place())
-    assert not elsewhere.is_relative_to(tmp_path / "cache") and elsewhere.stat().st_mode & 0o777 == 0o700
-
-
-def test_nothing_is_deleted_that_took_the_name_of_what_was_made(tmp_path: Path) -> None:
-    """Where `out` lies, another user renamed a folder of this one to the name that was about to be removed."""
-    (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "one.tex").touch()
-    (tmp_path / f"shards.{os.getpid()}.partial").mkdir()
-    with folder_beside(tmp_path / "shards") as partial:
-        partial.rename(tmp_path / "away")
-        (tmp_path / "thesis").rename(partial)
-    assert (partial / "one.tex").exists()
-    assert (tmp_path / f"shards.{os.getpid()}.partial").exists()
-    words = ["debug=tiny", "world_size=2", f"out={tmp_path / 'cut'}"]
-    assert run("partition", words) == 0
-    assert sorted(file.name for file in tmp_path.glob(".cut*")) == []
-
-
-def test_a_scratch_folder_of_another_user_is_not_this_ones(tmp_path: Path) -> None:
-    folder = tmp_path / "gnnpar-scratch-x"
-    folder.mkdir(mode=0o700)
-    assert scratch._is_own(folder)
-    folder.chmod(0o777)
-    assert not scratch._is_own(folder)
-
-
-def test_no_folder_is_made_through_a_link_below_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hydra made it before the run was refused."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "outputs").mkdir()
-    (tmp_path / "outputs" / strftime("%Y-%m-%d")).symlink_to(tmp_path / "elsewhere")
-    assert run("train", ["debug=tiny", "strategy=single"]) == 2
-    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 # --- names
@@ -166,17 +74,6 @@ def test_a_type_of_nodes_has_no_more_of_them_than_its_file_speaks_of(tmp_path: P
     torch.save(data, tmp_path / "g.pt")
     with pytest.raises(ValueError, match="type b has 2147483648 nodes, and 4 numbers and ends of edges; give x"):
         PT(path=str(tmp_path / "g.pt"), split="random").load(None, 0)
-
-
-def test_a_sweep_of_many_letters_is_refused_before_hydra_reads_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Each of 10,000 takes seconds."""
-    argv = ["strategy=single", *(f"+model.x{i}=[{'1,' * 2000}1]" for i in range(30))]
-    job = {"key": "0", "folder": "0", "overrides": ["seed=0"]}
-    (tmp_path / "sweep.json").write_text(json.dumps({"schema": 1, "argv": argv, "jobs": [job]}))
-    assert run("train", ["--resume", str(tmp_path)]) == 2
-    assert "sweep.json has overrides of 120,425 letters, more than 20,000" in capsys.readouterr().err
 
 
 def test_a_study_says_how_long_it_looks_at_its_variants(

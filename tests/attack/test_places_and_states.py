@@ -11,26 +11,22 @@ import importlib
 import json
 import os
 import resource
-import shutil
 import signal
-import stat
 import subprocess
 import sys
 import threading
 import types
-from collections.abc import Iterator
 from datetime import datetime, tzinfo
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch_geometric.data import Data
 
 import gnnpar
-from checkpoints import SMALL, train
+from checkpoints import SMALL
 from conftest import Run, environment
-from gnnpar import api, durable, own_modules
+from gnnpar import api, durable
 from gnnpar.cli.main import refuse, run
 from gnnpar.comm import Communicator, ThreadWorld, world
 from gnnpar.comm.world import torch_given_back
@@ -38,31 +34,18 @@ from gnnpar.config import submitit_jobs
 from gnnpar.config.compose import compose
 from gnnpar.data import files
 from gnnpar.folder_lock import working_in
-from gnnpar.launch import forked, joined, processes, signals
+from gnnpar.launch import forked, processes, signals
 from gnnpar.launch.launch import world_of
 from gnnpar.report import figures, sessions
 from gnnpar.report.exports import inert
 from gnnpar.settings import ConfigError
-from gnnpar.targets import locate
-from gnnpar.track import jsonl, wandb
+from gnnpar.track import wandb
 from gnnpar.training import predict
 from one_layer import NET
 
 TINY = ("dataset=sbm", "dataset.num_nodes=60", "strategy=single", "epochs=1", "threads_per_rank=1")
 OTHER = 4242
 """The number of another user."""
-
-
-def test_wandb_writes_through_no_link(tmp_path: Path, run_cli: Run) -> None:
-    """With WANDB_RESUME=auto it notes the id of a run in a file of the run's folder, which was a link."""
-    (tmp_path / "run" / "wandb").mkdir(parents=True)
-    (precious := tmp_path / "precious").write_text("mine")
-    (tmp_path / "run" / "wandb" / "wandb-resume.json").symlink_to(precious)
-    offline = ["tracker=wandb", "tracker.mode=offline", f"hydra.run.dir={tmp_path}/run"]
-    done = run_cli("train", *TINY, *offline, WANDB_RESUME="auto", WANDB_CONFIG_DIR=str(tmp_path / "home"))
-    assert done.returncode == 0, done.stderr
-    assert precious.read_text() == "mine"
-    assert list((tmp_path / "run" / "wandb").glob("offline-run-*"))
 
 
 @pytest.mark.parametrize("hard", [28, 4096])
@@ -99,187 +82,6 @@ def test_what_torch_cannot_read_of_the_environment_is_one_line(run_cli: Run) -> 
 # --- what another user has put into a folder of all
 
 
-@pytest.fixture
-def of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The working directory: one as /tmp is, where a scheduler begins on a node that has not the user's."""
-    monkeypatch.setattr(own_modules, "_FINDER", own_modules._Finder())
-    monkeypatch.setenv(own_modules.VARIABLE, "")
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
-    (folder := tmp_path / "all").mkdir()
-    folder.chmod(0o1777)
-    monkeypatch.chdir(folder)
-    yield folder
-    for name in ("planted_net", "helper_of_net"):
-        sys.modules.pop(name, None)
-
-
-@pytest.mark.parametrize("mode", [0o1777, 0o1770])
-def test_nothing_begins_where_others_can_add_files(of_all: Path, capsys: pytest.CaptureFixture[str], mode: int) -> None:
-    """wandb wrote through a link that another user made while it started, and jobs of a sweep composed his YAML."""
-    os.chown(of_all, 0, OTHER)
-    of_all.chmod(mode)
-    said = f"{of_all} cannot be written: others may add files to it, and it is the working directory: change into"
-    for command in ("train", "plan", "doctor"):
-        assert run(command, ["dataset=sbm"] if command != "doctor" else []) == 2
-        assert said in capsys.readouterr().err
-    with pytest.raises(durable.WriteError, match="it is the working directory"):
-        gnnpar.train("gcn", Data(), epochs=1)
-    with pytest.raises(durable.WriteError, match="it is the working directory"):
-        gnnpar.distribute(torch.nn.Module, Data(), strategy="single")
-    assert not os.listdir(of_all)
-    of_all.chmod(mode & ~stat.S_ISVTX)
-    assert run("doctor", []) == 0, "whose members a group trusts, or files of mode 0777 on a disk without owners"
-
-
-def test_a_module_of_another_user_is_not_imported(of_all: Path) -> None:
-    """A rank that Slurm had started in /tmp, as its node had no such folder, imported the module that lay there."""
-    (file := of_all / "planted_net.py").write_text("open('mark', 'w')\nclass Net: pass\n")
-    os.chown(file, OTHER, OTHER)
-    with pytest.raises(ValueError, match=r"planted_net\.py: another user has put it into a folder that others may"):
-        locate("planted_net.Net")
-    assert not (of_all / "mark").exists()
-    os.chown(file, os.geteuid(), os.getegid())
-    file.write_text("import helper_of_net\nclass Net: pass\n")
-    (of_all / "helper_of_net.py").write_text("open('mark', 'w')\n")
-    os.chown(of_all / "helper_of_net.py", OTHER, OTHER)
-    with pytest.raises(ValueError, match=r"helper_of_net\.py: another user has put it"):
-        locate("planted_net.Net")
-    assert not (of_all / "mark").exists()
-    os.chown(of_all / "helper_of_net.py", os.geteuid(), os.getegid())
-    assert isinstance(locate("planted_net.Net"), type), "the user's own"
-
-
-@pytest.mark.parametrize("of", ["conf", "conf/model", "conf/model/foo.yaml"])
-def test_yaml_of_another_user_in_a_search_path_is_not_read(
-    of_all: Path, capsys: pytest.CaptureFixture[str], of: str
-) -> None:
-    """Hydra read `model/foo.yaml` that another user had put into /scratch/conf."""
-    os.chdir(of_all.parent)
-    (conf := of_all / "conf").mkdir(mode=0o755)
-    (conf / "model").mkdir(mode=0o755)
-    (conf / "model" / "foo.yaml").write_text("_target_: gnnpar.models.gcn.GCN\n")
-    searched = [*TINY, "model=foo", f"hydra.searchpath=[file://{conf}]"]
-    assert run("train", searched) == 0
-    for folder in (conf, conf / "model"):
-        folder.chmod(0o1777)
-    assert run("train", searched) == 0, "the user's own, which nobody can exchange there"
-    os.chown(of_all / of, OTHER, OTHER)
-    capsys.readouterr()
-    assert run("train", searched) == 2
-    assert f"{of_all / of}: another user has put it into a folder that others may" in capsys.readouterr().err
-
-
-def test_a_package_in_a_folder_of_another_user_is_not_imported(of_all: Path) -> None:
-    (of_all / "planted_net").mkdir()
-    (of_all / "planted_net" / "__init__.py").write_text("open('mark', 'w')\nclass Net: pass\n")
-    os.chown(of_all / "planted_net", OTHER, OTHER)
-    with pytest.raises(ValueError, match="planted_net: another user has put it into a folder that others may"):
-        locate("planted_net.Net")
-    assert not (of_all / "mark").exists()
-
-
-@pytest.mark.parametrize("refused", [True, False])
-def test_of_a_group_no_member_adds_a_package_where_the_sticky_bit_holds_them_apart(of_all: Path, refused: bool) -> None:
-    """In a folder of mode 1770, `planted_net/` of a member goes before the user's `planted_net.py`."""
-    os.chown(of_all, 0, OTHER)
-    of_all.chmod(0o1770 if refused else 0o770)  # without, members of the group can exchange the user's own
-    (of_all / "planted_net").mkdir()
-    (of_all / "planted_net" / "__init__.py").write_text("class Net: pass\n")
-    os.chown(of_all / "planted_net", OTHER, OTHER)
-    if refused:
-        with pytest.raises(ValueError, match="planted_net: another user has put it into a folder that others may"):
-            locate("planted_net.Net")
-    else:
-        assert isinstance(locate("planted_net.Net"), type)
-
-
-def test_yaml_of_another_user_is_not_read(of_all: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A job of Slurm that was started in /tmp composed `hydra/sweeper/basic.yaml` of there, which set PYTHONPATH."""
-    of_all.chmod(0o777)
-    (of_all / "model").mkdir()
-    (file := of_all / "model" / "planted.yaml").write_text("_target_: gnnpar.models.gcn.GCN\n")
-    assert run("train", [*TINY, "model=planted", "hydra.run.dir=mine"]) == 0
-    os.chown(file, OTHER, OTHER)
-    assert run("train", [*TINY, "model=planted", "hydra.run.dir=theirs"]) == 0, "he may write to its folder no more"
-    os.chown(of_all / "model", OTHER, OTHER)
-    capsys.readouterr()
-    assert run("train", [*TINY, "model=planted", "hydra.run.dir=theirs"]) == 2
-    assert f"{of_all}/model: another user has put it into a folder that others may" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("sweep", [False, True])
-def test_a_folder_that_another_user_has_made_is_no_runs(
-    of_all: Path, capsys: pytest.CaptureFixture[str], sweep: bool
-) -> None:
-    """He exchanged it for a link to another run, whose result was removed and whose checkpoints were moved."""
-    os.chdir(of_all.parent)
-    (of_all / "theirs").mkdir()
-    os.chown(of_all / "theirs", OTHER, OTHER)
-    where = ["-m", "hydra.sweep.dir=all/theirs/mine"] if sweep else ["hydra.run.dir=all/theirs/mine"]
-    assert run("train", [*TINY, *where]) == 2
-    assert "theirs cannot be written: another user has put it" in capsys.readouterr().err
-    assert os.listdir(of_all / "theirs") in ([], ["mine"])
-    assert not list((of_all / "theirs").rglob("*.yaml")), "Hydra writes multirun.yaml, maybe through a link"
-
-
-@pytest.mark.parametrize("sweep", [False, True])
-def test_a_folder_that_others_can_add_to_is_no_runs(
-    of_all: Path, capsys: pytest.CaptureFixture[str], sweep: bool
-) -> None:
-    """They made its `checkpoint`, `wandb` and `optimization_results.yaml`, and let them lead elsewhere."""
-    os.chdir(of_all.parent)
-    where = ["-m", f"hydra.sweep.dir={of_all}"] if sweep else [f"hydra.run.dir={of_all}"]
-    assert run("train", [*TINY, *where]) == 2
-    assert "others may add files to it; name a folder in it" in capsys.readouterr().err
-    assert not os.listdir(of_all), "nor has Hydra written there"
-    of_all.chmod(0o755)
-    assert run("train", [*TINY, *where]) == 0
-
-
-def test_programs_are_written_into_no_folder_that_another_user_has_made(of_all: Path) -> None:
-    (of_all / "theirs").mkdir()
-    os.chown(of_all / "theirs", OTHER, OTHER)
-    with pytest.raises(durable.WriteError, match="theirs cannot be written: another user has put it"):
-        durable.make_own_folder(of_all / "theirs" / "export")
-
-
-def test_whom_a_folder_of_all_belongs_to_is_trusted_there(of_all: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a folder of the host that a container mounts; but no number that stands for several users."""
-    os.chown(of_all, OTHER, OTHER)
-    (of_all / "file").touch()
-    os.chown(of_all / "file", OTHER, OTHER)
-    assert durable.planted(of_all / "file") is None
-    monkeypatch.setattr(durable, "_overflow_uid", lambda: {OTHER})
-    assert durable.planted(of_all / "file") == of_all / "file"
-
-
-def test_a_program_is_nobody_elses_to_write_to_at_any_time(tmp_path: Path) -> None:
-    """A list of the folder above let another user open it between its creation and its chmod, or own what lay above."""
-    before = os.umask(0)
-    try:
-        with durable.open_whole(tmp_path / "program", program=True) as out:
-            assert os.fstat(out.fileno()).st_mode & 0o777 == 0o600
-        durable.make_own_folder(tmp_path / "a" / "b")
-        with durable.open_whole(tmp_path / "data") as out:
-            assert os.fstat(out.fileno()).st_mode & 0o777 == 0o666, "lists and umask say who shares data"
-    finally:
-        os.umask(before)
-    modes = [(tmp_path / name).stat().st_mode & 0o777 for name in ("program", "a", "a/b")]
-    assert modes == [0o644, 0o755, 0o755]
-    assert durable.umask() == before
-
-
-def test_a_group_of_a_container_is_nobodys_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There root's group may be any of the host's; and a number may have several names, with members of their own."""
-    assert durable._is_private(0)
-    monkeypatch.setattr(durable, "_overflow", lambda kind: {65_534})
-    assert not durable._is_private(0)
-    monkeypatch.setattr(durable, "_overflow", lambda kind: set())
-    second = types.SimpleNamespace(gr_gid=0, gr_name="team", gr_mem=["somebody"])
-    monkeypatch.setattr(durable.grp, "getgrall", lambda: [durable.grp.getgrgid(0), second])
-    assert not durable._is_private(0)
-
-
 class Launcher:
     """One of submitit, by its module."""
 
@@ -287,34 +89,6 @@ class Launcher:
 
     def __init__(self, folder: str) -> None:
         self.params: dict[str, object] = {"submitit_folder": folder, "setup": ["module load cuda"]}
-
-
-def test_a_job_of_slurm_reads_no_results_of_another_user_on_its_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where a cache lies on a disk of the node, he had made its folder there, and submitit unpickled what lay in it;
-    where the working directory did, the job was composed of his YAML."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (work := tmp_path / "of the node" / "work").mkdir(parents=True)
-    work.parent.chmod(0o1777)
-    monkeypatch.chdir(work)
-    launcher = Launcher(f"{tmp_path}/sweep/.submitit/%j")
-    with submitit_jobs.results_apart(launcher, tmp_path / "sweep", known=()):
-        setup = launcher.params["setup"]
-        assert isinstance(setup, list)
-        (own,) = (tmp_path / "cache" / "gnnpar" / "submitit").iterdir()
-        script = "\n".join([*setup[:-1], "echo began"])
-
-        def begun() -> subprocess.CompletedProcess[str]:
-            return subprocess.run(["bash", "-c", script], env=environment(), capture_output=True, text=True)
-
-        assert begun().stdout == "began\n"
-        for place, why in ((own, "it belongs to another user"), (work, durable.OF_ANOTHER)):
-            os.chown(place, OTHER, OTHER)
-            done = begun()
-            assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-            assert done.stderr.startswith(f"gnnpar: on this node {place} cannot be written: {why}; ")
-            os.chown(place, 0, 0)
 
 
 def test_a_job_of_slurm_begins_where_the_sweep_did_or_not_at_all(
@@ -362,98 +136,10 @@ def test_every_start_of_wandbs_process_is_looked_at(tmp_path: Path, monkeypatch:
     assert os.environ.get("TMPDIR") == before
 
 
-SETTINGS_AFTER_THE_LOOK = """
-from pathlib import Path
-from gnnpar.track import wandb as mirror
-
-def looked(folder, *, entity):
-    (folder / "wandb").mkdir()
-    lines = "[default]", "base_url = http://127.0.0.1:9", "x_files_dir = /elsewhere", ""
-    (folder / "wandb" / "settings").write_text("\\n".join(lines))
-
-mirror.refuse_settings_of = looked
-wandb = mirror.load(entity=None)
-print(wandb.setup().settings.base_url == wandb.Settings().base_url, wandb.setup().settings.x_files_dir)
-print(wandb.Settings().settings_workspace == str(Path.cwd() / "wandb" / "settings"))
-"""
-
-
-def test_wandb_reads_no_settings_that_another_user_makes_after_the_look(tmp_path: Path) -> None:
-    """In a folder of all he made them while wandb was imported, and his server was sent the key."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", SETTINGS_AFTER_THE_LOOK],
-        cwd=tmp_path,
-        env=environment() | {"WANDB_CONFIG_DIR": str(tmp_path / "home")},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.stdout.splitlines() == ["True None", "True"], done.stderr
-
-
-def test_wandb_is_left_out_where_others_may_add_files_to_the_run(tmp_path: Path) -> None:
-    (run := tmp_path / "run").mkdir()
-    run.chmod(0o1777)
-    with pytest.raises(ValueError, match=r"others may add files to .*run, by which it is led elsewhere"):
-        wandb._begin(types.ModuleType("wandb"), wandb.Wandb(mode="offline"), run, "offline", "id", {})
-
-
 # --- checkpoints that lie elsewhere
 
 
-def test_what_links_in_a_checkpoint_lead_to_is_left_in_no_folder_that_was_passed_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Links to files of another run's checkpoint: its weights came into the folder, exported or trained on."""
-    monkeypatch.chdir(tmp_path)
-    mine = tmp_path / "mine"
-    assert train(mine, "strategy=single", "epochs=1").exit_code == 0
-    at = "checkpoint/epoch-000001"
-    for name in ("manifest.json", "rank-0.pt", "metrics.jsonl"):
-        theirs = tmp_path / f"theirs-{name}"
-        shutil.copytree(mine, theirs, ignore=shutil.ignore_patterns(".gnnpar.lock"))
-        inside = name if name == "metrics.jsonl" else f"{at}/{name}"
-        (theirs / inside).unlink()
-        (theirs / inside).symlink_to(mine / inside)
-        error = train(theirs, "strategy=single", "epochs=2", "resume=auto").error or ""
-        assert f"{name} is a symbolic link, and what it leads to would be left in the folder" in error
-        assert not (theirs / "checkpoint" / "epoch-000002").exists()
-        if name != "metrics.jsonl":
-            for command, given in (("export", theirs), ("predict", theirs), ("predict", theirs / at)):
-                assert run(command, [str(given)]) == 2
-                assert f"{name} cannot be written: it is a symbolic link; say by --out" in capsys.readouterr().err
-    alone = tmp_path / "alone"
-    shutil.copytree(tmp_path / "theirs-rank-0.pt" / at, alone, symlinks=True)
-    assert run("predict", [str(alone)]) == 2
-    assert "rank-0.pt cannot be written: it is a symbolic link" in capsys.readouterr().err
-
-
-def test_a_folder_of_checkpoints_that_another_user_has_made_is_left_alone(
-    of_all: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """He could exchange what is written there for a link, behind which everything was removed."""
-    (theirs := of_all / "checkpoint").mkdir(mode=0o777)
-    (theirs / "epoch-000002.partial").mkdir()
-    (theirs / "epoch-000002.partial" / "precious").touch()
-    os.chown(theirs, OTHER, OTHER)
-    assert train(of_all, "strategy=single", "epochs=2", "checkpoint.keep=1").exit_code == 0
-    said = capsys.readouterr().out
-    assert "checkpoint of epoch 2 not written: another user has put it into a folder that others may write to" in said
-    assert (theirs / "epoch-000002.partial" / "precious").exists()
-
-
 # --- files that grow when they are read
-
-
-def test_rows_beyond_memory_are_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """30 MB of `{"epoch":0}` took 700 MB, and 1 GB of them an hour."""
-    (tmp_path / "metrics.jsonl").write_text('{"epoch": 0}\n' * 100)
-    monkeypatch.setattr(jsonl, "memory_bytes", lambda: 50 * 13 * 10)
-    assert len(jsonl.read_rows(tmp_path)) == 10
-    assert "metrics.jsonl has more rows than memory holds: the first 10 are read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -544,21 +230,6 @@ def test_a_traceback_obeys_no_terminal(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "\x1b" not in said and said.count("\\x1b[31m") == 2 and "ValueError: a" in said
 
 
-def test_wandb_has_no_socket_where_others_may_take_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name of its folder was too long, so that it took /tmp, where others could rename."""
-    monkeypatch.setattr(wandb, "_SOCKETS", {os.getpid(): tmp_path / ("x" * 100)})
-    asked: list[Path] = []
-
-    def refuse_others(place: Path) -> None:
-        asked.append(place)
-        raise durable.WriteError(1, "others may rename what lies in it", str(place))
-
-    monkeypatch.setattr(wandb, "refuse_others", refuse_others)
-    with pytest.raises(durable.WriteError, match="others may rename"):
-        wandb._serve(types.ModuleType("wandb"))
-    assert asked == [Path("/tmp")]
-
-
 ODD = """
 import sys, threading, torch
 real = sys.stdout
@@ -622,60 +293,6 @@ def test_no_name_is_tex_whatever_the_users_matplotlibrc_says() -> None:
 # --- what the twenty-third found: the mends of the twenty-second
 
 
-def test_what_is_not_there_is_nobodys_own(of_all: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that another user hid while it was looked at counted as the user's own; it was back when it was opened."""
-    assert durable.planted(of_all / "net.py") == of_all / "net.py"
-    (of_all / "planted_net.py").write_text("open('mark', 'w')\nclass Net: pass\n")
-    seen, lstat = [], Path.lstat
-
-    def hidden(place: Path) -> os.stat_result:
-        if place.name == "planted_net.py":
-            seen.append(place)
-            raise FileNotFoundError(place)
-        return lstat(place)
-
-    monkeypatch.setattr(Path, "lstat", hidden)
-    with pytest.raises(ValueError, match=r"planted_net\.py: another user has put it"):
-        locate("planted_net.Net")
-    assert seen and not (of_all / "mark").exists()
-
-
-def test_a_folder_that_appears_while_a_program_is_written_is_looked_at(
-    of_all: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another user made the one above between the look at it and the making of what lies in it."""
-    refuse_link_of_others = durable.refuse_link_of_others
-
-    def made_by_another(folder: Path) -> None:
-        refuse_link_of_others(folder)
-        (of_all / "demo").mkdir()
-        os.chown(of_all / "demo", OTHER, OTHER)
-
-    monkeypatch.setattr(durable, "refuse_link_of_others", made_by_another)
-    with pytest.raises(durable.WriteError, match="demo cannot be written: another user has put it"):
-        durable.make_own_folder(of_all / "demo" / "export")
-
-
-def test_a_prediction_is_written_through_no_link(tmp_path: Path) -> None:
-    """The folder of a run is somebody else's, who exchanged the new file for a link to one of the user's."""
-    (precious := tmp_path / "precious.npy").write_bytes(b"mine")
-    (tmp_path / "link.npy").symlink_to(precious)
-    mark = bytes(range(16))
-    predict.make_array(tmp_path / "new.npy", np.dtype(np.float32), (3, 2), mark)
-    assert np.load(tmp_path / "new.npy").tolist() == [[0.0, 0.0]] * 3
-    rows = predict._mapped(tmp_path / "new.npy", mark)
-    rows[1] = 5.0
-    rows.flush()
-    assert np.load(tmp_path / "new.npy")[1].tolist() == [5.0, 5.0]
-    os.link(tmp_path / "new.npy", tmp_path / "second.npy")
-    for name in ("link.npy", "second.npy"):
-        with pytest.raises(durable.WriteError, match=f"{name} cannot be written"):
-            predict._mapped(tmp_path / name, mark)
-        with pytest.raises(durable.WriteError, match=f"{name} cannot be written"):
-            predict.make_array(tmp_path / name, np.dtype(np.float32), (3, 2), mark)
-    assert precious.read_bytes() == b"mine"
-
-
 def test_a_rank_writes_its_rows_into_rank_0s_file_alone(tmp_path: Path) -> None:
     """In /tmp of a second host another user had made one of its name: his had the rows, and the result zeros."""
     predict.make_array(tmp_path / "theirs.npy", np.dtype(np.float32), (3, 2), bytes(16))
@@ -692,17 +309,6 @@ def test_ranks_score_the_same_pairs() -> None:
         return str(refused.value)
 
     assert len(set(ThreadWorld(2).run(body))) == 1
-
-
-def test_a_rank_sees_no_folder_that_another_user_has_made(of_all: Path) -> None:
-    """On a host that had not rank 0's folder, he made one of that name with the file that ranks look for."""
-    (of_all / "run").mkdir()
-    (of_all / "run" / ".meeting-x").touch()
-    assert joined.sees(of_all / "run" / ".meeting-x")
-    (of_all / "run" / "link").symlink_to(of_all / "run" / ".meeting-x")
-    assert not joined.sees(of_all / "run" / "link")
-    os.chown(of_all / "run", OTHER, OTHER)
-    assert not joined.sees(of_all / "run" / ".meeting-x")
 
 
 def test_a_handler_that_is_no_python_function_stays() -> None:

@@ -10,7 +10,6 @@ import errno
 import gzip
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -33,13 +32,10 @@ from torch_geometric.data import Data
 import gnnpar
 from conftest import environment
 from gnnpar import scratch
-from gnnpar.__main__ import main
 from gnnpar.api import TrainingFailed
-from gnnpar.cli import completion
 from gnnpar.cli.main import run
 from gnnpar.config.compose import compose, of_what_is_brought
 from gnnpar.config.jobs import is_inside
-from gnnpar.data import files
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.files import find_folder
 from gnnpar.data.given import as_data
@@ -60,25 +56,10 @@ from gnnpar.training.result.trained import Trained
 from gnnpar.verify.conformance import small_graph
 
 QUICK = {"dataset.num_nodes": 60, "epochs": 1, "threads_per_rank": 1, "comm": "threads"}
-OTHER = 4242
 """The number of another user."""
 
 
 # --- programs
-
-
-@pytest.mark.parametrize(("name", "call"), [("outputs", gnnpar.train), ("multirun", gnnpar.sweep)])
-def test_runs_of_a_program_are_not_led_to_a_folder_of_another_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, call: Callable[..., object]
-) -> None:
-    """The commands refused such a link of a project that was unpacked."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "elsewhere").mkdir(mode=0o777)
-    Path(name).symlink_to(tmp_path / "elsewhere")
-    os.chown(tmp_path / "elsewhere", OTHER, OTHER)
-    with pytest.raises(OSError, match=f"{name} cannot be written: it is a symbolic link .* belongs to another user"):
-        call("gcn", "sbm", strategy="single", **QUICK)
-    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 @pytest.mark.parametrize("ended_by", ["load", "model"])
@@ -344,23 +325,6 @@ def test_an_experiment_is_not_replaced_by_what_a_file_brings(
 # --- the working directory
 
 
-@pytest.mark.parametrize("sweep", [False, True])
-def test_a_job_works_in_the_folder_that_it_was_started_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sweep: bool
-) -> None:
-    """Hydra changed into the folder of a run, which somebody had passed on, and a class of the user's was looked up
-    there."""
-    monkeypatch.chdir(tmp_path)
-    few = ["dataset=sbm", "dataset.num_nodes=60", "epochs=1", "strategy=single", *["-m"] * sweep]
-    assert run("train", [*few, "hydra.job.chdir=true"]) == 2
-    assert "a job works in the folder that it was started in" in capsys.readouterr().err
-    Path("experiment").mkdir()
-    Path("experiment", "there.yaml").write_text("# @package _global_\nhydra: {job: {chdir: true}}\n")
-    assert run("train", [*few, "+experiment=there"]) == 2
-    assert "hydra.job.chdir: a job works in the folder that it was started in" in capsys.readouterr().err
-    assert Path.cwd() == tmp_path
-
-
 def test_a_folder_of_a_modules_name_is_not_imported_in_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -486,29 +450,6 @@ def test_what_was_made_of_an_earlier_run_is_not_of_this_one(
     assert Path("run", "predictions.npy").exists()
 
 
-def test_a_link_that_was_turned_is_another_graph(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A sweep that went on had runs on two graphs side by side."""
-    monkeypatch.chdir(tmp_path)
-    for version in ("v1", "v2"):
-        data = Data(x=torch.ones(6, 1), y=torch.arange(6) % 2, edge_index=torch.arange(6).reshape(2, 3))
-        data.train_mask, data.val_mask = torch.arange(6) < 2, torch.arange(6) == 2
-        Path(version).mkdir()
-        torch.save(data, Path(version, "g.pt"))
-    Path("current").symlink_to("v1")
-    time.sleep(0.05)
-    sweep = ["-m", "dataset=pt", "dataset.path=current/g.pt", "epochs=1", "strategy=single", "threads_per_rank=1"]
-    assert run("train", [*sweep, "seed=0", "hydra.sweep.dir=s"]) == 0
-    capsys.readouterr()
-    assert run("train", [*sweep, "seed=0", "hydra.sweep.dir=s"]) == 0
-    assert "has changed since jobs that are done" not in capsys.readouterr().out
-    Path("current").unlink()
-    Path("current").symlink_to("v2")
-    assert run("train", [*sweep, "seed=0,1", "hydra.sweep.dir=s"]) == 0
-    assert "v2/g.pt has changed since jobs that are done" in capsys.readouterr().out
-
-
 OWN_DATA = """
 from dataclasses import dataclass
 import numpy as np
@@ -545,26 +486,6 @@ def test_data_of_a_dataset_of_the_users_is_looked_at_too(
     assert "edges.npy has changed since jobs that are done" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["train", "ablate"])
-def test_a_sweep_takes_no_link_for_its_list_of_jobs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
-) -> None:
-    """In a folder that was passed on, it led to the list of a private sweep, whose jobs were then left there."""
-    monkeypatch.chdir(tmp_path)
-    few = ["dataset=sbm", "dataset.num_nodes=60", "epochs=1", "strategy=single", "threads_per_rank=1"]
-    assert run("train", ["-m", *few, "seed=7", "hydra.sweep.dir=private"]) == 0
-    Path("received").mkdir()
-    Path("received", "sweep.json").symlink_to(tmp_path / "private" / "sweep.json")
-    study = {"base": [*few, "tracker=jsonl"], "factors": {"lr": ["optim.lr=0.02"]}, "mode": "grid", "seeds": 1}
-    Path("study.yaml").write_text(json.dumps(study))
-    again = ["-m", *few, "hydra.sweep.dir=received"] if command == "train" else ["study.yaml", "--folder", "received"]
-    assert run(command, again) == 2
-    assert "received/sweep.json is a link" in capsys.readouterr().err
-    assert run("status", ["received", "--json"]) == 2
-    assert "seed=7" not in capsys.readouterr().out
-    assert Path("received", "sweep.json").is_symlink() and not list(Path("received").glob("*/result.json"))
-
-
 @pytest.mark.parametrize("swept", ["checkpoint.every=0,1", "trace=true,false", "tracker=jsonl,console"])
 def test_jobs_that_are_the_same_are_not_swept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], swept: str
@@ -574,24 +495,6 @@ def test_jobs_that_are_the_same_are_not_swept(
     few = ["dataset=sbm", "dataset.num_nodes=60", "epochs=1", "strategy=single", "-m"]
     assert run("train", [*few, swept, "hydra.sweep.dir=s"]) == 2
     assert "in one sweep: a job is the same wherever its data lies, and whatever it keeps" in capsys.readouterr().err
-
-
-def test_a_study_in_its_folder_is_no_link(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A private one would have been left in a folder that somebody had sent."""
-    monkeypatch.chdir(tmp_path)
-    Path("private.yaml").write_text(json.dumps({"base": [], "factors": {"lr": ["optim.lr=0.02"]}, "seeds": 1}))
-    Path("received").mkdir()
-    Path("received", "study.yaml").symlink_to(tmp_path / "private.yaml")
-    assert run("ablate", ["received/study.yaml", "--folder", "received"]) == 2
-    assert "received/study.yaml" in capsys.readouterr().err
-    assert Path("received", "study.yaml").is_symlink()
-    Path("own").mkdir()
-    Path("own", "study.yaml").write_text("of: another program\n")
-    assert run("ablate", ["private.yaml", "--folder", "own"]) == 2
-    assert "own/study.yaml is of no study that was run there: give another --folder" in capsys.readouterr().err
-    assert Path("own", "study.yaml").read_text() == "of: another program\n"
 
 
 def test_hosts_with_other_packages_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -608,19 +511,6 @@ def test_hosts_with_other_packages_do_not_meet(tmp_path: Path, monkeypatch: pyte
     others = {name for name in now if now[name] != before[name]}
     assert {"the code of helper_of_29", "the version of torch_geometric"} <= others
     assert not [name for name in now if name in ("the code of os", "the code of torch", "the code of numpy")]
-
-
-@pytest.mark.parametrize(("mode", "lock"), [(0o755, 0o600), (0o777, 0o644)])
-def test_who_may_only_look_into_the_cache_holds_no_run_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, lock: int
-) -> None:
-    """Where a private group may write to it, as with umask 002, anybody could lock its files."""
-    monkeypatch.setattr(files, "cache_root", lambda: tmp_path)
-    monkeypatch.setattr(files, "is_open_to_others", lambda folder: folder.stat().st_mode & 0o002 != 0)
-    (tmp_path / "made").mkdir()
-    (tmp_path / "made").chmod(mode | 0o020)
-    files.cached_folder("made/x", lambda folder: None)
-    assert (tmp_path / "made" / ".x.lock").stat().st_mode & 0o777 == lock
 
 
 def test_hosts_with_and_without_shards_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -694,20 +584,6 @@ def test_a_run_is_asked_to_end_where_no_file_can_be_made(
     parent.ask()
     assert rank.asked()
     rank.ask()
-
-
-@pytest.mark.parametrize("command", ["dashboard", "--install-completion"])
-def test_a_user_without_a_home_is_told_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
-) -> None:
-    def none() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "home", none)
-    with pytest.raises(ValueError, match="HOME=x depends on where a shell begins"):
-        completion.install(Path("x"))
-    assert main([command, "runs"]) == 2
-    assert re.search("set HOME|home directory", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])

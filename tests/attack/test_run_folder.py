@@ -20,7 +20,6 @@ from conftest import Run, environment
 from gnnpar import durable
 from gnnpar.cli import main
 from gnnpar.data.files import cached_folder
-from gnnpar.durable import WriteError
 from gnnpar.folder_lock import FILE, FolderInUse, Lock, Owner, started, working_in
 from gnnpar.track.jsonl import Jsonl
 from gnnpar.training.checkpoint.policy import CheckpointPolicy
@@ -142,24 +141,6 @@ def test_what_a_lock_says_decides_on_any_file_system(tmp_path: Path, file_system
     take(tmp_path).release()
 
 
-@pytest.mark.parametrize("kind", ["pipe", "another name", "link", "folder"])
-def test_a_lock_that_is_no_file_of_its_own_is_not_written(tmp_path: Path, kind: str) -> None:
-    precious, file = tmp_path / "precious", tmp_path / "run" / FILE
-    file.parent.mkdir()
-    precious.write_text("mine")
-    if kind == "pipe":
-        os.mkfifo(file)
-    elif kind == "another name":
-        file.hardlink_to(precious)
-    elif kind == "link":
-        file.symlink_to(precious)
-    else:
-        file.mkdir()
-    with pytest.raises(WriteError):
-        take(tmp_path / "run")
-    assert precious.read_text() == "mine"
-
-
 @pytest.mark.parametrize("damage", ["", "{", "[]", "null", '{"pid": 1}', "\0" * 300])
 def test_a_lock_that_says_nothing_is_nobodys(tmp_path: Path, file_system: str, damage: str) -> None:
     (tmp_path / FILE).write_text(damage)
@@ -250,14 +231,6 @@ def test_a_process_is_told_from_a_later_one_of_its_pid() -> None:
         process.wait()
     assert started(process.pid) is None
     assert started(DEAD) is None
-
-
-def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "theirs").write_text("kept")
-    (tmp_path / FILE).symlink_to(tmp_path / "theirs")
-    with pytest.raises(OSError, match="cannot be written: "):
-        take(tmp_path)
-    assert (tmp_path / "theirs").read_text() == "kept"
 
 
 def test_two_hosts_that_fill_a_cache_at_once_keep_one_result(

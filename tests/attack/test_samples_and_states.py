@@ -21,14 +21,13 @@ from checkpoints import result, train
 from composing import settings_of
 from conftest import Run, environment
 from gnnpar import durable
-from gnnpar.cli import new, partition, plan
+from gnnpar.cli import partition, plan
 from gnnpar.cli.main import run
 from gnnpar.comm.process import connect
 from gnnpar.comm.world import torch_given_back
 from gnnpar.config import jobs
 from gnnpar.config.compose import compose
 from gnnpar.data.given import as_data
-from gnnpar.durable import WriteError
 from gnnpar.folder_lock import FILE, FolderInUse, Lock, Owner, own_machine
 from gnnpar.report.fairness import differences, unequal_accuracy
 from gnnpar.report.runs import configuration_of
@@ -149,19 +148,6 @@ def test_a_plan_calls_no_strategy_almost_as_another(tmp_path: Path, name: str) -
     durable.write_checked_json(file, found)
     with pytest.raises(ConfigError, match=r"calls .*strategy .*: (a name has letters|correct the name)"):
         compose([f"plan={file}"])
-
-
-def test_programs_are_made_in_no_folder_that_another_user_has_put_into_one_of_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who has made it exchanged the module that the next line ran."""
-    (tmp_path / "all" / "theirs").mkdir(parents=True)
-    (tmp_path / "all").chmod(0o1777)
-    os.chown(tmp_path / "all" / "theirs", 4242, 4242)
-    monkeypatch.chdir(tmp_path / "all" / "theirs")
-    with pytest.raises(WriteError):
-        new.run(["model", "own_of_30"])
-    assert not list((tmp_path / "all" / "theirs").iterdir())
 
 
 # --- graphs

@@ -22,7 +22,6 @@ import runpy
 import shlex
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
@@ -32,7 +31,7 @@ import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,7 +49,7 @@ import gnnpar
 from checkpoints import train
 from conftest import ROOT, environment
 from gnnpar import api, capacity, compilers, durable, own_modules, scratch, source_code, surroundings
-from gnnpar.cli import completion, new, status
+from gnnpar.cli import new, status
 from gnnpar.cli.main import _OF_NAMES, COMMANDS, run
 from gnnpar.codecs.adaptive.links import Profile, nominal
 from gnnpar.comm import interfaces
@@ -61,21 +60,18 @@ from gnnpar.config.inputs import _refuse_foreign
 from gnnpar.config.jobs import begin_job
 from gnnpar.config.own_yaml import OwnYaml
 from gnnpar.config.replay import Replay
-from gnnpar.config.submitit_jobs import place_of_results
 from gnnpar.config.sweep import _changed_since
 from gnnpar.data import downloads, files, stored
 from gnnpar.data.array_pickle import load_arrays
 from gnnpar.data.folder import Folder
 from gnnpar.data.hetero import homogeneous
 from gnnpar.data.saved import raw_graph
-from gnnpar.durable import JsonDict
 from gnnpar.launch import peer_monitor
 from gnnpar.launch.forked import Ranks
 from gnnpar.launch.launch import world_of
 from gnnpar.launch.token import VARIABLE, secret_of
 from gnnpar.locks import ThreadLock
 from gnnpar.parallel.objective import SPLITS
-from gnnpar.partition.partition import write_cached
 from gnnpar.paths import conf_dir
 from gnnpar.planner.guide import prior
 from gnnpar.report.latex import _tex
@@ -192,26 +188,6 @@ def test_an_option_that_is_the_name_of_a_file_is_none(
 
 
 # --- links to other runs
-
-
-def test_a_linked_checkpoint_is_written_beside_by_name_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A run that was passed on may lead to a private one, whose weights would be written into it."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "private").mkdir()
-    mine = tmp_path / "private" / "thesis"
-    assert train(mine, "strategy=single", "epochs=1").exit_code == 0
-    (theirs := tmp_path / "theirs").mkdir()
-    (theirs / "checkpoint").symlink_to("../private/thesis/checkpoint")
-    for command, given in (("export", "theirs"), ("predict", "theirs"), ("predict", "theirs/checkpoint/epoch-000001")):
-        assert run(command, [given]) == 2
-        assert "it is a symbolic link; say by --out where to write" in capsys.readouterr().err
-    assert [path.name for path in theirs.iterdir()] == ["checkpoint"]
-    assert not (mine / "predictions.npy").exists() and not (mine / "export").exists()
-    assert run("export", ["theirs", "--out", "made"]) == 0
-    assert run("export", ["private/thesis/checkpoint/epoch-000001"]) == 0
-    assert (mine / "export" / "weights.pt").exists()
 
 
 # --- data that was exchanged
@@ -387,21 +363,6 @@ def test_ranks_of_one_host_are_not_open_to_others(monkeypatch: pytest.MonkeyPatc
     assert world_of(settings).size == 2, "as it was asked for"
 
 
-def test_what_a_shell_reads_is_written_for_its_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SHELL", "/bin/bash")
-    before = os.umask(0)
-    try:
-        completion.install(tmp_path)
-    finally:
-        os.umask(before)
-    script = tmp_path / ".local" / "share" / "gnnpar" / "completion.sh"
-    for place in (script, script.parent, tmp_path / ".local", tmp_path / ".bashrc"):
-        assert not place.stat().st_mode & 0o022
-    script.parent.chmod(0o777)
-    with pytest.raises(OSError, match="others may rename what lies in it"):
-        completion.install(tmp_path)
-
-
 @pytest.mark.parametrize("typed", ["hydra.output_subdir=.hydra", "+hydra.output_subdir=x"])
 @pytest.mark.parametrize("multirun", [[], ["-m"]], ids=["run", "sweep"])
 def test_hydra_writes_no_files_of_its_own(
@@ -411,55 +372,6 @@ def test_hydra_writes_no_files_of_its_own(
     assert run("train", [*multirun, *SMALL, "strategy=single", "epochs=1", typed]) == 2
     assert "a run writes its config.yaml itself" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_nobody_is_known_where_the_kernel_does_not_say_his_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(file: Path, **_: str) -> str:
-        if file.name != "uid_map":
-            raise FileNotFoundError(file)
-        return "0 100000 65536"
-
-    monkeypatch.setattr(Path, "read_text", read)
-    assert durable._overflow_uid() == {65_534}
-
-
-def test_where_torch_would_keep_code_is_left_where_others_were_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """PyG, imported before gnnpar is asked for anything, has torch name its place in /tmp."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (theirs := tmp_path / "torchinductor_me").mkdir()
-    theirs.chmod(0o777)
-    for name, place in (("TORCHINDUCTOR_CACHE_DIR", theirs), ("TRITON_CACHE_DIR", theirs / "triton" / "0")):
-        monkeypatch.setenv(name, str(place))
-    compilers.keep_torch_apart()
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == f"{tmp_path}/cache/gnnpar/torch"
-    assert os.environ["TRITON_CACHE_DIR"] == f"{tmp_path}/cache/gnnpar/triton"
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torchinductor_mine"))
-    compilers.keep_torch_apart()
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == f"{tmp_path}/torchinductor_mine", "made for this user, by now"
-    compilers.give_back_environment()
-
-
-@dataclass
-class Asked:
-    """A launcher of submitit's."""
-
-    params: JsonDict
-
-
-def test_nothing_is_made_behind_a_link_of_another_user(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (link := tmp_path / "link").symlink_to("mine")
-    os.chown(link, 12_345, 12_345, follow_symlinks=False)
-    with pytest.raises(OSError, match="it is a symbolic link of another user"):
-        durable.make_folder(link / "new" / "newer")
-    with pytest.raises(OSError, match="it is a symbolic link of another user"):
-        place_of_results(Asked({"submitit_folder": f"{link}/jobs/%j"}), tmp_path / "sweep")
-    said: list[str] = []
-    write_cached(link / "cache" / "x", torch.zeros(3), "partition", said.append)
-    assert "partition not cached: it is a symbolic link of another user" in said[0]
-    assert list((tmp_path / "mine").iterdir()) == []
 
 
 def test_outputs_beyond_memory_are_refused(
@@ -894,21 +806,6 @@ def test_a_place_that_is_set_and_empty_is_none(monkeypatch: pytest.MonkeyPatch) 
     assert os.environ["GNNPAR_TOKEN"] == "", "no place of files"
 
 
-def test_a_program_is_not_left_in_a_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has made /tmp/export before can exchange predict.py in it."""
-    (tmp_path / "theirs").mkdir()
-    monkeypatch.setattr(durable, "_is_mine_or_roots", lambda place, there: place.name != "theirs")
-    with pytest.raises(OSError, match="it belongs to another user, who can exchange what is written there"):
-        new.write("model", "mine", tmp_path / "theirs")
-    assert new.write("model", "mine", tmp_path / "mine")
-    trained = gnnpar.train(
-        "gcn", "sbm", strategy="single", epochs=1, folder=tmp_path / "run", **{"dataset.num_nodes": 60}
-    )
-    with pytest.raises(OSError, match="it belongs to another user"):
-        export(trained.model, tmp_path / "theirs")
-    assert not any((tmp_path / "theirs").iterdir())
-
-
 def test_random_numbers_of_who_plans_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     prior.load.cache_clear()
     before = torch.random.get_rng_state()
@@ -1046,16 +943,6 @@ def test_a_process_hears_of_the_end_of_others(monkeypatch: pytest.MonkeyPatch) -
         signal.signal(signal.SIGCHLD, before)
 
 
-def test_a_file_that_others_may_write_to_is_none_of_ones_own(tmp_path: Path) -> None:
-    """Settings of wandb name the server that gets the key."""
-    (settings := tmp_path / "settings").write_text("")
-    settings.chmod(0o600)
-    durable.refuse_others(settings)
-    settings.chmod(0o666)
-    with pytest.raises(durable.WriteError, match="others may write to it"):
-        durable.refuse_others(settings)
-
-
 def test_closed_streams_are_held(tmp_path: Path) -> None:
     """The next file that was opened had the number of stderr, and got what libraries write there."""
     code = "import os; from gnnpar.surroundings import hold_standard_streams as hold; hold(); "
@@ -1074,19 +961,6 @@ def test_status_leaves_out_no_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_secret_may_be_of_any_bytes() -> None:
     secret = os.fsdecode(b"\x80" * 40)
     assert secret_of({VARIABLE: secret}, "") == b"\x80" * 40
-
-
-def test_a_file_that_may_not_be_replaced_is_refused_before_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (shared := tmp_path / "shared").mkdir()
-    shared.chmod(0o1777)
-    (theirs := shared / "predictions.npy").touch()
-    durable.require_writable(theirs)
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 7)
-    with pytest.raises(durable.WriteError, match="it is another user's, and stays where it is"):
-        durable.require_writable(theirs)
-    durable.require_writable(shared / "mine.npy")
 
 
 # --- what a twenty-first attack found
@@ -1389,25 +1263,6 @@ def test_workers_are_forked_whatever_the_program_asks_for(tmp_path: Path) -> Non
     assert not (tmp_path / "here" / "mark").exists()
 
 
-def test_programs_are_left_where_nobody_else_may_write(tmp_path: Path) -> None:
-    """Lists of the folder above, or a shared group, let others write to predict.py."""
-    before = os.umask(0)
-    try:
-        files = new.write("model", "mine", tmp_path / "own")
-        assert not (tmp_path / "own").stat().st_mode & 0o022
-        assert not any(file.stat().st_mode & 0o022 for file in files)
-        with scratch.folder_beside(tmp_path / "out") as folder:
-            assert folder.stat().st_mode & 0o777 == 0o700
-            scratch.take_name(folder, tmp_path / "out")
-        assert (tmp_path / "out").stat().st_mode & 0o777 == 0o777
-    finally:
-        os.umask(before)
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(0o777)
-    with pytest.raises(durable.WriteError, match="others can exchange what is written there"):
-        durable.make_own_folder(tmp_path / "open")
-
-
 def test_an_empty_name_is_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -1503,15 +1358,6 @@ def test_jobs_of_a_scheduler_get_no_folder_of_joblib_that_goes(monkeypatch: pyte
         assert os.environ["JOBLIB_TEMP_FOLDER"] == tempfile.gettempdir()
         scratch.give_back_environment()
         assert "JOBLIB_TEMP_FOLDER" not in os.environ
-
-
-def test_a_link_of_another_user_is_no_folder_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """He exchanged it for a link to / while it was looked at."""
-    (tmp_path / "theirs").symlink_to("/")
-    monkeypatch.setattr(durable, "refuse_link_of_others", lambda path: None)
-    monkeypatch.setattr(durable, "_is_mine_or_roots", lambda place, there: not stat.S_ISLNK(there.st_mode))
-    with pytest.raises(durable.WriteError, match="it belongs to another user"):
-        durable.make_own_folder(tmp_path / "theirs")
 
 
 def test_a_node_has_no_more_neighbours_than_there_are_others() -> None:

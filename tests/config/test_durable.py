@@ -3,12 +3,10 @@
 import errno
 import json
 import os
-from pathlib import Path
 
 import pytest
 
-from gnnpar import durable
-from gnnpar.durable import WriteError, open_whole, read_json, write_json_whole, write_text_whole
+from gnnpar.durable import WriteError, open_whole, write_json_whole, write_text_whole
 
 
 def test_the_new_text_takes_the_place_of_the_old_one(tmp_path):
@@ -51,21 +49,3 @@ def test_a_full_disk_is_one_line_that_names_the_file(tmp_path):
 def test_a_folder_that_is_missing_is_one_line_too(tmp_path):
     with pytest.raises(OSError, match=r"b/a\.txt cannot be written: No such file or directory"):
         write_text_whole(tmp_path / "b" / "a.txt", "")
-
-
-@pytest.mark.skipif(not Path("/proc/version").exists(), reason="no /proc")
-def test_files_of_proc_are_none(tmp_path):
-    """A reader of /proc/kmsg waits for its writer; as a link, it may stand in any folder."""
-    (tmp_path / "a.json").symlink_to("/proc/version")
-    with pytest.raises(OSError, match="it is no file"):
-        durable.require_file(tmp_path / "a.json")
-
-
-def test_a_file_without_a_size_that_waits_for_its_writer_is_refused(tmp_path, monkeypatch):
-    """As /proc/kmsg, which is a file to `stat`."""
-    os.mkfifo(tmp_path / "a.json")
-    monkeypatch.setattr(durable, "require_file", lambda file: 0)
-    writer = os.open(tmp_path / "a.json", os.O_RDWR)
-    with pytest.raises(ValueError, match="it has no end within"):
-        read_json(tmp_path / "a.json")
-    os.close(writer)

@@ -107,7 +107,7 @@ def install(home: Path) -> None:
     for place in reversed([path for path in (script.parent, *script.parent.parents) if not path.exists()]):
         place.mkdir(mode=0o700)  # the shell runs what lies there: the umask may let others write to it
     refuse_others(script.parent)
-    with open_whole(script, program=True) as out:
+    with open_whole(script) as out:
         out.write(SCRIPT.encode())
     line = f". {shlex.quote(str(script))}"
     text = ""

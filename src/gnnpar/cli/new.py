@@ -96,7 +96,7 @@ def write(kind: str, name: str, folder: Path) -> list[Path]:
     with ExitStack() as undone:
         for file, text in zip(files + package, texts + notes, strict=True):
             make(file.parent)
-            write_text_whole(file, text, program=True)
+            write_text_whole(file, text)
             undone.callback(file.unlink)
         undone.pop_all()  # all of them are there
     return files

@@ -235,7 +235,7 @@ def export(trained: Trained, folder: Path, *, onnx: bool = False) -> list[str]:
             raise ValueError(f"the model was trained on {carried}, which a program does not read: no program")
         program = traced(model)
         _write(folder / PROGRAM, lambda out: torch.export.save(program, out))
-        write_text_whole(folder / SCRIPT, _TEMPLATE.read_text(encoding="utf-8"), program=True)
+        write_text_whole(folder / SCRIPT, _TEMPLATE.read_text(encoding="utf-8"))
         if onnx:
             content = onnx_of(model)
             _write(folder / ONNX, lambda out: out.write(content))
@@ -261,7 +261,7 @@ def _write(file: Path, save: Callable[[IO[bytes]], object]) -> None:
     """Whole or not at all. torch is given memory to write to: of a full disk it says nothing that can be recognised."""
     whole = io.BytesIO()
     save(whole)
-    with open_whole(file, program=True) as out:
+    with open_whole(file) as out:
         out.write(whole.getbuffer())
 
 
