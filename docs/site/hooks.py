@@ -82,38 +82,41 @@ def navigation() -> list[Any]:
         text = (docs / folder / "README.md").read_text(encoding="utf-8")
         return [f"{folder}/{name}" for name in re.findall(r"\]\(([\w.]+\.md)\)", text)]
 
+    combined = [{"What combines": "composability.md"}, {"Losses": "convergence.md"}]
     return [
-        {"gnnpar": "index.md"},
-        {"Quickstart": "quickstart.md"},
-        {"Concepts": "concepts.md"},
-        {"Tutorials": ["tutorials/README.md", *listed("tutorials")]},
         {
-            "Guides": [
-                "guide/README.md",
-                *listed("guide"),
-                {"What combines": "composability.md"},
-                {"Losses": "convergence.md"},
+            "Start": [
+                "index.md",
+                {"Quickstart": "quickstart.md"},
+                {"Concepts": "concepts.md"},
+                {"Which strategy": "experiments/README.md"},
+                {"Examples": "examples/README.md"},
+                {"Glossary": "glossary.md"},
             ]
         },
-        {"Specifications": ["strategies/README.md", *listed("strategies")]},
+        {"Guides": ["guide/README.md", *listed("guide"), *combined]},
+        {"Tutorials": ["tutorials/README.md", *listed("tutorials")]},
         {
             "Reference": [
                 {"Commands": "reference/cli.md"},
                 {"YAML keys": "reference/keys.md"},
                 {"result.json": "reference/result.md"},
+                {"Interfaces": ["api/README.md", *listed("api")]},
+                {"Rival methods": ["strategies/README.md", *listed("strategies")]},
             ]
         },
-        {"Architecture": "architecture.md"},
-        {"Glossary": "glossary.md"},
-        {"Examples": "examples/README.md"},
-        {"Experiments": ["experiments/README.md", *pages(ROOT / "experiments", "*/*.md")]},
-        {"Interfaces": ["api/README.md", *listed("api")]},
-        {"Kernels": "kernels/README.md"},
-        {"Decisions": ["adr/README.md", *pages(docs / "adr", "*.md")]},
-        {"Readme": "readme.md"},
-        {"Contributing": "CONTRIBUTING.md"},
-        {"Security": "SECURITY.md"},
-        {"Changelog": "CHANGELOG.md"},
+        {"Experiments": pages(ROOT / "experiments", "*/*.md")},
+        {
+            "Development": [
+                {"Architecture": "architecture.md"},
+                {"Kernels": "kernels/README.md"},
+                {"Contributing": "CONTRIBUTING.md"},
+                {"Security": "SECURITY.md"},
+                {"Changelog": "CHANGELOG.md"},
+                {"Readme": "readme.md"},
+                {"Decisions": ["adr/README.md", *pages(docs / "adr", "*.md")]},
+            ]
+        },
     ]
 
 

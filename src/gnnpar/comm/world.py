@@ -263,7 +263,8 @@ class Outcome:
 def reason_of(error: BaseException) -> str:
     """'ValueError: what was wrong', in one line, and where in the user's own code."""
     text = " ".join(str(error).split())
-    return (f"{type(error).__name__}: {text}" if text else type(error).__name__) + _own_line(error)
+    line = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return line if _SHOWS in line else line + _own_line(error)
 
 
 def _own_line(error: BaseException) -> str:
@@ -276,7 +277,10 @@ def _own_line(error: BaseException) -> str:
     if not own or (isinstance(error, ValueError) and frames[-1].filename.startswith(_OURS)):
         return ""
     place = f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}"
-    return f" ({place}; GNNPAR_TRACEBACK=1 shows all of it)"
+    return f" ({place}; {_SHOWS})"
+
+
+_SHOWS = "GNNPAR_TRACEBACK=1 shows all of it"
 
 
 _OURS, _PYTHON = f"{Path(__file__).parents[1]}{os.sep}", f"{Path(os.__file__).parent}{os.sep}"

@@ -608,7 +608,9 @@ class PyGNet(GNN):
                 cuts = cut(self, tuple(self.ways), self.in_dim, weighted=sorted(weighted))
                 self._compare(cuts)
             except Exception as error:  # whatever a forward does with a few nodes
-                raise ValueError(f"{self.source.target} runs in one piece: {_why(error)}") from error
+                why = _why(error)
+                why = why if isinstance(error, ValueError) else f"it cannot run on a few nodes ({why})"
+                raise ValueError(f"{self.source.target} runs in one piece: {why}") from error
             self._cuts = cuts
         return self._cuts
 
