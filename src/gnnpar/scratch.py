@@ -78,21 +78,6 @@ def lasting_scratch() -> Path:
     return _lasting_until_the_end(scratch_folder())
 
 
-def lasting_socket_folder() -> Path | None:
-    """The same for a socket, on a file system that other users cannot fill, or less easily than /tmp: the folder that
-    the system has for this user, or his cache. None where neither is, or the name is too long for one."""
-    for place in filter(None, (os.environ.get("XDG_RUNTIME_DIR"), _cache())):
-        with suppress(OSError):
-            refuse_others(Path(place))
-            if not _is_shared(Path(place)) and len(str(place)) < _LONGEST_OF_SOCKETS:
-                _remove_left(Path(place))
-                return _lasting_until_the_end(_new_folder(Path(place)))
-    return None
-
-
-_LONGEST_OF_SOCKETS = 40  # of 107 that a socket's name may have; wandb adds up to 45
-
-
 def _lasting_until_the_end(folder: AbstractContextManager[Path]) -> Path:
     until_the_end = ExitStack()
     Finalize(None, until_the_end.close, exitpriority=-1)  # also of a process of multiprocessing, and of this one alone

@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import io
 import json
-import multiprocessing
 import os
 import pickle
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import defaultdict
@@ -44,7 +41,7 @@ from gnnpar.launch import processes, rendezvous, token
 from gnnpar.planner import calibrate
 from gnnpar.report.exports import inert
 from gnnpar.report.runs import collect
-from gnnpar.scratch import folder_beside, lasting_socket_folder
+from gnnpar.scratch import folder_beside
 from gnnpar.settings import ConfigError
 from gnnpar.targets import refuse_foreign
 from gnnpar.training import replicas
@@ -54,67 +51,6 @@ from ports import free_port
 TINY = ("dataset=sbm", "dataset.num_nodes=60", "strategy=single", "epochs=1", "threads_per_rank=1")
 """The number of another user."""
 OLD = time.time() - 3 * 24 * 3600
-
-
-# --- wandb, and what others add to the working directory after it was looked at
-
-AFTER_THE_LOOK = """
-import os, sys
-from pathlib import Path
-from gnnpar.track import wandb as mirror
-
-def looked(folder, *, entity):
-    (folder / "wandb").mkdir()
-    (folder / "wandb" / "settings").symlink_to(folder / "precious")
-    (folder / "config-defaults.yaml").write_text("of_others: {value: 7}\\n")
-
-mirror.refuse_settings_of = looked
-from gnnpar.cli.main import run
-from gnnpar.codecs.adaptive.codec import Adaptive, AdaptiveRows
-sys.exit(run("train", sys.argv[1:]))
-"""
-
-
-def test_wandb_reads_and_writes_nothing_that_others_make_in_the_working_directory(tmp_path: Path) -> None:
-    """Its login wrote through the link, whose lines then ran; and its keys stood in the run."""
-    (tmp_path / "precious").write_text("[default]\nanonymous = must\n")
-    mine = {"WANDB_API_KEY": "a" * 40, "WANDB_BASE_URL": f"http://127.0.0.1:{free_port()}"}
-    kept = ("tracker=wandb", "tracker.connect_seconds=1", "tracker.upload_seconds=5", "hydra.run.dir=run")
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", AFTER_THE_LOOK, *TINY, *kept],
-        cwd=tmp_path,
-        env=environment() | mine | {"WANDB_CONFIG_DIR": str(tmp_path / "home")},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "this run is kept offline" in done.stderr
-    assert (tmp_path / "precious").read_text() == "[default]\nanonymous = must\n"
-    (of_run,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
-    assert b"threads_per_rank" in of_run.read_bytes(), "the run's own settings"
-    assert b"of_others" not in of_run.read_bytes()
-
-
-def _in_socket_folder(place: str) -> None:
-    os.environ["XDG_RUNTIME_DIR"] = place
-    assert lasting_socket_folder()
-
-
-def test_the_folder_of_a_socket_goes_with_the_rank_that_made_it() -> None:
-    """Every run with tracker=wandb and ranks that are processes left one in the cache."""
-    place = tempfile.mkdtemp(dir="/tmp")
-    try:
-        (left := Path(place, "gnnpar-scratch-left")).mkdir(mode=0o700)
-        (left / ".gnnpar.lock").write_text(json.dumps({"pid": 1 << 22, "host": socket.gethostname(), "born": 1}))
-        process = multiprocessing.get_context("fork").Process(target=_in_socket_folder, args=(place,))
-        process.start()
-        process.join()
-        assert process.exitcode == 0
-        assert os.listdir(place) == [], "nor what a process that was killed has left"
-    finally:
-        shutil.rmtree(place)
 
 
 # --- jobs of sweeps

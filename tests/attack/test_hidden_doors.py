@@ -30,7 +30,6 @@ from gnnpar.parallel.sequential.cuts import _Layout, _pack
 from gnnpar.report.exports import inert
 from gnnpar.saved_tensors import load_saved
 from gnnpar.settings import ConfigError
-from gnnpar.track.wandb import refuse_settings_of
 
 METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: 1\n"
 
@@ -255,13 +254,6 @@ def test_names_that_are_no_folders_and_no_classes(tmp_path: Path, monkeypatch: p
 def test_arguments_of_a_model_are_no_object_of_another_class() -> None:
     with pytest.raises(ConfigError, match=r"a Comm is none: remove its _target_"):
         compose(["model=pyg", "model.target=torch_geometric.nn.GCN", "+model.kwargs._target_=gnnpar.settings.Comm"])
-
-
-def test_defaults_of_wandb_in_the_working_directory_are_refused(tmp_path: Path) -> None:
-    refuse_settings_of(tmp_path, entity=None)
-    os.mkfifo(tmp_path / "config-defaults.yaml")
-    with pytest.raises(ValueError, match="would give every run keys that it was not asked for"):
-        refuse_settings_of(tmp_path, entity=None)
 
 
 def test_formulas_behind_blanks_are_inert() -> None:

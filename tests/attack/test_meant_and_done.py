@@ -45,7 +45,6 @@ from gnnpar.paths import own_cache
 from gnnpar.report.dashboard import of_study
 from gnnpar.report.fairness import differences
 from gnnpar.settings import ConfigError
-from gnnpar.track.wandb import refuse_settings_of
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint.resume import of_rank_0, profile_in
 from ports import free_port
@@ -297,14 +296,6 @@ def test_an_archive_of_countless_files_is_not_listed(tmp_path: Path, monkeypatch
         compose(["dataset=npz", f"dataset.path={tmp_path}/many.npz"]).load_dataset()
 
 
-def test_a_key_goes_to_no_server_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "secrets.env").write_text("WANDB_BASE_URL=http://elsewhere")
-    refuse_settings_of(tmp_path, entity=None)
-    monkeypatch.setenv("SM_TRAINING_ENV", "{}")  # in SageMaker, where wandb reads it
-    with pytest.raises(ValueError, match=r"secrets.env would decide who gets your key"):
-        refuse_settings_of(tmp_path, entity=None)
-
-
 def test_python_without_its_environment_imports_nothing_from_the_working_directory(tmp_path: Path) -> None:
     for name in ("multiprocessing", "joblib"):
         (tmp_path / f"{name}.py").write_text("import os; os.write(2, b'RAN')")
@@ -370,16 +361,6 @@ def test_a_run_that_was_held_as_a_whole_goes_on(tmp_path: Path) -> None:
         assert not watching._stand_still({0: entry}), "it looks on since now"
         watching._since = now - 30
         assert watching._stand_still({0: entry})
-
-
-def test_a_second_run_of_one_process_has_its_mirror_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.chdir(tmp_path)
-    for number in range(2):
-        gnnpar.train("gcn", "sbm", strategy="single", epochs=1, tracker="wandb", folder=f"run{number}")
-        (kept,) = (tmp_path / f"run{number}" / "wandb").glob("offline-run-*/run-*.wandb")
-        assert kept.stat().st_size > 1000
 
 
 def test_types_in_another_order_are_no_graph_for_a_model_of_types(tmp_path: Path) -> None:

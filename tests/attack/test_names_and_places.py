@@ -3,7 +3,6 @@ for a run's own."""
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +17,9 @@ from checkpoints import train
 from gnnpar.cli import ablate, dashboard
 from gnnpar.cli.main import run
 from gnnpar.cli.predict import with_model_of
-from gnnpar.config.sweep import resume_line
 from gnnpar.data.saved import PT
 from gnnpar.launch.environment import check_rank
 from gnnpar.settings import ConfigError
-from gnnpar.track import wandb as track
 from gnnpar.training.result.trained import find
 
 EVIL = "a;touch RAN;#"
@@ -32,20 +29,6 @@ EVIL = "a;touch RAN;#"
 
 
 # --- names
-
-
-def test_commands_that_are_printed_can_be_pasted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A folder came out of an archive with words of a shell in its name."""
-    sweep: Any = SimpleNamespace(listed=None)
-    assert shlex.split(resume_line(sweep, EVIL))[-3:] == ["train", "--resume", EVIL]
-    monkeypatch.setattr(track, "sync_path", lambda run: f"{EVIL}/wandb")
-    monkeypatch.setattr(track.Mirror, "_attempt", lambda *_: True)
-    mirror = track.Mirror(track.Wandb(), tmp_path, {})
-    mirror._run = SimpleNamespace(offline=True)
-    mirror.close()
-    assert shlex.split(capsys.readouterr().out.strip())[-3:] == ["wandb", "sync", f"{EVIL}/wandb"]
 
 
 def test_a_folder_is_the_one_of_that_name_before_it_is_a_pattern(tmp_path: Path) -> None:

@@ -35,7 +35,6 @@ from gnnpar.printable import one_line, shell_word
 from gnnpar.report.fairness import copies, differences, exchanged
 from gnnpar.saved_tensors import load_saved
 from gnnpar.settings import Comm, ConfigError
-from gnnpar.track import wandb
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.result.record import RunRecord
 
@@ -206,17 +205,6 @@ def test_ranks_agree_in_the_code_of_the_working_directory(tmp_path: Path, monkey
     mine = agreed()
     (tmp_path / "mine_of_a_test.py").write_text("x = 1")
     assert agreed() != mine
-
-
-def test_a_wandb_that_never_starts_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    never = threading.Event()
-    monkeypatch.setattr(wandb, "_START_SECONDS", 0.2)
-    monkeypatch.setattr(wandb, "load", lambda entity: never.wait())
-    assert wandb.open_run(wandb.Wandb(), tmp_path, {}) is None
-    assert "wandb cannot be used (no answer within 0.2 s)" in capsys.readouterr().err
-    never.set()
 
 
 def test_replayed_epochs_are_no_fair_pair_of_others(result: dict[str, Any]) -> None:

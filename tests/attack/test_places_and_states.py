@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import threading
-import types
 from datetime import datetime, tzinfo
 from pathlib import Path
 
@@ -39,7 +38,6 @@ from gnnpar.launch.launch import world_of
 from gnnpar.report import figures, sessions
 from gnnpar.report.exports import inert
 from gnnpar.settings import ConfigError
-from gnnpar.track import wandb
 from gnnpar.training import predict
 from one_layer import NET
 
@@ -110,30 +108,6 @@ def test_a_job_of_slurm_begins_where_the_sweep_did_or_not_at_all(
 
 
 # --- wandb's process
-
-
-def test_every_start_of_wandbs_process_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of a run which is kept offline, as no server answers, was not: it took a port where /tmp was full."""
-    (tmp_path / "run").mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
-    monkeypatch.setattr(wandb, "_SOCKETS", {})
-    monkeypatch.setattr(wandb, "_LONGEST", 1000)
-    monkeypatch.setattr("gnnpar.scratch._LONGEST_OF_SOCKETS", 1000)
-    before, places = os.environ.get("TMPDIR"), list[str]()
-
-    def setup(**_: object) -> None:
-        places.append(os.environ["TMPDIR"])
-        monkeypatch.setenv("WANDB_SERVICE", "3-1-tcp-localhost-4000")
-
-    class Settings(dict[str, object]):
-        settings_workspace = ""
-
-    module = types.ModuleType("wandb")
-    vars(module).update(Settings=Settings, setup=setup, teardown=lambda: None, init=lambda **_: pytest.fail("it began"))
-    with pytest.raises(ValueError, match="it has no folder for its socket, and listens at a port for all users"):
-        wandb._begin(module, wandb.Wandb(mode="offline"), tmp_path, "offline", "id", {})
-    assert [Path(place).parent for place in places] == [tmp_path / "run"], "which others cannot fill"
-    assert os.environ.get("TMPDIR") == before
 
 
 # --- checkpoints that lie elsewhere

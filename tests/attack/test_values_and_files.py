@@ -79,7 +79,7 @@ from gnnpar.report.runs import below, folders_of
 from gnnpar.saved_tensors import load_saved
 from gnnpar.settings import ConfigError
 from gnnpar.targets import classes_in, locate, refuse_foreign
-from gnnpar.track import keys, wandb
+from gnnpar.track import keys
 from gnnpar.track.console import stdout
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.result.export import export
@@ -1087,24 +1087,6 @@ def test_a_process_of_a_pool_is_told_that_it_can_start_no_ranks(monkeypatch: pyt
     monkeypatch.setitem(vars(multiprocessing.current_process())["_config"], "daemon", True)
     with pytest.raises(ValueError, match=r"a daemonic process, as those of multiprocessing\.Pool, can"):
         Ranks(2, print, fork=True)
-
-
-def test_a_service_of_wandb_that_another_process_has_left_is_not_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its folder is gone with it: who makes it anew gets the key."""
-    monkeypatch.setenv("WANDB_SERVICE", "3-7-unix-/tmp/gnnpar-scratch-gone/wandb-1/socket")
-    monkeypatch.setattr(wandb, "refuse_settings_of", lambda folder, *, entity: None)
-    seen: list[str | None] = []
-
-    def setup(**_: object) -> None:
-        seen.append(os.environ.get("WANDB_SERVICE"))
-        raise RuntimeError
-
-    monkeypatch.setattr("wandb.setup", setup)
-    with pytest.raises(RuntimeError):
-        wandb.load(entity=None)
-    assert seen == [None]
 
 
 def test_caches_of_a_process_that_has_ended_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

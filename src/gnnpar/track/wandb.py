@@ -9,31 +9,31 @@ by the rank that opens it.
 
 from __future__ import annotations
 
-import configparser
 import json
 import os
 import shlex
 import shutil
 import tempfile
+import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import annotated_types as at
 
-from gnnpar.deadline import within
-from gnnpar.durable import JsonDict, JsonObject, is_open_to_others, refuse_others, require_file, write_json_whole
+from gnnpar.durable import JsonDict, JsonObject, write_json_whole
 from gnnpar.printable import counted
-from gnnpar.scratch import lasting_socket_folder
 from gnnpar.track import keys
 from gnnpar.track.console import Console, complain, say
 from gnnpar.track.tracker import Tee, Tracker
 
+T = TypeVar("T")
 Run = Any  # wandb.Run, or None: the package is imported when a run is opened
 LINK = "wandb.json"  # in the run folder: where the run is on wandb
 CURVES = ("loss/train", "metric/train", "metric/val", "metric/test")
@@ -123,7 +123,7 @@ class Mirror:
         if run is None:
             return False
         try:
-            within(seconds, lambda: act(run), name="wandb") if seconds else act(run)  # tables wait for the server
+            within(seconds, lambda: act(run)) if seconds else act(run)  # tables wait for the server
         except Exception as error:
             self._run = None
             complain(
@@ -134,32 +134,27 @@ class Mirror:
         return True
 
 
-_START_SECONDS = 60.0  # of the import and of the process that wandb starts beside the run
+_START_SECONDS = 60.0  # of importing wandb and starting its service process
 
 
 def open_run(config: Wandb, run_dir: Path, job: JsonObject) -> Run:
-    """A run on the server, or on disk where it cannot be reached; None, with a line, where there can be neither."""
+    """Open a run on the server, or on disk if it cannot be reached; return None, with a line, if neither works."""
     try:
-        wandb = within(_START_SECONDS, lambda: load(entity=config.entity), name="wandb")  # its core may die
+        wandb = within(_START_SECONDS, load)  # its service process may die while it starts
     except Exception as error:
         complain(f"wandb cannot be used ({reason(error)}); metrics.jsonl has everything")
         return None
     arguments = identity(config, job) | {"config": settings_of(job, run_dir)}
-    with _nothing_read_here():
-        return _opened(wandb, config, run_dir, arguments)
-
-
-def _opened(wandb: ModuleType, config: Wandb, run_dir: Path, arguments: JsonObject) -> Run:
     if config.mode == "online":
         attempt = uuid.uuid4().hex[:8]
         try:
             login = partial(wandb.login, prompt=False, verify=False)  # a prompt would stop training
-            if not within(_START_SECONDS, login, name="wandb"):
+            if not within(_START_SECONDS, login):
                 raise ValueError("no API key; set WANDB_API_KEY or call wandb login")
             return begin(wandb, config, run_dir, "online", attempt, arguments)
         except Exception as error:
             with suppress(Exception):  # ends what would keep trying beside the training
-                within(_START_SECONDS, wandb.teardown, name="wandb")
+                within(_START_SECONDS, wandb.teardown)
             for leftover in (run_dir / "wandb").glob(f"run-*-{attempt}"):
                 shutil.rmtree(leftover, ignore_errors=True)
             complain(f"wandb cannot be reached ({reason(error)}); this run is kept offline")
@@ -170,154 +165,27 @@ def _opened(wandb: ModuleType, config: Wandb, run_dir: Path, arguments: JsonObje
         return None
 
 
-def load(*, entity: str | None) -> ModuleType:
-    """The package, set to be silent. `entity`: whose runs these are, where tracker.entity says.
+def load() -> ModuleType:
+    """Import wandb, silent and without its error reporting.
 
-    Its own error reporting goes to the same server and holds up the exit of the process: 20 s where the server does not
-    answer. WANDB_ERROR_REPORTING=true brings it back.
+    Error reporting goes to the same server and delays the exit of the process by 20 s if the server does not answer.
+    WANDB_ERROR_REPORTING=true brings it back. Raises ValueError if the program has a run of its own open.
     """
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-    os.environ.setdefault("WANDB_DISABLE_GIT", "true")  # wandb.setup runs git before it reads disable_git
-    refuse_settings_of(Path.cwd(), entity=entity)
-    try:
-        Path.home()
-    except RuntimeError as error:
-        raise ValueError("wandb reads settings in your home, and you have none: set HOME") from error
-    _forget_service_of_others()
     import wandb
     from wandb.sdk.data_types._private import MEDIA_TMP
 
-    if wandb.run is not None:
+    if wandb.run is not None:  # `teardown` would end it
         raise ValueError("this program has a run of its own open in wandb: finish it before")
-    if os.path.dirname(MEDIA_TMP.name) != tempfile.gettempdir() or not os.path.isdir(MEDIA_TMP.name):  # of a run before
+    if not os.path.isdir(MEDIA_TMP.name):  # went with the temporary files of an earlier run of this process
         MEDIA_TMP.name = tempfile.mkdtemp()
-        wandb.teardown()  # its own process has them, too
-    with _nothing_read_here():
-        _serve(wandb)
+        wandb.teardown()  # its service process has that folder, too
+    wandb.setup(settings=wandb.Settings(silent=True, disable_git=True))  # login prints otherwise
     return wandb
 
 
-@contextmanager
-def _nothing_read_here() -> Iterator[None]:
-    """Inside, wandb reads no settings of the working directory, and writes none there, as its login does; nor does it
-    read keys of a run: others may have made those files since `refuse_settings_of` looked."""
-    from wandb import Settings
-    from wandb.sdk.wandb_config import Config
-
-    nowhere = property(lambda _: os.path.join(os.devnull, "settings"))
-    with _exchanged(Settings, "settings_workspace", nowhere), _exchanged(Config, "_load_defaults", lambda _: None):
-        yield
-
-
-@contextmanager
-def _exchanged(owner: type, name: str, value: object) -> Iterator[None]:
-    """Inside, a class has another member."""
-    before: object = vars(owner)[name]
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
-
-
-def _serve(wandb: ModuleType) -> None:
-    """Wandb's process beside this one, where it is not there. ValueError where it can make no socket: it then listens
-    at a port, for who can fill the file system of its folder; there is no password, and it writes files and sends the
-    API key."""
-    before = os.environ.get("TMPDIR")
-    if os.getpid() not in _SOCKETS:
-        _SOCKETS[os.getpid()] = lasting_socket_folder()
-    place = _SOCKETS[os.getpid()] or Path(tempfile.gettempdir())
-    if len(str(place)) > _LONGEST:
-        refuse_others(Path("/tmp"))  # noqa: S108  # wandb puts its socket there, where the name is too long
-    try:
-        os.environ["TMPDIR"] = str(place)
-        wandb.setup(settings=wandb.Settings(silent=True, disable_git=True))
-    finally:
-        os.environ.pop("TMPDIR")
-        os.environ |= {} if before is None else {"TMPDIR": before}
-    if "-tcp-" in os.environ.get("WANDB_SERVICE", ""):
-        wandb.teardown()
-        raise ValueError("it has no folder for its socket, and listens at a port for all users; set TMPDIR")
-
-
-_LONGEST = 107 - len("/wandb-4194304-4194304-4294967295/socket")
-_SOCKETS: dict[int, Path | None] = {}
-"""Process -> the folder for the socket that it has made."""
-
-
-def _forget_service_of_others() -> None:
-    """wandb leaves in the environment where its process listens. That may have ended since, and its folder, whose name
-    everybody could read, may have been made anew by another user: he would be sent the key."""
-    socket = os.environ.get("WANDB_SERVICE", "").partition("-unix-")[2]
-    try:
-        refuse_others(Path(socket or "/"))
-        known = bool(socket)
-    except OSError:
-        known = False
-    if not known:
-        os.environ.pop("WANDB_SERVICE", None)
-
-
-_HARMLESS = {"project", "mode", "disabled"}
-_PUBLIC = "https://api.wandb.ai"
-_DEFAULTS = "config-defaults.yaml"
-
-
-def refuse_settings_of(folder: Path, *, entity: str | None) -> None:
-    """ValueError where wandb, which reads its settings of the working directory unasked, would find more there than
-    a project: a server that is named there, or a proxy, gets the user's key, and the account of an `entity` the runs,
-    unless tracker.entity or WANDB_ENTITY says whose they are. Or keys of the run's own. WriteError where other users
-    can change the settings in his home."""
-    if os.path.lexists(folder / _DEFAULTS):
-        raise ValueError(f"{folder / _DEFAULTS} would give every run keys that it was not asked for; rename it")
-    own = os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb"
-    for file in (f"{own}/settings", "~/.netrc", "~/_netrc"):
-        if os.path.lexists(place := os.path.expanduser(file)):
-            refuse_others(Path(place))
-    in_sagemaker = "SM_TRAINING_ENV" in os.environ or Path("/opt/ml/input/config/hyperparameters.json").exists()
-    if in_sagemaker and os.path.lexists(folder / "secrets.env"):
-        raise ValueError(f"{folder / 'secrets.env'} would decide who gets your key; set its variables instead")
-    for file in (folder / "wandb" / "settings", folder / ".wandb" / "settings"):
-        if not os.path.lexists(file):
-            continue
-        require_file(file)
-        parser = configparser.ConfigParser(interpolation=None)
-        try:
-            parser.read(file, encoding="ascii")
-            named = dict(parser.items("default"))
-        except UnicodeDecodeError as error:  # which wandb reads by the locale
-            raise ValueError(f"{file} holds characters that are not ASCII, and decides who gets your key") from error
-        except configparser.Error:  # wandb reads nothing of it
-            continue
-        if named.get("base_url", "").rstrip("/") in ("", _PUBLIC) or "WANDB_BASE_URL" in os.environ:
-            named.pop("base_url", None)
-        if entity or "WANDB_ENTITY" in os.environ:
-            named.pop("entity", None)
-        if more := sorted(named.keys() - _HARMLESS):
-            raise ValueError(
-                f"{file} sets {more[0]}, and decides who gets your {'runs' if more[0] == 'entity' else 'key'}; put it "
-                f"into ~/.config/wandb/settings, or set WANDB_{more[0].upper()}, and take it out there"
-            )
-
-
 def begin(wandb: ModuleType, config: Wandb, run_dir: Path, mode: str, run_id: str, arguments: JsonObject) -> Run:
-    """Within a time: the process that wandb starts may die, and wandb would wait for that for ever."""
-    return within(
-        config.connect_seconds + _START_SECONDS,
-        lambda: _begin(wandb, config, run_dir, mode, run_id, arguments),
-        name="wandb",
-    )
-
-
-def _begin(wandb: ModuleType, config: Wandb, run_dir: Path, mode: str, run_id: str, arguments: JsonObject) -> Run:
-    """wandb.init without what disturbs a measurement: no console capture, no sampling of the system, no code. Nor git,
-    which runs programs that the settings of a checkout name: the working directory may be somebody else's. Nor what
-    lies in its folder under names that it writes to, as wandb-resume.json with WANDB_RESUME=auto."""
-    if is_open_to_others(run_dir):
-        raise ValueError(f"others may add files to {run_dir}, by which it is led elsewhere: name another folder")
-    _drop_links(run_dir)
-    _serve(wandb)
+    """Call wandb.init without what disturbs a measurement: console capture, system statistics, saving code."""
     settings = wandb.Settings(
         silent=True,
         console="off",
@@ -328,7 +196,8 @@ def _begin(wandb: ModuleType, config: Wandb, run_dir: Path, mode: str, run_id: s
         finish_timeout=config.upload_seconds / 2,
         finish_timeout_raises=True,
     )
-    return wandb.init(
+    init = partial(
+        wandb.init,
         dir=str(run_dir),
         mode=mode,
         id=run_id,
@@ -338,16 +207,26 @@ def _begin(wandb: ModuleType, config: Wandb, run_dir: Path, mode: str, run_id: s
         entity=config.entity,
         **arguments,
     )
+    return within(config.connect_seconds + _START_SECONDS, init)  # init waits forever if the service process dies
 
 
-def _drop_links(run_dir: Path) -> None:
-    """Of wandb's folder in that of a run, and second names of files, which another may have put there; it makes its own
-    links anew."""
-    for name in ("wandb", ".wandb"):
-        with suppress(FileNotFoundError):
-            for entry in list(os.scandir(run_dir / name)):
-                if entry.is_symlink() or (entry.is_file() and os.lstat(entry).st_nlink > 1):
-                    os.unlink(entry)
+def within(seconds: float, act: Callable[[], T]) -> T:
+    """Return or raise what `act` does. Raises TimeoutError after `seconds`; its thread is then left behind."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(act())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="wandb", daemon=True).start()
+    try:
+        return done.result(seconds)
+    except TimeoutError as error:
+        if done.done():
+            raise
+        raise TimeoutError(f"no answer within {seconds:g} s") from error
 
 
 def identity(config: Wandb, job: JsonObject) -> JsonDict:
