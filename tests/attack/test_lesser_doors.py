@@ -17,8 +17,6 @@ from gnnpar.models.gcn import GCN
 from gnnpar.models.pairs import with_scorer
 from gnnpar.models.rgcn import Matrices
 from gnnpar.partition import shard
-from gnnpar.track import keys
-from gnnpar.track.wandb import against
 
 PREDICT = ROOT / "src" / "gnnpar" / "templates" / "export" / "predict.txt"
 
@@ -63,10 +61,3 @@ def test_decoders_bases_and_types_beyond_memory_are_refused_before_they_are_made
 def test_a_table_of_types_of_edges_beyond_memory_is_refused_before_it_is_made() -> None:
     with pytest.raises(ValueError, match="a table of 3 nodes by 1099511627776 types of edges needs"):
         shard._counted(torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), 3, 1 << 40)
-
-
-def test_numbers_whose_quotients_are_none_are_no_figures() -> None:
-    assert keys.is_finite([0.0, 1e-149, 1e149])
-    assert not keys.is_finite({"time": 5e-324})
-    assert not keys.fits({"epoch": 0, "fidelity/layers": {"a": [1.0]}})
-    assert against({"epoch": 0}) == {}

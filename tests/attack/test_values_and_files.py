@@ -79,7 +79,6 @@ from gnnpar.report.runs import below, folders_of
 from gnnpar.saved_tensors import load_saved
 from gnnpar.settings import ConfigError
 from gnnpar.targets import classes_in, locate, refuse_foreign
-from gnnpar.track import keys
 from gnnpar.track.console import stdout
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.result.export import export
@@ -1324,13 +1323,6 @@ def test_ranks_take_no_class_of_the_working_directory_for_the_callers(tmp_path: 
     assert not (tmp_path / "here" / "mark").exists()
     assert "single trained" in done.stdout, done.stderr
     assert re.search(r"graph_parallel refused: rank \d: .*model\.target=net9\.Net cannot be imported", done.stdout)
-
-
-def test_rows_are_written_as_they_are_read() -> None:
-    """A learning rate below 1e-150 lost all rows after it."""
-    row = {"epoch": 3, "optim/lr": 1e-200, "loss/train": float("nan"), "comm/layer_bytes": [1, 2.5, float("inf")]}
-    assert keys.readable(row) == {"epoch": 3, "optim/lr": 0.0, "loss/train": None, "comm/layer_bytes": [1, 2.5, None]}
-    assert keys.is_finite(keys.readable(row))
 
 
 def test_jobs_of_a_scheduler_get_no_folder_of_joblib_that_goes(monkeypatch: pytest.MonkeyPatch) -> None:

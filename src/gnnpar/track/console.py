@@ -24,14 +24,14 @@ from gnnpar.track.tracker import Tracker
 
 
 def stdout() -> rich.console.Console:
-    """Written as it is: no highlighting, no wrapping when the output is a file."""
+    """Return a rich console without highlighting, and without wrapping if the output is a file."""
     return rich.console.Console(
         file=cast("IO[str]", _Patient(sys.stdout)), highlight=False, emoji=False, soft_wrap=not is_terminal(sys.stdout)
     )
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """A program may have put an object into the place of sys.stdout that has write, and little more."""
+    """Return True for a terminal; a program may have replaced sys.stdout by an object that only has write."""
     try:
         return stream.isatty()
     except AttributeError:
@@ -39,10 +39,9 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 class _Patient(io.TextIOBase):
-    """A stream; where that is a file on a full disk, or takes no more, lines come when there is room again, and are
-    no error.
+    """A stream that drops what a full disk or a closed pipe does not take: `gnnpar train ... | head` trains on.
 
-    The stream itself is held: a live table of rich replaces sys.stdout by one that writes to the console.
+    It holds the stream itself: a live table of rich replaces sys.stdout by one that writes to the console.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -68,24 +67,17 @@ class _Patient(io.TextIOBase):
 def _patience(stream: TextIO) -> Iterator[None]:
     try:
         yield
-    except BrokenPipeError:  # `gnnpar train ... | head`: who reads the log has gone, and the run goes on
-        number = 2 if stream is sys.stderr else 1  # of an object that a program has put into the place of the stream
+    except BrokenPipeError:  # otherwise Python fails when it flushes at exit
         with suppress(OSError, ValueError, AttributeError):
-            number = stream.fileno()
-        with suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-    except OSError:  # also a quota, `ulimit -f`, or a disk that is gone: the result of a run has another place
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except OSError:
         pass
 
 
 @contextmanager
 def patient_streams() -> Iterator[None]:
-    """Who flushes sys.stdout and sys.stderr inside, as Python before it forks, and after, does not fail where one of
-    them is a file on a full disk."""
+    """Context manager: flushing sys.stdout and sys.stderr, as Python does before a fork, ignores a full disk."""
     before = sys.stdout, sys.stderr
-    if not any(map(_is_stuck, before)):
-        yield
-        return
     sys.stdout, sys.stderr = (cast("TextIO", _Patient(stream)) for stream in before)
     try:
         yield
@@ -93,25 +85,15 @@ def patient_streams() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-def _is_stuck(stream: TextIO) -> bool:
-    try:
-        stream.flush()
-    except OSError:
-        return True
-    except (AttributeError, ValueError):  # an object in the place of a stream, or one that is closed
-        pass
-    return False
-
-
 def say(text: str) -> None:
-    """One line on stdout, whatever the text: names of files may hold line ends."""
+    """Print one line on stdout; line ends in the text are escaped."""
     patient = _Patient(sys.stdout)
     patient.write(one_line(text) + "\n")
     patient.flush()
 
 
 def complain(text: str) -> None:
-    """One line on stderr, whatever the text."""
+    """Print one line on stderr."""
     patient = _Patient(sys.stderr)
     patient.write(f"gnnpar: {printable(' '.join(text.split()))}\n")
     patient.flush()
@@ -134,8 +116,7 @@ SILENT_SECONDS = 5.0
 
 @contextmanager
 def pulse(doing: Callable[[], str]) -> Iterator[None]:
-    """Say every few seconds inside what takes so long: what `doing` gives, if that is what it gave then. No thread is
-    left."""
+    """Context manager: print `doing()` every few seconds for as long as it stays the same."""
     over, began = threading.Event(), time.monotonic()
 
     def tell() -> None:

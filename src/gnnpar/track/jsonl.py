@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from gnnpar.capacity import memory_bytes
-from gnnpar.durable import (
-    DISK_FULL,
-    JsonDict,
-    JsonObject,
-    WriteError,
-    is_readable_file,
-    parse_json,
-    write_text_whole,
-)
+from gnnpar.durable import DISK_FULL, JsonDict, JsonObject, WriteError, parse_json, write_text_whole
 from gnnpar.track import keys
-from gnnpar.track.console import complain
 
 FILE = "metrics.jsonl"
-_LONGEST = 1 << 24
-"""Bytes of a row, at most: a file is not read into memory to find out that it holds none."""
 
 
 class Room(Protocol):
@@ -89,7 +75,7 @@ class Jsonl:
             )
 
     def _append(self, line: bytes) -> None:
-        """The whole line or nothing of it."""
+        """Write the whole line or nothing of it."""
         before, left = os.fstat(self._file.fileno()).st_size, memoryview(line)
         try:
             while left:
@@ -103,69 +89,34 @@ class Jsonl:
 
 
 def read_rows(run_dir: Path) -> list[JsonDict]:
-    """The rows of a run, up to the first line that is none: the last may be cut short by a kill. Of more than memory
-    holds, the first, with a line."""
-    path = run_dir / FILE
-    if not is_readable_file(path):
-        return []
-    rows = []
-    most = memory_bytes() // (2 * _TIMES_IN_MEMORY)
-    with path.open("rb") as file:
-        while (row := _row(file.readline(_LONGEST))) is not None:
-            if file.tell() > most:
-                complain(f"{path} has more rows than memory holds: the first {len(rows):,} are read")
-                break
-            rows.append(row)
+    """Return the rows of a run up to the first line that is not one: a kill may cut the last line short."""
+    path, rows = run_dir / FILE, list[JsonDict]()
+    if path.is_file():
+        with path.open("rb") as file:
+            for line in file:
+                if (row := _row(line)) is None:
+                    break
+                rows.append(row)
     return rows
 
 
-_TIMES_IN_MEMORY = 25  # how much more a row of a few bytes takes there
-
-
 def _row(line: bytes) -> JsonDict | None:
-    """A line of metrics.jsonl; None where it is no row."""
+    """Return a line of metrics.jsonl, or None if it is not a row."""
     try:
-        row = parse_json(line.decode(errors="replace"))
+        row = parse_json(line)
     except ValueError:
         return None
-    return row if isinstance(row, dict) and isinstance(row.get("epoch"), int) and keys.fits(row) else None
+    return row if isinstance(row.get("epoch"), int) and keys.fits(row) else None
 
 
-class RowDigest:
-    """Counts and hashes the rows of a run as they come, up to the first line that is none.
-
-    What a run on other ranks drops of the rows before (`_results_only`) is no part of the hash.
-    """
-
-    def __init__(self, run_dir: Path) -> None:
-        self._file, self._offset, self._count, self._hash = run_dir / FILE, 0, 0, hashlib.sha256()
-
-    def read(self, *, stop: int | None = None, sync: bool = False) -> RowCount:
-        """Of all rows that are whole by now, or of the first `stop`. `sync`: they reach the disk before."""
-        if not is_readable_file(self._file):
-            return RowCount(self._count, self._hash.hexdigest())
-        with self._file.open("rb") as file:
-            if sync:
-                os.fsync(file.fileno())
-            file.seek(self._offset)
-            while self._count != stop and (line := file.readline(_LONGEST)).endswith(b"\n"):
-                if (row := _row(line)) is None:
-                    break
-                self._hash.update(json.dumps(_results_only(row), sort_keys=True).encode())
-                self._offset, self._count = self._offset + len(line), self._count + 1
-        return RowCount(self._count, self._hash.hexdigest())
-
-
-@dataclass(frozen=True)
-class RowCount:
-    """So many rows, from epoch 0 on, and their sha256."""
-
-    count: int
-    sha256: str
+def sync_rows(run_dir: Path) -> None:
+    """Write the rows through to the disk: a checkpoint does not outlive the rows of its epochs."""
+    with (run_dir / FILE).open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def missing_epochs(run_dir: Path, count: int) -> str:
-    """The epochs below `count` of which metrics.jsonl has no whole row: '3, 5-7'; empty: none."""
+    """Return the epochs below `count` without a whole row in metrics.jsonl, as '3, 5-7'; empty if there are none."""
     rows = [row for row in read_rows(run_dir) if keys.is_whole(row)]
     there = sorted({row["epoch"] for row in rows if 0 <= row["epoch"] < count})
     gaps = [(a + 1, b - 1) for a, b in zip([-1, *there], [*there, count], strict=True) if b > a + 1]
@@ -173,5 +124,5 @@ def missing_epochs(run_dir: Path, count: int) -> str:
 
 
 def _results_only(row: JsonObject) -> JsonDict:
-    """Less what the run before measured of itself."""
+    """Drop what the earlier run measured of itself."""
     return {k: v for k, v in row.items() if not k.startswith(("memory/", "assign/"))} | {"time/timed": 0}

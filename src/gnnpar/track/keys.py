@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -90,71 +90,35 @@ _OBJECTS = ("comm/layer_bytes", "metric/more", "fidelity/layers", "memory/live_b
 _OBJECTS += ("assign/variance", "assign/seconds", "assign/objective")
 
 
-_LAYER = re.compile("[0-9]{1,4}")
-_LONGEST = 200  # letters of a text
-_TOGETHER = (
-    (
-        "fidelity/cosine",
-        "fidelity/relative_error",
-        "fidelity/worst_layer",
-        "fidelity/worst_relative_error",
-        "fidelity/layers",
-    ),
-    ("metric/name", "metric/train", "metric/val", "metric/test"),
-    ("assign/bits", "assign/mean_bits", "assign/variance", "assign/seconds", "assign/objective", "time/assign_seconds"),
-)
-"""Where a row has the first of a line, it has the others."""
-
 ALWAYS = (LOSS, "time/timed", "time/epoch_seconds", "time/train_seconds", "comm/total_bytes", "comm/total_bytes_so_far")
-"""What every row of a run has; null may be the loss alone."""
+"""What every row of a run has; only the loss may be null."""
 
 
 def is_whole(row: Mapping[str, object]) -> bool:
-    """Whether it is the row of a run; those of a study's lines are parts of rows."""
+    """Return True for a row of a run; those of a study's lines are parts of rows."""
     return all(name in row and (name == LOSS or row[name] is not None) for name in ALWAYS)
 
 
 def fits(row: JsonObject) -> bool:
-    """Whether every figure of a row is finite and of the kind that is written under its name, or null, and has beside
-    it what a result is made of."""
+    """Return True if every number is finite and every value null or of the kind that is written under its name."""
     kinds = all(value is None or isinstance(value, _kind(name)) for name, value in row.items() if name in KEYS)
-    if not kinds or not is_finite(row):
-        return False
-    lists = all(map(_is_number, (each for name in _LISTS for each in row.get(name) or ())))
-    sent, layers = row.get("comm/layer_bytes") or {}, row.get("fidelity/layers") or {}
-    by_layer = all(_LAYER.fullmatch(layer) and _is_number(value) for layer, value in sent.items())
-    pairs = all(isinstance(v, list) and len(v) == 2 and all(map(_is_number, v)) for v in layers.values())
-    together = all(row.keys() >= {*names} for first, *names in _TOGETHER if row.get(first) is not None)
-    probed = row.get("fidelity/cosine") is None or None not in (row.get(name) for name in _TOGETHER[0])
-    short = all(len(row.get(name) or "") <= _LONGEST for name in _TEXTS)
-    return lists and by_layer and pairs and together and probed and short
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-_LARGEST = 1e150
-"""Squares, sums and quotients of numbers below it, and above one over it, are numbers."""
+    return kinds and is_finite(row)
 
 
 def readable(tree: Json) -> Json:
-    """As it is read again: JSON has no NaN, a loss that is one reads null, and so does what is too large; what is next
-    to nothing is 0."""
+    """Replace numbers that JSON lacks (NaN, inf) by null."""
     if isinstance(tree, dict):
         return {name: readable(value) for name, value in tree.items()}
     if isinstance(tree, list):
         return [readable(value) for value in tree]
-    if is_finite(tree):
-        return tree
-    return 0.0 if isinstance(tree, float) and abs(tree) <= 1 / _LARGEST else None
+    return tree if is_finite(tree) else None
 
 
 def is_finite(tree: object) -> bool:
-    """Every number in it, and what is reckoned of some; Python's JSON also reads NaN and Infinity."""
+    """Return True if every number in a tree is finite; Python's JSON also reads NaN and Infinity."""
     if isinstance(tree, (Mapping, list)):
         return all(map(is_finite, tree.values() if isinstance(tree, Mapping) else tree))
-    return not isinstance(tree, float) or tree == 0 or 1 / _LARGEST < abs(tree) < _LARGEST
+    return not isinstance(tree, float) or math.isfinite(tree)
 
 
 def _kind(name: str) -> tuple[type, ...]:
@@ -164,6 +128,6 @@ def _kind(name: str) -> tuple[type, ...]:
 
 
 def check(row: dict) -> None:
-    """Only names of the table may be written."""
+    """Raise AssertionError for a name that is not in the table."""
     unknown = sorted(set(row) - set(KEYS))
     assert not unknown, f"metrics without an entry in track/keys.py: {unknown}"

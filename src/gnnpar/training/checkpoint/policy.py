@@ -16,7 +16,7 @@ from gnnpar.placement import Plan
 from gnnpar.settings import Settings
 from gnnpar.source_code import own_code
 from gnnpar.targets import classes_in
-from gnnpar.track.jsonl import RowDigest
+from gnnpar.track.jsonl import sync_rows
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint.files import Say
 
@@ -38,7 +38,6 @@ class CheckpointPolicy:
     def __init__(self, settings: Settings, run_dir: Path, stop_asked: Callable[[], bool], say: Say) -> None:
         self._when, self._epochs, self._run_dir = settings.checkpoint, settings.epochs, run_dir
         self.stop_asked, self._say, self._saved_at = stop_asked, say, time.monotonic()
-        self._rows = RowDigest(run_dir)  # read on rank 0, which writes them
         self._best_val = checkpoint.best_val(run_dir)
         self._best: tuple[int, JsonDict, JsonDict] | None = None  # epochs done, tree, what its manifest says
 
@@ -96,8 +95,7 @@ class CheckpointPolicy:
     ) -> bool:
         def manifest() -> JsonDict:
             if not name:  # those of the best epoch end before the last one
-                rows = self._rows.read(sync=True)
-                made.update(rows=rows.count, rows_sha256=rows.sha256)
+                sync_rows(self._run_dir)
             if plan is not None:
                 made["plan"] = plan.as_data({name: checkpoint.name_of(0) for name in plan.arrays})
             return made | {"run": run.identity, "code": own_code(classes_in(run.settings.resolved))}
