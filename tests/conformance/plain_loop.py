@@ -136,7 +136,7 @@ def plain(make: Callable[[], nn.Module], data: Data, *, epochs: int = EPOCHS) ->
         for name, p in net.named_parameters():
             if p.grad is not None:
                 largest[name] = torch.maximum(largest[name], p.grad.abs())
-    return Trained(losses, {name: value.detach().clone() for name, value in net.state_dict().items()}, largest)
+    return Trained(losses, {name: value.detach().clone() for name, value in net.eval().state_dict().items()}, largest)
 
 
 @cache
@@ -163,7 +163,7 @@ def train(target: str, kwargs: Mapping[str, object], data: Data, strategy: str, 
         warnings.simplefilter("ignore")
         run: Run = _train(build_settings({**resolved, **changed}, {**names, "model": "pyg"}, ""), Path(folder) / "run")
         net = run.model.model.get_submodule("net")
-        return Trained(run.history["loss/train"].tolist(), dict(net.state_dict()))
+        return Trained(run.history["loss/train"].tolist(), dict(net.eval().state_dict()))
 
 
 def verdict(

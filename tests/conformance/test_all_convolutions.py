@@ -10,6 +10,7 @@ from conformance.plain_loop import STRATEGIES
 
 TYPED = {"HGTConv", "HeteroConv", "HANConv"}  # of dictionaries by type: test_pyg_hetero.py
 NONE = {"MessagePassing", "CuGraphSAGEConv", "CuGraphGATConv", "CuGraphRGCNConv", "FusedGATConv", "WLConv"}
+REFUSED = {"HypergraphConv(8, 8, bias=False); w"}  # weights of hyperedges are no rows of edges
 REST = [pytest.param(each, marks=pytest.mark.slow) for each in VARIANTS if each not in SAMPLE]
 
 
@@ -25,7 +26,7 @@ def test_variants_train_as_in_pyg_or_are_refused(variant, request):
     strategies = list(STRATEGIES) if slow else ["single", list(STRATEGIES)[1 + place % 5]]
     found = verdicts(variant, strategies=tuple(strategies))
     alone = found.get("single")
-    assert alone is None or alone.kind == "equal" or "SuperGAT" in variant, f"single: {alone}"
+    assert alone is None or alone.kind == "equal" or variant in REFUSED, f"single: {alone}"
     assert all(each.good for each in found.values()), {name: str(each) for name, each in found.items()}
 
 

@@ -377,13 +377,18 @@ class GNN(nn.Module):
     @property
     def weights(self) -> dict[str, Any]:  # Any: of a module's extra state
         """The state_dict, less tensors that modules compute of their parameters: a parametrized Linear of PyG writes
-        its weight there, and does not take it back."""
+        its weight there, and does not take it back. Read in evaluation mode: in training mode, reading a weight under
+        spectral_norm changes its buffers."""
 
         def computed(module: str, _: str, leaf: str) -> bool:
             return isinstance(getattr(self.get_submodule(module), leaf, None), Tensor)
 
-        held, found = self.held, self.state_dict().items()
-        return {name: each for name, each in found if name in held or not computed(*name.rpartition("."))}
+        held, modes = self.held, [(each, each.training) for each in self.modules()]
+        self.eval()
+        found = {n: t for n, t in self.state_dict().items() if n in held or not computed(*n.rpartition("."))}
+        for each, mode in modes:
+            each.training = mode
+        return found
 
     @property
     def _first_widths(self) -> tuple[int, ...]:

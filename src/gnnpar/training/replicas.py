@@ -17,7 +17,8 @@ def refuse_unequal_weights(model: nn.Module, comm: Communicator) -> None:
 
     So it is where a model draws from what no seed of gnnpar reaches: numpy, random, the time, another generator.
     """
-    for rank, name in _unlike({name: tree_hash(tensor) for name, tensor in model.state_dict().items()}, comm):
+    held = (*model.named_parameters(), *model.named_buffers())
+    for rank, name in _unlike({name: tree_hash(tensor) for name, tensor in held}, comm):
         raise ValueError(
             f"{name} of the model has other initial values on rank {rank} than on rank 0; draw them from torch's "
             "generator (torch.nn.init), which gnnpar seeds, not from numpy, random or a generator without a seed"
