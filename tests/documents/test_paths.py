@@ -111,13 +111,6 @@ def test_the_layers_are_those_of_the_import_contract(page: str) -> None:
     assert "```\n" + "\n".join(layers) + "\n```" in (ROOT / page).read_text(encoding="utf-8")
 
 
-def test_modules_are_where_the_changelog_says_they_moved() -> None:
-    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").partition("| 0.1.0 | now |")[2].partition("\n\n")[0]
-    moved = [name for line in text.splitlines() for name in SPAN.findall(line.rpartition(" | ")[2])]
-    assert len(moved) > 10
-    assert [name for name in moved if not module_is_there(name)] == []
-
-
 def test_what_is_not_there_is_noticed() -> None:
     assert looks_like_a_path("comm/exchange.py")
     assert looks_like_a_path("tests/nowhere")
