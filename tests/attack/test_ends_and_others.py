@@ -39,8 +39,6 @@ from gnnpar.data import array_pickle, files, hetero, saved
 from gnnpar.data.array_pickle import load_arrays
 from gnnpar.launch import processes, rendezvous, token
 from gnnpar.planner import calibrate
-from gnnpar.report.exports import inert
-from gnnpar.report.runs import collect
 from gnnpar.scratch import folder_beside
 from gnnpar.settings import ConfigError
 from gnnpar.targets import refuse_foreign
@@ -289,11 +287,6 @@ def test_masks_are_tensors(part: str) -> None:
         saved.raw_graph("given", data)
 
 
-def test_a_cell_is_cut_at_tabs_too() -> None:
-    assert inert("r\t=cmd|'/C calc'!A0") == "r\t'=cmd|'/C calc'!A0"
-    assert inert("a; =1") == "a;' =1" and inert("a\tb") == "a\tb"
-
-
 def test_a_plan_calls_a_dataset_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -364,15 +357,6 @@ def test_ranks_of_two_hosts_do_not_meet_at_a_loopback(monkeypatch: pytest.Monkey
     assert rendezvous._begun_as(env, agent=False) != here
     assert "host" not in rendezvous._begun_as(env | {"MASTER_ADDR": "10.0.0.1"}, agent=False)
     assert "host" not in rendezvous._begun_as(env, agent=True)
-
-
-def test_a_result_lies_where_it_was_written(tmp_path: Path) -> None:
-    """A link to it, in a folder of somebody else's with another curve beside it, stood for the run itself."""
-    train(tmp_path / "mine", "strategy=single", "epochs=2")
-    (tmp_path / "a_theirs").mkdir()
-    (tmp_path / "a_theirs" / "result.json").symlink_to(tmp_path / "mine" / "result.json")
-    for folders in ([tmp_path], [tmp_path / "a_theirs", tmp_path / "mine"], [tmp_path / "mine", tmp_path / "a_theirs"]):
-        assert [folder for folder, _ in collect(folders)] == [tmp_path / "mine"]
 
 
 def test_a_folder_is_opened_by_what_it_is(tmp_path: Path) -> None:

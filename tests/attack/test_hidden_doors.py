@@ -27,7 +27,6 @@ from gnnpar.folder_lock import FILE
 from gnnpar.folds.block import Block
 from gnnpar.launch.forked import Ranks
 from gnnpar.parallel.sequential.cuts import _Layout, _pack
-from gnnpar.report.exports import inert
 from gnnpar.saved_tensors import load_saved
 from gnnpar.settings import ConfigError
 
@@ -254,10 +253,6 @@ def test_names_that_are_no_folders_and_no_classes(tmp_path: Path, monkeypatch: p
 def test_arguments_of_a_model_are_no_object_of_another_class() -> None:
     with pytest.raises(ConfigError, match=r"a Comm is none: remove its _target_"):
         compose(["model=pyg", "model.target=torch_geometric.nn.GCN", "+model.kwargs._target_=gnnpar.settings.Comm"])
-
-
-def test_formulas_behind_blanks_are_inert() -> None:
-    assert [str(inert(cell))[0] for cell in ("\t=1+1", "\r@x", " -1", "=1")] == ["'"] * 4 and inert(" a=1") == " a=1"
 
 
 def test_folders_of_others_keep_no_command_from_its_scratch_folder(

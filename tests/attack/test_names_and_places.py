@@ -12,8 +12,6 @@ import pytest
 import torch
 from torch_geometric.data import HeteroData
 
-import gnnpar
-from checkpoints import train
 from gnnpar.cli import ablate, dashboard
 from gnnpar.cli.main import run
 from gnnpar.cli.predict import with_model_of
@@ -29,14 +27,6 @@ EVIL = "a;touch RAN;#"
 
 
 # --- names
-
-
-def test_a_folder_is_the_one_of_that_name_before_it_is_a_pattern(tmp_path: Path) -> None:
-    """compare(["runs/[1]"]).frame showed runs/1."""
-    for name, seed in (("[1]", 5), ("1", 6)):
-        assert train(tmp_path / name, "strategy=single", "epochs=1", f"seed={seed}").exit_code == 0
-    assert list(gnnpar.compare([tmp_path / "[1]"]).frame["seed"]) == [5]
-    assert sorted(gnnpar.compare([tmp_path]).frame["seed"]) == [5, 6]
 
 
 @pytest.mark.parametrize("name", ["TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"])

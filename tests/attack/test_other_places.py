@@ -32,7 +32,7 @@ from gnnpar.data import downloads
 from gnnpar.durable import read_json
 from gnnpar.launch.launch import world_of
 from gnnpar.printable import one_line, shell_word
-from gnnpar.report.fairness import copies, differences, exchanged
+from gnnpar.report.fairness import differences
 from gnnpar.saved_tensors import load_saved
 from gnnpar.settings import Comm, ConfigError
 from gnnpar.training.checkpoint import files as checkpoint
@@ -50,25 +50,6 @@ def test_runs_that_stop_by_other_rules_are_no_fair_pair(result: dict[str, Any]) 
     assert differences(result, stopped) == ["early stopping"]
     before = {**result, "settings": {k: v for k, v in result["settings"].items() if k != "early_stopping"}}
     assert not differences(result, before), "runs of before say nothing of it"
-
-
-def test_a_configuration_on_two_graphs_is_named(result: dict[str, Any]) -> None:
-    other = {**result, "seed": 9, "hashes": {**result["hashes"], "graph": "0" * 64}}
-    assert exchanged([result, result]) == []
-    assert "are of several graphs; the data has changed" in exchanged([result, other])[0]
-    dataset = {**result["settings"]["dataset"], "graph_seed": None}
-    drawn = [{**each, "settings": {**each["settings"], "dataset": dataset}} for each in (result, other)]
-    assert exchanged(drawn) == [], "drawn by the run's seed"
-
-
-def test_a_configuration_on_two_splits_is_named(result: dict[str, Any]) -> None:
-    """The mean of one row was over the test nodes of both."""
-    other = {**result, "seed": 9, "hashes": {**result["hashes"], "split": "0" * 64}}
-    assert "are of several splits; the data has changed" in exchanged([result, other])[0]
-    for key in ("split_seed", "split_index"):
-        dataset = {**result["settings"]["dataset"], key: None}
-        drawn = [{**each, "settings": {**each["settings"], "dataset": dataset}} for each in (result, other)]
-        assert exchanged(drawn) == [], "drawn by the run's seed"
 
 
 def test_a_run_without_epochs_of_its_own_has_no_times(tmp_path: Path) -> None:
@@ -205,17 +186,6 @@ def test_ranks_agree_in_the_code_of_the_working_directory(tmp_path: Path, monkey
     mine = agreed()
     (tmp_path / "mine_of_a_test.py").write_text("x = 1")
     assert agreed() != mine
-
-
-def test_replayed_epochs_are_no_fair_pair_of_others(result: dict[str, Any]) -> None:
-    settings = compose(["dataset=sbm", "dataset.num_nodes=60", "launch.cuda_graph=true"])
-    replayed = {**result, "settings": RunRecord(settings, world_of(settings), Path()).header["settings"]}
-    assert "cuda_graph" in differences(result, replayed)
-
-
-def test_copies_of_a_run_are_named(result: dict[str, Any]) -> None:
-    assert not copies([result, {**result, "train_wall_seconds": result["train_wall_seconds"] + 1}])
-    assert "copies of one count as several" in copies([result, {**result, "seed": 9}])[0]
 
 
 def test_a_run_that_has_stopped_early_stays_so(tmp_path: Path) -> None:

@@ -36,7 +36,6 @@ from gnnpar.folder_lock import working_in
 from gnnpar.launch import forked, processes, signals
 from gnnpar.launch.launch import world_of
 from gnnpar.report import figures, sessions
-from gnnpar.report.exports import inert
 from gnnpar.settings import ConfigError
 from gnnpar.training import predict
 from one_layer import NET
@@ -114,24 +113,6 @@ def test_a_job_of_slurm_begins_where_the_sweep_did_or_not_at_all(
 
 
 # --- files that grow when they are read
-
-
-@pytest.mark.parametrize(
-    ("cell", "shown"),
-    [
-        ("x;=HYPERLINK(A1)", "x;'=HYPERLINK(A1)"),
-        ("x; @y;z", "x;' @y;z"),
-        ("\uff1d1+1", "'\uff1d1+1"),
-        ("=1", "'=1"),
-        ("a=1", "a=1"),
-        ("chunks=8;bits=4", "chunks=8;bits=4"),
-        ("-1", "'-1"),
-        (3, 3),
-    ],
-)
-def test_no_cell_is_a_formula(cell: str | int, shown: str | int) -> None:
-    """Some spreadsheets cut cells at a semicolon, and read the wide forms of signs."""
-    assert inert(cell) == shown
 
 
 # --- the program around

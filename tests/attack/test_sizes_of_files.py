@@ -18,13 +18,8 @@ from gnnpar.data.files import require_unpacked
 from gnnpar.data.saved import PT
 from gnnpar.partition import manifest
 from gnnpar.partition.manifest import FileFacts, verify
-from gnnpar.report.comparison import compare
-from gnnpar.report.page import page
-from gnnpar.report.runs import collect
 from gnnpar.saved_tensors import load_saved
-from gnnpar.settings import ConfigError
 from gnnpar.track import console
-from planted_runs import plant, real_run
 
 
 def test_a_saved_graph_beyond_memory_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,17 +56,6 @@ def test_holes_of_shards_are_not_read_to_their_end(tmp_path: Path, monkeypatch: 
         verify(tmp_path, "x.npy", FileFacts(sha256="0" * 64, nbytes=8 << 30, shape=(1,), dtype="<f4"), "full")
 
 
-def test_pictures_of_all_runs_make_no_page_of_gigabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    template = real_run(tmp_path / "real")
-    for number in range(3):
-        plant(template, tmp_path / "runs" / str(number), settings__optim__lr=0.1 + number)
-        (tmp_path / "runs" / str(number) / "schedule.svg").write_text("<svg/>")
-    found = compare(collect([tmp_path / "runs"]), baseline="single")
-    assert len(page.schedules(found)) == 3
-    monkeypatch.setattr(page, "_MOST_OF_ALL", 13)
-    assert len(page.schedules(found)) == 2
-
-
 def test_a_warning_on_a_full_disk_ends_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """wandb was out of reach, stderr a file on a full disk, and the training failed."""
 
@@ -80,12 +64,6 @@ def test_a_warning_on_a_full_disk_ends_no_training(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(sys.stderr, "write", full)
     console.complain("wandb stopped")
-
-
-def test_a_result_that_leads_to_itself_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "result.json").symlink_to("result.json")
-    with pytest.raises(ConfigError, match=r"result\.json is no JSON .*symbolic links"):
-        collect([tmp_path])
 
 
 def test_a_saved_graph_with_several_numbers_of_nodes_is_one_line(tmp_path: Path) -> None:

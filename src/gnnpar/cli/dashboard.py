@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gnnpar.cli.arguments import Arguments
-from gnnpar.durable import JsonObject, make_folder_of_results, read_json, require_writable, write_text_whole
+from gnnpar.durable import JsonObject, read_json, require_writable, write_text_whole
 from gnnpar.printable import one_line
 from gnnpar.report import dashboard
 from gnnpar.report.rows import table_rows
@@ -56,7 +56,7 @@ def run(argv: list[str]) -> int:
     if options.out is None:
         sys.stdout.write(text)
     else:
-        make_folder_of_results(options.out.parent)
+        options.out.parent.mkdir(parents=True, exist_ok=True)
         write_text_whole(options.out, text)
         count = sum(map(len, sections.values()))
         say(

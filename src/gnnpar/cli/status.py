@@ -53,7 +53,7 @@ def find(folders: Sequence[Path]) -> list[Manifest]:
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{folder} is no folder; give the folder of a sweep")
-        for file in sorted(below(folder, MANIFEST)):
+        for file in below(folder, MANIFEST):
             files.setdefault(Path(os.path.realpath(file)), file)
     if not files:
         where = ", ".join(map(str, folders))

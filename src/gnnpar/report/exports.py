@@ -9,7 +9,6 @@ import re
 from collections.abc import Sequence
 
 from gnnpar.durable import Json, JsonObject
-from gnnpar.printable import printable
 from gnnpar.report import formatting as words
 from gnnpar.report.comparison import Comparison
 from gnnpar.report.groups import Group, cells
@@ -31,13 +30,12 @@ _RUN_HEADINGS = (
 
 
 def as_csv(rows: Sequence[JsonObject], groups: Sequence[Group] | None = None) -> str:
-    """Exact values, one line a run, or one a group where groups are given. A name that a spreadsheet would take for a
-    formula begins with an apostrophe."""
+    """Return exact values, one line a run, or one a group if groups are given."""
     lines = list(rows) if groups is None else [cells(group) for group in groups]
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS if groups is None else list(lines[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows({key: inert(cell) for key, cell in line.items()} for line in lines)
+    writer.writerows(lines)
     return text.getvalue()
 
 
@@ -115,18 +113,6 @@ def row_table(rows: Sequence[JsonObject], baseline: str) -> Table:
     return headings, [name in ("strategy", "model", "dataset", "status") for name in _RUN_HEADINGS], lines, set()
 
 
-def inert(cell: Json) -> Json:
-    """What a spreadsheet would take for a formula begins with an apostrophe, also after a semicolon or tab, which
-    some cut cells at, too; what a terminal would obey is escaped."""
-    if not isinstance(cell, str):
-        return cell
-    begins = re.match(rf"\s*[{_OF_FORMULAS}]", cell) is not None
-    return "'" * begins + re.sub(rf"([;\t\n])(?=\s*[{_OF_FORMULAS}])", r"\1'", printable(cell))
-
-
-_OF_FORMULAS = "=+@＝＋－＠-"  # noqa: RUF001  # full-width signs, too: some spreadsheets read them as formulas
-
-
 def markdown_cell(text: str) -> str:
-    """Of a pipe table: names of files are no HTML, links or pictures there."""
-    return re.sub(r"\\|<(?=[a-zA-Z/!?])|\||(?<=\])\(", r"\\\g<0>", text)
+    """Escape what a cell of a pipe table reads as its end, as HTML, or as an escape."""
+    return re.sub(r"\\|<(?=[a-zA-Z/!?])|\|", r"\\\g<0>", text)

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gnnpar.printable import one_line
 from gnnpar.report.runs import Result, configuration_of, is_busy, is_control, is_exact, title, value_at, went_on_from
 from gnnpar.training.result.result import epoch_time
 
@@ -40,7 +39,6 @@ FAIR: Mapping[str, tuple[str, ...]] = {
     "provenance": ("provenance",),
     "link rates": ("paced", "rates"),
 }
-OWN_CODE = "own code"  # of modules that both have; one of them may be of a strategy that the other has not
 # what runs of before 0.2.0 do not say
 OF_BEFORE = {
     "features": "given",
@@ -62,18 +60,7 @@ def differences(a: Result, b: Result) -> list[str]:
     """Names of what makes a ratio between two runs unfair. One rank has no link: measured, it is fair beside any."""
     provenances, transports = ({r[name] for r in (a, b)} for name in ("provenance", "transport"))
     skipped = ("provenance", "link rates") if "none" in transports and provenances == {"measured", "paced"} else ()
-    unequal = [name for name in FAIR if name not in skipped and _fact(a, name) != _fact(b, name)]
-    return [*unequal, *([OWN_CODE] if _is_edited(a, b) else [])]
-
-
-def _is_edited(a: Result, b: Result) -> bool:
-    """Whether both have a module of the user's in which a line was changed between them."""
-    mine, theirs = _code(a), _code(b)
-    return any(mine[name] != theirs[name] for name in mine.keys() & theirs.keys())
-
-
-def _code(result: Result) -> Mapping[str, str]:
-    return result.get("code") or {}  # runs of before 0.2.0 do not say
+    return [name for name in FAIR if name not in skipped and _fact(a, name) != _fact(b, name)]
 
 
 def _fact(result: Result, name: str) -> object:
@@ -181,7 +168,7 @@ def warnings(results: Sequence[Result], baseline: str) -> list[str]:
             apart.append(name)
             continue
         for what in (each for each in names if each != "session"):
-            ours, theirs = (_short(value_at(r, FAIR[what])) if what in FAIR else "" for r in (result, nearest))
+            ours, theirs = (_short(value_at(r, FAIR[what])) for r in (result, nearest))
             values = f" ({ours}; {baseline} {theirs})" if ours and theirs else ""
             unequal.setdefault(f"{what}{values}", []).append(name)
     lines = [
@@ -194,36 +181,16 @@ def warnings(results: Sequence[Result], baseline: str) -> list[str]:
 
 
 def exchanged(results: Sequence[Result]) -> list[str]:
-    """A line for each configuration whose runs of one seed are of several graphs or splits, or whose runs are of
-    several versions of the user's code: its data, or that, has changed between them."""
+    """Return a line for each configuration with runs of one seed on several graphs or splits: its data has changed."""
     data: dict[tuple[Hashable, str, int | None], set[str]] = {}
-    codes: dict[tuple[Hashable, str], set[str]] = {}
     names: dict[Hashable, str] = {}
     for result in results:
         mine = configuration_of(result)
         names[mine] = title(result)
         for what, seed in (("graph", _seed_of_graph(result)), ("split", _seed_of_split(result))):
             data.setdefault((mine, what, seed), set()).add(str(value_at(result, FAIR[what])))
-        for module, digits in _code(result).items():
-            codes.setdefault((mine, module), set()).add(digits)
     several = dict.fromkeys((names[mine], what) for (mine, what, _), found in data.items() if len(found) > 1)
-    edited = dict.fromkeys((names[mine], module) for (mine, module), found in codes.items() if len(found) > 1)
-    return [
-        *(f"{name}: runs of one configuration are of several {what}s; the data has changed" for name, what in several),
-        *(f"{name}: runs of one configuration are of other code; {one_line(m)} has changed" for name, m in edited),
-    ]
-
-
-def copies(results: Sequence[Result]) -> list[str]:
-    """A line where runs took the same time to the last digit: they are copies of one, and no samples."""
-    clocks = Counter(
-        (r["strategy"], r["train_wall_seconds"], *r["cpu_seconds"]) for r in results if r["train_wall_seconds"]
-    )
-    return [
-        f"{strategy}: {count} runs took the same {seconds:g} s to the last digit: copies of one count as several"
-        for (strategy, seconds, *_), count in clocks.items()
-        if count > 1
-    ]
+    return [f"{name}: runs of one configuration are of several {what}s; the data has changed" for name, what in several]
 
 
 def _seed_of_graph(result: Result) -> int | None:
@@ -244,7 +211,7 @@ def _seed_of_split(result: Result) -> int | None:
 
 def remarks(results: Sequence[Result]) -> list[str]:
     """What differs between runs without making their ratios unfair, a line each."""
-    lines = exchanged(results) + copies(results)
+    lines = exchanged(results)
     for name, path in WATCHED.items():
         counts = Counter(str(value_at(result, path) or "unknown") for result in results)
         if len(counts) > 1:

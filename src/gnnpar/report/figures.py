@@ -3,7 +3,6 @@ Each has the data behind it beside it as csv: what is drawn is what the csv hold
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
@@ -11,11 +10,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gnnpar.durable import JsonDict, JsonObject, make_folder_of_results, open_whole, write_text_whole
+from gnnpar.durable import JsonDict, JsonObject, open_whole, write_text_whole
 from gnnpar.report import colours, curves
 from gnnpar.report.comparison import Comparison
 from gnnpar.report.emphasis import OTHER, cut, groups_in_colour, short_name, six_parts, strategies_in_colour
-from gnnpar.report.exports import inert
 from gnnpar.report.formatting import marked
 from gnnpar.report.groups import Group
 from gnnpar.report.page.plots import log_axis, scale_of
@@ -59,12 +57,11 @@ class Drawing(NamedTuple):
 
 def write_figures(comparison: Comparison, folder: Path) -> list[Path]:
     """The files written: NAME.svg, .pdf, .png and .csv, a panel a task; what no run has data for is left out."""
-    with contextlib.chdir(Path(__file__).parent):  # it evaluates a matplotlibrc of the working directory
-        import matplotlib as mpl
+    import matplotlib as mpl
 
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--figures {folder} is a file; name a folder")
-    make_folder_of_results(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     chosen = strategies_in_colour(comparison.groups, comparison.baseline)
     tint = colours.of_strategies(chosen, [row["strategy"] for row in comparison.rows])
     bars, lines = (0.34, 2.2), (0.0, _CURVES)
@@ -132,7 +129,7 @@ def _data(file: Path, rows: Mapping[str, Rows]) -> Path:
     stream = io.StringIO(newline="")
     writer = csv.DictWriter(stream, list(lines[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows({key: inert(cell) for key, cell in line.items()} for line in lines)
+    writer.writerows(lines)
     write_text_whole(file, stream.getvalue())
     return file
 

@@ -22,58 +22,31 @@ FILE = "result.json"
 
 
 def collect(folders: Sequence[Path]) -> list[tuple[Path, Result]]:
-    """Every result.json below the folders, each once, in the order of their paths."""
+    """Return (folder, result.json) of every run below the folders, each once, in the order of their paths."""
     files: dict[Path, Path] = {}
-    roots = [Path(os.path.realpath(folder)) for folder in folders]
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{folder} is no folder; give the folder of a run or of a sweep")
-        for file in sorted(below(folder), key=_natural):
-            _refuse_links_away(file, roots)
-            _refuse_links_away(file.with_name("metrics.jsonl"), roots)
-            real = Path(os.path.realpath(file))
-            if real not in files or (files[real].is_symlink() and not file.is_symlink()):  # its curve lies beside it
-                files[real] = file
+        for file in below(folder):
+            files.setdefault(file.resolve(), file)
     if not files:
         raise ConfigError(f"no result.json below {', '.join(map(str, folders))}; give folders that runs have left")
     return [(file.parent, _read(file)) for file in files.values()]
 
 
-def _refuse_links_away(file: Path, roots: Sequence[Path]) -> None:
-    """ConfigError where a file of a run is a link to one that nobody has asked for: whoever packed the folder may have
-    made it, and whoever gets the page would have that run, too."""
-    real = Path(os.path.realpath(file))
-    if file.is_symlink() and not any(real.is_relative_to(root) for root in roots):
-        raise ConfigError(f"{file} is a symbolic link to {real}: put a copy in its place, or name the folder of that")
-
-
 def below(folder: Path, file: str = FILE) -> list[Path]:
-    """Every file of that name. ConfigError where a folder cannot be listed: a mean would be one of the others alone."""
-
-    def refuse(error: OSError) -> None:
-        raise ConfigError(
-            f"{error.filename} cannot be listed ({error.strerror}): its runs would be left out"
-        ) from error
-
-    return [Path(at, file) for at, _, names in os.walk(folder, onerror=refuse) if file in names]
+    """Return every file of that name below a folder, in the order of their paths."""
+    return sorted(folder.rglob(file), key=_natural)
 
 
 def folders_of(pattern: str | os.PathLike[str]) -> list[Path]:
-    """The folders that a path or a glob pattern names; a folder of that very name is the one that is meant."""
+    """Return the folders that a path or a glob pattern names; an existing folder of that very name comes first."""
     plain = os.path.expanduser(pattern)
-    names = [plain] if os.path.isdir(plain) else _walked(plain) if "**" in Path(plain).parts else glob.glob(plain)
+    names = [plain] if os.path.isdir(plain) else glob.glob(plain, recursive=True)
     folders = sorted({Path(name) for name in names if os.path.isdir(name)}, key=_natural)
     if not folders:
         raise ConfigError(f"{pattern} names no folder; give the folder of a run or of a sweep, or a pattern of them")
     return folders
-
-
-def _walked(pattern: str) -> list[Path]:
-    """As glob has it, but not through links: two to their own folder would have no end."""
-    root = Path(pattern).anchor
-    found = Path(root).glob(os.path.relpath(pattern, root) if root else pattern)
-    hidden = any(part.startswith(".") and set(part) != {"."} for part in Path(pattern).parts)
-    return [path for path in found if hidden or not any(part.startswith(".") for part in path.parts)]
 
 
 def _read(file: Path) -> Result:

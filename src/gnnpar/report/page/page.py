@@ -5,21 +5,12 @@ from __future__ import annotations
 import base64
 import datetime
 import json
-import stat
 from collections.abc import Mapping
 from importlib import resources
 from itertools import islice
 from pathlib import Path
 
-from gnnpar.durable import (
-    Json,
-    JsonDict,
-    JsonObject,
-    make_folder_of_results,
-    refuse_link_of_others,
-    require_writable,
-    write_text_whole,
-)
+from gnnpar.durable import Json, JsonDict, JsonObject, require_writable, write_text_whole
 from gnnpar.report import colours, curves
 from gnnpar.report import formatting as words
 from gnnpar.report.comparison import Comparison
@@ -41,9 +32,8 @@ def write_page(comparison: Comparison, file: Path) -> Path:
     """Write the page; its folder is made when missing."""
     if file.is_dir():
         raise ConfigError(f"--html {file} is a folder; name a file, such as {file / 'report.html'}")
-    refuse_link_of_others(file.parent)
     require_writable(file)
-    make_folder_of_results(file.parent)
+    file.parent.mkdir(parents=True, exist_ok=True)
     write_text_whole(file, render(comparison))
     return file
 
@@ -173,32 +163,17 @@ def _memory(group: Group) -> dict[str, float] | None:
     return curves.live_bytes(group, list(colours.MEMORY))
 
 
-_MOST_BYTES, _MOST_OF_ALL = 1 << 23, 1 << 26  # of a picture, and of all
-
-
 def schedules(comparison: Comparison) -> list[tuple[str, str]]:
-    """Pictures that runs have left of their schedules: caption and data address; one a group, as far as a page goes."""
-    pictured, left = [], _MOST_OF_ALL
+    """Return the pictures that runs have left of their schedules, one a group: (caption, data address)."""
+    pictured = []
     for group in comparison.groups:
         for row in group.rows:
             file = Path(row["folder"]) / SCHEDULE
-            if _is_own(file, left):
-                content = file.read_bytes()
-                left -= len(content)
-                data = base64.b64encode(content).decode("ascii")
+            if file.is_file():
+                data = base64.b64encode(file.read_bytes()).decode("ascii")
                 pictured.append((f"{group.name}, {row['model']}", f"data:image/svg+xml;base64,{data}"))
                 break
     return pictured
-
-
-def _is_own(file: Path, most: int) -> bool:
-    """A file in its place: no link or second name, whose target would go out with the page, and no pipe, which would be
-    waited for."""
-    try:
-        found = file.lstat()
-    except OSError:
-        return False
-    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_size <= min(_MOST_BYTES, most)
 
 
 def _json(data: Json) -> str:
