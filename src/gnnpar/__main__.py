@@ -165,7 +165,7 @@ def dispatch(command: str, rest: list[str]) -> int:
     if command not in COMMANDS:
         import difflib
 
-        from gnnpar.printable import one_line
+        from gnnpar.track.text import one_line
 
         close = difflib.get_close_matches(command, COMMANDS, n=1)
         hint = f", did you mean {close[0]}?" if close else ""

@@ -41,12 +41,12 @@ from gnnpar.durable import (
 from gnnpar.folder_lock import numbered, working_in
 from gnnpar.own_modules import refuse_left
 from gnnpar.paths import path_of
-from gnnpar.printable import printable
 from gnnpar.scratch import ONE_AT_A_TIME, own_temporary_files
 from gnnpar.settings import ConfigError, Settings, build_settings, show
 from gnnpar.surroundings import leave_out_working_directory
 from gnnpar.targets import classes_in
 from gnnpar.track.console import say
+from gnnpar.track.text import printable
 
 if TYPE_CHECKING:
     import pandas as pd

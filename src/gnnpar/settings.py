@@ -24,8 +24,8 @@ from gnnpar.aliases import with_compared_keys
 from gnnpar.durable import Json, JsonDict, JsonObject
 from gnnpar.paths import expanded
 from gnnpar.pricing.topology import Machines
-from gnnpar.printable import printable
 from gnnpar.targets import is_own, locate
+from gnnpar.track.text import printable
 from gnnpar.track.tracker import Tracker
 
 if TYPE_CHECKING:

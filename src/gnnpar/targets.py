@@ -22,7 +22,7 @@ from types import ModuleType
 from gnnpar.aliases import current
 from gnnpar.own_modules import imported_as_program, lies_in, look_in, refuse_changed, refuse_of_another_folder
 from gnnpar.paths import conf_dir, installed_confs, own_cache, plugin_packages
-from gnnpar.printable import printable
+from gnnpar.track.text import printable
 
 TRUST = "GNNPAR_TRUST"
 """The environment variable that --trust sets for every process of the command: 1 lets files name any class."""

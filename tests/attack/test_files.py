@@ -47,12 +47,12 @@ from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan
 from gnnpar.planner.calibrate import Calibration, read_calibration
 from gnnpar.pricing.rates import NOMINAL
-from gnnpar.printable import printable
 from gnnpar.report.comparison import compare
 from gnnpar.report.curves import curve_of
 from gnnpar.report.runs import collect
 from gnnpar.report.targets import reached
 from gnnpar.track.jsonl import Jsonl, read_rows
+from gnnpar.track.text import printable
 from gnnpar.training.checkpoint import files as checkpoint
 
 CHECKPOINT = "checkpoint/epoch-000002"

@@ -31,11 +31,11 @@ from gnnpar.config.jobs import MANIFEST, Manifest, alone_in, job_key
 from gnnpar.config.replay import quoted
 from gnnpar.config.study import Variant, job_overrides, read_study
 from gnnpar.durable import Json, JsonDict, JsonObject, refuse_link, write_text_whole
-from gnnpar.printable import one_line, printable
 from gnnpar.report.statistics import Estimate, geometric_mean, mean
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.targets import fenced, let_in, refuse_foreign
 from gnnpar.track.console import complain, num_bytes, say, seconds, stdout
+from gnnpar.track.text import one_line, printable
 from gnnpar.training.result.result import epoch_time, valid_result
 
 Pair = tuple[int, int]  # (seed, block)

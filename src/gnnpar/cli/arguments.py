@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import NoReturn
 
-from gnnpar.printable import one_line
+from gnnpar.track.text import one_line
 
 
 class Arguments(ArgumentParser):

@@ -13,13 +13,13 @@ from typing import Protocol
 
 from gnnpar.cli.arguments import Arguments
 from gnnpar.durable import JsonObject, read_json, require_writable, write_text_whole
-from gnnpar.printable import one_line
 from gnnpar.report import dashboard
 from gnnpar.report.rows import table_rows
 from gnnpar.report.runs import collect
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import complain, num_bytes, say, seconds
 from gnnpar.track.jsonl import read_rows
+from gnnpar.track.text import one_line
 from gnnpar.track.wandb import LINK, against, flat, load, reason
 
 TABLE = ("strategy", "model", "dataset", "seed", "ranks", "time an epoch", "sent an epoch", "test at best validation")

@@ -18,11 +18,11 @@ from gnnpar.config.sweep import inherited
 from gnnpar.durable import WriteError, refuse_to_work_here
 from gnnpar.folder_lock import release_all
 from gnnpar.launch.slurm import rank_on_host
-from gnnpar.printable import printable
 from gnnpar.scratch import own_temporary_files
 from gnnpar.settings import ConfigError
 from gnnpar.targets import TRUST, fenced
 from gnnpar.track.console import complain_once
+from gnnpar.track.text import printable
 
 COMMANDS = (
     "train",

@@ -7,6 +7,7 @@ import importlib.util
 import keyword
 import os
 import re
+import shlex
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,6 @@ from gnnpar.durable import (
     write_text_whole,
 )
 from gnnpar.paths import checkout_dir, conf_dir, expanded
-from gnnpar.printable import shell_word
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import say
 
@@ -165,7 +165,7 @@ def in_order(imports: str) -> str:
 def next_steps(kind: str, name: str, folder: Path) -> list[str]:
     """Commands that prove and use what was written."""
     places = places_of(kind, name, folder)
-    steps = [] if folder == Path.cwd() else [f"cd {shell_word(str(folder))}"]
+    steps = [] if folder == Path.cwd() else [f"cd {shlex.quote(str(folder))}"]
     steps.append(f"gnnpar check {kind}={name}")
     steps.append(f"python -m pytest {places.test.relative_to(folder)}")
     if places.imported != name and kind != "codec":

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from gnnpar.cli.arguments import Arguments
 from gnnpar.config.jobs import MANIFEST, Manifest, count, in_words
-from gnnpar.printable import one_line
 from gnnpar.report.runs import below
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import say
+from gnnpar.track.text import one_line
 
 
 def run(argv: list[str]) -> int:

@@ -26,12 +26,12 @@ from gnnpar.durable import JsonObject, WriteError, make_folder, write_text_whole
 from gnnpar.folder_lock import FolderInUse, numbered, working_in
 from gnnpar.launch.environment import check_rank
 from gnnpar.launch.slurm import as_rank
-from gnnpar.printable import printable
 from gnnpar.scratch import own_temporary_files
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.targets import classes_in, is_own, note_named
 from gnnpar.track import progress
 from gnnpar.track.console import Console, complain, pulse, say
+from gnnpar.track.text import printable
 from gnnpar.track.tracker import Quiet
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from gnnpar.config.replay import FLAGS, Replay
 from gnnpar.config.sweep import Overrides, Sweep, per_job
 from gnnpar.durable import JsonObject, refuse_link_of_others
 from gnnpar.paths import conf_dir
-from gnnpar.printable import printable
 from gnnpar.settings import ConfigError
 from gnnpar.targets import fenced
+from gnnpar.track.text import printable
 
 
 def run_jobs(

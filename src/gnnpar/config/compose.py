@@ -19,10 +19,10 @@ from gnnpar.config.study import key_of
 from gnnpar.durable import JsonDict, JsonObject, refuse_link_of_others, refuse_link_to_others, refuse_links_below
 from gnnpar.locks import ThreadLock
 from gnnpar.paths import GROUP, conf_dir, installed_confs
-from gnnpar.printable import one_line
 from gnnpar.settings import ConfigError, Settings, build_settings, iter_groups, show
 from gnnpar.targets import let_in, refuse_foreign
 from gnnpar.track.console import complain
+from gnnpar.track.text import one_line
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -13,7 +13,7 @@ from gnnpar.config.compose import composing, search_installed
 from gnnpar.config.errors import CONFIG
 from gnnpar.config.inputs import spelled
 from gnnpar.paths import conf_dir, installed_confs
-from gnnpar.printable import printable
+from gnnpar.track.text import printable
 
 
 def asks_for_help(argv: Sequence[str]) -> bool:

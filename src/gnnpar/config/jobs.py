@@ -25,11 +25,11 @@ import psutil
 from gnnpar.aliases import with_published_keys, with_published_names, with_published_targets
 from gnnpar.durable import JsonDict, JsonObject, make_folder, read_json, write_json_whole
 from gnnpar.folder_lock import FolderInUse, own_machine, own_space, working_in
-from gnnpar.printable import one_line
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import say
 from gnnpar.track.jsonl import read_rows
 from gnnpar.track.progress import Snapshot
+from gnnpar.track.text import one_line
 from gnnpar.training.result.result import forget, valid_result
 
 State = Literal["done", "failed", "interrupted", "killed", "running", "missing"]

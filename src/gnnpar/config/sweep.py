@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import re
+import shlex
 import signal
 import stat
 import tempfile
@@ -46,13 +47,13 @@ from gnnpar.config.study import MOST_RUNS, key_of, plain_yaml
 from gnnpar.config.submitit_jobs import is_submitit, place_of_results, results_apart
 from gnnpar.durable import JsonObject, WriteError, make_folder_for_work, refuse_links_below
 from gnnpar.paths import conf_dir, expanded
-from gnnpar.printable import counted, one_line, shell_word
 from gnnpar.settings import ConfigError
 from gnnpar.source_code import changed
 from gnnpar.targets import given_to_own_classes
 from gnnpar.track.console import complain, say
 from gnnpar.track.keys import goodness
 from gnnpar.track.progress import shown
+from gnnpar.track.text import counted, one_line
 from gnnpar.training.result.result import valid_result
 
 SWEEP = "GNNPAR_SWEEP"
@@ -236,7 +237,7 @@ def _changed(place: Path) -> float:
 
 
 def resume_line(sweep: Sweep, folder: str) -> str:
-    return "" if sweep.listed is not None else f"; so does gnnpar train --resume {shell_word(folder)}"
+    return "" if sweep.listed is not None else f"; so does gnnpar train --resume {shlex.quote(folder)}"
 
 
 _TELL_SECONDS = 10.0

@@ -18,7 +18,7 @@ from gnnpar.capacity import require_disk
 from gnnpar.data.files import open_archive
 from gnnpar.deadline import within
 from gnnpar.durable import open_whole
-from gnnpar.printable import one_line
+from gnnpar.track.text import one_line
 
 _GITHUB = "https://github.com"
 _SEEDS = f"{_GITHUB}/kimiyoung/planetoid/raw/master/data/"

@@ -19,7 +19,7 @@ from gnnpar.data.hetero import SCHEMA
 from gnnpar.data.raw import checked_data
 from gnnpar.data.saved import ALL_AS_ONE, raw_graph
 from gnnpar.folds.edge_data import EDGE_KINDS
-from gnnpar.printable import counted
+from gnnpar.track.text import counted
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data

@@ -8,8 +8,8 @@ import uuid
 from collections.abc import Mapping
 
 from gnnpar.folder_lock import started
-from gnnpar.printable import printable
 from gnnpar.settings import MAX_RANKS, ConfigError
+from gnnpar.track.text import printable
 
 _BOUNDS = {  # the least and the most
     "RANK": (0, MAX_RANKS - 1),

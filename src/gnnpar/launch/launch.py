@@ -25,9 +25,9 @@ from gnnpar.launch.namespaces import Network
 from gnnpar.launch.rendezvous import JoinedWorld
 from gnnpar.launch.signals import Stop, interruptible
 from gnnpar.launch.slurm import rank_on_host
-from gnnpar.printable import counted
 from gnnpar.settings import MAX_RANKS, Comm, Launch, Settings
 from gnnpar.track.console import say
+from gnnpar.track.text import counted
 
 _RANK_BYTES = 100 << 20  # of an empty rank, beyond what ranks share
 _FILES, _FILES_A_PEER = 64, 8  # that a rank has open; 63 were counted among 8 ranks

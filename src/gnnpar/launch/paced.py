@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from gnnpar.comm.world import Links, World
 from gnnpar.launch import cpu_shares
 from gnnpar.launch.namespaces import Network, NetworkError, address, entered, missing, own_prefix
-from gnnpar.printable import counted
 from gnnpar.settings import Cluster, Launch, Paced, Settings
+from gnnpar.track.text import counted
 
 _PROBE_SECONDS = 0.25
 _PATIENCE_SECONDS = 30.0

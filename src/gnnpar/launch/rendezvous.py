@@ -34,7 +34,7 @@ from gnnpar.deadline import within
 from gnnpar.durable import JsonDict, JsonObject, parse_json
 from gnnpar.launch.environment import agent
 from gnnpar.launch.token import VARIABLE, answer, answer_to, secret_of
-from gnnpar.printable import printable
+from gnnpar.track.text import printable
 
 _POLL_SECONDS = 0.1
 _MORE_SECONDS = 30.0  # for the steps of a meeting that do not wait for other ranks

@@ -12,8 +12,8 @@ import subprocess
 from collections.abc import Mapping
 
 from gnnpar.launch.environment import is_number, number
-from gnnpar.printable import printable
 from gnnpar.settings import MAX_RANKS, ConfigError
+from gnnpar.track.text import printable
 
 _FIRST_PORT, _NUM_PORTS = 20000, 12000  # below the range that Linux gives to outgoing connections
 

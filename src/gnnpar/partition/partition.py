@@ -23,8 +23,8 @@ from gnnpar.data.files import fingerprint
 from gnnpar.data.stored import Stored
 from gnnpar.durable import make_folder, open_whole, require_file
 from gnnpar.partition.vertex_cut import following
-from gnnpar.printable import counted
 from gnnpar.source_code import hash_of_class
+from gnnpar.track.text import counted
 
 
 class Partitioner(Protocol):

@@ -34,8 +34,8 @@ from gnnpar.launch.processes import NO_WORKING_DIRECTORY, environment
 from gnnpar.planner.samples import SIZES, Samples, measure
 from gnnpar.planner.visits import candidates, trial_epochs, trials, with_visits
 from gnnpar.pricing.rates import NOMINAL, DenseCost, FoldCost, Rates, derived, doublings_beyond, numbers_beyond
-from gnnpar.printable import counted
 from gnnpar.scratch import scratch_folder
+from gnnpar.track.text import counted
 from gnnpar.training.result.record import contention
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from gnnpar.pricing.quantity import bytes_text, seconds_text
 from gnnpar.pricing.rates import Rates
 from gnnpar.pricing.statistics import GraphStats, PartStats
 from gnnpar.pricing.work import Held, Work
-from gnnpar.printable import counted
+from gnnpar.track.text import counted
 
 USABLE = 0.92  # of a device's memory
 NEAR = 1.1  # times the best, within which a recommended candidate is chosen before one that is not

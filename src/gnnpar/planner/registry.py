@@ -30,9 +30,9 @@ from gnnpar.pricing.price import Memory, Phases, Price
 from gnnpar.pricing.quality import QUALITIES, Quality
 from gnnpar.pricing.tasks import Task
 from gnnpar.pricing.work import Work
-from gnnpar.printable import printable
 from gnnpar.settings import Ranks, checked, instantiate, show
 from gnnpar.targets import TRUST
+from gnnpar.track.text import printable
 
 GROUP = "strategy"
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gnnpar.printable import counted
 from gnnpar.report import curves
 from gnnpar.report import formatting as words
 from gnnpar.report.groups import Group
 from gnnpar.report.runs import is_busy
 from gnnpar.report.statistics import FEWEST_BLOCKS, FEWEST_SEEDS
 from gnnpar.track.console import seconds
+from gnnpar.track.text import counted
 
 _SURE = 0.2  # share by which a prediction may be off before it is what misled the planner
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gnnpar.durable import JsonDict
-from gnnpar.printable import one_line
 from gnnpar.report.exports import markdown_cell
 from gnnpar.track.keys import BYTE_PHASES, PHASES
+from gnnpar.track.text import one_line
 from gnnpar.track.wandb import AXES, GIGABYTES
 
 

@@ -11,9 +11,9 @@ from typing import Any
 from gnnpar.aliases import with_current_targets
 from gnnpar.config.jobs import unread
 from gnnpar.durable import JsonObject, read_json
-from gnnpar.printable import printable_tree
 from gnnpar.settings import ConfigError
 from gnnpar.targets import classes_in, is_own
+from gnnpar.track.text import printable_tree
 from gnnpar.training.checkpoint.deciding import OF_TIME
 from gnnpar.training.result.result import fault
 

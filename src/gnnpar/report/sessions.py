@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from gnnpar.config.jobs import MANIFEST
-from gnnpar.printable import shell_word
 from gnnpar.report.fairness import baselines, differences
 from gnnpar.report.runs import Result, title
 
@@ -32,7 +32,7 @@ def time_again(results: Sequence[tuple[Path, Result]], baseline: str) -> list[st
             jobs.setdefault(sweep, {}).update(dict.fromkeys(str(place.relative_to(sweep)) for place in pair))
     lines = []
     for sweep, names in jobs.items():
-        command = f"gnnpar train --resume {shell_word(os.path.relpath(sweep))} --again {shell_word(','.join(names))}"
+        command = f"gnnpar train --resume {shlex.quote(os.path.relpath(sweep))} --again {shlex.quote(','.join(names))}"
         lines.append(f"to time them side by side: {command}")
     if alone:
         lines.append(

@@ -9,11 +9,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from gnnpar.durable import JsonObject
-from gnnpar.printable import printable
 from gnnpar.report import formatting as words
 from gnnpar.report.groups import Group
 from gnnpar.report.runs import no_speed
 from gnnpar.track.console import num_bytes, stdout
+from gnnpar.track.text import printable
 
 _UNFAIR = "UNFAIR: ratios between runs that differ"
 

@@ -18,8 +18,8 @@ import rich.console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gnnpar.durable import JsonObject
-from gnnpar.printable import one_line, printable
 from gnnpar.track.picture import picture
+from gnnpar.track.text import one_line, printable
 from gnnpar.track.tracker import Tracker
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gnnpar.durable import JsonObject
-from gnnpar.printable import printable_tree
+from gnnpar.track.text import printable_tree
 
 _MOST_RANKS = 8  # rows and columns of the heat table
 _HEAT = ("dim", "", "yellow", "bold red")  # by quarter of the largest entry

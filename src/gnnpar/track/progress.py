@@ -15,8 +15,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-from gnnpar.printable import printable
 from gnnpar.track.console import is_terminal, stdout
+from gnnpar.track.text import printable
 
 SHOWN = "GNNPAR_SWEEP_SHOWN"  # set for jobs while the parent shows them: they are silent then
 _EVERY_SECONDS = 0.5

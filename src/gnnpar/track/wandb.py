@@ -28,9 +28,9 @@ from typing import Annotated, Any, Literal, TypeVar
 import annotated_types as at
 
 from gnnpar.durable import JsonDict, JsonObject, write_json_whole
-from gnnpar.printable import counted
 from gnnpar.track import keys
 from gnnpar.track.console import Console, complain, say
+from gnnpar.track.text import counted
 from gnnpar.track.tracker import Tee, Tracker
 
 T = TypeVar("T")

@@ -24,10 +24,10 @@ from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
 from gnnpar.placement import Plan, Topology, clear
 from gnnpar.precision import TYPES
-from gnnpar.printable import counted
 from gnnpar.settings import PLAN_SETUP, WRITTEN_FOLDERS, Settings, instantiate
 from gnnpar.targets import refuse_foreign
 from gnnpar.track.console import say
+from gnnpar.track.text import counted
 from gnnpar.training.checkpoint.files import MANIFEST
 from gnnpar.training.checkpoint.resume import Start
 from gnnpar.training.shards import Source

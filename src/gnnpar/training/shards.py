@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gnnpar.partition.manifest import PARTITION, Check, Manifest, clear, folder_of, read_manifest, verify
-from gnnpar.printable import counted
 from gnnpar.settings import ConfigError, Settings
+from gnnpar.track.text import counted
 
 if TYPE_CHECKING:
     from gnnpar.comm import Communicator

@@ -21,7 +21,7 @@ from gnnpar.codecs.adaptive.importance import edges_of
 from gnnpar.comm import Communicator, RowLists, Site
 from gnnpar.dilation import perf_counter
 from gnnpar.durable import JsonDict, read_json
-from gnnpar.printable import counted
+from gnnpar.track.text import counted
 from gnnpar_kernels import spmm
 
 SIZES = (1 << 12, 1 << 15, 1 << 17, 1 << 19, 1 << 20)

@@ -43,7 +43,7 @@ from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workl
 from gnnpar.parallel.view import FeatureCache
 from gnnpar.partition.shard import Shard, split
 from gnnpar.placement import Plan, Topology
-from gnnpar.printable import counted
+from gnnpar.track.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -19,7 +19,7 @@ from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.rates import Rates
 from gnnpar.pricing.statistics import PartStats
 from gnnpar.pricing.work import DIRECTIONS, Work
-from gnnpar.printable import counted
+from gnnpar.track.text import counted
 
 POWERS = {"even": 0.0, "speed": 1.0, "half": 0.5}
 """How parts are shared: by this power of the speed of their devices."""

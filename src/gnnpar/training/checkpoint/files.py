@@ -38,7 +38,7 @@ from gnnpar.durable import (
 )
 from gnnpar.folds.edge_data import Schema
 from gnnpar.partition import learned
-from gnnpar.printable import one_line
+from gnnpar.track.text import one_line
 from gnnpar.training.checkpoint.state import check_tree, plain, read_tree, tree_hash, write_tree
 
 FOLDER, MANIFEST = "checkpoint", "manifest.json"

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from gnnpar.durable import JsonDict, file_hash
-from gnnpar.printable import one_line
 from gnnpar.saved_tensors import is_expanded, load_saved, oddity, tensors_in
+from gnnpar.track.text import one_line
 
 _SCALARS = (bool, int, float, str)
 _DEEPEST = 100

@@ -17,11 +17,11 @@ import psutil
 from gnnpar.comm.world import Outcome, World, reason_of
 from gnnpar.durable import JsonDict, JsonObject, release_room, reserve_room
 from gnnpar.partition.manifest import read_manifest
-from gnnpar.printable import counted
 from gnnpar.settings import Cluster, Settings, show
 from gnnpar.source_code import hashes_of, hashes_of_imported, own_code
 from gnnpar.targets import classes_in
 from gnnpar.track.console import Console, pulse, say
+from gnnpar.track.text import counted
 from gnnpar.track.tracker import Tee, Tracker
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint import resume

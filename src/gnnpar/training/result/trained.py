@@ -27,11 +27,11 @@ from gnnpar.partition.learned import WEIGHT
 from gnnpar.partition.shard import Shard
 from gnnpar.paths import path_of
 from gnnpar.precision import TYPES
-from gnnpar.printable import one_line
 from gnnpar.scratch import own_temporary_files
 from gnnpar.settings import Settings, build_settings
 from gnnpar.targets import let_in, refuse_foreign
 from gnnpar.track.console import complain, say
+from gnnpar.track.text import one_line
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint.files import Checkpoint
 from gnnpar.training.checkpoint.resume import EdgeFacts

@@ -1,27 +1,26 @@
-"""Text of files and names, shown without control over the terminal."""
+"""Text of files and names, shown without control over the terminal; plural nouns."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 
 from gnnpar.durable import JsonDict, JsonObject
 
 
 def printable(text: str) -> str:
-    r"""The same text, what a terminal would obey or hide escaped: '\x1b[2J', '\u202e'. Line ends and tabs stay."""
+    r"""Escape characters that a terminal obeys or hides: '\x1b[2J', '\u202e'. Line ends and tabs stay."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 def one_line(text: object) -> str:
-    """Printable, its line ends and tabs escaped too."""
+    """Escape line ends and tabs, too."""
     return printable(str(text)).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def printable_tree(tree: JsonObject) -> JsonDict:
-    """JSON whose texts, keys included, are printable and on one line."""
+    """Escape all texts of a JSON object, keys included."""
     return {one_line(key): _printable(value) for key, value in tree.items()}
 
 
@@ -33,11 +32,6 @@ def _printable(node: object) -> object:
     return [_printable(value) for value in node] if isinstance(node, (list, tuple)) else node
 
 
-def shell_word(text: str) -> str:
-    """A name as a shell reads it back, and no program takes it for an option."""
-    return shlex.quote(f"./{text}" if text.startswith("-") else text)
-
-
 def counted(number: int, noun: str) -> str:
-    """'1 rank', '2 ranks'."""
+    """Return '1 rank', '2 ranks'."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
