@@ -257,15 +257,17 @@ class Counts:
         return {"tried": sum(by.values()), **by}
 
     def table(self) -> str:
-        """Markdown: a row a strategy and number of ranks, and one of all."""
-        head = ["strategy", "ranks", "started by", *KINDS, "tried", *OUTCOMES]
-        lines = [head, ["---"] * len(head)]
+        """Return Markdown: a row for each number of ranks and way to start them, and one of all."""
+        head = ["ranks", "started by", "strategies", *KINDS, "tried", *OUTCOMES]
+        lines = [head, ["---:", "---", *["---:"] * (len(head) - 2)]]
+        by: dict[tuple[str, str], list[Count]] = {}
         for each in self.cases:
-            kinds = [str(each.tried.get(kind, 0)) for kind in KINDS]
-            strategy, ranks, launcher = each.name.split()
-            lines.append([strategy, ranks, launcher, *kinds, *map(str, self.total([each]).values())])
-        kinds = [str(sum(each.tried.get(kind, 0) for each in self.cases)) for kind in KINDS]
-        lines.append(["all", "", "", *kinds, *map(str, self.total(self.cases).values())])
+            _, ranks, launcher = each.name.split()
+            by.setdefault((ranks, launcher), []).append(each)
+        for name, cases in [*by.items(), (("all", ""), self.cases)]:
+            kinds = [str(sum(each.tried.get(kind, 0) for each in cases)) for kind in KINDS]
+            strategies = str(len({each.name.split()[0] for each in cases}))
+            lines.append([*name, strategies, *kinds, *map(str, self.total(cases).values())])
         return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
     def on(self, page: str) -> str:

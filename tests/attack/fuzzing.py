@@ -45,9 +45,6 @@ class Counts:
         if ending not in ("accepted", "refused"):
             self.findings.append(f"{name}: {ending}: {what}")
 
-    def as_json(self) -> dict[str, int]:
-        return {"tried": self.ended.total(), **{ending: self.ended[ending] for ending in ENDINGS}}
-
 
 def attempt(case: Callable[[], object]) -> tuple[Ending, str]:
     """Run one case: it ends with a result, or is refused by a ValueError of one line; all else is a finding."""
