@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Ending = Literal["accepted", "refused", "traceback", "hung", "silent"]
-ENDINGS: tuple[Ending, ...] = ("accepted", "refused", "traceback", "hung", "silent")
 CPU_SECONDS = 20.0  # of one case, before it counts as hung
 MEMORY_BYTES = 4 << 30  # of address space, beyond what the process has
 
