@@ -11,7 +11,6 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +37,6 @@ from gnnpar.data.given import as_data
 from gnnpar.data.pyg import _require_near
 from gnnpar.data.saved import raw_graph
 from gnnpar.durable import read_json
-from gnnpar.folder_lock import Owner
 from gnnpar.launch.monitor import Monitor
 from gnnpar.launch.processes import blame
 from gnnpar.paths import own_cache
@@ -392,14 +390,6 @@ def test_what_follows_two_dashes_are_names(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "--html=.hid").mkdir()
     assert run("compare", ["--", "--html=.hid", "run"]) == 0
     assert not (tmp_path / ".hid").exists()
-
-
-@pytest.mark.parametrize(
-    ("space", "locks", "gone"), [("elsewhere", False, False), ("elsewhere", True, True), ("", False, True)]
-)
-def test_a_pid_of_another_container_says_nothing(space: str, locks: bool, gone: bool) -> None:
-    me = Owner.this({})
-    assert replace(me, pid=2**22 + 1, space=space).has_left(me, locks=locks) is gone
 
 
 def test_a_word_that_names_no_checkpoint_is_refused(tmp_path: Path) -> None:

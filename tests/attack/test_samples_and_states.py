@@ -7,7 +7,6 @@ import os
 import random
 import subprocess
 import sys
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,7 @@ from gnnpar.comm.world import torch_given_back
 from gnnpar.config import jobs
 from gnnpar.config.compose import compose
 from gnnpar.data.given import as_data
-from gnnpar.folder_lock import FILE, FolderInUse, Lock, Owner, own_machine
+from gnnpar.folder_lock import own_machine
 from gnnpar.report.fairness import differences, unequal_accuracy
 from gnnpar.report.runs import configuration_of
 from gnnpar.settings import ConfigError
@@ -193,18 +192,6 @@ def test_an_import_moves_no_random_numbers_of_the_program() -> None:
 
 
 # --- hosts
-
-
-@pytest.mark.parametrize(("machine", "refused"), [(own_machine(), False), ("another", True), ("", False)])
-def test_a_host_of_the_same_name_is_another_one(tmp_path: Path, machine: str, refused: bool) -> None:
-    """The folder of a run that lived on one was taken for left on the other: both wrote into it."""
-    owner = replace(Owner.this({}), pid=2**22 + 1, machine=machine)
-    (tmp_path / FILE).write_text(json.dumps(asdict(owner)))
-    if refused:
-        with pytest.raises(FolderInUse, match=r", another host of this name since .* has ended, remove"):
-            Lock.take(tmp_path, otherwise="", say=pytest.fail)
-    else:
-        Lock.take(tmp_path, otherwise="", say=lambda line: None).release()
 
 
 @pytest.mark.parametrize(("machine", "alive"), [(own_machine(), False), ("another", True)])
