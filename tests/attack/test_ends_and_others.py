@@ -3,26 +3,21 @@ counts that many share, YAML in processes that a launcher starts."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import pickle
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import yaml
-from scipy.sparse import csr_matrix
 from torch_geometric.data import Data, HeteroData
 
 from checkpoints import train
@@ -35,8 +30,7 @@ from gnnpar.config import jobs as records
 from gnnpar.config.jobs import Job, Manifest
 from gnnpar.config.replay import resumed
 from gnnpar.config.sweep import SWEEP, Resuming, Sweep
-from gnnpar.data import array_pickle, files, hetero, saved
-from gnnpar.data.array_pickle import load_arrays
+from gnnpar.data import files, hetero, saved
 from gnnpar.launch import processes, rendezvous, token
 from gnnpar.planner import calibrate
 from gnnpar.scratch import folder_beside
@@ -220,24 +214,6 @@ def test_an_interface_without_a_name_is_none(monkeypatch: pytest.MonkeyPatch) ->
 
 
 # --- counts that a file gives once, and many share
-
-
-def test_a_list_of_neighbours_is_given_to_one_node(tmp_path: Path) -> None:
-    """32 kB of a Planetoid graph became 18 million edges."""
-    neighbours = list(range(300))
-    given = defaultdict(list, dict.fromkeys(range(300), neighbours))
-    with pytest.raises(pickle.UnpicklingError, match="it gives one list to many"):
-        load_arrays(io.BytesIO(pickle.dumps(given, protocol=2)))
-    own = {node: list(range(300)) for node in range(300)}
-    assert load_arrays(io.BytesIO(pickle.dumps(own, protocol=2))) == own
-
-
-def test_memory_is_asked_for_what_features_become(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a matrix of bytes, which PyG makes one of floats, a 23rd was asked for."""
-    asked: list[int] = []
-    monkeypatch.setattr(array_pickle, "require_memory", lambda nbytes, *_: asked.append(int(nbytes)))
-    load_arrays(io.BytesIO(pickle.dumps(csr_matrix((10, 20), dtype=np.int8))))
-    assert asked == [200 * 24]
 
 
 def test_edges_of_all_types_are_asked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ import shlex
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,9 +31,7 @@ from gnnpar.comm import Communicator, interfaces
 from gnnpar.comm.flight_recorder import WORKING, Entry
 from gnnpar.config.compose import compose
 from gnnpar.config.replay import as_value
-from gnnpar.data import files
 from gnnpar.data.given import as_data
-from gnnpar.data.pyg import _require_near
 from gnnpar.data.saved import raw_graph
 from gnnpar.durable import read_json
 from gnnpar.launch.monitor import Monitor
@@ -283,17 +280,6 @@ def test_memory_that_a_limit_holds_back_is_one_line(
     assert capsys.readouterr().err.startswith("gnnpar: this process may take no more memory")
 
 
-def test_an_archive_of_countless_files_is_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_MOST_OF_A_LIST", 1000)
-    graph(tmp_path / "g.npz", 40)
-    assert compose(["dataset=npz", f"dataset.path={tmp_path}/g.npz"]).load_dataset().num_nodes == 40
-    with zipfile.ZipFile(tmp_path / "many.npz", "w") as archive:
-        for number in range(100):
-            archive.writestr(str(number), "")
-    with pytest.raises(ValueError, match=r"many.npz lists its files in \d+ bytes: no dataset has so many"):
-        compose(["dataset=npz", f"dataset.path={tmp_path}/many.npz"]).load_dataset()
-
-
 def test_python_without_its_environment_imports_nothing_from_the_working_directory(tmp_path: Path) -> None:
     for name in ("multiprocessing", "joblib"):
         (tmp_path / f"{name}.py").write_text("import os; os.write(2, b'RAN')")
@@ -404,12 +390,6 @@ def test_a_relative_cache_of_the_user_is_ignored(tmp_path: Path, monkeypatch: py
     assert own_cache() == tmp_path / ".cache" / "gnnpar"
 
 
-def test_an_error_quotes_no_file(tmp_path: Path) -> None:
-    (tmp_path / "test.index").write_text("hf_SECRET\n")
-    with pytest.raises(ValueError, match=r"^test.index holds something else than numbers of nodes$"):
-        _require_near(tmp_path / "test.index")
-
-
 @pytest.mark.parametrize(
     "wrong", ["hydra.sweeper=null", "hydra.launcher=null", "hydra.sweeper._target_=os.system", "-p"]
 )
@@ -418,12 +398,6 @@ def test_a_sweep_without_what_starts_it_is_one_line(
 ) -> None:
     assert run("train", ["-m", *SMALL, f"hydra.sweep.dir={tmp_path}", wrong]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_a_dataset_that_never_ends_is_no_file(tmp_path: Path) -> None:
-    (tmp_path / "g.npz").symlink_to("/proc/kmsg")
-    with pytest.raises(ValueError, match="cannot be read"):
-        compose(["dataset=npz", f"dataset.path={tmp_path}/g.npz"]).load_dataset()
 
 
 def test_a_run_predicts_beside_its_training(tmp_path: Path) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import runpy
 import shutil
 import subprocess
 import sys
-import threading
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,11 +24,9 @@ from gnnpar.cli.new import next_steps
 from gnnpar.comm import interfaces
 from gnnpar.config.application import run_jobs
 from gnnpar.config.compose import compose
-from gnnpar.data import downloads
 from gnnpar.durable import read_json
 from gnnpar.launch.launch import world_of
 from gnnpar.report.fairness import differences
-from gnnpar.saved_tensors import load_saved
 from gnnpar.settings import Comm, ConfigError
 from gnnpar.track.text import one_line
 from gnnpar.training.checkpoint import files as checkpoint
@@ -124,52 +119,6 @@ def test_what_torchrun_counts_is_no_restart_of_another_run(tmp_path: Path, monke
     assert record.header["restarts"] == 1
     record.before_start(["a 7 1000"], restartable=True)
     assert record.header["restarts"] == 0, "nothing in the folder was begun by this start"
-
-
-def test_a_download_that_is_cut_off_is_not_taken_for_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Answer(io.BytesIO):
-        headers: dict[str, str]
-
-    def answers(text: bytes, length: str | None = None) -> None:
-        answer = Answer(text)
-        answer.headers = {} if length is None else {"Content-Length": length}
-        monkeypatch.setattr(downloads, "_https", SimpleNamespace(open=lambda request, timeout: answer))
-
-    answers(b"1\n2\n", "4")
-    downloads._fetch("https://there", tmp_path / "whole")
-    answers(b"1\n", "4")
-    with pytest.raises(ValueError, match="cut is incomplete: 2 of 4 bytes were received"):
-        downloads._fetch("https://there", tmp_path / "cut")
-    answers(b"1\n")
-    with pytest.raises(ValueError, match="does not say how long"):
-        downloads._fetch("https://there", tmp_path / "endless")
-    assert [file.name for file in tmp_path.iterdir()] == ["whole"]
-
-
-def test_a_download_that_trickles_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Answer(io.BytesIO):
-        headers: Mapping[str, str] = {"Content-Length": "9"}
-
-        def read(self, most: int | None = -1) -> bytes:  # a line of http's that never ends, byte by byte
-            over.wait()
-            return b""
-
-    over = threading.Event()
-    monkeypatch.setattr(downloads, "_SECONDS", 0.1)
-    monkeypatch.setattr(downloads, "_https", SimpleNamespace(open=lambda request, timeout: Answer()))
-    with pytest.raises(ValueError, match=r"file comes at less than 4096 bytes/s: try again, or put it into data_dir"):
-        downloads._fetch("https://of.a.test", tmp_path / "file")
-    over.set()
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_small_file_asks_for_no_large_tensor(tmp_path: Path) -> None:
-    file = tmp_path / "graph.pt"
-    torch.save({"x": torch.ones(1, 1).expand(1 << 20, 128)}, file)
-    with pytest.raises(ValueError, match=r"repeats the 4 that the file has; save it as tensor.contiguous\(\)"):
-        load_saved(file)
-    torch.save({"x": torch.ones(1, 1).expand(1000, 8)}, file)
-    assert load_saved(file)
 
 
 def test_ranks_agree_in_the_code_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

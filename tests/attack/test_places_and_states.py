@@ -14,7 +14,6 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 from datetime import datetime, tzinfo
 from pathlib import Path
 
@@ -31,7 +30,6 @@ from gnnpar.comm import Communicator, ThreadWorld, world
 from gnnpar.comm.world import torch_given_back
 from gnnpar.config import submitit_jobs
 from gnnpar.config.compose import compose
-from gnnpar.data import files
 from gnnpar.folder_lock import working_in
 from gnnpar.launch import forked, processes, signals
 from gnnpar.launch.launch import world_of
@@ -217,15 +215,6 @@ def test_a_program_of_other_settings_and_streams_is_served_and_left_as_it_was(tm
         line, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=200, check=False
     )
     assert done.stdout.splitlines()[-1:] == ["all of it"], done.stderr
-
-
-def test_other_threads_write_while_a_library_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
-    with files.quiet():
-        sys.stdout.write("of the library\n")
-        other = threading.Thread(target=print, args=["of the program"])
-        other.start()
-        other.join()
-    assert capsys.readouterr().out == "of the program\n"
 
 
 def test_the_working_directory_is_on_no_path_of_a_command_that_another_module_starts(tmp_path: Path) -> None:

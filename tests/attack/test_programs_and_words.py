@@ -7,7 +7,6 @@ partition, what words of a file name, and what is looked for in the folder of an
 from __future__ import annotations
 
 import errno
-import gzip
 import json
 import os
 import shutil
@@ -17,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -39,7 +37,6 @@ from gnnpar.config.jobs import is_inside
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.files import find_folder
 from gnnpar.data.given import as_data
-from gnnpar.data.ogb import _table
 from gnnpar.data.saved import raw_graph
 from gnnpar.data.stored import Stored
 from gnnpar.launch import processes, token
@@ -394,15 +391,6 @@ def test_masks_without_the_one_that_trains_are_refused() -> None:
     data.test_mask = torch.tensor([True, False, False])
     with pytest.raises(ValueError, match="there is a test_mask, and no train_mask; give it, too"):
         raw_graph("given", data)
-
-
-def test_a_table_of_many_columns_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    """A kilobyte of .gz is one line of half a million numbers, for each of which pandas takes 1.5 KB."""
-    for columns, line in ((20_000, "more than 10,000 columns"), (3, "")):
-        with gzip.open(tmp_path / "t.csv.gz", "wb") as out:
-            out.write(b"0," * (columns - 1) + b"0\n")
-        with pytest.raises(ValueError, match=line) if line else nullcontext():
-            assert _table(tmp_path / "t.csv.gz", np.int64).shape == (1, columns)
 
 
 def test_one_of_two_folders_is_not_taken_for_the_dataset(tmp_path: Path) -> None:

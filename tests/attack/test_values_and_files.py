@@ -11,11 +11,9 @@ import errno
 import fcntl
 import http.server
 import importlib.util
-import io
 import json
 import multiprocessing
 import os
-import pickle
 import py_compile
 import re
 import runpy
@@ -27,7 +25,6 @@ import sys
 import tempfile
 import threading
 import time
-import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -35,18 +32,17 @@ from dataclasses import replace
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import SimpleNamespace
-from urllib.request import Request
 
 import hydra
 import numpy as np
 import pytest
 import torch
 import yaml
+from gnnpar.saved_tensors import load_saved
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCN
 
 import gnnpar
-from checkpoints import train
 from conftest import ROOT, environment
 from gnnpar import api, capacity, compilers, durable, own_modules, scratch, source_code, surroundings
 from gnnpar.cli import new, status
@@ -54,15 +50,14 @@ from gnnpar.cli.main import _OF_NAMES, COMMANDS, run
 from gnnpar.codecs.adaptive.links import Profile, nominal
 from gnnpar.comm import interfaces
 from gnnpar.config import sweep
-from gnnpar.config.compose import _refuse_shadows, compose, of_what_is_brought
+from gnnpar.config.compose import compose, of_what_is_brought
 from gnnpar.config.help import train_help
 from gnnpar.config.inputs import _refuse_foreign
 from gnnpar.config.jobs import begin_job
 from gnnpar.config.own_yaml import OwnYaml
 from gnnpar.config.replay import Replay
 from gnnpar.config.sweep import _changed_since
-from gnnpar.data import downloads, files, stored
-from gnnpar.data.array_pickle import load_arrays
+from gnnpar.data import stored
 from gnnpar.data.folder import Folder
 from gnnpar.data.hetero import homogeneous
 from gnnpar.data.saved import raw_graph
@@ -75,11 +70,9 @@ from gnnpar.parallel.objective import SPLITS
 from gnnpar.paths import conf_dir
 from gnnpar.planner.guide import prior
 from gnnpar.report.latex import _tex
-from gnnpar.saved_tensors import load_saved
 from gnnpar.settings import ConfigError
 from gnnpar.targets import classes_in, locate, refuse_foreign
 from gnnpar.track.console import stdout
-from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.result.export import export
 from gnnpar.training.result.record import RunRecord
 from one_layer import NET
@@ -264,53 +257,6 @@ def server(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
         threading.Thread(target=serving.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{serving.server_address[1]}"
         serving.shutdown()
-
-
-def test_the_body_of_a_redirect_is_not_read() -> None:
-    sent: list[int] = []
-
-    class Endless(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            if self.path == "/end":
-                self.send_response(200)
-                self.send_header("Content-Length", "2")
-                self.end_headers()
-                self.wfile.write(b"ok")
-                return
-            self.send_response(302)
-            self.send_header("Location", "/end")
-            self.end_headers()
-            try:
-                for _ in range(10_000):
-                    self.wfile.write(bytes(1 << 16))
-                    sent.append(1 << 16)
-            except OSError:
-                self.close_connection = True
-
-        do_HEAD = do_GET
-
-        def log_message(self, format: str, *args: object) -> None: ...
-
-    class Anywhere(downloads._StaysSecure):  # a test has no certificate
-        def redirect_request(self, req, fp, code, msg, headers, newurl):
-            return Request(newurl)  # noqa: S310  # the address is that of this test's own HTTP server
-
-    with server(Endless) as address:
-        opened = downloads.urllib.request.build_opener(Anywhere).open(f"{address}/start", timeout=20)
-        assert opened.read() == b"ok"
-        assert files.reachable(f"{address}/start"), "who sends on has answered"
-    assert sum(sent) < 100 << 20
-
-
-@pytest.mark.parametrize(
-    ("method", "size", "line"),
-    [(zipfile.ZIP_BZIP2, 10, "another method than deflate"), (zipfile.ZIP_DEFLATED, 1 << 34, "more than 8589934592")],
-)
-def test_an_archive_beyond_any_dataset_is_not_unpacked(tmp_path: Path, method: int, size: int, line: str) -> None:
-    member = zipfile.ZipInfo("x")
-    member.compress_type, member.file_size = method, size
-    with pytest.raises(ValueError, match=line):
-        downloads._refuse_large([member], tmp_path)
 
 
 # --- Python's surroundings
@@ -530,15 +476,6 @@ def test_a_group_that_is_null_is_said_so(capsys: pytest.CaptureFixture[str]) -> 
     assert "debug=null: a group is chosen by a name" in capsys.readouterr().err
 
 
-def test_files_of_a_checkpoint_are_weighed_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train(tmp_path / "run", "world_size=2", "epochs=1")
-    (found,) = checkpoint.folders(tmp_path / "run")
-    sizes = [(found / checkpoint.name_of(rank)).stat().st_size for rank in range(2)]
-    monkeypatch.setattr(capacity, "memory_bytes", lambda: max(sizes) + 1)
-    with pytest.raises(ValueError, match="its files needs"):
-        checkpoint.read(found)
-
-
 def test_a_name_is_no_argument_of_latex() -> None:
     assert _tex("[1cm]") == "{[}1cm]"
     assert _tex("a[1]_") == r"a[1]\_"
@@ -644,15 +581,6 @@ def test_nothing_that_was_compiled_takes_the_place_of_a_new_module(
     assert new.write("model", "mine", tmp_path)
 
 
-@pytest.mark.parametrize("words", ["PASSWORD=tell-me-not", "password: tell-me-not", "ghp_tell-me-not\n", "Stell-me\n."])
-def test_what_is_no_file_of_torch_is_not_told(tmp_path: Path, words: str) -> None:
-    """A sweep of another user's named any file of who resumed it, and its words stood in a result of that sweep."""
-    (tmp_path / "secret").write_text(words)
-    with pytest.raises(ValueError, match=r"it does not begin like a file of torch\.save") as caught:
-        compose(["dataset=pt", f"dataset.path={tmp_path}/secret"]).dataset.load(None, 0)
-    assert "tell" not in str(caught.value)
-
-
 def test_a_graph_of_more_kinds_than_nodes_is_refused() -> None:
     with pytest.raises(ValueError, match=r"are 64,000,000 kinds of 8,000 nodes: lower one of them"):
         compose(
@@ -700,18 +628,6 @@ def test_an_exported_program_reckons_edges_in_whole_numbers(dtype: torch.dtype, 
     assert torch.equal(module["prepared"](torch.ones(100, 1), edges.to(dtype))[1], wanted)
     with pytest.raises(ValueError, match="give whole numbers"):
         module["prepared"](torch.ones(100, 1), edges.float())
-
-
-def test_what_cannot_be_listed_is_not_taken_for_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hydra opened YAML in it, a table left runs out, and a resume began anew."""
-    (tmp_path / "hydra").mkdir()
-    (tmp_path / "checkpoint").mkdir()
-    monkeypatch.setattr(os, "access", lambda place, mode: Path(place).name != "hydra")
-    with pytest.raises(ConfigError, match="hydra may not be listed"):
-        _refuse_shadows(tmp_path)
-    monkeypatch.setattr(os, "listdir", denied)
-    with pytest.raises(PermissionError):
-        checkpoint.folders(tmp_path)
 
 
 def test_what_nobody_named_is_not_called_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -801,11 +717,6 @@ def test_random_numbers_of_who_plans_stay(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_name_is_not_shown_as_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
     stdout().print("a:x:b")
     assert capsys.readouterr().out == "a:x:b\n"
-
-
-def test_planetoids_words_are_not_told() -> None:
-    with pytest.raises(pickle.UnpicklingError, match="it does not begin like a pickle"):
-        load_arrays(io.BytesIO(b"Password: hunter2\n"))
 
 
 def test_a_resumed_sweep_brings_no_data_dir_beside_a_dataset_that_is_typed(

@@ -15,9 +15,8 @@ from torch import Tensor
 from gnnpar.capacity import require_memory
 from gnnpar.data.dataset import MATRICES
 from gnnpar.data.files import one_line
-from gnnpar.data.raw import TaskChoice, checked_data, checked_features, is_wide, refuse_unread, task_of
+from gnnpar.data.raw import TaskChoice, checked_data, checked_features, is_wide, oddity, refuse_unread, task_of
 from gnnpar.folds.edge_data import EdgeData, Schema
-from gnnpar.saved_tensors import oddity
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData

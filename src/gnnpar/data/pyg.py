@@ -8,30 +8,22 @@ PyG is imported when a graph is processed, never before.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import importlib
-import math
-from collections.abc import Iterator
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from gnnpar.capacity import require_memory
 from gnnpar.data.adjacency import edges_of
-from gnnpar.data.array_pickle import ARRAY_PICKLE, checked_csr
 from gnnpar.data.dataset import Dataset, TaskName
 from gnnpar.data.downloads import fetch, server_of
 from gnnpar.data.files import (
     cached_folder,
-    downloading,
     find_folder,
     fingerprint,
-    in_short,
     link_files,
     missing_files,
     not_found,
@@ -43,14 +35,12 @@ from gnnpar.data.files import (
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph
 from gnnpar.data.saved import refuse_saved_code
-from gnnpar.locks import ThreadLock
 from gnnpar.paths import expanded
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 _GRAPH_FILES = ("adj_full.npz", "feats.npy", "class_map.json", "role.json")
-_READING = ThreadLock()
 
 
 @dataclass(frozen=True)
@@ -146,7 +136,7 @@ def _processed(name: str, source: _Source, raw: Path) -> Path:
                 _open(source, root)
         except Exception as error:
             raise ValueError(
-                f"dataset {name}: the files in {raw} cannot be read ({in_short(error)}); "
+                f"dataset {name}: the files in {raw} cannot be read ({one_line(error)}); "
                 "compare their checksums or fetch them again."
             ) from error
 
@@ -159,7 +149,7 @@ def _downloaded(name: str, source: _Source, data_dir: Path | None, missing: list
         if not reachable(server_of(name)):
             raise not_found(name, data_dir=data_dir, folder=f"{source.folder}/raw", missing=missing, why=why)
         try:
-            with downloading(name):
+            with quiet():
                 fetch(name, source.files, _raw_of(source, root))
                 _open(source, root)
         except Exception as error:
@@ -174,52 +164,30 @@ def _open(source: _Source, root: Path) -> Data:
     for file in (_raw_of(source, root) / name for name in source.files):
         if file.suffix == ".npz" and file.exists():
             require_unpacked(file)
-            _require_dense(file)
-        elif file.exists():
-            require_memory(file.stat().st_size, file.name, "compare its checksum")
-            if file.name.endswith("test.index"):
-                _require_near(file)
+        elif source.cls == "Planetoid" and not file.name.endswith("test.index") and file.exists():
+            with file.open("rb") as content:
+                _Arrays(content, encoding="latin1").load()  # before PyG unpickles it
     cls = getattr(importlib.import_module("torch_geometric.datasets"), source.cls)
-    with _arrays_alone():
-        dataset = cls(str(root)) if source.named is None else cls(str(root), source.named)
+    dataset = cls(str(root)) if source.named is None else cls(str(root), source.named)
     return dataset[0]
 
 
-def _require_near(file: Path) -> None:
-    """ValueError where the numbers of test nodes lie far apart: PyG makes a row of features for each between them."""
-    try:
-        numbers = np.loadtxt(file, dtype=np.int64, ndmin=1)
-    except ValueError:  # which quotes the file: it may be a link to one that others may not read
-        raise ValueError(f"{file.name} holds something else than numbers of nodes") from None
-    apart = int(numbers.max()) - int(numbers.min()) if len(numbers) else 0
-    if apart > 10 * len(numbers) + 1000:
-        raise ValueError(
-            f"{file.name} has {len(numbers)} nodes, from {numbers.min()} to {numbers.max()}: compare its checksum"
-        )
+_OF_ARRAYS = {
+    *(("numpy", name) for name in ("ndarray", "dtype")),
+    *((f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
+    *((f"scipy.sparse.{module}", "csr_matrix") for module in ("csr", "_csr")),
+    *((module, "list") for module in ("builtins", "__builtin__")),
+    ("collections", "defaultdict"),
+}
 
 
-def _require_dense(file: Path) -> None:
-    """ValueError where the features of a file, which PyG writes out with their zeros, are beyond this machine's memory:
-    a sparse matrix of a few bytes may have any shape."""
-    with np.load(file, allow_pickle=False) as arrays:
-        if "attr_shape" in arrays:
-            shape = [int(size) for size in arrays["attr_shape"].flatten()]
-            require_memory(4 * math.prod(shape), f"{file.name}: features {shape}", "compare its checksum")
+class _Arrays(pickle.Unpickler):
+    """Unpickle arrays, sparse matrices, lists and dicts. UnpicklingError for any other name."""
 
-
-@contextlib.contextmanager
-def _arrays_alone() -> Iterator[None]:
-    """PyG reads the pickles of Planetoid, whoever made or sent them, as arrays, and sparse matrices of all files are
-    checked before scipy believes their indices. UnpicklingError or ValueError where a file is more or less."""
-    planetoid = vars(importlib.import_module("torch_geometric.io.planetoid"))
-    scipy = vars(importlib.import_module("scipy.sparse"))
-    with _READING:
-        pickle, make = planetoid["pickle"], scipy["csr_matrix"]
-        planetoid["pickle"], scipy["csr_matrix"] = ARRAY_PICKLE, functools.partial(checked_csr, make)
-        try:
-            yield
-        finally:
-            planetoid["pickle"], scipy["csr_matrix"] = pickle, make
+    def find_class(self, module: str, name: str) -> object:
+        if (module, name) not in _OF_ARRAYS:
+            raise pickle.UnpicklingError(f"it names {module[:80]}.{name[:80]}, which is no array")
+        return super().find_class(module, name)
 
 
 def _raw_of(source: _Source, root: Path) -> Path:

@@ -431,3 +431,24 @@ def check_split(raw: RawGraph, masks: tuple[Tensor, Tensor, Tensor]) -> None:
                 f"dataset {raw.name}: {missing} nodes of the {title} split have no label (-1); "
                 f"remove them from {title}_mask."
             )
+
+
+_NUMBERS = {
+    *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32),
+    *(torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64),
+}
+
+
+def oddity(tensor: Tensor) -> str | None:
+    """Return what makes a tensor nothing to compute with: 'nested', 'quantized', ..., its type; None: nothing."""
+    if tensor.is_nested:
+        return "nested"
+    if tensor.is_quantized:
+        return "quantized"
+    if tensor.is_meta:
+        return "without values"
+    if tensor.dtype not in _NUMBERS:
+        return str(tensor.dtype)
+    if min(tensor.shape, default=0) < 0 or tensor.is_neg():
+        return "a view of other numbers"
+    return None

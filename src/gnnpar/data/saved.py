@@ -7,7 +7,6 @@ weights_only, so that none of its code runs.
 
 from __future__ import annotations
 
-import zipfile
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,12 +18,12 @@ from torch import Tensor
 from gnnpar.capacity import require_memory
 from gnnpar.data.adjacency import edge_list_of
 from gnnpar.data.dataset import Dataset
-from gnnpar.data.files import find_file, one_line, plain_files
+from gnnpar.data.files import find_file, one_line
 from gnnpar.data.hetero import flattened, schema_in, stores_of
 from gnnpar.data.preprocess import Preprocess, prepare
-from gnnpar.data.raw import INTEGERS, RawGraph, TaskChoice, refuse_unread, task_of
+from gnnpar.data.raw import INTEGERS, RawGraph, TaskChoice, oddity, refuse_unread, task_of
+from gnnpar.durable import load_tensors
 from gnnpar.folds.edge_data import EDGE_KINDS, EdgeData
-from gnnpar.saved_tensors import load_saved, oddity
 
 ALL_AS_ONE = "all as one, Batch.from_data_list([*graphs])"
 _ROWS = ("x", "y", *(f"edge_{kind}" for kind in EDGE_KINDS), "train_mask", "val_mask", "test_mask")
@@ -79,24 +78,22 @@ def _joined(found: object) -> object:
 
 
 def refuse_saved_code(folder: Path) -> None:
-    """Before PyG reads what it has processed: where torch refuses a file for the code that it names, PyG runs it.
+    """Raise ValueError where a processed file names code: PyG runs it where torch refuses to.
 
-    Raises ValueError. Its notes of transforms, which it unpickles, too, are removed: there are none.
+    Its notes of transforms, which it unpickles, too, are removed: there are none.
     """
-    for file in plain_files(folder):
-        if file.suffix != ".pt":
-            continue
+    for file in folder.rglob("*.pt"):
         if file.name in ("pre_transform.pt", "pre_filter.pt"):
             file.unlink(missing_ok=True)
             continue
         try:
-            _without_code(file, mmap=zipfile.is_zipfile(file))
+            _without_code(file)
         except Exception as error:
             raise ValueError(f"{file.name}: {_cause(error)}") from error
 
 
-def _without_code(file: Path, *, mmap: bool = False) -> object:
-    """What torch.save wrote, tensors and PyG's own classes alone."""
+def _without_code(file: Path) -> object:
+    """Load tensors and PyG's own classes alone."""
     from torch_geometric.data import Data, HeteroData
     from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
     from torch_geometric.data.feature_store import TensorAttr
@@ -107,7 +104,7 @@ def _without_code(file: Path, *, mmap: bool = False) -> object:
     stores = (BaseStorage, EdgeStorage, GlobalStorage, NodeStorage)
     attributes = (DataEdgeAttr, DataTensorAttr, EdgeAttr, EdgeLayout, EdgeTypeStr, TensorAttr)
     known = (Data, HeteroData, *stores, *attributes, dict, list, defaultdict)
-    return load_saved(file, known=known, mmap=mmap)
+    return load_tensors(file, known=known)
 
 
 def _cause(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Trees of tensors and plain values: how a state is hashed, written and read. Reading never unpickles foreign objects.
+"""Trees of tensors and plain values: hash, write and read them. No code of a file runs.
 
 A tree is a tensor, None, a bool, int, float or str, or a dict, list or tuple of trees. A NamedTuple becomes a tuple:
 what needs its names back makes it again.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnpar.durable import JsonDict, file_hash
-from gnnpar.saved_tensors import is_expanded, load_saved, oddity, tensors_in
-from gnnpar.track.text import one_line
+from gnnpar.durable import JsonDict, file_hash, load_tensors
 
 _SCALARS = (bool, int, float, str)
-_DEEPEST = 100
-_WORDS, _LEFT, _NEXT = 624, 8, 16  # of a generator: its words, and where it says how many are left and used
 
 
 def plain(tree: object, at: str = "state") -> Any:  # Any: a tree, as above
@@ -74,9 +69,8 @@ def _pieces(tree: object) -> Iterator[bytes | memoryview]:
 
 
 def write_tree(file: Path, tree: object) -> JsonDict:
-    """Write a tree through to the disk; its size and checksum."""
-    file.unlink(missing_ok=True)  # of an attempt before, or a link of somebody else
-    with file.open("xb") as out:
+    """Write a tree, with fsync. Return its size and checksum."""
+    with file.open("wb") as out:
         torch.save(plain(tree), out)
         out.flush()
         os.fsync(out.fileno())
@@ -84,65 +78,23 @@ def write_tree(file: Path, tree: object) -> JsonDict:
 
 
 def check_tree(file: Path) -> None:
-    """ValueError where a file is nothing that a rank left, or cannot be opened."""
+    """Raise ValueError where a file cannot be opened, or holds another tree than a rank leaves."""
     try:
-        flaw = _flaw(read_tree(file, torch.device("cpu")))
+        tree = read_tree(file, torch.device("cpu"))
+        parts = [tree["model"], tree["optimizer"]["state"], tree["engine"], tree["random"]]
+        whole = all(isinstance(part, dict) for part in parts) and {"cpu", "cuda"} <= tree["random"].keys()
+        whole = whole and all(isinstance(v, Tensor) or is_extra(k) for k, v in tree["model"].items())
     except Exception as error:  # torch's readers raise errors of all kinds
-        why = one_line(error)[:160] if type(error) is ValueError else type(error).__name__
-        raise ValueError(f"{file.name} cannot be opened ({why})") from error
-    if flaw:
-        raise ValueError(f"{file.name} holds {flaw}")
-
-
-def _flaw(tree: JsonDict) -> str | None:
-    """What no rank writes; tensors first, before anything reads their numbers."""
-    if not _is_written_out(tree):
-        return "one dict, list or tuple in several places, or too many in each other"
-    if any(oddity(t) or t.layout != torch.strided for t in tensors_in(tree)):
-        return "a tensor that is sparse, nested, quantized or has no values"
-    if any(map(is_expanded, tensors_in(tree))):
-        return "a tensor of more numbers than its memory has"
-    parts = [tree["model"], tree["optimizer"]["state"], tree["engine"], tree["random"]]
-    kinds = all(isinstance(part, dict) for part in parts) and isinstance(tree["optimizer"]["kind"], str)
-    kinds = kinds and _is_random_state(tree["random"]["cpu"]) and "cuda" in tree["random"]
-    kinds = kinds and all(
-        isinstance(k, str) and (isinstance(v, Tensor) or is_extra(k)) for k, v in tree["model"].items()
-    )
-    return None if kinds else "no model, optimizer, engine and random state"
+        raise ValueError(f"{file.name} cannot be opened ({type(error).__name__})") from error
+    if not whole:
+        raise ValueError(f"{file.name} holds no model, optimizer, engine and random state")
 
 
 def is_extra(name: str) -> bool:
-    """Is a weight of this name what a module's get_extra_state gave? Such may be any tree."""
+    """Return whether a weight of this name is a module's get_extra_state, which may be any tree."""
     return name.rpartition(".")[2] == "_extra_state"
 
 
-def _is_written_out(tree: object) -> bool:
-    """Whether all of a tree stands in it once, as `plain` makes it: read as often as it is held, a small file has no
-    end. The empty tuple is one object in all of Python."""
-    met, left = set[int](), [(tree, 0)]
-    while left:
-        each, depth = left.pop()
-        if not isinstance(each, (dict, list, tuple)) or each == ():
-            continue
-        if id(each) in met or depth > _DEEPEST:
-            return False
-        met.add(id(each))
-        inside = [*each, *each.values()] if isinstance(each, dict) else each
-        left += [(part, depth + 1) for part in inside]
-    return True
-
-
-def _is_random_state(state: object) -> bool:
-    """Of torch's generator of the CPU, a Mersenne Twister; torch itself takes one that reads beyond its 624 words."""
-    if not isinstance(state, Tensor) or state.dtype != torch.uint8 or len(state) < _NEXT + 8:
-        return False
-    said = bytes(state.tolist())
-    left = int.from_bytes(said[_LEFT : _LEFT + 4], sys.byteorder)
-    used = int.from_bytes(said[_NEXT : _NEXT + 8], sys.byteorder)
-    return left + used == _WORDS + 1 or (left, used) == (1, 0)
-
-
 def read_tree(file: Path, device: torch.device) -> Any:  # Any: a tree
-    """What `write_tree` wrote; tensors of any GPU come to `device`, others to the CPU."""
-    places = {f"cuda:{i}": str(device) for i in range(64)}
-    return load_saved(file, places=places)
+    """Read a tree of `write_tree`; tensors of any GPU come to `device`, others to the CPU."""
+    return load_tensors(file, places={f"cuda:{i}": str(device) for i in range(64)})
