@@ -13,11 +13,11 @@ from pathlib import Path
 from gnnpar.durable import Json, JsonDict, JsonObject, require_writable, write_text_whole
 from gnnpar.report import colours, curves
 from gnnpar.report import formatting as words
+from gnnpar.report.answer import at_a_glance
 from gnnpar.report.comparison import Comparison
 from gnnpar.report.emphasis import OTHER, strategies_in_colour
 from gnnpar.report.groups import Group, timed_groups
 from gnnpar.report.page import plots, tables
-from gnnpar.report.page.answers import answers
 from gnnpar.report.rows import table_rows
 from gnnpar.report.runs import no_speed
 from gnnpar.settings import ConfigError
@@ -69,7 +69,7 @@ def context(comparison: Comparison) -> JsonDict:
     return {
         "title": "gnnpar: " + ", ".join(dict.fromkeys(names.values())) if len(names) < 4 else "gnnpar comparison",
         "comparison": comparison,
-        "answers": [(names[arena], answers(groups, comparison.baseline)) for arena, groups in by_task.items()],
+        "answers": [(names[arena], at_a_glance(groups, comparison.baseline)) for arena, groups in by_task.items()],
         "facts": facts(comparison),
         "provenances": list(dict.fromkeys(f"{row['provenance']} {row['links']}".strip() for row in comparison.rows)),
         "grey": any(no_speed(row) for row in comparison.rows),
