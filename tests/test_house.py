@@ -7,7 +7,6 @@ dataclass, and ask by isinstance. Who lowers a count lowers its budget here.
 from __future__ import annotations
 
 import ast
-import re
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -62,10 +61,3 @@ def test_the_formatter_lays_code_out() -> None:
     folders = (SOURCE, ROOT / "kernels" / "gnnpar_kernels")
     skipped = sum(f.read_text(encoding="utf-8").count("# fmt: skip") for root in folders for f in root.rglob("*.py"))
     assert skipped <= SKIPPED_LINES, f"{skipped} lines say fmt: skip, at most {SKIPPED_LINES}: tables of data only"
-
-
-def test_scripts_start_gnnpar_by_what_is_installed() -> None:
-    """Without -P, Python imports a folder gnnpar of the working directory, which may be anybody's."""
-    scripts = [file for folder in ("experiments", "kernels/bench", "src") for file in (ROOT / folder).rglob("*.py")]
-    bare = re.compile(r"\[(sys\.executable|python),\s*(\"-W\", \"ignore\", )?\"-[mc]\"")
-    assert [str(file) for file in scripts if bare.search(file.read_text(encoding="utf-8"))] == []

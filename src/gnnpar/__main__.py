@@ -8,15 +8,6 @@ import os
 import signal
 import sys
 import threading
-from pathlib import Path
-
-from gnnpar.surroundings import (
-    drop_empty_places,
-    drop_home_below,
-    drop_relative_parts,
-    hear_of_children,
-    hold_standard_streams,
-)
 
 # torch reads these when it is imported, in every rank: its profiler (memory figures) reports on stderr otherwise
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -58,25 +49,13 @@ _RUNS = ("train", "ablate")
 def main(argv: list[str] | None = None) -> int:
     """Exit codes: 0 done; 1 a run failed; 2 the command or its configuration is wrong."""
     arguments = sys.argv[1:] if argv is None else argv
-    if argv is None:  # processes that this one starts do not import from the working directory either
-        if sys.flags.ignore_environment and not sys.flags.safe_path:
-            # python -E ignores PYTHONSAFEPATH, also in child processes, which inherit -E and would inherit -P: restart
-            again = [sys.orig_argv[0], "-P", *sys.orig_argv[1:]]
-            os.execv(sys.executable, again)  # noqa: S606 - no shell; the arguments are this process's own
-        os.environ["PYTHONSAFEPATH"] = os.environ.get("PYTHONSAFEPATH") or "1"  # empty, it means nothing to Python
-        try:
-            drop_working_directory()
-            os.getcwd()
-        except FileNotFoundError:
-            sys.stderr.write("gnnpar: the working directory has been removed; change into another one\n")
-            return 2
-        hold_standard_streams()
-        if "GNNPAR_OWN_MODULES" in os.environ:
-            from gnnpar import own_modules
-
-            own_modules.forget()
-        if isinstance(sys.stdout, io.TextIOWrapper):  # names have letters that its encoding may lack, as stderr's may
-            sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        sys.stderr.write("gnnpar: the working directory has been removed; change into another one\n")
+        return 2
+    if argv is None and isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack letters of a name
+        sys.stdout.reconfigure(errors="backslashreplace")
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if command in ("-h", "--help", "help"):
         sys.stdout.write(USAGE)
@@ -97,51 +76,21 @@ def main(argv: list[str] | None = None) -> int:
     if argv is None and command not in _RUNS and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, interrupt)
     if argv is None:
-        hear_of_children()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a caller that ignores it would hide the ends of ranks
     if argv is None and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:  # of a scheduler, before epochs begin
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         code = dispatch(command, rest)
         if argv is None:
-            flush()
+            sys.stdout.flush()
         return code
     except BrokenPipeError:  # `gnnpar ... | head`
-        give_stdout_up()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except BaseException:
         if interrupted.is_set():  # libraries that are interrupted while they are imported raise errors of their own
             return 1
         raise
-
-
-def drop_working_directory() -> None:
-    """An empty part of PYTHONPATH, as of a colon at its end, is the working directory, also with -P; so are parts of
-    PATH and its like. And where another module starts this one (`python -m cProfile -m gnnpar`), Python has put it
-    first."""
-    drop_relative_parts()
-    drop_home_below()
-    drop_empty_places()
-    parts = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
-    if "PYTHONPATH" in os.environ:
-        os.environ["PYTHONPATH"] = os.pathsep.join(parts)
-    here = os.getcwd()
-    if here not in {*map(os.path.abspath, parts), str(Path(__file__).parents[1])}:
-        sys.path[:] = [place for place in sys.path if place not in ("", here)]
-
-
-def flush() -> None:
-    """Lines that a full disk does not take are given up: Python would end with an exit code of its own."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError:
-        give_stdout_up()
-
-
-def give_stdout_up() -> None:
-    """What is not written yet goes nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def dispatch(command: str, rest: list[str]) -> int:

@@ -16,8 +16,8 @@ import os
 import pickle
 import re
 import sys
+import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -27,24 +27,12 @@ from types import FunctionType
 from typing import TYPE_CHECKING, cast
 
 from gnnpar.comm.world import torch_as_usual
-from gnnpar.compilers import keep_torch_apart
-from gnnpar.config.compose import compose, refuse_led_away
+from gnnpar.config.compose import compose
 from gnnpar.config.replay import as_value
-from gnnpar.durable import (
-    JsonDict,
-    JsonObject,
-    file_hash,
-    make_folder,
-    refuse_to_work_here,
-    write_text_whole,
-)
+from gnnpar.durable import JsonDict, JsonObject, write_text_whole
 from gnnpar.folder_lock import numbered, working_in
-from gnnpar.own_modules import refuse_left
 from gnnpar.paths import path_of
-from gnnpar.scratch import ONE_AT_A_TIME, own_temporary_files
 from gnnpar.settings import ConfigError, Settings, build_settings, show
-from gnnpar.surroundings import leave_out_working_directory
-from gnnpar.targets import classes_in
 from gnnpar.track.console import say
 from gnnpar.track.text import printable
 
@@ -62,24 +50,14 @@ if TYPE_CHECKING:
 
     Model = str | type[ModelConfig] | ModelConfig | Callable[..., nn.Module]
 
-leave_out_working_directory()
-keep_torch_apart()  # before PyG imports torch's compiler, also where this module is imported by its own name
+_ONE_CALL = threading.RLock()
 
 
 @contextmanager
-def _apart() -> Iterator[None]:
-    """Temporary files and compiled code in folders of this user alone, checked at each call: a notebook may run for
-    weeks, and a cleaner of /tmp may have removed them since. A call in another thread waits: the environment, which
-    ranks are given, is one for the process."""
-    with ONE_AT_A_TIME:
-        try:
-            os.getcwd()
-        except FileNotFoundError as error:
-            raise ConfigError("the working directory has been removed; change into another one") from error
-        refuse_to_work_here()
-        keep_torch_apart()
-        with own_temporary_files(lasting=True), torch_as_usual():
-            yield
+def _alone() -> Iterator[None]:
+    """Let one call at a time change the environment and torch's defaults, which belong to the whole process."""
+    with _ONE_CALL, torch_as_usual():
+        yield
 
 
 class TrainingFailed(RuntimeError):
@@ -122,11 +100,11 @@ class Run:
         """
         from gnnpar.training.result.trained import find, opened
 
-        with own_temporary_files(lasting=True), torch_as_usual():  # as `gnnpar.load`
+        with torch_as_usual():  # as `gnnpar.load`
             return opened(*find(self.folder, "best", named=self.named))
 
 
-@_apart()
+@_alone()
 def train(
     model: Model,
     data: object,
@@ -150,7 +128,7 @@ def train(
     return _train(_settings(model, data, {**chosen, **overrides}), _run_folder(folder), callbacks)
 
 
-@_apart()
+@_alone()
 def sweep(
     model: Model | list[Model],
     data: object,
@@ -210,18 +188,16 @@ def distribute(
     from gnnpar.launch.slurm import as_rank
     from gnnpar.session import open_session
 
-    refuse_to_work_here()
     os.environ.update(as_rank(os.environ))
     alone = {} if "RANK" in os.environ else {"world_size": 1}
     chosen = {} if strategy is None else {"strategy": strategy}
-    with own_temporary_files(lasting=True):  # the user's module may make layers of PyG when it is imported
-        try:
-            settings = _settings(model, data, {"checkpoint": {"keep": 0}, **alone, **chosen, **overrides})
-            probed(settings, int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1)
-        except ValueError as error:
-            raise refusal(error) from error
-        unused = None if os.environ.get("RANK", "0") == "0" else "outputs"  # the folder of rank 0 is that of the run
-        return open_session(settings, plan_source_of(settings), _run_folder(folder or unused))
+    try:
+        settings = _settings(model, data, {"checkpoint": {"keep": 0}, **alone, **chosen, **overrides})
+        probed(settings, int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1)
+    except ValueError as error:
+        raise refusal(error) from error
+    unused = None if os.environ.get("RANK", "0") == "0" else "outputs"  # the folder of rank 0 is that of the run
+    return open_session(settings, plan_source_of(settings), _run_folder(folder or unused))
 
 
 @dataclass(frozen=True)
@@ -304,7 +280,7 @@ class Planned:
     candidates: Sequence[JsonObject]
 
 
-@_apart()
+@_alone()
 def plan(
     model: Model,
     data: object,
@@ -333,7 +309,7 @@ def plan(
     return Planned(file.absolute(), planned.chosen.label, command.candidates(planned))
 
 
-@_apart()
+@_alone()
 def check(
     model: Model,
     data: object = None,
@@ -409,10 +385,6 @@ def _settings(model: Model, data: object, overrides: Mapping[str, object], study
     if len(dataset) > 1 and (another := next((each for each in others if _OTHER_DATA.match(each)), None)):
         raise ConfigError(f"data is given, and {show(another)}: leave one of them out")
     settings = _with_own(compose([*dataset, *named, *others]), of_task)
-    try:
-        refuse_left(classes_in(settings.resolved))
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
     if isinstance(model, str):
         return dataclasses.replace(settings, study=study)
     nested: JsonDict = {key: value for key, value in own.items() if not key.startswith("kwargs")}
@@ -523,8 +495,6 @@ def _model_node(model: object, dataset: JsonObject) -> JsonDict:
         raise ConfigError("the model is a lambda, which has no name to import it by; write a class or a function")
     if "<locals>" in cls.__qualname__:
         raise ConfigError(f"{cls.__name__} is defined inside a function, where it cannot be imported; move it out")
-    _refuse_edited(cls)
-    _refuse_other_of_the_name(cls)
     path = f"{cls.__module__}.{cls.__qualname__}"
     if is_net:
         loops = dataset.get("self_loops", "keep")
@@ -533,35 +503,6 @@ def _model_node(model: object, dataset: JsonObject) -> JsonDict:
     if dataclasses.is_dataclass(model) and not isinstance(model, type):
         node |= {field.name: vars(model)[field.name] for field in dataclasses.fields(model) if field.init}
     return node
-
-
-def _refuse_other_of_the_name(cls: Callable[..., object]) -> None:
-    """ConfigError where the module and name of a class lead to another one by now: ranks import it by these."""
-    found: object = sys.modules.get(cls.__module__)
-    for name in cls.__qualname__.split("."):
-        found = vars(found).get(name) if found is not None else None
-    if found is not cls:
-        raise ConfigError(
-            f"{cls.__module__}.{cls.__qualname__} is another class by now than the one that is given: two modules of "
-            "one name, or one that was loaded again; give each a name of its own"
-        )
-
-
-def _refuse_edited(cls: Callable[..., object]) -> None:
-    """ConfigError where its file is another one than when it was first given: this process has the class as it was,
-    ranks that import it as it is."""
-    file = vars(sys.modules.get(cls.__module__, sys)).get("__file__")
-    if cls.__module__ != "__main__" and isinstance(file, str) and os.path.isfile(file):
-        now = file_hash(Path(file))
-        if _GIVEN.setdefault(cls, now) != now:
-            raise ConfigError(
-                f"{file} has changed since {cls.__qualname__} of it was first given: start a new process, or "
-                f"importlib.reload({cls.__module__}) and give the new class"
-            )
-
-
-_GIVEN: weakref.WeakKeyDictionary[Callable[..., object], str] = weakref.WeakKeyDictionary()
-"""The classes that were given for models -> SHA-256 of their files then."""
 
 
 def _refuse_main(model: JsonObject) -> None:
@@ -635,8 +576,7 @@ def _run_folder(folder: str | os.PathLike[str] | None) -> Path:
 def _dated(parent: str) -> Path:
     """parent/DATE/TIME, as the command line has it, with a number where it is taken."""
     first = Path(parent) / time.strftime("%Y-%m-%d/%H-%M-%S")
-    refuse_led_away(first, ())
-    make_folder(first.parent)
+    first.parent.mkdir(parents=True, exist_ok=True)
     for each in numbered(first):
         with suppress(FileExistsError):  # of a run that has begun in the same second
             each.mkdir()

@@ -20,7 +20,6 @@ from pathlib import Path
 from types import ModuleType
 
 from gnnpar.aliases import current
-from gnnpar.own_modules import imported_as_program, lies_in, look_in, refuse_changed, refuse_of_another_folder
 from gnnpar.paths import conf_dir, installed_confs, own_cache, plugin_packages
 from gnnpar.track.text import printable
 
@@ -279,12 +278,11 @@ def _values(tree: object) -> Iterator[tuple[tuple[object, ...], object]]:
 
 
 def _imported(module: str) -> ModuleType:
-    refuse_of_another_folder(module, here := os.getcwd())
-    refuse_changed()
-    if lies_in(module, here):
-        look_in(here, module.partition(".")[0])  # for good: ranks import it again, and it its neighbours later
+    """Import a module; the working directory comes after everything that is installed."""
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)
         importlib.invalidate_caches()
-    if module in sys.modules:
-        return sys.modules[module]
-    with imported_as_program(module):
+    try:
         return importlib.import_module(module)
+    except SystemExit as error:
+        raise ImportError(f"{module} ends the program when it is imported (exit code {error.code})") from error

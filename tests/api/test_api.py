@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
@@ -28,7 +27,6 @@ import gnnpar
 import pyg_nets
 from conftest import environment
 from data.samples import hetero, raw_graph
-from gnnpar import api
 from gnnpar.api import TrainingFailed, _settings, _spelled
 from gnnpar.config.compose import compose
 from gnnpar.data.given import as_data, write_given
@@ -330,18 +328,6 @@ def test_numbers_of_numpy_are_those_of_python():
     net = _settings(torch_geometric.nn.GCN, "sbm", {"model.kwargs": kwargs}).resolved["model"]["kwargs"]
     assert net == {"hidden_channels": 8, "num_layers": 2, "dropout": 0.5}
     assert {type(value) for value in net.values()} == {int, float}
-
-
-def test_a_class_whose_file_was_edited_is_refused(tmp_path, monkeypatch):
-    """Ranks that import it trained what the file had become, this process what it was."""
-    monkeypatch.syspath_prepend(tmp_path)
-    (file := tmp_path / "edited_net.py").write_text("import torch\nclass Net(torch.nn.Module):\n    width = 3\n")
-    module = importlib.import_module("edited_net")
-    assert api._model_node(module.Net, {})["target"] == "edited_net.Net"
-    file.write_text(file.read_text().replace("3", "40"))
-    with pytest.raises(ConfigError, match=r"edited_net\.py has changed since Net of it was first given"):
-        api._model_node(module.Net, {})
-    assert api._model_node(importlib.reload(module).Net, {})["target"] == "edited_net.Net"
 
 
 def test_a_class_inside_a_function_is_refused():

@@ -9,11 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,27 +20,23 @@ from torch_geometric.data import Data, HeteroData
 
 from checkpoints import train
 from conftest import Run, environment
-from gnnpar import durable, own_modules, source_code
+from gnnpar import durable
 from gnnpar.cli.main import run
 from gnnpar.codecs.adaptive.codec import Adaptive, AdaptiveRows
-from gnnpar.comm import Communicator, ThreadWorld, interfaces
+from gnnpar.comm import interfaces
 from gnnpar.config import jobs as records
 from gnnpar.config.jobs import Job, Manifest
 from gnnpar.config.replay import resumed
 from gnnpar.config.sweep import SWEEP, Resuming, Sweep
-from gnnpar.data import files, hetero, saved
+from gnnpar.data import hetero, saved
 from gnnpar.launch import processes, rendezvous, token
 from gnnpar.planner import calibrate
-from gnnpar.scratch import folder_beside
 from gnnpar.settings import ConfigError
 from gnnpar.targets import refuse_foreign
-from gnnpar.training import replicas
-from one_layer import NET
 from ports import free_port
 
 TINY = ("dataset=sbm", "dataset.num_nodes=60", "strategy=single", "epochs=1", "threads_per_rank=1")
 """The number of another user."""
-OLD = time.time() - 3 * 24 * 3600
 
 
 # --- jobs of sweeps
@@ -145,24 +139,6 @@ def test_a_command_that_is_told_to_end_leaves_nothing(tmp_path: Path) -> None:
     assert process.returncode == 1, err
     assert "Traceback" not in err
     assert not list(tmp_path.glob(".shards.*")) and not (tmp_path / "shards").exists()
-
-
-def test_what_killed_processes_have_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path))
-    names = (".key.abcd.partial", ".shards.0123456789abcdef.partial")
-    for name_of in names:
-        (tmp_path / name_of / "made").mkdir(parents=True)
-        (tmp_path / f".of_another{name_of}").mkdir()
-        for folder in (name_of, f".of_another{name_of}"):
-            os.utime(tmp_path / folder, (OLD, OLD))
-    files.cached_folder("key", lambda made: (made / "file").touch())
-    assert not (tmp_path / names[0]).exists()
-    with folder_beside(tmp_path / "shards"):
-        assert not (tmp_path / names[1]).exists()
-    assert {f".of_another{name_of}" for name_of in names} <= set(os.listdir(tmp_path))
-    (recent := tmp_path / ".key2.abcd.partial").mkdir()
-    files.cached_folder("key2", lambda made: (made / "file").touch())
-    assert recent.exists(), "another host may be making it"
 
 
 MEASURES = """
@@ -399,47 +375,3 @@ def test_rows_that_a_checkpoint_keeps_are_as_many_as_are_due(tmp_path: Path, mod
     outcome = train(tmp_path / "run", *cached, "epochs=4", "resume=auto")
     assert outcome.status == "failed"
     assert "rows are due: start afresh" in str(outcome.error)
-
-
-@pytest.mark.parametrize(
-    ("module", "name"), [(own_modules, "hashes"), (source_code, "hashes_of_imported")], ids=["here", "on PYTHONPATH"]
-)
-def test_ranks_import_the_same_code_at_any_time(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> None:
-    """A helper that a class imports when it is called was relu(x) on one host and relu(-x) on the other."""
-    mine = threading.local()
-    monkeypatch.setattr(module, name, lambda: mine.hashes)
-
-    def compared(of: Mapping[int, dict[str, str]]) -> list[str]:
-        def body(comm: Communicator) -> str:
-            mine.hashes = of[comm.rank]
-            try:
-                replicas.refuse_other_code(comm)
-            except ValueError as error:
-                return str(error)
-            return ""
-
-        return ThreadWorld(2).run(body)
-
-    assert compared({0: {"net": "a"}, 1: {"net": "a", "helper": "b"}}) == ["", ""]
-    said = "the module helper of rank 1 is another one than that of a rank before it: copy it to all hosts"
-    assert compared({0: {"net": "a", "helper": "c"}, 1: {"net": "a", "helper": "b"}}) == [said, said]
-
-
-def test_code_that_is_imported_late_is_told_and_compared(tmp_path: Path, run_cli: Run) -> None:
-    """Of ranks that are processes, the one that writes the result had not imported it; nor did a run that went on say
-    that it had been edited."""
-    late = NET.replace("return self.lin(x)", "import late_helper\n        return late_helper.act(self.lin(x))")
-    (tmp_path / "late_net.py").write_text(late)
-    (tmp_path / "late_helper.py").write_text("def act(x): return x.relu()\n")
-    own = ("model=pyg", "model.target=late_net.Net", "dataset=sbm", "dataset.num_nodes=60", "threads_per_rank=1")
-    own += ("strategy=graph_parallel", "world_size=2")
-    made = run_cli("train", *own, "epochs=2", "checkpoint.every=1", "hydra.run.dir=run")
-    assert made.returncode == 0, made.stderr
-    told = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert {"late_net", "late_helper"} <= told["code"].keys()
-    (tmp_path / "late_helper.py").write_text("def act(x): return 0 * x\n")
-    went_on = run_cli("train", *own, "epochs=4", "resume=auto", "hydra.run.dir=run")
-    assert went_on.returncode == 0, went_on.stderr
-    after = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert after["begun_otherwise"] == {"epochs": 2, "settings": ["code"]}
-    assert after["code"]["late_helper"] != told["code"]["late_helper"]

@@ -2,10 +2,9 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import invalidate_caches
 from pathlib import Path
-from typing import cast
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from gnnpar.comm.exchange import fitting
 from gnnpar.config.compose import compose
 from gnnpar.config.study import read_study
 from gnnpar.folds.block import Block
-from gnnpar.launch.forked import Ranks
 from gnnpar.parallel.sequential.cuts import _Layout, _pack
 from gnnpar.settings import ConfigError
 
@@ -46,26 +44,6 @@ def package(folder: Path, name: str, *, touch: Path) -> None:
     (folder / name / "__init__.py").write_text(f"open({str(touch)!r}, 'w').close()\n")
     (folder / name / "conf" / "__init__.py").write_text("")
     (folder / name / "conf" / "model" / f"{name}.yaml").write_text(f"_target_: {name}.models.Net\n")
-
-
-def test_a_process_that_gnnpar_starts_unpickles_classes_of_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, importing: None
-) -> None:
-    (tmp_path / "mine.py").write_text(
-        "def body(rank):\n    with open('ran', 'w') as file:\n        file.write(__name__)\n"
-    )
-    for trap in ("_winapi", "viztracer"):  # for which multiprocessing and joblib look in vain
-        (tmp_path / f"{trap}.py").write_text(f"open({str(tmp_path / 'trapped')!r}, 'w').close()\n")
-    monkeypatch.chdir(tmp_path)
-    ranks = Ranks(1, cast(Callable[[int], None], targets.locate("mine.body")), fork=False)
-    ranks.start()
-    ended: dict[int, int] = {}
-    while not ended:
-        ended = ranks.wait(60)
-    ranks.end()
-    assert ended == {0: 0}
-    assert (tmp_path / "ran").read_text() == "mine"
-    assert not (tmp_path / "trapped").exists()
 
 
 def test_a_file_names_of_a_plugin_what_its_yaml_names(tmp_path: Path, importing: None) -> None:

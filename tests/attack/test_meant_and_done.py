@@ -22,8 +22,6 @@ from torch_geometric.data import Data, HeteroData
 import gnnpar
 from checkpoints import train
 from conftest import environment
-from gnnpar import scratch
-from gnnpar.__main__ import drop_working_directory
 from gnnpar.cli import estimate, partition, plan, predict
 from gnnpar.cli.main import run
 from gnnpar.cli.train import check_world
@@ -148,23 +146,6 @@ def test_a_file_called_trust_is_no_option(
     assert "a file here is called --trust" in capsys.readouterr().err
 
 
-def test_a_folder_that_was_given_the_name_of_a_scratch_folder_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, mode in (("mine", 0o777), ("left", 0o700)):
-        (tmp_path / f"gnnpar-scratch-{name}").mkdir()
-        (tmp_path / f"gnnpar-scratch-{name}" / ".gnnpar.lock").write_text("{}")
-        (tmp_path / f"gnnpar-scratch-{name}").chmod(mode)
-    assert [left.name for left in scratch._left(tmp_path)] == ["gnnpar-scratch-left"]
-
-
-@pytest.mark.parametrize("path", [".", ":", "bin", "", "bin:."])
-def test_a_path_of_relative_parts_is_not_the_working_directory(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", path)
-    drop_working_directory()
-    assert os.environ["PATH"] == os.defpath
-
-
 def test_a_run_that_goes_on_with_other_evaluations_says_so(tmp_path: Path) -> None:
     train(tmp_path / "a", "strategy=single", "epochs=3")
     train(tmp_path / "b", "strategy=single", "epochs=4", f"resume={tmp_path}/a", "eval_every=3")
@@ -280,18 +261,6 @@ def test_memory_that_a_limit_holds_back_is_one_line(
     assert capsys.readouterr().err.startswith("gnnpar: this process may take no more memory")
 
 
-def test_python_without_its_environment_imports_nothing_from_the_working_directory(tmp_path: Path) -> None:
-    for name in ("multiprocessing", "joblib"):
-        (tmp_path / f"{name}.py").write_text("import os; os.write(2, b'RAN')")
-    program = Path(sys.executable).with_name("gnnpar")
-    asked = ["train", "-m", *SMALL, "world_size=2", "epochs=1", "hydra/launcher=joblib"]
-    done = subprocess.run(
-        [sys.executable, "-E", program, *asked], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "RAN" not in done.stderr
-
-
 @pytest.mark.parametrize("master", ["::1", "127.0.0.1", "localhost"])
 def test_ranks_of_one_host_stay_on_the_loopback(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interfaces, "_route", lambda master, port: "::1" if master != "127.0.0.1" else "127.0.0.1")
@@ -317,14 +286,6 @@ def test_a_run_begun_from_one_below_leaves_no_older_checkpoint(tmp_path: Path) -
     train(tmp_path, "strategy=single", "epochs=3", f"resume={tmp_path}/first")
     assert checkpoint.folders(tmp_path)[0].name == "epoch-000003"
     assert (tmp_path / "checkpoint-before" / "epoch-000004").is_dir()
-
-
-def test_parts_that_compilers_read_begin_at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CPATH", "/opt/cuda/include:")
-    monkeypatch.setenv("LIBRARY_PATH", ":lib")
-    drop_working_directory()
-    assert os.environ["CPATH"] == "/opt/cuda/include"
-    assert "LIBRARY_PATH" not in os.environ
 
 
 def test_names_of_files_are_no_overrides(

@@ -20,9 +20,6 @@ from gnnpar.launch.environment import check_rank
 from gnnpar.settings import ConfigError
 from gnnpar.training.result.trained import find
 
-EVIL = "a;touch RAN;#"
-
-
 # --- what others may have put there
 
 

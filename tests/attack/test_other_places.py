@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import runpy
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,21 +14,18 @@ from typing import Any
 import pytest
 import torch
 
+import gnnpar
 from checkpoints import train
-from gnnpar import compilers, own_modules, scratch
-from gnnpar.__main__ import drop_working_directory
 from gnnpar.cli import partition, plan, predict
 from gnnpar.cli.new import next_steps
 from gnnpar.comm import interfaces
 from gnnpar.config.application import run_jobs
 from gnnpar.config.compose import compose
 from gnnpar.durable import read_json
-from gnnpar.launch.launch import world_of
 from gnnpar.report.fairness import differences
 from gnnpar.settings import Comm, ConfigError
 from gnnpar.track.text import one_line
 from gnnpar.training.checkpoint import files as checkpoint
-from gnnpar.training.result.record import RunRecord
 
 
 @pytest.fixture
@@ -112,30 +107,6 @@ def test_a_rank_reads_no_other_checkpoint_than_rank_0(tmp_path: Path) -> None:
         replace(found, manifest=other).rank(0, torch.device("cpu"))
 
 
-def test_what_torchrun_counts_is_no_restart_of_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    settings = compose(["dataset=sbm", "dataset.num_nodes=60"])
-    record = RunRecord(settings, replace(world_of(settings), how="joined"), tmp_path)
-    assert record.header["restarts"] == 1
-    record.before_start(["a 7 1000"], restartable=True)
-    assert record.header["restarts"] == 0, "nothing in the folder was begun by this start"
-
-
-def test_ranks_agree_in_the_code_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def agreed() -> dict[str, str]:
-        return RunRecord(settings, world_of(settings), tmp_path).agreed()
-
-    settings = compose(["dataset=sbm", "dataset.num_nodes=60"])
-    before = agreed()
-    (tmp_path / "mine_of_a_test.py").write_text("")
-    monkeypatch.setattr(own_modules._FINDER, "names", {"mine_of_a_test"})
-    monkeypatch.setitem(sys.modules, "mine_of_a_test", SimpleNamespace(__file__=f"{tmp_path}/mine_of_a_test.py"))
-    assert agreed().keys() - before.keys() == {"the code of mine_of_a_test"}
-    mine = agreed()
-    (tmp_path / "mine_of_a_test.py").write_text("x = 1")
-    assert agreed() != mine
-
-
 def test_a_run_that_has_stopped_early_stays_so(tmp_path: Path) -> None:
     stopping = ["epochs=60", "early_stopping.patience=1", "early_stopping.min_delta=1"]
     train(tmp_path, *stopping)
@@ -154,7 +125,7 @@ def test_a_folder_of_the_name_of_a_key_hides_nothing(tmp_path: Path, monkeypatch
 
 
 def test_an_exported_program_refuses_nodes_that_there_are_not(tmp_path: Path) -> None:
-    template = Path(scratch.__file__).parent / "templates" / "export" / "predict.txt"
+    template = Path(gnnpar.__file__).parent / "templates" / "export" / "predict.txt"
     told = {"num_features": 2, "dtype": "float32", "prepare": compose([]).resolved["dataset"]}
     (tmp_path / "model.json").write_text(json.dumps(told))
     (tmp_path / "predict.py").write_text(template.read_text())
@@ -179,39 +150,6 @@ def test_a_working_directory_whose_name_is_an_expression_is_refused(
     with pytest.raises(ConfigError, match="would read"):
         run_jobs(["dataset=sbm"], lambda config: 0)
     assert list(there.iterdir()) == []
-
-
-def test_relative_parts_of_the_path_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", os.pathsep.join(["./", "/usr/bin", "bin", "", "."]))
-    drop_working_directory()
-    assert os.environ["PATH"] == "/usr/bin"
-
-
-@pytest.mark.parametrize("name", ["run#1", "run?a=b"])
-def test_ranks_meet_in_no_folder_whose_name_torch_cuts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    (tmp_path / name).mkdir(mode=0o700)
-    (tmp_path / "cache").mkdir(mode=0o700)
-    monkeypatch.setattr(scratch.tempfile, "gettempdir", lambda: str(tmp_path / name))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert scratch.safe_places()[0] == tmp_path / "cache"
-
-
-def test_code_of_compilers_lies_where_it_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-    (tmp_path / "cache").mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    compilers.keep_torch_apart()
-    assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "cache" / "gnnpar" / "triton")
-    monkeypatch.delenv("TRITON_CACHE_DIR")
-    shutil.rmtree(tmp_path / "cache" / "gnnpar")
-    (tmp_path / "cache" / "gnnpar").symlink_to(tmp_path / "nowhere")
-    compilers.keep_torch_apart()
-    assert "gnnpar-scratch-" in os.environ["TRITON_CACHE_DIR"], "a link that leads nowhere may lead to others"
-    assert Path(os.environ["TRITON_CACHE_DIR"]).stat().st_mode & 0o077 == 0
 
 
 def test_seconds_have_bounds_that_sockets_take() -> None:

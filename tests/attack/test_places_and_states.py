@@ -7,7 +7,6 @@ libraries, states of the program around."""
 from __future__ import annotations
 
 import faulthandler
-import importlib
 import json
 import os
 import resource
@@ -36,7 +35,6 @@ from gnnpar.launch.launch import world_of
 from gnnpar.report import figures, sessions
 from gnnpar.settings import ConfigError
 from gnnpar.training import predict
-from one_layer import NET
 
 TINY = ("dataset=sbm", "dataset.num_nodes=60", "strategy=single", "epochs=1", "threads_per_rank=1")
 OTHER = 4242
@@ -217,19 +215,6 @@ def test_a_program_of_other_settings_and_streams_is_served_and_left_as_it_was(tm
     assert done.stdout.splitlines()[-1:] == ["all of it"], done.stderr
 
 
-def test_the_working_directory_is_on_no_path_of_a_command_that_another_module_starts(tmp_path: Path) -> None:
-    (tmp_path / "torch_scatter.py").write_text("open('mark', 'w')\n")
-    by_c = "import sys; from gnnpar.__main__ import main; sys.argv = ['gnnpar', '--version']; main(); print(sys.path)"
-    cora = ("dataset=sbm", "model=pyg", "model.target=torch_geometric.nn.GCN", *TINY[1:])
-    for line in (["-c", by_c], ["-m", "cProfile", "-o", "profile", "-m", "gnnpar", "train", *cora]):
-        done = subprocess.run(
-            [sys.executable, *line], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, done.stderr
-        assert "['" + "'" not in done.stdout, "it was first on the path"
-    assert not (tmp_path / "mark").exists()
-
-
 def test_no_name_is_tex_whatever_the_users_matplotlibrc_says() -> None:
     assert figures._STYLE["text.usetex"] is False
 
@@ -265,21 +250,6 @@ def test_a_handler_that_is_no_python_function_stays() -> None:
         faulthandler.unregister(signal.SIGUSR1)
 
 
-def test_a_class_whose_name_is_anothers_by_now_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other one was trained, by its name, twice."""
-    loaded = []
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "net_of_two.py").write_text("import torch\nclass Net(torch.nn.Module): pass\n")
-        monkeypatch.setattr(sys, "path", [str(tmp_path / name), *sys.path])
-        sys.modules.pop("net_of_two", None)
-        loaded.append(importlib.import_module("net_of_two").Net)
-    assert api._model_node(loaded[1], {})["target"] == "net_of_two.Net"
-    with pytest.raises(ConfigError, match=r"net_of_two\.Net is another class by now than the one that is given"):
-        api._model_node(loaded[0], {})
-    del sys.modules["net_of_two"]
-
-
 def test_runs_of_one_second_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(api.time, "strftime", lambda form: "2026-01-01/12-00-00")
@@ -311,42 +281,6 @@ def test_children_that_the_program_has_heard_of_are_no_error(monkeypatch: pytest
 
     monkeypatch.setattr(forked.os, "waitpid", gone)
     assert isinstance(forked.has_one_thread(), bool)
-
-
-IMPORTED = (
-    NET
-    + """
-import tempfile
-open("where", "a").write(tempfile.gettempdir() + "\\n")
-"""
-)
-BY_NAME = """
-import os, sys, tempfile, gnnpar
-small = {"dataset.num_nodes": 60, "model.target": "net_of_pyg.Net"}
-if sys.argv[1] == "distribute":
-    with gnnpar.distribute("pyg", "sbm", strategy="single", folder="mine", **small) as session:
-        session.train_epoch()
-else:
-    gnnpar.load("run", trust=True)
-assert "gnnpar-scratch" not in tempfile.gettempdir()
-"""
-
-
-def test_a_model_is_imported_where_pyg_writes_its_code_apart(tmp_path: Path, run_cli: Run) -> None:
-    """gnnpar.distribute and gnnpar.load imported it with /tmp for temporary files, where another user may have made
-    the folder of compiled files."""
-    (tmp_path / "net_of_pyg.py").write_text(IMPORTED)
-    (tmp_path / "program.py").write_text(BY_NAME)
-    given = ["model=pyg", "model.target=net_of_pyg.Net", "hydra.run.dir=run", "checkpoint.every=1"]
-    assert run_cli("train", *TINY, *given).returncode == 0
-    for call in ("distribute", "load"):
-        (tmp_path / "where").unlink()
-        done = subprocess.run(
-            [sys.executable, "program.py", call], cwd=tmp_path, env=environment(), capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        places = (tmp_path / "where").read_text().split()
-        assert places and all(Path(place).name.startswith("gnnpar-scratch-") for place in places), places
 
 
 def test_errors_of_python_show_control_characters_escaped() -> None:

@@ -9,15 +9,12 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +26,6 @@ from torch_geometric.data import Data
 
 import gnnpar
 from conftest import environment
-from gnnpar import scratch
 from gnnpar.api import TrainingFailed
 from gnnpar.cli.main import run
 from gnnpar.config.compose import compose, of_what_is_brought
@@ -44,12 +40,8 @@ from gnnpar.launch.signals import Stop
 from gnnpar.partition.chunking import chunk
 from gnnpar.partition.partition import partition
 from gnnpar.paths import path_of
-from gnnpar.settings import ConfigError, Settings
-from gnnpar.targets import locate
-from gnnpar.training.checkpoint.files import Checkpoint
-from gnnpar.training.result import record, trained
+from gnnpar.settings import ConfigError
 from gnnpar.training.result.record import agreed_on
-from gnnpar.training.result.trained import Trained
 from gnnpar.verify.conformance import small_graph
 
 QUICK = {"dataset.num_nodes": 60, "epochs": 1, "threads_per_rank": 1, "comm": "threads"}
@@ -57,40 +49,6 @@ QUICK = {"dataset.num_nodes": 60, "epochs": 1, "threads_per_rank": 1, "comm": "t
 
 
 # --- programs
-
-
-@pytest.mark.parametrize("ended_by", ["load", "model"])
-def test_the_end_of_a_load_in_another_thread_moves_no_temporary_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended_by: str
-) -> None:
-    """It put TMPDIR back to /tmp while a training that had begun in between went on: PyG runs what it finds there."""
-    run = gnnpar.train("gcn", "sbm", strategy="single", folder=tmp_path / "run", **QUICK)
-    begun, ends, places = threading.Event(), threading.Event(), list[bool]()
-    opened = trained.opened
-
-    def slowly(found: Checkpoint, settings: Settings, device: str | torch.device = "cpu") -> Trained:
-        begun.set()
-        ends.wait(10)
-        return opened(found, settings, device)
-
-    def another() -> None:
-        with scratch.own_temporary_files(lasting=True):
-            ends.set()
-            first.join(0.5)
-            places.append(scratch._is_own(scratch._asked()))
-
-    monkeypatch.setattr(trained, "opened", slowly)
-    first = threading.Thread(target=lambda: gnnpar.load(run.folder) if ended_by == "load" else run.model)
-    second = threading.Thread(target=another)
-    first.start()
-    assert begun.wait(10)
-    second.start()
-    second.join(0.5)
-    assert second.is_alive(), "it waits"
-    ends.set()
-    second.join(20)
-    first.join(20)
-    assert places == [True]
 
 
 def test_a_sweep_of_a_program_has_a_folder_without_runs(tmp_path: Path) -> None:
@@ -322,54 +280,6 @@ def test_an_experiment_is_not_replaced_by_what_a_file_brings(
 # --- the working directory
 
 
-def test_a_folder_of_a_modules_name_is_not_imported_in_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Python prefers a package: one that was unpacked beside the user's file ran as his model."""
-    monkeypatch.chdir(tmp_path)
-    Path("own_of_28.py").write_text("class Net: ...\n")
-    Path("own_of_28").mkdir()
-    Path("own_of_28", "__init__.py").write_text("from pathlib import Path\nPath('ran').touch()\nclass Net: ...\n")
-    with pytest.raises(ValueError, match=r"own_of_28\.py: Python would import .*own_of_28/__init__\.py in its place"):
-        locate("own_of_28.Net")
-    assert not Path("ran").exists()
-    shutil.rmtree("own_of_28")
-    assert locate("own_of_28.Net") is vars(sys.modules["own_of_28"])["Net"]
-
-
-NAMED = "import gnnpar.models.gcn\nclass Net(gnnpar.models.gcn.GCN): ...\n"
-IN_B = """
-import os, sys, gnnpar
-few = {"dataset.num_nodes": 60, "epochs": 1, "threads_per_rank": 1, "strategy": "single"}
-os.chdir("a")
-gnnpar.train("mine", "sbm", **few)
-os.chdir("../b")
-print(os.environ["GNNPAR_OWN_MODULES"].partition(":")[0], flush=True)
-try:
-    gnnpar.train("mine", "sbm", **few)
-except gnnpar.settings.ConfigError as error:
-    print(error, flush=True)
-command = [sys.executable, "-m", "gnnpar", "train", "model=mine", "dataset=sbm", "epochs=1"]
-print(os.spawnv(os.P_WAIT, sys.executable, command))
-"""
-
-
-def test_a_module_of_another_project_is_not_taken_for_one_of_this(tmp_path: Path) -> None:
-    """A program trained in one project, and then in another whose YAML names a module that is not there."""
-    for name in "ab":
-        (tmp_path / name / "model").mkdir(parents=True)
-        (tmp_path / name / "model" / "mine.yaml").write_text("_target_: mine_of_28.Net\n")
-    (tmp_path / "a" / "mine_of_28.py").write_text(NAMED)
-    command = [sys.executable, "-P", "-c", IN_B]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300)
-    lines = done.stdout.splitlines()
-    assert "mine_of_28" in lines, done.stderr
-    said = f"mine_of_28 is of {tmp_path / 'a'}, and the working directory is {tmp_path / 'b'}: change back"
-    assert said in lines
-    assert "No module named 'mine_of_28'" in done.stderr, done.stderr
-    assert lines[-1] == "2", done.stderr
-
-
 # --- graphs
 
 
@@ -485,22 +395,6 @@ def test_jobs_that_are_the_same_are_not_swept(
     assert "in one sweep: a job is the same wherever its data lies, and whatever it keeps" in capsys.readouterr().err
 
 
-def test_hosts_with_other_packages_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers of PyG, and modules on PYTHONPATH that the user's model imports, were others on another host."""
-    (tmp_path / "helper_of_29.py").write_text("width = 1\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    settings = compose(["dataset=sbm"])
-    assert "the code of helper_of_29" not in agreed_on(settings)
-    import_module("helper_of_29")
-    before = agreed_on(settings)
-    (tmp_path / "helper_of_29.py").write_text("width = 2\n")
-    monkeypatch.setattr(record, "installed", lambda name: f"{name} 1")
-    now = agreed_on(settings)
-    others = {name for name in now if now[name] != before[name]}
-    assert {"the code of helper_of_29", "the version of torch_geometric"} <= others
-    assert not [name for name in now if name in ("the code of os", "the code of torch", "the code of numpy")]
-
-
 def test_hosts_with_and_without_shards_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One gathered what the other did not, until the time of the transport was over."""
     monkeypatch.chdir(tmp_path)
@@ -590,15 +484,6 @@ def test_a_run_of_one_rank_hears_that_its_terminal_is_gone(tmp_path: Path, numbe
         assert process.wait(60) == 1
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "interrupted"
     assert not (tmp_path / "run" / ".gnnpar.lock").exists()
-
-
-def test_what_a_prediction_that_was_killed_has_left_goes(tmp_path: Path) -> None:
-    old, new = (tmp_path / f".p.npy.{digit * 16}.partial" for digit in "ab")
-    for file, age in ((old, 2 * 24 * 3600), (new, 0)):
-        file.touch()
-        os.utime(file, (time.time() - age, time.time() - age))
-    scratch.remove_abandoned(tmp_path, f".p.npy.{'?' * 16}.partial")
-    assert not old.exists() and new.exists()
 
 
 @pytest.mark.parametrize("folder", [".", " ", "", "./", "a/..", "../x", "/x", "a\n", "${x}"])

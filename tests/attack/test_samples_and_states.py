@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +15,6 @@ from scipy.sparse import coo_array
 import gnnpar
 from checkpoints import result, train
 from composing import settings_of
-from conftest import Run, environment
 from gnnpar import durable
 from gnnpar.cli import partition, plan
 from gnnpar.cli.main import run
@@ -37,16 +33,6 @@ from gnnpar.training.result.trained import load
 from gnnpar_kernels import dispatch
 
 QUICK = {"dataset.num_nodes": 60, "epochs": 1, "threads_per_rank": 1, "comm": "threads"}
-NET = """
-import torch
-from torch_geometric.nn import GCNConv
-class Net(torch.nn.Module):
-    def __init__(self, in_channels, out_channels):
-        super().__init__()
-        self.conv = GCNConv(in_channels, out_channels)
-    def forward(self, x, edge_index):
-        return self.conv(x, edge_index)
-"""
 
 
 # --- runs
@@ -59,33 +45,6 @@ def test_shards_say_which_graph_was_drawn(tmp_path: Path) -> None:
     assert partition.run([*graph, f"out={tmp_path}/shards"]) == 0
     there = compose([f"shards={tmp_path}/shards", "seed=5"]).resolved["dataset"]
     assert (there["graph_seed"], there["split_seed"], there["split_index"]) == (3, 3, 0)
-
-
-def test_a_model_whose_code_was_edited_since_says_so(tmp_path: Path, run_cli: Run) -> None:
-    """`predict`, `export` and `load` computed what was never trained."""
-    (tmp_path / "net_of_30.py").write_text(NET)
-    few = ["dataset=sbm", "dataset.num_nodes=60", "epochs=1", "strategy=single", "threads_per_rank=1"]
-    assert run_cli("train", "model=pyg", "model.target=net_of_30.Net", *few, "hydra.run.dir=run").returncode == 0
-    assert "has changed" not in run_cli("predict", "run", "--trust").stderr
-    (tmp_path / "net_of_30.py").write_text(NET.replace("return self", "return -self"))
-    for command in ("predict", "export"):
-        told = run_cli(command, "run", "--trust")
-        assert told.returncode == 0
-        assert "the code of net_of_30 has changed since run/checkpoint/epoch-000001 was written" in told.stderr
-
-
-def test_a_helper_beside_a_script_is_code_of_the_run(tmp_path: Path) -> None:
-    """Of a model on PYTHONPATH, or of a script's folder, its own module counted alone."""
-    project = tmp_path / "project"
-    project.mkdir()
-    (project / "net_of_30.py").write_text(NET.replace("\nclass", "\nimport helper_of_30\nclass"))
-    (project / "helper_of_30.py").write_text("")
-    script = "import net_of_30, gnnpar.source_code as s; print(sorted(s.own_code(['net_of_30.Net'])))"
-    env = environment() | {"PYTHONPATH": os.pathsep.join([str(project), environment().get("PYTHONPATH", "")])}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
-    )
-    assert done.stdout.strip() == "['helper_of_30', 'net_of_30']", done.stderr
 
 
 def test_what_a_sweep_of_a_program_has_made_stays_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,21 +71,6 @@ def test_kernels_that_the_environment_forces_are_of_the_configuration(
     plain_run, naive_run = result(tmp_path / "plain"), result(tmp_path / "naive")
     assert configuration_of(plain_run) != configuration_of(naive_run)
     assert "kernels" in differences(plain_run, naive_run) and "kernels" not in unequal_accuracy(plain_run, naive_run)
-
-
-def test_a_study_forms_no_difference_between_versions_of_a_module(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    study = ["base: [dataset=sbm, dataset.num_nodes=60, epochs=1, strategy=single, threads_per_rank=1, comm=threads]"]
-    Path("study.yaml").write_text("\n".join([*study, "factors: {rate: [optim.lr=0.02]}"]))
-    assert run("ablate", ["study.yaml", "--folder", "ab"]) == 0
-    for at, digits in (("0", "a" * 12), ("1", "b" * 12)):
-        file = tmp_path / "ab" / at / "result.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"code": {"net": digits}}))
-    capsys.readouterr()
-    assert run("ablate", ["study.yaml", "--folder", "ab"]) == 2
-    assert "ab holds runs of two versions of net: it was edited between two starts" in capsys.readouterr().err
 
 
 def test_a_study_is_no_task_of_torchruns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,14 +125,6 @@ def test_a_workspace_of_cublas_is_the_programs_own_afterwards(monkeypatch: pytes
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     gnnpar.train("gcn", "sbm", strategy="single", deterministic=True, **QUICK)
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
-
-
-def test_an_import_moves_no_random_numbers_of_the_program() -> None:
-    script = "import random; random.seed(0); import gnnpar; gnnpar.train; print(random.random())"
-    command = [sys.executable, "-P", "-c", script]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=True)
-    random.seed(0)
-    assert float(done.stdout) == random.random()
 
 
 # --- hosts

@@ -7,8 +7,6 @@ will lie, locks and names that others hold first, counts beyond what a run has."
 from __future__ import annotations
 
 import json
-import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +16,17 @@ import torch
 from torch_geometric.data import Data
 
 from checkpoints import train
-from gnnpar import compilers
 from gnnpar.comm.interfaces import MeetingError
-from gnnpar.config.compose import compose
 from gnnpar.config.jobs import Manifest, state_of
 from gnnpar.config.study import read_study
 from gnnpar.data import files
 from gnnpar.data.saved import PT
 from gnnpar.durable import read_json
-from gnnpar.launch.environment import check_rank, restarts_allowed
-from gnnpar.launch.launch import world_of
+from gnnpar.launch.environment import check_rank
 from gnnpar.launch.rendezvous import _own_end, rendezvous
 from gnnpar.parallel.sequential.cuts import _Layout
 from gnnpar.settings import ConfigError
-from gnnpar.training.result.record import RunRecord
 from gnnpar.training.result.result import valid_result
-from gnnpar.training.result.started import note_start, restarts_before
 
 
 @pytest.fixture(scope="module")
@@ -125,11 +118,9 @@ def test_a_user_without_a_home_is_one_line(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(Path, "home", none)
     monkeypatch.setattr(Path, "expanduser", lambda path: none())
-    for name in ("XDG_CACHE_HOME", "GNNPAR_CACHE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+    for name in ("XDG_CACHE_HOME", "GNNPAR_CACHE"):
         monkeypatch.setenv(name, "")  # so that it is put back
         monkeypatch.delenv(name)
-    compilers.keep_torch_apart()
-    assert "gnnpar-scratch-" in os.environ["TORCHINDUCTOR_CACHE_DIR"], "a new folder, gone afterwards"
     with pytest.raises(ValueError, match="this user has no home folder; set HOME, XDG_CACHE_HOME or GNNPAR_CACHE"):
         files.cache_root()
 
@@ -150,49 +141,6 @@ def test_hosts_of_torchrun_have_ranks() -> None:
             check_rank(env | {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(here)})
     check_rank(env | {"WORLD_SIZE": "5", "LOCAL_WORLD_SIZE": "4"})
     check_rank(env | {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "1"})
-
-
-def test_a_run_goes_on_from_no_run_of_another_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the count in torchrun's store, a stranger made a new run report the results of the one in its folder."""
-    settings, agents = {"optim.lr": "0.01", "seed": "1"}, ["a 7 1000", "b 8 2000"]
-    assert restarts_before(tmp_path, settings, agents) is None, "of a start that was not noted"
-    note_start(tmp_path, settings, agents)
-    assert restarts_before(tmp_path, settings, agents) == 0
-    assert restarts_before(tmp_path, settings, agents[::-1]) == 0, "rank 0 may be on another host then"
-    assert restarts_before(tmp_path, settings | {"seed": "7"}, agents) is None
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job-7")  # says nothing: an id may be given again
-    assert restarts_before(tmp_path, settings, ["a 9 3000", "b 10 4000"]) is None
-    (tmp_path / ".started").write_text('{"by": ["job-7"]}')  # of before
-    assert restarts_before(tmp_path, settings, agents) is None
-
-
-def test_restarts_are_counted_by_what_the_start_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not by torchrun's store, where a stranger made a run that was started again begin anew."""
-    settings = compose(["dataset=sbm", "dataset.num_nodes=60"])
-
-    def started(agents: list[str]) -> int:
-        record = RunRecord(settings, replace(world_of(settings), how="joined"), tmp_path)
-        record.before_start(agents, restartable=restarts_allowed(os.environ))
-        return record.header["restarts"]
-
-    def completed() -> None:
-        RunRecord(settings, world_of(settings), tmp_path)._write("completed", "")
-
-    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
-    (saved := tmp_path / "checkpoint" / "epoch-000001").mkdir(parents=True)
-    assert started(["a 7 1000", "b 8 2000"]) == 0
-    saved.mkdir(parents=True, exist_ok=True)
-    assert [started(["b 8 2000", "a 7 1000"]), started(["b 8 2000", "c 9 3000"]), started(["c 9 3000"])] == [1, 2, 3]
-    assert saved.exists()
-    assert started(["d 10 4000"]) == 0
-    assert not saved.exists(), "another start's"
-    completed()
-    assert started(["d 10 4000"]) == 0, "two runs of one process"
-    completed()
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert started(["d 10 4000"]) == 1
-    monkeypatch.delenv("TORCHELASTIC_MAX_RESTARTS")
-    assert started(["d 10 4000"]) == 0
 
 
 @pytest.mark.parametrize("master", ["00", "0.0", "0x0", "::0.0.0.0", "0:0:0:0:0:0:0:0"])

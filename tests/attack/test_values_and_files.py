@@ -6,30 +6,21 @@ links to other runs, data that was exchanged, sizes that only a header says, YAM
 
 from __future__ import annotations
 
-import atexit
 import errno
-import fcntl
 import http.server
-import importlib.util
 import json
 import multiprocessing
 import os
-import py_compile
 import re
 import runpy
-import shlex
 import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -44,15 +35,14 @@ from torch_geometric.nn import GCN
 
 import gnnpar
 from conftest import ROOT, environment
-from gnnpar import api, capacity, compilers, durable, own_modules, scratch, source_code, surroundings
-from gnnpar.cli import new, status
+from gnnpar import api, capacity
+from gnnpar.cli import status
 from gnnpar.cli.main import _OF_NAMES, COMMANDS, run
 from gnnpar.codecs.adaptive.links import Profile, nominal
 from gnnpar.comm import interfaces
 from gnnpar.config import sweep
 from gnnpar.config.compose import compose, of_what_is_brought
 from gnnpar.config.help import train_help
-from gnnpar.config.inputs import _refuse_foreign
 from gnnpar.config.jobs import begin_job
 from gnnpar.config.own_yaml import OwnYaml
 from gnnpar.config.replay import Replay
@@ -65,17 +55,14 @@ from gnnpar.launch import peer_monitor
 from gnnpar.launch.forked import Ranks
 from gnnpar.launch.launch import world_of
 from gnnpar.launch.token import VARIABLE, secret_of
-from gnnpar.locks import ThreadLock
 from gnnpar.parallel.objective import SPLITS
 from gnnpar.paths import conf_dir
 from gnnpar.planner.guide import prior
 from gnnpar.report.latex import _tex
 from gnnpar.settings import ConfigError
-from gnnpar.targets import classes_in, locate, refuse_foreign
+from gnnpar.targets import refuse_foreign
 from gnnpar.track.console import stdout
 from gnnpar.training.result.export import export
-from gnnpar.training.result.record import RunRecord
-from one_layer import NET
 
 SMALL = ["dataset=sbm", "dataset.num_nodes=60"]
 OF_PYG = [
@@ -260,35 +247,6 @@ def server(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
 
 
 # --- Python's surroundings
-
-
-def test_python_leaves_the_working_directory_out_of_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/usr/bin:/bin:")
-    monkeypatch.setenv("CPATH", ":include")
-    assert gnnpar.train is not None
-    assert os.environ["PATH"] == "/usr/bin:/bin" and "CPATH" not in os.environ
-
-
-@pytest.mark.parametrize(("flags", "refused"), [(["-E"], True), (["-E", "-P"], False), (["-I"], False), ([], False)])
-def test_python_without_its_variables_is_told_to_leave_it_out(tmp_path: Path, flags: list[str], refused: bool) -> None:
-    script = tmp_path / "script.py"
-    paths = [path for path in sys.path if path]
-    script.write_text(f"import sys\nsys.path += {paths!r}\nimport gnnpar\nprint(gnnpar.train.__name__)\n")
-    done = subprocess.run(
-        [sys.executable, *flags, script], env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=100
-    )
-    assert ("give -P too" in done.stderr) == refused, done.stderr
-    assert (done.stdout == "train\n") != refused
-
-
-def test_scratch_folders_are_looked_for_among_so_many_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch, "_MOST_LEFT", 3)
-    looked: list[Path] = []
-    monkeypatch.setattr(scratch, "_is_own", lambda folder: bool(looked.append(folder)))
-    for number in range(9):
-        (tmp_path / f"gnnpar-scratch-{number}").mkdir()
-        (tmp_path / f"other-{number}").mkdir()
-    assert scratch._left(tmp_path) == [] and len(looked) == 3
 
 
 # --- what others reach
@@ -481,30 +439,6 @@ def test_a_name_is_no_argument_of_latex() -> None:
     assert _tex("a[1]_") == r"a[1]\_"
 
 
-def test_ranks_agree_on_the_code_of_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two hosts with another file of one version trained one model together."""
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs" / "__init__.py").write_text("a = 1")
-    monkeypatch.syspath_prepend(tmp_path)
-    named = {"model": {"_target_": "gnnpar.models.pyg.model.PyG", "target": "theirs.Net"}}
-    before = source_code.hashes_of(classes_in(named))
-    assert {"gnnpar", "gnnpar_kernels", "theirs"} <= before.keys()
-    (tmp_path / "theirs" / "__init__.py").write_text("a = 2")
-    after = source_code.hashes_of(classes_in(named))
-    assert [name for name in before if before[name] != after[name]] == ["theirs"]
-    record = RunRecord(settings := compose(SMALL), world_of(settings), tmp_path)
-    assert record.agreed()["the code of gnnpar"] == after["gnnpar"][:12]
-
-
-@pytest.mark.parametrize(("home", "said"), [(".", "1"), ("/root", None)])
-def test_who_has_no_home_has_no_packages_in_it(home: str, said: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", home)
-    monkeypatch.setenv("PYTHONNOUSERSITE", "")
-    monkeypatch.delenv("PYTHONNOUSERSITE")
-    surroundings.drop_home_below()
-    assert os.environ.get("PYTHONNOUSERSITE") == said
-
-
 # --- what the nineteenth found: the mends of the eighteenth
 
 
@@ -522,63 +456,6 @@ def test_a_dangling_link_hides_no_change(tmp_path: Path) -> None:
     later = time.time() + 500
     os.utime(elsewhere / "x.npy", (later, later))
     assert sweep._changed(data) > time.time() + 400, "behind a link to a folder"
-
-
-def test_a_lasting_folder_is_the_one_that_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever took its name, in a notebook's second call, had wandb's key and what compilers read."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    first = scratch._lasting_folder()
-    assert scratch._lasting_folder() == first
-    if (child := os.fork()) == 0:
-        try:
-            atexit._run_exitfuncs()
-            scratch.remove_all()
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    assert first.is_dir(), "the end of a process that was forked is none of this one"
-    first.rename(tmp_path / "away")
-    first.mkdir(mode=0o777)
-    second = scratch._lasting_folder()
-    assert second != first and second.stat().st_mode & 0o777 == 0o700
-    monkeypatch.setattr(scratch, "_lasting", {})
-
-
-def test_a_scratch_folder_is_locked_against_who_cleans_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with scratch.scratch_folder() as folder:
-        handle = os.open(folder, os.O_RDONLY)
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.close(handle)
-    assert not folder.exists()
-
-
-def denied(place: str, *_: object) -> list[str]:
-    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
-
-
-def test_nothing_that_was_compiled_takes_the_place_of_a_new_module(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Python believes a .pyc that says that it need not be compared with its source."""
-    for name in ("mine", "test_mine"):
-        (tmp_path / "__pycache__").mkdir(exist_ok=True)
-        (compiled := tmp_path / "__pycache__" / f"{name}.cpython-311.pyc").touch()
-        with pytest.raises(ConfigError, match=r"would be imported instead of mine\.py"):
-            new.write("model", "mine", tmp_path)
-        compiled.unlink()
-    (cache := tmp_path / "__pycache__").rmdir()
-    cache.symlink_to(tmp_path)  # another user's folder, who exchanges what Python leaves there
-    with pytest.raises(OSError, match="it is a symbolic link"):
-        new.write("model", "mine", tmp_path)
-    cache.unlink()
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "listdir", denied)
-        with pytest.raises(ConfigError, match="__pycache__ cannot be listed"):
-            new.write("model", "mine", tmp_path)
-    assert new.write("model", "mine", tmp_path)
 
 
 def test_a_graph_of_more_kinds_than_nodes_is_refused() -> None:
@@ -630,60 +507,6 @@ def test_an_exported_program_reckons_edges_in_whole_numbers(dtype: torch.dtype, 
         module["prepared"](torch.ones(100, 1), edges.float())
 
 
-def test_what_nobody_named_is_not_called_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint of `target: None` opened the working directory to modules that libraries look for in vain."""
-    net = {"_target_": "gnnpar.models.pyg.model.PyG", "target": "None"}
-    with pytest.raises(ValueError, match="names None, which is no class of gnnpar"):
-        refuse_foreign({"model": net}, "a file", remedy="no", named={"model": {"_target_": net["_target_"]}})
-    plan = {"schema": 1, "strategy": {"name": "single"}, "setup": {"model": {**net, "target": "0.72"}}}
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / ".py").write_text("")
-    for target in ("None", "", ".x", "a..b", "0.72"):
-        with pytest.raises(ValueError, match="that is no name of a class in a module"):
-            locate(target)
-    assert "" not in own_modules._FINDER.names
-    with pytest.raises(ConfigError, match=r"model of plan=p names 0\.72, which is no class of gnnpar"):
-        _refuse_foreign({"model": plan["setup"]["model"]}, "plan=p", named={"target": 0.72, "model": {}})
-
-
-@pytest.mark.usefixtures("forgotten")
-def test_modules_of_an_editable_install_find_nothing_in_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """pip install -e may leave a finder on sys.meta_path, and a folder of the same name made it a module of the folder,
-    so that what it looks for in vain was found there."""
-    (site := tmp_path / "site").mkdir()
-    (site / "editable_net.py").write_text(
-        "try:\n    import fast_editable_net\nexcept ImportError:\n    fast_editable_net = None\nclass Net: pass\n"
-    )
-    (here := tmp_path / "here").mkdir()
-    (here / "editable_net").mkdir()
-    (here / "fast_editable_net.py").write_text("open('mark', 'w')\n")
-
-    class Editable:
-        @staticmethod
-        def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-            return PathFinder.find_spec(name, [str(site)]) if name == "editable_net" else None
-
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Editable])
-    monkeypatch.chdir(here)
-    locate("editable_net.Net")
-    own_modules.look_in(str(here), "editable_net")  # as a run of before has left it to its ranks
-    sys.modules.pop("editable_net")
-    locate("editable_net.Net")
-    assert not (here / "mark").exists()
-
-
-@pytest.fixture
-def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test has modules of a working directory looked for is forgotten."""
-    monkeypatch.setattr(own_modules, "_FINDER", own_modules._Finder())
-    monkeypatch.setenv(own_modules.VARIABLE, "")
-    yield
-    for name in ("editable_net", "editable_net.part", "fast_editable_net"):
-        sys.modules.pop(name, None)
-
-
 def test_files_have_letters_of_all_languages(tmp_path: Path) -> None:
     (folder := tmp_path / "données").mkdir()
     ring = np.arange(9)
@@ -695,16 +518,6 @@ def test_files_have_letters_of_all_languages(tmp_path: Path) -> None:
 
 
 # --- what a twentieth attack found beside
-
-
-def test_a_place_that_is_set_and_empty_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Partitions were taken from the working directory, and compiled code would have been."""
-    for name in ("GNNPAR_CACHE", "TORCHINDUCTOR_CACHE_DIR", "GNNPAR_DATA"):
-        monkeypatch.setenv(name, "")
-    monkeypatch.setenv("GNNPAR_TOKEN", "")
-    surroundings.leave_out_working_directory()
-    assert not {"GNNPAR_CACHE", "TORCHINDUCTOR_CACHE_DIR", "GNNPAR_DATA"} & os.environ.keys()
-    assert os.environ["GNNPAR_TOKEN"] == "", "no place of files"
 
 
 def test_random_numbers_of_who_plans_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -786,67 +599,6 @@ def test_hydra_may_run_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert hydra.compose("app").x == 1, "and is the caller's afterwards"
 
 
-def test_calls_in_threads_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first to end gave TMPDIR and PYTHONSAFEPATH back from under the other."""
-    before, seen = os.environ.get("TMPDIR"), []
-
-    def call() -> None:
-        with api._apart():
-            began = os.environ["TMPDIR"]
-            time.sleep(0.05)
-            seen.append(os.environ["TMPDIR"] == began)
-
-    threads = [threading.Thread(target=call) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert seen == [True] * 4
-    assert os.environ.get("TMPDIR") == before
-
-
-@pytest.mark.usefixtures("forgotten")
-def test_modules_of_the_working_directory_are_compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python believes compiled code that says that it need not be compared; `__pycache__` may be another user's."""
-    monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "editable_net").mkdir()
-    for name in ("editable_net/__init__", "editable_net/part"):
-        (file := tmp_path / f"{name}.py").write_text("class Net: who = 'mine'\n")
-        evil = tmp_path / "evil.py"
-        evil.write_text("class Net: who = 'theirs'\n")
-        compiled = importlib.util.cache_from_source(str(file))
-        py_compile.compile(str(evil), compiled, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
-    for target in ("editable_net.Net", "editable_net.part.Net"):
-        assert vars(locate(target))["who"] == "mine"
-    shutil.rmtree(tmp_path / "editable_net" / "__pycache__")
-    for name in ("editable_net.part", "editable_net"):
-        sys.modules.pop(name)
-    locate("editable_net.part.Net")
-    assert not (tmp_path / "editable_net" / "__pycache__").exists()
-
-
-def test_a_process_hears_of_the_end_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`trap '' CHLD` of a shell: a run never ended."""
-    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    try:
-        with ThreadPoolExecutor(1) as pool, pytest.raises(ValueError, match="this process ignores SIGCHLD"):
-            pool.submit(surroundings.hear_of_children).result()
-        surroundings.hear_of_children()
-        assert signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL
-    finally:
-        signal.signal(signal.SIGCHLD, before)
-
-
-def test_closed_streams_are_held(tmp_path: Path) -> None:
-    """The next file that was opened had the number of stderr, and got what libraries write there."""
-    code = "import os; from gnnpar.surroundings import hold_standard_streams as hold; hold(); "
-    code += "f = os.open('f', os.O_CREAT); os._exit(0 if f > 2 else 1)"
-    line = f"exec {sys.executable} -c {shlex.quote(code)} <&- >&- 2>&-"
-    assert subprocess.run(["bash", "-c", line], cwd=tmp_path, env=environment(), check=False).returncode == 0
-
-
 def test_status_leaves_out_no_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").mkdir()
     with pytest.raises(ConfigError, match="cannot be listed"):
@@ -859,58 +611,6 @@ def test_a_secret_may_be_of_any_bytes() -> None:
 
 
 # --- what a twenty-first attack found
-
-
-@pytest.mark.parametrize(
-    "options", [["-m", "gnnpar"], ["-um", "gnnpar"], ["-mgnnpar"], [*["-W", "ignore"] * 4, "-Xutf8", "-m", "gnnpar"]]
-)
-def test_python_finds_no_modules_in_the_working_directory(tmp_path: Path, options: list[str]) -> None:
-    """`-um gnnpar`, as scripts of Slurm have it, left the folder first on the path."""
-    (tmp_path / "csv.py").write_text("open('mark', 'w')\n")
-    done = subprocess.run(
-        [sys.executable, *options, "train", *SMALL, "strategy=single", "epochs=1"],
-        cwd=tmp_path,
-        env={name: value for name, value in environment().items() if name != "PYTHONSAFEPATH"},
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert not (tmp_path / "mark").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "name"),
-    [
-        (["-m", "mine.gnnpar"], "mine.gnnpar"),
-        (["-Bsm", "gnnpar", "-m", "x"], "gnnpar"),
-        (["-c", "-m gnnpar"], ""),
-        (["script.py", "-m", "gnnpar"], ""),
-        (["--check-hash-based-pycs", "always", "-W", "-m", "-mgnnpar.cli"], "gnnpar.cli"),
-        (["-"], ""),
-        ([], ""),
-    ],
-)
-def test_which_module_python_runs(words: list[str], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "orig_argv", ["python", *words])
-    assert gnnpar._module_that_runs() == name
-
-
-@pytest.mark.usefixtures("forgotten")
-def test_a_class_of_the_folder_of_before_is_not_taken_for_one_of_this(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A notebook that went on in another folder trained the class of the first."""
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "editable_net.py").write_text("class Net: pass\n")
-    monkeypatch.chdir(tmp_path / "a")
-    locate("editable_net.Net")
-    monkeypatch.chdir(tmp_path / "b")
-    with pytest.raises(ValueError, match=r"editable_net of .*/a is imported already, and .*/b has its own"):
-        locate("editable_net.Net")
-    monkeypatch.chdir(tmp_path)
-    assert locate("editable_net.Net")
 
 
 def test_no_command_that_composes_takes_an_override_from_a_pattern(
@@ -941,26 +641,6 @@ def test_a_checkpoint_brings_no_costs_that_a_file_may_not() -> None:
         profile.check(3, "it")
 
 
-def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent() -> None:
-    """It called gnnpar.train, and waited for ever."""
-    lock, held, done = ThreadLock(), threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with lock:
-            held.set()
-            done.wait()
-
-    (thread := threading.Thread(target=hold)).start()
-    held.wait()
-    if (child := os.fork()) == 0:
-        signal.alarm(5)
-        with lock:
-            os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    done.set()
-    thread.join()
-
-
 def test_who_reaps_its_children_hears_of_ranks_too(tmp_path: Path) -> None:
     program = """
 import os, signal
@@ -984,17 +664,6 @@ def test_a_process_of_a_pool_is_told_that_it_can_start_no_ranks(monkeypatch: pyt
         Ranks(2, print, fork=True)
 
 
-def test_caches_of_a_process_that_has_ended_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program without a home left its child the name of its scratch folder, which another user made anew."""
-    (gone := tmp_path / "gnnpar-scratch-gone").mkdir()
-    monkeypatch.setattr(compilers, "_given", {})
-    monkeypatch.setattr(compilers, "_is_own", lambda folder: folder != gone)
-    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
-        monkeypatch.setenv(name, str(gone))
-    compilers.keep_torch_apart()
-    assert str(gone) not in (os.environ["TORCHINDUCTOR_CACHE_DIR"], os.environ["TRITON_CACHE_DIR"])
-
-
 @pytest.mark.parametrize("override", ["hydra.launcher.gpus_per_node=2000000000", "hydra.launcher.mem_gb=99999999999"])
 def test_a_sweep_of_others_asks_for_no_number_beyond_machines(tmp_path: Path, override: str) -> None:
     (tmp_path / "sweep.json").write_text("{}")
@@ -1013,33 +682,6 @@ def test_names_are_shown_in_any_encoding() -> None:
     ascii_alone = environment() | {"PYTHONIOENCODING": "ascii:strict"}
     done = subprocess.run([sys.executable, "-c", code], env=ascii_alone, capture_output=True, check=False)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, b"\\xe9")
-
-
-def test_nobody_can_take_the_name_of_a_scratch_folder_that_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A process that had inherited TMPDIR went on in a folder that another user had made anew."""
-    tmp_path.chmod(0o1777)
-    (tmp_path / "cache").mkdir(mode=0o700)
-    monkeypatch.setattr(scratch, "safe_places", lambda: [tmp_path, tmp_path / "cache"])
-    own = tmp_path / f"gnnpar-{os.geteuid()}"
-    for umask in (0o022, 0, 0o777):
-        before = os.umask(umask)
-        try:
-            with scratch.scratch_folder() as folder:
-                assert folder.parent == own
-        finally:
-            os.umask(before)
-        assert own.stat().st_mode & 0o777 == 0o700
-        assert not folder.exists()
-        own.rmdir()
-    own.mkdir()
-    own.chmod(0o777)  # not this user's alone
-    with scratch.scratch_folder() as folder:
-        assert folder.parent == tmp_path / "cache"
-    monkeypatch.setattr(scratch, "safe_places", lambda: [tmp_path])
-    with pytest.raises(durable.WriteError, match=f"last: {own.name} in {tmp_path} is not"), scratch.scratch_folder():
-        pass
 
 
 STATES = """
@@ -1103,43 +745,6 @@ def test_a_checkpoint_in_a_folder_of_any_name_is_read(tmp_path: Path) -> None:
         assert torch.equal(found["a"], torch.ones(2))
 
 
-def test_a_scratch_folder_that_a_cleaner_has_removed_is_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Later jobs of a sweep did not run, and no line gave the reason."""
-    gone = tmp_path / "gnnpar-scratch-gone"
-    monkeypatch.setenv("TMPDIR", str(gone))
-    monkeypatch.setattr(tempfile, "tempdir", str(gone))
-    with scratch.own_temporary_files():
-        assert Path(tempfile.mkdtemp()).is_dir()
-        assert tempfile.gettempdir() != str(gone)
-
-
-def test_a_program_without_streams_trains(tmp_path: Path) -> None:
-    code = "import gnnpar; gnnpar.train('gcn', 'sbm', strategy='single', epochs=1, folder='run')"
-    line = f"exec {sys.executable} -c {shlex.quote(code)} <&- >&- 2>&-"
-    assert subprocess.run(["bash", "-c", line], cwd=tmp_path, env=environment(), check=False).returncode == 0
-    assert (tmp_path / "run" / "result.json").exists()
-
-
-def test_workers_are_forked_whatever_the_program_asks_for(tmp_path: Path) -> None:
-    """Python -c of the worker imported multiprocessing.py of the working directory."""
-    (tmp_path / "here").mkdir()
-    (tmp_path / "here" / "multiprocessing.py").write_text("open('mark', 'w')\n")
-    (tmp_path / "program.py").write_text(
-        "import multiprocessing, gnnpar\n"
-        "if __name__ == '__main__':\n"
-        "    multiprocessing.set_start_method('spawn')\n"
-        "    gnnpar.train('sage', 'sbm', strategy='minibatch', epochs=1, folder='run', world_size=1,\n"
-        "                 **{'dataset.num_nodes': 200, 'strategy.num_workers': 1})\n"
-    )
-    env = {name: value for name, value in environment().items() if name != "PYTHONSAFEPATH"}
-    line = [sys.executable, str(tmp_path / "program.py")]
-    done = subprocess.run(line, cwd=tmp_path / "here", env=env, capture_output=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert not (tmp_path / "here" / "mark").exists()
-
-
 def test_an_empty_name_is_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -1171,77 +776,10 @@ def test_arguments_of_a_model_stay_the_callers(tmp_path: Path) -> None:
         gnnpar.compare("/home/me/run")  # pyright: ignore[reportArgumentType]  # as a caller may
 
 
-@pytest.mark.usefixtures("forgotten")
-def test_a_module_that_was_edited_is_not_taken_for_what_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run in the process trained the old class, ranks the new one, and both counted as one model."""
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    monkeypatch.setattr(own_modules, "_LOADED", {})
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "editable_net.py").write_text("class Net: pass\n")
-    locate("editable_net.Net")
-    locate("editable_net.Net")
-    (tmp_path / "editable_net.py").write_text("class Net: new = 1\n")
-    with pytest.raises(ValueError, match=r"editable_net\.py has changed since this process has imported it"):
-        locate("editable_net.Net")
-
-
-ELSEWHERE = """
-import importlib, sys, gnnpar
-sys.path.insert(0, "{lib}")
-net9 = importlib.import_module("net9")
-sys.path.pop(0)
-if __name__ == "__main__":
-    for strategy in ("single", "graph_parallel"):  # ranks of the second are spawned: the first has left threads
-        try:
-            gnnpar.train(net9.Net, "sbm", strategy=strategy, epochs=1, folder=strategy, world_size=2)
-            print(strategy, "trained")
-        except gnnpar.api.TrainingFailed as error:
-            print(strategy, "refused:", error)
-"""
-
-
-def test_ranks_take_no_class_of_the_working_directory_for_the_callers(tmp_path: Path) -> None:
-    """A program had its class from elsewhere; a file of that name in the folder ran in its place."""
-    for name in ("here", "lib"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "here" / "net9.py").write_text("open('mark', 'w')\n")
-    (tmp_path / "lib" / "net9.py").write_text(NET)
-    (tmp_path / "program.py").write_text(ELSEWHERE.format(lib=tmp_path / "lib"))
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "program.py")],
-        cwd=tmp_path / "here",
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert not (tmp_path / "here" / "mark").exists()
-    assert "single trained" in done.stdout, done.stderr
-    assert re.search(r"graph_parallel refused: rank \d: .*model\.target=net9\.Net cannot be imported", done.stdout)
-
-
-def test_jobs_of_a_scheduler_get_no_folder_of_joblib_that_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JOBLIB_TEMP_FOLDER", "/tmp/gnnpar-scratch-gone")
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    with scratch.own_temporary_files():
-        assert os.environ["JOBLIB_TEMP_FOLDER"] == tempfile.gettempdir()
-        scratch.give_back_environment()
-        assert "JOBLIB_TEMP_FOLDER" not in os.environ
-
-
 def test_a_node_has_no_more_neighbours_than_there_are_others() -> None:
     """Pairs were drawn until there were more than there are."""
     with pytest.raises(ValueError, match=r"avg_degree=100\.0 is more than the 59 others of a node"):
         compose([*SMALL, "dataset.avg_degree=100"]).dataset.load(None, 0)
-
-
-def test_gcc_finds_its_programs_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GCC_EXEC_PREFIX", "./")
-    monkeypatch.setenv("LD_RUN_PATH", ":/opt/lib")
-    surroundings.drop_relative_parts()
-    assert "GCC_EXEC_PREFIX" not in os.environ
-    assert os.environ["LD_RUN_PATH"] == "/opt/lib"
 
 
 def test_a_connection_that_is_reset_is_a_rank_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ from gnnpar.report.statistics import Estimate, geometric_mean, mean
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.targets import fenced, let_in, refuse_foreign
 from gnnpar.track.console import complain, num_bytes, say, seconds, stdout
-from gnnpar.track.text import one_line, printable
+from gnnpar.track.text import printable
 from gnnpar.training.result.result import epoch_time, valid_result
 
 Pair = tuple[int, int]  # (seed, block)
@@ -176,10 +176,9 @@ def measures(result: JsonObject) -> Measures:
 
 
 def refuse_other_data(results: Mapping[tuple[str, int, int], JsonObject], folder: Path) -> None:
-    """ConfigError where runs of one seed and dataset have had other graphs or splits, or other code of the user's: it
+    """ConfigError where runs of one seed and dataset have had other graphs or splits: its data
     was exchanged between two starts of the study, and no difference says anything."""
     seen: dict[tuple[str, int], tuple[str, str]] = {}
-    codes: dict[str, str] = {}
     for (_, seed, _), result in results.items():
         of_data = json.dumps(result["settings"].get("dataset"), sort_keys=True)
         hashes = result["hashes"]["graph"], result["hashes"]["split"]
@@ -188,12 +187,6 @@ def refuse_other_data(results: Mapping[tuple[str, int, int], JsonObject], folder
                 f"{folder} holds runs of seed {seed} on two graphs or splits of the same name: its data has changed "
                 "between two starts; give --folder another name"
             )
-        for module, digits in (result.get("code") or {}).items():
-            if codes.setdefault(module, digits) != digits:
-                raise ConfigError(
-                    f"{folder} holds runs of two versions of {one_line(module)}: it was edited between two starts; "
-                    "give --folder another name"
-                )
 
 
 def row(variant: str, results: Mapping[tuple[str, int, int], JsonObject]) -> Row:

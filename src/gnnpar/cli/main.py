@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 
-from gnnpar.compilers import keep_torch_apart
 from gnnpar.config.errors import hydra_line
 from gnnpar.config.sweep import inherited
-from gnnpar.durable import WriteError, refuse_to_work_here
+from gnnpar.durable import WriteError
 from gnnpar.folder_lock import release_all
 from gnnpar.launch.slurm import rank_on_host
 from gnnpar.scratch import own_temporary_files
@@ -62,11 +61,9 @@ def run(command: str, argv: list[str]) -> int:
     try:
         if sys.platform == "linux" and not os.path.exists("/proc/self/stat"):
             raise ConfigError("/proc is not mounted here, and gnnpar reads memory, processes and locks there: mount it")
-        refuse_to_work_here()
         _refuse_names(command, argv)
         argv, trusting = _trusting(argv)
         with trusting, fenced(), own_temporary_files():
-            keep_torch_apart()
             if "TORCH_LOGS" in os.environ:
                 _require_torch()
             execute: Callable[[list[str]], int] = import_module(f"gnnpar.cli.{command}").run

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gnnpar.cli.main import file_line, refuse
-from gnnpar.compilers import keep_torch_apart
 from gnnpar.config import jobs
 from gnnpar.config.application import run_jobs, without_folders
 from gnnpar.config.compose import HydraJob, names_folder, refuse_led_away
@@ -62,7 +61,6 @@ def show(sweep: Path) -> None:
 def job(config: object) -> int:
     """One Hydra job, also in a process that a launcher has started."""
     with own_temporary_files():
-        keep_torch_apart()
         return train_one(HydraJob.running(config))
 
 

@@ -48,7 +48,6 @@ from gnnpar.config.submitit_jobs import is_submitit, place_of_results, results_a
 from gnnpar.durable import JsonObject, WriteError, make_folder_for_work, refuse_links_below
 from gnnpar.paths import conf_dir, expanded
 from gnnpar.settings import ConfigError
-from gnnpar.source_code import changed
 from gnnpar.targets import given_to_own_classes
 from gnnpar.track.console import complain, say
 from gnnpar.track.keys import goodness
@@ -212,12 +211,6 @@ def _reads(settings: JsonObject, here: Path) -> dict[str, tuple[Path, Path]]:
     return places
 
 
-def _edited_since(run_dir: Path) -> str | None:
-    """A module of the user's that a job was computed by, and that has other lines now."""
-    name = changed((valid_result(run_dir) or {}).get("code", {}))
-    return name and f"the code of {name}"
-
-
 _MOST_FILES = 10_000
 
 
@@ -342,7 +335,7 @@ class Resuming:
         if key in manifest.jobs:
             refuse_links_below(manifest.folder, manifest.jobs[key].folder)
             before = manifest.folder / manifest.jobs[key].folder
-            if what := _changed_since(settings, before) or _edited_since(before):
+            if what := _changed_since(settings, before):
                 self.sweep.changed[key] = what
             return replace(manifest.jobs[key], overrides=shown)  # not those of the file: they were not looked at
         taken = {job.folder for job in manifest.jobs.values()}

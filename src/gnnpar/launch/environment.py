@@ -55,11 +55,6 @@ def agent() -> str:
     return f"{socket.gethostname()} {os.getppid()} {started(os.getppid())}"
 
 
-def restarts_allowed(env: Mapping[str, str]) -> bool:
-    """Does somebody (torchrun) start all ranks again where one is lost?"""
-    return is_number(env.get("TORCHELASTIC_MAX_RESTARTS", "0"), 1, 1 << 30)
-
-
 def check_master(env: Mapping[str, str]) -> None:
     """ConfigError in one line where MASTER_ADDR can be no host, or is every address of one: rank 0 would listen on all
     interfaces. torchrun's own store listens there in any case."""

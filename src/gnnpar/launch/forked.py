@@ -22,7 +22,6 @@ from multiprocessing.process import BaseProcess
 from types import ModuleType
 
 from gnnpar.launch.monitor import Failure, RankFailed, is_stopped
-from gnnpar.surroundings import hear_of_children
 from gnnpar.track.console import complain, patient_streams
 
 _OF_THE_PARENT = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1}
@@ -47,7 +46,6 @@ class Ranks:
                 "concurrent.futures.ProcessPoolExecutor, or comm=threads"
             )
         fork = fork and sys.platform == "linux"
-        hear_of_children()
         arguments = (body, size, fork, os.getpid(), self._end_of_ranks)
         if fork and has_one_thread():
             self._origin: BaseProcess = _FORK.Process(target=_start_ranks, args=arguments, name="ranks")

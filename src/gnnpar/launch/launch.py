@@ -18,7 +18,7 @@ from gnnpar.capacity import require_files, require_memory
 from gnnpar.comm import Communicator, interfaces, one_gpu
 from gnnpar.comm.world import Host, How, Outcome, World, num_cores, torch_given_back
 from gnnpar.launch import joined, paced, processes
-from gnnpar.launch.environment import agent, check_rank, number, restarts_allowed
+from gnnpar.launch.environment import check_rank, number
 from gnnpar.launch.forked import is_fork_of_threads
 from gnnpar.launch.monitor import RankFailed, failure_of
 from gnnpar.launch.namespaces import Network
@@ -60,9 +60,8 @@ class RunHooks(Protocol):
         """What is wrong where this rank does not see `folder`, rank 0's run_dir; empty: nothing. On every rank."""
         ...
 
-    def before_start(self, agents: Sequence[str], *, restartable: bool) -> None:
-        """Before the first rank starts. `agents`: the processes (torchrun's) that started ranks, rank 0's first;
-        `restartable`: they start ranks again."""
+    def before_start(self) -> None:
+        """Before the first rank starts."""
         ...
 
     def on_links(self, reached_gbps: Sequence[float]) -> None:
@@ -163,8 +162,7 @@ def launch(world: World, work: Work, hooks: RunHooks, *, how: Launch, comm: Comm
         several = world.how == "joined" and world.size > 1
         others = joined.assemble(hooks, comm.connect_seconds) if several else None
         if speaks:
-            agents = others.agents if others else [agent()]
-            hooks.before_start(agents, restartable=restarts_allowed(os.environ))
+            hooks.before_start()
         with interruptible(stop, how.grace_seconds), links(world, hooks) as network:
             if world.how == "joined":
                 _join(world, work, hooks, comm, stop, others)

@@ -31,7 +31,6 @@ from gnnpar.launch.monitor import Failure, Monitor, RankFailed, failure_of, why_
 from gnnpar.launch.namespaces import INTERFACE, Network, interface_sent_bytes
 from gnnpar.launch.signals import Stop, blocked, handlers_of, listen_in_rank, postponed, received
 from gnnpar.launch.slurm import rank_on_host
-from gnnpar.own_modules import LOOKED_UP
 from gnnpar.scratch import scratch_folder
 from gnnpar.settings import Comm, Launch
 from gnnpar.track import progress
@@ -47,8 +46,6 @@ if TYPE_CHECKING:
 _SHUTDOWN_SECONDS = 15.0  # for a rank to end after rank 0 has
 _PATIENCE_SECONDS = 5.0
 _PARENT_FIRST_SECONDS = 15.0  # the parent's monitor speaks before a rank's own time-out
-NO_WORKING_DIRECTORY = {"PYTHONSAFEPATH": "1", LOOKED_UP: "1"}
-"""For processes that Python starts: they import nothing of the folder that they are started in."""
 _STOP = "stop"  # the file in the scratch folder by which the parent asks for the end
 _MET = "met"  # the file in the scratch folder by which rank 0 says that it has met the others
 _INTERRUPTED = 3  # exit code of a rank that ended because it was asked to
@@ -85,7 +82,7 @@ def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network 
         stop.kept_in(scratch / _STOP)
         monitor = Monitor(scratch, world.size, timeout_seconds=comm.timeout_seconds * world.dilation)
         job = Job(world, work, comm, network, scratch, secrets.token_bytes(32))
-        of_ranks = {"OMP_NUM_THREADS": str(world.threads_per_rank), **NO_WORKING_DIRECTORY}
+        of_ranks = {"OMP_NUM_THREADS": str(world.threads_per_rank)}
         with environment(**of_ranks), failing_by_limit():
             ranks = Ranks(world.size, job.run, fork=world.device == "cpu")
         try:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gnnpar.data.dataset import Dataset
 from gnnpar.durable import JsonDict
-from gnnpar.partition.partition import fields_of, hashed, identity, read_cached, symmetric_csr, write_cached
+from gnnpar.partition.partition import cache_of, fields_of, hashed, read_cached, symmetric_csr, write_cached
 
 Edges = tuple[Tensor, int]  # edge_index int64 [2, E], number of nodes
 _NODE_WEIGHT = 50  # GNNPipe's weight of a node beside its in-edges: 50 + degree
@@ -149,6 +149,7 @@ def chunk(
     say: Callable[[str], None] = lambda _: None,
 ) -> Tensor:
     """The chunks, from the cache where they are there. int64 [N]."""
+    cache = cache_of(by, cache)
     file = None if cache is None else cache / f"{_key(dataset, part_of, chunks_per_part, by, seed)}.part"
     kept = None if file is None else read_cached(file, dataset.num_nodes, chunks_per_part, "chunking", say)
     if kept is not None:
@@ -163,7 +164,7 @@ def chunk(
 
 def _key(dataset: Dataset, part_of: Tensor, chunks: int, by: Chunker, seed: int) -> str:
     parts = hashlib.sha256(part_of.to(torch.int64).numpy().tobytes()).hexdigest()
-    named = f"chunks/{identity(by, dataset)}"
+    named = f"chunks/{type(by).__qualname__}"
     return hashed([dataset.graph_hash, parts, chunks, named, fields_of(by), seed])
 
 

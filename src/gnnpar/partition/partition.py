@@ -5,11 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, is_dataclass
-from operator import attrgetter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Protocol, runtime_checkable
 
@@ -19,17 +16,15 @@ from annotated_types import Ge
 from torch import Tensor
 
 from gnnpar.data.dataset import Dataset
-from gnnpar.data.files import fingerprint
 from gnnpar.data.stored import Stored
 from gnnpar.durable import make_folder, open_whole, require_file
 from gnnpar.partition.vertex_cut import following
-from gnnpar.source_code import hash_of_class
 from gnnpar.track.text import counted
 
 
 class Partitioner(Protocol):
-    """Frozen dataclass: fields = YAML keys. Parts are cached by fields, code, split, and files that fields name; those
-    of a class that is no dataclass, or has a field that is none or names a folder, are not."""
+    """Frozen dataclass: fields = YAML keys. Parts of gnnpar's own classes are cached by fields; those of other
+    classes, which may change or read files, are not."""
 
     def part_of(self, dataset: Dataset | Stored, parts: int) -> Tensor:
         """int64 [N], the part of every node; every part has at least one node."""
@@ -139,6 +134,7 @@ def partition(
         raise ValueError(
             f"{dataset.num_nodes} nodes cannot fill {parts} parts: launch at most {counted(dataset.num_nodes, 'rank')}."
         )
+    cache = cache_of(by, cache)
     file = None if cache is None else cache / f"{_key(dataset, parts, by)}.part"
     if file is not None and (kept := read_cached(file, dataset.num_nodes, parts, "partition", say)) is not None:
         return kept
@@ -172,6 +168,7 @@ def partition_edges(
     """
     if not isinstance(by, EdgePartitioner):
         return following(part_of, dataset.edge_index)
+    cache = cache_of(by, cache)
     file = cache / f"{_key(dataset, parts, by)}.edges" if cache is not None and dataset.num_edges else None
     if file is not None and (kept := read_cached(file, dataset.num_edges, parts, "vertex cut", say)) is not None:
         return kept
@@ -216,7 +213,7 @@ def read_cached(file: Path, num_rows: int, count: int, what: str, say: Callable[
 def _key(dataset: Dataset | Stored, parts: int, by: Partitioner) -> str:
     given = fields_of(by)
     train = dataset.split_hash if given.get("balance") == "train" else ""
-    return hashed([dataset.graph_hash, train, parts, identity(by, dataset), given])
+    return hashed([dataset.graph_hash, train, parts, type(by).__qualname__, given])
 
 
 def fields_of(by: object) -> dict[str, object]:
@@ -224,39 +221,9 @@ def fields_of(by: object) -> dict[str, object]:
     return asdict(by) if is_dataclass(by) and not isinstance(by, type) else {}
 
 
-def identity(by: object, dataset: Dataset | Stored) -> str:
-    """Of a partitioner or a chunker beside its fields, for the name of what it made: two classes of one name, or one
-    before and after it was changed, are not the same, and one of the user's may read the split, or files."""
-    cls = type(by)
-    if cls.__module__.partition(".")[0] == "gnnpar":
-        return cls.__qualname__
-    return hashed([_as_key(by), dataset.split_hash])
-
-
-def _as_key(value: object) -> object:
-    """A field's value as JSON, for a cache key: a dataclass with its class, the hash of its code and its attributes; a
-    path of a file with the file's size, times and inode. An object that is no dataclass, a class defined in a notebook
-    and a path of a folder get a random value, so that nothing is read from the cache."""
-    if is_dataclass(value) and not isinstance(value, type):
-        cls, names = type(value), {each.name for each in fields(value)}
-        with suppress(TypeError):  # it has slots, and so nothing else
-            names |= vars(value).keys()
-        code = hash_of_class(cls) or _random()
-        return [cls.__module__, cls.__qualname__, code, {name: _as_key(attrgetter(name)(value)) for name in names}]
-    if isinstance(value, Mapping):
-        return [[_as_key(key), _as_key(each)] for key, each in value.items()]
-    if isinstance(value, list | tuple):
-        return [_as_key(each) for each in value]
-    if isinstance(value, str | Path):
-        there = Path(value)
-        with suppress(OSError, ValueError):
-            return _random() if str(value) and there.is_dir() else [str(value), fingerprint(there.parent, [there.name])]
-        return str(value)
-    return [type(value).__name__, value] if value is None or isinstance(value, int | float) else _random()
-
-
-def _random() -> str:
-    return uuid.uuid4().hex
+def cache_of(by: object, cache: Path | None) -> Path | None:
+    """Return `cache` for gnnpar's own partitioners and chunkers; None for others: their code and files may change."""
+    return cache if type(by).__module__.partition(".")[0] == "gnnpar" else None
 
 
 def hashed(named: Sequence[object]) -> str:

@@ -30,7 +30,6 @@ from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.comm.world import num_cores
 from gnnpar.durable import JsonDict, make_folder, read_json, write_json_whole
 from gnnpar.launch.forked import hear_of_its_end, without_main
-from gnnpar.launch.processes import NO_WORKING_DIRECTORY, environment
 from gnnpar.planner.samples import SIZES, Samples, measure
 from gnnpar.planner.visits import candidates, trial_epochs, trials, with_visits
 from gnnpar.pricing.rates import NOMINAL, DenseCost, FoldCost, Rates, derived, doublings_beyond, numbers_beyond
@@ -167,7 +166,7 @@ def world_samples(ranks: int, threads: int, say: Callable[[str], None] = lambda 
         finally:
             torch.set_num_threads(before)
     # not torch's spawn: it unpickles errors of ranks from a file of /tmp whose name others may take
-    with scratch_folder() as folder, environment(**NO_WORKING_DIRECTORY):
+    with scratch_folder() as folder:
         context = multiprocessing.get_context("spawn")
         steps: SimpleQueue[str] = context.SimpleQueue()
         given = (ranks, threads, str(folder), secrets.token_bytes(32), steps, os.getpid())

@@ -43,7 +43,7 @@ from gnnpar.training.diagnose import finite_weights, first_not_finite, is_out_of
 from gnnpar.training.evaluate import evaluate, fidelity
 from gnnpar.training.meter import EpochMeter, merge
 from gnnpar.training.plans import make_plan
-from gnnpar.training.replicas import refuse_other_code, refuse_unequal_replicas, refuse_unequal_weights
+from gnnpar.training.replicas import refuse_unequal_replicas, refuse_unequal_weights
 from gnnpar.training.result.header import WARMUP_EPOCHS
 from gnnpar.training.result.record import RunRecord
 from gnnpar.training.shards import source_of
@@ -387,8 +387,6 @@ def epochs(run: Run, tracker: Tracker, policy: CheckpointPolicy) -> NewPlan | No
     replanner = run.job.plan_source.replanner(run)
     for epoch in range(run.first_epoch, settings.epochs):
         row, loss, everyone = train_epoch(run, epoch, progress, policy)
-        if epoch == run.first_epoch:
-            refuse_other_code(comm)
         last = epoch + 1 == settings.epochs
         stop = False
         if last or (epoch + 1) % settings.eval_every == 0:

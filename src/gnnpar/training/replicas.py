@@ -1,4 +1,4 @@
-"""What ranks must have alike, and no strategy compares: weights, at the start and of a checkpoint, and their code."""
+"""Check that all ranks have the same weights, at the start and after a checkpoint is read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from gnnpar import own_modules, source_code
 from gnnpar.comm.communicator import Communicator
 from gnnpar.parallel.engine import Engine
 from gnnpar.training.checkpoint.state import tree_hash
@@ -31,15 +30,6 @@ def refuse_unequal_replicas(engine: Engine, comm: Communicator, where: str) -> N
     for rank, name in _unlike({name: tree_hash(weight) for name, weight in engine.named_parameters()}, comm):
         raise ValueError(
             f"{where} has other values of {name} for rank {rank} than for a rank before it: it is damaged, or forged"
-        )
-
-
-def refuse_other_code(comm: Communicator) -> None:
-    """ValueError on every rank where one has imported another module than a rank before it under the same name, of the
-    working directory or of what is not installed: also what a class imports when it is called. Collective."""
-    for rank, name in _unlike(source_code.hashes_of_imported() | own_modules.hashes(), comm):
-        raise ValueError(
-            f"the module {name} of rank {rank} is another one than that of a rank before it: copy it to all hosts"
         )
 
 

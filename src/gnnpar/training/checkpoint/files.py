@@ -257,9 +257,6 @@ def checked(manifest: JsonDict) -> JsonDict:
     for name in _OF_EDGES & manifest["run"].keys():
         if not isinstance(count := manifest["run"][name], int) or not 0 <= count <= _MOST_OF_EDGES:
             raise ValueError(f"run.{name} is {str(count)[:20]}, no number from 0 to {_MOST_OF_EDGES}")
-    code = manifest.get("code", {})
-    if not isinstance(code, dict) or not all(isinstance(each, str) and len(each) < 300 for each in code.values()):
-        raise ValueError(f"code is {str(code)[:40]}, no hashes of modules by their names")
     degrees = manifest["run"].get("degrees", [])
     if not _is_histogram(degrees):
         raise ValueError(f"run.degrees is {str(degrees)[:20]}, no list of [degree, nodes] that ascends")

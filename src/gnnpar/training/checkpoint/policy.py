@@ -14,8 +14,6 @@ from gnnpar.comm import Communicator
 from gnnpar.durable import JsonDict, JsonObject
 from gnnpar.placement import Plan
 from gnnpar.settings import Settings
-from gnnpar.source_code import own_code
-from gnnpar.targets import classes_in
 from gnnpar.track.jsonl import sync_rows
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint.files import Say
@@ -98,7 +96,7 @@ class CheckpointPolicy:
                 sync_rows(self._run_dir)
             if plan is not None:
                 made["plan"] = plan.as_data({name: checkpoint.name_of(0) for name in plan.arrays})
-            return made | {"run": run.identity, "code": own_code(classes_in(run.settings.resolved))}
+            return made | {"run": run.identity}
 
         keep, say = self._when.keep, self._say
         return checkpoint.save(self._run_dir, done, run.comm, tree, manifest, keep=keep, say=say, name=name)

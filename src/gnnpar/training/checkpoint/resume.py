@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from gnnpar import source_code
 from gnnpar.comm import Communicator
 from gnnpar.data.tasks import Task
 from gnnpar.durable import JsonDict, JsonObject, read_json, remove
@@ -116,15 +115,14 @@ def refuse_links_of(found: Checkpoint, run_dir: Path) -> None:
 
 def begun_otherwise(found: Checkpoint, resolved: JsonObject) -> tuple[str, ...]:
     """Settings that decide on numbers or times which the epochs behind a checkpoint, or some of them, had otherwise
-    than `resolved` says; 'code', where modules of the user's have changed since."""
+    than `resolved` says."""
     theirs = found.manifest["run"]["settings"]
     deciding = [*OF_NUMBERS, *OF_TIME]
     if _value(resolved, "optim", "schedule") == "cosine":  # to 0 at the last epoch
         deciding.append("epochs")
     common = [name for name in deciding if name in theirs and name in resolved]
     changed = {name for name in common if _without_profiles(theirs[name]) != _without_profiles(resolved[name])}
-    edited = {"code"} if source_code.changed(found.manifest.get("code", {})) else set[str]()
-    return tuple(sorted(changed.union(edited, found.manifest["progress"].get("begun_otherwise", ()))))
+    return tuple(sorted(changed.union(found.manifest["progress"].get("begun_otherwise", ()))))
 
 
 def _value(tree: JsonObject, group: str, key: str) -> object:

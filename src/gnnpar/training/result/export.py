@@ -19,7 +19,6 @@ from typing import IO, Self
 import torch
 from torch import Tensor, nn
 
-from gnnpar.compilers import keep_torch_apart
 from gnnpar.data.preprocess import Preprocess
 from gnnpar.durable import JsonDict, file_hash, make_own_folder, open_whole, read_json, write_text_whole
 from gnnpar.folds.aggregator import Aggregator, EdgeDropout
@@ -195,7 +194,6 @@ def onnx_of(model: GNN) -> bytes:
 
 def traced(model: GNN) -> torch.export.ExportedProgram:
     """The program of torch.export, for any number of nodes and edges. ValueError in one line where it has none."""
-    keep_torch_apart()
     inputs = sample_of(model, next(model.parameters()).dtype)
     try:
         with warnings.catch_warnings():

@@ -18,8 +18,6 @@ from gnnpar.aliases import with_published_keys, with_published_names, with_publi
 from gnnpar.durable import JsonDict
 from gnnpar.paths import checkout_dir
 from gnnpar.settings import LABELS, Settings
-from gnnpar.source_code import own_code
-from gnnpar.targets import classes_in
 
 if TYPE_CHECKING:
     from gnnpar.comm.world import Links, World
@@ -54,7 +52,6 @@ def header(settings: Settings, world: World) -> JsonDict:
         "versions": versions(),
         "hardware": hardware(world),
         "commit": commit(),
-        "code": own_code(classes_in(settings.resolved)),
         "load_before": os.getloadavg()[0],
         "restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),  # torchrun's of this host
     }

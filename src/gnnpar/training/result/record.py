@@ -18,8 +18,6 @@ from gnnpar.comm.world import Outcome, World, reason_of
 from gnnpar.durable import JsonDict, JsonObject, release_room, reserve_room
 from gnnpar.partition.manifest import read_manifest
 from gnnpar.settings import Cluster, Settings, show
-from gnnpar.source_code import hashes_of, hashes_of_imported, own_code
-from gnnpar.targets import classes_in
 from gnnpar.track.console import Console, pulse, say
 from gnnpar.track.text import counted
 from gnnpar.track.tracker import Tee, Tracker
@@ -27,7 +25,6 @@ from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint import resume
 from gnnpar.training.result.header import KERNELS, NOT_COMPARED, header, installed
 from gnnpar.training.result.result import Status, forget, read_result, write_result
-from gnnpar.training.result.started import note_start, restarts_before
 
 _BURST_SHARE = 0.05
 _BUSY = "busy machine: "
@@ -55,11 +52,8 @@ class RunRecord:
             "(hydra.run.dir=FOLDER), or set checkpoint.keep=0"
         )
 
-    def before_start(self, agents: Sequence[str], *, restartable: bool) -> None:
-        """The run's folder as a run finds it that begins, or goes on after a restart by torchrun."""
-        if self.world.how == "joined":
-            self.header["restarts"] = self._restarts(agents) if restartable else 0
-            note_start(self.run_dir, self.agreed(), agents, self.header["restarts"])
+    def before_start(self) -> None:
+        """Prepare the run folder for a start, or for a restart by torchrun."""
         for line in remarks(self.settings, self.world):
             say(line)
             if line.startswith(_BUSY):
@@ -71,14 +65,6 @@ class RunRecord:
         if self.world.how == "joined":  # a rank that is killed cannot write: this stands until a better result does
             self._write("failed", "ended without saying why")
         self._begun = True
-
-    def _restarts(self, agents: Sequence[str]) -> int:
-        """How often torchrun has started all ranks again, by what its own start has left in the run's folder."""
-        before = restarts_before(self.run_dir, self.agreed(), agents)
-        done = (read_result(self.run_dir) or {}).get("status") == "completed"
-        if before is None or (done and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"):
-            return 0  # a program that calls torchrun's functions twice has one process for two runs
-        return before + 1
 
     def on_links(self, reached_gbps: Sequence[float]) -> None:
         self.header["paced"]["reached_gbps"] = list(reached_gbps)
@@ -155,8 +141,6 @@ class RunRecord:
 
     def _write(self, status: Status, reason: str | None) -> JsonDict:
         release_room(self.run_dir)
-        imported = own_code(classes_in(self.settings.resolved))  # since, too: by classes that were called
-        self.header["code"] = imported | self.header["code"]
         return write_result(self.run_dir, self.header, status, reason)
 
 
@@ -220,13 +204,11 @@ def _flat(tree: object, name: str = "") -> Iterator[tuple[str, object]]:
 
 
 def agreed_on(settings: Settings) -> dict[str, str]:
-    """What ranks must have alike: every setting that can change a number, and what computes it."""
+    """What ranks must have alike: every setting that can change a number, and versions of libraries."""
     relevant = {k: v for k, v in settings.resolved.items() if k not in NOT_COMPARED}
     flat = {name: show(value) for name, value in _flat(relevant)}
     folder = settings.resolved.get("shards", {}).get("folder")  # each host may have them elsewhere
     flat["shards"] = "none" if folder is None else read_manifest(Path(str(folder))).fingerprint[:12]
-    hashes = hashes_of(classes_in(relevant)) | hashes_of_imported()
-    code = {f"the code of {name}": text[:12] for name, text in hashes.items()}
     names = ("gnnpar", "torch", "torch_geometric")
     versions = {f"the version of {name}": str(installed(name)) for name in names}
-    return flat | versions | code | {KERNELS: os.environ.get(KERNELS, "")}
+    return flat | versions | {KERNELS: os.environ.get(KERNELS, "")}

@@ -164,7 +164,7 @@ def build_result(header: Row, plan: Row | None, rows: Sequence[Row], status: Sta
         "versions": header["versions"],
         "hardware": header["hardware"],
         "commit": header["commit"],
-        "code": header["code"],
+        "code": {},  # schema 1 requires it
     }
 
 

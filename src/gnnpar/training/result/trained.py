@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from gnnpar import source_code
 from gnnpar.capacity import no_larger_than
 from gnnpar.comm import ThreadWorld
 from gnnpar.comm.world import torch_as_usual
@@ -31,7 +30,6 @@ from gnnpar.scratch import own_temporary_files
 from gnnpar.settings import Settings, build_settings
 from gnnpar.targets import let_in, refuse_foreign
 from gnnpar.track.console import complain, say
-from gnnpar.track.text import one_line
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint.files import Checkpoint
 from gnnpar.training.checkpoint.resume import EdgeFacts
@@ -186,8 +184,6 @@ def find(
     remedy = "with trust=True, or --trust, its code is imported and runs"
     refuse_foreign(saved["settings"], str(found.folder), remedy=remedy, named=named, trust=trust, noted=True)
     let_in(saved["settings"], checked=True)
-    if edited := source_code.changed(found.manifest.get("code", {})):
-        complain(f"the code of {one_line(edited)} has changed since {found.folder} was written, and runs as it is now")
     return found, build_settings(saved["settings"], saved["names"])
 
 
