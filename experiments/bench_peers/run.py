@@ -26,7 +26,6 @@ import records
 import torch
 from study import write
 
-from gnnpar.scratch import own_temporary_files
 from gnnpar.training.result.header import commit, processor
 
 ROUNDS, WARMUP = 11, 2
@@ -168,7 +167,6 @@ def has(python: str, module: str) -> bool:
     return subprocess.run([python, "-P", "-W", "ignore", "-c", f"import {module}"], capture_output=True).returncode == 0
 
 
-@own_temporary_files()  # PyG's layers import what they write there
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--dgl", help="Python of an environment with DGL 1.1.3, and with SAR for its rows")

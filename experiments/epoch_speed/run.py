@@ -38,7 +38,6 @@ from gnnpar.parallel.strategy import Strategy, Workload
 from gnnpar.partition.partition import Metis
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Topology
-from gnnpar.scratch import own_temporary_files
 from gnnpar.training.memory import measure_epoch
 from worlds import run_world
 
@@ -217,7 +216,6 @@ def show(row: dict) -> None:
     print(f"{row['model']:5} {what}: {text} ({row['low']:.2f} to {row['high']:.2f}){memory}", flush=True)
 
 
-@own_temporary_files()  # PyG's layers import what they write there
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a tenth of the graph")

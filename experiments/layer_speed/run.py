@@ -30,7 +30,6 @@ import records
 from contenders import CLOSE, Call, Race, Tensors, races
 
 import startup
-from gnnpar.scratch import own_temporary_files
 from gnnpar.training.memory import live_storages, measure_epoch
 from gnnpar.training.result.header import commit, installed, processor, versions
 
@@ -156,7 +155,6 @@ def keep(out: Path, found: Iterable[dict[str, Any]]) -> None:
     records.append(out, rows)
 
 
-@own_temporary_files()  # PyG's layers import what they write there
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="a fiftieth of the graph, three blocks")

@@ -41,7 +41,6 @@ from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.parallel.strategy import Strategy
 from gnnpar.partition.shard import Shard
-from gnnpar.scratch import own_temporary_files
 from gnnpar.training.captured import WARM_UP as CAPTURE
 from gnnpar.training.captured import captured_epochs
 from gnnpar.training.optim import Adam
@@ -193,7 +192,6 @@ def origin(device: torch.device) -> dict[str, object]:
     return {"hardware": hardware(device.type), "commit": commit(), "versions": packages}
 
 
-@own_temporary_files()  # PyG's layers import what they write there
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))

@@ -53,7 +53,6 @@ from gnnpar.data.pyg import as_pyg
 from gnnpar.models.initial import construct
 from gnnpar.models.pyg.dropout import keyed_dropout
 from gnnpar.parallel.local import LocalRows, Pass
-from gnnpar.scratch import own_temporary_files
 
 Key = tuple[str, str, str, int]
 FEW = 40  # epochs below which AdaQP chooses bits more often
@@ -174,7 +173,6 @@ def cell(stage: str, name: str, variant: str, seed: int, data: Data, data_dir: P
     return ours(name, variant, None if shown is data else shown, seed, **given)
 
 
-@own_temporary_files()  # PyG's layers import what they write there
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="one seed, ten epochs")

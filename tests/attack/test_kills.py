@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,7 +19,6 @@ import pytest
 import kills
 from composing import configured, names
 from conftest import environment
-from gnnpar.scratch import scratch_folder
 from saboteurs import ORIGIN, Strike
 from started import TINY
 
@@ -66,26 +64,6 @@ def imports_gnnpar(pid: int) -> bool:
         return False
     caught = int(status.partition("SigCgt:")[2].split()[0], 16)
     return bool(caught & 1 << (signal.SIGINT - 1))
-
-
-def test_what_a_killed_parent_left_in_tmpdir_goes_with_the_next_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    code = "import time; from gnnpar.scratch import scratch_folder\n"
-    code += "with scratch_folder() as folder: print(folder, flush=True); time.sleep(60)"
-    command = [sys.executable, "-c", code]
-    env = environment() | {"TMPDIR": str(tmp_path)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as parent:
-        assert parent.stdout is not None
-        left = Path(parent.stdout.readline().strip())
-        with scratch_folder() as own:
-            assert {left, own} == set(tmp_path.iterdir()), "of a run that lasts"
-        parent.kill()
-    assert list(tmp_path.iterdir()) == [left]
-    with scratch_folder() as own:
-        assert list(tmp_path.iterdir()) == [own]
-    assert not list(tmp_path.iterdir())
 
 
 BUSY = """

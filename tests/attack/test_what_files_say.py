@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch_geometric import template
 
 from checkpoints import last, result, train
-from gnnpar import scratch
-from gnnpar.cli import train as command
 from gnnpar.cli.main import run
 from gnnpar.cli.new import write
 from gnnpar.config.jobs import RECORD, Job, Manifest, job_key, read_record
-from gnnpar.durable import WriteError
-from gnnpar.models.pyg.generated import generated_apart
 from gnnpar.partition.partition import read_cached, write_cached
 from gnnpar.placement import Plan
 from gnnpar.report.fairness import unequal_accuracy
@@ -155,35 +149,3 @@ def test_a_cached_partition_has_no_empty_part(tmp_path: Path) -> None:
     write_cached(tmp_path / "a.part", torch.tensor([0, 0, 0]), "partition", lines.append)
     assert read_cached(tmp_path / "a.part", 3, 2, "partition", lines.append) is None
     assert lines == [f"the cached partition {tmp_path / 'a.part'} is corrupt: making it again"]
-
-
-def test_temporary_files_lie_in_no_place_that_was_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refused = {tmp_path / "asked", tmp_path / "cache"}
-
-    def refuse(folder: Path) -> None:
-        if folder in refused:
-            raise WriteError(1, "others may rename what lies in it", str(folder))
-
-    monkeypatch.setattr(scratch, "refuse_others", refuse)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "asked"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert scratch.safe_places()[0] == tmp_path
-    refused |= {tmp_path, Path("/tmp"), Path("/var/tmp")}
-    with (
-        pytest.raises(WriteError, match="in all other places for temporary files; set TMPDIR"),
-        scratch.scratch_folder(),
-    ):
-        pass
-
-
-def test_jobs_of_a_scheduler_have_temporary_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They get TMPDIR as the sweep got it; generated code that is imported lay directly in it."""
-    seen: list[Path] = []
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(command.HydraJob, "running", staticmethod(lambda config: config))
-    monkeypatch.setattr(command, "train_one", lambda job: seen.append(Path(tempfile.gettempdir())) or 0)
-    command.job(None)
-    assert seen[0].parent == tmp_path and seen[0].name.startswith("gnnpar-scratch-") and not seen[0].exists()
-    with generated_apart(), template.tempfile.NamedTemporaryFile() as file:
-        assert Path(file.name).parent.name.startswith("gnnpar-scratch-")

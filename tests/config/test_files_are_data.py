@@ -467,20 +467,6 @@ def test_a_sweep_starts_no_thousand_workers(tmp_path: Path, key: str, value: str
         resumed(["--resume", str(tmp_path)])
 
 
-def test_torch_keeps_no_files_where_others_write(tmp_path: Path) -> None:
-    """A pipe at /tmp/torchinductor_USER/bisect/bisect_status.txt was waited for by every export."""
-    pipe = tmp_path / "torchinductor_root" / "bisect" / "bisect_status.txt"
-    pipe.parent.mkdir(parents=True)
-    os.mkfifo(pipe)
-    here = {"TMPDIR": str(tmp_path), "USER": "root", "LOGNAME": "root", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    (tmp_path / "cache").mkdir()
-    assert train(tmp_path / "run", "epochs=1").exit_code == 0
-    command = [sys.executable, "-P", "-m", "gnnpar", "export", str(tmp_path / "run"), "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, env=environment() | here, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out" / "program.pt2").exists()
-
-
 def test_within_a_command_a_class_is_imported_if_it_is_trusted_or_the_user_has_named_it(marker: Path) -> None:
     """The last door: whatever did not look at a file imports no class of it."""
     with fenced():

@@ -17,7 +17,6 @@ from gnnpar.config.sweep import inherited
 from gnnpar.durable import WriteError
 from gnnpar.folder_lock import release_all
 from gnnpar.launch.slurm import rank_on_host
-from gnnpar.scratch import own_temporary_files
 from gnnpar.settings import ConfigError
 from gnnpar.targets import TRUST, fenced
 from gnnpar.track.console import complain_once
@@ -63,7 +62,7 @@ def run(command: str, argv: list[str]) -> int:
             raise ConfigError("/proc is not mounted here, and gnnpar reads memory, processes and locks there: mount it")
         _refuse_names(command, argv)
         argv, trusting = _trusting(argv)
-        with trusting, fenced(), own_temporary_files():
+        with trusting, fenced():
             if "TORCH_LOGS" in os.environ:
                 _require_torch()
             execute: Callable[[list[str]], int] = import_module(f"gnnpar.cli.{command}").run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +17,6 @@ from gnnpar.config.compose import compose
 from gnnpar.config.replay import as_value
 from gnnpar.durable import JsonDict, make_folder_of_results, refuse_link_of_others
 from gnnpar.paths import expanded
-from gnnpar.scratch import folder_beside
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track.console import num_bytes, say, stdout
 
@@ -76,11 +76,12 @@ def cut_into(settings: Settings, out: Path) -> None:
 
     began, parts = time.perf_counter(), settings.world_size
     make_folder_of_results(out.parent)
-    with folder_beside(out) as scratch, progress() as on_progress:
+    scratch = tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.", suffix=".partial")
+    with scratch as folder, progress() as on_progress:
         on_progress("read", 0.0)
         dataset = settings.read_dataset()
         if isinstance(dataset, Streamed):
-            graph = dataset.stored(settings.data_dir, settings.seed, scratch, on_progress)
+            graph = dataset.stored(settings.data_dir, settings.seed, Path(folder), on_progress)
         else:
             graph = Stored.of(dataset.load(settings.data_dir, settings.seed))
         on_progress("partition", 0.0)

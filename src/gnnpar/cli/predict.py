@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import errno
-import glob
 import os
 import re
 import secrets
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +47,6 @@ def run(argv: list[str]) -> int:
     options = parser.intermixed(argv)
     from gnnpar.cli.train import plan_source_of
     from gnnpar.launch.launch import launch, world_of
-    from gnnpar.scratch import remove_abandoned, scratch_folder
     from gnnpar.training.checks import check
     from gnnpar.training.predict import Hooks, Prediction
     from gnnpar.training.result.trained import find
@@ -65,9 +64,9 @@ def run(argv: list[str]) -> int:
     refuse_link_of_others(out.parent)
     require_writable(out)
     make_folder_of_results(out.parent)
-    remove_abandoned(out.parent, f".{glob.escape(out.name)}.{'?' * 16}.partial")
     partial = out.with_name(f".{out.name}.{secrets.token_hex(8)}.partial")
-    with scratch_folder() as scratch:
+    with tempfile.TemporaryDirectory(prefix="gnnpar-") as folder:
+        scratch = Path(folder)
         source, remedy = plan_source_of(settings), bound_to_its_graph(trained, settings, options.overrides)
         work = Prediction(settings, world, source, found.folder, scratch, out, partial, pairs, remedy)
         try:

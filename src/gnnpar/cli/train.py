@@ -25,7 +25,6 @@ from gnnpar.durable import JsonObject, WriteError, make_folder, write_text_whole
 from gnnpar.folder_lock import FolderInUse, numbered, working_in
 from gnnpar.launch.environment import check_rank
 from gnnpar.launch.slurm import as_rank
-from gnnpar.scratch import own_temporary_files
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.targets import classes_in, is_own, note_named
 from gnnpar.track import progress
@@ -60,8 +59,7 @@ def show(sweep: Path) -> None:
 
 def job(config: object) -> int:
     """One Hydra job, also in a process that a launcher has started."""
-    with own_temporary_files():
-        return train_one(HydraJob.running(config))
+    return train_one(HydraJob.running(config))
 
 
 def train_one(job: HydraJob) -> int:

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from gnnpar import scratch
 from gnnpar.durable import JsonDict, refuse_link_of_others, refuse_others
 from gnnpar.paths import own_cache
 from gnnpar.settings import ConfigError, show
@@ -73,7 +72,6 @@ def results_apart(launcher: Launcher, folder: Path, *, known: Sequence[str]) -> 
     own = tempfile.mkdtemp(prefix="jobs-", dir=place_of_results(launcher, folder))
     params = launcher.params
     before, params["submitit_folder"] = params["submitit_folder"], f"{own}/%j"
-    scratch.give_back_environment()
     setup = params.get("setup") or []
     if "setup" in params:  # of Slurm alone
         given = {name: os.environ[name] for name in (*_GUARDS, *known) if name in os.environ}

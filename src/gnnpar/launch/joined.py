@@ -29,7 +29,6 @@ from gnnpar.launch.peer_monitor import PeerFailure, PeerMonitor
 from gnnpar.launch.rendezvous import JoinedWorld, rendezvous
 from gnnpar.launch.signals import ended_after
 from gnnpar.launch.slurm import rank_on_host
-from gnnpar.scratch import remove_all
 from gnnpar.settings import Comm, ConfigError
 from gnnpar.track.console import complain
 
@@ -135,7 +134,6 @@ class JoinedRank:
         else:
             complain(line)
         release_all()
-        remove_all()
         os._exit(1)
 
     def line_of(self, failure: PeerFailure) -> str:

@@ -13,6 +13,7 @@ import os
 import secrets
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -31,7 +32,6 @@ from gnnpar.launch.monitor import Failure, Monitor, RankFailed, failure_of, why_
 from gnnpar.launch.namespaces import INTERFACE, Network, interface_sent_bytes
 from gnnpar.launch.signals import Stop, blocked, handlers_of, listen_in_rank, postponed, received
 from gnnpar.launch.slurm import rank_on_host
-from gnnpar.scratch import scratch_folder
 from gnnpar.settings import Comm, Launch
 from gnnpar.track import progress
 from gnnpar.track.console import complain, pulse, say
@@ -78,7 +78,8 @@ def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network 
         return "" if progress.SHOWN in os.environ or (scratch / _MET).exists() else f"starting {world.size} ranks"
 
     handlers = handlers_of(lambda: stop.ask_within(how.grace_seconds))
-    with scratch_folder() as scratch:
+    with tempfile.TemporaryDirectory(prefix="gnnpar-", ignore_cleanup_errors=True) as folder:
+        scratch = Path(folder)
         stop.kept_in(scratch / _STOP)
         monitor = Monitor(scratch, world.size, timeout_seconds=comm.timeout_seconds * world.dilation)
         job = Job(world, work, comm, network, scratch, secrets.token_bytes(32))

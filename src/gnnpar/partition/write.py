@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import os
+import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,7 +27,6 @@ from gnnpar.folds.block import index_dtype, layout
 from gnnpar.partition.manifest import PARTITION, SCHEMA, FileFacts, Manifest, folder_of
 from gnnpar.partition.shard import statistics_of
 from gnnpar.placement import array_hash
-from gnnpar.scratch import folder_beside, take_name
 
 INDEX_TYPES: dict[torch.dtype, type] = {torch.int32: np.int32, torch.int64: np.int64}
 
@@ -54,7 +54,9 @@ def write_shards(
         of_edge = 4 + sum(values.dtype.itemsize * math.prod(values.shape[1:]) for values in graph.carried.values())
         nbytes = graph.x.dtype.itemsize * graph.num_nodes * graph.num_features + of_edge * graph.num_edges
         require_disk(nbytes, out.parent, f"out={out}", "name another place")
-        with folder_beside(out) as partial:
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.", suffix=".partial") as scratch:
+            partial = Path(scratch) / "shards"
+            partial.mkdir()
             writer = _Writer(graph, part_of, parts, partial, edge_ids, on_progress)
             writer.nodes()
             writer.features()
@@ -64,7 +66,7 @@ def write_shards(
             manifest = writer.manifest(setup, array_hash(part_of))
             manifest.save(partial)
             sync_folder(partial)
-            take_name(partial, out)
+            partial.rename(out)
     except OSError as error:
         raise ValueError(
             f"out={out} cannot be written: {error.strerror or error}; give it room, or another place"

@@ -15,6 +15,7 @@ import platform
 import secrets
 import signal
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +34,6 @@ from gnnpar.launch.forked import hear_of_its_end, without_main
 from gnnpar.planner.samples import SIZES, Samples, measure
 from gnnpar.planner.visits import candidates, trial_epochs, trials, with_visits
 from gnnpar.pricing.rates import NOMINAL, DenseCost, FoldCost, Rates, derived, doublings_beyond, numbers_beyond
-from gnnpar.scratch import scratch_folder
 from gnnpar.track.text import counted
 from gnnpar.training.result.record import contention
 
@@ -165,8 +165,8 @@ def world_samples(ranks: int, threads: int, say: Callable[[str], None] = lambda 
             return [_everything(ThreadWorld(1).communicators()[0], say)]
         finally:
             torch.set_num_threads(before)
-    # not torch's spawn: it unpickles errors of ranks from a file of /tmp whose name others may take
-    with scratch_folder() as folder:
+    with tempfile.TemporaryDirectory(prefix="gnnpar-") as scratch:
+        folder = Path(scratch)
         context = multiprocessing.get_context("spawn")
         steps: SimpleQueue[str] = context.SimpleQueue()
         given = (ranks, threads, str(folder), secrets.token_bytes(32), steps, os.getpid())

@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from gnnpar.comm.world import num_cores
 from gnnpar.config.replay import as_value
@@ -19,7 +21,6 @@ from gnnpar.planner.planned import Planned
 from gnnpar.planner.planner import Evaluated
 from gnnpar.pricing.quantity import seconds_text
 from gnnpar.pricing.topology import Machines
-from gnnpar.scratch import scratch_folder
 from gnnpar.settings import Settings
 from gnnpar.training.result.header import WARMUP_EPOCHS
 
@@ -73,12 +74,11 @@ def launcher(overrides: Sequence[str], ranks: int) -> Run:
 
     def run(plan: Plan, epochs: int) -> float:
         total = WARMUP_EPOCHS + 1 + epochs  # one records memory and is not timed
-        with scratch_folder() as folder:
-            file = plan.save(folder / "plan")
+        with tempfile.TemporaryDirectory(prefix="gnnpar-") as folder:
+            file = plan.save(Path(folder) / "plan")
             rest = [o for o in overrides if not o.startswith(("world_size=", "epochs=", "eval_every=", "topology"))]
             command = [
                 sys.executable,
-                "-P",
                 "-m",
                 "gnnpar",
                 "train",
@@ -95,7 +95,7 @@ def launcher(overrides: Sequence[str], ranks: int) -> Run:
             if done.returncode:
                 reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
                 raise ValueError(f"a plan could not be measured: {reason}")
-            result: JsonDict = json.loads((folder / "run" / "result.json").read_text(encoding="utf-8"))
+            result: JsonDict = json.loads(Path(folder, "run", "result.json").read_text(encoding="utf-8"))
         return result["epoch_seconds"]["median"]
 
     return run

@@ -28,7 +28,6 @@ from gnnpar.models.pyg.checkpointing import kept
 from gnnpar.models.pyg.cuts import Cuts, cut, example
 from gnnpar.models.pyg.dropout import keyed_dropout, no_dropout_in_evaluation
 from gnnpar.models.pyg.few_nodes import FewNodes
-from gnnpar.models.pyg.generated import generated_apart
 from gnnpar.models.pyg.hetero import (
     ANY_SCHEMA,
     EDGE_DICTIONARIES,
@@ -351,7 +350,7 @@ def _made(target: str | None, factory: Callable[..., object], given: Mapping[str
     try:
         listed = given.get(_DEGREES)
         degrees = {_DEGREES: torch.tensor(listed)} if isinstance(listed, list) else {}
-        with warnings.catch_warnings(), generated_apart():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # PyG's, of types that no edge ends at
             net = factory(**{**given, **degrees})
     except Exception as error:  # whatever a class does with what it is given

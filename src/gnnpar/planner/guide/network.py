@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GATv2Conv, HeteroConv
 
-from gnnpar.models.pyg.generated import generated_apart
 from gnnpar.planner.guide.features import CHOICE_WIDTH, PRICED, RELATIONS, WIDTHS, Scene
 
 LAYERS = 2
@@ -26,11 +25,9 @@ class Guide(nn.Module):
         super().__init__()
         self.width = width
         self.enter = nn.ModuleDict({name: nn.Linear(size, width) for name, size in WIDTHS.items()})
-        with generated_apart():
-            self.layers = nn.ModuleList(
-                HeteroConv({relation: self._conv(relation) for relation in RELATIONS}, aggr="mean")
-                for _ in range(LAYERS)
-            )
+        self.layers = nn.ModuleList(
+            HeteroConv({relation: self._conv(relation) for relation in RELATIONS}, aggr="mean") for _ in range(LAYERS)
+        )
         self.norms = nn.ModuleList(nn.ModuleDict({name: nn.LayerNorm(width) for name in WIDTHS}) for _ in range(LAYERS))
         self.whole = nn.Linear(len(WIDTHS) * width, width)
         self.choice = nn.Sequential(nn.Linear(2 * width + CHOICE_WIDTH, width), nn.Tanh(), nn.Linear(width, 1))

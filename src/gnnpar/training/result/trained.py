@@ -26,7 +26,6 @@ from gnnpar.partition.learned import WEIGHT
 from gnnpar.partition.shard import Shard
 from gnnpar.paths import path_of
 from gnnpar.precision import TYPES
-from gnnpar.scratch import own_temporary_files
 from gnnpar.settings import Settings, build_settings
 from gnnpar.targets import let_in, refuse_foreign
 from gnnpar.track.console import complain, say
@@ -144,8 +143,7 @@ def load(
     except (RuntimeError, TypeError, AssertionError) as error:  # the last: a torch without CUDA
         line = str(error).split("\n", maxsplit=1)[0]
         raise ValueError(f"device={device!r} is none that this machine has: {line}") from error
-    # the user's module may make layers of PyG when it is imported
-    with own_temporary_files(lasting=True), torch_as_usual():
+    with torch_as_usual():
         return opened(*find(place, which, trust=trust), there)
 
 
