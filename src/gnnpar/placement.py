@@ -394,10 +394,9 @@ def _load_array(file: Path) -> Tensor:
     import torch
 
     from gnnpar.capacity import require_memory
-    from gnnpar.npy import load_npy
 
     try:
-        table = load_npy(file, mapped=True)
+        table = np.load(file, mmap_mode="r", allow_pickle=False)
         require_memory(8 * table.size, "an array of the plan", "plan for a smaller graph")
         array = torch.from_numpy(np.array(table, dtype=np.int64))
     except Exception as error:  # as above

@@ -82,7 +82,7 @@ def run(argv: list[str]) -> int:
 
 def checked_pairs(file: Path, trained: Settings) -> Path:
     """ValueError where a file holds no pairs of nodes, or the run does not score them."""
-    from gnnpar.npy import load_npy
+    from gnnpar.data.columns import load_npy
 
     if trained.task.decoder is None:
         raise ValueError(

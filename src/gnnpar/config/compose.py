@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from gnnpar.config.groups import is_group
 from gnnpar.config.inputs import Composed, spelled, with_inputs
 from gnnpar.config.study import key_of
 from gnnpar.durable import JsonDict, JsonObject, refuse_link_of_others, refuse_link_to_others, refuse_links_below
-from gnnpar.locks import ThreadLock
 from gnnpar.paths import GROUP, conf_dir, installed_confs
 from gnnpar.settings import ConfigError, Settings, build_settings, iter_groups, show
 from gnnpar.targets import let_in, refuse_foreign
@@ -85,7 +85,7 @@ def composing() -> Iterator[None]:
             GlobalHydra.instance().hydra = running  # another instance: Hydra has put a copy in its place
 
 
-_COMPOSING = ThreadLock()
+_COMPOSING = threading.RLock()
 
 
 def resolved(config: DictConfig, choices: Mapping[str, object], overrides: Sequence[str]) -> Composed:

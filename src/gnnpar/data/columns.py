@@ -5,6 +5,7 @@ What is read is a copy: nothing stays mapped, so that the resident set is the ch
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor
 
 from gnnpar.durable import require_file
-from gnnpar.npy import one_thread
+
+_PARSER = threading.Lock()  # CPython 3.11.7 raises SystemError where two threads parse headers (ast) at once
 
 
 class Slices(Protocol):
@@ -25,6 +27,25 @@ class Slices(Protocol):
     def dtype(self) -> np.dtype: ...
     def __len__(self) -> int: ...
     def __getitem__(self, rows: slice, /) -> np.ndarray: ...
+
+
+def load_npy(file: Path, *, mapped: bool = False) -> np.ndarray:
+    """Load an array without pickles. mapped: pages are read when used, and copied when written to.
+
+    Raises OSError, and ValueError where the file is no array: numpy raises errors of many kinds for wrong headers.
+    """
+    require_file(file)
+    try:
+        with _PARSER:
+            array = np.load(file, mmap_mode="c" if mapped else None, allow_pickle=False)
+    except OSError:
+        raise
+    except Exception as error:
+        raise ValueError(" ".join(str(error).split())[:200]) from error
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise ValueError("it is an archive (.npz), not an array")
+    return array
 
 
 def tensor_of(array: np.ndarray) -> Tensor:
@@ -55,7 +76,7 @@ class Column:
                 }.get(version)
                 if read is None:
                     raise ValueError(f"version {version} of the format")
-                with one_thread():
+                with _PARSER:
                     shape, fortran, dtype = read(opened)
                 self._start = opened.tell()
         except Exception as error:  # numpy evaluates the header

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gnnpar.data.columns import load_npy
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.downloads import ARCHIVES, fetch, server_of
 from gnnpar.data.files import (
@@ -28,7 +29,6 @@ from gnnpar.data.files import (
 )
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph
-from gnnpar.npy import load_npy
 from gnnpar.paths import expanded
 
 Arrays = dict[str, np.ndarray]

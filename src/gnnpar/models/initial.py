@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from gnnpar.models.dense import dense
-from gnnpar.torch_seed import torch_seeded
+from gnnpar.seeding import torch_seeded
 from gnnpar_kernels import fold_key
 
 T = TypeVar("T", bound=nn.Module)

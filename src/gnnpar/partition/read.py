@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from gnnpar.data.columns import load_npy
 from gnnpar.data.dataset import MATRICES
 from gnnpar.data.raw import has_label
 from gnnpar.folds.block import Block
 from gnnpar.folds.edge_data import EdgeData
-from gnnpar.npy import load_npy
 from gnnpar.partition.manifest import Check, FileFacts, Manifest, clear, folder_of, verify
 from gnnpar.partition.shard import Shard, degrees_by_type
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from gnnpar.comm import Communicator
 from gnnpar.comm.world import Host, Outcome, World
+from gnnpar.data.columns import load_npy
 from gnnpar.durable import JsonObject, WriteError, checksum, file_hash
-from gnnpar.npy import load_npy
 from gnnpar.parallel.objective import SPLITS, PairObjective
 from gnnpar.settings import Settings
 from gnnpar.track.console import say

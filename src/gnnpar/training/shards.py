@@ -61,7 +61,7 @@ def check(settings: Settings, world: World) -> None:
 def check_partition(folder: Path, manifest: Manifest) -> None:
     """ValueError where part_of.npy is not the partition of the manifest, its type, size, values and hash: it is copied
     into the folder of the run."""
-    from gnnpar.npy import load_npy
+    from gnnpar.data.columns import load_npy
 
     if (facts := manifest.files.get(PARTITION)) is None:
         raise ValueError(f"shards={folder} list no {PARTITION}: partition again")

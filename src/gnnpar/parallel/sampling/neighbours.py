@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnpar.torch_seed import torch_seeded
+from gnnpar.seeding import torch_seeded
 
 Body = Literal["auto", "pyg", "own"]
 

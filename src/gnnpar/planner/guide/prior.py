@@ -12,7 +12,7 @@ from gnnpar.planner.guide.network import Guide, picks_of
 from gnnpar.planner.search.points import Points
 from gnnpar.planner.search.space import Point
 from gnnpar.planner.search.tree import Prior
-from gnnpar.torch_seed import torch_seeded
+from gnnpar.seeding import torch_seeded
 
 WEIGHTS = Path(__file__).with_name("weights.pt")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gnnpar.npy import load_npy
+from gnnpar.data.columns import load_npy
 
 
 class Circle:

@@ -1,18 +1,17 @@
-"""torch's own generator, for code that draws from nothing else: one user at a time, and as it was afterwards."""
+"""Seed torch's global generator for a block of code, and restore it."""
 
 # torch declares no types of its random state
 # pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
-from gnnpar.locks import ThreadLock
-
-_ONE_AT_A_TIME = ThreadLock()
+_ONE_AT_A_TIME = threading.RLock()
 
 
 @contextmanager
