@@ -93,7 +93,7 @@ def test_plan_with_foreign_class_is_refused(gnnpar_here: Run, tmp_path: Path, gr
 
 def test_trust_allows_foreign_class(gnnpar_here: Run, tmp_path: Path) -> None:
     single = {"name": "single", "_target_": "gnnpar.parallel.single.strategy.Single"}
-    plan = {"strategy": single, "setup": {"names": {}, "model": node("evil.Evil")}, "layers": []}
+    plan = {"strategy": single, "setup": {"names": {}, "model": node("evil.Evil")}}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     gnnpar_here("train", "debug=tiny", "plan=plan.json", "--trust")
     assert (tmp_path / "ran").exists()

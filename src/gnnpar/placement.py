@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from gnnpar.durable import JsonDict, JsonObject, make_folder_of_results, open_whole, read_json, write_json_whole
 
@@ -46,7 +46,6 @@ _KEYS = {
     "mesh",
     "layers_of",
     "arrays",
-    "layers",  # of 0.1.0, see training.plans.given_plan
     "strategy",
     "hashes",
     "statistics",
@@ -383,7 +382,7 @@ def _read(file: Path) -> JsonDict:
         raise ValueError(f"plan={file} is no plan of schema 1; plan again")
     if unknown := sorted(data.keys() - _KEYS):
         raise ValueError(f"plan={file} has the unknown field {unknown[0]}; remove it, or plan again")
-    if missing := sorted(_KEYS - {"layers", "quality", "devices", "setup"} - data.keys()):
+    if missing := sorted(_KEYS - {"quality", "devices", "setup"} - data.keys()):
         raise ValueError(f"plan={file} lacks the field {missing[0]}; plan again")
     return data
 
@@ -419,12 +418,3 @@ def _save_array(folder: Path, array: Tensor) -> str:
     with open_whole(folder / name) as out:
         np.save(out, array.int().numpy())
     return name
-
-
-def __getattr__(name: str) -> NoReturn:  # what strategies of a user's own folder import that was written for 0.1.0
-    if name == "LayerPolicy":
-        raise ImportError(
-            "gnnpar.placement.LayerPolicy is of gnnpar 0.1.0: call flat_plan(topology) without it, and give the "
-            "strategy capabilities, check and describe (gnnpar.parallel.strategy.Strategy)"
-        )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar, ru
 
 import annotated_types as at
 
-from gnnpar.aliases import with_compared_keys
 from gnnpar.durable import Json, JsonDict, JsonObject
 from gnnpar.paths import expanded
 from gnnpar.pricing.topology import Machines
@@ -95,7 +94,7 @@ class Launch:
     max_restarts: Count = 0
     monitor_seconds: Annotated[float, at.Gt(0), at.Le(10)] = 0.2  # after which Ctrl-C is heard, at the latest
     grace_seconds: Annotated[float, at.Ge(0)] = 30.0
-    cuda_graph: bool = False  # runs of before know none
+    cuda_graph: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,17 +248,17 @@ class Settings:
     device: Literal["auto", "cpu", "cuda"]
     precision: Literal["fp32", "fp64", "bf16"]
     first_layer: Literal["live", "cached"]
-    row_order: Literal["none", "metis", "auto"] = "none"  # runs of before know none
+    row_order: Literal["none", "metis", "auto"] = "none"
     threads_per_rank: Threads
     data_dir: Path
     cache_dir: Path
     trace: bool
-    deterministic: bool = False  # runs of before know none
-    tf32: bool = False  # runs of before know none
-    features: Literal["given", "learned", "both"] = "given"  # runs of before know none
-    features_dim: Positive = 64  # runs of before know none
+    deterministic: bool = False
+    tf32: bool = False
+    features: Literal["given", "learned", "both"] = "given"
+    features_dim: Positive = 64
     plan: Path | None
-    shards: Shards = Shards()  # runs of before know none
+    shards: Shards = Shards()
     profile: Path | None
     target: float | None
     early_stopping: EarlyStopping
@@ -308,15 +307,11 @@ _MEMBERS = {  # group -> what is called of its object, whose class a file or the
     "optim": ("build",),
     "tracker": ("build",),
 }
-LABELS = {"_target_": "gnnpar.data.tasks.Labels"}
-"""conf/task/labels.yaml: the task of every run of before 0.2.0."""
 NOT_KEYS = ("names", "resolved", "study")
 
 
 def build_settings(config: JsonObject, names: Mapping[str, str], study: str = "") -> Settings:
     """Settings from a resolved, composed configuration; ConfigError names the first thing that is wrong."""
-    if "task" not in config:  # runs of before know none
-        config = {**config, "task": LABELS}
     values = _construct_values(Settings, config, path="", skip=NOT_KEYS)
     for name in ("data_dir", "cache_dir"):
         try:
@@ -334,7 +329,9 @@ def build_settings(config: JsonObject, names: Mapping[str, str], study: str = ""
         model = {"self_loops": given["self_loops"]} if config["model"].get("self_loops") == "auto" else {}
         dataset = {**config["dataset"], **given}
         return build_settings({**config, "dataset": dataset, "model": {**config["model"], **model}}, names, study)
-    return Settings(**values, names=dict(names), resolved=_resolved(config), study=study)
+    return Settings(
+        **values, names=dict(names), resolved={key: _plain(value) for key, value in config.items()}, study=study
+    )
 
 
 def _as_given(dataset: DataclassInstance, model: object) -> JsonDict | None:
@@ -601,11 +598,6 @@ def _locate(target: str, path: str) -> object:
 
 def _join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else str(key)
-
-
-def _resolved(config: JsonObject) -> JsonDict:
-    """As plain data, which equals that of a version before where a later key says what every run did then."""
-    return with_compared_keys({key: _plain(value) for key, value in config.items()})
 
 
 def _plain(node: Json) -> Json:

@@ -19,7 +19,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
-from gnnpar.aliases import current
 from gnnpar.paths import conf_dir, installed_confs, own_cache, plugin_packages
 from gnnpar.track.text import printable
 
@@ -42,7 +41,7 @@ def locate(target: str) -> object:
         raise ValueError("a file names it, and is no class of gnnpar or of a plugin: name it yourself, or --trust")
     if _NAME.fullmatch(target) is None:
         raise ValueError("that is no name of a class in a module")
-    module, _, name = current(target).rpartition(".")
+    module, _, name = target.rpartition(".")
     there = _imported(module)
     try:
         return getattr(there, name)  # by name: that is what a _target_ is
@@ -85,7 +84,7 @@ def _within() -> list[str]:
 
 def is_own(target: str) -> bool:
     """Of gnnpar, where only classes are configurations."""
-    return current(target).partition(".")[0] == "gnnpar"
+    return target.partition(".")[0] == "gnnpar"
 
 
 def note_named(tree: object) -> None:
@@ -131,7 +130,7 @@ def refuse_foreign(
         twin = _at(named, path) if foreign else {}
         theirs = dict(_classes(twin))
         for key, target in foreign.items():
-            if key in theirs and current(target) == current(theirs[key]):
+            if key in theirs and target == theirs[key]:
                 continue
             shown = _short(target)
             if not trusted:
@@ -226,10 +225,9 @@ _IN_YAML = re.compile(r"""_target_['"]?: *['"]?([\w.]+)""")
 
 def _is_trusted(target: str) -> bool:
     """A class that the YAML of gnnpar names, or that of the plugin which it is of. Nothing is imported."""
-    name = current(target)
     if is_own(target):
-        return name in _configurations((conf_dir(),))
-    return name.partition(".")[0] in plugin_packages() and name in _configurations(tuple(installed_confs()))
+        return target in _configurations((conf_dir(),))
+    return target.partition(".")[0] in plugin_packages() and target in _configurations(tuple(installed_confs()))
 
 
 def classes_in(tree: object) -> Iterator[str]:
@@ -282,7 +280,10 @@ def _imported(module: str) -> ModuleType:
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)
         importlib.invalidate_caches()
+    before, sys.argv = sys.argv, [f"{module.replace('.', os.sep)}.py"]  # a script may parse them when it is imported
     try:
         return importlib.import_module(module)
     except SystemExit as error:
         raise ImportError(f"{module} ends the program when it is imported (exit code {error.code})") from error
+    finally:
+        sys.argv = before

@@ -29,7 +29,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from gnnpar.saved_tensors import load_saved
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCN
 
@@ -732,17 +731,6 @@ def test_an_export_replaces_no_files_of_another_program(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "predict.py").read_text() == "mine"
     for _ in range(2):
         export(trained.model, tmp_path / "own")
-
-
-def test_a_checkpoint_in_a_folder_of_any_name_is_read(tmp_path: Path) -> None:
-    """torch opens names of UTF-8 alone: a resume began anew."""
-    (folder := tmp_path / os.fsdecode(b"donn\xe9es")).mkdir()
-    torch.save({"a": torch.ones(2)}, tmp_path / "plain.pt")
-    (tmp_path / "plain.pt").rename(folder / "a.pt")
-    for mmap in (True, False):
-        found = load_saved(folder / "a.pt", mmap=mmap)
-        assert isinstance(found, dict)
-        assert torch.equal(found["a"], torch.ones(2))
 
 
 def test_an_empty_name_is_no_folder(

@@ -32,14 +32,6 @@ def test_a_missing_member_is_named(run_here: Run, tmp_path: Path, command: str) 
     assert not list(tmp_path.rglob("result.json"))  # no rank has started
 
 
-def test_attributes_of_0_1_0_are_told_what_became_of_them(run_here: Run, tmp_path: Path) -> None:
-    written(tmp_path, "older", CAPABILITIES, "    max_ranks = None")
-    done = run_here("train", "strategy=older", *COMMANDS["train"])
-    assert done.returncode == 2
-    assert "it has max_ranks of gnnpar 0.1.0; replace them by capabilities = Capabilities(max_ranks=...)" in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
 def test_an_unknown_capability_is_named(run_here: Run, tmp_path: Path) -> None:
     written(tmp_path, "unknown", CAPABILITIES, "    capabilities = Capabilities(max_rank=2)")
     done = run_here("train", "strategy=unknown", *COMMANDS["train"])
@@ -59,11 +51,3 @@ def test_a_first_layer_that_cannot_be_kept_is_refused_before_ranks_start(run_her
     done = run_here("train", "strategy=gnnpipe", "first_layer=cached", *COMMANDS["train"])
     assert done.returncode == 2
     assert "first_layer=cached is for strategies without chunks or batches: set first_layer=live" in done.stderr
-
-
-def test_layer_policies_of_0_1_0_are_told_what_became_of_them(run_here: Run, tmp_path: Path) -> None:
-    written(tmp_path, "policies", "import Plan, Topology", "import LayerPolicy, Plan, Topology")
-    done = run_here("train", "strategy=policies", *COMMANDS["train"])
-    assert done.returncode == 2
-    assert "LayerPolicy is of gnnpar 0.1.0: call flat_plan(topology) without it" in done.stderr
-    assert done.stderr.count("\n") == 1

@@ -57,7 +57,7 @@ def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def plan(**setup: Any) -> str:
     single = {"name": "single", "_target_": "gnnpar.parallel.single.strategy.Single"}
-    return json.dumps({"strategy": single, "setup": {"names": {}, **setup}, "layers": []})
+    return json.dumps({"strategy": single, "setup": {"names": {}, **setup}})
 
 
 @pytest.mark.parametrize("target", CALLABLES)

@@ -30,3 +30,13 @@ def test_locate_module_that_exits_raises_one_line() -> None:
     Path("asking_net.py").write_text("import sys\nsys.exit(2)\n")
     with pytest.raises(ImportError, match=r"asking_net ends the program when it is imported \(exit code 2\)"):
         locate("asking_net.hidden")
+
+
+def test_locate_module_that_parses_arguments_gets_its_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["gnnpar", "train", "--of-gnnpar"])
+    parser = (
+        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--hidden', type=int, default=16)\n"
+    )
+    Path("parsing_net.py").write_text(parser + "hidden = parser.parse_args().hidden\n")
+    assert locate("parsing_net.hidden") == 16
+    assert sys.argv == ["gnnpar", "train", "--of-gnnpar"]

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from gnnpar.config.compose import compose
-from gnnpar.config.jobs import job_key
 from gnnpar.launch import launch
 from gnnpar.launch.signals import Stop
 
@@ -52,13 +51,3 @@ def test_cublas_gets_a_workspace_that_is_deterministic(monkeypatch):
     launch._threads(launch.world_of(settings), work, Stop())
     assert work.workspaces == [":4096:8"]
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ, "it is the program's own again"
-
-
-def test_a_run_without_it_is_the_job_it_was_before_the_key_was_there():
-    """Sweeps of before resume; a deterministic run is another job."""
-    plain, *others = (compose(each) for each in ([], ["deterministic=true"], ["tf32=true"], ["launch.cuda_graph=true"]))
-    before = {key: value for key, value in plain.resolved.items() if key not in ("deterministic", "tf32")}
-    before["launch"] = {key: value for key, value in plain.resolved["launch"].items() if key != "cuda_graph"}
-    assert job_key(plain.resolved, plain.names) == job_key(before, plain.names)
-    for other in others:
-        assert job_key(other.resolved, other.names) != job_key(before, other.names)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch_geometric.nn import models
 
-from composing import compose_settings, configured
+from composing import configured
 from gnnpar.comm import ThreadWorld
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
@@ -62,9 +62,3 @@ def test_widths_of_the_carry():
 def test_without_a_decoder_it_is_refused():
     with pytest.raises(ValueError, match=r"model\.jump=cat gives rows of model\.hidden to a decoder"):
         configured("model", "gcn", "model.jump=cat").build(6, 3, seed=0)
-
-
-def test_a_run_without_it_says_nothing_of_it():
-    """Runs, checkpoints and results of before compare with it."""
-    assert "jump" not in compose_settings(["model=gcn"]).resolved["model"]
-    assert compose_settings(["model=gcn", "model.jump=cat", "model.decoder=linear"]).resolved["model"]["jump"] == "cat"

@@ -24,9 +24,7 @@ from gnnpar.training.plans import given_plan
 from gnnpar.verify.conformance import make_job, merge_ranks, small_graph
 
 SMALL = ("model=gcn", "model.num_layers=2", "world_size=2", "comm=threads")
-IDENTITY = {"_target_": "gnnpar.codecs.codec.Identity"}
 BF16 = {"_target_": "gnnpar.codecs.codec.BFloat16"}
-HALO = {"mode": "halo", "codec": IDENTITY, "overlap": "edges", "remat": False}  # as gnnpar 0.1.0 wrote it
 Change = Callable[[dict[str, Any]], Any]
 
 
@@ -50,10 +48,6 @@ def edited(file: Path, change: Change) -> Settings:
     return replace(compose(SMALL), plan=file, strategy=instantiate(chosen, "strategy"))
 
 
-def with_layers(*layers: dict[str, Any]) -> Change:
-    return lambda data: data.update(layers=list(layers))
-
-
 def refusal(settings: Settings) -> str:
     assert settings.plan is not None
     with pytest.raises(ValueError, match=r".*") as caught:
@@ -67,36 +61,8 @@ def test_a_plan_is_written_without_layers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "layer"),
-    [
-        ("graph_parallel", HALO),
-        ("graph_parallel", {**HALO, "codec": {"_target_": "gnnpar.codecs.codec.Identity"}}),
-        ("sar", {**HALO, "mode": "sar", "remat": True, "rounds": "part", "prefetch": 1, "backward": "push"}),
-        ("adaqp_q", {**HALO, "codec": None, "overlap": "none"}),
-        ("gnnpipe", {"mode": "chunk", "codec": None, "overlap": "none", "remat": False, "boundary": IDENTITY}),
-        ("minibatch", {"mode": "sample", "codec": None, "overlap": "edges", "remat": False}),
-    ],
-)
-def test_layers_of_0_1_0_that_say_what_runs_are_read(strategy: str, layer: dict[str, Any], tmp_path: Path) -> None:
-    file = written(tmp_path, strategy)
-    if strategy == "adaqp_q":
-        layer = layer | {"codec": json.loads(file.read_text())["strategy"]["codec"]}
-    settings = edited(file, with_layers(layer, layer))
-    assert given_plan(file, settings).num_layers == 2
-
-
-@pytest.mark.parametrize(
     ("change", "line"),
     [
-        (
-            with_layers(HALO | {"codec": BF16}, HALO),
-            "layers[0].codec is BFloat16(), but the strategy runs Identity(): layers decide nothing; remove them, and "
-            "edit strategy.codec",
-        ),
-        (with_layers(HALO, HALO | {"overlap": "none"}), "layers[1].overlap is none, but the strategy runs edges"),
-        (with_layers(HALO, HALO | {"mode": "sar"}), "layers[1].mode is sar, but the strategy runs halo"),
-        (with_layers(HALO, HALO | {"bits": 4}), "nothing reads layers[1].bits"),
-        (with_layers(HALO), "layers has 1 entries, but layers_of ends with layer 2"),
         (lambda data: data["setup"].update(colour=3), "nothing reads setup.colour"),
         (lambda data: data.update(layers_of=[[0, 1], [1, 2]]), "has one stage, but layers_of has 2"),
         (

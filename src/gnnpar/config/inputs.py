@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
-from gnnpar.aliases import current
 from gnnpar.config.study import plain_yaml
 from gnnpar.durable import JsonDict, JsonObject, read_json
 from gnnpar.partition.manifest import read_manifest
@@ -83,8 +82,8 @@ def _refuse_other_names(brought: JsonObject, names: Mapping[str, str], where: st
             continue
         yaml = plain_yaml(file)
         yaml = yaml if isinstance(yaml, Mapping) else {}
-        known = current(str(yaml.get("_target_", "")))
-        given = current(str(value.get("_target_", known)))
+        known = str(yaml.get("_target_", ""))
+        given = str(value.get("_target_", known))
         if group == "dataset" and known == given and "name" in yaml:  # Cora's class is CiteSeer's, too
             known, given = str(yaml["name"]), str(value.get("name", yaml["name"]))
         if known != given:

@@ -22,7 +22,6 @@ from typing import Literal
 
 import psutil
 
-from gnnpar.aliases import with_published_keys, with_published_names, with_published_targets
 from gnnpar.durable import JsonDict, JsonObject, make_folder, read_json, write_json_whole
 from gnnpar.folder_lock import FolderInUse, own_machine, own_space, working_in
 from gnnpar.settings import ConfigError
@@ -42,11 +41,11 @@ _SILENT_SECONDS = 600.0  # a job of another host that has written nothing for so
 
 def job_key(resolved: JsonObject, names: Mapping[str, str]) -> str:
     """The hash of a resolved configuration less its folders and its tracker: equal keys are the same job."""
-    relevant = {k: v for k, v in with_published_keys(resolved).items() if k not in NOT_HASHED}
+    relevant = {k: v for k, v in resolved.items() if k not in NOT_HASHED}
     if resolved.get("resume") not in (None, "auto"):  # another run's: it computes something else
         relevant["resume"] = str(resolved["resume"])
-    kept = {group: name for group, name in with_published_names(names).items() if group not in NOT_HASHED}
-    text = json.dumps({"names": kept, "settings": with_published_targets(relevant)}, sort_keys=True, default=str)
+    kept = {group: name for group, name in names.items() if group not in NOT_HASHED}
+    text = json.dumps({"names": kept, "settings": relevant}, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -344,7 +344,6 @@ def _plan_problems(strategy: Strategy, plan: Plan) -> Iterator[str]:
 
 
 MEMBERS = tuple(name for name in vars(Strategy) if not name.startswith("_"))
-_OLD = ("max_ranks", "from_shards")  # class attributes of 0.1.0
 
 
 def check_members(strategy: object) -> None:
@@ -356,10 +355,7 @@ def check_members(strategy: object) -> None:
     if not lacking:
         return
     kind = type(strategy)
-    line = f"{kind.__module__}.{kind.__qualname__} has no {lacking[0]}, which a Strategy needs"
-    if lacking[0] == "capabilities" and (old := [name for name in _OLD if hasattr(kind, name)]):
-        said = ", ".join(f"{name}=..." for name in old)
-        line += f": it has {' and '.join(old)} of gnnpar 0.1.0; replace them by capabilities = Capabilities({said})"
-    else:
-        line += f": add it ({', '.join(MEMBERS)}; gnnpar.parallel.strategy describes them)"
-    raise ValueError(line)
+    raise ValueError(
+        f"{kind.__module__}.{kind.__qualname__} has no {lacking[0]}, which a Strategy needs: add it "
+        f"({', '.join(MEMBERS)}; gnnpar.parallel.strategy describes them)"
+    )

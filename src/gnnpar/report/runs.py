@@ -8,7 +8,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gnnpar.aliases import with_current_targets
 from gnnpar.config.jobs import unread
 from gnnpar.durable import JsonObject, read_json
 from gnnpar.settings import ConfigError
@@ -58,7 +57,7 @@ def _read(file: Path) -> Result:
         raise ConfigError(f"{file} is of another schema than 1; compare it with the gnnpar that wrote it")
     if wrong := fault(result):
         raise ConfigError(f"{file} is no result of a run: {wrong}; remove it or run again")
-    return with_current_targets(printable_tree(result))
+    return printable_tree(result)
 
 
 def _natural(file: Path) -> list[tuple[int, int, str]]:

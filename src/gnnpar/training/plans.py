@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,13 +18,12 @@ from gnnpar.durable import make_folder
 from gnnpar.folds.block import Rows
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.strategy import Strategy, Workload, check_plan
+from gnnpar.parallel.strategy import Workload, check_plan
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
 from gnnpar.placement import Plan, Topology, clear
 from gnnpar.precision import TYPES
-from gnnpar.settings import PLAN_SETUP, WRITTEN_FOLDERS, Settings, instantiate
-from gnnpar.targets import refuse_foreign
+from gnnpar.settings import PLAN_SETUP, WRITTEN_FOLDERS, Settings
 from gnnpar.track.console import say
 from gnnpar.track.text import counted
 from gnnpar.training.checkpoint.files import MANIFEST
@@ -175,23 +173,12 @@ def _synchronize(x: Tensor) -> None:
         torch.cuda.synchronize(x.device)
 
 
-_LAYER = {  # of plan.json of 0.1.0, where a layer did not say it
-    "codec": None,
-    "overlap": "edges",
-    "remat": False,
-    "rounds": None,
-    "prefetch": None,
-    "backward": None,
-    "boundary": None,
-}
-
-
 def given_plan(file: Path, settings: Settings) -> Plan:
     """The plan of plan=FILE, compared with the strategy that it names: nothing in it is without effect.
 
     Raises ValueError in one line where the strategy cannot run it, or where a field says what does not run.
     """
-    data, plan = Plan.data(file), Plan.load(file)
+    plan = Plan.load(file)
     plan.verify()
     check_plan(settings.strategy, plan)
     if unknown := sorted(plan.setup.keys() - {*PLAN_SETUP, "names"}):
@@ -201,30 +188,4 @@ def given_plan(file: Path, settings: Settings) -> Plan:
     resolved = settings.resolved
     if any(plan.setup.get(key, resolved[key]) != resolved[key] for key in ("model", "precision", "first_layer")):
         plan = replace(plan, predicted=None)  # the prediction is of another model than the one that runs
-    if "layers" in data:
-        own = [resolved["strategy"]] * len(data["layers"])
-        refuse_foreign(data["layers"], f"plan={file}", remedy="--trust runs its code", named=own)
-        check_layers(data["layers"], settings.strategy, plan, file)
     return plan
-
-
-def check_layers(layers: Any, strategy: Strategy, plan: Plan, file: Path) -> None:  # Any: JSON
-    """Refuse `layers` of a plan.json of 0.1.0, which decided nothing, where they say something else than what runs."""
-    with clear(file):
-        if len(layers) != plan.num_layers:
-            raise ValueError(
-                f"plan={file}: layers has {len(layers)} entries, but layers_of ends with layer {plan.num_layers}: "
-                "layers decide nothing; remove them"
-            )
-        for i, (layer, facts) in enumerate(zip(layers, strategy.describe(plan), strict=True)):
-            runs = {**_LAYER, "mode": facts.mode, **facts.settings}
-            for key, value in layer.items():
-                if key not in runs:
-                    raise ValueError(f"plan={file}: nothing reads layers[{i}].{key}; remove layers")
-                asked = instantiate(value) if isinstance(value, Mapping) else value
-                if asked != runs[key]:
-                    where = f"edit strategy.{key}" if key in plan.strategy else "change strategy"
-                    raise ValueError(
-                        f"plan={file}: layers[{i}].{key} is {asked}, but the strategy runs {runs[key]}: layers decide "
-                        f"nothing; remove them, and {where}"
-                    )

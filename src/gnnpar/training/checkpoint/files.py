@@ -20,7 +20,6 @@ from pathlib import Path
 
 import torch
 
-from gnnpar.aliases import with_current_targets
 from gnnpar.capacity import require_memory
 from gnnpar.comm import Communicator
 from gnnpar.durable import (
@@ -199,7 +198,7 @@ def link_in(folder: Path) -> Path | None:
 def read(folder: Path) -> Checkpoint:
     """A checkpoint whose every byte is as it was written; ValueError says what is not."""
     try:
-        manifest = checked(with_current_targets(read_checked_json(folder / MANIFEST)))
+        manifest = checked(read_checked_json(folder / MANIFEST))
         files, named = manifest["files"], folder.name.removeprefix("epoch-")
         if named.isdecimal() and int(named) != manifest["epoch"]:
             raise ValueError(f"it says that {manifest['epoch']} epochs are done, its name {named}")

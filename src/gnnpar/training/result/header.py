@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from gnnpar.aliases import with_published_keys, with_published_names, with_published_targets
 from gnnpar.durable import JsonDict
 from gnnpar.paths import checkout_dir
-from gnnpar.settings import LABELS, Settings
+from gnnpar.settings import Settings
 
 if TYPE_CHECKING:
     from gnnpar.comm.world import Links, World
@@ -67,7 +66,7 @@ def dataset_name(settings: Settings) -> str:
 def _compared(settings: Settings) -> JsonDict:
     """What tells configurations apart. Of `launch`, that epochs were replayed: their times are of another kind; of the
     environment, which kernels it forces."""
-    kept = {k: v for k, v in settings.resolved.items() if k not in NOT_COMPARED and (k, v) != ("task", LABELS)}
+    kept = {k: v for k, v in settings.resolved.items() if k not in NOT_COMPARED}
     kept |= {"launch": {"cuda_graph": True}} if settings.launch.cuda_graph else {}
     return kept | ({"kernels": forced} if (forced := os.environ.get(KERNELS)) else {})
 
@@ -82,11 +81,10 @@ NOT_COMPARED = ("data_dir", "cache_dir", "tracker", "launch", "block", "checkpoi
 
 def config_hash(settings: Settings, links: Links | None) -> str:
     """Of everything that can change a number, times over a shaped link included."""
-    relevant = {k: v for k, v in with_published_keys(settings.resolved).items() if k not in NOT_COMPARED}
+    relevant = {k: v for k, v in settings.resolved.items() if k not in NOT_COMPARED}
     if links is not None:
         relevant["paced"] = links.facts()
-    names = with_published_names(settings.names)
-    text = json.dumps({"names": names, **with_published_targets(relevant)}, sort_keys=True, default=str)
+    text = json.dumps({"names": dict(settings.names), **relevant}, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
