@@ -32,7 +32,6 @@ from gnnpar.data import hetero, saved
 from gnnpar.launch import processes, rendezvous, token
 from gnnpar.planner import calibrate
 from gnnpar.settings import ConfigError
-from gnnpar.targets import refuse_foreign
 from ports import free_port
 
 TINY = ("dataset=sbm", "dataset.num_nodes=60", "strategy=single", "epochs=1", "threads_per_rank=1")
@@ -254,33 +253,6 @@ def test_a_plan_calls_a_dataset_by_its_name(
         Path("run", "plan.json").write_text(json.dumps(plan | {"setup": setup}))
         assert run("train", ["plan=run/plan.json", "epochs=1", f"hydra.run.dir=of_{name}"]) == code
     assert "plan=run/plan.json calls sbm dataset sbm_reddit" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("value", "here"), [("sw", "sw"), ("sw", "sw.pt"), ("s", "s.a.pt"), (7, "7"), (7, "7.pt"), (0.5, "0.5")]
-)
-@pytest.mark.parametrize("group", ["model", "dataset"])
-def test_a_word_of_a_file_names_nothing_that_lies_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, value: float | str, here: str
-) -> None:
-    """A class of the user's read weights, or raw files, in the folder of the sweep that was passed on, by its name,
-    with or without an ending; by a number, too."""
-    monkeypatch.chdir(tmp_path)
-    named = {group: {"_target_": "mine.Own", "act": "relu", "none": ""}, "data_dir": "data"}
-    tree = named | ({group: named[group] | {"pretrained": value}} if group == "model" else {"data_dir": value})
-    refuse_foreign(tree, "sweep.json", remedy="type it", named=named)
-    Path("data").mkdir()
-    refuse_foreign(named, "sweep.json", remedy="type it", named=named)
-    Path(here).mkdir()
-    with pytest.raises(ValueError, match=rf"sweep.json sets \w+={value} of mine.Own, which may name a file: type it"):
-        refuse_foreign(tree, "sweep.json", remedy="type it", named=named)
-
-
-def test_the_empty_word_is_the_working_directory() -> None:
-    named = {"model": {"_target_": "mine.Own", "pretrained": "", "folder": "x"}}
-    refuse_foreign(named, "sweep.json", remedy="type it", named=named)
-    with pytest.raises(ValueError, match=r"sweep.json sets folder= of mine.Own"):
-        refuse_foreign({"model": named["model"] | {"folder": ""}}, "sweep.json", remedy="type it", named=named)
 
 
 def test_what_is_typed_beside_a_sweep_comes_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

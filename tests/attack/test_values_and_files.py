@@ -40,7 +40,7 @@ from gnnpar.cli.main import _OF_NAMES, COMMANDS, run
 from gnnpar.codecs.adaptive.links import Profile, nominal
 from gnnpar.comm import interfaces
 from gnnpar.config import sweep
-from gnnpar.config.compose import compose, of_what_is_brought
+from gnnpar.config.compose import compose
 from gnnpar.config.help import train_help
 from gnnpar.config.jobs import begin_job
 from gnnpar.config.own_yaml import OwnYaml
@@ -59,7 +59,6 @@ from gnnpar.paths import conf_dir
 from gnnpar.planner.guide import prior
 from gnnpar.report.latex import _tex
 from gnnpar.settings import ConfigError
-from gnnpar.targets import refuse_foreign
 from gnnpar.track.console import stdout
 from gnnpar.training.result.export import export
 
@@ -334,89 +333,6 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("ownreader", None)
 
 
-def test_a_sweep_sets_no_paths_of_a_class_of_ones_own(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    job = ["dataset=mine", "dataset.num_nodes=60", "dataset.width=2,3", "strategy=single", "epochs=1"]
-    job.append("dataset.homophily=0.5")  # a number, which may stay
-    assert run("train", ["-m", *job, "dataset.path=mine.bin", "hydra.sweep.dir=s"]) == 0
-    assert (own / "read").read_text() == "mine.bin"
-    (own / "read").unlink()
-    for folder in ("0", "1"):
-        shutil.rmtree(own / "s" / folder)
-    again = ["--resume", "s", "dataset=mine"]
-    assert run("train", again) == 2
-    assert "s/sweep.json has dataset.path=mine.bin beside the dataset that was typed" in capsys.readouterr().err
-    assert run("train", [*again, "dataset.path=mine.bin"]) == 0, "words and numbers are the sweep's"
-    assert (own / "read").read_text() == "mine.bin"
-    data = json.loads((own / "s" / "sweep.json").read_text())
-    data["argv"] = [each.replace("dataset.path", "++dataset.path") for each in data["argv"]]
-    (own / "s" / "sweep.json").write_text(json.dumps(data))
-    (own / "read").unlink()
-    assert run("train", again) == 2
-    assert not (own / "read").exists()
-
-
-def test_a_study_sets_no_paths_of_a_class_of_ones_own(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    base = ["dataset=mine", "dataset.num_nodes=60", "strategy=single", "epochs=1"]
-    (study := own / "study.yaml").write_text(yaml.safe_dump({"base": base, "factors": {"w": ["dataset.width=2"]}}))
-    assert run("ablate", [str(study), "--folder", "a"]) == 0
-    assert (own / "read").read_text() == "its own"
-    (own / "read").unlink()
-    study.write_text(yaml.safe_dump({"base": [*base, "dataset.path=a/b"], "factors": {"w": ["dataset.width=2"]}}))
-    assert run("ablate", [str(study), "--folder", "b"]) == 2
-    assert "sets path=a/b of ownreader.Mine" in capsys.readouterr().err
-    study.write_text(yaml.safe_dump({"base": [*base, "data_dir=a/b"], "factors": {"w": ["dataset.width=2"]}}))
-    assert run("ablate", [str(study), "--folder", "c"]) == 2
-    assert "sets data_dir=a/b of ownreader.Mine" in capsys.readouterr().err
-    assert not (own / "read").exists()
-
-
-def test_a_resumed_sweep_sets_no_data_dir_of_a_dataset_of_ones_own(
-    own: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    job = ["dataset=mine", "dataset.num_nodes=60", "dataset.width=2,3", "strategy=single", "epochs=1", "data_dir=a/b"]
-    assert run("train", ["-m", *job, "hydra.sweep.dir=s"]) == 0
-    shutil.rmtree(own / "s" / "0")
-    (own / "read").unlink()
-    again = ["--resume", "s", "dataset=mine"]
-    assert run("train", again) == 2
-    assert "s/sweep.json has data_dir=a/b beside the dataset that was typed" in capsys.readouterr().err
-    assert not (own / "read").exists()
-    assert run("train", [*again, "data_dir=a/b"]) == 0
-    assert (own / "read").exists()
-
-
-OF_NET = "sets kwargs=.* of mine.net, which may name a file: type it"
-
-
-def test_a_class_is_named_where_the_user_has_it_and_nowhere_else() -> None:
-    """A plan called the user's model as its dataset, with a file of its own."""
-    named = {"model": {"_target_": "gnnpar.models.pyg.model.PyG", "target": "mine.net", "kwargs": {"a": "x/y", "b": 1}}}
-
-    def refuse(tree: object, said: str = "") -> None:
-        with pytest.raises(ValueError, match=said) if said else nullcontext():
-            refuse_foreign(tree, "plan.json", remedy="type it", named=named)
-
-    refuse(named)
-    refuse({"model": {**named["model"], "kwargs": {"a": "relu", "b": 2.5, "c": ["d", None]}}})
-    refuse(
-        {"model": {**named["model"], "kwargs": {"a": "p/q"}}},
-        OF_NET,
-    )
-    hidden = {"_target_": "gnnpar.models.gcn.GCN", "file": "p/q"}
-    refuse(
-        {"model": {**named["model"], "kwargs": {"c": hidden}}},
-        OF_NET,
-    )
-    refuse(
-        {"model": {**named["model"], "kwargs": {"p/q": 1}}},
-        OF_NET,
-    )
-    refuse({"model": {**named["model"], "kwargs": {"a": "x/y", "b": 2, "c": {**hidden, "file": "word"}}}})
-    refuse({"dataset": {"_target_": "mine.net"}}, "plan.json names mine.net, which is no class of gnnpar")
-    refuse({"model": {"_target_": "mine.net"}}, "plan.json names mine.net")
-    refuse({"model": [named["model"]]}, "plan.json names mine.net")
-
-
 # --- files that say two things, or have no end
 
 
@@ -531,19 +447,6 @@ def test_a_name_is_not_shown_as_a_picture(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out == "a:x:b\n"
 
 
-def test_a_resumed_sweep_brings_no_data_dir_beside_a_dataset_that_is_typed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its raw files may be links to any file of the user's."""
-    monkeypatch.chdir(tmp_path)
-    job = ["dataset=sbm", "dataset.num_nodes=60", "strategy=single", "epochs=1", "seed=0,1", "data_dir=/theirs"]
-    assert run("train", ["-m", *job, "hydra.sweep.dir=s"]) == 0
-    shutil.rmtree(tmp_path / "s" / "0")
-    assert run("train", ["--resume", "s", "dataset=sbm"]) == 2
-    assert "s/sweep.json has data_dir=/theirs beside the dataset that was typed" in capsys.readouterr().err
-    assert run("train", ["--resume", "s", "dataset=sbm", "data_dir=/mine"]) == 0
-
-
 def test_yaml_that_is_no_text_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -577,17 +480,6 @@ def test_a_grid_of_optuna_has_no_interval(
     ):
         assert run("train", [*grid, swept]) == 2
         assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_what_a_file_says_of_its_dataset_is_no_argument_of_a_model_of_ones_own() -> None:
-    """YAML of the user's own model reads ${dataset.name}; a plan brought the dataset."""
-    mine = {"_target_": "mine.Net", "init": "sbm"}
-    before = {"model": mine, "dataset": {"name": "sbm"}}
-    written = {**before, "model": {"_target_": "mine.Net", "init": "${dataset.name}"}}
-    with pytest.raises(ConfigError, match=r"what a file brings sets init=/tmp/evil of mine\.Net"):
-        of_what_is_brought({"model": mine, "dataset": {"name": "/tmp/evil"}}, written, before)
-    brought = {"model": mine, "dataset": {"name": "rmat"}}
-    assert of_what_is_brought(brought, written, before) == {**brought, "model": {**mine, "init": "rmat"}}
 
 
 def test_hydra_may_run_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,9 +21,8 @@ from gnnpar.config.compose import compose
 from gnnpar.config.jobs import Job, Manifest
 from gnnpar.config.replay import Replay, resumed
 from gnnpar.durable import read_checked_json, write_checked_json
-from gnnpar.parallel.single.strategy import Single
 from gnnpar.settings import ConfigError, instantiate
-from gnnpar.targets import FENCE, fenced, let_in, refuse_foreign
+from gnnpar.targets import refuse_foreign
 
 EVIL = """
 from pathlib import Path
@@ -465,30 +464,6 @@ def test_a_sweep_starts_no_thousand_workers(tmp_path: Path, key: str, value: str
     Manifest(tmp_path, ["seed=0", f"{key}={value}"], jobs).save()
     with pytest.raises(ConfigError, match=rf"has {key}=.* type it again"):
         resumed(["--resume", str(tmp_path)])
-
-
-def test_within_a_command_a_class_is_imported_if_it_is_trusted_or_the_user_has_named_it(marker: Path) -> None:
-    """The last door: whatever did not look at a file imports no class of it."""
-    with fenced():
-        assert isinstance(instantiate({"_target_": "gnnpar.parallel.single.strategy.Single"}), Single)
-        with pytest.raises(ConfigError, match=r"evil\.Evil cannot be imported: a file names it, and is no class of"):
-            instantiate({"_target_": "evil.Evil"})
-        assert not marker.exists()
-        with pytest.raises(ConfigError, match="strategy"):  # it is none, but it is the user's: it was imported
-            compose(["++strategy={_target_: evil.Evil}"])
-    assert marker.exists()
-
-
-def test_where_a_file_lists_the_jobs_their_configuration_lets_nothing_in(marker: Path) -> None:
-    with fenced(of_file=True):
-        let_in({"_target_": "evil.Evil"})
-        with pytest.raises(ConfigError, match="cannot be imported: a file names it"):
-            instantiate({"_target_": "evil.Evil"})
-        assert not marker.exists()
-        let_in({"_target_": "evil.Evil"}, checked=True)
-        instantiate({"_target_": "evil.Evil"})
-    assert marker.exists()
-    assert FENCE not in os.environ
 
 
 def test_a_study_sends_no_runs_to_whom_it_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

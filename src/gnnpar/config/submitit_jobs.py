@@ -15,10 +15,10 @@ from typing import Protocol
 from gnnpar.durable import JsonDict, refuse_link_of_others, refuse_others
 from gnnpar.paths import own_cache
 from gnnpar.settings import ConfigError, show
-from gnnpar.targets import FENCE, TRUST
+from gnnpar.targets import TRUST
 
 _IN_A_SCRIPT = frozenset("%\\'\"`$")
-_GUARDS = ("PYTHONSAFEPATH", FENCE, TRUST)
+_GUARDS = ("PYTHONSAFEPATH", TRUST)
 _LOOK = """
 import pathlib, sys
 from gnnpar.durable import refuse_others, refuse_planted, refuse_to_work_here
