@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT, Run
-from gnnpar import dilation
+from gnnpar.comm import clock
 from gnnpar.comm.world import Links
 from gnnpar.config.compose import compose
 from gnnpar.launch import cpu_shares, paced
@@ -25,12 +25,12 @@ can_share = pytest.mark.skipif(cpu_shares.missing() is not None, reason=f"launch
 
 
 def test_a_second_lasts_so_many_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dilation, "_seconds_here", 1.0)
+    monkeypatch.setattr(clock, "_seconds_here", 1.0)
     monkeypatch.setattr(time, "perf_counter", lambda: 10.0)
     monkeypatch.setattr(time, "monotonic", lambda: 6.0)
-    assert (dilation.perf_counter(), dilation.monotonic()) == (10.0, 6.0)
-    dilation.dilate(4.0)
-    assert (dilation.perf_counter(), dilation.monotonic()) == (2.5, 1.5)
+    assert (clock.perf_counter(), clock.monotonic()) == (10.0, 6.0)
+    clock.dilate(4.0)
+    assert (clock.perf_counter(), clock.monotonic()) == (2.5, 1.5)
 
 
 def test_whatever_runs_on_ranks_reads_these_clocks() -> None:

@@ -1,17 +1,39 @@
-"""Where the wall time of an epoch goes: every instant belongs to exactly one phase, so the phases add up."""
+"""Where the wall time of an epoch goes: every instant belongs to exactly one phase, so the phases add up.
+
+Seconds are those of the machine that `launch.dilation` emulates: a rank that gets 1 / D of a core, over links of 1 / D
+of their rate, does in D seconds what it would do in one. All that a rank measures and decides by is read here.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Literal
 
 import torch
 
-from gnnpar.dilation import monotonic, perf_counter
-
 ClockPhase = Literal["compute", "sample", "encode", "exposed", "bubble", "reduce", "other"]
 CLOCK_PHASES: tuple[ClockPhase, ...] = ("compute", "sample", "encode", "exposed", "bubble", "reduce", "other")
+
+
+_seconds_here = 1.0  # of this machine, for one of the emulated machine's
+
+
+def dilate(factor: float) -> None:
+    """From now on a second of this process's clocks takes `factor` seconds."""
+    global _seconds_here
+    _seconds_here = factor
+
+
+def perf_counter() -> float:
+    """`time.perf_counter` of the emulated machine."""
+    return time.perf_counter() / _seconds_here
+
+
+def monotonic() -> float:
+    """`time.monotonic` of the emulated machine; the same for all processes of this one."""
+    return time.monotonic() / _seconds_here
 
 
 class PhaseClock:

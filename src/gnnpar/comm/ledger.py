@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gnnpar.comm.clock import union_seconds
-from gnnpar.dilation import monotonic
+from gnnpar.comm.clock import monotonic, union_seconds
 
 
 class Receipt(NamedTuple):

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 from gnnpar import allocator
 from gnnpar.comm import interfaces
+from gnnpar.comm.clock import dilate
 from gnnpar.comm.world import Host, Interrupted, World
-from gnnpar.dilation import dilate
 from gnnpar.durable import write_json_whole
 from gnnpar.launch import cpu_shares
 from gnnpar.launch.forked import Ranks, failing_by_limit

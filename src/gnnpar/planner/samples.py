@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.comm import Communicator, Site
-from gnnpar.dilation import perf_counter
+from gnnpar.comm.clock import perf_counter
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.folds.edge_data import EdgeData

@@ -15,10 +15,10 @@ from typing import Protocol, runtime_checkable
 
 from gnnpar.capacity import require_memory
 from gnnpar.comm import Communicator
+from gnnpar.comm.clock import perf_counter
 from gnnpar.comm.world import Host, Interrupted, World
 from gnnpar.data.dataset import Dataset, Learned
 from gnnpar.data.tasks import Task
-from gnnpar.dilation import perf_counter
 from gnnpar.durable import JsonDict, JsonObject, write_json_whole
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine

@@ -9,7 +9,7 @@ from typing import Self
 import torch
 
 from gnnpar.comm import Communicator
-from gnnpar.dilation import perf_counter
+from gnnpar.comm.clock import perf_counter
 from gnnpar.durable import JsonDict, JsonObject
 from gnnpar.track.keys import BYTE_PHASES, PHASES
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from gnnpar.comm.clock import perf_counter
 from gnnpar.comm.world import World
 from gnnpar.data.dataset import Dataset
-from gnnpar.dilation import perf_counter
 from gnnpar.durable import make_folder
 from gnnpar.folds.block import Rows
 from gnnpar.models.gnn import GNN

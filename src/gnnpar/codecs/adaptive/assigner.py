@@ -20,7 +20,7 @@ from gnnpar.codecs.adaptive.links import Profile
 from gnnpar.codecs.adaptive.problem import Array, Pair, Problem, merged, split
 from gnnpar.codecs.quantized import Key
 from gnnpar.comm import Communicator, RowLists, Site
-from gnnpar.dilation import perf_counter
+from gnnpar.comm.clock import perf_counter
 from gnnpar.durable import JsonDict
 from gnnpar_kernels.wire import row_nbytes
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gnnpar.dilation import perf_counter
+from gnnpar.comm.clock import perf_counter
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.sampling.batches import Batches
