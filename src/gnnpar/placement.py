@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import re
+import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import annotated_types as at
 
 from gnnpar.durable import JsonDict, JsonObject, make_folder_of_results, open_whole, read_json, write_json_whole
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
     from torch import Tensor
 
 
@@ -39,21 +43,6 @@ class Placement:
     chunk_of: Tensor | None
     layers_of: tuple[range, ...]
     edge_part_of: Tensor | None = None
-
-
-_KEYS = {
-    "schema",
-    "mesh",
-    "layers_of",
-    "arrays",
-    "strategy",
-    "hashes",
-    "statistics",
-    "predicted",
-    "quality",
-    "devices",
-    "setup",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,7 +231,7 @@ class Plan:
     @staticmethod
     def of_data(data: JsonObject, arrays: Mapping[str, Tensor]) -> Plan:
         """What `as_data` gave, with its arrays. ValueError, or KeyError, where it did not."""
-        Plan._check(data)
+        _check(data)
         placement = Placement(
             tuple(tuple(map(int, ranks)) for ranks in data["mesh"]),
             arrays["part_of"],
@@ -273,48 +262,8 @@ class Plan:
     def data(file: Path) -> JsonDict:
         """What stands in plan.json, its keys and their kinds checked; ValueError where it is no plan."""
         with clear(file):
-            data = _read(file)
-            Plan._check(data)
+            _check(data := read_json(file))
             return data
-
-    @staticmethod
-    def _check(data: JsonObject) -> None:
-        """ValueError, or KeyError, where keys of a plan, in whatever file it stands, are not there or of no such kind:
-        hashes are names of files."""
-        shapes = {
-            "mesh": list,
-            "layers_of": list,
-            "arrays": dict,
-            "strategy": dict,
-            "hashes": dict,
-            "statistics": dict,
-            "predicted": (dict, type(None)),
-            "quality": (list, type(None)),
-            "devices": list,
-            "setup": dict,
-        }
-        for name, kind in shapes.items():
-            if name in data and not isinstance(data[name], kind):
-                raise ValueError(f"{name} is a {type(data[name]).__name__}")
-        for name in ("quality", "devices"):
-            if odd := [each for each in data.get(name) or () if not isinstance(each, str)]:
-                raise ValueError(f"{name} holds {str(odd[0])[:80]}, which is no name")
-        if not data["mesh"] or not data["layers_of"]:
-            raise ValueError("mesh or layers_of are empty")
-        if unknown := sorted(data["arrays"].keys() - {"part_of", "chunk_of", "edge_part_of"}):
-            raise ValueError(f"nothing reads arrays.{unknown[0]}")
-        for name in data["arrays"].values():
-            if not isinstance(name, str) or Path(name).name != name:
-                raise ValueError(f"the array {str(name)[:80]} is no file beside it")
-        for ends in data["layers_of"]:
-            first, last = ends
-            if not 0 <= first <= last <= _MAX_LAYERS:
-                raise ValueError(f"layers_of has {first} to {last}")
-        for name, value in data["hashes"].items():
-            if not isinstance(value, str) or re.fullmatch("[0-9a-f]*", value) is None:
-                raise ValueError(f"hashes.{name}={str(value)[:80]} is no hash")
-        _check_statistics(data["statistics"])
-        _check_predicted(data["predicted"])
 
 
 @contextmanager
@@ -328,63 +277,58 @@ def clear(file: Path) -> Iterator[None]:
         what = " ".join(str(error).split())[:200] or type(error).__name__
         what = f"{what} is missing" if isinstance(error, KeyError) else what
         raise ValueError(
-            f"plan={file} is no plan: {what}; give the plan.json of a run, with its arrays beside it"
+            f"plan={file} is no plan: {what}; give the plan.json of a run, with its arrays beside it, or plan again"
         ) from error
 
 
-_MAX_LAYERS = 10_000  # as model.num_layers
+_Layer = Annotated[int, at.Ge(0), at.Le(10_000)]  # as model.num_layers
+_Figure = Annotated[float, at.Gt(1e-12), at.Lt(1e30)]  # seconds or bytes
 
 
-def _check_statistics(statistics: JsonObject) -> None:
-    """Numbers, or one a part, or one of each part with each; ValueError where they are else."""
-    parts = statistics.get("parts")
-    for name, value in statistics.items():
-        lists = value if isinstance(value, list) else []
-        rows = [row for row in lists if isinstance(row, list)]
-        numbers = [value] if not lists else [each for row in rows for each in row] if rows else lists
-        even = all(len(row) == parts for row in rows) and (not rows or len(rows) == len(lists))
-        if (isinstance(value, list) and len(value) != parts) or not even or not all(map(_is_number, numbers)):
-            raise ValueError(f"statistics.{str(name)[:80]} are no numbers of {str(parts)[:80]} parts")
+@functools.cache
+def _schema() -> type[BaseModel]:
+    """Return the model of plan.json; pydantic is imported for whoever reads one."""
+    from pydantic import BaseModel, ConfigDict, Field
+
+    class Replanned(BaseModel):
+        epoch: int
+
+    class Predicted(BaseModel):
+        peak_bytes: Annotated[list[_Figure], Field(min_length=1)]
+        epoch_seconds: _Figure
+        label: str = ""
+        replanned: Replanned | None = None
+
+    class PlanFile(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+
+        schema_: Annotated[Literal[1], Field(alias="schema")]
+        mesh: Annotated[list[list[int]], Field(min_length=1)]
+        layers_of: Annotated[list[tuple[_Layer, _Layer]], Field(min_length=1)]
+        arrays: dict[Literal["part_of", "chunk_of", "edge_part_of"], Annotated[str, Field(pattern="^[^/]+$")]]
+        strategy: dict[str, object]
+        hashes: dict[str, Annotated[str, Field(pattern="^[0-9a-f]*$")]]
+        statistics: dict[str, object]
+        predicted: Predicted | None
+        quality: list[str] | None = None
+        devices: list[str] = []
+        setup: dict[str, object] = {}
+
+    return PlanFile
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e30
+def _check(data: JsonObject) -> None:
+    """Raise ValueError in one line where `data` is no plan of schema 1."""
+    from pydantic import ValidationError
 
-
-def _check_predicted(predicted: JsonObject | None) -> None:
-    """What a result says of a prediction, in its kinds; ValueError where it cannot."""
-    if not predicted:
-        return
-    peaks, seconds = predicted.get("peak_bytes"), predicted.get("epoch_seconds")
-    if not isinstance(peaks, list) or not peaks or not all(map(_is_figure, peaks)):
-        raise ValueError("predicted.peak_bytes is no list of bytes, one a rank")
-    if not _is_figure(seconds):
-        raise ValueError(f"predicted.epoch_seconds is {str(seconds)[:80]}, no seconds")
-    if not isinstance(predicted.get("label", ""), str):
-        raise ValueError("predicted.label is no text")
-    replanned = predicted.get("replanned")
-    if replanned is not None and not (isinstance(replanned, dict) and isinstance(replanned.get("epoch"), int)):
-        raise ValueError("predicted.replanned names no epoch")
-
-
-def _is_figure(value: object) -> bool:
-    """Seconds or bytes, by which what was measured can be divided."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 1e-12 < value < 1e30
-
-
-def _read(file: Path) -> JsonDict:
-    """The text of a plan, its keys checked."""
     try:
-        data = read_json(file)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"plan={file} cannot be read ({error}); give a plan.json") from error
-    if not isinstance(data, dict) or data.get("schema") != 1:
-        raise ValueError(f"plan={file} is no plan of schema 1; plan again")
-    if unknown := sorted(data.keys() - _KEYS):
-        raise ValueError(f"plan={file} has the unknown field {unknown[0]}; remove it, or plan again")
-    if missing := sorted(_KEYS - {"quality", "devices", "setup"} - data.keys()):
-        raise ValueError(f"plan={file} lacks the field {missing[0]}; plan again")
-    return data
+        _schema().model_validate_json(json.dumps(data), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key, value = ".".join(map(str, first["loc"])), str(first["input"])[:80]
+        raise ValueError(
+            f"{key}={value}: {first['msg']}" if first["type"] != "missing" else f"{key} is missing"
+        ) from None
 
 
 def _load_array(file: Path) -> Tensor:

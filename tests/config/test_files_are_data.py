@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 
 import gnnpar
 from checkpoints import train
-from conftest import Run, environment
 from gnnpar.cli.ablate import refuse_classes
 from gnnpar.cli.main import run
 from gnnpar.config.compose import compose
@@ -138,7 +136,6 @@ def test_what_the_user_names_is_his_own(marker: Path) -> None:
         compose(["plan=plan.json"])
     assert type(compose(["plan=plan.json", "model=own"]).model).__name__ == "Own"
     assert type(compose(["plan=plan.json", "model=gcn"]).model).__name__ == "GCN"
-    assert str(Path.cwd()) not in sys.path
     sys.modules.pop("own")
 
 
@@ -433,26 +430,6 @@ def test_jobs_of_a_sweep_stay_in_its_folder(tmp_path: Path) -> None:
     Manifest(tmp_path, [], {"k": Job("k", "../elsewhere", ())}).save()
     with pytest.raises(ConfigError, match=r"the job folder \.\./elsewhere is not below it"):
         Manifest.read(tmp_path)
-
-
-def test_the_working_directory_hides_no_module_of_python(tmp_path: Path, marker: Path) -> None:
-    for module in ("html", "json", "statistics", "socket", "pydantic", "omegaconf"):
-        (tmp_path / f"{module}.py").write_text(EVIL.format(marker=str(marker)))
-    command = [sys.executable, "-m", "gnnpar"]
-    done = subprocess.run(
-        [*command, "compare", "nothing"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2, done.stderr
-    assert not marker.exists(), done.stderr
-
-
-@pytest.mark.slow
-def test_no_rank_imports_from_the_working_directory_first(run_cli: Run, tmp_path: Path, marker: Path) -> None:
-    for module in ("html", "json", "socket", "pickle", "statistics"):
-        (tmp_path / f"{module}.py").write_text(EVIL.format(marker=str(marker)))
-    done = run_cli("train", "debug=tiny", "world_size=2", "strategy=graph_parallel", "epochs=1")
-    assert done.returncode == 0, done.stderr
-    assert not marker.exists()
 
 
 @pytest.mark.parametrize(

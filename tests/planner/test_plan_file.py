@@ -112,15 +112,18 @@ def test_a_plan_for_something_else() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda d: d | {"stage": 1}, "has the unknown field stage"),
-        (lambda d: {k: v for k, v in d.items() if k != "hashes"}, "lacks the field hashes"),
-        (lambda d: d | {"schema": 2}, "is no plan of schema 1"),
-        (lambda d: d | {"arrays": d["arrays"] | {"order": "a.npy"}}, "nothing reads arrays.order"),
-        (lambda d: d | {"layers_of": []}, "mesh or layers_of are empty"),
-        (lambda d: d | {"setup": ""}, "setup is a str"),
-        (lambda d: d | {"devices": ["a", [[]]]}, "devices holds [[]], which is no name"),
-        (lambda d: d | {"devices": "abcd"}, "devices is a str"),
-        (lambda d: d | {"quality": [1]}, "quality holds 1, which is no name"),
+        (lambda d: d | {"stage": 1}, "stage=1: Extra inputs are not permitted"),
+        (lambda d: {k: v for k, v in d.items() if k != "hashes"}, "hashes is missing"),
+        (lambda d: d | {"schema": 2}, "schema=2: Input should be 1"),
+        (
+            lambda d: d | {"arrays": d["arrays"] | {"order": "a.npy"}},
+            "arrays.order.[key]=order: Input should be",
+        ),
+        (lambda d: d | {"layers_of": []}, "layers_of=[]: List should have at least 1 item"),
+        (lambda d: d | {"setup": ""}, "setup=: Input should be an object"),
+        (lambda d: d | {"devices": ["a", [[]]]}, "devices.1=[[]]: Input should be a valid string"),
+        (lambda d: d | {"devices": "abcd"}, "devices=abcd: Input should be a valid array"),
+        (lambda d: d | {"quality": [1]}, "quality.0=1: Input should be a valid string"),
         (lambda d: d | {"arrays": {"part_of": "missing.npy"}}, "cannot be read (FileNotFoundError)"),
     ],
 )
@@ -135,9 +138,9 @@ def test_malformed_files(change: Callable[[dict], dict], said: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"hashes": {"graph": "0", "split": "0", "partition": "../../elsewhere"}}, "is no hash"),
-        ({"layers_of": [[0, 1 << 40]]}, "layers_of has 0 to"),
-        ({"predicted": 3}, "predicted is a int"),
+        ({"hashes": {"graph": "0", "split": "0", "partition": "../../elsewhere"}}, "hashes.partition=../../elsewhere"),
+        ({"layers_of": [[0, 1 << 40]]}, r"layers_of.0.1=1099511627776: Input should be less than or equal to 10000"),
+        ({"predicted": 3}, "predicted=3: Input should be an object"),
     ],
 )
 def test_what_a_checkpoint_has_of_a_plan_is_checked_as_a_file_is(change: dict, said: str) -> None:
