@@ -15,19 +15,6 @@ from gnnpar.report.groups import Group, cells
 from gnnpar.report.rows import COLUMNS
 from gnnpar.settings import ConfigError, closest
 
-_RUN_HEADINGS = (
-    "strategy",
-    "model",
-    "dataset",
-    "seed",
-    "ranks",
-    "epoch",
-    "speed-up",
-    "sent/epoch",
-    "test at best val, %",
-    "status",
-)
-
 
 def as_csv(rows: Sequence[JsonObject], groups: Sequence[Group] | None = None) -> str:
     """Return exact values, one line a run, or one a group if groups are given."""
@@ -101,16 +88,26 @@ def group_table(groups: Sequence[Group], baseline: str) -> Table:
 
 def row_table(rows: Sequence[JsonObject], baseline: str) -> Table:
     """One line a run; nothing is bold, as one run proves nothing."""
-    lines = []
-    for row in rows:
+    shown = (
+        "strategy",
+        "model",
+        "dataset",
+        "seed",
+        "ranks",
+        "epoch",
+        "speed-up",
+        "sent/epoch",
+        "test at best val",
+        "status",
+    )
+    known = {heading: (column, text) for heading, column, text in words.RUN_COLUMNS}
+    lines = [[words.run_text(row, known[name][0]) for name in shown] for row in rows]
+    for row, line in zip(rows, lines, strict=True):
         test = row["test_at_best_val"]
-        name, time, ratio = words.row_name(row), words.row_time(row), words.row_ratio(row)
-        ranks = f"{row['world_size']}x{row['threads_per_rank']}"
-        percent = words.NOTHING if test is None else f"{100 * test:.2f}"
-        sent, seed = words.size(row["bytes_per_epoch"]), str(row["seed"])
-        lines.append([name, row["model"], row["dataset"], seed, ranks, time, ratio, sent, percent, row["status"]])
-    headings = [f"x {baseline}" if name == "speed-up" else name for name in _RUN_HEADINGS]
-    return headings, [name in ("strategy", "model", "dataset", "status") for name in _RUN_HEADINGS], lines, set()
+        line[shown.index("ranks")] = f"{row['world_size']}x{row['threads_per_rank']}"
+        line[shown.index("test at best val")] = words.NOTHING if test is None else f"{100 * test:.2f}"
+    renamed = {"speed-up": f"x {baseline}", "test at best val": "test at best val, %"}
+    return [renamed.get(name, name) for name in shown], [known[name][1] for name in shown], lines, set()
 
 
 def markdown_cell(text: str) -> str:

@@ -142,6 +142,50 @@ def blanks(rows: Sequence[JsonObject], groups: Sequence[Group] = ()) -> dict[tup
     return found
 
 
+# columns of a table of runs: heading, column of rows.COLUMNS, is it text?
+RUN_COLUMNS = (
+    ("strategy", "strategy", True),
+    ("model", "model", True),
+    ("dataset", "dataset", True),
+    ("seed", "seed", False),
+    ("block", "block", False),
+    ("ranks", "world_size", False),
+    ("threads", "threads_per_rank", False),
+    ("epoch", "epoch_seconds", False),
+    ("speed-up", "ratio", False),
+    ("sent/epoch", "bytes_per_epoch", False),
+    ("peak/rank", "memory_peak_bytes", False),
+    ("last val", "val", False),
+    ("last test", "test", False),
+    ("test at best val", "test_at_best_val", False),
+    ("gradient cosine", "gradient_cosine", False),
+    ("times", "provenance", True),
+    ("status", "status", True),
+)
+
+
+def times_of(row: JsonObject) -> str:
+    return f"{row['provenance']} {row['links']}".strip()
+
+
+def run_text(row: JsonObject, column: str) -> str:
+    """Return the cell of a run."""
+    value = row[column]
+    if value is None or value == "":
+        return NOTHING
+    if column == "strategy":
+        return row_name(row)
+    if column == "provenance":
+        return times_of(row)
+    if column == "epoch_seconds":
+        return row_time(row)
+    if column == "ratio":
+        return row_ratio(row)
+    if column in ("bytes_per_epoch", "memory_peak_bytes"):
+        return num_bytes(value)
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
 # columns of a grouped table: heading -> is it text?
 HEADINGS = {
     "strategy": True,
@@ -189,7 +233,7 @@ def group_cells(group: Group) -> list[str]:
         greyed(marked(to_target(group.seconds_to_target, "s"), group.time_busy), group),
         to_target(group.bytes_to_target, "B"),
         *fidelity_of(group),
-        f"{first['provenance']} {first['links']}".strip(),
+        times_of(first),
     ]
 
 

@@ -12,7 +12,7 @@ from gnnpar.durable import JsonObject
 from gnnpar.report import formatting as words
 from gnnpar.report.groups import Group
 from gnnpar.report.runs import no_speed
-from gnnpar.track.console import num_bytes, stdout
+from gnnpar.track.console import stdout
 from gnnpar.track.text import printable
 
 _UNFAIR = "UNFAIR: ratios between runs that differ"
@@ -20,31 +20,14 @@ _UNFAIR = "UNFAIR: ratios between runs that differ"
 
 def show_rows(rows: Sequence[JsonObject], *, baseline: str, allow_unfair: bool) -> None:
     """One row a run. Grey times come from more threads than cores and are no speed."""
-    texts = ("strategy", "exactness", "model", "dataset", "times", "status")
-    shown = (
-        "strategy",
-        "exactness",
-        "model",
-        "dataset",
-        "seed",
-        "ranks",
-        "threads",
-        "epoch",
-        f"x {escape(baseline)}",
-        "sent/epoch",
-        "peak/rank",
-        "last val",
-        "last test",
-        "test at best val",
-        "times",
-        "status",
-    )
     table = _table(rows, allow_unfair)
-    for name in shown:
-        table.add_column(name, justify="left" if name in texts else "right")
+    columns = [each for each in words.RUN_COLUMNS if each[1] not in ("block", "gradient_cosine")]
+    columns.insert(1, ("exactness", "exactness", True))
+    for name, _, text in columns:
+        table.add_column(f"x {escape(baseline)}" if name == "speed-up" else name, justify="left" if text else "right")
     reasons = list(words.blanks(rows))
     for row in rows:
-        table.add_row(*_cells(row, reasons))
+        table.add_row(*(_cell(row, column, reasons) for _, column, _ in columns))
     _console().print(table)
 
 
@@ -133,23 +116,13 @@ def _console() -> Console:
     return console
 
 
-def _cells(row: JsonObject, reasons: Sequence[tuple[str, str]]) -> list[str]:
-    mark = _mark(("ratio", row["why_no_ratio"]), reasons) if row["ratio"] is None else ""
-    time, ratio = escape(words.row_time(row)), escape(words.row_ratio(row) + mark)
-    if no_speed(row):
-        time, ratio = f"[dim]{time}[/dim]", f"[dim]{ratio}[/dim]"
-    if row["why_no_ratio"] == "unfair":
-        ratio = f"[red]{ratio}[/red]"
-    failed = row["status"] != "completed"
-    named = ("exactness", "model", "dataset", "seed", "world_size", "threads_per_rank")
-    return [
-        escape(words.row_name(row)),
-        *(escape(str(row[name])) for name in named),
-        time,
-        ratio,
-        num_bytes(row["bytes_per_epoch"]),
-        "-" if row["memory_peak_bytes"] is None else num_bytes(row["memory_peak_bytes"]),
-        *("-" if row[name] is None else f"{row[name]:.4f}" for name in ("val", "test", "test_at_best_val")),
-        escape(f"{row['provenance']} {row['links']}".strip()),
-        f"[red]{row['status']}[/red]" if failed else row["status"],
-    ]
+def _cell(row: JsonObject, column: str, reasons: Sequence[tuple[str, str]]) -> str:
+    text = words.run_text(row, column)
+    if column == "ratio" and row["ratio"] is None:
+        text += _mark(("ratio", row["why_no_ratio"]), reasons)
+    text = escape(text)
+    if column in ("epoch_seconds", "ratio") and no_speed(row):
+        text = f"[dim]{text}[/dim]"
+    unfair = column == "ratio" and row["why_no_ratio"] == "unfair"
+    failed = column == "status" and row["status"] != "completed"
+    return f"[red]{text}[/red]" if unfair or failed else text

@@ -10,28 +10,7 @@ from gnnpar.report import formatting as words
 from gnnpar.report.formatting import NOTHING
 from gnnpar.report.groups import Group
 from gnnpar.report.runs import no_speed
-from gnnpar.track.console import num_bytes
 
-# columns of the table of runs: heading, column of rows.COLUMNS, is it text?
-RUN_COLUMNS = (
-    ("strategy", "strategy", True),
-    ("model", "model", True),
-    ("dataset", "dataset", True),
-    ("seed", "seed", False),
-    ("block", "block", False),
-    ("ranks", "world_size", False),
-    ("threads", "threads_per_rank", False),
-    ("epoch", "epoch_seconds", False),
-    ("speed-up", "ratio", False),
-    ("sent/epoch", "bytes_per_epoch", False),
-    ("peak/rank", "memory_peak_bytes", False),
-    ("last val", "val", False),
-    ("last test", "test", False),
-    ("test at best val", "test_at_best_val", False),
-    ("gradient cosine", "gradient_cosine", False),
-    ("times", "provenance", True),
-    ("status", "status", True),
-)
 _ALWAYS = ("strategy", "model", "seed", "world_size", "epoch_seconds", "bytes_per_epoch", "status")
 
 
@@ -52,14 +31,10 @@ class GroupRow(NamedTuple):
 
 def group_rows(groups: Sequence[Group], baseline: str, tint: Mapping[str, str]) -> tuple[list[str], list[GroupRow]]:
     """Headings in which any group has something to say, and the rows."""
-    mixed = len({_times(group.first) for group in groups}) > 1
+    mixed = len({words.times_of(group.first) for group in groups}) > 1
     rows = [GroupRow(group, tint[group.first["strategy"]], _group_cells(group, baseline, mixed)) for group in groups]
     used = [name for name in rows[0].cells if any(row.cells[name].text not in (NOTHING, "") for row in rows)]
     return used, rows
-
-
-def _times(row: JsonObject) -> str:
-    return f"{row['provenance']} {row['links']}".strip()
 
 
 def _group_cells(group: Group, baseline: str, mixed: bool) -> dict[str, Cell]:
@@ -68,7 +43,7 @@ def _group_cells(group: Group, baseline: str, mixed: bool) -> dict[str, Cell]:
     value, _, interval = words.ratio(group.speedup).partition(" ")
     ratio = words.greyed(words.marked(value, group.ratio_busy), group)
     cosine, error = words.fidelity_of(group)
-    details = [first["variant"], group.changed, first["exactness"], _times(first) if mixed else ""]
+    details = [first["variant"], group.changed, first["exactness"], words.times_of(first) if mixed else ""]
     best = dict.fromkeys(group.best, " best")
     judged = not group.control and group.verdict not in ("", "baseline")
     style = f"text verdict-{group.verdict.replace(' ', '-')}" if judged else "text"
@@ -90,30 +65,13 @@ def _group_cells(group: Group, baseline: str, mixed: bool) -> dict[str, Cell]:
 
 def run_columns(rows: Sequence[JsonObject]) -> list[tuple[str, str, bool]]:
     """Columns that tell runs apart: neither empty nor the same name everywhere."""
-    texts = {column: {run_text(row, column) for row in rows} for _, column, _ in RUN_COLUMNS}
+    texts = {column: {words.run_text(row, column) for row in rows} for _, column, _ in words.RUN_COLUMNS}
     same = [name for name in ("dataset", "provenance") if len(texts[name]) == 1 and len(rows) > 1]
-    return [c for c in RUN_COLUMNS if c[1] in _ALWAYS or (c[1] not in same and texts[c[1]] != {NOTHING})]
+    return [c for c in words.RUN_COLUMNS if c[1] in _ALWAYS or (c[1] not in same and texts[c[1]] != {NOTHING})]
 
 
 def run_row(row: JsonObject, columns: Sequence[tuple[str, str, bool]], tint: Mapping[str, str]) -> JsonDict:
     """Texts for people, and the exact values of result.json as attributes."""
     exact = {name: "" if value is None else value for name, value in row.items()}
-    cells = [(column, run_text(row, column), is_text) for _, column, is_text in columns]
+    cells = [(column, words.run_text(row, column), is_text) for _, column, is_text in columns]
     return {"exact": exact, "cells": cells, "colour": tint[row["strategy"]], "grey": no_speed(row)}
-
-
-def run_text(row: JsonObject, column: str) -> str:
-    value = row[column]
-    if value is None or value == "":
-        return NOTHING
-    if column == "strategy":
-        return words.row_name(row)
-    if column == "provenance":
-        return _times(row)
-    if column == "epoch_seconds":
-        return words.row_time(row)
-    if column == "ratio":
-        return words.row_ratio(row)
-    if column in ("bytes_per_epoch", "memory_peak_bytes"):
-        return num_bytes(value)
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
