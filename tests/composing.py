@@ -48,7 +48,7 @@ def _chosen(group: str, name: str, *overrides: str) -> DictConfig:
     """The group before it is instantiated. Composing takes longer than most tests that ask for it, and the whole
     configuration twice as long as a group."""
     GlobalHydra.instance().clear()
-    search_installed([])
+    search_installed()
     with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
         if overrides:
             return compose("config", [f"{group}={name}", *overrides])[group]

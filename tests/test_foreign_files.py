@@ -161,16 +161,6 @@ def test_raw_planetoid_files_with_pickles_are_refused(gnnpar_here: Run, tmp_path
     assert_refused(gnnpar_here("train", *SINGLE, "dataset=cora", "data_dir=data"), tmp_path)
 
 
-@pytest.mark.parametrize("override", ["model._target_=os.system", "+x={_target_:evil.Evil}", "hydra/launcher=evil"])
-def test_sweep_with_foreign_class_is_refused(gnnpar_here: Run, tmp_path: Path, override: str) -> None:
-    (tmp_path / "sweep").mkdir()
-    jobs = [{"key": "k", "folder": "0", "overrides": ["seed=0"], "reads": ""}]
-    (tmp_path / "sweep" / "sweep.json").write_text(
-        json.dumps({"schema": 1, "argv": ["debug=tiny", override], "jobs": jobs})
-    )
-    assert_refused(gnnpar_here("train", "--resume", "sweep"), tmp_path)
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -17,7 +17,7 @@ from checkpoints import train
 from gnnpar import durable
 from gnnpar.cli.partition import run as partition
 from gnnpar.codecs.adaptive.links import Profile, nominal
-from gnnpar.config.jobs import Manifest
+from gnnpar.config.jobs import Job, jobs_below, snapshot
 from gnnpar.partition.manifest import Check, read_manifest
 from gnnpar.partition.read import open_part
 from gnnpar.placement import Plan
@@ -45,9 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("readers") / "run"
     assert train(folder, "strategy=graph_parallel", "epochs=2").exit_code == 0
     (folder / "profile.json").write_text(json.dumps(nominal(2).as_json()))
-    (folder / "sweep.json").write_text(
-        json.dumps({"schema": 1, "argv": ["-m"], "jobs": [{"key": "k", "folder": "0", "overrides": ["seed=1"]}]})
-    )
+    Job(folder.parent, "run", "k", ("seed=1",), started=1.0).save()
     argv = ["dataset.num_nodes=60", "dataset.num_features=3", "world_size=2", f"out={folder / 'shards'}"]
     assert partition(argv) == 0
     return folder
@@ -64,7 +62,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "result.json": lambda file: (read_result(file.parent), collect([file.parent])),
     "metrics.jsonl": lambda file: read_rows(file.parent),
     "profile.json": lambda file: Profile.read(file, 2),
-    "sweep.json": lambda file: Manifest.read(file.parent),
+    "job.json": lambda file: snapshot(jobs_below(file.parent)),
     "checkpoint/epoch-000002/manifest.json": lambda file: checkpoint.read(file.parent),
     "checkpoint/epoch-000002/rank-0.pt": lambda file: checkpoint.read(file.parent),
     "shards/manifest.json": lambda file: read_shards(file.parent, "full"),

@@ -20,7 +20,7 @@ USAGE = """gnnpar: compare parallelism strategies for distributed full-graph GNN
 
   gnnpar train strategy=graph_parallel model=gat dataset=sbm world_size=2     train; gnnpar train --help shows every key
   gnnpar train -m strategy=single,graph_parallel model=gcn,gat                a sweep
-  gnnpar train --resume FOLDER                                                what is missing in a sweep
+  gnnpar train -m ... hydra.sweep.dir=FOLDER                                  the same again: what is missing of it
   gnnpar partition dataset=sbm world_size=4 out=FOLDER                        shards on disk; gnnpar train shards=FOLDER
   gnnpar plan model=resgcn dataset=sbm topology=two_nodes                     which strategy to use, and why; plan.json
   gnnpar estimate model=gcn dataset=sbm world_size=4                          what each strategy would take, not run

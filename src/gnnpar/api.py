@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, cast
 
 from gnnpar.comm.world import torch_as_usual
 from gnnpar.config.compose import compose
-from gnnpar.config.replay import as_value
+from gnnpar.config.inputs import as_value
 from gnnpar.durable import JsonDict, JsonObject, write_text_whole
 from gnnpar.folder_lock import numbered, working_in
 from gnnpar.paths import path_of

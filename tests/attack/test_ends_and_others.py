@@ -6,12 +6,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,14 +22,9 @@ from gnnpar import durable
 from gnnpar.cli.main import run
 from gnnpar.codecs.adaptive.codec import Adaptive, AdaptiveRows
 from gnnpar.comm import interfaces
-from gnnpar.config import jobs as records
-from gnnpar.config.jobs import Job, Manifest
-from gnnpar.config.replay import resumed
-from gnnpar.config.sweep import SWEEP, Resuming, Sweep
 from gnnpar.data import hetero, saved
 from gnnpar.launch import processes, rendezvous, token
 from gnnpar.planner import calibrate
-from gnnpar.settings import ConfigError
 from ports import free_port
 
 TINY = ("dataset=sbm", "dataset.num_nodes=60", "strategy=single", "epochs=1", "threads_per_rank=1")
@@ -39,59 +32,6 @@ TINY = ("dataset=sbm", "dataset.num_nodes=60", "strategy=single", "epochs=1", "t
 
 
 # --- jobs of sweeps
-
-
-IN_A_JOB = "from gnnpar.config.sweep import with_its_sweep\nwith with_its_sweep(): print('began')"
-
-
-def test_a_job_whose_sweep_has_ended_does_not_begin() -> None:
-    """Workers that still imported torch when the sweep was killed trained on without it."""
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    for sweep, expected in ((ended.pid, (1, "")), (os.getppid(), (0, "began\n")), (os.getpid(), (0, "began\n"))):
-        job = [sys.executable, "-c", IN_A_JOB]
-        env = environment() | {SWEEP: str(sweep)}
-        done = subprocess.run(job, env=env, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout) == expected, done.stderr
-
-
-@pytest.mark.parametrize("own", [True, False])
-def test_jobs_that_had_not_begun_run_where_the_launcher_lost_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
-) -> None:
-    """One worker that was killed took all with it."""
-    monkeypatch.setattr("gnnpar.config.sweep._SETTLE_SECONDS", 0.0)
-    jobs = [Job(str(number), str(number), ()) for number in range(4)]
-    launched: list[int] = []
-
-    def launch(overrides: list[list[str]], *, initial_job_idx: int) -> None:
-        launched.append(len(overrides))
-        first = overrides[0][0]
-        (tmp_path / first).mkdir()
-        record = {"pid": 1 << 22, "born": 1.0, "host": socket.gethostname(), "error": None}
-        (tmp_path / first / records.RECORD).write_text(json.dumps(record | {"started": time.time(), "overrides": []}))
-        raise RuntimeError("a process was killed")
-
-    launcher = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher" if own else "submitit.Slurm"
-    settings = SimpleNamespace(launcher={"_target_": launcher, "n_jobs": 2}, sweeper=SimpleNamespace(_target_="x"))
-    resuming = Resuming(
-        SimpleNamespace(launch=launch),
-        Sweep([]),
-        hydra_context=SimpleNamespace(config_loader=None),
-        config=SimpleNamespace(hydra=settings),
-    )
-    resuming.start(Manifest(tmp_path, [], {job.key: job for job in jobs}), [(job, [job.folder]) for job in jobs])
-    assert launched == ([4, 3, 2, 1] if own else [4]), "a cluster's user may have cancelled them"
-
-
-def test_a_process_of_another_namespace_is_not_looked_for_here(tmp_path: Path) -> None:
-    """Containers that keep the host's name: `status` called a job that ran `killed`."""
-    records.begin_job(tmp_path, ())
-    record = records.read_record(tmp_path)
-    assert record is not None and records.is_alive(record, tmp_path)
-    elsewhere = record | {"space": "pid:[1]", "pid": 1 << 22}
-    assert records.is_alive(elsewhere, tmp_path), "it has written of late"
-    assert not records.is_alive(record | {"pid": 1 << 22}, tmp_path)
 
 
 # --- what ends, and what it leaves
@@ -255,23 +195,6 @@ def test_a_plan_calls_a_dataset_by_its_name(
     assert "plan=run/plan.json calls sbm dataset sbm_reddit" in capsys.readouterr().err
 
 
-def test_what_is_typed_beside_a_sweep_comes_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parameters of a sweeper in `sweep.json` took another dataset than those that were typed, and a private one."""
-    monkeypatch.chdir(tmp_path)
-
-    def argv_of(*stored: str) -> list[str]:
-        manifest = Manifest(Path("sw"), ["hydra/sweeper=search", *stored], {"k": Job("k", "0", ("dataset=sbm",))})
-        Path("sw").mkdir(exist_ok=True)
-        manifest.save()
-        return resumed(["--resume", "sw", "dataset=sbm,rmat"])[0]
-
-    assert "seed=1" in argv_of("seed=1", "dataset.num_nodes=60")
-    assert not [each for each in argv_of("+hydra.sweeper.params.dataset=folder") if "folder" in each]
-    for path in ("++dataset.path=private", "data_dir=sw", "+hydra.sweeper.params.data_dir=sw", "dataset.name=a/b"):
-        with pytest.raises(ConfigError, match="beside the dataset that was typed: type it again"):
-            argv_of(path)
-
-
 def test_ranks_of_two_hosts_do_not_meet_at_a_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who read and wrote the stores of two hosts led a rank of one run to the ranks of the other."""
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -290,19 +213,6 @@ def test_a_folder_is_opened_by_what_it_is(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="made"):
         durable.open_to(tmp_path / "made", 0o777)
     assert (tmp_path / "private").stat().st_mode & 0o777 == 0o700
-
-
-@pytest.mark.parametrize(
-    "options",
-    [("-m", "--info", "all"), ("--cfg", "job", "--info", "all"), ("-m", "-i"), ("--resume", "x", "-c", "job")],
-)
-def test_what_shows_the_configuration_shows_that_of_one_run(
-    options: tuple[str, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run("train", [*TINY, *options]) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1 and ("shows the configuration of one run" in err or "has no sweep.json" in err)
 
 
 def test_info_needs_no_word(run_cli: Run) -> None:

@@ -28,8 +28,7 @@ from gnnpar.cli.compare import export
 from gnnpar.cli.partition import run as partition
 from gnnpar.codecs.adaptive.links import Profile, nominal
 from gnnpar.config.inputs import with_inputs
-from gnnpar.config.jobs import Manifest, snapshot
-from gnnpar.config.replay import resumed
+from gnnpar.config.jobs import Job, jobs_below, snapshot
 from gnnpar.config.study import read_study
 from gnnpar.data.dataset import MATRICES
 from gnnpar.data.folder import Folder
@@ -71,10 +70,7 @@ def make_folder(top: Path) -> Path:
     run = top / "run"
     assert train(run, "strategy=graph_parallel", "world_size=2", "epochs=2").exit_code == 0
     (run / "profile.json").write_text(json.dumps(nominal(2).as_json()))
-    jobs = [{"key": "k", "folder": "run", "overrides": ["seed=1", "model=gcn"]}]
-    (top / "sweep.json").write_text(json.dumps({"schema": 1, "argv": ["model=gcn", "seed=1,2"], "jobs": jobs}))
-    record = {"pid": 1, "born": 1.0, "host": "h", "error": None, "started": 1.0, "overrides": ["seed=1"]}
-    (run / "job.json").write_text(json.dumps(record))
+    Job(top, "run", "k", ("seed=1", "model=gcn"), pid=1, born=1.0, host="h", started=1.0).save()
     (top / "study.yaml").write_text(STUDY)
     arrays = graph()
     np.savez(top / "graph.npz", **arrays)
@@ -130,10 +126,7 @@ def read_metrics(top: Path) -> None:
 
 
 def read_sweep(top: Path) -> None:
-    manifest = Manifest.read(top)
-    resumed(["--resume", str(top)])
-    manifest.states()
-    snapshot(manifest, list(manifest.jobs))
+    snapshot(jobs_below(top))
 
 
 def read_checkpoint(top: Path) -> None:
@@ -244,7 +237,6 @@ READERS: dict[str, Reader] = {
     "run/metrics.jsonl": read_metrics,
     "run/profile.json": lambda top: Profile.read(top / "run/profile.json", 2),
     "run/job.json": read_sweep,
-    "sweep.json": read_sweep,
     "study.yaml": lambda top: (study := read_study(top / "study.yaml")).jobs(study.variants()),
     f"run/{CHECKPOINT}/manifest.json": load_checkpoint,
     f"run/{CHECKPOINT}/rank-0.pt": read_checkpoint,

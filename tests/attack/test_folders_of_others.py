@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import json
 import os
 import pickle
 import shutil
@@ -26,7 +25,6 @@ from gnnpar import durable
 from gnnpar.cli.main import run
 from gnnpar.cli.predict import checked_pairs
 from gnnpar.config.compose import compose
-from gnnpar.config.replay import resumed
 from gnnpar.data import ogb
 from gnnpar.data.files import fingerprint
 from gnnpar.data.given import _of_arrays
@@ -271,47 +269,11 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def sweep_of(folder: Path, *, job: str = "0", argv: tuple[str, ...] = ("seed=0",)) -> Path:
-    jobs = [{"key": "k", "folder": job, "overrides": ["seed=0"]}]
-    (folder / "sweep.json").write_text(json.dumps({"schema": 1, "argv": list(argv), "jobs": jobs}))
-    return folder
-
-
 ESCAPED = (
     r"early_stopping.patience=$\{oc.create\:$\{oc.select\:$\{oc.env\:GNNPAR_JOBS_AT_ONCE\,resume\}\,\\\{_targ$\{oc.env\:NOPE\,et_\}"
     r"\\\:\ subprocess.Popen\\\,\ args\\\:\ touch\ PWNED\\\,\ shell\\\:\ true\\\}\}\}"
 )
 """A number that becomes a class, when a job runs and not while it is planned."""
-
-
-@pytest.mark.parametrize("trust", [False, True])
-def test_a_sweep_makes_no_class_out_of_a_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], trust: bool
-) -> None:
-    """Whoever trusts the file gets the words of the setting."""
-    monkeypatch.chdir(tmp_path)
-    sweep_of(tmp_path, argv=("dataset=sbm", "debug=tiny", "strategy=single", "epochs=1,2", ESCAPED))
-    assert run("train", ["--resume", ".", *(["--trust"] if trust else [])]) in (1, 2)
-    told = capsys.readouterr()
-    assert ("must be a whole number >= 1 or null" if trust else "run code of its own, read") in told.out + told.err
-    assert not Path("PWNED").exists()
-
-
-@pytest.mark.parametrize("override", [ESCAPED, r"dataset.name=$\{oc.env:SECRET\}"])
-def test_a_study_makes_no_class_out_of_a_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], override: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    study = {"base": ["debug=tiny", "strategy=single"], "factors": {"lr": ["optim.lr=0.1", ["optim.lr=0.2", override]]}}
-    Path("study.yaml").write_text(json.dumps(study))
-    assert run("ablate", ["study.yaml"]) == 2
-    assert "reads the environment or more, and a study is data" in capsys.readouterr().err
-    assert not Path("PWNED").exists()
-
-
-def test_a_sweep_may_number_its_jobs(tmp_path: Path) -> None:
-    numbered = "hydra.sweep.subdir=job-${hydra.job.num}"
-    assert numbered in resumed(["--resume", str(sweep_of(tmp_path, argv=("seed=0", numbered)))])[0]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shlex
@@ -28,7 +27,7 @@ from gnnpar.cli.train import check_world
 from gnnpar.comm import Communicator, interfaces
 from gnnpar.comm.flight_recorder import WORKING, Entry
 from gnnpar.config.compose import compose
-from gnnpar.config.replay import as_value
+from gnnpar.config.inputs import as_value
 from gnnpar.data.given import as_data
 from gnnpar.data.saved import raw_graph
 from gnnpar.durable import read_json
@@ -66,18 +65,6 @@ def test_a_prediction_of_the_runs_own_graph_is_of_that(
     assert "was trained on graph" in capsys.readouterr().err
     assert not (tmp_path / "second.npy").exists()
     assert run("predict", ["run", *job[:2], "--out", "second.npy"]) == 0, "named, it is another graph"
-
-
-def test_a_sweep_whose_data_is_newer_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    graph(tmp_path / "g.npz", 40)
-    job = ["-m", "dataset=npz", f"dataset.path={tmp_path}/g.npz", "strategy=single", "epochs=1"]
-    assert run("train", [*job, f"hydra.sweep.dir={tmp_path}/sweep"]) == 0
-    capsys.readouterr()
-    assert run("train", [*job, f"hydra.sweep.dir={tmp_path}/sweep"]) == 0
-    assert "has changed" not in capsys.readouterr().out
-    os.utime(tmp_path / "g.npz", (4e9, 4e9))
-    assert run("train", [*job, f"hydra.sweep.dir={tmp_path}/sweep"]) == 0
-    assert f"{tmp_path}/g.npz has changed since jobs that are done" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", [np.asarray, list])
@@ -118,21 +105,6 @@ def test_a_codec_that_the_chosen_strategy_does_not_take_is_one_line(
 def test_a_sweep_without_a_job_is_refused(nothing: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("train", ["-m", nothing, f"hydra.sweep.dir={tmp_path}"]) == 2
     assert "there is no job in this sweep" in capsys.readouterr().err
-
-
-def test_names_of_folders_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "a: 1 of 2 done\nmine"
-    folder.mkdir()
-    job = {"key": "k", "folder": "0", "overrides": []}
-    (folder / "sweep.json").write_text(json.dumps({"schema": 1, "argv": [], "jobs": [job]}))
-    assert run("status", [str(folder)]) == 1
-    assert "\nmine" not in capsys.readouterr().out
-    (folder / "sweep.json").write_text(json.dumps({"schema": 1, "argv": [], "jobs": [job | {"folder": "2\ndone"}]}))
-    assert run("status", [str(folder)]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-    with pytest.raises(SystemExit):
-        run("status", ["--\x1b]0;title"])
-    assert "\x1b" not in capsys.readouterr().err
 
 
 def test_a_file_called_trust_is_no_option(
@@ -212,15 +184,6 @@ def test_a_study_that_wandb_cannot_filter_by_is_refused() -> None:
         with pytest.raises(ValueError, match="cannot be in the name of a group that wandb filters by"):
             of_study(name)
     assert of_study("a study, 2")
-
-
-def test_a_resumed_sweep_names_jobs_of_earlier_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    job = ["-m", *SMALL, "strategy=single", "epochs=1", f"hydra.sweep.dir={tmp_path}"]
-    assert run("train", [*job, "seed=0,1"]) == 0
-    (tmp_path / "1" / "result.json").unlink()
-    assert run("train", [*job, "seed=5"]) == 0
-    assert run("train", ["--resume", str(tmp_path)]) == 1
-    assert "1 job of earlier commands in this folder not done" in capsys.readouterr().out
 
 
 def test_the_configuration_that_a_run_leaves_is_its_own(tmp_path: Path) -> None:

@@ -27,12 +27,11 @@ from gnnpar import api, durable
 from gnnpar.cli.main import refuse, run
 from gnnpar.comm import Communicator, ThreadWorld, world
 from gnnpar.comm.world import torch_given_back
-from gnnpar.config import submitit_jobs
 from gnnpar.config.compose import compose
 from gnnpar.folder_lock import working_in
 from gnnpar.launch import forked, processes, signals
 from gnnpar.launch.launch import world_of
-from gnnpar.report import figures, sessions
+from gnnpar.report import figures
 from gnnpar.settings import ConfigError
 from gnnpar.training import predict
 
@@ -82,24 +81,6 @@ class Launcher:
 
     def __init__(self, folder: str) -> None:
         self.params: dict[str, object] = {"submitit_folder": folder, "setup": ["module load cuda"]}
-
-
-def test_a_job_of_slurm_begins_where_the_sweep_did_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (folder := tmp_path / "it's here").mkdir()
-    monkeypatch.chdir(folder)
-    launcher = Launcher(f"{tmp_path}/sweep/.submitit/%j")
-    with submitit_jobs.results_apart(launcher, tmp_path / "sweep", known=()):
-        lines = launcher.params["setup"]
-    assert isinstance(lines, list)
-    for there, said in ((True, f"{folder}\n"), (False, "")):
-        done = subprocess.run(["bash"], input="\n".join([lines[0], "pwd"]), cwd="/", capture_output=True, text=True)
-        assert (done.stdout, done.returncode) == (said, int(not there)), done.stderr
-        if there:
-            monkeypatch.chdir(tmp_path)
-            folder.rmdir()
 
 
 # --- wandb's process
@@ -163,15 +144,6 @@ def test_a_run_that_goes_on_moves_no_random_numbers_of_the_program(tmp_path: Pat
     before = torch.get_rng_state()
     gnnpar.train("gcn", "sbm", epochs=2, folder=tmp_path / "second", resume=str(tmp_path / "first"), **small)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_a_sweep_of_another_user_is_not_told_of(tmp_path: Path) -> None:
-    """`compare` printed the command to resume whichever sweep.json lay in a folder above two runs."""
-    (run_dir := tmp_path / "shared" / "mine" / "run").mkdir(parents=True)
-    (tmp_path / "shared" / "sweep.json").write_text("{}")
-    assert sessions._sweep_of(run_dir) == tmp_path / "shared"
-    os.chown(tmp_path / "shared" / "sweep.json", OTHER, OTHER)
-    assert sessions._sweep_of(run_dir) is None
 
 
 def test_a_traceback_obeys_no_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,10 +20,8 @@ from gnnpar.cli import partition, plan
 from gnnpar.cli.main import run
 from gnnpar.comm.process import connect
 from gnnpar.comm.world import torch_given_back
-from gnnpar.config import jobs
 from gnnpar.config.compose import compose
 from gnnpar.data.given import as_data
-from gnnpar.folder_lock import own_machine
 from gnnpar.report.fairness import differences, unequal_accuracy
 from gnnpar.report.runs import configuration_of
 from gnnpar.settings import ConfigError
@@ -128,15 +126,6 @@ def test_a_workspace_of_cublas_is_the_programs_own_afterwards(monkeypatch: pytes
 
 
 # --- hosts
-
-
-@pytest.mark.parametrize(("machine", "alive"), [(own_machine(), False), ("another", True)])
-def test_a_job_of_a_host_of_the_same_name_may_be_alive(tmp_path: Path, machine: str, alive: bool) -> None:
-    jobs.begin_job(tmp_path, ())
-    file = tmp_path / jobs.RECORD
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"pid": 2**22 + 1, "machine": machine}))
-    record = jobs.read_record(tmp_path)
-    assert record is not None and jobs.is_alive(record, tmp_path) is alive
 
 
 def test_gloo_connects_at_once_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:

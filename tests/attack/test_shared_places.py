@@ -6,7 +6,6 @@ will lie, locks and names that others hold first, counts beyond what a run has."
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ from torch_geometric.data import Data
 
 from checkpoints import train
 from gnnpar.comm.interfaces import MeetingError
-from gnnpar.config.jobs import Manifest, state_of
-from gnnpar.config.study import read_study
 from gnnpar.data import files
 from gnnpar.data.saved import PT
 from gnnpar.durable import read_json
@@ -26,7 +23,6 @@ from gnnpar.launch.environment import check_rank
 from gnnpar.launch.rendezvous import _own_end, rendezvous
 from gnnpar.parallel.sequential.cuts import _Layout
 from gnnpar.settings import ConfigError
-from gnnpar.training.result.result import valid_result
 
 
 @pytest.fixture(scope="module")
@@ -50,33 +46,6 @@ def test_rows_that_rise_only_where_differences_wrap_are_other_edges() -> None:
 
 
 # --- results of runs
-
-
-@pytest.mark.parametrize("place", ["metric", "epoch_seconds", "memory_bytes", "bytes_per_epoch", "seed"])
-def test_a_result_that_is_none_by_its_schema_is_none_of_a_job(
-    tmp_path: Path, result: dict[str, Any], place: str
-) -> None:
-    """A study, and a sweep that optuna steers, took its figures as they were."""
-    (tmp_path / "result.json").write_text(json.dumps(result))
-    assert valid_result(tmp_path) == result and state_of(tmp_path)[0] == "done"
-    (tmp_path / "result.json").write_text(json.dumps(result | {place: "a text"}))
-    assert valid_result(tmp_path) is None and state_of(tmp_path)[0] == "missing"
-
-
-@pytest.mark.parametrize("second", ["0", "0/.", "./0", "0//"])
-def test_jobs_of_a_sweep_share_no_folder(tmp_path: Path, second: str) -> None:
-    jobs = [{"key": key, "folder": folder, "overrides": []} for key, folder in (("a", "0"), ("b", second))]
-    (tmp_path / "sweep.json").write_text(json.dumps({"schema": 1, "argv": [], "jobs": jobs}))
-    with pytest.raises(ConfigError, match="several jobs have the folder 0"):
-        Manifest.read(tmp_path)
-
-
-@pytest.mark.parametrize("text", ["{f}\n{f}", "base: [seed=1]\nbase: []\n{f}", "factors: {{a: [seed=1], a: [seed=2]}}"])
-def test_a_study_says_nothing_twice(tmp_path: Path, text: str) -> None:
-    """Of equal keys the last counted, and a factor was not run."""
-    (tmp_path / "s.yaml").write_text(text.format(f="factors: {a: [codec=bf16]}"))
-    with pytest.raises(ConfigError, match=r"it has \w+ twice; of the same keys only one would count"):
-        read_study(tmp_path / "s.yaml")
 
 
 @pytest.mark.parametrize(
@@ -123,11 +92,6 @@ def test_a_user_without_a_home_is_one_line(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.delenv(name)
     with pytest.raises(ValueError, match="this user has no home folder; set HOME, XDG_CACHE_HOME or GNNPAR_CACHE"):
         files.cache_root()
-
-
-def test_a_sweep_that_lost_its_jobs_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"sweep\.json has lost jobs of this sweep: another program writes there"):
-        Manifest(tmp_path).states(["a"])
 
 
 # --- what torchrun's store, in which anybody writes, decides

@@ -35,17 +35,12 @@ from torch_geometric.nn import GCN
 import gnnpar
 from conftest import ROOT, environment
 from gnnpar import api, capacity
-from gnnpar.cli import status
-from gnnpar.cli.main import _OF_NAMES, COMMANDS, run
+from gnnpar.cli.main import run
 from gnnpar.codecs.adaptive.links import Profile, nominal
 from gnnpar.comm import interfaces
 from gnnpar.config import sweep
 from gnnpar.config.compose import compose
 from gnnpar.config.help import train_help
-from gnnpar.config.jobs import begin_job
-from gnnpar.config.own_yaml import OwnYaml
-from gnnpar.config.replay import Replay
-from gnnpar.config.sweep import _changed_since
 from gnnpar.data import stored
 from gnnpar.data.folder import Folder
 from gnnpar.data.hetero import homogeneous
@@ -110,44 +105,6 @@ def unnamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        ("+shards=sh", "shards"),
-        ("++shards.folder=sh", "shards"),
-        ("model=", "model= names no file of model"),
-        ("model=''", "names no file of model"),
-        ("model=../../far/x", "options are names of files in a folder model, and no paths"),
-        ("model=[../../far/x]", "options are names|a list of options is for -m"),
-        ("epochs=x", "epochs"),
-    ],
-)
-@pytest.mark.parametrize("multirun", [[], ["-m", "seed=0,1"]], ids=["run", "sweep"])
-def test_what_is_refused_was_not_opened(
-    unnamed: Path, typed: str, said: str, multirun: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("train", [*multirun, *SMALL, "strategy=single", "epochs=1", typed]) == 2
-    assert re.search(said, capsys.readouterr().err)
-    with pytest.raises(ConfigError, match=said):
-        compose([*SMALL, typed])
-    assert not (unnamed / "here" / "mark").exists()
-
-
-def test_yaml_of_the_working_directory_is_found_by_a_name_in_a_group_alone(unnamed: Path) -> None:
-    (unnamed / "here" / "model" / "None.yaml").touch()
-    (unnamed / "here" / "model" / "mine.yaml").touch()
-    (unnamed / "here" / "config.yaml").touch()
-    own = OwnYaml("main", "own://.")
-    assert own.is_group("model")
-    assert own.is_config("model/mine")
-    assert own.list("model", None) == ["mine"]
-    for name in ("model/", "model/None", "model/None.yaml", "model/../../far/x", "shards.folder/sh", "epochs/x"):
-        assert not own.is_config(name), name
-    for name in ("config", "../far/x", "model/mine/..", f"/{unnamed}/far/x"):
-        assert not own.is_config(name), name
-    assert not any(map(own.is_group, ("shards.folder", "epochs", "", "..", "../far")))
-
-
 @pytest.mark.parametrize("command", ["compare", "predict", "export", "dashboard", "status"])
 def test_an_option_that_is_the_name_of_a_file_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
@@ -167,39 +124,6 @@ def test_an_option_that_is_the_name_of_a_file_is_none(
 
 
 # --- data that was exchanged
-
-
-def test_data_that_was_exchanged_for_older_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gnnpar.config.sweep.read_record", lambda folder: {"started": time.time() - 60})
-    old = time.time() - 1000
-    (tmp_path / "data" / "Cora" / "raw").mkdir(parents=True)
-    for file in (tmp_path / "g.npz", tmp_path / "data" / "Cora" / "raw" / "ind.cora.y"):
-        file.touch()
-        os.utime(file, (old, old))  # as tar and mv leave it
-    assert _changed_since({"dataset": {"path": f"{tmp_path}/g.npz"}}, tmp_path) == f"{tmp_path}/g.npz"
-    cora = {"dataset": {"name": "cora"}, "data_dir": f"{tmp_path}/data"}
-    assert _changed_since(cora, tmp_path) == f"{tmp_path}/data/Cora"
-    assert _changed_since({**cora, "dataset": {"name": "pubmed"}}, tmp_path) is None
-
-
-def test_data_of_another_place_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sweep on other data of the same name, by data_dir or the working directory, gave the figures of the first."""
-    monkeypatch.setattr("gnnpar.config.sweep._changed", lambda place: 0.0)
-    for place in ("a", "b"):
-        (tmp_path / place / "Cora" / "raw").mkdir(parents=True)
-        (tmp_path / place / "Cora" / "raw" / "ind.cora.y").touch()
-        (tmp_path / place / "g.npz").touch()
-    monkeypatch.chdir(tmp_path / "a")
-    begin_job(tmp_path, ())
-    settings = {"dataset": {"name": "cora", "path": None}, "data_dir": "."}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
-    assert _changed_since(settings, tmp_path) is None
-    assert _changed_since(settings | {"data_dir": "../b"}, tmp_path) == f"{tmp_path}/b/Cora"
-    named = {"dataset": {"name": "npz", "path": "g.npz"}}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(named))
-    assert _changed_since(named, tmp_path) is None
-    monkeypatch.chdir(tmp_path / "b")
-    assert _changed_since(named, tmp_path) == f"{tmp_path}/b/g.npz"
 
 
 # --- sizes
@@ -490,29 +414,12 @@ def test_hydra_may_run_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert hydra.compose("app").x == 1, "and is the caller's afterwards"
 
 
-def test_status_leaves_out_no_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a").mkdir()
-    with pytest.raises(ConfigError, match="cannot be listed"):
-        status.find([tmp_path])
-
-
 def test_a_secret_may_be_of_any_bytes() -> None:
     secret = os.fsdecode(b"\x80" * 40)
     assert secret_of({VARIABLE: secret}, "") == b"\x80" * 40
 
 
 # --- what a twenty-first attack found
-
-
-def test_no_command_that_composes_takes_an_override_from_a_pattern(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`gnnpar cite strategy.*=*` imported a class that a file was called after."""
-    monkeypatch.chdir(tmp_path)
-    Path("strategy._target_=evil.Evil").touch()
-    for command in set(COMMANDS) - set(_OF_NAMES):
-        assert run(command, ["strategy._target_=evil.Evil"]) == 2
-        assert "a file here is called strategy._target_=evil.Evil" in capsys.readouterr().err, command
 
 
 def test_text_from_python_stays_text() -> None:
@@ -553,14 +460,6 @@ def test_a_process_of_a_pool_is_told_that_it_can_start_no_ranks(monkeypatch: pyt
     monkeypatch.setitem(vars(multiprocessing.current_process())["_config"], "daemon", True)
     with pytest.raises(ValueError, match=r"a daemonic process, as those of multiprocessing\.Pool, can"):
         Ranks(2, print, fork=True)
-
-
-@pytest.mark.parametrize("override", ["hydra.launcher.gpus_per_node=2000000000", "hydra.launcher.mem_gb=99999999999"])
-def test_a_sweep_of_others_asks_for_no_number_beyond_machines(tmp_path: Path, override: str) -> None:
-    (tmp_path / "sweep.json").write_text("{}")
-    with pytest.raises(ConfigError, match="which may run code of its own"):
-        Replay(tmp_path / "sweep.json", ()).check_override(override)
-    Replay(tmp_path / "sweep.json", ()).check_override(f"{override.partition('=')[0]}=8")
 
 
 def test_help_shows_any_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

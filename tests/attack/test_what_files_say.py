@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,9 @@ import torch
 
 from checkpoints import last, result, train
 from gnnpar.cli.main import run
-from gnnpar.cli.new import write
-from gnnpar.config.jobs import RECORD, Job, Manifest, job_key, read_record
+from gnnpar.config.jobs import job_key
 from gnnpar.partition.partition import read_cached, write_cached
 from gnnpar.report.fairness import unequal_accuracy
-from gnnpar.settings import ConfigError
 from gnnpar.track.keys import fits
 from gnnpar.training.result.result import fault
 
@@ -90,22 +87,6 @@ def test_a_result_says_what_its_run_went_on_from(tmp_path: Path) -> None:
     assert result(tmp_path / "third")["begun_otherwise"]["settings"] == ["seed", "strategy"], "by way of"
 
 
-def test_a_job_began_in_time(tmp_path: Path) -> None:
-    """Records of jobs that are done ended those to come, without a line."""
-    record = {"pid": 7, "born": 1.0, "host": "h", "error": None, "started": time.time(), "overrides": []}
-    for started, there in ((record["started"], True), (-1.7e308, False), (float("inf"), False), ("now", False)):
-        (tmp_path / RECORD).write_text(json.dumps(record | {"started": started}))
-        assert (read_record(tmp_path) is not None) == there
-
-
-def test_titles_of_many_jobs_are_one_pass(tmp_path: Path) -> None:
-    jobs = {str(i): Job(str(i), str(i), ("model=gcn", f"seed={i}")) for i in range(20_000)}
-    manifest = Manifest(tmp_path, [], jobs)
-    assert [manifest.title(key) for key in jobs][-1] == "seed=19999"
-    manifest.jobs["other"] = Job("other", "other", ("model=gat",))
-    assert manifest.title("7") == "model=gcn seed=7"
-
-
 def test_data_and_checkpoints_of_others_make_other_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,14 +96,6 @@ def test_data_and_checkpoints_of_others_make_other_jobs(
     assert len({*alike}) == 1 and len({*alike, *others}) == 3
     assert run("train", ["-m", "debug=tiny", f"data_dir={tmp_path},/", "hydra.sweep.dir=s"]) == 2
     assert "in one sweep: a job is the same wherever its data lies" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["mine/__init__.py", "mine.abi3.so", "mine/__init__.pyc"])
-def test_a_new_method_is_what_is_imported(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_text("")
-    with pytest.raises(ConfigError, match=r"would be imported instead of mine\.py"):
-        write("strategy", "mine", tmp_path)
 
 
 def test_a_cached_partition_has_no_empty_part(tmp_path: Path) -> None:

@@ -80,9 +80,9 @@ def test_blocks_hold_every_run_once_in_orders_of_their_own(tmp_path: Path) -> No
         ("factors: {x: [codec=bf16], y: [codec=identity]}", "factors.y[0] (codec=identity) is the same run as"),
         ("a: [", "is no YAML"),
         ("- a", "must hold keys"),
-        ("factors: {x: [codec=bf16]}\nseeds: 2020-01-01", "it holds a date (2020-01-01); put it into quotes"),
-        ("factors: {x: [codec=bf16]}\nblocks: !!binary aaaa", "it says tag:yaml.org,2002:binary of a value"),
-        ("base: !!set {a}\nfactors: {x: [codec=bf16]}", "it says tag:yaml.org,2002:set of a value"),
+        ("factors: {x: [codec=bf16]}\nseeds: 2020-01-01", "seeds=2020-01-01 must be"),
+        ("factors: {x: [codec=bf16]}\nblocks: !!binary aaaa", "blocks="),
+        ("base: !!set {a}\nfactors: {x: [codec=bf16]}", "base="),
     ],
 )
 def test_a_wrong_study_is_one_line_with_the_key(

@@ -7,23 +7,23 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from conftest import Run, environment
+from conftest import Run
 from gnnpar.cli import status
 from gnnpar.cli.main import run
-from gnnpar.config import jobs
 from gnnpar.config.compose import HydraJob
-from gnnpar.config.jobs import Manifest, alone_in, begin_job, job_key, refuse_job, state_of
-from gnnpar.config.replay import asked, quoted, resumed
+from gnnpar.config.inputs import quoted
+from gnnpar.config.jobs import Job, job_key, jobs_below
 from gnnpar.config.sweep import per_job
-from gnnpar.settings import ConfigError, Settings
+from gnnpar.folder_lock import working_in
+from gnnpar.settings import Settings
 from gnnpar.track.progress import SHOWN, Snapshot, duration, shown
 
 TINY = (
@@ -77,14 +77,8 @@ def ran(folder: Path) -> list[int]:
     return seeds
 
 
-def refusal(argv: list[str]) -> str:
-    with pytest.raises(ConfigError) as error:
-        resumed(argv)
-    return str(error.value)
-
-
 def states(folder: Path) -> list[str]:
-    return [state for state, _ in Manifest.read(folder / "sweep").states().values()]
+    return [job.state()[0] for job in jobs_below(folder / "sweep")]
 
 
 @pytest.mark.fault
@@ -114,23 +108,14 @@ def test_a_sweep_killed_half_way_finishes_exactly_what_is_missing(
     assert "gnnpar: rank 0: RuntimeError: planted" in told.err
 
     (folder / "fail-1").unlink()
-    assert run("train", ["--resume", "sweep"]) == 2  # the tracker is of this folder, and named by a file alone
-    assert "sweep.json has tracker=counting, which may run code of its own" in capsys.readouterr().err
-    assert ran(folder) == []
-    assert run("train", ["--resume", "sweep", "tracker=counting"]) == 0
+    assert run("train", ["-m", *TINY, "seed=0,1,2,3"]) == 0
     assert ran(folder) == [1]
-    assert run("train", ["--resume", "sweep", "--trust"]) == 0
+    assert run("train", ["-m", *TINY, "seed=0,1,2,3"]) == 0
     assert ran(folder) == []
-    assert "no job of sweep; name some of 0, 1, 2, 3" in refusal(["--resume", "sweep", "--again", "0,9"])
-    assert run("train", ["--resume", "sweep", "--trust", "--again", "2,0"]) == 0
-    assert ran(folder) == [0, 2]
-    sessions = [json.loads((folder / "sweep" / job / "result.json").read_text())["session"] for job in "0123"]
-    assert sessions[0] == sessions[2] != sessions[1]
-    assert "resume=null" not in Manifest.read(folder / "sweep").argv  # jobs of later resumes go on where they were
-    assert "--again names jobs of a sweep" in refusal(["--again", "0"])
-    assert "--again stands twice" in refusal(["--resume", "sweep", "--again", "0", "--again", "1"])
+    assert run("train", ["--resume", "sweep"]) == 2
+    assert "--resume is gone: give the sweep's command again" in capsys.readouterr().err
     assert status.run(["sweep", "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out.rpartition("sweep: 4 of 4 done  ->  sweep\n")[2])
+    (told,) = json.loads(capsys.readouterr().out)
     assert told["counts"] == {"done": 4}
 
 
@@ -138,8 +123,8 @@ def test_another_seed_is_another_job_in_a_folder_of_its_own(folder: Path) -> Non
     assert run("train", ["-m", *TINY, "seed=0"]) == 0
     assert run("train", ["-m", *TINY, "seed=1,0", "data_dir=elsewhere"]) == 0
     assert ran(folder) == [0, 1]  # folders are no part of what a job is
-    planned = {job.folder: job.overrides[-1] for job in Manifest.read(folder / "sweep").jobs.values()}
-    assert planned == {"0": "seed=0", "1": "data_dir=elsewhere"}
+    planned = {job.folder: job.overrides[-2:] for job in jobs_below(folder / "sweep")}
+    assert planned == {"0": ("seed=0", "data_dir=elsewhere"), "1": ("seed=1", "data_dir=elsewhere")}
     sessions = {json.loads((folder / "sweep" / n / "result.json").read_text())["session"] for n in "01"}
     assert len(sessions) == 2
 
@@ -150,6 +135,13 @@ def test_a_wrong_job_is_refused_and_the_others_run(folder: Path, capsys: pytest.
     assert states(folder) == ["failed", "done"]
     assert "sweep/0 failed: epochs=0 must be a whole number >= 1  (epochs=0)" in capsys.readouterr().out
     assert run("train", ["-m", *TINY, "seed=0", "epochs=0"]) == 2
+    capsys.readouterr()
+    assert run("train", ["-m", *TINY, "sede=0,1"]) == 2
+    assert "unknown key sede=0, did you mean seed?" in capsys.readouterr().err
+    assert run("train", ["-m", *TINY, "data_dir=a,b"]) == 2
+    assert "data_dir=a,b: a job is the same wherever its data lies" in capsys.readouterr().err
+    assert run("train", ["-m", *TINY, "seed=range(0,10000000)"]) == 2
+    assert "the sweep asks for more than 100,000 jobs" in capsys.readouterr().err
 
 
 def test_keys_of_a_swept_group_are_those_of_its_jobs(folder: Path, capsys: pytest.CaptureFixture) -> None:
@@ -188,70 +180,6 @@ def test_a_defect_in_one_job_ends_no_other(
     assert "Traceback" in told.err
 
 
-def test_states_and_keys(tmp_path: Path) -> None:
-    assert state_of(tmp_path) == ("missing", "")
-    begin_job(tmp_path, ["seed=0"])
-    assert state_of(tmp_path) == ("running", "")
-    record = json.loads((tmp_path / "job.json").read_text())
-    (tmp_path / "job.json").write_text(json.dumps(record | {"born": 0.0}))  # its number is somebody else's by now
-    assert state_of(tmp_path)[0] == "killed"
-    (tmp_path / "job.json").write_text(json.dumps(record | {"host": "elsewhere"}))
-    assert state_of(tmp_path)[0] == "running"
-    long_ago = time.time() - 3600
-    os.utime(tmp_path / "job.json", (long_ago, long_ago))
-    assert state_of(tmp_path)[0] == "killed"
-    refuse_job(tmp_path, "out\nof luck", refused=True)
-    assert state_of(tmp_path) == ("failed", "out of luck")
-    one = {"seed": 0, "data_dir": "a", "cache_dir": "b", "tracker": {"every": 1}}
-    other = {"seed": 0, "data_dir": "c", "cache_dir": "d", "tracker": {}}
-    assert job_key(one, {"tracker": "console", "model": "gcn"}) == job_key(other, {"tracker": "wandb", "model": "gcn"})
-    assert job_key(one, {}) != job_key(one | {"seed": 1}, {})
-    assert job_key(one, {"model": "gcn"}) != job_key(one, {"model": "gat"})
-
-
-def test_one_sweep_a_folder_and_clear_refusals(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    hold = "import sys; from pathlib import Path; from gnnpar.config.jobs import alone_in\n"
-    hold += "with alone_in(Path(sys.argv[1])): print(flush=True); input()"
-    command = [sys.executable, "-c", hold, str(tmp_path)]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment()) as other:
-        assert other.stdout and other.stdout.readline()
-        with pytest.raises(ConfigError, match="is in use by process "), alone_in(tmp_path):
-            pass
-        other.kill()
-    with alone_in(tmp_path):
-        pass
-    assert run("status", [str(tmp_path)]) == 2
-    assert "no sweep.json below" in capsys.readouterr().err
-    assert run("train", ["--resume", str(tmp_path)]) == 2
-    assert "has no sweep.json with jobs" in capsys.readouterr().err
-    assert run("train", ["--resume"]) == 2
-    (tmp_path / "sweep.json").write_text("{")
-    assert run("status", [str(tmp_path)]) == 2
-    assert "sweep.json cannot be read" in capsys.readouterr().err
-
-
-def test_what_a_resumed_sweep_is_told(tmp_path: Path) -> None:
-    argv = ["-m", "seed=0,1", "hydra.sweep.dir=x", "hydra/launcher=parallel"]
-    assert asked(argv) == ["seed=0,1", "hydra/launcher=parallel"]
-    Manifest(tmp_path, asked(argv), {"k": jobs.Job("k", "0", ("seed=0",))}).save()
-    expected = [
-        "-m",
-        "seed=0,1",
-        "hydra/launcher=parallel",
-        "device=cpu",
-        "hydra.searchpath=[]",
-        f"hydra.sweep.dir='{tmp_path}'",
-    ]
-    assert resumed(["--resume", str(tmp_path), "device=cpu"])[0] == expected
-    for text in ("it's", "a\\b", "a\\\\b", "ends\\", "\\'", "''", "a b, {c}: [$]"):
-        (override,) = OverridesParser.create().parse_overrides([f"hydra.sweep.dir={quoted(text)}"])
-        assert override.value() == text
-    seen = Snapshot(12, 3, 1, ("a", "b"), 240.0)
-    assert seen.line == "3 of 12 jobs done, 1 failed, 2 running, about 4 min left"
-    assert (duration(40), duration(12_600)) == ("40 s", "3.5 h")
-
-
 def test_a_terminal_shows_the_sweep_and_jobs_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
 
@@ -282,21 +210,77 @@ def test_what_a_strategy_does_not_read_is_not_trained_again(folder: Path, capsys
     assert re.search("does not read codec=identity .*partition=random.*; its", capsys.readouterr().out)
 
 
-def test_resuming_a_sweep_goes_on_inside_a_job_that_is_half_done(
+def test_state_of_a_job_follows_its_files(tmp_path: Path) -> None:
+    job = Job(tmp_path, "a/0", "k", ("seed=0",))
+    job.save()
+    assert Job.read(tmp_path / "a/0") == job
+    assert job.state() == ("missing", "")
+    job.begin()
+    (running,) = jobs_below(tmp_path)
+    assert running.state() == ("running", "")
+    assert replace(running, born=0.0).state()[0] == "killed"  # another process has its number now
+    assert replace(running, host="elsewhere").state()[0] == "running"
+    long_ago = time.time() - 3600
+    os.utime(running.run_dir / "job.json", (long_ago, long_ago))
+    assert replace(running, host="elsewhere").state()[0] == "killed"
+    running.fail("out\nof luck", refused=True)
+    (failed,) = jobs_below(tmp_path)
+    assert (failed.state(), failed.refused) == (("failed", "out of luck"), True)
+
+
+def test_key_of_a_job_leaves_out_folders_and_trackers() -> None:
+    one = {"seed": 0, "data_dir": "a", "cache_dir": "b", "tracker": {"every": 1}}
+    other = {"seed": 0, "data_dir": "c", "cache_dir": "d", "tracker": {}}
+    assert job_key(one, {"tracker": "console", "model": "gcn"}) == job_key(other, {"tracker": "wandb", "model": "gcn"})
+    assert job_key(one, {}) != job_key(one | {"seed": 1}, {})
+    assert job_key(one, {"model": "gcn"}) != job_key(one, {"model": "gat"})
+
+
+def test_folder_of_a_sweep_in_use_is_one_line(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    with working_in(folder / "sweep", otherwise="wait", say=print):
+        assert run("train", ["-m", *TINY, "seed=0,1"]) == 2
+    assert "sweep is in use by" in capsys.readouterr().err
+    assert ran(folder) == []
+    assert run("status", [str(folder)]) == 2
+    assert "no jobs of a sweep below" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["it's", "a\\b", "a\\\\b", "ends\\", "\\'", "''", "a b, {c}: [$]"])
+def test_quoted_text_is_read_back_by_hydra(text: str) -> None:
+    (override,) = OverridesParser.create().parse_overrides([f"hydra.sweep.dir={quoted(text)}"])
+    assert override.value() == text
+
+
+def test_snapshot_as_a_line() -> None:
+    seen = Snapshot(12, 3, 1, ("a", "b"), 240.0)
+    assert seen.line == "3 of 12 jobs done, 1 failed, 2 running, about 4 min left"
+    assert (duration(40), duration(12_600)) == ("40 s", "3.5 h")
+
+
+def test_job_that_was_killed_goes_on_from_its_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    common = [*TINY[:-2], "tracker=jsonl", "checkpoint.every=1", "hydra.sweep.dir=sweep"]
-    assert run("train", ["-m", *common, "seed=0", "epochs=4"]) == 0
-    file = tmp_path / "sweep" / "0" / "checkpoint"
-    whole = (tmp_path / "sweep" / "0" / "metrics.jsonl").read_text()
-    shutil.rmtree(file / "epoch-000004")
-    (tmp_path / "sweep" / "0" / "result.json").unlink()  # as after kill -9 in the last epoch
-    record = json.loads((tmp_path / "sweep" / "0" / "job.json").read_text())
-    (tmp_path / "sweep" / "0" / "job.json").write_text(json.dumps(record | {"born": 1.0}))
+    command = ["-m", *TINY[:-2], "tracker=jsonl", "checkpoint.every=1", "hydra.sweep.dir=sweep", "seed=0", "epochs=4"]
+    assert run("train", command) == 0
+    job = tmp_path / "sweep" / "0"
+    whole = (job / "metrics.jsonl").read_text()
+    shutil.rmtree(job / "checkpoint" / "epoch-000004")
+    (job / "result.json").unlink()  # as after kill -9 in the last epoch
+    record = json.loads((job / "job.json").read_text())
+    (job / "job.json").write_text(json.dumps(record | {"born": 1.0}))
     capsys.readouterr()
-    assert run("train", ["--resume", "sweep"]) == 0
+    assert run("train", command) == 0
     assert "resumed from" in (told := capsys.readouterr().out) and "at epoch 3" in told
     losses = [json.loads(line)["loss/train"] for line in whole.splitlines()]
-    again = (tmp_path / "sweep" / "0" / "metrics.jsonl").read_text()
+    again = (job / "metrics.jsonl").read_text()
     assert [json.loads(line)["loss/train"] for line in again.splitlines()] == losses
+
+
+def test_sweeper_of_hydra_runs_unpatched_and_skips_what_is_done(folder: Path) -> None:
+    basic = ["-m", *TINY, "hydra/sweeper=basic"]
+    assert run("train", [*basic, "seed=0,1"]) == 0
+    assert run("train", [*basic, "seed=0,1,2"]) == 0
+    assert ran(folder) == [0, 1, 2]
+    assert run("train", [*basic, "seed=2"]) == 0  # the result in its folder is of seed 0, and stays
+    assert [job.folder for job in jobs_below(folder / "sweep")] == ["0", "1", "2", "0-2"]

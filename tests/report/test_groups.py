@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gnnpar.config.jobs import Job
 from gnnpar.report import curves
 from gnnpar.report.comparison import Comparison, compare
 from gnnpar.report.formatting import row_name, to_target
@@ -229,14 +230,15 @@ def test_one_configuration_is_the_baseline_of_ratios_and_of_verdicts(plant: Plan
 
 
 def test_what_was_timed_in_another_session_is_listed_with_its_command(plant: Plant, tmp_path: Path) -> None:
-    jobs = [{"key": str(i), "folder": str(i), "overrides": []} for i in range(4)]
     for name, session, changes in (("0", "a", {}), ("1", "b", OURS), ("2", "a", OURS | {"model": "gat"})):
         plant(name, session=session, **changes)
     plant("3", session="a", model="gat")
-    assert "gnnpar train -m strategy=" in compared(tmp_path).commands[0]  # no sweep.json beside them
-    (tmp_path / "sweep.json").write_text(json.dumps({"schema": 1, "argv": [], "jobs": jobs}))
+    assert "gnnpar train -m strategy=" in compared(tmp_path).commands[0]  # no job.json in them
+    for i in range(4):
+        Job(tmp_path, str(i), str(i), ()).save()
     (line,) = compared(tmp_path).commands
-    assert line.startswith("to time them side by side: gnnpar train --resume ") and line.endswith(" --again 1,0")
+    assert line.startswith("to time them side by side: remove ")
+    assert line.endswith("/1 " + os.path.relpath(tmp_path / "0") + ", and give the command of that sweep again")
 
 
 def test_strategies_that_are_unfair_alike_share_a_line(plant: Plant, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_every_space_names_keys_that_are_there() -> None:
 
 
 def test_a_space_is_what_hydra_sweeps_over() -> None:
-    search_installed([])
+    search_installed()
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
         asked = ["+tune=[gat,width]", "+tune/strategy=adaqp", "strategy=adaqp", "hydra/sweeper=search"]
         config = hydra.compose("config", asked, return_hydra_config=True)

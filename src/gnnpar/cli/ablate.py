@@ -15,25 +15,23 @@ import statistics as plain
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 from rich.markup import escape
 from rich.table import Table
 
-from gnnpar.cli.arguments import Arguments
 from gnnpar.cli.train import job
 from gnnpar.config.application import run_jobs
-from gnnpar.config.compose import chosen_files, compose, refuse_led_away
-from gnnpar.config.jobs import MANIFEST, Manifest, alone_in, job_key
-from gnnpar.config.replay import quoted
+from gnnpar.config.compose import chosen_files, compose
+from gnnpar.config.inputs import quoted
+from gnnpar.config.jobs import job_key, jobs_below
 from gnnpar.config.study import Variant, job_overrides, read_study
-from gnnpar.durable import Json, JsonDict, JsonObject, refuse_link, write_text_whole
+from gnnpar.durable import Json, JsonDict, JsonObject, write_text_whole
+from gnnpar.folder_lock import FolderInUse, working_in
 from gnnpar.report.statistics import Estimate, geometric_mean, mean
 from gnnpar.settings import ConfigError, Settings
-from gnnpar.targets import fenced, let_in, refuse_foreign
+from gnnpar.targets import refuse_foreign
 from gnnpar.track.console import complain, num_bytes, say, seconds, stdout
 from gnnpar.track.text import printable
 from gnnpar.training.result.result import epoch_time, valid_result
@@ -67,28 +65,17 @@ def run(argv: list[str]) -> int:
     study = read_study(options.study)
     variants = study.variants()
     jobs = study.jobs(variants)
-    with fenced(of_file=True):
-        check(options.study, variants)
-    if options.folder is None and not options.study.stem.strip("."):
-        raise ConfigError(f"{options.study}: no folder can have the name {options.study.stem}; give --folder")
+    check(options.study, variants)
     folder = options.folder or Path("multirun") / options.study.stem
-    if options.folder is None:
-        refuse_led_away(folder, ())
-    if "${" in str(folder):
-        raise ConfigError(f"{folder}: Hydra would read ${{ as a value of its own; give --folder another name")
-    with alone_in(folder):  # of another study of the name, which may be running
-        kept, text = folder / "study.yaml", options.study.read_text(encoding="utf-8")
-        if os.path.abspath(kept) == os.path.abspath(options.study):
-            refuse_link(kept)  # what it leads to would be left in the folder
-        of_others = kept.is_file() and not kept.is_symlink() and not (folder / MANIFEST).exists()
-        if of_others and kept.read_bytes() != text.encode():
-            raise ConfigError(f"{kept} is of no study that was run there: give another --folder")
-        write_text_whole(kept, text)
+    try:
+        with working_in(folder, otherwise="give another --folder", say=say):  # a study of the name may be running
+            write_text_whole(folder / "study.yaml", options.study.read_text(encoding="utf-8"))
+    except FolderInUse as error:
+        raise ConfigError(str(error)) from error
     with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
         say(f"{options.study}: {len(variants)} variants x {len(study.seed_list)} seeds x {study.blocks} blocks")
         argv = ["-m", *options.overrides, f"hydra.sweep.dir={quoted(str(folder))}"]
-        listed = [job_overrides(*each) for each in jobs]
-        code, keys = run_jobs(argv, job, listed=listed, check=partial(refuse_classes, options.study))
+        code, keys = run_jobs(argv, job, listed=[job_overrides(*each) for each in jobs])
     named = [(variant.name, seed, block) for variant, seed, block in jobs]
     results = completed(folder, dict(zip(named, keys, strict=True)))
     refuse_other_data(results, folder)
@@ -102,7 +89,7 @@ def run(argv: list[str]) -> int:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = Arguments("gnnpar ablate", description="What each factor of a study does to its base.")
+    parser = argparse.ArgumentParser("gnnpar ablate", description="What each factor of a study does to its base.")
     parser.add_argument("study", type=Path, metavar="study.yaml", help="base, factors, mode, seeds, blocks, order_seed")
     parser.add_argument("overrides", nargs="*", help="hydra/launcher=..., hydra.sweep...: how the jobs are run")
     parser.add_argument("--folder", type=Path, help="where the runs are (multirun/STUDY); runs that are done stay")
@@ -137,17 +124,13 @@ _TELL_SECONDS = 10.0
 
 
 def refuse_classes(file: Path, tree: JsonObject, overrides: Sequence[str]) -> None:
-    """ConfigError where a job names a class that neither gnnpar, nor a plugin, nor YAML that the study chooses names,
-    whichever way the study wrote it."""
+    """Raise ConfigError where a job names a class that neither gnnpar, nor a plugin, nor YAML that the study chooses
+    names."""
     remedy = "put it into a YAML file of its group and choose it by name, or --trust"
-    with suppress(ValueError):
-        return refuse_foreign(tree, str(file), remedy=remedy)
-    chosen = chosen_files(overrides)
     try:
-        refuse_foreign(tree, str(file), remedy=remedy, named=chosen)
+        refuse_foreign(tree, str(file), remedy=remedy, named=chosen_files(overrides))
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    let_in(chosen, checked=True)
 
 
 def key_of(settings: Settings) -> str:
@@ -155,12 +138,10 @@ def key_of(settings: Settings) -> str:
 
 
 def completed(folder: Path, keys: Mapping[tuple[str, int, int], str]) -> dict[tuple[str, int, int], JsonObject]:
-    """(variant, seed, block) -> result.json, of the runs that completed."""
-    manifest = Manifest.read(folder)
-    results = {
-        job: valid_result(folder / manifest.jobs[key].folder) for job, key in keys.items() if key in manifest.jobs
-    }
-    return {job: result for job, result in results.items() if result and result["status"] == "completed"}
+    """Return (variant, seed, block) -> result.json of the runs that completed."""
+    results = {job.key: valid_result(job.run_dir) for job in jobs_below(folder)}
+    found = {job: results.get(key) for job, key in keys.items()}
+    return {job: result for job, result in found.items() if result and result["status"] == "completed"}
 
 
 def measures(result: JsonObject) -> Measures:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from gnnpar.cli.arguments import Arguments
 from gnnpar.config.compose import chosen_of_several, compose
 from gnnpar.paths import conf_dir, installed_confs
 from gnnpar.settings import ConfigError, Settings
@@ -37,10 +37,10 @@ On a small graph, or with dataset=... on that, whole, in fp64, in every world: g
 
 def run(argv: list[str]) -> int:
     """0: all cases pass. 1: some do not. Arguments are Hydra overrides; model=a,b restricts the models."""
-    parser = Arguments("gnnpar check", description=HELP)
+    parser = ArgumentParser("gnnpar check", description=HELP)
     parser.add_argument("--worlds", default="1,2,3,4", help="world sizes, as threads (1,2,3,4)")
     parser.add_argument("overrides", nargs="*", help="strategy=NAME, model=NAME[,NAME], key=value ...")
-    options = parser.intermixed(argv)
+    options = parser.parse_intermixed_args(argv)
     worlds = parse_worlds(options.worlds)
     asked = {o.partition("=")[0]: o for o in options.overrides}
     refuse_unread(options.overrides)

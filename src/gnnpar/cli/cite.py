@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
+from argparse import ArgumentParser
 from pathlib import Path
 
-from gnnpar.cli.arguments import Arguments
 from gnnpar.config.compose import compose
 from gnnpar.settings import ConfigError
 
@@ -18,7 +18,7 @@ alone."""
 
 
 def run(argv: list[str]) -> int:
-    parser = Arguments("gnnpar cite", description=HELP)
+    parser = ArgumentParser("gnnpar cite", description=HELP)
     parser.add_argument("overrides", nargs="*", metavar="strategy=NAME", help="whose papers, beside gnnpar itself")
     options = parser.parse_args(argv)
     if wrong := [o for o in options.overrides if not o.startswith(("strategy=", "strategy.", "plan="))]:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gnnpar.cli.arguments import Arguments
 from gnnpar.report import exports, terminal
 from gnnpar.report.comparison import Comparison, compare
 from gnnpar.report.groups import MARGIN
@@ -46,7 +45,7 @@ def run(argv: list[str]) -> int:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = Arguments("gnnpar compare", description="Runs side by side; folders may hold whole sweeps.")
+    parser = argparse.ArgumentParser("gnnpar compare", description="Runs side by side; folders may hold whole sweeps.")
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--baseline", default="single", help="strategy that epoch times are divided by (single)")
     parser.add_argument("--allow-unfair", action="store_true", help="print ratios between unequal runs, and say so")
@@ -71,7 +70,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     ):
         output.add_argument(f"--{name}", dest="format", action="store_const", const=name, help=what)
     parser.add_argument("--columns", default="", help="of --markdown, --latex: headings with ; between them, in order")
-    options = parser.intermixed(argv)
+    options = parser.parse_intermixed_args(argv)
     if options.columns and options.format not in ("markdown", "latex"):
         raise ConfigError("--columns is of the tables that --markdown and --latex write; CSV and JSON have all")
     if not options.margin > 0:

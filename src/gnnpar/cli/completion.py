@@ -19,7 +19,7 @@ import yaml
 from gnnpar.cli.main import COMMANDS
 from gnnpar.config.errors import CONFIG
 from gnnpar.config.help import group_options
-from gnnpar.durable import open_whole, refuse_others, require_file
+from gnnpar.durable import write_text_whole
 from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import say
@@ -62,7 +62,7 @@ def complete(line: str) -> list[str]:
 def options_of(command: str) -> list[str]:
     """Of a command, as its help has them."""
     if command not in COMMANDS or command == "train":
-        return ["--resume", "--again", "--help", "--cfg"] if command == "train" else []
+        return ["--multirun", "--help", "--cfg"] if command == "train" else []
     text = io.StringIO()
     with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
         import_module(f"gnnpar.cli.{command}").run(["--help"])
@@ -104,21 +104,16 @@ def install(home: Path) -> None:
             f"completion is for bash and zsh, and SHELL is {shell or 'not set'}; gnnpar --show-completion"
         )
     script, start = home / ".local" / "share" / "gnnpar" / "completion.sh", home / f".{shell}rc"
-    for place in reversed([path for path in (script.parent, *script.parent.parents) if not path.exists()]):
-        place.mkdir(mode=0o700)  # the shell runs what lies there: the umask may let others write to it
-    refuse_others(script.parent)
-    with open_whole(script) as out:
-        out.write(SCRIPT.encode())
+    script.parent.mkdir(parents=True, exist_ok=True)
+    write_text_whole(script, SCRIPT)
     line = f". {shlex.quote(str(script))}"
     text = ""
     if start.exists():
         try:
-            require_file(start)
             text = start.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{start} cannot be read ({error}); add this line to it yourself: {line}") from error
     if line not in text.splitlines():
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT  # a full disk must not cost what stands there
-        with open(os.open(start, flags, 0o644), "a", encoding="utf-8") as out:
+        with start.open("a", encoding="utf-8") as out:
             out.write(f"{'' if text.endswith(chr(10)) or not text else chr(10)}{line}\n")
     say(f"wrote {script}, which {start} reads: open a new shell, or run: {line}")

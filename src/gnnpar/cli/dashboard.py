@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from gnnpar.cli.arguments import Arguments
 from gnnpar.durable import JsonObject, read_json, require_writable, write_text_whole
 from gnnpar.report import dashboard
 from gnnpar.report.rows import table_rows
@@ -86,7 +85,7 @@ def save(things: Mapping[str, Saved]) -> int:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = Arguments("gnnpar dashboard", description="A wandb workspace and report of a study.")
+    parser = argparse.ArgumentParser("gnnpar dashboard", description="A wandb workspace and report of a study.")
     parser.add_argument("folders", nargs="+", type=Path, help="runs of one study, trained with tracker=wandb")
     parser.add_argument("--entity", default="", help="whose project it is, where the runs do not say")
     parser.add_argument("--out", type=Path, help="write both specifications, as JSON, here instead of stdout")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from argparse import ArgumentParser
 
 from rich.markup import escape
 from rich.table import Table
 
-from gnnpar.cli.arguments import Arguments
 from gnnpar.durable import JsonDict
 from gnnpar.track.console import stdout
 from gnnpar.training.result.header import installed, processor, versions
@@ -24,7 +24,7 @@ EXTRAS = {
 
 
 def run(argv: list[str]) -> int:
-    parser = Arguments("gnnpar doctor", description="What this machine can run.")
+    parser = ArgumentParser("gnnpar doctor", description="What this machine can run.")
     parser.add_argument("--json", action="store_true", help="the same as JSON")
     options = parser.parse_args(argv)
     facts = diagnose()

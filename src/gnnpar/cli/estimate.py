@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 import sys
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gnnpar.cli.arguments import Arguments
 from gnnpar.cli.plan import NO_MEASURE, show
 from gnnpar.config.compose import compose
 from gnnpar.config.inputs import sets
@@ -31,11 +31,11 @@ _OF_A_CODEC = re.compile(r"\+*codec[=.]")
 
 def run(argv: list[str]) -> int:
     """0: the table is printed, whether or not a row fits."""
-    parser = Arguments("gnnpar estimate", description=HELP)
+    parser = ArgumentParser("gnnpar estimate", description=HELP)
     parser.add_argument("--json", action="store_true", help="the table as JSON")
     parser.add_argument("--no-measure", action="store_true", help=NO_MEASURE)
     parser.add_argument("overrides", nargs="*", help="model=NAME dataset=NAME world_size=N strategy=NAME key=value ...")
-    options = parser.intermixed(argv)
+    options = parser.parse_intermixed_args(argv)
     refuse(options.overrides)
     one = any(map(_OF_A_STRATEGY.match, options.overrides))
     if not options.json:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
+from argparse import ArgumentParser
 from pathlib import Path
 
-from gnnpar.cli.arguments import Arguments
-from gnnpar.durable import refuse_link, refuse_link_of_others
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import complain, say
 
 
 def run(argv: list[str]) -> int:
     """0 all is written, 1 the model has no program (its weights are there), 2 there is no good checkpoint."""
-    parser = Arguments("gnnpar export", description="A trained model as files that need no gnnpar.")
+    parser = ArgumentParser("gnnpar export", description="A trained model as files that need no gnnpar.")
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, or one of its checkpoints")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to (export/ of the run)")
     parser.add_argument(
@@ -36,9 +35,6 @@ def run(argv: list[str]) -> int:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     folder = options.out or run_folder(options.run, found.folder) / "export"
-    refuse_link_of_others(folder)
-    if options.out is None:
-        refuse_link(folder)
     problems = export(trained, folder, onnx=options.onnx)
     for line in problems:
         complain(line)

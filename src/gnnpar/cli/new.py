@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.machinery
 import importlib.util
 import keyword
 import os
 import re
 import shlex
+from argparse import ArgumentParser
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from gnnpar.cli.arguments import Arguments
-from gnnpar.durable import (
-    make_folder,
-    make_own_folder,
-    refuse_link,
-    refuse_link_of_others,
-    refuse_links_below,
-    refuse_planted,
-    write_text_whole,
-)
+from gnnpar.durable import write_text_whole
 from gnnpar.paths import checkout_dir, conf_dir, expanded
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import say
@@ -46,7 +37,7 @@ class Places:
 
 
 def run(argv: list[str]) -> int:
-    parser = Arguments("gnnpar new", description=HELP)
+    parser = ArgumentParser("gnnpar new", description=HELP)
     parser.add_argument("kind", choices=list(KINDS), help="what it is")
     parser.add_argument("name", help="its name: strategy=NAME chooses it")
     parser.add_argument("--into", type=Path, default=Path(), metavar="FOLDER", help="where; this folder")
@@ -64,25 +55,15 @@ def run(argv: list[str]) -> int:
 
 
 def write(kind: str, name: str, folder: Path) -> list[Path]:
-    """Write the module, its YAML and its test; nothing where one of them is there already, where a folder between
-    `folder` and them is a link, or where the name is bad."""
+    """Write the module, its YAML and its test. Raises ConfigError where one of them exists or the name is bad."""
     check_name(kind, name)
-    refuse_link_of_others(folder)
     places = places_of(kind, name, folder)
     files = [places.module, places.config, places.test]
     package = [] if places.package is None else [places.package]
-    for file in files + package:
-        refuse_links_below(folder, file.parent.relative_to(folder))
     if there := [file for file in files + package if os.path.lexists(file)]:
         raise ConfigError(f"{there[0]} is there already; choose another name, or remove it")
     if (conf_dir() / kind / f"{name}.yaml").exists():
         raise ConfigError(f"{kind}={name} is in gnnpar already; choose another name")
-    if places.imported == name:  # Python prefers a package, and what was compiled
-        parts = [name, f"{name}/__init__"]
-        files_of_name = [folder / f"{part}{end}" for part in parts for end in importlib.machinery.all_suffixes()]
-        for file in (*files_of_name, *_compiled(folder, name)):
-            if os.path.lexists(file):
-                raise ConfigError(f"{file} would be imported instead of {name}.py; choose another name, or remove it")
     spec = importlib.util.find_spec(name) if places.imported == name else None
     if spec is not None and spec.origin is not None:  # a folder of that name hides nothing
         raise ConfigError(f"the Python module {name} would be imported instead of {name}.py; choose another name")
@@ -90,31 +71,13 @@ def write(kind: str, name: str, folder: Path) -> list[Path]:
     words["target"] = f"{places.imported}.{words['Class']}"
     texts = [rendered(kind, part, words) for part in ("module", "config", "test")]
     notes = [f'"""{words["Class"]}, a method of its own."""\n' for _ in package]
-    make = make_folder if folder == Path.cwd() else make_own_folder
-    refuse_planted(Path.cwd())
-    make(folder)
     with ExitStack() as undone:
         for file, text in zip(files + package, texts + notes, strict=True):
-            make(file.parent)
+            file.parent.mkdir(parents=True, exist_ok=True)
             write_text_whole(file, text)
             undone.callback(file.unlink)
-        undone.pop_all()  # all of them are there
+        undone.pop_all()
     return files
-
-
-def _compiled(folder: Path, name: str) -> list[Path]:
-    """Files that Python or pytest has compiled from modules of that name. ConfigError where `__pycache__` cannot be
-    listed: Python opens files by name even there."""
-    refuse_link(cache := folder / "__pycache__")
-    try:
-        there = os.listdir(cache)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise ConfigError(
-            f"{cache} cannot be listed ({error.strerror}); remove it, or choose another folder"
-        ) from error
-    return [cache / each for each in there if each.startswith((f"{name}.", f"test_{name}."))]
 
 
 def check_name(kind: str, name: str) -> None:

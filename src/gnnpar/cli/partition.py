@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from gnnpar.config.compose import compose
-from gnnpar.config.replay import as_value
-from gnnpar.durable import JsonDict, make_folder_of_results, refuse_link_of_others
+from gnnpar.config.inputs import as_value
+from gnnpar.durable import JsonDict
 from gnnpar.paths import expanded
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track.console import num_bytes, say, stdout
@@ -34,7 +34,7 @@ edge ids.
 
 
 def run(argv: list[str]) -> int:
-    """0: the shards are there."""
+    """Return 0: the shards are there."""
     if not argv or {"-h", "--help"} & set(argv):
         sys.stdout.write(USAGE)
         return 0 if argv else 2
@@ -54,7 +54,6 @@ def run(argv: list[str]) -> int:
             f"task={settings.names.get('task')} splits the edges of a whole graph before it is cut: leave it out here; "
             "shards cannot train it"
         )
-    refuse_link_of_others(out.parent)
     if out.exists():
         raise ConfigError(f"out={out} is there already; remove it, or name another folder")
     try:
@@ -75,7 +74,7 @@ def cut_into(settings: Settings, out: Path) -> None:
     from gnnpar.training.plans import log_problems, partition_cache
 
     began, parts = time.perf_counter(), settings.world_size
-    make_folder_of_results(out.parent)
+    out.parent.mkdir(parents=True, exist_ok=True)
     scratch = tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.", suffix=".partial")
     with scratch as folder, progress() as on_progress:
         on_progress("read", 0.0)
@@ -120,7 +119,7 @@ def cut_into(settings: Settings, out: Path) -> None:
 
 
 def needs_edge_ids(settings: Settings, graph: Stored) -> bool:
-    """Whether the model of the settings reads them, or another may: they are the order of attributes."""
+    """Return True if the model reads edge ids, or the graph has attributes, which edge ids order."""
     from gnnpar.data.tasks import make_task
 
     task = make_task(graph.task, graph.num_classes)
@@ -130,7 +129,7 @@ def needs_edge_ids(settings: Settings, graph: Stored) -> bool:
 
 
 def setup_of(settings: Settings) -> dict[str, JsonDict]:
-    """What a run from the shards takes over. What was drawn by the seed of this command is no other by a run's."""
+    """Return what a run from the shards takes over; graph and split are those of this command's seed."""
     groups = ("dataset", "partition")
     names = {group: settings.names.get(group, group) for group in groups}
     dataset = dict(settings.resolved["dataset"])
@@ -141,31 +140,21 @@ def setup_of(settings: Settings) -> dict[str, JsonDict]:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, float], None]]:
-    """on_progress(stage, share): a bar a stage on a terminal, else a line when a stage begins."""
-    console, stages = stdout(), JsonDict()
-    if not console.is_terminal:
-        began = time.perf_counter()
+    """Yield on_progress(stage, share), which draws a bar a stage on a terminal, else prints a line a stage."""
+    began, bars = time.perf_counter(), dict[str, TaskID]()
+    columns = (TextColumn("{task.description:14}"), BarColumn(24), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=stdout(), disable=not stdout().is_terminal) as shown:
 
-        def line(stage: str, share: float) -> None:
-            if stage not in stages:
-                stages[stage] = True
-                say(f"{time.perf_counter() - began:6.1f} s  {stage}")
+        def on_progress(stage: str, share: float) -> None:
+            if stage not in bars:
+                for bar in bars.values():
+                    shown.update(bar, completed=1.0)
+                    shown.stop_task(bar)
+                bars[stage] = shown.add_task(stage, total=1.0)
+                if shown.disable:
+                    say(f"{time.perf_counter() - began:6.1f} s  {stage}")
+            shown.update(bars[stage], completed=share)
 
-        yield line
-        return
-    bar = Progress(
-        TextColumn("{task.description:14}"), BarColumn(24), TaskProgressColumn(), TimeElapsedColumn(), console=console
-    )
-
-    def on_progress(stage: str, share: float) -> None:
-        if stage not in stages:
-            for task in stages.values():
-                bar.update(task, completed=1.0)
-                bar.stop_task(task)
-            stages[stage] = bar.add_task(stage, total=1.0)
-        bar.update(stages[stage], completed=share)
-
-    with bar:
         yield on_progress
-        for task in stages.values():
-            bar.update(task, completed=1.0)
+        for bar in bars.values():
+            shown.update(bar, completed=1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,11 +15,9 @@ from typing import TYPE_CHECKING, cast
 from rich.markup import escape
 from rich.table import Table
 
-from gnnpar.cli.arguments import Arguments
 from gnnpar.config.compose import compose
-from gnnpar.config.inputs import sets
-from gnnpar.config.replay import as_value
-from gnnpar.durable import JsonObject, make_folder_of_results, require_writable, write_text_whole
+from gnnpar.config.inputs import as_value, sets
+from gnnpar.durable import JsonObject, require_writable, write_text_whole
 from gnnpar.pricing.quality import QUALITIES, Quality
 from gnnpar.settings import ConfigError, Settings, closest
 from gnnpar.track.console import say, stdout
@@ -41,7 +40,7 @@ NO_MEASURE = "do not measure this machine's speed (20 s, once): nominal rates wh
 
 def run(argv: list[str]) -> int:
     """0: a plan was found and written."""
-    parser = Arguments("gnnpar plan", description=HELP)
+    parser = ArgumentParser("gnnpar plan", description=HELP)
     parser.add_argument("--quality", default="exact", help=f"what is allowed: of {', '.join(QUALITIES)} (exact)")
     parser.add_argument("--factor", default="", help="epochs a class costs: stale=1.2,quantized=1.05 (1 each)")
     parser.add_argument("--out", default=".", help="folder for plan.json (.)")
@@ -51,7 +50,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--trace", help="file for the chosen plan's simulated epoch, as a Chrome trace (Perfetto)")
     parser.add_argument("--json", action="store_true", help="the table as JSON")
     parser.add_argument("overrides", nargs="*", help="model=NAME dataset=NAME topology=NAME world_size=N key=value ...")
-    options = parser.intermixed(argv)
+    options = parser.parse_intermixed_args(argv)
     allowed, factors = qualities(options.quality), factors_of(options.factor)
     overrides, search = split_search(options.overrides)
     refuse_strategy(overrides)
@@ -78,7 +77,7 @@ def run(argv: list[str]) -> int:
         plan = replace(plan, predicted={**(plan.predicted or {}), "measured_seconds": measured})
     file = plan.save(Path(options.out))
     if options.trace:
-        make_folder_of_results(Path(options.trace).parent)
+        Path(options.trace).parent.mkdir(parents=True, exist_ok=True)
         write_text_whole(Path(options.trace), json.dumps(planner.timeline(planned).chrome_trace()))
     if options.json:
         unpriced = planned.request.registry.unpriced(planned.request.allowed)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
-import secrets
 import tempfile
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gnnpar.cli.arguments import Arguments
-from gnnpar.durable import WriteError, make_folder_of_results, refuse_link_of_others, require_writable
+from gnnpar.durable import require_writable
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track.console import complain, say
 
@@ -34,7 +32,7 @@ _OF_THE_RUN = re.compile(
 
 def run(argv: list[str]) -> int:
     """0 the file is written, 1 a rank failed, 2 there is no good checkpoint or the overrides are wrong."""
-    parser = Arguments("gnnpar predict", description=HELP)
+    parser = ArgumentParser("gnnpar predict", description=HELP)
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, or one of its checkpoints")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to (predictions.npy or scores.npy of the run)")
     parser.add_argument(
@@ -44,7 +42,7 @@ def run(argv: list[str]) -> int:
         "--pairs", type=Path, metavar="FILE", help="of task=link: scores of these, .npy [n, 2] of nodes"
     )
     parser.add_argument("overrides", nargs="*", help="dataset=NAME shards=FOLDER strategy=NAME world_size=N ...")
-    options = parser.intermixed(argv)
+    options = parser.parse_intermixed_args(argv)
     from gnnpar.cli.train import plan_source_of
     from gnnpar.launch.launch import launch, world_of
     from gnnpar.training.checks import check
@@ -61,10 +59,9 @@ def run(argv: list[str]) -> int:
         raise ConfigError(str(error)) from error
     name = "predictions.npy" if pairs is None else "scores.npy"
     out = (options.out or run_folder(options.run, found.folder) / name).absolute()
-    refuse_link_of_others(out.parent)
     require_writable(out)
-    make_folder_of_results(out.parent)
-    partial = out.with_name(f".{out.name}.{secrets.token_hex(8)}.partial")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     with tempfile.TemporaryDirectory(prefix="gnnpar-") as folder:
         scratch = Path(folder)
         source, remedy = plan_source_of(settings), bound_to_its_graph(trained, settings, options.overrides)
@@ -176,12 +173,8 @@ def prepared_as(trained: Settings, settings: Settings, found: Checkpoint, overri
 
 
 def run_folder(given: Path, found: Path) -> Path:
-    """Where what is made of a run lies: its folder, given that or one of its checkpoints; `found`: the checkpoint.
-    WriteError where links led to it, which may be another run's: whoever gets the folder would get what that holds."""
+    """Return the folder of a run, given that or one of its checkpoints; `found`: the checkpoint."""
     from gnnpar.training.checkpoint import files as checkpoint
 
-    refuse_link_of_others(given)
     alone = found == given and given.resolve().parent.name != checkpoint.FOLDER
-    if link := checkpoint.link_in(given.resolve() if alone else found):
-        raise WriteError(errno.ELOOP, "it is a symbolic link; say by --out where to write", str(link))
-    return given.resolve() if alone else found.resolve().parent.parent  # one that lies alone is a folder of its own
+    return given.resolve() if alone else found.resolve().parent.parent

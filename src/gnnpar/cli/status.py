@@ -5,57 +5,51 @@ from __future__ import annotations
 import json
 import os
 import sys
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
-from gnnpar.cli.arguments import Arguments
-from gnnpar.config.jobs import MANIFEST, Manifest, count, in_words
-from gnnpar.report.runs import below
+from gnnpar.config.jobs import Job, count, in_words, jobs_below, record_of, titles
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import say
 from gnnpar.track.text import one_line
 
 
 def run(argv: list[str]) -> int:
-    """0: every planned job is done; 1: some are not."""
-    parser = Arguments("gnnpar status", description="What is done of a sweep, and what not, and why.")
+    """Return 0: every planned job is done, 1: some are not."""
+    parser = ArgumentParser("gnnpar status", description="What is done of a sweep, and what not, and why.")
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--json", action="store_true", help="every job with its state, as JSON")
     options = parser.parse_args(argv)
     sweeps = find(options.folders)
-    states = [sweep.states() for sweep in sweeps]
+    states = {sweep: {job.folder: job.state() for job in jobs} for sweep, jobs in sweeps.items()}
+    counts = {sweep: count([how for how, _ in state.values()]) for sweep, state in states.items()}
     if options.json:
-        sweeps_and_jobs = [
-            {
-                "folder": str(sweep.folder),
-                "counts": count(state),
-                "jobs": [
-                    {"folder": sweep.jobs[k].folder, "overrides": list(sweep.jobs[k].overrides), "key": k}
-                    | {"state": how, "why": why or None}
-                    for k, (how, why) in state.items()
-                ],
-            }
-            for sweep, state in zip(sweeps, states, strict=True)
+        told = [
+            {"folder": one_line(sweep), "counts": counts[sweep], "jobs": [record_of(job) for job in jobs]}
+            for sweep, jobs in sweeps.items()
         ]
-        sys.stdout.write(json.dumps(sweeps_and_jobs, indent=1) + "\n")
+        sys.stdout.write(json.dumps(told, indent=1) + "\n")
     else:
-        for sweep, state in zip(sweeps, states, strict=True):
-            say(f"{one_line(sweep.folder)}: {in_words(count(state))}")
-            for key, (how, why) in state.items():
+        for sweep, jobs in sweeps.items():
+            names = titles(jobs)
+            say(f"{one_line(sweep)}: {in_words(counts[sweep])}")
+            for folder, (how, why) in states[sweep].items():
                 if how != "done":
-                    say(f"  {sweep.jobs[key].folder:>4} {how}{why and ': ' + why}  ({sweep.title(key)})")
-    return 0 if all(how == "done" for state in states for how, _ in state.values()) else 1
+                    say(f"  {one_line(folder):>4} {how}{why and ': ' + why}  ({names[folder]})")
+    return 0 if all(how == "done" for state in states.values() for how, _ in state.values()) else 1
 
 
-def find(folders: Sequence[Path]) -> list[Manifest]:
-    """The sweeps in and below the folders."""
-    files: dict[Path, Path] = {}
+def find(folders: Sequence[Path]) -> dict[Path, list[Job]]:
+    """Return the sweeps in and below the folders with their jobs."""
+    sweeps: dict[Path, list[Job]] = {}
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{folder} is no folder; give the folder of a sweep")
-        for file in below(folder, MANIFEST):
-            files.setdefault(Path(os.path.realpath(file)), file)
-    if not files:
+        for job in jobs_below(folder):
+            jobs = sweeps.setdefault(Path(os.path.relpath(job.sweep)), [])
+            jobs += [job] if job not in jobs else []
+    if not sweeps:
         where = ", ".join(map(str, folders))
-        raise ConfigError(f"no {MANIFEST} below {where}; give the folder of a sweep (gnnpar train -m ...)")
-    return [Manifest.read(file.parent) for file in files.values()]
+        raise ConfigError(f"no jobs of a sweep below {where}; give the folder of a sweep (gnnpar train -m ...)")
+    return sweeps

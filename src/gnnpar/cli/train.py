@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import math
 import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -14,14 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gnnpar.cli.main import file_line, refuse
-from gnnpar.config import jobs
 from gnnpar.config.application import run_jobs, without_folders
-from gnnpar.config.compose import HydraJob, names_folder, refuse_led_away
+from gnnpar.config.compose import HydraJob, names_folder
 from gnnpar.config.help import asks_for_help, train_help
-from gnnpar.config.inputs import sets
-from gnnpar.config.replay import resumed
-from gnnpar.config.sweep import with_its_sweep
-from gnnpar.durable import JsonObject, WriteError, make_folder, write_text_whole
+from gnnpar.config.inputs import key_of, sets
+from gnnpar.config.jobs import SESSION, SWEEP, Job, jobs_below, snapshot, titles
+from gnnpar.durable import JsonObject, WriteError, write_text_whole
 from gnnpar.folder_lock import FolderInUse, numbered, working_in
 from gnnpar.launch.environment import check_rank
 from gnnpar.launch.slurm import as_rank
@@ -29,8 +30,10 @@ from gnnpar.settings import ConfigError, Settings
 from gnnpar.targets import classes_in, is_own, note_named
 from gnnpar.track import progress
 from gnnpar.track.console import Console, complain, pulse, say
+from gnnpar.track.keys import goodness
 from gnnpar.track.text import printable
 from gnnpar.track.tracker import Quiet
+from gnnpar.training.result.result import valid_result
 
 if TYPE_CHECKING:
     from gnnpar.comm.world import Outcome
@@ -38,51 +41,49 @@ if TYPE_CHECKING:
 
 
 def run(argv: list[str]) -> int:
-    """The worst exit code of the jobs."""
+    """Return the worst exit code of the jobs."""
     if asks_for_help(argv):
         sys.stdout.write(train_help(argv))
         return 0
     os.environ.update(as_rank(os.environ))
     check_rank(os.environ)
     joined = os.environ.get("RANK")
-    argv, replay = resumed(argv) if joined is None else (without_folders(argv, rank=int(joined)), None)
-    code, _ = run_jobs(argv, job, show=show, replay=replay)
+    code, _ = run_jobs(argv if joined is None else without_folders(argv, rank=int(joined)), job, show=show)
     return code
 
 
 def show(sweep: Path) -> None:
-    """The table of `gnnpar compare`."""
+    """Print the table of `gnnpar compare`."""
     from gnnpar.cli import compare
 
     compare.run([str(sweep)])
 
 
-def job(config: object) -> int:
-    """One Hydra job, also in a process that a launcher has started."""
-    return train_one(HydraJob.running(config))
+def job(config: object) -> float:
+    """Run one Hydra job, also in a process that a launcher has started. Return its exit code, or its metric to a
+    sweeper that searches."""
+    job = HydraJob.running(config)
+    return train_one(job) if job.sweep is None else run_job(job, job.sweep)
 
 
 def train_one(job: HydraJob) -> int:
-    """0 completed, 1 failed or interrupted, 2 the configuration is wrong. An interruption ends a sweep as well, and
-    nothing else does: also a defect is the job's alone, whose traceback goes to stderr."""
+    """Return 0: completed, 1: failed, 2: the configuration is wrong. Raises KeyboardInterrupt where interrupted."""
     if int(os.environ.get("RANK", "0")) != 0:  # of joined ranks, the first has the folder
         return run_one(job)
-    with with_its_sweep(), ExitStack() as inside:
+    with ExitStack() as inside:
         try:
-            refuse_led_away(job.run_dir, job.typed)
             job = replace(job, run_dir=inside.enter_context(_folder_of(job)))
         except (FolderInUse, WriteError) as error:
             from gnnpar.launch.joined import refusal
 
             return refuse(refusal(ConfigError(str(error))), error)
-        return run_one(job) if job.sweep is None else run_job(job, job.sweep)
+        return run_one(job)
 
 
 @contextmanager
 def _folder_of(job: HydraJob) -> Iterator[Path]:
-    """Inside, it is this run's alone. One that nobody has named, outputs/DATE/TIME, gets a number where another run has
-    it: it began in the same second, or the clock has gone back."""
-    unnamed = job.sweep is None and not names_folder(job.typed) and _DATED.fullmatch("/".join(job.run_dir.parts[-2:]))
+    """Hold the run's folder. outputs/DATE/TIME gets a number where another run of the same second has it."""
+    unnamed = not names_folder(job.typed) and _DATED.fullmatch("/".join(job.run_dir.parts[-2:]))
     with ExitStack() as inside:
         for folder in numbered(job.run_dir):
             try:
@@ -100,58 +101,93 @@ def _folder_of(job: HydraJob) -> Iterator[Path]:
 _DATED = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d")
 
 
-def run_job(job: HydraJob, sweep: Path) -> int:
-    """One of a sweep."""
+def run_job(job: HydraJob, sweep: Path) -> float:
+    """Run one job of a sweep unless it is done. Errors, but for KeyboardInterrupt, are the job's alone; a sweeper that
+    searches gets them, and the best validation metric."""
+    end_with_sweep()
+    planned, code = planned_job(job, sweep), 0
+    job = replace(job, run_dir=planned.run_dir)
     try:
-        if not quiet():
-            say(title(job, sweep))
-        jobs.begin_job(job.run_dir, job.overrides)
-        return run_one(job)
-    except OSError as error:
-        complain(file_line(error))
-        with suppress(OSError):  # the same disk is full
-            jobs.refuse_job(job.run_dir, file_line(error), refused=False)
-        return 1
+        if planned.state()[0] != "done":
+            with working_in(job.run_dir, otherwise="choose another hydra.sweep.dir", say=say):
+                if not quiet():
+                    say(title(planned))
+                planned.begin()
+                code = run_one(job, planned)
+    except FolderInUse as error:
+        complain(str(error))
+        code = 1
     except Exception as error:
-        jobs.refuse_job(job.run_dir, f"{type(error).__name__}: {error}", refused=False)
-        sys.stderr.write(printable("".join(traceback.format_exception(error))))
-        return 1
+        line = file_line(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        with suppress(OSError):  # the disk may be full
+            planned.fail(line, refused=False)
+        complain(line)
+        if not isinstance(error, OSError):
+            sys.stderr.write(printable("".join(traceback.format_exception(error))))
+        code = 1
+    if not job.searching:
+        return code
+    if code:
+        raise RuntimeError(": ".join((Job.read(job.run_dir) or planned).state()))
+    metric = (valid_result(job.run_dir) or {})["metric"]
+    return math.nan if metric["best_val"] is None else goodness(metric["name"], metric["best_val"])
+
+
+def planned_job(job: HydraJob, sweep: Path) -> Job:
+    """Return the job of this run's folder, or of a numbered one where another job of another sweeper has that."""
+    session, own = os.environ.get(SESSION, ""), tuple(o for o in job.overrides if key_of(o) != "resume")
+    key = ""
+    for folder in numbered(job.run_dir):
+        known = Job.read(folder)
+        if known is not None and known.session == session and set(own) <= set(known.overrides):
+            return known
+        key = key or job.key()
+        if known is None and not (folder / "result.json").exists():
+            known = Job(sweep, os.path.relpath(folder, sweep), key, tuple(job.overrides))
+        if known is not None and known.key == key:
+            known = replace(known, session=session)
+            known.save()
+            return known
+    raise AssertionError("unreachable: one of all numbers is free")
+
+
+def end_with_sweep() -> None:
+    """Stop this job when the process of the sweep ends: workers of joblib would go on."""
+    if os.environ.get(SWEEP) == str(os.getppid()):
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def quiet() -> bool:
-    """Whether the parent shows the jobs of a sweep itself."""
+    """Return True if the process of the sweep shows its jobs."""
     return progress.SHOWN in os.environ
 
 
-def title(job: HydraJob, sweep: Path) -> str:
-    """The line before a job of a sweep: which it is, and how far the sweep."""
-    manifest = jobs.Manifest.read(sweep)
-    seen = jobs.snapshot(manifest, list(manifest.jobs)) if manifest.jobs else None
-    return job.title + (f"  ({seen.line})" if seen else "")
+def title(job: Job) -> str:
+    """Return the line before a job of a sweep."""
+    mine = [each for each in jobs_below(job.sweep) if each.session == job.session]
+    return f"run {job.folder}: {titles(mine)[job.folder]}  ({snapshot(mine).line})"
 
 
-def run_one(job: HydraJob) -> int:
-    """One job, in a sweep or not."""
+def run_one(job: HydraJob, planned: Job | None = None) -> int:
+    """Run one job, in a sweep or not."""
     run_dir = job.run_dir
     first = int(os.environ.get("RANK", "0")) == 0
-    if first and job.sweep is None and job.choices.get("tracker") == "console":
+    if first and planned is None and job.choices.get("tracker") == "console":
         brought = [o for o in job.overrides if re.match(r"\+*(plan|shards|shards\.folder)=", o)]
         chosen = brought or [f"{group}={job.choices.get(group)}" for group in ("strategy", "model", "dataset")]
         say(f"starting: {', '.join(chosen)}")  # torch takes a second or two to import, in every rank
     try:
         with pulse(lambda: "loading torch and the settings" if first and not quiet() else ""):
             settings = composed_settings(job)
-        if job.sweep is not None and quiet() and isinstance(settings.tracker, Console):
+        if planned is not None and quiet() and isinstance(settings.tracker, Console):
             settings = replace(settings, tracker=Quiet())
         if first:
-            make_folder(run_dir)
+            run_dir.mkdir(parents=True, exist_ok=True)
             write_text_whole(run_dir / "config.yaml", job.yaml(settings))
-        from gnnpar.cli.train import run_training
-
         outcome = run_training(settings, run_dir)
     except ValueError as error:
-        if job.sweep is not None:
-            jobs.refuse_job(run_dir, str(error), refused=True)
+        if planned is not None:
+            planned.fail(str(error), refused=True)
         return refuse(error)
     if outcome.error or outcome.status == "failed":
         if os.environ.get("GNNPAR_TRACEBACK") == "1" and outcome.traceback:

@@ -1,125 +1,124 @@
-"""Hydra's application: one job, a sweep, or jobs that are listed."""
+"""Hydra's application: one job, a sweep, or the jobs of a study."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+import uuid
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from gnnpar.config.compose import (
-    NO_OTHER_FOLDER,
-    named_folders,
-    names_folder,
-    refuse_led_away,
-    search_installed,
-)
-from gnnpar.config.errors import CONFIG, hydra_line
+from gnnpar.config.compose import refuse_unclear, search_installed
+from gnnpar.config.errors import CONFIG
 from gnnpar.config.inputs import spelled
-from gnnpar.config.replay import FLAGS, Replay
-from gnnpar.config.sweep import Overrides, Sweep, per_job
-from gnnpar.durable import JsonObject, refuse_link_of_others
+from gnnpar.config.jobs import AT_ONCE, SESSION, SWEEP, count, in_words, inherited, titles
 from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError
-from gnnpar.targets import fenced
-from gnnpar.track.text import printable
+from gnnpar.track.console import say
+from gnnpar.track.text import one_line, printable
+
+MULTIRUN = ("-m", "--multirun")
+_SHOW = ("--cfg", "-c", "--info", "-i")
+_OPTIONS = (*MULTIRUN, *_SHOW, "--resolve", "--hydra-help")
 
 
 def run_jobs(
     argv: Sequence[str],
-    job: Callable[[object], int],
+    job: Callable[[object], float],
     *,
-    listed: Sequence[Overrides] | None = None,
+    listed: Sequence[Sequence[str]] | None = None,
     show: Callable[[Path], object] = lambda folder: None,
-    replay: Replay | None = None,
-    check: Callable[[JsonObject, Overrides], None] | None = None,
 ) -> tuple[int, list[str]]:
-    """The worst exit code of the jobs, and their keys in sweep.json; no keys outside of a sweep.
+    """Run one job, or a sweep. Return the worst exit code, and the keys of the planned jobs of a sweep.
 
-    `job`: a function at the top of its module, which other processes import; Hydra calls it with a configuration, and
-    `HydraJob.running` reads that. `listed`: the jobs, instead of those that a sweeper makes of argv. `show`: called
-    with the folder of a sweep of argv that has results. `replay`: where argv comes from a file. `check`: of listed
-    jobs, as in `Sweep`; with it, or a replay, no class is imported but trusted ones and those that it lets in.
+    `job`: a top-level function, which launchers import in other processes; `HydraJob.running` reads its argument.
+    `listed`: overrides of each job, instead of those that a sweeper makes of argv. `show`: called with the folder of a
+    sweep that has results.
     """
     import hydra
 
-    for words in (argv, *(listed or ())):
-        _refuse_other_options(words)
-    if "${" in (here := os.getcwd()):
-        raise ConfigError(f"{printable(here)}: Hydra would read ${{ in its name as a value of its own; run elsewhere")
-    search_installed([word for words in (argv, *(listed or ())) for word in words])
+    if "--resume" in argv:
+        raise ConfigError("--resume is gone: give the sweep's command again with hydra.sweep.dir=FOLDER")
+    for word in argv:
+        if word.startswith("-") and (word.partition("=")[0] if word.startswith("--") else word) not in _OPTIONS:
+            raise ConfigError(f"there is no option {printable(word[:80])}; gnnpar train has {', '.join(_OPTIONS)}")
+    search_installed()
+    refuse_unclear(spelled(argv))
     codes: list[int] = []
 
     def single(config: object) -> None:
-        codes.append(job(config))
+        codes.append(int(job(config)))
 
-    multirun = listed is not None or any(flag in argv for flag in FLAGS)
-    if names_folder(argv):  # Hydra makes the folder before a job can look
-        for place in named_folders(argv):
-            refuse_link_of_others(place)
-    else:
-        refuse_led_away(Path("multirun" if multirun else "outputs", time.strftime("%Y-%m-%d"), "run"), argv)
-    shows = [argument for argument in argv if argument.partition("=")[0] in _SHOW]
-    if shows and (multirun or len(shows) > 1):
-        others = "-m, or --resume," if multirun else " ".join(shows[1:])
-        raise ConfigError(f"{shows[0]} shows the configuration of one run; leave {others} out")
+    multirun = listed is not None or any(flag in argv for flag in MULTIRUN)
     main: Any = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG)  # Hydra's is untyped
     application: Callable[[], None] = main(job if multirun else single)
-    argv, listed = spelled(argv), None if listed is None else [spelled(each) for each in listed]
-    sweep = Sweep(argv, listed, show, replay, replay.check_settings if replay else check)
-    before, given = sys.argv, per_job(argv) if multirun else argv
-    given = [*given, "hydra/job_logging=none", "hydra/hydra_logging=none"]
-    options = [argument for argument in given if not _is_override(argument)]  # argparse takes overrides in one row
+    given = [*spelled(argv), "hydra/job_logging=none", "hydra/hydra_logging=none"]
+    if multirun:
+        from gnnpar.config.sweep import per_job
+
+        given = per_job(given)
+    overrides = [word for word in given if not word.startswith("-") and ("=" in word or word.startswith(("+", "~")))]
+    options = [word for word in given if word not in overrides]  # argparse takes overrides in one row
     options += ["all"] if options[-1:] in (["--info"], ["-i"]) else []  # it would take one of them
-    sys.argv = ["gnnpar train", *options, *filter(_is_override, given)]
+    before, sys.argv = sys.argv, ["gnnpar train", *options, *overrides]
     try:
-        with fenced(of_file=True) if sweep.check else nullcontext(), sweep.through_hydra():
+        if not multirun:
             application()
-    except KeyboardInterrupt:
-        sweep.close()
-        raise
-    except Exception as error:
-        if not sweep.composing or (line := hydra_line(error, sweep.composing)) is None:
-            raise
-        raise ConfigError(line) from error  # of the job that has no such key, not of the defaults
+            return max(codes, default=0), []
+        return _sweep(application, listed, argv, show)
     finally:
         sys.argv = before
-    if multirun and not sweep.keys:
-        raise ConfigError(f"{' '.join(argv)}: there is no job in this sweep; does a glob or a range hold nothing?")
-    return (max(codes) if codes else sweep.close()), sweep.planned
 
 
-_SHOW = ("--cfg", "-c", "--info", "-i")
-_OPTIONS = (*FLAGS, *_SHOW, "--resolve", "--hydra-help")
+def _sweep(
+    application: Callable[[], None],
+    listed: Sequence[Sequence[str]] | None,
+    argv: Sequence[str],
+    show: Callable[[Path], object],
+) -> tuple[int, list[str]]:
+    from gnnpar.config import sweep
+
+    with ExitStack() as inside, inherited(SESSION, uuid.uuid4().hex[:12]):
+        start = sweep.start = sweep.Start(listed=listed, inside=inside)
+        try:
+            application()
+        except KeyboardInterrupt:
+            inside.close()
+            _close(start, show)
+            raise
+        finally:
+            os.environ.pop(AT_ONCE, None)
+            os.environ.pop(SWEEP, None)
+        inside.close()
+        if not start.jobs():
+            raise ConfigError(f"{' '.join(argv)}: there is no job in this sweep; does a glob or a range hold nothing?")
+        return _close(start, show), start.keys
 
 
-def _refuse_other_options(argv: Sequence[str]) -> None:
-    """Hydra has others, and takes all of them shortened, too: --experimental-rerun unpickles the file that it names,
-    and --config-path and --config-dir compose YAML of any folder, as the config.yaml of somebody's run. Nor does Hydra
-    write files of its own: through links, where a folder holds any."""
-    for word in argv:
-        key, _, value = word.lstrip("+").partition("=")
-        if key == "hydra.output_subdir" and value != "null":
-            raise ConfigError(f"{printable(word[:80])}: a run writes its config.yaml itself; leave it out")
-        if key == "hydra.job.chdir" and value not in ("false", "False", "null"):
-            raise ConfigError(f"{printable(word[:80])}: {NO_OTHER_FOLDER}")
-        if word.startswith("-") and (word.partition("=")[0] if word.startswith("--") else word) not in _OPTIONS:
-            raise ConfigError(f"there is no option {printable(word[:80])}; gnnpar train has {', '.join(_OPTIONS)}")
-    if "--resolve" in argv and not any(word.partition("=")[0] in ("--cfg", "-c") for word in argv):
-        raise ConfigError("--resolve says how --cfg job is shown: give both, or neither")
-
-
-def _is_override(argument: str) -> bool:
-    """key=value, +key=value, ~key; not an option of Hydra's or its value (--cfg job)."""
-    return not argument.startswith("-") and ("=" in argument or argument.startswith(("+", "~")))
+def _close(start: Any, show: Callable[[Path], object]) -> int:
+    """Say what became of the jobs. Return 0: all done; 2: no job could start, its configuration is wrong; else 1."""
+    jobs = start.jobs()
+    states = {job.folder: job.state() for job in jobs}
+    if start.listed is None and any(state == "done" for state, _ in states.values()):
+        show(start.folder)
+    folder, names = one_line(os.path.relpath(start.folder)), titles(jobs)
+    say(f"sweep: {in_words(count([state for state, _ in states.values()]))}  ->  {folder}")
+    for name, (state, why) in states.items():
+        if state != "done":
+            say(f"  {folder}/{name} {state}{why and ': ' + why}  ({names[name]})")
+    if all(state == "done" for state, _ in states.values()):
+        return 0
+    say(f"  the same command again with hydra.sweep.dir={folder} runs what is missing")
+    return 2 if all(job.refused for job in jobs) else 1
 
 
 def without_folders(argv: Sequence[str], rank: int) -> list[str]:
-    """Joined ranks: one job, and no folders but rank 0's, which is the same after a restart by torchrun."""
-    if any(flag in argv for flag in FLAGS):
+    """Return the arguments of a joined rank: one job, and no folder except rank 0's, the same after a restart by
+    torchrun."""
+    if any(flag in argv for flag in MULTIRUN):
         raise ConfigError(
             "a sweep (-m) starts its own ranks and cannot join those of torchrun; start one job at a time"
         )
@@ -130,7 +129,5 @@ def without_folders(argv: Sequence[str], rank: int) -> list[str]:
         import psutil
 
         began = time.localtime(psutil.Process(os.getppid()).create_time())  # when torchrun was started
-        folder = time.strftime("outputs/%Y-%m-%d/%H-%M-%S", began)
-        refuse_led_away(Path(folder), ())  # which Hydra takes for a folder that was typed
-        return [*argv, f"hydra.run.dir={folder}"]
+        return [*argv, f"hydra.run.dir={time.strftime('outputs/%Y-%m-%d/%H-%M-%S', began)}"]
     return list(argv)

@@ -1,41 +1,43 @@
-"""Settings from overrides: the one place where Hydra composes, for a command and for a running job alike."""
+"""Compose overrides into Settings; the only module that calls Hydra's compose."""
 
 from __future__ import annotations
 
 import functools
 import json
-import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from gnnpar.config.errors import CONFIG, OF_HYDRA, hydra_line
-from gnnpar.config.groups import is_group
-from gnnpar.config.inputs import Composed, spelled, with_inputs
-from gnnpar.config.study import key_of
-from gnnpar.durable import JsonDict, JsonObject, refuse_link_of_others, refuse_link_to_others, refuse_links_below
-from gnnpar.paths import GROUP, conf_dir, installed_confs
+from gnnpar.config.errors import CONFIG, hydra_line
+from gnnpar.config.inputs import Composed, key_of, spelled, with_inputs
+from gnnpar.config.jobs import read_key
+from gnnpar.durable import JsonDict, JsonObject
+from gnnpar.paths import GROUP, conf_dir, installed_confs, is_brought_group
 from gnnpar.settings import ConfigError, Settings, build_settings, iter_groups, show
-from gnnpar.targets import let_in, refuse_foreign
+from gnnpar.targets import refuse_foreign
 from gnnpar.track.console import complain
 from gnnpar.track.text import one_line
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+KEYS = frozenset(field.name for field in fields(Settings))
+"""Top-level keys of the configuration."""
+
 
 def compose(overrides: Sequence[str], check: Callable[[JsonObject], None] = lambda tree: None) -> Settings:
-    """The settings that `gnnpar train` has with these overrides. Raises ConfigError for whatever is wrong.
+    """Return the settings that `gnnpar train` has with these overrides. Raises ConfigError.
 
     `check`: called with the resolved configuration before any of its classes is imported.
     """
     import hydra
 
-    search_installed(overrides)
+    search_installed()
+    refuse_unclear(spelled(overrides))
     try:
         with composing():
             config = hydra.compose(CONFIG, overrides=spelled(overrides), return_hydra_config=True)
@@ -50,7 +52,7 @@ def compose(overrides: Sequence[str], check: Callable[[JsonObject], None] = lamb
 
 
 def chosen_files(overrides: Sequence[str]) -> object:
-    """What the YAML says that overrides choose by name, without the keys that they set."""
+    """Return the configuration of the files that overrides choose, without the keys that they set."""
     groups = {override: key_of(override).partition("@")[0] for override in overrides}
     return _composed([each for each, group in groups.items() if is_group(group) and not group.startswith("hydra")])
 
@@ -60,19 +62,18 @@ def _composed(overrides: Sequence[str]) -> object:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    search_installed(overrides)
+    search_installed()
     with composing():
         config = hydra.compose(CONFIG, overrides=list(overrides))
         try:
             return OmegaConf.to_container(config, resolve=True)
-        except OmegaConfBaseException:  # it reads what only other overrides say
+        except OmegaConfBaseException:  # a reference to a key that other overrides set
             return OmegaConf.to_container(config, resolve=False)
 
 
 @contextmanager
 def composing() -> Iterator[None]:
-    """Hydra composes gnnpar's configuration inside, also where it runs already: a sweep asks, or the caller's program
-    is an application of Hydra. One thread at a time: its state is the process's."""
+    """Initialize Hydra with gnnpar's configuration; nests inside a running Hydra application. One thread at a time."""
     import hydra
     from hydra.core.global_hydra import GlobalHydra
 
@@ -89,17 +90,15 @@ _COMPOSING = threading.RLock()
 
 
 def resolved(config: DictConfig, choices: Mapping[str, object], overrides: Sequence[str]) -> Composed:
-    """What Hydra composed of the overrides, resolved, with what plan=FILE and shards=FOLDER bring.
+    """Resolve a composed configuration and merge what plan=FILE and shards=FOLDER bring.
 
-    `choices`: group -> the file chosen in it, as Hydra has them.
+    `choices`: group -> the file chosen in it, as in hydra.runtime.choices.
     """
     from omegaconf import OmegaConf
 
-    refuse_paths(overrides)
     names = {group: str(name) for group, name in choices.items() if not group.startswith("hydra")}
     keys = [str(key) for key in config if key != "hydra"]
     tree = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True, throw_on_missing=True)
-    let_in(tree)
     own = OmegaConf.to_container(config.strategy, resolve=False)
     if isinstance(own, Mapping) and isinstance(own.get("codec"), Mapping):
         for override in overrides:
@@ -108,26 +107,25 @@ def resolved(config: DictConfig, choices: Mapping[str, object], overrides: Seque
                 complain(f"{override} is not read: strategy={names.get('strategy')} has its own codec; set {mine}")
     written = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=False)
     composed, names = with_inputs(cast("JsonDict", tree), names, overrides)
-    _refuse_chosen_otherwise(composed, cast("JsonDict", tree), choices, overrides)
-    return of_what_is_brought(composed, cast("JsonDict", written), cast("JsonDict", tree)), names
+    _refuse_chosen_twice(composed, cast("JsonDict", tree), choices, overrides)
+    return with_references(composed, cast("JsonDict", written), cast("JsonDict", tree)), names
 
 
 def chosen_of_several(overrides: Sequence[str]) -> str | None:
-    """The first override that chooses a file which sets several groups."""
+    """Return the first override that chooses a file which sets several groups."""
     groups = {override: key_of(override).partition("@")[0] for override in overrides}
     return next((each for each, group in groups.items() if is_group(group) and _sets_several(group)), None)
 
 
 def _sets_several(group: str) -> bool:
-    """Whether its files set what other groups have, as those of debug and of +experiment do."""
+    """Return True for groups such as debug and experiment, whose files set other groups."""
     return not group.startswith("hydra") and group.partition("@")[0] not in iter_groups()
 
 
-def _refuse_chosen_otherwise(
+def _refuse_chosen_twice(
     composed: JsonObject, before: JsonObject, choices: Mapping[str, object], overrides: Sequence[str]
 ) -> None:
-    """ConfigError where plan=FILE or shards=FOLDER have brought other settings than a file that sets several groups has
-    chosen."""
+    """Raise ConfigError where plan=FILE or shards=FOLDER and a file that sets several groups set the same group."""
     from hydra.errors import HydraException
 
     several = [group for group in choices if _sets_several(group) and choices[group]]
@@ -146,9 +144,10 @@ def _refuse_chosen_otherwise(
         )
 
 
-def of_what_is_brought(composed: JsonObject, written: JsonObject, before: JsonObject) -> JsonDict:
-    """Where plan=FILE or shards=FOLDER have brought some of the settings, what the others take from these, as
-    `${dataset.KEY}` in YAML of a model, is of those that were brought. `written`: with references; `before`: without.
+def with_references(composed: JsonObject, written: JsonObject, before: JsonObject) -> JsonDict:
+    """Resolve references such as `${dataset.KEY}` again where a plan or shards bring the dataset.
+
+    `written`: the configuration with references; `before`: resolved, without what was brought.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -162,178 +161,135 @@ def of_what_is_brought(composed: JsonObject, written: JsonObject, before: JsonOb
         raise ConfigError(f"{' and '.join(sorted(brought))} of a file may hold no ${{: remove it")
     try:
         whole = OmegaConf.to_container(OmegaConf.create({**written, **brought}), resolve=True, throw_on_missing=True)
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{' and '.join(sorted(brought))} of a file: {one_line(error)}") from error
-    made = {key: value for key, value in cast("JsonDict", whole).items() if key in rest}
-    try:
+        made = {key: value for key, value in cast("JsonDict", whole).items() if key in rest}
         refuse_foreign(made, "what a file brings", remedy="name dataset= yourself, or --trust", named=before)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    except (OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(f"{' and '.join(sorted(brought))} of a file: {one_line(error)}") from error
     return {**composed, **made}
 
 
 _REFERENCE = re.compile(r"\$\{[^}]*")
 
 
-NO_OTHER_FOLDER = "a job works in the folder that it was started in, where your classes and files are; leave it out"
-
-
-def refuse_paths(overrides: Sequence[str]) -> None:
-    """Refuse an option of a group that is no name: a path may lead to YAML that whoever wrote the override has put
-    there, and a list hides what is chosen."""
-    for override in spelled(overrides):
-        key, given, value = override.partition("=")
-        if key.lstrip("+") in _PLACES and given and not value.strip(" '\""):
-            raise ConfigError(f"{show(override)} is empty, and names nothing: give . for the working directory")
-        group = key.lstrip("+~").partition("@")[0]
-        if not given or not is_group(group):
-            continue
-        if not value.strip(" \t'\""):
-            raise ConfigError(f"{show(override)} names no file of {group}: give a name, or leave it out")
-        if value.startswith("[") and group in iter_groups():
-            raise ConfigError(f"{show(override)}: a list of options is for -m, as {group}=a,b; give one name")
-        if ".." in value or _ABSOLUTE.search(value):
-            raise ConfigError(f"{show(override)}: options are names of files in a folder {group}, and no paths")
-
-
-_PLACES = ("hydra.run.dir", "hydra.sweep.dir", "cache_dir", "data_dir", "resume", "shards.folder", "plan", "out")
-_ABSOLUTE = re.compile(r"""(^|[\[,'"\s])/""")
-
-
-def refuse_led_away(folder: Path, typed: Sequence[str]) -> None:
-    """WriteError where the folder that runs have by themselves, as outputs/DATE/TIME, lies elsewhere, by a link in it.
-    `outputs` may be one of the user's own: that is how runs are kept on another disk, and so may a folder that he
-    names. `typed`: Hydra's own overrides, which may name it.
-    """
-    if names_folder(typed):
-        refuse_link_of_others(folder)
-    else:
-        first, *below = Path(os.path.relpath(folder)).parts or (".",)  # where the user's YAML has runs lie just here
-        refuse_link_of_others(Path(first))
-        refuse_link_to_others(Path(first))
-        refuse_links_below(Path(first), Path(*below))
-
-
-def names_folder(typed: Sequence[str]) -> bool:
-    """Is where runs are kept among these overrides?"""
-    return any(override.lstrip("+").startswith(("hydra.run.dir=", "hydra.sweep.dir=")) for override in typed)
-
-
-def named_folders(typed: Sequence[str]) -> list[Path]:
-    """The folders that overrides name for runs, as they stand there; up to the first that has a value in its name."""
-    found = (re.fullmatch(r"\++?hydra\.(?:run|sweep)\.dir=(['\"]?)(.*)\1", f"+{each.lstrip('+')}") for each in typed)
-    names = [match[2].partition("${") for match in found if match]
-    return [Path(name) if not rest else Path(f"{name}x").parent for name, rest, _ in names]
-
-
 @dataclass(frozen=True)
 class HydraJob:
-    """One job of Hydra's application. `sweep`: the folder of its sweep, None outside of one. `typed`: overrides of
-    Hydra's own keys."""
+    """One job of Hydra's application.
+
+    `sweep`: the folder of its sweep, None outside of one. `searching`: the sweeper needs the job's metric and its
+    errors. `typed`: overrides of Hydra's own keys.
+    """
 
     config: DictConfig
     choices: Mapping[str, object]
     run_dir: Path
     sweep: Path | None
-    title: str
+    searching: bool
     overrides: list[str]
     typed: list[str]
 
     @staticmethod
     def running(config: object) -> HydraJob:
-        """The one that Hydra runs in this process now; `config` is what it called its function with."""
+        """Return the job that Hydra runs in this process now; `config`: the argument of Hydra's task function."""
         from hydra.core.hydra_config import HydraConfig
 
         job = HydraConfig.get()
-        if job.job.chdir:
-            raise ConfigError(f"hydra.job.chdir: {NO_OTHER_FOLDER}")
         run_dir = Path(job.runtime.output_dir)
-        sweep = Path(job.sweep.dir) if str(job.mode).endswith("MULTIRUN") else None
+        sweep = Path(job.sweep.dir).absolute() if str(job.mode).endswith("MULTIRUN") else None
         return HydraJob(
             config=cast("DictConfig", config),
             choices={str(group): name for group, name in job.runtime.choices.items()},
             run_dir=run_dir,
             sweep=sweep,
-            title=f"run {run_dir.name}: {job.job.override_dirname.replace(',', ' ')}" if sweep else "",
+            searching=not re.search(r"gnnpar_jobs|basic_sweeper", str(job.sweeper._target_)),
             overrides=list(job.overrides.task),
             typed=list(job.overrides.hydra),
         )
 
     def settings(self) -> Settings:
-        """Built when asked for: what is wrong with them is the job's own error."""
+        """Build the settings. Raises ConfigError, which is the job's error and not the sweep's."""
         study = "/".join(self.sweep.parts[-2:]) if self.sweep else ""
         return build_settings(*resolved(self.config, self.choices, self.overrides), study)
 
+    def key(self) -> str:
+        """Return the key of the job in its sweep; of its overrides where they are wrong, which the job reports."""
+        from omegaconf.errors import OmegaConfBaseException
+
+        try:
+            return read_key(*resolved(self.config, self.choices, self.overrides))
+        except (ValueError, OmegaConfBaseException):
+            return read_key({"overrides": self.overrides}, {})
+
     def yaml(self, settings: Settings) -> str:
-        """The configuration as it runs, with what a plan or shards have brought."""
+        """Return the resolved configuration, with what a plan or shards have brought, as YAML."""
         from omegaconf import OmegaConf
 
         return OmegaConf.to_yaml(OmegaConf.create(dict(settings.resolved)))
 
 
-def search_installed(overrides: Sequence[str]) -> None:
-    """Hydra looks for YAML in what other packages bring, too: after gnnpar's own. ConfigError where overrides choose
-    anything but names: Hydra makes what a file says of it before a job can look."""
+def names_folder(typed: Sequence[str]) -> bool:
+    """Return True if overrides name the folder of the run or sweep."""
+    return any(override.lstrip("+").startswith(("hydra.run.dir=", "hydra.sweep.dir=")) for override in typed)
+
+
+def may_be_group(name: str) -> bool:
+    """Return True unless the name is that of a key: a folder `plan` here does not make plan=FILE a choice of a file."""
+    return _GROUP.fullmatch(name) is not None and (name.partition("/")[0] not in KEYS or is_brought_group(name))
+
+
+_GROUP = re.compile(r"[^\W\d][\w-]*(/[^\W\d][\w-]*)*")
+
+
+def is_group(name: str) -> bool:
+    """Return True if an override of this key chooses a file: of gnnpar, of a plugin or of the working directory."""
+    return is_brought_group(name) or (may_be_group(name) and Path(name).is_dir())
+
+
+def refuse_unclear(overrides: Sequence[str]) -> None:
+    """Raise ConfigError for an empty path, as of an unset shell variable, and for a list where one file is chosen."""
+    for override in overrides:
+        key, given, value = override.lstrip("+").partition("=")
+        if key in _PLACES and given and not value.strip(" '\""):
+            raise ConfigError(f"{show(override)} is empty, and names nothing: give . for the working directory")
+        if key in iter_groups() and value.startswith("["):
+            raise ConfigError(f"{show(override)}: a list of options is for -m, as {key}=a,b; give one name")
+
+
+_PLACES = ("hydra.run.dir", "hydra.sweep.dir", "cache_dir", "data_dir", "resume", "shards.folder", "plan")
+
+
+def search_installed() -> None:
+    """Let Hydra find the YAML of installed packages and of the working directory. Raises ConfigError."""
     try:
         installed_confs()
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    refuse_paths(overrides)
     _register_sources()
-    _refuse_shadows(Path.cwd())
-
-
-def _refuse_shadows(folder: Path) -> None:
-    """ConfigError where YAML of a folder would be read in the place of Hydra's own, or of a plugin's, which nobody has
-    named there: Hydra looks into the working directory first, and a sweeper's classes and parameters are code."""
-    from hydra.core.config_store import ConfigStore
-    from hydra.core.plugins import Plugins
-
-    for place in (folder, folder / "hydra"):  # Hydra opens by their names files of a folder that cannot be listed
-        if not os.access(place, os.R_OK | os.X_OK) and (place == folder or os.path.lexists(place)):
-            raise ConfigError(f"{place} may not be listed, and Hydra looks for YAML in it: call gnnpar elsewhere")
-    for group in sorted(path.name for path in conf_dir().iterdir() if path.is_dir()):
-        if (file := folder / group / "None.yaml").exists():
-            raise ConfigError(f"{file} would be read where no {group} is chosen: rename it, or call gnnpar elsewhere")
-    if not (folder / "hydra").is_dir():
-        return
-    Plugins.instance()  # which fill the store
-    there = {str(path) for path in _paths(ConfigStore.instance().repo.get("hydra", {}), Path("hydra"))}
-    there |= {f"{group}/{option}.yaml" for group, options in OF_HYDRA.items() for option in options}
-    there |= {str(Path(name).with_name("None.yaml")) for name in there}  # of a group with nothing chosen
-    there |= {str(file.relative_to(folder)) for file in (folder / "hydra").glob("*/None.yaml")}  # nor any to choose
-    for name in sorted(there):
-        if (folder / name).exists():
-            raise ConfigError(
-                f"{folder / name} would be read in the place of Hydra's own {name}: rename it, or call gnnpar elsewhere"
-            )
-
-
-def _paths(tree: Mapping[str, object], folder: Path) -> Iterator[Path]:
-    """Of files in Hydra's store."""
-    for name, node in tree.items():
-        if isinstance(node, Mapping):
-            yield from _paths(node, folder / name)
-        else:
-            yield folder / name
 
 
 @functools.cache
 def _register_sources() -> None:
     from hydra._internal.core_plugins.file_config_source import FileConfigSource
-    from hydra._internal.sources_registry import SourcesRegistry
     from hydra.core.config_search_path import ConfigSearchPath
     from hydra.core.plugins import Plugins
     from hydra.plugins.search_path_plugin import SearchPathPlugin
-
-    from gnnpar.config.own_yaml import OwnYaml, refuse_yaml_of_others
 
     class Installed(SearchPathPlugin):
         def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
             for folder in installed_confs():
                 search_path.append(GROUP, f"file://{folder}")
 
+    class OwnYaml(FileConfigSource):
+        """Source of `own://FOLDER`: as file://FOLDER, but a folder with the name of a key is no group."""
+
+        @staticmethod
+        def scheme() -> str:
+            return "own"
+
+        def available(self) -> bool:
+            return True
+
+        def is_group(self, config_path: str) -> bool:
+            return may_be_group(config_path) and super().is_group(config_path)
+
     for plugin in (Installed, OwnYaml):
         Plugins.instance().register(plugin)
-    for scheme in ("file", OwnYaml.scheme()):
-        refuse_yaml_of_others(cast("type[FileConfigSource]", SourcesRegistry.instance().types[scheme]))

@@ -26,7 +26,7 @@ def train_help(argv: Sequence[str]) -> str:
     from omegaconf import OmegaConf
 
     overrides = [argument for argument in argv if not argument.startswith("-")]
-    search_installed(overrides)
+    search_installed()
     with composing():
         config = hydra.compose(CONFIG, overrides=spelled(overrides), return_hydra_config=True)
     template = string.Template(str(config.hydra.help.template))

@@ -1,36 +1,33 @@
-"""What plan=FILE and shards=FOLDER bring to a configuration, and which overrides they exclude."""
+"""What plan=FILE and shards=FOLDER bring to a configuration, and overrides as text."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
-from gnnpar.config.study import plain_yaml
 from gnnpar.durable import JsonDict, JsonObject, read_json
 from gnnpar.partition.manifest import read_manifest
-from gnnpar.paths import conf_dir
-from gnnpar.settings import PLAN_SETUP, WRITTEN_FOLDERS, ConfigError, show
-from gnnpar.targets import TRUST, refuse_foreign
+from gnnpar.settings import PLAN_SETUP, ConfigError, show
+from gnnpar.targets import refuse_foreign
 from gnnpar.track.console import complain
 
 Composed = tuple[JsonDict, dict[str, str]]
-"""A resolved configuration, and of every group the name of the file chosen in it."""
+"""A resolved configuration, and group -> the name of the file chosen in it."""
 _BROUGHT = ("dataset", "partition")
 
 
 def with_inputs(config: JsonObject, names: Mapping[str, str], overrides: Iterable[str]) -> Composed:
-    """Configuration and names after shards=FOLDER and plan=FILE. Raises ConfigError in one line."""
+    """Merge what shards=FOLDER and plan=FILE bring. Raises ConfigError in one line."""
     overrides = list(overrides)
     return with_plan(*with_shards(config, names, overrides), overrides)
 
 
 def with_plan(config: JsonObject, names: Mapping[str, str], overrides: Iterable[str]) -> Composed:
-    """Configuration and names after plan=FILE, which sets the strategy; a strategy asked for beside it is an error.
+    """Merge plan=FILE: its strategy, and the groups it was made for unless an override names them.
 
-    A plan of `gnnpar plan` also brings what it was made for: the groups that no override names.
+    Raises ConfigError where an override asks for another strategy or codec.
     """
     config, names = dict(config), dict(names)
     if (path := config.get("plan")) is None:
@@ -62,44 +59,19 @@ def with_plan(config: JsonObject, names: Mapping[str, str], overrides: Iterable[
             raise ConfigError(f"{group}.{keys[0]} beside plan={path}, which brings its {group}: name {group}= as well")
         brought[group] = {**value, **{key: mine[key] for key in keys}} if keys else value
     _refuse_foreign({**brought, "strategy": strategy}, f"plan={path}", named=config)
-    _refuse_folders({"strategy": strategy}, f"plan={path}")
     names |= {group: made_for[group] for group in brought if group in made_for}
-    _refuse_other_names({**brought, "strategy": strategy}, names, f"plan={path}")
     return config | brought | {"strategy": strategy}, names
 
 
-def _refuse_other_names(brought: JsonObject, names: Mapping[str, str], where: str) -> None:
-    """ConfigError where a file calls a class, or a dataset, by the name of another one of gnnpar's, by which results
-    are compared, or by a name with blanks or other signs, which a table would show as another."""
-    if os.environ.get(TRUST) == "1":
-        return
-    for group, value in brought.items():
-        name = str(names.get(group, group)).removesuffix(".yaml")
-        if not re.fullmatch(r"\w[\w.+/-]{0,79}", name):
-            raise ConfigError(f"{where} calls its {group} {show(name)}: a name has letters, digits, _ . + - and /")
-        file = conf_dir() / group / f"{name}.yaml"
-        if not isinstance(value, Mapping) or not file.is_file():
-            continue
-        yaml = plain_yaml(file)
-        yaml = yaml if isinstance(yaml, Mapping) else {}
-        known = str(yaml.get("_target_", ""))
-        given = str(value.get("_target_", known))
-        if group == "dataset" and known == given and "name" in yaml:  # Cora's class is CiteSeer's, too
-            known, given = str(yaml["name"]), str(value.get("name", yaml["name"]))
-        if known != given:
-            raise ConfigError(f"{where} calls {show(given)} {group} {names[group]}, which is {known}: correct the name")
-
-
 def _word(name: object) -> str:
-    """Of what a file calls a group's choice. TypeError."""
     if not isinstance(name, str):
         raise TypeError(f"{show(name)} is no name")
     return name
 
 
 def with_shards(config: JsonObject, names: Mapping[str, str], overrides: Iterable[str]) -> Composed:
-    """Configuration and names after shards=FOLDER: its dataset and partition, and a rank a part. Asking for others
-    beside it is an error."""
+    """Merge shards=FOLDER: its dataset and partition, and a rank a part. Raises ConfigError where overrides ask for
+    others."""
     config, names = dict(config), dict(names)
     if not isinstance(shards := config.get("shards"), Mapping) or (path := shards.get("folder")) is None:
         return config, names
@@ -116,7 +88,6 @@ def with_shards(config: JsonObject, names: Mapping[str, str], overrides: Iterabl
         if isinstance(manifest.setup.get(group), Mapping):
             config[group] = manifest.setup[group]
         names |= {group: str(manifest.setup.get("names", {}).get(group, group))}
-    _refuse_other_names({group: manifest.setup.get(group) for group in _BROUGHT}, names, f"shards={path}")
     if not sets(given, "world_size"):
         config["world_size"] = manifest.parts
     return config, names
@@ -125,34 +96,35 @@ def with_shards(config: JsonObject, names: Mapping[str, str], overrides: Iterabl
 def _refuse_foreign(brought: Mapping[str, object], source: str, *, named: object) -> None:
     for group, tree in brought.items():
         own = "" if group == "strategy" or source.startswith("shards") else f"give {group}=NAME yourself, or "
-        remedy = f"{own}--trust, which runs its code"
+        twin = named.get(group) if isinstance(named, Mapping) else None
         try:
-            twin = named.get(group) if isinstance(named, Mapping) else None
-            refuse_foreign(tree, f"{group} of {source}", remedy=remedy, named=twin)
+            refuse_foreign(tree, f"{group} of {source}", remedy=f"{own}--trust, which runs its code", named=twin)
         except ValueError as error:
             raise ConfigError(str(error)) from error
 
 
-def _refuse_folders(tree: Mapping[str, object], source: str, prefix: str = "") -> None:
-    """A plan decides what runs, not where it writes."""
-    for key, value in tree.items():
-        if key in WRITTEN_FOLDERS and value is not None:
-            raise ConfigError(
-                f"{source} sets {prefix}{key}={show(value)}, and a plan chooses no folder to write to: set it to null "
-                "there; TMPDIR names the folder"
-            )
-        if isinstance(value, Mapping):
-            _refuse_folders(value, source, f"{prefix}{key}.")
+def key_of(override: str) -> str:
+    return override.partition("=")[0].lstrip("+~")
 
 
 def sets(overrides: Iterable[str], key: str) -> bool:
-    """Do they set it, also as +key= and ++key=?"""
+    """Return True if an override sets the key, also as +key= and ++key=."""
     return any(override.lstrip("+").startswith(f"{key}=") for override in overrides)
 
 
+def quoted(text: str) -> str:
+    """Return a literal of Hydra's override grammar, where a backslash escapes a quote only."""
+    return "'" + re.sub(r"(\\*)('|\Z)", lambda end: 2 * end[1] + ("\\'" if end[2] else ""), text) + "'"
+
+
+def as_value(text: str) -> str:
+    """Return a path as the value of an override, quoted where Hydra would parse it as something else."""
+    plain = re.fullmatch(r"[A-Za-z_][\w.-]*|[\w./-]*/[\w./-]*", text, re.ASCII)
+    return text if plain and text.lower() not in ("null", "true", "false", "nan", "inf") else quoted(text)
+
+
 def spelled(overrides: Iterable[str]) -> list[str]:
-    """shards=FOLDER in full, and codecs by the names of their files. Arguments of a PyG model are whatever its class
-    takes: new keys to Hydra."""
+    """Rewrite shorthands: shards=FOLDER, other names of codecs, and model.kwargs.KEY, which is a new key to Hydra."""
     full = (re.sub(r"^(\+*)shards=", r"\1shards.folder=", each) for given in overrides for each in _of_codec(given))
     return [re.sub(r"^model\.kwargs\.", "++model.kwargs.", override) for override in full]
 
@@ -164,8 +136,7 @@ BITS = {"int8": "8", "int4": "4", "int2": "2", "fp8": "fp8"}
 
 
 def _of_codec(override: str) -> list[str]:
-    """An override; codec=bfloat16, as tables print it, or codec=int4 in the names of files, unless there is one of its
-    own name."""
+    """Rewrite codec=bfloat16, as tables print it, and codec=int4, unless the working directory has such a file."""
     found = re.fullmatch(r"(\+*codec(?:@([\w.]+))?)=(\w+)", override)
     name = found[3] if found else ""
     if found is None or not (name in CODECS or name in BITS) or Path("codec", f"{name}.yaml").exists():

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gnnpar.comm.world import num_cores
-from gnnpar.config.replay import as_value
+from gnnpar.config.inputs import as_value
 from gnnpar.durable import JsonDict
 from gnnpar.placement import Plan
 from gnnpar.planner.planned import Planned

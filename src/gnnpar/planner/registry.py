@@ -18,8 +18,7 @@ from pathlib import Path
 
 import yaml
 
-from gnnpar.config.study import plain_yaml
-from gnnpar.durable import OF_ANOTHER, JsonDict, JsonObject, planted
+from gnnpar.durable import JsonDict, JsonObject
 from gnnpar.parallel.priced import Enumerated, Priced, Problem
 from gnnpar.parallel.strategy import Strategy, check_members
 from gnnpar.paths import conf_dir, installed_confs
@@ -211,9 +210,7 @@ def _refers(value: object) -> bool:
 
 def _keys(name: str, paths: Mapping[str, Path], extending: tuple[str, ...] = ()) -> JsonDict:
     """Of a file and of the strategies that it extends. Nobody need have named it: ValueError where it is none."""
-    if (place := planted(paths[name])) is not None and paths[name].is_relative_to(Path.cwd()):
-        raise ValueError(f"{place}: {OF_ANOTHER}, and names what runs")
-    data = plain_yaml(paths[name]) or {}
+    data = yaml.safe_load(paths[name].read_text(encoding="utf-8")) or {}
     if name in extending:
         raise ValueError(f"it extends itself: {' -> '.join((*extending, name))}")
     if not isinstance(data, dict) or not isinstance(defaults := data.pop("defaults", []), list):

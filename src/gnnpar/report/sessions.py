@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from gnnpar.config.jobs import MANIFEST
+from gnnpar.config.jobs import Job
 from gnnpar.report.fairness import baselines, differences
 from gnnpar.report.runs import Result, title
 
@@ -32,8 +32,8 @@ def time_again(results: Sequence[tuple[Path, Result]], baseline: str) -> list[st
             jobs.setdefault(sweep, {}).update(dict.fromkeys(str(place.relative_to(sweep)) for place in pair))
     lines = []
     for sweep, names in jobs.items():
-        command = f"gnnpar train --resume {shlex.quote(os.path.relpath(sweep))} --again {shlex.quote(','.join(names))}"
-        lines.append(f"to time them side by side: {command}")
+        folders = " ".join(shlex.quote(os.path.relpath(sweep / name)) for name in names)
+        lines.append(f"to time them side by side: remove {folders}, and give the command of that sweep again")
     if alone:
         lines.append(
             f"to time {', '.join(alone)} beside {baseline}: train both in one sweep, gnnpar train -m strategy=..."
@@ -42,7 +42,5 @@ def time_again(results: Sequence[tuple[Path, Result]], baseline: str) -> list[st
 
 
 def _sweep_of(folder: Path) -> Path | None:
-    """The first folder above a run that holds a sweep of whom the run is: another user may have put one there."""
-    owner = folder.stat().st_uid
-    files = (parent / MANIFEST for parent in folder.parents)
-    return next((file.parent for file in files if file.is_file() and file.stat().st_uid == owner), None)
+    job = Job.read(folder)
+    return None if job is None else job.sweep
