@@ -13,7 +13,6 @@ import json
 import os
 import shlex
 import shutil
-import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -55,7 +54,6 @@ RESULTS = (
 )
 FACTS = (
     "commit",
-    "code",
     "hardware",
     "versions",
     "world_size",
@@ -173,13 +171,9 @@ def load() -> ModuleType:
     """
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
-    from wandb.sdk.data_types._private import MEDIA_TMP
 
     if wandb.run is not None:  # `teardown` would end it
         raise ValueError("this program has a run of its own open in wandb: finish it before")
-    if not os.path.isdir(MEDIA_TMP.name):  # went with the temporary files of an earlier run of this process
-        MEDIA_TMP.name = tempfile.mkdtemp()
-        wandb.teardown()  # its service process has that folder, too
     wandb.setup(settings=wandb.Settings(silent=True, disable_git=True))  # login prints otherwise
     return wandb
 
