@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 import resource
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path
 
 import psutil
@@ -25,19 +22,6 @@ def memory_bytes() -> int:
     return min(total, int(limit)) if limit.isdigit() else total
 
 
-@contextmanager
-def no_larger_than(nbytes: float, whose: str) -> Iterator[None]:
-    """Inside, what needs more than so many bytes and 256 MiB is refused: it cannot be what a file holds."""
-    token = _BOUND.set((nbytes + 2**28, whose))
-    try:
-        yield
-    finally:
-        _BOUND.reset(token)
-
-
-_BOUND: ContextVar[tuple[float, str]] = ContextVar("bound", default=(float("inf"), ""))
-
-
 def require_disk(nbytes: float, folder: Path, what: str, change: str) -> None:
     """ValueError where `nbytes`, which `what` takes at least, are more than the disk of `folder` has free."""
     free = shutil.disk_usage(folder).free
@@ -49,9 +33,6 @@ def require_disk(nbytes: float, folder: Path, what: str, change: str) -> None:
 
 def require_memory(nbytes: float, what: str, change: str) -> None:
     """ValueError where `nbytes`, which `what` takes at least, are more than there is. `change`: what to do instead."""
-    most, whose = _BOUND.get()
-    if nbytes > most:
-        raise ValueError(f"{what} needs {nbytes / 2**20:,.0f} MiB at least, which {whose} does not hold")
     there = memory_bytes()
     if nbytes > there:
         raise ValueError(

@@ -16,14 +16,13 @@ import sys
 from datetime import datetime, tzinfo
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 import gnnpar
 from checkpoints import SMALL
 from conftest import Run, environment
-from gnnpar import api, durable
+from gnnpar import api
 from gnnpar.cli.main import refuse, run
 from gnnpar.comm import Communicator, ThreadWorld, world
 from gnnpar.comm.world import torch_given_back
@@ -192,13 +191,6 @@ def test_no_name_is_tex_whatever_the_users_matplotlibrc_says() -> None:
 
 
 # --- what the twenty-third found: the mends of the twenty-second
-
-
-def test_a_rank_writes_its_rows_into_rank_0s_file_alone(tmp_path: Path) -> None:
-    """In /tmp of a second host another user had made one of its name: his had the rows, and the result zeros."""
-    predict.make_array(tmp_path / "theirs.npy", np.dtype(np.float32), (3, 2), bytes(16))
-    with pytest.raises(durable.WriteError, match=r"theirs\.npy cannot be written: it is not rank 0's file"):
-        predict._mapped(tmp_path / "theirs.npy", b"a" * 16)
 
 
 def test_ranks_score_the_same_pairs() -> None:

@@ -107,7 +107,9 @@ def test_check_covers_every_model_and_what_the_strategy_can_run_on(
     assert asked["worlds"] == (1, 2, 3, 4)
     assert not any(conformance.runs_on(asked["strategy"], world, GCN(hidden=8)) for world in asked["worlds"][1:])
     plan = tmp_path / "plan.json"
-    plan.write_text('{"strategy": {"name": "gnnpipe", "_target_": "gnnpar.parallel.pipeline.strategy.GNNPipe", "chunks": 3}}')
+    plan.write_text(
+        '{"strategy": {"name": "gnnpipe", "_target_": "gnnpar.parallel.pipeline.strategy.GNNPipe", "chunks": 3}}'
+    )
     assert check.run([f"plan={plan}", "model=gcn"]) == 1
     assert type(asked["strategy"]).__name__ == "GNNPipe" and asked["strategy"].chunks == 3
     with pytest.raises(ConfigError, match="--worlds=0,1 must be"):

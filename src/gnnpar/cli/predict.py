@@ -173,7 +173,8 @@ def prepared_as(trained: Settings, settings: Settings, found: Checkpoint, overri
 
 
 def run_folder(given: Path, found: Path) -> Path:
-    """Return the folder of a run, given that or one of its checkpoints; `found`: the checkpoint."""
+    """Return the folder for what is made of a run: its own, given that or one of its checkpoints. `found`: the
+    checkpoint, which may lie alone."""
     from gnnpar.training.checkpoint import files as checkpoint
 
     alone = found == given and given.resolve().parent.name != checkpoint.FOLDER

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-import math
 import os
-import secrets
-import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.lib.format import dtype_to_descr, read_array_header_1_0, read_magic, write_array_header_1_0
 from torch import Tensor
 
 from gnnpar.comm import Communicator
@@ -75,16 +70,15 @@ class Prediction:
             logits, ids = scored(self.pairs, logits, run, shape[0])
             shape = comm.broadcast((int(ids[-1]) + 1,), comm.size - 1)
             what = f"{shape[0]} pairs"
-        partial, mark = comm.broadcast((self.partial, secrets.token_bytes(_MARK)))
+        partial = comm.broadcast(self.partial)
         if comm.rank == 0:
-            make_array(partial, logits.cpu().numpy().dtype, shape, mark)
+            _make_array(partial, logits.cpu().numpy().dtype, shape)
         comm.barrier()
-        rows = _mapped(partial, mark)
+        rows = _mapped(partial)
         rows[ids] = logits.cpu().numpy()
         rows.flush()
         comm.barrier()
         if comm.rank == 0:
-            os.truncate(partial, partial.stat().st_size - _MARK)
             os.replace(partial, self.out)
             shown = {split: value for split in SPLITS if (value := values[f"metric/{split}"]) is not None}
             figures = ", ".join(f"{name} {value:.4f}" for name, value in shown.items()) or "unknown: no split"
@@ -133,41 +127,24 @@ def _refuse_another_graph(found: checkpoint.Checkpoint, mine: JsonObject, remedy
             )
 
 
-_MARK = 16  # bytes that only ranks of this meeting know, behind an array that is being made
-
-
-def make_array(file: Path, dtype: np.dtype, shape: tuple[int, ...], mark: bytes) -> None:
-    """A new .npy file of zeros, and `mark` behind it. WriteError where the disk has no room for all of it: a page that
-    it lacks later, when it is written through a mapping, kills the process."""
-    facts = {"descr": dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+def _make_array(file: Path, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+    """Make a .npy file of zeros. Raises WriteError where the disk lacks room: a page that is missing later, when it is
+    written through a mapping, kills the process."""
     try:
-        with os.fdopen(os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), "wb+") as made:
-            write_array_header_1_0(made, facts)
-            end = made.tell() + math.prod(shape) * dtype.itemsize
-            os.posix_fallocate(made.fileno(), 0, end + len(mark))
-            made.seek(end)
-            made.write(mark)
+        np.lib.format.open_memmap(file, "w+", dtype, shape)
+        with file.open("rb+") as made:
+            os.posix_fallocate(made.fileno(), 0, file.stat().st_size)
     except OSError as error:
         raise WriteError(error.errno, error.strerror or str(error), str(file)) from error
 
 
-def _mapped(file: Path, mark: bytes) -> np.memmap:
-    """To be written into. WriteError where a link has its name by now, a file of another name or one that is not rank
-    0's: the folder may be somebody else's, and that of another host another one."""
+def _mapped(file: Path) -> np.memmap:
+    """Map a .npy file to write into. Raises WriteError on a host that does not have it."""
     try:
-        with os.fdopen(os.open(file, os.O_RDWR | os.O_NOFOLLOW), "rb+") as made:
-            there = os.fstat(made.fileno())
-            if not stat.S_ISREG(there.st_mode) or there.st_nlink > 1:
-                raise OSError(errno.EEXIST, "another file has its name")
-            made.seek(-len(mark), os.SEEK_END)
-            if made.read() != mark:
-                raise OSError(errno.EEXIST, "it is not rank 0's file: name one (--out) that all hosts share")
-            made.seek(0)
-            read_magic(made)
-            shape, _, dtype = read_array_header_1_0(made)
-            return np.memmap(made, dtype, "r+", offset=made.tell(), shape=shape)
+        return np.lib.format.open_memmap(file, "r+")
     except OSError as error:
-        raise WriteError(error.errno, error.strerror or str(error), str(file)) from error
+        line = f"{error.strerror}; where hosts share no folder, name one (--out) that they do"
+        raise WriteError(error.errno, line, str(file)) from error
 
 
 def scored(file: Path, rows: Tensor, run: Run, num_nodes: int) -> tuple[Tensor, np.ndarray]:

@@ -6,36 +6,29 @@ all files, and what rank 0 knew. It is written under another name, through to th
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from math import inf, isfinite
 from pathlib import Path
 
 import torch
 
-from gnnpar.capacity import require_memory
 from gnnpar.comm import Communicator
 from gnnpar.durable import (
     DISK_FULL,
     JsonDict,
     JsonObject,
     file_hash,
-    make_folder,
-    planted,
     read_checked_json,
-    refuse_planted,
     remove,
     sync_folder,
     write_checked_json,
 )
-from gnnpar.folds.edge_data import Schema
 from gnnpar.partition import learned
 from gnnpar.track.text import one_line
 from gnnpar.training.checkpoint.state import check_tree, plain, read_tree, tree_hash, write_tree
@@ -119,11 +112,7 @@ def save(
     partial = final.with_name(final.name + _PARTIAL)
     mine: JsonDict = {"error": "", "full": False}
     try:
-        if link := next((each for each in (partial.parent, partial) if each.is_symlink()), None):
-            raise OSError(errno.ELOOP, f"{link.name} is a symbolic link", str(link))  # in a folder of somebody else
-        make_folder(partial.parent)
-        refuse_planted(partial.parent)
-        make_folder(partial)
+        partial.mkdir(parents=True, exist_ok=True)
         mine |= write_tree(partial / name_of(comm.rank), tree)
         mine["hashes"] = {name: tree_hash(plain(tree[name])) for name in ("model", "optimizer", "engine")}
     except OSError as error:
@@ -139,8 +128,7 @@ def save(
             raise OSError(problem)
         _finish(partial, final, {"schema": 1, "epoch": epoch, "time": time.time(), **manifest()}, everyone)
     except OSError as error:
-        if _is_own(folder):
-            remove(partial)
+        remove(partial)
         full = error.errno in DISK_FULL or any(each["full"] for each in everyone)
         stays = "the one before it stays" if full and drop_old(folder) else "those before it stay"
         say(f"checkpoint of epoch {epoch} not written: {error}; {stays}")
@@ -188,13 +176,6 @@ def is_one(folder: Path) -> bool:
     return (folder / MANIFEST).exists() and not folders(folder) and not (folder / "config.yaml").exists()
 
 
-def link_in(folder: Path) -> Path | None:
-    """What of a checkpoint is a symbolic link: it may lead to another run of the reader's, and whoever gets what is
-    made of it would get what that holds. None: nothing."""
-    parts = (folder.parent, folder, folder / MANIFEST, *sorted(folder.glob("rank-*.pt")))
-    return next((part for part in parts if part.is_symlink()), None)
-
-
 def read(folder: Path) -> Checkpoint:
     """A checkpoint whose every byte is as it was written; ValueError says what is not."""
     try:
@@ -202,8 +183,6 @@ def read(folder: Path) -> Checkpoint:
         files, named = manifest["files"], folder.name.removeprefix("epoch-")
         if named.isdecimal() and int(named) != manifest["epoch"]:
             raise ValueError(f"it says that {manifest['epoch']} epochs are done, its name {named}")
-        size = sum((folder / Path(name).name).stat().st_size for name in files)
-        require_memory(size, "its files", "give those that were saved")  # holes cost no disk, and hours to read
         for name, told in files.items():
             if file_hash(folder / Path(name).name) != told["sha256"]:
                 raise ValueError(f"{name} has another checksum than manifest.json says")
@@ -229,8 +208,6 @@ _NEEDED_OF_RUN = {
     "names": dict,
     "settings": dict,
 }
-_OF_EDGES = {"edge_weights", "edge_types", "edge_attr"}  # which checkpoints of before lack
-_MOST_OF_EDGES = 1 << 32
 _NEEDED_OF_PROGRESS = {
     "train_seconds": (int, float),
     "num_bytes": int,
@@ -246,29 +223,10 @@ def checked(manifest: JsonDict) -> JsonDict:
     _require(manifest, _NEEDED)
     _require(manifest["run"], _NEEDED_OF_RUN)
     _require(manifest["progress"], _NEEDED_OF_PROGRESS)
-    otherwise = manifest["progress"].get("begun_otherwise", [])
-    if (
-        not isinstance(otherwise, list)
-        or len(otherwise) > 20
-        or not all(isinstance(n, str) and len(n) < 40 for n in otherwise)
-    ):
-        raise ValueError(f"progress.begun_otherwise is {str(otherwise)[:40]}, no list of names")
-    for name in _OF_EDGES & manifest["run"].keys():
-        if not isinstance(count := manifest["run"][name], int) or not 0 <= count <= _MOST_OF_EDGES:
-            raise ValueError(f"run.{name} is {str(count)[:20]}, no number from 0 to {_MOST_OF_EDGES}")
-    degrees = manifest["run"].get("degrees", [])
-    if not _is_histogram(degrees):
-        raise ValueError(f"run.degrees is {str(degrees)[:20]}, no list of [degree, nodes] that ascends")
-    if (text := manifest["run"].get("node_types")) is not None:
-        _require(manifest["run"], {"node_types": str})
-        Schema.of(text)
-    for name in ("world_size", "num_features", "num_outputs"):
-        if manifest["run"][name] < 1:
-            raise ValueError(f"run.{name} is {manifest['run'][name]}, at least 1 is needed")
     if manifest.get("plan") is not None:
         _require(manifest, {"plan": dict})
     size = manifest["run"]["world_size"]
-    if size != len(manifest["files"]):
+    if size < 1 or size != len(manifest["files"]):
         raise ValueError(f"it is of {size} ranks and names {len(manifest['files'])} files")
     names = [name_of(rank) for rank in range(size)]
     if manifest["epoch"] < 0 or sorted(manifest["files"]) != sorted(names):
@@ -277,15 +235,6 @@ def checked(manifest: JsonDict) -> JsonDict:
     for told in manifest["files"].values():
         _require(told, {"sha256": str, "nbytes": int})
     return manifest
-
-
-def _is_histogram(data: object) -> bool:
-    """Of in-degrees, as `folds.edge_data.Degrees`."""
-    if not isinstance(data, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in data):
-        return False
-    if not all(type(value) is int and 0 <= value <= _MOST_OF_EDGES for pair in data for value in pair):
-        return False
-    return all(before[0] < after[0] for before, after in pairwise(data))
 
 
 def _require(data: object, kinds: JsonObject) -> None:
@@ -326,20 +275,9 @@ def best_val(run_dir: Path) -> float:
     return max((value for p in everything(run_dir) if (value := _val(p)) is not None), default=-inf)
 
 
-def _removable(run_dir: Path) -> list[Path]:
-    """The folders that are in this run's own: a link may lead to those of another run."""
-    return everything(run_dir) if _is_own(run_dir) else []
-
-
-def _is_own(run_dir: Path) -> bool:
-    """Whether the folder of checkpoints lies in that of the run, and is no other user's, who could exchange what is
-    removed there."""
-    return not (run_dir / FOLDER).is_symlink() and planted(run_dir / FOLDER) is None
-
-
 def prune(run_dir: Path, *, keep: int) -> None:
     """Drop all but the last `keep` and the best on validation."""
-    there = _removable(run_dir)
+    there = everything(run_dir)
     values = {p: value for p in there if (value := _val(p)) is not None}
     kept = set(there[:keep])
     if values:
@@ -351,7 +289,7 @@ def prune(run_dir: Path, *, keep: int) -> None:
 
 def drop_old(run_dir: Path) -> bool:
     """Leave the last good checkpoint alone, for the disk is full; whether there were others."""
-    there = _removable(run_dir)
+    there = everything(run_dir)
     last = latest(run_dir, lambda line: None) if len(there) > 1 else None
     if last is None:
         return False
@@ -363,17 +301,12 @@ def drop_old(run_dir: Path) -> bool:
 
 def forget_after(run_dir: Path, epoch: int) -> None:
     """Drop checkpoints of epochs that a run which goes on from `epoch` does anew, and what was never finished."""
-    for folder in _removable(run_dir):
+    for folder in everything(run_dir):
         if _epoch(folder) > epoch:
             remove(folder)
-    if _is_own(run_dir):
-        _drop((run_dir / FOLDER).glob(f"*{_PARTIAL}"))
-        _drop((run_dir / FOLDER).glob(f"*{_OLD}"))
-
-
-def _drop(paths: Iterable[Path]) -> None:
-    for path in paths:
-        remove(path)
+    for ending in (_PARTIAL, _OLD):
+        for left in (run_dir / FOLDER).glob(f"*{ending}"):
+            remove(left)
 
 
 def _epoch(folder: Path) -> int:

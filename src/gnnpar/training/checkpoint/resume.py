@@ -91,7 +91,6 @@ def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool, 
         )
     check_rows(found)
     if found.run_dir.resolve() == run_dir.resolve():
-        refuse_links_of(found, run_dir)
         checkpoint.forget_after(run_dir, found.epoch)
     theirs = found.manifest["run"]
     alike = theirs["world_size"] == num_ranks and all(
@@ -101,16 +100,6 @@ def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool, 
     with_plan = alike and theirs["seed"] == settings.seed and settings.plan is None and found.manifest.get("plan")
     otherwise = begun_otherwise(found, _json(settings.resolved))
     return Start(found, profile_in(found.run_dir), alike, bool(with_plan), otherwise)
-
-
-def refuse_links_of(found: Checkpoint, run_dir: Path) -> None:
-    """ValueError where a run that goes on in its folder would leave there what links lead to."""
-    beside = (run_dir / name for name in (jsonl.FILE, "profile.json"))
-    if link := checkpoint.link_in(found.folder) or next((file for file in beside if file.is_symlink()), None):
-        raise ValueError(
-            f"{link} is a symbolic link, and what it leads to would be left in the folder: put a copy in its place, or "
-            f"give resume={run_dir} and another folder"
-        )
 
 
 def begun_otherwise(found: Checkpoint, resolved: JsonObject) -> tuple[str, ...]:
@@ -165,7 +154,7 @@ _MADE_OF_A_RUN = ("predictions.npy", "scores.npy", "export", "wandb.json")
 
 def _put_aside(run_dir: Path, say: Say, why: str, note: str = "") -> None:
     folder = run_dir / checkpoint.FOLDER
-    if checkpoint.everything(run_dir) and not folder.is_symlink():  # a link stays: nothing is saved
+    if checkpoint.everything(run_dir):
         aside = folder.with_name(folder.name + "-before")
         remove(aside)
         folder.rename(aside)

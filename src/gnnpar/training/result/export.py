@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnpar.data.preprocess import Preprocess
-from gnnpar.durable import JsonDict, file_hash, make_own_folder, open_whole, read_json, write_text_whole
+from gnnpar.durable import JsonDict, file_hash, open_whole, read_json, write_text_whole
 from gnnpar.folds.aggregator import Aggregator, EdgeDropout
 from gnnpar.folds.block import Rows
 from gnnpar.folds.generic import Generic
@@ -212,12 +212,14 @@ def traced(model: GNN) -> torch.export.ExportedProgram:
 
 
 def export(trained: Trained, folder: Path, *, onnx: bool = False) -> list[str]:
-    """Write the files, never through links that lie there; lines on what could not be made. WriteError where one cannot
-    be written. `onnx`: an ONNX file, too, which needs the extra [onnx]."""
+    """Write the files of an export. Return lines on what could not be made. Raises WriteError.
+
+    `onnx`: an ONNX file, too, which needs the extra [onnx].
+    """
     model = trained.model.cpu().eval()
-    make_own_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     names = (MODEL, WEIGHTS, PROGRAM, SCRIPT, ONNX)
-    there = [name for name in names if (folder / name).exists() and not (folder / name).is_symlink()]
+    there = [name for name in names if (folder / name).exists()]
     if there and not _is_export(folder / MODEL):
         raise ConfigError(f"{folder} holds {there[0]}, which no export has written: name another folder by --out")
     problems = []

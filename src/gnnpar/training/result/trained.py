@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from gnnpar.capacity import no_larger_than
 from gnnpar.comm import ThreadWorld
 from gnnpar.comm.world import torch_as_usual
 from gnnpar.data.adjacency import EdgeList, edge_list_of, edges_of
@@ -27,7 +26,7 @@ from gnnpar.partition.shard import Shard
 from gnnpar.paths import path_of
 from gnnpar.precision import TYPES
 from gnnpar.settings import Settings, build_settings
-from gnnpar.targets import let_in, refuse_foreign
+from gnnpar.targets import refuse_foreign
 from gnnpar.track.console import complain, say
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint.files import Checkpoint
@@ -152,10 +151,8 @@ def opened(found: Checkpoint, settings: Settings, device: str | torch.device = "
     saved = found.manifest["run"]
     weights, _ = found.merged(torch.device("cpu"))
     vectors = weights.pop(WEIGHT, None)
-    held = sum(weight.nbytes for weight in weights.values() if isinstance(weight, Tensor))
     try:
-        with no_larger_than(4 * held, str(found.folder)):  # four times: of weights held in fewer bits
-            model = settings.build_model(saved["num_features"], saved["num_outputs"], EdgeFacts.of(saved).sizes)
+        model = settings.build_model(saved["num_features"], saved["num_outputs"], EdgeFacts.of(saved).sizes)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -181,7 +178,6 @@ def find(
     saved = found.manifest["run"]
     remedy = "with trust=True, or --trust, its code is imported and runs"
     refuse_foreign(saved["settings"], str(found.folder), remedy=remedy, named=named, trust=trust, noted=True)
-    let_in(saved["settings"], checked=True)
     return found, build_settings(saved["settings"], saved["names"])
 
 
