@@ -52,13 +52,13 @@ def strike(plan: Saboteur) -> None:
         time.sleep(0.05)  # a signal to oneself arrives a little later
 
 
-PARENT, ORIGIN = -1, -2
+PARENT = -1
 FROM_THE_START = -1
 
 
 class Strike(NamedTuple):
-    """A signal to a rank, to the PARENT of all or to the ORIGIN that they are forked from, `delay` seconds after the
-    first row of `epoch` or a later one, or FROM_THE_START of the ranks."""
+    """A signal to a rank, or to the PARENT of all, `delay` seconds after the first row of `epoch` or a later one, or
+    FROM_THE_START of the ranks."""
 
     kind: str
     epoch: int
@@ -107,21 +107,17 @@ class _Next(Null):
             time.sleep(0.05)  # a signal to oneself arrives a little later
 
     def send(self) -> None:
-        run, above = os.environ.get("TORCHELASTIC_RUN_ID"), os.getppid()
-        if run is None:  # ranks are forked from a process of their parent
-            ranks, parent = ranks_of(above), psutil.Process(above).ppid()
-        else:
-            ranks, parent = ranks_of_torchrun(run), above
-        others = {PARENT: parent, ORIGIN: above}
-        victim = others[self.strike.victim] if self.strike.victim in others else ranks[self.strike.victim]
+        run, parent = os.environ.get("TORCHELASTIC_RUN_ID"), os.getppid()
+        ranks = ranks_of(parent) if run is None else ranks_of_torchrun(run)
+        victim = parent if self.strike.victim == PARENT else ranks[self.strike.victim]
         with self.file.with_name("count").open("a") as count:
             count.write("x")
         os.kill(victim, self.strike.number)
 
 
-def ranks_of(origin: int) -> list[int]:
+def ranks_of(parent: int) -> list[int]:
     """Process ids of the ranks forked from a process, in order of rank."""
-    return sorted(p.pid for p in psutil.Process(origin).children())
+    return sorted(p.pid for p in psutil.Process(parent).children())
 
 
 def ranks_of_torchrun(run: str) -> list[int]:

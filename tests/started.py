@@ -36,10 +36,8 @@ class Started:
         while not self._trained() and self.process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.1)
         assert self._trained(), self.process.communicate(timeout=30)
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        rows = [p.children() for p in children if num_ranks > 1 and len(p.children()) == num_ranks]
-        self.ranks = sorted(rows[0] if rows else [], key=lambda process: process.pid)
-        self.all += children
+        self.ranks = sorted(self.all[0].children(), key=lambda process: process.pid) if num_ranks > 1 else []
+        self.all += self.all[0].children(recursive=True)
         if num_ranks > 1:
             assert len(self.ranks) == num_ranks
 

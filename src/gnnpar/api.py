@@ -184,7 +184,7 @@ def distribute(
             logits = session.gather(session.predict())
     """
     from gnnpar.cli.train import plan_source_of, probed
-    from gnnpar.launch.joined import refusal
+    from gnnpar.launch.join import refusal
     from gnnpar.launch.slurm import as_rank
     from gnnpar.session import open_session
 

@@ -16,9 +16,11 @@ from gnnpar.comm.interfaces import VARIABLE
 from gnnpar.comm.world import Host, World, torch_given_back
 from gnnpar.durable import WriteError
 from gnnpar.folder_lock import FolderInUse, working_in
-from gnnpar.launch import joined, processes
-from gnnpar.launch.environment import check_rank
+from gnnpar.launch import processes
+from gnnpar.launch.join import join as join_ranks
+from gnnpar.launch.join import refusal, watched
 from gnnpar.launch.launch import world_of
+from gnnpar.launch.slurm import check_rank
 from gnnpar.parallel.objective import SPLITS
 from gnnpar.partition.learned import join
 from gnnpar.settings import ConfigError, Settings
@@ -147,7 +149,7 @@ def open_session(settings: Settings, plan_source: PlanSource, folder: Path) -> S
     """Meet the other ranks, read the graph, plan, and build this rank's part. Collective.
 
     `folder`: of rank 0 is used, for plan.json. ConfigError where it cannot begin; a rank that does not come, or is
-    lost later, ends the others with joined.PeerLost.
+    lost later, ends the others with PeerLost.
     """
     check_rank(os.environ)
     rank = int(os.environ.get("RANK", "0"))
@@ -157,14 +159,13 @@ def open_session(settings: Settings, plan_source: PlanSource, folder: Path) -> S
             if rank == 0:
                 claim(folder, inside)
         except ValueError as error:
-            raise joined.refusal(error, settings.comm.connect_seconds) from error
+            raise refusal(error, settings.comm.connect_seconds) from error
         inside.enter_context(_interface_given_back())
         record = RunRecord(settings, world, folder)
-        others = joined.assemble(record, settings.comm.connect_seconds) if world.size > 1 else None
-        inside.enter_context(joined.monitored(record, others, settings.comm.lost_seconds))
+        others = join_ranks(record, settings.comm.connect_seconds) if world.size > 1 else None
+        inside.enter_context(watched(others, record, settings.comm.lost_seconds))
         inside.enter_context(torch_given_back())
-        store, key = (others.store, others.key) if others else (None, b"")
-        comm = processes.connected(world, settings.comm, key=key, store=store)
+        comm = processes.connected(world, settings.comm, store=others and others.store)
         run = prepare(Job(settings, world, folder, plan_source), comm, Host(), Null(), Start())
         return Session(run, inside.pop_all())
 

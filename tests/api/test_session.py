@@ -6,7 +6,6 @@ import json
 import socket
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import torch
 import gnnpar
 import pyg_nets
 from conftest import environment
-from gnnpar.launch.rendezvous import rendezvous
 from gnnpar.session import Session
 from gnnpar.settings import ConfigError
 
@@ -112,36 +110,6 @@ def test_a_folder_that_a_run_has_or_has_completed_in_is_refused(tmp_path: Path) 
     with pytest.raises(ConfigError, match="alone holds a run that has completed"):
         alone()
     assert (tmp_path / "alone" / "plan.json").read_bytes() == plan
-
-
-@pytest.mark.parametrize("mine", [0, 1])
-@pytest.mark.parametrize("bad", [{"epoch": 3}, {"plan": "/none"}, {}], ids=["settings", "plan", "other"])
-def test_what_one_rank_refuses_ends_the_other_with_its_line(
-    mine: int, bad: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """This process is one rank, a thread the other; without `bad`, the thread refuses."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    env = {
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "GNNPAR_TOKEN": "a secret of tests, which is long enough",
-    }
-    for name, value in {**env, "RANK": str(mine)}.items():
-        monkeypatch.setenv(name, value)
-    other, line = 1 - mine, f"rank {1 - mine} on elsewhere: no such folder"
-    with ThreadPoolExecutor(1) as pool:
-        refusal = "" if bad else line
-        heard = pool.submit(rendezvous, env | {"RANK": str(other)}, about={}, patience=20, refusal=refusal)
-        with pytest.raises(ConfigError) as refused:
-            gnnpar.distribute("gcn", "sbm", strategy="graph_parallel", folder="alone", **SMALL, **bad)
-        told = str(heard.exception())
-    assert "\n" not in told
-    if bad:
-        assert told.startswith(f"rank {mine} on {socket.gethostname()}: {str(refused.value)[:20]}")
-    else:
-        assert str(refused.value) == told == line
 
 
 @pytest.mark.slow  # two interpreters

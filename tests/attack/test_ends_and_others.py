@@ -4,7 +4,6 @@ counts that many share, YAML in processes that a launcher starts."""
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -21,11 +20,7 @@ from conftest import Run, environment
 from gnnpar import durable
 from gnnpar.cli.main import run
 from gnnpar.codecs.adaptive.codec import Adaptive, AdaptiveRows
-from gnnpar.comm import interfaces
 from gnnpar.data import hetero, saved
-from gnnpar.launch import processes, rendezvous, token
-from gnnpar.planner import calibrate
-from ports import free_port
 
 TINY = ("dataset=sbm", "dataset.num_nodes=60", "strategy=single", "epochs=1", "threads_per_rank=1")
 """The number of another user."""
@@ -35,25 +30,6 @@ TINY = ("dataset=sbm", "dataset.num_nodes=60", "strategy=single", "epochs=1", "t
 
 
 # --- what ends, and what it leaves
-
-
-def test_the_secret_of_a_meeting_goes_with_the_signal_that_ends_it(tmp_path: Path) -> None:
-    """A scheduler that ended rank 0 while it waited left it in the run's folder."""
-    alone = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    command = [sys.executable, "-m", "gnnpar", "train", *TINY[:2], "strategy=graph_parallel", "hydra.run.dir=run"]
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment() | alone, stderr=subprocess.PIPE, text=True)
-    try:
-        deadline = time.monotonic() + 90
-        while not (left := list(tmp_path.glob(f"run/{token.NAME}-*"))) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert len(left) == 1 and process.poll() is None
-        left[0].with_name(f"{left[0].name}.0123").write_text("an answer to a rank that has asked")
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
-    finally:
-        process.kill()
-    assert process.returncode == -signal.SIGTERM
-    assert not list(tmp_path.glob(f"run/{token.NAME}-*"))
 
 
 def test_a_command_that_is_told_to_end_leaves_nothing(tmp_path: Path) -> None:
@@ -85,47 +61,6 @@ import sys
 from gnnpar.planner.calibrate import _rank
 _rank(0, 1, 1, sys.argv[1], b"", None, int(sys.argv[2]))
 """
-
-
-def test_ranks_that_measure_end_with_the_process_that_started_them(tmp_path: Path) -> None:
-    """`gnnpar plan` that was killed left them to compute on all cores."""
-    command = [sys.executable, "-c", MEASURES, str(tmp_path), "1"]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=120)
-    assert (done.returncode, done.stderr) == (1, "") and not os.listdir(tmp_path)
-
-
-@pytest.mark.parametrize("joined", [True, False])
-def test_ranks_that_measure_listen_on_the_loopback(monkeypatch: pytest.MonkeyPatch, joined: bool) -> None:
-    """A meeting had chosen the interface of a network, where gloo, which knows no password, then listened."""
-    monkeypatch.setenv(interfaces.VARIABLE, "eth0")
-    monkeypatch.delenv("RANK", raising=False)
-    if joined:
-        monkeypatch.setenv("RANK", "0")
-
-    def connect(*_: object, **__: object) -> None:
-        raise InterruptedError
-
-    monkeypatch.setattr("gnnpar.comm.process.connect", connect)
-    monkeypatch.setattr(calibrate, "hear_of_its_end", lambda *_: None)
-    before = dict(os.environ)
-    try:
-        with pytest.raises(InterruptedError):
-            calibrate._rank(0, 1, 1, "", b"", None, 1)  # pyright: ignore[reportArgumentType]
-        assert os.environ[interfaces.VARIABLE] == (interfaces.own_loopback() if joined else "eth0")
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
-def test_an_interface_without_a_name_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`GLOO_SOCKET_IFNAME=$A,$B` of two variables that are not set: gloo listened at the address of the host's name."""
-    for given, names in ((",", ""), ("", ""), (",lo,", "lo"), ("lo,eth0", "lo,eth0")):
-        env = {interfaces.VARIABLE: given}
-        assert interfaces.asked_for(env) == names
-        assert env == ({interfaces.VARIABLE: names} if names else {})
-    monkeypatch.setenv(interfaces.VARIABLE, ",")
-    processes.enter_network(None, 0)
-    assert os.environ[interfaces.VARIABLE] == interfaces.own_loopback()
 
 
 # --- counts that a file gives once, and many share
@@ -193,17 +128,6 @@ def test_a_plan_calls_a_dataset_by_its_name(
         Path("run", "plan.json").write_text(json.dumps(plan | {"setup": setup}))
         assert run("train", ["plan=run/plan.json", "epochs=1", f"hydra.run.dir=of_{name}"]) == code
     assert "plan=run/plan.json calls sbm dataset sbm_reddit" in capsys.readouterr().err
-
-
-def test_ranks_of_two_hosts_do_not_meet_at_a_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who read and wrote the stores of two hosts led a rank of one run to the ranks of the other."""
-    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    here = rendezvous._begun_as(env, agent=False)
-    assert here == rendezvous._begun_as(env, agent=False) and here.keys() == {*env, "host"}
-    monkeypatch.setattr(rendezvous, "this_host", lambda namespace: f"another {namespace}")
-    assert rendezvous._begun_as(env, agent=False) != here
-    assert "host" not in rendezvous._begun_as(env | {"MASTER_ADDR": "10.0.0.1"}, agent=False)
-    assert "host" not in rendezvous._begun_as(env, agent=True)
 
 
 def test_a_folder_is_opened_by_what_it_is(tmp_path: Path) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import resource
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,22 +22,18 @@ from conftest import environment
 from gnnpar.cli import estimate, partition, plan, predict
 from gnnpar.cli.main import run
 from gnnpar.cli.train import check_world
-from gnnpar.comm import Communicator, interfaces
-from gnnpar.comm.flight_recorder import WORKING, Entry
+from gnnpar.comm import Communicator
 from gnnpar.config.compose import compose
 from gnnpar.config.inputs import as_value
 from gnnpar.data.given import as_data
 from gnnpar.data.saved import raw_graph
 from gnnpar.durable import read_json
-from gnnpar.launch.monitor import Monitor
-from gnnpar.launch.processes import blame
 from gnnpar.paths import own_cache
 from gnnpar.report.dashboard import of_study
 from gnnpar.report.fairness import differences
 from gnnpar.settings import ConfigError
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint.resume import of_rank_0, profile_in
-from ports import free_port
 from worlds import run_world
 
 SMALL = ["dataset=sbm", "dataset.num_nodes=60"]
@@ -145,13 +139,6 @@ def test_a_graph_that_says_one_thing_twice_is_refused(tmp_path: Path) -> None:
         raw_graph("given", Data(x=x, y=y, edge_index=ends, adj_t=torch.eye(40).to_sparse()))
 
 
-def test_a_rank_whose_rank_0_is_not_there_prints_no_stack() -> None:
-    env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    asked = [sys.executable, "-m", "gnnpar", "train", *SMALL, "comm.connect_seconds=1"]
-    done = subprocess.run(asked, env=environment() | env, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
-
-
 @pytest.mark.parametrize("python", [["-m", "gnnpar"], ["-P", "-m", "gnnpar"]])
 def test_a_working_directory_that_is_gone_is_one_line(tmp_path: Path, python: list[str]) -> None:
     gone = tmp_path / "gone"
@@ -224,12 +211,6 @@ def test_memory_that_a_limit_holds_back_is_one_line(
     assert capsys.readouterr().err.startswith("gnnpar: this process may take no more memory")
 
 
-@pytest.mark.parametrize("master", ["::1", "127.0.0.1", "localhost"])
-def test_ranks_of_one_host_stay_on_the_loopback(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interfaces, "_route", lambda master, port: "::1" if master != "127.0.0.1" else "127.0.0.1")
-    assert interfaces.towards(master, 29500, asked="", other_hosts=False)[0] == interfaces.loopback()
-
-
 def test_a_folder_that_is_in_two_places_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place in (tmp_path / "here" / "h", tmp_path / "data" / "h"):
         place.mkdir(parents=True)
@@ -258,17 +239,6 @@ def test_names_of_files_are_no_overrides(
     (tmp_path / "model.target=os.system").touch()
     assert run("train", ["model=pyg", "model.target=os.system"]) == 2
     assert "a file here is called model.target=os.system" in capsys.readouterr().err
-
-
-def test_a_run_that_was_held_as_a_whole_goes_on(tmp_path: Path) -> None:
-    with Monitor(tmp_path, 1, timeout_seconds=5.0) as watching:
-        now = time.monotonic()
-        entry = Entry(
-            seconds=now - 60, pid=os.getpid(), waits_for=WORKING, epoch=3, layer=0, call=0, phase="compute", chunk=0
-        )
-        assert not watching._stand_still({0: entry}), "it looks on since now"
-        watching._since = now - 30
-        assert watching._stand_still({0: entry})
 
 
 def test_types_in_another_order_are_no_graph_for_a_model_of_types(tmp_path: Path) -> None:
@@ -348,11 +318,6 @@ def test_without_proc_nothing_begins(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr(os.path, "exists", lambda name: not str(name).startswith("/proc") and there(name))
     assert run("train", SMALL) == 2
     assert "/proc is not mounted here" in capsys.readouterr().err
-
-
-def test_a_limit_of_cpu_time_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (60, 60))
-    assert blame(1, -9, []).line == "rank 1: killed by SIGKILL (out of memory, or of CPU time (ulimit -t)?)"
 
 
 def test_a_check_without_a_case_is_none(tmp_path: Path) -> None:

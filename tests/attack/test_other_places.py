@@ -8,7 +8,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ import gnnpar
 from checkpoints import train
 from gnnpar.cli import partition, plan, predict
 from gnnpar.cli.new import next_steps
-from gnnpar.comm import interfaces
 from gnnpar.config.compose import compose
 from gnnpar.durable import read_json
 from gnnpar.report.fairness import differences
@@ -154,18 +152,6 @@ def test_a_study_whose_data_was_exchanged_says_so(result: dict[str, Any], tmp_pa
     refuse_other_data({("", 0, 0): result, ("a", 0, 0): result}, tmp_path)
     with pytest.raises(ConfigError, match="its data has changed between two starts"):
         refuse_other_data({("", 0, 0): result, ("a", 0, 0): other}, tmp_path)
-
-
-def test_gloo_listens_at_no_other_address_than_the_one_that_leads_to_the_master(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(interfaces, "addresses", lambda: {"lo": "127.0.0.1", "eth0": "203.0.113.5"})
-    entry = SimpleNamespace(address="10.9.0.1")
-    monkeypatch.setattr(interfaces.psutil, "net_if_addrs", lambda: {"eth0": [entry]})
-    monkeypatch.setattr(interfaces, "_route", lambda master, port: "10.9.0.1")
-    with pytest.raises(interfaces.MeetingError, match=r"10\.9\.0\.1.*another address of eth0 than 203\.0\.113\.5"):
-        interfaces.towards("10.9.0.2", 1, asked="", other_hosts=True)
-    assert interfaces.towards("10.9.0.2", 1, asked="eth0", other_hosts=True) == ("eth0", "203.0.113.5")
 
 
 def test_lines_of_others_stay_one_line() -> None:

@@ -6,11 +6,7 @@ libraries, states of the program around."""
 
 from __future__ import annotations
 
-import faulthandler
 import json
-import os
-import resource
-import signal
 import subprocess
 import sys
 from datetime import datetime, tzinfo
@@ -28,7 +24,6 @@ from gnnpar.comm import Communicator, ThreadWorld, world
 from gnnpar.comm.world import torch_given_back
 from gnnpar.config.compose import compose
 from gnnpar.folder_lock import working_in
-from gnnpar.launch import forked, processes, signals
 from gnnpar.launch.launch import world_of
 from gnnpar.report import figures
 from gnnpar.settings import ConfigError
@@ -37,31 +32,6 @@ from gnnpar.training import predict
 TINY = ("dataset=sbm", "dataset.num_nodes=60", "strategy=single", "epochs=1", "threads_per_rank=1")
 OTHER = 4242
 """The number of another user."""
-
-
-@pytest.mark.parametrize("hard", [28, 4096])
-def test_few_open_files_are_more_or_refused(tmp_path: Path, hard: int) -> None:
-    """Ranks ended in tracebacks under ulimit -n 28; a limit that may be raised is."""
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (28, hard))
-
-    ranks = ("strategy=graph_parallel", "world_size=2")
-    done = subprocess.run(
-        [sys.executable, "-m", "gnnpar", "train", *TINY, *ranks],
-        cwd=tmp_path,
-        env=environment(),
-        preexec_fn=limit,  # of one thread
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    line = (
-        "gnnpar: a rank of 2 has 80 files open at once, and the limit is 28: raise it (ulimit -n), or start fewer ranks"
-    )
-    assert (done.returncode, line in done.stderr) == ((2, True) if hard == 28 else (0, False)), done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_what_torch_cannot_read_of_the_environment_is_one_line(run_cli: Run) -> None:
@@ -94,24 +64,6 @@ class Launcher:
 # --- the program around
 
 
-def test_programs_that_another_thread_starts_know_nothing_of_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While gnnpar.train ran, `gnnpar train` of another thread found no class of the working directory."""
-    seen: list[set[str]] = []
-    wait = processes.first_to_fail
-
-    def waiting(*given: object) -> int | None:
-        seen.append(os.environ.keys() & {"GNNPAR_LOOKED_UP", "OMP_NUM_THREADS"})
-        return wait(*given)  # pyright: ignore[reportArgumentType]
-
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(processes, "first_to_fail", waiting)
-    small = {"dataset.num_nodes": 60, "threads_per_rank": 1}
-    gnnpar.train("gcn", "sbm", strategy="graph_parallel", world_size=2, epochs=1, folder=tmp_path / "run", **small)
-    assert seen == [set()]
-
-
 FORKED = """
 import os, sys, gnnpar
 from concurrent.futures import ProcessPoolExecutor
@@ -123,16 +75,6 @@ if __name__ == "__main__":
     with ProcessPoolExecutor(1) as pool:
         print(list(pool.map(train, ["theirs"])) == [mine])
 """
-
-
-def test_a_process_that_one_with_threads_has_forked_trains(tmp_path: Path) -> None:
-    """It waited for ever for threads of OpenMP that its parent had."""
-    (tmp_path / "program.py").write_text(FORKED)
-    line = [sys.executable, "program.py"]
-    done = subprocess.run(
-        line, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.stdout.splitlines()[-1] == "True", done.stderr
 
 
 def test_a_run_that_goes_on_moves_no_random_numbers_of_the_program(tmp_path: Path) -> None:
@@ -204,16 +146,6 @@ def test_ranks_score_the_same_pairs() -> None:
     assert len(set(ThreadWorld(2).run(body))) == 1
 
 
-def test_a_handler_that_is_no_python_function_stays() -> None:
-    """After gnnpar.train SIGUSR1 ended a program that had asked faulthandler to answer it."""
-    assert signal.SIGUSR1 in signals._of_python([signal.SIGUSR1])
-    faulthandler.register(signal.SIGUSR1, file=2)
-    try:
-        assert signals._of_python([signal.SIGUSR1, signal.SIGINT]) == [signal.SIGINT]
-    finally:
-        faulthandler.unregister(signal.SIGUSR1)
-
-
 def test_runs_of_one_second_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(api.time, "strftime", lambda form: "2026-01-01/12-00-00")
@@ -234,17 +166,6 @@ def test_the_callers_precision_of_products_decides_no_numbers() -> None:
         assert [each.fp32_precision for each in switches] == before
     finally:
         torch.set_float32_matmul_precision("highest")
-
-
-def test_children_that_the_program_has_heard_of_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    wait = os.waitpid
-
-    def gone(child: int, options: int) -> tuple[int, int]:
-        wait(child, options)
-        raise ChildProcessError(10, "No child processes")
-
-    monkeypatch.setattr(forked.os, "waitpid", gone)
-    assert isinstance(forked.has_one_thread(), bool)
 
 
 def test_errors_of_python_show_control_characters_escaped() -> None:

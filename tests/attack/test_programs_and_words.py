@@ -6,7 +6,6 @@ partition, what words of a file name, and what is looked for in the folder of an
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
@@ -26,7 +25,6 @@ from torch_geometric.data import Data
 
 import gnnpar
 from conftest import environment
-from gnnpar.api import TrainingFailed
 from gnnpar.cli.main import run
 from gnnpar.config.compose import compose, with_references
 from gnnpar.data.dataset import Dataset
@@ -34,8 +32,6 @@ from gnnpar.data.files import find_folder
 from gnnpar.data.given import as_data
 from gnnpar.data.saved import raw_graph
 from gnnpar.data.stored import Stored
-from gnnpar.launch import processes, token
-from gnnpar.launch.signals import Stop
 from gnnpar.partition.chunking import chunk
 from gnnpar.partition.partition import partition
 from gnnpar.paths import path_of
@@ -390,64 +386,6 @@ def test_hosts_with_and_without_shards_do_not_meet(tmp_path: Path, monkeypatch: 
     )
     assert plain["shards"] == "none" and one["shards"] == two["shards"]
     assert len({each["shards"] for each in (plain, one, other)}) == 3
-
-
-@pytest.mark.parametrize("age", [0, 1_000])
-def test_the_secret_of_a_rank_that_was_killed_does_not_stay(tmp_path: Path, age: float) -> None:
-    file = tmp_path / f"{token.NAME}-abcd"
-    token.leave(file)
-    os.utime(file, (time.time() - age, time.time() - age))
-    token.remove_old(tmp_path, 300)
-    assert file.exists() == (age < 300)
-
-
-def test_a_log_on_a_full_disk_ends_no_run(tmp_path: Path) -> None:
-    """Python flushes stdout before it forks: ranks did not start, and no result was left."""
-    few = ["dataset=sbm", "dataset.num_nodes=60", "epochs=2", "threads_per_rank=1", "world_size=2"]
-    command = [sys.executable, "-m", "gnnpar", "train", *few, "strategy=graph_parallel", "hydra.run.dir=run"]
-    env = environment() | {"PYTHONUNBUFFERED": ""}
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            command, cwd=tmp_path, env=env, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300
-        )
-    assert done.returncode == 0 and "Traceback" not in done.stderr
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "completed"
-
-
-def test_a_process_that_cannot_be_started_ends_the_run_in_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`ulimit -u` was "Resource temporarily unavailable", without a result.json."""
-    few = {"dataset.num_nodes": 60, "epochs": 1, "threads_per_rank": 1}
-
-    def refuse(*_: object, **__: object) -> None:
-        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(processes.Ranks, "start", refuse)
-    with pytest.raises(TrainingFailed, match=r"a process for a rank cannot be started \(Resource .*ulimit"):
-        gnnpar.train("gcn", "sbm", strategy="graph_parallel", world_size=2, folder=tmp_path, **few)
-    assert json.loads((tmp_path / "result.json").read_text())["status"] == "failed"
-
-
-@pytest.mark.parametrize("asked_before", [False, True])
-def test_a_run_is_asked_to_end_where_no_file_can_be_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked_before: bool
-) -> None:
-    """SIGTERM ended it without a checkpoint or a result where others had taken all inodes of /tmp."""
-    parent, rank = Stop(), Stop(tmp_path / "stop")
-    if asked_before:
-        parent.ask()
-    parent.kept_in(tmp_path / "stop")
-    assert rank.asked() == asked_before
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "touch", full)
-    parent.ask()
-    parent.ask()
-    assert rank.asked()
-    rank.ask()
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from scipy.sparse import coo_array
 
 import gnnpar
@@ -18,7 +17,6 @@ from composing import settings_of
 from gnnpar import durable
 from gnnpar.cli import partition, plan
 from gnnpar.cli.main import run
-from gnnpar.comm.process import connect
 from gnnpar.comm.world import torch_given_back
 from gnnpar.config.compose import compose
 from gnnpar.data.given import as_data
@@ -126,22 +124,6 @@ def test_a_workspace_of_cublas_is_the_programs_own_afterwards(monkeypatch: pytes
 
 
 # --- hosts
-
-
-def test_gloo_connects_at_once_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two groups that connect at their first use waited for each other for half an hour, now and then."""
-    for name, value in (("TORCH_GLOO_LAZY_INIT", "1"), ("RANK", "0"), ("WORLD_SIZE", "2")):
-        monkeypatch.setenv(name, value)
-    seen: list[str | None] = []
-
-    def begun(*_: object, **__: object) -> None:
-        seen.append(os.environ.get("TORCH_GLOO_LAZY_INIT"))
-        raise InterruptedError
-
-    monkeypatch.setattr(dist, "init_process_group", begun)
-    with pytest.raises(InterruptedError):
-        connect("gloo", device=torch.device("cpu"), key=b"", timeout_seconds=1, init_method="file:///none")
-    assert seen == [None]
 
 
 def test_an_option_that_shows_nothing_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

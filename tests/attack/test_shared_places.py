@@ -15,14 +15,10 @@ import torch
 from torch_geometric.data import Data
 
 from checkpoints import train
-from gnnpar.comm.interfaces import MeetingError
 from gnnpar.data import files
 from gnnpar.data.saved import PT
 from gnnpar.durable import read_json
-from gnnpar.launch.environment import check_rank
-from gnnpar.launch.rendezvous import _own_end, rendezvous
 from gnnpar.parallel.sequential.cuts import _Layout
-from gnnpar.settings import ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -95,27 +91,3 @@ def test_a_user_without_a_home_is_one_line(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 # --- what torchrun's store, in which anybody writes, decides
-
-
-def test_hosts_of_torchrun_have_ranks() -> None:
-    """A stranger's words in its store made one host train alone, and say that all was done."""
-    env = {"RANK": "0", "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    for size, here in ((1, 1), (2, 2), (4, 4)):
-        with pytest.raises(ConfigError, match=f"WORLD_SIZE={size}, but torchrun has 2 hosts and {here} ranks on this"):
-            check_rank(env | {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(here)})
-    check_rank(env | {"WORLD_SIZE": "5", "LOCAL_WORLD_SIZE": "4"})
-    check_rank(env | {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "1"})
-
-
-@pytest.mark.parametrize("master", ["00", "0.0", "0x0", "::0.0.0.0", "0:0:0:0:0:0:0:0"])
-def test_all_interfaces_by_another_spelling_are_refused(master: str) -> None:
-    env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": master, "MASTER_PORT": "29511"}
-    with pytest.raises(MeetingError, match="stands for all interfaces"):
-        rendezvous(env | {"GNNPAR_TOKEN": "x" * 32}, about={}, patience=1.0)
-
-
-def test_ranks_on_one_host_keep_gloo_there() -> None:
-    """It takes the interface of the host's name otherwise, which others reach."""
-    env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29512"}
-    _own_end(env, "127.0.0.1", 29_512, several=False)
-    assert env["GLOO_SOCKET_IFNAME"] == "lo"

@@ -6,10 +6,8 @@ links to other runs, data that was exchanged, sizes that only a header says, YAM
 
 from __future__ import annotations
 
-import errno
 import http.server
 import json
-import multiprocessing
 import os
 import re
 import runpy
@@ -37,7 +35,6 @@ from conftest import ROOT, environment
 from gnnpar import api, capacity
 from gnnpar.cli.main import run
 from gnnpar.codecs.adaptive.links import Profile, nominal
-from gnnpar.comm import interfaces
 from gnnpar.config import sweep
 from gnnpar.config.compose import compose
 from gnnpar.config.help import train_help
@@ -45,10 +42,6 @@ from gnnpar.data import stored
 from gnnpar.data.folder import Folder
 from gnnpar.data.hetero import homogeneous
 from gnnpar.data.saved import raw_graph
-from gnnpar.launch import peer_monitor
-from gnnpar.launch.forked import Ranks
-from gnnpar.launch.launch import world_of
-from gnnpar.launch.token import VARIABLE, secret_of
 from gnnpar.parallel.objective import SPLITS
 from gnnpar.paths import conf_dir
 from gnnpar.planner.guide import prior
@@ -172,19 +165,6 @@ def server(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
 
 
 # --- what others reach
-
-
-def test_ranks_of_one_host_are_not_open_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """gloo takes the first address of an interface: a service address on lo is not the host's own."""
-    monkeypatch.delenv(interfaces.VARIABLE, raising=False)
-    monkeypatch.setattr(interfaces, "addresses", lambda: {"lo": "10.9.9.9", "eth0": "192.168.7.1"})
-    settings = compose([*SMALL, "world_size=2"])
-    with pytest.raises(ValueError, match=r"no interface of .* has 127.0.0.1 as its first address .*lo \(10.9.9.9\)"):
-        world_of(settings)
-    with pytest.raises(interfaces.MeetingError, match="bring lo up"):
-        interfaces.towards("127.0.0.1", 29_500, asked="", other_hosts=False)
-    monkeypatch.setenv(interfaces.VARIABLE, "eth0")
-    assert world_of(settings).size == 2, "as it was asked for"
 
 
 @pytest.mark.parametrize("typed", ["hydra.output_subdir=.hydra", "+hydra.output_subdir=x"])
@@ -414,11 +394,6 @@ def test_hydra_may_run_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert hydra.compose("app").x == 1, "and is the caller's afterwards"
 
 
-def test_a_secret_may_be_of_any_bytes() -> None:
-    secret = os.fsdecode(b"\x80" * 40)
-    assert secret_of({VARIABLE: secret}, "") == b"\x80" * 40
-
-
 # --- what a twenty-first attack found
 
 
@@ -437,29 +412,6 @@ def test_a_checkpoint_brings_no_costs_that_a_file_may_not() -> None:
             replace(profile, fold_seconds=(cost, 0.0)).check(2, "it")
     with pytest.raises(ValueError, match="it is of 2 ranks, but there are 3"):
         profile.check(3, "it")
-
-
-def test_who_reaps_its_children_hears_of_ranks_too(tmp_path: Path) -> None:
-    program = """
-import os, signal
-def reap(*_):
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]: pass
-    except ChildProcessError: pass
-signal.signal(signal.SIGCHLD, reap)
-import gnnpar
-gnnpar.train("gcn", "sbm", strategy="graph_parallel", world_size=2, epochs=1, folder="run", **{"dataset.num_nodes": 60})
-"""
-    (tmp_path / "program.py").write_text(program)
-    line = [sys.executable, "program.py"]
-    done = subprocess.run(line, cwd=tmp_path, env=environment(), capture_output=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_process_of_a_pool_is_told_that_it_can_start_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(vars(multiprocessing.current_process())["_config"], "daemon", True)
-    with pytest.raises(ValueError, match=r"a daemonic process, as those of multiprocessing\.Pool, can"):
-        Ranks(2, print, fork=True)
 
 
 def test_help_shows_any_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -559,21 +511,3 @@ def test_a_node_has_no_more_neighbours_than_there_are_others() -> None:
     """Pairs were drawn until there were more than there are."""
     with pytest.raises(ValueError, match=r"avg_degree=100\.0 is more than the 59 others of a node"):
         compose([*SMALL, "dataset.avg_degree=100"]).dataset.load(None, 0)
-
-
-def test_a_connection_that_is_reset_is_a_rank_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread of the monitor ended with a traceback, and the failure was not reported."""
-    hub = peer_monitor._Hub.__new__(peer_monitor._Hub)
-    hub.seconds, hub.lost, hub.failed = 3.0, {}, None
-    peer = SimpleNamespace(rank=1, done=False, received=b"", connection=SimpleNamespace(recv=lambda size: b"x\n"))
-
-    def reset(peer: object, line: bytes) -> None:
-        raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
-
-    dropped: list[object] = []
-    monkeypatch.setattr(hub, "peers", [peer], raising=False)
-    monkeypatch.setattr(hub, "_take", reset)
-    monkeypatch.setattr(hub, "_drop", lambda selector, each: dropped.append(each))
-    hub._receive(None, peer)  # pyright: ignore[reportArgumentType]  # stand-ins
-    assert dropped == [peer]
-    assert 1 in hub.lost

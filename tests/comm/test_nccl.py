@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import comm_bodies
-from gnnpar.comm import Site, ThreadWorld, one_gpu, process
+from gnnpar.comm import Site, ThreadWorld, process
 from gnnpar.config.compose import compose
 from gnnpar.launch import launch
 from gnnpar.verify.conformance import make_job, small_graph
@@ -56,9 +56,6 @@ def test_ranks_may_share_a_gpu_where_that_is_asked_for(monkeypatch):
     SimulatedNccl(1).run(body, monkeypatch)
     assert seen[0]["NCCL_HOSTID"] == "rank0"
     assert (seen[0]["NCCL_SOCKET_IFNAME"], seen[0]["NCCL_IB_DISABLE"]) == ("lo", "1")
-    monkeypatch.setenv("GNNPAR_SHARE_GPU", "yes")
-    with pytest.raises(ValueError, match="GNNPAR_SHARE_GPU=yes is neither 0 nor 1"):
-        one_gpu.is_shared()
 
 
 def test_more_ranks_than_gpus_are_refused_unless_they_share_one(monkeypatch):

@@ -146,6 +146,5 @@ def test_a_restart_by_torchrun_goes_on_in_the_folder_it_began(tmp_path: Path) ->
     (file,) = tmp_path.rglob("result.json")
     assert (result(file.parent)["status"], result(file.parent)["restarts"]) == ("completed", 1)
     assert out.count("resumed from") == 1
-    assert sum("torchrun without --master-port runs code" in line for line in ours(err)) == 2, err  # a start each
-    lost = "is lost: ended without a message (killed, or out of memory?); torchrun starts all ranks again, from epoch-"
+    lost = ": ended without a message (killed, or out of memory?); torchrun starts all ranks again, from epoch-"
     assert sum(lost in line for line in ours(err)) == 1, err

@@ -24,8 +24,7 @@ from gnnpar.config.inputs import key_of, sets
 from gnnpar.config.jobs import SESSION, SWEEP, Job, jobs_below, snapshot, titles
 from gnnpar.durable import JsonObject, WriteError, write_text_whole
 from gnnpar.folder_lock import FolderInUse, numbered, working_in
-from gnnpar.launch.environment import check_rank
-from gnnpar.launch.slurm import as_rank
+from gnnpar.launch.slurm import as_rank, check_rank
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.targets import classes_in, is_own, note_named
 from gnnpar.track import progress
@@ -74,7 +73,7 @@ def train_one(job: HydraJob) -> int:
         try:
             job = replace(job, run_dir=inside.enter_context(_folder_of(job)))
         except (FolderInUse, WriteError) as error:
-            from gnnpar.launch.joined import refusal
+            from gnnpar.launch.join import refusal
 
             return refuse(refusal(ConfigError(str(error))), error)
         return run_one(job)
@@ -207,7 +206,7 @@ def run_training(settings: Settings, run_dir: Path, callbacks: Sequence[Callback
 
     ValueError where the run cannot begin: of joined ranks, which meet for it, all raise the same.
     """
-    from gnnpar.launch.joined import refusal
+    from gnnpar.launch.join import refusal
     from gnnpar.launch.launch import launch, world_of
     from gnnpar.training.checks import check
     from gnnpar.training.loop import Training
@@ -255,7 +254,7 @@ def composed_settings(job: HydraJob) -> Settings:
         check_world(settings, job.overrides)
         return settings
     except ValueError as error:
-        from gnnpar.launch.joined import refusal
+        from gnnpar.launch.join import refusal
 
         raise refusal(error) from error
 

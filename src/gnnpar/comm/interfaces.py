@@ -1,134 +1,85 @@
-"""By which network interface this host reaches another one, and what is wrong with the one that was asked for."""
+"""Choose the network interface that gloo listens on."""
 
 from __future__ import annotations
 
+import os
 import socket
-from collections.abc import MutableMapping
 
 import psutil
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
-_VIRTUAL = ("docker", "virbr", "br-", "veth", "cni", "flannel")
+_VIRTUAL = ("lo", "docker", "virbr", "br-", "veth", "cni", "flannel")
 
 
-class MeetingError(ConnectionError):
-    """The ranks cannot come together: one line, with what is wrong and what to change. `shared`: all ranks have it.
-    `refused`: a rank cannot run what it was asked to."""
+class JoinError(ConnectionError):
+    """Ranks cannot join: one line. `refused`: a rank refuses its settings; `shared`: all ranks raise this line."""
 
-    shared = False
-    refused = False
-
-
-class UnknownMaster(MeetingError):
-    """MASTER_ADDR leads nowhere: no rank can be reached."""
+    def __init__(self, line: str, *, refused: bool = False, shared: bool = False) -> None:
+        super().__init__(line)
+        self.refused, self.shared = refused, shared
 
 
 def addresses() -> dict[str, str]:
-    """Interface -> its first IPv4 address, or IPv6 where it has no other; interfaces without one are left out."""
+    """Interfaces that are up, with their first IPv4 (else IPv6) address."""
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    by_interface: dict[str, str] = {}
+    found: dict[str, str] = {}
     for name, entries in psutil.net_if_addrs().items():
         given = [e.address for family in (socket.AF_INET, socket.AF_INET6) for e in entries if e.family == family]
         if name in up and given:
-            by_interface[name] = given[0].partition("%")[0]
-    return by_interface
+            found[name] = given[0].partition("%")[0]
+    return found
 
 
-def loopback() -> str | None:
-    """The interface by which this host reaches itself."""
-    return next((name for name, address in addresses().items() if address == "127.0.0.1"), None)
+def loopback() -> str:
+    """Name of the loopback interface."""
+    return next((name for name, address in addresses().items() if address == "127.0.0.1"), "lo")
 
 
-def own_loopback() -> str:
-    """`loopback()`, for ranks of one host. MeetingError where there is none: gloo, which asks nobody for a password,
-    takes the first address of an interface, or that of the host's name, and would listen where others reach it."""
-    if (name := loopback()) is None:
-        known = ", ".join(f"{n} ({a})" for n, a in addresses().items()) or "none"
-        raise MeetingError(
-            f"no interface of {socket.gethostname()} has 127.0.0.1 as its first address (it has {known}), and ranks "
-            f"would be open to other hosts: bring lo up, or set {VARIABLE} to an interface that only you reach"
-        )
-    return name
+def asked() -> list[str]:
+    """Names in GLOO_SOCKET_IFNAME; for an empty one gloo would take the address of the host name."""
+    return [name for name in os.environ.get(VARIABLE, "").split(",") if name]
 
 
-def asked_for(env: MutableMapping[str, str]) -> str:
-    """GLOO_SOCKET_IFNAME, also in `env` from now on without its empty parts, for which gloo would take the address of
-    the host's name; '' where it names nothing."""
-    given = env.pop(VARIABLE, "")
-    if names := ",".join(filter(None, given.split(","))):
-        env[VARIABLE] = names
-    return names
-
-
-def check_asked_for(asked: str) -> None:
-    """MeetingError where GLOO_SOCKET_IFNAME=`asked` names what this host has not, or what is down."""
+def check_asked() -> None:
+    """Raise JoinError if GLOO_SOCKET_IFNAME names an interface that this host does not have or that is down."""
     there = addresses()
-    for name in asked.split(",") if asked else ():
+    for name in asked():
         if name not in there:
             state = "is down or has no address" if name in psutil.net_if_addrs() else "does not exist"
             known = ", ".join(f"{n} ({a})" for n, a in there.items()) or "none"
-            raise MeetingError(
+            raise JoinError(
                 f"{VARIABLE}={name} {state} on {socket.gethostname()}, which has {known}: name one of "
                 "them, or leave it out and the one that leads to MASTER_ADDR is taken"
             )
 
 
-def towards(master: str, port: int, *, asked: str, other_hosts: bool) -> tuple[str, str]:
-    """(interface, address) of this host that gloo is to use: the one asked for, else the one that leads to the master.
+def towards(master: str, port: int) -> tuple[str, str, str]:
+    """Return this host's interface and address on the way to `master`, and the address of `master` as used from here.
 
-    `asked`: GLOO_SOCKET_IFNAME. `other_hosts`: there are ranks elsewhere, to whom a loopback address says nothing.
+    A host name that leads to the loopback on its own host (127.0.1.1 of Debian) is replaced by the address of the
+    first interface that other hosts may reach. Raises OSError if the name is unknown or no route leads there.
     """
-    check_asked_for(asked)
-    there = addresses()
-    if chosen := asked.split(",")[0]:
-        return chosen, there[chosen]
-    mine = _route(master, port)
-    name = next((n for n, address in there.items() if address == mine), "")
-    if not other_hosts and not name:  # without an interface, gloo would listen at the address of the host name
-        name = ("" if mine.startswith("127.") else _holder_of(mine)) or own_loopback()
-    if other_hosts and not name and (shared := _holder_of(mine)) in there:
-        raise MeetingError(
-            f"{mine}, by which this host reaches {master}, is another address of {shared} than {there[shared]}, where "
-            f"gloo would listen: give it an interface of its own, or set {VARIABLE}={shared} if that address will do"
-        )
-    if other_hosts and (not name or mine.startswith("127.") or mine == "::1"):
-        # the master's own name often leads to a loopback address on the master itself
-        outward = [n for n, a in there.items() if not a.startswith("127.") and not n.startswith(("lo", *_VIRTUAL))]
-        if not outward:
-            raise MeetingError(
-                f"{socket.gethostname()} has no network interface but the loopback: ranks of other "
-                f"hosts cannot reach it; bring one up, or set {VARIABLE}"
-            )
-        name = outward[0]
-        mine = there[name]
-    return name, mine
-
-
-def _holder_of(address: str) -> str:
-    """The interface that has it among its addresses; '' where none has."""
-    held = psutil.net_if_addrs().items()
-    return next((name for name, all_of in held if any(e.address.partition("%")[0] == address for e in all_of)), "")
-
-
-def _route(master: str, port: int) -> str:
-    """The address of this host on the way to the master; nothing is sent."""
-    try:
-        resolved = socket.getaddrinfo(master, port, type=socket.SOCK_DGRAM)
-    except OSError as error:
-        raise UnknownMaster(
-            f"MASTER_ADDR={master}: {socket.gethostname()} does not know that name ({error.strerror}); "
-            "give the address of rank 0's host"
-        ) from error
-    last: OSError | None = None
-    for family, kind, protocol, _, target in resolved:
+    last = OSError(f"no address of {master}")
+    for family, kind, protocol, _, target in socket.getaddrinfo(master, port, type=socket.SOCK_DGRAM):
         try:
             with socket.socket(family, kind, protocol) as probe:
-                probe.connect(target)
-                return probe.getsockname()[0].partition("%")[0]
+                probe.connect(target)  # sends nothing
+                mine, there = (str(each[0]).partition("%")[0] for each in (probe.getsockname(), target))
         except OSError as error:
             last = error
-    why = last.strerror if last else "no address"
-    raise UnknownMaster(
-        f"MASTER_ADDR={master} cannot be reached from {socket.gethostname()}: {why}; is the interface "
-        "up that leads there?"
-    )
+            continue
+        if mine.startswith("127.") or mine == "::1":
+            outward = [
+                (n, a) for n, a in addresses().items() if not a.startswith("127.") and not n.startswith(_VIRTUAL)
+            ]
+            if not outward:
+                raise JoinError(
+                    f"{socket.gethostname()} has no network interface but the loopback: ranks of other hosts cannot "
+                    f"reach it; bring one up, or set {VARIABLE}"
+                )
+            name, mine = outward[0]
+            return name, mine, mine
+        held = psutil.net_if_addrs().items()
+        name = next((n for n, entries in held if any(e.address.partition("%")[0] == mine for e in entries)), "")
+        return name, mine, there
+    raise last

@@ -25,15 +25,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
-from gnnpar.comm import one_gpu
-from gnnpar.comm.authentication import opened, sealed
 from gnnpar.comm.clock import PhaseClock
 from gnnpar.comm.communicator import Pending, Site, T
-from gnnpar.comm.flight_recorder import WAITING_FOR_ALL, FlightRecorder
-from gnnpar.comm.interfaces import VARIABLE, check_asked_for
+from gnnpar.comm.interfaces import check_asked, loopback
 from gnnpar.comm.ledger import Ledger, Receipt, now
 from gnnpar.comm.mesh import Axis, Mesh
-from gnnpar.comm.sealed_store import SealedStore
+from gnnpar.comm.sealing import opened, sealed
 from gnnpar.comm.staging import Staging
 from gnnpar.comm.threads import Ready, ring_reduce_nbytes
 
@@ -42,29 +39,27 @@ def connect(
     backend: Literal["gloo", "nccl"],
     *,
     device: torch.device,
-    key: bytes,
+    key: bytes = b"",
     timeout_seconds: float = 1800.0,
     init_method: str | None = None,
     store: Store | None = None,
-    recorder: FlightRecorder | None = None,
+    beat: Callable[[], None] = lambda: None,
 ) -> ProcessCommunicator:
     """Join the world that the environment names (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Collective.
 
-    `key`: known to the ranks of this run alone; objects that do not prove it are not read. `store`: of ranks that have
-    met already. `recorder`: writes down what the rank is doing.
+    `key`: of the HMAC of objects, which ranks of one host have. `store`: of ranks that have joined. `beat`: called as
+    the rank comes on.
     """
-    check_asked_for(os.environ.get(VARIABLE, ""))
+    check_asked()
     timeout = timedelta(seconds=timeout_seconds)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if backend == "nccl" and one_gpu.is_shared():
-        os.environ.update(one_gpu.variables(rank))
+    if backend == "nccl" and os.environ.get("GNNPAR_SHARE_GPU") == "1":
+        _share_gpu(rank)
     os.environ.pop("TORCH_GLOO_LAZY_INIT", None)  # two groups that connect at their first use wait for each other
     if store is not None:
         store.set_timeout(timeout)
-        if backend == "gloo":  # threads of NCCL's own ask the store, also where no Python runs any more
-            store = SealedStore(store, key)
     dist.init_process_group(
         backend,
         init_method=init_method,
@@ -97,23 +92,28 @@ def connect(
         outbox=_Outbox(),
         stream_outbox=_StreamOutbox(),
         staging=Staging(device),
-        recorder=recorder or FlightRecorder(),
+        beat=beat,
         timeout=timeout,
         key=key,
-        store=store,
     )
-    hosts = comm.broadcast(comm.gather(this_host("time")))
+    hosts = comm.broadcast(comm.gather(_clock()))
     assert isinstance(hosts, list)
     comm.ledger.shared_clock = len(set(hosts)) == 1
     return comm
 
 
-def this_host(namespace: Literal["net", "time"]) -> str:
-    """The kernel that runs here: ranks under one, also those in containers, share its clocks and loopback, but where
-    these have a namespace of their own. Hosts may share a name."""
+def _share_gpu(rank: int) -> None:
+    """Let ranks of NCCL share a GPU, to test correctness; NVIDIA supports one rank a GPU. Ranks that call themselves
+    hosts of their own talk by sockets."""
+    os.environ |= {"NCCL_HOSTID": f"rank{rank}", "NCCL_SOCKET_IFNAME": loopback()}
+    os.environ |= {"NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
+
+
+def _clock() -> str:
+    """The kernel whose monotonic clock this process reads. Hosts may share a name."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return f"{file.read().strip()} {Path('/proc/self/ns', namespace).readlink()}"
+            return f"{file.read().strip()} {Path('/proc/self/ns/time').readlink()}"
     except OSError:
         return socket.gethostname()
 
@@ -221,9 +221,7 @@ class _Arrival:
     def wait(self) -> Tensor:
         with self.comm.clock("exposed"):
             began = now()
-            if not self.watched.done.is_set():
-                with self.comm.recorder.waiting(self.peer):
-                    self.watched.done.wait()
+            self.watched.done.wait()
             if self.watched.error is not None:
                 where = f"in epoch {self.site.epoch}, layer {self.site.layer}, {self.site.phase}"
                 raise ConnectionError(f"rank {self.peer} is gone {where}: {self.watched.error}") from self.watched.error
@@ -270,11 +268,9 @@ class ProcessCommunicator:
     outbox: _Outbox
     stream_outbox: _StreamOutbox
     staging: Staging
-    recorder: FlightRecorder
+    beat: Callable[[], None]
     timeout: timedelta  # of every wait; a group that is not told waits for half an hour
     key: bytes = field(repr=False)
-    # kept for groups that are made later: torch keeps the C++ part of a store, not its Python methods
-    store: Store | None = field(default=None, repr=False)
     lanes: Lanes = field(default_factory=dict[tuple[int, int], "dist.ProcessGroup"])
     axis: Axis | None = None  # None: all ranks
     num_objects: int = 0  # collective calls so far: the same on all ranks
@@ -290,7 +286,7 @@ class ProcessCommunicator:
     def exchange(
         self, outgoing: Mapping[int, Tensor], incoming_nbytes: Mapping[int, int], site: Site, *, metadata: int = 0
     ) -> Mapping[int, Pending[Tensor]]:
-        self.recorder.at(site)
+        self.beat()
         self.ledger.add_metadata(metadata)
         sends = {peer: buffer for peer, buffer in outgoing.items() if buffer.numel()}
         for peer, buffer in sends.items():
@@ -303,7 +299,7 @@ class ProcessCommunicator:
         return {**ready, **self._post_gloo(sends, receives, site)}
 
     def flush(self, *, keep: int) -> None:
-        with self.clock("exposed"), self.recorder.waiting(WAITING_FOR_ALL):
+        with self.clock("exposed"):
             self.outbox.flush(keep)
             self.stream_outbox.flush(keep)
 
@@ -365,14 +361,13 @@ class ProcessCommunicator:
 
     def all_reduce(self, tensor: Tensor, site: Site | None = None) -> Tensor:
         if site is not None:
-            self.recorder.at(site)
+            self.beat()
             nbytes = ring_reduce_nbytes(tensor.numel() * tensor.element_size(), rank=self.rank, size=self.size)
             self.ledger.counted(site.phase, nbytes)
         with self.clock("reduce"):
             total = tensor.clone()
             if self.size > 1:
-                with self.recorder.waiting(WAITING_FOR_ALL):
-                    dist.all_reduce(total, group=self.group)
+                dist.all_reduce(total, group=self.group)
         return total
 
     def broadcast(self, obj: T | None, src: int = 0) -> T:
@@ -381,10 +376,9 @@ class ProcessCommunicator:
         label, group, source = self._label(), self.control or self.group, self.ranks[src]
         mine = _as_tensor(sealed(self.key, label(src), obj)) if self.rank == src else None
         length = torch.tensor([0 if mine is None else len(mine)])
-        with self.recorder.waiting(WAITING_FOR_ALL):
-            dist.broadcast(length, source, group=group)
-            buffer = torch.empty(int(length), dtype=torch.uint8) if mine is None else mine
-            dist.broadcast(buffer, source, group=group)
+        dist.broadcast(length, source, group=group)
+        buffer = torch.empty(int(length), dtype=torch.uint8) if mine is None else mine
+        dist.broadcast(buffer, source, group=group)
         return cast("T", obj if mine is not None else opened(self.key, label(src), buffer.numpy().tobytes()))
 
     def scatter(self, objs: Sequence[object] | None) -> object:
@@ -397,8 +391,7 @@ class ProcessCommunicator:
         assert isinstance(sizes, list)
         if self.rank != 0:
             buffer = torch.empty(sizes[self.rank], dtype=torch.uint8)
-            with self.recorder.waiting(self.ranks[0]):
-                dist.recv(buffer, self.ranks[0], group=self.control or self.group)
+            dist.recv(buffer, self.ranks[0], group=self.control or self.group)
             return opened(self.key, label(self.rank), buffer.numpy().tobytes())
         assert packed is not None
         assert objs is not None
@@ -417,13 +410,12 @@ class ProcessCommunicator:
         label, group = self._label(), self.control or self.group
         mine = _as_tensor(sealed(self.key, label(self.rank), obj))
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in self.ranks]
-        with self.recorder.waiting(WAITING_FOR_ALL):
-            dist.all_gather(lengths, torch.tensor([len(mine)]), group=group)
-            longest = max(int(each) for each in lengths)
-            padded = torch.zeros(longest, dtype=torch.uint8)
-            padded[: len(mine)] = mine
-            buffers = [torch.empty(longest, dtype=torch.uint8) for _ in self.ranks]
-            dist.all_gather(buffers, padded, group=group)
+        dist.all_gather(lengths, torch.tensor([len(mine)]), group=group)
+        longest = max(int(each) for each in lengths)
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: len(mine)] = mine
+        buffers = [torch.empty(longest, dtype=torch.uint8) for _ in self.ranks]
+        dist.all_gather(buffers, padded, group=group)
         data = [buffer[: int(n)].numpy().tobytes() for buffer, n in zip(buffers, lengths, strict=True)]
         return [cast("T", opened(self.key, label(i), each)) for i, each in enumerate(data)]
 
@@ -435,8 +427,7 @@ class ProcessCommunicator:
 
     def barrier(self) -> None:
         if self.size > 1:
-            with self.recorder.waiting(WAITING_FOR_ALL):
-                dist.barrier(group=self.control or self.group)
+            dist.barrier(group=self.control or self.group)
 
     def along(self, mesh: Mesh, axis: Axis) -> ProcessCommunicator:
         mine, group, control = self.ranks, None, None
@@ -463,10 +454,9 @@ class ProcessCommunicator:
             outbox=self.outbox,
             stream_outbox=self.stream_outbox,
             staging=self.staging,
-            recorder=self.recorder,
+            beat=self.beat,
             timeout=self.timeout,
             key=self.key,
-            store=self.store,
             axis=axis,
             lanes=self._lanes(mesh) if axis == "stage" and self.transport == "nccl" else {},
         )

@@ -14,17 +14,15 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from gnnpar import allocator
-from gnnpar.capacity import require_files, require_memory
-from gnnpar.comm import Communicator, interfaces, one_gpu
+from gnnpar.capacity import require_memory
+from gnnpar.comm import Communicator
 from gnnpar.comm.world import Host, How, Outcome, World, num_cores, torch_given_back
-from gnnpar.launch import joined, paced, processes
-from gnnpar.launch.environment import check_rank, number
-from gnnpar.launch.forked import is_fork_of_threads
-from gnnpar.launch.monitor import RankFailed, failure_of
+from gnnpar.launch import paced, processes
+from gnnpar.launch.failures import RankFailed, failure_of
+from gnnpar.launch.join import Joined, PeerLost, join, watched
 from gnnpar.launch.namespaces import Network
-from gnnpar.launch.rendezvous import JoinedWorld
 from gnnpar.launch.signals import Stop, interruptible
-from gnnpar.launch.slurm import rank_on_host
+from gnnpar.launch.slurm import check_rank, number, rank_on_host
 from gnnpar.settings import MAX_RANKS, Comm, Launch, Settings
 from gnnpar.track.console import say
 from gnnpar.track.text import counted
@@ -60,8 +58,8 @@ class RunHooks(Protocol):
         """What is wrong where this rank does not see `folder`, rank 0's run_dir; empty: nothing. On every rank."""
         ...
 
-    def before_start(self) -> None:
-        """Before the first rank starts."""
+    def before_start(self, restarts: int) -> None:
+        """Before the first rank starts. `restarts`: how often torchrun has started all ranks again."""
         ...
 
     def on_links(self, reached_gbps: Sequence[float]) -> None:
@@ -93,25 +91,20 @@ def world_of(settings: Settings) -> World:
             raise ValueError(f"strategy={name} runs on {limit} rank, but {size} were started; start {limit}")
         size = limit
     # a rank that is to be started again must be no part of the process that starts it
-    alone = size == 1 and not settings.launch.max_restarts and not is_fork_of_threads()
+    alone = size == 1 and not settings.launch.max_restarts and not processes.is_fork_of_threads()
     how: How = "joined" if is_joined else "alone" if alone else "processes"
     if how == "processes" and size > 1 and settings.comm.backend == "threads":
         how = "threads"
     if how == "processes":
         require_memory(size * _RANK_BYTES, f"world_size={size}, a process a rank,", "lower it, or set comm=threads")
-    if size > 1 and how != "threads":
-        require_files(_FILES + _FILES_A_PEER * size, f"a rank of {size}", "start fewer ranks")
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size)) if is_joined else size
+    local_size = (
+        int(os.environ.get("LOCAL_WORLD_SIZE", 1 if "LOCAL_RANK" in os.environ else size)) if is_joined else size
+    )
     cores = num_cores() if settings.topology.cores == "auto" else settings.topology.cores
     threads = settings.threads_per_rank
     if threads == "auto":
         threads = 1 if paced.is_dilated(settings.launch) else max(1, cores // local_size)
     found = paced.links_of(settings, size=size, joined=is_joined, threads=threads, cores=cores)
-    if how == "processes" and size > 1 and found is None and not os.environ.get(interfaces.VARIABLE):
-        try:
-            interfaces.own_loopback()
-        except interfaces.MeetingError as error:
-            raise ValueError(str(error)) from error
     return World(
         how=how,
         size=size,
@@ -145,7 +138,11 @@ def _device(settings: Settings, how: How, size: int, local_size: int) -> Literal
         return device
     if settings.comm.backend == "nccl" and device != "cuda":
         raise ValueError("comm=nccl needs GPUs, but device is cpu; set comm=gloo or comm=threads")
-    if settings.comm.backend == "nccl" and local_size > torch.cuda.device_count() and not one_gpu.is_shared():
+    if (
+        settings.comm.backend == "nccl"
+        and local_size > torch.cuda.device_count()
+        and os.environ.get("GNNPAR_SHARE_GPU") != "1"
+    ):
         count = torch.cuda.device_count()
         raise ValueError(f"comm=nccl: {local_size} ranks on {count} GPUs; set world_size={count} or comm=threads")
     if how == "joined" and settings.comm.backend == "threads":
@@ -160,9 +157,9 @@ def launch(world: World, work: Work, hooks: RunHooks, *, how: Launch, comm: Comm
     stop = Stop()
     try:
         several = world.how == "joined" and world.size > 1
-        others = joined.assemble(hooks, comm.connect_seconds) if several else None
+        others = join(hooks, comm.connect_seconds) if several else None
         if speaks:
-            hooks.before_start()
+            hooks.before_start(others.restarts if others else int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
         with interruptible(stop, how.grace_seconds), links(world, hooks) as network:
             if world.how == "joined":
                 _join(world, work, hooks, comm, stop, others)
@@ -175,7 +172,7 @@ def launch(world: World, work: Work, hooks: RunHooks, *, how: Launch, comm: Comm
         outcome = Outcome("interrupted", "interrupted by a signal")
     except RankFailed as error:
         outcome = Outcome("failed", error.failure.line, error.failure.traceback)
-    except joined.PeerLost as error:
+    except PeerLost as error:
         outcome = Outcome("failed", error.line, error.traceback, error.quiet)
     return hooks.on_end(outcome) if speaks else outcome
 
@@ -248,16 +245,15 @@ def wait_for_ranks(seconds: float = 3.0) -> None:
         thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _join(world: World, work: Work, hooks: RunHooks, comm: Comm, stop: Stop, others: JoinedWorld | None) -> None:
-    """This process is one of the ranks that torchrun or Slurm started; `others`: it has met them."""
+def _join(world: World, work: Work, hooks: RunHooks, comm: Comm, stop: Stop, others: Joined | None) -> None:
+    """This process is one of the ranks that torchrun or Slurm started; `others`: it has joined them."""
     rank = int(os.environ["RANK"])
     if rank and others is not None and rank_on_host() == 0:  # rank 0 prints the run, and another host nothing else
         say(f"joined: {counted(world.local_size, 'rank')} here of {world.size}; rank 0 prints the run")
     try:
-        with joined.monitored(hooks, others, comm.lost_seconds):
-            store, key = (others.store, others.key) if others else (None, b"")
-            processes.run_rank(rank, world, work, comm, Host(stop_asked=stop.asked), key=key, store=store)
-    except joined.PeerLost:
+        with watched(others, hooks, comm.lost_seconds):
+            processes.run_rank(rank, world, work, comm, Host(stop_asked=stop.asked), store=others and others.store)
+    except PeerLost:
         raise
     except Exception as error:
         raise RankFailed(failure_of(rank, error)) from error

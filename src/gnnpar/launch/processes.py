@@ -1,24 +1,32 @@
-"""Ranks as processes: started, watched, and all started again after one was lost.
+"""Ranks as processes of this host: started, watched, and all started again after one was lost.
 
-They find each other in a file: nothing of theirs listens but gloo, on the loopback interface. A rank imports neither
-Hydra nor trackers' services nor PyG; what the parent of a command has imported is there, shared, and costs nothing.
+They find each other in a file: nothing of theirs listens but gloo, on the loopback interface. Where this process has
+one thread, as the commands have, ranks are forked from it, and torch is imported once for all; a fork lacks the other
+threads, and hangs where OpenMP had some. Elsewhere a fork server imports torch once more.
 """
 
 from __future__ import annotations
 
-import faulthandler
+import gc
 import json
 import math
+import multiprocessing
 import os
+import resource
 import secrets
 import signal
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from multiprocessing import resource_tracker
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from gnnpar import allocator
@@ -27,28 +35,27 @@ from gnnpar.comm.clock import dilate
 from gnnpar.comm.world import Host, Interrupted, World
 from gnnpar.durable import write_json_whole
 from gnnpar.launch import cpu_shares
-from gnnpar.launch.forked import Ranks, failing_by_limit
-from gnnpar.launch.monitor import Failure, Monitor, RankFailed, failure_of, why_killed
+from gnnpar.launch.failures import Failure, HangTimer, RankFailed, failure_of, hanging, is_stopped, why_killed
 from gnnpar.launch.namespaces import INTERFACE, Network, interface_sent_bytes
-from gnnpar.launch.signals import Stop, blocked, handlers_of, listen_in_rank, postponed, received
-from gnnpar.launch.slurm import rank_on_host
+from gnnpar.launch.signals import Stop, answer_in_rank, blocked
 from gnnpar.settings import Comm, Launch
 from gnnpar.track import progress
-from gnnpar.track.console import complain, pulse, say
+from gnnpar.track.console import complain, patient_streams, pulse, say
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
     from gnnpar.comm import Communicator
-    from gnnpar.comm.flight_recorder import FlightRecorder
     from gnnpar.launch.launch import RunHooks, Work
 
 _SHUTDOWN_SECONDS = 15.0  # for a rank to end after rank 0 has
 _PATIENCE_SECONDS = 5.0
-_PARENT_FIRST_SECONDS = 15.0  # the parent's monitor speaks before a rank's own time-out
-_STOP = "stop"  # the file in the scratch folder by which the parent asks for the end
-_MET = "met"  # the file in the scratch folder by which rank 0 says that it has met the others
+_TIMER_FIRST_SECONDS = 15.0  # a rank that hangs is found before the time-out of gloo in the others
+_POLL_SECONDS, _LOOK_SECONDS = 0.2, 1.0
+_STOP = "stop"  # the file by which the parent asks for the end
+_MET = "met"  # the file by which rank 0 says that it has met the others
 _INTERRUPTED = 3  # exit code of a rank that ended because it was asked to
+multiprocessing.set_forkserver_preload(["torch", "gnnpar.training.loop"])
 
 
 def start(
@@ -77,49 +84,157 @@ def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network 
     def starting() -> str:
         return "" if progress.SHOWN in os.environ or (scratch / _MET).exists() else f"starting {world.size} ranks"
 
-    handlers = handlers_of(lambda: stop.ask_within(how.grace_seconds))
     with tempfile.TemporaryDirectory(prefix="gnnpar-", ignore_cleanup_errors=True) as folder:
         scratch = Path(folder)
         stop.kept_in(scratch / _STOP)
-        monitor = Monitor(scratch, world.size, timeout_seconds=comm.timeout_seconds * world.dilation)
-        job = Job(world, work, comm, network, scratch, secrets.token_bytes(32))
-        of_ranks = {"OMP_NUM_THREADS": str(world.threads_per_rank)}
-        with environment(**of_ranks), failing_by_limit():
-            ranks = Ranks(world.size, job.run, fork=world.device == "cpu")
+        own = {"OMP_NUM_THREADS": str(world.threads_per_rank)}
+        job = Job(world, work, comm, network, scratch, {**os.environ, **own}, secrets.token_bytes(32))
+        ranks: list[BaseProcess] = []
         try:
-            with blocked(handlers):
-                try:
-                    with postponed(handlers), environment(**of_ranks), failing_by_limit():
-                        ranks.start()  # before this process has other threads, which may start programs: see `Ranks`
-                    with received(handlers), monitor, pulse(starting):
-                        failed = first_to_fail(ranks, how.monitor_seconds, monitor.is_over)
-                finally:
-                    ranks.end()
+            with environment(**own):
+                start_ranks(ranks, world.size, job.run, fork=world.device == "cpu")
+            with pulse(starting):
+                failure = first_failure(ranks, scratch, comm.timeout_seconds * world.dilation)
         finally:
             stop.file = None
-        if failed is not None:
-            raise RankFailed(monitor.failure or blame(failed, ranks.exit_codes[failed], read_failures(scratch)))
-    if _INTERRUPTED in ranks.exit_codes.values():
+            for each in ranks:
+                each.kill()
+            for each in ranks:
+                each.join()
+    if failure is not None:
+        raise RankFailed(failure)
+    if _INTERRUPTED in [each.exitcode for each in ranks]:
         raise KeyboardInterrupt
 
 
-def first_to_fail(ranks: Ranks, seconds: float, is_over: Callable[[int], bool]) -> int | None:
-    """The rank that ended first before its work, of several the one that a signal killed; None: all have
-    done it, or rank 0 has and the others do not end. `is_over`: whether the end of a rank is no loss. A signal to this
-    process waits for its handler for `seconds` at most."""
-    deadline = math.inf
-    while len(ranks.exit_codes) < ranks.size and time.monotonic() < deadline:
-        ended = ranks.wait(seconds)
-        lost = [rank for rank, code in ended.items() if code not in (0, _INTERRUPTED)]
-        if failed := [rank for rank in lost if not is_over(rank)]:
-            return min(failed, key=lambda rank: (ended[rank] >= 0 or ended[rank] == -signal.SIGABRT, rank))
+def start_ranks(ranks: list[BaseProcess], size: int, body: Callable[[int], None], *, fork: bool) -> None:
+    """Append `size` processes that run body(rank) to `ranks`. They end with this one. `fork`: whether they may be
+    forked; CUDA forbids it. RankFailed where the system starts no more."""
+    if multiprocessing.current_process().daemon:
+        raise ValueError(
+            "a daemonic process, as those of multiprocessing.Pool, can start no ranks: use "
+            "concurrent.futures.ProcessPoolExecutor, or comm=threads"
+        )
+    forked = fork and sys.platform == "linux" and has_one_thread()
+    if not forked:
+        resource_tracker.ensure_running()  # where it starts it unblocks signals, which are about to be blocked
+    context = multiprocessing.get_context("fork" if forked else "forkserver")
+    parent = os.getpid() if forked else None
+    gc.freeze()  # what was imported is shared, and stays so
+    try:
+        with blocked(), without_main(), patient_streams():
+            for rank in range(size):
+                process = context.Process(target=_run, args=(body, rank, parent), name=f"rank{rank}")
+                process.start()
+                ranks.append(process)
+    except OSError as error:
+        most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+        allowed = "any number" if most == resource.RLIM_INFINITY else f"{most}"
+        limit = f"{error.strerror}; `ulimit -u` allows {allowed}"
+        raise RankFailed(Failure(0, f"a process for a rank cannot be started ({limit}): start fewer ranks")) from error
+    finally:
+        gc.unfreeze()
+
+
+def _run(body: Callable[[int], None], rank: int, parent: int | None) -> None:
+    """The process of a rank. `parent`: the process that has forked it; None: a fork server, which ends with that."""
+    end_with(parent or os.getppid(), signal.SIGKILL)
+    body(rank)
+
+
+def end_with(parent: int, number: signal.Signals) -> None:
+    """The system sends this process a signal when its parent ends (PR_SET_PDEATHSIG)."""
+    from torch import multiprocessing as of_torch
+
+    of_torch._prctl_pr_set_pdeathsig(number)  # pyright: ignore[reportAttributeAccessIssue]
+    if os.getppid() != parent:  # it ended before the line above
+        os._exit(1)
+
+
+def is_fork_of_threads() -> bool:
+    """Whether a process that had threads has forked this one, or one that has: OpenMP waits here for those it had."""
+    return _OF_THREADS[-1]
+
+
+_OF_THREADS = [False]  # and, in a process that forks, whether it has threads
+
+
+def _before_fork() -> None:
+    _OF_THREADS.append(_OF_THREADS[-1] or _num_threads() > 1)
+
+
+def _num_threads() -> int:
+    return len(os.listdir("/proc/self/task")) if sys.platform == "linux" else threading.active_count()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=lambda: _OF_THREADS.pop())
+
+
+def has_one_thread() -> bool:
+    """Whether this process, no fork of threads, is left with one where it forks: numpy's OpenBLAS then ends its own."""
+    if threading.active_count() > 1 or is_fork_of_threads():
+        return False
+    if (child := os.fork()) == 0:
+        os._exit(0)
+    with suppress(ChildProcessError):  # a handler of the caller's program has heard of its end
+        os.waitpid(child, 0)
+    return _num_threads() == 1
+
+
+@contextmanager
+def without_main() -> Iterator[None]:
+    """Processes started inside do not import the program's main module: a script would run again in every rank, and a
+    notebook has none."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def first_failure(ranks: Sequence[BaseProcess], scratch: Path, seconds: float) -> Failure | None:
+    """Wait for all ranks. Return why the first one ended before its work; None: all have done it, or rank 0 has and the
+    others do not end. A rank that is stopped for `seconds` is lost."""
+    running, deadline, looked = dict(enumerate(ranks)), math.inf, time.monotonic()
+    stopped: dict[int, float] = {}
+    while running and time.monotonic() < deadline:
+        wait([each.sentinel for each in running.values()], _POLL_SECONDS)
+        ended = {rank: each.exitcode for rank, each in running.items() if each.exitcode is not None}
+        running = {rank: each for rank, each in running.items() if rank not in ended}
+        lost = {rank: code for rank, code in ended.items() if code not in (0, _INTERRUPTED)}
+        if failed := [rank for rank in lost if not is_over(scratch, rank)]:
+            rank = min(failed, key=lambda rank: (lost[rank] >= 0 or lost[rank] == -signal.SIGABRT, rank))
+            return blame(rank, lost[rank], ranks, scratch, seconds)
         if 0 in ended:
             deadline = time.monotonic() + _SHUTDOWN_SECONDS
+        if (now := time.monotonic()) - looked < _LOOK_SECONDS:
+            continue
+        held, looked = now - looked > 3 * _LOOK_SECONDS, now  # as a whole, by a scheduler say
+        stopped = {rank: now if held else stopped.get(rank, now) for rank in _stopped(running)}
+        if long := {rank for rank, since in stopped.items() if now - since > seconds}:
+            return hanging({}, long, seconds)
     return None
 
 
-def blame(rank: int, exit_code: int, failures: list[Failure]) -> Failure:
+def _stopped(running: dict[int, BaseProcess]) -> set[int]:
+    return {rank for rank, each in running.items() if is_stopped(each.pid or 0)}
+
+
+def is_over(scratch: Path, rank: int) -> bool:
+    """Whether a rank's end is no loss: its own work is done, or that of rank 0, which is done last."""
+    return any((scratch / f"{each}.done").exists() for each in (rank, 0))
+
+
+def blame(rank: int, exit_code: int, ranks: Sequence[BaseProcess], scratch: Path, seconds: float) -> Failure:
     """The rank that really failed, given the first that was seen to end and what ranks had to say."""
+    stacks = {each: scratch / f"{each}.stack" for each in range(len(ranks))}
+    if exit_code > 0 and stacks[rank].exists() and stacks[rank].stat().st_size:
+        time.sleep(_LOOK_SECONDS)  # the timers of the others
+        alive = {each: process for each, process in enumerate(ranks) if process.is_alive()}
+        if found := hanging(stacks, _stopped(alive), seconds):
+            return found
+    failures = read_failures(scratch)
     primary = next((failure for failure in failures if not failure.secondary), None)
     if primary is not None and (exit_code >= 0 or exit_code == -signal.SIGABRT):
         return primary
@@ -148,34 +263,42 @@ def environment(**values: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Job:
-    """What a started rank gets from its parent, through a pipe. `scratch`: the folder of the attempt; `key`: what ranks
-    prove to each other."""
+    """What a started rank gets from its parent. `scratch`: the folder of the attempt; `env`: its environment, which a
+    fork server does not have; `key`: of the objects between ranks."""
 
     world: World
     work: Work
     comm: Comm
     network: Network | None
     scratch: Path
+    env: dict[str, str] = field(repr=False)
     key: bytes = field(repr=False)
 
     def run(self, rank: int) -> None:
         """The rank's process. Leaves `scratch/<rank>.json` when it fails; never prints."""
+        os.environ.clear()
+        os.environ.update(self.env)
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(self.world.size)}
         os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(self.world.size)}
         stop = Stop(self.scratch / _STOP)
-        listen_in_rank(stop)
-        stack = (self.scratch / f"{rank}.stack").open("w")
-        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)  # the monitor asks a rank that hangs
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # a scheduler's may come before
+        answer_in_rank(stop)
+        timer = HangTimer(self.scratch / f"{rank}.stack", self.comm.timeout_seconds * self.world.dilation)
+
+        def stop_asked() -> bool:
+            if self.world.size > 1:  # alone, an epoch may last
+                timer.beat(start=True)
+            return stop.asked()
+
         try:
             enter_network(self.network, rank)
             slow_down(self.network, rank)
             counts = self.network is not None and self.network.is_first_of_host(rank)
-            host = Host(stop_asked=stop.asked, sent_bytes=interface_sent_bytes if counts else None)
-            run_rank(rank, self.world, self.work, self.comm, host, key=self.key, scratch=self.scratch)
+            host = Host(stop_asked=stop_asked, sent_bytes=interface_sent_bytes if counts else None)
+            run_rank(rank, self.world, self.work, self.comm, host, key=self.key, scratch=self.scratch, timer=timer)
         except Interrupted:
             sys.exit(_INTERRUPTED)
         except BaseException as error:
+            timer.stop()
             failure = failure_of(rank, error)
             try:
                 write_json_whole(self.scratch / f"{rank}.json", vars(failure))
@@ -194,8 +317,8 @@ def enter_network(network: Network | None, rank: int) -> None:
     if network is not None:
         network.enter(network.host_of[rank])
         os.environ[interfaces.VARIABLE] = INTERFACE
-    elif not interfaces.asked_for(os.environ):
-        os.environ[interfaces.VARIABLE] = interfaces.own_loopback()
+    elif not interfaces.asked():
+        os.environ[interfaces.VARIABLE] = interfaces.loopback()
 
 
 def slow_down(network: Network | None, rank: int) -> None:
@@ -212,40 +335,47 @@ def run_rank(
     comm: Comm,
     host: Host,
     *,
-    key: bytes,
+    key: bytes = b"",
     scratch: Path | None = None,
     store: Store | None = None,
+    timer: HangTimer | None = None,
 ) -> None:
     """Connect, work, disconnect: a rank that has RANK and WORLD_SIZE in its environment.
 
-    `key`: what ranks prove to each other. `scratch`: where a parent looks for what its ranks are doing. `store`: of
-    ranks that have met already.
+    `key`: of the objects between ranks. `scratch`: of ranks that a parent has started; `store`: of ranks that joined.
+    `timer`: ends a rank that hangs.
     """
-    from gnnpar.comm.flight_recorder import FlightRecorder
-
-    recorder = FlightRecorder(scratch and scratch / f"{rank}.at")
-    mine = connected(world, comm, key=key, scratch=scratch, store=store, recorder=recorder)
+    mine = connected(world, comm, key=key, scratch=scratch, store=store, beat=timer.beat if timer else lambda: None)
     if scratch is not None and rank == 0:
         (scratch / _MET).touch()
     try:
         with work.session(first=rank == 0) as body:
-            body(mine, host)
+            try:
+                body(mine, host)
+            finally:
+                if timer is not None:
+                    timer.stop()
     except Interrupted:
-        recorder.done()
-        mine.close()
+        _leave(mine, scratch and scratch / f"{rank}.done")
         raise
-    recorder.done()
-    mine.close()
+    _leave(mine, scratch and scratch / f"{rank}.done")
+
+
+def _leave(comm: Communicator, done: Path | None) -> None:
+    if done is not None:
+        with suppress(OSError):  # the disk is full
+            done.touch()
+    comm.close()
 
 
 def connected(
     world: World,
     comm: Comm,
     *,
-    key: bytes,
+    key: bytes = b"",
     scratch: Path | None = None,
     store: Store | None = None,
-    recorder: FlightRecorder | None = None,
+    beat: Callable[[], None] = lambda: None,
 ) -> Communicator:
     """torch as the world has it, and the communicator of this rank; arguments as in `run_rank`."""
     import torch
@@ -257,17 +387,18 @@ def connected(
     allocator.keep_freed()
     device = torch.device("cpu")
     if world.device == "cuda":
-        device = torch.device("cuda", rank_on_host() % torch.cuda.device_count())
+        local = int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")))
+        device = torch.device("cuda", local % torch.cuda.device_count())
     if world.size == 1:
         return ThreadWorld(1, device=device).communicators()[0]
     return connect(
         "nccl" if world.backend == "nccl" else "gloo",
         device=device,
         key=key,
-        timeout_seconds=comm.timeout_seconds * world.dilation + (_PARENT_FIRST_SECONDS if scratch else 0.0),
+        timeout_seconds=comm.timeout_seconds * world.dilation + (_TIMER_FIRST_SECONDS if scratch else 0.0),
         init_method=f"file://{scratch}/rendezvous" if scratch else None,
         store=store,
-        recorder=recorder,
+        beat=beat,
     )
 
 

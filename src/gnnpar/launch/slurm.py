@@ -1,6 +1,7 @@
-"""`srun gnnpar train ...`: a task of a Slurm step is a rank, with no launcher between.
+"""Read and check what torchrun, srun or a user set for a rank.
 
-srun sets SLURM_STEP_NUM_TASKS; a batch script outside of srun has no such variable and starts its own ranks.
+`srun gnnpar train ...`: a task of a Slurm step is a rank, with no launcher between. srun sets SLURM_STEP_NUM_TASKS; a
+batch script outside of srun has no such variable and starts its own ranks.
 """
 
 from __future__ import annotations
@@ -11,40 +12,57 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 
-from gnnpar.launch.environment import is_number, number
 from gnnpar.settings import MAX_RANKS, ConfigError
 from gnnpar.track.text import printable
 
 _FIRST_PORT, _NUM_PORTS = 20000, 12000  # below the range that Linux gives to outgoing connections
+_BOUNDS = {
+    "RANK": (0, MAX_RANKS - 1),
+    "WORLD_SIZE": (1, MAX_RANKS),
+    "LOCAL_RANK": (0, MAX_RANKS - 1),
+    "LOCAL_WORLD_SIZE": (1, MAX_RANKS),
+    "MASTER_PORT": (1, 65535),
+}
+
+
+def number(env: Mapping[str, str], name: str, least: int, most: int, default: str = "") -> int:
+    """Return a whole number of the environment. Raises ConfigError outside of its bounds."""
+    text = env.get(name, default)
+    if not (text.isascii() and text.isdecimal() and len(text) < 19 and least <= int(text) <= most):
+        raise ConfigError(f"{name}={printable(text)} must be a whole number from {least} to {most}")
+    return int(text)
+
+
+def check_rank(env: Mapping[str, str]) -> None:
+    """Raise ConfigError if RANK is set, and it or a variable that belongs to it cannot be."""
+    if "RANK" not in env:
+        return
+    if "WORLD_SIZE" not in env:
+        raise ConfigError(f"RANK={printable(env['RANK'])} is set, but WORLD_SIZE is not: set both, or neither")
+    for name, (least, most) in _BOUNDS.items():
+        if name in env:
+            number(env, name, least, most)
+    if int(env["RANK"]) >= int(env["WORLD_SIZE"]):
+        raise ConfigError(f"RANK={env['RANK']}: must be below WORLD_SIZE={env['WORLD_SIZE']}")
+    try:
+        env.get("MASTER_ADDR", "").encode("idna")
+    except UnicodeError as error:
+        raise ConfigError(f"MASTER_ADDR={printable(env['MASTER_ADDR'])[:100]} is no host name ({error})") from error
 
 
 def as_rank(env: Mapping[str, str]) -> dict[str, str]:
-    """RANK, WORLD_SIZE and so on for a task of a step with several; nothing elsewhere, or where they are set."""
-    given = env.get("SLURM_STEP_NUM_TASKS", "1")
-    if "RANK" in env:
-        return {}
-    if not is_number(given, 1, MAX_RANKS):
-        raise ConfigError(f"SLURM_STEP_NUM_TASKS={printable(given)} must be a whole number from 1 to {MAX_RANKS}")
-    if (size := int(given)) < 2:
+    """Return RANK, WORLD_SIZE and so on for a task of a step with several; nothing elsewhere, or where they are set."""
+    if "RANK" in env or (size := number(env, "SLURM_STEP_NUM_TASKS", 1, MAX_RANKS, "1")) < 2:
         return {}
     try:
-        rank, local = (_number(env, name, env[name]) for name in ("SLURM_PROCID", "SLURM_LOCALID"))
-        node = _number(env, "SLURM_NODEID", "0")
+        rank, local = (number(env, name, 0, MAX_RANKS, env[name]) for name in ("SLURM_PROCID", "SLURM_LOCALID"))
         nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or env["SLURM_NODELIST"]
         per_node = tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE", str(size)))
-        here = per_node[node]
-        job, step = (_number(env, name, "0", 10**18 - 1) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-    except ConfigError:
-        raise
-    except IndexError as error:
+        here = per_node[number(env, "SLURM_NODEID", 0, len(per_node) - 1, "0")]
+        job, step = (number(env, name, 0, 10**18 - 1, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    except KeyError as error:
         raise ConfigError(
-            f"SLURM_NODEID={printable(env.get('SLURM_NODEID', ''))} is beyond the nodes that Slurm's environment "
-            "counts: start with srun, or with torchrun"
-        ) from error
-    except (KeyError, ValueError) as error:
-        lacks = "lacks" if isinstance(error, KeyError) else "cannot be read, it needs"
-        raise ConfigError(
-            f"SLURM_STEP_NUM_TASKS={size}, but Slurm's environment {lacks} {error}: start with srun, or with torchrun"
+            f"SLURM_STEP_NUM_TASKS={size}, but Slurm's environment lacks {error}: start with srun, or with torchrun"
         ) from error
     port = _FIRST_PORT + (job * 31 + step) % _NUM_PORTS  # the same on all hosts, another for every step
     return {
@@ -57,25 +75,21 @@ def as_rank(env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _number(env: Mapping[str, str], name: str, default: str, most: int = MAX_RANKS) -> int:
-    return number(env, name, 0, most, default)
-
-
 def rank_on_host() -> int:
-    """Of a joined rank; 0 of any other process."""
-    text = os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0"))
-    size = os.environ.get("WORLD_SIZE", "")
-    most = int(size) - 1 if is_number(size, 1, MAX_RANKS) else MAX_RANKS
-    return int(text) if is_number(text, 0, most) else 0  # what is none is refused by this very line
+    """Number of a joined rank on its host, as far as LOCAL_RANK tells; 0 of any other process."""
+    text = os.environ.get("LOCAL_RANK", "0")
+    return int(text) if text.isdecimal() else 0
 
 
 def tasks_per_node(text: str) -> list[int]:
     """'2(x3),1' -> [2, 2, 2, 1]."""
     counts: list[int] = []
     for part in text.split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if found is None or not all(is_number(each or "1", 1, MAX_RANKS) for each in found.groups()):
-            raise ValueError(f"a readable SLURM_TASKS_PER_NODE (it is {printable(text)})")
+        found = re.fullmatch(r"(\d{1,4})(?:\(x(\d{1,4})\))?", part.strip())
+        if found is None:
+            raise ConfigError(
+                f"SLURM_TASKS_PER_NODE={printable(text)} cannot be read: start with srun, or with torchrun"
+            )
         counts += [int(found[1])] * int(found[2] or 1)
     return counts
 

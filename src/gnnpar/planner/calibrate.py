@@ -30,7 +30,7 @@ from gnnpar.codecs.adaptive.links import fit
 from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.comm.world import num_cores
 from gnnpar.durable import JsonDict, make_folder, read_json, write_json_whole
-from gnnpar.launch.forked import hear_of_its_end, without_main
+from gnnpar.launch.processes import end_with, without_main
 from gnnpar.planner.samples import SIZES, Samples, measure
 from gnnpar.planner.visits import candidates, trial_epochs, trials, with_visits
 from gnnpar.pricing.rates import NOMINAL, DenseCost, FoldCost, Rates, derived, doublings_beyond, numbers_beyond
@@ -206,13 +206,13 @@ def _everything(comm: Communicator, say: Callable[[str], None]) -> Samples:
 
 
 def _rank(rank: int, ranks: int, threads: int, folder: str, key: bytes, steps: SimpleQueue[str], parent: int) -> None:
-    hear_of_its_end(parent, signal.SIGKILL)
+    end_with(parent, signal.SIGKILL)
     from gnnpar.comm import interfaces
     from gnnpar.comm.process import connect
 
     torch.set_num_threads(threads)
-    if "RANK" in os.environ or not interfaces.asked_for(os.environ):  # of joined ranks, a meeting has chosen one that
-        os.environ[interfaces.VARIABLE] = interfaces.own_loopback()  # other hosts reach; here, nobody is to connect
+    if "RANK" in os.environ or not interfaces.asked():  # joined ranks have one that other hosts reach
+        os.environ[interfaces.VARIABLE] = interfaces.loopback()
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
     meet = f"file://{folder}/meet"
     comm = connect("gloo", device=torch.device("cpu"), key=key, timeout_seconds=300, init_method=meet)

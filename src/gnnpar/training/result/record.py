@@ -52,8 +52,10 @@ class RunRecord:
             "(hydra.run.dir=FOLDER), or set checkpoint.keep=0"
         )
 
-    def before_start(self) -> None:
-        """Prepare the run folder for a start, or for a restart by torchrun."""
+    def before_start(self, restarts: int) -> None:
+        """The run's folder as a run finds it that begins, or goes on after a restart by torchrun."""
+        if self.world.how == "joined":
+            self.header["restarts"] = restarts
         for line in remarks(self.settings, self.world):
             say(line)
             if line.startswith(_BUSY):

@@ -1,0 +1,349 @@
+"""Ranks as processes of one host: their ends are heard of, a rank that hangs is named, and none outlives its parent."""
+
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+import gnnpar
+from conftest import environment
+from gnnpar.api import TrainingFailed
+from gnnpar.comm import interfaces
+from gnnpar.comm.process import connect
+from gnnpar.launch.failures import HangTimer, hanging
+from gnnpar.launch.processes import blame, enter_network, first_failure, has_one_thread, start_ranks
+from gnnpar.launch.signals import Stop
+from gnnpar.planner import calibrate
+from sleeping import Sleep
+
+FEW = ("dataset=sbm", "dataset.num_nodes=60", "epochs=2", "threads_per_rank=1", "world_size=2")
+
+
+@pytest.fixture
+def ranks():
+    started: list[BaseProcess] = []
+    yield started
+    for each in started:
+        each.kill()
+        each.join()
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("fork", [True, False])
+def test_a_killed_rank_is_named(tmp_path: Path, ranks: list[BaseProcess], fork: bool) -> None:
+    sleep = Sleep(tmp_path)
+    start_ranks(ranks, 2, sleep, fork=fork)
+    first, second = sleep.processes(2)
+    first.kill()
+    failure = first_failure(ranks, tmp_path, 60)
+    assert failure is not None and failure.lost
+    assert failure.line == "rank 0: killed by SIGKILL (out of memory?)"
+    assert second.is_running()
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from gnnpar.launch.processes import start_ranks
+from sleeping import Sleep
+ranks = []
+start_ranks(ranks, 2, Sleep(Path(sys.argv[1])), fork=sys.argv[2] == "fork")
+ranks[0].join()
+"""
+
+
+@pytest.mark.parametrize("how", ["fork", "server"])
+def test_ranks_end_with_their_parent_and_not_by_signals_to_all(tmp_path: Path, how: str) -> None:
+    env = environment() | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ["PYTHONPATH"]])}
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path), how], env=env)
+    found = Sleep(tmp_path).processes(2)
+    parent.kill()
+    parent.wait()
+    assert not psutil.wait_procs(found, timeout=10)[1]
+
+
+def test_a_rank_that_is_stopped_is_lost(tmp_path: Path, ranks: list[BaseProcess]) -> None:
+    sleep = Sleep(tmp_path)
+    start_ranks(ranks, 1, sleep, fork=True)
+    sleep.processes(1)[0].suspend()
+    failure = first_failure(ranks, tmp_path, 1.5)
+    assert failure is not None and failure.lost
+    line = "rank 0: hangs: nothing heard of it for comm.timeout_seconds=1.5; the process is stopped"
+    assert failure.line == line
+
+
+@pytest.mark.parametrize("over", [frozenset({0, 1}), frozenset({0}), frozenset({1}), frozenset()])
+def test_a_rank_that_ends_after_its_work_is_no_loss(
+    tmp_path: Path, ranks: list[BaseProcess], over: frozenset[int]
+) -> None:
+    for rank in over:
+        (tmp_path / f"{rank}.done").touch()
+    start_ranks(ranks, 2, os._exit, fork=True)  # the exit code is the rank
+    failure = first_failure(ranks, tmp_path, 60)
+    assert (failure is None) == bool(over)
+
+
+class Hanging:
+    """Rank 0 waits in gnnpar/comm/process.py, rank 1 in a file of the user's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, rank: int) -> None:
+        timer = HangTimer(self.folder / f"{rank}.stack", 1.0)
+        timer.beat()
+        timer.beat(start=True)
+        file = self.folder / ("comm/process.py" if rank == 0 else "net.py")
+        exec(compile("import time\ndef wait(): time.sleep(60)\nwait()", str(file), "exec"), {})
+
+
+def test_a_rank_that_hangs_is_told_from_ranks_that_wait(tmp_path: Path, ranks: list[BaseProcess]) -> None:
+    start_ranks(ranks, 2, Hanging(tmp_path), fork=True)
+    failure = first_failure(ranks, tmp_path, 1.0)
+    assert failure is not None and failure.lost
+    place = f"{tmp_path.name}/net.py:2 in wait"
+    assert failure.line == f"rank 1: hangs: nothing heard of it for comm.timeout_seconds=1; at {place}"
+    assert hanging({}, set(), 1.0) is None
+
+
+def test_a_signal_waits_until_the_ranks_are_started(tmp_path: Path, ranks: list[BaseProcess], monkeypatch) -> None:
+    """The pipe to a new process is left empty otherwise."""
+    start = BaseProcess.start
+
+    def interrupted(process: BaseProcess) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        start(process)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where make runs in the background
+    monkeypatch.setattr(BaseProcess, "start", interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start_ranks(ranks, 2, Sleep(tmp_path), fork=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(ranks) == 2
+
+
+def test_only_a_process_of_one_thread_is_forked() -> None:
+    """Threads of numpy's OpenBLAS end at a fork; those of OpenMP stay, and a fork that waits for them hangs."""
+    code = (
+        "import os, numpy, torch; from gnnpar.launch.processes import has_one_thread as one; print(one());"
+        "torch.set_num_threads(2); torch.ones(1 << 20).add_(1); print(one())"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == ["True", "False"]
+
+
+def test_children_that_the_program_has_heard_of_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = os.waitpid
+
+    def gone(child: int, options: int) -> tuple[int, int]:
+        wait(child, options)
+        raise ChildProcessError(10, "No child processes")
+
+    monkeypatch.setattr(os, "waitpid", gone)
+    assert isinstance(has_one_thread(), bool)
+
+
+def test_a_program_that_reaps_its_children_trains(tmp_path: Path) -> None:
+    program = """
+import os, signal
+def reap(*_):
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]: pass
+    except ChildProcessError: pass
+signal.signal(signal.SIGCHLD, reap)
+import gnnpar
+gnnpar.train("gcn", "sbm", strategy="graph_parallel", world_size=2, epochs=1, folder="run", **{"dataset.num_nodes": 60})
+"""
+    (tmp_path / "program.py").write_text(program)
+    line = [sys.executable, "program.py"]
+    done = subprocess.run(line, cwd=tmp_path, env=environment(), capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_daemonic_process_is_told_that_it_can_start_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(vars(multiprocessing.current_process())["_config"], "daemon", True)
+    with pytest.raises(ValueError, match=r"a daemonic process, as those of multiprocessing\.Pool, can"):
+        start_ranks([], 2, print, fork=True)
+
+
+FORKED = """
+import os, sys, gnnpar
+from concurrent.futures import ProcessPoolExecutor
+def train(name):
+    small = {"dataset.num_nodes": 2000, "threads_per_rank": 2}
+    return gnnpar.train("gcn", "sbm", strategy="single", folder=name, epochs=2, **small).result["loss"]
+if __name__ == "__main__":
+    mine = train("mine")
+    with ProcessPoolExecutor(1) as pool:
+        print(list(pool.map(train, ["theirs"])) == [mine])
+"""
+
+
+def test_a_fork_of_a_process_with_threads_trains(tmp_path: Path) -> None:
+    """OpenMP waits there for the threads of its parent."""
+    (tmp_path / "program.py").write_text(FORKED)
+    line = [sys.executable, "program.py"]
+    done = subprocess.run(
+        line, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.splitlines()[-1] == "True", done.stderr
+
+
+def test_a_log_on_a_full_disk_ends_no_run(tmp_path: Path) -> None:
+    """Python flushes stdout before it forks."""
+    command = [sys.executable, "-m", "gnnpar", "train", *FEW, "strategy=graph_parallel", "hydra.run.dir=run"]
+    env = environment() | {"PYTHONUNBUFFERED": ""}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, cwd=tmp_path, env=env, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300
+        )
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "completed"
+
+
+def test_a_process_that_cannot_be_started_ends_the_run_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = {"dataset.num_nodes": 60, "epochs": 1, "threads_per_rank": 1}
+
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(BaseProcess, "start", refuse)
+    with pytest.raises(TrainingFailed, match=r"a process for a rank cannot be started \(Resource .*ulimit"):
+        gnnpar.train("gcn", "sbm", strategy="graph_parallel", world_size=2, folder=tmp_path, **few)
+    assert json.loads((tmp_path / "result.json").read_text())["status"] == "failed"
+
+
+@pytest.mark.parametrize("hard", [28, 4096])
+def test_few_open_files_are_more_or_refused(tmp_path: Path, hard: int) -> None:
+    """Ranks ended in tracebacks under ulimit -n 28; a limit that may be raised is."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (28, hard))
+
+    ranks = ("strategy=graph_parallel", "world_size=2")
+    done = subprocess.run(
+        [sys.executable, "-m", "gnnpar", "train", *FEW[:4], *ranks],
+        cwd=tmp_path,
+        env=environment(),
+        preexec_fn=limit,  # of one thread
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    line = (
+        "gnnpar: a rank of 2 has 80 files open at once, and the limit is 28: raise it (ulimit -n), or start fewer ranks"
+    )
+    assert (done.returncode, line in done.stderr) == ((2, True) if hard == 28 else (0, False)), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_a_run_is_asked_to_end_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked_before: bool
+) -> None:
+    parent, rank = Stop(), Stop(tmp_path / "stop")
+    if asked_before:
+        parent.ask()
+    parent.kept_in(tmp_path / "stop")
+    assert rank.asked() == asked_before
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "touch", full)
+    parent.ask()
+    parent.ask()
+    assert rank.asked()
+    rank.ask()
+
+
+def test_a_limit_of_cpu_time_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (60, 60))
+    line = "rank 1: killed by SIGKILL (out of memory, or of CPU time (ulimit -t)?)"
+    assert blame(1, -9, [], tmp_path, 1.0).line == line
+
+
+def test_an_interface_without_a_name_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`GLOO_SOCKET_IFNAME=$A,$B` of two variables that are not set: gloo would listen at the host name's address."""
+    monkeypatch.setenv(interfaces.VARIABLE, ",")
+    enter_network(None, 0)
+    assert os.environ[interfaces.VARIABLE] == interfaces.loopback()
+
+
+def test_gloo_connects_at_once_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two groups that connect at their first use wait for each other."""
+    for name, value in (("TORCH_GLOO_LAZY_INIT", "1"), ("RANK", "0"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    seen: list[str | None] = []
+
+    def begun(*_: object, **__: object) -> None:
+        seen.append(os.environ.get("TORCH_GLOO_LAZY_INIT"))
+        raise InterruptedError
+
+    monkeypatch.setattr(dist, "init_process_group", begun)
+    with pytest.raises(InterruptedError):
+        connect("gloo", device=torch.device("cpu"), timeout_seconds=1, init_method="file:///none")
+    assert seen == [None]
+
+
+MEASURES = """
+import sys
+from gnnpar.planner.calibrate import _rank
+_rank(0, 1, 1, sys.argv[1], b"", None, int(sys.argv[2]))
+"""
+
+
+def test_ranks_that_measure_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", MEASURES, str(tmp_path), "1"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (1, "") and not os.listdir(tmp_path)
+
+
+def test_ranks_that_measure_run_no_script_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gnnpar.plan` of a script ran the script in each of them."""
+    mains = []
+
+    def start(process: BaseProcess) -> None:
+        mains.append(vars(sys.modules["__main__"]).get("__file__"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", start)
+    with pytest.raises(KeyboardInterrupt):
+        calibrate.world_samples(2, 1)
+    assert mains == [None]
+
+
+def fails(rank: int, *_: object) -> None:
+    sys.exit(7 if rank == 1 else 0)
+
+
+def test_a_rank_that_fails_to_measure_is_one_line_and_nothing_is_unpickled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's spawn unpickled the errors of ranks from a file of /tmp that others could put there."""
+    monkeypatch.setattr(calibrate, "_rank", fails)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made, make = [], tempfile.NamedTemporaryFile
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", lambda *a, **k: (made.append(k), make(*a, **k))[1])
+    with pytest.raises(ValueError, match="rank 1 of the measurement has ended with exit code 7"):
+        calibrate.world_samples(2, 1)
+    assert made == [] == list(tmp_path.iterdir())
