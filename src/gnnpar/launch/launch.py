@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from gnnpar import allocator
-from gnnpar.capacity import require_memory
+from gnnpar.capacity import require_files, require_memory
 from gnnpar.comm import Communicator
 from gnnpar.comm.world import Host, How, Outcome, World, num_cores, torch_given_back
 from gnnpar.launch import paced, processes
@@ -97,6 +97,8 @@ def world_of(settings: Settings) -> World:
         how = "threads"
     if how == "processes":
         require_memory(size * _RANK_BYTES, f"world_size={size}, a process a rank,", "lower it, or set comm=threads")
+    if size > 1 and how != "threads":
+        require_files(_FILES + _FILES_A_PEER * size, f"a rank of {size}", "start fewer ranks")
     local_size = (
         int(os.environ.get("LOCAL_WORLD_SIZE", 1 if "LOCAL_RANK" in os.environ else size)) if is_joined else size
     )

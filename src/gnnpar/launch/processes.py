@@ -97,9 +97,10 @@ def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network 
                 failure = first_failure(ranks, scratch, comm.timeout_seconds * world.dilation)
         finally:
             stop.file = None
-            for each in ranks:
+            begun = [each for each in ranks if each.pid is not None]
+            for each in begun:
                 each.kill()
-            for each in ranks:
+            for each in begun:
                 each.join()
     if failure is not None:
         raise RankFailed(failure)
@@ -125,8 +126,8 @@ def start_ranks(ranks: list[BaseProcess], size: int, body: Callable[[int], None]
         with blocked(), without_main(), patient_streams():
             for rank in range(size):
                 process = context.Process(target=_run, args=(body, rank, parent), name=f"rank{rank}")
+                ranks.append(process)  # first, for an interruption of its start
                 process.start()
-                ranks.append(process)
     except OSError as error:
         most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
         allowed = "any number" if most == resource.RLIM_INFINITY else f"{most}"
@@ -137,9 +138,18 @@ def start_ranks(ranks: list[BaseProcess], size: int, body: Callable[[int], None]
 
 
 def _run(body: Callable[[int], None], rank: int, parent: int | None) -> None:
-    """The process of a rank. `parent`: the process that has forked it; None: a fork server, which ends with that."""
-    end_with(parent or os.getppid(), signal.SIGKILL)
+    """The process of a rank. `parent`: the process that has forked it; None: a fork server, which outlives that."""
+    if parent is not None:
+        end_with(parent, signal.SIGKILL)
+    else:
+        threading.Thread(target=_end_with_other, name="parent", daemon=True).start()
     body(rank)
+
+
+def _end_with_other() -> None:
+    if (other := multiprocessing.parent_process()) is not None:
+        wait([other.sentinel])
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def end_with(parent: int, number: signal.Signals) -> None:
@@ -199,8 +209,8 @@ def first_failure(ranks: Sequence[BaseProcess], scratch: Path, seconds: float) -
     running, deadline, looked = dict(enumerate(ranks)), math.inf, time.monotonic()
     stopped: dict[int, float] = {}
     while running and time.monotonic() < deadline:
-        wait([each.sentinel for each in running.values()], _POLL_SECONDS)
-        ended = {rank: each.exitcode for rank, each in running.items() if each.exitcode is not None}
+        over = wait([each.sentinel for each in running.values()], _POLL_SECONDS)
+        ended = {rank: _exit_code(each) for rank, each in running.items() if each.sentinel in over}
         running = {rank: each for rank, each in running.items() if rank not in ended}
         lost = {rank: code for rank, code in ended.items() if code not in (0, _INTERRUPTED)}
         if failed := [rank for rank in lost if not is_over(scratch, rank)]:
@@ -215,6 +225,12 @@ def first_failure(ranks: Sequence[BaseProcess], scratch: Path, seconds: float) -
         if long := {rank for rank, since in stopped.items() if now - since > seconds}:
             return hanging({}, long, seconds)
     return None
+
+
+def _exit_code(process: BaseProcess) -> int:
+    """Of a process that ends; 1 if a SIGCHLD handler of the caller's program has taken it."""
+    process.join()
+    return 1 if process.exitcode is None else process.exitcode
 
 
 def _stopped(running: dict[int, BaseProcess]) -> set[int]:
