@@ -12,6 +12,7 @@ import json
 import math
 import multiprocessing
 import os
+import pickle
 import resource
 import secrets
 import signal
@@ -29,7 +30,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from gnnpar import allocator
+from gnnpar import allocator, own_modules
 from gnnpar.comm import interfaces
 from gnnpar.comm.clock import dilate
 from gnnpar.comm.world import Host, Interrupted, World
@@ -87,11 +88,10 @@ def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network 
     with tempfile.TemporaryDirectory(prefix="gnnpar-", ignore_cleanup_errors=True) as folder:
         scratch = Path(folder)
         stop.kept_in(scratch / _STOP)
-        own = {"OMP_NUM_THREADS": str(world.threads_per_rank)}
-        job = Job(world, work, comm, network, scratch, {**os.environ, **own}, secrets.token_bytes(32))
+        job = Job(world, work, comm, network, scratch, secrets.token_bytes(32))
         ranks: list[BaseProcess] = []
         try:
-            with environment(**own):
+            with environment(OMP_NUM_THREADS=str(world.threads_per_rank)):
                 start_ranks(ranks, world.size, job.run, fork=world.device == "cpu")
             with pulse(starting):
                 failure = first_failure(ranks, scratch, comm.timeout_seconds * world.dilation)
@@ -120,12 +120,13 @@ def start_ranks(ranks: list[BaseProcess], size: int, body: Callable[[int], None]
     if not forked:
         resource_tracker.ensure_running()  # where it starts it unblocks signals, which are about to be blocked
     context = multiprocessing.get_context("fork" if forked else "forkserver")
-    parent = os.getpid() if forked else None
+    path = [each or os.getcwd() for each in sys.path]
+    run, given = (_run, (body, os.getpid())) if forked else (_run_anew, (pickle.dumps(body), dict(os.environ), path))
     gc.freeze()  # what was imported is shared, and stays so
     try:
         with blocked(), without_main(), patient_streams():
             for rank in range(size):
-                process = context.Process(target=_run, args=(body, rank, parent), name=f"rank{rank}")
+                process = context.Process(target=run, args=(rank, *given), name=f"rank{rank}")
                 ranks.append(process)  # first, for an interruption of its start
                 process.start()
     except OSError as error:
@@ -137,13 +138,21 @@ def start_ranks(ranks: list[BaseProcess], size: int, body: Callable[[int], None]
         gc.unfreeze()
 
 
-def _run(body: Callable[[int], None], rank: int, parent: int | None) -> None:
-    """The process of a rank. `parent`: the process that has forked it; None: a fork server, which outlives that."""
-    if parent is not None:
-        end_with(parent, signal.SIGKILL)
-    else:
-        threading.Thread(target=_end_with_other, name="parent", daemon=True).start()
+def _run(rank: int, body: Callable[[int], None], parent: int) -> None:
+    """A rank that its parent has forked."""
+    end_with(parent, signal.SIGKILL)
     body(rank)
+
+
+def _run_anew(rank: int, body: bytes, env: dict[str, str], path: list[str]) -> None:
+    """A rank of a fork server, which has other variables and modules, and outlives the parent."""
+    threading.Thread(target=_end_with_other, name="parent", daemon=True).start()
+    os.environ.clear()
+    os.environ.update(env)
+    sys.path[:] = path
+    if env.get(own_modules.VARIABLE):
+        own_modules.inherit()
+    pickle.loads(body)(rank)
 
 
 def _end_with_other() -> None:
@@ -279,21 +288,18 @@ def environment(**values: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Job:
-    """What a started rank gets from its parent. `scratch`: the folder of the attempt; `env`: its environment, which a
-    fork server does not have; `key`: of the objects between ranks."""
+    """What a started rank gets from its parent. `scratch`: the folder of the attempt; `key`: of the objects between
+    ranks."""
 
     world: World
     work: Work
     comm: Comm
     network: Network | None
     scratch: Path
-    env: dict[str, str] = field(repr=False)
     key: bytes = field(repr=False)
 
     def run(self, rank: int) -> None:
         """The rank's process. Leaves `scratch/<rank>.json` when it fails; never prints."""
-        os.environ.clear()
-        os.environ.update(self.env)
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(self.world.size)}
         os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(self.world.size)}
         stop = Stop(self.scratch / _STOP)
