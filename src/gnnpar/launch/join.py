@@ -75,7 +75,7 @@ def join(hooks: RunHooks, seconds: float) -> Joined:
         if os.environ["RANK"] == "0":
             marker.parent.mkdir(parents=True, exist_ok=True)
             marker.touch()
-        return _bounded(seconds, lambda: _join(seconds, hooks.agreed(), marker, hooks.unseen))
+        return _bounded(seconds, lambda: _join(seconds, dict(hooks.agreed()), marker, hooks.unseen))
     except JoinError as error:
         if error.refused:
             raise ConfigError(str(error)) from error

@@ -30,7 +30,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from gnnpar import allocator, own_modules
+from gnnpar import allocator
 from gnnpar.comm import interfaces
 from gnnpar.comm.clock import dilate
 from gnnpar.comm.world import Host, Interrupted, World
@@ -119,7 +119,7 @@ def start_ranks(ranks: list[BaseProcess], size: int, body: Callable[[int], None]
     forked = fork and sys.platform == "linux" and has_one_thread()
     if not forked:
         resource_tracker.ensure_running()  # where it starts it unblocks signals, which are about to be blocked
-    context = multiprocessing.get_context("fork" if forked else "forkserver")
+    context = multiprocessing.get_context("fork") if forked else multiprocessing.get_context("forkserver")
     path = [each or os.getcwd() for each in sys.path]
     run, given = (_run, (body, os.getpid())) if forked else (_run_anew, (pickle.dumps(body), dict(os.environ), path))
     gc.freeze()  # what was imported is shared, and stays so
@@ -150,8 +150,6 @@ def _run_anew(rank: int, body: bytes, env: dict[str, str], path: list[str]) -> N
     os.environ.clear()
     os.environ.update(env)
     sys.path[:] = path
-    if env.get(own_modules.VARIABLE):
-        own_modules.inherit()
     pickle.loads(body)(rank)
 
 
