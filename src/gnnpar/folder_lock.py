@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import itertools
 import os
 import socket
@@ -65,27 +63,6 @@ def numbered(folder: Path) -> Iterator[Path]:
     """Yield the folder, then its name with -2, -3, ..., to take the first that is free."""
     yield folder
     yield from (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
-
-
-def release_all() -> None: ...
-
-
-def own_space() -> str:
-    """Return the pid namespace of this process."""
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
-
-
-@functools.cache
-def own_machine() -> str:
-    """Return a hash of the machine id, else of the boot id, which tell hosts of one name apart."""
-    for file in ("/etc/machine-id", "/proc/sys/kernel/random/boot_id"):
-        with suppress(OSError):
-            if found := Path(file).read_text(encoding="utf-8", errors="replace").strip():
-                return hashlib.sha256(f"gnnpar {found}".encode()).hexdigest()[:16]
-    return ""
 
 
 def started(pid: int) -> int | None:

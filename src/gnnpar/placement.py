@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import annotated_types as at
 
-from gnnpar.durable import JsonDict, JsonObject, make_folder_of_results, open_whole, read_json, write_json_whole
+from gnnpar.durable import JsonDict, JsonObject, open_whole, read_json, write_json_whole
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -186,7 +186,7 @@ class Plan:
     def save(self, folder: Path, *, part_of: Path | None = None) -> Path:
         """plan.json, and its arrays beside it in files named by content. `part_of`: the file of a partition that this
         plan has only the hash of."""
-        make_folder_of_results(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         named = {} if part_of is None else {"part_of": f"{self.hashes['partition'][:16]}.npy"}
         if part_of is not None:
             with open_whole(folder / named["part_of"]) as out, part_of.open("rb") as array:

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -42,13 +42,6 @@ def locate(target: str) -> object:
 
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
-
-
-def fenced(**_: object) -> AbstractContextManager[None]:
-    return nullcontext()
-
-
-def let_in(*_: object, **__: object) -> None: ...
 
 
 def is_own(target: str) -> bool:
@@ -96,10 +89,6 @@ def refuse_foreign(
         sys.stderr.write(f"gnnpar: {printable(source)} names {shown}; it is trusted, and its code runs\n")
 
 
-def is_word(value: object) -> bool:
-    return not isinstance(value, str) or re.fullmatch(r"[\w-]+|[+-]?\d+\.\d*(e[+-]?\d+)?", value, re.ASCII) is not None
-
-
 @functools.cache
 def _configurations(folders: tuple[Path, ...]) -> frozenset[str]:
     """The classes that the YAML of these folders names: other classes may do something when they are made, and other
@@ -123,15 +112,6 @@ def classes_in(tree: object) -> Iterator[str]:
     for _, node in _nodes(tree):
         for _, target in _classes(node):
             yield target
-
-
-def given_to_own_classes(tree: object) -> Iterator[tuple[str, str]]:
-    """(dotted key, text) of the arguments of objects whose classes are not gnnpar's, and of objects below these."""
-    for path, node in _nodes(tree):
-        if any(not is_own(target) for _, target in _classes(node)):
-            for at, value in _values(node):
-                if isinstance(value, str) and at[-1] not in ("_target_", "target"):
-                    yield ".".join(map(str, (*path, *at))), value
 
 
 def _classes(node: Mapping[str, object]) -> Iterator[tuple[str, str]]:

@@ -56,13 +56,6 @@ def test_a_command_that_is_told_to_end_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".shards.*")) and not (tmp_path / "shards").exists()
 
 
-MEASURES = """
-import sys
-from gnnpar.planner.calibrate import _rank
-_rank(0, 1, 1, sys.argv[1], b"", None, int(sys.argv[2]))
-"""
-
-
 # --- counts that a file gives once, and many share
 
 
@@ -128,15 +121,6 @@ def test_a_plan_calls_a_dataset_by_its_name(
         Path("run", "plan.json").write_text(json.dumps(plan | {"setup": setup}))
         assert run("train", ["plan=run/plan.json", "epochs=1", f"hydra.run.dir=of_{name}"]) == code
     assert "plan=run/plan.json calls sbm dataset sbm_reddit" in capsys.readouterr().err
-
-
-def test_a_folder_is_opened_by_what_it_is(tmp_path: Path) -> None:
-    """Through a link that had taken its name, a private folder became one that all may read."""
-    (tmp_path / "private").mkdir(mode=0o700)
-    (tmp_path / "made").symlink_to(tmp_path / "private")
-    with pytest.raises(OSError, match="made"):
-        durable.open_to(tmp_path / "made", 0o777)
-    assert (tmp_path / "private").stat().st_mode & 0o777 == 0o700
 
 
 def test_info_needs_no_word(run_cli: Run) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.stored import Stored
-from gnnpar.durable import make_folder, open_whole, require_file
+from gnnpar.durable import open_whole, require_file
 from gnnpar.partition.vertex_cut import following
 from gnnpar.track.text import counted
 
@@ -182,7 +182,7 @@ def write_cached(file: Path, number_of: Tensor, what: str, say: Callable[[str], 
     """sha256 of what follows, then int32 [n]. A cache that takes nothing more is a line, not an error."""
     payload = number_of.to(torch.int32).numpy().tobytes()
     try:
-        make_folder(file.parent)
+        file.parent.mkdir(parents=True, exist_ok=True)
         with open_whole(file) as out:  # two runs may partition at once
             out.write(hashlib.sha256(payload).digest() + payload)
     except OSError as error:

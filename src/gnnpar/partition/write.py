@@ -22,7 +22,7 @@ from torch import Tensor
 from gnnpar.capacity import require_disk, require_files
 from gnnpar.data.columns import Column, ColumnWriter
 from gnnpar.data.stored import CHUNK_EDGES, OnProgress, Stored, no_progress, row_chunks
-from gnnpar.durable import JsonDict, file_hash, make_folder_of_results, sync_folder
+from gnnpar.durable import JsonDict, file_hash, sync_folder
 from gnnpar.folds.block import index_dtype, layout
 from gnnpar.partition.manifest import PARTITION, SCHEMA, FileFacts, Manifest, folder_of
 from gnnpar.partition.shard import statistics_of
@@ -50,7 +50,7 @@ def write_shards(
     files = parts**2 * (1 + edge_ids + len(graph.carried)) + 64  # a scratch file a pair of parts
     require_files(files, f"writing {parts} parts", "cut fewer parts")
     try:
-        make_folder_of_results(out.parent)
+        out.parent.mkdir(parents=True, exist_ok=True)
         of_edge = 4 + sum(values.dtype.itemsize * math.prod(values.shape[1:]) for values in graph.carried.values())
         nbytes = graph.x.dtype.itemsize * graph.num_nodes * graph.num_features + of_edge * graph.num_edges
         require_disk(nbytes, out.parent, f"out={out}", "name another place")

@@ -29,7 +29,7 @@ import torch
 from gnnpar.codecs.adaptive.links import fit
 from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.comm.world import num_cores
-from gnnpar.durable import JsonDict, make_folder, read_json, write_json_whole
+from gnnpar.durable import JsonDict, read_json, write_json_whole
 from gnnpar.launch.processes import end_with, without_main
 from gnnpar.planner.samples import SIZES, Samples, measure
 from gnnpar.planner.visits import candidates, trial_epochs, trials, with_visits
@@ -110,7 +110,7 @@ def calibrate(
     calibration = replace(calibration, rates=replace(calibration.rates, busy=others))
     if file is not None:
         try:
-            make_folder(file.parent)
+            file.parent.mkdir(parents=True, exist_ok=True)
             write_json_whole(file, calibration.as_json())
         except OSError as error:
             say(f"calibration not cached: {error.strerror} ({file})")

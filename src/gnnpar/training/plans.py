@@ -14,7 +14,6 @@ from torch import Tensor
 from gnnpar.comm.clock import perf_counter
 from gnnpar.comm.world import World
 from gnnpar.data.dataset import Dataset
-from gnnpar.durable import make_folder
 from gnnpar.folds.block import Rows
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.local import Pass
@@ -127,7 +126,7 @@ def partition_cache(settings: Settings) -> Path | None:
     """Where finished partitions are kept; None where nothing can be written."""
     folder = settings.cache_dir / "partitions"
     try:
-        make_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError:
         return None
     return folder if os.access(folder, os.W_OK) else None
