@@ -300,7 +300,7 @@ def plan(
     if not isinstance(quality, str):
         raise ConfigError(f"quality={quality!r} is no text: give 'exact', or classes with commas between them")
     given = {**overrides, "topology": topology} | ({} if world_size is None else {"world_size": world_size})
-    lines = list(_spelled(given))
+    lines = list(as_overrides(given))
     command.refuse_strategy(lines)
     settings = _settings(model, data, given)
     planned = command.searched(settings, lines, allowed=command.qualities(quality), say=say)
@@ -324,7 +324,7 @@ def check(
 
     if isinstance(worlds, str) or not isinstance(worlds, Sequence) or not all(type(w) is int and w > 0 for w in worlds):
         raise ConfigError(f"worlds={worlds!r} must be a list of numbers of ranks, as (1, 2, 4)")
-    spelled = list(_spelled(overrides))
+    spelled = list(as_overrides(overrides))
     refuse_unread(spelled)
     small = {"dataset": "sbm"} if data is None else {}
     settings = _settings(model, data, {**small, **overrides, "strategy": strategy})
@@ -379,9 +379,9 @@ def _settings(model: Model, data: object, overrides: Mapping[str, object], study
     own = {key.removeprefix("model."): value for key, value in overrides.items() if key.startswith("model.")}
     rest = {key: value for key, value in overrides.items() if not key.startswith("model.")}
     of_task = {key: rest.pop(key) for key in ("loss", "metrics") if key in rest}
-    named = [f"model={model}", *_spelled({"model": own})] if isinstance(model, str) else []
+    named = [f"model={model}", *as_overrides({"model": own})] if isinstance(model, str) else []
     labelled, featured = overrides.get("task") != "link", overrides.get("features") != "learned"
-    dataset, others = _dataset(data, labelled=labelled, featured=featured), list(_spelled(rest))
+    dataset, others = _dataset(data, labelled=labelled, featured=featured), list(as_overrides(rest))
     if len(dataset) > 1 and (another := next((each for each in others if _OTHER_DATA.match(each)), None)):
         raise ConfigError(f"data is given, and {show(another)}: leave one of them out")
     settings = _with_own(compose([*dataset, *named, *others]), of_task)
@@ -460,13 +460,13 @@ def _dataset(data: object, *, labelled: bool, featured: bool) -> list[str]:
     if isinstance(data, str | Path):
         kind = {".npz": "npz", ".pt": "pt"}.get(Path(data).suffix)
         if kind is None:
-            return list(_spelled({"dataset": data}))
-        return list(_spelled({"dataset": kind, "dataset.path": Path(data).absolute()}))
+            return list(as_overrides({"dataset": data}))
+        return list(as_overrides({"dataset": kind, "dataset.path": Path(data).absolute()}))
     from gnnpar.data.given import write_given
 
     try:
         file = write_given(data, labelled=labelled, featured=featured)
-        return list(_spelled({"dataset": "pt", "dataset.path": file}))
+        return list(as_overrides({"dataset": "pt", "dataset.path": file}))
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
@@ -522,18 +522,28 @@ def _name(model: Model) -> str:
     return model.__name__ if isinstance(model, type | FunctionType) else type(model).__name__
 
 
-def _spelled(overrides: Mapping[str, object], prefix: str = "") -> Iterator[str]:
-    """key=value as on the command line; the values of a mapping are keys below it."""
-    for key, value in overrides.items():
+def as_overrides(given: Mapping[str, object], prefix: str = "") -> Iterator[str]:
+    """Yield key=value as on the command line; the values of a mapping are keys below it."""
+    for key, value in given.items():
         if isinstance(value, Mapping):
-            yield from _spelled(value, f"{prefix}{key}.")
+            yield from as_overrides(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}={_value(value)}"
+            yield f"{prefix}{key}={_text(value)}"
+
+
+def _text(value: object) -> str:
+    value = _number(value)
+    if value is None or isinstance(value, bool | int | float):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_text, value))}]"
+    if "${" in (text := str(value)):
+        raise ConfigError(f"{text}: ${{ would be read as the value of another key; give the value itself")
+    return as_value(text)
 
 
 def _plain(value: object, key: str) -> object:
-    """As YAML has it, in which a run keeps its settings: numbers of NumPy and torch become Python's. ConfigError where
-    it is none."""
+    """Return plain data of YAML, numbers of NumPy and torch as Python's. ConfigError where a value has no such form."""
     if isinstance(value, Mapping):
         return {str(name): _plain(each, f"{key}.{name}") for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -552,20 +562,6 @@ def _number(value: object) -> object:
     import torch
 
     return value.item() if isinstance(value, np.generic | np.ndarray | torch.Tensor) and value.ndim == 0 else value
-
-
-def _value(value: object) -> str:
-    value = _number(value)
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(_value, value))}]"
-    if isinstance(value, int | float):
-        return str(value)
-    text = str(value)
-    if "${" in text:
-        raise ConfigError(f"{text}: ${{ would be read as the value of another key; give the value itself")
-    return as_value(text)
 
 
 def _run_folder(folder: str | os.PathLike[str] | None) -> Path:

@@ -14,23 +14,19 @@ GROUP = "gnnpar.conf"
 
 
 def expanded(path: str | Path) -> Path:
-    """With the home folder in the place of ~. ValueError where there is no such user, or HOME is relative."""
+    """Replace ~ by the home folder. ValueError where there is no such user."""
     try:
-        place = Path(path).expanduser()
+        return Path(path).expanduser()
     except RuntimeError as error:
         raise ValueError(f"{path}: there is no such user; write the folder out") from error
-    if str(path).startswith("~") and not place.is_absolute():
-        raise ValueError(f"{path}: HOME={os.environ.get('HOME')} does not begin at the root; set it to a whole path")
-    return place
 
 
 def own_cache() -> Path:
     """gnnpar in XDG_CACHE_HOME, or ~/.cache: the user's own folder for what can be made again. ValueError where this
     user has no home."""
-    home = os.environ.get("XDG_CACHE_HOME")
+    home = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        own = Path(home) if home and os.path.isabs(home) else expanded("~/.cache")  # XDG: what is relative is ignored
-        return own / "gnnpar"
+        return (Path(home) if os.path.isabs(home) else expanded("~/.cache")) / "gnnpar"  # XDG ignores relative paths
     except ValueError as error:
         raise ValueError("this user has no home folder; set HOME, XDG_CACHE_HOME or GNNPAR_CACHE") from error
 

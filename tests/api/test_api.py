@@ -27,7 +27,7 @@ import gnnpar
 import pyg_nets
 from conftest import environment
 from data.samples import hetero, raw_graph
-from gnnpar.api import TrainingFailed, _settings, _spelled
+from gnnpar.api import TrainingFailed, _settings, as_overrides
 from gnnpar.config.compose import compose
 from gnnpar.data.given import as_data, write_given
 from gnnpar.data.saved import PT
@@ -389,7 +389,7 @@ def test_a_run_that_fails_says_why():
 
 def test_values_are_spelled_as_on_the_command_line():
     given = {"a": None, "b": True, "c": [1, 2.5], "d": {"e": 1e-3, "f": {"g": "x y"}}, "h": Path("/a/b=c")}
-    assert list(_spelled(given)) == ["a=null", "b=true", "c=[1,2.5]", "d.e=0.001", "d.f.g='x y'", "h='/a/b=c'"]
+    assert list(as_overrides(given)) == ["a=null", "b=true", "c=[1,2.5]", "d.e=0.001", "d.f.g='x y'", "h='/a/b=c'"]
 
 
 SCRIPT = """

@@ -400,7 +400,7 @@ def test_hydra_may_run_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_text_from_python_stays_text() -> None:
     """A model that was given by its name got 1.1 for "1.10"."""
     kwargs = {"version": "1.10", "tag": "null", "n": "1_000", "truth": "TRUE", "e": "1e3", "word": "relu", "size": 2}
-    overrides = api._spelled({"model": "pyg", "model.target": "torch_geometric.nn.GCN", "model.kwargs": kwargs})
+    overrides = api.as_overrides({"model": "pyg", "model.target": "torch_geometric.nn.GCN", "model.kwargs": kwargs})
     assert compose([*SMALL, *overrides]).resolved["model"]["kwargs"] == kwargs
 
 
