@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import http.server
 import json
-import os
 import re
 import runpy
 import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -84,18 +82,6 @@ def test_a_folder_called_as_a_key_is_not_read_for_its_value(
         assert code == 0, capsys.readouterr().err
         assert compose([*SMALL, *OF_PYG, typed]).resolved["model"]["kwargs"]["act"] == "relu"
     assert not (hostile / "mark").exists()
-
-
-@pytest.fixture
-def unnamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with YAML that Hydra would act upon before a job can look, wherever it may be led."""
-    (here := tmp_path / "here").mkdir()
-    monkeypatch.chdir(here)
-    called = "hydra:\n  callbacks:\n    x:\n      _target_: builtins.open\n      file: mark\n      mode: w\n"
-    for place in ("here/shards.folder/sh", "here/model/", "here/epochs/x", "far/x"):
-        (file := tmp_path / f"{place}.yaml").parent.mkdir(exist_ok=True)
-        file.write_text(f"# @package _global_\n{called}")
-    return tmp_path
 
 
 @pytest.mark.parametrize("command", ["compare", "predict", "export", "dashboard", "status"])
@@ -259,22 +245,6 @@ def test_a_name_is_no_argument_of_latex() -> None:
 
 
 # --- what the nineteenth found: the mends of the eighteenth
-
-
-def test_a_dangling_link_hides_no_change(tmp_path: Path) -> None:
-    old = time.time() - 1000
-    data = tmp_path / "data"
-    (data / "raw").mkdir(parents=True)
-    (elsewhere := tmp_path / "elsewhere").mkdir()
-    (data / "gone").symlink_to("nowhere")
-    (data / "round").symlink_to(".")
-    (data / "raw" / "linked").symlink_to(elsewhere)
-    (elsewhere / "x.npy").touch()
-    os.utime(elsewhere / "x.npy", (old, old))
-    assert time.time() - sweep._changed(data) < 60
-    later = time.time() + 500
-    os.utime(elsewhere / "x.npy", (later, later))
-    assert sweep._changed(data) > time.time() + 400, "behind a link to a folder"
 
 
 def test_a_graph_of_more_kinds_than_nodes_is_refused() -> None:
