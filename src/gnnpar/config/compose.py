@@ -52,9 +52,10 @@ def compose(overrides: Sequence[str], check: Callable[[JsonObject], None] = lamb
 
 
 def chosen_files(overrides: Sequence[str]) -> object:
-    """Return the configuration of the files that overrides choose, without the keys that they set."""
+    """Return the configuration of the files that overrides choose by name, without the keys that they set."""
     groups = {override: key_of(override).partition("@")[0] for override in overrides}
-    return _composed([each for each, group in groups.items() if is_group(group) and not group.startswith("hydra")])
+    named = (each for each in overrides if re.fullmatch(r"[\w./-]*", each.partition("=")[2]))  # no dictionary
+    return _composed([each for each in named if is_group(groups[each]) and not groups[each].startswith("hydra")])
 
 
 def _composed(overrides: Sequence[str]) -> object:
