@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gnnpar.config.compose import refuse_unclear, search_installed
 from gnnpar.config.errors import CONFIG
@@ -19,6 +19,9 @@ from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import say
 from gnnpar.track.text import one_line, printable
+
+if TYPE_CHECKING:
+    from gnnpar.config.sweep import Start
 
 MULTIRUN = ("-m", "--multirun")
 _SHOW = ("--cfg", "-c", "--info", "-i")
@@ -87,7 +90,8 @@ def _sweep(
             application()
         except KeyboardInterrupt:
             inside.close()
-            _close(start, show)
+            if start.jobs():
+                _close(start, show)
             raise
         finally:
             os.environ.pop(AT_ONCE, None)
@@ -98,8 +102,9 @@ def _sweep(
         return _close(start, show), start.keys
 
 
-def _close(start: Any, show: Callable[[Path], object]) -> int:
+def _close(start: Start, show: Callable[[Path], object]) -> int:
     """Say what became of the jobs. Return 0: all done; 2: no job could start, its configuration is wrong; else 1."""
+    assert start.folder is not None
     jobs = start.jobs()
     states = {job.folder: job.state() for job in jobs}
     if start.listed is None and any(state == "done" for state, _ in states.values()):
