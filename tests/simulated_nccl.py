@@ -8,6 +8,7 @@ not fit wait forever here, too, and fail after `patience` seconds. Every group n
 from __future__ import annotations
 
 import queue
+import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -67,7 +68,8 @@ class SimulatedNccl:
                 return {"RANK": str(nccl.me), "WORLD_SIZE": str(nccl.size)}[key]
 
         monkeypatch.setattr(process, "dist", self)
-        monkeypatch.setattr(process, "os", SimpleNamespace(environ=Environment()))
+        asked = {name: value for name, value in os.environ.items() if name == "GNNPAR_SHARE_GPU"}
+        monkeypatch.setattr(process, "os", SimpleNamespace(environ=Environment(asked)))
         results: list[Any] = [None] * self.size
         errors: list[BaseException] = []
 
