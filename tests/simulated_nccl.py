@@ -7,8 +7,8 @@ not fit wait forever here, too, and fail after `patience` seconds. Every group n
 
 from __future__ import annotations
 
-import queue
 import os
+import queue
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence

@@ -176,6 +176,10 @@ def test_ranks_agree_on_what_changes_numbers_and_nothing_else(tmp_path: Path) ->
     assert {"the version of torch", "the version of gnnpar"} < agreed[0].keys()
 
 
+def _stays(rank: int) -> None:
+    time.sleep(3)
+
+
 def test_a_number_that_is_taken_twice_and_a_port_that_is_taken_are_told(tmp_path: Path) -> None:
     twice = Ranks(
         tmp_path,
@@ -185,6 +189,7 @@ def test_a_number_that_is_taken_twice_and_a_port_that_is_taken_are_told(tmp_path
             1: {"env": {"WORLD_SIZE": "2"}},
             2: {"env": {"RANK": "1", "WORLD_SIZE": "2"}},
         },
+        body=_stays,
     )
     assert any("RANK=1 is taken twice" in line for line in twice.lines())
     with socket.create_server(("127.0.0.1", 0)) as other:
