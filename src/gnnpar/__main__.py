@@ -79,14 +79,17 @@ def main(argv: list[str] | None = None) -> int:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a caller that ignores it would hide the ends of ranks
     if argv is None and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:  # of a scheduler, before epochs begin
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    code = None
     try:
         code = dispatch(command, rest)
         if argv is None:
             sys.stdout.flush()
         return code
-    except BrokenPipeError:  # `gnnpar ... | head`
+    except OSError as error:  # of stdout, at the end: `gnnpar ... | head`, or a full disk, which changes no exit code
+        if code is None and not isinstance(error, BrokenPipeError):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return 1 if isinstance(error, BrokenPipeError) or code is None else code
     except BaseException:
         if interrupted.is_set():  # libraries that are interrupted while they are imported raise errors of their own
             return 1
