@@ -92,7 +92,6 @@ class Launch:
     """
 
     max_restarts: Count = 0
-    monitor_seconds: Annotated[float, at.Gt(0), at.Le(10)] = 0.2  # after which Ctrl-C is heard, at the latest
     grace_seconds: Annotated[float, at.Ge(0)] = 30.0
     cuda_graph: bool = False
 
