@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -102,7 +103,7 @@ def two_hosts(folder: Path) -> Iterator[Hosts]:
             hosts.close()
 
 
-def wait_for_epochs(folder: Path, count: int, processes: Sequence[subprocess.Popen[str]], seconds: float = 120) -> None:
+def wait_for_epochs(folder: Path, count: int, processes: Sequence[subprocess.Popen[Any]], seconds: float = 120) -> None:
     """Until so many epochs stand in metrics.jsonl."""
     deadline = time.monotonic() + seconds
     rows = folder / "metrics.jsonl"

@@ -141,7 +141,7 @@ def test_shards_with_foreign_class_or_pickle_are_refused(gnnpar_here: Run, tmp_p
 def test_graph_files_with_pickles_are_refused(gnnpar_here: Run, tmp_path: Path) -> None:
     arrays = {"edge_index": np.array([[0, 1], [1, 0]]), "x": np.ones((2, 3), "f4"), "y": np.array([Evil(), Evil()])}
     np.savez(tmp_path / "my.npz", **arrays)
-    torch.save(Data(x=torch.ones(2, 3), edge_index=torch.tensor([[0, 1], [1, 0]]), y=Evil()), tmp_path / "my.pt")
+    torch.save(Data(x=torch.ones(2, 3), edge_index=torch.tensor([[0, 1], [1, 0]]), y=Evil()), tmp_path / "my.pt")  # pyright: ignore[reportArgumentType]
     (tmp_path / "my").mkdir()
     for name, array in arrays.items():
         np.save(tmp_path / "my" / f"{name}.npy", array)

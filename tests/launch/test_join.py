@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ class Ranks:
 
     def __init__(self, folder: Path, size: int, each: Mapping[int, dict[str, Any]] | None = None, **more: Any) -> None:
         self.folder, self.port = folder, more.get("port") or free_port()
-        self.started: dict[int, multiprocessing.process.BaseProcess] = {}
+        self.started: dict[int, BaseProcess] = {}
         context = multiprocessing.get_context("forkserver")
         for rank in range(size):
             keys = dict((each or {}).get(rank, {}))

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -202,7 +203,7 @@ def test_a_log_on_a_full_disk_ends_no_run(tmp_path: Path) -> None:
 def test_a_process_that_cannot_be_started_ends_the_run_in_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = {"dataset.num_nodes": 60, "epochs": 1, "threads_per_rank": 1}
+    few: dict[str, Any] = {"dataset.num_nodes": 60, "epochs": 1, "threads_per_rank": 1}
 
     def refuse(*_: object, **__: object) -> None:
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")

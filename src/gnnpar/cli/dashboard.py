@@ -29,7 +29,7 @@ def run(argv: list[str]) -> int:
     if importlib.util.find_spec("wandb_workspaces") is None:
         raise ConfigError("gnnpar dashboard needs wandb-workspaces; call pip install 'gnnpar[dashboard]'")
     try:
-        load(entity=options.entity)  # before its API is: without git and error reports, by no settings of this folder
+        load()
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if options.out is not None:

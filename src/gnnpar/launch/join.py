@@ -19,13 +19,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from gnnpar.comm import interfaces
 from gnnpar.comm.interfaces import JoinError
 from gnnpar.comm.world import Interrupted, Outcome
+from gnnpar.durable import JsonDict
 from gnnpar.launch.failures import failure_of, why_killed
 from gnnpar.settings import Comm, ConfigError
 from gnnpar.track.console import complain
@@ -39,7 +40,7 @@ _GATHER_SECONDS = 1.0  # losses of one cause, and the reason that a failed rank 
 _GRACE_SECONDS = 3.0  # for the main thread to end in order before the watcher ends the process
 _SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 _NO_ANSWER = "no answer for"
-Record = dict[str, Any]  # Any: JSON
+Record = JsonDict
 
 
 class PeerLost(Exception):

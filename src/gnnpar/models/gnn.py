@@ -409,6 +409,11 @@ class GNN(nn.Module):
         return len(self.layers)
 
     @property
+    def on_edges(self) -> tuple[str, ...]:
+        """Prefixes of the names of modules that act on rows of edges."""
+        return ()
+
+    @property
     def convolutions(self) -> list[object]:
         """Of every layer."""
         return [layer.conv for layer in self.layers]

@@ -397,7 +397,7 @@ def _record(model: GNN, shard: Shard, schema: Schema | None) -> list[_Call]:
         calls.append(_Call(name, tuple(copies), outputs, view.count.done - done, wrote))
 
     hooks = []
-    inside = tuple(f"net.{name}." for name in getattr(model, "convs", ()))  # of a PyG model
+    inside = model.on_edges
     for name, module in model.named_modules():
         if inside and name.startswith(inside):  # on rows of edges, too
             continue

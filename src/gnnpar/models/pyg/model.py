@@ -443,6 +443,10 @@ class PyGNet(GNN):
         self.reads_edges = False  # outside of convolutions
 
     @property
+    def on_edges(self) -> tuple[str, ...]:
+        return tuple(f"net.{name}." for name in self.convs)
+
+    @property
     def convs(self) -> dict[str, MessagePassing]:
         return _convolutions(self.net)
 
