@@ -178,7 +178,7 @@ def test_ranks_agree_on_what_changes_numbers_and_nothing_else(tmp_path: Path) ->
 
 
 def _stays(rank: int) -> None:
-    time.sleep(3)
+    time.sleep(15)
 
 
 def test_a_number_that_is_taken_twice_and_a_port_that_is_taken_are_told(tmp_path: Path) -> None:
