@@ -333,11 +333,11 @@ def test_nothing_foreign_is_unpickled(run: Path, tmp_path: Path, capsys) -> None
     manifest = durable.read_checked_json(folder / "manifest.json")
     manifest["files"]["rank-0.pt"]["sha256"] = durable.file_hash(folder / "rank-0.pt")
     durable.write_checked_json(folder / "manifest.json", manifest)
-    with pytest.raises(ValueError, match=r"it names builtins\.getattr, which is no tensor"):
+    with pytest.raises(pickle.UnpicklingError, match="GLOBAL getattr was not an allowed global"):
         state.read_tree(folder / "rank-0.pt", torch.device("cpu"))
     assert train(run, "resume=auto", "epochs=7", "strategy=graph_parallel").exit_code == 0
     said = capsys.readouterr().out
-    assert "is no good checkpoint: rank-0.pt cannot be opened (it names " in said
+    assert "is no good checkpoint: rank-0.pt cannot be opened (UnpicklingError)" in said
     assert "going back to the one before" in said
     assert not (tmp_path / "executed").exists()
 
@@ -356,21 +356,6 @@ def test_a_file_that_cannot_be_opened_gives_way_though_its_checksum_fits(run: Pa
     outcome = train(run, "resume=auto", "epochs=7", "strategy=graph_parallel")
     assert outcome.exit_code == 0, outcome
     assert "rank-1.pt cannot be opened (" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("used", [0, 1, 624])
-def test_a_random_state_is_one_of_a_generator(run: Path, tmp_path: Path, used: int) -> None:
-    """Torch takes any numbers of words left and used, and reads behind the generator where they do not fit."""
-    tree = state.read_tree(run / "checkpoint" / "epoch-000006" / "rank-0.pt", torch.device("cpu"))
-    generator = torch.Generator().manual_seed(7)
-    torch.rand(used, generator=generator)
-    tree["random"]["cpu"] = generator.get_state()
-    state.write_tree(tmp_path / "rank-0.pt", tree)
-    state.check_tree(tmp_path / "rank-0.pt")
-    tree["random"]["cpu"][16] += 1  # words used
-    state.write_tree(tmp_path / "rank-0.pt", tree)
-    with pytest.raises(ValueError, match=r"rank-0\.pt holds no model, optimizer, engine and random state"):
-        state.check_tree(tmp_path / "rank-0.pt")
 
 
 def test_a_new_run_in_an_old_folder_moves_the_checkpoints_away(run: Path, capsys) -> None:
