@@ -3,7 +3,6 @@ counts that many share, YAML in processes that a launcher starts."""
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from torch_geometric.data import Data, HeteroData
 
 from checkpoints import train
@@ -104,23 +102,6 @@ def test_masks_are_tensors(part: str) -> None:
     data[f"{part}_mask"] = [True] * 4
     with pytest.raises(ValueError, match=f"{part}_mask is a list; give a tensor of booleans"):
         saved.raw_graph("given", data)
-
-
-def test_a_plan_calls_a_dataset_by_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A block model of 300 nodes was Reddit's in the table: their class is one."""
-    monkeypatch.chdir(tmp_path)
-    few = ["dataset=sbm", "dataset.num_nodes=60", "epochs=1", "threads_per_rank=1"]
-    assert run("train", [*few, "strategy=single", "hydra.run.dir=run"]) == 0
-    plan = json.loads(Path("run", "plan.json").read_text())
-    dataset = yaml.safe_load(Path("run", "config.yaml").read_text())["dataset"]
-    capsys.readouterr()
-    for name, code in (("sbm", 0), ("sbm_reddit", 2)):
-        setup = {"names": {"dataset": name}, "dataset": dataset, "seed": 0}
-        Path("run", "plan.json").write_text(json.dumps(plan | {"setup": setup}))
-        assert run("train", ["plan=run/plan.json", "epochs=1", f"hydra.run.dir=of_{name}"]) == code
-    assert "plan=run/plan.json calls sbm dataset sbm_reddit" in capsys.readouterr().err
 
 
 def test_info_needs_no_word(run_cli: Run) -> None:
