@@ -7,8 +7,6 @@ import gzip
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +18,6 @@ from torch_geometric.data import Data
 import gnnpar
 from checkpoints import train
 from composing import settings_of
-from conftest import environment
 from gnnpar import durable
 from gnnpar.cli.main import run
 from gnnpar.cli.predict import checked_pairs
@@ -109,8 +106,8 @@ def ogb_files(folder: Path, **changed: str) -> None:
     [
         ({"train": "0\n40\n"}, "the split train names nodes 0 to 40, but there are 0 to 39"),
         ({"train": "-1\n"}, "the split train names nodes -1 to -1, but there are 0 to 39"),
-        ({"train": "0.5\n"}, r"the files in .*/ogbn_arxiv cannot be read \(ValueError\)"),
-        ({"edge": "0,1\n1,x\n2,0\n"}, r"the files in .*/ogbn_arxiv cannot be read \(ValueError\)"),
+        ({"train": "0.5\n"}, r"the files in .*/ogbn_arxiv cannot be read \(ValueError"),
+        ({"edge": "0,1\n1,x\n2,0\n"}, r"the files in .*/ogbn_arxiv cannot be read \(ValueError"),
         (
             {"num_node_list": f"{10**15}\n"},
             r".*they say 1000000000000000 nodes and 3 edges, and have features of 40 and",
@@ -195,12 +192,6 @@ def test_a_resume_beyond_the_epochs_that_are_asked_for_is_refused(tmp_path: Path
     assert "has 2 epochs behind it, and epochs=1: set epochs=2 or more" in str(outcome.error)
 
 
-def test_a_closed_stdout_is_no_traceback(tmp_path: Path) -> None:
-    line = f"{sys.executable} -m gnnpar cite strategy=sar >&-"
-    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=environment(), capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")
-
-
 @pytest.mark.parametrize("which", ["part_of", "chunk_of"])
 def test_a_part_or_chunk_beyond_memory_is_one_line(which: str) -> None:
     arrays = {"part_of": torch.zeros(4, dtype=torch.int64), "chunk_of": torch.zeros(4, dtype=torch.int64)}
@@ -227,7 +218,7 @@ def test_a_flipped_bit_in_cached_chunks_is_noticed(tmp_path: Path) -> None:
 def test_a_row_repeated_beyond_memory_is_refused(tmp_path: Path) -> None:
     x = torch.zeros(1, 1).expand(1 << 30, 1 << 20)
     torch.save(Data(x=x, y=torch.zeros(3), edge_index=torch.zeros(2, 0, dtype=torch.int64)), tmp_path / "my.pt")
-    with pytest.raises(ValueError, match="repeats the 4 that the file has"):
+    with pytest.raises(ValueError, match="needs 4,194,304 GiB at least"):
         PT(path=str(tmp_path / "my.pt")).load(None, 0)
 
 

@@ -10,11 +10,9 @@ import pytest
 import torch
 
 from gnnpar import targets
-from gnnpar.cli import ablate, new
 from gnnpar.comm import Incoming, RowLike
 from gnnpar.comm.exchange import fitting
 from gnnpar.config.compose import compose
-from gnnpar.config.study import read_study
 from gnnpar.folds.block import Block
 from gnnpar.parallel.sequential.cuts import _Layout, _pack
 from gnnpar.settings import ConfigError
@@ -89,39 +87,8 @@ def test_a_plan_and_a_codec_beside_it_are_refused(override: str) -> None:
         compose(["plan=plan.json", override])
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "!!bool x",
-        "!!timestamp x",
-        '!!int ""',
-        "!!python/name:os.system x",
-        "1:" + "0:" * 400 + "0.5",
-        "[" * 30,
-        "9" * 11_000,
-    ],
-    ids=str.__len__,
-)
-def test_a_study_of_odd_values_is_one_line(tmp_path: Path, value: str) -> None:
-    file = tmp_path / "study.yaml"
-    file.write_text(f"factors: {{codec: [codec=bf16]}}\norder_seed: {value}\n")
-    with pytest.raises(ConfigError, match=r"study\.yaml") as refused:
-        read_study(file)
-    assert len(str(refused.value)) < 600
-
-
 @pytest.mark.parametrize("override", ["seed=" + "9" * 5_000, "seed=range(0," + "9" * 400 + ")"])
 def test_numbers_beyond_those_of_python_are_one_line(tmp_path: Path, override: str) -> None:
     command = [sys.executable, "-P", "-m", "gnnpar", "train", "-m", override, "dataset=sbm"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 2 and done.stderr.startswith("gnnpar: ") and done.stderr.count("\n") == 1
-
-
-def test_names_that_are_no_folders_and_no_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("...yaml").write_text("factors: {codec: [codec=bf16]}\n")
-    with pytest.raises(ConfigError, match=r"no folder can have the name \.\.; give --folder"):
-        ablate.run(["...yaml"])
-    for name in ("true", "none", "false"):
-        with pytest.raises(ConfigError, match=f"{name} is a word of Python"):
-            new.check_name("model", name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -122,7 +121,7 @@ def test_a_kill_and_an_order_to_end_change_nothing(tmp_path: Path) -> None:
     few = {"kill a rank": 1, "ask a rank to end": 1}
     strikes = kills.strikes("two", 2, few, below=8)
     count = kills.run(kills.Case("adaqp", 2, strikes, epochs=16), tmp_path)
-    assert (count.outcome, count.detail, count.number, count.restarts) == ("survived", "", 2, 1)
+    assert (count.outcome, count.detail, count.number) == ("survived", "", 2)
 
 
 @pytest.mark.slow
@@ -152,21 +151,6 @@ def test_the_table_of_the_guide_is_that_of_the_counts() -> None:
     assert page == counts.on(page)
     assert {each.name for each in counts.cases} == {case.name for case in kills.cases()}
     assert {each.outcome for each in counts.cases} == {"survived"}
-
-
-@pytest.mark.fault
-def test_jobs_beside_each_other_end_with_the_process_of_their_sweep(tmp_path: Path) -> None:
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher", exc_type=ImportError)
-    jobs = ["-m", "seed=0,1", "hydra/launcher=parallel", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=."]
-    command = [sys.executable, "-P", "-m", "gnnpar", "train", *jobs, *TINY, "epochs=100000", "strategy=single"]
-    with subprocess.Popen(command, cwd=tmp_path, env=environment(), start_new_session=True) as sweep:
-        try:
-            wait_until(lambda: all((tmp_path / job / "metrics.jsonl").exists() for job in "01"), 120)
-        finally:
-            sweep.kill()
-    wait_until(lambda: not of_session(sweep.pid), 30)
-    results = [json.loads((tmp_path / job / "result.json").read_text()) for job in "01"]
-    assert {result["status"] for result in results} == {"interrupted"}
 
 
 def of_session(session: int) -> list[int]:

@@ -101,17 +101,6 @@ def test_a_sweep_without_a_job_is_refused(nothing: str, tmp_path: Path, capsys: 
     assert "there is no job in this sweep" in capsys.readouterr().err
 
 
-def test_a_file_called_trust_is_no_option(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run("export", ["--", "--trust"]) == 2
-    assert "--trust" in capsys.readouterr().err, "a folder that there is not"
-    (tmp_path / "--trust").touch()
-    assert run("export", ["--trust", "run"]) == 2
-    assert "a file here is called --trust" in capsys.readouterr().err
-
-
 def test_a_run_that_goes_on_with_other_evaluations_says_so(tmp_path: Path) -> None:
     train(tmp_path / "a", "strategy=single", "epochs=3")
     train(tmp_path / "b", "strategy=single", "epochs=4", f"resume={tmp_path}/a", "eval_every=3")
@@ -232,15 +221,6 @@ def test_a_run_begun_from_one_below_leaves_no_older_checkpoint(tmp_path: Path) -
     assert (tmp_path / "checkpoint-before" / "epoch-000004").is_dir()
 
 
-def test_names_of_files_are_no_overrides(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "model.target=os.system").touch()
-    assert run("train", ["model=pyg", "model.target=os.system"]) == 2
-    assert "a file here is called model.target=os.system" in capsys.readouterr().err
-
-
 def test_types_in_another_order_are_no_graph_for_a_model_of_types(tmp_path: Path) -> None:
     def typed(*names: str) -> HeteroData:
         data, generator = HeteroData(), torch.Generator().manual_seed(0)
@@ -262,14 +242,6 @@ def test_types_in_another_order_are_no_graph_for_a_model_of_types(tmp_path: Path
     asked = [str(tmp_path / "run"), *job[1:2], *job[3:]]
     assert run("predict", [*asked, f"dataset.path={tmp_path}/g.pt"]) == 0
     assert run("predict", [*asked, f"dataset.path={tmp_path}/other.pt"]) != 0
-
-
-def test_what_follows_two_dashes_are_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    train(tmp_path / "run", "strategy=single", "epochs=1")
-    (tmp_path / "--html=.hid").mkdir()
-    assert run("compare", ["--", "--html=.hid", "run"]) == 0
-    assert not (tmp_path / ".hid").exists()
 
 
 def test_a_word_that_names_no_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -311,13 +283,6 @@ def test_outputs_of_classes_are_no_numbers(
     numbers = ["dataset=npz", "dataset.path=numbers.npz", "dataset.task=regression"]
     assert run("predict", ["run", *numbers]) != 0
     assert "trained on labels of task 'single_label', and this graph's are 'regression'" in capsys.readouterr().err
-
-
-def test_without_proc_nothing_begins(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    there = os.path.exists
-    monkeypatch.setattr(os.path, "exists", lambda name: not str(name).startswith("/proc") and there(name))
-    assert run("train", SMALL) == 2
-    assert "/proc is not mounted here" in capsys.readouterr().err
 
 
 def test_a_check_without_a_case_is_none(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import torch
 
 import gnnpar
 from checkpoints import SMALL
-from conftest import Run, environment
+from conftest import environment
 from gnnpar import api
 from gnnpar.cli.main import refuse, run
 from gnnpar.comm import Communicator, ThreadWorld, world
@@ -32,12 +32,6 @@ from gnnpar.training import predict
 TINY = ("dataset=sbm", "dataset.num_nodes=60", "strategy=single", "epochs=1", "threads_per_rank=1")
 OTHER = 4242
 """The number of another user."""
-
-
-def test_what_torch_cannot_read_of_the_environment_is_one_line(run_cli: Run) -> None:
-    done = run_cli("train", *TINY, TORCH_LOGS="garbage")
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("gnnpar: TORCH_LOGS=garbage: Invalid log settings: garbage")
 
 
 # --- what another user has put into a folder of all

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -14,15 +13,13 @@ from scipy.sparse import coo_array
 import gnnpar
 from checkpoints import result, train
 from composing import settings_of
-from gnnpar import durable
-from gnnpar.cli import partition, plan
+from gnnpar.cli import partition
 from gnnpar.cli.main import run
 from gnnpar.comm.world import torch_given_back
 from gnnpar.config.compose import compose
 from gnnpar.data.given import as_data
 from gnnpar.report.fairness import differences, unequal_accuracy
 from gnnpar.report.runs import configuration_of
-from gnnpar.settings import ConfigError
 from gnnpar.training.result.header import KERNELS
 from gnnpar.training.result.record import agreed_on
 from gnnpar.training.result.trained import load
@@ -76,19 +73,6 @@ def test_a_study_is_no_task_of_torchruns(monkeypatch: pytest.MonkeyPatch, capsys
     assert "a study starts its own ranks and cannot join those of torchrun" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["single ", "single.yaml", "", "sin\ngle"])
-def test_a_plan_calls_no_strategy_almost_as_another(tmp_path: Path, name: str) -> None:
-    """`compare` showed the same name for both."""
-    made = ["strategy=graph_parallel", "dataset=sbm", "dataset.num_nodes=60", "world_size=2", "--no-measure"]
-    assert plan.run([*made[1:], "--out", str(tmp_path)]) == 0
-    file = tmp_path / "plan.json"
-    found = json.loads(file.read_text())
-    found["strategy"] |= {"name": name, "_target_": "gnnpar.parallel.halo.strategy.GraphParallel"}
-    durable.write_checked_json(file, found)
-    with pytest.raises(ConfigError, match=r"calls .*strategy .*: (a name has letters|correct the name)"):
-        compose([f"plan={file}"])
-
-
 # --- graphs
 
 
@@ -124,8 +108,3 @@ def test_a_workspace_of_cublas_is_the_programs_own_afterwards(monkeypatch: pytes
 
 
 # --- hosts
-
-
-def test_an_option_that_shows_nothing_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("train", ["--resolve"]) == 2
-    assert capsys.readouterr().err == "gnnpar: --resolve says how --cfg job is shown: give both, or neither\n"

@@ -84,21 +84,6 @@ def test_a_folder_called_as_a_key_is_not_read_for_its_value(
     assert not (hostile / "mark").exists()
 
 
-@pytest.mark.parametrize("command", ["compare", "predict", "export", "dashboard", "status"])
-def test_an_option_that_is_the_name_of_a_file_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
-) -> None:
-    (tmp_path / "results").mkdir()
-    monkeypatch.chdir(tmp_path / "results")
-    for name in ("--figures=..", "--out=..", "~model", "run"):
-        Path(name).touch()
-    assert run(command, ["--figures=..", "run"]) == 2
-    assert "a file here is called --figures=.." in capsys.readouterr().err
-    assert run("train", ["~model", *SMALL]) == 2
-    assert "a file here is called ~model" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["results"]
-
-
 # --- links to other runs
 
 
@@ -151,17 +136,6 @@ def server(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
 
 
 # --- what others reach
-
-
-@pytest.mark.parametrize("typed", ["hydra.output_subdir=.hydra", "+hydra.output_subdir=x"])
-@pytest.mark.parametrize("multirun", [[], ["-m"]], ids=["run", "sweep"])
-def test_hydra_writes_no_files_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, multirun: list[str], typed: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run("train", [*multirun, *SMALL, "strategy=single", "epochs=1", typed]) == 2
-    assert "a run writes its config.yaml itself" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_outputs_beyond_memory_are_refused(
