@@ -24,7 +24,6 @@ import hydra
 import numpy as np
 import pytest
 import torch
-import yaml
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCN
 
@@ -293,41 +292,6 @@ def test_random_numbers_of_who_plans_stay(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_name_is_not_shown_as_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
     stdout().print("a:x:b")
     assert capsys.readouterr().out == "a:x:b\n"
-
-
-def test_yaml_that_is_no_text_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "bad.yaml").write_bytes(b"\xff\xfe")
-    assert run("train", ["model=bad", *SMALL]) == 2
-    assert "a file of YAML is no UTF-8 (invalid start byte at byte 0); save it as UTF-8" in capsys.readouterr().err
-
-
-def test_a_value_of_a_study_reads_one_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Values that read two keys each, in a row of 34, took for ever."""
-    (study := tmp_path / "study.yaml").write_text(
-        yaml.safe_dump({"base": ["+a=${seed}${seed}"], "factors": {"w": ["epochs=2"]}})
-    )
-    assert run("ablate", [str(study)]) == 2
-    assert "reads two keys" in capsys.readouterr().err
-
-
-def test_a_grid_of_optuna_has_no_interval(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It made a list of 2 10^9 numbers, or ended with a traceback."""
-    monkeypatch.chdir(tmp_path)
-    grid = ["-m", *SMALL, "hydra/sweeper=optuna", "hydra/sweeper/sampler=grid"]
-    for swept in (
-        "hydra.sweeper.n_jobs=0",
-        "seed=int(interval(0,2000000000))",
-        "hydra.sweeper.params={seed: 'interval(0,1)'}",
-        "seed=interval(0,9)",
-    ):
-        assert run("train", [*grid, swept]) == 2
-        assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_hydra_may_run_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
