@@ -53,7 +53,7 @@ def test_it_holds_both_packages_and_the_configuration(wheel: Path) -> None:
     }
     wanted |= {f"gnnpar/report/page/report.{kind}" for kind in ("html.j2", "css", "js")}
     assert wanted <= names
-    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"gnnpar", "gnnpar_kernels"}
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"gnnpar", "gnnpar_kernels", "hydra_plugins"}
 
 
 def test_it_trains_from_another_folder(wheel: Path, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_a_number_that_is_not_its_cell_is_wrong(audit: Any) -> None:
     ("entry", "message"),
     [
         ('in = "README.md"\ntext = "a sentence {1.0} that is not there"\nof = [{}]', "README.md does not say"),
-        ('in = "README.md"\ntext = "bf16 halos {1.52}, AdaQP {1.44}"\nof = [{}]', "2 numbers and 1 cells"),
+        ('in = "README.md"\ntext = "{0.36} GiB ({6.92} without)"\nof = [{}]', "2 numbers and 1 cells"),
     ],
 )
 def test_a_text_that_has_changed_is_told(audit: Any, tmp_path: Path, entry: str, message: str) -> None:
