@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from gnnpar.cli.main import run
 from gnnpar.config.jobs import job_key
 from gnnpar.partition.partition import read_cached, write_cached
 from gnnpar.report.fairness import unequal_accuracy
-from gnnpar.track.keys import fits
 from gnnpar.training.result.result import fault
 
 WHOLE = {"epoch": 0, "loss/train": 1.0}
