@@ -52,23 +52,7 @@ class Launcher:
 # --- checkpoints that lie elsewhere
 
 
-# --- files that grow when they are read
-
-
 # --- the program around
-
-
-FORKED = """
-import os, sys, gnnpar
-from concurrent.futures import ProcessPoolExecutor
-def train(name):
-    small = {"dataset.num_nodes": 2000, "threads_per_rank": 2}
-    return gnnpar.train("gcn", "sbm", strategy="single", folder=name, epochs=2, **small).result["loss"]
-if __name__ == "__main__":
-    mine = train("mine")
-    with ProcessPoolExecutor(1) as pool:
-        print(list(pool.map(train, ["theirs"])) == [mine])
-"""
 
 
 def test_a_run_that_goes_on_moves_no_random_numbers_of_the_program(tmp_path: Path) -> None:

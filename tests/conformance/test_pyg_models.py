@@ -278,6 +278,44 @@ def test_edges_are_read_outside_of_a_convolution_where_all_are_there(net):
     assert two.error is not None and "outside of a convolution" in two.error
 
 
+READS = {
+    "[]": lambda rows, at: rows[at],
+    "index_select": lambda rows, at: rows.index_select(0, at),
+    "gather": lambda rows, at: rows.gather(0, at),
+    "take": lambda rows, at: rows.take(at),
+    "take_along_dim": lambda rows, at: torch.take_along_dim(rows, at, 0),
+    "embedding": lambda rows, at: torch.nn.functional.embedding(at, rows[:, None])[:, 0],
+}
+
+
+class ByNode(pyg.GraphConv):
+    """Reads weights of edges at the numbers of nodes, as a hypergraph convolution of weights of hyperedges does."""
+
+    read, end = "[]", 1
+
+    def forward(self, x, edge_index, edge_weight):
+        return super().forward(x, edge_index, READS[self.read](edge_weight, edge_index[self.end]))
+
+
+class ReadsByNode(torch.nn.Module):
+    def __init__(self, in_channels, out_channels, read, end):
+        super().__init__()
+        self.conv = ByNode(in_channels, out_channels)
+        self.conv.read, self.conv.end = read, end
+
+    def forward(self, x, edge_index, edge_weight):
+        return self.conv(x, edge_index, edge_weight)
+
+
+@pytest.mark.parametrize("end", [0, 1])
+@pytest.mark.parametrize("read", READS)
+def test_rows_of_edges_are_not_read_by_numbers_of_nodes(read, end):
+    """Ranks sort edges, so number 3 is another edge there: it trained on other weights."""
+    config = PyG(target=f"{__name__}.ReadsByNode", kwargs={"read": read, "end": end})
+    with pytest.raises(ValueError, match=r"conv \(ByNode\) reads (rows of|rows of edges by)"):
+        config.build(6, 3, seed=0)
+
+
 @pytest.mark.parametrize("draw", ["rrelu", "randn_like", "rand", "bernoulli", "normal_", "gumbel_softmax"])
 def test_noise_that_no_key_says_again_is_refused(draw):
     """It was trained on as exact, with other losses on one rank and on two."""

@@ -44,7 +44,7 @@ _WRONG_PATH += (errno.ENAMETOOLONG, errno.ELOOP)
 
 
 def file_line(error: OSError) -> str:
-    """Return what is wrong with the file that an error names."""
+    """Return the problem with the file that an OSError names."""
     if isinstance(error, WriteError) or error.filename is None:
         return str(error) if error.strerror is None or error.filename is not None else error.strerror
     if error.errno in (errno.EEXIST, errno.ENOTDIR):
@@ -100,7 +100,7 @@ def _trusting(argv: Sequence[str]) -> tuple[list[str], AbstractContextManager[No
 
 
 def refuse(error: ValueError, cause: Exception | None = None) -> int:
-    """Print what is wrong, once a host. Return 2."""
+    """Print the error line once per host. Return exit code 2."""
     if os.environ.get("GNNPAR_TRACEBACK") == "1":
         sys.stderr.write(printable("".join(traceback.format_exception(cause or error))))
     complain_once(str(error), rank=rank_on_host())

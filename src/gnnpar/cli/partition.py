@@ -129,7 +129,7 @@ def needs_edge_ids(settings: Settings, graph: Stored) -> bool:
 
 
 def setup_of(settings: Settings) -> dict[str, JsonDict]:
-    """Return what a run from the shards takes over; graph and split are those of this command's seed."""
+    """Return the settings that a run from the shards inherits; this command's seed has drawn graph and split."""
     groups = ("dataset", "partition")
     names = {group: settings.names.get(group, group) for group in groups}
     dataset = dict(settings.resolved["dataset"])

@@ -173,8 +173,8 @@ def prepared_as(trained: Settings, settings: Settings, found: Checkpoint, overri
 
 
 def run_folder(given: Path, found: Path) -> Path:
-    """Return the folder for what is made of a run: its own, given that or one of its checkpoints. `found`: the
-    checkpoint, which may lie alone."""
+    """Return the folder for files made from a run: the run's own, or that of a checkpoint without a run. `found`:
+    the checkpoint."""
     from gnnpar.training.checkpoint import files as checkpoint
 
     alone = found == given and given.resolve().parent.name != checkpoint.FOLDER

@@ -110,7 +110,7 @@ def _share_gpu(rank: int) -> None:
 
 
 def _clock() -> str:
-    """The kernel whose monotonic clock this process reads. Hosts may share a name."""
+    """Return the boot id of the kernel, which owns the monotonic clock. Two hosts may have the same name."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return f"{file.read().strip()} {Path('/proc/self/ns/time').readlink()}"

@@ -25,9 +25,7 @@ def opened(key: bytes, label: bytes, data: bytes) -> object:
     if not key:
         return pickle.loads(data)
     if not hmac.compare_digest(data[:_SIZE], _hmac(key, label, data[_SIZE:])):
-        raise NotOfThisRun(
-            f"a message ({label.decode()}) proves no knowledge of the run's key: a stranger is connected"
-        )
+        raise NotOfThisRun(f"message {label.decode()} has a wrong HMAC: a process of another run is connected")
     return pickle.loads(data[_SIZE:])
 
 

@@ -1,4 +1,4 @@
-"""Errors of Hydra and OmegaConf as one line that names the key, the value and what is allowed."""
+"""Turn errors of Hydra and OmegaConf into one line with key, value and allowed values."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def _plain(name: str) -> str:
 
 
 def missing_files(folder: Path | None, files: Sequence[str]) -> list[str]:
-    """Return those of `files` that are not in `folder`."""
+    """Return the names in `files` that `folder` lacks."""
     return [name for name in files if folder is None or not (folder / name).is_file()]
 
 

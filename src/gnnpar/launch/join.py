@@ -328,14 +328,13 @@ class _Watch:
         for peer in joined.peers.values():
             peer.settimeout(None)
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in {
-                "TCP_KEEPIDLE": seconds / 3,
-                "TCP_KEEPINTVL": seconds / 6,
-                "TCP_KEEPCNT": 4,
-                "TCP_USER_TIMEOUT": 1000 * seconds,
-            }.items():
-                if hasattr(socket, option):  # Linux
-                    peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), max(1, round(value)))
+            for option, value in (
+                (socket.TCP_KEEPIDLE, seconds / 3),
+                (socket.TCP_KEEPINTVL, seconds / 6),
+                (socket.TCP_KEEPCNT, 4),
+                (socket.TCP_USER_TIMEOUT, 1000 * seconds),
+            ):
+                peer.setsockopt(socket.IPPROTO_TCP, option, max(1, round(value)))
         threading.Thread(target=self._watch, name="peers", daemon=True).start()
 
     def say(self, message: Record) -> None:

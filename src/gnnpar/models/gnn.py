@@ -384,11 +384,14 @@ class GNN(nn.Module):
             return isinstance(getattr(self.get_submodule(module), leaf, None), Tensor)
 
         held, modes = self.held, [(each, each.training) for each in self.modules()]
-        self.eval()
-        found = {n: t for n, t in self.state_dict().items() if n in held or not computed(*n.rpartition("."))}
-        for each, mode in modes:
-            each.training = mode
-        return found
+        try:
+            for each, _ in modes:  # not by eval(): a module may override train()
+                each.training = False
+            found = self.state_dict().items()
+            return {name: each for name, each in found if name in held or not computed(*name.rpartition("."))}
+        finally:
+            for each, mode in modes:
+                each.training = mode
 
     @property
     def _first_widths(self) -> tuple[int, ...]:

@@ -48,6 +48,7 @@ _ABOUT = frozenset(  # of a tensor, whatever it holds
 _SIZES = frozenset({Tensor.shape.__get__, Tensor.size, Tensor.numel, Tensor.nelement, Tensor.__len__, torch.numel})
 _SAME = frozenset({"to", "long", "contiguous", "clone", "detach", "cpu", "cuda", "type"})
 _SELECTS = frozenset({"__getitem__", "index_select", "embedding"})
+_READS = _SELECTS | {"gather", "take", "take_along_dim"}
 _JOINS = frozenset({"cat", "concat", "concatenate", "hstack"})
 _RESHAPES = frozenset({"view", "view_as", "reshape", "expand", "expand_as", "unsqueeze", "squeeze", "flatten"})
 _SCATTERS = frozenset(
@@ -79,6 +80,10 @@ class Marked(Tensor):
         assert isinstance(opened, tuple)
         args, given = opened
         marked = [leaf for leaf in _leaves((args, given)) if isinstance(leaf, _Named)]
+        if marked and (name := func.__name__) in _READS:
+            table, at = ("weight", 1) if name == "embedding" else ("input", 0)
+            if isinstance(given.get(table, (*args, None, None)[at]), EdgeRows):
+                raise Refused("reads rows of edges by numbers of nodes")
         for kind in (Ends, Source, Destination):
             if any(isinstance(leaf, kind) for leaf in marked):
                 return kind.call(func, func.__name__, args, given)
@@ -332,8 +337,6 @@ class Destination(_Named):
             return cls.joined(list(args[0]))
         if name == "stack":
             return nodes.otherwise(func, args, given, "edge_index")
-        if name in _SELECTS and any(isinstance(leaf, EdgeRows) for leaf in _leaves((args, given))):
-            raise Refused("reads rows of edges by numbers of nodes")
         out = _called(func, args, given)
         if name in _SAME | _RESHAPES and args[0] is nodes:
             return nodes.same(out)
