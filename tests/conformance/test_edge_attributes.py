@@ -78,7 +78,7 @@ def test_attributes_may_be_optional() -> None:
     [
         ({"target": ROWS, "kwargs": {"edge_dim": 3}}, "forward needs edge_attr, and the edges of the dataset have no"),
         ({"target": "pyg_nets.AddsEdges", "edge_dim": 3}, "the model adds rows of edges to rows of nodes"),
-        ({"target": "pyg_nets.EdgesAsNodes", "edge_dim": 3}, "reads rows of sources from a tensor of shape"),
+        ({"target": "pyg_nets.EdgesAsNodes", "edge_dim": 3}, "reads rows of edges by numbers of nodes"),
     ],
     ids=lambda value: value["target"] if isinstance(value, dict) else "",
 )

@@ -293,7 +293,7 @@ class ByNode(pyg.GraphConv):
 
     read, end = "[]", 1
 
-    def forward(self, x, edge_index, edge_weight):
+    def forward(self, x, edge_index, edge_weight=None, size=None):
         return super().forward(x, edge_index, READS[self.read](edge_weight, edge_index[self.end]))
 
 

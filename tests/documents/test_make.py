@@ -36,7 +36,7 @@ def test_make_installs_into_the_environment_of_this_checkout_alone(tmp_path: Pat
         (venv / ".gnnpar").touch()
         os.utime(here / "pyproject.toml", (0, 0))
     done = subprocess.run(
-        ["make", target, f"VENV={venv}", f"PYTHON={sys.executable}"],
+        ["make", "--no-print-directory", target, f"VENV={venv}", f"PYTHON={sys.executable}"],
         cwd=here,
         env=os.environ | {"PYTHONPATH": str(venv)},
         capture_output=True,

@@ -63,6 +63,7 @@ def _rank(out: Path, env: dict[str, str], keys: dict[str, Any], body: Callable[[
     """Join, and say in a file what came of it."""
     os.environ |= env | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
     said = io.StringIO()
+    time.sleep(keys.get("after", 0.0))
     began = time.monotonic()
     try:
         with contextlib.redirect_stderr(said):
@@ -84,7 +85,7 @@ def _rank(out: Path, env: dict[str, str], keys: dict[str, Any], body: Callable[[
 
 
 class Ranks:
-    """Ranks of one world; `each` has keys by rank: env, about, refuses, seconds, missing, folder, absent."""
+    """Ranks of one world; `each` has keys by rank: env, about, refuses, seconds, missing, folder, absent, after."""
 
     def __init__(self, folder: Path, size: int, each: Mapping[int, dict[str, Any]] | None = None, **more: Any) -> None:
         self.folder, self.port = folder, more.get("port") or free_port()
@@ -181,18 +182,23 @@ def _stays(rank: int) -> None:
     time.sleep(15)
 
 
-def test_a_number_that_is_taken_twice_and_a_port_that_is_taken_are_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("after", [0.0, 5.0])
+def test_a_number_that_is_taken_twice_is_told(tmp_path: Path, after: float) -> None:
     twice = Ranks(
         tmp_path,
         3,
         {
             0: {"env": {"WORLD_SIZE": "2"}},
             1: {"env": {"WORLD_SIZE": "2"}},
-            2: {"env": {"RANK": "1", "WORLD_SIZE": "2"}},
+            2: {"env": {"RANK": "1", "WORLD_SIZE": "2"}, "after": after},
         },
         body=_stays,
     )
-    assert any("RANK=1 is taken twice" in line for line in twice.lines())
+    lines = twice.lines()
+    assert any("RANK=1 is taken twice" in line for line in lines), lines
+
+
+def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = Ranks(tmp_path, 2, {1: {"absent": True}}, port=other.getsockname()[1])
         assert "the port is taken by another program there" in taken.lines()[0]

@@ -69,7 +69,8 @@ ranks[0].join()
 
 @pytest.mark.parametrize("how", ["fork", "server"])
 def test_ranks_end_with_their_parent_and_not_by_signals_to_all(tmp_path: Path, how: str) -> None:
-    env = environment() | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ["PYTHONPATH"]])}
+    env = environment()
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), env.get("PYTHONPATH")]))
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path), how], env=env)
     found = Sleep(tmp_path).processes(2)
     parent.kill()

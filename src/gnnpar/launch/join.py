@@ -266,9 +266,9 @@ def _follow(
             else:
                 line = me["line"] or told["line"] or _differing(me, told) or _unseen(Path(told["marker"]), unseen)
                 store.set(rank, json.dumps(me | {"to": told["id"], "line": line, "about": {}}))
-        if hub is not None and store.check([f"verdict/{first['id']}"]):
-            verdict: Record = json.loads(store.get(f"verdict/{first['id']}"))
-            if verdict["ranks"].get(rank, {}).get("id") == me["id"]:
+        if told and store.check([f"verdict/{told['id']}"]):
+            verdict: Record = json.loads(store.get(f"verdict/{told['id']}"))
+            if hub is not None and verdict["ranks"].get(rank, {}).get("id") == me["id"]:
                 return verdict, {0: hub}
             if not verdict["line"] and not by_agent:
                 raise JoinError(f"{_place()}: RANK={rank} is taken twice, or another run has this port")
