@@ -37,7 +37,7 @@ from composing import names, settings_of
 from conftest import environment
 from gnnpar.cli.train import run_training
 from gnnpar.config.jobs import inherited
-from gnnpar.durable import write_json_whole
+from gnnpar.files import write_json_whole
 from hosts import Hosts, two_hosts
 from saboteurs import FROM_THE_START, PARENT, Strike, made
 

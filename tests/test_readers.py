@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checkpoints import train
-from gnnpar import durable
 from gnnpar.cli.partition import run as partition
 from gnnpar.codecs.adaptive.links import Profile, nominal
 from gnnpar.config.jobs import Job, jobs_below, snapshot
+from gnnpar.files import write_checked_json
 from gnnpar.partition.manifest import Check, read_manifest
 from gnnpar.partition.read import open_part
 from gnnpar.placement import Plan
@@ -114,7 +114,7 @@ def test_json_that_says_something_else(run: Path, name: str, data: st.DataObject
         tree = changed(tree, data)
     try:
         if name.endswith("manifest.json") and isinstance(tree, dict):
-            durable.write_checked_json(file, tree)
+            write_checked_json(file, tree)
         else:
             file.write_text(json.dumps(tree))
         reads_or_says_why(READERS[name], file)

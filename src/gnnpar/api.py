@@ -29,8 +29,7 @@ from typing import TYPE_CHECKING, cast
 from gnnpar.comm.world import torch_as_usual
 from gnnpar.config.compose import compose
 from gnnpar.config.inputs import as_value
-from gnnpar.durable import JsonDict, JsonObject, write_text_whole
-from gnnpar.folder_lock import numbered, working_in
+from gnnpar.files import JsonDict, JsonObject, numbered, working_in, write_text_whole
 from gnnpar.paths import path_of
 from gnnpar.settings import ConfigError, Settings, build_settings, show
 from gnnpar.track.console import say

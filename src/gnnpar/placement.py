@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import annotated_types as at
 
-from gnnpar.durable import JsonDict, JsonObject, open_whole, read_json, write_json_whole
+from gnnpar.files import JsonDict, JsonObject, open_whole, read_json, write_json_whole
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -336,7 +336,7 @@ def _load_array(file: Path) -> Tensor:
     import numpy as np
     import torch
 
-    from gnnpar.capacity import require_memory
+    from gnnpar.files import require_memory
 
     try:
         table = np.load(file, mmap_mode="r", allow_pickle=False)

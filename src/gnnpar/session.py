@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from gnnpar.comm.interfaces import VARIABLE
 from gnnpar.comm.world import Host, World, torch_given_back
-from gnnpar.durable import WriteError
-from gnnpar.folder_lock import FolderInUse, working_in
+from gnnpar.files import FolderInUse, WriteError, working_in
 from gnnpar.launch import processes
 from gnnpar.launch.join import join as join_ranks
 from gnnpar.launch.join import refusal, watched

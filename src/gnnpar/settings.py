@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar, ru
 
 import annotated_types as at
 
-from gnnpar.durable import Json, JsonDict, JsonObject
+from gnnpar.files import Json, JsonDict, JsonObject
 from gnnpar.paths import expanded
 from gnnpar.pricing.topology import Machines
 from gnnpar.targets import is_own, locate

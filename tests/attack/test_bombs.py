@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from checkpoints import ADAPTIVE, last, train
-from gnnpar.durable import read_checked_json, write_checked_json
+from gnnpar.files import read_checked_json, write_checked_json
 from gnnpar.training.checkpoint.state import read_tree, write_tree
 
 ONE = b"K\x01q\x00"  # the number 1, memo 0

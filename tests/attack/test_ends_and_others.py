@@ -15,10 +15,10 @@ from torch_geometric.data import Data, HeteroData
 
 from checkpoints import train
 from conftest import Run, environment
-from gnnpar import durable
 from gnnpar.cli.main import run
 from gnnpar.codecs.adaptive.codec import Adaptive, AdaptiveRows
 from gnnpar.data import hetero, saved
+from gnnpar.files import file_hash, read_checked_json, write_checked_json
 
 TINY = ("dataset=sbm", "dataset.num_nodes=60", "strategy=single", "epochs=1", "threads_per_rank=1")
 """The number of another user."""
@@ -122,10 +122,10 @@ def test_a_checkpoint_gives_no_rank_other_weights(tmp_path: Path) -> None:
     changed = next(iter(tree["model"]))
     tree["model"][changed] += 1
     torch.save(tree, folder / "rank-1.pt")
-    manifest = durable.read_checked_json(folder / "manifest.json")
-    facts = {"nbytes": (folder / "rank-1.pt").stat().st_size, "sha256": durable.file_hash(folder / "rank-1.pt")}
+    manifest = read_checked_json(folder / "manifest.json")
+    facts = {"nbytes": (folder / "rank-1.pt").stat().st_size, "sha256": file_hash(folder / "rank-1.pt")}
     manifest["files"]["rank-1.pt"] = facts
-    durable.write_checked_json(folder / "manifest.json", manifest)
+    write_checked_json(folder / "manifest.json", manifest)
     outcome = train(tmp_path / "run", *two, "epochs=4", "resume=auto")
     assert outcome.status == "failed" and outcome.error is not None
     assert f"epoch-000002 has other values of {changed} for rank 1 than for a rank before it" in outcome.error
@@ -140,9 +140,9 @@ def test_rows_that_a_checkpoint_keeps_are_as_many_as_are_due(tmp_path: Path, mod
     tree = torch.load(folder / "rank-0.pt", weights_only=True)
     tree["engine"]["cache"][kept] = tree["engine"]["cache"][kept][:2].clone()
     torch.save(tree, file := folder / "rank-0.pt")
-    manifest = durable.read_checked_json(folder / "manifest.json")
-    manifest["files"][file.name] = {"nbytes": file.stat().st_size, "sha256": durable.file_hash(file)}
-    durable.write_checked_json(folder / "manifest.json", manifest)
+    manifest = read_checked_json(folder / "manifest.json")
+    manifest["files"][file.name] = {"nbytes": file.stat().st_size, "sha256": file_hash(file)}
+    write_checked_json(folder / "manifest.json", manifest)
     outcome = train(tmp_path / "run", *cached, "epochs=4", "resume=auto")
     assert outcome.status == "failed"
     assert "rows are due: start afresh" in str(outcome.error)

@@ -34,9 +34,7 @@ from gnnpar.data.dataset import MATRICES
 from gnnpar.data.folder import Folder
 from gnnpar.data.npz import NPZ
 from gnnpar.data.saved import PT
-from gnnpar.durable import checksum, file_hash
-from gnnpar.folder_lock import FILE as LOCK
-from gnnpar.folder_lock import FolderInUse, working_in
+from gnnpar.files import LOCK, FolderInUse, checksum, file_hash, working_in
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.partition.manifest import read_manifest
 from gnnpar.partition.partition import read_cached, write_cached

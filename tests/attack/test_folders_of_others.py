@@ -18,7 +18,6 @@ from torch_geometric.data import Data
 import gnnpar
 from checkpoints import train
 from composing import settings_of
-from gnnpar import durable
 from gnnpar.cli.main import run
 from gnnpar.cli.predict import checked_pairs
 from gnnpar.config.compose import compose
@@ -27,7 +26,7 @@ from gnnpar.data.files import fingerprint
 from gnnpar.data.given import _of_arrays
 from gnnpar.data.pyg import PyGDataset
 from gnnpar.data.saved import PT
-from gnnpar.durable import JsonDict, read_checked_json, write_checked_json
+from gnnpar.files import JsonDict, file_hash, read_checked_json, write_checked_json
 from gnnpar.folds.edge_data import Schema
 from gnnpar.partition.chunking import Range, chunk
 from gnnpar.placement import Placement, Plan
@@ -329,7 +328,7 @@ def forged(trained: Path, tmp_path: Path, change: Callable[[JsonDict, JsonDict],
     tree = torch.load(file, weights_only=True)
     change(manifest, tree)
     torch.save(tree, file)
-    manifest["files"]["rank-0.pt"] = {"nbytes": file.stat().st_size, "sha256": durable.file_hash(file)}
+    manifest["files"]["rank-0.pt"] = {"nbytes": file.stat().st_size, "sha256": file_hash(file)}
     write_checked_json(folder / "manifest.json", manifest)
     return folder
 

@@ -237,7 +237,7 @@ def test_edges_that_a_file_only_repeats_are_refused_before_they_are_counted(tmp_
 
 def test_an_archive_that_unpacks_beyond_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez_compressed(tmp_path / "g.npz", **graph(), more=np.zeros(10**7))
-    monkeypatch.setattr("gnnpar.capacity.memory_bytes", lambda: 10**7)
+    monkeypatch.setattr("gnnpar.files.memory_bytes", lambda: 10**7)
     line = refusal(lambda: NPZ(path=str(tmp_path / "g.npz")).load(None, seed=0))
     assert "its arrays needs 0 GiB at least" in line or "GiB at least, this machine has" in line
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from conftest import ROOT, environment
-from gnnpar import capacity
+from gnnpar import files
 from gnnpar.cli.ablate import Row, display
 from gnnpar.cli.main import run
 from gnnpar.models.gcn import GCN
@@ -51,7 +51,7 @@ def test_decoders_bases_and_types_beyond_memory_are_refused_before_they_are_made
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = GCN().build(4, 1000, seed=0)
-    monkeypatch.setattr(capacity, "memory_bytes", lambda: 10**6)
+    monkeypatch.setattr(files, "memory_bytes", lambda: 10**6)
     with pytest.raises(ValueError, match="a decoder of width 1000 needs"):
         with_scorer(model, "mlp", 0)
     with pytest.raises(ValueError, match="a layer of 4294967296 types of edges needs"):

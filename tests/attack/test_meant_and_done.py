@@ -27,7 +27,7 @@ from gnnpar.config.compose import compose
 from gnnpar.config.inputs import as_value
 from gnnpar.data.given import as_data
 from gnnpar.data.saved import raw_graph
-from gnnpar.durable import read_json
+from gnnpar.files import read_json
 from gnnpar.paths import own_cache
 from gnnpar.report.dashboard import of_study
 from gnnpar.report.fairness import differences

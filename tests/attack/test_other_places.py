@@ -18,7 +18,7 @@ from checkpoints import train
 from gnnpar.cli import partition, plan, predict
 from gnnpar.cli.new import next_steps
 from gnnpar.config.compose import compose
-from gnnpar.durable import read_json
+from gnnpar.files import read_json
 from gnnpar.report.fairness import differences
 from gnnpar.settings import Comm, ConfigError
 from gnnpar.track.text import one_line

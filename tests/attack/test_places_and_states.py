@@ -23,7 +23,7 @@ from gnnpar.cli.main import refuse, run
 from gnnpar.comm import Communicator, ThreadWorld, world
 from gnnpar.comm.world import torch_given_back
 from gnnpar.config.compose import compose
-from gnnpar.folder_lock import working_in
+from gnnpar.files import working_in
 from gnnpar.launch.launch import world_of
 from gnnpar.report import figures
 from gnnpar.settings import ConfigError

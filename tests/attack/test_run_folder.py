@@ -15,9 +15,8 @@ import pytest
 
 from checkpoints import result, rows, train
 from conftest import Run, environment
-from gnnpar import durable
 from gnnpar.data.files import cached_folder
-from gnnpar.folder_lock import FILE, FolderInUse, started, working_in
+from gnnpar.files import LOCK, FolderInUse, JsonObject, started, working_in
 from gnnpar.track.jsonl import Jsonl
 from gnnpar.training.checkpoint.policy import CheckpointPolicy
 from started import LONG, Started
@@ -50,7 +49,7 @@ def test_a_second_run_in_the_folder_is_refused_and_changes_nothing(first: Starte
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in rows] == list(range(result["epochs_done"]))
     assert (result["status"], result["seed"]) == ("interrupted", 0)
-    assert not (folder / FILE).read_text(), "nothing says that the folder is in use"
+    assert not (folder / LOCK).read_text(), "nothing says that the folder is in use"
 
 
 def test_the_lock_of_a_killed_run_does_not_stop_the_resume(first: Started, run_here: Run) -> None:
@@ -78,15 +77,15 @@ def test_a_folder_is_free_after_the_block_and_in_use_inside(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\0" * 300, b"\x1b[2J", b"\xff"])
 def test_any_content_of_a_free_lock_file_is_replaced(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / FILE).write_bytes(content)
+    (tmp_path / LOCK).write_bytes(content)
     with working_in(tmp_path, otherwise="", say=lambda line: None):
-        assert (tmp_path / FILE).read_text().startswith(f"process {os.getpid()} of ")
+        assert (tmp_path / LOCK).read_text().startswith(f"process {os.getpid()} of ")
 
 
 RACE = """
 import sys, time
 from pathlib import Path
-from gnnpar.folder_lock import FolderInUse, working_in
+from gnnpar.files import FolderInUse, working_in
 print("up", flush=True)
 sys.stdin.readline()
 try:
@@ -113,7 +112,7 @@ def racers(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
 def test_of_several_at_once_exactly_one_gets_a_folder_that_was_left(
     tmp_path: Path, racers: list[subprocess.Popen[str]]
 ) -> None:
-    (tmp_path / FILE).write_text("process 1 of a host")
+    (tmp_path / LOCK).write_text("process 1 of a host")
     for process in racers:
         assert process.stdout is not None and process.stdout.readline() == "up\n"
     for process in racers:
@@ -184,7 +183,7 @@ def test_a_resume_that_rewrites_its_rows_can_be_resumed_again(tmp_path: Path) ->
 def test_a_run_whose_rows_vanish_meanwhile_is_not_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Jsonl.log
 
-    def vanishing(self: Jsonl, row: durable.JsonObject) -> None:
+    def vanishing(self: Jsonl, row: JsonObject) -> None:
         log(self, row)
         if row["epoch"] == 3:
             (tmp_path / "metrics.jsonl").write_text("")

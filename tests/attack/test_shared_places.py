@@ -17,7 +17,7 @@ from torch_geometric.data import Data
 from checkpoints import train
 from gnnpar.data import files
 from gnnpar.data.saved import PT
-from gnnpar.durable import read_json
+from gnnpar.files import read_json
 from gnnpar.parallel.sequential.cuts import _Layout
 
 

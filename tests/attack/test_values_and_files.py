@@ -29,7 +29,7 @@ from torch_geometric.nn import GCN
 
 import gnnpar
 from conftest import ROOT, environment
-from gnnpar import api, capacity
+from gnnpar import api, files
 from gnnpar.cli.main import run
 from gnnpar.codecs.adaptive.links import Profile, nominal
 from gnnpar.config import sweep
@@ -111,7 +111,7 @@ def test_a_graph_larger_than_the_disk_is_not_cut(
     np.save(folder / "src.npy", np.arange(40))
     np.save(folder / "dst.npy", np.roll(np.arange(40), 1))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(capacity.shutil, "disk_usage", lambda place: SimpleNamespace(free=10_000_000))
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda place: SimpleNamespace(free=10_000_000))
     code = run(
         "partition", ["dataset=folder", f"dataset.path={folder}", "dataset.split=random", "world_size=2", "out=o"]
     )
@@ -146,7 +146,7 @@ def test_outputs_beyond_memory_are_refused(
     edges = np.stack([ring, np.roll(ring, 1)])
     np.savez(tmp_path / "g.npz", x=np.ones((nodes, 2), np.float32), y=ring, edge_index=edges, **masks)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(capacity, "memory_bytes", lambda: 24 * nodes**2 - 1)
+    monkeypatch.setattr(files, "memory_bytes", lambda: 24 * nodes**2 - 1)
     assert run("train", ["dataset=npz", "dataset.path=g.npz", "strategy=single", "epochs=1"]) != 0
     assert "400 nodes of a rank with 400 outputs each needs" in capsys.readouterr().err
 
@@ -240,7 +240,7 @@ def test_types_of_nodes_spare_a_thousand_nodes_together() -> None:
 def test_edges_weigh_what_becomes_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     data = Data(x=torch.ones(3, 1), y=torch.zeros(3, dtype=torch.long))
     data.edge_index = torch.zeros(2, 1, dtype=torch.int8).expand(2, 1000)
-    monkeypatch.setattr(capacity, "memory_bytes", lambda: 32_000)
+    monkeypatch.setattr(files, "memory_bytes", lambda: 32_000)
     with pytest.raises(ValueError, match="dataset g needs"):
         raw_graph("g", data)
 

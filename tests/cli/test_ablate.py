@@ -16,7 +16,7 @@ import pytest
 from gnnpar.cli import ablate
 from gnnpar.cli.main import run
 from gnnpar.config.study import job_overrides, listed, read_study
-from gnnpar.folder_lock import working_in
+from gnnpar.files import working_in
 from gnnpar.training.result.result import epoch_time
 
 BASE = "base: [strategy=graph_parallel, comm=threads, world_size=2, debug=tiny, threads_per_rank=1, epochs=4]\n"

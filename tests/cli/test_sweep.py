@@ -22,7 +22,7 @@ from gnnpar.config.compose import HydraJob
 from gnnpar.config.inputs import quoted
 from gnnpar.config.jobs import Job, job_key, jobs_below
 from gnnpar.config.sweep import per_job
-from gnnpar.folder_lock import working_in
+from gnnpar.files import working_in
 from gnnpar.settings import Settings
 from gnnpar.track.progress import SHOWN, Snapshot, duration, shown
 

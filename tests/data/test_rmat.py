@@ -137,6 +137,6 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"sorted, needs 6,144.0 GiB of disk at least, .* free: name another place"):
         RMAT(scale=28, edge_factor=1024).stored(None, 0, tmp_path)
     monkeypatch.undo()
-    monkeypatch.setattr("gnnpar.capacity.memory_bytes", lambda: 1 << 30)
+    monkeypatch.setattr("gnnpar.files.memory_bytes", lambda: 1 << 30)
     with pytest.raises(ValueError, match=r"2\^30 nodes, even in chunks, needs 48 GiB at least, this machine has 1"):
         RMAT(scale=30).stored(None, 0, Path(tmp_path))

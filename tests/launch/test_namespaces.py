@@ -16,7 +16,7 @@ import torch
 
 from comm_bodies import SITE
 from gnnpar.comm import Communicator
-from gnnpar.folder_lock import started
+from gnnpar.files import started
 from gnnpar.launch import namespaces, paced
 from gnnpar.launch.namespaces import Network, interface_sent_bytes, missing, own_prefix, remove_stale
 from worlds import run_world

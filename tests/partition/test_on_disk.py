@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from checkpoints import damage
-from gnnpar import durable
 from gnnpar.data import stored
 from gnnpar.data.stored import Stored, hashes_of
+from gnnpar.files import file_hash, read_checked_json, write_checked_json
 from gnnpar.folds.block import Block
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.partition import write
@@ -132,9 +132,9 @@ def test_indices_that_lie_outside_are_found_in_every_check(folder: Path, check: 
     indices = np.load(file)
     indices[3] = 1 << 30
     np.save(file, indices)
-    told = durable.read_checked_json(folder / "manifest.json")
-    told["files"]["part-1/inner.indices.npy"]["sha256"] = durable.file_hash(file)
-    durable.write_checked_json(folder / "manifest.json", told)
+    told = read_checked_json(folder / "manifest.json")
+    told["files"]["part-1/inner.indices.npy"]["sha256"] = file_hash(file)
+    write_checked_json(folder / "manifest.json", told)
     with pytest.raises(ValueError, match=f"inner reads rows 0 to {1 << 30} of"):
         open_part(folder, read_manifest(folder), 1, check=check)
 
@@ -154,7 +154,7 @@ def test_indices_that_lie_outside_are_found_in_every_check(folder: Path, check: 
 )
 def test_a_foreign_manifest_is_one_line(folder: Path, change: dict, said: str) -> None:
     file = folder / "manifest.json"
-    durable.write_checked_json(file, durable.read_checked_json(file) | change)
+    write_checked_json(file, read_checked_json(file) | change)
     with pytest.raises(ValueError, match=said) as caught:
         read_manifest(folder)
     assert str(folder) in str(caught.value)

@@ -16,10 +16,9 @@ import gnnpar
 from checkpoints import ADAPTIVE, SMALL, damage, hashes, last, result, rows, strategy_of, train
 from composing import PRESETS, configured, names, rest_slow, settings_of
 from conftest import Run
-from gnnpar import durable
 from gnnpar.cli.train import run_training
 from gnnpar.comm.world import Outcome
-from gnnpar.durable import JsonDict
+from gnnpar.files import JsonDict, file_hash, read_checked_json, write_checked_json
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.objective import Objective
 from gnnpar.parallel.pipeline.strategy import stages_of
@@ -331,9 +330,9 @@ def test_nothing_foreign_is_unpickled(run: Path, tmp_path: Path, capsys) -> None
 
     folder = run / "checkpoint" / "epoch-000006"
     torch.save({"model": {}, "optimizer": Payload()}, folder / "rank-0.pt")
-    manifest = durable.read_checked_json(folder / "manifest.json")
-    manifest["files"]["rank-0.pt"]["sha256"] = durable.file_hash(folder / "rank-0.pt")
-    durable.write_checked_json(folder / "manifest.json", manifest)
+    manifest = read_checked_json(folder / "manifest.json")
+    manifest["files"]["rank-0.pt"]["sha256"] = file_hash(folder / "rank-0.pt")
+    write_checked_json(folder / "manifest.json", manifest)
     with pytest.raises(pickle.UnpicklingError, match="GLOBAL getattr was not an allowed global"):
         state.read_tree(folder / "rank-0.pt", torch.device("cpu"))
     assert train(run, "resume=auto", "epochs=7", "strategy=graph_parallel").exit_code == 0
@@ -351,9 +350,9 @@ def test_a_file_that_cannot_be_opened_gives_way_though_its_checksum_fits(run: Pa
     start = int(len(data) * at)
     data[start : start + 400] = bytes(400)
     file.write_bytes(data if at else data[:400])
-    manifest = durable.read_checked_json(folder / "manifest.json")
-    manifest["files"]["rank-1.pt"]["sha256"] = durable.file_hash(file)
-    durable.write_checked_json(folder / "manifest.json", manifest)
+    manifest = read_checked_json(folder / "manifest.json")
+    manifest["files"]["rank-1.pt"]["sha256"] = file_hash(file)
+    write_checked_json(folder / "manifest.json", manifest)
     outcome = train(run, "resume=auto", "epochs=7", "strategy=graph_parallel")
     assert outcome.exit_code == 0, outcome
     assert "rank-1.pt cannot be opened (" in capsys.readouterr().out

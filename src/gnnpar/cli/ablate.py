@@ -27,8 +27,7 @@ from gnnpar.config.compose import chosen_files, compose
 from gnnpar.config.inputs import quoted
 from gnnpar.config.jobs import job_key, jobs_below
 from gnnpar.config.study import Variant, job_overrides, read_study
-from gnnpar.durable import Json, JsonDict, JsonObject, write_text_whole
-from gnnpar.folder_lock import FolderInUse, working_in
+from gnnpar.files import FolderInUse, Json, JsonDict, JsonObject, working_in, write_text_whole
 from gnnpar.report.statistics import Estimate, geometric_mean, mean
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.targets import refuse_foreign

@@ -19,7 +19,7 @@ import yaml
 from gnnpar.cli.main import COMMANDS
 from gnnpar.config.errors import CONFIG
 from gnnpar.config.help import group_options
-from gnnpar.durable import write_text_whole
+from gnnpar.files import write_text_whole
 from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import say

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from gnnpar.durable import JsonObject, read_json, require_writable, write_text_whole
+from gnnpar.files import JsonObject, read_json, require_writable, write_text_whole
 from gnnpar.report import dashboard
 from gnnpar.report.rows import table_rows
 from gnnpar.report.runs import collect

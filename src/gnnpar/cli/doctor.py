@@ -10,7 +10,7 @@ from argparse import ArgumentParser
 from rich.markup import escape
 from rich.table import Table
 
-from gnnpar.durable import JsonDict
+from gnnpar.files import JsonDict
 from gnnpar.track.console import stdout
 from gnnpar.training.result.header import installed, processor, versions
 

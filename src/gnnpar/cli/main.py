@@ -14,7 +14,7 @@ from importlib import import_module
 
 from gnnpar.config.errors import hydra_line
 from gnnpar.config.jobs import inherited
-from gnnpar.durable import WriteError
+from gnnpar.files import WriteError
 from gnnpar.launch.slurm import rank_on_host
 from gnnpar.settings import ConfigError
 from gnnpar.targets import TRUST

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from gnnpar.durable import write_text_whole
+from gnnpar.files import write_text_whole
 from gnnpar.paths import checkout_dir, conf_dir, expanded
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import say

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 
 from gnnpar.config.compose import compose
 from gnnpar.config.inputs import as_value
-from gnnpar.durable import JsonDict
+from gnnpar.files import JsonDict
 from gnnpar.paths import expanded
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track.console import num_bytes, say, stdout

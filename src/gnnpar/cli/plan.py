@@ -17,7 +17,7 @@ from rich.table import Table
 
 from gnnpar.config.compose import compose
 from gnnpar.config.inputs import as_value, sets
-from gnnpar.durable import JsonObject, require_writable, write_text_whole
+from gnnpar.files import JsonObject, require_writable, write_text_whole
 from gnnpar.pricing.quality import QUALITIES, Quality
 from gnnpar.settings import ConfigError, Settings, closest
 from gnnpar.track.console import say, stdout

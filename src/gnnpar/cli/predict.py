@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gnnpar.durable import require_writable
+from gnnpar.files import require_writable
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track.console import complain, say
 

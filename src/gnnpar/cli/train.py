@@ -22,8 +22,7 @@ from gnnpar.config.compose import HydraJob, names_folder
 from gnnpar.config.help import asks_for_help, train_help
 from gnnpar.config.inputs import key_of, sets
 from gnnpar.config.jobs import SESSION, SWEEP, Job, jobs_below, snapshot, titles
-from gnnpar.durable import JsonObject, WriteError, write_text_whole
-from gnnpar.folder_lock import FolderInUse, numbered, working_in
+from gnnpar.files import FolderInUse, JsonObject, WriteError, numbered, working_in, write_text_whole
 from gnnpar.launch.slurm import as_rank, check_rank
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.targets import classes_in, is_own, note_named

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gnnpar.comm import Communicator, RowLike, RowLists, Site, Wire
 from gnnpar.comm.rows import WireDefaults
-from gnnpar.durable import JsonDict, StateDict
+from gnnpar.files import JsonDict, StateDict
 from gnnpar.folds.block import Rows
 from gnnpar_kernels import gather_rows
 

@@ -27,7 +27,7 @@ from gnnpar.codecs.quantized import Key, QuantizedRows, decode_rows, price_of_co
 from gnnpar.codecs.uniform import Bits, GridBits, bits_of_code, code_of
 from gnnpar.comm import Communicator, Outgoing, RowLike, RowLists, Site
 from gnnpar.comm.rows import Decoder
-from gnnpar.durable import StateDict
+from gnnpar.files import StateDict
 from gnnpar.folds.block import Rows
 from gnnpar_kernels.csr import accumulate_dtype
 

@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 
 import psutil
 
-from gnnpar.durable import JsonDict
+from gnnpar.files import JsonDict
 
 How = Literal["alone", "threads", "processes", "joined"]
 Status = Literal["completed", "failed", "interrupted"]

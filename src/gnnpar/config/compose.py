@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 from gnnpar.config.errors import CONFIG, hydra_line
 from gnnpar.config.inputs import Composed, key_of, spelled, with_inputs
 from gnnpar.config.jobs import read_key
-from gnnpar.durable import JsonDict, JsonObject
+from gnnpar.files import JsonDict, JsonObject
 from gnnpar.paths import GROUP, conf_dir, installed_confs, is_brought_group
 from gnnpar.settings import ConfigError, Settings, build_settings, iter_groups, show
 from gnnpar.targets import refuse_foreign

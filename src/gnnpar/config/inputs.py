@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
-from gnnpar.durable import JsonDict, JsonObject, read_json
+from gnnpar.files import JsonDict, JsonObject, read_json
 from gnnpar.partition.manifest import read_manifest
 from gnnpar.settings import PLAN_SETUP, ConfigError, show
 from gnnpar.targets import refuse_foreign

@@ -17,7 +17,7 @@ from typing import Literal
 
 import psutil
 
-from gnnpar.durable import JsonDict, JsonObject, read_json, write_json_whole
+from gnnpar.files import JsonDict, JsonObject, read_json, write_json_whole
 from gnnpar.track.jsonl import read_rows
 from gnnpar.track.progress import Snapshot
 from gnnpar.track.text import one_line

@@ -16,7 +16,7 @@ import annotated_types as at
 import yaml
 
 from gnnpar.config.inputs import key_of
-from gnnpar.durable import JsonObject
+from gnnpar.files import JsonObject
 from gnnpar.settings import ConfigError, Count, closest, construct, show
 
 Mode = Literal["grid", "one_at_a_time", "leave_one_out"]

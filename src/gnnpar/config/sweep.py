@@ -41,7 +41,7 @@ from gnnpar.config.jobs import (
     unread,
 )
 from gnnpar.config.study import MOST_RUNS
-from gnnpar.folder_lock import FolderInUse, working_in
+from gnnpar.files import FolderInUse, working_in
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import complain, say
 from gnnpar.track.progress import shown

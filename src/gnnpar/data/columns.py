@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnpar.durable import require_file
+from gnnpar.files import require_file
 
 _PARSER = threading.Lock()  # CPython 3.11.7 raises SystemError where two threads parse headers (ast) at once
 

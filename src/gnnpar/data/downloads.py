@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from gnnpar.durable import open_whole
+from gnnpar.files import open_whole
 
 _LOG = logging.getLogger(__name__)
 _GITHUB = "https://github.com"

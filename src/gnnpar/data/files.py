@@ -18,8 +18,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from gnnpar.capacity import require_memory
-from gnnpar.durable import require_file
+from gnnpar.files import require_file, require_memory
 from gnnpar.paths import expanded, own_cache
 from gnnpar.track.console import complain
 

@@ -31,7 +31,6 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from gnnpar.capacity import require_disk, require_memory
 from gnnpar.data.columns import Column, tensor_of
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.external import BUCKET_EDGES, EDGE_TYPES, EdgeChunk, canonical_csr
@@ -48,6 +47,7 @@ from gnnpar.data.raw import (
     task_of,
 )
 from gnnpar.data.stored import CHUNK_EDGES, OnProgress, Stored, no_progress
+from gnnpar.files import require_disk, require_memory
 from gnnpar.folds.edge_data import EDGE_KINDS, EdgeData
 from gnnpar.paths import expanded
 

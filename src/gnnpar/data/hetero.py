@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnpar.capacity import require_memory
 from gnnpar.data.dataset import MATRICES
 from gnnpar.data.files import one_line
 from gnnpar.data.raw import TaskChoice, checked_data, checked_features, is_wide, oddity, refuse_unread, task_of
+from gnnpar.files import require_memory
 from gnnpar.folds.edge_data import EdgeData, Schema
 
 if TYPE_CHECKING:

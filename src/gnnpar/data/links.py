@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from annotated_types import Ge, Le, Lt
 from torch import Tensor
 
-from gnnpar.capacity import require_memory
 from gnnpar.data.dataset import Dataset, TaskName, content_hash
 from gnnpar.data.tasks import Task
+from gnnpar.files import require_memory
 from gnnpar_kernels import fold_key
 from gnnpar_kernels.hashing import entry_hash
 

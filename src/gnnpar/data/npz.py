@@ -25,12 +25,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnpar.capacity import require_memory
 from gnnpar.data.columns import tensor_of
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.files import find_file, require_unpacked
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph, TaskChoice, refuse_unread, task_of
+from gnnpar.files import require_memory
 from gnnpar.folds.edge_data import EDGE_KINDS, EdgeData
 
 _ALIASES = {"x": "node_features", "y": "node_labels"}

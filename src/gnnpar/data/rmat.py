@@ -23,12 +23,12 @@ import torch
 from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
-from gnnpar.capacity import require_disk, require_memory
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.external import EdgeChunk, canonical_csr
 from gnnpar.data.preprocess import Preprocess, make_split, normalized, prepare
 from gnnpar.data.raw import RawGraph, check_split, checked
 from gnnpar.data.stored import OnProgress, Stored, no_progress
+from gnnpar.files import require_disk, require_memory
 from gnnpar_kernels.hashing import entry_hash, fold_key, key_words
 
 CHUNK_PAIRS = 1 << 17  # of a pass over all pairs: 32 bits a pair and level, as int64

@@ -15,14 +15,13 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from gnnpar.capacity import require_memory
 from gnnpar.data.adjacency import edge_list_of
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.files import find_file, one_line
 from gnnpar.data.hetero import flattened, schema_in, stores_of
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import INTEGERS, RawGraph, TaskChoice, oddity, refuse_unread, task_of
-from gnnpar.durable import load_tensors
+from gnnpar.files import load_tensors, require_memory
 from gnnpar.folds.edge_data import EDGE_KINDS, EdgeData
 
 ALL_AS_ONE = "all as one, Batch.from_data_list([*graphs])"

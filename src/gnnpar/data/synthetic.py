@@ -25,11 +25,11 @@ import numpy as np
 import torch
 from annotated_types import Ge, Gt, Le
 
-from gnnpar.capacity import require_memory
 from gnnpar.data.block_edges import Draw, Nodes, bridges, distinct, insiders, laterals
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph
+from gnnpar.files import require_memory
 
 _LOG = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from annotated_types import Ge, Gt, Le
 
-from gnnpar.capacity import require_memory
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph
+from gnnpar.files import require_memory
 from gnnpar.folds.edge_data import EdgeData, SelfLoops
 
 Fraction = Annotated[float, Ge(0), Le(1)]

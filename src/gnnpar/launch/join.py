@@ -26,7 +26,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 from gnnpar.comm import interfaces
 from gnnpar.comm.interfaces import JoinError
 from gnnpar.comm.world import Interrupted, Outcome
-from gnnpar.durable import JsonDict
+from gnnpar.files import JsonDict
 from gnnpar.launch.failures import failure_of, why_killed
 from gnnpar.settings import Comm, ConfigError
 from gnnpar.track.console import complain

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from gnnpar import allocator
-from gnnpar.capacity import require_files, require_memory
 from gnnpar.comm import Communicator
 from gnnpar.comm.world import Host, How, Outcome, World, num_cores, torch_given_back
+from gnnpar.files import require_files, require_memory
 from gnnpar.launch import paced, processes
 from gnnpar.launch.failures import RankFailed, failure_of
 from gnnpar.launch.join import Joined, PeerLost, join, watched

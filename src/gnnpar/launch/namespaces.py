@@ -32,7 +32,7 @@ from types import FrameType
 from typing import Literal
 
 from gnnpar.comm.world import LATENCY_SECONDS, SWITCH_LATENCY_SECONDS, Links
-from gnnpar.folder_lock import started
+from gnnpar.files import started
 
 INTERFACE = "eth0"
 CONGESTION_CONTROL = "cubic"  # the kernel's own default, so that machines with another one measure the same

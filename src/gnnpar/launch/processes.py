@@ -34,7 +34,7 @@ from gnnpar import allocator
 from gnnpar.comm import interfaces
 from gnnpar.comm.clock import dilate
 from gnnpar.comm.world import Host, Interrupted, World
-from gnnpar.durable import write_json_whole
+from gnnpar.files import write_json_whole
 from gnnpar.launch import cpu_shares
 from gnnpar.launch.failures import Failure, HangTimer, RankFailed, failure_of, hanging, is_stopped, why_killed
 from gnnpar.launch.namespaces import INTERFACE, Network, interface_sent_bytes

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from annotated_types import Ge, Le, Lt
 from torch import Tensor, nn
 
-from gnnpar.capacity import require_memory
+from gnnpar.files import require_memory
 from gnnpar.folds.block import Rows, widened
 from gnnpar.folds.edge_data import EdgeKind, EdgeSizes
 from gnnpar.graph import Graph

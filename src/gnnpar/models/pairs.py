@@ -7,7 +7,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gnnpar.capacity import require_memory
+from gnnpar.files import require_memory
 from gnnpar.models.gnn import GNN
 from gnnpar.models.initial import Linear, construct
 

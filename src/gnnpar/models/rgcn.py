@@ -13,7 +13,7 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor, nn
 
-from gnnpar.capacity import require_memory
+from gnnpar.files import require_memory
 from gnnpar.folds.block import Rows
 from gnnpar.folds.edge_data import EdgeKind, EdgeSizes
 from gnnpar.folds.sum import Sum

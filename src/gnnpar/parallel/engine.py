@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gnnpar.codecs.codec import Codec, SavedProfile
 from gnnpar.comm import Communicator, Site
 from gnnpar.data.tasks import Task
-from gnnpar.durable import JsonDict, StateDict
+from gnnpar.files import JsonDict, StateDict
 from gnnpar.graph import Graph
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.keys import KeyTable

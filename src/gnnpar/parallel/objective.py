@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gnnpar.comm import Communicator
 from gnnpar.data.links import Link
 from gnnpar.data.tasks import Labelled, Task
-from gnnpar.durable import JsonDict
+from gnnpar.files import JsonDict
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.pairs import PairExamples
 from gnnpar.partition.shard import Shard

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.comm import Communicator, Site
-from gnnpar.durable import StateDict
+from gnnpar.files import StateDict
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Rows, chosen
 from gnnpar.graph import InEdges, Message, Moments

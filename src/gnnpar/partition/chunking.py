@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.data.dataset import Dataset
-from gnnpar.durable import JsonDict
+from gnnpar.files import JsonDict
 from gnnpar.partition.partition import cache_of, fields_of, hashed, read_cached, symmetric_csr, write_cached
 
 Edges = tuple[Tensor, int]  # edge_index int64 [2, E], number of nodes

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gnnpar.durable import JsonDict
+from gnnpar.files import JsonDict
 from gnnpar_kernels.hashing import entry_hash, fold_key
 
 WEIGHT = "features.weight"

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from gnnpar.durable import (
+from gnnpar.files import (
     JsonDict,
     JsonObject,
     checksum,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.stored import Stored
-from gnnpar.durable import open_whole, require_file
+from gnnpar.files import open_whole, require_file
 from gnnpar.partition.vertex_cut import following
 from gnnpar.track.text import counted
 

@@ -11,12 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gnnpar.capacity import require_memory
 from gnnpar.comm import Communicator, RowLists
 from gnnpar.comm.rows import PartEdges
 from gnnpar.data.dataset import Dataset, Learned
 from gnnpar.data.links import OwnPairs, Pairs
-from gnnpar.durable import JsonDict
+from gnnpar.files import JsonDict, require_memory
 from gnnpar.folds.block import Block, chosen
 from gnnpar.folds.edge_data import EdgeData, EdgeKind, EdgeSizes
 from gnnpar.graph import InEdges

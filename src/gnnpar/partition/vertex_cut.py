@@ -26,7 +26,7 @@ from torch import Tensor
 
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.stored import Stored
-from gnnpar.durable import JsonDict
+from gnnpar.files import JsonDict
 
 
 class Pairs(NamedTuple):

@@ -19,10 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnpar.capacity import require_disk, require_files
 from gnnpar.data.columns import Column, ColumnWriter
 from gnnpar.data.stored import CHUNK_EDGES, OnProgress, Stored, no_progress, row_chunks
-from gnnpar.durable import JsonDict, file_hash, sync_folder
+from gnnpar.files import JsonDict, file_hash, require_disk, require_files, sync_folder
 from gnnpar.folds.block import index_dtype, layout
 from gnnpar.partition.manifest import PARTITION, SCHEMA, FileFacts, Manifest, folder_of
 from gnnpar.partition.shard import statistics_of

@@ -29,7 +29,7 @@ import torch
 from gnnpar.codecs.adaptive.links import fit
 from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.comm.world import num_cores
-from gnnpar.durable import JsonDict, read_json, write_json_whole
+from gnnpar.files import JsonDict, read_json, write_json_whole
 from gnnpar.launch.processes import end_with, without_main
 from gnnpar.planner.samples import SIZES, Samples, measure
 from gnnpar.planner.visits import candidates, trial_epochs, trials, with_visits

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from gnnpar.durable import JsonDict
+from gnnpar.files import JsonDict
 from gnnpar.parallel.priced import Priced, Problem
 from gnnpar.parallel.strategy import Strategy, refuse_edge_data
 from gnnpar.planner.machines import setting_of, threads_of

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gnnpar.comm.world import num_cores
 from gnnpar.config.inputs import as_value
-from gnnpar.durable import JsonDict
+from gnnpar.files import JsonDict
 from gnnpar.placement import Plan
 from gnnpar.planner.planned import Planned
 from gnnpar.planner.planner import Evaluated

@@ -9,7 +9,7 @@ from functools import cache
 
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.tasks import make_task
-from gnnpar.durable import JsonObject
+from gnnpar.files import JsonObject
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.strategy import Workload, refuse_edges_of_model

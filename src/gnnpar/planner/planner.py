@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
-from gnnpar.durable import JsonDict
+from gnnpar.files import JsonDict
 from gnnpar.folds.edge_data import EDGE_KINDS, EdgeKind
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.strategy import EDGE_TITLES

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import yaml
 
-from gnnpar.durable import JsonDict, JsonObject
+from gnnpar.files import JsonDict, JsonObject
 from gnnpar.parallel.priced import Enumerated, Priced, Problem
 from gnnpar.parallel.strategy import Strategy, check_members
 from gnnpar.paths import conf_dir, installed_confs

@@ -12,7 +12,7 @@ from functools import partial
 from statistics import fmean, median
 
 from gnnpar.comm.world import World
-from gnnpar.durable import JsonObject
+from gnnpar.files import JsonObject
 from gnnpar.parallel.strategy import Workload
 from gnnpar.placement import Plan, Topology
 from gnnpar.planner.machines import setting_of

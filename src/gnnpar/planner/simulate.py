@@ -14,7 +14,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gnnpar.durable import JsonDict
+from gnnpar.files import JsonDict
 from gnnpar.pricing.candidate import Candidate
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.tasks import Task

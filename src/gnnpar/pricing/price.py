@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Literal
 
-from gnnpar.durable import JsonDict
+from gnnpar.files import JsonDict
 
 Bound = Literal["exact", "mean", "most"]
 _SAFETY = 1.08  # what allocators round up and small tensors add

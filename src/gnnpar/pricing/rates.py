@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
-from gnnpar.durable import JsonDict
+from gnnpar.files import JsonDict
 from gnnpar.pricing.ir import Fold, Gemm, Group
 
 NEAR = float(1 << 18)  # numbers that stay in a core's own cache

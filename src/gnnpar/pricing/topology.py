@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Ge
 
-from gnnpar.durable import JsonObject
+from gnnpar.files import JsonObject
 from gnnpar.pricing.fabric import Device, Fabric, Link, Wire, build
 from gnnpar.pricing.quantity import parse
 

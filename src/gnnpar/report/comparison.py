@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gnnpar.durable import JsonDict
+from gnnpar.files import JsonDict
 from gnnpar.report import groups as grouping
 from gnnpar.report.answer import answers
 from gnnpar.report.fairness import remarks, warnings

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gnnpar.durable import JsonDict
+from gnnpar.files import JsonDict
 from gnnpar.report import colours
 from gnnpar.report.groups import Group, quiet
 from gnnpar.report.runs import Result, dataset_of, flat, is_busy, model_of

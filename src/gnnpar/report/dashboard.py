@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gnnpar.durable import JsonDict
+from gnnpar.files import JsonDict
 from gnnpar.report.exports import markdown_cell
 from gnnpar.track.keys import BYTE_PHASES, PHASES
 from gnnpar.track.text import one_line

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from gnnpar.durable import Json, JsonObject
+from gnnpar.files import Json, JsonObject
 from gnnpar.report import formatting as words
 from gnnpar.report.comparison import Comparison
 from gnnpar.report.groups import Group, cells

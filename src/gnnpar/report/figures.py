@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gnnpar.durable import JsonDict, JsonObject, open_whole, write_text_whole
+from gnnpar.files import JsonDict, JsonObject, open_whole, write_text_whole
 from gnnpar.report import colours, curves
 from gnnpar.report.comparison import Comparison
 from gnnpar.report.emphasis import OTHER, cut, groups_in_colour, short_name, six_parts, strategies_in_colour

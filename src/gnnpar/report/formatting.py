@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from gnnpar.durable import JsonObject
+from gnnpar.files import JsonObject
 from gnnpar.report.groups import Group
 from gnnpar.report.runs import no_speed
 from gnnpar.report.statistics import Estimate

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from gnnpar.durable import JsonDict, JsonObject
+from gnnpar.files import JsonDict, JsonObject
 from gnnpar.report import statistics
 from gnnpar.report.fairness import Baseline, exact_runs_of, unequal_accuracy, why_unequal
 from gnnpar.report.runs import Result, configuration_of, is_control, no_speed, went_on_from

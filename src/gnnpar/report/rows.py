@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gnnpar.durable import JsonDict
+from gnnpar.files import JsonDict
 from gnnpar.report.fairness import Baseline, ratio_of
 from gnnpar.report.runs import (
     Result,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnpar.config.jobs import unread
-from gnnpar.durable import JsonObject, read_json
+from gnnpar.files import JsonObject, read_json
 from gnnpar.settings import ConfigError
 from gnnpar.targets import classes_in, is_own
 from gnnpar.track.text import printable_tree

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from gnnpar.durable import JsonObject
+from gnnpar.files import JsonObject
 from gnnpar.report import formatting as words
 from gnnpar.report.groups import Group
 from gnnpar.report.runs import no_speed

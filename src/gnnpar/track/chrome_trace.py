@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from gnnpar.durable import JsonDict, write_json_whole
+from gnnpar.files import JsonDict, write_json_whole
 
 Row = tuple[int, str, float, float]  # rank, action text (F3@1) or phase, start seconds, end seconds
 ROWS = ("compute", "send", "receive", "phases")

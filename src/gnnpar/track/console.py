@@ -17,7 +17,7 @@ import annotated_types as at
 import rich.console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from gnnpar.durable import JsonObject
+from gnnpar.files import JsonObject
 from gnnpar.track.picture import picture
 from gnnpar.track.text import one_line, printable
 from gnnpar.track.tracker import Tracker

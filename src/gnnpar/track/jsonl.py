@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Protocol
 
-from gnnpar.durable import DISK_FULL, JsonDict, JsonObject, WriteError, parse_json, write_text_whole
+from gnnpar.files import DISK_FULL, JsonDict, JsonObject, WriteError, parse_json, write_text_whole
 from gnnpar.track import keys
 
 FILE = "metrics.jsonl"

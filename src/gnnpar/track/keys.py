@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from gnnpar.durable import Json, JsonObject
+from gnnpar.files import Json, JsonObject
 
 
 class Key(NamedTuple):

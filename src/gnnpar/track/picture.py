@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from gnnpar.durable import JsonObject
+from gnnpar.files import JsonObject
 from gnnpar.track.text import printable_tree
 
 _MOST_RANKS = 8  # rows and columns of the heat table

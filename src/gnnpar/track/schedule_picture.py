@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gnnpar.durable import write_text_whole
+from gnnpar.files import write_text_whole
 
 Row = tuple[int, str, float, float]  # rank, action text (F3@1) or phase, start seconds, end seconds
 _ACTION = re.compile(r"([SR]?)([FB])(\d+)@(\d+)")

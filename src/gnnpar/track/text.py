@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gnnpar.durable import JsonDict, JsonObject
+from gnnpar.files import JsonDict, JsonObject
 
 
 def printable(text: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from gnnpar.durable import JsonObject
+from gnnpar.files import JsonObject
 
 
 class Tracker(Protocol):

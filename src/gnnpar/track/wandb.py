@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import annotated_types as at
 
-from gnnpar.durable import JsonDict, JsonObject, write_json_whole
+from gnnpar.files import JsonDict, JsonObject, write_json_whole
 from gnnpar.track import keys
 from gnnpar.track.console import Console, complain, say
 from gnnpar.track.text import counted

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from gnnpar.comm import Communicator
-from gnnpar.durable import JsonDict
+from gnnpar.files import JsonDict
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.objective import Objective
 

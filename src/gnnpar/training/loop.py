@@ -13,13 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from gnnpar.capacity import require_memory
 from gnnpar.comm import Communicator
 from gnnpar.comm.clock import perf_counter
 from gnnpar.comm.world import Host, Interrupted, World
 from gnnpar.data.dataset import Dataset, Learned
 from gnnpar.data.tasks import Task
-from gnnpar.durable import JsonDict, JsonObject, write_json_whole
+from gnnpar.files import JsonDict, JsonObject, require_memory, write_json_whole
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.objective import Objective, fitted, objective_of

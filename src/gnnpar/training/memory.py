@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnpar.durable import JsonDict
+from gnnpar.files import JsonDict
 
 
 @dataclass

@@ -10,7 +10,7 @@ import torch
 
 from gnnpar.comm import Communicator
 from gnnpar.comm.clock import perf_counter
-from gnnpar.durable import JsonDict, JsonObject
+from gnnpar.files import JsonDict, JsonObject
 from gnnpar.track.keys import BYTE_PHASES, PHASES
 
 

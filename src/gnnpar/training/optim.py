@@ -16,7 +16,7 @@ import annotated_types as at
 import torch
 from torch import nn
 
-from gnnpar.durable import JsonDict
+from gnnpar.files import JsonDict
 from gnnpar.parallel.keys import to_device
 from gnnpar.training import eager
 from gnnpar.training.on_device import DeviceStep, largest_of

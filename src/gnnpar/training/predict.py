@@ -15,7 +15,7 @@ from torch import Tensor
 from gnnpar.comm import Communicator
 from gnnpar.comm.world import Host, Outcome, World
 from gnnpar.data.columns import load_npy
-from gnnpar.durable import JsonObject, WriteError, checksum, file_hash
+from gnnpar.files import JsonObject, WriteError, checksum, file_hash
 from gnnpar.parallel.objective import SPLITS, PairObjective
 from gnnpar.settings import Settings
 from gnnpar.track.console import say

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Self
 
 from gnnpar.comm import Communicator
-from gnnpar.durable import JsonDict, write_text_whole
+from gnnpar.files import JsonDict, write_text_whole
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.pipeline.schedule.action import Action, Schedule
 from gnnpar.parallel.pipeline.schedule.simulate import grid, simulate

@@ -15,7 +15,7 @@ from torch import Tensor
 from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.tasks import Labels, Task, TaskConfig, make_task
-from gnnpar.durable import JsonDict
+from gnnpar.files import JsonDict
 from gnnpar.models.gnn import GNN, ModelSource
 from gnnpar.models.pairs import with_scorer
 from gnnpar.parallel.engine import Engine, FlatEngine

@@ -21,7 +21,7 @@ from gnnpar.codecs.adaptive.problem import Array, Pair, Problem, merged, split
 from gnnpar.codecs.quantized import Key
 from gnnpar.comm import Communicator, RowLists, Site
 from gnnpar.comm.clock import perf_counter
-from gnnpar.durable import JsonDict
+from gnnpar.files import JsonDict
 from gnnpar_kernels.wire import row_nbytes
 
 Solver = Literal["threshold", "highs"]

@@ -32,7 +32,7 @@ from gnnpar.codecs.quantized import Key, QuantizedRows, is_wide, price_of_codes
 from gnnpar.codecs.uniform import Bits, GridBits, check_period, checked_menu, code_of
 from gnnpar.comm import Communicator, Outgoing, RowLike, RowLists, Site
 from gnnpar.comm.rows import Decoder
-from gnnpar.durable import JsonDict, StateDict
+from gnnpar.files import JsonDict, StateDict
 from gnnpar.folds.block import Rows
 
 

@@ -20,7 +20,7 @@ import torch
 from gnnpar.codecs.adaptive.importance import edges_of
 from gnnpar.comm import Communicator, RowLists, Site
 from gnnpar.comm.clock import perf_counter
-from gnnpar.durable import JsonDict, read_json
+from gnnpar.files import JsonDict, read_json
 from gnnpar.track.text import counted
 from gnnpar_kernels import spmm
 

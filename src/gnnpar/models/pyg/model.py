@@ -17,8 +17,8 @@ from torch.nn.parameter import is_lazy
 from torch_geometric.nn import MessagePassing, RGATConv
 from torch_geometric.nn.models.basic_gnn import PNA, BasicGNN
 
-from gnnpar.capacity import require_memory
 from gnnpar.comm.world import reason_of
+from gnnpar.files import require_memory
 from gnnpar.folds.block import Rows, widened
 from gnnpar.folds.edge_data import Degrees, EdgeKind, EdgeSizes, Schema, SelfLoops
 from gnnpar.graph import Graph

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import TYPE_CHECKING
 
-from gnnpar.durable import JsonDict
+from gnnpar.files import JsonDict
 from gnnpar.parallel.cagnet.grid import Grid
 from gnnpar.parallel.cagnet.grid_cost import GridWork
 from gnnpar.parallel.cagnet.replicated import refuse_fold

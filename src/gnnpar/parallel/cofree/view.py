@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gnnpar.capacity import require_memory
+from gnnpar.files import require_memory
 from gnnpar.folds.block import Block
 from gnnpar.graph import Graph
 from gnnpar.parallel.local import Pass

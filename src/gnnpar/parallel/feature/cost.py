@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gnnpar.data.dataset import Dataset
-from gnnpar.durable import JsonDict
+from gnnpar.files import JsonDict
 from gnnpar.parallel.feature.slices import slices_of
 from gnnpar.parallel.priced import Problem, priced
 from gnnpar.parallel.row_bytes import SENDS_NOTHING, RowBytes

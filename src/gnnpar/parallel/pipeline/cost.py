@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from gnnpar.durable import JsonDict
+from gnnpar.files import JsonDict
 from gnnpar.parallel.pipeline.placing import Line, place_layers
 from gnnpar.parallel.pipeline.schedule.stages import balanced, even
 from gnnpar.parallel.priced import Problem, priced

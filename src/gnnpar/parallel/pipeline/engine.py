@@ -19,7 +19,7 @@ from gnnpar.codecs.codec import Codec, Identity
 from gnnpar.comm import CodedExchange, Communicator, RowLike, Site
 from gnnpar.comm.ledger import now
 from gnnpar.data.tasks import Task
-from gnnpar.durable import StateDict
+from gnnpar.files import StateDict
 from gnnpar.folds.block import Rows
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import EngineDefaults, EpochReport, PassGraph, Stateful, Stepper, set_gradients, summand

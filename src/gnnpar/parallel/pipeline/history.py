@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.comm import RowLike
-from gnnpar.durable import StateDict
+from gnnpar.files import StateDict
 from gnnpar.folds.block import Rows
 
 Call = tuple[int, int]

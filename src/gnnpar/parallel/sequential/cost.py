@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from gnnpar.durable import JsonDict
+from gnnpar.files import JsonDict
 from gnnpar.parallel.priced import Problem, priced
 from gnnpar.parallel.row_bytes import SENDS_NOTHING, RowBytes
 from gnnpar.parallel.torch_types import unique

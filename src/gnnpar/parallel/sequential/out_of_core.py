@@ -24,7 +24,7 @@ from gnnpar import allocator
 from gnnpar.comm import Communicator
 from gnnpar.comm.communicator import T
 from gnnpar.comm.threads import Channel, ThreadCommunicator, ThreadWorld
-from gnnpar.durable import StateDict
+from gnnpar.files import StateDict
 from gnnpar.parallel.engine import EngineDefaults, EpochReport, FlatEngine, Stepper
 from gnnpar.parallel.sequential import paging
 from gnnpar.partition.shard import Shard

@@ -10,7 +10,7 @@ from importlib import resources
 from itertools import islice
 from pathlib import Path
 
-from gnnpar.durable import Json, JsonDict, JsonObject, require_writable, write_text_whole
+from gnnpar.files import Json, JsonDict, JsonObject, require_writable, write_text_whole
 from gnnpar.report import colours, curves
 from gnnpar.report import formatting as words
 from gnnpar.report.answer import at_a_glance

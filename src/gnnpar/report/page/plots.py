@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
-from gnnpar.durable import JsonDict
+from gnnpar.files import JsonDict
 from gnnpar.report import colours, curves
 from gnnpar.report.curves import Curve
 from gnnpar.report.emphasis import OTHER, cut, groups_in_colour, short_name, six_parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gnnpar.durable import JsonDict, JsonObject
+from gnnpar.files import JsonDict, JsonObject
 from gnnpar.report import formatting as words
 from gnnpar.report.formatting import NOTHING
 from gnnpar.report.groups import Group

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from gnnpar.comm import Communicator
-from gnnpar.durable import (
+from gnnpar.files import (
     DISK_FULL,
     JsonDict,
     JsonObject,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from gnnpar.comm import Communicator
-from gnnpar.durable import JsonDict, JsonObject
+from gnnpar.files import JsonDict, JsonObject
 from gnnpar.placement import Plan
 from gnnpar.settings import Settings
 from gnnpar.track.jsonl import sync_rows

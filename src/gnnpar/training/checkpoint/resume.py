@@ -20,7 +20,7 @@ from torch import nn
 
 from gnnpar.comm import Communicator
 from gnnpar.data.tasks import Task
-from gnnpar.durable import JsonDict, JsonObject, read_json, remove
+from gnnpar.files import JsonDict, JsonObject, read_json, remove
 from gnnpar.folds.edge_data import EdgeSizes, Schema
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.strategy import Strategy

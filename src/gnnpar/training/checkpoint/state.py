@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnpar.durable import JsonDict, file_hash, load_tensors
+from gnnpar.files import JsonDict, file_hash, load_tensors
 
 _SCALARS = (bool, int, float, str)
 

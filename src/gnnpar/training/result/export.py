@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnpar.data.preprocess import Preprocess
-from gnnpar.durable import JsonDict, file_hash, open_whole, read_json, write_text_whole
+from gnnpar.files import JsonDict, file_hash, open_whole, read_json, write_text_whole
 from gnnpar.folds.aggregator import Aggregator, EdgeDropout
 from gnnpar.folds.block import Rows
 from gnnpar.folds.generic import Generic

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from gnnpar.durable import JsonDict
+from gnnpar.files import JsonDict
 from gnnpar.paths import checkout_dir
 from gnnpar.settings import Settings
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from gnnpar.comm.world import Outcome, World, reason_of
-from gnnpar.durable import JsonDict, JsonObject, release_room, reserve_room
+from gnnpar.files import JsonDict, JsonObject, release_room, reserve_room
 from gnnpar.partition.manifest import read_manifest
 from gnnpar.settings import Cluster, Settings, show
 from gnnpar.track.console import Console, pulse, say

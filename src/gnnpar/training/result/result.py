@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from gnnpar.durable import JsonDict, JsonObject, read_json, write_json_whole
+from gnnpar.files import JsonDict, JsonObject, read_json, write_json_whole
 from gnnpar.placement import Plan
 from gnnpar.track.jsonl import read_rows
 from gnnpar.track.keys import BYTE_PHASES, PHASES, goodness, is_finite, is_whole

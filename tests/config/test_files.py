@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from gnnpar.durable import WriteError, open_whole, write_json_whole, write_text_whole
+from gnnpar.files import WriteError, open_whole, write_json_whole, write_text_whole
 
 
 def test_the_new_text_takes_the_place_of_the_old_one(tmp_path):

@@ -1,17 +1,25 @@
-"""Atomic file writes, checksummed JSON, fsync."""
+"""Atomic file writes, checksummed JSON, fsync; a lock on a folder; what fits into memory and onto the disk."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import json
+import math
 import os
+import resource
 import shutil
+import socket
+import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import psutil
 
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 """A JSON value to write or pass on."""
@@ -27,6 +35,8 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _RESERVED, _RESERVED_BYTES = ".reserved", 1 << 20
 _BLOCK = 1 << 22
 _LARGEST = (1 << 63) - 1
+LOCK = ".gnnpar.lock"
+_CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
 def reserve_room(folder: Path) -> None:
@@ -193,3 +203,104 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+class FolderInUse(ValueError):
+    """Another process works in the folder: one line with its pid and host, and what to do."""
+
+
+@contextmanager
+def working_in(folder: Path, *, otherwise: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Lock a folder, which is made where it is missing, for this process.
+
+    The lock is the operating system's and ends with the process; the file then still names it, and `say` gets a line.
+    `otherwise`: what else one can choose, for FolderInUse. Raises WriteError where the folder cannot be written.
+    """
+    from filelock import FileLock, Timeout  # 0.1 s, which commands that lock nothing need not wait for
+
+    file = folder / LOCK
+    lock = FileLock(file, timeout=0, thread_local=False)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+        before = _read(file)
+        file.write_text(f"process {os.getpid()} of {socket.gethostname()} since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+    except Timeout as error:
+        owner = _read(file) or "another process"
+        raise FolderInUse(f"{folder} is in use by {owner}: wait for it, or {otherwise}") from error
+    except OSError as error:
+        raise WriteError(error.errno, error.strerror or str(error), str(folder)) from error
+    if before:
+        say(f"{folder} was in use by {before}, which has ended: taken over")
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            file.write_text("")  # removed, it could be locked twice: by its name, and by who had it open
+        lock.release()
+
+
+def _read(file: Path) -> str:
+    """Return the line in a lock file, '' where there is none: it may be anybody's."""
+    with suppress(OSError):
+        line = file.read_bytes()[:200].decode(errors="replace")
+        return line if line.isprintable() else ""
+    return ""
+
+
+def numbered(folder: Path) -> Iterator[Path]:
+    """Yield the folder, then its name with -2, -3, ..., to take the first that is free."""
+    yield folder
+    yield from (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
+
+
+def started(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since boot; None: it has ended, or this is not Linux."""
+    if sys.platform != "linux":
+        return None
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()  # the name before may hold spaces
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def memory_bytes() -> int:
+    """Memory of the machine, or of the container that this process runs in."""
+    total = psutil.virtual_memory().total
+    try:
+        limit = _CGROUP.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return total
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
+def require_disk(nbytes: float, folder: Path, what: str, change: str) -> None:
+    """ValueError where `nbytes`, which `what` takes at least, are more than the disk of `folder` has free."""
+    free = shutil.disk_usage(folder).free
+    if nbytes > free:
+        raise ValueError(
+            f"{what} needs {nbytes / 2**30:,.1f} GiB of disk at least, {folder} has {free / 2**30:,.1f} free: {change}"
+        )
+
+
+def require_memory(nbytes: float, what: str, change: str) -> None:
+    """ValueError where `nbytes`, which `what` takes at least, are more than there is. `change`: what to do instead."""
+    there = memory_bytes()
+    if nbytes > there:
+        raise ValueError(
+            f"{what} needs {nbytes / 2**30:,.0f} GiB at least, this machine has {there / 2**30:.0f}: {change}"
+        )
+
+
+def require_files(count: int, what: str, change: str) -> None:
+    """So many may be open at once in this process, and in those that it starts; ValueError where they cannot."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (math.inf if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    if hard < count:
+        raise ValueError(
+            f"{what} has {count:,} files open at once, and the limit is {hard:,}: raise it (ulimit -n), or {change}"
+        )
+    if soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, limits[1]))
