@@ -66,7 +66,7 @@ def environment() -> dict[str, str]:
 @pytest.fixture(scope="session")
 def shaped_links() -> None:
     """Skips where launch=paced cannot work: no root, no iproute2, no such kernel."""
-    from gnnpar.launch.paced import trial
+    from gnnpar.launch.emulated.paced import trial
 
     if (said := trial()).startswith("no: "):
         pytest.skip(f"launch=paced {said.removeprefix('no: ')}")

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from conftest import environment
-from gnnpar.launch.namespaces import Network, address, own_prefix
+from gnnpar.launch.emulated.namespaces import Network, address, own_prefix
 
 NAMES = ("node-a", "node-b")
 PORT = 29500

@@ -17,7 +17,7 @@ from torch.multiprocessing.spawn import start_processes
 
 from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.comm.process import connect
-from gnnpar.launch.namespaces import Network
+from gnnpar.launch.emulated.namespaces import Network
 from gnnpar.launch.processes import enter_network
 
 Kind = Literal["threads", "gloo"]

@@ -32,8 +32,8 @@ from gnnpar.codecs.uniform import Uniform
 from gnnpar.comm import Communicator
 from gnnpar.config.compose import compose
 from gnnpar.data.tasks import make_task
-from gnnpar.launch.namespaces import Network, own_prefix
-from gnnpar.launch.paced import burst_kib, reached_gbps
+from gnnpar.launch.emulated.namespaces import Network, own_prefix
+from gnnpar.launch.emulated.paced import burst_kib, reached_gbps
 from gnnpar.models.gcn import GCN
 from gnnpar.models.sage import SAGE
 from gnnpar.parallel.halo.adaqp import AdaQP

@@ -25,7 +25,7 @@ import blocks
 import records
 
 from gnnpar.comm.world import num_cores
-from gnnpar.launch.paced import trial
+from gnnpar.launch.emulated.paced import trial
 from gnnpar.settings import ConfigError
 from studies import QUICK, SEEDS, STUDIES, TUNED, Study
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from conftest import Run
-from gnnpar.launch import namespaces
+from gnnpar.launch.emulated import namespaces
 from started import TINY, Started
 
 FAILING = """

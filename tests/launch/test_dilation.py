@@ -14,9 +14,9 @@ from conftest import ROOT, Run
 from gnnpar.comm import clock
 from gnnpar.comm.world import Links
 from gnnpar.config.compose import compose
-from gnnpar.launch import cpu_shares, paced
+from gnnpar.launch.emulated import cpu_shares, paced
+from gnnpar.launch.emulated.namespaces import Network
 from gnnpar.launch.launch import world_of
-from gnnpar.launch.namespaces import Network
 from gnnpar.planner.machines import setting_of
 from gnnpar.planner.planned import planned
 from gnnpar.pricing.rates import NOMINAL, Rates
@@ -123,10 +123,6 @@ def test_the_controller_is_found_where_it_is_mounted() -> None:
     assert cpu_shares.controller(account + second) == cpu_shares.Controller(Path("/sys/fs/cgroup"), 2)
     both = cpu_shares.controller(second + first + account)
     assert both == cpu_shares.Controller(Path("/sys/fs/cgroup/cpu,cpuacct"), 1), "v1 has it, v2 is there without it"
-    for cut in "\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0\u2028":  # the kernel escapes blanks, tabs and line ends in names alone
-        fields = cut.join(["x", "/tmp/theirs", "cgroup", "rw,cpu", "0"])
-        theirs = f"fuse /tmp/{cut}{fields} fuse.any rw 0 0\n{fields} /tmp/other fuse.any rw 0 0\n"
-        assert cpu_shares.controller(theirs + second) == cpu_shares.Controller(Path("/sys/fs/cgroup"), 2)
 
 
 @pytest.mark.parametrize(("version", "files"), [(1, {"cpu.cfs_period_us": "4000", "cpu.cfs_quota_us": "1000"})])
@@ -151,7 +147,9 @@ def burn(prefix: str, rank: int, seconds: float) -> None:
 @can_share
 def test_a_rank_gets_no_more_than_its_share() -> None:
     with cpu_shares.shared((0.9, 0.2)) as prefix:
-        root = cpu_shares._controller().root
+        there = cpu_shares.own_controller()
+        assert there is not None
+        root = there.root
         assert len(list(root.glob(f"{prefix}-rank*"))) == 2
         rank = get_context("fork").Process(target=burn, args=(prefix, 1, 0.5))
         rank.start()

@@ -17,8 +17,8 @@ import torch
 from comm_bodies import SITE
 from gnnpar.comm import Communicator
 from gnnpar.files import started
-from gnnpar.launch import namespaces, paced
-from gnnpar.launch.namespaces import Network, interface_sent_bytes, missing, own_prefix, remove_stale
+from gnnpar.launch.emulated import namespaces, paced
+from gnnpar.launch.emulated.namespaces import Network, interface_sent_bytes, missing, own_prefix, remove_stale
 from worlds import run_world
 
 PATTERNS = {"one way": [(0, 3)], "both ways": [(0, 3), (3, 0)], "three to one": [(0, 3), (1, 3), (2, 3)]}
@@ -28,7 +28,7 @@ RATES, SECONDS, REPEATS = (0.2, 1.0), 0.4, 10
 def dead_process() -> str:
     """The prefix of a process that is no more."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        prefix = f"gnnpar-{process.pid}-{started(process.pid)}-{namespaces._space()}"
+        prefix = f"gnnpar-{process.pid}-{started(process.pid)}"
         process.communicate(b"\n")
     return prefix
 
@@ -36,12 +36,11 @@ def dead_process() -> str:
 def test_only_names_of_dead_processes_are_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(namespaces, "FOLDER", tmp_path)
     dead = dead_process()
-    reused = f"gnnpar-{os.getpid()}-1-{namespaces._space()}"  # this process's number, but it started later
-    elsewhere = f"gnnpar-{os.getpid()}-1-7-0"  # of another container, whose processes are not seen here
-    names = (f"{own_prefix()}-0", f"{dead}-0", f"{dead}-switch", f"{reused}-1", elsewhere, "gnnpar", "docker-1-1-0")
+    reused = f"gnnpar-{os.getpid()}-1"  # this process's number, but it started later
+    names = (f"{own_prefix()}-0", f"{dead}-0", f"{dead}-switch", f"{reused}-1", "gnnpar", "docker-1-1-0")
     for name in names:
         (tmp_path / name).touch()
-    assert len(namespaces.names()) == 5
+    assert len(namespaces.names()) == 4
     removed: list[str] = []
     monkeypatch.setattr(namespaces, "delete", removed.extend)
     assert set(remove_stale()) == {f"{dead}-0", f"{dead}-switch", f"{reused}-1"}

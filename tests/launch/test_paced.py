@@ -9,7 +9,8 @@ import pytest
 from gnnpar.cli.main import run
 from gnnpar.comm.world import Links
 from gnnpar.config.compose import compose
-from gnnpar.launch import paced, processes
+from gnnpar.launch import processes
+from gnnpar.launch.emulated import paced
 from gnnpar.launch.launch import world_of
 from gnnpar.settings import ConfigError
 from gnnpar.training.result.header import header

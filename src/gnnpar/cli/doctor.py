@@ -43,7 +43,7 @@ def diagnose() -> dict[str, JsonDict]:
     """Versions, devices, backends, launches, kernels, extras."""
     import torch
 
-    from gnnpar.launch.paced import trial
+    from gnnpar.launch.emulated.paced import trial
 
     named = versions() | {"torch": torch.__version__}
     packages = ("torch_geometric", "hydra-core", "pymetis", "scipy", "wandb")

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -17,10 +17,11 @@ from gnnpar import allocator
 from gnnpar.comm import Communicator
 from gnnpar.comm.world import Host, How, Outcome, World, num_cores, torch_given_back
 from gnnpar.files import require_files, require_memory
-from gnnpar.launch import paced, processes
+from gnnpar.launch import processes
+from gnnpar.launch.emulated import cpu_shares, paced
+from gnnpar.launch.emulated.namespaces import Network
 from gnnpar.launch.failures import RankFailed, failure_of
 from gnnpar.launch.join import Joined, PeerLost, join, watched
-from gnnpar.launch.namespaces import Network
 from gnnpar.launch.signals import Stop, interruptible
 from gnnpar.launch.slurm import check_rank, number, rank_on_host
 from gnnpar.settings import MAX_RANKS, Comm, Launch, Settings
@@ -186,7 +187,8 @@ def links(world: World, hooks: RunHooks) -> Iterator[Network | None]:
         yield None
         return
     network = Network.of(world.links)
-    with paced.paced(network) as reached, paced.slowed(world):
+    cores = network.cores(world.threads_per_rank)
+    with paced.paced(network) as reached, cpu_shares.shared(cores) if cores else nullcontext():
         say(f"paced: {world.links.describe()}; payload reached: {', '.join(f'{r:.2f}' for r in reached)} Gbit/s")
         for line in paced.shortfalls(network, reached):
             say(f"{line}; the results carry both rates")

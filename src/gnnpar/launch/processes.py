@@ -35,9 +35,9 @@ from gnnpar.comm import interfaces
 from gnnpar.comm.clock import dilate
 from gnnpar.comm.world import Host, Interrupted, World
 from gnnpar.files import write_json_whole
-from gnnpar.launch import cpu_shares
+from gnnpar.launch.emulated import cpu_shares
+from gnnpar.launch.emulated.namespaces import INTERFACE, Network, interface_sent_bytes
 from gnnpar.launch.failures import Failure, HangTimer, RankFailed, failure_of, hanging, is_stopped, why_killed
-from gnnpar.launch.namespaces import INTERFACE, Network, interface_sent_bytes
 from gnnpar.launch.signals import Stop, answer_in_rank, blocked
 from gnnpar.settings import Comm, Launch
 from gnnpar.track import progress

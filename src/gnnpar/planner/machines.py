@@ -8,8 +8,8 @@ from collections.abc import Callable
 import psutil
 
 from gnnpar.comm.world import num_cores
-from gnnpar.launch.paced import burst_kib, dilation, is_dilated, num_hosts
-from gnnpar.launch.paced import speeds as launch_speeds
+from gnnpar.launch.emulated.paced import burst_kib, dilation, is_dilated, num_hosts
+from gnnpar.launch.emulated.paced import speeds as launch_speeds
 from gnnpar.planner.calibrate import Calibration, calibrate
 from gnnpar.pricing.fabric import Fabric
 from gnnpar.pricing.machine import Machine

@@ -1,6 +1,6 @@
-"""launch=paced: from settings to a network of shaped links, and what a link really carries.
+"""launch=paced: from settings to shaped links, and the rate that a link reaches.
 
-The rate that is set counts what a link carries, headers included; the rate reached, the payload of one TCP stream.
+The rate that is set counts headers; the rate reached is the payload of one TCP stream.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from gnnpar.comm.world import Links, World
-from gnnpar.launch import cpu_shares
-from gnnpar.launch.namespaces import Network, NetworkError, address, entered, missing, own_prefix
+from gnnpar.comm.world import Links
+from gnnpar.launch.emulated import cpu_shares
+from gnnpar.launch.emulated.namespaces import Network, NetworkError, address, entered, missing, own_prefix
 from gnnpar.settings import Cluster, Launch, Paced, Settings
 from gnnpar.track.text import counted
 
@@ -22,7 +22,7 @@ _PATIENCE_SECONDS = 30.0
 
 
 def links_of(settings: Settings, *, size: int, joined: bool, threads: int, cores: int) -> Links | None:
-    """The shaped links between the ranks of this run; None: the machine's own. ValueError where it cannot be."""
+    """Return the shaped links between the ranks of this run; None: the machine's own. Raises ValueError."""
     launch = settings.launch
     if not isinstance(launch, Paced) or size == 1:
         return None
@@ -50,7 +50,7 @@ def is_dilated(launch: Launch) -> bool:
 
 
 def dilation(launch: Paced, threads: int, cores: int) -> float:
-    """How many times slower so many threads run than on cores of their own. ValueError where they do not fit."""
+    """Return how many times slower `threads` run than on cores of their own. Raises ValueError if they do not fit."""
     least = max(1.0, threads / cores)
     if launch.dilation == "auto":
         factor = least
@@ -67,7 +67,7 @@ def dilation(launch: Paced, threads: int, cores: int) -> float:
 
 
 def speeds(launch: Paced, size: int) -> tuple[float, ...]:
-    """The share of its cores that each rank gets, () where all get all. ValueError where it cannot be given."""
+    """Return the share of its cores that each rank gets; (): all of them. Raises ValueError."""
     if launch.speeds is None:
         return ()
     listed = "[" + ",".join(f"{speed:g}" for speed in launch.speeds) + "]"
@@ -78,24 +78,13 @@ def speeds(launch: Paced, size: int) -> tuple[float, ...]:
     return launch.speeds
 
 
-@contextmanager
-def slowed(world: World) -> Iterator[None]:
-    """The groups that give each rank its share of the cores are there inside."""
-    shares = () if world.links is None else world.links.cores(world.threads_per_rank)
-    if not shares:
-        yield
-        return
-    with cpu_shares.shared(shares):
-        yield
-
-
 def burst_kib(gbps: float) -> int:
-    """What a link carries in 2.1 ms; below 16 KiB a bucket holds too few packets to keep to its rate."""
+    """Return the KiB of 2.1 ms; below 16 KiB a bucket holds too few packets to keep its rate."""
     return max(16, round(256 * gbps))
 
 
 def num_hosts(launch: Paced, cluster: Cluster | None, size: int, topology: str) -> int:
-    """As many as the topology names, else as launch.hosts says, else one a rank; no host without a rank."""
+    """Return the hosts of the topology, else launch.hosts, else one a rank. Raises ValueError for too many hosts."""
     if cluster is not None:
         if launch.hosts not in ("auto", cluster.num_hosts):
             named = f"topology={topology} names {cluster.num_hosts}"
@@ -115,7 +104,7 @@ def num_hosts(launch: Paced, cluster: Cluster | None, size: int, topology: str) 
 
 @contextmanager
 def paced(network: Network) -> Iterator[list[float]]:
-    """The network is there inside; what each host's link reached, in the order of hosts."""
+    """Build the network, and remove it at the end. Gives `reached_gbps`."""
     try:
         with network.built():
             gbps = reached_gbps(network)
@@ -126,14 +115,13 @@ def paced(network: Network) -> Iterator[list[float]]:
 
 
 def reached_gbps(network: Network) -> list[float]:
-    """10^9 bit/s of payload from each host to the next, one after the other: a quarter of a second each. Dilated: what
-    this machine's links carry, times the dilation."""
+    """Return 10^9 bit/s of payload from each host to the next, times the dilation; a quarter of a second each."""
     hosts = network.num_hosts
     return [network.dilation * reached(network, i, (i + 1) % hosts) for i in range(hosts)]
 
 
 def shortfalls(network: Network, reached: list[float]) -> list[str]:
-    """A line for every link that carries less than nine tenths of what it was set to: this machine can no more."""
+    """Return a line for every link that carries less than nine tenths of its rate."""
     lines = []
     for i, got in enumerate(reached):
         target = (i + 1) % network.num_hosts
@@ -143,7 +131,7 @@ def shortfalls(network: Network, reached: list[float]) -> list[str]:
 
 
 def reached(network: Network, source: int, target: int) -> float:
-    """10^9 bit/s of payload that one TCP stream gets through, once the burst is used up."""
+    """Return 10^9 bit/s of payload of one TCP stream after the burst."""
     with entered(network.namespace(target)):  # a socket stays in the namespace it was made in
         server = socket.create_server((address(target), 0))
     with server:
@@ -164,7 +152,7 @@ def reached(network: Network, source: int, target: int) -> float:
 def _send(namespace: str, to: tuple[str, int]) -> None:
     block = bytes(256 * 1024)
     with suppress(OSError, NetworkError), entered(namespace), socket.create_connection(to, _PATIENCE_SECONDS) as stream:
-        while True:  # until the receiver has seen enough and closes
+        while True:  # until the receiver closes
             stream.sendall(block)
 
 
@@ -182,7 +170,7 @@ def _receive(stream: socket.socket, *, skip: int) -> float:
 
 
 def trial() -> str:
-    """Whether launch=paced works here, in a few words: a network of two hosts is built, used and removed."""
+    """Try a network of two hosts. Return in a few words whether launch=paced works here."""
     if (lack := missing()) is not None:
         return f"no: {lack}"
     network = Network(prefix=own_prefix(), host_gbps=(1.0, 1.0))

@@ -2,12 +2,12 @@
 
     host 0 [eth0]----[port0]  switch  [port1]----[eth0] host 1      every [end] a token bucket: `tbf` at the host's rate
 
-What a host sends is paced by its own end, what it receives by the switch's: three senders to one receiver share the
-receiver's link, as on a real switch. The bridge has a namespace of its own, so nothing of the machine's own network is
-touched. Per-link rates become classes (`htb`) at the sending end. Needs root and iproute2 (`missing`).
+The host's end shapes what the host sends, the switch's end what it receives: three senders to one receiver share the
+receiver's link. The bridge has a namespace of its own. Per-link rates become classes (`htb`) at the sending end. Needs
+root and iproute2 (`missing`).
 
-Names are gnnpar-PID-START-HOST, with the process that built them and when that process started: whoever builds the next
-network removes those whose builder is dead, also after kill -9.
+A namespace is named gnnpar-PID-START-HOST after the process that built it and the start of that process. The next
+network removes the namespaces of dead processes, also after kill -9.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from gnnpar.files import started
 INTERFACE = "eth0"
 CONGESTION_CONTROL = "cubic"  # the kernel's own default, so that machines with another one measure the same
 FOLDER = Path("/run/netns")
-_NAME = re.compile(r"gnnpar-(\d+)-(\d+)-(\d+)-\w+")
+_NAME = re.compile(r"gnnpar-(\d+)-(\d+)-\w+")
 _SWITCH = "switch"
 _CLONE_NEWNET, _SIOCGIFFLAGS, _IFF_RUNNING = 0x40000000, 0x8913, 0x40
 _PATH = os.pathsep.join([os.environ.get("PATH") or os.defpath, "/usr/sbin", "/sbin"])
 
 
 class NetworkError(ValueError):
-    """The network cannot be built here: one line."""
+    """The network cannot be built: one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Network(Links):
-    """Links between namespaces whose names begin with `prefix`."""
+    """Links between network namespaces; their names begin with `prefix`."""
 
     prefix: str
 
     @staticmethod
     def of(links: Links) -> Network:
-        """The network of this process that has these links."""
+        """Return a network of this process with these links."""
         return Network(**vars(links), prefix=own_prefix())
 
     def namespace(self, host: int | Literal["switch"]) -> str:
@@ -63,7 +63,7 @@ class Network(Links):
 
     @contextmanager
     def built(self) -> Iterator[None]:
-        """The namespaces exist inside, and are gone afterwards, whatever happened."""
+        """Build the namespaces, and remove them at the end."""
         try:
             remove_stale()
             self._connect()
@@ -74,11 +74,11 @@ class Network(Links):
                 self.remove()
 
     def enter(self, host: int) -> None:
-        """Put this thread, and the threads it starts from now on, on a host."""
+        """Move this thread, and the threads it starts later, to a host."""
         enter(self.namespace(host))
 
     def wait_until_up(self, seconds: float) -> None:
-        """The kernel says that a link is up as late as a second after it carries, and gloo believes what it says."""
+        """Wait for the links: gloo needs IFF_RUNNING, which the kernel sets up to a second after a link carries."""
         deadline = time.monotonic() + seconds
         for host in range(self.num_hosts):
             with entered(self.namespace(host)):
@@ -91,7 +91,7 @@ class Network(Links):
         delete([name for name in names() if name.startswith(f"{self.prefix}-")])
 
     def sent_bytes(self, host: int) -> int:
-        """What the interface of a host has sent since it was built."""
+        """Return the bytes that the interface of a host has sent."""
         with entered(self.namespace(host)):
             return interface_sent_bytes()
 
@@ -133,14 +133,14 @@ class Network(Links):
             _batch("tc", self.shape(host), self.namespace(host))
 
     def shape(self, host: int) -> list[str]:
-        """The tc commands for what a host sends: one token bucket, or one class a peer under a class of the host."""
+        """Return the tc commands for what a host sends: one token bucket, or a class for each peer under the host's."""
         mine = self.host_gbps[host]
         if self.link_gbps is None:
             return [f"qdisc replace dev {INTERFACE} root {self.bucket(mine)}"]
         commands = [
             f"qdisc replace dev {INTERFACE} root handle 1: htb default 1",
             f"class add dev {INTERFACE} parent 1: classid 1:ffff {self.limit(mine)}",
-            f"class add dev {INTERFACE} parent 1:ffff classid 1:1 {self.limit(mine)}",  # ARP, and whoever is no peer
+            f"class add dev {INTERFACE} parent 1:ffff classid 1:1 {self.limit(mine)}",  # ARP, and other targets
         ]
         for peer in range(self.num_hosts):
             if peer == host:
@@ -156,23 +156,23 @@ class Network(Links):
         return commands
 
     def bucket(self, gbps: float, latency: float = LATENCY_SECONDS) -> str:
-        """The token bucket of one direction of a link, with a queue of so many seconds."""
+        """Return the token bucket of one direction of a link, with a queue of `latency` seconds."""
         rate, queue = gbps * 1e9 / self.dilation, latency * 1e3 * self.dilation
         return f"tbf rate {rate:.0f}bit burst {self.burst_kib}kb latency {queue:.0f}ms"
 
     def limit(self, gbps: float) -> str:
-        """The same for one class of traffic."""
+        """Return the rate of one class of traffic."""
         rate, burst = f"{gbps * 1e9 / self.dilation:.0f}bit", f"{self.burst_kib}kb"
         return f"htb rate {rate} ceil {rate} burst {burst} cburst {burst} quantum 65536"
 
 
 def address(host: int) -> str:
-    """Of a host; nobody outside the namespaces sees it."""
+    """Return the address of a host inside the namespaces."""
     return f"10.77.{(host + 1) // 256}.{(host + 1) % 256}"
 
 
 def missing() -> str | None:
-    """What this machine lacks for namespaces, and what to do; None: nothing that can be seen without trying."""
+    """Return what this machine lacks for namespaces, and what to do; None: nothing known."""
     if not sys.platform.startswith("linux"):
         return f"needs Linux, this is {sys.platform}"
     lacking = [name for name in ("ip", "tc") if shutil.which(name, path=_PATH) is None]
@@ -184,37 +184,32 @@ def missing() -> str | None:
 
 
 def own_prefix() -> str:
-    """The prefix of this process's names: its number, when it started, and in which namespace of processes."""
-    return f"gnnpar-{os.getpid()}-{started(os.getpid())}-{_space()}"
-
-
-def _space() -> int:
-    return os.stat("/proc/self/ns/pid").st_ino
+    """Return the prefix of this process's names: its number and when it started."""
+    return f"gnnpar-{os.getpid()}-{started(os.getpid())}"
 
 
 def names() -> list[str]:
-    """Every namespace of any gnnpar on this machine."""
-    try:
+    """Return all namespaces of gnnpar on this machine."""
+    with suppress(OSError):
         return sorted(name for name in os.listdir(FOLDER) if _NAME.fullmatch(name))
-    except OSError:
-        return []
+    return []
 
 
 def is_stale(name: str) -> bool:
-    """Is the process that built it dead? Of another namespace of processes, as a container's, nobody here can tell."""
+    """Return True if the process that built it is dead."""
     found = _NAME.fullmatch(name)
-    return found is not None and int(found[3]) == _space() and started(int(found[1])) != int(found[2])
+    return found is not None and started(int(found[1])) != int(found[2])
 
 
 def remove_stale() -> list[str]:
-    """Remove what processes that are dead have left; the names."""
+    """Remove the namespaces of dead processes. Return their names."""
     stale = [name for name in names() if is_stale(name)]
     delete(stale)
     return stale
 
 
 def delete(gone: Sequence[str]) -> None:
-    """Remove namespaces; one that somebody else removes at the same time is no error."""
+    """Remove namespaces. One that another process removes at the same time is no error."""
     for name in gone:
         with suppress(NetworkError):
             _batch("ip", [f"netns del {name}"])
@@ -237,17 +232,17 @@ def _setns(descriptor: int, name: str) -> None:
 
 @contextmanager
 def entered(name: str) -> Iterator[None]:
-    """This thread is in a network namespace inside, and where it was afterwards."""
+    """Move this thread to a network namespace, and back at the end."""
     with open(f"/proc/self/task/{threading.get_native_id()}/ns/net", "rb") as before:
         enter(name)
         try:
             yield
         finally:
-            _setns(before.fileno(), "of before")
+            _setns(before.fileno(), "of this thread")
 
 
 def _is_running(interface: str) -> bool:
-    """Whether an interface of the host this thread is on is up and has a peer that is."""
+    """Return True if an interface and its peer are up, in the namespace of this thread."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         request = struct.pack("16sH14x", interface.encode(), 0)
         flags: int = struct.unpack("16xH14x", fcntl.ioctl(probe, _SIOCGIFFLAGS, request))[0]
@@ -255,7 +250,7 @@ def _is_running(interface: str) -> bool:
 
 
 def interface_sent_bytes() -> int:
-    """The interface's counter of bytes sent, headers included, on the host this thread is on."""
+    """Return the bytes sent on the host of this thread, headers included."""
     lines = Path(f"/proc/self/task/{threading.get_native_id()}/net/dev").read_text(encoding="ascii").splitlines()
     counters = next(line.partition(":")[2].split() for line in lines if line.strip().startswith(f"{INTERFACE}:"))
     return int(counters[8])
@@ -263,7 +258,7 @@ def interface_sent_bytes() -> int:
 
 @contextmanager
 def finishing() -> Iterator[None]:
-    """A signal that arrives inside takes effect afterwards: a second Ctrl-C must not leave namespaces behind."""
+    """Delay SIGINT and SIGTERM to the end: a second Ctrl-C must not leave namespaces behind."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -283,7 +278,7 @@ def finishing() -> Iterator[None]:
 
 
 def _batch(tool: Literal["ip", "tc"], commands: Sequence[str], namespace: str | None = None) -> None:
-    """Commands of iproute2 in one process, out of reach of the terminal's Ctrl-C."""
+    """Run commands of iproute2 in one process, which does not receive the terminal's Ctrl-C."""
     inside = [] if namespace is None else ["-n", namespace]
     done = subprocess.run(
         [shutil.which(tool, path=_PATH) or tool, *inside, "-batch", "-"],
