@@ -9,6 +9,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gnnpar.report.runs import Result, configuration_of, is_busy, is_control, is_exact, title, value_at, went_on_from
+from gnnpar.track.text import counted
 from gnnpar.training.result.result import epoch_time
 
 # what must be equal before two epoch times may form a ratio: name -> path in result.json
@@ -48,7 +49,7 @@ OF_BEFORE = {
     "cuda_graph": False,
     "early stopping": {"patience": None, "min_delta": 0.0},
 }
-# where and how fast a run was says nothing about its accuracy
+# these do not change accuracies
 TIME_ONLY = frozenset(
     {"row_order", "cuda_graph", "kernels", "block", "session", "device", "hardware", "provenance", "link rates"}
 )
@@ -57,7 +58,7 @@ WATCHED = {"commits": ("commit",), "torch versions": ("versions", "torch"), "mac
 
 
 def differences(a: Result, b: Result) -> list[str]:
-    """Names of what makes a ratio between two runs unfair. One rank has no link: measured, it is fair beside any."""
+    """Return the names of what makes a ratio unfair. A measured run of one rank, without links, is fair beside any."""
     provenances, transports = ({r[name] for r in (a, b)} for name in ("provenance", "transport"))
     skipped = ("provenance", "link rates") if "none" in transports and provenances == {"measured", "paced"} else ()
     return [name for name in FAIR if name not in skipped and _fact(a, name) != _fact(b, name)]
@@ -71,15 +72,17 @@ def _fact(result: Result, name: str) -> object:
 
 
 def unequal_accuracy(a: Result, b: Result) -> list[str]:
-    """Names of what makes a paired difference of accuracies unfair."""
+    """Return the names of what makes a paired difference of accuracies unfair."""
     return [name for name in differences(a, b) if name not in TIME_ONLY]
 
 
 @dataclass(frozen=True, eq=False)
 class Baseline:
-    """A strategy that runs are held against. ranked: its configurations, the one to prefer first: those that are
-    exact or round to bf16 (rule 2), then those whose threads have cores, then the fastest. Each configuration is held
-    against one of them, in ratios and in verdicts alike."""
+    """A strategy that runs are compared with: each configuration with one of `ranked`, in ratios and verdicts.
+
+    ranked: its configurations, first the exact ones and those that round to bf16 (rule 2), then those with a core for
+    each thread, then the fastest.
+    """
 
     strategy: str
     ranked: Sequence[Sequence[Result]]
@@ -93,8 +96,8 @@ class Baseline:
         return Baseline(strategy, sorted(found.values(), key=_rank))
 
     def beside(self, runs: Sequence[Result]) -> Sequence[Result]:
-        """The runs that those of one configuration are held against: by time where that is fair for any of them, else
-        by accuracy alone, else those that differ least."""
+        """Return the baseline's runs to compare one configuration with: those with fair times, else with fair
+        accuracies, else those that differ least."""
         for unequal in (differences, unequal_accuracy):
             for bases in self.ranked:
                 if any(not unequal(run, base) for run in runs for base in bases):
@@ -109,15 +112,15 @@ def _rank(runs: Sequence[Result]) -> tuple[bool, bool, float]:
 
 
 def nearest_of(runs: Sequence[Result], bases: Sequence[Result]) -> int:
-    """In how many ways the most similar pair differs."""
+    """Return in how many ways the most similar pair differs."""
     return min(len(differences(run, base)) for run in runs for base in bases)
 
 
 def ratio_of(
     result: Result, bases: Sequence[Result], baseline: str, allow_unfair: bool = False
 ) -> tuple[float | None, str, bool]:
-    """How many times faster than the runs of the baseline that it is held against, or why there is no ratio; whether
-    other load disturbed either. Of several in its block the fastest counts, of those that were not disturbed."""
+    """Return the ratio to the fastest undisturbed baseline of its block, or why there is none; whether a machine was
+    busy."""
     mine = epoch_time(result)
     if mine is None or result["status"] != "completed":
         return None, f"run {result['status']}", False
@@ -134,29 +137,29 @@ def ratio_of(
 
 
 def why_unequal(names: Sequence[str], baseline: str) -> str:
-    """The reason in a cell that is blank."""
+    """Return the reason of a blank cell."""
     if list(names) == ["session"]:
         return f"{baseline} was timed in another session"
     return f"{baseline} differs in {', '.join(name for name in names if name != 'session')}"
 
 
 def baselines(strategy: str, results: Sequence[Result]) -> list[Result]:
-    """The runs of a strategy that others may be held against: never the negative control, where there is another."""
+    """Return the runs of a strategy that others may be compared with, without the negative control if possible."""
     runs = [r for r in results if r["strategy"] == strategy]
     return [r for r in runs if not is_control(r)] or runs
 
 
 def exact_runs_of(strategy: str, results: Sequence[Result]) -> list[Result]:
-    """Those baselines that completed, the exact ones where there are any: what accuracies are held against."""
+    """Return the completed baselines that accuracies are compared with; the exact ones, if there are any."""
     runs = [r for r in baselines(strategy, results) if r["status"] == "completed"]
     return [r for r in runs if is_exact(r)] or runs
 
 
 def warnings(results: Sequence[Result], baseline: str) -> list[str]:
-    """One line for each way in which these runs are no fair comparison; none: all is equal that must be."""
+    """Return one line for each difference that makes the comparison unfair."""
     bases = [run for runs in Baseline.of(baseline, results).ranked for run in runs]
     bases = [base for base in bases if epoch_time(base) is not None]
-    unequal: dict[str, list[str]] = {}
+    unequal: dict[tuple[str, str], list[str]] = {}
     apart: list[str] = []
     for result in results:
         if result["status"] != "completed" or not bases:
@@ -170,10 +173,9 @@ def warnings(results: Sequence[Result], baseline: str) -> list[str]:
         for what in (each for each in names if each != "session"):
             ours, theirs = (_short(value_at(r, FAIR[what])) for r in (result, nearest))
             values = f" ({ours}; {baseline} {theirs})" if ours and theirs else ""
-            unequal.setdefault(f"{what}{values}", []).append(name)
+            unequal.setdefault((what, values), []).append(name)
     lines = [
-        f"{_names(runs)}: no run of {baseline} with equal {what.partition(' (')[0]}{_tail(what)}"
-        for what, runs in unequal.items()
+        f"{_names(runs)}: no run of {baseline} with equal {what}{values}" for (what, values), runs in unequal.items()
     ]
     if apart:
         lines.append(f"{_names(apart)}: timed in another session than {baseline}, not side by side with it")
@@ -210,38 +212,32 @@ def _seed_of_split(result: Result) -> int | None:
 
 
 def remarks(results: Sequence[Result]) -> list[str]:
-    """What differs between runs without making their ratios unfair, a line each."""
+    """Return a line for each difference between runs that leaves their ratios fair."""
     lines = exchanged(results)
     for name, path in WATCHED.items():
         counts = Counter(str(value_at(result, path) or "unknown") for result in results)
         if len(counts) > 1:
-            lines.append(f"{len(counts)} {name}: " + ", ".join(f"{v} ({_runs(n)})" for v, n in counts.most_common()))
+            lines.append(
+                f"{len(counts)} {name}: " + ", ".join(f"{v} ({counted(n, 'run')})" for v, n in counts.most_common())
+            )
     return lines
 
 
-def _tail(what: str) -> str:
-    return f" ({what.partition(' (')[2]}" if " (" in what else ""
-
-
 def _names(runs: Sequence[str]) -> str:
-    """strategy/model, or the strategies with the models that they share, and how many runs these are."""
+    """Return strategy/model, or the strategies with the models that they share, and the number of runs."""
     models: dict[str, list[str]] = {}
     for strategy, _, model in (name.partition("/") for name in dict.fromkeys(runs)):
         models.setdefault(strategy, []).append(model)
-    alike: dict[tuple[str, ...], list[str]] = {}
+    strategies_of: dict[tuple[str, ...], list[str]] = {}
     for strategy, names in models.items():
-        alike.setdefault(tuple(names), []).append(strategy)
-    groups = [f"{', '.join(strategies)} with {', '.join(names)}" for names, strategies in alike.items()]
+        strategies_of.setdefault(tuple(names), []).append(strategy)
+    groups = [f"{', '.join(strategies)} with {', '.join(names)}" for names, strategies in strategies_of.items()]
     named = runs[0] if len(set(runs)) == 1 else "; ".join(groups)
-    return named if len(runs) == 1 else f"{named} ({_runs(len(runs))})"
-
-
-def _runs(count: int) -> str:
-    return f"{count} run" + ("s" if count > 1 else "")
+    return named if len(runs) == 1 else f"{named} ({counted(len(runs), 'run')})"
 
 
 def _short(value: object) -> str:
-    """A value that fits a line; nothing for nested settings, eight digits of a hash."""
+    """Return a value for a line: '' for nested settings, eight digits of a hash."""
     if value is None or isinstance(value, (Mapping, list)):
         return ""
     text = str(value)
