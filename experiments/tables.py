@@ -11,6 +11,7 @@ from gnnpar.report import exports
 from gnnpar.report.comparison import Comparison, compare
 from gnnpar.report.page.page import write_page
 from gnnpar.report.runs import collect
+from gnnpar.report.table import group_table
 
 
 def comparison(rows: Sequence[Mapping[str, Any]], *, baseline: str = "single") -> Comparison:
@@ -21,7 +22,7 @@ def comparison(rows: Sequence[Mapping[str, Any]], *, baseline: str = "single") -
 
 def markdown(found: Comparison) -> str:
     """One line a configuration, and what the cells cannot say."""
-    return exports.as_markdown(exports.group_table(found.groups, found.baseline), exports.notes_of(found))
+    return exports.as_markdown(group_table(found.groups, found.baseline), exports.notes_of(found))
 
 
 def page(rows: Sequence[Mapping[str, Any]], file: Path, *, baseline: str = "single") -> Path:

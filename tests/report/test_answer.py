@@ -152,10 +152,9 @@ def test_a_number_of_disturbed_runs_alone_is_marked_wherever_it_stands(plant: Pl
     assert (single.time_busy, single.ratio_busy, ours.time_busy, ours.ratio_busy) == (True, True, False, True)
     assert "has 0.50 busy times its speed (0.50 [0.50, 0.50] busy x single" in found.answers[0]
     table = [words.group_cells(group) for group in found.groups]
-    place = [*words.HEADINGS].index
-    assert [line[place("epoch")].endswith(" busy") for line in table] == [True, False]
-    assert all(line[place("speed-up")].endswith("] busy") for line in table)
-    assert {words.row_ratio(row) for row in found.rows} == {"1.00 busy", "0.50 busy"}
+    assert [line["epoch"].endswith(" busy") for line in table] == [True, False]
+    assert all(line["speed-up"].endswith("] busy") for line in table)
+    assert {words.run_text(row, "ratio") for row in found.rows} == {"1.00 busy", "0.50 busy"}
     page = json.loads(context(found)["specs"])
     assert [" busy<" in text for text in page["speed-up-0"]["single"]["layout"]["yaxis"]["ticktext"]] == [True, True]
     assert [" busy<" in text for text in page["time-0"]["layout"]["yaxis"]["ticktext"]] == [True, False]

@@ -13,6 +13,7 @@ from gnnpar.report.comparison import Comparison, compare
 from gnnpar.report.groups import MARGIN
 from gnnpar.report.latex import as_latex
 from gnnpar.report.runs import collect
+from gnnpar.report.table import group_table, row_table
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import say
 
@@ -100,9 +101,9 @@ def export(comparison: Comparison, form: str, asked: bool | None, group: bool, c
     if form == "csv":
         return exports.as_csv(comparison.rows, comparison.groups if asked else None)
     table = (
-        exports.group_table(comparison.groups, comparison.baseline)
+        group_table(comparison.groups, comparison.baseline)
         if group
-        else exports.row_table(comparison.rows, comparison.baseline)
+        else row_table(comparison.rows, comparison.baseline)
     )
     table = exports.chosen_columns(table, columns) if columns else table
     notes = exports.notes_of(comparison)

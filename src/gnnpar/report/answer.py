@@ -139,7 +139,7 @@ def _least_sent(rivals: Sequence[Group]) -> str:
     sent = {
         group: value
         for group in rivals
-        if group.first["world_size"] > 1 and (value := _mean(group, "bytes_per_epoch")) is not None
+        if group.first["world_size"] > 1 and (value := group.mean("bytes_per_epoch")) is not None
     }
     if not sent:
         return "nothing is sent by one rank"
@@ -207,7 +207,7 @@ def _least(groups: Sequence[Group], what: Literal["sent", "memory"]) -> Answer |
         "memory": ("memory_peak_bytes", "a rank", "peak of an epoch"),
     }[what]
     asked = [group for group in groups if what == "memory" or group.first["world_size"] > 1]
-    known = [(value, group) for group in asked if (value := _mean(group, column)) is not None]
+    known = [(value, group) for group in asked if (value := group.mean(column)) is not None]
     if not known:
         return None
     value, best = min(known, key=lambda pair: pair[0])
@@ -233,8 +233,3 @@ def _accuracy(groups: Sequence[Group]) -> Answer | None:
     best = next((g for g in groups if "accuracy" in g.best), None)
     name = f"best: {best.title}" if best else "no best by a paired test"
     return Answer("accuracy", name, text, caveats.get(control, "the negative control is inconclusive"))
-
-
-def _mean(group: Group, column: str) -> float | None:
-    values = [row[column] for row in group.rows if row["status"] == "completed" and row[column] is not None]
-    return sum(values) / len(values) if values else None

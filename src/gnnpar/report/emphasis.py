@@ -1,4 +1,4 @@
-"""What a picture of many configurations puts in colour: few enough to be told apart, the rest stays grey."""
+"""Choose what a picture of many configurations draws in colour; the rest stays grey."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ WIDEST = 28  # characters of a label
 
 
 def strategies_in_colour(groups: Sequence[Group], baseline: str) -> list[str]:
-    """At most six: the baseline, then what is fastest, most accurate, sends least or needs least memory in any task,
-    then the others by speed. The negative control wins nothing."""
+    """Return at most six: the baseline, then the fastest, the most accurate, the one that sends least and the one that
+    needs least memory in any task, then the others by speed. The negative control wins nothing."""
     names = [baseline] if any(group.first["strategy"] == baseline for group in groups) else []
     rivals = [group for group in groups if not group.control and group.completed]
     tasks = [[group for group in rivals if group.arena == arena] for arena in dict.fromkeys(g.arena for g in rivals)]
@@ -28,7 +28,7 @@ def strategies_in_colour(groups: Sequence[Group], baseline: str) -> list[str]:
 
 
 def groups_in_colour(groups: Sequence[Group], strategies: Sequence[str]) -> list[Group]:
-    """At most six of a task: one of each strategy in colour, the negative control, then their other variants."""
+    """Return at most six of a task: one of each strategy in colour, the negative control, then other variants."""
     known = [group for group in groups if group.first["strategy"] in strategies]
     known.sort(key=lambda group: strategies.index(group.first["strategy"]))
     controls = [group for group in known if group.control][:1]
@@ -39,7 +39,7 @@ def groups_in_colour(groups: Sequence[Group], strategies: Sequence[str]) -> list
 
 
 def six_parts(bars: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
-    """The bars with at most six parts between them: those of the largest shares, and one for the sum of the others."""
+    """Reduce bars to at most six parts: those with the largest shares, and OTHER for the sum of the rest."""
     shares: dict[str, float] = {}
     for bar in bars:
         total = sum(bar.values())
@@ -58,24 +58,19 @@ def six_parts(bars: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
 
 
 def short_name(group: Group, others: Sequence[Group]) -> str:
-    """The strategy, with as much behind it as tells the group from others of its name; at most WIDEST characters."""
+    """Return the strategy and what sets the group apart from others of its name, in at most WIDEST characters."""
     same = [other for other in others if other.first["strategy"] == group.first["strategy"]]
     parts = [group.first["strategy"]]
-    for of in (lambda g: g.first["variant"], lambda g: g.changed, _ranks):
+    for of in (lambda g: g.first["variant"], lambda g: g.changed, lambda g: g.ranks):
         if len({of(other) for other in same}) > 1:
             parts.append(of(group))
-    text = " ".join(filter(None, parts))
-    return cut(text)
+    return cut(" ".join(filter(None, parts)))
 
 
 def cut(text: str) -> str:
-    """At most WIDEST characters; keys without their groups where they do not fit."""
+    """Cut to WIDEST characters; first drop the groups of keys."""
     text = text if len(text) <= WIDEST else re.sub(r"[\w.]+\.(\w+=)", r"\1", text)
     return text if len(text) <= WIDEST else text[: WIDEST - 1] + "\u2026"
-
-
-def _ranks(group: Group) -> str:
-    return f"{group.first['world_size']}x{group.first['threads_per_rank']}"
 
 
 def _speed(group: Group) -> float | None:
@@ -89,13 +84,10 @@ def _accuracy(group: Group) -> float | None:
 
 
 def _sends_little(group: Group) -> float | None:
-    return _negative(group, "bytes_per_epoch") if group.first["world_size"] > 1 else None
+    sent = group.mean("bytes_per_epoch") if group.first["world_size"] > 1 else None
+    return None if sent is None else -sent
 
 
 def _needs_little(group: Group) -> float | None:
-    return _negative(group, "memory_peak_bytes")
-
-
-def _negative(group: Group, column: str) -> float | None:
-    values = [row[column] for row in group.rows if row["status"] == "completed" and row[column] is not None]
-    return -sum(values) / len(values) if values else None
+    peak = group.mean("memory_peak_bytes")
+    return None if peak is None else -peak

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from gnnpar.files import JsonObject
 from gnnpar.report.groups import Group
@@ -17,24 +17,23 @@ BUSY = "busy: other programs used cores that the run, or its baseline, needed wh
 GREY = "(times in parentheses) more threads than cores, or ranks as threads: no statement on speed"
 
 
-def digits_of(half: float) -> int:
-    """Decimals that an interval of this half width supports: two of its figures, at most three decimals."""
-    return 1 if half != half or half >= 1 else 2 if half >= 0.1 else 3 if half > 0 else 2
-
-
 def interval(estimate: Estimate | None, *, decimals: int | None = None, signed: bool = False) -> str:
-    """'74.31 +- 0.42' of a symmetric interval; the value alone where one sample gave none."""
+    """Return '74.31 ± 0.42' for a symmetric interval, and the value alone without one."""
     if estimate is None:
         return NOTHING
     half = (estimate.high - estimate.low) / 2
-    places = digits_of(half) if decimals is None else decimals
-    sign = "+" if signed else ""
-    value = f"{estimate.value:{sign}.{places}f}"
+    places = _decimals(half) if decimals is None else decimals
+    value = f"{estimate.value:{'+' if signed else ''}.{places}f}"
     return value if half != half else f"{value} ± {half:.{places}f}"
 
 
+def _decimals(half: float) -> int:
+    """Return the decimals that an interval of this half width supports: two of its figures, at most three decimals."""
+    return 1 if half != half or half >= 1 else 2 if half >= 0.1 else 3 if half > 0 else 2
+
+
 def ratio(estimate: Estimate | None) -> str:
-    """'1.52 [1.40, 1.63]': the interval of a geometric mean is not symmetric."""
+    """Return '1.52 [1.40, 1.63]': the interval of a geometric mean is not symmetric."""
     if estimate is None:
         return NOTHING
     if estimate.low != estimate.low:
@@ -43,8 +42,8 @@ def ratio(estimate: Estimate | None) -> str:
 
 
 def to_target(value: Median | None, unit: str) -> str:
-    """Seconds ('s') or bytes ('B') to a target: '3.1 s', '3.1 s to 3.3 s' where only bounds are known, '> 3.1 s' where
-    half of the runs never reached it."""
+    """Return seconds ('s') or bytes ('B') to a target: '3.1 s', '3.1 s to 3.3 s' between bounds, '> 3.1 s' if half of
+    the runs never reached it."""
     if value is None:
         return NOTHING
     text = seconds if unit == "s" else num_bytes
@@ -55,7 +54,7 @@ def to_target(value: Median | None, unit: str) -> str:
 
 
 def marked(text: str, busy: bool) -> str:
-    """With the mark of a number behind which there are disturbed runs alone."""
+    """Mark a number that comes from runs on a busy machine alone."""
     return f"{text} busy" if busy and text != NOTHING else text
 
 
@@ -67,38 +66,28 @@ def speedup_of(group: Group) -> str:
     return marked(ratio(group.speedup), group.ratio_busy)
 
 
+def seconds_to_target(group: Group) -> str:
+    return marked(to_target(group.seconds_to_target, "s"), group.time_busy)
+
+
 def race(group: Group, rivals: Sequence[Group]) -> str:
-    """'2 of 3 to target, 3.1 s; graph_parallel 1.2 s' where another group reaches the target before; else nothing."""
+    """Return '2 of 3 to target, 3.1 s; graph_parallel 1.2 s' if another group reaches the target before, else ''."""
     known = [(g.seconds_to_target, g) for g in rivals if g.seconds_to_target is not None and not g.timeless]
     mine = next((ends.low for ends, g in known if g is group), 0.0)
     before = [(ends.high, g) for ends, g in known if ends.high < mine]
     if not before:
         return ""
     first = min(before, key=lambda pair: pair[0])[1]
-    own, best = (marked(to_target(g.seconds_to_target, "s"), g.time_busy) for g in (group, first))
-    return f"{len(before) + 1} of {len(known)} to target, {own}; {first.title} {best}"
-
-
-def greyed(text: str, group: Group) -> str:
-    return bracketed(text, group.timeless)
+    place = f"{len(before) + 1} of {len(known)} to target"
+    return f"{place}, {seconds_to_target(group)}; {first.title} {seconds_to_target(first)}"
 
 
 def bracketed(text: str, grey: bool) -> str:
     return f"({text})" if grey and text != NOTHING else text
 
 
-def row_name(row: JsonObject) -> str:
-    return " ".join(filter(None, (row["strategy"], row["variant"], row["settings"])))
-
-
-def row_time(row: JsonObject) -> str:
-    text = NOTHING if row["epoch_seconds"] is None else seconds(row["epoch_seconds"])
-    return bracketed(marked(text, row["busy"]), no_speed(row))
-
-
-def row_ratio(row: JsonObject) -> str:
-    text = NOTHING if row["ratio"] is None else f"{row['ratio']:.2f}" + "?" * (row["why_no_ratio"] == "unfair")
-    return bracketed(marked(text, row["ratio_busy"]), no_speed(row))
+def number(value: float | None, form: str) -> str:
+    return NOTHING if value is None else format(value, form)
 
 
 def size(value: float | None) -> str:
@@ -106,13 +95,13 @@ def size(value: float | None) -> str:
 
 
 def runs_of(group: Group) -> str:
-    """'5', or '3 of 5' where some did not complete."""
+    """Return '5', or '3 of 5' if some did not complete."""
     done, total = len(group.completed), len(group.rows)
     return str(total) if done == total else f"{done} of {total}"
 
 
 def verdict_of(group: Group) -> str:
-    """The verdict on the group, with that on the negative control where it takes the claim away."""
+    """Return the verdict on the group, with that on the negative control where it takes the claim away."""
     if group.control:
         return f"control: {group.verdict or 'unpaired'}"
     if group.verdict == "not inferior" and group.control_verdict == "not inferior":
@@ -120,17 +109,12 @@ def verdict_of(group: Group) -> str:
     return group.verdict or NOTHING
 
 
-def fidelity_of(group: Group) -> tuple[str, str]:
-    """Mean cosine and relative error of the gradient."""
-    cells = []
-    for name, form in (("gradient_cosine", ".4f"), ("gradient_error", ".2g")):
-        values = [row[name] for row in group.rows if row["status"] == "completed" and row[name] is not None]
-        cells.append(format(sum(values) / len(values), form) if values else NOTHING)
-    return cells[0], cells[1]
+def control_of(group: Group) -> str:
+    return NOTHING if group.control or group.verdict == "baseline" else group.control_verdict
 
 
 def blanks(rows: Sequence[JsonObject], groups: Sequence[Group] = ()) -> dict[tuple[str, str], list[str]]:
-    """("ratio" or "difference", why there is none) -> whose cells are blank. Footnotes are numbered in this order."""
+    """Return ("ratio" or "difference", why there is none) -> names with blank cells, in the order of the footnotes."""
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row["ratio"] is None and row["status"] == "completed":
@@ -142,7 +126,7 @@ def blanks(rows: Sequence[JsonObject], groups: Sequence[Group] = ()) -> dict[tup
     return found
 
 
-# columns of a table of runs: heading, column of rows.COLUMNS, is it text?
+# columns of a table of runs: heading, column of `table_rows`, is it text?
 RUN_COLUMNS = (
     ("strategy", "strategy", True),
     ("model", "model", True),
@@ -164,10 +148,6 @@ RUN_COLUMNS = (
 )
 
 
-def times_of(row: JsonObject) -> str:
-    return f"{row['provenance']} {row['links']}".strip()
-
-
 def run_text(row: JsonObject, column: str) -> str:
     """Return the cell of a run."""
     value = row[column]
@@ -178,75 +158,44 @@ def run_text(row: JsonObject, column: str) -> str:
     if column == "provenance":
         return times_of(row)
     if column == "epoch_seconds":
-        return row_time(row)
+        return bracketed(marked(seconds(value), row["busy"]), no_speed(row))
     if column == "ratio":
-        return row_ratio(row)
+        text = f"{value:.2f}" + "?" * (row["why_no_ratio"] == "unfair")
+        return bracketed(marked(text, row["ratio_busy"]), no_speed(row))
     if column in ("bytes_per_epoch", "memory_peak_bytes"):
         return num_bytes(value)
     return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
-# columns of a grouped table: heading -> is it text?
-HEADINGS = {
-    "strategy": True,
-    "exactness": True,
-    "model": True,
-    "dataset": True,
-    "ranks": False,
-    "runs": False,
-    "epoch": False,
-    "speed-up": False,
-    "sent/epoch": False,
-    "peak/rank": False,
-    "test at best val, %": False,
-    "difference": False,
-    "verdict": True,
-    "control": True,
-    "to target": False,
-    "sent to target": False,
-    "cosine": False,
-    "error": False,
-    "times": True,
+def row_name(row: JsonObject) -> str:
+    return " ".join(filter(None, (row["strategy"], row["variant"], row["settings"])))
+
+
+def times_of(row: JsonObject) -> str:
+    return f"{row['provenance']} {row['links']}".strip()
+
+
+# columns of a table of groups: heading -> is it text?, the cell of a group
+GROUP_COLUMNS: Mapping[str, tuple[bool, Callable[[Group], str]]] = {
+    "strategy": (True, lambda group: group.title),
+    **{name: (True, lambda group, name=name: group.first[name]) for name in ("exactness", "model", "dataset")},
+    "ranks": (False, lambda group: group.ranks),
+    "runs": (False, runs_of),
+    "epoch": (False, lambda group: bracketed(time_of(group), group.timeless)),
+    "speed-up": (False, lambda group: bracketed(speedup_of(group), group.timeless)),
+    "sent/epoch": (False, lambda group: size(group.mean("bytes_per_epoch"))),
+    "peak/rank": (False, lambda group: size(group.peak_bytes)),
+    "test at best val, %": (False, lambda group: interval(group.accuracy)),
+    "difference": (False, lambda group: interval(group.difference, signed=True)),
+    "verdict": (True, verdict_of),
+    "control": (True, control_of),
+    "to target": (False, lambda group: bracketed(seconds_to_target(group), group.timeless)),
+    "sent to target": (False, lambda group: to_target(group.bytes_to_target, "B")),
+    "cosine": (False, lambda group: number(group.mean("gradient_cosine"), ".4f")),
+    "error": (False, lambda group: number(group.mean("gradient_error"), ".2g")),
+    "times": (True, lambda group: times_of(group.first)),
 }
 
 
-def group_cells(group: Group) -> list[str]:
-    """The texts below HEADINGS."""
-    first = group.first
-    memory = [row["memory_peak_bytes"] for row in group.rows if row["memory_peak_bytes"] is not None]
-    sent = [row["bytes_per_epoch"] for row in group.rows if row["status"] == "completed"]
-    return [
-        group.title,
-        first["exactness"],
-        first["model"],
-        first["dataset"],
-        f"{first['world_size']}x{first['threads_per_rank']}",
-        runs_of(group),
-        greyed(time_of(group), group),
-        greyed(speedup_of(group), group),
-        size(sum(sent) / len(sent) if sent else None),
-        size(max(memory) if memory else None),
-        interval(group.accuracy),
-        interval(group.difference, signed=True),
-        verdict_of(group),
-        NOTHING if group.control or group.verdict == "baseline" else group.control_verdict,
-        greyed(marked(to_target(group.seconds_to_target, "s"), group.time_busy), group),
-        to_target(group.bytes_to_target, "B"),
-        *fidelity_of(group),
-        times_of(first),
-    ]
-
-
-def constant_columns(groups: Sequence[Group]) -> dict[str, str]:
-    """Columns of names that say the same in every one of several rows: one line beside the table is enough."""
-    if len(groups) < 2:
-        return {}
-    columns = zip(HEADINGS, zip(*map(group_cells, groups), strict=True), strict=True)
-    names = ("model", "dataset", "runs", "times")
-    return {name: values[0] for name, values in columns if name in names and len(set(values)) == 1}
-
-
-def used_columns(groups: Sequence[Group]) -> list[int]:
-    """Positions of HEADINGS in which any group has something to say."""
-    table = [group_cells(group) for group in groups]
-    return [i for i, _ in enumerate(HEADINGS) if any(cells[i] not in (NOTHING, "") for cells in table)]
+def group_cells(group: Group) -> dict[str, str]:
+    return {heading: text_of(group) for heading, (_, text_of) in GROUP_COLUMNS.items()}

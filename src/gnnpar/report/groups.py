@@ -21,6 +21,7 @@ from gnnpar.report.runs import Result, configuration_of, is_control, no_speed, w
 from gnnpar.report.statistics import Estimate
 from gnnpar.report.targets import Median, Reached, median, reached, target_of
 from gnnpar.track.keys import goodness
+from gnnpar.track.text import counted
 
 K = TypeVar("K", bound=Hashable)  # a seed, or a seed and a block
 MARGIN = 0.3  # points of accuracy
@@ -74,7 +75,12 @@ class Group:
     @property
     def name(self) -> str:
         """The title and the ranks, without model and dataset."""
-        return f"{self.title} {self.first['world_size']}x{self.first['threads_per_rank']}"
+        return f"{self.title} {self.ranks}"
+
+    @property
+    def ranks(self) -> str:
+        """Ranks x threads."""
+        return f"{self.first['world_size']}x{self.first['threads_per_rank']}"
 
     @property
     def metric(self) -> str:
@@ -84,6 +90,18 @@ class Group:
     @property
     def completed(self) -> list[Result]:
         return [r for r in self.results if r["status"] == "completed"]
+
+    @property
+    def peak_bytes(self) -> float | None:
+        """Largest peak of memory of a rank, over all runs."""
+        return max(
+            (row["memory_peak_bytes"] for row in self.rows if row["memory_peak_bytes"] is not None), default=None
+        )
+
+    def mean(self, column: str) -> float | None:
+        """Return the mean of a column of `table_rows` over the completed runs that have it, or None."""
+        values = [row[column] for row in self.rows if row["status"] == "completed" and row[column] is not None]
+        return plain.fmean(values) if values else None
 
 
 def grouped(
@@ -311,14 +329,10 @@ def too_few(groups: Sequence[Group]) -> str:
     blocks = [g.speedup.n for g in groups if g.speedup and g.speedup.n < statistics.FEWEST_BLOCKS]
     lines = []
     if seeds:
-        lines.append(f"{_counted(max(seeds), 'seed')}; a verdict on accuracy needs {statistics.FEWEST_SEEDS}")
+        lines.append(f"{counted(max(seeds), 'seed')}; a verdict on accuracy needs {statistics.FEWEST_SEEDS}")
     if blocks:
-        lines.append(f"{_counted(max(blocks), 'block')}; an interval of a speed-up needs {statistics.FEWEST_BLOCKS}")
+        lines.append(f"{counted(max(blocks), 'block')}; an interval of a speed-up needs {statistics.FEWEST_BLOCKS}")
     return "not enough runs: " + ", and ".join(lines) if lines else ""
-
-
-def _counted(count: int, thing: str) -> str:
-    return f"{count} {thing}{'s' if count != 1 else ''}"
 
 
 def _takes_many_steps(group: Group) -> bool:
@@ -346,9 +360,8 @@ def cells(group: Group) -> JsonDict:
     cells |= {"settings": group.changed, "control": group.control, "runs": len(group.rows), "completed": len(done)}
     cells |= _estimate("epoch_seconds", group.epoch_seconds) | _estimate("speedup", group.speedup, "blocks")
     cells |= {"busy": group.time_busy, "speedup_busy": group.ratio_busy}
-    for name in ("bytes_per_epoch", "memory_peak_bytes", "gradient_cosine", "gradient_error"):
-        values = [row[name] for row in group.rows if row["status"] == "completed" and row[name] is not None]
-        cells[name] = plain.fmean(values) if values else None
+    means = ("bytes_per_epoch", "memory_peak_bytes", "gradient_cosine", "gradient_error")
+    cells |= {name: group.mean(name) for name in means}
     cells |= {"why_no_speedup": group.why_no_speedup, "why_no_difference": group.why_no_difference}
     cells |= _estimate("accuracy", group.accuracy, "seeds") | _estimate("difference", group.difference, "pairs")
     cells |= {"verdict": group.verdict, "control_verdict": group.control_verdict, "target": group.target}

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import NamedTuple
 
-from gnnpar.report.exports import Table, with_columns
 from gnnpar.report.formatting import NOTHING
+from gnnpar.report.table import Table
 
 TEXT_WIDTH = 345.0  # points: \textwidth of the article class at 10 pt
 _CHARACTER, _SEPARATION = 4.25, 6.0  # points: of \footnotesize, and between two columns
@@ -65,17 +65,17 @@ def as_latex(table: Table, notes: Sequence[str] = (), *, keep: bool = False) -> 
     Rows are grouped by dataset and model; columns that say the same in every row, and those that the page is too narrow
     for, are left out (`keep`: they stay) and stand above it as comments, as notes do.
     """
-    table, constant = (table, {}) if keep else without_constant(table)
-    grouping = [i for i, name in enumerate(table[0]) if name in _GROUPS and len(table[0]) > len(_GROUPS)]
-    keys = [", ".join(line[i] for i in grouping) for line in table[2]]
-    table = with_columns(table, [i for i in range(len(table[0])) if i not in grouping])
+    table, constant = (table, {}) if keep else table.without_constant()
+    grouping = [i for i, name in enumerate(table.headings) if name in _GROUPS and len(table.headings) > len(_GROUPS)]
+    keys = [", ".join(line[i] for i in grouping) for line in table.lines]
+    table = table.only([i for i in range(len(table.headings)) if i not in grouping])
     left_out: list[str] = []
-    columns = [_columns(table, i) for i in range(len(table[0]))]
+    columns = [_columns(table, i) for i in range(len(table.headings))]
     for names in () if keep else _DISPENSABLE:
         if _width(columns) > TEXT_WIDTH:
-            left_out += [name for name in names if name in table[0]]
-            kept = [i for i, name in enumerate(table[0]) if name not in names]
-            table, columns = with_columns(table, kept), [columns[i] for i in kept]
+            left_out += [name for name in names if name in table.headings]
+            kept = [i for i, name in enumerate(table.headings) if name not in names]
+            table, columns = table.only(kept), [columns[i] for i in kept]
     flat = [column for several in columns for column in several]
     rows = [" & ".join(cells) + r" \\" for cells in zip(*(column.cells for column in flat), strict=True)]
     body = list(rows)
@@ -102,14 +102,6 @@ def as_latex(table: Table, notes: Sequence[str] = (), *, keep: bool = False) -> 
         r"\end{tabular}\endgroup",
     ]
     return "\n".join(lines) + "\n"
-
-
-def without_constant(table: Table) -> tuple[Table, dict[str, str]]:
-    """The table without the columns that say the same in every one of several rows, and what they say."""
-    headings, _, lines, _ = table
-    same = {i: lines[0][i] for i in range(1, len(headings)) if len(lines) > 1 and len({line[i] for line in lines}) == 1}
-    kept = [i for i in range(len(headings)) if i not in same]
-    return with_columns(table, kept), {headings[i]: value for i, value in same.items()}
 
 
 def _width(columns: Sequence[Sequence[Column]]) -> float:

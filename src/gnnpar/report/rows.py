@@ -26,38 +26,6 @@ from gnnpar.settings import ConfigError
 from gnnpar.track.jsonl import FILE, read_rows
 from gnnpar.training.result.result import epoch_time
 
-COLUMNS: tuple[str, ...] = (
-    "strategy",
-    "variant",
-    "settings",
-    "exactness",
-    "model",
-    "dataset",
-    "seed",
-    "block",
-    "world_size",
-    "threads_per_rank",
-    "epoch_seconds",
-    "ratio",
-    "bytes_per_epoch",
-    "memory_peak_bytes",
-    "metric",
-    "val",
-    "test",
-    "test_at_best_val",
-    "gradient_cosine",
-    "gradient_error",
-    "provenance",
-    "links",
-    "oversubscribed",
-    "status",
-    "error",
-    "why_no_ratio",
-    "busy",
-    "ratio_busy",
-    "folder",
-)
-
 
 def table_rows(results: Sequence[tuple[Path, Result]], *, baseline: str, allow_unfair: bool = False) -> list[JsonDict]:
     """The cells; ratio = epoch time of the baseline / epoch time of the run, in the same block and session."""
@@ -76,40 +44,38 @@ def table_rows(results: Sequence[tuple[Path, Result]], *, baseline: str, allow_u
 def _row(
     folder: Path, result: Result, changed: tuple[str, str], ratio: float | None, why: str, ratio_busy: bool
 ) -> JsonDict:
-    peak = result["memory_bytes"]["peak"]
-    metric = result["metric"]
-    fidelity = result.get("fidelity")
-    values = (
-        result["strategy"],
-        *changed,
-        exactness_of(result),
-        model_of(result),
-        dataset_of(result),
-        result["seed"],
-        result.get("block"),
-        result["world_size"],
-        result["threads_per_rank"],
-        epoch_time(result),
-        ratio,
-        result["bytes_per_epoch"]["total"],
-        max((nbytes for nbytes in peak or () if nbytes is not None), default=None),
-        metric["name"],
-        metric["val"],
-        metric["test"],
-        metric["test_at_best_val"],
-        fidelity and fidelity["cosine"]["mean"],
-        fidelity and fidelity["relative_error"]["mean"],
-        result["provenance"],
-        links(result),
-        result["oversubscribed"],
-        result["status"],
-        result["error"],
-        why,
-        is_busy(result),
-        ratio_busy,
-        str(folder),
-    )
-    return dict(zip(COLUMNS, values, strict=True))
+    metric, fidelity, peak = result["metric"], result.get("fidelity"), result["memory_bytes"]["peak"]
+    return {
+        "strategy": result["strategy"],
+        "variant": changed[0],
+        "settings": changed[1],
+        "exactness": exactness_of(result),
+        "model": model_of(result),
+        "dataset": dataset_of(result),
+        "seed": result["seed"],
+        "block": result.get("block"),
+        "world_size": result["world_size"],
+        "threads_per_rank": result["threads_per_rank"],
+        "epoch_seconds": epoch_time(result),
+        "ratio": ratio,
+        "bytes_per_epoch": result["bytes_per_epoch"]["total"],
+        "memory_peak_bytes": max((nbytes for nbytes in peak or () if nbytes is not None), default=None),
+        "metric": metric["name"],
+        "val": metric["val"],
+        "test": metric["test"],
+        "test_at_best_val": metric["test_at_best_val"],
+        "gradient_cosine": fidelity and fidelity["cosine"]["mean"],
+        "gradient_error": fidelity and fidelity["relative_error"]["mean"],
+        "provenance": result["provenance"],
+        "links": links(result),
+        "oversubscribed": result["oversubscribed"],
+        "status": result["status"],
+        "error": result["error"],
+        "why_no_ratio": why,
+        "busy": is_busy(result),
+        "ratio_busy": ratio_busy,
+        "folder": str(folder),
+    }
 
 
 if TYPE_CHECKING:

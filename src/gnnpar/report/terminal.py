@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from gnnpar.files import JsonObject
 from gnnpar.report import formatting as words
 from gnnpar.report.groups import Group
 from gnnpar.report.runs import no_speed
+from gnnpar.report.table import Table, group_table
 from gnnpar.track.console import stdout
 from gnnpar.track.text import printable
 
@@ -19,12 +20,11 @@ _UNFAIR = "UNFAIR: ratios between runs that differ"
 
 
 def show_rows(rows: Sequence[JsonObject], *, baseline: str, allow_unfair: bool) -> None:
-    """One row a run. Grey times come from more threads than cores and are no speed."""
-    table = _table(rows, allow_unfair)
+    """Print one row a run. Grey times come from more threads than cores and are no speed."""
     columns = [each for each in words.RUN_COLUMNS if each[1] not in ("block", "gradient_cosine")]
     columns.insert(1, ("exactness", "exactness", True))
-    for name, _, text in columns:
-        table.add_column(f"x {escape(baseline)}" if name == "speed-up" else name, justify="left" if text else "right")
+    headings = [f"x {baseline}" if name == "speed-up" else name for name, _, _ in columns]
+    table = _table(rows, allow_unfair, headings, [text for *_, text in columns])
     reasons = list(words.blanks(rows))
     for row in rows:
         table.add_row(*(_cell(row, column, reasons) for _, column, _ in columns))
@@ -32,32 +32,20 @@ def show_rows(rows: Sequence[JsonObject], *, baseline: str, allow_unfair: bool) 
 
 
 def show_groups(groups: Sequence[Group], rows: Sequence[JsonObject], *, baseline: str, allow_unfair: bool) -> None:
-    """One row a group; speed-ups in bold only where a paired test puts them before all others."""
-    table = _table(rows, allow_unfair)
-    headings = [*words.HEADINGS.items()]
-    constant = words.constant_columns(groups)
-    used = [i for i in words.used_columns(groups) if headings[i][0] not in constant]
-    console = _console()
-    above = [name.replace("test at ", "test at\n") for name in words.HEADINGS]  # in two lines
-    used, left_out = _fitting(used, [above, *map(words.group_cells, groups)], console.width)
-    for i in used:
-        name, text = above[i], headings[i][1]
-        table.add_column(f"x {escape(baseline)}" if name == "speed-up" else name, justify="left" if text else "right")
-    reasons = list(words.blanks(rows, groups))
-    for group in groups:
-        texts = words.group_cells(group)
-        for name, why in (
-            ("speed-up", ("ratio", group.why_no_speedup)),
-            ("difference", ("difference", group.why_no_difference)),
-        ):
-            texts[[*words.HEADINGS].index(name)] += _mark(why, reasons)
-        cells = [escape(text) for text in texts]
-        for name, column in (("accuracy", "test at best val, %"), ("speedup", "speed-up")):
-            if name in group.best:
-                i = [*words.HEADINGS].index(column)
-                cells[i] = f"[bold]{cells[i]}[/bold]"
-        style = "dim" if group.control else None
-        table.add_row(*(cells[i] for i in used), style=style)
+    """Print one row a group; the best accuracy and speed-up by a paired test in bold."""
+    console, reasons = _console(), list(words.blanks(rows, groups))
+    shown, constant = group_table(groups, baseline).without_constant(("model", "dataset", "runs", "times"))
+    shown = shown._replace(headings=[name.replace("test at ", "test at\n") for name in shown.headings])
+    shown, left_out = _fitting(shown, console.width)
+    table = _table(rows, allow_unfair, shown.headings, shown.texts)
+    for i, (group, line) in enumerate(zip(groups, shown.lines, strict=True)):
+        marks = {
+            f"x {baseline}": _mark(("ratio", group.why_no_speedup), reasons),
+            "difference": _mark(("difference", group.why_no_difference), reasons),
+        }
+        cells = [escape(cell + marks.get(name, "")) for name, cell in zip(shown.headings, line, strict=True)]
+        cells = [f"[bold]{cell}[/bold]" if (i, j) in shown.bold else cell for j, cell in enumerate(cells)]
+        table.add_row(*cells, style="dim" if group.control else None)
     console.print(table)
     if left_out:
         say(f"too narrow for {', '.join(left_out)}")
@@ -69,20 +57,19 @@ def show_groups(groups: Sequence[Group], rows: Sequence[JsonObject], *, baseline
         say(f"target on validation: {texts}")
 
 
-# what a narrow terminal goes without, the first first; a verdict never stands without its control
+# columns that a narrow terminal leaves out, in this order; a verdict never stands without its control
 _DISPENSABLE = ("error", "exactness", "cosine", "sent to target", "peak/rank", "to target", "runs", "sent/epoch")
 
 
-def _fitting(used: Sequence[int], lines: Sequence[Sequence[str]], width: int) -> tuple[list[int], list[str]]:
-    """The columns that fit, and the names of those that were left out. `lines`: headings, then cells."""
-    kept, left_out = list(used), []
-    widths = [max(len(part) for line in lines for part in line[i].split("\n")) + 2 for i in range(len(lines[0]))]
+def _fitting(table: Table, width: int) -> tuple[Table, list[str]]:
+    """Return the columns that fit, and the names of those that were left out."""
+    left_out: list[str] = []
+    columns = zip(table.headings, *table.lines, strict=True)
+    widths = {cells[0]: max(len(part) for cell in cells for part in cell.split("\n")) + 2 for cells in columns}
     for name in _DISPENSABLE:
-        i = list(lines[0]).index(name)
-        if sum(widths[k] for k in kept) > width and i in kept:
-            kept.remove(i)
+        if sum(widths.values()) > width and widths.pop(name, None):
             left_out.append(name)
-    return kept, left_out
+    return table.only([i for i, name in enumerate(table.headings) if name in widths]), left_out
 
 
 def say(line: str) -> None:
@@ -90,7 +77,7 @@ def say(line: str) -> None:
 
 
 def row_notes(rows: Sequence[JsonObject], groups: Sequence[Group] = ()) -> list[str]:
-    """What the cells cannot say; why blank ones are blank, by number."""
+    """Return the footnotes of the table: grey and busy times, reasons of blank cells by number, failures."""
     notes = [words.GREY] if any(no_speed(row) for row in rows) else []
     notes += [words.BUSY] if any(row["busy"] or row["ratio_busy"] for row in rows) else []
     for i, ((what, why), names) in enumerate(words.blanks(rows, groups).items(), start=1):
@@ -100,13 +87,16 @@ def row_notes(rows: Sequence[JsonObject], groups: Sequence[Group] = ()) -> list[
 
 
 def _mark(why: tuple[str, str], reasons: Sequence[tuple[str, str]]) -> str:
-    """The number of the footnote that says why a cell is blank."""
+    """Return the number of the footnote with the reason of a blank cell."""
     return f" [{reasons.index(why) + 1}]" if why in reasons else ""
 
 
-def _table(rows: Sequence[JsonObject], allow_unfair: bool) -> Table:
+def _table(rows: Sequence[JsonObject], allow_unfair: bool, headings: Sequence[str], texts: Sequence[bool]) -> RichTable:
     unfair = allow_unfair and any(row["why_no_ratio"] == "unfair" for row in rows)
-    return Table(title=_UNFAIR if unfair else None, title_style="bold red", box=None)
+    table = RichTable(title=_UNFAIR if unfair else None, title_style="bold red", box=None)
+    for heading, is_text in zip(headings, texts, strict=True):
+        table.add_column(escape(heading), justify="left" if is_text else "right")
+    return table
 
 
 def _console() -> Console:

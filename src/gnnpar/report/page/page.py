@@ -24,7 +24,6 @@ from gnnpar.settings import ConfigError
 
 SCHEDULE = "schedule.svg"  # a run that has a picture of its schedule leaves it under this name
 
-_CHOICES = ("strategy", "model", "dataset")  # what a reader may select runs by
 STACKED = {"time": colours.TIME, "bytes": colours.BYTES, "memory": colours.MEMORY}  # sections of parts that add up
 
 

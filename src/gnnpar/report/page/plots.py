@@ -17,6 +17,7 @@ from gnnpar.report.curves import Curve
 from gnnpar.report.emphasis import OTHER, cut, groups_in_colour, short_name, six_parts
 from gnnpar.report.formatting import marked
 from gnnpar.report.groups import Group
+from gnnpar.track.text import counted
 
 Spec = JsonDict
 LABELS = {"exposed_wire": "exposed, wire", "exposed_skew": "exposed, skew", "host": "host, off the device"}
@@ -25,7 +26,7 @@ LABELS = {"exposed_wire": "exposed, wire", "exposed_skew": "exposed, skew", "hos
 def label(group: Group, *, busy: bool = False) -> str:
     """Two lines for an axis: the strategy, and below it what sets the group apart."""
     first = group.first
-    details = " ".join(filter(None, (first["variant"], group.changed, _ranks(group))))
+    details = " ".join(filter(None, (first["variant"], group.changed, group.ranks)))
     return f"{escape(marked(first['strategy'], busy))}<br><span style='font-size:10px'>{escape(cut(details))}</span>"
 
 
@@ -82,7 +83,7 @@ def log_axis(values: Sequence[float]) -> tuple[float, float, list[float]]:
 
 def _hover(value: float, low: float, high: float, n: int) -> str:
     interval = f", 95 % [{low:.3f}, {high:.3f}]" if low == low else ""
-    return f"{value:.3f}{interval}, {n} block{'s' if n > 1 else ''}<extra></extra>"
+    return f"{value:.3f}{interval}, {counted(n, 'block')}<extra></extra>"
 
 
 def stacked(
@@ -165,8 +166,8 @@ def accuracy(groups: Sequence[Group], colour: Mapping[str, str], axis: str) -> S
     drawn = [(group, runs) for group in groups if (runs := curves.curves_of(group, axis))]
     if not drawn:
         return None
-    counted = [pair for pair in drawn if axis != "seconds" or not pair[0].timeless] or drawn
-    largest = max(run.along(axis)[-1] for _, runs in counted for run in runs)
+    timed = [pair for pair in drawn if axis != "seconds" or not pair[0].timeless] or drawn
+    largest = max(run.along(axis)[-1] for _, runs in timed for run in runs)
     scale, unit = (1.0, "epochs") if axis == "epochs" else scale_of(largest, axis)
     end = (largest / scale or 1.0) * 1.04
     in_colour = groups_in_colour([group for group, _ in drawn], [s for s, c in colour.items() if c != colours.GREY])
@@ -226,10 +227,6 @@ def _line(
         "hoverinfo": "all" if opacity == 1.0 else "skip",
         "hovertemplate": "%{y:.2f} % at %{x:.4~g}<extra>" + name + "</extra>" if opacity == 1.0 else None,
     }
-
-
-def _ranks(group: Group) -> str:
-    return f"{group.first['world_size']}x{group.first['threads_per_rank']}"
 
 
 def scale_of(largest: float, quantity: str) -> tuple[float, str]:

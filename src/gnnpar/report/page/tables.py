@@ -38,28 +38,24 @@ def group_rows(groups: Sequence[Group], baseline: str, tint: Mapping[str, str]) 
 
 
 def _group_cells(group: Group, baseline: str, mixed: bool) -> dict[str, Cell]:
-    first, grey = group.first, "grey" if group.timeless else ""
-    table = dict(zip(words.HEADINGS, words.group_cells(group), strict=True))
+    first, grey, table = group.first, "grey" if group.timeless else "", words.group_cells(group)
     value, _, interval = words.ratio(group.speedup).partition(" ")
-    ratio = words.greyed(words.marked(value, group.ratio_busy), group)
-    cosine, error = words.fidelity_of(group)
+    ratio = words.bracketed(words.marked(value, group.ratio_busy), group.timeless)
     details = [first["variant"], group.changed, first["exactness"], words.times_of(first) if mixed else ""]
     best = dict.fromkeys(group.best, " best")
     judged = not group.control and group.verdict not in ("", "baseline")
     style = f"text verdict-{group.verdict.replace(' ', '-')}" if judged else "text"
     return {
         "strategy": Cell(first["strategy"], " · ".join(filter(None, details)), "text"),
-        "ranks": Cell(table["ranks"]),
-        "runs": Cell(table["runs"]),
+        **{name: Cell(table[name]) for name in ("ranks", "runs")},
         "epoch": Cell(table["epoch"], style=grey),
         f"x {baseline}": Cell(ratio, interval, grey + best.get("speedup", ""), group.why_no_speedup),
-        "sent/epoch": Cell(table["sent/epoch"]),
-        "peak/rank": Cell(table["peak/rank"]),
+        **{name: Cell(table[name]) for name in ("sent/epoch", "peak/rank")},
         "test at best val, %": Cell(table["test at best val, %"], style=best.get("accuracy", "")),
         "difference": Cell(table["difference"], why=group.why_no_difference),
         "verdict": Cell(table["verdict"], f"control: {group.control_verdict}" if judged else "", style),
         "to target": Cell(table["to target"], "" if table["to target"] == NOTHING else table["sent to target"], grey),
-        "gradient": Cell(cosine, "" if error == NOTHING else f"error {error}"),
+        "gradient": Cell(table["cosine"], "" if table["error"] == NOTHING else f"error {table['error']}"),
     }
 
 
