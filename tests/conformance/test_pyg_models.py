@@ -294,7 +294,8 @@ class ByNode(pyg.GraphConv):
     read, end = "[]", 1
 
     def forward(self, x, edge_index, edge_weight=None, size=None):
-        return super().forward(x, edge_index, READS[self.read](edge_weight, edge_index[self.end]))
+        nodes = edge_index[self.end]  # pyright: ignore[reportIndexIssue] - a tensor here
+        return super().forward(x, edge_index, READS[self.read](edge_weight, nodes))
 
 
 class ReadsByNode(torch.nn.Module):
