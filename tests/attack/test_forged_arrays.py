@@ -15,10 +15,9 @@ from numpy._core.multiarray import _reconstruct
 from scipy.sparse import csr_matrix
 from torch_geometric.data import Data
 
-from gnnpar.comm import Communicator, RowLike, ThreadWorld
+from gnnpar.comm import RowLike
 from gnnpar.data.saved import PT
 from gnnpar.parallel.pipeline.history import History
-from gnnpar.parallel.sancus.copies import Copies, Rule
 from gnnpar_kernels.cpu_bags import bag, weighted_sums
 from gnnpar_kernels.extremum.cpu import extremum
 
@@ -143,25 +142,6 @@ def test_no_sum_reads_outside_of_its_table(dtype: torch.dtype, column: int) -> N
         weighted_sums(table[:, 0].contiguous(), indices, indptr, weights)
     with outside:
         extremum(indptr, indices, table, torch.arange(5), num_rows=1)
-
-
-def test_ranks_that_saved_different_broadcasts_do_not_wait_for_each_other() -> None:
-    """Who broadcast when decides who broadcasts next, and that is a collective."""
-
-    def load(comm: Communicator) -> str:
-        copies = Copies(comm, Rule(period=2, bound=None))
-        try:
-            copies.load_state_dict({(0, 0): ((0, comm.rank), [0, 0], (), {})})
-        except ValueError as error:
-            return str(error)
-        return ""
-
-    lines = ThreadWorld(2).run(load)
-    assert (
-        lines
-        == ["rank 1 has saved another history of broadcasts than rank 0: its checkpoint is of another run, or forged"]
-        * 2
-    )
 
 
 def a_history() -> History:

@@ -10,8 +10,6 @@ import pytest
 import torch
 
 from gnnpar import targets
-from gnnpar.comm import Incoming, RowLike
-from gnnpar.comm.exchange import fitting
 from gnnpar.config.compose import compose
 from gnnpar.folds.block import Block
 from gnnpar.parallel.sequential.cuts import _Layout, _pack
@@ -68,17 +66,6 @@ def test_edges_of_a_peer_are_those_of_its_partition() -> None:
         bad.view(torch.int32)[place] = number
         with pytest.raises(ValueError, match="rank 1 has sent other edges than its partition has"):
             layout.unpack(bad, 1)
-
-
-def test_rows_that_a_checkpoint_kept_are_as_many_as_are_due() -> None:
-    like = RowLike.of([torch.ones(1, 4)])
-    rows = {1: (torch.ones(3, 4),)}
-    assert fitting(rows, {1: Incoming(3)}, like) == rows
-    for other in ({1: (torch.ones(2, 4),)}, {1: (torch.ones(3, 5),)}, {1: ()}, {}):
-        with pytest.raises(
-            ValueError, match=r"rows of rank 1 that a checkpoint kept are \[.*, and \[\(3, 4\)\] are due"
-        ):
-            fitting(other, {1: Incoming(3)}, like)
 
 
 @pytest.mark.parametrize("override", ["codec=bf16", "codec=uniform"])

@@ -133,7 +133,7 @@ def test_runs_of_one_second_have_folders_of_their_own(tmp_path: Path, monkeypatc
 
 def test_the_callers_precision_of_products_decides_no_numbers() -> None:
     """Ranks multiplied in bf16 on CPUs that can, and the caller's own switch raised afterwards."""
-    switches = world._switches()
+    switches = world._matmul_switches()
     torch.set_float32_matmul_precision("medium")
     try:
         before = [each.fp32_precision for each in switches]

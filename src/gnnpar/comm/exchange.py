@@ -140,19 +140,6 @@ class CodedExchange:
             return posted.decoders[peer](buffer)
 
 
-def fitting(kept: Mapping[int, Rows], incoming: Mapping[int, Incoming], like: Sequence[RowLike]) -> dict[int, Rows]:
-    """Rows of an earlier epoch, peer -> rows, in the place of those that are due. ValueError where a checkpoint gave
-    others: kernels read as many as are due."""
-    for peer, part in incoming.items():
-        have = [tuple(t.shape) for t in kept.get(peer, ())]
-        due = [(part.num_rows, *each.shape) for each in like]
-        if have != due:
-            raise ValueError(
-                f"rows of rank {peer} that a checkpoint kept are {have}, and {due} are due: leave resume out"
-            )
-    return dict(kept)
-
-
 def _as_like(out: Outgoing, like: Sequence[RowLike]) -> Outgoing:
     """The rows in the types that the other end expects."""
     if all(t.dtype == each.dtype for t, each in zip(out.rows, like, strict=True)):

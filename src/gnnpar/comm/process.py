@@ -15,7 +15,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal, cast
@@ -47,8 +47,7 @@ def connect(
 ) -> ProcessCommunicator:
     """Join the world that the environment names (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Collective.
 
-    `key`: of the HMAC of objects, which ranks of one host have. `store`: of ranks that have joined. `beat`: called as
-    the rank comes on.
+    `key`: of the HMAC of objects between ranks of one host. `store`: of joined ranks. `beat`: called at every exchange.
     """
     check_asked()
     timeout = timedelta(seconds=timeout_seconds)
@@ -87,10 +86,6 @@ def connect(
         downward=downward,
         clock=PhaseClock(device),
         ledger=Ledger(),
-        watcher=_Watcher(),
-        stage_watcher=_Watcher(),
-        outbox=_Outbox(),
-        stream_outbox=_StreamOutbox(),
         staging=Staging(device),
         beat=beat,
         timeout=timeout,
@@ -103,8 +98,7 @@ def connect(
 
 
 def _share_gpu(rank: int) -> None:
-    """Let ranks of NCCL share a GPU, to test correctness; NVIDIA supports one rank a GPU. Ranks that call themselves
-    hosts of their own talk by sockets."""
+    """Let ranks of NCCL share a GPU, for tests: ranks with host ids of their own talk by sockets."""
     os.environ |= {"NCCL_HOSTID": f"rank{rank}", "NCCL_SOCKET_IFNAME": loopback()}
     os.environ |= {"NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
 
@@ -119,16 +113,14 @@ def _clock() -> str:
 
 
 def backends() -> dict[str, bool]:
-    """Which transports between processes this build of torch has."""
+    """Return which transports this build of torch has."""
     return {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
 
 
 class _Watcher:
-    """One thread that waits for messages in their order: to know when one arrived before anybody asked for it, and
-    because gloo calls a send complete only after somebody waited.
+    """Wait for messages in order, in a thread: it notes when each arrives, and gloo completes a send only in `wait`.
 
-    It never holds the last reference to a buffer: buffers are released by the thread that made them, whose profiler
-    sees it.
+    It never holds the last reference to a buffer: the thread that made a buffer releases it, where a profiler sees it.
     """
 
     def __init__(self) -> None:
@@ -153,7 +145,7 @@ class _Watcher:
             watched.done.set()
 
     def close(self) -> None:
-        """Wait until everything before is done."""
+        """Wait for all messages, then end the thread."""
         self._todo.put(None)
         self._thread.join()
 
@@ -166,20 +158,20 @@ class _Watched:
 
 
 class _Outbox:
-    """Buffers on their way out, by exchange."""
+    """Sends of gloo, with their buffers, by exchange."""
 
     def __init__(self) -> None:
         self._watcher = _Watcher()
         self._exchanges: deque[list[tuple[_Watched, dist.Work, Tensor]]] = deque()
 
     def hold(self, sends: list[tuple[dist.Work, Tensor]]) -> None:
-        """The messages of one more exchange; lets go of those that are sent."""
+        """Add the sends of an exchange; release exchanges that are sent."""
         while self._exchanges and all(watched.done.is_set() for watched, _, _ in self._exchanges[0]):
             self._exchanges.popleft()
         self._exchanges.append([(self._watcher.watch(work), work, buffer) for work, buffer in sends])
 
     def flush(self, keep: int) -> None:
-        """Wait for all exchanges but the last `keep`. A send to a peer that is gone is over, too."""
+        """Wait for all exchanges but the last `keep`. A failed send counts as done."""
         while len(self._exchanges) > keep:
             for watched, _, _ in self._exchanges.popleft():
                 watched.done.wait()
@@ -190,7 +182,7 @@ class _Outbox:
 
 
 class _StreamOutbox:
-    """Sends of NCCL, by exchange. Their buffers live until the stream has waited for them; the host never does."""
+    """Sends of NCCL, with their buffers, by exchange. The stream waits for them, the host never does."""
 
     def __init__(self) -> None:
         self._exchanges: deque[list[tuple[dist.Work, Tensor]]] = deque()
@@ -199,7 +191,7 @@ class _StreamOutbox:
         self._exchanges.append(sends)
 
     def flush(self, keep: int) -> None:
-        """The stream goes on when all exchanges but the last `keep` are sent."""
+        """Let the stream wait for all exchanges but the last `keep`."""
         while len(self._exchanges) > keep:
             for work, _ in self._exchanges.popleft():
                 work.wait()
@@ -233,7 +225,7 @@ class _Arrival:
 
 @dataclass
 class _StreamArrival:
-    """A posted receive of NCCL: waiting orders the stream, the host goes on."""
+    """A posted receive of NCCL: the stream waits, the host does not."""
 
     comm: ProcessCommunicator
     buffer: Tensor
@@ -251,7 +243,7 @@ Lanes = Mapping[tuple[int, int], "dist.ProcessGroup"]
 
 @dataclass
 class ProcessCommunicator:
-    """One process's end of a world, or of a slice of it (`ranks`, global numbers)."""
+    """A process's communicator of the world, or of a slice of it (`ranks`, global numbers)."""
 
     ranks: tuple[int, ...]
     me: int
@@ -263,14 +255,14 @@ class ProcessCommunicator:
     downward: dist.ProcessGroup
     clock: PhaseClock
     ledger: Ledger
-    watcher: _Watcher
-    stage_watcher: _Watcher  # a message between stages is posted ahead: others must not wait in line behind it
-    outbox: _Outbox
-    stream_outbox: _StreamOutbox
     staging: Staging
     beat: Callable[[], None]
     timeout: timedelta  # of every wait; a group that is not told waits for half an hour
     key: bytes = field(repr=False)
+    watcher: _Watcher = field(default_factory=_Watcher)
+    stage_watcher: _Watcher = field(default_factory=_Watcher)  # messages of stages are posted ahead
+    outbox: _Outbox = field(default_factory=_Outbox)
+    stream_outbox: _StreamOutbox = field(default_factory=_StreamOutbox)
     lanes: Lanes = field(default_factory=dict[tuple[int, int], "dist.ProcessGroup"])
     axis: Axis | None = None  # None: all ranks
     num_objects: int = 0  # collective calls so far: the same on all ranks
@@ -323,11 +315,10 @@ class ProcessCommunicator:
         return pending
 
     def _post_nccl(self, sends: dict[int, Tensor], receives: dict[int, int]) -> dict[int, Pending[Tensor]]:
-        """One work a peer, so that the first block need not wait for the last.
+        """Post one work a peer, so that the first block does not wait for the last.
 
-        Ring distance by distance: a rank sends to one peer and receives from another, and all ranks do so in the same
-        order, so nobody waits in a circle. Between stages every ordered pair has a group of its own instead: receives
-        are posted ahead of sends there.
+        All ranks go by ring distance, sending to one peer and receiving from another, so no circle of waits exists.
+        Between stages, where receives are posted ahead of sends, every ordered pair has a group of its own (`lanes`).
         """
         buffers = {p: torch.empty(n, dtype=torch.uint8, device=self.device) for p, n in receives.items()}
         arriving: dict[int, dist.Work] = {}
@@ -406,7 +397,7 @@ class ProcessCommunicator:
         return everything if self.rank == 0 else None
 
     def _all_gather(self, obj: T) -> list[T]:
-        """The objects of all ranks, on all ranks."""
+        """Return the objects of all ranks, on all ranks."""
         label, group = self._label(), self.control or self.group
         mine = _as_tensor(sealed(self.key, label(self.rank), obj))
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in self.ranks]
@@ -420,7 +411,7 @@ class ProcessCommunicator:
         return [cast("T", opened(self.key, label(i), each)) for i, each in enumerate(data)]
 
     def _label(self) -> Callable[[int], bytes]:
-        """Names the messages of one collective call, by the rank that they are of."""
+        """Return the labels of one collective call: rank -> label of its message."""
         self.num_objects += 1
         call = f"call {self.num_objects} of {self.axis or 'all'}, ranks {self.ranks}"
         return lambda rank: f"{call}, {rank}".encode()
@@ -438,31 +429,11 @@ class ProcessCommunicator:
                 mine, group, control = ranks, made, made_control
                 if self.transport == "nccl":
                     _warm_up(made, self.device)
-        return ProcessCommunicator(
-            ranks=mine,
-            me=self.me,
-            device=self.device,
-            transport=self.transport,
-            group=group,
-            control=control,
-            upward=self.upward,
-            downward=self.downward,
-            clock=self.clock,
-            ledger=self.ledger,
-            watcher=self.watcher,
-            stage_watcher=self.stage_watcher,
-            outbox=self.outbox,
-            stream_outbox=self.stream_outbox,
-            staging=self.staging,
-            beat=self.beat,
-            timeout=self.timeout,
-            key=self.key,
-            axis=axis,
-            lanes=self._lanes(mesh) if axis == "stage" and self.transport == "nccl" else {},
-        )
+        lanes: Lanes = self._lanes(mesh) if axis == "stage" and self.transport == "nccl" else {}
+        return replace(self, ranks=mine, group=group, control=control, axis=axis, lanes=lanes, num_objects=0)
 
     def _lanes(self, mesh: Mesh) -> Lanes:
-        """Of each ordered pair of neighbours in the ring of stages, each used once, in an order that all agree on."""
+        """Make a group for each ordered pair of neighbours in the ring of stages, and use it once. Collective."""
         lanes: dict[tuple[int, int], dist.ProcessGroup] = {}
         for ranks in mesh.groups("stage"):
             after = zip(ranks, (*ranks[1:], ranks[0]), strict=True)
@@ -490,19 +461,18 @@ class ProcessCommunicator:
 def _new_group(
     ranks: Sequence[int] | None, backend: Literal["gloo", "nccl"], timeout: timedelta
 ) -> dist.ProcessGroup | None:
-    """A group of these ranks, None: of all. Collective over the world; None on ranks outside."""
+    """Make a group of these ranks, None: of all. Collective over the world. Return None on ranks outside."""
     made = dist.new_group(ranks and list(ranks), backend=backend, timeout=timeout)
     return made if isinstance(made, dist.ProcessGroup) else None
 
 
 def _warm_up(group: dist.ProcessGroup | None, device: torch.device) -> None:
-    """NCCL connects at a group's first use, for which it needs all its ranks: a message between two of them may be the
-    first one, and would wait for the others."""
+    """Use a group once: NCCL connects at the first use, which needs all ranks of the group."""
     dist.all_reduce(torch.zeros(1, device=device), group=group)
 
 
 def _started(work: dist.Work | None) -> dist.Work:
-    """None is for ranks outside the group."""
+    """Return the work; torch gives None to ranks outside the group."""
     assert work is not None
     return work
 

@@ -1,7 +1,6 @@
-"""The ranks of a run as plain data, and what a launcher and the work it starts know of each other.
+"""The ranks of a run as plain data: a launcher makes `World`, `Host` and `Outcome`, and training reads them.
 
-It stands in `comm`, below both: the launcher makes a `World`, a `Host` for every rank and an `Outcome`; the work that
-runs on the ranks (training) reads them, without either importing the other.
+Neither imports the other; this module is below both.
 """
 
 from __future__ import annotations
@@ -10,12 +9,12 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal
 
 import psutil
 
@@ -24,9 +23,8 @@ from gnnpar.files import JsonDict
 How = Literal["alone", "threads", "processes", "joined"]
 Status = Literal["completed", "failed", "interrupted"]
 
-# A queue of a shaped link holds the burst and this much; what is more is dropped and sent again. The switch's is deep:
-# three senders to one receiver at 0.2 Gbit/s sent up to 14 % again with 0.02 s there, and 0.2 % with 0.1 s (0.4 s
-# transfers, cubic).
+# The queue of a shaped link holds the burst and this many seconds; what exceeds it is dropped and sent again. Three
+# senders to one receiver at 0.2 Gbit/s sent 14 % again with 0.02 s at the switch, and 0.2 % with 0.1 s.
 LATENCY_SECONDS = 0.02
 SWITCH_LATENCY_SECONDS = 0.1
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
@@ -34,13 +32,12 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """Hosts made of one machine, what the links between them carry, and the host of every rank.
+    """Emulated hosts of one machine, the rates of their links, and the host of every rank.
 
-    host_gbps: 10^9 bit/s of each host's link, each direction. link_gbps: [i][j] what host i may send to host j at most,
-    None: as much as both links carry. burst_kib: what a link that was idle passes at once, unpaced.
-
-    dilation D: ranks get 1 / D of their cores, links carry 1 / D of these rates, and a second lasts D seconds.
-    speeds: the share of its cores that each rank gets; (): all ranks get all of them.
+    host_gbps: 10^9 bit/s of each host's link, in each direction. link_gbps: [i][j] limit from host i to host j; None:
+    no other limit. burst_kib: what an idle link passes at once, unpaced. dilation D: ranks get 1 / D of their cores,
+    links carry 1 / D of these rates, and a second lasts D seconds. speeds: the share of its cores that each rank gets;
+    (): all.
     """
 
     host_gbps: tuple[float, ...]
@@ -55,7 +52,7 @@ class Links:
         return len(self.host_gbps)
 
     def gbps(self, source: int, target: int) -> float:
-        """What the path from one host to another carries when nobody else uses it."""
+        """Return the rate of the path between two hosts without other traffic."""
         link = self.link_gbps[source][target] if self.link_gbps else None
         both = min(self.host_gbps[source], self.host_gbps[target])
         return both if link is None else min(both, link)
@@ -73,13 +70,13 @@ class Links:
         return f"{self.num_hosts} hosts x {rate} Gbit/s{links}{speeds}{dilated}"
 
     def cores(self, threads: int) -> tuple[float, ...]:
-        """Of this machine, what each rank of so many threads may use; (): whatever there is."""
+        """Return the cores of this machine for each rank of so many threads; (): no limit."""
         if self.dilation == 1 and not self.speeds:
             return ()
         return tuple(threads * speed / self.dilation for speed in self.speeds or (1.0,) * len(self.host_of))
 
     def facts(self) -> JsonDict:
-        """What result.json says about the links, as far as it is known before they are made."""
+        """Return what result.json says of the links before they are made."""
         rates = self.host_gbps
         return {
             "hosts": self.num_hosts,
@@ -119,8 +116,7 @@ class World:
     tf32: bool = False
 
     def prepare_torch(self) -> None:
-        """What every rank's process sets before it computes, whatever the program has set that calls gnnpar. cuBLAS
-        reads its workspace when it is first used."""
+        """Set torch in the process of a rank, whatever the calling program has set. cuBLAS reads its workspace once."""
         import torch
 
         torch.set_num_threads(self.threads_per_rank)
@@ -128,16 +124,16 @@ class World:
         if self.deterministic:
             torch.use_deterministic_algorithms(True)
             os.environ.setdefault(_WORKSPACE, ":4096:8")
-        _set_precisions("high" if self.tf32 else "highest", ["tf32" if self.tf32 else "ieee", "ieee"])
+        _set_matmul_precision("high" if self.tf32 else "highest", ["tf32" if self.tf32 else "ieee", "ieee"])
 
     @property
     def dilation(self) -> float:
-        """How many seconds a second of the ranks' clocks lasts."""
+        """Return the seconds that a second of the ranks' clocks lasts."""
         return 1.0 if self.links is None else self.links.dilation
 
     @property
     def num_threads(self) -> int:
-        """Of all that runs on this machine."""
+        """Return the threads of all runs on this machine."""
         return self.jobs_at_once * self.local_size * self.threads_per_rank
 
     @property
@@ -147,7 +143,7 @@ class World:
 
 
 def set_default_types() -> None:
-    """Numbers of 32 bits where nothing else is said, and no autocast: of this process and thread."""
+    """Set float32 as the default type, and no autocast, in this thread."""
     import torch
 
     torch.set_default_dtype(torch.float32)
@@ -155,22 +151,42 @@ def set_default_types() -> None:
         torch.set_autocast_enabled(device, False)
 
 
+def _set_matmul_precision(legacy: str, precisions: Sequence[str]) -> None:
+    """Set float32 products on GPUs and CPUs. torch's legacy switch comes first: it raises if the newer ones differ."""
+    import torch
+
+    torch.set_float32_matmul_precision(legacy)
+    for switch, precision in zip(_matmul_switches(), precisions, strict=True):
+        if switch.fp32_precision != precision:
+            switch.fp32_precision = precision
+
+
+def _matmul_switches() -> tuple[Any, Any]:  # Any: torch does not declare that of CPUs
+    import torch
+
+    matmul = attrgetter("matmul")
+    return matmul(torch.backends.cuda), matmul(torch.backends.mkldnn)
+
+
 @contextmanager
 def torch_given_back() -> Generator[None]:
-    """What `prepare_torch` sets inside is as the caller had it afterwards."""
+    """Restore at the end what `prepare_torch` sets."""
     import torch
 
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    precisions, dtype, workspace = _precisions(), torch.get_default_dtype(), os.environ.get(_WORKSPACE)
+    warns, dtype = torch.is_deterministic_algorithms_warn_only_enabled(), torch.get_default_dtype()
     autocast = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    workspace = os.environ.get(_WORKSPACE)
+    legacy, precisions = "highest", [switch.fp32_precision for switch in _matmul_switches()]
+    with suppress(RuntimeError):  # the newer switches differ
+        legacy = torch.get_float32_matmul_precision()
     try:
         yield
     finally:
         torch.set_num_threads(threads)
         if torch.are_deterministic_algorithms_enabled() != deterministic:  # this imports torch's compiler
             torch.use_deterministic_algorithms(deterministic, warn_only=warns)
-        _set_precisions(*precisions)
+        _set_matmul_precision(legacy, precisions)
         torch.set_default_dtype(dtype)
         for device in autocast:
             torch.set_autocast_enabled(device, True)
@@ -180,48 +196,14 @@ def torch_given_back() -> Generator[None]:
 
 @contextmanager
 def torch_as_usual() -> Generator[None]:
-    """Numbers have 32 bits, gradients are computed, and tensors are made on the CPU where nothing else is said,
-    whatever the caller has set: ranks that are forked have that, too, and those that are started anew do not."""
+    """Inside: float32, gradients, and tensors on the CPU by default, whatever the caller has set."""
     if (torch := sys.modules.get("torch")) is None:
         yield
         return
-    elsewhere = torch.get_default_device().type != "cpu"
-    on_cpu = torch.device("cpu") if elsewhere else nullcontext()
+    on_cpu = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
     with torch_given_back(), torch.inference_mode(False), torch.enable_grad(), on_cpu:
         set_default_types()
         yield
-
-
-def _precisions() -> tuple[str | None, list[str]]:
-    """Of products of matrices in 32 bits: torch's name for all, where it has one, and those of GPUs and of CPUs."""
-    import torch
-
-    try:
-        for_all = torch.get_float32_matmul_precision()
-    except RuntimeError:  # the newer switches were set otherwise
-        for_all = None
-    return for_all, [str(each.fp32_precision) for each in _switches()]
-
-
-def _set_precisions(for_all: str | None, precisions: list[str]) -> None:
-    """As `_precisions` gives them. torch has an older switch and newer ones, and raises where these alone were set."""
-    import torch
-
-    torch.set_float32_matmul_precision(for_all or "highest")
-    for each, precision in zip(_switches(), precisions, strict=True):
-        if each.fp32_precision != precision:
-            each.fp32_precision = precision
-
-
-class _Switch(Protocol):
-    fp32_precision: str
-
-
-def _switches() -> tuple[_Switch, _Switch]:
-    import torch
-
-    matmul = attrgetter("matmul")  # torch does not declare it of CPUs
-    return matmul(torch.backends.cuda), matmul(torch.backends.mkldnn)
 
 
 def _no() -> bool:
@@ -232,9 +214,8 @@ def _no() -> bool:
 class Host:
     """What a rank's launcher offers to its work.
 
-    stop_asked: is the run to end after this epoch, with a checkpoint? others_failed: has another rank ended, so that
-    this one works in vain? sent_bytes: counts what the interface of the rank's host has sent; None: nobody counts, or
-    another rank of the host does.
+    stop_asked: whether to end after this epoch, with a checkpoint. others_failed: whether another rank has failed.
+    sent_bytes: bytes that the interface of the rank's host has sent; None: not counted by this rank.
     """
 
     stop_asked: Callable[[], bool] = _no
@@ -243,7 +224,7 @@ class Host:
 
 
 class Interrupted(KeyboardInterrupt):
-    """The work was asked to end (`Host.stop_asked`) and has done what was to be done before."""
+    """The work has ended in order because `Host.stop_asked` said so."""
 
 
 @dataclass(frozen=True)
@@ -261,15 +242,14 @@ class Outcome:
 
 
 def reason_of(error: BaseException) -> str:
-    """'ValueError: what was wrong', in one line, and where in the user's own code."""
+    """Return 'ValueError: text' in one line, with the place in the user's code."""
     text = " ".join(str(error).split())
     line = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return line if _SHOWS in line else line + _own_line(error)
 
 
 def _own_line(error: BaseException) -> str:
-    """' (mynet.py:14 in forward; ...)': the innermost frame that is of no installed package; nothing where there is
-    none, or where gnnpar itself refuses. Of an error with a cause, that of the cause."""
+    """Return ' (mynet.py:14 in forward; ...)', the innermost frame of the user's code; '' if gnnpar itself refuses."""
     while error.__cause__ is not None:
         error = error.__cause__
     frames = traceback.extract_tb(error.__traceback__)
@@ -281,14 +261,12 @@ def _own_line(error: BaseException) -> str:
 
 
 _SHOWS = "GNNPAR_TRACEBACK=1 shows all of it"
-
-
 _OURS, _PYTHON = f"{Path(__file__).parents[1]}{os.sep}", f"{Path(os.__file__).parent}{os.sep}"
 _PACKAGES = re.compile("site-packages|dist-packages|gnnpar_kernels")
 
 
 def num_cores() -> int:
-    """Physical cores this process may use."""
+    """Return the physical cores that this process may use."""
     physical = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical  # Linux alone has it
     return max(1, min(physical, allowed))

@@ -6,7 +6,6 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, Posted, RowLike, Site, Wire
 from gnnpar.comm.communicator import SavedSite
-from gnnpar.comm.exchange import fitting
 from gnnpar.folds.block import Rows
 
 
@@ -39,8 +38,7 @@ class TableExchange(CodedExchange):
         if travels:
             self._rows[site.layer, site.call] = {}
             return super().post(outgoing, incoming, like, site, counted=counted)
-        kept = self._rows.get((site.layer, site.call), {})
-        return Posted(site, tuple(like), incoming, {}, fitting(kept, incoming, like))
+        return Posted(site, tuple(like), incoming, {}, dict(self._rows.get((site.layer, site.call), {})))
 
     def take(self, posted: Posted, peer: int) -> Rows:
         rows, site = super().take(posted, peer), posted.site

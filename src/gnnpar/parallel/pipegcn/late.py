@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, Posted, RowLike, Site, Wire
 from gnnpar.comm.communicator import Phase, SavedSite
-from gnnpar.comm.exchange import fitting
 from gnnpar.folds.block import Rows
 from gnnpar_kernels.csr import accumulate_dtype
 
@@ -43,8 +42,6 @@ class LateExchange(CodedExchange):
         self.store((*at, site.epoch), super().post(outgoing, incoming, like, site, counted=counted))
         late = self.retrieve((*at, site.epoch - self._staleness))
         if late is not None:
-            if not late.pending:  # of a checkpoint, or taken in before one
-                fitting(late.decoded, incoming, like)
             return late
         zeros = {p: tuple(each.empty(part.num_rows).zero_() for each in like) for p, part in incoming.items()}
         return NotYet(site, tuple(like), incoming, {}, zeros)

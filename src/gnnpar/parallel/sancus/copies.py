@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from gnnpar.comm import Communicator, Site
-from gnnpar.comm.agreement import refuse_disagreement
 from gnnpar.folds.block import Rows
 from gnnpar.parallel.torch_types import floats
 
@@ -100,8 +99,5 @@ class Copies:
         return {at: (at, list(kept.since), kept.sent, dict(kept.rows)) for at, kept in self.kept.items()}
 
     def load_state_dict(self, state: Mapping[Hashable, tuple[Call, Sequence[int], Rows, Mapping[int, Rows]]]) -> None:
-        """Collective. ValueError where ranks disagree on who broadcast when, by which they broadcast together."""
         for (layer, call), since, sent, rows in state.values():
             self.kept[layer, call] = Kept(list(since), sent, dict(rows))
-        ages = sorted((at, kept.since) for at, kept in self.kept.items())
-        refuse_disagreement(ages, "history of broadcasts", self._comm)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from gnnpar.comm import Incoming, Posted, RowLike, Site
-from gnnpar.comm.exchange import fitting
 from gnnpar.folds.block import Rows
 from gnnpar.parallel.broadcast import BroadcastGraph
 from gnnpar.parallel.sancus.copies import Copies
@@ -42,5 +41,4 @@ class SkippingGraph(BroadcastGraph):
             return super().post_part(part, src, site)
         like, rows = RowLike.of(src), self.copies.kept[site.layer, site.call].rows
         incoming = {} if part == self.rank else {part: Incoming(self.block(part).num_src)}
-        kept = fitting({q: rows.get(q, ()) for q in incoming}, incoming, like)
-        return Posted(site, like, incoming, {}, kept)
+        return Posted(site, like, incoming, {}, {q: rows[q] for q in incoming})
