@@ -18,12 +18,12 @@ _LANES = 100  # thread ids of a row
 
 
 def row_of(text: str) -> str:
-    """Which row an action belongs to: F3@1 compute, SF3@1 send, RF3@1 receive, a phase of the clock phases."""
+    """Return the row of an action: F3@1 compute, SF3@1 send, RF3@1 receive; a phase of the clock: phases."""
     return _ROW_OF.get(text[:1], "phases") if "@" in text else "phases"
 
 
 def chrome_trace(rows: Iterable[Row], facts: JsonDict | None = None) -> JsonDict:
-    """The trace as data. `facts`: written beside it (otherData)."""
+    """Return the trace as data. facts: for its otherData."""
     events: list[JsonDict] = []
     free: dict[tuple[int, str], list[float]] = {}
     for rank, text, start, end in sorted(rows, key=lambda row: (row[0], row[2], -row[3])):
@@ -46,7 +46,7 @@ def chrome_trace(rows: Iterable[Row], facts: JsonDict | None = None) -> JsonDict
 
 
 def _names(free: dict[tuple[int, str], list[float]]) -> Iterable[JsonDict]:
-    """What viewers call ranks and rows, and in which order they show them."""
+    """Yield the metadata events with the names and the order of ranks and rows."""
     for rank in sorted({rank for rank, _ in free}):
         yield _meta("process_name", rank, 0, {"name": f"rank {rank}"})
         yield _meta("process_sort_index", rank, 0, {"sort_index": rank})

@@ -1,4 +1,4 @@
-"""The terminal: a live progress bar, plain lines where there is no terminal, and the one place that writes to it."""
+"""Terminal output: a live progress bar, or plain lines without a terminal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def stdout() -> rich.console.Console:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Return True for a terminal; a program may have replaced sys.stdout by an object that only has write."""
+    """Return True for a terminal; sys.stdout may be an object without isatty."""
     try:
         return stream.isatty()
     except AttributeError:
@@ -39,7 +39,7 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 class _Patient(io.TextIOBase):
-    """A stream that drops what a full disk or a closed pipe does not take: `gnnpar train ... | head` trains on.
+    """A stream that drops text on a full disk or a closed pipe: `gnnpar train ... | head` trains on.
 
     It holds the stream itself: a live table of rich replaces sys.stdout by one that writes to the console.
     """
@@ -48,30 +48,26 @@ class _Patient(io.TextIOBase):
         self._stream = stream
 
     def write(self, text: str) -> int:
-        with _patience(self._stream):
-            self._stream.write(text)
+        self._attempt(lambda: self._stream.write(text))
         return len(text)
 
     def flush(self) -> None:
-        with _patience(self._stream):
-            self._stream.flush()
+        self._attempt(self._stream.flush)
+
+    def _attempt(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except BrokenPipeError:  # otherwise Python fails when it flushes at exit
+            with suppress(OSError, ValueError, AttributeError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+        except OSError:
+            pass
 
     def isatty(self) -> bool:
         return is_terminal(self._stream)
 
     def fileno(self) -> int:
         return self._stream.fileno()
-
-
-@contextmanager
-def _patience(stream: TextIO) -> Iterator[None]:
-    try:
-        yield
-    except BrokenPipeError:  # otherwise Python fails when it flushes at exit
-        with suppress(OSError, ValueError, AttributeError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    except OSError:
-        pass
 
 
 @contextmanager
@@ -87,28 +83,30 @@ def patient_streams() -> Iterator[None]:
 
 def say(text: str) -> None:
     """Print one line on stdout; line ends in the text are escaped."""
-    patient = _Patient(sys.stdout)
-    patient.write(one_line(text) + "\n")
-    patient.flush()
+    _print(sys.stdout, one_line(text))
 
 
 def complain(text: str) -> None:
     """Print one line on stderr."""
-    patient = _Patient(sys.stderr)
-    patient.write(f"gnnpar: {printable(' '.join(text.split()))}\n")
+    _print(sys.stderr, f"gnnpar: {printable(' '.join(text.split()))}")
+
+
+def _print(stream: TextIO, line: str) -> None:
+    patient = _Patient(stream)
+    patient.write(line + "\n")
     patient.flush()
 
 
+_RANK_0_SECONDS = 10.0
+"""For rank 0 to print an error of all ranks: torchrun ends every rank as soon as one has ended."""
+
+
 def complain_once(text: str, *, rank: int) -> None:
-    """The same line known to every joined rank of a host, numbered there from 0: the first says it, and the others let
-    it, because torchrun ends all ranks as soon as one has ended."""
+    """Print the same error of all ranks of a host on its rank 0; the others wait until it is printed."""
     if rank == 0:
         complain(text)
     else:
-        time.sleep(_LET_RANK_0_SPEAK_SECONDS)
-
-
-_LET_RANK_0_SPEAK_SECONDS = 10.0
+        time.sleep(_RANK_0_SECONDS)
 
 
 SILENT_SECONDS = 5.0
@@ -145,6 +143,25 @@ class Console:
         return Bar(epochs) if is_terminal(sys.stdout) else Lines(epochs, every=self.every)
 
 
+class _Figures:
+    """The text of a row: loss, last validation, last probe of the gradient, seconds an epoch."""
+
+    _val: float | None = None
+    _probe = ""
+
+    def of(self, row: JsonObject) -> str:
+        self._val = row.get("metric/val", self._val)
+        self._probe = probe_line(row) or self._probe
+        loss = row["loss/train"]
+        parts = [
+            "loss nan" if loss is None else f"loss {loss:.4f}",
+            "" if self._val is None else f"val {self._val:.4f}",
+            self._probe,
+            f"{seconds(row['time/epoch_seconds'])}/epoch",
+        ]
+        return "  ".join(filter(None, parts))
+
+
 class Lines:
     """A line every few epochs, and after a few seconds."""
 
@@ -152,24 +169,21 @@ class Lines:
         self.epochs, self.every = epochs, every
         self._began = self._said = time.monotonic()
         self._first: int | None = None  # not 0 in a run that goes on from a checkpoint
-        self._val: float | None = None
-        self._probe = ""
+        self._figures = _Figures()
 
     def start(self, facts: JsonObject) -> None:
         stdout().print(picture(facts))
         self._began = time.monotonic()
 
     def log(self, row: JsonObject) -> None:
-        epoch = row["epoch"]
+        epoch, figures = row["epoch"], self._figures.of(row)
         self._first = epoch if self._first is None else self._first
-        self._val = row.get("metric/val", self._val)
-        self._probe = probe_line(row) or self._probe
         soon = time.monotonic() - self._said < SILENT_SECONDS
         if soon and (epoch + 1) % self.every and epoch + 1 != self.epochs:
             return
         self._said = time.monotonic()
         left = (time.monotonic() - self._began) / (epoch + 1 - self._first) * (self.epochs - epoch - 1)
-        say(f"epoch {epoch + 1}/{self.epochs}  {_figures(row, self._val, self._probe)}  left {left:.0f} s")
+        say(f"epoch {epoch + 1}/{self.epochs}  {figures}  left {left:.0f} s")
 
     def close(self, result: JsonObject | None = None) -> None: ...
 
@@ -189,39 +203,25 @@ class Bar:
             console=self.console,
         )
         self._task = self.progress.add_task("train", total=epochs, figures="")
-        self._val: float | None = None
-        self._probe = ""
+        self._figures = _Figures()
 
     def start(self, facts: JsonObject) -> None:
         self.console.print(picture(facts))
         self.progress.start()
 
     def log(self, row: JsonObject) -> None:
-        self._val = row.get("metric/val", self._val)
-        self._probe = probe_line(row) or self._probe
-        self.progress.update(self._task, completed=row["epoch"] + 1, figures=_figures(row, self._val, self._probe))
+        self.progress.update(self._task, completed=row["epoch"] + 1, figures=self._figures.of(row))
 
     def close(self, result: JsonObject | None = None) -> None:
         self.progress.stop()
 
 
 def probe_line(row: JsonObject) -> str:
-    """'cosine 0.9871, worst layers.1 off by 12 %' where the gradient was probed, else nothing."""
+    """Return 'cosine 0.9871, worst layers.1 off by 12 %' if the gradient was probed, else ''."""
     if row.get("fidelity/cosine") is None:
         return ""
     worst, error = row["fidelity/worst_layer"], row["fidelity/worst_relative_error"]
     return f"cosine {row['fidelity/cosine']:.4f}, worst {worst} off by {100 * error:.2g} %"
-
-
-def _figures(row: JsonObject, val: float | None, probe: str = "") -> str:
-    loss = row["loss/train"]
-    parts = [
-        "loss nan" if loss is None else f"loss {loss:.4f}",
-        "" if val is None else f"val {val:.4f}",
-        probe,
-        f"{seconds(row['time/epoch_seconds'])}/epoch",
-    ]
-    return "  ".join(p for p in parts if p)
 
 
 def seconds(value: float) -> str:

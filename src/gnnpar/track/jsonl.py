@@ -14,25 +14,25 @@ FILE = "metrics.jsonl"
 
 
 class Room(Protocol):
-    """What a full disk can do without. `spent`: the last of it is gone, and the run has to end."""
+    """Files to delete on a full disk. `spent`: the last one is gone, and the run has to end."""
 
     @property
     def spent(self) -> bool: ...
 
     def make(self) -> bool:
-        """Free something; False where nothing is left."""
+        """Delete one; return False if none is left."""
         ...
 
 
 class DiskFull(OSError):
-    """The run ends because its disk is full. One line with what to do."""
+    """The run ends because its disk is full."""
 
 
 class Jsonl:
-    """Rows are whole, and in the file as soon as they come: a run that is killed leaves every epoch it finished.
+    """Append each row whole and at once: a killed run keeps every finished epoch.
 
-    A run that goes on from a checkpoint begins with the rows of its `epochs_done` epochs, as `source` has them; `timed`
-    tells whether their times and bytes count as this run's. `room`: what goes before a row does. `count`: rows by now.
+    source: the run folder that a resumed run takes its first `epochs_done` rows from. timed: whether their times and
+    bytes count for this run. room: freed on a full disk before a row is given up. count: rows by now.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Jsonl:
     def start(self, facts: JsonObject) -> None: ...
 
     def log(self, row: JsonObject) -> None:
-        """Raises DiskFull where the row took the last room, WriteError where it could not be written."""
+        """Append a row. Raises DiskFull if it took the last room, WriteError if it could not be written."""
         keys.check(dict(row))
         line = (json.dumps(keys.readable(dict(row))) + "\n").encode()
         while True:
@@ -75,7 +75,7 @@ class Jsonl:
             )
 
     def _append(self, line: bytes) -> None:
-        """Write the whole line or nothing of it."""
+        """Write the whole line or nothing."""
         before, left = os.fstat(self._file.fileno()).st_size, memoryview(line)
         try:
             while left:

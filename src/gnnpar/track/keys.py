@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from types import UnionType
 from typing import NamedTuple
 
 from gnnpar.files import Json, JsonObject
@@ -12,6 +13,7 @@ from gnnpar.files import Json, JsonObject
 class Key(NamedTuple):
     unit: str
     meaning: str
+    kind: type | UnionType = int | float
 
 
 PHASES = ("compute", "sample", "encode", "exposed_wire", "exposed_skew", "bubble", "reduce", "other")
@@ -31,77 +33,75 @@ KEYS: dict[str, Key] = {
     **{f"time/{p}_seconds": Key("s", f"part of the epoch in phase {p}, on the slowest rank") for p in PHASES},
     "time/comm_total_seconds": Key("s", "time with a transfer in flight, overlapped or not, on the slowest rank"),
     "time/slowest_rank": Key("1", "the rank that the time/ figures are of"),
-    "time/cpu_seconds": Key("s", "CPU time of the epoch, a list by rank"),
+    "time/cpu_seconds": Key("s", "CPU time of the epoch, a list by rank", list),
     "time/cold_load_seconds": Key("s", "reading the dataset, in row 0"),
     "time/cold_plan_seconds": Key("s", "strategy.plan without partitioning, in row 0"),
     "time/cold_partition_seconds": Key("s", "partitioning (or reading it from the cache) in strategy.plan, in row 0"),
     "time/cold_shard_seconds": Key("s", "cutting and sending shards and building the engine, in row 0"),
     "comm/total_bytes": Key("B", "sent in the epoch, summed over ranks: the sum of the phases"),
     **{f"comm/{p}_bytes": Key("B", f"sent in phase {p}, summed over ranks") for p in BYTE_PHASES},
-    "comm/layer_bytes": Key("B", "sent by the aggregations of a layer, summed over ranks: {layer: bytes}"),
+    "comm/layer_bytes": Key("B", "sent by the aggregations of a layer, summed over ranks: {layer: bytes}", dict),
     "comm/metadata_bytes": Key("B", "the part of comm/total_bytes that is no payload, counted again"),
     "comm/wire_bytes": Key("B", "launch=paced: sent in the epoch by the hosts' interfaces, headers included"),
     "comm/messages": Key("1", "point-to-point messages of the epoch, summed over ranks"),
     "comm/total_bytes_so_far": Key("B", "sum of comm/total_bytes so far"),
     "metric/name": Key(
-        "", "accuracy, roc_auc, micro_f1, r2, mrr, hits@K or that of task.metric, in rows with an evaluation"
+        "", "accuracy, roc_auc, micro_f1, r2, mrr, hits@K or that of task.metric, in rows with an evaluation", str
     ),
     "metric/train": Key("task metric", "the task's metric with exact logits, training nodes; null for pairs"),
     "metric/val": Key("task metric", "the same on validation nodes, or pairs"),
     "metric/test": Key("task metric", "the same on test nodes, or pairs"),
-    "metric/more": Key("task metric", "of a task with several metrics all of them: {metric: {split: value}}"),
+    "metric/more": Key("task metric", "of a task with several metrics all of them: {metric: {split: value}}", dict),
     "time/evaluate_seconds": Key("s", "wall time of the evaluation; not part of the epoch"),
     "fidelity/cosine": Key("1", "cosine of the strategy's gradient and the exact one at the same weights"),
     "fidelity/relative_error": Key("1", "norm of their difference over the norm of the exact gradient"),
-    "fidelity/worst_layer": Key("", "the layer with the largest relative error"),
+    "fidelity/worst_layer": Key("", "the layer with the largest relative error", str),
     "fidelity/worst_relative_error": Key("1", "the relative error of that layer"),
-    "fidelity/layers": Key("1", "the same two by layer: {layer: [cosine, relative error]}"),
-    "assign/bits": Key("1", "rows by bits for each exchange, in rows of epochs that chose: {exchange: {bits: rows}}"),
+    "fidelity/layers": Key("1", "the same two by layer: {layer: [cosine, relative error]}", dict),
+    "assign/bits": Key(
+        "1", "rows by bits for each exchange, in rows of epochs that chose: {exchange: {bits: rows}}", dict
+    ),
     "assign/mean_bits": Key("bit", "mean over all numbers sent, of the same choice, metadata not counted"),
-    "assign/variance": Key("1", "weighted variance that the choice predicts, by exchange"),
-    "assign/seconds": Key("s", "time of each exchange that the choice predicts, by exchange"),
-    "assign/objective": Key("1", "what was minimised, by exchange"),
+    "assign/variance": Key("1", "weighted variance that the choice predicts, by exchange", dict),
+    "assign/seconds": Key("s", "time of each exchange that the choice predicts, by exchange", dict),
+    "assign/objective": Key("1", "what was minimised, by exchange", dict),
     "time/assign_seconds": Key("s", "choosing bits, traffic included; part of the epoch"),
     "sample/steps": Key("1", "steps of the epoch: batches of training nodes"),
     "sample/nodes": Key("1", "nodes of the subgraphs of the epoch's steps, on rank 0: a node counts once a step"),
     "sample/edges": Key("1", "edges of these subgraphs"),
-    "sample/sampler": Key("", "what drew neighbours: pyg_lib, torch_sparse or own"),
-    "profile/hash": Key("", "sha256 of the profile that decides on numbers, in row 0"),
-    "memory/peak_bytes": Key("B", "largest allocation during the profiled epoch, a list by rank"),
-    "memory/pinned_bytes": Key("B", "most memory of the host pinned for a GPU in the profiled epoch, a list by rank"),
-    "memory/peak_rss_bytes": Key("B", "largest resident set so far, a list by rank; for information"),
-    "memory/live_bytes": Key("B", "live tensors by category, of the rank with the largest peak"),
+    "sample/sampler": Key("", "what drew neighbours: pyg_lib, torch_sparse or own", str),
+    "profile/hash": Key("", "sha256 of the profile that decides on numbers, in row 0", str),
+    "memory/peak_bytes": Key("B", "largest allocation during the profiled epoch, a list by rank", list),
+    "memory/pinned_bytes": Key(
+        "B", "most memory of the host pinned for a GPU in the profiled epoch, a list by rank", list
+    ),
+    "memory/peak_rss_bytes": Key("B", "largest resident set so far, a list by rank; for information", list),
+    "memory/live_bytes": Key("B", "live tensors by category, of the rank with the largest peak", dict),
     "system/load": Key("1", "load average of the host over the last minute, in the first and the last row"),
 }
 
 
 LOWER_IS_BETTER = ("mae", "rmse")
-"""Of metrics by name; all others are better where they are higher."""
+"""Metrics that are better when lower; all others are better when higher."""
 
 
 def goodness(name: str, value: float) -> float:
-    """A metric's value, so that higher is better."""
+    """Return a metric's value with the sign that makes higher better."""
     return -value if name in LOWER_IS_BETTER else value
 
 
-_LISTS = ("time/cpu_seconds", "memory/peak_bytes", "memory/pinned_bytes", "memory/peak_rss_bytes")
-_TEXTS = ("metric/name", "fidelity/worst_layer", "sample/sampler", "profile/hash")
-_OBJECTS = ("comm/layer_bytes", "metric/more", "fidelity/layers", "memory/live_bytes", "assign/bits")
-_OBJECTS += ("assign/variance", "assign/seconds", "assign/objective")
-
-
 ALWAYS = (LOSS, "time/timed", "time/epoch_seconds", "time/train_seconds", "comm/total_bytes", "comm/total_bytes_so_far")
-"""What every row of a run has; only the loss may be null."""
+"""Names in every row of a run; only the loss may be null."""
 
 
 def is_whole(row: Mapping[str, object]) -> bool:
-    """Return True for a row of a run; those of a study's lines are parts of rows."""
+    """Return True for a row with all of ALWAYS; the lines of a study have only some."""
     return all(name in row and (name == LOSS or row[name] is not None) for name in ALWAYS)
 
 
 def fits(row: JsonObject) -> bool:
-    """Return True if every number is finite and every value null or of the kind that is written under its name."""
-    kinds = all(value is None or isinstance(value, _kind(name)) for name, value in row.items() if name in KEYS)
+    """Return True if every number is finite and every value is null or of the kind in KEYS."""
+    kinds = all(value is None or isinstance(value, KEYS[name].kind) for name, value in row.items() if name in KEYS)
     return kinds and is_finite(row)
 
 
@@ -119,12 +119,6 @@ def is_finite(tree: object) -> bool:
     if isinstance(tree, (Mapping, list)):
         return all(map(is_finite, tree.values() if isinstance(tree, Mapping) else tree))
     return not isinstance(tree, float) or math.isfinite(tree)
-
-
-def _kind(name: str) -> tuple[type, ...]:
-    if name in _LISTS:
-        return (list,)
-    return (str,) if name in _TEXTS else (dict,) if name in _OBJECTS else (int, float)
 
 
 def check(row: dict) -> None:

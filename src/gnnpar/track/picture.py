@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gnnpar.files import JsonObject
-from gnnpar.track.text import printable_tree
+from gnnpar.track.text import counted, printable_tree
 
 _MOST_RANKS = 8  # rows and columns of the heat table
 _HEAT = ("dim", "", "yellow", "bold red")  # by quarter of the largest entry
@@ -19,10 +19,9 @@ _TOLD = ("strategy", "model", "dataset", "nodes", "edges", "ranks", "threads", "
 
 
 def picture(facts: JsonObject) -> Group:
-    """At most 15 lines of what a run starts with; facts: as given to Tracker.start."""
+    """Return at most 15 lines on what a run starts with. facts: as given to Tracker.start."""
     facts = printable_tree(facts)  # names come from datasets, plans and shards
-    lines = [head(facts), mesh(facts), layers(facts)]
-    shown = [Text(line) for line in lines if line]
+    shown = [Text(line) for line in (head(facts), mesh(facts), layers(facts)) if line]
     table = [parts(facts)] if facts.get("parts") else []
     foot = {k: v for k, v in facts.items() if k not in _TOLD and isinstance(v, (int, float, str)) and k != "parts"}
     last = [Text("  ".join(f"{k.replace('_', ' ')} {figure(v)}" for k, v in foot.items()))] if foot else []
@@ -34,8 +33,7 @@ def head(facts: JsonObject) -> str:
     named = " ".join(str(facts[name]) for name in ("strategy", "model", "dataset") if facts.get(name))
     sizes = [f"{figure(facts[name])} {name}" for name in ("nodes", "edges") if name in facts]
     if "ranks" in facts:
-        threads = facts.get("threads", 1)
-        ranks = f"{facts['ranks']} rank{'s' * (facts['ranks'] != 1)} x {threads} thread{'s' * (threads != 1)}"
+        ranks = f"{counted(facts['ranks'], 'rank')} x {counted(facts.get('threads', 1), 'thread')}"
         over = facts.get("transport", "none")
         sizes.append(ranks + (f" over {over}" if over != "none" else ""))
     sizes += [str(facts["links"])] if "links" in facts else []
@@ -68,7 +66,7 @@ def layers(facts: JsonObject) -> str:
 
 
 def parts(facts: JsonObject) -> Table:
-    """A row a part; to the right the rows it reads from each other part in an aggregation, warm where many."""
+    """Return one row a part; to the right how many rows it reads from each other part, in warm colours for many."""
     rows: Sequence[JsonObject] = facts["parts"]
     halo: Sequence[Sequence[int]] | None = facts.get("halo_from")
     columns = [name for name in rows[0] if name in _PART] if halo else [name for name in rows[0] if name != "part"]
@@ -91,7 +89,7 @@ def parts(facts: JsonObject) -> Table:
 
 
 def warm(value: int, most: int) -> Text:
-    """A number in the colour of its quarter of the largest."""
+    """Return a number in the colour of its quarter of the largest."""
     quarter = min(3, 4 * value // most) if most else 0
     return Text(figure(value), style=_HEAT[quarter])
 

@@ -1,10 +1,9 @@
-"""How far a sweep is: a live display on a terminal, whatever runs the jobs; elsewhere the jobs say it in lines."""
+"""Live display of a sweep's progress on a terminal; elsewhere the jobs print lines."""
 
 from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,8 +17,7 @@ from rich.text import Text
 from gnnpar.track.console import is_terminal, stdout
 from gnnpar.track.text import printable
 
-SHOWN = "GNNPAR_SWEEP_SHOWN"  # set for jobs while the parent shows them: they are silent then
-_EVERY_SECONDS = 0.5
+SHOWN = "GNNPAR_SWEEP_SHOWN"  # set while the parent shows the jobs: they print nothing
 _MOST_LINES = 8
 
 
@@ -45,7 +43,7 @@ class Snapshot:
 
 @contextmanager
 def shown(look: Callable[[], Snapshot]) -> Iterator[None]:
-    """Inside, a terminal shows what `look` sees, twice a second; anything else shows nothing."""
+    """Context manager: show `look()` on a terminal, twice a second; elsewhere show nothing."""
     if not is_terminal(sys.stdout):
         yield
         return
@@ -59,23 +57,12 @@ def shown(look: Callable[[], Snapshot]) -> Iterator[None]:
         lines = [Text(printable(line), no_wrap=True, overflow="ellipsis") for line in now.running[:_MOST_LINES]]
         return Group(bar, *lines)
 
-    ended = threading.Event()
     os.environ[SHOWN] = "1"
-    with Live(picture(), console=stdout(), auto_refresh=False) as live:
-
-        def refresh() -> None:
-            while not ended.wait(_EVERY_SECONDS):
-                live.update(picture(), refresh=True)
-
-        thread = threading.Thread(target=refresh, name="sweep progress", daemon=True)
-        thread.start()
-        try:
+    try:
+        with Live(get_renderable=picture, console=stdout(), refresh_per_second=2):
             yield
-        finally:
-            ended.set()
-            thread.join()
-            os.environ.pop(SHOWN, None)
-            live.update(picture(), refresh=True)
+    finally:
+        os.environ.pop(SHOWN, None)
 
 
 def duration(seconds: float) -> str:

@@ -31,7 +31,7 @@ class Panel:
 
 
 def schedule_picture(panels: Sequence[Panel], *, slots: int | None = None) -> str:
-    """An SVG document. `slots`: the number of slots that colours are spread over; None: as many as there are."""
+    """Return an SVG document. slots: number of slots that colours are spread over; None: as many as there are."""
     drawn = [panel for panel in panels if panel.rows]
     if not drawn:
         raise ValueError("a picture of no actions: every panel is empty")
@@ -72,7 +72,7 @@ def _panel(panel: Panel, top: int, until: float, slots: int) -> tuple[list[str],
 
 
 def _mark(row: Row, kind: str, y: float, until: float, slots: int) -> str:
-    """The drawing of a row, if it is of this kind."""
+    """Return the drawing of a row, or '' if it is of another kind."""
     _, text, start, end = row
     action = _ACTION.fullmatch(text)
     x, width = _x(start, until), max(0.4, _x(end, until) - _x(start, until))
@@ -84,8 +84,7 @@ def _mark(row: Row, kind: str, y: float, until: float, slots: int) -> str:
     message, direction, slot, _ = action.groups()
     colour = _colour(direction, int(slot), slots)
     if kind == "message" and message == "S":
-        line = f'<rect x="{x:.2f}" y="{y + _BAR + 2}" width="{width:.2f}" height="3" fill="{colour}">{title}</rect>'
-        return line
+        return f'<rect x="{x:.2f}" y="{y + _BAR + 2}" width="{width:.2f}" height="3" fill="{colour}">{title}</rect>'
     if kind != "compute" or message:
         return ""
     bar = (

@@ -1,4 +1,4 @@
-"""Text of files and names, shown without control over the terminal; plural nouns."""
+"""Escape control characters in texts of files and names; plural nouns."""
 
 from __future__ import annotations
 

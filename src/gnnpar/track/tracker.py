@@ -1,4 +1,4 @@
-"""The Tracker Protocol: what the training loop reports, and to whom."""
+"""The Tracker protocol: receives the rows of the training loop."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class Tracker(Protocol):
     """Receives one flat row an epoch. Only rank 0 has one; what it gets is already reduced over ranks."""
 
     def start(self, facts: JsonObject) -> None:
-        """Once before epoch 0: the plan's partition statistics and what else is worth a table."""
+        """Called once before epoch 0, with the plan's partition statistics and other facts for a table."""
         ...
 
     def log(self, row: JsonObject) -> None:
-        """One finished epoch; names as in keys.py."""
+        """Called after each epoch; names as in keys.py."""
         ...
 
     def close(self, result: JsonObject | None = None) -> None:
-        """Once, also after a failure. `result`: what result.json says; None: it is unknown."""
+        """Called once, also after a failure. result: content of result.json; None: unknown."""
         ...
 
 
@@ -46,7 +46,7 @@ class Tee:
 
 
 class Null:
-    """Drops everything: ranks other than 0."""
+    """Drop everything: ranks other than 0."""
 
     def start(self, facts: JsonObject) -> None: ...
 

@@ -1,10 +1,7 @@
 """wandb: a mirror of a run for dashboards, one run a job, opened by rank 0 when its plan is known.
 
-The history is metrics.jsonl under the same names (`flat`), and the curves once more against training seconds and
-gigabytes sent; config is the resolved settings, the plan and the commit; tables hold the partition and the breakdown;
-result.json and plan.json are artifacts, and so are trace.json and schedule.svg where they are. metrics.jsonl stays the
-record: whatever goes wrong here is one line on stderr, and training goes on. wandb is imported when a run is opened,
-by the rank that opens it.
+The history is metrics.jsonl under the same names (`flat`), and the curves again over training seconds and gigabytes
+sent. An error here is one line on stderr, and training goes on. wandb is imported when a run is opened.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import shlex
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -72,8 +69,8 @@ FACTS = (
 class Wandb:
     """tracker=wandb. The terminal shows what tracker=console shows.
 
-    mode: online; offline, for `wandb sync` later; disabled, the terminal alone. group: null, the sweep of the job.
-    connect_seconds: how long the start waits for the server before the run is kept offline; upload_seconds: the end.
+    mode: online; offline, for `wandb sync` later; disabled, the terminal alone. group: null for the sweep of the job.
+    connect_seconds: for the server to answer, then the run is kept offline. upload_seconds: for the upload at the end.
     """
 
     mode: Literal["online", "offline", "disabled"] = "online"
@@ -92,7 +89,7 @@ class Wandb:
 
 
 class Mirror:
-    """One wandb run; without one, from the start or from an error on, it is silent."""
+    """One wandb run; silent without one, or after an error."""
 
     def __init__(self, config: Wandb, run_dir: Path, job: JsonObject) -> None:
         self.config, self.run_dir, self.job = config, run_dir, job
@@ -116,7 +113,7 @@ class Mirror:
         self._run = None
 
     def _attempt(self, act: Callable[[Run], object], seconds: float | None = None) -> bool:
-        """Whether it was done, within the seconds if given; the first error ends the mirror with one line."""
+        """Return whether `act` succeeded, within `seconds` if given; the first error ends the mirror with one line."""
         run = self._run
         if run is None:
             return False
@@ -139,27 +136,28 @@ def open_run(config: Wandb, run_dir: Path, job: JsonObject) -> Run:
     """Open a run on the server, or on disk if it cannot be reached; return None, with a line, if neither works."""
     try:
         wandb = within(_START_SECONDS, load)  # its service process may die while it starts
+        init = partial(begin, wandb, config, run_dir, identity(config, job) | {"config": settings_of(job, run_dir)})
+        run = connect(wandb, run_dir, init) if config.mode == "online" else None
+        return run if run is not None else init("offline", uuid.uuid4().hex[:8])
     except Exception as error:
         complain(f"wandb cannot be used ({reason(error)}); metrics.jsonl has everything")
         return None
-    arguments = identity(config, job) | {"config": settings_of(job, run_dir)}
-    if config.mode == "online":
-        attempt = uuid.uuid4().hex[:8]
-        try:
-            login = partial(wandb.login, prompt=False, verify=False)  # a prompt would stop training
-            if not within(_START_SECONDS, login):
-                raise ValueError("no API key; set WANDB_API_KEY or call wandb login")
-            return begin(wandb, config, run_dir, "online", attempt, arguments)
-        except Exception as error:
-            with suppress(Exception):  # ends what would keep trying beside the training
-                within(_START_SECONDS, wandb.teardown)
-            for leftover in (run_dir / "wandb").glob(f"run-*-{attempt}"):
-                shutil.rmtree(leftover, ignore_errors=True)
-            complain(f"wandb cannot be reached ({reason(error)}); this run is kept offline")
+
+
+def connect(wandb: ModuleType, run_dir: Path, init: Callable[[str, str], Run]) -> Run:
+    """Open a run on the server; return None, with a line, if it cannot be reached."""
+    attempt = uuid.uuid4().hex[:8]
     try:
-        return begin(wandb, config, run_dir, "offline", uuid.uuid4().hex[:8], arguments)
+        login = partial(wandb.login, prompt=False, verify=False)  # a prompt would stop training
+        if not within(_START_SECONDS, login):
+            raise ValueError("no API key; set WANDB_API_KEY or call wandb login")
+        return init("online", attempt)
     except Exception as error:
-        complain(f"wandb cannot be used ({reason(error)}); metrics.jsonl has everything")
+        with suppress(Exception):  # ends what would keep trying beside the training
+            within(_START_SECONDS, wandb.teardown)
+        for leftover in (run_dir / "wandb").glob(f"run-*-{attempt}"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        complain(f"wandb cannot be reached ({reason(error)}); this run is kept offline")
         return None
 
 
@@ -178,7 +176,7 @@ def load() -> ModuleType:
     return wandb
 
 
-def begin(wandb: ModuleType, config: Wandb, run_dir: Path, mode: str, run_id: str, arguments: JsonObject) -> Run:
+def begin(wandb: ModuleType, config: Wandb, run_dir: Path, arguments: JsonObject, mode: str, run_id: str) -> Run:
     """Call wandb.init without what disturbs a measurement: console capture, system statistics, saving code."""
     settings = wandb.Settings(
         silent=True,
@@ -190,17 +188,8 @@ def begin(wandb: ModuleType, config: Wandb, run_dir: Path, mode: str, run_id: st
         finish_timeout=config.upload_seconds / 2,
         finish_timeout_raises=True,
     )
-    init = partial(
-        wandb.init,
-        dir=str(run_dir),
-        mode=mode,
-        id=run_id,
-        reinit="create_new",
-        settings=settings,
-        project=config.project,
-        entity=config.entity,
-        **arguments,
-    )
+    where: JsonDict = {"dir": str(run_dir), "project": config.project, "entity": config.entity}
+    init = partial(wandb.init, mode=mode, id=run_id, reinit="create_new", settings=settings, **where, **arguments)
     return within(config.connect_seconds + _START_SECONDS, init)  # init waits forever if the service process dies
 
 
@@ -224,27 +213,19 @@ def within(seconds: float, act: Callable[[], T]) -> T:
 
 
 def identity(config: Wandb, job: JsonObject) -> JsonDict:
-    """What a run is found by: study, strategy, name and tags."""
-    ranks, seed = job["world_size"], job["seed"]
-    tags = (
-        job["strategy"],
-        job["model"],
-        job["dataset"],
-        counted(ranks, "rank"),
-        job["provenance"],
-        *job["exactness"],
-    )
+    """Return the arguments of wandb.init that a run is found by: group, job type, name and tags."""
+    ranks = counted(job["world_size"], "rank")
+    named = (job["strategy"], job["model"], job["dataset"], ranks)
     return {
         "group": config.group or job["study"] or None,
         "job_type": job["strategy"],
-        "name": config.name
-        or f"{job['strategy']} {job['model']} {job['dataset']} {counted(ranks, 'rank')} seed {seed}",
-        "tags": [tag[:64] for tag in dict.fromkeys((*tags, *config.tags))],
+        "name": config.name or f"{' '.join(named)} seed {job['seed']}",
+        "tags": [tag[:64] for tag in dict.fromkeys((*named, job["provenance"], *job["exactness"], *config.tags))],
     }
 
 
 def settings_of(job: JsonObject, run_dir: Path) -> JsonDict:
-    """config: the resolved settings with the names of the groups, what ran them, and the plan without its arrays."""
+    """Return wandb's config: the resolved settings with the names of groups, FACTS, and the plan without its arrays."""
     settings: JsonDict = dict(job["resolved"])
     for group, name in job["names"].items():
         if isinstance(settings.get(group), Mapping):
@@ -255,14 +236,14 @@ def settings_of(job: JsonObject, run_dir: Path) -> JsonDict:
 
 
 def link(run: Run, run_dir: Path) -> None:
-    """What finds the run again: read by gnnpar dashboard."""
+    """Write where the run is on wandb, for gnnpar dashboard."""
     place = {"id": run.id, "entity": run.entity or None, "project": run.project, "group": run.group or None}
     place |= {"mode": "offline" if run.offline else "online", "path": os.path.relpath(run.settings.sync_dir, run_dir)}
     write_json_whole(run_dir / LINK, place)
 
 
 def describe(run: Run, run_dir: Path, facts: JsonObject) -> None:
-    """Before the first epoch: axes, the table of units, the table of parts, the plan."""
+    """Log the axes, the table of units, the table of parts and the plan."""
     import wandb
 
     run.define_metric("epoch")
@@ -282,28 +263,23 @@ def describe(run: Run, run_dir: Path, facts: JsonObject) -> None:
 
 
 def conclude(run: Run, run_dir: Path, result: JsonObject | None) -> None:
-    """After the last epoch: summary, breakdowns, result.json, and the end of the run."""
+    """Log the summary, breakdowns and result.json, and finish the run."""
     if result is not None:
-        sum_up(run, run_dir, result)
+        run.summary.update({"status": result["status"], "error": result["error"]})
+        run.summary.update({"result": {name: result[name] for name in RESULTS}})
+        if result["epochs_done"]:
+            seconds = {name: value for name, value in result["breakdown_seconds"].items() if name != "comm_total"}
+            sent = {k: v for k, v in result["bytes_per_epoch"].items() if k not in ("total", "metadata")}
+            charts = {"seconds_per_epoch": bars("seconds", seconds), "bytes_per_epoch": bars("bytes", sent)}
+            run.log({f"charts/{name}": chart for name, chart in charts.items()})
+        for kind, name in (("result", "result.json"), ("trace", "trace.json"), ("schedule", "schedule.svg")):
+            if (run_dir / name).exists():  # the last two are of trace=true
+                add_artifact(run, kind, run_dir / name)
     run.finish(exit_code=0 if result is not None and result["status"] == "completed" else 1)
 
 
-def sum_up(run: Run, run_dir: Path, result: JsonObject) -> None:
-    run.summary.update({"status": result["status"], "error": result["error"]})
-    run.summary.update({"result": {name: result[name] for name in RESULTS}})
-    if result["epochs_done"]:
-        seconds = {name: value for name, value in result["breakdown_seconds"].items() if name != "comm_total"}
-        sent = {k: v for k, v in result["bytes_per_epoch"].items() if k not in ("total", "metadata")}
-        charts = {"charts/seconds_per_epoch": bars("seconds", seconds), "charts/bytes_per_epoch": bars("bytes", sent)}
-        run.log(charts)
-    add_artifact(run, "result", run_dir / "result.json")
-    for kind, name in (("trace", "trace.json"), ("schedule", "schedule.svg")):  # of trace=true
-        if (run_dir / name).exists():
-            add_artifact(run, kind, run_dir / name)
-
-
 def bars(unit: str, values: Mapping[str, float]) -> object:
-    """A bar a phase."""
+    """Return a chart with one bar a phase."""
     import wandb
 
     table = wandb.Table(columns=["phase", unit], data=[[name, value] for name, value in values.items()])
@@ -319,7 +295,7 @@ def add_artifact(run: Run, kind: str, file: Path) -> None:
 
 
 def flat(row: JsonObject) -> JsonDict:
-    """A row as metrics of one number each: lists are by rank, mappings by what they name, [cosine, error] by layer."""
+    """Return a row as metrics of one number each: NAME/rank_0 for lists, NAME/KEY for mappings."""
     metrics: JsonDict = {}
     for name, value in row.items():
         if name == "fidelity/layers":
@@ -336,19 +312,18 @@ def flat(row: JsonObject) -> JsonDict:
 
 
 def against(row: JsonObject) -> JsonDict:
-    """The curves of a row under the names that are drawn against seconds and gigabytes, and the gigabytes."""
+    """Return the curves of a row under their names over seconds and gigabytes, and the gigabytes."""
     curves = {f"{prefix}/{curve}": row[curve] for prefix in AXES for curve in CURVES if curve in row}
     sent = row.get("comm/total_bytes_so_far")
     return curves | ({} if sent is None else {GIGABYTES: sent / 1e9})
 
 
 def sync_path(run: Run) -> str:
-    """Where the run is kept, as one would type it."""
+    """Return the folder of the run for the command line."""
     folder = Path(run.settings.sync_dir) if run is not None else Path()
     return str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder)
 
 
 def reason(error: BaseException) -> str:
-    """The first line of an error, or its name."""
-    lines: Iterable[str] = (line.strip() for line in str(error).splitlines())
-    return next((line for line in lines if line), type(error).__name__)
+    """Return the first line of an error, or its name."""
+    return next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
