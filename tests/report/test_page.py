@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from plotly.offline import get_plotlyjs
 
 from gnnpar.report import colours
 from gnnpar.report.comparison import compare
@@ -27,6 +30,14 @@ def test_pictures_of_schedules_are_shown_where_runs_left_them(plant: Plant, tmp_
     assert "Schedules" not in render(compare(collect([tmp_path])))
     (tmp_path / "0" / "schedule.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
     assert "data:image/svg+xml;base64,PHN2Zy" in render(compare(collect([tmp_path])))
+
+
+def test_page_of_a_run_is_small_and_holds_all_of_plotly(plant: Plant, tmp_path: Path) -> None:
+    plant("0")
+    page = render(compare(collect([tmp_path])))
+    assert len(page.encode()) < 2.2e6
+    kept = page.partition('<script type="text/plain" id="plotly">')[2].partition("</script>")[0]
+    assert gzip.decompress(base64.b64decode(kept)).decode() == get_plotlyjs()
 
 
 def test_every_part_of_time_bytes_and_memory_has_a_colour() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import gzip
 import json
 from collections.abc import Mapping
 from importlib import resources
@@ -38,7 +39,7 @@ def write_page(comparison: Comparison, file: Path) -> Path:
 
 
 def render(comparison: Comparison) -> str:
-    """The page as text."""
+    """Return the page as text."""
     import jinja2
     from plotly.offline import get_plotlyjs
 
@@ -47,8 +48,13 @@ def render(comparison: Comparison) -> str:
     )
     template = environment.from_string(_file("report.html.j2"))
     return template.render(
-        **context(comparison), style=_file("report.css"), script=_file("report.js"), plotly=get_plotlyjs()
+        **context(comparison), style=_file("report.css"), script=_file("report.js"), plotly=packed(get_plotlyjs())
     )
+
+
+def packed(script: str) -> str:
+    """Return a script as gzip in base64, less than half of its size; report.js unpacks it."""
+    return base64.b64encode(gzip.compress(script.encode(), mtime=0)).decode("ascii")
 
 
 def _file(name: str) -> str:
@@ -56,7 +62,7 @@ def _file(name: str) -> str:
 
 
 def context(comparison: Comparison) -> JsonDict:
-    """What the template fills in."""
+    """Return the variables of the template."""
     chosen = strategies_in_colour(comparison.groups, comparison.baseline)
     tint = colours.of_strategies(chosen, [row["strategy"] for row in comparison.rows])
     names = curves.tasks(comparison.groups)
@@ -93,7 +99,7 @@ def context(comparison: Comparison) -> JsonDict:
 
 
 def facts(comparison: Comparison) -> list[tuple[str, str]]:
-    """What holds for the whole page, in words; several values where the runs do not agree."""
+    """Return names and values of facts on all runs; several values if the runs differ."""
     results = [result for _, result in comparison.results]
     named = {
         "hardware": [r["hardware"] for r in results],
@@ -109,7 +115,7 @@ def facts(comparison: Comparison) -> list[tuple[str, str]]:
 def pictures(
     comparison: Comparison, by_task: Mapping[str, list[Group]], names: Mapping[str, str], tint: Mapping[str, str]
 ) -> tuple[JsonDict, dict[str, list[JsonDict]]]:
-    """Specifications by identifier, and for each section of the page the pictures that are in it."""
+    """Return specifications by identifier, and the pictures of each section."""
     specs: JsonDict = {}
     sections: dict[str, list[JsonDict]] = {}
     speeds = speedups(comparison, tint)
@@ -137,7 +143,7 @@ _MOST_BASELINES = 24  # each has a picture of all others
 
 
 def speedups(comparison: Comparison, tint: Mapping[str, str]) -> dict[str, JsonDict]:
-    """arena -> baseline -> picture; the reader chooses one, of some. Only the one asked for may be unfair."""
+    """Return arena -> baseline -> picture, for the reader to choose from. Only the one asked for may be unfair."""
     pictured: dict[str, JsonDict] = {}
     names = dict.fromkeys([comparison.baseline, *(row["strategy"] for row in comparison.rows)])
     for baseline in islice(names, _MOST_BASELINES):
@@ -151,7 +157,7 @@ def speedups(comparison: Comparison, tint: Mapping[str, str]) -> dict[str, JsonD
 
 
 def legend(specs: JsonObject, section: str, tints: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Names and colours of the parts that any picture of a section shows."""
+    """Return names and colours of the parts in the pictures of a section."""
     drawn = [spec for name, spec in specs.items() if name.startswith(f"{section}-")]
     shown = {trace.get("name") for spec in drawn for trace in spec["data"]}
     named = [(plots.LABELS.get(part, part), tint) for part, tint in ({**tints} | {OTHER: colours.OTHER}).items()]
@@ -176,5 +182,5 @@ def schedules(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def _json(data: Json) -> str:
-    """JSON that no text in it can end the script element of."""
+    """Return JSON that cannot end its script element."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

@@ -24,14 +24,14 @@ LABELS = {"exposed_wire": "exposed, wire", "exposed_skew": "exposed, skew", "hos
 
 
 def label(group: Group, *, busy: bool = False) -> str:
-    """Two lines for an axis: the strategy, and below it what sets the group apart."""
+    """Return two lines for an axis: the strategy, and the settings that set the group apart."""
     first = group.first
     details = " ".join(filter(None, (first["variant"], group.changed, group.ranks)))
     return f"{escape(marked(first['strategy'], busy))}<br><span style='font-size:10px'>{escape(cut(details))}</span>"
 
 
 def speedup(groups: Sequence[Group], baseline: str, colour: Mapping[str, str]) -> Spec:
-    """A marker a group with its interval, and a dot a block; grey where times are no statement on speed."""
+    """Draw a marker a group with its interval, and a dot a block; grey if times are no statement on speed."""
     shown = [group for group in groups if group.speedup is not None]
     names = [label(group, busy=group.ratio_busy) for group in shown]
     data: list[Spec] = []
@@ -71,7 +71,7 @@ def speedup(groups: Sequence[Group], baseline: str, colour: Mapping[str, str]) -
 
 
 def log_axis(values: Sequence[float]) -> tuple[float, float, list[float]]:
-    """Ends and ticks of a logarithmic axis of ratios with 1 and all values, NaN aside, inside."""
+    """Return ends and ticks of a logarithmic axis that holds 1 and all values but NaN."""
     known = [1.0, *(max(value, 1e-300) for value in values if value == value)]
     room = max(1.1, (max(known) / min(known)) ** 0.06)
     low, high = min(known) / room, max(known) * room
@@ -94,7 +94,7 @@ def stacked(
     *,
     timed: bool = False,
 ) -> Spec | None:
-    """Horizontal bars of at most six parts that add up, the total at their ends; None where no group has any."""
+    """Draw stacked bars of at most six parts, with their totals; return None if no group has any."""
     bars = [(group, parts) for group in groups if (parts := parts_of(group)) is not None]
     few = six_parts([parts for _, parts in bars])
     shown = list(zip((group for group, _ in bars), few, strict=True))
@@ -149,7 +149,7 @@ def _bars(
 
 
 def layers(groups: Sequence[Group]) -> Spec | None:
-    """Horizontal bars, a part a layer; None where nothing is sent or known."""
+    """Draw stacked bars, one part a layer; return None if nothing is sent or known."""
     depths = {id(group): curves.layer_bytes(group) for group in groups}
     deepest = max(map(len, depths.values()), default=0)
     tints = {f"layer {k}": colours.SHADES[k % len(colours.SHADES)] for k in range(deepest)}
@@ -161,8 +161,8 @@ def layers(groups: Sequence[Group]) -> Spec | None:
 
 
 def accuracy(groups: Sequence[Group], colour: Mapping[str, str], axis: str) -> Spec | None:
-    """Validation metric against `axis` (epochs, seconds, bytes). At most six groups are in colour, with a thin line a
-    run and a label; of the others the mean alone, in grey."""
+    """Draw the validation metric over `axis` (epochs, seconds, bytes). At most six groups are in colour, with a label
+    and a thin line for each run; of the others only the mean, in grey."""
     drawn = [(group, runs) for group in groups if (runs := curves.curves_of(group, axis))]
     if not drawn:
         return None
@@ -230,7 +230,7 @@ def _line(
 
 
 def scale_of(largest: float, quantity: str) -> tuple[float, str]:
-    """Divisor and unit in which the largest value reads well."""
+    """Return the divisor and the unit for the largest value."""
     units = {
         "seconds": ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs")),
         "bytes": ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")),

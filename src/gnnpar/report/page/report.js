@@ -7,6 +7,14 @@
   const baseline = document.getElementById("baseline");
   let printing = false;
 
+  // plotly stands in the page as gzip in base64
+  async function unpack(id) {
+    const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (letter) => letter.charCodeAt(0));
+    const script = document.createElement("script");
+    script.textContent = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+    document.head.append(script);
+  }
+
   const variable = (name) => getComputedStyle(root).getPropertyValue(name).trim();
 
   // colours and fonts of the page, put under what the specification says
@@ -109,11 +117,12 @@
     Plotly.react(plot, data, layout, { displayModeBar: false, responsive: true });
   }
 
-  const drawAll = () => plots.filter((plot) => !plot.closest("figure").hidden).forEach(draw);
+  let unpacked = false;
+  const drawAll = () => unpacked && plots.filter((plot) => !plot.closest("figure").hidden).forEach(draw);
   let resized = 0;
   window.addEventListener("resize", () => {  // labels have other places at another width
     clearTimeout(resized);
-    resized = setTimeout(() => plots.filter((p) => specs[p.id].labels).forEach(draw), 150);
+    resized = setTimeout(() => unpacked && plots.filter((p) => specs[p.id].labels).forEach(draw), 150);
   });
 
   // light, dark: the choice stays where the browser keeps any for files
@@ -231,5 +240,10 @@
   filter();
   address();
   choose(kept, false);
-  root.dataset.ready = "true";
+  unpack("plotly").then(() => {
+    unpacked = true;
+    drawAll();
+  }).catch(() => {
+    plots.forEach((plot) => { plot.textContent = "this browser cannot unpack the pictures: use one of 2023 or later"; });
+  }).finally(() => { root.dataset.ready = "true"; });
 })();

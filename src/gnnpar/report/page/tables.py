@@ -30,7 +30,7 @@ class GroupRow(NamedTuple):
 
 
 def group_rows(groups: Sequence[Group], baseline: str, tint: Mapping[str, str]) -> tuple[list[str], list[GroupRow]]:
-    """Headings in which any group has something to say, and the rows."""
+    """Return the headings of columns that are not empty, and the rows."""
     mixed = len({words.times_of(group.first) for group in groups}) > 1
     rows = [GroupRow(group, tint[group.first["strategy"]], _group_cells(group, baseline, mixed)) for group in groups]
     used = [name for name in rows[0].cells if any(row.cells[name].text not in (NOTHING, "") for row in rows)]
@@ -60,14 +60,14 @@ def _group_cells(group: Group, baseline: str, mixed: bool) -> dict[str, Cell]:
 
 
 def run_columns(rows: Sequence[JsonObject]) -> list[tuple[str, str, bool]]:
-    """Columns that tell runs apart: neither empty nor the same name everywhere."""
+    """Return the columns that are neither empty nor the same name everywhere."""
     texts = {column: {words.run_text(row, column) for row in rows} for _, column, _ in words.RUN_COLUMNS}
     same = [name for name in ("dataset", "provenance") if len(texts[name]) == 1 and len(rows) > 1]
     return [c for c in words.RUN_COLUMNS if c[1] in _ALWAYS or (c[1] not in same and texts[c[1]] != {NOTHING})]
 
 
 def run_row(row: JsonObject, columns: Sequence[tuple[str, str, bool]], tint: Mapping[str, str]) -> JsonDict:
-    """Texts for people, and the exact values of result.json as attributes."""
+    """Return the texts of the cells, and the exact values of result.json as attributes."""
     exact = {name: "" if value is None else value for name, value in row.items()}
     cells = [(column, words.run_text(row, column), is_text) for _, column, is_text in columns]
     return {"exact": exact, "cells": cells, "colour": tint[row["strategy"]], "grey": no_speed(row)}
