@@ -1,4 +1,4 @@
-"""What runs leave behind, read back and compared. `load("multirun/**")` and `history(run)` are for notebooks."""
+"""Read runs and compare them. `load("multirun/**")` and `history(run)` are for notebooks."""
 
 from gnnpar.report.rows import history, load
 

@@ -1,4 +1,4 @@
-"""What a comparison says, in one or two sentences a task, with the evidence: they stand on top of every report."""
+"""The verdict of a comparison in one or two sentences a task, with the evidence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SURE = 0.2  # share by which a prediction may be off before it is what misled t
 
 
 def answers(groups: Sequence[Group], baseline: str) -> list[str]:
-    """A line a task, and one more where `tag` ran and chose what is not the fastest."""
+    """Return one line a task, and another if `tag` did not choose the fastest."""
     names = curves.tasks(groups)
     lines = []
     for arena, name in names.items():
@@ -57,7 +57,7 @@ def _answer(rivals: Sequence[Group], baseline: str) -> str:
 
 
 def _open(best: Group, timed: Sequence[Group], baseline: str) -> str:
-    """What is not settled, and what to try next."""
+    """Return what is not settled, and what to try next."""
     blocks = min(len(group.ratios) + group.left_out for group in timed)  # of those left out, the line on load tells
     seeds = min((g.difference.n for g in timed if g.difference is not None), default=len(best.accuracies))
     wanted, doubts = [], _busy(timed)
@@ -81,19 +81,19 @@ def _open(best: Group, timed: Sequence[Group], baseline: str) -> str:
 
 
 def _is_clear(group: Group) -> bool:
-    """Whether the interval of its speed-up lies on one side of 1."""
+    """Return True if the interval of the speed-up lies on one side of 1."""
     return group.speedup is not None and (group.speedup.low > 1 or group.speedup.high < 1)
 
 
 def _busy(timed: Sequence[Group]) -> list[str]:
-    """How many of the runs that tell of the load shared their cores with other programs when they began."""
+    """Return how many of the runs with a known load began on a busy machine."""
     runs = [run for group in timed for run in group.completed if run.get("load")]
     busy = sum(map(is_busy, runs))
     return [f"the machine was busy when {busy} of {counted(len(runs), 'run')} began"] if busy else []
 
 
 def _tag(rivals: Sequence[Group]) -> list[str]:
-    """What the planner chose and why, where another is faster by its interval or, with few blocks, by its ratio."""
+    """Return the planner's choice and its reason, if another strategy is at least 5 % faster."""
     timed = [group for group in rivals if group.speedup is not None and not group.timeless and _is_fair(group)]
     tags = [group for group in timed if group.first["strategy"] == "tag"]
     if not tags:
@@ -158,7 +158,7 @@ def _name(group: Group) -> str:
 
 
 class Answer(NamedTuple):
-    """One question, who answers it best, with which figure, and what is to be kept in mind."""
+    """A question, the group that answers it best, its figure, and a caveat."""
 
     question: str
     name: str
@@ -201,7 +201,7 @@ def _fastest(groups: Sequence[Group], baseline: str) -> Answer | None:
 
 
 def _least(groups: Sequence[Group], what: Literal["sent", "memory"]) -> Answer | None:
-    """Return who sends least an epoch of several ranks, or has the smallest peak of memory."""
+    """Return the group of several ranks that sends least, or the one with the smallest peak of memory."""
     column, unit, otherwise = {
         "sent": ("bytes_per_epoch", "an epoch", "several ranks"),
         "memory": ("memory_peak_bytes", "a rank", "peak of an epoch"),
@@ -217,7 +217,7 @@ def _least(groups: Sequence[Group], what: Literal["sent", "memory"]) -> Answer |
 
 
 def _accuracy(groups: Sequence[Group]) -> Answer | None:
-    """How many show no loss; the best by name only where a paired test says so."""
+    """Return how many show no loss, and the best if a paired test names one."""
     judged = [g for g in groups if g.verdict not in ("", "baseline")]
     if not judged:
         return None

@@ -1,5 +1,4 @@
-"""At most six colours of strategies, and one a part of the epoch, kept in every picture; told apart by colour-blind
-readers (after Okabe and Ito), light enough for a dark page and dark enough for paper."""
+"""Colours of strategies and parts of the epoch, for colour-blind readers (Okabe and Ito), dark pages and paper."""
 
 from __future__ import annotations
 
@@ -32,8 +31,8 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
 def of_strategies(chosen: Sequence[str], names: Iterable[str]) -> Mapping[str, str]:
-    """A colour of its own for each of at most six strategies, grey for the others. The best known keep theirs from page
-    to page; the rest take what is free, in order."""
+    """Return a colour for each of at most six strategies, grey for the others. Those in _PREFERRED keep theirs on every
+    page; the rest take free colours in order."""
     tints = {name: SIX[_PREFERRED[name]] for name in chosen if name in _PREFERRED}
     free = [tint for tint in SIX if tint not in tints.values()]
     tints |= dict(zip([name for name in chosen if name not in tints], free, strict=False))

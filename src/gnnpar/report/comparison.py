@@ -60,7 +60,7 @@ def compare(
     margin: float = MARGIN,
     target: float | None = None,
 ) -> Comparison:
-    """Rows, groups and warnings. margin: points of accuracy; target: validation metric, by default rule 13's."""
+    """Return rows, groups and warnings. margin: points of accuracy; target: validation metric, by default rule 13's."""
     rows = table_rows(results, baseline=baseline, allow_unfair=allow_unfair)
     groups = grouping.grouped(results, rows, baseline=baseline, margin=margin, target=target)
     everything = [result for _, result in results]

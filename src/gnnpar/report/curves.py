@@ -1,4 +1,4 @@
-"""What pictures are drawn from: means over the runs of a group, and its curves against epochs, seconds and bytes."""
+"""Data of the pictures: means over the runs of a group, and its curves over epochs, seconds and bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMED = ("world_size", "threads_per_rank", "strategy", "codec", "model", "datas
 
 @dataclass(frozen=True)
 class Curve:
-    """Of one run, at its evaluations: epochs, training seconds, bytes sent so far, validation metric in percent."""
+    """Evaluations of a run: epochs, training seconds, bytes sent so far, validation metric in percent."""
 
     epochs: list[int]
     seconds: list[float]
@@ -28,12 +28,12 @@ class Curve:
     val: list[float]
 
     def along(self, axis: str) -> Sequence[float]:
-        """Epochs, seconds or bytes, by name."""
+        """Return epochs, seconds or bytes, by name."""
         return {"epochs": self.epochs, "seconds": self.seconds, "bytes": self.bytes}[axis]
 
 
 def curve_of(folder: Path) -> Curve | None:
-    """None where the run left no evaluation. At most MOST_POINTS of them, the last always."""
+    """Return at most MOST_POINTS evaluations of a run, always with the last; None without any."""
     drawn = ("metric/val", "time/train_seconds", "comm/total_bytes_so_far")
     rows = [row for row in read_rows(folder) if all(row.get(name) is not None for name in drawn)]
     if not rows:
@@ -49,7 +49,7 @@ def curve_of(folder: Path) -> Curve | None:
 
 
 def mean_curve(curves: Sequence[Curve]) -> Curve | None:
-    """Mean over runs at equal epochs; up to the shortest, so that no run leaves the mean on the way."""
+    """Return the mean over runs at the epochs that all have, up to the end of the shortest."""
     common = [epoch for epoch in (curves[0].epochs if curves else ()) if all(epoch in c.epochs for c in curves)]
     if len(common) < 2:
         return None
@@ -63,14 +63,14 @@ def mean_curve(curves: Sequence[Curve]) -> Curve | None:
 
 
 def curves_of(group: Group, axis: str) -> list[Curve]:
-    """A curve a run; against seconds, of runs that other load did not disturb, where there are any."""
+    """Return a curve a run; over seconds, of runs on a quiet machine if there are any."""
     rows = quiet(group.rows, "busy")[0] if axis == "seconds" else group.rows
     curves = [curve_of(Path(row["folder"])) for row in rows]
     return [curve for curve in curves if curve is not None]
 
 
 def _means(runs: Sequence[Result], field: str, names: Sequence[str]) -> dict[str, float] | None:
-    """Mean over runs of each entry of a mapping in result.json; None where no run has it."""
+    """Return the mean over runs of each entry of a mapping in result.json, or None if no run has it."""
     parts = [part for r in runs if isinstance(part := r.get(field), Mapping)]
     if not parts:
         return None
@@ -78,12 +78,12 @@ def _means(runs: Sequence[Result], field: str, names: Sequence[str]) -> dict[str
 
 
 def bytes_of(group: Group) -> dict[str, float] | None:
-    """Parts of the bytes of an epoch, mean over completed runs."""
+    """Return the parts of the bytes of an epoch, mean over completed runs."""
     return _means(group.completed, "bytes_per_epoch", list(colours.BYTES))
 
 
 def breakdown_of(group: Group) -> dict[str, float] | None:
-    """Parts of the epoch time that the table has: shares of the mean epochs of the runs behind it."""
+    """Return the parts of the table's epoch time, by their shares of the mean epochs."""
     timed = [run for run in group.completed if not is_busy(run)] or group.completed
     parts = _means(timed, "breakdown_seconds", list(colours.TIME))
     if parts is None or group.epoch_seconds is None or not (total := sum(parts.values())):
@@ -92,20 +92,20 @@ def breakdown_of(group: Group) -> dict[str, float] | None:
 
 
 def live_bytes(group: Group, names: Sequence[str]) -> dict[str, float] | None:
-    """Live tensors by category, mean over runs; None where none was profiled."""
+    """Return live tensors by category, mean over runs, or None if none was profiled."""
     memories = [r["memory_bytes"]["live"] for r in group.completed if r["memory_bytes"]["peak"]]
     return {name: statistics.fmean(live.get(name) or 0 for live in memories) for name in names} if memories else None
 
 
 def layer_bytes(group: Group) -> list[float]:
-    """Bytes of an epoch by layer, mean over runs; empty where nothing is sent or known."""
+    """Return bytes of an epoch by layer, mean over runs; empty if nothing is sent or known."""
     layers_of_runs = [layers for r in group.completed if (layers := r.get("bytes_by_layer"))]
     depth = max(map(len, layers_of_runs), default=0)
     return [statistics.fmean(layers[i] if i < len(layers) else 0 for layers in layers_of_runs) for i in range(depth)]
 
 
 def tasks(groups: Sequence[Group]) -> dict[str, str]:
-    """arena -> 'dataset / model', and the settings that tell apart two of the same name."""
+    """Return arena -> 'dataset / model', with the settings that tell two of the same name apart."""
     firsts = {group.arena: group.results[0] for group in groups}
     names = {arena: f"{dataset_of(r)} / {model_of(r)}" for arena, r in firsts.items()}
     for name in set(names.values()):
@@ -124,7 +124,7 @@ def _arena_settings(arena: str) -> dict[str, str]:
 
 
 def varying(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
-    """Settings that are not the same in all groups: their keys, and the values of each group."""
+    """Return the keys of settings that differ between groups, and the values of each group."""
     flats: list[JsonDict] = []
     for group in groups:
         seeds = sorted({row["seed"] for row in group.rows})

@@ -60,7 +60,7 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
 
 
 def panels_for(logged: Iterable[str]) -> dict[str, list[Panel]]:
-    """The sections, without what no run has logged; `name/*` stands for every metric below it."""
+    """Return the sections without panels that no run has logged; `name/*` stands for every metric below it."""
     known = sorted(set(logged))
     sections: dict[str, list[Panel]] = {}
     for name, panels in SECTIONS.items():
@@ -76,7 +76,7 @@ def matches(metric: str, wanted: str) -> bool:
 
 
 def workspace(sections: dict[str, list[Panel]], *, entity: str, project: str, study: str) -> Built:
-    """A saved view of the study's runs, grouped by strategy."""
+    """Return a saved view of the study's runs, grouped by strategy."""
     import wandb_workspaces.workspaces as ws
 
     return ws.Workspace(
@@ -93,14 +93,14 @@ def workspace(sections: dict[str, list[Panel]], *, entity: str, project: str, st
 def report(
     sections: dict[str, list[Panel]], table: Sequence[Sequence[str]], *, entity: str, project: str, study: str
 ) -> Built:
-    """The same panels under headings, after the table of `gnnpar compare`; its first row names the columns."""
+    """Return a report of the table, with headings in its first row, and the same panels."""
     import wandb_workspaces.reports.v2 as wr
 
     head, *rows = ["| " + " | ".join(map(markdown_cell, row)) + " |" for row in table]
     rule = "|" + " --- |" * len(table[0])
     blocks: list[Built] = [wr.MarkdownBlock("\n".join([head, rule, *rows]))]
     for name, panels in sections.items():
-        # without entity and project a run set is of the report's project, and nobody is asked
+        # without entity and project a run set is of the report's project
         runs = wr.Runset(name=study, filters=of_study(study), groupby=["JobType"])  # pyright: ignore[reportPrivateImportUsage]
         blocks += [wr.H2(name), wr.PanelGrid(runsets=[runs], panels=list(map(plot, panels)))]
     return wr.Report(  # pyright: ignore[reportPrivateImportUsage]
@@ -113,7 +113,7 @@ def report(
 
 
 def of_study(study: str) -> Built:
-    """ValueError where the name of the study is none that a filter of wandb takes: it is read as an expression."""
+    """Return a filter by study. Raises ValueError for characters that wandb's expressions do not take."""
     from wandb_workspaces import expr
 
     if odd := "".join(sorted({c for c in study if c in "'\"\\=<>" or not c.isprintable()})):
@@ -131,5 +131,5 @@ def plot(panel: Panel) -> Built:
 
 
 def specification(thing: Built) -> JsonDict:
-    """A workspace or a report as the data that a server is sent."""
+    """Return a workspace or a report as the data for the server."""
     return thing._to_model().model_dump(mode="json", by_alias=True)

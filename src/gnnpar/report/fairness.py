@@ -196,7 +196,7 @@ def exchanged(results: Sequence[Result]) -> list[str]:
 
 
 def _seed_of_graph(result: Result) -> int | None:
-    """The run's seed, where the graph, or how its features are standardised, follows from it; else None."""
+    """Return the run's seed if the graph or its standardised features depend on it, else None."""
     dataset = value_at(result, ("settings", "dataset"))
     if not isinstance(dataset, Mapping):
         return result["seed"]
@@ -205,7 +205,7 @@ def _seed_of_graph(result: Result) -> int | None:
 
 
 def _seed_of_split(result: Result) -> int | None:
-    """The run's seed, where masks or pairs follow from it, as those of the user's own datasets may; else None."""
+    """Return the run's seed if masks or pairs depend on it, else None."""
     dataset, task = (value_at(result, ("settings", group)) or {} for group in ("dataset", "task"))
     drawn = [dataset.get("split_seed"), dataset.get("split_index"), dataset.get("graph_seed", 0)]
     return result["seed"] if None in (*drawn, task.get("split_seed", 0)) else None

@@ -1,5 +1,4 @@
-"""Figures for papers, as svg, pdf and png: speed-up with intervals, breakdown bars, accuracy against time and bytes.
-Each has the data behind it beside it as csv: what is drawn is what the csv holds."""
+"""Figures for papers as svg, pdf and png, each with its data as csv."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ _SOFT = "#5a6572"
 _STYLE: dict[Any, Any] = {  # Any: matplotlib's keys are a Literal of all of them
     "font.size": 8,
     "font.family": "sans-serif",
-    "text.parse_math": False,  # names are names, whatever they hold
+    "text.parse_math": False,  # names may have dollar signs
     "text.usetex": False,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -47,8 +46,7 @@ Rows = list[JsonDict]
 
 
 class Drawing(NamedTuple):
-    """rows: what a task's groups give, a line of the csv each; draw: that on axes; height: inches a group, and at
-    least."""
+    """rows: lines of the csv from a task's groups; draw: draws them on axes; height: inches a group, and at least."""
 
     rows: Callable[[Sequence[Group]], Rows]
     draw: Callable[[Axes, Rows], None]
@@ -56,7 +54,7 @@ class Drawing(NamedTuple):
 
 
 def write_figures(comparison: Comparison, folder: Path) -> list[Path]:
-    """The files written: NAME.svg, .pdf, .png and .csv, a panel a task; what no run has data for is left out."""
+    """Write NAME.svg, .pdf, .png and .csv with a panel a task, for figures with data; return the files."""
     import matplotlib as mpl
 
     if folder.exists() and not folder.is_dir():
@@ -97,7 +95,7 @@ def write_figures(comparison: Comparison, folder: Path) -> list[Path]:
 
 
 def _figure(path: Path, rows: Mapping[str, Rows], drawing: Drawing) -> list[Path]:
-    """One figure as wide as a page: one task fills it, several stand two a row."""
+    """Write one figure as wide as a page, with two tasks a row."""
     from matplotlib.figure import Figure
 
     across = min(2, len(rows))
@@ -144,7 +142,7 @@ def _by_configuration(rows: Rows) -> list[Rows]:
 
 
 def _speedups(groups: Sequence[Group]) -> Rows:
-    """A row a configuration (block empty), and one a block of it."""
+    """Return one row a configuration (block empty), and one a block of it."""
     rows: Rows = []
     for group in groups:
         if group.speedup is not None:
@@ -177,7 +175,7 @@ def _draw_speedups(axes: Axes, rows: Rows, baseline: str, tint: Mapping[str, str
 
 
 def _parts(groups: Sequence[Group], field: str, parts_of: Callable[[Group], dict[str, float] | None]) -> Rows:
-    """A row a part of a configuration, mean over its runs; at most six parts, the small ones together."""
+    """Return one row a part of a configuration, mean over its runs; at most six parts, the small ones together."""
     given = [(group, parts) for group in groups if (parts := parts_of(group))]
     if not any(sum(parts.values()) for _, parts in given):
         return []
@@ -209,7 +207,7 @@ def _draw_parts(axes: Axes, rows: Rows, tints: Mapping[str, str], quantity: str)
 
 
 def _curves(groups: Sequence[Group], chosen: Sequence[str], axis: str) -> Rows:
-    """A row an evaluation of a configuration: the mean over its runs (run empty), and each run of those in colour."""
+    """Return one row an evaluation: the mean over runs (run empty), and each run of configurations in colour."""
     shown = [g for g in groups if not (axis == "seconds" and g.timeless)]  # grey times are no curve on paper
     drawn = [(group, runs) for group in shown if (runs := curves.curves_of(group, axis))]
     in_colour = groups_in_colour([group for group, _ in drawn], chosen)
@@ -260,7 +258,7 @@ def _draw_curves(axes: Axes, rows: Rows, axis: str, tint: Mapping[str, str]) -> 
 
 
 def _label_curves(axes: Axes, labels: Sequence[tuple[str, float, float, str]]) -> None:
-    """Names right of the axes, each at the height of its curve's end or as near as others let it, with a line to it."""
+    """Write names right of the axes, as near to the ends of their curves as they fit, with lines to them."""
     low, high = axes.get_ylim()
     gap = _LINE * (high - low) / (0.7 * 72 * _CURVES)  # 0.7: what titles and ticks leave of a panel
     ordered = sorted(labels, key=lambda label: label[2])

@@ -112,7 +112,7 @@ def grouped(
     margin: float = MARGIN,
     target: float | None = None,
 ) -> list[Group]:
-    """Groups by task. rows: of table_rows; margin in points; target: of validation, instead of rule 13's."""
+    """Return groups by task. rows: of table_rows; margin: in points; target: of validation, instead of rule 13's."""
     ordered = timed_groups(results, rows)
     everything = [result for _, result in results]
     reference = Baseline.of(baseline, everything)
@@ -130,7 +130,7 @@ def grouped(
 
 
 def timed_groups(results: Sequence[tuple[Path, Result]], rows: Sequence[JsonDict]) -> list[Group]:
-    """Groups by task, in the order of their first runs, with times and speed-ups alone."""
+    """Return groups by task, in the order of their first runs, with times and speed-ups only."""
     groups: dict[Hashable, Group] = {}
     for (_, result), row in zip(results, rows, strict=True):
         group = groups.setdefault(configuration_of(result), Group([], [], arena_of(result)))
@@ -145,7 +145,7 @@ def timed_groups(results: Sequence[tuple[Path, Result]], rows: Sequence[JsonDict
 
 
 def repeated(groups: Iterable[Group]) -> bool:
-    """Has any configuration been run with several seeds or blocks?"""
+    """Return True if any configuration has several seeds or blocks."""
     return any(len({(row["seed"], row["block"]) for row in group.rows}) > 1 for group in groups)
 
 
@@ -156,7 +156,7 @@ def arena_of(result: Result) -> str:
 
 
 def _tell_apart(groups: Sequence[Group]) -> None:
-    """Names the settings in which groups differ that would otherwise read the same."""
+    """Name the settings in which groups of the same name differ."""
     alike: dict[Hashable, list[Group]] = {}
     for group in groups:
         group.changed = group.first["settings"]
@@ -171,7 +171,7 @@ def _tell_apart(groups: Sequence[Group]) -> None:
 
 
 def _times(group: Group) -> None:
-    """Epoch time over blocks, and the geometric mean of the ratios formed inside them."""
+    """Compute the epoch time over blocks, and the geometric mean of the ratios inside them."""
     seconds: dict[Hashable, list[float]] = {}
     ratios: dict[Hashable, list[float]] = {}
     timed = [row for row in group.rows if row["status"] == "completed" and row["epoch_seconds"]]
@@ -192,18 +192,18 @@ def _times(group: Group) -> None:
 
 
 def quiet(rows: Sequence[JsonDict], column: str) -> tuple[Sequence[JsonDict], bool]:
-    """The rows that other load did not disturb, by a column; all of them, and True, where it disturbed each."""
+    """Return the rows without a mark in `column` (busy machine), or all rows and True if every one is marked."""
     undisturbed = [row for row in rows if not row[column]]
     return undisturbed or rows, bool(rows) and not undisturbed
 
 
 def _middle(values: Sequence[float]) -> float:
-    """Geometric mean of what ran more than once in a block; a single value as it is, to its last bit."""
+    """Return the geometric mean of the runs of a block; a single value to the bit."""
     return values[0] if len(values) == 1 else plain.geometric_mean(values)
 
 
 def _accuracy(group: Group, bases: Sequence[Result], baseline: str, margin: float) -> None:
-    """Test metric at best validation in percent, and its paired difference to the baseline's runs."""
+    """Compute the test metric at best validation in percent, and its paired difference to the baseline's runs."""
     ours = _by_seed(group.completed)
     group.accuracies = {seed: plain.fmean(map(_percent, runs)) for seed, runs in ours.items()}
     group.accuracy = statistics.mean(list(group.accuracies.values())) if ours else None
@@ -253,7 +253,7 @@ def _to_target(group: Group, target: float | None) -> None:
 
 
 def _controls(groups: Sequence[Group]) -> None:
-    """Beside every verdict that of the negative control on the same task; of those with as many ranks, if any."""
+    """Set the verdict of the negative control on the same task, if possible with as many ranks."""
     for group in groups:
         controls = [c for c in groups if c.control and c.arena == group.arena]
         equal = [c for c in controls if c.first["world_size"] == group.first["world_size"]]
@@ -263,8 +263,10 @@ def _controls(groups: Sequence[Group]) -> None:
 
 
 def _bold(groups: Sequence[Group]) -> None:
-    """Marks the best accuracy and the largest speed-up, where paired tests (Bonferroni, 5 %) hold against all others.
-    Speed-ups are those over one baseline in the same block, and none is unfair."""
+    """Mark the best accuracy and the largest speed-up if paired tests (Bonferroni, 5 %) hold against all others.
+
+    Speed-ups are over one baseline in the same block, and none is unfair.
+    """
     accurate = [group for group in groups if group.accuracies]
     good = [{seed: goodness(group.metric, each) for seed, each in group.accuracies.items()} for group in accurate]
     _mark(accurate, "accuracy", good, fewest=statistics.FEWEST_SEEDS)
@@ -293,8 +295,8 @@ def _mark(groups: Sequence[Group], column: str, values: Sequence[Mapping[K, floa
 
 
 def notes(groups: Sequence[Group]) -> list[str]:
-    """What the numbers do not show by themselves: one line a task where an epoch is many steps in some rows only, one
-    where the negative control is absent or passes."""
+    """Return a line for each task with an epoch of many steps in some rows only, with too few runs, or with a negative
+    control that is absent or passes."""
     lines = []
     for arena in dict.fromkeys(group.arena for group in groups):
         here = [group for group in groups if group.arena == arena]
@@ -324,7 +326,7 @@ CLAIMS = ("not inferior", "inferior", "inconclusive")  # verdicts that enough ru
 
 
 def too_few(groups: Sequence[Group]) -> str:
-    """Why there is no verdict or no interval where there are not enough runs; '' where there are."""
+    """Return which verdict or interval needs more runs, or ''."""
     seeds = [g.difference.n for g in groups if g.difference and g.verdict == "not enough runs"]
     blocks = [g.speedup.n for g in groups if g.speedup and g.speedup.n < statistics.FEWEST_BLOCKS]
     lines = []
@@ -336,12 +338,12 @@ def too_few(groups: Sequence[Group]) -> str:
 
 
 def _takes_many_steps(group: Group) -> bool:
-    """Does a step see a batch, and not all training nodes?"""
+    """Return True if a step sees a batch, not all training nodes."""
     return bool((group.results[0].get("settings", {}).get("strategy") or {}).get("batch_size"))
 
 
 def cells(group: Group) -> JsonDict:
-    """The group as plain data, None where nothing is known; accuracies in percent, differences in points."""
+    """Return the group as plain data, None for unknown values; accuracies in percent, differences in points."""
     first, done = group.first, group.completed
     copied = (
         "strategy",

@@ -16,7 +16,7 @@ _CHARACTER, _SEPARATION = 4.25, 6.0  # points: of \footnotesize, and between two
 _LONGEST = 27  # characters of a text that stay on one line
 _WRAPPED = rf">{{\raggedright\arraybackslash\hangindent=1em}}p{{{_CHARACTER * _LONGEST:.0f}pt}}"
 _GROUPS = ("dataset", "model")  # what stands above rows instead of in them
-# what a page goes without, the first first; a verdict never stands without its control
+# columns that a narrow page leaves out, in this order; a verdict never stands without its control
 _DISPENSABLE = (
     ("error",),
     ("cosine",),
@@ -110,7 +110,7 @@ def _width(columns: Sequence[Sequence[Column]]) -> float:
 
 
 def _columns(table: Table, i: int) -> list[Column]:
-    """One column of the table as it is set: two, where values have intervals in brackets."""
+    """Return a column as it is set; two for values with intervals in brackets."""
     headings, texts, lines, bold = table
     cells = [line[i] for line in lines]
     marked = [(k, i) in bold for k in range(len(lines))]
@@ -135,7 +135,7 @@ def _columns(table: Table, i: int) -> list[Column]:
 
 
 def _column(spec: str, name: str, unit: str, cells: Sequence[str], shown: list[str]) -> Column:
-    """With its heading in two lines: the second is the unit, or the second half of a long name."""
+    """Return a column with a heading of two lines; the second is the unit, or half of a long name."""
     words = name.split()
     half = next((k for k in range(1, len(words)) if len(" ".join(words[:k])) * 2 + 1 >= len(name)), len(words))
     first, second = (name, f"({unit})") if unit else (" ".join(words[:half]), " ".join(words[half:]))
@@ -144,7 +144,7 @@ def _column(spec: str, name: str, unit: str, cells: Sequence[str], shown: list[s
 
 
 def _numbers(name: str, unit: str, cells: Sequence[str], marked: Sequence[bool]) -> Column:
-    """An S column of siunitx, aligned at the decimal point; what is no number stands in braces."""
+    """Return an S column of siunitx, aligned at the decimal point; other texts stand in braces."""
     found = [re.fullmatch(rf"({_NUMBER})(?: ± ({_NUMBER}))?", cell) for cell in cells]
     values = [(match[1], match[2]) for match in found if match]
     if not values:
@@ -164,7 +164,7 @@ def _numbers(name: str, unit: str, cells: Sequence[str], marked: Sequence[bool])
 
 
 def _in_unit(cell: str, unit: str) -> str:
-    """Every quantity of the text in this unit, with the figures that it has; the unit itself stands in the heading."""
+    """Convert every quantity of a text to this unit with the same significant figures, and drop the unit."""
 
     def converted(match: re.Match[str]) -> str:
         number, given = match[1], match[2]

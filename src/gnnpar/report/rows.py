@@ -1,4 +1,4 @@
-"""One row a run: the cells of the comparison, as they stand in result.json."""
+"""One row a run: the cells of the comparison, from result.json."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gnnpar.training.result.result import epoch_time
 
 
 def table_rows(results: Sequence[tuple[Path, Result]], *, baseline: str, allow_unfair: bool = False) -> list[JsonDict]:
-    """The cells; ratio = epoch time of the baseline / epoch time of the run, in the same block and session."""
+    """Return the cells; ratio = epoch time of the baseline / epoch time of the run, in the same block and session."""
     everything = [result for _, result in results]
     configurations: dict[Hashable, list[Result]] = {}
     for result in everything:
@@ -83,7 +83,7 @@ if TYPE_CHECKING:
 
 
 def load(*folders: str | os.PathLike[str], baseline: str = "single", allow_unfair: bool = False) -> pd.DataFrame:
-    """One row a run below the folders (patterns such as 'multirun/**' too): the columns of `gnnpar compare`, then
+    """Return one row a run below the folders (also patterns, 'multirun/**'): the columns of `gnnpar compare`, then
     every setting as settings.KEY. Times in seconds, sizes in bytes; `ratio` = epoch time of the baseline / of the run.
     """
     import pandas as pd
@@ -95,7 +95,7 @@ def load(*folders: str | os.PathLike[str], baseline: str = "single", allow_unfai
 
 
 def history(run: str | os.PathLike[str]) -> pd.DataFrame:
-    """metrics.jsonl of one run folder, one row an epoch; names and units as in gnnpar.track.keys."""
+    """Return metrics.jsonl of a run folder, one row an epoch; names and units as in gnnpar.track.keys."""
     import pandas as pd
 
     rows = read_rows(Path(run))

@@ -1,4 +1,4 @@
-"""Run folders read back: result.json of every run, and what tells runs of one strategy apart."""
+"""Read result.json of run folders, and name the settings in which runs differ."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _natural(file: Path) -> list[tuple[int, int, str]]:
 
 
 def value_at(result: Result, path: Sequence[str]) -> Any:  # Any: the schema says what stands there
-    """What stands at a path of nested keys; None where there is nothing."""
+    """Return the value at a path of nested keys, or None."""
     value: object = result
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -73,7 +73,7 @@ def value_at(result: Result, path: Sequence[str]) -> Any:  # Any: the schema say
 
 
 def flat(settings: JsonObject, prefix: str = "") -> dict[str, str]:
-    """Nested settings by dotted key; a nested object by the name of its class."""
+    """Return nested settings by dotted key; a nested object by the name of its class."""
     texts: dict[str, str] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
@@ -89,26 +89,26 @@ _REPEATED = ("seed", "block")  # settings that runs of one configuration may dif
 
 
 def own_settings(result: Result) -> dict[str, str]:
-    """All settings that are the configuration's, and not those of one of its runs or unread by its strategy."""
+    """Return the settings of a configuration, without seed, block and those that its strategy does not read."""
     settings = result.get("settings", {})
     left_out = {*_REPEATED, *unread(settings)}
     return flat({key: value for key, value in settings.items() if key not in left_out})
 
 
 def model_of(result: Result) -> str:
-    """The model for people: of PyG's with the name of its class."""
+    """Return the name of the model, with the class of a PyG model."""
     target = value_at(result, ("settings", "model", "target"))
     return f"{result['model']} {target.rpartition('.')[2]}" if isinstance(target, str) else result["model"]
 
 
 def dataset_of(result: Result) -> str:
-    """The dataset for people: a file by dataset.name."""
+    """Return the name of the dataset; of a file, dataset.name."""
     name, path = (value_at(result, ("settings", "dataset", key)) for key in ("name", "path"))
     return name if isinstance(name, str) and path is not None else result["dataset"]
 
 
 def title(result: Result) -> str:
-    """strategy/model."""
+    """Return strategy/model."""
     return f"{result['strategy']}/{model_of(result)}"
 
 
@@ -116,14 +116,14 @@ _BUSY = 1.5  # load of a machine, a core: what runs of one sweep leave for each 
 
 
 def is_busy(result: Result) -> bool:
-    """Whether other programs used cores that the run needed when it began: by its log, or the load of the machine."""
+    """Return True if other programs used cores that the run needed when it began."""
     load = result.get("load") or {}
     return "others" in load or load.get("before", 0.0) > _BUSY * result["cores"]
 
 
 def went_on_from(result: Result) -> tuple[int, tuple[str, ...]] | None:
-    """Epochs that a run has of one with other settings, or other code, and which of these decide over numbers; None:
-    there are none."""
+    """Return how many epochs a resumed run has from other settings, and the settings that affect numbers; None without
+    them."""
     found = result.get("begun_otherwise")
     if not isinstance(found, Mapping):
         return None
@@ -132,7 +132,7 @@ def went_on_from(result: Result) -> tuple[int, tuple[str, ...]] | None:
 
 
 def configuration_of(result: Result) -> Hashable:
-    """What is the same in all runs of a configuration, which differ in seed and block alone."""
+    """Return a key that is equal in all runs of a configuration, which differ in seed and block only."""
     named = ("strategy", "model", "dataset", "world_size", "threads_per_rank", "provenance", "oversubscribed", "epochs")
     settings = sorted(own_settings(result).items())
     where = *result["exactness"], result["hardware"], links(result)
@@ -143,8 +143,8 @@ _ELSEWHERE = ("strategy", "world_size", "threads_per_rank")  # settings that hav
 
 
 def told_apart(results: Sequence[Result]) -> list[tuple[str, str]]:
-    """Of each run, as one would write them: settings of its strategy that differ between runs of the strategy, and
-    others that differ between its runs with one model and dataset."""
+    """Return for each run, as KEY=VALUE, the settings of its strategy that differ between runs of the strategy, and the
+    other settings that differ between its runs with one model and dataset."""
     of_strategy = [flat(value_at(r, ("settings", "strategy")) or {}) for r in results]
     idle: dict[str, set[str]] = {}
     for r in results:
@@ -156,7 +156,7 @@ def told_apart(results: Sequence[Result]) -> list[tuple[str, str]]:
 
 
 def _differing(places: Sequence[Hashable], flats: Sequence[Mapping[str, str]]) -> list[str]:
-    """The settings of each that are not the same in all that have its place."""
+    """Return for each the settings that differ between those of the same place."""
     seen: dict[Hashable, list[Mapping[str, str]]] = {}
     for place, settings in zip(places, flats, strict=True):
         seen.setdefault(place, []).append(settings)
@@ -168,7 +168,7 @@ def _differing(places: Sequence[Hashable], flats: Sequence[Mapping[str, str]]) -
 
 
 def is_control(result: Result) -> bool:
-    """The negative control: what crosses a cut edge is dropped, so nothing is communicated in training."""
+    """Return True for the negative control, which drops all rows over cut edges in training."""
     codecs = (value_at(result, ("settings", "strategy", "codec", "_target_")),)
     return "dropped" in result["exactness"] or any(str(codec).endswith(".Drop") for codec in codecs)
 
@@ -178,20 +178,22 @@ def is_exact(result: Result) -> bool:
 
 
 def exactness_of(result: Result) -> str:
-    """Its classes, with a word where nothing but itself says that a run is exact. Runs of before, which do not say it,
-    are known to be where model and strategy are gnnpar's own."""
+    """Return the classes of exactness, marked if nothing has checked that the run is exact.
+
+    Runs without `verified` count as checked if model and strategy are gnnpar's own.
+    """
     groups = {name: value_at(result, ("settings", name)) for name in ("model", "strategy")}
     known = result.get("verified", "checked" if all(map(is_own, classes_in(groups))) else "no") != "no"
     return " ".join(result["exactness"]) + (" (not checked)" if is_exact(result) and not known else "")
 
 
 def no_speed(row: JsonObject) -> bool:
-    """More threads than cores, or ranks as threads: its times are no statement on speed (rule 6)."""
+    """Return True for more threads than cores, or ranks as threads: no statement on speed (rule 6)."""
     return bool(row["oversubscribed"]) or row["provenance"] == "emulated"
 
 
 def links(result: Result) -> str:
-    """'2 x 1 Gbit/s' for launch=paced, 'by topology' where links differ, else nothing."""
+    """Return '2 x 1 Gbit/s' for launch=paced, '2 x by topology' if links differ, else ''."""
     paced = result.get("paced")
     if not paced:
         return ""

@@ -17,7 +17,7 @@ FEWEST_BLOCKS = 3  # for an interval of a ratio
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its two-sided interval; low and high are NaN where there are too few samples for one."""
+    """A value with its two-sided interval; low and high are NaN with too few samples."""
 
     value: float
     low: float
@@ -26,7 +26,7 @@ class Estimate:
 
 
 def mean(values: Sequence[float], *, level: float = 0.95, fewest: int = FEWEST_SEEDS) -> Estimate:
-    """Mean with Student's interval. Of differences paired by seed: the paired difference."""
+    """Return the mean with Student's interval."""
     x = _samples(values)
     half = math.nan
     if len(x) >= max(2, fewest):
@@ -36,7 +36,7 @@ def mean(values: Sequence[float], *, level: float = 0.95, fewest: int = FEWEST_S
 
 
 def geometric_mean(ratios: Sequence[float], *, level: float = 0.95, fewest: int = FEWEST_BLOCKS) -> Estimate:
-    """Geometric mean of positive ratios, one a block, with Student's interval of their logarithms.
+    """Return the geometric mean of positive ratios, one a block, with Student's interval of their logarithms.
 
     No bootstrap: its percentiles at 95 % cover the truth in 75 % of cases with 3 blocks and in 85 % with 5.
     """
@@ -49,10 +49,10 @@ _LARGEST = math.log(sys.float_info.max)
 
 
 def non_inferiority(differences: Sequence[float], margin: float, *, level: float = 0.95) -> Verdict:
-    """Of paired differences ours - theirs, higher is better: is ours worse by less than `margin`?
+    """Return whether paired differences ours - theirs, higher is better, are above -margin.
 
-    'not inferior' where the one-sided lower bound lies above -margin, 'inferior' where the upper one lies below it,
-    'not enough runs' below FEWEST_SEEDS.
+    'not inferior' if the one-sided lower bound is above -margin, 'inferior' if the upper one is below it, 'not enough
+    runs' below FEWEST_SEEDS.
     """
     return family([differences], margin, level=level)[0]
 
@@ -80,7 +80,7 @@ def family(studies: Sequence[Sequence[float]], margin: float, *, level: float = 
 
 
 def _p_above(x: np.ndarray) -> float:
-    """p of Student's one-sided test that the mean of x [n] is above 0."""
+    """Return p of Student's one-sided test that the mean of x [n] is above 0."""
     from scipy.special import stdtr  # scipy.stats, which calls it, takes two seconds to import
 
     error = float(x.std(ddof=1)) / math.sqrt(len(x))
@@ -90,7 +90,7 @@ def _p_above(x: np.ndarray) -> float:
 
 
 def _quantile(level: float, freedom: int) -> float:
-    """Of Student's distribution."""
+    """Return a quantile of Student's distribution."""
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, level))

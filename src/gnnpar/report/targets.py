@@ -1,5 +1,4 @@
-"""Time and gigabytes to accuracy (protocol, rule 13): the target is fixed on validation, who never gets there is
-censored."""
+"""Time and bytes to a target on validation (protocol, rule 13); runs that never reach it are censored."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from gnnpar.track.keys import goodness
 
 
 class Reached(NamedTuple):
-    """Training seconds and bytes sent up to the first evaluation at the target; censored: up to the end, without."""
+    """Training seconds and bytes sent until the target; censored: until the end, without reaching it."""
 
     seconds: float
     bytes: float
@@ -23,14 +22,14 @@ class Reached(NamedTuple):
 
 
 class Median(NamedTuple):
-    """Between what bounds a median lies: the same twice where it is known, inf where half never got there."""
+    """Bounds of a median: equal if it is known, high=inf if half of the runs never reached the target."""
 
     low: float
     high: float
 
 
 def target_of(exact: Sequence[Result]) -> float | None:
-    """Mean best validation of the exact baseline, worse by one deviation over its runs; with one run: its best."""
+    """Return the mean best validation of the exact baseline worse by one standard deviation over runs."""
     best = [r["metric"]["best_val"] for r in exact if r["metric"]["best_val"] is not None]
     if not best:
         return None
@@ -39,7 +38,7 @@ def target_of(exact: Sequence[Result]) -> float | None:
 
 
 def reached(folder: Path, result: Result, target: float) -> Reached | None:
-    """When a run first validates at `target`; None where it left no metrics.jsonl."""
+    """Return when a run first validates at `target`, or None without rows in metrics.jsonl."""
     counted = ("time/train_seconds", "comm/total_bytes_so_far")
     rows = [row for row in read_rows(folder) if all(row.get(name) is not None for name in counted)]
     if not rows:
@@ -52,7 +51,7 @@ def reached(folder: Path, result: Result, target: float) -> Reached | None:
 
 
 def median(values: Sequence[float], censored: Sequence[bool]) -> Median | None:
-    """The median where those that were cut off may have ended anywhere later; None without values."""
+    """Return bounds of the median: censored values may be anywhere above. None without values."""
     if not values:
         return None
     low = statistics.median(values)
