@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -25,6 +26,7 @@ from torch_geometric.data import Data
 
 import gnnpar
 import pyg_nets
+from checkpoints import train
 from conftest import environment
 from data.samples import hetero, raw_graph
 from gnnpar.api import TrainingFailed, _settings, as_overrides
@@ -454,3 +456,48 @@ def test_ctrl_c_ends_the_ranks(tmp_path):
             time.sleep(0.1)
     finally:
         started.kill()
+
+
+def test_sweep_into_a_folder_with_runs_is_refused(tmp_path: Path) -> None:
+    few: Any = {**QUICK, "dataset.num_nodes": 60}
+    gnnpar.sweep("gcn", "sbm", strategy=["single"], seed=[0, 1], folder=tmp_path, **few)
+    before = (tmp_path / "0" / "result.json").read_bytes()
+    with pytest.raises(ConfigError, match="holds run 0 of an earlier sweep: choose another folder="):
+        gnnpar.sweep("gcn", "sbm", strategy=["single"], seed=[5], folder=tmp_path, **few)
+    assert (tmp_path / "0" / "result.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("call", [gnnpar.train, gnnpar.sweep, gnnpar.plan, gnnpar.distribute])
+def test_data_of_none_is_refused(call: Callable[..., object]) -> None:
+    with pytest.raises(ConfigError, match=r"data is None: give a graph, or the name of a dataset|none of the 1 runs"):
+        call("gcn", None, comm="threads", epochs=1)
+
+
+@pytest.mark.parametrize("key", ["hydra.run.dir", "hydra/launcher", "+hydra.job.name"])
+def test_hydra_keys_in_python_are_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match="is read by the commands alone: leave it out, and give folder="):
+        gnnpar.train("gcn", "sbm", **{key: "x"})
+
+
+def test_plan_with_a_file_as_out_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").touch()
+    with pytest.raises(ConfigError, match=r"is a file: name a folder, for plan\.json"):
+        gnnpar.plan("gcn", "sbm", "pcie_server", out=tmp_path / "plan.json")
+
+
+def test_data_given_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="data is given, and dataset=cora: leave one of them out"):
+        gnnpar.train("gcn", "sbm", dataset="cora", epochs=1)
+
+
+def test_load_of_an_unknown_checkpoint_is_refused(tmp_path: Path) -> None:
+    train(tmp_path, "strategy=single", "epochs=1")
+    with pytest.raises(ValueError, match="which='bset' is neither 'best' nor 'last'"):
+        gnnpar.load(tmp_path, which="bset")  # pyright: ignore[reportArgumentType]  # what a user may type
+
+
+def test_check_without_a_case_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no world of no ranks can run strategy=graph_parallel"):
+        gnnpar.check("gcn", worlds=())
+    with pytest.raises(ConfigError, match="no world of 2 ranks can run strategy=single"):
+        gnnpar.check("gcn", strategy="single", worlds=(2,))

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gnnpar.cli import ablate
+from gnnpar.cli.ablate import Row, display
 from gnnpar.cli.main import run
 from gnnpar.config.study import job_overrides, listed, read_study
 from gnnpar.files import working_in
@@ -200,3 +201,10 @@ def test_the_example_composes() -> None:
     ablate.check(file, variants)
     assert [v.name for v in variants] == ["", "codec=bf16", "codec=drop", "strategy.overlap=none", "first_layer=cached"]
     assert listed("a") == ("a",)
+
+
+def test_variant_name_is_shown_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [Row(name, 1, None, None, None, None, None) for name in ("", "dataset.name=\x1b]0;title\x07")]
+    display(rows, {"epoch": 1.0, "bytes": 1.0, "memory": 1.0, "accuracy": 1.0}, speed=True)
+    said = capsys.readouterr().out
+    assert "\\x1b" in said and "\x1b]0" not in said

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from conftest import Run, environment
-from gnnpar.cli import check, doctor
-from gnnpar.cli.main import COMMANDS
+from gnnpar.cli import check, doctor, estimate, partition, plan, predict
+from gnnpar.cli.main import COMMANDS, run
+from gnnpar.cli.train import check_world
 from gnnpar.config.compose import compose
 from gnnpar.models.gcn import GCN
 from gnnpar.parallel.halo.strategy import GraphParallel
@@ -145,3 +149,65 @@ def test_flags_may_stand_anywhere_among_overrides(run_here: Run, flag: str, at: 
     done = run_here("train", *words[:at], *flag.split(), *words[at:], *tiny)
     assert (done.returncode, done.stderr) == (0, "")
     assert ("epochs: 1\n" if flag == "--cfg job" else "sweep: 1 of 1 done") in done.stdout
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
+def test_signal_of_a_lost_terminal_ends_a_run_in_order(tmp_path: Path, number: signal.Signals) -> None:
+    few = ["dataset=sbm", "dataset.num_nodes=60", "epochs=1000000", "threads_per_rank=1", "strategy=single"]
+    heard = ["env", "--default-signal", sys.executable]  # also where tests run under nohup
+    command = [*heard, "-m", "gnnpar", "train", *few, "hydra.run.dir=run"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL) as process:
+        rows = tmp_path / "run" / "metrics.jsonl"
+        for _ in range(600):
+            if rows.exists() and rows.stat().st_size:
+                break
+            time.sleep(0.1)
+        process.send_signal(number)
+        assert process.wait(60) == 1
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "interrupted"
+
+
+SMALL = ["dataset=sbm", "dataset.num_nodes=60"]
+
+
+@pytest.mark.parametrize("plus", ["", "+", "++"])
+def test_key_with_a_plus_is_refused_as_without(plus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="gnnpar plan chooses the strategy"):
+        plan.run([*SMALL, f"{plus}strategy.chunks=2"])
+    with pytest.raises(ConfigError, match="gnnpar partition takes out=FOLDER"):
+        partition.run([f"{plus}shards.folder=s", f"out={tmp_path}/out"])
+    with pytest.raises(ConfigError, match="leave plan= out"):
+        estimate.run([f"{plus}plan=plan.json"])
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(ConfigError, match="leave world_size out"):
+        check_world(compose([*SMALL, "world_size=3"]), [f"{plus}world_size=3"])
+
+
+@pytest.mark.parametrize("python", [["-m", "gnnpar"], ["-P", "-m", "gnnpar"]])
+def test_removed_working_directory_is_one_line(tmp_path: Path, python: list[str]) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = shlex.join([sys.executable, *python, "doctor"])
+    script = f"cd {gone} && rmdir {gone} && exec {command}"
+    done = subprocess.run(["/bin/sh", "-c", script], env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "gnnpar: the working directory has been removed; change into another one\n",
+    )
+
+
+def test_memory_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def ends(argv: list[str]) -> int:
+        raise MemoryError
+
+    monkeypatch.setattr(predict, "run", ends)
+    assert run("predict", []) == 1
+    assert capsys.readouterr().err.startswith("gnnpar: this process may take no more memory")
+
+
+def test_deeply_nested_override_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train", ["epochs=" + "[" * 3000 + "]" * 3000]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "nested too deep" in said

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from gnnpar.cli import dashboard
 from gnnpar.cli.dashboard import TABLE, place_of, run
-from gnnpar.report.dashboard import SECTIONS, panels_for
+from gnnpar.report.dashboard import SECTIONS, of_study, panels_for
 from gnnpar.settings import ConfigError
 from gnnpar.track.keys import BYTE_PHASES, KEYS, PHASES
 from gnnpar.track.wandb import AXES, CURVES, GIGABYTES, LINK, against, flat
@@ -126,3 +127,22 @@ def test_what_is_no_study_is_one_line(sweep: Path) -> None:
     (folders[0] / LINK).unlink()
     with pytest.raises(ConfigError, match="has no wandb run; train with tracker=wandb"):
         place_of(folders, "")
+
+
+def test_server_that_refuses_a_dashboard_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    class Thing:
+        url = "x"
+
+        def save(self) -> None:
+            raise ConnectionError("no route")
+
+    assert dashboard.save({"workspace": Thing()}) == 1
+    assert "workspace cannot be saved (" in capsys.readouterr().err
+
+
+def test_study_name_that_wandb_cannot_filter_by_is_refused() -> None:
+    pytest.importorskip("wandb_workspaces")
+    for name in ("lr=0.1", "it's", "a\\nb", "a\nb"):
+        with pytest.raises(ValueError, match="cannot be in the name of a group that wandb filters by"):
+            of_study(name)
+    assert of_study("a study, 2")

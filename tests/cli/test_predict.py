@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch_geometric.data import HeteroData
 
 import gnnpar
 from checkpoints import train
 from conftest import Run
+from gnnpar.cli import predict
+from gnnpar.cli.main import run
 from gnnpar.cli.partition import run as partition
+from gnnpar.cli.predict import with_model_of
 from gnnpar.config.compose import compose
+from gnnpar.settings import ConfigError
+from gnnpar.training.result.trained import find
 
 MANY = ("world_size=3", "comm=threads", "threads_per_rank=1")
 
@@ -71,3 +79,145 @@ def test_what_it_cannot_do_is_one_line(arguments, code: int, line: str, run_dir:
     assert line in done.stderr
     assert done.stderr.count("\n") == 1
     assert not list(run_dir.glob("predictions.npy"))
+
+
+def test_files_made_from_an_earlier_run_are_moved_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = ["dataset=sbm", "dataset.num_nodes=60", "epochs=1", "threads_per_rank=1", "strategy=single"]
+    given = ["hydra.run.dir=run", *few]
+    assert run("train", given) == 0 and run("predict", ["run"]) == 0 and run("export", ["run"]) == 0
+    Path("run", "wandb.json").touch()
+    capsys.readouterr()
+    assert run("train", [*given, "model=sage"]) == 0
+    said = capsys.readouterr().out
+    for name in ("predictions.npy", "export", "wandb.json"):
+        aside = Path(name).with_stem(f"{Path(name).stem}-before").name
+        assert f"run/{name} is of an earlier run: moved to {aside}" in said
+        assert not Path("run", name).exists() and Path("run", aside).exists()
+    Path("run", "predictions.npy").touch()
+    assert run("train", [*given, "model=sage", "epochs=2", "resume=auto"]) == 0
+    assert Path("run", "predictions.npy").exists()
+
+
+def test_price_of_a_plan_with_another_first_layer_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = ["dataset=sbm", "dataset.num_nodes=60", "epochs=1", "threads_per_rank=1"]
+    assert run("train", [*few, "strategy=single", "hydra.run.dir=run"]) == 0
+    plan = json.loads(Path("run", "plan.json").read_text())
+    plan |= {
+        "setup": {"first_layer": "cached"},
+        "predicted": {"epoch_seconds": 1.0, "label": "of the plan", "peak_bytes": [1]},
+    }
+    Path("run", "plan.json").write_text(json.dumps(plan))
+    for layer, said in (("cached", True), ("live", False)):
+        assert run("train", [*few, "plan=run/plan.json", f"first_layer={layer}", f"hydra.run.dir={layer}"]) == 0
+        result = json.loads(Path(layer, "result.json").read_text())
+        assert (result.get("predicted") is not None) == said
+
+
+def test_another_graph_is_prepared_as_that_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    r = np.random.default_rng(0)
+    file = tmp_path / "g.npz"
+    np.savez(file, x=r.random((30, 4)), y=np.arange(30) % 2, edge_index=r.integers(0, 30, (2, 90)))
+    named = ["dataset=npz", f"dataset.path={file}", "dataset.split=random"]
+    for how in ("row", "standard"):
+        prepared = ["dataset.symmetrize=true", f"dataset.normalize={how}", "checkpoint.every=1"]
+        tiny = ["strategy=single", "world_size=1", "epochs=1", f"hydra.run.dir={tmp_path / how}"]
+        assert run("train", [*named, *prepared, *tiny]) == 0
+    found, trained = find(tmp_path / "row", "best")
+    asked: Any = with_model_of(trained, found, named).dataset
+    assert (asked.normalize, asked.symmetrize) == ("row", True)
+    asked = with_model_of(trained, found, [*named, "dataset.normalize=none"]).dataset
+    assert (asked.normalize, asked.symmetrize) == ("none", True)
+    found, trained = find(tmp_path / "standard", "best")
+    assert with_model_of(trained, found, named).dataset == trained.dataset
+    assert run("predict", [f"{tmp_path}/standard", *named]) == 0, "it is the same graph"
+    np.savez(file, x=9 * r.random((30, 4)), y=np.arange(30) % 2, edge_index=r.integers(0, 30, (2, 90)))
+    assert run("partition", [*named, *prepared[:2], "world_size=1", f"out={tmp_path}/shards"]) == 0
+    capsys.readouterr()
+    for graph in (named, [f"shards={tmp_path}/shards"]):
+        assert run("predict", [f"{tmp_path}/standard", *graph]) != 0
+        assert "were standardised by the mean and deviation of its own training nodes" in capsys.readouterr().err
+
+
+def test_degree_features_are_made_for_a_prediction(tmp_path: Path) -> None:
+    r = np.random.default_rng(0)
+    edges = r.integers(0, 30, (2, 90))
+    columns = int(np.log2(np.bincount(edges[1], minlength=30).max() + 1)) + 1
+    np.savez(tmp_path / "g.npz", x=r.random((30, columns)), y=np.arange(30) % 2, edge_index=edges)
+    named = ["dataset=npz", f"dataset.path={tmp_path}/g.npz", "dataset.split=random"]
+    tiny = ["strategy=single", "world_size=1", "epochs=1", f"hydra.run.dir={tmp_path}/run"]
+    assert run("train", [*named, "dataset.features=degree", *tiny]) == 0
+    found, trained = find(tmp_path / "run", "best")
+    assert with_model_of(trained, found, named).dataset == trained.dataset
+    with pytest.raises(ConfigError, match=r"trained with dataset\.features=degree, which dataset=pt has not"):
+        with_model_of(trained, found, ["dataset=pt", "dataset.path=g.pt"])
+    assert run("partition", [*named, "world_size=1", f"out={tmp_path}/shards"]) == 0
+    with pytest.raises(ConfigError, match=r"were made with dataset\.features=file"):
+        with_model_of(trained, found, [f"shards={tmp_path}/shards"])
+
+
+def graph(file: Path, nodes: int) -> None:
+    ring = np.arange(nodes)
+    x, y = np.eye(nodes, 8, dtype=np.float32), ring % 3
+    masks = {f"{split}_mask": ring % 3 == i for i, split in enumerate(("train", "val", "test"))}
+    np.savez(file, x=x, y=y, edge_index=np.stack([ring, np.roll(ring, 1)]), **masks)
+
+
+def test_changed_graph_of_a_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    graph(tmp_path / "g.npz", 40)
+    job = ["dataset=npz", "dataset.path=g.npz", "strategy=single", "epochs=1"]
+    assert run("train", [*job, f"hydra.run.dir={tmp_path}/run"]) == 0
+    assert run("predict", ["run", "--out", "first.npy"]) == 0
+    graph(tmp_path / "g.npz", 30)
+    assert run("predict", ["run", "--out", "second.npy"]) != 0
+    assert "was trained on graph" in capsys.readouterr().err
+    assert not (tmp_path / "second.npy").exists()
+    assert run("predict", ["run", *job[:2], "--out", "second.npy"]) == 0, "named, it is another graph"
+
+
+def test_graph_with_types_in_another_order_is_refused(tmp_path: Path) -> None:
+    def typed(*names: str) -> HeteroData:
+        data, generator = HeteroData(), torch.Generator().manual_seed(0)
+        data["a"].x, data["a"].y = torch.randn(30, 4, generator=generator), torch.arange(30) % 3
+        for name in names:
+            data["a", name, "a"].edge_index = torch.stack([torch.arange(30), (torch.arange(30) + len(name)) % 30])
+        return data
+
+    torch.save(typed("cites", "is"), tmp_path / "g.pt")
+    torch.save(typed("is", "cites"), tmp_path / "other.pt")
+    job = [
+        "model=rgcn",
+        "dataset=pt",
+        f"dataset.path={tmp_path}/g.pt",
+        "dataset.self_loops=keep",
+        "dataset.split=random",
+    ]
+    assert run("train", [*job, "epochs=1", f"hydra.run.dir={tmp_path}/run"]) == 0
+    asked = [str(tmp_path / "run"), *job[1:2], *job[3:]]
+    assert run("predict", [*asked, f"dataset.path={tmp_path}/g.pt"]) == 0
+    assert run("predict", [*asked, f"dataset.path={tmp_path}/other.pt"]) != 0
+
+
+def test_prediction_with_another_strategy_and_world(tmp_path: Path) -> None:
+    train(tmp_path / "run", "strategy=graph_parallel", "world_size=2", "comm=threads", "epochs=1")
+    assert predict.run([str(tmp_path / "run"), "strategy=single"]) == 0
+
+
+def test_graph_of_another_task_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    graph(tmp_path / "g.npz", 40)
+    with np.load(tmp_path / "g.npz") as held:
+        np.savez(tmp_path / "numbers.npz", **{**held, "y": np.ones((40, 3), np.float32)})
+    given = ["dataset=npz", "dataset.path=g.npz", "strategy=single", "epochs=1"]
+    assert run("train", [*given, f"hydra.run.dir={tmp_path}/run"]) == 0
+    numbers = ["dataset=npz", "dataset.path=numbers.npz", "dataset.task=regression"]
+    assert run("predict", ["run", *numbers]) != 0
+    assert "trained on labels of task 'single_label', and this graph's are 'regression'" in capsys.readouterr().err

@@ -284,3 +284,33 @@ def test_sweeper_of_hydra_runs_unpatched_and_skips_what_is_done(folder: Path) ->
     assert ran(folder) == [0, 1, 2]
     assert run("train", [*basic, "seed=2"]) == 0  # the result in its folder is of seed 0, and stays
     assert [job.folder for job in jobs_below(folder / "sweep")] == ["0", "1", "2", "0-2"]
+
+
+@pytest.mark.parametrize("swept", ["checkpoint.every=0,1", "trace=true,false", "tracker=jsonl,console"])
+def test_sweep_over_a_key_that_changes_no_result_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], swept: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = ["dataset=sbm", "dataset.num_nodes=60", "epochs=1", "strategy=single", "-m"]
+    assert run("train", [*few, swept, "hydra.sweep.dir=s"]) == 2
+    assert "a job is the same wherever its data lies, and whatever it keeps" in capsys.readouterr().err
+
+
+SMALL = ["dataset=sbm", "dataset.num_nodes=60"]
+
+
+@pytest.mark.parametrize("nothing", ["model=glob(zzz*)", "seed=range(5,1)"])
+def test_sweep_without_a_job_is_refused(nothing: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train", ["-m", nothing, f"hydra.sweep.dir={tmp_path}"]) == 2
+    assert "there is no job in this sweep" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["hydra.sweeper=null", "hydra.launcher=null", "hydra.sweeper._target_=os.system", "-p", "seed=" + "9" * 5_000],
+)
+def test_sweep_with_a_wrong_launcher_or_option_is_one_line(
+    wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("train", ["-m", *SMALL, f"hydra.sweep.dir={tmp_path}", wrong]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -3,10 +3,12 @@
 import errno
 import json
 import os
+from pathlib import Path
 
 import pytest
 
 from gnnpar.files import WriteError, open_whole, write_json_whole, write_text_whole
+from gnnpar.paths import own_cache, path_of
 
 
 def test_the_new_text_takes_the_place_of_the_old_one(tmp_path):
@@ -49,3 +51,16 @@ def test_a_full_disk_is_one_line_that_names_the_file(tmp_path):
 def test_a_folder_that_is_missing_is_one_line_too(tmp_path):
     with pytest.raises(OSError, match=r"b/a\.txt cannot be written: No such file or directory"):
         write_text_whole(tmp_path / "b" / "a.txt", "")
+
+
+def test_tilde_of_a_path_is_the_home_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/mine")
+    assert path_of("~/runs", "folder") == Path("/home/mine/runs")
+    with pytest.raises(ValueError, match=r"folder=~nobodyx/runs: .*home directory\. Give it in full\.$"):
+        path_of("~nobodyx/runs", "folder")
+
+
+def test_relative_cache_of_the_user_is_ignored(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", ".cache")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert own_cache() == tmp_path / ".cache" / "gnnpar"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from importlib import invalidate_caches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +15,7 @@ from omegaconf import OmegaConf
 
 from composing import names
 from conftest import environment
+from gnnpar import targets
 from gnnpar.config.compose import compose
 from gnnpar.config.inputs import spelled, with_plan
 from gnnpar.config.jobs import job_key
@@ -266,6 +268,8 @@ def test_a_plan_sets_the_strategy(tmp_path: Path) -> None:
     assert build_settings(config, names).names["strategy"] == "single"
     with pytest.raises(ConfigError, match="the plan sets the strategy"):
         with_plan(config, names, ["strategy.overlap=none"])
+    with pytest.raises(ConfigError, match="the plan sets the strategy; leave one of them out"):
+        with_plan(config, names, ["codec=uniform"])
     with pytest.raises(ConfigError, match=r"cannot be read: FileNotFoundError"):
         with_plan(config | {"plan": "nowhere.json"}, names, [])
 
@@ -354,3 +358,30 @@ def test_a_pyg_model_that_cannot_be_built_is_refused_before_ranks_start(
     settings = compose([*data, "strategy=graph_parallel", "model=pyg", f"model.target={target}", *kwargs])
     with pytest.raises(ValueError if line else Started, match=line):
         run_training(settings, tmp_path / "run")
+
+
+METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: 1\n"
+
+
+def package(folder: Path, name: str, *, touch: Path) -> None:
+    """A distribution that brings YAML, and whose import leaves a file."""
+    (folder / f"{name}-1.dist-info").mkdir(parents=True)
+    (folder / f"{name}-1.dist-info" / "METADATA").write_text(METADATA.format(name=name))
+    (folder / f"{name}-1.dist-info" / "entry_points.txt").write_text(f"[gnnpar.conf]\n{name} = {name}.conf\n")
+    (folder / name / "conf" / "model").mkdir(parents=True)
+    (folder / name / "__init__.py").write_text(f"open({str(touch)!r}, 'w').close()\n")
+    (folder / name / "conf" / "__init__.py").write_text("")
+    (folder / name / "conf" / "model" / f"{name}.yaml").write_text(f"_target_: {name}.models.Net\n")
+
+
+def test_file_names_only_classes_in_the_yaml_of_a_plugin(tmp_path: Path, importing: None) -> None:
+    package(tmp_path, "plug", touch=tmp_path / "imported")
+    (tmp_path / "plug" / "models.py").write_text("class Net: ...\n")
+    (tmp_path / "plug" / "danger.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nclass Net: ...\n")
+    sys.path.append(str(tmp_path))
+    invalidate_caches()
+    targets.refuse_foreign({"_target_": "plug.models.Net"}, "a file", remedy="no")
+    for other in ("plug.danger.Net", "plug.__main__.Net", "plug.models.Other"):
+        with pytest.raises(ValueError, match="which is no class of gnnpar or of an installed plugin"):
+            targets.refuse_foreign({"_target_": other}, "a file", remedy="no")
+    assert not (tmp_path / "ran").exists()

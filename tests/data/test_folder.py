@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from gnnpar.config.compose import compose
 from gnnpar.data import external, stored
 from gnnpar.data.columns import Column, ColumnWriter
+from gnnpar.data.files import find_folder
 from gnnpar.data.folder import Folder
 from gnnpar.data.preprocess import canonical_edges
 from gnnpar.folds.edge_data import SelfLoops
@@ -173,3 +175,21 @@ def test_a_file_that_was_cut_is_noticed(tmp_path: Path) -> None:
         (tmp_path / "a.npy").write_bytes(damaged)
         with pytest.raises(ValueError, match=r"a\.npy"):
             Column(tmp_path / "a.npy")
+
+
+def test_two_folders_of_one_dataset_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "Tolokers").mkdir()
+    assert find_folder(tmp_path, "tolokers") == tmp_path / "Tolokers"
+    (tmp_path / "TOLOKERS").mkdir()
+    with pytest.raises(ValueError, match="has TOLOKERS and Tolokers; rename the one that is to be read to tolokers"):
+        find_folder(tmp_path, "tolokers")
+    (tmp_path / "tolokers").mkdir()
+    assert find_folder(tmp_path, "tolokers") == tmp_path / "tolokers"
+
+
+def test_folder_found_in_two_places_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in (tmp_path / "here" / "h", tmp_path / "data" / "h"):
+        place.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(ValueError, match="there are two folders h"):
+        compose(["dataset=folder", "dataset.path=h", f"data_dir={tmp_path}/data"]).load_dataset()

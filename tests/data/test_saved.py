@@ -5,18 +5,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.sparse
 import torch
-from torch_geometric.data import Batch, Data, InMemoryDataset
+from scipy.sparse import coo_array
+from torch_geometric.data import Batch, Data, HeteroData, InMemoryDataset
 
 from conftest import Run
 from data.samples import hetero, raw_graph
 from gnnpar.config.compose import compose
 from gnnpar.data import Preprocess, prepare
-from gnnpar.data.given import write_given
+from gnnpar.data.given import as_data, write_given
 from gnnpar.data.saved import PT
 from gnnpar.data.saved import raw_graph as raw_of
 from gnnpar.training.result.header import dataset_name
@@ -151,3 +155,72 @@ def test_the_command_reads_it_and_refuses_rows_on_edges_in_one_line(run_here: Ru
     done = run_here(*command)
     assert done.returncode == 0, done.stderr
     assert raw_of("a", data()).task == "single_label"
+
+
+def test_repeated_weights_of_a_matrix_are_refused() -> None:
+    row, col, weight = [0, 0, 1, 2], [1, 1, 2, 0], np.array([0.5, 0.5, 2.0, 1.0])
+    data = {"x": np.ones((3, 1)), "y": np.array([0, 1, 0])}
+    matrix = coo_array((weight, (row, col)), shape=(3, 3))
+    with pytest.raises(ValueError, match=r"adjacency has 1 repeated weight, .*: call its sum_duplicates\(\)"):
+        as_data({**data, "adjacency": matrix})
+    matrix.sum_duplicates()
+    found = raw_of("given", as_data({**data, "adjacency": matrix}))
+    assert found.edges.weight is not None and sorted(found.edges.weight.tolist()) == [1.0, 1.0, 2.0]
+
+
+def test_masks_without_a_train_mask_are_refused() -> None:
+    data = Data(x=torch.ones(3, 1), y=torch.tensor([0, 1, 0]), edge_index=torch.tensor([[0], [1]]))
+    data.test_mask = torch.tensor([True, False, False])
+    with pytest.raises(ValueError, match="there is a test_mask, and no train_mask; give it, too"):
+        raw_of("given", data)
+
+
+@pytest.mark.parametrize("name", ["valid_mask", "validation_mask", "dev_mask"])
+def test_mask_of_an_unknown_name_is_refused(name: str) -> None:
+    data = Data(x=torch.ones(3, 1), y=torch.tensor([0, 1, 0]), edge_index=torch.tensor([[0], [1]]))
+    data[name] = data.train_mask = torch.tensor([True, False, False])
+    with pytest.raises(ValueError, match=f"{name} is not read; call it val_mask"):
+        raw_of("given", data)
+
+
+def test_node_type_with_more_nodes_than_its_file_holds_is_refused(tmp_path: Path) -> None:
+    data = HeteroData()
+    data["a"].x, data["a"].y = torch.ones(3, 2), torch.tensor([0, 1, 0])
+    data["b"].x = torch.ones(2**31, 0)
+    data["a", "to", "b"].edge_index = torch.tensor([[0, 1], [0, 5]])
+    torch.save(data, tmp_path / "g.pt")
+    with pytest.raises(ValueError, match="type b has 2147483648 nodes, and 4 numbers and ends of edges; give x"):
+        PT(path=str(tmp_path / "g.pt"), split="random").load(None, 0)
+
+
+def graph(file: Path, nodes: int) -> None:
+    ring = np.arange(nodes)
+    x, y = np.eye(nodes, 8, dtype=np.float32), ring % 3
+    masks = {f"{split}_mask": ring % 3 == i for i, split in enumerate(("train", "val", "test"))}
+    np.savez(file, x=x, y=y, edge_index=np.stack([ring, np.roll(ring, 1)]), **masks)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, list])
+def test_adjacency_of_another_size_is_refused(kind: Callable[[np.ndarray], object]) -> None:
+    matrix = scipy.sparse.coo_array(([1, 1], ([0, 1], [1, 2])), shape=(160, 160))
+    with pytest.raises(ValueError, match=r"adjacency is \[160, 160\], and x has 40 rows"):
+        as_data({"adjacency": matrix, "x": kind(np.ones((40, 3))), "y": np.zeros(40, dtype=np.int64)})
+
+
+def test_graph_with_the_same_array_twice_is_refused(tmp_path: Path) -> None:
+    graph(tmp_path / "g.npz", 40)
+    with np.load(tmp_path / "g.npz") as found:
+        arrays = dict(found)
+    for more in (
+        {"node_features": arrays["x"]},
+        {"train_masks": arrays["train_mask"]},
+        {"edges": arrays["edge_index"].T},
+    ):
+        np.savez(tmp_path / "both.npz", **arrays, **more)
+        with pytest.raises(ValueError, match=r"has both .* and .*; leave one of them out"):
+            compose(["dataset=npz", f"dataset.path={tmp_path}/both.npz"]).load_dataset()
+    ends, x, y = torch.zeros(2, 4, dtype=torch.int64), torch.ones(40, 2), torch.zeros(40, dtype=torch.int64)
+    with pytest.raises(ValueError, match="num_nodes is 60, and x has 40 rows"):
+        raw_of("given", Data(x=x, y=y, edge_index=ends, num_nodes=60))
+    with pytest.raises(ValueError, match="has both edge_index and adj_t"):
+        raw_of("given", Data(x=x, y=y, edge_index=ends, adj_t=torch.eye(40).to_sparse()))

@@ -7,9 +7,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from composing import configured, names
+from gnnpar import files
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.tasks import make_task
 from gnnpar.folds.sum import Sum
+from gnnpar.models.gcn import GCN
+from gnnpar.models.pairs import with_scorer
+from gnnpar.models.rgcn import Matrices
 from gnnpar.parallel.local import LocalRows, Pass
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.parallel.whole import WholeGraph
@@ -159,3 +163,14 @@ def test_deep_models_train():
         config = configured("model", model, "model.num_layers=16", "model.hidden=8", "model.dropout=0.0")
         losses = train_in_threads(Single(), config, small_graph(), world=1, epochs=30).losses
         assert losses[-1] < 0.99 * losses[0]
+
+
+def test_decoder_and_relations_beyond_memory_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = GCN().build(4, 1000, seed=0)
+    monkeypatch.setattr(files, "memory_bytes", lambda: 10**6)
+    with pytest.raises(ValueError, match="a decoder of width 1000 needs"):
+        with_scorer(model, "mlp", 0)
+    with pytest.raises(ValueError, match="a layer of 4294967296 types of edges needs"):
+        Matrices.drawn(4, 4, relations=1 << 32, bases=1, blocks=None)

@@ -7,7 +7,7 @@ import torch
 
 from gnnpar.comm import ThreadWorld
 from gnnpar.partition.partition import Metis, Random, Range, partition, train_weights
-from gnnpar.partition.shard import Shard, cut, partition_statistics
+from gnnpar.partition.shard import Shard, _counted, cut, partition_statistics
 from gnnpar.verify.conformance import small_graph
 from graphs import ODD
 
@@ -156,3 +156,8 @@ def test_shards_reach_their_ranks():
     for p, shard in enumerate(ThreadWorld(3).run(body)):
         assert shard.part == p
         assert torch.equal(dataset.x[part_of == p], shard.x)
+
+
+def test_table_of_edge_types_beyond_memory_is_refused() -> None:
+    with pytest.raises(ValueError, match="a table of 3 nodes by 1099511627776 types of edges needs"):
+        _counted(torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), 3, 1 << 40)

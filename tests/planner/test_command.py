@@ -12,6 +12,7 @@ import pytest
 
 from conftest import Run
 from gnnpar.__main__ import main
+from gnnpar.cli.main import run
 from gnnpar.cli.plan import factors_of, qualities
 from gnnpar.config.inputs import with_plan
 from gnnpar.models.gcn import GCN
@@ -342,3 +343,9 @@ def test_rates_of_one_rank() -> None:
     assert rates.elementwise.number == pytest.approx(1e-10, rel=0.01)
     assert (rates.step, rates.order, rates.undrop) == pytest.approx((1e-8, 3e-9, 5e-10))
     assert rates.folds["Sum"][0].seconds(1e4, 1e3, 64) == pytest.approx(1e-5, rel=0.05)
+
+
+def test_codec_that_the_chosen_strategy_refuses_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["dataset=sbm", "dataset.num_nodes=300", "topology=flat", "--no-measure", "--out", str(tmp_path)]
+    code, said = run("plan", [*asked, "codec=drop"]), capsys.readouterr().err
+    assert (code, said.count("\n")) in ((0, 0), (2, 1)), said

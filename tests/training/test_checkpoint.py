@@ -17,16 +17,20 @@ from checkpoints import ADAPTIVE, SMALL, damage, hashes, last, result, rows, str
 from composing import PRESETS, configured, names, rest_slow, settings_of
 from conftest import Run
 from gnnpar.cli.train import run_training
+from gnnpar.comm import Communicator
 from gnnpar.comm.world import Outcome
-from gnnpar.files import JsonDict, file_hash, read_checked_json, write_checked_json
+from gnnpar.files import JsonDict, file_hash, read_checked_json, read_json, write_checked_json
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.objective import Objective
 from gnnpar.parallel.pipeline.strategy import stages_of
+from gnnpar.report.fairness import differences
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint import state
 from gnnpar.training.checkpoint.policy import CheckpointPolicy
+from gnnpar.training.checkpoint.resume import of_rank_0
 from gnnpar.training.checks import check_strategy
 from gnnpar.training.evaluate import evaluate
+from worlds import run_world
 
 # beside every YAML of conf/strategy: state that only some settings have
 VARIANTS = {
@@ -392,3 +396,32 @@ def test_trees_come_back_bit_for_bit_and_tell_their_bits_apart(tmp_path: Path) -
         assert (state.tree_hash(back) == state.tree_hash(tree)) == (other < 0)
     with pytest.raises(TypeError, match=r"state\['a'\]\[1\] is a float64: a state holds tensors"):
         state.plain({"a": [1, np.float64(2.0)]})
+
+
+def test_resume_with_other_evaluations_is_recorded(tmp_path: Path) -> None:
+    train(tmp_path / "a", "strategy=single", "epochs=3")
+    train(tmp_path / "b", "strategy=single", "epochs=4", f"resume={tmp_path}/a", "eval_every=3")
+    mine = read_json(tmp_path / "b" / "result.json")
+    assert mine["begun_otherwise"] == {"epochs": 3, "settings": ["eval_every"]}
+    assert "what it went on from" in differences(mine, {**mine, "begun_otherwise": None})
+
+
+def test_ranks_resume_with_the_profile_of_rank_0(tmp_path: Path) -> None:
+    mine = tmp_path / "profile.json"
+    mine.write_text('{"of": "rank 0"}')
+    (tmp_path / "others").mkdir()
+
+    def found(comm: Communicator) -> str | None:
+        file = of_rank_0(mine if comm.rank == 0 else None, comm)
+        return file and file.read_text()
+
+    assert run_world("threads", 2, found) == ['{"of": "rank 0"}'] * 2
+    assert run_world("threads", 2, lambda comm: of_rank_0(mine if comm.rank else None, comm)) == [None, None]
+
+
+def test_run_resumed_from_a_folder_below_moves_older_checkpoints(tmp_path: Path) -> None:
+    train(tmp_path, "strategy=single", "epochs=4")
+    train(tmp_path / "first", "strategy=single", "epochs=2")
+    train(tmp_path, "strategy=single", "epochs=3", f"resume={tmp_path}/first")
+    assert checkpoint.folders(tmp_path)[0].name == "epoch-000003"
+    assert (tmp_path / "checkpoint-before" / "epoch-000004").is_dir()

@@ -1,0 +1,121 @@
+"""plan=FILE and shards=FOLDER beside overrides, and values of overrides."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gnnpar.cli import plan
+from gnnpar.cli.main import run
+from gnnpar.config.compose import compose, with_references
+from gnnpar.config.inputs import as_value
+from gnnpar.files import read_json
+from gnnpar.settings import ConfigError
+from gnnpar.training.result.record import agreed_on
+
+
+def test_references_to_a_dataset_follow_the_one_of_a_plan() -> None:
+    model = {"_target_": "gnnpar.models.pyg.model.PyG", "kwargs": {"of": "${dataset.classes}", "all": ["a ${seed}"]}}
+    written = {
+        "seed": 0,
+        "model": model,
+        "optim": {"note": "on ${dataset.name}"},
+        "dataset": {"name": "a", "classes": 8},
+    }
+    kwargs = {"of": 8, "all": ["a 0"]}
+    before = {**written, "model": {**model, "kwargs": kwargs}, "optim": {"note": "on a"}}
+    assert with_references(before, written, before) == before
+    brought = {**before, "dataset": {"name": "b", "classes": 4}}
+    made = with_references(brought, written, before)
+    assert made == {**brought, "model": {**model, "kwargs": {**kwargs, "of": 4}}, "optim": {"note": "on b"}}
+    assert with_references({**before, "seed": 3}, written, before)["model"]["kwargs"]["all"] == ["a 3"]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "line"),
+    [
+        ({"name": "${oc.env:HOME}"}, r"dataset of a file may hold no \$\{"),
+        ({}, "dataset of a file: .*name.* not found"),
+    ],
+)
+def test_references_inside_a_plan_are_refused(dataset: dict[str, str], line: str) -> None:
+    written = {"model": {"text": "${dataset.name}"}, "dataset": {"name": "a"}}
+    before = {**written, "model": {"text": "a"}}
+    with pytest.raises(ConfigError, match=line):
+        with_references({**before, "dataset": dataset}, written, before)
+
+
+def test_experiment_beside_a_plan_is_refused_where_both_set_a_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rmat = ["dataset=rmat", "dataset.scale=6"]
+    assert run("train", [*rmat, "strategy=single", "epochs=1", "threads_per_rank=1", "hydra.run.dir=run"]) == 0
+    setup = {"names": {"dataset": "rmat"}, "dataset": compose(rmat).resolved["dataset"]}
+    plan = json.loads(Path("run", "plan.json").read_text())
+    Path("run", "plan.json").write_text(json.dumps(plan | {"setup": setup}))
+    Path("experiment").mkdir()
+    begins = "# @package _global_\n"
+    Path("experiment", "other.yaml").write_text(f"{begins}defaults:\n  - override /dataset: sbm_typed\n")
+    Path("experiment", "longer.yaml").write_text(f"{begins}epochs: 2\n")
+    for several in ("+experiment=other", "debug=tiny"):
+        assert run("predict", ["run", several, "--out", "logits.npy"]) == 2
+        assert f"{several} sets what a prediction takes from run/checkpoint" in capsys.readouterr().err
+        assert run("check", ["strategy=single", several, "--worlds", "1"]) == 2
+        assert f"{several} sets what gnnpar check does not read, too" in capsys.readouterr().err
+    common = ["plan=run/plan.json", "threads_per_rank=1"]
+    assert run("train", [*common, "+experiment=longer", "hydra.run.dir=a"]) == 0
+    assert json.loads(Path("a", "result.json").read_text())["epochs_done"] == 2
+    capsys.readouterr()
+    assert run("train", [*common, "+experiment=other", "hydra.run.dir=b"]) == 2
+    said = "experiment=other sets the dataset, and so does the file of plan= or shards=: leave one of them out"
+    assert said in capsys.readouterr().err
+    assert run("train", [*common, "debug=overfit", "hydra.run.dir=b"]) == 2
+    assert "debug=overfit sets the" in capsys.readouterr().err
+
+
+def test_fingerprint_of_a_rank_names_its_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = ["dataset=sbm", "dataset.num_nodes=60"]
+    for out in ("one", "two"):
+        assert run("partition", [*few, "world_size=2", f"out={out}"]) == 0
+    assert run("partition", [*few, "dataset.graph_seed=1", "world_size=2", "out=other"]) == 0
+    plain, one, two, other = (
+        agreed_on(compose(given))
+        for given in ([*few, "world_size=2"], ["shards=one"], ["shards=two"], ["shards=other"])
+    )
+    assert plain["shards"] == "none" and one["shards"] == two["shards"]
+    assert len({each["shards"] for each in (plain, one, other)}) == 3
+
+
+SMALL = ["dataset=sbm", "dataset.num_nodes=60"]
+
+
+def test_config_yaml_has_what_a_plan_brings(tmp_path: Path) -> None:
+    assert plan.run([*SMALL, "model=sage", "world_size=1", "--no-measure", "--out", str(tmp_path / "p")]) == 0
+    asked = [f"plan={tmp_path}/p/plan.json", "epochs=1", f"hydra.run.dir={tmp_path}/run"]
+    assert run("train", asked) == 0
+    left = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    settings = read_json(tmp_path / "run" / "result.json")["settings"]
+    assert {key: left[key] for key in ("model", "strategy", "dataset")} == {
+        key: settings[key] for key in ("model", "strategy", "dataset")
+    }
+
+
+def test_plan_prices_its_own_model_and_keeps_its_parts(tmp_path: Path) -> None:
+    made_for = ["dataset=sbm", "dataset.num_nodes=300", "topology=two_nodes", "--no-measure", "world_size=2"]
+    assert plan.run([*made_for, "--out", str(tmp_path / "p")]) == 0
+    asked = [f"plan={tmp_path}/p/plan.json", "comm=threads", "epochs=1"]
+    with pytest.raises(ConfigError, match="the plan has its parts"):
+        compose([*asked, "partition=random"])
+    for run_dir, more, priced in (("own", [], True), ("other", ["model=gat"], False)):
+        assert run("train", [*asked, *more, f"hydra.run.dir={tmp_path}/{run_dir}"]) == 0
+        assert (read_json(tmp_path / run_dir / "result.json")["predicted"] is not None) == priced
+
+
+@pytest.mark.parametrize("name", ["null", "a,b", "k=v", "it's", "1e3", "shards-2", "a b/c", "nan"])
+def test_printed_value_is_read_back_as_the_same_path(name: str) -> None:
+    assert compose([f"profile={as_value(name)}"]).profile == Path(name)
