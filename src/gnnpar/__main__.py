@@ -43,47 +43,25 @@ USAGE = """gnnpar: compare parallelism strategies for distributed full-graph GNN
 
 
 _RUNS = ("train", "ablate")
-"""Commands that SIGTERM ends in their own way: at the end of an epoch, or with the processes of a sweep."""
+"""Commands that handle SIGTERM themselves: at the end of an epoch, or with the processes of a sweep."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit codes: 0 done; 1 a run failed; 2 the command or its configuration is wrong."""
-    arguments = sys.argv[1:] if argv is None else argv
+    """Return 0: done, 1: a run failed, 2: the command or its configuration is wrong."""
     try:
         os.getcwd()
     except FileNotFoundError:
         sys.stderr.write("gnnpar: the working directory has been removed; change into another one\n")
         return 2
-    if argv is None and isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack letters of a name
+    if argv is not None:
+        return dispatch(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack letters of a name
         sys.stdout.reconfigure(errors="backslashreplace")
-    command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
-    if command in ("-h", "--help", "help"):
-        sys.stdout.write(USAGE)
-        return 0 if arguments else 2
-    if command == "--version":
-        from importlib.metadata import version
-
-        sys.stdout.write(f"gnnpar {version('gnnpar')}\n")
-        return 0
-    interrupted = threading.Event()
-
-    def interrupt(signum: int, frame: object) -> None:
-        interrupted.set()
-        raise KeyboardInterrupt
-
-    if argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, interrupt)
-    if argv is None and command not in _RUNS and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, interrupt)
-    if argv is None:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a caller that ignores it would hide the ends of ranks
-    if argv is None and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:  # of a scheduler, before epochs begin
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    interrupted = set_signals(sys.argv[1:])
     code = None
     try:
-        code = dispatch(command, rest)
-        if argv is None:
-            sys.stdout.flush()
+        code = dispatch(sys.argv[1:])
+        sys.stdout.flush()
         return code
     except OSError as error:  # of stdout, at the end: `gnnpar ... | head`, or a full disk, which changes no exit code
         if code is None and not isinstance(error, BrokenPipeError):
@@ -96,8 +74,35 @@ def main(argv: list[str] | None = None) -> int:
         raise
 
 
-def dispatch(command: str, rest: list[str]) -> int:
-    """One of the subcommands."""
+def set_signals(arguments: list[str]) -> threading.Event:
+    """Set the handlers of a command. Return an event that is set when Ctrl-C or SIGTERM interrupts it."""
+    interrupted = threading.Event()
+
+    def interrupt(signum: int, frame: object) -> None:
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+    if arguments[:1] not in ([run] for run in _RUNS) and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a caller that ignores it would hide the ends of ranks
+    if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:  # of a scheduler, before epochs begin
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    return interrupted
+
+
+def dispatch(arguments: list[str]) -> int:
+    """Run a subcommand or print the help, the version or completions."""
+    command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+    if command in ("-h", "--help", "help"):
+        sys.stdout.write(USAGE)
+        return 0 if arguments else 2
+    if command == "--version":
+        from importlib.metadata import version
+
+        sys.stdout.write(f"gnnpar {version('gnnpar')}\n")
+        return 0
     from gnnpar.cli.main import COMMANDS, refuse, run
 
     if command in ("--complete", "--show-completion", "--install-completion"):

@@ -14,6 +14,7 @@ import json
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar, runtime_checkable
@@ -68,6 +69,17 @@ class ConfigError(ValueError):
 
     def __str__(self) -> str:
         return printable(super().__str__())  # parts of it may come from files, and tracebacks print it
+
+
+@contextmanager
+def config_errors() -> Iterator[None]:
+    """Raise a ValueError of the block as a ConfigError of one line."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(" ".join(str(error).split())) from error
 
 
 @dataclass(frozen=True, kw_only=True)

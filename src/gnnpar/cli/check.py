@@ -10,14 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from gnnpar.config.compose import chosen_of_several, compose
+from gnnpar.config.inputs import group_of
 from gnnpar.paths import conf_dir, installed_confs
-from gnnpar.settings import ConfigError, Settings
+from gnnpar.settings import ConfigError, Settings, config_errors
 from gnnpar.targets import TRUST
-from gnnpar.track.console import say, stdout
+from gnnpar.track.console import say, show_table
 
 if TYPE_CHECKING:
     from gnnpar.codecs.codec import CodecConfig
@@ -36,7 +36,7 @@ On a small graph, or with dataset=... on that, whole, in fp64, in every world: g
 
 
 def run(argv: list[str]) -> int:
-    """0: all cases pass. 1: some do not. Arguments are Hydra overrides; model=a,b restricts the models."""
+    """Return 0: all cases pass, 1: some do not."""
     parser = ArgumentParser("gnnpar check", description=HELP)
     parser.add_argument("--worlds", default="1,2,3,4", help="world sizes, as threads (1,2,3,4)")
     parser.add_argument("overrides", nargs="*", help="strategy=NAME, model=NAME[,NAME], key=value ...")
@@ -64,7 +64,7 @@ def run(argv: list[str]) -> int:
 def cases_of(
     settings: Settings, models: Mapping[str, ModelSource], *, worlds: Sequence[int], own_graph: bool
 ) -> list[Case]:
-    """The cases of a strategy, on the dataset of the settings or on a small graph, and their table, printed."""
+    """Return the cases of a strategy, on the dataset of the settings or a small graph, and print their table."""
     import torch
 
     from gnnpar.data.preprocess import Preprocess
@@ -72,7 +72,7 @@ def cases_of(
     from gnnpar.parallel.strategy import refuse_row_order
     from gnnpar.verify import conformance
 
-    try:
+    with config_errors():
         device = torch.device(device_of(settings.device))
         dataset = settings.load_dataset() if own_graph else None
         if dataset is not None:
@@ -93,8 +93,6 @@ def cases_of(
             row_order=settings.row_order,
             device=device,
         )
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
     strategy = settings.names.get("strategy", "?")
     if not cases:
         raise ConfigError(f"no world of {', '.join(map(str, worlds)) or 'no'} ranks can run strategy={strategy}")
@@ -103,11 +101,11 @@ def cases_of(
 
 
 def refuse_unread(overrides: Sequence[str]) -> None:
-    """ConfigError where a key is given that decides on numbers and is not read, or a file that sets several groups."""
+    """Raise ConfigError for a key that changes numbers and is not read, or a file that sets several groups."""
     if (several := chosen_of_several(overrides)) is not None:
         raise ConfigError(f"{several} sets what gnnpar check does not read, too: type what you need of it")
     for override in overrides:
-        if (group := _group(override)) in _UNREAD and override != "precision=fp64":
+        if (group := group_of(override)) in _UNREAD and override != "precision=fp64":
             raise ConfigError(
                 f"{override}: gnnpar check trains on labels, parts drawn at random, in fp64 by gradient descent, and "
                 f"reads no {group}; leave it out"
@@ -115,25 +113,17 @@ def refuse_unread(overrides: Sequence[str]) -> None:
 
 
 def asks_for_graph(override: str) -> bool:
-    """`dataset.self_loops` alone is a setting of the check's own graph."""
-    return _group(override) == "dataset" and not override.startswith("dataset.self_loops=")
-
-
-def _group(override: str) -> str:
-    return override.lstrip("+~").partition("=")[0].partition(".")[0]
+    """Return True for overrides of the dataset; `dataset.self_loops` belongs to the small graph, too."""
+    return group_of(override) == "dataset" and not override.startswith("dataset.self_loops=")
 
 
 def run_codec(codec: CodecConfig, title: str) -> int:
-    """0: the codec keeps all laws. 1: it breaks one."""
+    """Return 0: the codec keeps all laws, 1: it breaks one."""
     from gnnpar.verify.codec_laws import check_codec
 
     laws = check_codec(codec)
-    table = Table(title=f"{title}, on three parts of a small graph", title_justify="left", box=None)
-    for name in ("law", "", "seen"):
-        table.add_column(name)
-    for law in laws:
-        table.add_row(law.name, "ok" if law.passed else "[red]FAILED[/red]", escape(law.seen))
-    _print(table)
+    rows = [(law.name, _verdict(law.passed), law.seen) for law in laws]
+    show_table(("law", "", "seen"), rows, title=f"{title}, on three parts of a small graph", left=(0, 1, 2))
     kept = sum(law.passed for law in laws)
     say(f"{kept} of {len(laws)} laws hold")
     return 0 if kept == len(laws) else 1
@@ -146,7 +136,7 @@ def parse_worlds(text: str) -> tuple[int, ...]:
 
 
 def model_names() -> list[str]:
-    """Every model YAML: the project's, those of installed packages and, with --trust, of the folder we are in."""
+    """Return every model: of gnnpar, of installed packages and, with --trust, of the working directory."""
     folders = [conf_dir(), *installed_confs(), *([Path.cwd()] if os.environ.get(TRUST) == "1" else [])]
     names = {file.stem for folder in folders for file in folder.glob("model/*.yaml")}
     return sorted(names - {"pyg"})  # which is none before it has a target
@@ -168,21 +158,16 @@ def show(cases: Sequence[Case], strategy: str) -> None:
 
 
 def _show(cases: Sequence[Case], title: str) -> None:
-    table = Table(title=title, title_justify="left", box=None)
-    for name in ("model", "ranks", "loss error", "worst gradient error", ""):
-        table.add_column(name, justify="right" if name in ("ranks", "loss error", "worst gradient error") else "left")
+    rows = []
     for case in cases:
         why = case.error or (case.worst_parameter and f"worst: {case.worst_parameter}")
-        verdict = "ok" if case.passed else f"[red]FAILED[/red] {escape(why)}"
-        table.add_row(case.model, str(case.world), _error(case.loss_error), _error(case.worst_gradient_error), verdict)
-    _print(table)
+        errors = _error(case.loss_error), _error(case.worst_gradient_error)
+        rows.append((case.model, str(case.world), *errors, _verdict(case.passed, why)))
+    show_table(("model", "ranks", "loss error", "worst gradient error", ""), rows, title=title)
 
 
-def _print(table: Table) -> None:
-    console = stdout()
-    if not console.is_terminal:
-        console.width = 160
-    console.print(table)
+def _verdict(passed: bool, why: str = "") -> Text:
+    return Text("ok") if passed else Text.assemble(("FAILED", "red"), f" {why}" if why else "")
 
 
 def _error(value: float | None) -> str:

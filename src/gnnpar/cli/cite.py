@@ -34,25 +34,24 @@ def run(argv: list[str]) -> int:
 
 
 def entries() -> dict[str, str]:
-    """key -> entry of papers.bib."""
+    """Return key -> entry of papers.bib."""
     parts = re.split(r"\n(?=@)", PAPERS.read_text(encoding="utf-8").strip())
     return {part.partition("{")[2].partition(",")[0]: part.strip() for part in parts}
 
 
 def field(entry: str, name: str) -> str | None:
-    """The text of one field."""
+    """Return the text of a field."""
     match = re.search(rf"^\s*{name}\s*=\s*\{{(.*)\}},?$", entry, re.MULTILINE)
     return match[1] if match else None
 
 
 def number_of(entry: str) -> str | None:
-    """Of an entry: its arXiv number, or its DOI."""
+    """Return the arXiv number of an entry, or its DOI."""
     return field(entry, "eprint") or field(entry, "doi")
 
 
 def papers_of(strategy: object) -> list[str]:
-    """arXiv numbers and DOIs that the strategy names, or else those in the docstrings of its class, its bases, and
-    their modules, in this order."""
+    """Return the arXiv numbers and DOIs in `papers` of a strategy, or in the docstrings of its classes and modules."""
     from gnnpar.parallel.strategy import Cites  # imports torch
 
     if isinstance(strategy, Cites):
@@ -65,7 +64,7 @@ def papers_of(strategy: object) -> list[str]:
 
 
 def unknown(number: str) -> str:
-    """An entry for a paper of which nothing else is known."""
+    """Return an entry with the number alone."""
     if number.startswith("10."):
         return f"@misc{{doi:{number},\n  doi = {{{number}}},\n  url = {{https://doi.org/{number}}},\n}}"
     fields = f"  eprint = {{{number}}},\n  archivePrefix = {{arXiv}},\n  url = {{https://arxiv.org/abs/{number}}},\n"

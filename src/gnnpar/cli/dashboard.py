@@ -15,7 +15,7 @@ from gnnpar.files import JsonObject, read_json, require_writable, write_text_who
 from gnnpar.report import dashboard
 from gnnpar.report.rows import table_rows
 from gnnpar.report.runs import collect
-from gnnpar.settings import ConfigError
+from gnnpar.settings import ConfigError, config_errors
 from gnnpar.track.console import complain, num_bytes, say, seconds
 from gnnpar.track.jsonl import read_rows
 from gnnpar.track.text import one_line
@@ -28,10 +28,8 @@ def run(argv: list[str]) -> int:
     options = parse(argv)
     if importlib.util.find_spec("wandb_workspaces") is None:
         raise ConfigError("gnnpar dashboard needs wandb-workspaces; call pip install 'gnnpar[dashboard]'")
-    try:
+    with config_errors():
         load()
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
     if options.out is not None:
         require_writable(options.out)
     results = collect(options.folders)
@@ -73,7 +71,7 @@ class Saved(Protocol):
 
 
 def save(things: Mapping[str, Saved]) -> int:
-    """Onto the server; 1 where it does not take one."""
+    """Save on the server. Return 1 where it refuses one."""
     for name, thing in things.items():
         try:
             thing.save()
@@ -94,7 +92,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def place_of(folders: Sequence[Path], entity: str) -> tuple[str, str, str]:
-    """Entity, project and study that the runs agree on."""
+    """Return the entity, project and study of the runs. ConfigError where they differ."""
     files = [folder / LINK for folder in folders]
     if missing := [file.parent for file in files if not file.exists()]:
         raise ConfigError(f"{missing[0]} has no wandb run; train with tracker=wandb")
@@ -112,7 +110,7 @@ def place_of(folders: Sequence[Path], entity: str) -> tuple[str, str, str]:
 
 
 def table_of(results: Sequence[tuple[Path, JsonObject]]) -> list[list[str]]:
-    """Names and cells of the runs that completed, for a page."""
+    """Return the heading and a row for each completed run."""
     rows = [row for row in table_rows(results, baseline="single") if row["status"] == "completed"]
     cells = [
         [

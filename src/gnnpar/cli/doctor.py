@@ -40,7 +40,7 @@ def run(argv: list[str]) -> int:
 
 
 def diagnose() -> dict[str, JsonDict]:
-    """Versions, devices, backends, launches, kernels, extras."""
+    """Return versions, devices, backends, launches, kernels, extras."""
     import torch
 
     from gnnpar.launch.emulated.paced import trial
@@ -73,7 +73,7 @@ def devices() -> dict[str, str]:
 
 
 def kernels() -> dict[str, str]:
-    """Which body each operation takes here, and why."""
+    """Return operation -> its body on this machine, and why."""
     import gnnpar_kernels
 
     try:
@@ -90,7 +90,7 @@ def extra(name: str, how: str) -> str:
 
 
 def backends() -> dict[str, str]:
-    """Which transports this torch was built with."""
+    """Return the transports of this torch."""
     from gnnpar.comm.process import backends as built
 
     return {name: "yes" if there else "not in this torch" for name, there in built().items()} | {"threads": "yes"}

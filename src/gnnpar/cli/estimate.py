@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gnnpar.cli.plan import NO_MEASURE, show
+from gnnpar.cli.plan import NO_MEASURE, refuse_shards
 from gnnpar.config.compose import compose
-from gnnpar.config.inputs import sets
-from gnnpar.settings import ConfigError, Settings
-from gnnpar.track.console import say
+from gnnpar.config.inputs import group_of, key_of, sets
+from gnnpar.settings import ConfigError, Settings, config_errors
+from gnnpar.track.console import say, show_table
 
 if TYPE_CHECKING:
     from gnnpar.planner.estimate import Estimate, Estimator
@@ -24,33 +23,28 @@ epoch, peak memory of the largest rank, and whether it fits. Without a strategy,
 strategy.KEY=VALUE) that run as it is configured, and where its time, bytes and memory go. topology=NAME: of other
 machines, as in `gnnpar plan`. Overrides are those of `gnnpar train`."""
 
-_OF_A_STRATEGY = re.compile(r"\+*(strategy[=.]|codec@strategy)")
 ROUNDED = "codec=bf16"
-_OF_A_CODEC = re.compile(r"\+*codec[=.]")
 
 
 def run(argv: list[str]) -> int:
-    """0: the table is printed, whether or not a row fits."""
+    """Return 0: the table is printed, whether or not a row fits."""
     parser = ArgumentParser("gnnpar estimate", description=HELP)
     parser.add_argument("--json", action="store_true", help="the table as JSON")
     parser.add_argument("--no-measure", action="store_true", help=NO_MEASURE)
     parser.add_argument("overrides", nargs="*", help="model=NAME dataset=NAME world_size=N strategy=NAME key=value ...")
     options = parser.parse_intermixed_args(argv)
     refuse(options.overrides)
-    one = any(map(_OF_A_STRATEGY.match, options.overrides))
+    one = any(map(sets_strategy, options.overrides))
     if not options.json:
         what = "one run" if one else "every strategy"
         say(f"gnnpar estimate {' '.join(options.overrides)}: {what}, nothing is trained")
     settings = compose(options.overrides)
-    if settings.shards.folder is not None:
-        raise ConfigError(
-            f"shards={settings.shards.folder}: gnnpar estimate reads the whole graph; name its dataset instead"
-        )
+    refuse_shards(settings, "estimate")
     from gnnpar.planner.estimate import COLUMNS, Estimate, Estimator, details, row_of, why
     from gnnpar.planner.registry import registry
 
     asked = sets(options.overrides, "world_size")
-    try:
+    with config_errors():
         estimator = Estimator(
             settings,
             settings.world_size if asked else None,
@@ -59,11 +53,9 @@ def run(argv: list[str]) -> int:
         )
         runs = [(title(options.overrides, settings), options.overrides)] if one else rows(options.overrides, registry())
         estimates = [estimated(estimator, name, overrides) for name, overrides in runs]
-        if not one and not any(map(_OF_A_CODEC.match, options.overrides)):
+        if not one and not any(map(sets_codec, options.overrides)):
             estimates = [e for e in estimates if not (e.refused and e.name.endswith(ROUNDED))]
         estimates += [] if one else [Estimate(name=name, refused=why) for name, why in registry().broken.items()]
-    except ValueError as error:
-        raise ConfigError(" ".join(str(error).split())) from error
     if one and estimates[0].refused:
         raise ConfigError(estimates[0].refused)
     if options.json:
@@ -73,14 +65,14 @@ def run(argv: list[str]) -> int:
     say(f"model: {settings.names.get('model')}, {estimator.inputs.ir.describe()}")
     say(f"graph: {data.name}, {data.num_nodes} nodes, {data.num_edges} edges")
     say(f"topology: {settings.names.get('topology')}, {machine.fabric.describe()}")
-    show(COLUMNS, [row_of(e) for e in estimates])
+    show_table(COLUMNS, [row_of(e) for e in estimates])
     for line in [*(details(estimates[0]) if one else ()), *why(estimates, machine, on_gpu=on_gpu(settings))]:
         say(f"- {line}")
     return 0
 
 
 def estimated(estimator: Estimator, name: str, overrides: Sequence[str]) -> Estimate:
-    """A strategy that the other overrides do not fit is a row that says so."""
+    """Return the estimate of one row; `refused` says why a strategy does not fit the other overrides."""
     from gnnpar.planner.estimate import Estimate
 
     try:
@@ -91,9 +83,9 @@ def estimated(estimator: Estimator, name: str, overrides: Sequence[str]) -> Esti
 
 
 def rows(overrides: Sequence[str], registry: Registry) -> list[tuple[str, list[str]]]:
-    """(name, overrides) of every row: each strategy, and those that take codec= with another one besides: that which is
+    """Return (name, overrides) of every row: each strategy, and each that takes codec= once more with the codec that is
     asked for, or bf16."""
-    codec = [o for o in overrides if _OF_A_CODEC.match(o)]
+    codec = [o for o in overrides if sets_codec(o)]
     rest = [o for o in overrides if o not in codec]
     other = codec or [ROUNDED]
     runs = []
@@ -104,14 +96,22 @@ def rows(overrides: Sequence[str], registry: Registry) -> list[tuple[str, list[s
     return runs
 
 
+def sets_strategy(override: str) -> bool:
+    return group_of(override) == "strategy" or key_of(override).startswith("codec@strategy")
+
+
+def sets_codec(override: str) -> bool:
+    return key_of(override).partition(".")[0] == "codec"
+
+
 def title(overrides: Sequence[str], settings: Settings) -> str:
-    """The strategy and the overrides of it."""
-    given = [o for o in overrides if _OF_A_CODEC.match(o) or _OF_A_STRATEGY.match(o)]
+    """Return the strategy and its overrides."""
+    given = [o for o in overrides if sets_codec(o) or sets_strategy(o)]
     return " ".join([settings.names.get("strategy", "?"), *(o for o in given if not o.startswith("strategy="))])
 
 
 def refuse(overrides: Sequence[str]) -> None:
-    """What already has a prediction, or is no run."""
+    """Raise ConfigError for plan=, which has a prediction, and for sweeps."""
     for asked in overrides:
         if sets([asked], "plan"):
             raise ConfigError(f"{asked}: gnnpar plan has priced it (predicted in the file); leave plan= out")
@@ -120,7 +120,7 @@ def refuse(overrides: Sequence[str]) -> None:
 
 
 def on_gpu(settings: Settings) -> bool:
-    """Would the run use a GPU that no rates are known of?"""
+    """Return True if the run would use a GPU of unknown rates."""
     import torch
 
     from gnnpar.pricing.topology import Machines

@@ -6,12 +6,12 @@ import os
 from argparse import ArgumentParser
 from pathlib import Path
 
-from gnnpar.settings import ConfigError
+from gnnpar.settings import ConfigError, config_errors
 from gnnpar.track.console import complain, say
 
 
 def run(argv: list[str]) -> int:
-    """0 all is written, 1 the model has no program (its weights are there), 2 there is no good checkpoint."""
+    """Return 0: all is written, 1: the model has no program (its weights are there), 2: there is no good checkpoint."""
     parser = ArgumentParser("gnnpar export", description="A trained model as files that need no gnnpar.")
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, or one of its checkpoints")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to (export/ of the run)")
@@ -29,11 +29,9 @@ def run(argv: list[str]) -> int:
         raise ConfigError(
             f"--onnx needs {package}, which is not installed: pip install 'gnnpar[onnx]', or leave it out"
         )
-    try:
+    with config_errors():
         found, settings = find(options.run, options.which)
         trained = opened(found, settings)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
     folder = options.out or run_folder(options.run, found.folder) / "export"
     problems = export(trained, folder, onnx=options.onnx)
     for line in problems:

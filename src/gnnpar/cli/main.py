@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 
-from gnnpar.config.errors import hydra_line
 from gnnpar.config.jobs import inherited
 from gnnpar.files import WriteError
 from gnnpar.launch.slurm import rank_on_host
@@ -82,11 +81,7 @@ def run(command: str, argv: list[str]) -> int:
     except MemoryError as error:
         refuse(ConfigError("this process may take no more memory (see ulimit -v, -m): give it more"), error)
         return 1
-    except Exception as error:
-        if (line := hydra_line(error, argv)) is not None:  # some of Hydra's errors are OSErrors
-            return refuse(ConfigError(line), error)
-        if not isinstance(error, OSError):
-            raise
+    except OSError as error:
         refuse(ConfigError(file_line(error)), error)
         return 2 if error.errno in _WRONG_PATH else 1
 

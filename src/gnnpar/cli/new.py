@@ -8,14 +8,13 @@ import os
 import re
 import shlex
 from argparse import ArgumentParser
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
 from gnnpar.files import write_text_whole
 from gnnpar.paths import checkout_dir, conf_dir, expanded
-from gnnpar.settings import ConfigError
+from gnnpar.settings import ConfigError, config_errors
 from gnnpar.track.console import say
 
 KINDS = {"strategy": "parallel", "model": "models", "codec": "codecs"}
@@ -42,10 +41,8 @@ def run(argv: list[str]) -> int:
     parser.add_argument("name", help="its name: strategy=NAME chooses it")
     parser.add_argument("--into", type=Path, default=Path(), metavar="FOLDER", help="where; this folder")
     options = parser.parse_args(argv)
-    try:
+    with config_errors():
         folder = expanded(options.into).absolute()
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
     for file in write(options.kind, options.name, folder):
         say(f"wrote {file.relative_to(folder)}")
     say("")
@@ -71,12 +68,9 @@ def write(kind: str, name: str, folder: Path) -> list[Path]:
     words["target"] = f"{places.imported}.{words['Class']}"
     texts = [rendered(kind, part, words) for part in ("module", "config", "test")]
     notes = [f'"""{words["Class"]}, a method of its own."""\n' for _ in package]
-    with ExitStack() as undone:
-        for file, text in zip(files + package, texts + notes, strict=True):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_text_whole(file, text)
-            undone.callback(file.unlink)
-        undone.pop_all()
+    for file, text in zip(files + package, texts + notes, strict=True):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text_whole(file, text)
     return files
 
 
@@ -88,7 +82,7 @@ def check_name(kind: str, name: str) -> None:
 
 
 def places_of(kind: str, name: str, folder: Path) -> Places:
-    """In the repository: where the project's own are. Elsewhere: all in the folder, where Hydra and Python look."""
+    """Return the places in the repository, or those in another folder, where Hydra and Python look for them."""
     root = checkout_dir()
     if root is not None and folder.resolve() == root.resolve():
         package = folder / "src" / "gnnpar" / KINDS[kind]
@@ -121,12 +115,12 @@ def rendered(kind: str, part: str, words: dict[str, str]) -> str:
 
 
 def in_order(imports: str) -> str:
-    """Imports in the order of their modules, whatever the new one is called."""
+    """Sort a block of imports by module."""
     return "".join(sorted(imports.splitlines(keepends=True), key=lambda line: line.split()[1]))
 
 
 def next_steps(kind: str, name: str, folder: Path) -> list[str]:
-    """Commands that prove and use what was written."""
+    """Return the commands that test and use the new files."""
     places = places_of(kind, name, folder)
     steps = [] if folder == Path.cwd() else [f"cd {shlex.quote(str(folder))}"]
     steps.append(f"gnnpar check {kind}={name}")

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from gnnpar.config.compose import compose
-from gnnpar.config.inputs import as_value
+from gnnpar.config.inputs import as_value, group_of
 from gnnpar.files import JsonDict
 from gnnpar.paths import expanded
-from gnnpar.settings import ConfigError, Settings
+from gnnpar.settings import ConfigError, Settings, config_errors
 from gnnpar.track.console import num_bytes, say, stdout
 
 if TYPE_CHECKING:
@@ -42,13 +42,11 @@ def run(argv: list[str]) -> int:
     if len(outs) != 1 or not outs[0]:
         raise ConfigError(f"out=FOLDER is given {len(outs)} times; name one folder for the shards")
     overrides = [a for a in argv if not a.startswith("out=")]
-    if asked := next((o for o in overrides if o.lstrip("+").startswith(("shards", "plan=", "-"))), None):
+    if asked := next((o for o in overrides if group_of(o) in ("shards", "plan") or o.startswith("-")), None):
         raise ConfigError(f"{asked}: gnnpar partition takes out=FOLDER and overrides of dataset, partition, world_size")
     settings = compose(overrides)
-    try:
+    with config_errors():
         out = expanded(outs[0])
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
     if settings.task.decoder is not None:
         raise ConfigError(
             f"task={settings.names.get('task')} splits the edges of a whole graph before it is cut: leave it out here; "
@@ -57,9 +55,8 @@ def run(argv: list[str]) -> int:
     if out.exists():
         raise ConfigError(f"out={out} is there already; remove it, or name another folder")
     try:
-        cut_into(settings, out)
-    except ValueError as error:
-        raise ConfigError(" ".join(str(error).split())) from error
+        with config_errors():
+            cut_into(settings, out)
     except OSError as error:
         raise ConfigError(f"out={out}: {error.strerror or error} ({error.filename})") from error
     return 0

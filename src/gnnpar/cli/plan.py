@@ -12,15 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from rich.markup import escape
-from rich.table import Table
-
 from gnnpar.config.compose import compose
-from gnnpar.config.inputs import as_value, sets
+from gnnpar.config.inputs import as_value, group_of, sets
 from gnnpar.files import JsonObject, require_writable, write_text_whole
 from gnnpar.pricing.quality import QUALITIES, Quality
-from gnnpar.settings import ConfigError, Settings, closest
-from gnnpar.track.console import say, stdout
+from gnnpar.settings import ConfigError, Settings, closest, config_errors
+from gnnpar.track.console import say, show_table
 
 if TYPE_CHECKING:
     from gnnpar.placement import Plan
@@ -39,7 +36,7 @@ NO_MEASURE = "do not measure this machine's speed (20 s, once): nominal rates wh
 
 
 def run(argv: list[str]) -> int:
-    """0: a plan was found and written."""
+    """Return 0: a plan was found and written."""
     parser = ArgumentParser("gnnpar plan", description=HELP)
     parser.add_argument("--quality", default="exact", help=f"what is allowed: of {', '.join(QUALITIES)} (exact)")
     parser.add_argument("--factor", default="", help="epochs a class costs: stale=1.2,quantized=1.05 (1 each)")
@@ -58,10 +55,7 @@ def run(argv: list[str]) -> int:
     if not options.json:
         say(f"gnnpar plan {' '.join(overrides)}: looking for a strategy, nothing is trained")
     settings = compose(overrides)
-    if settings.shards.folder is not None:
-        raise ConfigError(
-            f"shards={settings.shards.folder}: gnnpar plan reads the whole graph; name its dataset instead"
-        )
+    refuse_shards(settings, "plan")
     if options.trace:
         require_writable(Path(options.trace))
     from gnnpar.planner import planned as planner
@@ -92,7 +86,7 @@ def run(argv: list[str]) -> int:
     say(f"model: {settings.names.get('model')}, {planned.request.ir.describe()}")
     say(f"graph: {planned.dataset.name}, {planned.request.graph.nodes} nodes, {planned.request.graph.edges} edges")
     say(f"topology: {settings.names.get('topology')}, {planned.machine.fabric.describe()}")
-    show(planner.COLUMNS, planner.table_rows(planned.evaluated, options.top, measured))
+    show_table(planner.COLUMNS, planner.table_rows(planned.evaluated, options.top, measured))
     for line in planner.why(planned, planner.timeline(planned).seconds):
         say(f"- {line}")
     go = f"gnnpar train {shlex.quote(f'plan={as_value(str(file))}')} world_size={plan.num_ranks}"
@@ -110,10 +104,10 @@ def searched(
     say: Callable[[str], None],
     measuring: bool = True,
 ) -> Planned:
-    """The planner's answer. What the overrides leave open it chooses: the number of ranks, and `first_layer`."""
+    """Return the planner's answer, which chooses `world_size` and `first_layer` where no override sets them."""
     from gnnpar.planner import planned as planner
 
-    try:
+    with config_errors():
         found = planner.planned(
             settings,
             ranks=settings.world_size if sets(overrides, "world_size") else None,
@@ -125,12 +119,10 @@ def searched(
             measuring=measuring,
         )
         return planner.with_one_device(found, settings, say, measuring=measuring)
-    except ValueError as error:
-        raise ConfigError(" ".join(str(error).split())) from error
 
 
 def plan_of(planned: Planned, overrides: Sequence[str], settings: Settings) -> Plan:
-    """The chosen plan, with the YAML that its strategy has beside these overrides."""
+    """Return the chosen plan, with the YAML that its strategy has beside these overrides."""
     from gnnpar.planner import planned as planner
 
     try:
@@ -140,7 +132,7 @@ def plan_of(planned: Planned, overrides: Sequence[str], settings: Settings) -> P
 
 
 def candidates(planned: Planned, measured: Mapping[str, float] = {}) -> list[JsonObject]:
-    """Every candidate, best first, as JSON. measured: seconds of an epoch by label."""
+    """Return every candidate, best first, as JSON. `measured`: label -> seconds an epoch."""
     return [
         each.as_predicted()
         | {
@@ -160,7 +152,7 @@ def by_measuring(
     overrides: Sequence[str],
     say: Callable[[str], None],
 ) -> tuple[Planned, dict[str, float]]:
-    """The answer with the fastest of `count` launched plans first, and what was measured."""
+    """Launch `count` plans. Return the answer with the fastest first, and label -> measured seconds an epoch."""
     from gnnpar.planner import halving
 
     ranks = planned.chosen.candidate.ranks
@@ -168,7 +160,7 @@ def by_measuring(
         raise ConfigError(f"--measure={count} compares nothing; measure 2 plans or more")
     if planned.request.fewer:
         raise ConfigError(f"--measure={count} launches plans of one number of ranks; leave fewer=true out")
-    try:
+    with config_errors():
         halving.check(settings, ranks, count)
         return halving.halved(
             planned,
@@ -177,21 +169,25 @@ def by_measuring(
             halving.launcher(overrides, ranks),
             say,
         )
-    except ValueError as error:
-        raise ConfigError(" ".join(str(error).split())) from error
 
 
 SEARCH_KEYS = ("search", "budget", "fewer")
 
 
 def split_search(overrides: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """(the other overrides, those of the search)."""
-    search = {o.partition("=")[0]: o.partition("=")[2] for o in overrides if o.partition("=")[0] in SEARCH_KEYS}
-    return [o for o in overrides if o.partition("=")[0] not in SEARCH_KEYS], search
+    """Return (the other overrides, the search keys)."""
+    search, rest = dict[str, str](), list[str]()
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key in SEARCH_KEYS:
+            search[key] = value
+        else:
+            rest.append(override)
+    return rest, search
 
 
 def searching(search: Mapping[str, str]) -> Searching:
-    """From search=NAME budget=N fewer=true."""
+    """Parse search=NAME budget=N fewer=true."""
     from gnnpar.planner.planned import Searching
     from gnnpar.planner.search.named import BUDGET, DEFAULT, NAMES
 
@@ -206,7 +202,7 @@ def searching(search: Mapping[str, str]) -> Searching:
 
 
 def qualities(text: str) -> frozenset[Quality]:
-    """'exact,stale' as a set; exact is always allowed."""
+    """Parse 'exact,stale'; exact is always allowed."""
     chosen = [word for word in text.split(",") if word]
     for word in chosen:
         if word not in QUALITIES:
@@ -217,7 +213,7 @@ def qualities(text: str) -> frozenset[Quality]:
 
 
 def factors_of(text: str) -> dict[Quality, float]:
-    """'stale=1.2' as a number a class, at least 1."""
+    """Parse 'stale=1.2,quantized=1.05': class -> number >= 1."""
     factors: dict[Quality, float] = {}
     for word in filter(None, text.split(",")):
         name, _, value = word.partition("=")
@@ -231,25 +227,18 @@ def factors_of(text: str) -> dict[Quality, float]:
     return factors
 
 
+def refuse_shards(settings: Settings, command: str) -> None:
+    if (folder := settings.shards.folder) is not None:
+        raise ConfigError(f"shards={folder}: gnnpar {command} reads the whole graph; name its dataset instead")
+
+
 def refuse_strategy(overrides: Sequence[str]) -> None:
-    """The planner chooses it."""
+    """Raise ConfigError for overrides of the strategy, which the planner chooses."""
     for asked in overrides:
-        if asked.lstrip("+").startswith(("strategy=", "strategy.", "plan=")):
+        if group_of(asked) in ("strategy", "plan"):
             raise ConfigError(f"{asked}: gnnpar plan chooses the strategy; leave it out, or use gnnpar train")
 
 
 def strategy_yaml(overrides: Sequence[str], name: str) -> JsonObject:
-    """The resolved YAML of a strategy beside these overrides."""
+    """Return the resolved YAML of a strategy beside these overrides."""
     return compose([*overrides, f"strategy={name}"]).resolved["strategy"]
-
-
-def show(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(box=None)
-    for i, name in enumerate(columns):
-        table.add_column(name, justify="left" if i in (0, len(columns) - 1) else "right")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    console = stdout()
-    if not console.is_terminal:
-        console.width = 200
-    console.print(table)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 from argparse import ArgumentParser
 from collections.abc import Sequence
@@ -11,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gnnpar.config.inputs import group_of, key_of, sets
 from gnnpar.files import require_writable
-from gnnpar.settings import ConfigError, Settings
+from gnnpar.settings import ConfigError, Settings, config_errors
 from gnnpar.track.console import complain, say
 
 if TYPE_CHECKING:
@@ -24,14 +24,13 @@ HELP = """The logits of every node, [nodes, outputs], in a .npy file. Overrides 
 strategy.logical_parts=N holds a part of the graph at a time. The model, its precision and its preparation of features
 are the run's; files that set several groups (+experiment=NAME, debug=NAME) are refused."""
 
-_OF_A_GRAPH = re.compile(r"[+~]*(dataset|shards)[=.]")
-_OF_THE_RUN = re.compile(
-    r"[+~]*(model|task|precision|seed|features(_dim)?|first_layer|optim|epochs|resume|plan)(?=[=./])"
-)
+_GRAPH = ("dataset", "shards")
+_OF_THE_RUN = ("model", "task", "precision", "seed", "features", "features_dim", "first_layer")
+_OF_THE_RUN += ("optim", "epochs", "resume", "plan")
 
 
 def run(argv: list[str]) -> int:
-    """0 the file is written, 1 a rank failed, 2 there is no good checkpoint or the overrides are wrong."""
+    """Return 0: the file is written, 1: a rank failed, 2: there is no good checkpoint or the overrides are wrong."""
     parser = ArgumentParser("gnnpar predict", description=HELP)
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, or one of its checkpoints")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to (predictions.npy or scores.npy of the run)")
@@ -49,14 +48,12 @@ def run(argv: list[str]) -> int:
     from gnnpar.training.predict import Hooks, Prediction
     from gnnpar.training.result.trained import find
 
-    try:
+    with config_errors():
         found, trained = find(options.run, options.which)
         settings = with_model_of(trained, found, options.overrides)
         world = world_of(settings)
         check(settings, world)
         pairs = options.pairs and checked_pairs(options.pairs.absolute(), trained)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
     name = "predictions.npy" if pairs is None else "scores.npy"
     out = (options.out or run_folder(options.run, found.folder) / name).absolute()
     require_writable(out)
@@ -78,7 +75,7 @@ def run(argv: list[str]) -> int:
 
 
 def checked_pairs(file: Path, trained: Settings) -> Path:
-    """ValueError where a file holds no pairs of nodes, or the run does not score them."""
+    """Return the file. ValueError where it holds no pairs of nodes, or the run does not score them."""
     from gnnpar.data.columns import load_npy
 
     if trained.task.decoder is None:
@@ -97,21 +94,20 @@ def checked_pairs(file: Path, trained: Settings) -> Path:
 
 
 def with_model_of(trained: Settings, found: Checkpoint, overrides: Sequence[str]) -> Settings:
-    """What the overrides ask for, with the model of a run, and its dataset where they name none."""
+    """Compose the overrides with the model of a run, and its dataset where they name none."""
     from gnnpar.config.compose import chosen_of_several, compose
 
     if (several := chosen_of_several(overrides)) is not None:
         raise ConfigError(f"{several} sets what a prediction takes from {found.folder}, too: type what you need of it")
-    if asked := next((o for o in overrides if _OF_THE_RUN.match(o)), None):
+    if asked := next((o for o in overrides if group_of(o) in _OF_THE_RUN), None):
         raise ConfigError(f"{asked}: a prediction takes it from {found.folder}; leave it out")
     settings = compose(overrides)
     own = {"model": trained.model, "task": trained.task, "precision": trained.precision, "seed": trained.seed}
     own |= {"features": trained.features, "features_dim": trained.features_dim}
     names = {group: trained.names.get(group, "") for group in ("model", "task")}
-    named = any(re.match(r"[+~]*(dataset|shards)=|[+~]*shards\.folder=", o) for o in overrides)
-    if not named and (key := next((o for o in overrides if re.match(r"[+~]*(dataset|shards)\.", o)), None)):
-        raise ConfigError(f"{key}: of which graph? set dataset=NAME, or leave it out to predict the run's own")
-    another = next((o for o in overrides if _OF_A_GRAPH.match(o)), None)
+    another = next((o for o in overrides if group_of(o) in _GRAPH), None)
+    if another and not sets(overrides, *_GRAPH, "shards.folder"):
+        raise ConfigError(f"{another}: of which graph? set dataset=NAME, or leave it out to predict the run's own")
     if another and trained.task.decoder is not None:
         raise ConfigError(
             f"{another}: {found.folder} is of task={names['task']}, whose rows are those of its own training edges; "
@@ -130,10 +126,10 @@ def with_model_of(trained: Settings, found: Checkpoint, overrides: Sequence[str]
 
 
 def bound_to_its_graph(trained: Settings, settings: Settings, overrides: Sequence[str]) -> str:
-    """What to do where the graph is another than the run's, if it must be that one; empty: it may be any."""
+    """Return what to do where the graph differs from that of the run; empty: any graph will do."""
     from gnnpar.data.preprocess import Preprocess
 
-    if not any(map(_OF_A_GRAPH.match, overrides)):
+    if not any(group_of(o) in _GRAPH for o in overrides):
         return "name that graph by dataset= if it is meant"
     if trained.features != "given":
         return f"features={trained.features} has a vector for each node of its own graph, and of no other; give that"
@@ -147,13 +143,13 @@ def bound_to_its_graph(trained: Settings, settings: Settings, overrides: Sequenc
 
 
 def prepared_as(trained: Settings, settings: Settings, found: Checkpoint, overrides: Sequence[str]) -> DatasetConfig:
-    """The dataset that is asked for, its edges and features prepared as the run's were, but for what overrides set."""
+    """Return the dataset that is asked for, prepared as that of the run except for keys that overrides set."""
     from gnnpar.data.preprocess import Preprocess
 
     mine, theirs, shards = settings.dataset, trained.dataset, settings.shards.folder
     if not (isinstance(mine, Preprocess) and isinstance(theirs, Preprocess)):
         return mine
-    typed = {override.lstrip("+~").partition("=")[0].removeprefix("dataset.") for override in overrides}
+    typed = {key_of(override).removeprefix("dataset.") for override in overrides}
     for name, value in theirs.preparation.items():
         if (own := mine.preparation[name]) == value:
             continue

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from gnnpar.cli.main import file_line, refuse
 from gnnpar.config.application import run_jobs, without_folders
-from gnnpar.config.compose import HydraJob, names_folder
-from gnnpar.config.help import asks_for_help, train_help
+from gnnpar.config.compose import HydraJob
+from gnnpar.config.help import train_help
 from gnnpar.config.inputs import key_of, sets
 from gnnpar.config.jobs import SESSION, SWEEP, Job, jobs_below, snapshot, titles
 from gnnpar.files import FolderInUse, JsonObject, WriteError, numbered, working_in, write_text_whole
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 def run(argv: list[str]) -> int:
     """Return the worst exit code of the jobs."""
-    if asks_for_help(argv):
+    if "--help" in argv or "-h" in argv:
         sys.stdout.write(train_help(argv))
         return 0
     os.environ.update(as_rank(os.environ))
@@ -81,7 +81,9 @@ def train_one(job: HydraJob) -> int:
 @contextmanager
 def _folder_of(job: HydraJob) -> Iterator[Path]:
     """Hold the run's folder. outputs/DATE/TIME gets a number where another run of the same second has it."""
-    unnamed = not names_folder(job.typed) and _DATED.fullmatch("/".join(job.run_dir.parts[-2:]))
+    unnamed = not sets(job.typed, "hydra.run.dir", "hydra.sweep.dir") and _DATED.fullmatch(
+        "/".join(job.run_dir.parts[-2:])
+    )
     with ExitStack() as inside:
         for folder in numbered(job.run_dir):
             try:
@@ -171,7 +173,7 @@ def run_one(job: HydraJob, planned: Job | None = None) -> int:
     run_dir = job.run_dir
     first = int(os.environ.get("RANK", "0")) == 0
     if first and planned is None and job.choices.get("tracker") == "console":
-        brought = [o for o in job.overrides if re.match(r"\+*(plan|shards|shards\.folder)=", o)]
+        brought = [o for o in job.overrides if sets([o], "plan", "shards", "shards.folder")]
         chosen = brought or [f"{group}={job.choices.get(group)}" for group in ("strategy", "model", "dataset")]
         say(f"starting: {', '.join(chosen)}")  # torch takes a second or two to import, in every rank
     try:
@@ -201,9 +203,9 @@ def run_one(job: HydraJob, planned: Job | None = None) -> int:
 
 
 def run_training(settings: Settings, run_dir: Path, callbacks: Sequence[Callback] = ()) -> Outcome:
-    """Start the ranks of a run, or join those that are there, and train; result.json is in `run_dir` in any case.
+    """Start the ranks of a run, or join those of torchrun or Slurm, and train; leaves a result.json in `run_dir`.
 
-    ValueError where the run cannot begin: of joined ranks, which meet for it, all raise the same.
+    Raises ValueError where the run cannot begin; joined ranks all raise the same.
     """
     from gnnpar.launch.join import refusal
     from gnnpar.launch.launch import launch, world_of
@@ -224,8 +226,10 @@ def run_training(settings: Settings, run_dir: Path, callbacks: Sequence[Callback
 
 
 def probed(settings: Settings, size: int) -> str:
-    """What stands behind the exactness of a run. ConfigError where its model, or its strategy, cannot train on so many
-    ranks as on one device. Of joined ranks, rank 0 finds out, and tells the others of a refusal."""
+    """Return how the exactness of the strategy and the model was checked; rank 0 alone of joined ranks does so.
+
+    Raises ConfigError where one of them, a class of the user, differs on `size` ranks from one device.
+    """
     if os.environ.get("RANK", "0") != "0":
         return "no"
     if all(map(is_own, classes_in([settings.resolved.get(name) for name in ("strategy", "model")]))):
@@ -236,7 +240,7 @@ def probed(settings: Settings, size: int) -> str:
 
 
 def plan_source_of(settings: Settings) -> PlanSource:
-    """A strategy of the planner plans with it; any other plans for itself, and the planner is not imported."""
+    """Return the planner for its own strategies, else the strategy's own plan, without importing the planner."""
     if type(settings.strategy).__module__.startswith("gnnpar.planner."):
         from gnnpar.planner.replan import MeasuredPlan
 
@@ -247,7 +251,7 @@ def plan_source_of(settings: Settings) -> PlanSource:
 
 
 def composed_settings(job: HydraJob) -> Settings:
-    """Of one job. Joined ranks hear of the one whose settings cannot be had (a folder that this host lacks)."""
+    """Return the settings of a job; joined ranks are told of an error, such as a folder that this host lacks."""
     try:
         settings = job.settings()
         check_world(settings, job.overrides)
@@ -259,7 +263,7 @@ def composed_settings(job: HydraJob) -> Settings:
 
 
 def check_world(settings: Settings, overrides: Sequence[str]) -> None:
-    """A world size asked for and another one started cannot both be meant."""
+    """Raise ConfigError where world_size= differs from the number of ranks that were started."""
     started = os.environ.get("WORLD_SIZE") if os.environ.get("RANK") is not None else None
     asked = [o for o in overrides if sets([o], "world_size")]
     if started is not None and asked and int(started) != settings.world_size:
@@ -267,7 +271,7 @@ def check_world(settings: Settings, overrides: Sequence[str]) -> None:
 
 
 def summary(run_dir: Path) -> list[str]:
-    """The last line of a run."""
+    """Return the last lines of a run."""
     from gnnpar.track.console import num_bytes, seconds
     from gnnpar.training.result.result import epoch_time
 
@@ -289,7 +293,7 @@ REPLAN_ABOVE = 0.2
 
 
 def prediction(result: JsonObject) -> list[str]:
-    """Predicted against measured, a line; none where no planner made the plan."""
+    """Return a line of predicted against measured figures; none where no planner made the plan."""
     from gnnpar.track.console import seconds
 
     predicted = result["predicted"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gnnpar.config.compose import refuse_unclear, search_installed
-from gnnpar.config.errors import CONFIG
+from gnnpar.config.errors import CONFIG, hydra_errors
 from gnnpar.config.inputs import spelled
 from gnnpar.config.jobs import AT_ONCE, SESSION, SWEEP, count, in_words, inherited, titles
 from gnnpar.paths import conf_dir
@@ -49,31 +49,39 @@ def run_jobs(
         if word.startswith("-") and (word.partition("=")[0] if word.startswith("--") else word) not in _OPTIONS:
             raise ConfigError(f"there is no option {printable(word[:80])}; gnnpar train has {', '.join(_OPTIONS)}")
     search_installed()
-    refuse_unclear(spelled(argv))
-    codes: list[int] = []
-
-    def single(config: object) -> None:
-        codes.append(int(job(config)))
-
+    given = spelled(argv)
+    refuse_unclear(given)
     multirun = listed is not None or any(flag in argv for flag in MULTIRUN)
-    main: Any = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG)  # Hydra's is untyped
-    application: Callable[[], None] = main(job if multirun else single)
-    given = [*spelled(argv), "hydra/job_logging=none", "hydra/hydra_logging=none"]
     if multirun:
         from gnnpar.config.sweep import per_job
 
         given = per_job(given)
+    codes: list[int] = []
+    raised: list[BaseException] = []
+
+    def single(config: object) -> None:
+        try:
+            codes.append(int(job(config)))
+        except BaseException as error:  # `hydra_errors` would take it for Hydra's
+            raised.append(error)
+
+    main: Any = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG)  # Hydra's is untyped
+    application: Callable[[], None] = main(job if multirun else single)
     overrides = [word for word in given if not word.startswith("-") and ("=" in word or word.startswith(("+", "~")))]
     options = [word for word in given if word not in overrides]  # argparse takes overrides in one row
     options += ["all"] if options[-1:] in (["--info"], ["-i"]) else []  # it would take one of them
-    before, sys.argv = sys.argv, ["gnnpar train", *options, *overrides]
+    quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
+    before, sys.argv = sys.argv, ["gnnpar train", *options, *overrides, *quiet]
     try:
-        if not multirun:
+        with hydra_errors(argv):
+            if multirun:
+                return _sweep(application, listed, argv, show)
             application()
-            return max(codes, default=0), []
-        return _sweep(application, listed, argv, show)
     finally:
         sys.argv = before
+    for error in raised:
+        raise error
+    return max(codes, default=0), []
 
 
 def _sweep(

@@ -12,12 +12,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from gnnpar.config.errors import CONFIG, hydra_line
+from gnnpar.config.errors import CONFIG, hydra_errors
 from gnnpar.config.inputs import Composed, key_of, spelled, with_inputs
 from gnnpar.config.jobs import read_key
 from gnnpar.files import JsonDict, JsonObject
 from gnnpar.paths import GROUP, conf_dir, installed_confs, is_brought_group
-from gnnpar.settings import ConfigError, Settings, build_settings, iter_groups, show
+from gnnpar.settings import ConfigError, Settings, build_settings, config_errors, iter_groups, show
 from gnnpar.targets import refuse_foreign
 from gnnpar.track.console import complain
 from gnnpar.track.text import one_line
@@ -38,34 +38,34 @@ def compose(overrides: Sequence[str], check: Callable[[JsonObject], None] = lamb
 
     search_installed()
     refuse_unclear(spelled(overrides))
-    try:
-        with composing():
-            config = hydra.compose(CONFIG, overrides=spelled(overrides), return_hydra_config=True)
-        choices = {str(group): name for group, name in config.hydra.runtime.choices.items()}
-        tree, names = resolved(config, choices, overrides)
-        check(tree)
-        return build_settings(tree, names)
-    except Exception as error:
-        if isinstance(error, ConfigError) or (line := hydra_line(error, overrides)) is None:
-            raise
-        raise ConfigError(line) from error
+    with hydra_errors(overrides), composing():
+        config = hydra.compose(CONFIG, overrides=spelled(overrides), return_hydra_config=True)
+    choices = {str(group): name for group, name in config.hydra.runtime.choices.items()}
+    tree, names = resolved(config, choices, overrides)
+    check(tree)
+    return build_settings(tree, names)
 
 
 def chosen_files(overrides: Sequence[str]) -> object:
     """Return the configuration of the files that overrides choose by name, without the keys that they set."""
-    groups = {override: key_of(override).partition("@")[0] for override in overrides}
     named = (each for each in overrides if re.fullmatch(r"[\w./-]*", each.partition("=")[2]))  # no dictionary
-    return _composed([each for each in named if is_group(groups[each]) and not groups[each].startswith("hydra")])
+    return _composed([each for each in named if is_group(_file_group(each))])
+
+
+def _file_group(override: str) -> str:
+    """Return the group of files that an override chooses from: model of model@other=gcn."""
+    return key_of(override).partition("@")[0]
 
 
 def _composed(overrides: Sequence[str]) -> object:
+    """Compose overrides without those of Hydra's own keys; references to missing keys stay."""
     import hydra
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     search_installed()
-    with composing():
-        config = hydra.compose(CONFIG, overrides=list(overrides))
+    with hydra_errors(overrides), composing():
+        config = hydra.compose(CONFIG, overrides=[each for each in overrides if not key_of(each).startswith("hydra")])
         try:
             return OmegaConf.to_container(config, resolve=True)
         except OmegaConfBaseException:  # a reference to a key that other overrides set
@@ -99,7 +99,8 @@ def resolved(config: DictConfig, choices: Mapping[str, object], overrides: Seque
 
     names = {group: str(name) for group, name in choices.items() if not group.startswith("hydra")}
     keys = [str(key) for key in config if key != "hydra"]
-    tree = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True, throw_on_missing=True)
+    with hydra_errors(overrides):
+        tree = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True, throw_on_missing=True)
     own = OmegaConf.to_container(config.strategy, resolve=False)
     if isinstance(own, Mapping) and isinstance(own.get("codec"), Mapping):
         for override in overrides:
@@ -114,7 +115,7 @@ def resolved(config: DictConfig, choices: Mapping[str, object], overrides: Seque
 
 def chosen_of_several(overrides: Sequence[str]) -> str | None:
     """Return the first override that chooses a file which sets several groups."""
-    groups = {override: key_of(override).partition("@")[0] for override in overrides}
+    groups = {override: _file_group(override) for override in overrides}
     return next((each for each, group in groups.items() if is_group(group) and _sets_several(group)), None)
 
 
@@ -127,16 +128,13 @@ def _refuse_chosen_twice(
     composed: JsonObject, before: JsonObject, choices: Mapping[str, object], overrides: Sequence[str]
 ) -> None:
     """Raise ConfigError where plan=FILE or shards=FOLDER and a file that sets several groups set the same group."""
-    from hydra.errors import HydraException
-
     several = [group for group in choices if _sets_several(group) and choices[group]]
     brought = [key for key, value in composed.items() if before.get(key) != value]
     if not several or not brought:
         return
-    rest = [each for each in overrides if key_of(each).partition("@")[0] not in several]
     try:
-        plain = _composed([each for each in rest if not key_of(each).startswith("hydra")])
-    except HydraException:  # a key that only that file has
+        plain = _composed([each for each in overrides if _file_group(each) not in several])
+    except ConfigError:  # a key that only that file has
         plain = None
     if taken := [key for key in brought if not isinstance(plain, Mapping) or plain.get(key) != before.get(key)]:
         raise ConfigError(
@@ -213,11 +211,9 @@ class HydraJob:
 
     def key(self) -> str:
         """Return the key of the job in its sweep; of its overrides where they are wrong, which the job reports."""
-        from omegaconf.errors import OmegaConfBaseException
-
         try:
             return read_key(*resolved(self.config, self.choices, self.overrides))
-        except (ValueError, OmegaConfBaseException):
+        except ConfigError:
             return read_key({"overrides": self.overrides}, {})
 
     def yaml(self, settings: Settings) -> str:
@@ -225,11 +221,6 @@ class HydraJob:
         from omegaconf import OmegaConf
 
         return OmegaConf.to_yaml(OmegaConf.create(dict(settings.resolved)))
-
-
-def names_folder(typed: Sequence[str]) -> bool:
-    """Return True if overrides name the folder of the run or sweep."""
-    return any(override.lstrip("+").startswith(("hydra.run.dir=", "hydra.sweep.dir=")) for override in typed)
 
 
 def may_be_group(name: str) -> bool:
@@ -260,10 +251,8 @@ _PLACES = ("hydra.run.dir", "hydra.sweep.dir", "cache_dir", "data_dir", "resume"
 
 def search_installed() -> None:
     """Let Hydra find the YAML of installed packages and of the working directory. Raises ConfigError."""
-    try:
+    with config_errors():
         installed_confs()
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
     _register_sources()
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
-from pathlib import Path
-from traceback import walk_tb
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gnnpar.paths import conf_dir, is_brought_group
-from gnnpar.settings import closest, show, unknown_key
+from gnnpar.settings import ConfigError, closest, show, unknown_key
 
 if TYPE_CHECKING:
     from yaml import YAMLError
@@ -21,8 +20,19 @@ PLUGINS = {"hydra/launcher": ("joblib", "submitit_local", "submitit_slurm"), "hy
 """Options of Hydra's groups that extras of gnnpar install."""
 
 
+@contextmanager
+def hydra_errors(overrides: Sequence[str]) -> Iterator[None]:
+    """Raise what Hydra, OmegaConf and PyYAML raise in the block as a ConfigError of one line."""
+    try:
+        yield
+    except Exception as error:
+        if (line := hydra_line(error, overrides)) is None:
+            raise
+        raise ConfigError(line) from error
+
+
 def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
-    """Return one line for an exception of Hydra, OmegaConf or the YAML that they read; None for any other."""
+    """Return one line for an exception that Hydra has raised; None for one that is clear, or not Hydra's."""
     import yaml
     from hydra.errors import HydraException, MissingConfigException, OverrideParseException
     from omegaconf.errors import OmegaConfBaseException
@@ -35,7 +45,8 @@ def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
     if isinstance(error, OverrideParseException):
         return f"{error.override} is no override; write key=value, +key=value to add a key, group=option to choose"
     if not isinstance(error, (HydraException, OmegaConfBaseException)):
-        return _internal_line(text, argv) if _is_of_hydra(error) else None
+        known = (ConfigError, OSError, MemoryError, RuntimeError)
+        return None if isinstance(error, known) else _internal_line(text, argv)
     if match := re.search(r"Could not override '([^']+)'", text):
         return no_such_key(match[1], argv)
     if match := re.search(r"Could not append to config\. An item is already at '([^']+)'", text):
@@ -71,16 +82,6 @@ def _internal_line(text: str, argv: Sequence[str]) -> str:
     if none:
         return f"{none[0]}: a group is chosen by a name, and ~{none[0][:-5]} chooses none; leave it out"
     return f"an override, or a key of hydra, cannot be used ({text[:200]}); correct it, or leave it out"
-
-
-def _is_of_hydra(error: Exception) -> bool:
-    """Return True if Hydra, OmegaConf or a plugin has raised it, or a library that they called, and not a job."""
-    if isinstance(error, (OSError, MemoryError, RecursionError)):
-        return False
-    places = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
-    theirs = [at for at, place in enumerate(places) if re.search("/(hydra|omegaconf|hydra_plugins)/", place)]
-    own = str(Path(__file__).parents[1]) + os.sep
-    return bool(theirs) and not any(place.startswith(own) for place in places[theirs[-1] :])
 
 
 def _elsewhere(key: str) -> str:

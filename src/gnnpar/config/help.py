@@ -10,24 +10,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gnnpar.config.compose import composing, search_installed
-from gnnpar.config.errors import CONFIG
+from gnnpar.config.errors import CONFIG, hydra_errors
 from gnnpar.config.inputs import spelled
 from gnnpar.paths import conf_dir, installed_confs
 from gnnpar.track.text import printable
 
 
-def asks_for_help(argv: Sequence[str]) -> bool:
-    return "--help" in argv or "-h" in argv
-
-
 def train_help(argv: Sequence[str]) -> str:
-    """With the overrides of the command line, as Hydra fills in its template (conf/config.yaml)."""
+    """Fill in the template of conf/config.yaml with the groups and the composed keys."""
     import hydra
     from omegaconf import OmegaConf
 
     overrides = [argument for argument in argv if not argument.startswith("-")]
     search_installed()
-    with composing():
+    with hydra_errors(overrides), composing():
         config = hydra.compose(CONFIG, overrides=spelled(overrides), return_hydra_config=True)
     template = string.Template(str(config.hydra.help.template))
     keys = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
@@ -36,7 +32,7 @@ def train_help(argv: Sequence[str]) -> str:
 
 
 def group_options() -> dict[str, list[str]]:
-    """Every group and the names of its files: of gnnpar, of installed packages and of the working directory."""
+    """Return group -> the names of its files: of gnnpar, of installed packages and of the working directory."""
     brought = [conf_dir(), *installed_confs()]
     groups = {str(file.parent.relative_to(root)) for root in brought for file in root.glob("*/**/*.yaml")}
     found = {

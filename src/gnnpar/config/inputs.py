@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gnnpar.files import JsonDict, JsonObject, read_json
 from gnnpar.partition.manifest import read_manifest
-from gnnpar.settings import PLAN_SETUP, ConfigError, show
+from gnnpar.settings import PLAN_SETUP, ConfigError, config_errors, show
 from gnnpar.targets import refuse_foreign
 from gnnpar.track.console import complain
 
@@ -33,7 +33,7 @@ def with_plan(config: JsonObject, names: Mapping[str, str], overrides: Iterable[
     if (path := config.get("plan")) is None:
         return config, names
     given = [o.lstrip("+~") for o in overrides]
-    asked = [o for o in given if re.match(r"(strategy|codec)[=.@]|[\w/]*@strategy", o)]
+    asked = [o for o in given if group_of(o) in ("strategy", "codec") or "@strategy" in key_of(o)]
     if asked:
         raise ConfigError(f"{asked[0]} and plan={path}: the plan sets the strategy; leave one of them out")
     try:
@@ -46,14 +46,15 @@ def with_plan(config: JsonObject, names: Mapping[str, str], overrides: Iterable[
         raise ConfigError(f"plan={path} cannot be read: {type(error).__name__} {error}; give a plan.json") from error
     if other := sorted(setup.keys() - set(PLAN_SETUP)):
         raise ConfigError(f"plan={path}: nothing reads setup.{other[0]}; remove it")
-    cuts = [o for o in given if re.match(r"partition[=./]", o)]
+    cuts = [o for o in given if group_of(o) == "partition"]
     if cuts and setup.get("partition", config["partition"]) != config["partition"]:
         raise ConfigError(f"{cuts[0]} and plan={path}: the plan has its parts; leave one of them out")
     brought: JsonDict = {}
     for group, value in setup.items():
-        if group not in config or any(re.match(rf"{group}(=|/)", o) for o in given):
+        keys = [key_of(o).removeprefix(group) for o in given if group_of(o) == group]
+        if group not in config or any(not key.startswith(".") for key in keys):  # an override chooses another
             continue
-        keys = [found[1] for o in given if (found := re.match(rf"{group}\.([^=]+)", o))]
+        keys = [key.removeprefix(".") for key in keys]
         mine = config[group]
         if keys and not (isinstance(value, Mapping) and isinstance(mine, Mapping) and set(keys) <= mine.keys()):
             raise ConfigError(f"{group}.{keys[0]} beside plan={path}, which brings its {group}: name {group}= as well")
@@ -76,13 +77,10 @@ def with_shards(config: JsonObject, names: Mapping[str, str], overrides: Iterabl
     if not isinstance(shards := config.get("shards"), Mapping) or (path := shards.get("folder")) is None:
         return config, names
     given = [o.lstrip("+~") for o in overrides]
-    if asked := next((o for o in given if re.match(r"(dataset|partition)(=|\.)|plan=", o)), None):
-        group = re.split(r"[=.]", asked)[0]
-        raise ConfigError(f"{asked} and shards={path}: the shards set the {group}; leave one of them out")
-    try:
+    if asked := next((o for o in given if group_of(o) in (*_BROUGHT, "plan")), None):
+        raise ConfigError(f"{asked} and shards={path}: the shards set the {group_of(asked)}; leave one of them out")
+    with config_errors():
         manifest = read_manifest(Path(str(path)))
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
     _refuse_foreign({group: manifest.setup.get(group) for group in _BROUGHT}, f"shards={path}", named=config)
     for group in _BROUGHT:
         if isinstance(manifest.setup.get(group), Mapping):
@@ -97,19 +95,23 @@ def _refuse_foreign(brought: Mapping[str, object], source: str, *, named: object
     for group, tree in brought.items():
         own = "" if group == "strategy" or source.startswith("shards") else f"give {group}=NAME yourself, or "
         twin = named.get(group) if isinstance(named, Mapping) else None
-        try:
+        with config_errors():
             refuse_foreign(tree, f"{group} of {source}", remedy=f"{own}--trust, which runs its code", named=twin)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
 
 
 def key_of(override: str) -> str:
+    """Return the key of an override: codec.bits of ++codec.bits=4."""
     return override.partition("=")[0].lstrip("+~")
 
 
-def sets(overrides: Iterable[str], key: str) -> bool:
-    """Return True if an override sets the key, also as +key= and ++key=."""
-    return any(override.lstrip("+").startswith(f"{key}=") for override in overrides)
+def group_of(override: str) -> str:
+    """Return the first part of the key of an override: codec of ++codec.bits=4 and of codec@strategy.codec=bf16."""
+    return re.split("[.@/]", key_of(override))[0]
+
+
+def sets(overrides: Iterable[str], *keys: str) -> bool:
+    """Return True if an override sets one of the keys, also as +key= and ++key=."""
+    return any(key_of(override) in keys and "=" in override for override in overrides)
 
 
 def quoted(text: str) -> str:

@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import random
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,6 @@ Mode = Literal["grid", "one_at_a_time", "leave_one_out"]
 Overrides = tuple[str, ...]
 Repeats = Annotated[int, at.Ge(1), at.Le(10_000)]
 MOST_RUNS = 100_000
-_REFERENCE = re.compile(r"\$\{[A-Za-z_][\w.]*\}")
 _OWN = {"seed": "seeds", "block": "blocks"}
 
 
@@ -170,7 +168,5 @@ def _check(key: str, override: str) -> None:
         raise ValueError(f"{key}={override} is no override; write key=value or group=option")
     if key_of(override) in _OWN:
         raise ValueError(f"{key}={override}: the study sets it; use its key {_OWN[key_of(override)]}")
-    if "$" in _REFERENCE.sub("", override):  # a resolver may make a class of text when the job runs
-        raise ValueError(f"{key}={show(override)}: a study may refer to other keys, as ${{seed}}, and to nothing else")
     if "hydra" in key_of(override):  # launchers, sweepers and callbacks name classes
         raise ValueError(f"{key}={show(override)} is for the command line: gnnpar ablate FILE {override}")

@@ -9,7 +9,6 @@ import itertools
 import logging
 import math
 import os
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,14 +18,13 @@ from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException, OverrideParseException
+from hydra.errors import OverrideParseException
 from hydra.experimental.callback import Callback
 from omegaconf import OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
 
 from gnnpar.config.compose import resolved
-from gnnpar.config.errors import hydra_line
-from gnnpar.config.inputs import key_of, quoted, spelled
+from gnnpar.config.errors import hydra_errors
+from gnnpar.config.inputs import group_of, key_of, quoted, spelled
 from gnnpar.config.jobs import (
     AT_ONCE,
     NOT_HASHED,
@@ -41,8 +39,8 @@ from gnnpar.config.jobs import (
     unread,
 )
 from gnnpar.config.study import MOST_RUNS
-from gnnpar.files import FolderInUse, working_in
-from gnnpar.settings import ConfigError
+from gnnpar.files import working_in
+from gnnpar.settings import ConfigError, config_errors
 from gnnpar.track.console import complain, say
 from gnnpar.track.progress import shown
 from gnnpar.track.text import one_line
@@ -84,21 +82,18 @@ def run_missing(arguments: list[str], config: Hydras, loader: Hydras, launcher: 
     """Run the jobs of a grid, or of a study, that have no completed result. Every job is composed before the first one
     starts; one that was begun goes on from its last checkpoint."""
     folder = Path(str(config.hydra.sweep.dir)).absolute()
-    try:
-        with working_in(folder, otherwise="choose another hydra.sweep.dir", say=say):
-            OmegaConf.save(config, folder / "multirun.yaml")
-            jobs = planned(listed(arguments, loader), folder, lambda job: loader.load_sweep_config(config, job))
-            states: dict[str, State] = {job.key: job.state()[0] for job in jobs}
-            todo = [job for job in jobs if states[job.key] not in ("done", "running")]
-            counts = count(states.values())
-            if counts.get("done") or counts.get("running"):
-                running = f"{counts['running']} running elsewhere, " if counts.get("running") else ""
-                say(f"resuming: {counts.get('done', 0)} of {len(jobs)} jobs are done, {running}{len(todo)} to run")
-            chunk = at_once or len(todo) or 1
-            for at in range(0, len(todo), chunk):
-                launch(todo[at : at + chunk], launcher, config)
-    except FolderInUse as error:
-        raise ConfigError(str(error)) from error
+    with config_errors(), working_in(folder, otherwise="choose another hydra.sweep.dir", say=say):
+        OmegaConf.save(config, folder / "multirun.yaml")
+        jobs = planned(listed(arguments, loader), folder, lambda job: loader.load_sweep_config(config, job))
+        states: dict[str, State] = {job.key: job.state()[0] for job in jobs}
+        todo = [job for job in jobs if states[job.key] not in ("done", "running")]
+        counts = count(states.values())
+        if counts.get("done") or counts.get("running"):
+            running = f"{counts['running']} running elsewhere, " if counts.get("running") else ""
+            say(f"resuming: {counts.get('done', 0)} of {len(jobs)} jobs are done, {running}{len(todo)} to run")
+        chunk = at_once or len(todo) or 1
+        for at in range(0, len(todo), chunk):
+            launch(todo[at : at + chunk], launcher, config)
 
 
 def listed(arguments: list[str], loader: Hydras) -> list[list[str]]:
@@ -118,10 +113,8 @@ def planned(jobs: Sequence[list[str]], folder: Path, compose: Callable[[list[str
         if time.monotonic() - told > _TELL_SECONDS:
             told = time.monotonic()
             complain(f"{done:,} of {len(jobs):,} jobs are looked at before the first starts")
-        try:
+        with hydra_errors(overrides):
             job = plan(overrides, folder, known, compose(overrides))
-        except HydraException as error:
-            raise ConfigError(hydra_line(error, overrides) or str(error)) from error
         start.keys.append(job.key)
         known[job.key] = mine[job.key] = job
     for job in mine.values():
@@ -135,14 +128,11 @@ def plan(overrides: list[str], folder: Path, known: Mapping[str, Job], config: H
     own = tuple(o for o in overrides if not o.startswith("hydra"))
     try:
         settings, names = resolved(config, choices, overrides)
-    except (ValueError, OmegaConfBaseException):  # the job reports it
+    except ConfigError:  # the job reports it
         settings, names = {"overrides": list(own)}, {}
     key, session = read_key(settings, names), os.environ.get(SESSION, "")
     if (same := known.get(key)) is not None:
-        mine, theirs = (
-            " ".join(o for o in each if re.split("[./@=]", key_of(o))[0] in unread(settings))
-            for each in (own, same.overrides)
-        )
+        mine, theirs = (" ".join(o for o in each if group_of(o) in unread(settings)) for each in (own, same.overrides))
         if mine == theirs:
             return replace(same, overrides=own, session=session)
         line = f"{' '.join(own)}: its strategy does not read {mine}; its result is that of job {same.folder}"

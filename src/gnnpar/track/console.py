@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,10 @@ from typing import IO, Annotated, TextIO, cast
 
 import annotated_types as at
 import rich.console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
 
 from gnnpar.files import JsonObject
 from gnnpar.track.picture import picture
@@ -28,6 +31,22 @@ def stdout() -> rich.console.Console:
     return rich.console.Console(
         file=cast("IO[str]", _Patient(sys.stdout)), highlight=False, emoji=False, soft_wrap=not is_terminal(sys.stdout)
     )
+
+
+def show_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, title: str = "", left: Sequence[int] = (0, -1)
+) -> None:
+    """Print a table. `left`: columns that are aligned to the left; a cell of type str has no markup."""
+    table = Table(title=title or None, title_justify="left", box=None)
+    aligned = {place % len(columns) for place in left}
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="left" if place in aligned else "right")
+    for row in rows:
+        table.add_row(*(escape(cell) if isinstance(cell, str) else cell for cell in row))
+    console = stdout()
+    if not console.is_terminal:
+        console.width = 200
+    console.print(table)
 
 
 def is_terminal(stream: TextIO) -> bool:
