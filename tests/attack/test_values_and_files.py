@@ -32,7 +32,6 @@ from conftest import ROOT, environment
 from gnnpar import api, files
 from gnnpar.cli.main import run
 from gnnpar.codecs.adaptive.links import Profile, nominal
-from gnnpar.config import sweep
 from gnnpar.config.compose import compose
 from gnnpar.config.help import train_help
 from gnnpar.data import stored
@@ -243,14 +242,6 @@ def test_edges_weigh_what_becomes_of_them(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(files, "memory_bytes", lambda: 32_000)
     with pytest.raises(ValueError, match="dataset g needs"):
         raw_graph("g", data)
-
-
-def test_a_sweep_that_takes_long_to_look_at_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sweep, "_TELL_SECONDS", 0.0)
-    assert run("train", ["-m", *SMALL, "strategy=single", "epochs=1", "seed=1,2", f"hydra.sweep.dir={tmp_path}"]) == 0
-    assert "1 of 2 jobs are looked at before the first starts" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])

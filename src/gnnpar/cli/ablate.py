@@ -13,9 +13,9 @@ import math
 import os
 import statistics as plain
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.text import Text
@@ -26,11 +26,11 @@ from gnnpar.config.compose import chosen_files, compose
 from gnnpar.config.inputs import quoted
 from gnnpar.config.jobs import job_key, jobs_below
 from gnnpar.config.study import Variant, job_overrides, read_study
-from gnnpar.files import FolderInUse, Json, JsonDict, JsonObject, working_in, write_text_whole
+from gnnpar.files import Json, JsonDict, JsonObject, working_in, write_text_whole
 from gnnpar.report.statistics import Estimate, geometric_mean, mean
-from gnnpar.settings import ConfigError, Settings
+from gnnpar.settings import ConfigError, config_errors
 from gnnpar.targets import refuse_foreign
-from gnnpar.track.console import complain, num_bytes, say, seconds, show_table
+from gnnpar.track.console import num_bytes, pulse, say, seconds, show_table
 from gnnpar.track.text import printable
 from gnnpar.training.result.result import epoch_time, valid_result
 
@@ -56,21 +56,18 @@ class Row:
 
 
 def run(argv: list[str]) -> int:
-    """0: every run completed; 1: some failed; what is there is in the table either way."""
+    """Return 0: every run completed, 1: some failed. The table has those that completed."""
     options = parse(argv)
     if "RANK" in os.environ:
         raise ConfigError("a study starts its own ranks and cannot join those of torchrun; start it once, without")
     study = read_study(options.study)
     variants = study.variants()
     jobs = study.jobs(variants)
-    check(options.study, variants)
     folder = options.folder or Path("multirun") / options.study.stem
-    try:
-        with working_in(folder, otherwise="give another --folder", say=say):  # a study of the name may be running
-            write_text_whole(folder / "study.yaml", options.study.read_text(encoding="utf-8"))
-    except FolderInUse as error:
-        raise ConfigError(str(error)) from error
     with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
+        check(options.study, variants)
+        with config_errors(), working_in(folder, otherwise="give another --folder", say=say):  # it may be running
+            write_text_whole(folder / "study.yaml", options.study.read_text(encoding="utf-8"))
         say(f"{options.study}: {len(variants)} variants x {len(study.seed_list)} seeds x {study.blocks} blocks")
         argv = ["-m", *options.overrides, f"hydra.sweep.dir={quoted(str(folder))}"]
         code, keys = run_jobs(argv, job, listed=[job_overrides(*each) for each in jobs])
@@ -100,39 +97,27 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def check(file: Path, variants: Sequence[Variant]) -> None:
-    """Every variant composes, and none is another one by a different name."""
+    """Raise ConfigError where a variant does not compose, or is the same run as another one."""
     seen: dict[str, Variant] = {}
-    began = told = time.monotonic()
-    for done, variant in enumerate(variants):
-        if done and (now := time.monotonic()) - told > _TELL_SECONDS:
-            told, minutes = now, (now - began) / done * (len(variants) - done) / 60
-            complain(f"{file}: {done:,} of {len(variants):,} variants are looked at, {minutes:.0f} minutes left")
-        where = " and ".join(variant.keys)
-        try:
-            key = key_of(compose(variant.overrides, lambda tree, of=variant: refuse_classes(file, tree, of.overrides)))
-        except ConfigError as error:
-            raise ConfigError(f"{file}: {where}: {error}") from error
-        if key in seen:
-            other = seen[key].name or "the base"
-            raise ConfigError(f"{file}: {where} ({variant.name}) is the same run as {other}; leave it out")
-        seen[key] = variant
+    with pulse(lambda: f"{file}: looking at {len(variants):,} variants"):
+        for variant in variants:
+            where = " and ".join(variant.keys)
+            try:
+                settings = compose(variant.overrides, partial(refuse_classes, file, variant))
+            except ConfigError as error:
+                raise ConfigError(f"{file}: {where}: {error}") from error
+            key = job_key(settings.resolved, settings.names)
+            if key in seen:
+                other = seen[key].name or "the base"
+                raise ConfigError(f"{file}: {where} ({variant.name}) is the same run as {other}; leave it out")
+            seen[key] = variant
 
 
-_TELL_SECONDS = 10.0
-
-
-def refuse_classes(file: Path, tree: JsonObject, overrides: Sequence[str]) -> None:
-    """Raise ConfigError where a job names a class that neither gnnpar, nor a plugin, nor YAML that the study chooses
-    names."""
+def refuse_classes(file: Path, variant: Variant, tree: JsonObject) -> None:
+    """Raise ConfigError for a class that neither gnnpar, nor a plugin, nor YAML that the study chooses names."""
     remedy = "put it into a YAML file of its group and choose it by name, or --trust"
-    try:
-        refuse_foreign(tree, str(file), remedy=remedy, named=chosen_files(overrides))
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def key_of(settings: Settings) -> str:
-    return job_key(settings.resolved, settings.names)
+    with config_errors():
+        refuse_foreign(tree, str(file), remedy=remedy, named=chosen_files(variant.overrides))
 
 
 def completed(folder: Path, keys: Mapping[tuple[str, int, int], str]) -> dict[tuple[str, int, int], JsonObject]:
@@ -155,8 +140,8 @@ def measures(result: JsonObject) -> Measures:
 
 
 def refuse_other_data(results: Mapping[tuple[str, int, int], JsonObject], folder: Path) -> None:
-    """ConfigError where runs of one seed and dataset have had other graphs or splits: its data
-    was exchanged between two starts of the study, and no difference says anything."""
+    """Raise ConfigError where runs of one seed and dataset had different graphs or splits: its data has changed between
+    two starts of the study."""
     seen: dict[tuple[str, int], tuple[str, str]] = {}
     for (_, seed, _), result in results.items():
         of_data = json.dumps(result["settings"].get("dataset"), sort_keys=True)
@@ -169,7 +154,7 @@ def refuse_other_data(results: Mapping[tuple[str, int, int], JsonObject], folder
 
 
 def row(variant: str, results: Mapping[tuple[str, int, int], JsonObject]) -> Row:
-    """A variant against the base; the base against itself says nothing but how many runs it has."""
+    """Compare a variant with the base; the row of the base has its number of runs alone."""
     mine = {(seed, block): measures(r) for (name, seed, block), r in results.items() if name == variant}
     base = {(seed, block): measures(r) for (name, seed, block), r in results.items() if name == ""}
     pairs = sorted(mine.keys() & base.keys())
@@ -183,12 +168,12 @@ def row(variant: str, results: Mapping[tuple[str, int, int], JsonObject]) -> Row
 
 
 def session(results: Mapping[tuple[str, int, int], JsonObject], variant: str, pair: Pair) -> str | None:
-    """A resumed study has several: what ran on another day forms no time ratio."""
+    """Return the session of a run; only runs of one session form a time ratio."""
     return results[variant, *pair].get("session")
 
 
 def by_block(mine: Mapping[Pair, Measures], base: Mapping[Pair, Measures], pairs: Sequence[Pair]) -> Estimate | None:
-    """Geometric mean over blocks of the block's own geometric mean of time ratios over seeds."""
+    """Return the geometric mean over blocks of each block's geometric mean of time ratios over seeds."""
     logs: dict[int, list[float]] = {}
     for seed, block in pairs:
         a, b = mine[seed, block]["epoch"], base[seed, block]["epoch"]
@@ -200,7 +185,7 @@ def by_block(mine: Mapping[Pair, Measures], base: Mapping[Pair, Measures], pairs
 def by_seed(
     name: str, mine: Mapping[Pair, Measures], base: Mapping[Pair, Measures], pairs: Sequence[Pair]
 ) -> Estimate | None:
-    """Mean paired difference over seeds, each the mean over its blocks."""
+    """Return the mean paired difference over seeds, each the mean over its blocks."""
     differences: dict[int, list[float]] = {}
     for seed, block in pairs:
         a, b = mine[seed, block][name], base[seed, block][name]
@@ -210,7 +195,7 @@ def by_seed(
 
 
 def base_line(results: Mapping[tuple[str, int, int], JsonObject]) -> dict[str, float | None]:
-    """What the base itself measures, means over its runs."""
+    """Return the measures of the base, means over its runs."""
     baselines = [measures(r) for (name, *_), r in results.items() if name == ""]
     columns = {
         name: [m[name] for m in baselines if m[name] is not None] for name in ("epoch", "bytes", "memory", "accuracy")
@@ -219,7 +204,7 @@ def base_line(results: Mapping[tuple[str, int, int], JsonObject]) -> dict[str, f
 
 
 def as_json(rows: Sequence[Row], results: Mapping[tuple[str, int, int], JsonObject], *, speed: bool) -> JsonDict:
-    """null for what is not known. `speed` false: threads share cores, or ranks are threads; times are no statement."""
+    """Return the table as JSON, null for unknown. `speed`: times are a statement, as no rank shares a core."""
 
     def known(value: Json) -> Json:
         if isinstance(value, dict):
@@ -260,7 +245,7 @@ def cosine(each: Row) -> str:
 
 
 def interval(estimate: Estimate | None, form: Callable[[float], str]) -> str:
-    """'1.234 (1.1 to 1.3)'; the value alone where one sample allows no interval or all samples agree."""
+    """Return '1.234 (1.1 to 1.3)'; the value alone where one sample allows no interval or all samples agree."""
     if estimate is None:
         return "-"
     if math.isnan(estimate.low) or estimate.low == estimate.high:

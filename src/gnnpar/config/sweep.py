@@ -9,7 +9,6 @@ import itertools
 import logging
 import math
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -41,13 +40,12 @@ from gnnpar.config.jobs import (
 from gnnpar.config.study import MOST_RUNS
 from gnnpar.files import working_in
 from gnnpar.settings import ConfigError, config_errors
-from gnnpar.track.console import complain, say
+from gnnpar.track.console import complain, pulse, say
 from gnnpar.track.progress import shown
 from gnnpar.track.text import one_line
 
 Overrides = Sequence[str]
 Hydras = Any  # Hydra's objects are not typed
-_TELL_SECONDS = 10.0
 
 
 @dataclass
@@ -108,15 +106,12 @@ def planned(jobs: Sequence[list[str]], folder: Path, compose: Callable[[list[str
     """Return every job once, and leave a job.json for each."""
     known = {job.key: job for job in jobs_below(folder)}
     mine: dict[str, Job] = {}
-    told = time.monotonic()
-    for done, overrides in enumerate(jobs):
-        if time.monotonic() - told > _TELL_SECONDS:
-            told = time.monotonic()
-            complain(f"{done:,} of {len(jobs):,} jobs are looked at before the first starts")
-        with hydra_errors(overrides):
-            job = plan(overrides, folder, known, compose(overrides))
-        start.keys.append(job.key)
-        known[job.key] = mine[job.key] = job
+    with pulse(lambda: f"looking at {len(jobs):,} jobs before the first starts"):
+        for overrides in jobs:
+            with hydra_errors(overrides):
+                job = plan(overrides, folder, known, compose(overrides))
+            start.keys.append(job.key)
+            known[job.key] = mine[job.key] = job
     for job in mine.values():
         job.save()
     return list(mine.values())
