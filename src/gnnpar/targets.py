@@ -45,13 +45,15 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
 def is_own(target: str) -> bool:
-    """Of gnnpar, where only classes are configurations."""
+    """Return True for a name in gnnpar, where only classes are configurations."""
     return target.partition(".")[0] == "gnnpar"
 
 
 def note_named(tree: object) -> None:
-    """Note in the user's cache which classes a configuration trains with in this working directory: `refuse_foreign`
-    allows them in files that are opened there. Not with --trust, whose classes a file may name."""
+    """Note in the user's cache the classes that are trained with in this working directory.
+
+    `refuse_foreign` allows them in files opened there. With --trust nothing is noted: a file may have named them.
+    """
     for name in classes_in(tree) if os.environ.get(TRUST) != "1" else ():
         if not _is_trusted(name):
             with suppress(OSError, ValueError):  # without a home, --trust is asked for
@@ -73,10 +75,10 @@ def _is_noted(name: str) -> bool:
 def refuse_foreign(
     tree: object, source: str, *, remedy: str, named: object = None, trust: bool = False, noted: bool = False
 ) -> None:
-    """Raise ValueError, before anything is imported, where the tree of a file names a class that its reader has not.
+    """Raise ValueError, before anything is imported, where the tree of a file names a class that is not allowed.
 
     Allowed are classes in the YAML of gnnpar and of installed plugins, those in `named`, the configuration that the
-    user has chosen himself, and, with `noted`, those of `note_named`. `trust`, or --trust: any, with a line on stderr.
+    user has chosen, and, with `noted`, those of `note_named`. `trust`, or --trust: any, with a line on stderr.
     `source`: the file, for messages. `remedy`: what to do instead.
     """
     allowed = set(classes_in(named))
@@ -91,8 +93,7 @@ def refuse_foreign(
 
 @functools.cache
 def _configurations(folders: tuple[Path, ...]) -> frozenset[str]:
-    """The classes that the YAML of these folders names: other classes may do something when they are made, and other
-    modules when they are imported."""
+    """Return the classes that the YAML of these folders names."""
     files = (file for folder in folders for file in folder.rglob("*.yaml"))
     return frozenset(name for file in files for name in _IN_YAML.findall(file.read_text(encoding="utf-8")))
 
@@ -101,46 +102,35 @@ _IN_YAML = re.compile(r"""_target_['"]?: *['"]?([\w.]+)""")
 
 
 def _is_trusted(target: str) -> bool:
-    """A class that the YAML of gnnpar names, or that of the plugin which it is of. Nothing is imported."""
+    """Return True for a class in the YAML of gnnpar, or in that of its own plugin. Nothing is imported."""
     if is_own(target):
         return target in _configurations((conf_dir(),))
     return target.partition(".")[0] in plugin_packages() and target in _configurations(tuple(installed_confs()))
 
 
 def classes_in(tree: object) -> Iterator[str]:
-    """The classes that a configuration names."""
-    for _, node in _nodes(tree):
-        for _, target in _classes(node):
-            yield target
+    """Yield the classes that a configuration names."""
+    for node in _values(tree):
+        if isinstance(node, Mapping) and "_target_" in node:
+            yield str(node["_target_"])
+            if isinstance(target := node.get("target"), str):  # of a PyG model: its class is imported, too
+                yield target
+            if node["_target_"] == "gnnpar.data.tasks.Labels":  # and functions of the user's own
+                for name in _values([node.get("loss"), node.get("metrics")]):
+                    if isinstance(name, str) and re.search("[.:]", name):
+                        yield name.replace(":", ".")
 
 
-def _classes(node: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """(key, class) of what a configuration names."""
-    if "_target_" in node:
-        yield "_target_", str(node["_target_"])
-        if isinstance(target := node.get("target"), str):  # of a PyG model: its class is imported, too
-            yield "target", target
-        if node["_target_"] == "gnnpar.data.tasks.Labels":  # and functions of the user's own
-            for path, name in _values({key: node.get(key) for key in ("loss", "metrics")}):
-                if isinstance(name, str) and re.search("[.:]", name):
-                    yield ".".join(map(str, path)), name.replace(":", ".")
-
-
-def _nodes(tree: object) -> Iterator[tuple[tuple[object, ...], Mapping[str, object]]]:
-    """(path, node) of every mapping."""
-    return ((path, value) for path, value in _values(tree) if isinstance(value, Mapping))
-
-
-def _values(tree: object) -> Iterator[tuple[tuple[object, ...], object]]:
-    """(path, value) of the tree and of everything in it."""
-    pending: list[tuple[tuple[object, ...], object]] = [((), tree)]  # no recursion: a file may be nested deeply
+def _values(tree: object) -> Iterator[object]:
+    """Yield a tree and everything in it."""
+    pending = [tree]  # no recursion: a file may be nested deeply
     while pending:
-        path, node = pending.pop()
-        yield path, node
+        node = pending.pop()
+        yield node
         if isinstance(node, Mapping):
-            pending += (((*path, key), value) for key, value in node.items())
+            pending += node.values()
         elif isinstance(node, (list, tuple)):
-            pending += (((*path, at), value) for at, value in enumerate(node))
+            pending += node
 
 
 def _imported(module: str) -> ModuleType:
