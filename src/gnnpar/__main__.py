@@ -9,12 +9,10 @@ import signal
 import sys
 import threading
 
-# torch reads these when it is imported, in every rank: its profiler (memory figures) reports on stderr otherwise
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-# OpenMP threads that spin for milliseconds at every barrier starve whatever shares their cores: an epoch of 12 ms took
-# 250 beside other work. This bound costs nothing on a quiet machine.
-os.environ.setdefault("GOMP_SPINCOUNT", "100000")
+from gnnpar import ENVIRONMENT
+
+for name, value in ENVIRONMENT.items():
+    os.environ.setdefault(name, value)
 
 USAGE = """gnnpar: compare parallelism strategies for distributed full-graph GNN training
 

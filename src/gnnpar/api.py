@@ -14,7 +14,6 @@ import itertools
 import json
 import os
 import pickle
-import re
 import sys
 import threading
 import time
@@ -26,12 +25,13 @@ from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, cast
 
+from gnnpar import ENVIRONMENT
 from gnnpar.comm.world import torch_as_usual
 from gnnpar.config.compose import compose
-from gnnpar.config.inputs import as_value
+from gnnpar.config.inputs import as_value, group_of, key_of
 from gnnpar.files import JsonDict, JsonObject, numbered, working_in, write_text_whole
 from gnnpar.paths import path_of
-from gnnpar.settings import ConfigError, Settings, build_settings, show
+from gnnpar.settings import ConfigError, Settings, build_settings, config_errors, show
 from gnnpar.track.console import say
 from gnnpar.track.text import printable
 
@@ -54,7 +54,7 @@ _ONE_CALL = threading.RLock()
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Let one call at a time change the environment and torch's defaults, which belong to the whole process."""
+    """Run one call at a time, and restore torch's defaults: it changes the environment of the process."""
     with _ONE_CALL, torch_as_usual():
         yield
 
@@ -69,15 +69,15 @@ class TrainingFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left in its folder, read when asked for. `named`: the settings of a run that this process has made;
-    what lies in the folder may name their classes, and no others of the caller's."""
+    """A finished run, read from its folder when asked. `named`: its settings, if this process has trained it; the files
+    of the folder may name their classes."""
 
     folder: Path
     named: object = field(default=None, repr=False)
 
     @property
     def result(self) -> JsonDict:
-        """result.json. ConfigError where the run has left none, or a damaged one."""
+        """result.json. ConfigError where it is missing or damaged."""
         from gnnpar.training.result.result import valid_result
 
         if (result := valid_result(self.folder)) is None:
@@ -346,7 +346,8 @@ def _train(settings: Settings, folder: Path, callbacks: Sequence[Callback] = ())
         _refuse_main(settings.resolved["model"])
         own = {f"callbacks[{i}]": each for i, each in enumerate(callbacks)}
         _refuse_unsendable({**own, **(settings.task.given if isinstance(settings.task, Labels) else {})})
-    with working_in(folder, otherwise="choose another folder=", say=say), environment(**_rank_environment()):
+    for_ranks = {name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()}
+    with working_in(folder, otherwise="choose another folder=", say=say), environment(**for_ranks):
         write_text_whole(folder / "config.yaml", json.dumps(settings.resolved, indent=1) + "\n")  # JSON is YAML
         outcome = run_training(settings, folder, callbacks)
     if os.environ.get("GNNPAR_TRACEBACK") == "1" and outcome.traceback:
@@ -360,18 +361,12 @@ def _train(settings: Settings, folder: Path, callbacks: Sequence[Callback] = ())
     return Run(folder, settings.resolved)
 
 
-def _rank_environment() -> dict[str, str]:
-    """What `gnnpar` sets for its ranks, which import torch after it; see gnnpar.__main__."""
-    ours = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99", "GOMP_SPINCOUNT": "100000"}
-    return {name: os.environ.get(name, value) for name, value in ours.items()}
-
-
 def _settings(model: Model, data: object, overrides: Mapping[str, object], study: str = "") -> Settings:
-    """Composed as by the command line, with the model put in where it is an object. `data` None: that of `overrides`,
-    which may name it, or a plan that does."""
+    """Compose as the command line does, and put in the model where it is an object. `data` None: `overrides`
+    name it, or a plan."""
     if data is None and not {"dataset", "plan"} & overrides.keys():
         raise ConfigError("data is None: give a graph, or the name of a dataset")
-    if of_hydra := next((key for key in overrides if re.match(r"[+~]*hydra\b", key)), None):
+    if of_hydra := next((key for key in overrides if group_of(key) == "hydra"), None):
         raise ConfigError(f"{of_hydra} is read by the commands alone: leave it out, and give folder= for the folder")
     if data is not None and isinstance(overrides.get("dataset"), str):
         raise ConfigError(f"data is given, and dataset={overrides['dataset']}: leave one of them out")
@@ -381,7 +376,8 @@ def _settings(model: Model, data: object, overrides: Mapping[str, object], study
     named = [f"model={model}", *as_overrides({"model": own})] if isinstance(model, str) else []
     labelled, featured = overrides.get("task") != "link", overrides.get("features") != "learned"
     dataset, others = _dataset(data, labelled=labelled, featured=featured), list(as_overrides(rest))
-    if len(dataset) > 1 and (another := next((each for each in others if _OTHER_DATA.match(each)), None)):
+    named_twice = ("dataset.path", "dataset._target_")
+    if len(dataset) > 1 and (another := next((each for each in others if key_of(each) in named_twice), None)):
         raise ConfigError(f"data is given, and {show(another)}: leave one of them out")
     settings = _with_own(compose([*dataset, *named, *others]), of_task)
     if isinstance(model, str):
@@ -438,7 +434,7 @@ def _path_of(function: object) -> str:
 
 
 def _refuse_unsendable(own: Mapping[str, object]) -> None:
-    """ConfigError where ranks that are processes could not import what they are to call."""
+    """Raise ConfigError for callbacks, losses and metrics that other processes cannot import."""
     for key, each in own.items():
         try:
             why = "of the script or notebook itself" if b"__main__" in pickle.dumps(each) else ""
@@ -452,8 +448,8 @@ def _refuse_unsendable(own: Mapping[str, object]) -> None:
 
 
 def _dataset(data: object, *, labelled: bool, featured: bool) -> list[str]:
-    """Overrides that name the dataset; a graph in memory is written to a file of the cache, whether or not it has
-    labels, or features, where none are needed."""
+    """Return the overrides that name the dataset; a graph in memory is written to a file of the cache. `labelled`,
+    `featured`: whether it must have labels, and features."""
     if data is None:
         return []
     if isinstance(data, str | Path):
@@ -463,19 +459,16 @@ def _dataset(data: object, *, labelled: bool, featured: bool) -> list[str]:
         return list(as_overrides({"dataset": kind, "dataset.path": Path(data).absolute()}))
     from gnnpar.data.given import write_given
 
-    try:
+    with config_errors():
         file = write_given(data, labelled=labelled, featured=featured)
-        return list(as_overrides({"dataset": "pt", "dataset.path": file}))
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    return list(as_overrides({"dataset": "pt", "dataset.path": file}))
 
 
 PYG = "gnnpar.models.pyg.model.PyG"
-_OTHER_DATA = re.compile(r"\+*dataset\.(path|_target_)=")
 
 
 def _model_node(model: object, dataset: JsonObject) -> JsonDict:
-    """The YAML of a model that is given as an object: its class, which ranks import, and its fields."""
+    """Return the YAML of a model given as an object: its class and its fields."""
     from torch import nn
 
     if isinstance(model, nn.Module):
@@ -505,7 +498,7 @@ def _model_node(model: object, dataset: JsonObject) -> JsonDict:
 
 
 def _refuse_main(model: JsonObject) -> None:
-    """Ranks that are processes cannot import what a notebook or the script itself defines."""
+    """Raise ConfigError for a class of the script or notebook itself, which other processes cannot import."""
     module, _, name = str(model.get("target") or model["_target_"]).rpartition(".")
     if module == "__main__":
         file = f"{name.lower()}.py"
@@ -556,7 +549,7 @@ def _plain(value: object, key: str) -> object:
 
 
 def _number(value: object) -> object:
-    """A number of NumPy or torch as Python has it; anything else as it is."""
+    """Convert a number of NumPy or torch to Python's; return anything else as it is."""
     import numpy as np
     import torch
 
@@ -564,12 +557,12 @@ def _number(value: object) -> object:
 
 
 def _run_folder(folder: str | os.PathLike[str] | None) -> Path:
-    """Absolute: the program may change its directory before it reads the run."""
+    """Return the absolute folder: the program may change its directory before it reads the run."""
     return (_dated("outputs") if folder is None else path_of(folder, "folder")).absolute()
 
 
 def _dated(parent: str) -> Path:
-    """parent/DATE/TIME, as the command line has it, with a number where it is taken."""
+    """Make parent/DATE/TIME, as the command line does, with a number where it is taken."""
     first = Path(parent) / time.strftime("%Y-%m-%d/%H-%M-%S")
     first.parent.mkdir(parents=True, exist_ok=True)
     for each in numbered(first):

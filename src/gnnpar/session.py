@@ -1,10 +1,10 @@
-"""One rank of a training whose loop is the caller's own: what `gnnpar.distribute` gives, under torchrun or alone."""
+"""One rank of a training loop of the caller: what `gnnpar.distribute` returns, under torchrun or alone."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -12,7 +12,6 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from gnnpar.comm.interfaces import VARIABLE
 from gnnpar.comm.world import Host, World, torch_given_back
 from gnnpar.files import FolderInUse, WriteError, working_in
 from gnnpar.launch import processes
@@ -35,10 +34,10 @@ from gnnpar.training.result.result import read_result
 
 
 class Session:
-    """All methods but `parameters` are collective: every rank calls them, in the same order. A context manager: at its
-    end ranks part in order, and where one raises, the others end and name it. `close` does the same without `with`.
+    """A context manager; where one rank raises, the others end and name it. `close` ends the session without `with`.
 
-    `epoch`: how many are done. `node_ids`: global ids of the rows that `predict` gives on this rank.
+    Every method except `parameters` is collective. `epoch`: epochs done. `node_ids`: global ids of the rows that
+    `predict` returns on this rank.
     """
 
     def __init__(self, run: Run, monitored: ExitStack) -> None:
@@ -58,11 +57,11 @@ class Session:
         return self._run.engine.node_ids
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Those that this rank holds: all of them, or those of its stage. For a torch optimizer."""
+        """Yield the parameters of this rank, all or those of its stage, for a torch optimizer."""
         return (parameter for _, parameter in self._run.engine.named_parameters())
 
     def train_epoch(self, optimizer: torch.optim.Optimizer | None = None) -> float:
-        """One epoch; the mean loss over training nodes, equal on every rank. None: the optimizer of the settings."""
+        """Train an epoch, by default with the optimizer of the settings. Return the mean loss, equal on every rank."""
         run = self._run
         if optimizer is None:
             run.optimizer.schedule(self.epoch)
@@ -74,18 +73,18 @@ class Session:
         return report.loss
 
     def predict(self) -> Tensor:
-        """Exact logits [nodes of this rank, classes]: no codec, no rows of earlier epochs, no dropout."""
+        """Return exact logits [nodes of this rank, classes]: no codec, no stale rows, no dropout."""
         self._run.engine.drain()
         return self._run.engine.predict()
 
     def evaluate(self) -> dict[str, float | None]:
-        """The task's metric on train, val and test; None where a split is empty."""
+        """Return the task's metric on train, val and test; None where a split is empty."""
         run = self._run
         metrics = evaluate(run.engine, run.objective)
         return {split: metrics[f"metric/{split}"] for split in SPLITS}
 
     def gather(self, rows: Tensor) -> Tensor:
-        """One row for each of this rank's nodes, as `predict` gives them -> of all nodes [N, ...] in their order."""
+        """Gather the rows of every rank: [nodes of this rank, ...], as `node_ids` -> [N, ...] in the order of nodes."""
         comm = self._run.comm
         if len(rows) != len(self.node_ids):
             raise ValueError(
@@ -99,8 +98,8 @@ class Session:
         return comm.broadcast(total).to(rows.device)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The weights of the whole model by name, on every rank; of a PyG model those that its own class loads; of
-        features=learned the vectors of all nodes as features.weight."""
+        """Return the weights of the whole model by name, on every rank: for a PyG model those that its class loads, for
+        features=learned also the vectors of all nodes as features.weight."""
         run = self._run
         run.engine.drain()
         weights = run.engine.named_weights()
@@ -129,7 +128,7 @@ class Session:
 
 
 class _Given:
-    """A torch optimizer of the caller's, as engines step one. It steps whatever the gradient is."""
+    """A torch optimizer of the caller as engines step one, also where a gradient is not finite."""
 
     refused = False
 
@@ -145,10 +144,10 @@ class _Given:
 
 
 def open_session(settings: Settings, plan_source: PlanSource, folder: Path) -> Session:
-    """Meet the other ranks, read the graph, plan, and build this rank's part. Collective.
+    """Join the other ranks, read the graph, plan, and build this rank's part. Collective.
 
-    `folder`: of rank 0 is used, for plan.json. ConfigError where it cannot begin; a rank that does not come, or is
-    lost later, ends the others with PeerLost.
+    `folder`: for plan.json, that of rank 0 is used. Raises ConfigError where the session cannot begin, PeerLost where a
+    rank does not come or is lost later.
     """
     check_rank(os.environ)
     rank = int(os.environ.get("RANK", "0"))
@@ -159,7 +158,6 @@ def open_session(settings: Settings, plan_source: PlanSource, folder: Path) -> S
                 claim(folder, inside)
         except ValueError as error:
             raise refusal(error, settings.comm.connect_seconds) from error
-        inside.enter_context(_interface_given_back())
         record = RunRecord(settings, world, folder)
         others = join_ranks(record, settings.comm.connect_seconds) if world.size > 1 else None
         inside.enter_context(watched(others, record, settings.comm.lost_seconds))
@@ -169,19 +167,8 @@ def open_session(settings: Settings, plan_source: PlanSource, folder: Path) -> S
         return Session(run, inside.pop_all())
 
 
-@contextmanager
-def _interface_given_back() -> Generator[None]:
-    """A meeting chooses gloo's for this process; ranks that the program starts later choose their own."""
-    before = os.environ.get(VARIABLE)
-    try:
-        yield
-    finally:
-        os.environ.pop(VARIABLE, None)
-        os.environ |= {} if before is None else {VARIABLE: before}
-
-
 def joined_world(settings: Settings) -> World:
-    """The ranks that are there. ConfigError where they would have to be started, or cannot run this."""
+    """Return the world of the ranks that were started. Raises ConfigError where there are too few for the settings."""
     world = world_of(settings)
     if world.how not in ("joined", "alone"):
         raise ConfigError(
@@ -195,7 +182,7 @@ def joined_world(settings: Settings) -> World:
 
 
 def claim(folder: Path, inside: ExitStack) -> None:
-    """The folder is this session's until `inside` ends. ConfigError where a run has it, or has completed in it."""
+    """Lock the folder until `inside` ends. Raises ConfigError where a run works or has completed in it."""
     try:
         inside.enter_context(working_in(folder, otherwise="choose another folder=", say=say))
     except (FolderInUse, WriteError) as error:

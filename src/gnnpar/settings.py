@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 else:
 
     class _Group(Protocol):
-        """What a group of the configuration gives: its class checks it, and torch is imported by that class."""
+        """The object of a group; the modules of its classes import torch."""
 
     Strategy = ModelSource = DatasetConfig = TaskConfig = Partitioner = CodecConfig = _Group
 
@@ -65,7 +65,7 @@ Threads = Annotated[int, at.Ge(1), at.Le(MAX_THREADS)] | Literal["auto"]
 
 
 class ConfigError(ValueError):
-    """The configuration is wrong: one line that names the key, the value, what is allowed and what to change."""
+    """A wrong configuration, in one line: the key, the value, what is allowed and what to change."""
 
     def __str__(self) -> str:
         return printable(super().__str__())  # parts of it may come from files, and tracebacks print it
@@ -84,10 +84,10 @@ def config_errors() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Comm:
-    """How ranks talk: processes over gloo or NCCL, or threads of one process (emulated: bytes exact, time not).
+    """How ranks communicate: processes over gloo or NCCL, or threads of one process (bytes exact, time not).
 
-    Of ranks that torchrun or Slurm started: `connect_seconds` to wait for each other; a host that does not answer for
-    `lost_seconds` is lost.
+    For ranks that torchrun or Slurm started: `connect_seconds` to wait for each other, `lost_seconds` without an answer
+    until a host is lost.
     """
 
     backend: Literal["gloo", "nccl", "threads"] = "gloo"
@@ -98,10 +98,7 @@ class Comm:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """How `gnnpar train` starts its ranks when nobody else has.
-
-    `cuda_graph`: on a GPU, one epoch is captured as a CUDA graph and later ones are replays of it.
-    """
+    """How `gnnpar train` starts its ranks. `cuda_graph`: on a GPU, capture an epoch as a CUDA graph and replay it."""
 
     max_restarts: Count = 0
     grace_seconds: Annotated[float, at.Ge(0)] = 30.0
@@ -117,20 +114,19 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured(Host):
-    """The machine at hand, its cores, memory, kernels and links measured for the planner. `refresh`: measure again,
-    whatever the cache holds."""
+    """This machine, measured for the planner. `refresh`: measure again."""
 
     refresh: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Paced(Launch):
-    """Ranks on several hosts made of one machine, their links shaped. `hosts`: auto is one a rank.
+    """Several hosts emulated on one machine by paced links. `hosts`: auto is one a rank.
 
-    `burst_kib`: what an idle link passes at once, unpaced; auto is what it carries in 2 ms, 256 at 1 Gbit/s.
-    `dilation`: D gives each rank 1 / D of its cores and each link 1 / D of its rate, and a second of every clock of a
-    rank lasts D seconds; auto is the least that gives all ranks their cores.
-    `speeds`: of each rank, the share that it gets of the cores that it would have; null is all of them.
+    `burst_kib`: what an idle link passes unpaced; auto is 2 ms of its rate, 256 at 1 Gbit/s.
+    `dilation`: D gives each rank 1 / D of its cores, each link 1 / D of its rate, and slows the clocks of ranks by D;
+    auto is the least D that gives all ranks their cores.
+    `speeds`: for each rank, the share of its cores that it gets; null is all of them.
     """
 
     rate_gbps: Rate = 1.0
@@ -142,9 +138,9 @@ class Paced(Launch):
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster(Host):
-    """Several hosts and what their links carry, in 10^9 bit/s; null: as launch.rate_gbps says, or no limit of its own.
+    """Several hosts and the rates of their links in 10^9 bit/s; null: launch.rate_gbps, or no limit of its own.
 
-    host_gbps: each host's link, either direction. link_gbps: a row a sender, a column a receiver, null on the diagonal.
+    `host_gbps`: of each host, in either direction. `link_gbps`: [sender][receiver], null on the diagonal.
     """
 
     host_gbps: tuple[Rate, ...] | None = None
@@ -172,9 +168,10 @@ class Cluster(Host):
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """When the state of a run is written down: after every `every` epochs (0: not), after `minutes` since the last time
-    (0: not), at the end, and on SIGTERM. Kept are the last `keep` and the weights of the best epoch on validation;
-    keep=0: none at all."""
+    """When checkpoints are written: after `every` epochs and after `minutes` (0: not), at the end, and on SIGTERM.
+
+    `keep`: how many stay, beside the weights of the best epoch on validation; 0: none at all.
+    """
 
     every: Count = 0
     minutes: Annotated[float, at.Ge(0)] = 10.0
@@ -183,7 +180,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Shards:
-    """Train from a folder of `gnnpar partition`. `check`: of a rank's files, every byte (full) or the header."""
+    """Train from a folder of `gnnpar partition`. `check`: every byte of a rank's files (full), or their headers."""
 
     folder: Path | None = None
     check: Literal["full", "header"] = "full"
@@ -191,16 +188,16 @@ class Shards:
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyStopping:
-    """Stop when validation has not risen by more than `min_delta` for `patience` evaluations; null: never stop."""
+    """Stop when validation has not risen by `min_delta` for `patience` evaluations; null: never."""
 
     patience: Positive | None = None
     min_delta: Annotated[float, at.Ge(0)] = 0.0
 
 
 class Stepper(Protocol):
-    """An optimizer with its schedule. `refused`: the last step was none, because a gradient was not finite.
+    """An optimizer with its schedule. `refused`: the last step was left out, as a gradient was not finite.
 
-    On a GPU a step is `prepare`, on the host, and then `launch`, which a CUDA graph may hold.
+    A step on a GPU is `prepare` on the host and then `launch`, which a CUDA graph may capture.
     """
 
     optimizer: torch.optim.Optimizer
@@ -227,17 +224,14 @@ class OptimizerConfig(Protocol):
 
 
 class TrackerConfig(Protocol):
-    """A frozen dataclass whose fields are the YAML keys of conf/tracker.
-
-    `job`: what result.json says before a run, with its study, the names of its groups and the resolved settings.
-    """
+    """A frozen dataclass whose fields are the YAML keys of conf/tracker. `job`: what result.json says before a run."""
 
     def build(self, run_dir: Path, epochs: int, job: JsonObject) -> Tracker: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One run, complete: what `gnnpar train` hands to every rank."""
+    """The settings of one run, which every rank gets."""
 
     strategy: Strategy
     model: ModelSource
@@ -284,7 +278,7 @@ class Settings:
         return self.first_layer == "cached"
 
     def build_model(self, in_dim: int, out_dim: int, edges: EdgeSizes | None = None) -> GNN:
-        """With fresh weights. `edges`: of the dataset."""
+        """Build the model with fresh weights. `edges`: of the dataset."""
         model = self.model if edges is None else self.model.on(edges)
         built = model.build(in_dim, out_dim, seed=self.seed, cached_first_layer=self.caches_first_layer)
         if self.task.decoder is None:
@@ -294,7 +288,7 @@ class Settings:
         return with_scorer(built, self.task.decoder, self.seed)
 
     def read_dataset(self) -> DatasetConfig:
-        """The dataset as the task and the precision read it."""
+        """Return the dataset as the task and the precision read it."""
         from gnnpar.data.preprocess import Preprocess
 
         dataset = self.dataset
@@ -303,7 +297,7 @@ class Settings:
         return dataset.in_float64() if self.precision == "fp64" and isinstance(dataset, Preprocess) else dataset
 
     def load_dataset(self) -> Dataset:
-        """With the examples of the task, and what features= says of nodes."""
+        """Load the dataset with the examples of the task and the features that features= asks for."""
         dataset = self.read_dataset()
         prepared = self.task.prepare(dataset.load(self.data_dir, self.seed), self.seed)
         return prepared.with_features(self.features, self.features_dim, self.seed)
@@ -322,7 +316,7 @@ NOT_KEYS = ("names", "resolved", "study")
 
 
 def build_settings(config: JsonObject, names: Mapping[str, str], study: str = "") -> Settings:
-    """Settings from a resolved, composed configuration; ConfigError names the first thing that is wrong."""
+    """Build settings from a resolved configuration. Raises ConfigError for the first thing that is wrong."""
     values = _construct_values(Settings, config, path="", skip=NOT_KEYS)
     for name in ("data_dir", "cache_dir"):
         try:
@@ -346,8 +340,11 @@ def build_settings(config: JsonObject, names: Mapping[str, str], study: str = ""
 
 
 def _as_given(dataset: DataclassInstance, model: object) -> JsonDict | None:
-    """Keys of a dataset that are auto, as the model wants them: a PyG model runs on the edges as they were given, with
-    the self loops that its convolutions put there; others on what the dataset's class says. None: no key is auto."""
+    """Return the values of a dataset's keys that are auto; None: there is none.
+
+    A PyG model runs on the edges as they were given, with the self loops that its convolutions add; other models on
+    what the dataset's class says.
+    """
     keys = {name: vars(dataset)[name] for name in ("self_loops", "drop_duplicates") if name in vars(dataset)}
     if "auto" not in keys.values():
         return None
@@ -370,7 +367,7 @@ class WithLoops(Protocol):
 
 
 def _check_strategy(strategy: object, names: Mapping[str, str]) -> None:
-    """Refuse a class that lacks a member of the Protocol: it may be of the user's own folder."""
+    """Raise ConfigError for a class, of the user perhaps, that lacks a member of the Protocol."""
     from gnnpar.parallel.strategy import check_members  # imports torch, which the module of a strategy has done
 
     try:
@@ -380,7 +377,7 @@ def _check_strategy(strategy: object, names: Mapping[str, str]) -> None:
 
 
 def instantiate(node: JsonObject, path: str = "") -> Any:  # Any: an object of whatever class the YAML names
-    """The object that a node with `_target_` describes, its fields checked against the class."""
+    """Build the object that a node with `_target_` describes, its fields checked against the class."""
     target = node["_target_"]
     named = _locate(target, path)
     rest = {k: v for k, v in node.items() if k != "_target_"}
@@ -395,7 +392,7 @@ def instantiate(node: JsonObject, path: str = "") -> Any:  # Any: an object of w
 
 
 def construct(cls: type[T], node: JsonObject) -> T:
-    """A dataclass from what a file of its own says, every key checked as those of a group are."""
+    """Build a dataclass from the data of a file, its keys checked as those of a group are."""
     return _construct(cls, node, "")
 
 
@@ -449,7 +446,7 @@ def _value(hint: object, value: object, path: str) -> Any:  # Any: of the type t
 
 
 def checked(hint: Any, value: object, path: str) -> Any:  # Any: a type in any form, and a value of it
-    """The value in the type of the hint; JSON strictness: no text for numbers, lists for tuples. Raises ConfigError."""
+    """Return the value in the type of the hint, strict as JSON: no text for numbers. Raises ConfigError."""
     from pydantic import TypeAdapter, ValidationError
     from pydantic.errors import PydanticSchemaGenerationError
 
@@ -472,7 +469,7 @@ _NUMBERS_END = 2**63
 
 
 def _numbers(value: object) -> Iterator[float]:
-    """All that stand in a value."""
+    """Yield all numbers in a value."""
     if isinstance(value, (list, tuple, Mapping)):
         for each in value.values() if isinstance(value, Mapping) else value:
             yield from _numbers(each)
@@ -481,7 +478,7 @@ def _numbers(value: object) -> Iterator[float]:
 
 
 def describe(hint: object) -> str:
-    """What a type allows, in words."""
+    """Return in words what a type allows."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         bounds = [b for b in map(_bound, args[1:]) if b]
@@ -504,24 +501,22 @@ def describe(hint: object) -> str:
 
 
 def _bound(constraint: object) -> str:
-    """'>= 0 and < 1'. 0.0 reads 0: of two equal hints Python keeps the one that was imported first."""
-    if isinstance(constraint, at.Interval):
-        ge, gt, le, lt = constraint.ge, constraint.gt, constraint.le, constraint.lt
-    else:
-        ge = constraint.ge if isinstance(constraint, at.Ge) else None
-        gt = constraint.gt if isinstance(constraint, at.Gt) else None
-        le = constraint.le if isinstance(constraint, at.Le) else None
-        lt = constraint.lt if isinstance(constraint, at.Lt) else None
-    limits = {">=": ge, ">": gt, "<=": le, "<": lt}
+    """Return '>= 0 and < 1'. 0.0 reads 0: of two equal hints Python keeps the one that was imported first."""
+    if not isinstance(constraint, (at.Ge, at.Gt, at.Le, at.Lt, at.Interval)):
+        return ""
+    limits = dataclasses.asdict(constraint)
     return " and ".join(
-        f"{sign} {limit:g}" if isinstance(limit, float) else f"{sign} {limit}"
-        for sign, limit in limits.items()
-        if limit is not None
+        f"{sign} {limits[name]:g}" if isinstance(limits[name], float) else f"{sign} {limits[name]}"
+        for name, sign in _SIGNS.items()
+        if limits.get(name) is not None
     )
 
 
+_SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+
+
 def unknown_key(path: str, value: object, known: Iterable[str]) -> str:
-    """One line for a key that nobody reads."""
+    """Return the line for an unknown key."""
     parent, _, key = path.rpartition(".")
     names = sorted(k for k in known if k != "_target_")
     if "/" in path:
@@ -531,13 +526,13 @@ def unknown_key(path: str, value: object, known: Iterable[str]) -> str:
 
 
 def closest(word: str, choices: Iterable[str]) -> str:
-    """', did you mean x?' or nothing."""
+    """Return ', did you mean x?' or nothing."""
     found = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
     return f", did you mean {found[0]}?" if found else ""
 
 
 def show(value: object) -> str:
-    """A value as one would type it on the command line, on one line, at most 60 characters."""
+    """Return a value as typed on the command line, on one line of at most 60 characters."""
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     text = "\\n".join(text.splitlines())
     return text if len(text) <= 60 else text[:57] + "..."
@@ -557,13 +552,13 @@ def _dataclasses_in(hint: object) -> tuple[type[DataclassInstance], ...]:
 
 
 def _options(hint: object) -> tuple[type, ...]:
-    """The classes that a type names."""
+    """Return the classes that a type names."""
     options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     return tuple(o for o in options if isinstance(o, type))
 
 
 def _is_plain(hint: object) -> bool:
-    """Of numbers, text and paths, which no class makes."""
+    """Return True for types of numbers, text and paths."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return all(map(_is_plain, args))
@@ -573,7 +568,7 @@ def _is_plain(hint: object) -> bool:
 
 
 def _item(hint: object) -> object | None:
-    """The type of what stands in a list of this type; None: no list is of it."""
+    """Return the type of the items of a list; None: the type is no list."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint in (object, typing.Any, list, tuple):
         return object
@@ -595,7 +590,7 @@ def _members(protocol: type) -> tuple[str, ...]:
 
 
 def _lacking(built: object, members: Iterable[str]) -> list[str]:
-    """Those that an object has not: its class, which a file or the user names, may be of any kind."""
+    """Return the members that an object lacks."""
     return [name for name in members if inspect.getattr_static(built, name, None) is None]
 
 
@@ -618,6 +613,6 @@ def _plain(node: Json) -> Json:
 
 
 def iter_groups() -> Iterator[str]:
-    """The configuration groups: fields of Settings that hold an object."""
+    """Yield the configuration groups: fields of Settings that hold an object."""
     yield from ("strategy", "model", "dataset", "task", "partition", "codec")
     yield from ("comm", "launch", "topology", "optim", "tracker")

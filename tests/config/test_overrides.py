@@ -17,7 +17,7 @@ from gnnpar.launch.launch import world_of
 from gnnpar.settings import iter_groups
 from gnnpar.training.checks import check
 
-CASES, SLOW_CASES = 40, 1000
+CASES, SLOW_CASES = 25, 1000
 TINY = ("debug=tiny", "comm=threads", "tracker=jsonl", "threads_per_rank=1", "checkpoint.keep=0", "epochs=1")
 VALUES = (
     *("0", "1", "-1", "0.5", "64", "4097", "1e3", "1e400", "9223372036854775808", "nan", "-inf", "null", "true", "''"),

@@ -40,7 +40,7 @@ _ROOT = ("--help", "--version", "--install-completion", "--show-completion")
 
 
 def complete(line: str) -> list[str]:
-    """What the last word of a line may become. bash cuts words at =, so of `model=g` it wants `gat`."""
+    """Return the completions of the last word. bash cuts words at =, so of `model=g` it wants `gat`."""
     words = line.split()[1:]
     last = "" if line[-1:].isspace() or not words else words.pop()
     if not words:
@@ -60,7 +60,7 @@ def complete(line: str) -> list[str]:
 
 
 def options_of(command: str) -> list[str]:
-    """Of a command, as its help has them."""
+    """Return the options in the help of a command."""
     if command not in COMMANDS or command == "train":
         return ["--multirun", "--help", "--cfg"] if command == "train" else []
     text = io.StringIO()
@@ -70,7 +70,7 @@ def options_of(command: str) -> list[str]:
 
 
 def keys_of(words: Sequence[str]) -> list[str]:
-    """Keys of the configuration, and below every group those of the option that the line or the default chooses."""
+    """Return the keys of the configuration, and those of the file that the line, or the default, chooses in a group."""
     tree = yaml.safe_load((conf_dir() / f"{CONFIG}.yaml").read_text(encoding="utf-8"))
     chosen = {
         str(key): str(value) for each in tree["defaults"] if isinstance(each, dict) for key, value in each.items()
@@ -95,9 +95,7 @@ def _flat(tree: dict[str, object], prefix: str = "") -> list[str]:
 
 
 def install(home: Path) -> None:
-    """Write the script below the home folder, and the line that reads it into the shell's own file, once."""
-    if not home.is_absolute():
-        raise ValueError(f"HOME={home} depends on where a shell begins: set it to the whole path")
+    """Write the script below the home folder, and the line that reads it into the start file of the shell, once."""
     shell = Path(os.environ.get("SHELL", "")).name
     if shell not in ("bash", "zsh"):
         raise ConfigError(
