@@ -113,7 +113,7 @@ def test_a_sweep_killed_half_way_finishes_exactly_what_is_missing(
     assert run("train", ["-m", *TINY, "seed=0,1,2,3"]) == 0
     assert ran(folder) == []
     assert run("train", ["--resume", "sweep"]) == 2
-    assert "--resume is gone: give the sweep's command again" in capsys.readouterr().err
+    assert "there is no option --resume; gnnpar train has" in capsys.readouterr().err
     assert status.run(["sweep", "--json"]) == 0
     (told,) = json.loads(capsys.readouterr().out)
     assert told["counts"] == {"done": 4}

@@ -43,8 +43,6 @@ def run_jobs(
     """
     import hydra
 
-    if "--resume" in argv:
-        raise ConfigError("--resume is gone: give the sweep's command again with hydra.sweep.dir=FOLDER")
     for word in argv:
         if word.startswith("-") and (word.partition("=")[0] if word.startswith("--") else word) not in _OPTIONS:
             raise ConfigError(f"there is no option {printable(word[:80])}; gnnpar train has {', '.join(_OPTIONS)}")
