@@ -211,10 +211,10 @@ class FolderInUse(ValueError):
 
 @contextmanager
 def working_in(folder: Path, *, otherwise: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Lock a folder, which is made where it is missing, for this process.
+    """Make a folder and lock it for this process: the operating system releases the lock when the process ends.
 
-    The lock is the operating system's and ends with the process; the file then still names it, and `say` gets a line.
-    `otherwise`: what else one can choose, for FolderInUse. Raises WriteError where the folder cannot be written.
+    `otherwise`: what to choose instead, for FolderInUse. `say`: told of an earlier process that did not release the
+    lock. Raises WriteError where the folder cannot be written.
     """
     from filelock import FileLock, Timeout  # 0.1 s, which commands that lock nothing need not wait for
 
@@ -241,7 +241,7 @@ def working_in(folder: Path, *, otherwise: str, say: Callable[[str], None]) -> I
 
 
 def _read(file: Path) -> str:
-    """Return the line in a lock file, '' where there is none: it may be anybody's."""
+    """Return the line in a lock file; '' for none, or one that is not printable."""
     with suppress(OSError):
         line = file.read_bytes()[:200].decode(errors="replace")
         return line if line.isprintable() else ""
@@ -267,7 +267,7 @@ def started(pid: int) -> int | None:
 
 
 def memory_bytes() -> int:
-    """Memory of the machine, or of the container that this process runs in."""
+    """Return the memory of the machine, or of the container of this process."""
     total = psutil.virtual_memory().total
     try:
         limit = _CGROUP.read_text(encoding="ascii").strip()
@@ -277,7 +277,7 @@ def memory_bytes() -> int:
 
 
 def require_disk(nbytes: float, folder: Path, what: str, change: str) -> None:
-    """ValueError where `nbytes`, which `what` takes at least, are more than the disk of `folder` has free."""
+    """Raise ValueError where `what`, which takes `nbytes` at least, does not fit onto the disk of `folder`."""
     free = shutil.disk_usage(folder).free
     if nbytes > free:
         raise ValueError(
@@ -286,7 +286,7 @@ def require_disk(nbytes: float, folder: Path, what: str, change: str) -> None:
 
 
 def require_memory(nbytes: float, what: str, change: str) -> None:
-    """ValueError where `nbytes`, which `what` takes at least, are more than there is. `change`: what to do instead."""
+    """Raise ValueError where `what`, which takes `nbytes` at least, does not fit into memory. `change`: the remedy."""
     there = memory_bytes()
     if nbytes > there:
         raise ValueError(
@@ -295,7 +295,7 @@ def require_memory(nbytes: float, what: str, change: str) -> None:
 
 
 def require_files(count: int, what: str, change: str) -> None:
-    """So many may be open at once in this process, and in those that it starts; ValueError where they cannot."""
+    """Raise the limit of open files to `count`, also for processes started later. ValueError where it is too low."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (math.inf if limit == resource.RLIM_INFINITY else limit for limit in limits)
     if hard < count:

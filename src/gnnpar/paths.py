@@ -14,7 +14,7 @@ GROUP = "gnnpar.conf"
 
 
 def expanded(path: str | Path) -> Path:
-    """Replace ~ by the home folder. ValueError where there is no such user."""
+    """Replace ~ by the home folder. Raises ValueError where there is no such user."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -22,8 +22,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def own_cache() -> Path:
-    """gnnpar in XDG_CACHE_HOME, or ~/.cache: the user's own folder for what can be made again. ValueError where this
-    user has no home."""
+    """Return gnnpar in XDG_CACHE_HOME or ~/.cache. Raises ValueError where this user has no home."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     try:
         return (Path(home) if os.path.isabs(home) else expanded("~/.cache")) / "gnnpar"  # XDG ignores relative paths
@@ -32,8 +31,7 @@ def own_cache() -> Path:
 
 
 def path_of(given: object, name: str) -> Path:
-    """What a caller gives for a path, whose ~ is his home. ValueError in one line where it is none: bytes, a number,
-    an open file."""
+    """Return the path in an argument, ~ replaced by the home folder. Raises ValueError for bytes, numbers, files."""
     if isinstance(given, str | os.PathLike) and isinstance(path := os.fspath(given), str):
         if not path:
             raise ValueError(f"{name} is empty, and names nothing: give . for the working directory")
@@ -45,15 +43,15 @@ def path_of(given: object, name: str) -> Path:
 
 
 def conf_dir() -> Path:
-    """conf/ inside the wheel, or beside src/ in a checkout."""
+    """Return conf/ inside the wheel, or beside src/ in a checkout."""
     packaged = Path(__file__).with_name("conf")
     return packaged if packaged.is_dir() else Path(__file__).parents[2] / "conf"
 
 
 def installed_confs() -> list[Path]:
-    """Folders of YAML that installed packages bring, each by an entry point of GROUP that names a package of its own.
+    """Return the folders of YAML of installed packages, each named by an entry point of GROUP.
 
-    ValueError: there is no such package.
+    Raises ValueError where an entry point names no installed package.
     """
     found = []
     for point in _points(tuple(sys.path)):
@@ -72,24 +70,24 @@ def installed_confs() -> list[Path]:
 
 @cache
 def _points(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """The entry points of GROUP on a path: all distributions' files are read for them, the first of each name."""
+    """Return the entry points of GROUP on a path, of the first distribution of each name."""
     by_name = {found.name: found for found in reversed(list(distributions(path=list(path)))) if found.name}
     return tuple(point for found in by_name.values() for point in found.entry_points if point.group == GROUP)
 
 
 def plugin_packages() -> set[str]:
-    """The packages at the top whose distributions bring YAML by an entry point of GROUP."""
+    """Return the top-level packages that bring YAML by an entry point of GROUP."""
     return {point.value.partition(".")[0] for point in _points(tuple(sys.path))}
 
 
 def checkout_dir() -> Path | None:
-    """The git checkout this package is imported from; None for an installed wheel."""
+    """Return the git checkout of this package; None for an installed wheel."""
     root = Path(__file__).parents[2]
     return root if (root / ".git").exists() and (root / "src" / "gnnpar").is_dir() else None
 
 
 def is_brought_group(name: str) -> bool:
-    """Whether a key is that of a group of gnnpar or of a plugin, whatever folders the working directory has."""
+    """Return True for a group of gnnpar or of a plugin; folders of the working directory do not count."""
     with suppress(OSError):  # a name that is too long
         return any((folder / name).is_dir() for folder in (conf_dir(), *installed_confs()))
     return False

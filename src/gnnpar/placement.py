@@ -1,4 +1,4 @@
-"""The one truth about how a run is laid out: hand-written, derived by a strategy or found by a planner."""
+"""Plans: how a run is laid out, written by hand, derived by a strategy or found by a planner."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Topology:
-    """The ranks at hand. `hosts[i]`: ranks on host i, together all of them; empty: one host."""
+    """The ranks of a run. `hosts[i]`: the number of ranks on host i; empty: one host."""
 
     num_ranks: int
     hosts: tuple[int, ...] = ()
@@ -32,10 +32,10 @@ class Topology:
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """Who holds what. `mesh`: stage -> ranks of its parts; part_of, chunk_of [N]; layers_of: stage -> layers.
+    """Where nodes, edges and layers lie. `mesh`: stage -> ranks of its parts; `layers_of`: stage -> layers.
 
-    `edge_part_of` [E]: the part that trains on an edge, where nodes are cut and not edges; None: an edge is its
-    destination's.
+    Shapes: part_of, chunk_of [N]; edge_part_of [E], the part of each edge in a vertex cut, None: that of its
+    destination.
     """
 
     mesh: tuple[tuple[int, ...], ...]
@@ -47,12 +47,11 @@ class Placement:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Placement, the strategy that runs, and hashes of what it was made for.
+    """A placement, the strategy that runs, and hashes of the graph and the split that it was made for.
 
-    `statistics`: what the partition costs (nodes, edges, halo rows a part, cut, alpha). `predicted`: by a planner.
-    `quality`: classes of inexactness that were allowed, None: whatever the strategy is. `devices`: rank -> its place in
-    the topology that the plan was made for. `setup`: what it was made for (settings.PLAN_SETUP), which
-    `gnnpar train plan=` takes where the command line names no others.
+    `statistics`: of the partition (nodes, edges, halo rows a part, cut, alpha). `predicted`: by a planner.
+    `quality`: allowed classes of inexactness, None: any. `devices`: rank -> its place in the planner's topology.
+    `setup`: the settings that it was made for (settings.PLAN_SETUP), which `gnnpar train plan=` takes over.
     """
 
     placement: Placement
@@ -81,12 +80,12 @@ class Plan:
         return sum(map(len, self.placement.mesh))
 
     def without_nodes(self) -> Plan:
-        """The plan less its arrays of nodes and edges: what ranks other than the first need."""
+        """Return the plan without its arrays, as ranks other than the first need it."""
         nodes = replace(self.placement, part_of=self.part_of[:0], chunk_of=None, edge_part_of=None)
         return replace(self, placement=nodes)
 
     def summary(self) -> dict:
-        """Flat facts for a tracker."""
+        """Return flat facts for a tracker."""
         flat = {f"partition/{k}": v for k, v in self.statistics.items()}
         return {"ranks": self.num_ranks, "stages": len(self.placement.mesh), **flat, **(self.predicted or {})}
 
@@ -99,7 +98,7 @@ class Plan:
         memory_bytes: float | None = None,
         **hashes: str,
     ) -> None:
-        """Refuse a plan that contradicts itself, was made for something else, or needs more than `memory_bytes`."""
+        """Raise ValueError for a plan that is inconsistent, made for something else, or beyond `memory_bytes`."""
         for name, value in hashes.items():
             made_for = self.hashes.get(name)
             if made_for is not None and made_for != value:
@@ -126,7 +125,7 @@ class Plan:
             )
 
     def _problems(self) -> Iterator[str]:
-        """Every contradiction, in one line each."""
+        """Yield every inconsistency in one line."""
         yield from self._placement_problems()
         yield from self._array_problems()
         if not isinstance(self.strategy.get("name", ""), str):
@@ -184,8 +183,8 @@ class Plan:
                 yield f"chunk {empty[0]} has no node"
 
     def save(self, folder: Path, *, part_of: Path | None = None) -> Path:
-        """plan.json, and its arrays beside it in files named by content. `part_of`: the file of a partition that this
-        plan has only the hash of."""
+        """Write plan.json, and its arrays beside it in files named by their hash. `part_of`: the file of a partition of
+        which this plan has the hash alone."""
         folder.mkdir(parents=True, exist_ok=True)
         named = {} if part_of is None else {"part_of": f"{self.hashes['partition'][:16]}.npy"}
         if part_of is not None:
@@ -198,14 +197,13 @@ class Plan:
 
     @property
     def arrays(self) -> dict[str, Tensor]:
-        """What a node of it has, by name: part_of and, where there are chunks, chunk_of [N]; and edge_part_of [E] where
-        there is a vertex cut."""
+        """Return the arrays that there are by name: part_of [N], chunk_of [N], edge_part_of [E]."""
         placement = self.placement
         arrays = {"part_of": self.part_of, "chunk_of": placement.chunk_of, "edge_part_of": placement.edge_part_of}
         return {k: v for k, v in arrays.items() if v is not None}
 
     def as_data(self, names: Mapping[str, str]) -> JsonDict:
-        """All but the arrays, as plan.json has it. `names`: of the arrays, wherever they are kept."""
+        """Return the content of plan.json. `names`: array -> its file."""
         return {
             "schema": 1,
             "mesh": self.placement.mesh,
@@ -222,7 +220,7 @@ class Plan:
 
     @staticmethod
     def load(file: Path) -> Plan:
-        """Read plan.json back, with its arrays; ValueError says in one line what is wrong with it."""
+        """Read plan.json and its arrays. Raises ValueError in one line."""
         with clear(file):
             data = Plan.data(file)
             arrays = {k: _load_array(file.parent / name) for k, name in data["arrays"].items()}
@@ -230,7 +228,7 @@ class Plan:
 
     @staticmethod
     def of_data(data: JsonObject, arrays: Mapping[str, Tensor]) -> Plan:
-        """What `as_data` gave, with its arrays. ValueError, or KeyError, where it did not."""
+        """Build a plan from `as_data` and its arrays. Raises ValueError or KeyError."""
         _check(data)
         placement = Placement(
             tuple(tuple(map(int, ranks)) for ranks in data["mesh"]),
@@ -253,14 +251,14 @@ class Plan:
 
     @staticmethod
     def size(file: Path) -> tuple[int, int]:
-        """(ranks, layers) of the plan in a file."""
+        """Return (ranks, layers) of the plan in a file."""
         with clear(file):
             data = Plan.data(file)
             return sum(map(len, data["mesh"])), int(data["layers_of"][-1][1])
 
     @staticmethod
     def data(file: Path) -> JsonDict:
-        """What stands in plan.json, its keys and their kinds checked; ValueError where it is no plan."""
+        """Return the checked content of plan.json. Raises ValueError where it is no plan."""
         with clear(file):
             _check(data := read_json(file))
             return data
@@ -268,7 +266,7 @@ class Plan:
 
 @contextmanager
 def clear(file: Path) -> Iterator[None]:
-    """Whatever is wrong with a plan's file is one ValueError that names it."""
+    """Raise any error of the block as a ValueError that names the plan's file."""
     try:
         yield
     except Exception as error:  # numpy and torch raise a dozen kinds
@@ -287,7 +285,7 @@ _Figure = Annotated[float, at.Gt(1e-12), at.Lt(1e30)]  # seconds or bytes
 
 @functools.cache
 def _schema() -> type[BaseModel]:
-    """Return the model of plan.json; pydantic is imported for whoever reads one."""
+    """Return the model of plan.json; pydantic is imported when a plan is read."""
     from pydantic import BaseModel, ConfigDict, Field
 
     class Replanned(BaseModel):
@@ -332,7 +330,7 @@ def _check(data: JsonObject) -> None:
 
 
 def _load_array(file: Path) -> Tensor:
-    """[N] int64. Its name is the hash of its contents."""
+    """Read an array [N] int64 whose file name is the hash of its contents."""
     import numpy as np
     import torch
 
