@@ -475,8 +475,9 @@ def test_data_of_none_is_refused(call: Callable[..., object]) -> None:
 
 @pytest.mark.parametrize("key", ["hydra.run.dir", "hydra/launcher", "+hydra.job.name"])
 def test_hydra_keys_in_python_are_refused(key: str) -> None:
+    given: Any = {key: "x"}
     with pytest.raises(ConfigError, match="is read by the commands alone: leave it out, and give folder="):
-        gnnpar.train("gcn", "sbm", **{key: "x"})
+        gnnpar.train("gcn", "sbm", **given)
 
 
 def test_plan_with_a_file_as_out_is_refused(tmp_path: Path) -> None:
