@@ -152,7 +152,7 @@ def test_the_model_of_a_hetero_data_takes_it():
         run.model(joint.x, joint.edge_index)
 
 
-def test_a_model_that_is_not_the_best_says_so(capsys):
+def test_model_without_the_best_weights_says_so(capsys):
     run = gnnpar.train("gcn", graph(), strategy="single", folder="run", **QUICK)
     (run.folder / "result.json").write_text(
         json.dumps(run.result | {"metric": run.result["metric"] | {"best_epoch": 0}})
@@ -177,7 +177,7 @@ def test_compare_and_sweep():
     assert len(gnnpar.compare([compared.runs[0].folder]).frame) == 1
 
 
-def test_a_sweep_without_a_run_says_so(capsys):
+def test_sweep_without_a_completed_run_is_refused(capsys):
     with pytest.raises(ConfigError, match="none of the 1 runs of the sweep has completed"):
         gnnpar.sweep("gcn", graph(), strategy=["sarr"], **QUICK)
     assert "did you mean sar?" in capsys.readouterr().out
@@ -225,7 +225,7 @@ def as_networkx(**of_edges: float) -> networkx.DiGraph:
     [lambda: arrays(), lambda: arrays(edge_index=None, adjacency=adjacency()), as_networkx],
     ids=["arrays", "scipy", "networkx"],
 )
-def test_every_form_is_the_same_graph(given):
+def test_graph_in_every_form_is_the_same(given):
     wanted = PT(path=str(write_given(graph()))).load(None, 0)
     found = PT(path=str(write_given(given()))).load(None, 0)
     assert found.graph_hash == wanted.graph_hash
@@ -291,7 +291,7 @@ def test_bad_input_is_one_line_before_ranks_start(model, data, further, line):
         (lambda wrong: gnnpar.plan("gcn", "sbm", out=wrong), "out"),
     ],
 )
-def test_what_is_no_path_is_one_line(call, name):
+def test_argument_that_is_no_path_is_one_line(call, name):
     with pytest.raises(ValueError, match=rf"^{name}=b'x' is no path: give a str or a pathlib\.Path$"):
         call(b"x")
 
@@ -317,7 +317,7 @@ FIVE: Any = 5  # Any: a wrong type on purpose, which the type checker would refu
         ),
     ],
 )
-def test_an_argument_of_another_type_is_one_line(call, line):
+def test_argument_of_another_type_is_one_line(call, line):
     with pytest.raises(ValueError, match=f"^{line}"):
         call()
 
@@ -332,7 +332,7 @@ def test_numbers_of_numpy_are_those_of_python():
     assert {type(value) for value in net.values()} == {int, float}
 
 
-def test_a_class_inside_a_function_is_refused():
+def test_class_inside_a_function_is_refused():
     @dataclass(frozen=True, kw_only=True)
     class Local(GCN):
         pass
@@ -346,7 +346,7 @@ def test_a_class_inside_a_function_is_refused():
 @pytest.mark.parametrize(
     "further", [{"task": "link"}, {"partition": "random"}, {"precision": "bf16"}, {"optim.lr": 0.1}]
 )
-def test_a_check_refuses_what_it_does_not_read(further):
+def test_check_with_an_unread_key_is_refused(further):
     with pytest.raises(
         ConfigError,
         match=r"gnnpar check trains on labels, parts drawn at random, in fp64 by gradient descent, and reads no",
@@ -354,7 +354,7 @@ def test_a_check_refuses_what_it_does_not_read(further):
         gnnpar.check("gcn", worlds=(1,), **further)
 
 
-def test_a_check_on_a_graph_of_ones_own(capsys):
+def test_check_on_an_own_graph_passes(capsys):
     data = graph()
     data = Data(**{**data.to_dict(), "edge_index": raw_graph().edge_index.unique(dim=1)})
     data.edge_weight = torch.rand(data.num_edges) + 0.5
@@ -370,7 +370,7 @@ def test_a_check_on_a_graph_of_ones_own(capsys):
     assert case.passed
 
 
-def test_a_codec_that_is_not_read_is_told(capsys):
+def test_codec_that_is_not_read_is_reported(capsys):
     compose(["strategy=adaqp", "codec=uniform", "codec.bits=2"])
     shown = capsys.readouterr().err
     assert "codec=uniform is not read: strategy=adaqp has its own codec; set codec@strategy.codec=uniform\n" in shown
@@ -379,7 +379,7 @@ def test_a_codec_that_is_not_read_is_told(capsys):
     assert not capsys.readouterr().err
 
 
-def test_a_run_that_fails_says_why():
+def test_failed_run_raises_its_reason():
     data = graph()
     del data.train_mask, data.val_mask, data.test_mask
     with pytest.raises(TrainingFailed, match="no split of its own") as caught:
@@ -413,7 +413,7 @@ print(run.result["status"], run.result["transport"], flush=True)
 
 
 @pytest.mark.parametrize("notebook", [pytest.param(False, marks=pytest.mark.slow), True], ids=["script", "notebook"])
-def test_a_script_needs_no_guard_and_its_own_classes_are_refused(tmp_path, notebook):
+def test_class_of_the_script_is_refused_and_no_guard_is_needed(tmp_path, notebook):
     """A notebook has no file for its main module, as a program that is read from a pipe."""
     (tmp_path / "script.py").write_text(SCRIPT)
     name, text = ("-", SCRIPT) if notebook else ("script.py", None)

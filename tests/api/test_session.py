@@ -60,7 +60,7 @@ def test_the_losses_are_those_of_train() -> None:
 
 
 @pytest.mark.slow  # the examples, a job of their own, run a script under torchrun, too
-def test_ranks_that_meet_give_what_one_gives(tmp_path: Path) -> None:
+def test_joined_ranks_equal_one_rank(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "loop.py"]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200, check=False)
@@ -97,12 +97,12 @@ def test_a_pyg_class_loads_its_weights() -> None:
         ({"world_size": 2, "comm": "threads"}, "starts no ranks"),
     ],
 )
-def test_more_ranks_than_there_are_is_one_line(keys: dict[str, Any], line: str) -> None:
+def test_session_with_more_ranks_than_started_is_one_line(keys: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigError, match=line):
         gnnpar.distribute("gcn", "sbm", strategy="graph_parallel", folder="alone", **SMALL, **keys)
 
 
-def test_a_folder_that_a_run_has_or_has_completed_in_is_refused(tmp_path: Path) -> None:
+def test_session_in_the_folder_of_a_run_is_refused(tmp_path: Path) -> None:
     with alone(), pytest.raises(ConfigError, match=r"alone is in use by process \d+"):
         alone()
     gnnpar.train("gcn", "sbm", strategy="single", folder="alone", epochs=1, **SMALL)
@@ -113,7 +113,7 @@ def test_a_folder_that_a_run_has_or_has_completed_in_is_refused(tmp_path: Path) 
 
 
 @pytest.mark.slow  # two interpreters
-def test_scripts_of_which_one_is_refused_both_end_with_its_line(tmp_path: Path) -> None:
+def test_refusal_of_one_rank_ends_both(tmp_path: Path) -> None:
     script = "import os, gnnpar\n"
     script += "gnnpar.distribute('gcn', 'sbm', strategy='sarr' if os.environ['RANK'] == '1' else 'sar', folder='met')\n"
     (tmp_path / "loop.py").write_text(script)
@@ -130,7 +130,7 @@ def test_scripts_of_which_one_is_refused_both_end_with_its_line(tmp_path: Path) 
     assert "strategy=sarr does not exist, did you mean sar?" in lines[1]
 
 
-def test_a_value_that_hydra_would_look_up_is_refused() -> None:
+def test_value_with_a_reference_is_refused() -> None:
     with pytest.raises(ConfigError, match="would be read as the value of another key"):
         gnnpar.train("gcn", "/tmp/${oc.env:HOME}.pt", strategy="single", folder="run")
 

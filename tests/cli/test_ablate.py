@@ -86,7 +86,7 @@ def test_blocks_hold_every_run_once_in_orders_of_their_own(tmp_path: Path) -> No
         ("base: !!set {a}\nfactors: {x: [codec=bf16]}", "base="),
     ],
 )
-def test_a_wrong_study_is_one_line_with_the_key(
+def test_wrong_study_is_one_line_with_the_key(
     tmp_path: Path, text: str, line: str, capsys: pytest.CaptureFixture
 ) -> None:
     file = study(tmp_path, text)
@@ -98,17 +98,16 @@ def test_a_wrong_study_is_one_line_with_the_key(
     assert not (tmp_path / "runs").exists()
 
 
-def test_arguments_that_belong_into_the_file(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_training_overrides_of_ablate_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert run("ablate", [str(study(tmp_path, "factors: {x: [codec=bf16]}")), "epochs=3"]) == 2
     assert "study.yaml sets what is trained; put it into base" in capsys.readouterr().err
     assert run("ablate", [str(tmp_path / "nowhere.yaml")]) == 2
     assert "cannot be read: No such file" in capsys.readouterr().err
 
 
-def test_a_study_that_is_refused_leaves_the_file_of_the_one_that_runs(
+def test_second_study_of_a_running_folder_keeps_its_study_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two of one name in one working directory: the results were of the first, and study.yaml was the second's."""
     monkeypatch.chdir(tmp_path)
     file = study(tmp_path, BASE + "factors: {x: [epochs=2]}\n")
     with working_in(Path("multirun/study"), otherwise="wait", say=print):
@@ -118,7 +117,7 @@ def test_a_study_that_is_refused_leaves_the_file_of_the_one_that_runs(
     assert Path("multirun/study/study.yaml").read_text() == "of the first"
 
 
-def test_the_table_is_what_the_results_say(
+def test_table_of_ablate_equals_the_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     """Two seeds in two blocks: time ratios inside blocks, the rest paired by seed; a second start runs nothing."""
@@ -195,7 +194,7 @@ def test_hand_made_rows() -> None:
     assert ablate.row("gone", results).epoch is None
 
 
-def test_the_example_composes() -> None:
+def test_example_study_composes() -> None:
     file = Path(__file__).parents[2] / "experiments" / "ablation" / "study.yaml"
     variants = read_study(file).variants()
     ablate.check(file, variants)

@@ -70,7 +70,7 @@ for command in {COMMANDS}:
     assert done.stdout.count("usage: gnnpar") == len(COMMANDS) - 1 and "Groups (group=option)" in done.stdout
 
 
-def test_a_codec_chosen_at_the_top_reaches_the_strategy() -> None:
+def test_codec_of_the_top_level_reaches_the_strategy() -> None:
     settings = compose(["strategy=graph_parallel", "codec=drop"])
     assert isinstance(settings.strategy, GraphParallel)
     assert settings.strategy.codec == settings.codec
@@ -120,7 +120,7 @@ def test_check_covers_every_model_and_what_the_strategy_can_run_on(
         check.run(["--worlds", "0,1"])
 
 
-def test_check_a_wrong_strategy_of_ones_own(run_here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_of_a_wrong_own_strategy_fails(run_here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A strategy that calls itself exact but drops its halos does not pass."""
     (tmp_path / "own.py").write_text(
         "from dataclasses import dataclass\n"

@@ -82,7 +82,7 @@ def test_ratios_are_against_the_fastest_fair_baseline_of_the_same_seed(write, tm
         ({"seed": 9, "hardware": "another machine"}, "hardware, seed"),
     ],
 )
-def test_no_ratio_between_runs_that_differ(write, tmp_path: Path, changes: dict, why: str) -> None:
+def test_runs_that_differ_form_no_ratio(write, tmp_path: Path, changes: dict, why: str) -> None:
     write("0")
     write("1", strategy="graph_parallel", **changes)
     (_, row) = rows(tmp_path)

@@ -30,7 +30,7 @@ from gnnpar.settings import ConfigError
         ("gnnpar trian x", []),
     ],
 )
-def test_words_become(line: str, expected: list[str]) -> None:
+def test_last_word_is_completed(line: str, expected: list[str]) -> None:
     assert completion.complete(line) == expected
 
 
@@ -57,7 +57,7 @@ def test_bash_completes(tmp_path: Path) -> None:
     assert done.stdout.split() == ["sage", "sage_max"]
 
 
-def test_it_is_installed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_completion_installed_twice_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHELL", "/bin/bash")
     (tmp_path / ".bashrc").write_text("alias a=b")
     for _ in range(2):
@@ -70,13 +70,12 @@ def test_it_is_installed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         completion.install(tmp_path)
 
 
-def test_a_key_of_another_strategy_is_named(capsys: pytest.CaptureFixture) -> None:
+def test_key_of_another_strategy_is_refused_with_its_name(capsys: pytest.CaptureFixture) -> None:
     assert run("train", ["strategy=single", "strategy.logical_parts=2"]) == 2
     assert "strategy has no keys; it is a key of strategy=sar" in capsys.readouterr().err
 
 
-def test_no_name_of_the_working_directory_is_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is completed stands in the command line as it is."""
+def test_completion_offers_plain_names_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model").mkdir()
     for name in ("gown", "g$(touch ran)", "g;ls", "g\x1b[2J"):
         (tmp_path / "model" / f"{name}.yaml").touch()

@@ -115,7 +115,7 @@ def test_panels_speak_of_metrics_that_exist() -> None:
     assert panels_for(["fidelity/cosine"]) == {}  # no epoch to draw it against
 
 
-def test_what_is_no_study_is_one_line(sweep: Path) -> None:
+def test_dashboard_without_a_study_is_one_line(sweep: Path) -> None:
     folders = sorted(sweep.iterdir())
     link = json.loads((folders[0] / LINK).read_text())
     (folders[0] / LINK).write_text(json.dumps(link | {"group": "tuesday"}))

@@ -54,7 +54,7 @@ def test_jobs_in_processes_of_their_own(run_cli: Run, tmp_path: Path, launcher: 
 
 
 @pytest.mark.slow  # three starts of a search
-def test_a_search_finds_the_best_trial_and_resumes(run_cli: Run, tmp_path: Path) -> None:
+def test_search_finds_the_best_trial_and_resumes(run_cli: Run, tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
     search = ("train", "-m", *TINY, "hydra/sweeper=search", "optim.lr=choice(0.001,0.05,1e18)")
     done = run_cli(*search, "hydra.sweeper.n_trials=4")
@@ -86,7 +86,7 @@ def test_jobs_know_how_many_run_at_once(launcher: dict, at_once: str, monkeypatc
     assert beside_each_other(config, 4) == int(at_once)
 
 
-def test_a_missing_extra_is_named() -> None:
+def test_missing_extra_is_named() -> None:
     from hydra.errors import MissingConfigException
 
     error = MissingConfigException("no", missing_cfg_file="hydra/launcher/submitit_slurm", options=["basic"])
@@ -95,7 +95,7 @@ def test_a_missing_extra_is_named() -> None:
     assert hydra_line(error, []) == "hydra/sweeper: optuna is an extra; pip install 'gnnpar[optuna]'"
 
 
-def test_a_folder_of_the_name_of_a_key_is_none_of_a_group_and_a_dictionary_for_a_sweeper_is_one_line(
+def test_folder_named_as_a_key_is_no_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -106,7 +106,7 @@ def test_a_folder_of_the_name_of_a_key_is_none_of_a_group_and_a_dictionary_for_a
     assert "an override, or a key of hydra, cannot be used (" in capsys.readouterr().err
 
 
-def test_loggers_without_names_and_a_storage_that_cannot_be_opened_are_one_line(
+def test_wrong_hydra_values_are_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

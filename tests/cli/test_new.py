@@ -26,7 +26,7 @@ from gnnpar.settings import ConfigError
 from gnnpar.verify.conformance import make_job, small_graph
 
 
-def test_what_is_written_passes_its_tests_and_lint(tmp_path: Path) -> None:
+def test_new_files_pass_their_tests_and_lint(tmp_path: Path) -> None:
     """The tests hold conformance, bytes, the model's formula and the codec's laws."""
     for kind in new.KINDS:
         files = new.write(kind, f"my_{kind}", tmp_path)
@@ -54,7 +54,7 @@ def test_what_is_written_passes_its_tests_and_lint(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout
 
 
-def test_in_the_repository_it_goes_where_the_others_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_in_the_repository_uses_its_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(new, "checkout_dir", lambda: tmp_path)
     for kind, package in new.KINDS.items():
         module, config, test = new.write(kind, "mine", tmp_path)
@@ -73,7 +73,7 @@ def test_in_the_repository_it_goes_where_the_others_are(tmp_path: Path, monkeypa
     assert golden[:3] == ["python", "tests/golden/make.py", "mine"] and (ROOT / golden[1]).exists()
 
 
-def test_nothing_is_overwritten(tmp_path: Path) -> None:
+def test_new_over_an_existing_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.yaml").write_text("mine\n")
     with pytest.raises(ConfigError, match=r"model/mine\.yaml is there already"):
@@ -81,7 +81,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["mine.yaml"]
 
 
-def test_a_folder_of_the_same_name_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_beside_a_folder_of_the_same_name_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "runs").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     assert new.write("codec", "runs", tmp_path)[0] == tmp_path / "runs.py"
@@ -96,7 +96,7 @@ def test_a_folder_of_the_same_name_is_no_obstacle(tmp_path: Path, monkeypatch: p
         ("sar", "strategy=sar is in gnnpar already; choose another name"),
     ],
 )
-def test_a_bad_name_is_one_line(tmp_path: Path, name: str, line: str) -> None:
+def test_bad_name_of_new_is_one_line(tmp_path: Path, name: str, line: str) -> None:
     with pytest.raises(ConfigError) as caught:
         new.write("strategy", name, tmp_path)
     assert str(caught.value) == line
@@ -119,7 +119,7 @@ def packaged(kind: str, name: str, site: Path) -> None:
 
 
 @pytest.mark.slow  # processes that start: 15 s
-def test_what_an_installed_package_brings_is_found_from_any_folder(run_cli: Run, run_here: Run, tmp_path: Path) -> None:
+def test_yaml_of_an_installed_package_is_found_anywhere(run_cli: Run, run_here: Run, tmp_path: Path) -> None:
     """By its entry point, in checks, among the names of all models, and in a run of two processes."""
     site, away = tmp_path / "site", tmp_path / "away"
     for folder in (site, away):
@@ -143,7 +143,7 @@ def test_what_an_installed_package_brings_is_found_from_any_folder(run_cli: Run,
     )
 
 
-def test_a_wrong_sign_in_backward_fails_the_check_and_is_named(run_here: Run, tmp_path: Path) -> None:
+def test_check_of_a_wrong_gradient_names_the_parameter(run_here: Run, tmp_path: Path) -> None:
     module = new.write("strategy", "wrong_sign", tmp_path)[0]
     text = module.read_text()
     assert text.count("shard.boundary[p], g)") == 1
@@ -167,9 +167,7 @@ def test_the_command(run_here: Run, tmp_path: Path) -> None:
     assert "choose from" in done.stderr
 
 
-def test_a_strategy_that_was_written_counts_metadata_and_encode_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_strategy_counts_metadata_and_encode_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It sends the bytes of graph parallelism when it quantizes, scales and zero points included."""
     new.write("strategy", "counted", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -22,7 +22,7 @@ def written(folder: Path, name: str, before: str, after: str) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_missing_member_is_named(run_here: Run, tmp_path: Path, command: str) -> None:
+def test_strategy_without_a_member_is_refused_with_its_name(run_here: Run, tmp_path: Path, command: str) -> None:
     written(tmp_path, f"lacking_{command}", "def exact_limit", "def exactly")
     done = run_here(command, f"strategy=lacking_{command}", *COMMANDS[command])
     line = f"strategy=lacking_{command}: lacking_{command}.Lacking{command.capitalize()} has no exact_limit"
@@ -32,7 +32,7 @@ def test_a_missing_member_is_named(run_here: Run, tmp_path: Path, command: str) 
     assert not list(tmp_path.rglob("result.json"))  # no rank has started
 
 
-def test_an_unknown_capability_is_named(run_here: Run, tmp_path: Path) -> None:
+def test_strategy_with_an_unknown_capability_is_refused(run_here: Run, tmp_path: Path) -> None:
     written(tmp_path, "unknown", CAPABILITIES, "    capabilities = Capabilities(max_rank=2)")
     done = run_here("train", "strategy=unknown", *COMMANDS["train"])
     assert done.returncode == 2
@@ -40,14 +40,14 @@ def test_an_unknown_capability_is_named(run_here: Run, tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_an_exact_limit_that_is_not_exact_is_refused(run_here: Run, tmp_path: Path) -> None:
+def test_exact_limit_that_is_not_exact_is_refused(run_here: Run, tmp_path: Path) -> None:
     written(tmp_path, "inexact", "return replace(self, codec=Identity())", "return self")
     done = run_here("check", "strategy=inexact", "codec=bf16", "model=gcn", "--worlds=2")
     assert done.returncode == 2
     assert "exact_limit() of Inexact is rounded" in done.stderr
 
 
-def test_a_first_layer_that_cannot_be_kept_is_refused_before_ranks_start(run_here: Run, tmp_path: Path) -> None:
+def test_first_layer_that_cannot_be_cached_is_refused(run_here: Run, tmp_path: Path) -> None:
     done = run_here("train", "strategy=gnnpipe", "first_layer=cached", *COMMANDS["train"])
     assert done.returncode == 2
     assert "first_layer=cached is for strategies without chunks or batches: set first_layer=live" in done.stderr

@@ -45,7 +45,7 @@ def expected(run_dir: Path, overrides: tuple[str, ...] = ()) -> np.ndarray:
     [("strategy=single",), ("strategy=sar", *MANY), ("strategy=gnnpipe", "world_size=2", *MANY[1:])],
     ids=["single", "sar", "gnnpipe"],
 )
-def test_they_are_those_of_the_loaded_model(chosen: tuple[str, ...], run_dir: Path, run_here: Run, tmp_path: Path):
+def test_predictions_equal_the_loaded_model(chosen: tuple[str, ...], run_dir: Path, run_here: Run, tmp_path: Path):
     done = run_here("predict", str(run_dir), *chosen, "--out", str(tmp_path / "out.npy"))
     assert (done.returncode, done.stderr) == (0, "")
     found = np.load(tmp_path / "out.npy")
@@ -55,7 +55,7 @@ def test_they_are_those_of_the_loaded_model(chosen: tuple[str, ...], run_dir: Pa
     assert [file.name for file in tmp_path.iterdir()] == ["out.npy"]
 
 
-def test_of_another_graph_in_shards_on_disk(run_dir: Path, run_here: Run, tmp_path: Path) -> None:
+def test_predictions_from_shards_equal_the_loaded_model(run_dir: Path, run_here: Run, tmp_path: Path) -> None:
     width = gnnpar.load(run_dir).model.in_dim
     other = ("dataset=sbm", "dataset.num_nodes=200", "dataset.avg_degree=5", f"dataset.num_features={width}")
     assert partition([*other, "world_size=3", f"out={tmp_path / 'shards'}"]) == 0
@@ -73,7 +73,7 @@ def test_of_another_graph_in_shards_on_disk(run_dir: Path, run_here: Run, tmp_pa
         (("strategy=nothing",), 2, "nothing"),
     ],
 )
-def test_what_it_cannot_do_is_one_line(arguments, code: int, line: str, run_dir: Path, run_here: Run) -> None:
+def test_wrong_prediction_is_one_line(arguments, code: int, line: str, run_dir: Path, run_here: Run) -> None:
     done = run_here("predict", str(run_dir), *arguments)
     assert done.returncode == code
     assert line in done.stderr

@@ -5,7 +5,7 @@ import pytest
 import startup
 
 
-def test_a_command_is_measured_and_one_that_fails_is_no_figure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_startup_of_a_failing_command_raises(capsys: pytest.CaptureFixture[str]) -> None:
     startup.main(["--runs", "1", "--only", "`gnnpar --help`"])
     row = capsys.readouterr().out.splitlines()[-1]
     assert row.startswith("| `gnnpar --help` | 0.1 | 0.") and row.count("|") == 5

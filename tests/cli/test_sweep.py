@@ -82,9 +82,7 @@ def states(folder: Path) -> list[str]:
 
 
 @pytest.mark.fault
-def test_a_sweep_killed_half_way_finishes_exactly_what_is_missing(
-    run_cli: Run, folder: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_killed_sweep_runs_the_missing_jobs_again(run_cli: Run, folder: Path, capsys: pytest.CaptureFixture) -> None:
     (folder / "fail-1").touch()
     (folder / "kill-2").touch()
     done = run_cli("train", "-m", *TINY, "seed=0,1,2,3")
@@ -119,7 +117,7 @@ def test_a_sweep_killed_half_way_finishes_exactly_what_is_missing(
     assert told["counts"] == {"done": 4}
 
 
-def test_another_seed_is_another_job_in_a_folder_of_its_own(folder: Path) -> None:
+def test_job_with_another_seed_has_a_folder_of_its_own(folder: Path) -> None:
     assert run("train", ["-m", *TINY, "seed=0"]) == 0
     assert run("train", ["-m", *TINY, "seed=1,0", "data_dir=elsewhere"]) == 0
     assert ran(folder) == [0, 1]  # folders are no part of what a job is
@@ -129,7 +127,7 @@ def test_another_seed_is_another_job_in_a_folder_of_its_own(folder: Path) -> Non
     assert len(sessions) == 2
 
 
-def test_a_wrong_job_is_refused_and_the_others_run(folder: Path, capsys: pytest.CaptureFixture) -> None:
+def test_wrong_job_of_a_sweep_is_refused_and_others_run(folder: Path, capsys: pytest.CaptureFixture) -> None:
     assert run("train", ["-m", *TINY, "seed=0", "epochs=0,1"]) == 1
     assert ran(folder) == [0]
     assert states(folder) == ["failed", "done"]
@@ -164,7 +162,7 @@ def test_one_folder_for_several_jobs_is_refused(folder: Path, capsys: pytest.Cap
     assert ran(folder) == []
 
 
-def test_a_defect_in_one_job_ends_no_other(
+def test_defect_in_one_job_ends_no_other(
     folder: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings_of = HydraJob.settings
@@ -180,7 +178,7 @@ def test_a_defect_in_one_job_ends_no_other(
     assert "Traceback" in told.err
 
 
-def test_a_terminal_shows_the_sweep_and_jobs_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_shows_the_sweep_and_jobs_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
 
     def look() -> Snapshot:
@@ -198,7 +196,7 @@ def test_a_terminal_shows_the_sweep_and_jobs_are_silent(monkeypatch: pytest.Monk
     assert len(looked) >= 3  # at the start, twice a second, at the end
 
 
-def test_what_a_strategy_does_not_read_is_not_trained_again(folder: Path, capsys: pytest.CaptureFixture) -> None:
+def test_job_that_differs_in_an_unread_key_is_not_trained_again(folder: Path, capsys: pytest.CaptureFixture) -> None:
     sweep = [word for word in TINY if not word.startswith(("strategy=", "world_size="))]
     argv = ["-m", *sweep, "strategy=single,graph_parallel", "codec=identity,drop", "comm=threads", "world_size=2"]
     for _ in range(2):  # once more: nothing is left to do

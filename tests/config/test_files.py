@@ -11,7 +11,7 @@ from gnnpar.files import WriteError, open_whole, write_json_whole, write_text_wh
 from gnnpar.paths import own_cache, path_of
 
 
-def test_the_new_text_takes_the_place_of_the_old_one(tmp_path):
+def test_write_of_an_existing_file_replaces_it(tmp_path):
     file = tmp_path / "a.txt"
     file.write_text("old")
     write_text_whole(file, "new")
@@ -19,12 +19,12 @@ def test_the_new_text_takes_the_place_of_the_old_one(tmp_path):
 
 
 @pytest.mark.parametrize("sync", [False, True])
-def test_json_is_read_back(tmp_path, sync):
+def test_written_json_is_read_back(tmp_path, sync):
     write_json_whole(tmp_path / "a.json", {"a": [1, 2]}, sync=sync)
     assert json.loads((tmp_path / "a.json").read_text()) == {"a": [1, 2]}
 
 
-def test_what_is_raised_half_way_leaves_the_old_file_and_nothing_else(tmp_path):
+def test_error_while_writing_keeps_the_old_file(tmp_path):
     file = tmp_path / "a.txt"
     file.write_text("old")
     with pytest.raises(ZeroDivisionError), open_whole(file) as out:
@@ -32,7 +32,7 @@ def test_what_is_raised_half_way_leaves_the_old_file_and_nothing_else(tmp_path):
     assert file.read_text() == "old" and os.listdir(tmp_path) == ["a.txt"]
 
 
-def test_what_json_has_no_form_for_leaves_the_old_file(tmp_path):
+def test_value_without_json_form_keeps_the_old_file(tmp_path):
     file = tmp_path / "a.json"
     file.write_text("old")
     with pytest.raises(TypeError):
@@ -40,7 +40,7 @@ def test_what_json_has_no_form_for_leaves_the_old_file(tmp_path):
     assert file.read_text() == "old" and os.listdir(tmp_path) == ["a.json"]
 
 
-def test_a_full_disk_is_one_line_that_names_the_file(tmp_path):
+def test_full_disk_is_one_line_with_the_file(tmp_path):
     file = tmp_path / "a.txt"
     with pytest.raises(WriteError) as raised, open_whole(file):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -48,7 +48,7 @@ def test_a_full_disk_is_one_line_that_names_the_file(tmp_path):
     assert raised.value.errno == errno.ENOSPC and not os.listdir(tmp_path)
 
 
-def test_a_folder_that_is_missing_is_one_line_too(tmp_path):
+def test_missing_folder_is_one_line_with_the_file(tmp_path):
     with pytest.raises(OSError, match=r"b/a\.txt cannot be written: No such file or directory"):
         write_text_whole(tmp_path / "b" / "a.txt", "")
 

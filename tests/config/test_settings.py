@@ -42,7 +42,7 @@ def test_every_yaml_composes_and_instantiates(chosen: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("file", sorted((conf_dir() / "debug").glob("*.yaml")), ids=lambda p: p.stem)
-def test_every_debug_preset_has_the_last_word_but_one(file: Path) -> None:
+def test_debug_preset_overrides_defaults_and_yields_to_overrides(file: Path) -> None:
     assert compose([f"debug={file.stem}"]).epochs == OmegaConf.load(file).epochs
     assert compose([f"debug={file.stem}", "epochs=7"]).epochs == 7
 
@@ -78,7 +78,7 @@ def test_every_debug_preset_has_the_last_word_but_one(file: Path) -> None:
         ("comm._target_=gnnpar.settings.Host", "comm=gnnpar.settings.Host is no Comm"),
     ],
 )
-def test_a_wrong_value_is_one_line(override: str, line: str) -> None:
+def test_wrong_value_is_one_line(override: str, line: str) -> None:
     with pytest.raises(ConfigError) as error:
         compose([override])
     assert line in str(error.value)
@@ -123,7 +123,7 @@ def test_wrong_fields_of_adaqp(override: str, line: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_a_period_longer_than_the_run_is_refused_before_a_rank_starts() -> None:
+def test_period_longer_than_the_run_is_refused() -> None:
     from gnnpar.training.checks import check_strategy
 
     of_codec, of_strategy = ["strategy=graph_parallel", "codec=adaptive"], ["strategy=adaqp"]
@@ -148,7 +148,7 @@ def test_a_period_longer_than_the_run_is_refused_before_a_rank_starts() -> None:
         ("codec@strategy.codec=int4", ["codec@strategy.codec=uniform", "strategy.codec.bits=4"]),
     ],
 )
-def test_a_codec_by_another_name_is_the_same_configuration(name: str, file: list[str]) -> None:
+def test_other_name_of_a_codec_is_the_same_configuration(name: str, file: list[str]) -> None:
     """Also its hash, and the name in results."""
     strategy = "strategy=adaqp" if "@" in name else "strategy=graph_parallel"
     given, canonical = compose([strategy, name]), compose([strategy, *file])
@@ -156,18 +156,14 @@ def test_a_codec_by_another_name_is_the_same_configuration(name: str, file: list
     assert job_key(given.resolved, given.names) == job_key(canonical.resolved, canonical.names)
 
 
-def test_a_file_of_the_users_own_comes_before_another_name_of_a_codec(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_codec_file_hides_another_name_of_a_codec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "codec").mkdir()
     (tmp_path / "codec" / "int4.yaml").write_text("_target_: gnnpar.codecs.codec.Drop\n")
     monkeypatch.chdir(tmp_path)
     assert spelled(["codec=int4", "codec=int8"]) == ["codec=int4", "codec=uniform", "codec.bits=8"]
 
 
-def test_a_class_that_is_not_there_is_answered_with_the_nearest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_class_is_refused_with_the_nearest_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "near_net.py").write_text("class Net: ...\nclass Graph: ...\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(AttributeError, match=r"has no attribute 'Nett', did you mean Net\?$"):
@@ -189,7 +185,7 @@ def test_a_class_that_is_not_there_is_answered_with_the_nearest(
         ("epochs=[", "epochs=[ is no override"),
     ],
 )
-def test_what_hydra_refuses_is_one_line_without_paths(override: str, line: str) -> None:
+def test_error_of_hydra_is_one_line_without_paths(override: str, line: str) -> None:
     with pytest.raises(ConfigError) as error:
         compose([override])
     text = str(error.value)
@@ -248,7 +244,7 @@ def test_nested_dataclasses_are_built_and_checked() -> None:
         ({"inner": {}, "anything": {"_target_": "nowhere.X"}}, "g.anything._target_=nowhere.X cannot be imported"),
     ],
 )
-def test_errors_name_the_nested_key(fields: dict, line: str) -> None:
+def test_error_in_a_nested_field_names_its_key(fields: dict, line: str) -> None:
     with pytest.raises(ConfigError, match=line.replace("[", r"\[").replace("]", r"\]")):
         instantiate(node(**fields), "g")
 
@@ -260,7 +256,7 @@ def test_types_in_words() -> None:
     assert describe(Annotated[float, at.Interval(gt=2.0, lt=3)]) == "a number > 2 and < 3"
 
 
-def test_a_plan_sets_the_strategy(tmp_path: Path) -> None:
+def test_plan_beside_a_strategy_or_codec_is_refused(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     plan.write_text('{"strategy": {"name": "single", "_target_": "gnnpar.parallel.single.strategy.Single"}}')
     base = compose([])
@@ -274,7 +270,7 @@ def test_a_plan_sets_the_strategy(tmp_path: Path) -> None:
         with_plan(config | {"plan": "nowhere.json"}, names, [])
 
 
-def test_a_folder_of_ones_own_adds_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_yaml_of_the_working_directory_adds_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.yaml").write_text("_target_: gnnpar.models.gcn.GCN\nhidden: 7\n")
     (tmp_path / "experiments").mkdir()
@@ -286,7 +282,7 @@ def test_a_folder_of_ones_own_adds_options(tmp_path: Path, monkeypatch: pytest.M
     assert settings.epochs == 17
 
 
-def test_a_rank_imports_neither_hydra_nor_services_nor_pyg_nor_the_planner_nor_a_compiler(tmp_path: Path) -> None:
+def test_spawned_rank_imports_no_heavy_package(tmp_path: Path) -> None:
     """A pickled Settings, unpickled and trained with in a fresh process, as a spawned rank does it."""
     import pickle
 
@@ -340,7 +336,7 @@ class Broken(Net):
         ("d_net.Broken", None, r"model.target=d_net.Broken cannot run on 16 features: "),
     ],
 )
-def test_a_pyg_model_that_cannot_be_built_is_refused_before_ranks_start(
+def test_pyg_model_that_cannot_be_built_is_refused_before_ranks_start(
     target: str, width: int | None, line: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gnnpar.cli.train import run_training

@@ -31,7 +31,7 @@ def _without_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gnnpar.launch.slurm.shutil.which", lambda name: None)
 
 
-def test_a_task_of_a_step_is_a_rank() -> None:
+def test_task_of_a_slurm_step_is_a_rank() -> None:
     found = as_rank(STEP)
     assert found == {
         "RANK": "5",
@@ -58,7 +58,7 @@ def test_a_task_of_a_step_is_a_rank() -> None:
         {k: v for k, v in STEP.items() if "STEP" not in k},  # the batch script itself
     ],
 )
-def test_elsewhere_nothing_changes(env: dict[str, str]) -> None:
+def test_environment_outside_a_slurm_step_is_kept(env: dict[str, str]) -> None:
     assert as_rank(env) == {}
 
 
@@ -86,7 +86,7 @@ def test_scontrol_is_asked_where_it_is(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("lack", ["SLURM_PROCID", "SLURM_LOCALID"])
-def test_what_is_missing_is_named(lack: str) -> None:
+def test_missing_slurm_variable_is_named(lack: str) -> None:
     with pytest.raises(ConfigError, match=f"^SLURM_STEP_NUM_TASKS=7, but Slurm's environment lacks '{lack}'"):
         as_rank({k: v for k, v in STEP.items() if k != lack})
     with pytest.raises(ConfigError, match="SLURM_TASKS_PER_NODE=two cannot be read"):
@@ -105,7 +105,7 @@ def test_what_is_missing_is_named(lack: str) -> None:
         ({"SLURM_JOB_ID": "9" * 5000}, "SLURM_JOB_ID=999"),
     ],
 )
-def test_what_slurm_cannot_have_said_is_a_line(env: dict[str, str], line: str) -> None:
+def test_wrong_slurm_variable_is_one_line(env: dict[str, str], line: str) -> None:
     with pytest.raises(ConfigError) as refused:
         as_rank(STEP | env)
     assert line in str(refused.value)
@@ -126,10 +126,9 @@ def test_what_slurm_cannot_have_said_is_a_line(env: dict[str, str], line: str) -
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "99999"}, "MASTER_PORT=99999 must be a whole number from 1"),
     ],
 )
-def test_a_rank_that_is_none_is_a_line(
+def test_wrong_rank_variable_is_one_line(
     env: dict[str, str], line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """These were tracebacks, or lines that named no variable."""
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     assert run("train", ["debug=tiny", "strategy=graph_parallel"]) == 2
@@ -162,7 +161,7 @@ def test_train_joins_under_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_restart_by_torchrun_finds_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restart_by_torchrun_keeps_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert without_folders(["a=1"], rank=0) == ["a=1"]
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "2")
     first, again = without_folders(["a=1"], rank=0), without_folders(["a=1"], rank=0)
