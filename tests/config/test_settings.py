@@ -370,11 +370,13 @@ def package(folder: Path, name: str, *, touch: Path) -> None:
     (folder / name / "conf" / "model" / f"{name}.yaml").write_text(f"_target_: {name}.models.Net\n")
 
 
-def test_file_names_only_classes_in_the_yaml_of_a_plugin(tmp_path: Path, importing: None) -> None:
+def test_file_names_only_classes_in_the_yaml_of_a_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package(tmp_path, "plug", touch=tmp_path / "imported")
     (tmp_path / "plug" / "models.py").write_text("class Net: ...\n")
     (tmp_path / "plug" / "danger.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nclass Net: ...\n")
-    sys.path.append(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    monkeypatch.setitem(sys.modules, "plug", None)
+    monkeypatch.delitem(sys.modules, "plug")
     invalidate_caches()
     targets.refuse_foreign({"_target_": "plug.models.Net"}, "a file", remedy="no")
     for other in ("plug.danger.Net", "plug.__main__.Net", "plug.models.Other"):

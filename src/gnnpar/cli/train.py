@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from gnnpar.cli.main import file_line, refuse
 from gnnpar.config.application import run_jobs, without_folders
 from gnnpar.config.compose import HydraJob
+from gnnpar.config.errors import JobFailed
 from gnnpar.config.help import train_help
 from gnnpar.config.inputs import key_of, sets
 from gnnpar.config.jobs import SESSION, SWEEP, Job, jobs_below, snapshot, titles
@@ -128,7 +129,7 @@ def run_job(job: HydraJob, sweep: Path) -> float:
     if not job.searching:
         return code
     if code:
-        raise RuntimeError(": ".join((Job.read(job.run_dir) or planned).state()))
+        raise JobFailed(": ".join((Job.read(job.run_dir) or planned).state()))
     metric = (valid_result(job.run_dir) or {})["metric"]
     return math.nan if metric["best_val"] is None else goodness(metric["name"], metric["best_val"])
 

@@ -53,7 +53,8 @@ def run_jobs(
     if multirun:
         from gnnpar.config.sweep import per_job
 
-        given = per_job(given)
+        with hydra_errors(argv):
+            given = per_job(given)
     codes: list[int] = []
     raised: list[BaseException] = []
 

@@ -101,13 +101,13 @@ def resolved(config: DictConfig, choices: Mapping[str, object], overrides: Seque
     keys = [str(key) for key in config if key != "hydra"]
     with hydra_errors(overrides):
         tree = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True, throw_on_missing=True)
-    own = OmegaConf.to_container(config.strategy, resolve=False)
+        written = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=False)
+        own = OmegaConf.to_container(config.strategy, resolve=False)
     if isinstance(own, Mapping) and isinstance(own.get("codec"), Mapping):
         for override in overrides:
             if override.startswith(("codec=", "codec.")):
                 mine = override.replace("codec=", "codec@strategy.codec=").replace("codec.", "strategy.codec.")
                 complain(f"{override} is not read: strategy={names.get('strategy')} has its own codec; set {mine}")
-    written = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=False)
     composed, names = with_inputs(cast("JsonDict", tree), names, overrides)
     _refuse_chosen_twice(composed, cast("JsonDict", tree), choices, overrides)
     return with_references(composed, cast("JsonDict", written), cast("JsonDict", tree)), names

@@ -20,6 +20,10 @@ PLUGINS = {"hydra/launcher": ("joblib", "submitit_local", "submitit_slurm"), "hy
 """Options of Hydra's groups that extras of gnnpar install."""
 
 
+class JobFailed(RuntimeError):
+    """A job of a sweeper that searches has failed."""
+
+
 @contextmanager
 def hydra_errors(overrides: Sequence[str]) -> Iterator[None]:
     """Raise what Hydra, OmegaConf and PyYAML raise in the block as a ConfigError of one line."""
@@ -45,7 +49,7 @@ def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
     if isinstance(error, OverrideParseException):
         return f"{error.override} is no override; write key=value, +key=value to add a key, group=option to choose"
     if not isinstance(error, (HydraException, OmegaConfBaseException)):
-        known = (ConfigError, OSError, MemoryError, RuntimeError)
+        known = (ConfigError, JobFailed, OSError, MemoryError, RecursionError)
         return None if isinstance(error, known) else _internal_line(text, argv)
     if match := re.search(r"Could not override '([^']+)'", text):
         return no_such_key(match[1], argv)
