@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gnnpar.data.dataset import Dataset
 from gnnpar.files import JsonDict
-from gnnpar.partition.partition import cache_of, fields_of, hashed, read_cached, symmetric_csr, write_cached
+from gnnpar.partition.partition import cache_of, cached, fields_of, hashed, symmetric_csr
 
 Edges = tuple[Tensor, int]  # edge_index int64 [2, E], number of nodes
 _NODE_WEIGHT = 50  # GNNPipe's weight of a node beside its in-edges: 50 + degree
@@ -148,18 +148,18 @@ def chunk(
     cache: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Tensor:
-    """The chunks, from the cache where they are there. int64 [N]."""
+    """Return the chunks, from the cache if possible. int64 [N]."""
+
+    def make() -> Tensor:
+        began = time.perf_counter()
+        chunk_of = by.assign(dataset, part_of, chunks_per_part, seed)
+        took = time.perf_counter() - began
+        say(f"cut {dataset.num_nodes} nodes into chunks, {chunks_per_part} a part, in {took:.1f} s")
+        return chunk_of
+
     cache = cache_of(by, cache)
-    file = None if cache is None else cache / f"{_key(dataset, part_of, chunks_per_part, by, seed)}.part"
-    kept = None if file is None else read_cached(file, dataset.num_nodes, chunks_per_part, "chunking", say)
-    if kept is not None:
-        return kept
-    began = time.perf_counter()
-    chunk_of = by.assign(dataset, part_of, chunks_per_part, seed)
-    say(f"cut {dataset.num_nodes} nodes into chunks, {chunks_per_part} a part, in {time.perf_counter() - began:.1f} s")
-    if file is not None:
-        write_cached(file, chunk_of, "chunking", say)
-    return chunk_of
+    file = cache and cache / f"{_key(dataset, part_of, chunks_per_part, by, seed)}.part"
+    return cached(file, dataset.num_nodes, chunks_per_part, "chunking", say, make)
 
 
 def _key(dataset: Dataset, part_of: Tensor, chunks: int, by: Chunker, seed: int) -> str:

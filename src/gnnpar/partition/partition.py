@@ -84,7 +84,7 @@ class Metis:
 
 
 def train_weights(train_mask: Tensor) -> np.ndarray:
-    """Of nodes, so that parts with equal sums have equal numbers of training nodes. Shapes: [N] bool -> [N] int64."""
+    """Return weights of nodes that balance training nodes. Shapes: [N] bool -> [N] int64."""
     train, nodes = train_mask.numpy().astype(np.int64), max(1, len(train_mask))
     return train * min(nodes, (_LARGEST_SUM - nodes) // max(1, int(train.sum()))) + 1
 
@@ -109,7 +109,7 @@ class Range:
 
 
 def symmetric_csr(edge_index: Tensor, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """(offsets [N + 1], neighbours) of the undirected graph without self loops and repeated edges."""
+    """Return (offsets [N + 1], neighbours) of the undirected graph without self loops and repeated edges."""
     from scipy.sparse import csr_matrix
 
     src, dst = (row.numpy() for row in edge_index)
@@ -129,28 +129,27 @@ def partition(
     cache: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Tensor:
-    """The partition, from the cache where it is there. int64 [N]. Refuses parts without nodes."""
+    """Return a partition, from the cache if possible, int64 [N]. Raises ValueError for parts without nodes."""
     if parts > dataset.num_nodes:
         raise ValueError(
             f"{dataset.num_nodes} nodes cannot fill {parts} parts: launch at most {counted(dataset.num_nodes, 'rank')}."
         )
+
+    def make() -> Tensor:
+        began = time.perf_counter()
+        part_of = by.part_of(dataset, parts)
+        sizes = torch.bincount(part_of, minlength=parts)
+        if empty := (sizes == 0).nonzero().flatten().tolist():
+            raise ValueError(
+                f"{type(by).__name__} left {len(empty)} of {parts} parts without nodes (parts {empty[:8]}) of a graph "
+                f"with {dataset.num_nodes} nodes: use fewer ranks, or partition=range."
+            )
+        say(f"partitioned {dataset.num_nodes} nodes into {parts} parts in {time.perf_counter() - began:.1f} s")
+        return part_of
+
     cache = cache_of(by, cache)
-    file = None if cache is None else cache / f"{_key(dataset, parts, by)}.part"
-    if file is not None and (kept := read_cached(file, dataset.num_nodes, parts, "partition", say)) is not None:
-        return kept
-    began = time.perf_counter()
-    part_of = by.part_of(dataset, parts)
-    sizes = torch.bincount(part_of, minlength=parts)
-    if bool((sizes == 0).any()):
-        empty = (sizes == 0).nonzero().flatten().tolist()
-        raise ValueError(
-            f"{type(by).__name__} left {len(empty)} of {parts} parts without nodes (parts {empty[:8]}) of a graph with "
-            f"{dataset.num_nodes} nodes: use fewer ranks, or partition=range."
-        )
-    say(f"partitioned {dataset.num_nodes} nodes into {parts} parts in {time.perf_counter() - began:.1f} s")
-    if file is not None:
-        write_cached(file, part_of, "partition", say)
-    return part_of
+    file = cache and cache / f"{_key(dataset, parts, by)}.part"
+    return cached(file, dataset.num_nodes, parts, "partition", say, make)
 
 
 def partition_edges(
@@ -162,24 +161,36 @@ def partition_edges(
     cache: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Tensor:
-    """The vertex cut, from the cache where it is there. Shapes: part_of [N] of `partition` -> int64 [E].
+    """Return a vertex cut, from the cache if possible. Shapes: part_of [N] of `partition` -> int64 [E].
 
-    One that cuts edges alone gives the vertex cut that follows from its parts of nodes.
+    A partitioner of nodes gives the vertex cut that follows from its parts.
     """
     if not isinstance(by, EdgePartitioner):
         return following(part_of, dataset.edge_index)
-    cache = cache_of(by, cache)
-    file = cache / f"{_key(dataset, parts, by)}.edges" if cache is not None and dataset.num_edges else None
-    if file is not None and (kept := read_cached(file, dataset.num_edges, parts, "vertex cut", say)) is not None:
+    cache = cache_of(by, cache) if dataset.num_edges else None
+    file = cache and cache / f"{_key(dataset, parts, by)}.edges"
+    return cached(file, dataset.num_edges, parts, "vertex cut", say, lambda: by.edge_part_of(dataset, parts))
+
+
+def cache_of(by: object, cache: Path | None) -> Path | None:
+    """Return `cache` for gnnpar's own partitioners and chunkers; None for others: their code may change."""
+    return cache if type(by).__module__.partition(".")[0] == "gnnpar" else None
+
+
+def cached(
+    file: Path | None, num_rows: int, count: int, what: str, say: Callable[[str], None], make: Callable[[], Tensor]
+) -> Tensor:
+    """Return numbers in [0, count) from a cache file, or make and write them. int64 [num_rows]."""
+    if file is not None and (kept := read_cached(file, num_rows, count, what, say)) is not None:
         return kept
-    edge_part_of = by.edge_part_of(dataset, parts)
+    made = make()
     if file is not None:
-        write_cached(file, edge_part_of, "vertex cut", say)
-    return edge_part_of
+        write_cached(file, made, what, say)
+    return made
 
 
 def write_cached(file: Path, number_of: Tensor, what: str, say: Callable[[str], None]) -> None:
-    """sha256 of what follows, then int32 [n]. A cache that takes nothing more is a line, not an error."""
+    """Write sha256 and int32 [n]; say a line if the cache cannot be written."""
     payload = number_of.to(torch.int32).numpy().tobytes()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -190,8 +201,7 @@ def write_cached(file: Path, number_of: Tensor, what: str, say: Callable[[str], 
 
 
 def read_cached(file: Path, num_rows: int, count: int, what: str, say: Callable[[str], None]) -> Tensor | None:
-    """What `write_cached` wrote, every byte as it was: int64 [num_rows] in [0, count), a partition with
-    nodes in each; a line where it is not."""
+    """Return int64 [num_rows] in [0, count) as `write_cached` wrote it, or None; say a line if it is damaged."""
     try:
         size = require_file(file)
         data = file.read_bytes() if size == 32 + 4 * num_rows else b""
@@ -217,15 +227,10 @@ def _key(dataset: Dataset | Stored, parts: int, by: Partitioner) -> str:
 
 
 def fields_of(by: object) -> dict[str, object]:
-    """Of a partitioner or a chunker; none: it is no dataclass."""
+    """Return the fields of a partitioner or a chunker; none if it is no dataclass."""
     return asdict(by) if is_dataclass(by) and not isinstance(by, type) else {}
 
 
-def cache_of(by: object, cache: Path | None) -> Path | None:
-    """Return `cache` for gnnpar's own partitioners and chunkers; None for others: their code and files may change."""
-    return cache if type(by).__module__.partition(".")[0] == "gnnpar" else None
-
-
 def hashed(named: Sequence[object]) -> str:
-    """SHA-256 of what a cached file is called by."""
+    """Return the name of a cached file."""
     return hashlib.sha256(json.dumps(named, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,8 +1,7 @@
-"""Shards written to disk, a folder a rank, while the graph passes by in chunks: the same blocks as `shard.cut` makes.
+"""Write the shards of `shard.cut` to disk, a folder a rank, while reading the graph in chunks.
 
-Memory is O(nodes) and a chunk. Edges are dealt out once: those inside a part go straight into its block, those between
-parts wait in a scratch file a pair until it is known which of the sources occur. All is written under another name and
-renamed when the manifest is there.
+Memory: O(nodes) and a chunk. Edges inside a part go into its block; edges between parts go into a scratch file a pair,
+until their sources are known. Everything is written under a temporary name, renamed after the manifest.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def write_shards(
     setup: Mapping[str, JsonDict],
     on_progress: OnProgress = no_progress,
 ) -> Manifest:
-    """All shards of a partition, int64 [N], into the new folder `out`. Disk: 8 bytes a cut edge beside it for a while.
+    """Write all shards of a partition, int64 [N], to the new folder `out`. Needs 8 more bytes of disk a cut edge.
 
     Shapes of the files: those of `Shard` and `Block`; part_of.npy [N] is the partition.
     """
@@ -74,18 +73,13 @@ def write_shards(
 
 
 class _Writer:
-    """The shards of a partition in the making; every method is a pass."""
+    """Writes the shards of a partition; every method is a pass."""
 
     def __init__(
         self, graph: Stored, part_of: Tensor, parts: int, folder: Path, edge_ids: bool, on_progress: OnProgress
     ) -> None:
-        self.graph, self.parts, self.folder, self.with_ids, self.on_progress = (
-            graph,
-            parts,
-            folder,
-            edge_ids,
-            on_progress,
-        )
+        self.graph, self.parts, self.folder = graph, parts, folder
+        self.with_ids, self.on_progress = edge_ids, on_progress
         self.part_of = part_of.to(torch.int32).numpy()
         self.node_ids = [np.flatnonzero(self.part_of == p) for p in range(parts)]
         self.local_of = np.empty(graph.num_nodes, dtype=np.int32)
@@ -100,7 +94,7 @@ class _Writer:
         return self.folder / folder_of(part) / f"{name}.npy"
 
     def nodes(self) -> None:
-        """What is a few bytes a node."""
+        """Write ids, labels, degrees and masks."""
         graph, degree = self.graph, self.graph.in_degree.to(torch.float32).numpy()
         np.save(self.folder / PARTITION, self.part_of)
         for p, ids in enumerate(self.node_ids):
@@ -126,7 +120,7 @@ class _Writer:
                     file.write(x[part == p])
 
     def edges(self) -> None:
-        """Inner blocks, and the edges of the others as (local row, local source) in scratch files."""
+        """Write inner blocks, and other edges as (local row, local source) to scratch files."""
         with ExitStack() as opened:
             columns: dict[tuple[int, int], ColumnWriter] = {}
             values: dict[tuple[int, int, str], ColumnWriter] = {}  # of edges: ids, weights, types
@@ -164,13 +158,13 @@ class _Writer:
 
     @property
     def _of_edges(self) -> dict[str, tuple[str, np.dtype]]:
-        """What a block holds of every edge: the name of the file, what it is, and its type."""
+        """Per-edge values of a block: name of the file -> kind, dtype."""
         ids = {"edge_ids": ("ids", np.dtype(np.int64))} if self.with_ids else {}
         carried = self.graph.carried
         return ids | {f"{kind}s": (kind, carried[kind].dtype) for kind in ("weight", "type") if kind in carried}
 
     def attributes(self) -> None:
-        """Rows of attributes of all in-edges of a part, in the order of the edges."""
+        """Write the attributes of all in-edges of a part, in the order of the edges."""
         if "attr" not in self.graph.carried:
             return
         with ExitStack() as opened:
@@ -198,7 +192,7 @@ class _Writer:
             np.save(self.file(p, f"{block}.rows"), rows.numpy())
 
     def cut_blocks(self) -> None:
-        """Halo blocks and send lists, a pair of parts at a time."""
+        """Write halo blocks and send lists, a pair of parts at a time."""
         degree = self.graph.in_degree.to(torch.float32).numpy()
         weight = None if self.graph.in_weight is None else self.graph.in_weight.numpy()
         for p in range(self.parts):
@@ -216,7 +210,7 @@ class _Writer:
                 np.save(self.file(p, "halo_in_weight"), np.concatenate(halo_weight))
 
     def _halo(self, p: int, q: int) -> np.ndarray:
-        """Write the block of the in-edges of p from q; the rows of q that occur, which q sends."""
+        """Write the block of the in-edges of p from q; return the rows that q sends."""
         edges = Column(self._scratch(p, q))
         sent = np.zeros(len(self.node_ids[q]), dtype=bool)
         counts = np.zeros(len(self.node_ids[p]), dtype=np.int64)
