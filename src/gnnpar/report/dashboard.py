@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from gnnpar.files import JsonDict
@@ -65,14 +66,10 @@ def panels_for(logged: Iterable[str]) -> dict[str, list[Panel]]:
     sections: dict[str, list[Panel]] = {}
     for name, panels in SECTIONS.items():
         for panel in panels:
-            y = tuple(metric for wanted in panel.y for metric in known if matches(metric, wanted))
+            y = tuple(m for wanted in panel.y for m in known if fnmatchcase(m, wanted))
             if y and (panel.kind == "bars" or panel.x in known):
                 sections.setdefault(name, []).append(Panel(panel.title, y, panel.x, panel.kind))
     return sections
-
-
-def matches(metric: str, wanted: str) -> bool:
-    return metric.startswith(wanted[:-1]) if wanted.endswith("/*") else metric == wanted
 
 
 def workspace(sections: dict[str, list[Panel]], *, entity: str, project: str, study: str) -> Built:

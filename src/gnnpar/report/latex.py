@@ -36,12 +36,8 @@ _DISPENSABLE = (
 )
 _NUMBER = r"[+-]?\d+(?:\.\d+)?"
 _FACTORS = {
-    unit: (quantity, Decimal(factor))
-    for quantity, units in (
-        ("time", {"ms": "0.001", "s": "1"}),
-        ("size", {"B": "1", "KiB": "1024", "MiB": "1048576", "GiB": "1073741824"}),
-    )
-    for unit, factor in units.items()
+    **{"ms": ("time", Decimal("0.001")), "s": ("time", Decimal(1))},
+    **{unit: ("size", Decimal(1024) ** power) for power, unit in enumerate(("B", "KiB", "MiB", "GiB"))},
 }
 _ESCAPED = str.maketrans(
     {c: f"\\{c}" for c in "&%$#_{}"}
