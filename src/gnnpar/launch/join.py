@@ -1,7 +1,7 @@
 """Join ranks that torchrun, srun or a user started, and end all of them when one is lost.
 
-Ranks compare what must agree in torch's TCPStore before a process group exists. Afterwards every rank keeps one idle
-connection to rank 0, over which the kernel's keepalive tells a lost host from a slow one.
+Rank 0 publishes an address in torch's TCPStore. Every other rank connects to it, says what must agree, and hears the
+verdict, before a process group exists. The connection stays: the kernel's keepalive tells a lost host from a slow one.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from gnnpar.comm import interfaces
 from gnnpar.comm.interfaces import JoinError
 from gnnpar.comm.world import Interrupted, Outcome
 from gnnpar.files import JsonDict
-from gnnpar.launch.failures import failure_of, why_killed
+from gnnpar.launch.failures import failure_of
 from gnnpar.settings import Comm, ConfigError
 from gnnpar.track.console import complain
 
 if TYPE_CHECKING:
     from gnnpar.launch.launch import RunHooks
 
-_POLL_SECONDS, _READ_SECONDS = 0.1, 1.0  # rank 0 holds the store for so long after it has written why all end
-_TELL_SECONDS = 10.0  # a rank that refuses waits so long for ranks that start later
-_GATHER_SECONDS = 1.0  # losses of one cause, and the reason that a failed rank gives, come within it
+_POLL_SECONDS = 0.1
+_READ_SECONDS = 1.0  # for the line of another rank of this host to come first
+_TELL_SECONDS = 10.0  # a refusal waits so long for ranks that start later
+_GATHER_SECONDS = 1.0  # losses of one cause, and the reason of a failed rank, arrive within it
 _GRACE_SECONDS = 3.0  # for the main thread to end in order before the watcher ends the process
 _SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 _NO_ANSWER = "no answer for"
@@ -56,8 +57,8 @@ class PeerLost(Exception):
 
 @dataclass(frozen=True)
 class Joined:
-    """Ranks that agree. `hosts`: 'NAME (ADDRESS)' by rank; `peers`: connections by rank: of rank 0 to all others, of
-    others to rank 0; `folder`: of the run, as rank 0 names it; `restarts`: how often torchrun has started all again."""
+    """Ranks that agree. `hosts`: 'NAME (ADDRESS)' by rank. `peers`: rank 0's connections to all, the others' to rank 0.
+    `folder`: rank 0's run folder. `restarts`: by torchrun, so far."""
 
     rank: int
     hosts: list[str]
@@ -68,9 +69,9 @@ class Joined:
 
 
 def join(hooks: RunHooks, seconds: float) -> Joined:
-    """Wait `seconds` at most for all ranks of the environment, and compare `hooks.agreed()`. Collective.
+    """Wait at most `seconds` for all ranks, and compare `hooks.agreed()`. Collective.
 
-    Raises PeerLost if one does not come or differs, ConfigError if one refuses its settings."""
+    Raises PeerLost if a rank does not come or differs, ConfigError if a rank refuses its settings."""
     marker = hooks.run_dir.absolute() / f".joining-{uuid.uuid4().hex[:8]}"
     try:
         if os.environ["RANK"] == "0":
@@ -102,7 +103,7 @@ def refusal(error: ValueError, seconds: float = Comm().connect_seconds) -> Value
 
 
 def _bounded(seconds: float, act: Callable[[], Joined]) -> Joined:
-    """Call `act` in a thread: torch's store client waits without end for an answer of a server that is no store."""
+    """Call `act` in a thread: torch's store client waits forever for a server that is no store."""
     done: list[Joined | BaseException] = []
 
     def guarded() -> None:
@@ -140,30 +141,27 @@ def _join(seconds: float, about: dict[str, str], marker: Path, unseen: Callable[
             env[interfaces.VARIABLE] = name
     except JoinError as error:
         line = line or f"rank {rank}: {error}"
-    listener = socket.create_server((mine, 0), family=_family(mine), backlog=size)
+    me: Record = {"rank": rank, "line": line, "refused": refused, "host": f"{socket.gethostname()} ({mine})"}
+    me |= {"about": about | {"WORLD_SIZE": str(size)}, "restarts": int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))}
     base = _store(
         master if by_agent else mine if rank == 0 else there, int(port), end, holds=rank == 0 and not by_agent
     )
     store = PrefixStore("gnnpar", base)
-    me: Record = {"id": uuid.uuid4().hex, "line": line, "refused": refused, "host": f"{socket.gethostname()} ({mine})"}
-    me |= {"about": about | {"WORLD_SIZE": str(size)}, "restarts": int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))}
     try:
         if rank == 0:
-            verdict, peers = _lead(
-                store, me | {"hub": listener.getsockname()[:2], "marker": str(marker)}, listener, end
-            )
+            verdict, peers = _lead(store, me, mine, size, marker, end)
         else:
             verdict, peers = _follow(store, me, end, unseen, by_agent=by_agent)
     except RuntimeError as error:  # of the store
         raise JoinError(f"{_place()}: the store is gone while ranks were joining; rank 0's host says why") from error
     if verdict["line"]:
         raise JoinError(verdict["line"], refused=verdict["refused"], shared=True)
-    hosts, restarts = ([verdict["ranks"][str(each)][key] for each in range(size)] for key in ("host", "restarts"))
-    return Joined(rank, hosts, PrefixStore(verdict["id"], base), peers, Path(verdict["marker"]).parent, max(restarts))
+    folder = Path(verdict["marker"]).parent
+    return Joined(rank, verdict["hosts"], PrefixStore(verdict["id"], base), peers, folder, verdict["restarts"])
 
 
 def _way(master: str, port: int, end: float) -> tuple[str, str, str]:
-    """As `interfaces.towards`; the loopback if all ranks are on this host. A name may be known late, to pods say."""
+    """As `interfaces.towards`; the loopback if all ranks are on this host. The name of a pod may be known late."""
     env, inside = os.environ, master in ("localhost", "::1") or master.startswith("127.")
     if env.get("LOCAL_WORLD_SIZE", env["WORLD_SIZE"] if inside else "") == env["WORLD_SIZE"]:
         return interfaces.loopback(), "127.0.0.1", "127.0.0.1"
@@ -181,19 +179,19 @@ def _family(address: str) -> socket.AddressFamily:
 
 
 def _store(address: str, port: int, end: float, *, holds: bool) -> Store:
-    """The store, which rank 0 holds at one address: torch's own listens on all interfaces."""
+    """Connect to the store. Rank 0 `holds` it and listens on one address; torch alone would listen on all."""
     left = timedelta(seconds=max(1.0, end - time.monotonic()))
-    listening = None
     if holds:
         try:
             listening = socket.create_server((address, port), family=_family(address), backlog=1024).detach()
         except OSError as error:
             used = "is taken by another program" if error.errno == errno.EADDRINUSE else str(error.strerror)
             raise JoinError(f"{_place()}: the port {used} there; give all ranks another one") from error
-    while not holds:  # torch's client would print its stack
+        return TCPStore(address, port, None, True, left, wait_for_workers=False, master_listen_fd=listening)
+    while True:  # torch's client would print its stack
         try:
             socket.create_connection((address, port), 5.0).close()
-            break
+            return TCPStore(address, port, None, False, left, wait_for_workers=False, multi_tenant=True)
         except OSError as error:
             if time.monotonic() > end:
                 why = f"within comm.connect_seconds ({error.strerror or error})"
@@ -201,104 +199,104 @@ def _store(address: str, port: int, end: float, *, holds: bool) -> Store:
                     f"{_place()} is not reached {why}: is rank 0 started there, and no firewall between?"
                 ) from error
         time.sleep(_POLL_SECONDS)
-    return TCPStore(
-        address, port, None, holds, left, wait_for_workers=False, multi_tenant=not holds, master_listen_fd=listening
-    )
 
 
-def _lead(store: Store, me: Record, listener: socket.socket, end: float) -> tuple[Record, dict[int, socket.socket]]:
-    """Rank 0: wait for the records of all ranks, and write what all go by. torchrun's store keeps earlier ones."""
-    size, line, refused = int(me["about"]["WORLD_SIZE"]), me["line"], me["refused"]
-    store.set("0", json.dumps(me))
-    ranks: dict[str, Record] = {"0": me}
-    while True:
-        missing = [each for each in map(str, range(size)) if each not in ranks]
-        for each in missing:
-            if store.check([each]) and (record := json.loads(store.get(each)))["to"] == me["id"]:
-                ranks[each] = record
-                if record["line"] and not line:
-                    line, refused = record["line"], record["refused"]
-        missing = [each for each in missing if each not in ranks]
-        if missing and not line and time.monotonic() > end:
-            those = f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing[:9])} of {size}"
-            line = f"{_place()}: {those} did not come within comm.connect_seconds: started, with this address and port?"
-            end = 0.0
-        verdict = {"id": me["id"], "line": line, "refused": refused, "marker": me["marker"], "ranks": ranks}
-        if line:
-            end = min(end, time.monotonic() + _TELL_SECONDS)
-            store.set(f"verdict/{me['id']}", json.dumps(verdict))
-            if not missing or time.monotonic() > end:
-                time.sleep(_READ_SECONDS)
-                return verdict, {}
-        elif not missing:
-            peers = _accept(listener, {ranks[str(each)]["id"]: each for each in range(1, size)})
-            store.set(f"verdict/{me['id']}", json.dumps(verdict))
-            return verdict, peers
-        time.sleep(_POLL_SECONDS)
+def _send(peer: socket.socket, message: Record) -> None:
+    peer.sendall(json.dumps(message).encode() + b"\n")
 
 
-def _accept(listener: socket.socket, ids: Mapping[str, int]) -> dict[int, socket.socket]:
-    """The connections of all other ranks, which have been made."""
-    peers: dict[int, socket.socket] = {}
-    listener.settimeout(_TELL_SECONDS)
-    while len(peers) < len(ids):
-        peer, _ = listener.accept()
-        peer.settimeout(_TELL_SECONDS)
-        with suppress(OSError, KeyError):
-            peers[ids[peer.recv(32).decode(errors="replace")]] = peer
-    return peers
+def _receive(peer: socket.socket) -> Record:
+    """Read one message, and no byte of the next one. Raises ValueError at the end of the connection."""
+    with peer.makefile("rb", buffering=0) as file:
+        return json.loads(file.readline())
+
+
+def _lead(
+    store: Store, me: Record, address: str, size: int, marker: Path, end: float
+) -> tuple[Record, dict[int, socket.socket]]:
+    """Rank 0: hear all ranks, and tell them the verdict. A refusal waits for ranks that start later."""
+    own = uuid.uuid4().hex
+    line, refused, ranks, peers = me["line"], me["refused"], {0: me}, dict[int, socket.socket]()
+    with socket.create_server((address, 0), family=_family(address), backlog=size) as listener:
+        # torchrun's store keeps the address of an earlier attempt until now
+        store.set("rank 0", json.dumps({"id": own, "hub": listener.getsockname()[:2], "marker": str(marker)}))
+        while set(range(size)) - ranks.keys():
+            if line:
+                end = min(end, time.monotonic() + _TELL_SECONDS)
+            try:
+                listener.settimeout(max(0.01, end - time.monotonic()))
+                peer, _ = listener.accept()
+            except TimeoutError:
+                break
+            peer.settimeout(_TELL_SECONDS)
+            with suppress(OSError, ValueError):  # no rank, or one that is gone
+                other = _receive(peer)
+                if other["rank"] in ranks:
+                    twice = f"{_place()}: RANK={other['rank']} is taken twice, or another run has this port"
+                    _send(peer, {"line": twice, "refused": False})
+                    continue
+                ranks[other["rank"]], peers[other["rank"]] = other, peer
+                if found := "" if line else other["line"] or _differing(other, me):
+                    line, refused = found, other["refused"]
+    if missing := [str(each) for each in range(size) if each not in ranks]:
+        those = f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing[:9])} of {size}"
+        came = "did not come within comm.connect_seconds: started, with this address and port?"
+        line = line or f"{_place()}: {those} {came}"
+    verdict = {"id": own, "line": line, "refused": refused, "marker": str(marker)}
+    if not line:
+        hosts, restarts = ([ranks[each][key] for each in range(size)] for key in ("host", "restarts"))
+        verdict |= {"hosts": hosts, "restarts": max(restarts)}
+        store.set(own, "joined")
+    for peer in peers.values():
+        with suppress(OSError):
+            _send(peer, verdict)
+    return verdict, peers
 
 
 def _follow(
     store: Store, me: Record, end: float, unseen: Callable[[Path], str], *, by_agent: bool
 ) -> tuple[Record, dict[int, socket.socket]]:
-    """Another rank: compare itself with rank 0, connect to it and wait for the verdict."""
-    rank, first, hub, why = os.environ["RANK"], Record(), None, "rank 0 does not come"
-    while time.monotonic() < end + _TELL_SECONDS:
-        told: Record = json.loads(store.get("0")) if store.check(["0"]) else first
-        if told.get("id") != first.get("id"):
+    """Another rank: connect to rank 0, and wait for the verdict."""
+    why = "rank 0 does not come"
+    while (left := end + _TELL_SECONDS - time.monotonic()) > 0:
+        first: Record = json.loads(store.get("rank 0")) if store.check(["rank 0"]) else {}
+        if first:
             try:
-                hub = socket.create_connection(tuple(told["hub"]), _TELL_SECONDS)
-                hub.sendall(me["id"].encode())
-                first = told
-            except OSError as error:  # of an earlier start, or closed to this host
-                why = f"rank 0 at {':'.join(map(str, told['hub']))}: {error.strerror or error}; is a firewall between?"
-            else:
-                line = me["line"] or told["line"] or _differing(me, told) or _unseen(Path(told["marker"]), unseen)
-                store.set(rank, json.dumps(me | {"to": told["id"], "line": line, "about": {}}))
-        if told and store.check([f"verdict/{told['id']}"]):
-            verdict: Record = json.loads(store.get(f"verdict/{told['id']}"))
-            if hub is not None and verdict["ranks"].get(rank, {}).get("id") == me["id"]:
-                return verdict, {0: hub}
-            if not verdict["line"] and not by_agent:
-                raise JoinError(f"{_place()}: RANK={rank} is taken twice, or another run has this port")
+                hub = socket.create_connection(tuple(first["hub"]), _TELL_SECONDS)
+                hub.settimeout(left)
+                _send(hub, me | {"line": me["line"] or _unseen(Path(first["marker"]), unseen)})
+                return _receive(hub), {0: hub}
+            except (OSError, ValueError) as error:  # of an earlier attempt, or closed to this host
+                reason = getattr(error, "strerror", None) or error
+                why = f"rank 0 at {':'.join(map(str, first['hub']))}: {reason}; is a firewall between?"
+            if not by_agent and store.check([first["id"]]):
+                raise JoinError(f"{_place()}: RANK={me['rank']} is taken twice, or another run has this port")
         time.sleep(_POLL_SECONDS)
     raise JoinError(f"{_place()}: {why}")
 
 
 def _unseen(marker: Path, unseen: Callable[[Path], str]) -> str:
-    """What is wrong if this rank does not see rank 0's file in the folder of the run."""
+    """Return an error line if this rank does not see rank 0's file in the folder of the run, or ''."""
     with suppress(OSError):
-        os.listdir(marker.parent)  # file systems of networks look again
+        os.listdir(marker.parent)  # network file systems look again
     return "" if marker.exists() else unseen(marker.parent)
 
 
-def _differing(me: Record, first: Record) -> str:
-    """'rank 3 on b has optim.lr=0.1, rank 0 on a has optim.lr=0.01', or ''."""
-    mine, other = me["about"], first["about"]
-    for key in sorted(mine.keys() | other.keys()):
-        if mine.get(key) != other.get(key):
-            has = [f"{key}={about.get(key, 'nothing')}" for about in (mine, other)]
+def _differing(other: Record, first: Record) -> str:
+    """Return 'rank 3 on b has optim.lr=0.1, rank 0 on a has optim.lr=0.01: ...', or ''."""
+    for key in sorted(other["about"].keys() | first["about"].keys()):
+        theirs, mine = (each["about"].get(key, "nothing") for each in (other, first))
+        if theirs != mine:
             return (
-                f"rank {os.environ['RANK']} on {me['host']} has {has[0]}, rank 0 on {first['host']} has {has[1]}: "
-                "start all ranks with the same command and the same versions"
+                f"rank {other['rank']} on {other['host']} has {key}={theirs}, rank 0 on {first['host']} has "
+                f"{key}={mine}: start all ranks with the same command and the same versions"
             )
     return ""
 
 
 @contextmanager
 def watched(joined: Joined | None, hooks: RunHooks, seconds: float) -> Iterator[None]:
-    """Inside, the loss of another rank ends this one, `seconds` after its host last answered. Raises PeerLost."""
+    """End this rank if another one is lost, `seconds` after the last answer of its host. Raises PeerLost."""
     if joined is None:
         yield
         return
@@ -319,12 +317,12 @@ def watched(joined: Joined | None, hooks: RunHooks, seconds: float) -> Iterator[
 
 
 class _Watch:
-    """A thread that reads the idle connections. Each carries one message and its end; {} is a good end."""
+    """A thread that reads the idle connections. Each carries one message, {} for a good end, or a Failure record."""
 
     def __init__(self, joined: Joined, hooks: RunHooks, seconds: float) -> None:
         self.joined, self.hooks, self.seconds = joined, hooks, seconds
         self.failure: Record | None = None
-        self.known, self.ending = threading.Event(), threading.Lock()  # who holds the lock ends this process
+        self.known, self.ending = threading.Event(), threading.Lock()  # the holder of the lock ends this process
         for peer in joined.peers.values():
             peer.settimeout(None)
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -340,16 +338,16 @@ class _Watch:
     def say(self, message: Record) -> None:
         for peer in self.joined.peers.values():
             with suppress(OSError):  # it is gone, or has been told
-                peer.sendall(json.dumps(message).encode() + b"\n")
+                _send(peer, message)
                 peer.shutdown(socket.SHUT_WR)
 
     def failed(self, reason: str) -> Record:
-        """The message of this rank's own failure."""
+        """Return the message of this rank's own failure."""
         me = self.joined.rank
         return {"line": f"rank {me}: {reason}", "lost": [me], "host": self.joined.hosts[me]}
 
     def settled(self, error: Exception) -> PeerLost:
-        """End in order: with this rank's own failure, which all are told, or the loss that made it fail."""
+        """Return the error to end with: this rank's own failure, told to all, or the loss that caused it."""
         mine = failure_of(self.joined.rank, error)
         if mine.secondary:
             self.known.wait(self.seconds + 4 * _GATHER_SECONDS)
@@ -362,32 +360,24 @@ class _Watch:
         return PeerLost(mine.line, traceback=mine.traceback)
 
     def _watch(self) -> None:
-        silent: dict[int, str] = {}
-        data, end = dict.fromkeys(self.joined.peers, b""), float("inf")
+        silent, end = dict[int, str](), float("inf")
         with selectors.DefaultSelector() as selector:
             for rank, peer in self.joined.peers.items():
                 selector.register(peer, selectors.EVENT_READ, rank)
             while selector.get_map() and time.monotonic() < end:
                 for key, _ in selector.select(_POLL_SECONDS):
-                    rank, gone = key.data, f"ended without a message (killed, or {why_killed()}?)"
-                    try:
-                        more = self.joined.peers[rank].recv(1 << 16)
-                    except OSError as error:
-                        more = b""
-                        if error.errno in _SILENT:
-                            gone = (
-                                f"{_NO_ANSWER} {self.seconds:g} s (comm.lost_seconds); is the host down, or a link cut?"
-                            )
-                    data[rank] += more
-                    if more:
-                        continue
                     selector.unregister(key.fileobj)
-                    message: Record | None = json.loads(data[rank]) if data[rank] else None
-                    if message == {}:
-                        continue
-                    if message is None:
-                        silent[rank] = gone
-                    self.failure = self.failure or message
+                    try:
+                        message = _receive(self.joined.peers[key.data])
+                    except (OSError, ValueError) as error:
+                        silent[key.data] = "ended without a message (killed, or out of memory?)"
+                        if getattr(error, "errno", None) in _SILENT:
+                            lost = f"{self.seconds:g} s (comm.lost_seconds); is the host down, or a link cut?"
+                            silent[key.data] = f"{_NO_ANSWER} {lost}"
+                    else:
+                        if message == {}:
+                            continue
+                        self.failure = self.failure or message
                     end = min(end, time.monotonic() + _GATHER_SECONDS)
         if self.failure is None and silent:
             self.failure = self._loss(silent)
@@ -398,7 +388,7 @@ class _Watch:
             self._end(self.failure)
 
     def _loss(self, silent: dict[int, str]) -> Record:
-        """'host node-b (10.0.0.2) with ranks 2, 3 is lost: ...'; ranks that ended alone are named alone."""
+        """Return the record of 'host node-b (10.0.0.2) with ranks 2, 3 is lost: ...', or of single ranks."""
         hosts, lost, parts = self.joined.hosts, set(silent), list[str]()
         for host in dict.fromkeys(hosts[rank] for rank in sorted(silent)):
             there = [rank for rank, each in enumerate(hosts) if each == host]
@@ -415,13 +405,13 @@ class _Watch:
         return failure["line"] if failure["host"] else self.hooks.on_lost(failure["line"], self.joined.folder)
 
     def _is_quiet(self, failure: Record) -> bool:
-        """Another rank of this host prints the line."""
+        """Return True if another rank of this host prints the line."""
         hosts, me = self.joined.hosts, self.joined.rank
         left = [rank for rank, host in enumerate(hosts) if host == hosts[me] and rank not in failure["lost"]]
         return failure["host"] == hosts[me] or left[:1] != [me]
 
     def _end(self, failure: Record) -> None:
-        """End the process, whose main thread hangs in a transfer with a rank that is gone."""
+        """End the process: its main thread hangs in a transfer with a lost rank."""
         time.sleep(_GRACE_SECONDS)
         if not self.ending.acquire(blocking=False):
             return
