@@ -224,3 +224,9 @@ def test_graph_with_the_same_array_twice_is_refused(tmp_path: Path) -> None:
         raw_of("given", Data(x=x, y=y, edge_index=ends, num_nodes=60))
     with pytest.raises(ValueError, match="has both edge_index and adj_t"):
         raw_of("given", Data(x=x, y=y, edge_index=ends, adj_t=torch.eye(40).to_sparse()))
+
+
+@pytest.mark.parametrize("part", ["train", "val", "test"])
+def test_mask_that_is_a_list_is_refused(part: str) -> None:
+    with pytest.raises(ValueError, match=f"{part}_mask is a list; give a tensor of booleans"):
+        raw_of("given", data(**{f"{part}_mask": [True] * 4}))

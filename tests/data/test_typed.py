@@ -47,3 +47,8 @@ def test_a_type_is_the_topic_less_the_signature() -> None:
 def test_too_many_edges_are_refused() -> None:
     with pytest.raises(ValueError, match="distinct edges fit among 16 nodes; lower"):
         TypedSBM(num_nodes=16).load(None, 0)
+
+
+def test_graph_beyond_the_memory_is_refused_in_a_line() -> None:
+    with pytest.raises(ValueError, match="GiB at least, this machine has"):
+        TypedSBM(num_nodes=100_000_000_000).load(None, 0)

@@ -1,4 +1,4 @@
-"""A rank is killed or hangs, and the run ends as if nothing had happened: the same parameters, state and metrics."""
+"""A rank hangs and is restarted: parameters, state and metrics are those of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from gnnpar.track.tracker import Null
 from kills import undisturbed
 from saboteurs import Saboteur
 
+pytestmark = [pytest.mark.fault, pytest.mark.slow]  # time-outs must exceed any pause of a busy machine
 PROCESSES = ("comm=gloo", "launch.max_restarts=2", "checkpoint.every=2", "epochs=8")
 
 
@@ -26,8 +27,7 @@ def sabotaged(folder: Path, plan: Saboteur, *overrides: str) -> Outcome:
     return run_training(replace(compose([*SMALL, *PROCESSES, *overrides]), tracker=plan), folder)
 
 
-@pytest.mark.slow  # the time-out must be long beside any pause of a busy machine
-def test_a_rank_that_hangs_is_named_and_replaced(tmp_path: Path, capsys) -> None:
+def test_hanging_rank_is_named_and_restarted(tmp_path: Path, capsys) -> None:
     plan = Saboteur(epoch=4, rank=1, marker=tmp_path / "done", number=signal.SIGSTOP)
     outcome = sabotaged(tmp_path / "hung", plan, "strategy=graph_parallel", "comm.timeout_seconds=20")
     said = capsys.readouterr().out
@@ -52,8 +52,7 @@ class SlowEnd:
         return made
 
 
-@pytest.mark.slow  # the time-out must be long beside any pause of a busy machine
-def test_a_run_whose_rank_0_is_slow_at_the_end_is_not_started_again(tmp_path: Path, capsys) -> None:
+def test_run_with_a_slow_end_of_rank_0_is_not_restarted(tmp_path: Path, capsys) -> None:
     job = (*SMALL, *PROCESSES, "strategy=graph_parallel", "comm.timeout_seconds=10", "checkpoint.keep=0")
     assert run_training(replace(compose(job), tracker=SlowEnd(25.0)), tmp_path).exit_code == 0
     assert "starting all ranks again" not in capsys.readouterr().out
