@@ -11,8 +11,7 @@ import torch
 from serve import Epoch, Job, serve
 from study import MODELS, dataset_of
 
-from gnnpar import allocator
-from gnnpar.comm import Communicator, ThreadWorld
+from gnnpar.comm import Communicator, ThreadWorld, allocator
 from gnnpar.comm.process import connect
 from gnnpar.data.tasks import make_task
 from gnnpar.parallel.halo.strategy import GraphParallel

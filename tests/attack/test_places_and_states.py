@@ -138,7 +138,7 @@ def test_the_callers_precision_of_products_decides_no_numbers() -> None:
     try:
         before = [each.fp32_precision for each in switches]
         with torch_given_back():
-            world_of(compose([*SMALL, "strategy=single", "threads_per_rank=1"])).prepare_torch()
+            world_of(compose([*SMALL, "strategy=single", "threads_per_rank=1"])).prepare()
             assert [each.fp32_precision for each in switches] == ["ieee", "ieee"]
         assert torch.get_float32_matmul_precision() == "medium"
         assert [each.fp32_precision for each in switches] == before

@@ -21,8 +21,7 @@ import pytest
 import torch
 
 from conftest import environment
-from gnnpar import allocator
-from gnnpar.comm import Communicator, ThreadWorld
+from gnnpar.comm import Communicator, ThreadWorld, allocator
 from gnnpar.comm.world import Host, World
 from gnnpar.data.tasks import make_task
 from gnnpar.launch import processes
@@ -146,7 +145,7 @@ def test_from_the_third_epoch_on_a_tenth_of_the_faults_of_the_first_and_a_consta
 def test_another_allocator_is_left_alone_with_one_line(monkeypatch, caplog) -> None:
     """musl and macOS have no mallopt."""
     monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: object())
-    with caplog.at_level(logging.DEBUG, logger="gnnpar.allocator"):
+    with caplog.at_level(logging.DEBUG, logger="gnnpar.comm.allocator"):
         allocator.keep_freed()
         assert [r.levelname for r in caplog.records] == ["DEBUG"]
         allocator.return_freed(above=1 << 20)

@@ -25,8 +25,7 @@ from gnnpar.api import TrainingFailed
 from gnnpar.comm import interfaces
 from gnnpar.comm.process import connect
 from gnnpar.launch.failures import HangTimer, hanging
-from gnnpar.launch.processes import blame, enter_network, first_failure, has_one_thread, start_ranks
-from gnnpar.launch.signals import Stop
+from gnnpar.launch.processes import enter_network, first_failure, has_one_thread, start_ranks
 from gnnpar.planner import calibrate
 from sleeping import Sleep
 
@@ -238,32 +237,6 @@ def test_few_open_files_are_more_or_refused(tmp_path: Path, hard: int) -> None:
     )
     assert (done.returncode, line in done.stderr) == ((2, True) if hard == 28 else (0, False)), done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("asked_before", [False, True])
-def test_a_run_is_asked_to_end_on_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked_before: bool
-) -> None:
-    parent, rank = Stop(), Stop(tmp_path / "stop")
-    if asked_before:
-        parent.ask()
-    parent.kept_in(tmp_path / "stop")
-    assert rank.asked() == asked_before
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "touch", full)
-    parent.ask()
-    parent.ask()
-    assert rank.asked()
-    rank.ask()
-
-
-def test_a_limit_of_cpu_time_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (60, 60))
-    line = "rank 1: killed by SIGKILL (out of memory, or of CPU time (ulimit -t)?)"
-    assert blame(1, -9, [], tmp_path, 1.0).line == line
 
 
 def test_an_interface_without_a_name_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

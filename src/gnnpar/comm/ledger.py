@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gnnpar.comm.clock import monotonic, union_seconds
+from gnnpar.comm.clock import monotonic as now
+from gnnpar.comm.clock import union_seconds
 
 
 class Receipt(NamedTuple):
@@ -53,7 +54,7 @@ class Ledger:
     A message may be received in a later epoch than it was posted in: both ends number the messages of a pair, and post
     times are kept until their messages are received.
 
-    `shared_clock`: do all ranks read the same monotonic clock (one host)? Otherwise skew cannot be told from wire.
+    `shared_clock`: all ranks read the same monotonic clock (one host). Otherwise all waiting counts as wire.
     """
 
     shared_clock: bool = True
@@ -143,8 +144,3 @@ class Ledger:
         self._metadata = self._messages = 0
         self._receipts = []
         return traffic
-
-
-def now() -> float:
-    """Seconds on the host's monotonic clock, the same for every process of the host."""
-    return monotonic()

@@ -26,9 +26,10 @@ from torch import Tensor
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from gnnpar.comm.clock import PhaseClock
+from gnnpar.comm.clock import monotonic as now
 from gnnpar.comm.communicator import Pending, Site, T
 from gnnpar.comm.interfaces import check_asked, loopback
-from gnnpar.comm.ledger import Ledger, Receipt, now
+from gnnpar.comm.ledger import Ledger, Receipt
 from gnnpar.comm.mesh import Axis, Mesh
 from gnnpar.comm.sealing import opened, sealed
 from gnnpar.comm.staging import Staging

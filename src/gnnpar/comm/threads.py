@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from gnnpar.comm.clock import PhaseClock
+from gnnpar.comm.clock import monotonic as now
 from gnnpar.comm.communicator import Pending, Site, T
-from gnnpar.comm.ledger import Ledger, Receipt, now
+from gnnpar.comm.ledger import Ledger, Receipt
 from gnnpar.comm.mesh import Axis, Mesh
 
 Lane = tuple[str, str, int, int]  # kind, group, from, to

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import psutil
 
+from gnnpar.comm import allocator
 from gnnpar.files import JsonDict
 
 How = Literal["alone", "threads", "processes", "joined"]
@@ -115,8 +116,8 @@ class World:
     deterministic: bool = False
     tf32: bool = False
 
-    def prepare_torch(self) -> None:
-        """Set torch in the process of a rank, whatever the calling program has set. cuBLAS reads its workspace once."""
+    def prepare(self) -> None:
+        """Set torch and the allocator in the process of a rank. cuBLAS reads its workspace once."""
         import torch
 
         torch.set_num_threads(self.threads_per_rank)
@@ -125,6 +126,7 @@ class World:
             torch.use_deterministic_algorithms(True)
             os.environ.setdefault(_WORKSPACE, ":4096:8")
         _set_matmul_precision("high" if self.tf32 else "highest", ["tf32" if self.tf32 else "ieee", "ieee"])
+        allocator.keep_freed()
 
     @property
     def dilation(self) -> float:
@@ -170,7 +172,7 @@ def _matmul_switches() -> tuple[Any, Any]:  # Any: torch does not declare that o
 
 @contextmanager
 def torch_given_back() -> Generator[None]:
-    """Restore at the end what `prepare_torch` sets."""
+    """Restore at the end what `World.prepare` sets of torch."""
     import torch
 
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()

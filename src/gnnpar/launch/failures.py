@@ -1,10 +1,9 @@
-"""Why a rank ended: in one line, and which rank holds the others up where none comes on."""
+"""Why a rank ended, in one line, and which rank hangs."""
 
 from __future__ import annotations
 
 import faulthandler
 import re
-import resource
 import time
 import traceback
 from collections.abc import Mapping
@@ -19,15 +18,9 @@ _LOST_PEER = ("Connection closed by peer", "Connection reset", "Broken pipe", "i
 _FRAME = re.compile(r'File "([^"]*)", line (\d+) in (\S+)')
 
 
-def why_killed() -> str:
-    """What the kernel kills a process for, as far as its limits tell."""
-    limited = resource.getrlimit(resource.RLIMIT_CPU)[1] != resource.RLIM_INFINITY
-    return "out of memory, or of CPU time (ulimit -t)" if limited else "out of memory"
-
-
 @dataclass(frozen=True)
 class Failure:
-    """Why a rank ended. `secondary`: it only lost its peer. `lost`: it was ended, and might have gone on."""
+    """Why a rank ended. `secondary`: it only lost its peer. `lost`: another attempt may succeed."""
 
     rank: int
     reason: str
@@ -42,7 +35,7 @@ class Failure:
 
 
 class RankFailed(Exception):
-    """A rank ended before its work."""
+    """A rank ended before its work was done."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.line)
@@ -56,9 +49,9 @@ def failure_of(rank: int, error: BaseException) -> Failure:
 
 
 class HangTimer:
-    """End this process when nothing moves for `seconds`, and leave the stacks of its threads in `file`.
+    """Write the stacks of all threads to `file` and end this process after `seconds` without a beat.
 
-    It runs from the first epoch's end on: before, rank 0 reads and partitions, and gloo's own time-out stands.
+    It starts after the first epoch: before, rank 0 reads and partitions, and gloo's time-out holds.
     """
 
     def __init__(self, file: Path, seconds: float) -> None:
@@ -66,20 +59,19 @@ class HangTimer:
         self._next: float | None = None
 
     def beat(self, *, start: bool = False) -> None:
-        """The rank comes on. Arming costs a thread: at most ten times in `seconds`."""
+        """Restart the timer, at most ten times in `seconds`: faulthandler starts a thread each time."""
         now = time.monotonic()
         if start if self._next is None else now > self._next:
             faulthandler.dump_traceback_later(self._seconds, exit=True, file=self._file)
             self._next = now + self._seconds / 10
 
     def stop(self) -> None:
-        """No other rank waits for this one any more."""
         faulthandler.cancel_dump_traceback_later()
         self._next = None
 
 
 def is_stopped(pid: int) -> bool:
-    """By SIGSTOP or a debugger."""
+    """Return True if a process is stopped by SIGSTOP or a debugger."""
     try:
         return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     except psutil.Error:
@@ -87,7 +79,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def hanging(stacks: Mapping[int, Path], stopped: set[int], seconds: float) -> Failure | None:
-    """The rank that hangs, by what their timers wrote: one that is stopped, else one that waits for no other."""
+    """Return the rank that hangs: a stopped one, else one that its stack shows outside of gnnpar's communicator."""
     frames = {rank: _innermost(file) for rank, file in stacks.items()}
     if not any(frames.values()) and not stopped:
         return None
@@ -103,7 +95,7 @@ def hanging(stacks: Mapping[int, Path], stopped: set[int], seconds: float) -> Fa
 
 
 def _innermost(stack: Path) -> tuple[str, str, str] | None:
-    """(file, line, function) of the main thread, which is written last; in gnnpar if it waits for another rank."""
+    """Return (file, line, function) of the main thread, written last; of the communicator if it waits in it."""
     text = stack.read_text(encoding="utf-8", errors="replace") if stack.exists() else ""
     found = _FRAME.findall(text.rpartition("Thread 0x")[2])
     return next((f for f in found[:4] if f[0].endswith("comm/process.py")), found[0]) if found else None

@@ -1,7 +1,4 @@
-"""Start the ranks of a world, or join those that are there, and run the same work on each.
-
-Nothing here knows what the work is: `Work` is what every rank does, `RunHooks` what its caller does around it.
-"""
+"""Start the ranks of a world, or join ranks that others started, and run the same `Work` on each."""
 
 from __future__ import annotations
 
@@ -13,9 +10,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Literal, Protocol
 
-from gnnpar import allocator
 from gnnpar.comm import Communicator
-from gnnpar.comm.world import Host, How, Outcome, World, num_cores, torch_given_back
+from gnnpar.comm.world import Host, How, Interrupted, Outcome, World, num_cores, torch_given_back
 from gnnpar.files import require_files, require_memory
 from gnnpar.launch import processes
 from gnnpar.launch.emulated import cpu_shares, paced
@@ -30,58 +26,57 @@ from gnnpar.track.text import counted
 
 _RANK_BYTES = 100 << 20  # of an empty rank, beyond what ranks share
 _FILES, _FILES_A_PEER = 64, 8  # that a rank has open; 63 were counted among 8 ranks
+_THREADS_SECONDS = 3.0  # for threads of ranks to end after Ctrl-C
 RankWork = Callable[[Communicator, Host], None]
 
 
 class Work(Protocol):
-    """What every rank does. It is pickled for ranks that are started as processes."""
+    """What every rank does. It is pickled for ranks of a fork server."""
 
     def session(self, *, first: bool) -> AbstractContextManager[RankWork]:
-        """Entered once in every process that has ranks, for as long as they run; gives what each of them does.
-        `first`: rank 0 is in this process."""
+        """Enter once in every process that has ranks. Gives the work of a rank. `first`: rank 0 is in this process."""
         ...
 
 
 class RunHooks(Protocol):
-    """What the caller of `launch` does on the way. Unless said otherwise, in the process that speaks for the run:
-    the one that starts the ranks or, of ranks that others started, rank 0's."""
+    """Hooks of the caller of `launch`, called in the process that starts the ranks, or in joined rank 0."""
 
     @property
     def run_dir(self) -> Path:
-        """The folder of the run, which joined ranks may need to share."""
+        """Return the folder of the run."""
         ...
 
     def agreed(self) -> Mapping[str, str]:
-        """What all joined ranks must have in common. On every rank."""
+        """Return what all joined ranks must have in common. On every rank."""
         ...
 
     def unseen(self, folder: Path) -> str:
-        """What is wrong where this rank does not see `folder`, rank 0's run_dir; empty: nothing. On every rank."""
+        """Return an error line for a rank that does not see `folder`, rank 0's run_dir, or ''. On every rank."""
         ...
 
     def before_start(self, restarts: int) -> None:
-        """Before the first rank starts. `restarts`: how often torchrun has started all ranks again."""
+        """Prepare for the first rank. `restarts`: by torchrun, so far."""
         ...
 
     def on_links(self, reached_gbps: Sequence[float]) -> None:
-        """The shaped links of the world are there: 10^9 bit/s of payload from each host to the next."""
+        """Note the rates of the shaped links: 10^9 bit/s of payload from each host to the next."""
         ...
 
     def on_restart(self, restarts: int) -> str:
-        """Before all ranks start again: 'from ...', where they will go on."""
+        """Prepare for a restart of all ranks. Return 'from ...', where they will go on."""
         ...
 
     def on_lost(self, line: str, folder: Path) -> str:
-        """The line with what to do, after a joined rank was lost. `folder`: rank 0's run_dir. On every rank."""
+        """Add what to do to the line of a lost rank. `folder`: rank 0's run_dir. On every rank."""
         ...
 
     def on_end(self, outcome: Outcome) -> Outcome:
-        """After the last rank; what `launch` is to return."""
+        """Finish after the last rank. Return the result of `launch`."""
         ...
 
 
 def world_of(settings: Settings) -> World:
-    """Decide how many ranks run, how, and with how many threads each. ValueError where they cannot."""
+    """Return how many ranks run, how, and with how many threads each. Raises ValueError if they cannot."""
     check_rank(os.environ)
     is_joined = os.environ.get("RANK") is not None
     size = int(os.environ["WORLD_SIZE"]) if is_joined else settings.world_size
@@ -91,7 +86,7 @@ def world_of(settings: Settings) -> World:
             name = settings.names.get("strategy")
             raise ValueError(f"strategy={name} runs on {limit} rank, but {size} were started; start {limit}")
         size = limit
-    # a rank that is to be started again must be no part of the process that starts it
+    # a rank that may be restarted must not be a part of this process
     alone = size == 1 and not settings.launch.max_restarts and not processes.is_fork_of_threads()
     how: How = "joined" if is_joined else "alone" if alone else "processes"
     if how == "processes" and size > 1 and settings.comm.backend == "threads":
@@ -124,7 +119,7 @@ def world_of(settings: Settings) -> World:
 
 
 def device_of(asked: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
-    """The device that `device=` means here; auto: a GPU where torch sees one."""
+    """Return the device that `device=` means here; auto: a GPU if torch sees one."""
     import torch
 
     there = torch.cuda.is_available()
@@ -154,8 +149,7 @@ def _device(settings: Settings, how: How, size: int, local_size: int) -> Literal
 
 
 def launch(world: World, work: Work, hooks: RunHooks, *, how: Launch, comm: Comm) -> Outcome:
-    """Run to the end, to a failure or to an interruption. ValueError where joined ranks find that they cannot begin:
-    all raise the same."""
+    """Run to the end, a failure or an interruption. Raises ValueError, the same on all joined ranks, if one refuses."""
     speaks = world.how != "joined" or int(os.environ["RANK"]) == 0
     stop = Stop()
     try:
@@ -182,7 +176,7 @@ def launch(world: World, work: Work, hooks: RunHooks, *, how: Launch, comm: Comm
 
 @contextmanager
 def links(world: World, hooks: RunHooks) -> Iterator[Network | None]:
-    """The shaped links of launch=paced are there inside."""
+    """Build the shaped links of launch=paced, and remove them at the end."""
     if world.links is None:
         yield None
         return
@@ -197,14 +191,13 @@ def links(world: World, hooks: RunHooks) -> Iterator[Network | None]:
 
 
 def _threads(world: World, work: Work, stop: Stop) -> None:
-    """All ranks in this process."""
+    """Run all ranks in this process."""
     import torch
 
     from gnnpar.comm import ThreadWorld
 
     with torch_given_back(), _random_numbers_given_back(world.device):
-        world.prepare_torch()
-        allocator.keep_freed()
+        world.prepare()
         threads = ThreadWorld(world.size, device=torch.device(world.device))
         host = Host(stop_asked=stop.asked, others_failed=threads.failed.is_set)
         try:
@@ -216,15 +209,16 @@ def _threads(world: World, work: Work, stop: Stop) -> None:
                         threads.run(lambda comm: body(comm, host))
                 except KeyboardInterrupt:
                     threads.abort()
-                    wait_for_ranks()
+                    _wait_for_ranks()
                     raise
         except Exception as error:
-            raise RankFailed(failure_of(rank_of(error), error)) from error
+            rank = getattr(error, "gnnpar_rank", 0)  # set by ThreadWorld
+            raise RankFailed(failure_of(rank, error)) from error
 
 
 @contextmanager
 def _random_numbers_given_back(device: str) -> Iterator[None]:
-    """A run that goes on has those of its checkpoint. (torch.random.fork_rng imports torch's compiler.)"""
+    """Restore torch's generators, which a resume sets. torch.random.fork_rng would import torch's compiler."""
     import torch
 
     of_cpu, of_gpu = torch.get_rng_state(), torch.cuda.get_rng_state() if device == "cuda" else None
@@ -236,27 +230,29 @@ def _random_numbers_given_back(device: str) -> Iterator[None]:
             torch.cuda.set_rng_state(of_gpu)
 
 
-def rank_of(error: BaseException) -> int:
-    """The rank whose thread raised an error."""
-    return getattr(error, "gnnpar_rank", 0)  # comm.threads leaves it: exceptions declare no such attribute
-
-
-def wait_for_ranks(seconds: float = 3.0) -> None:
-    """Let rank threads finish their epoch, where that is short: the command ends without them otherwise."""
-    deadline = time.monotonic() + seconds
+def _wait_for_ranks() -> None:
+    """Let rank threads finish a short epoch: they are daemons."""
+    deadline = time.monotonic() + _THREADS_SECONDS
     ranks_left = [t for t in threading.enumerate() if t.name.startswith("rank") and t is not threading.current_thread()]
     for thread in ranks_left:
         thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _join(world: World, work: Work, hooks: RunHooks, comm: Comm, stop: Stop, others: Joined | None) -> None:
-    """This process is one of the ranks that torchrun or Slurm started; `others`: it has joined them."""
+    """Run this process as a rank that torchrun, Slurm or a user started. `others`: the ranks it has joined."""
     rank = int(os.environ["RANK"])
     if rank and others is not None and rank_on_host() == 0:  # rank 0 prints the run, and another host nothing else
         say(f"joined: {counted(world.local_size, 'rank')} here of {world.size}; rank 0 prints the run")
     try:
         with watched(others, hooks, comm.lost_seconds):
-            processes.run_rank(rank, world, work, comm, Host(stop_asked=stop.asked), store=others and others.store)
+            mine = processes.connected(world, comm, store=others and others.store)
+            try:
+                with work.session(first=rank == 0) as body:
+                    body(mine, Host(stop_asked=stop.asked))
+            except Interrupted:
+                mine.close()
+                raise
+            mine.close()
     except PeerLost:
         raise
     except Exception as error:

@@ -1,8 +1,7 @@
-"""Ranks as processes of this host: started, watched, and all started again after one was lost.
+"""Ranks as processes of this host: start them, watch them, and start all again after one is lost.
 
-They find each other in a file: nothing of theirs listens but gloo, on the loopback interface. Where this process has
-one thread, as the commands have, ranks are forked from it, and torch is imported once for all; a fork lacks the other
-threads, and hangs where OpenMP had some. Elsewhere a fork server imports torch once more.
+They meet in a file; gloo listens on the loopback interface alone. A process of one thread forks its ranks, which share
+its imports. A fork of a process with OpenMP's threads would hang: a fork server starts the ranks of such a process.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import math
 import multiprocessing
 import os
 import pickle
-import resource
 import secrets
 import signal
 import sys
@@ -30,14 +28,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from gnnpar import allocator
 from gnnpar.comm import interfaces
 from gnnpar.comm.clock import dilate
 from gnnpar.comm.world import Host, Interrupted, World
 from gnnpar.files import write_json_whole
 from gnnpar.launch.emulated import cpu_shares
 from gnnpar.launch.emulated.namespaces import INTERFACE, Network, interface_sent_bytes
-from gnnpar.launch.failures import Failure, HangTimer, RankFailed, failure_of, hanging, is_stopped, why_killed
+from gnnpar.launch.failures import Failure, HangTimer, RankFailed, failure_of, hanging, is_stopped
 from gnnpar.launch.signals import Stop, answer_in_rank, blocked
 from gnnpar.settings import Comm, Launch
 from gnnpar.track import progress
@@ -51,10 +48,10 @@ if TYPE_CHECKING:
 
 _SHUTDOWN_SECONDS = 15.0  # for a rank to end after rank 0 has
 _PATIENCE_SECONDS = 5.0
-_TIMER_FIRST_SECONDS = 15.0  # a rank that hangs is found before the time-out of gloo in the others
+_TIMER_FIRST_SECONDS = 15.0  # the hang timer ends a rank so long before gloo's time-out
 _POLL_SECONDS, _LOOK_SECONDS = 0.2, 1.0
-_STOP = "stop"  # the file by which the parent asks for the end
-_MET = "met"  # the file by which rank 0 says that it has met the others
+_STOP = "stop"  # file of the parent: end after this epoch
+_MET = "met"  # file of rank 0: all ranks are connected
 _INTERRUPTED = 3  # exit code of a rank that ended because it was asked to
 multiprocessing.set_forkserver_preload(["torch", "gnnpar.training.loop"])
 
@@ -62,10 +59,7 @@ multiprocessing.set_forkserver_preload(["torch", "gnnpar.training.loop"])
 def start(
     world: World, work: Work, hooks: RunHooks, how: Launch, comm: Comm, network: Network | None, stop: Stop
 ) -> None:
-    """One process a rank to the end; after the loss of one, all again, `how.max_restarts` times at most.
-
-    Only a rank that was killed, or hung, is worth another try: what a rank raised it would raise again.
-    """
+    """Run one process a rank to the end. After a rank was killed or hung, start all again, up to `how.max_restarts`."""
     restarts = 0
     while True:
         try:
@@ -80,7 +74,7 @@ def start(
 
 
 def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network | None, stop: Stop) -> None:
-    """All ranks once. RankFailed where one ended before its work, KeyboardInterrupt where they were asked to end."""
+    """Run all ranks once. Raises RankFailed if one fails, KeyboardInterrupt if they were asked to end."""
 
     def starting() -> str:
         return "" if progress.SHOWN in os.environ or (scratch / _MET).exists() else f"starting {world.size} ranks"
@@ -109,8 +103,8 @@ def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network 
 
 
 def start_ranks(ranks: list[BaseProcess], size: int, body: Callable[[int], None], *, fork: bool) -> None:
-    """Append `size` processes that run body(rank) to `ranks`. They end with this one. `fork`: whether they may be
-    forked; CUDA forbids it. RankFailed where the system starts no more."""
+    """Append `size` processes that run body(rank) to `ranks`; they die with this one. Raises RankFailed if one cannot
+    start. `fork`: allowed; CUDA forbids it."""
     if multiprocessing.current_process().daemon:
         raise ValueError(
             "a daemonic process, as those of multiprocessing.Pool, can start no ranks: use "
@@ -130,22 +124,20 @@ def start_ranks(ranks: list[BaseProcess], size: int, body: Callable[[int], None]
                 ranks.append(process)  # first, for an interruption of its start
                 process.start()
     except OSError as error:
-        most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-        allowed = "any number" if most == resource.RLIM_INFINITY else f"{most}"
-        limit = f"{error.strerror}; `ulimit -u` allows {allowed}"
-        raise RankFailed(Failure(0, f"a process for a rank cannot be started ({limit}): start fewer ranks")) from error
+        line = f"a process for a rank cannot be started ({error.strerror}; see `ulimit -u`): start fewer ranks"
+        raise RankFailed(Failure(0, line)) from error
     finally:
         gc.unfreeze()
 
 
 def _run(rank: int, body: Callable[[int], None], parent: int) -> None:
-    """A rank that its parent has forked."""
+    """Run a forked rank."""
     end_with(parent, signal.SIGKILL)
     body(rank)
 
 
 def _run_anew(rank: int, body: bytes, env: dict[str, str], path: list[str]) -> None:
-    """A rank of a fork server, which has other variables and modules, and outlives the parent."""
+    """Run a rank of the fork server, which has another environment and outlives the parent."""
     threading.Thread(target=_end_with_other, name="parent", daemon=True).start()
     os.environ.clear()
     os.environ.update(env)
@@ -160,7 +152,7 @@ def _end_with_other() -> None:
 
 
 def end_with(parent: int, number: signal.Signals) -> None:
-    """The system sends this process a signal when its parent ends (PR_SET_PDEATHSIG)."""
+    """Send this process a signal when its parent dies (PR_SET_PDEATHSIG)."""
     from torch import multiprocessing as of_torch
 
     of_torch._prctl_pr_set_pdeathsig(number)  # pyright: ignore[reportAttributeAccessIssue]
@@ -169,11 +161,11 @@ def end_with(parent: int, number: signal.Signals) -> None:
 
 
 def is_fork_of_threads() -> bool:
-    """Whether a process that had threads has forked this one, or one that has: OpenMP waits here for those it had."""
+    """Return True if this process, or one before it, is a fork of a process with threads: OpenMP waits for them."""
     return _OF_THREADS[-1]
 
 
-_OF_THREADS = [False]  # and, in a process that forks, whether it has threads
+_OF_THREADS = [False]  # a process pushes its own state around a fork; the child keeps it
 
 
 def _before_fork() -> None:
@@ -188,20 +180,19 @@ os.register_at_fork(before=_before_fork, after_in_parent=lambda: _OF_THREADS.pop
 
 
 def has_one_thread() -> bool:
-    """Whether this process, no fork of threads, is left with one where it forks: numpy's OpenBLAS then ends its own."""
+    """Return True if this process may fork. A first fork ends the threads of numpy's OpenBLAS, and is not counted."""
     if threading.active_count() > 1 or is_fork_of_threads():
         return False
     if (child := os.fork()) == 0:
         os._exit(0)
-    with suppress(ChildProcessError):  # a handler of the caller's program has heard of its end
+    with suppress(ChildProcessError):  # a SIGCHLD handler has reaped it
         os.waitpid(child, 0)
     return _num_threads() == 1
 
 
 @contextmanager
 def without_main() -> Iterator[None]:
-    """Processes started inside do not import the program's main module: a script would run again in every rank, and a
-    notebook has none."""
+    """Hide the main module from processes started inside, which would run the user's script again."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -211,8 +202,9 @@ def without_main() -> Iterator[None]:
 
 
 def first_failure(ranks: Sequence[BaseProcess], scratch: Path, seconds: float) -> Failure | None:
-    """Wait for all ranks. Return why the first one ended before its work; None: all have done it, or rank 0 has and the
-    others do not end. A rank that is stopped for `seconds` is lost."""
+    """Wait for all ranks. Return why the first one failed; None: all are done, or rank 0 is and the others do not end.
+
+    A rank that is stopped for `seconds` is lost."""
     running, deadline, looked = dict(enumerate(ranks)), math.inf, time.monotonic()
     stopped: dict[int, float] = {}
     while running and time.monotonic() < deadline:
@@ -220,14 +212,15 @@ def first_failure(ranks: Sequence[BaseProcess], scratch: Path, seconds: float) -
         ended = {rank: _exit_code(each) for rank, each in running.items() if each.sentinel in over}
         running = {rank: each for rank, each in running.items() if rank not in ended}
         lost = {rank: code for rank, code in ended.items() if code not in (0, _INTERRUPTED)}
-        if failed := [rank for rank in lost if not is_over(scratch, rank)]:
+        done = {int(file.stem) for file in scratch.glob("*.done")}
+        if failed := [rank for rank in lost if not done & {0, rank}]:  # the work of rank 0 is done last
             rank = min(failed, key=lambda rank: (lost[rank] >= 0 or lost[rank] == -signal.SIGABRT, rank))
             return blame(rank, lost[rank], ranks, scratch, seconds)
         if 0 in ended:
             deadline = time.monotonic() + _SHUTDOWN_SECONDS
         if (now := time.monotonic()) - looked < _LOOK_SECONDS:
             continue
-        held, looked = now - looked > 3 * _LOOK_SECONDS, now  # as a whole, by a scheduler say
+        held, looked = now - looked > 3 * _LOOK_SECONDS, now  # this process was stopped, too
         stopped = {rank: now if held else stopped.get(rank, now) for rank in _stopped(running)}
         if long := {rank for rank, since in stopped.items() if now - since > seconds}:
             return hanging({}, long, seconds)
@@ -235,7 +228,7 @@ def first_failure(ranks: Sequence[BaseProcess], scratch: Path, seconds: float) -
 
 
 def _exit_code(process: BaseProcess) -> int:
-    """Of a process that ends; 1 if a SIGCHLD handler of the caller's program has taken it."""
+    """Return the exit code of an ended process; 1 if a SIGCHLD handler has reaped it."""
     process.join()
     return 1 if process.exitcode is None else process.exitcode
 
@@ -244,26 +237,22 @@ def _stopped(running: dict[int, BaseProcess]) -> set[int]:
     return {rank for rank, each in running.items() if is_stopped(each.pid or 0)}
 
 
-def is_over(scratch: Path, rank: int) -> bool:
-    """Whether a rank's end is no loss: its own work is done, or that of rank 0, which is done last."""
-    return any((scratch / f"{each}.done").exists() for each in (rank, 0))
-
-
 def blame(rank: int, exit_code: int, ranks: Sequence[BaseProcess], scratch: Path, seconds: float) -> Failure:
-    """The rank that really failed, given the first that was seen to end and what ranks had to say."""
+    """Return the failure that ended the others, given the first rank that was seen to end."""
     stacks = {each: scratch / f"{each}.stack" for each in range(len(ranks))}
     if exit_code > 0 and stacks[rank].exists() and stacks[rank].stat().st_size:
         time.sleep(_LOOK_SECONDS)  # the timers of the others
         alive = {each: process for each, process in enumerate(ranks) if process.is_alive()}
         if found := hanging(stacks, _stopped(alive), seconds):
             return found
-    failures = read_failures(scratch)
+    failures = [Failure(**json.loads(file.read_text(encoding="utf-8"))) for file in scratch.glob("*.json")]
+    failures.sort(key=lambda failure: failure.time)
     primary = next((failure for failure in failures if not failure.secondary), None)
     if primary is not None and (exit_code >= 0 or exit_code == -signal.SIGABRT):
         return primary
     if exit_code < 0:
         name = signal.Signals(-exit_code).name
-        hint = f" ({why_killed()}?)" if name == "SIGKILL" else ""
+        hint = " (out of memory?)" if name == "SIGKILL" else ""
         return Failure(rank, f"killed by {name}{hint}", lost=True)
     said = next((failure for failure in failures if failure.rank == rank), None)
     return replace(said, lost=True) if said else Failure(rank, f"ended with exit code {exit_code}")
@@ -271,7 +260,7 @@ def blame(rank: int, exit_code: int, ranks: Sequence[BaseProcess], scratch: Path
 
 @contextmanager
 def environment(**values: str) -> Iterator[None]:
-    """Environment variables for the processes started inside."""
+    """Set environment variables, and restore them at the end."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -286,8 +275,7 @@ def environment(**values: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Job:
-    """What a started rank gets from its parent. `scratch`: the folder of the attempt; `key`: of the objects between
-    ranks."""
+    """What a local rank gets from its parent. `scratch`: folder of the attempt; `key`: of the HMAC of objects."""
 
     world: World
     work: Work
@@ -297,26 +285,14 @@ class Job:
     key: bytes = field(repr=False)
 
     def run(self, rank: int) -> None:
-        """The rank's process. Leaves `scratch/<rank>.json` when it fails; never prints."""
+        """Run a rank. A failure goes to `scratch/<rank>.json`; nothing is printed."""
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(self.world.size)}
         os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(self.world.size)}
         stop = Stop(self.scratch / _STOP)
         answer_in_rank(stop)
         timer = HangTimer(self.scratch / f"{rank}.stack", self.comm.timeout_seconds * self.world.dilation)
-
-        def stop_asked() -> bool:
-            if self.world.size > 1:  # alone, an epoch may last
-                timer.beat(start=True)
-            return stop.asked()
-
         try:
-            enter_network(self.network, rank)
-            slow_down(self.network, rank)
-            counts = self.network is not None and self.network.is_first_of_host(rank)
-            host = Host(stop_asked=stop_asked, sent_bytes=interface_sent_bytes if counts else None)
-            run_rank(rank, self.world, self.work, self.comm, host, key=self.key, scratch=self.scratch, timer=timer)
-        except Interrupted:
-            sys.exit(_INTERRUPTED)
+            code = self._work(rank, stop, timer)
         except BaseException as error:
             timer.stop()
             failure = failure_of(rank, error)
@@ -324,68 +300,52 @@ class Job:
                 write_json_whole(self.scratch / f"{rank}.json", vars(failure))
             except OSError:  # the disk is full
                 complain(failure.line)
-            if failure.secondary:  # let the parent notice the rank that is really gone before this one
+            if failure.secondary:  # the parent must see the end of the lost rank first
                 time.sleep(_PATIENCE_SECONDS)
-            with suppress(OSError):  # of a log that takes no more
+            with suppress(OSError):  # the disk is full
                 sys.stdout.flush()
             os._exit(1)
+        sys.exit(code)
+
+    def _work(self, rank: int, stop: Stop, timer: HangTimer) -> int:
+        """Connect, work, disconnect. Return the exit code."""
+
+        def stop_asked() -> bool:
+            if self.world.size > 1:  # alone, an epoch may last
+                timer.beat(start=True)
+            return stop.asked()
+
+        enter_network(self.network, rank)
+        if self.network is not None and self.network.cores(1):  # launch.dilation, launch.speeds
+            cpu_shares.enter(self.network.prefix, rank)
+            dilate(self.network.dilation)
+        counts = self.network is not None and self.network.is_first_of_host(rank)
+        host = Host(stop_asked=stop_asked, sent_bytes=interface_sent_bytes if counts else None)
+        comm = connected(self.world, self.comm, key=self.key, scratch=self.scratch, beat=timer.beat)
+        if rank == 0:
+            (self.scratch / _MET).touch()
+        code = 0
+        try:
+            with self.work.session(first=rank == 0) as body:
+                try:
+                    body(comm, host)
+                finally:
+                    timer.stop()  # the end of a session may last
+        except Interrupted:
+            code = _INTERRUPTED
+        with suppress(OSError):  # the disk is full
+            (self.scratch / f"{rank}.done").touch()
+        comm.close()
+        return code
 
 
 def enter_network(network: Network | None, rank: int) -> None:
-    """Before anything makes a socket: go to the rank's host, or, where all ranks are on this one, to the loopback
-    interface, unless GLOO_SOCKET_IFNAME asks for another."""
+    """Move to the rank's host, and set GLOO_SOCKET_IFNAME; on one host to the loopback, unless it is set."""
     if network is not None:
         network.enter(network.host_of[rank])
         os.environ[interfaces.VARIABLE] = INTERFACE
     elif not interfaces.asked():
         os.environ[interfaces.VARIABLE] = interfaces.loopback()
-
-
-def slow_down(network: Network | None, rank: int) -> None:
-    """Take the share of the cores that launch.dilation and launch.speeds give a rank, and the clocks of the former."""
-    if network is not None and network.cores(1):
-        cpu_shares.enter(network.prefix, rank)
-        dilate(network.dilation)
-
-
-def run_rank(
-    rank: int,
-    world: World,
-    work: Work,
-    comm: Comm,
-    host: Host,
-    *,
-    key: bytes = b"",
-    scratch: Path | None = None,
-    store: Store | None = None,
-    timer: HangTimer | None = None,
-) -> None:
-    """Connect, work, disconnect: a rank that has RANK and WORLD_SIZE in its environment.
-
-    `key`: of the objects between ranks. `scratch`: of ranks that a parent has started; `store`: of ranks that joined.
-    `timer`: ends a rank that hangs.
-    """
-    mine = connected(world, comm, key=key, scratch=scratch, store=store, beat=timer.beat if timer else lambda: None)
-    if scratch is not None and rank == 0:
-        (scratch / _MET).touch()
-    try:
-        with work.session(first=rank == 0) as body:
-            try:
-                body(mine, host)
-            finally:
-                if timer is not None:
-                    timer.stop()
-    except Interrupted:
-        _leave(mine, scratch and scratch / f"{rank}.done")
-        raise
-    _leave(mine, scratch and scratch / f"{rank}.done")
-
-
-def _leave(comm: Communicator, done: Path | None) -> None:
-    if done is not None:
-        with suppress(OSError):  # the disk is full
-            done.touch()
-    comm.close()
 
 
 def connected(
@@ -397,14 +357,16 @@ def connected(
     store: Store | None = None,
     beat: Callable[[], None] = lambda: None,
 ) -> Communicator:
-    """torch as the world has it, and the communicator of this rank; arguments as in `run_rank`."""
+    """Set torch as the world says, and connect the rank that RANK and WORLD_SIZE name. Collective.
+
+    `key`: of the HMAC of objects. `scratch`: of local ranks; `store`: of joined ranks. `beat`: as of `connect`.
+    """
     import torch
 
     from gnnpar.comm import ThreadWorld
     from gnnpar.comm.process import connect
 
-    world.prepare_torch()
-    allocator.keep_freed()
+    world.prepare()
     device = torch.device("cpu")
     if world.device == "cuda":
         local = int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")))
@@ -420,9 +382,3 @@ def connected(
         store=store,
         beat=beat,
     )
-
-
-def read_failures(scratch: Path) -> list[Failure]:
-    """What failed ranks left, the earliest first, lost peers last."""
-    found = [Failure(**json.loads(file.read_text(encoding="utf-8"))) for file in scratch.glob("*.json")]
-    return sorted(found, key=lambda failure: (failure.secondary, failure.time))

@@ -1,4 +1,4 @@
-"""How a run is asked to end: Ctrl-C ends it at once, SIGTERM at the end of its epoch, with a checkpoint."""
+"""Signals: Ctrl-C ends a run at once, SIGTERM after its epoch, with a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from types import FrameType
 
 OF_THE_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
-"""Signals that terminals and schedulers send to all processes, and that the parent of ranks alone answers."""
+"""Signals that terminals and schedulers send to all processes; of local ranks, their parent alone answers them."""
 
 
 class Stop:
-    """Whether the end of the epoch is to be the end. `file`: by which a parent tells its ranks."""
+    """A request to end after this epoch. `file`: its existence tells ranks of the request."""
 
     def __init__(self, file: Path | None = None) -> None:
         self.file = file
@@ -23,8 +23,7 @@ class Stop:
         self._timer: threading.Timer | None = None
 
     def kept_in(self, file: Path) -> None:
-        """Ranks will look for `file`. A spare file is renamed to it: the disk may be full by then."""
-        _spare(file).touch()
+        """Tell ranks by `file` from now on."""
         self.file = file
         if self._asked.is_set():
             self.ask()
@@ -32,17 +31,14 @@ class Stop:
     def ask(self) -> None:
         self._asked.set()
         if self.file is not None:
-            with suppress(OSError):  # it has been asked already
-                _spare(self.file).rename(self.file)
-            if not self.file.exists():
-                with suppress(OSError):
-                    self.file.touch()
+            with suppress(OSError):  # a full disk; the grace ends the run
+                self.file.touch()
 
     def asked(self) -> bool:
         return self._asked.is_set() or (self.file is not None and self.file.exists())
 
     def ask_within(self, seconds: float) -> None:
-        """Ask, and interrupt this process as Ctrl-C does when it has not ended by then. A second time: at once."""
+        """Ask, and send this process SIGINT after `seconds`. A second call sends it at once."""
         if self._timer is not None:
             self._timer.cancel()
             seconds = 0.0
@@ -52,18 +48,13 @@ class Stop:
         self._timer.start()
 
     def over(self) -> None:
-        """The run has ended by itself."""
+        """Cancel the SIGINT: the run has ended."""
         if self._timer is not None:
             self._timer.cancel()
 
 
-def _spare(file: Path) -> Path:
-    return file.with_name(f"{file.name}.spare")
-
-
 def answer_in_rank(stop: Stop) -> None:
-    """A started rank answers SIGTERM, which schedulers send to all processes of a job, and leaves the rest to its
-    parent. The parent has blocked all of them while it started the rank."""
+    """Answer SIGTERM in a local rank, and ignore the other signals. The parent has blocked them during the start."""
     for number in OF_THE_PARENT:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: stop.ask())
@@ -72,8 +63,7 @@ def answer_in_rank(stop: Stop) -> None:
 
 @contextmanager
 def interruptible(stop: Stop, grace_seconds: float) -> Iterator[None]:
-    """Ctrl-C, Ctrl-\\ and the end of the terminal interrupt a run. SIGTERM and SIGUSR1, which schedulers are asked to
-    send ahead of the end, end it after its epoch. The handlers that were there come back."""
+    """Interrupt a run by SIGINT, SIGQUIT and SIGHUP; end it after its epoch by SIGTERM and SIGUSR1."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -82,7 +72,7 @@ def interruptible(stop: Stop, grace_seconds: float) -> Iterator[None]:
         raise KeyboardInterrupt
 
     def ask(number: int, frame: FrameType | None) -> None:
-        if os.environ.get("RANK"):  # the program that started the ranks has a grace of its own
+        if os.environ.get("RANK"):  # torchrun and srun have a grace of their own
             stop.ask()
         else:
             stop.ask_within(grace_seconds)
@@ -102,7 +92,7 @@ def interruptible(stop: Stop, grace_seconds: float) -> Iterator[None]:
 
 @contextmanager
 def blocked(signals: Iterable[signal.Signals] = OF_THE_PARENT) -> Iterator[None]:
-    """Signals wait until the end, for this thread and for processes that it starts inside."""
+    """Block signals in this thread and in processes that it starts."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield

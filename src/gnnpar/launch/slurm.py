@@ -1,7 +1,7 @@
-"""Read and check what torchrun, srun or a user set for a rank.
+"""Read and check the variables that torchrun, srun or a user set for a rank.
 
-`srun gnnpar train ...`: a task of a Slurm step is a rank, with no launcher between. srun sets SLURM_STEP_NUM_TASKS; a
-batch script outside of srun has no such variable and starts its own ranks.
+A task of a Slurm step (`srun gnnpar train ...`) is a rank. Only srun sets SLURM_STEP_NUM_TASKS; a batch script outside
+of srun starts its own ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BOUNDS = {
 
 
 def number(env: Mapping[str, str], name: str, least: int, most: int, default: str = "") -> int:
-    """Return a whole number of the environment. Raises ConfigError outside of its bounds."""
+    """Return a whole number of the environment. Raises ConfigError outside its bounds."""
     text = env.get(name, default)
     if not (text.isascii() and text.isdecimal() and len(text) < 19 and least <= int(text) <= most):
         raise ConfigError(f"{name}={printable(text)} must be a whole number from {least} to {most}")
@@ -34,7 +34,7 @@ def number(env: Mapping[str, str], name: str, least: int, most: int, default: st
 
 
 def check_rank(env: Mapping[str, str]) -> None:
-    """Raise ConfigError if RANK is set, and it or a variable that belongs to it cannot be."""
+    """Raise ConfigError if RANK is set, and a variable of the rank has a bad value."""
     if "RANK" not in env:
         return
     if "WORLD_SIZE" not in env:
@@ -51,7 +51,7 @@ def check_rank(env: Mapping[str, str]) -> None:
 
 
 def as_rank(env: Mapping[str, str]) -> dict[str, str]:
-    """Return RANK, WORLD_SIZE and so on for a task of a step with several; nothing elsewhere, or where they are set."""
+    """Return RANK, WORLD_SIZE and so on for a task of a Slurm step with several tasks, unless RANK is set."""
     if "RANK" in env or (size := number(env, "SLURM_STEP_NUM_TASKS", 1, MAX_RANKS, "1")) < 2:
         return {}
     try:
@@ -76,7 +76,7 @@ def as_rank(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def rank_on_host() -> int:
-    """Number of a joined rank on its host, as far as LOCAL_RANK tells; 0 of any other process."""
+    """Return LOCAL_RANK; 0 if it is not set or no number."""
     text = os.environ.get("LOCAL_RANK", "0")
     return int(text) if text.isdecimal() else 0
 
@@ -95,7 +95,7 @@ def tasks_per_node(text: str) -> list[int]:
 
 
 def first_host(nodes: str) -> str:
-    """The host of rank 0: by `scontrol`, or where it is not installed by the notation, 'gpu[07-09,12],a1' -> gpu07."""
+    """Return the first host of a node list, by `scontrol` or from the notation: 'gpu[07-09,12],a1' -> gpu07."""
     if shutil.which("scontrol"):
         done = subprocess.run(
             ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=60, check=False

@@ -12,7 +12,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gnnpar.launch.emulated.namespaces import finishing, is_stale, own_prefix
+from gnnpar.launch.emulated.namespaces import INTERRUPTIONS, is_stale, own_prefix
+from gnnpar.launch.signals import blocked
 
 _PERIOD_US = 4_000  # a rank never waits longer than this for its next share
 _LEAST_US = 1_000  # the kernel takes no smaller share of a period
@@ -96,7 +97,7 @@ def shared(cores: Sequence[float]) -> Iterator[str]:
             f"{error.filename or 'cgroups'}: {error.strerror}; set launch.dilation=1 and launch.speeds=null"
         ) from error
     finally:
-        with finishing():
+        with blocked(INTERRUPTIONS):
             _remove(groups)
 
 

@@ -28,17 +28,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Literal
 
 from gnnpar.comm.world import LATENCY_SECONDS, SWITCH_LATENCY_SECONDS, Links
 from gnnpar.files import started
+from gnnpar.launch.signals import blocked
 
 INTERFACE = "eth0"
 CONGESTION_CONTROL = "cubic"  # the kernel's own default, so that machines with another one measure the same
 FOLDER = Path("/run/netns")
 _NAME = re.compile(r"gnnpar-(\d+)-(\d+)-\w+")
 _SWITCH = "switch"
+INTERRUPTIONS = (signal.SIGINT, signal.SIGTERM)  # a second Ctrl-C waits for the removal
 _CLONE_NEWNET, _SIOCGIFFLAGS, _IFF_RUNNING = 0x40000000, 0x8913, 0x40
 _PATH = os.pathsep.join([os.environ.get("PATH") or os.defpath, "/usr/sbin", "/sbin"])
 
@@ -70,7 +71,7 @@ class Network(Links):
             self.pace()
             yield
         finally:
-            with finishing():
+            with blocked(INTERRUPTIONS):
                 self.remove()
 
     def enter(self, host: int) -> None:
@@ -254,27 +255,6 @@ def interface_sent_bytes() -> int:
     lines = Path(f"/proc/self/task/{threading.get_native_id()}/net/dev").read_text(encoding="ascii").splitlines()
     counters = next(line.partition(":")[2].split() for line in lines if line.strip().startswith(f"{INTERFACE}:"))
     return int(counters[8])
-
-
-@contextmanager
-def finishing() -> Iterator[None]:
-    """Delay SIGINT and SIGTERM to the end: a second Ctrl-C must not leave namespaces behind."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    late: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        late.append(number)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for number in dict.fromkeys(late):
-            signal.raise_signal(number)
 
 
 def _batch(tool: Literal["ip", "tc"], commands: Sequence[str], namespace: str | None = None) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gnnpar.codecs.codec import Codec, Identity
 from gnnpar.comm import CodedExchange, Communicator, RowLike, Site
-from gnnpar.comm.ledger import now
+from gnnpar.comm.clock import monotonic as now
 from gnnpar.data.tasks import Task
 from gnnpar.files import StateDict
 from gnnpar.folds.block import Rows

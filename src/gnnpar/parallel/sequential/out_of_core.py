@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_iter, tree_map_only
 
-from gnnpar import allocator
-from gnnpar.comm import Communicator
+from gnnpar.comm import Communicator, allocator
 from gnnpar.comm.communicator import T
 from gnnpar.comm.threads import Channel, ThreadCommunicator, ThreadWorld
 from gnnpar.files import StateDict
