@@ -28,7 +28,7 @@ def test_large_messages_travel_both_ways_at_once(kind):
     assert run_world(kind, 2, large_two_way) == [True, True]
 
 
-def test_sent_buffers_are_let_go():
+def test_sent_buffers_are_released():
     assert run_world("gloo", 2, sent_buffers)[0] == [4, 0, 0]
 
 
@@ -54,7 +54,7 @@ def test_slices_of_the_grid(kind):
     assert all(r["message"] for r in results)
 
 
-def test_a_slice_waits_no_longer_than_its_world():
+def test_slice_has_the_timeout_of_its_world():
     assert run_world("gloo", 2, deaf_slice) == [True, False]
 
 
@@ -69,7 +69,7 @@ def test_waiting_is_split_into_wire_and_skew(kind):
     assert traffic.exposed_skew + traffic.exposed_wire < 0.1, "it had arrived before anybody waited"
 
 
-def test_a_failing_thread_releases_the_others():
+def test_failing_thread_releases_the_others():
     def body(comm):
         if comm.rank == 1:
             raise KeyError("mine")
@@ -80,7 +80,7 @@ def test_a_failing_thread_releases_the_others():
     assert caught.value.gnnpar_rank == 1  # type: ignore[attr-defined]
 
 
-def test_mesh_says_what_does_not_fit():
+def test_mesh_that_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"6 ranks cannot form stages=2 x parts=2 \(needs 4\)"):
         Mesh.grid(6, stages=2, parts=2)
     mesh = Mesh.grid(6, stages=2)

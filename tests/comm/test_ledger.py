@@ -21,7 +21,7 @@ def epoch_of(ledger: Ledger, posts: dict[int, float], *receipts: Receipt) -> Epo
     return ledger.drain()
 
 
-def test_a_message_taken_an_epoch_late_has_its_own_post_time() -> None:
+def test_message_taken_an_epoch_late_has_its_own_post_time() -> None:
     """Message 0 is posted in the first epoch and taken in the second, after message 1 of that epoch is posted."""
     ledger = Ledger()
     assert ledger.expected(1) == 0
@@ -37,7 +37,7 @@ def test_a_message_taken_an_epoch_late_has_its_own_post_time() -> None:
     assert not ledger._their_posts[1]
 
 
-def test_post_times_of_messages_that_nobody_awaits_are_not_kept() -> None:
+def test_post_times_of_unexpected_messages_are_dropped() -> None:
     ledger = Ledger()
     ledger.learn_posts(1, dict.fromkeys(range(1000), 0.0))
     ledger.drain()
@@ -65,7 +65,7 @@ def test_waiting_a_whole_epoch_late_is_wire_and_no_skew() -> None:
     assert second.exposed_wire < 0.05
 
 
-def test_a_message_is_decoded_as_the_codec_was_when_it_was_posted() -> None:
+def test_message_is_decoded_by_the_codec_state_of_its_post() -> None:
     """Bits drawn anew in between do not change what a message in flight says."""
 
     def body(comm: Communicator) -> tuple[bool, int]:

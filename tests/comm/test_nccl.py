@@ -32,7 +32,7 @@ def test_every_rank_uses_a_group_before_the_first_message(monkeypatch):
     assert all(entry[2] == torch.device("cpu") for entry in nccl.log if entry[1] == "init"), "the device is named"
 
 
-def test_one_work_a_peer(monkeypatch):
+def test_nccl_exchange_has_one_work_a_peer(monkeypatch):
     nccl = SimulatedNccl(4)
     assert all(nccl.run(comm_bodies.rows_arrive, monkeypatch))
     batches = [entry for entry in nccl.log if isinstance(entry[2], tuple)]
@@ -43,7 +43,7 @@ def test_one_work_a_peer(monkeypatch):
         assert distances == sorted(distances), "ring distance by ring distance, on every rank"
 
 
-def test_ranks_may_share_a_gpu_where_that_is_asked_for(monkeypatch):
+def test_ranks_with_share_gpu_set_talk_by_sockets(monkeypatch):
     """NCCL takes two ranks with one GPU for one that was given twice, unless they are on hosts of their own."""
     seen = {}
 
@@ -58,7 +58,7 @@ def test_ranks_may_share_a_gpu_where_that_is_asked_for(monkeypatch):
     assert (seen[0]["NCCL_SOCKET_IFNAME"], seen[0]["NCCL_IB_DISABLE"]) == ("lo", "1")
 
 
-def test_more_ranks_than_gpus_are_refused_unless_they_share_one(monkeypatch):
+def test_more_ranks_than_gpus_are_refused_without_share_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     settings = compose(["strategy=graph_parallel", "world_size=2", "comm=nccl", "device=cuda"])
@@ -78,7 +78,7 @@ def test_more_ranks_than_gpus_are_refused_unless_they_share_one(monkeypatch):
         ("hybrid strategy.chunks=8 strategy.parts=2", 4),
     ],
 )
-def test_whole_epochs_end_with_the_losses_of_threads(strategy, world, monkeypatch):
+def test_epochs_over_nccl_have_the_losses_of_threads(strategy, world, monkeypatch):
     """Stages post receives ahead of sends: on one group of NCCL they would wait for each other."""
     settings = compose([f"strategy={strategy.split()[0]}", "model=gcn", *strategy.split()[1:]])
     job = make_job(settings.strategy, settings.model, small_graph(), world=world)
@@ -87,7 +87,7 @@ def test_whole_epochs_end_with_the_losses_of_threads(strategy, world, monkeypatc
     assert got == pytest.approx(expected, rel=1e-12)
 
 
-def test_the_simulation_shows_orders_that_do_not_fit(monkeypatch):
+def test_simulated_nccl_hangs_on_orders_that_do_not_fit(monkeypatch):
     """A tool that never hangs would prove nothing: two ranks that both receive first, on one group, without a batch."""
     nccl = SimulatedNccl(2, patience=1.0)
 

@@ -87,7 +87,7 @@ def cuda(monkeypatch):
     return fake
 
 
-def test_rows_go_out_beside_kernels_with_one_wait_an_exchange(cuda, monkeypatch):
+def test_rows_to_the_host_take_one_wait_an_exchange(cuda, monkeypatch):
     pinned = []
 
     def empty(shape, *, dtype, pin_memory):
@@ -113,7 +113,7 @@ def test_rows_go_out_beside_kernels_with_one_wait_an_exchange(cuda, monkeypatch)
     assert pinned == [True, True]
 
 
-def test_rows_come_in_beside_the_inner_fold(cuda):
+def test_rows_to_the_device_are_copied_beside_kernels(cuda):
     side = Staging(torch.device("cuda", 0))
     cuda.launch("inner fold")
     side.to_device(_rows(cuda, "halo"))
@@ -128,7 +128,7 @@ def test_rows_come_in_beside_the_inner_fold(cuda):
     assert not [line for line in cuda.log if line.startswith("host waits")]
 
 
-def test_on_a_cpu_buffers_are_handed_on(cuda):
+def test_staging_on_a_cpu_copies_nothing(cuda):
     side, rows = Staging(torch.device("cpu")), torch.ones(3)
     assert side.to_host({1: rows})[1] is rows
     assert side.to_device(rows) is rows

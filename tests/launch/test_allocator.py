@@ -83,7 +83,7 @@ def run_a_rank(file: str, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", [pytest.param("alone", marks=pytest.mark.slow), "processes"])
-def test_every_rank_keeps_what_it_frees(how, tmp_path: Path) -> None:
+def test_rank_keeps_freed_memory(how, tmp_path: Path) -> None:
     """The heap grows by some rows first: up to glibc 2.37, aligned rows do not fit a hole of exactly their size."""
     faults = in_own_process(tmp_path, "run_a_rank", how)
     assert faults[0] > 0.9 * ROWS * WIDTH * 4 / PAGE
@@ -91,7 +91,7 @@ def test_every_rank_keeps_what_it_frees(how, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_settings_of_the_user_come_first(tmp_path: Path) -> None:
+def test_malloc_settings_of_the_user_come_first(tmp_path: Path) -> None:
     faults = in_own_process(tmp_path, "run_a_rank", "alone", MALLOC_TRIM_THRESHOLD_="131072")
     assert min(faults) > 0.9 * ROWS * WIDTH * 4 / PAGE
 
@@ -132,7 +132,7 @@ class Still:
 
 
 @pytest.mark.slow
-def test_from_the_third_epoch_on_a_tenth_of_the_faults_of_the_first_and_a_constant_live_peak(tmp_path: Path) -> None:
+def test_epochs_after_the_second_have_a_tenth_of_the_faults_and_a_constant_live_peak(tmp_path: Path) -> None:
     """The heap still grows in some of these epochs, by the load of the machine in other ones: so their median."""
     found = in_own_process(tmp_path, "train_epochs")
     faults, peaks = found[:EPOCHS], found[EPOCHS:]
@@ -142,7 +142,7 @@ def test_from_the_third_epoch_on_a_tenth_of_the_faults_of_the_first_and_a_consta
     assert peaks[0] > 3 * ROWS * WIDTH * 4
 
 
-def test_another_allocator_is_left_alone_with_one_line(monkeypatch, caplog) -> None:
+def test_other_allocator_is_left_alone_with_one_line(monkeypatch, caplog) -> None:
     """musl and macOS have no mallopt."""
     monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: object())
     with caplog.at_level(logging.DEBUG, logger="gnnpar.comm.allocator"):

@@ -26,7 +26,7 @@ class _Work:
 
 @pytest.mark.parametrize("asked", ["true", "false"])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_ranks_have_it_and_the_caller_gets_back_what_was(asked, ranks, monkeypatch):
+def test_deterministic_is_set_in_ranks_and_restored_for_the_caller(asked, ranks, monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     torch.use_deterministic_algorithms(False)
     settings = compose(["strategy=graph_parallel", "comm=threads", f"world_size={ranks}", f"deterministic={asked}"])
@@ -36,7 +36,7 @@ def test_ranks_have_it_and_the_caller_gets_back_what_was(asked, ranks, monkeypat
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_tf32_is_for_the_ranks_of_a_run_that_asks_for_it():
+def test_tf32_is_set_in_ranks_that_ask_for_it():
     work = _Work()
     for asked in ("true", "false"):
         launch._threads(launch.world_of(compose(["strategy=single", f"tf32={asked}"])), work, Stop())
@@ -44,7 +44,7 @@ def test_tf32_is_for_the_ranks_of_a_run_that_asks_for_it():
     assert not torch.backends.cuda.matmul.allow_tf32
 
 
-def test_cublas_gets_a_workspace_that_is_deterministic(monkeypatch):
+def test_deterministic_run_sets_the_workspace_of_cublas(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     settings = compose(["strategy=single", "world_size=1", "deterministic=true"])
     work = _Work()

@@ -24,7 +24,7 @@ from gnnpar.pricing.rates import NOMINAL, Rates
 can_share = pytest.mark.skipif(cpu_shares.missing() is not None, reason=f"launch.dilation {cpu_shares.missing()}")
 
 
-def test_a_second_lasts_so_many_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dilated_clocks_divide_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "_seconds_here", 1.0)
     monkeypatch.setattr(time, "perf_counter", lambda: 10.0)
     monkeypatch.setattr(time, "monotonic", lambda: 6.0)
@@ -33,7 +33,7 @@ def test_a_second_lasts_so_many_seconds(monkeypatch: pytest.MonkeyPatch) -> None
     assert (clock.perf_counter(), clock.monotonic()) == (2.5, 1.5)
 
 
-def test_whatever_runs_on_ranks_reads_these_clocks() -> None:
+def test_code_of_ranks_reads_the_dilated_clocks() -> None:
     """Deadlines of this machine alone, in which nothing is measured, are read from its own."""
     source = ROOT / "src" / "gnnpar"
     of_ranks = ("codecs", "comm", "folds", "models", "parallel", "partition/shard.py", "training")
@@ -49,7 +49,7 @@ def test_whatever_runs_on_ranks_reads_these_clocks() -> None:
     assert found == own
 
 
-def test_links_are_as_slow_as_ranks() -> None:
+def test_links_of_a_dilated_run_are_as_slow_as_ranks() -> None:
     network = Network(prefix="gnnpar", host_gbps=(1.0, 1.0), burst_kib=256, dilation=4.0)
     assert network.bucket(1.0) == "tbf rate 250000000bit burst 256kb latency 80ms"
     assert network.limit(1.0).startswith("htb rate 250000000bit ceil 250000000bit burst 256kb")
@@ -76,7 +76,7 @@ def test_ranks_fit_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         world_of(compose([*common, "launch.dilation=4"]))
 
 
-def test_ranks_of_other_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_other_speeds_get_shares_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paced, "missing", lambda: None)
     monkeypatch.setattr(cpu_shares, "missing", lambda: None)
     common = ["launch=paced", "topology.cores=2", "world_size=3", "launch.dilation=auto"]
@@ -97,9 +97,7 @@ def test_ranks_of_other_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
         world_of(compose(["launch=paced", "topology.cores=2", "world_size=2", "launch.speeds=[1,0.5]"]))
 
 
-def test_the_planner_sees_cores_of_slow_motion_and_speeds_of_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_planner_sees_dilation_and_speeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_shares, "missing", lambda: None)
     common = ["launch=paced", "topology.cores=2", "world_size=4", f"cache_dir={tmp_path}"]
 
@@ -115,7 +113,7 @@ def test_the_planner_sees_cores_of_slow_motion_and_speeds_of_ranks(
     assert mixed[3].message == 4 * NOMINAL.message
 
 
-def test_the_controller_is_found_where_it_is_mounted() -> None:
+def test_controller_is_found_in_mounts() -> None:
     second = "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n"
     first = "cgroup /sys/fs/cgroup/cpu,cpuacct cgroup rw,cpu,cpuacct 0 0\n"
     account = "cgroup /sys/fs/cgroup/cpuacct cgroup rw,cpuacct 0 0\n"
@@ -126,12 +124,12 @@ def test_the_controller_is_found_where_it_is_mounted() -> None:
 
 
 @pytest.mark.parametrize(("version", "files"), [(1, {"cpu.cfs_period_us": "4000", "cpu.cfs_quota_us": "1000"})])
-def test_the_first_version_has_a_file_each(version: int, files: dict[str, str], tmp_path: Path) -> None:
+def test_cgroups_v1_limit_writes_two_files(version: int, files: dict[str, str], tmp_path: Path) -> None:
     cpu_shares.Controller(tmp_path, version).limit(tmp_path, 1000, 4000)
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == files
 
 
-def test_the_second_version_has_one_file(tmp_path: Path) -> None:
+def test_cgroups_v2_limit_writes_one_file(tmp_path: Path) -> None:
     cpu_shares.Controller(tmp_path, 2).limit(tmp_path, 1000, 4000)
     assert (tmp_path / "cpu.max").read_text() == "1000 4000"
 
@@ -145,7 +143,7 @@ def burn(prefix: str, rank: int, seconds: float) -> None:
 
 
 @can_share
-def test_a_rank_gets_no_more_than_its_share() -> None:
+def test_rank_gets_no_more_than_its_share() -> None:
     with cpu_shares.shared((0.9, 0.2)) as prefix:
         there = cpu_shares.own_controller()
         assert there is not None
@@ -159,9 +157,7 @@ def test_a_rank_gets_no_more_than_its_share() -> None:
 
 
 @can_share
-def test_a_dilated_run_gives_the_times_of_the_machine_it_emulates(
-    run_here: Run, tmp_path: Path, shaped_links: None
-) -> None:
+def test_dilated_run_gives_times_of_the_emulated_machine(run_here: Run, tmp_path: Path, shaped_links: None) -> None:
     began = time.monotonic()
     options = ("world_size=4", "topology.cores=2", "launch.rate_gbps=1", "launch.dilation=auto", "epochs=7")
     done = run_here("train", "model=gcn", "dataset=sbm", "launch=paced", *options, "hydra.run.dir=run")
@@ -178,7 +174,7 @@ def test_a_dilated_run_gives_the_times_of_the_machine_it_emulates(
     assert sum(breakdown.values()) == pytest.approx(result["epoch_seconds"]["mean"], rel=0.02), "one clock for all"
 
 
-def test_a_plan_gives_slower_ranks_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_gives_slower_ranks_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over links that make little of an epoch, so that computing decides."""
     monkeypatch.setattr(cpu_shares, "missing", lambda: None)
     common = ["model=gcn", "dataset=sbm", "dataset.num_nodes=2000", "world_size=2", f"cache_dir={tmp_path}"]

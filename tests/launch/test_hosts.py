@@ -41,7 +41,7 @@ def ours(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("gnnpar:")]
 
 
-def test_two_hosts_train_as_one_and_go_on_after_a_cut_bit_for_bit(hosts: Hosts, tmp_path: Path) -> None:
+def test_two_hosts_after_a_cut_resume_with_the_bits_of_one_host(hosts: Hosts, tmp_path: Path) -> None:
     started = [hosts.train(host, *LONG) for host in (0, 1)]
     wait_for_epochs(tmp_path / "run", 10, started)
     cut = time.monotonic()
@@ -81,7 +81,7 @@ def losses(folder: Path) -> list[float]:
     return [row["loss/train"] for row in rows(folder)]
 
 
-def test_killed_processes_of_a_host_end_the_other_and_leave_the_checkpoint(hosts: Hosts, tmp_path: Path) -> None:
+def test_killed_host_ends_the_other_and_leaves_the_checkpoint(hosts: Hosts, tmp_path: Path) -> None:
     started = [hosts.train(host, *LONG) for host in (0, 1)]
     wait_for_epochs(tmp_path / "run", 6, started)
     killed = time.monotonic()
@@ -98,7 +98,7 @@ def test_killed_processes_of_a_host_end_the_other_and_leave_the_checkpoint(hosts
     assert list((tmp_path / "run" / "checkpoint").glob("epoch-*/manifest.json"))
 
 
-def test_torchrun_starts_both_hosts_again_from_the_last_checkpoint(hosts: Hosts, tmp_path: Path) -> None:
+def test_torchrun_restarts_both_hosts_from_the_last_checkpoint(hosts: Hosts, tmp_path: Path) -> None:
     """A rank of the host that does not hold rank 0 is killed: that host's torchrun counts a restart, the other's
     none."""
     job = (*JOB, "epochs=400", "eval_every=400")
@@ -120,7 +120,7 @@ def test_torchrun_starts_both_hosts_again_from_the_last_checkpoint(hosts: Hosts,
     assert losses(tmp_path / "run") == losses(whole)
 
 
-def test_a_restart_by_torchrun_goes_on_in_the_folder_it_began(tmp_path: Path) -> None:
+def test_restart_by_torchrun_resumes_in_the_first_folder(tmp_path: Path) -> None:
     """No folder is given: the second attempt finds the first one's."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     job = ("strategy=graph_parallel", "epochs=400", "eval_every=400", "checkpoint.every=2", *SMALL[1:-1])

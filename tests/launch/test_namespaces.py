@@ -49,7 +49,7 @@ def test_only_names_of_dead_processes_are_stale(tmp_path: Path, monkeypatch: pyt
     assert remove_stale() == []
 
 
-def test_what_is_missing_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tools_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(namespaces.shutil, "which", lambda name, path: f"/sbin/{name}")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert missing() is None
@@ -62,7 +62,7 @@ def test_what_is_missing_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) ->
     assert missing() == "needs Linux, this is darwin"
 
 
-def test_rates_of_links_become_one_class_a_peer() -> None:
+def test_link_rates_become_one_class_a_peer() -> None:
     plain = Network(prefix="gnnpar-1-1", host_gbps=(1.0, 0.5))
     assert plain.shape(1) == ["qdisc replace dev eth0 root tbf rate 500000000bit burst 256kb latency 20ms"]
     assert plain.gbps(0, 1) == 0.5
@@ -75,7 +75,7 @@ def test_rates_of_links_become_one_class_a_peer() -> None:
     assert len({namespaces.address(i) for i in range(600)}) == 600
 
 
-def test_a_network_that_cannot_be_built_is_one_line_and_leaves_nothing(shaped_links) -> None:
+def test_network_that_cannot_be_built_is_one_line_and_leaves_nothing(shaped_links) -> None:
     network = Network(prefix=own_prefix(), host_gbps=(1.0, 1e-10))  # 0 bit/s: tc refuses the second host
     line = r"^launch=paced: `tc qdisc replace dev port1 .*` failed: .*; set launch=local"
     with pytest.raises(ValueError, match=line), paced.paced(network):
@@ -84,7 +84,7 @@ def test_a_network_that_cannot_be_built_is_one_line_and_leaves_nothing(shaped_li
 
 
 @pytest.mark.slow
-def test_a_topology_paces_each_link_of_its_own(shaped_links) -> None:
+def test_topology_paces_each_link(shaped_links) -> None:
     """Host 0 reaches 1 at the hosts' rate and 2 at the link's; back from 2, nothing but the hosts limits."""
     network = Network(
         prefix=own_prefix(), host_gbps=(0.4, 0.4, 0.2), link_gbps=((None, None, 0.05), (None,) * 3, (None,) * 3)
@@ -97,7 +97,7 @@ def test_a_topology_paces_each_link_of_its_own(shaped_links) -> None:
 
 
 @pytest.mark.slow  # a busy machine is slower than the link
-def test_links_carry_the_rate_that_is_set_and_their_counters_agree(shaped_links) -> None:
+def test_links_carry_their_rate_and_counters_agree(shaped_links) -> None:
     network = Network(prefix=own_prefix(), host_gbps=(RATES[0],) * 4, host_of=(0, 1, 2, 3))
     with network.built():
         ranks = run_world("gloo", 4, Transfers(network), network)

@@ -41,14 +41,14 @@ def test_ranks_are_spread_over_hosts_in_order() -> None:
     assert found.describe() == "2 hosts x 0.5 Gbit/s"
 
 
-def test_a_topology_gives_rates_of_its_own() -> None:
+def test_topology_gives_its_own_rates() -> None:
     found = network(TOPOLOGY, "world_size=8", "launch.rate_gbps=7")
     assert (found.num_hosts, found.host_gbps) == (4, (1.0,) * 4)
     assert (found.gbps(0, 1), found.gbps(0, 2), found.gbps(3, 2)) == (1.0, 0.25, 1.0)
     assert network(TOPOLOGY, "world_size=4", "topology.host_gbps=null", "launch.rate_gbps=7").gbps(0, 1) == 7.0
 
 
-def test_one_rank_has_no_link_and_the_machine_keeps_its_cores() -> None:
+def test_one_rank_has_no_link() -> None:
     lone = world_of(compose(["launch=paced", "strategy=single"]))
     assert lone.links is None
     assert header(compose(["strategy=single"]), lone)["provenance"] == "measured"
@@ -73,14 +73,14 @@ def test_one_rank_has_no_link_and_the_machine_keeps_its_cores() -> None:
         ((TOPOLOGY, "topology.host_gbps=[1,fast]"), "topology.host_gbps="),
     ],
 )
-def test_what_cannot_be_is_one_line(overrides: tuple[str, ...], line: str) -> None:
+def test_bad_paced_settings_are_one_line(overrides: tuple[str, ...], line: str) -> None:
     with pytest.raises(ValueError) as error:  # noqa: PT011  # ConfigError, or a ValueError of the world
         network(*overrides)
     assert line in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_joined_ranks_cannot_be_paced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joined_ranks_of_a_paced_run_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="cannot join RANK's world; leave torchrun out"):
@@ -88,7 +88,7 @@ def test_joined_ranks_cannot_be_paced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("lack", ["needs root to make network namespaces, this is user 1; run as root", "needs Linux"])
-def test_what_the_machine_lacks_is_one_line_and_two_before_any_rank(
+def test_paced_run_on_a_machine_without_tools_exits_with_two(
     lack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -99,6 +99,6 @@ def test_what_the_machine_lacks_is_one_line_and_two_before_any_rank(
     assert not list(tmp_path.rglob("result.json"))
 
 
-def test_rates_need_a_list_of_hosts() -> None:
+def test_topology_of_one_host_is_refused() -> None:
     with pytest.raises(ConfigError, match="there is one host; name at least 2"):
         compose([TOPOLOGY, "topology.host_gbps=[1]", "topology.link_gbps=null"])

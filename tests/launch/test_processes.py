@@ -1,4 +1,4 @@
-"""Ranks as processes of one host: their ends are heard of, a rank that hangs is named, and none outlives its parent."""
+"""Ranks as processes of one host: failures and hangs are named, and no rank outlives its parent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gnnpar.api import TrainingFailed
 from gnnpar.comm import interfaces
 from gnnpar.comm.process import connect
 from gnnpar.launch.failures import HangTimer, hanging
-from gnnpar.launch.processes import enter_network, first_failure, has_one_thread, start_ranks
+from gnnpar.launch.processes import enter_network, first_failure, start_ranks
 from gnnpar.planner import calibrate
 from sleeping import Sleep
 
@@ -44,7 +44,7 @@ def ranks():
 
 @pytest.mark.fault
 @pytest.mark.parametrize("fork", [True, False])
-def test_a_killed_rank_is_named(tmp_path: Path, ranks: list[BaseProcess], fork: bool) -> None:
+def test_killed_rank_is_named(tmp_path: Path, ranks: list[BaseProcess], fork: bool) -> None:
     sleep = Sleep(tmp_path)
     start_ranks(ranks, 2, sleep, fork=fork)
     first, second = sleep.processes(2)
@@ -67,7 +67,7 @@ ranks[0].join()
 
 
 @pytest.mark.parametrize("how", ["fork", "server"])
-def test_ranks_end_with_their_parent_and_not_by_signals_to_all(tmp_path: Path, how: str) -> None:
+def test_ranks_of_a_killed_parent_end(tmp_path: Path, how: str) -> None:
     env = environment()
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), env.get("PYTHONPATH")]))
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path), how], env=env)
@@ -77,7 +77,7 @@ def test_ranks_end_with_their_parent_and_not_by_signals_to_all(tmp_path: Path, h
     assert not psutil.wait_procs(found, timeout=10)[1]
 
 
-def test_a_rank_that_is_stopped_is_lost(tmp_path: Path, ranks: list[BaseProcess]) -> None:
+def test_stopped_rank_is_lost(tmp_path: Path, ranks: list[BaseProcess]) -> None:
     sleep = Sleep(tmp_path)
     start_ranks(ranks, 1, sleep, fork=True)
     sleep.processes(1)[0].suspend()
@@ -88,7 +88,7 @@ def test_a_rank_that_is_stopped_is_lost(tmp_path: Path, ranks: list[BaseProcess]
 
 
 @pytest.mark.parametrize("over", [frozenset({0, 1}), frozenset({0}), frozenset({1}), frozenset()])
-def test_a_rank_that_ends_after_its_work_is_no_loss(
+def test_rank_that_ends_after_its_work_is_not_lost(
     tmp_path: Path, ranks: list[BaseProcess], over: frozenset[int]
 ) -> None:
     for rank in over:
@@ -112,7 +112,7 @@ class Hanging:
         exec(compile("import time\ndef wait(): time.sleep(60)\nwait()", str(file), "exec"), {})
 
 
-def test_a_rank_that_hangs_is_told_from_ranks_that_wait(tmp_path: Path, ranks: list[BaseProcess]) -> None:
+def test_hanging_rank_is_told_from_waiting_ranks(tmp_path: Path, ranks: list[BaseProcess]) -> None:
     start_ranks(ranks, 2, Hanging(tmp_path), fork=True)
     failure = first_failure(ranks, tmp_path, 1.0)
     assert failure is not None and failure.lost
@@ -121,7 +121,7 @@ def test_a_rank_that_hangs_is_told_from_ranks_that_wait(tmp_path: Path, ranks: l
     assert hanging({}, set(), 1.0) is None
 
 
-def test_only_a_process_of_one_thread_is_forked() -> None:
+def test_process_with_openmp_threads_is_not_forked() -> None:
     """Threads of numpy's OpenBLAS end at a fork; those of OpenMP stay, and a fork that waits for them hangs."""
     code = (
         "import os, numpy, torch; from gnnpar.launch.processes import has_one_thread as one; print(one());"
@@ -131,18 +131,7 @@ def test_only_a_process_of_one_thread_is_forked() -> None:
     assert shown.stdout.split() == ["True", "False"]
 
 
-def test_children_that_the_program_has_heard_of_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    wait = os.waitpid
-
-    def gone(child: int, options: int) -> tuple[int, int]:
-        wait(child, options)
-        raise ChildProcessError(10, "No child processes")
-
-    monkeypatch.setattr(os, "waitpid", gone)
-    assert isinstance(has_one_thread(), bool)
-
-
-def test_a_program_that_reaps_its_children_trains(tmp_path: Path) -> None:
+def test_train_in_a_program_that_reaps_children_completes(tmp_path: Path) -> None:
     program = """
 import os, signal
 def reap(*_):
@@ -159,7 +148,7 @@ gnnpar.train("gcn", "sbm", strategy="graph_parallel", world_size=2, epochs=1, fo
     assert done.returncode == 0, done.stderr
 
 
-def test_a_daemonic_process_is_told_that_it_can_start_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_a_daemonic_process_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(vars(multiprocessing.current_process())["_config"], "daemon", True)
     with pytest.raises(ValueError, match=r"a daemonic process, as those of multiprocessing\.Pool, can"):
         start_ranks([], 2, print, fork=True)
@@ -178,7 +167,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_fork_of_a_process_with_threads_trains(tmp_path: Path) -> None:
+def test_train_in_a_fork_of_a_process_with_threads_completes(tmp_path: Path) -> None:
     """OpenMP waits there for the threads of its parent."""
     (tmp_path / "program.py").write_text(FORKED)
     line = [sys.executable, "program.py"]
@@ -188,7 +177,7 @@ def test_a_fork_of_a_process_with_threads_trains(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "True", done.stderr
 
 
-def test_a_log_on_a_full_disk_ends_no_run(tmp_path: Path) -> None:
+def test_run_with_its_log_on_a_full_disk_completes(tmp_path: Path) -> None:
     """Python flushes stdout before it forks."""
     command = [sys.executable, "-m", "gnnpar", "train", *FEW, "strategy=graph_parallel", "hydra.run.dir=run"]
     env = environment() | {"PYTHONUNBUFFERED": ""}
@@ -200,9 +189,7 @@ def test_a_log_on_a_full_disk_ends_no_run(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "completed"
 
 
-def test_a_process_that_cannot_be_started_ends_the_run_in_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_that_cannot_start_ends_the_run_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few: dict[str, Any] = {"dataset.num_nodes": 60, "epochs": 1, "threads_per_rank": 1}
 
     def refuse(*_: object, **__: object) -> None:
@@ -215,8 +202,8 @@ def test_a_process_that_cannot_be_started_ends_the_run_in_a_line(
 
 
 @pytest.mark.parametrize("hard", [28, 4096])
-def test_few_open_files_are_more_or_refused(tmp_path: Path, hard: int) -> None:
-    """Ranks ended in tracebacks under ulimit -n 28; a limit that may be raised is."""
+def test_low_limit_of_open_files_is_raised_or_refused(tmp_path: Path, hard: int) -> None:
+    """A soft limit is raised."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (28, hard))
@@ -239,14 +226,14 @@ def test_few_open_files_are_more_or_refused(tmp_path: Path, hard: int) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_an_interface_without_a_name_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_interface_names_give_the_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     """`GLOO_SOCKET_IFNAME=$A,$B` of two variables that are not set: gloo would listen at the host name's address."""
     monkeypatch.setenv(interfaces.VARIABLE, ",")
     enter_network(None, 0)
     assert os.environ[interfaces.VARIABLE] == interfaces.loopback()
 
 
-def test_gloo_connects_at_once_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gloo_with_lazy_init_set_connects_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two groups that connect at their first use wait for each other."""
     for name, value in (("TORCH_GLOO_LAZY_INIT", "1"), ("RANK", "0"), ("WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
@@ -269,14 +256,13 @@ _rank(0, 1, 1, sys.argv[1], b"", None, int(sys.argv[2]))
 """
 
 
-def test_ranks_that_measure_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+def test_measuring_rank_without_its_parent_ends(tmp_path: Path) -> None:
     command = [sys.executable, "-c", MEASURES, str(tmp_path), "1"]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stderr) == (1, "") and not os.listdir(tmp_path)
 
 
-def test_ranks_that_measure_run_no_script_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`gnnpar.plan` of a script ran the script in each of them."""
+def test_measuring_ranks_do_not_import_the_main_module(monkeypatch: pytest.MonkeyPatch) -> None:
     mains = []
 
     def start(process: BaseProcess) -> None:
@@ -293,10 +279,7 @@ def fails(rank: int, *_: object) -> None:
     sys.exit(7 if rank == 1 else 0)
 
 
-def test_a_rank_that_fails_to_measure_is_one_line_and_nothing_is_unpickled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """torch's spawn unpickled the errors of ranks from a file of /tmp that others could put there."""
+def test_measuring_rank_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "_rank", fails)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     made, make = [], tempfile.NamedTemporaryFile
