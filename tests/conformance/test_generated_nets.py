@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from conformance.generated_nets import LACKING, VARIANTS_OF_OWN, build, draw, judge, kwargs_of, place
+from conformance.generated_nets import LACKING, VARIANTS_OF_OWN, build, draw, judge, judged, kwargs_of, place
 
 BATCH = 5
 SLOW = [pytest.param(number, marks=pytest.mark.slow) for number in range(8, 60)]
@@ -20,6 +20,35 @@ def test_generated_models_train_as_in_pyg_or_are_refused_in_a_line(batch):
     bad = {seed: (*place(seed), str(each)) for seed, each in found.items() if not each.good}
     assert not bad, f"{counts}; python tests/conformance/generated_nets.py SEED SEED+1 --shrink: {bad}"
     assert counts.get("skipped", 0) < BATCH, "PyG runs what is drawn"
+
+
+NORM = "nn.Sequential(nn.Linear({0}, {1}), nn.BatchNorm1d({1}), nn.Linear({1}, {2}))"
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize(
+    ("conv", "world", "twists", "line"),
+    [
+        (f"NNConv(8, 8, {NORM.format(4, 8, 64)}); a", 1, [], ""),
+        (f"GINConv({NORM.format(8, 8, 8)})", 2, [], ""),
+        ("SAGEConv(8, 8)", 1, ["spectral_norm"], "weight.0._u changes in a part that torch.utils.checkpoint"),
+        (f"GroupAddRev(GINConv({NORM.format(4, 4, 4)}), num_groups=2)", 1, [], "running_mean changes in a part that"),
+    ],
+)
+def test_buffers_in_checkpointed_part_move_twice_or_are_refused(conv, world, twists, line, reentrant):
+    layer = {"conv": conv, "twists": twists, "checkpoint": reentrant}
+    if conv.startswith("GroupAddRev"):
+        del layer["checkpoint"]
+    found = judged({"seed": 3, "layers": [layer]}, "graph_parallel", world, dirty=True)
+    assert line in found.why
+    assert (found.kind == "equal") == (not line), str(found)
+
+
+def test_gradient_hook_on_tensor_is_refused_in_pipeline_and_equal_elsewhere():
+    spec = {"seed": 134, "layers": [{"conv": "SAGEConv(8, 8)", "steps": ["gradient hook"]}, {"conv": "SAGEConv(8, 8)"}]}
+    assert judged(spec, "graph_parallel", 2, dirty=True).kind == "equal"
+    found = judged(spec, "gnnpipe", 2, dirty=True)
+    assert (found.kind, "its forward calls register_hook of a tensor" in found.why) == ("refused", True), str(found)
 
 
 def test_generator_draws_what_users_write_and_depends_on_the_seed_alone():

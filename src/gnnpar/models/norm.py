@@ -33,10 +33,10 @@ def normalized(norm: Norm | None, g: Graph, x: Tensor) -> Tensor:
     return batch_norm(norm, g, x) if isinstance(norm, nn.BatchNorm1d) else norm(x).to(x.dtype)
 
 
-def batch_norm(norm: nn.BatchNorm1d, g: WithMoments, x: Tensor) -> Tensor:
+def batch_norm(norm: nn.BatchNorm1d, g: WithMoments, x: Tensor, *, moves: int = 1) -> Tensor:
     """What the module computes of all rows of the graph on one device, its running statistics included.
 
-    In training rows are normalised by their moments, which also move the running statistics, once for every epoch (a
+    In training rows are normalised by their moments, which also move the running statistics, `moves` times an epoch (a
     probe of the gradient leaves them); in evaluation by the running statistics. Shapes: [N, F] -> [N, F].
     """
     if norm.running_mean is None or norm.running_var is None:
@@ -49,7 +49,7 @@ def batch_norm(norm: nn.BatchNorm1d, g: WithMoments, x: Tensor) -> Tensor:
     if moments is None:
         out = F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps)
         return out.to(rows.dtype)
-    if not moments.probe:
+    for _ in range(0 if moments.probe else moves):
         _move_running_statistics(norm, moments.mean.detach(), moments.variance.detach(), moments.rows)
     out = (x - moments.mean) * (moments.variance + norm.eps).rsqrt()
     return (out * norm.weight + norm.bias if norm.affine else out).to(rows.dtype)

@@ -1,7 +1,8 @@
 """torch.utils.checkpoint and PyG's reversible modules inside of a user's model.
 
 Both run a part of the model again in backward, where no exchange of rows and no keyed mask belongs. Inside of `kept`
-the part runs once and its activations are kept: the same numbers, in more memory.
+the part runs once and its activations are kept: the same numbers, in more memory. Running statistics of BatchNorm1d
+move twice in a checkpointed part, as in PyG's own loop; a part that changes other buffers is refused.
 """
 
 from __future__ import annotations
@@ -9,31 +10,74 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
+import torch
 import torch.utils.checkpoint as checkpointing
 from torch import nn
 from torch_geometric.nn.models.rev_gnn import InvertibleModule
 
-from gnnpar.models.pyg.propagate import replaced
+from gnnpar.models.pyg.marks import replaced
 
-_KEPT: ContextVar[bool] = ContextVar("kept", default=False)
+_KEPT: ContextVar[nn.Module | None] = ContextVar("kept", default=None)
+_PART: ContextVar[bool] = ContextVar("part", default=False)
+
+
+def runs_again() -> bool:
+    """Return True inside a checkpointed part that PyG's own loop would run again in backward."""
+    return _PART.get() and torch.is_grad_enabled()
 
 
 @contextmanager
 def kept(net: nn.Module) -> Iterator[None]:
     """Inside, nothing runs again in backward."""
     _install()
-    before = _KEPT.set(True)
+    before = _KEPT.set(net)
     try:
         with ExitStack() as stack:
             for each in net.modules():
                 if isinstance(each, InvertibleModule):
-                    stack.enter_context(replaced(each, {"disable": True}))
+                    once = partial(_reversible, each._forward)
+                    stack.enter_context(replaced(each, {"disable": True, "_forward": once}))
             yield
     finally:
         _KEPT.reset(before)
+
+
+def _reversible(forward: Callable[..., object], *args: object, **kwargs: object) -> object:
+    with _part(norms=False):
+        return forward(*args, **kwargs)
+
+
+@contextmanager
+def _part(*, norms: bool = True) -> Iterator[None]:
+    """Raise ValueError if buffers change inside, which running again would change again.
+
+    norms: BatchNorm1d asks `runs_again`, and its buffers may change."""
+    counted, before = _buffers(without_norms=norms), _PART.set(norms)
+    try:
+        yield
+    finally:
+        _PART.reset(before)
+    changed = [name for name, state in _buffers(without_norms=norms).items() if counted[name] != state]
+    if changed and torch.is_grad_enabled():
+        raise ValueError(
+            f"{changed[0]} changes in a part that torch.utils.checkpoint or a reversible module would run again, "
+            "which would change it again; leave that part out of it"
+        )
+
+
+def _buffers(*, without_norms: bool) -> dict[str, tuple[int, int]]:
+    """Return identity and version of each buffer of the model by name."""
+    net = _KEPT.get()
+    assert net is not None
+    return {
+        f"{name}.{key}": (id(buffer), buffer._version)
+        for name, module in net.named_modules()
+        if not (without_norms and type(module) is nn.BatchNorm1d)
+        for key, buffer in module.named_buffers(recurse=False)
+    }
 
 
 @cache
@@ -44,13 +88,17 @@ def _install() -> None:
     class Checkpoint(reentrant):
         @classmethod
         def apply(cls, run: Callable[..., object], preserve: bool, *args: object) -> object:
-            return run(*args) if _KEPT.get() else reentrant.apply(run, preserve, *args)
+            if _KEPT.get() is None:
+                return reentrant.apply(run, preserve, *args)
+            with _part():
+                return run(*args)
 
     def without_reentrant(*args: Any, **kwargs: Any) -> Iterator[object]:  # Any: of torch
-        return once() if _KEPT.get() else other(*args, **kwargs)
+        return other(*args, **kwargs) if _KEPT.get() is None else once()
 
     def once() -> Iterator[None]:
-        yield
+        with _part():
+            yield
 
     setattr(checkpointing, "CheckpointFunction", Checkpoint)  # noqa: B010 - pyright knows the name as a class
     setattr(checkpointing, "_checkpoint_without_reentrant_generator", without_reentrant)  # noqa: B010

@@ -494,6 +494,19 @@ def running(here: Here) -> Iterator[None]:
         HERE.reset(before)
 
 
+@contextmanager
+def replaced(module: torch.nn.Module, methods: Mapping[str, object]) -> Iterator[None]:
+    """Inside, instance attributes stand before a class's methods and submodules; afterwards all is as it was."""
+    before = {name: vars(module)[name] for name in methods if name in vars(module)}
+    vars(module).update(methods)
+    try:
+        yield
+    finally:
+        for name in methods:
+            vars(module).pop(name, None)
+        vars(module).update(before)
+
+
 def _same(local: Local, rows: Tensor) -> Rows:
     return (rows,)
 

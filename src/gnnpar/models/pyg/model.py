@@ -39,9 +39,9 @@ from gnnpar.models.pyg.hetero import (
     schema_for,
 )
 from gnnpar.models.pyg.layout import Layout
-from gnnpar.models.pyg.marks import EdgeRows, Edges, Here, Refused, Types, Weights
+from gnnpar.models.pyg.marks import EdgeRows, Edges, Here, Refused, Types, Weights, replaced
 from gnnpar.models.pyg.norm import batch_norms, forward_of
-from gnnpar.models.pyg.propagate import Forward, NormalizedSum, Way, adds_loops, replaced, way_of
+from gnnpar.models.pyg.propagate import Forward, NormalizedSum, Way, adds_loops, way_of
 from gnnpar.models.row_local import refuse_noise
 from gnnpar.precision import is_narrow, mixed
 from gnnpar.seeding import torch_seeded

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gnnpar.graph import Graph, Moments
 from gnnpar.models.norm import WithMoments, batch_norm
+from gnnpar.models.pyg.checkpointing import runs_again
 from gnnpar.models.pyg.layout import Layout, NodeRows, OfOneType
 from gnnpar.models.pyg.marks import HERE, EdgeRows
 
@@ -51,7 +52,10 @@ def forward_of(norm: nn.BatchNorm1d, g: Graph, layout: Layout | None) -> Callabl
 
     def forward(input: Tensor) -> Tensor:  # the name is torch's
         here = HERE.get()
+        again = norm.training and runs_again()
         if isinstance(input, EdgeRows) and here is not None and here.whole:
+            if again:
+                own(input.detach())
             return own(input)
         source: WithMoments = g if norm.training else _Running()  # it may be held in evaluation while the model trains
         if norm.training and (_IN_A_FOLD.get() or isinstance(input, EdgeRows)):
@@ -65,7 +69,7 @@ def forward_of(norm: nn.BatchNorm1d, g: Graph, layout: Layout | None) -> Callabl
         rows, length = input.as_subclass(Tensor), input.shape[2] if input.ndim == 3 else 1
         if input.ndim == 3:
             rows, source = rows.transpose(1, 2).flatten(0, 1), _OverHeads(source, length)
-        out = batch_norm(norm, source, rows)
+        out = batch_norm(norm, source, rows, moves=2 if again else 1)
         if input.ndim == 3:
             out = out.unflatten(0, (-1, length)).transpose(1, 2)
         return out.as_subclass(type(input))

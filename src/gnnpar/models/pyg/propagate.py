@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, TypeGuard
@@ -33,14 +32,25 @@ from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph, Local
 from gnnpar.models.dense import dense
 from gnnpar.models.pyg.dropout import no_dropout
-from gnnpar.models.pyg.marks import EdgeRows, Edges, Flipped, Given, Here, Refused, Types, Weights, running, unmarked
+from gnnpar.models.pyg.marks import (
+    EdgeRows,
+    Edges,
+    Flipped,
+    Given,
+    Here,
+    Refused,
+    Types,
+    Weights,
+    replaced,
+    running,
+    unmarked,
+)
 from gnnpar.models.pyg.norm import in_a_fold
 from gnnpar.models.rgcn import relational_product
 
 Propagate = Callable[..., Tensor]
 Forward = Callable[..., object]
 Hooks = Mapping[str, Callable[..., object]]
-Attributes = Mapping[str, object]
 
 _NORMALIZED = frozenset(  # gcn_norm, then sums
     {pyg.GCNConv, pyg.GCN2Conv, pyg.SGConv, pyg.SSGConv, pyg.TAGConv, pyg.LGConv, pyg.APPNP, pyg.ARMAConv}
@@ -163,19 +173,6 @@ def _is_pyg(function: object) -> bool:
     """Is it PyG's `propagate`, or what PyG generates for a class whose own it would be?"""
     module = function.__module__ if inspect.isfunction(function) else ""
     return function is MessagePassing.propagate or module.endswith("_propagate")
-
-
-@contextmanager
-def replaced(module: nn.Module, methods: Attributes) -> Iterator[None]:
-    """Inside, instance attributes stand before a class's methods and submodules; afterwards all is as it was."""
-    before = {name: vars(module)[name] for name in methods if name in vars(module)}
-    vars(module).update(methods)
-    try:
-        yield
-    finally:
-        for name in methods:
-            vars(module).pop(name, None)
-        vars(module).update(before)
 
 
 def _source_and_destination(value: object) -> tuple[object, object]:

@@ -26,6 +26,7 @@ _READS_VALUES = frozenset(
     {"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__contains__", "__complex__"}
     | {"is_nonzero", "equal", "allclose", "__array__"}
 )
+_LEAVES_NO_STEP = frozenset({"register_hook", "register_post_accumulate_grad_hook", "backward", "__set__"})
 _SETS_GRADIENTS = frozenset({"_set_grad_enabled", "set_grad_enabled"})
 
 
@@ -178,6 +179,9 @@ class _Recorder(TorchFunctionMode):
         name = func.__name__
         if name in _READS_VALUES:
             raise ValueError(f"its forward reads values of tensors ({name.strip('_')}), which no recording follows")
+        if name in _LEAVES_NO_STEP:
+            called = "sets an attribute of" if name == "__set__" else f"calls {name} of"
+            raise ValueError(f"its forward {called} a tensor, which no recording follows")
         if name in _SETS_GRADIENTS:
             raise ValueError("its forward switches gradients off or on; use detach")
         read = [(t, t._version) for t in tensors_of((args, given))]
@@ -265,7 +269,7 @@ def recording(model: Callable[[FewNodes, Tensor], Tensor], net: nn.Module, view:
             leaving = partial(recorder.leave, name)
             handles.append(module.register_forward_hook(_after(leaving)))
     try:
-        with torch.no_grad():
+        with torch.set_grad_enabled(view.training):  # forward may ask for it
             model(view, x)
     finally:
         for handle in handles:
