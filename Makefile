@@ -87,7 +87,7 @@ test-kernels test-documents test-studies: test-%: $(STAMP)
 	$(PYTEST) --dist load -m "not slow and not gpu" --durations=5 tests/$*
 
 test-attack: $(STAMP)
-	$(PYTEST) --dist load -m "fault and not slow and not gpu" --durations=5 tests/attack tests/api tests/cli tests/data tests/launch tests/track
+	$(PYTEST) --dist load -m "fault and not slow and not gpu" --durations=5 tests/attack tests/api tests/cli tests/data tests/launch tests/track tests/training
 
 test-all: $(STAMP)
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) --durations=20

@@ -30,9 +30,12 @@ from checkpoints import train
 from conftest import environment
 from data.samples import hetero, raw_graph
 from gnnpar.api import TrainingFailed, _settings, as_overrides
+from gnnpar.comm import world
+from gnnpar.comm.world import torch_given_back
 from gnnpar.config.compose import compose
-from gnnpar.data.given import as_data, write_given
+from gnnpar.data.given import _of_arrays, as_data, write_given
 from gnnpar.data.saved import PT
+from gnnpar.launch.launch import world_of
 from gnnpar.models.gcn import GCN
 from gnnpar.models.rgcn import RGCN
 from gnnpar.settings import ConfigError
@@ -502,3 +505,93 @@ def test_check_without_a_case_is_refused(tmp_path: Path) -> None:
         gnnpar.check("gcn", worlds=())
     with pytest.raises(ConfigError, match="no world of 2 ranks can run strategy=single"):
         gnnpar.check("gcn", strategy="single", worlds=(2,))
+
+
+ODD = """
+import sys, threading, torch
+real = sys.stdout
+class Tee:
+    def write(self, text):
+        real.write(text)
+    def flush(self):
+        real.flush()
+sys.stdout = Tee()
+torch.set_default_dtype(torch.float64)
+import gnnpar
+small = {"dataset.num_nodes": 60}
+with torch.no_grad():
+    gnnpar.train("gcn", "sbm", strategy="single", epochs=1, folder="run", **small)
+    assert all(case.passed for case in gnnpar.check("gcn", strategy="single", worlds=(1,)))
+    gnnpar.plan("gcn", "sbm", "two_nodes", world_size=2, out="plan.json", **small)
+before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+with gnnpar.distribute("gcn", "sbm", strategy="single", folder="mine", threads_per_rank=1, **small) as session:
+    session.train_epoch()
+assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == before
+assert torch.get_default_dtype() == torch.float64
+print("all of it")
+"""
+
+
+@pytest.mark.fault
+def test_settings_and_streams_of_the_program_are_restored(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(ODD)
+    line = [sys.executable, "program.py"]
+    done = subprocess.run(
+        line, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.stdout.splitlines()[-1:] == ["all of it"], done.stderr
+
+
+def test_matmul_precision_of_the_program_is_not_used_and_restored() -> None:
+    switches = world._matmul_switches()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        before = [each.fp32_precision for each in switches]
+        with torch_given_back():
+            world_of(compose(["strategy=single", "threads_per_rank=1"])).prepare()
+            assert [each.fp32_precision for each in switches] == ["ieee", "ieee"]
+        assert torch.get_float32_matmul_precision() == "medium"
+        assert [each.fp32_precision for each in switches] == before
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_cublas_workspace_of_the_program_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    gnnpar.train("gcn", "sbm", strategy="single", deterministic=True, **{"dataset.num_nodes": 60, **QUICK})
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+
+
+def test_folders_of_a_sweep_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    swept = gnnpar.sweep("gcn", "sbm", strategy=["single"], folder="s", **{"dataset.num_nodes": 60, **QUICK})
+    compared = gnnpar.compare(["s"])
+    (tmp_path / "b").mkdir()
+    monkeypatch.chdir(tmp_path / "b")
+    assert [run.folder for run in (*swept.runs, *compared.runs)] == [tmp_path / "s" / "0"] * 2
+
+
+def test_features_of_bfloat16_are_trained_on(tmp_path: Path) -> None:
+    data = graph()
+    assert data.x is not None
+    data.x = data.x.bfloat16()
+    assert gnnpar.train("gcn", data, strategy="single", **QUICK).result["epochs_done"] == 2
+
+
+def test_repeated_entries_of_an_adjacency_are_refused() -> None:
+    found = {"x": np.eye(3, dtype=np.float32), "y": np.arange(3)}
+    twice = [0, 0, 1], [1, 1, 2]
+    with pytest.raises(ValueError, match="adjacency has 1 repeated weight, which SciPy adds"):
+        as_data({**found, "adjacency": scipy.sparse.coo_array((np.ones(3), twice), shape=(3, 3))})
+    flags = scipy.sparse.coo_array((np.ones(3, dtype=np.bool_), twice), shape=(3, 3))
+    assert as_data({**found, "adjacency": flags}) is not None
+
+
+def test_arrays_of_other_widths_and_byte_orders_are_read_and_masked_ones_refused() -> None:
+    edges = np.array([[0, 1], [1, 2]], dtype=">i8")
+    x = np.arange(6).reshape(3, 2)
+    for dtype in (">f4", np.longdouble):
+        found = _of_arrays({"x": x.astype(dtype), "y": np.arange(3), "edge_index": edges})
+        assert found.x is not None and torch.equal(found.x.double(), torch.from_numpy(x).double())
+        assert found.edge_index is not None and torch.equal(found.edge_index, torch.tensor([[0, 1], [1, 2]]))
+    with pytest.raises(ValueError, match="x has masked entries; fill them"):
+        _of_arrays({"x": np.ma.masked_array(x, mask=x > 2), "y": np.arange(3), "edge_index": edges})

@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
+from checkpoints import result, train
 from gnnpar.cli import ablate
 from gnnpar.cli.ablate import Row, display
 from gnnpar.cli.main import run
 from gnnpar.config.study import job_overrides, listed, read_study
 from gnnpar.files import working_in
+from gnnpar.settings import ConfigError
 from gnnpar.training.result.result import epoch_time
 
 BASE = "base: [strategy=graph_parallel, comm=threads, world_size=2, debug=tiny, threads_per_rank=1, epochs=4]\n"
@@ -207,3 +209,18 @@ def test_variant_name_is_shown_without_control_characters(capsys: pytest.Capture
     display(rows, {"epoch": 1.0, "bytes": 1.0, "memory": 1.0, "accuracy": 1.0}, speed=True)
     said = capsys.readouterr().out
     assert "\\x1b" in said and "\x1b]0" not in said
+
+
+def test_study_with_changed_data_is_refused(tmp_path: Path) -> None:
+    train(tmp_path / "run", "strategy=single", "epochs=1")
+    mine = result(tmp_path / "run")
+    other = {**mine, "hashes": {**mine["hashes"], "graph": "0" * 64}}
+    ablate.refuse_other_data({("", 0, 0): mine, ("a", 0, 0): mine}, tmp_path)
+    with pytest.raises(ConfigError, match="its data has changed between two starts"):
+        ablate.refuse_other_data({("", 0, 0): mine, ("a", 0, 0): other}, tmp_path)
+
+
+def test_study_under_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("RANK", "0")
+    assert run("ablate", ["study.yaml"]) == 2
+    assert "a study starts its own ranks and cannot join those of torchrun" in capsys.readouterr().err

@@ -15,7 +15,7 @@ import pytest
 
 from conftest import Run, environment
 from gnnpar.cli import check, doctor, estimate, partition, plan, predict
-from gnnpar.cli.main import COMMANDS, run
+from gnnpar.cli.main import COMMANDS, refuse, run
 from gnnpar.cli.train import check_world
 from gnnpar.config.compose import compose
 from gnnpar.models.gcn import GCN
@@ -211,3 +211,25 @@ def test_deeply_nested_override_is_one_line(capsys: pytest.CaptureFixture[str]) 
     assert run("train", ["epochs=" + "[" * 3000 + "]" * 3000]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "nested too deep" in said
+
+
+def test_control_characters_of_errors_are_escaped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert str(ConfigError("a\x1b[31mb")) == "a\\x1b[31mb"
+    monkeypatch.setenv("GNNPAR_TRACEBACK", "1")
+    refuse(ValueError("a\x1b[31mb"))
+    said = capsys.readouterr().err
+    assert "\x1b" not in said and said.count("\\x1b[31m") == 2 and "ValueError: a" in said
+
+
+@pytest.mark.parametrize("command", ["train", "check"])
+def test_yaml_with_a_syntax_error_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "broken.yaml").write_text("a: [1\nb: {")
+    monkeypatch.chdir(tmp_path)
+    assert run(command, ["model=broken", *(["strategy=single", "epochs=1"] if command == "train" else [])]) == 2
+    said = capsys.readouterr().err
+    assert "model/broken.yaml is no YAML: " in said and "in line 2; correct it" in said and "Traceback" not in said

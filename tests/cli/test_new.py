@@ -15,6 +15,7 @@ import pytest
 
 from conftest import ROOT, Run, environment
 from gnnpar.cli import check, new
+from gnnpar.cli.new import next_steps
 from gnnpar.codecs.uniform import Uniform
 from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.data.tasks import make_task
@@ -197,3 +198,7 @@ def _traffic(strategy: Strategy) -> list[tuple[list[tuple[dict[str, int], int]],
         return epochs, seconds
 
     return ThreadWorld(3).run(body)
+
+
+def test_printed_commands_quote_folder_names() -> None:
+    assert next_steps("model", "mine", Path("/tmp/my lab"))[1].strip() == "cd '/tmp/my lab'"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from torch_geometric.data import HeteroData
 
 import gnnpar
 from checkpoints import train
+from composing import settings_of
 from conftest import Run
 from gnnpar.cli import predict
 from gnnpar.cli.main import run
 from gnnpar.cli.partition import run as partition
-from gnnpar.cli.predict import with_model_of
+from gnnpar.cli.predict import checked_pairs, with_model_of
 from gnnpar.config.compose import compose
 from gnnpar.settings import ConfigError
 from gnnpar.training.result.trained import find
@@ -221,3 +223,35 @@ def test_graph_of_another_task_is_refused(
     numbers = ["dataset=npz", "dataset.path=numbers.npz", "dataset.task=regression"]
     assert run("predict", ["run", *numbers]) != 0
     assert "trained on labels of task 'single_label', and this graph's are 'regression'" in capsys.readouterr().err
+
+
+def test_prediction_with_a_changed_graph_needs_its_dataset(run_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"of which graph\? set dataset=NAME"):
+        predict.run([str(run_dir), "dataset.split_seed=1"])
+    graph = ["dataset=sbm", "dataset.num_nodes=60", "dataset.self_loops=false", "partition=range", "world_size=1"]
+    assert partition([*graph, f"out={tmp_path}/shards"]) == 0
+    with pytest.raises(ConfigError, match=r"were made with dataset\.self_loops=False"):
+        predict.run([str(run_dir), f"shards={tmp_path}/shards"])
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x93NUMPY\x01\x00"])
+def test_pairs_that_are_no_array_are_one_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "pairs.npy").write_bytes(content)
+    with pytest.raises(ValueError, match=r"pairs\.npy cannot be read \(.+\); give a \.npy$"):
+        checked_pairs(tmp_path / "pairs.npy", settings_of("task=link"))
+
+
+def test_output_that_is_a_folder_or_device_is_refused_before_work(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("device").symlink_to(os.devnull)
+    Path("folder").mkdir()
+    with monkeypatch.context() as alone:
+        alone.setattr("gnnpar.launch.launch.launch", None)
+        for name in ("device", "folder"):
+            assert run("predict", [str(run_dir), "strategy=single", "--out", name]) == 2
+    assert run("compare", [str(run_dir), "--html", "device"]) == 2
+    assert run("plan", ["model=gcn", "dataset=sbm", "world_size=2", "--trace", "device"]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if "cannot be written" in line]
+    assert [line.endswith("name a file") for line in lines] == [True] * 4

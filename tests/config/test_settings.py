@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from composing import names
 from conftest import environment
 from gnnpar import targets
+from gnnpar.cli import plan
 from gnnpar.config.compose import compose
 from gnnpar.config.inputs import spelled, with_plan
 from gnnpar.config.jobs import job_key
@@ -383,3 +384,26 @@ def test_file_names_only_classes_in_the_yaml_of_a_plugin(tmp_path: Path, monkeyp
         with pytest.raises(ValueError, match="which is no class of gnnpar or of an installed plugin"):
             targets.refuse_foreign({"_target_": other}, "a file", remedy="no")
     assert not (tmp_path / "ran").exists()
+
+
+def test_key_beside_a_plan_changes_the_model_of_the_plan(tmp_path: Path) -> None:
+    made_for = ["model=sage", "model.hidden=32", "dataset=sbm", "dataset.num_nodes=80", "world_size=1", "--no-measure"]
+    assert plan.run([*made_for, "--out", str(tmp_path / "p")]) == 0
+    settings = compose([f"plan={tmp_path}/p/plan.json", "model.dropout=0.1"])
+    assert (settings.names["model"], settings.resolved["model"]["hidden"]) == ("sage", 32)
+    assert settings.resolved["model"]["dropout"] == 0.1
+
+
+def test_folder_with_the_name_of_a_key_is_no_config_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert not plan.run(["model=gcn", "dataset=sbm", "dataset.num_nodes=60", "--no-measure", "--out", "plan"])
+    assert compose(["plan=plan/plan.json"]).resolved["plan"] == "plan/plan.json"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "key", "value"),
+    [("minibatch", "walk_length", 10**9), ("minibatch", "coverage", 10**9), ("bns", "rate", 1e-300)],
+)
+def test_extreme_number_of_a_sampling_strategy_is_refused(strategy: str, key: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"strategy.{key}={value:g}|strategy.{key}={value}"):
+        compose([f"strategy={strategy}", f"strategy.{key}={value}"])

@@ -266,3 +266,53 @@ def test_addresses_are_those_of_pyg() -> None:
         else:
             assert all(address.startswith(cls.url.rstrip("/")) for address in addresses)
         assert all(address.startswith(downloads.server_of(name)) for address in addresses)
+
+
+def ogb_files(folder: Path, **changed: str) -> None:
+    """Write ogbn-arxiv with 40 nodes, as OGB unpacks it. `changed`: texts by file name, with _ for -."""
+    lists = {"node_feat": "1,0\n" * 40, "node_label": "0\n1\n" * 20, "edge": "0,1\n1,2\n2,0\n"}
+    lists |= {"num_node_list": "40\n", "num_edge_list": "3\n", "train": "0\n", "valid": "1\n", "test": "2\n"} | changed
+    for file in ogb.required_files("ogbn_arxiv"):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        content = lists[Path(file).name.removesuffix(".csv.gz").replace("-", "_")]
+        (folder / file).write_bytes(gzip.compress(content.encode()))
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"train": "0\n40\n"}, "the split train names nodes 0 to 40, but there are 0 to 39"),
+        ({"edge": "0,1\n1,x\n2,0\n"}, r"the files in .*/ogbn_arxiv cannot be read \(ValueError"),
+        ({"num_edge_list": "4\n"}, r".*they say 40 nodes and 4 edges, and have features of 40 and 3 edges\)\.$"),
+        ({"edge": "0,1,2\n1,2,0\n2,0,0\n"}, r"edge_index must have shape \[2, edges\], got \[3, 3\]"),
+    ],
+)
+def test_ogb_files_that_disagree_are_one_line(tmp_path: Path, changed: dict[str, str], line: str) -> None:
+    ogb_files(tmp_path / "ogbn_arxiv", **changed)
+    with pytest.raises(ValueError, match=f"^dataset ogbn_arxiv: {line}"):
+        ogb.OGBDataset(name="ogbn_arxiv").load(tmp_path, 0)
+
+
+def test_two_files_of_a_dataset_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("data/d", "d"):
+        Path(folder).mkdir(parents=True)
+        np.savez(f"{folder}/d.npz", x=np.zeros(1))
+    with pytest.raises(ValueError, match=r"dataset d: there are two files d/d\.npz, .* and .*; say by dataset\.path"):
+        files.find_file("d", "d/d.npz", Path("data"), example="")
+    whole = str((tmp_path / "data/d/d.npz").absolute())
+    assert files.find_file("d", whole, Path("data"), example="") == Path(whole)
+    Path("d/d.npz").unlink()
+    assert files.find_file("d", "d/d.npz", Path("data"), example="") == Path("data/d/d.npz")
+
+
+def test_user_without_a_home_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", none)
+    monkeypatch.setattr(Path, "expanduser", lambda path: none())
+    for name in ("XDG_CACHE_HOME", "GNNPAR_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ValueError, match="this user has no home folder; set HOME, XDG_CACHE_HOME or GNNPAR_CACHE"):
+        files.cache_root()

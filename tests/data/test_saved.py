@@ -230,3 +230,17 @@ def test_graph_with_the_same_array_twice_is_refused(tmp_path: Path) -> None:
 def test_mask_that_is_a_list_is_refused(part: str) -> None:
     with pytest.raises(ValueError, match=f"{part}_mask is a list; give a tensor of booleans"):
         raw_of("given", data(**{f"{part}_mask": [True] * 4}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "line"),
+    [
+        ("edge_type", torch.full((2,), torch.inf), "edge_type is torch.float32; give whole numbers"),
+        ("y", torch.zeros(4, 0), r"labels are \[4, 0\], without a class|must have shape"),
+    ],
+)
+def test_field_of_a_wrong_type_is_one_line(tmp_path: Path, field: str, value: torch.Tensor, line: str) -> None:
+    fields = {"x": torch.ones(4, 2), "y": torch.tensor([0, 1, 0, 1]), "edge_index": torch.tensor([[0, 1], [1, 2]])}
+    task = "multi_label" if field == "y" else "auto"
+    with pytest.raises(ValueError, match=line):
+        PT(name="g", path=saved(tmp_path, Data(**(fields | {field: value}))), task=task).load(None, seed=0)

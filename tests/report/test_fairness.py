@@ -32,3 +32,8 @@ def test_folder_named_like_a_pattern_is_that_folder(plant: Plant, tmp_path: Path
     plant("1", seed=6)
     assert list(gnnpar.compare([tmp_path / "[1]"]).frame["seed"]) == [5]
     assert sorted(gnnpar.compare([tmp_path]).frame["seed"]) == [5, 6]
+
+
+def test_runs_with_other_early_stopping_differ(template: dict[str, Any]) -> None:
+    stopped = {**template, "settings": {**template["settings"], "early_stopping": {"patience": 1, "min_delta": 0.0}}}
+    assert "early stopping" in differences(template, stopped)

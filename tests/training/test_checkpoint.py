@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -425,3 +426,67 @@ def test_run_resumed_from_a_folder_below_moves_older_checkpoints(tmp_path: Path)
     train(tmp_path, "strategy=single", "epochs=3", f"resume={tmp_path}/first")
     assert checkpoint.folders(tmp_path)[0].name == "epoch-000003"
     assert (tmp_path / "checkpoint-before" / "epoch-000004").is_dir()
+
+
+def test_resume_with_more_epochs_than_asked_for_is_refused(tmp_path: Path) -> None:
+    assert train(tmp_path / "run", "strategy=single", "epochs=2").exit_code == 0
+    outcome = train(tmp_path / "other", "strategy=single", "epochs=1", f"resume={tmp_path / 'run'}")
+    assert outcome.exit_code == 1
+    assert "has 2 epochs behind it, and epochs=1: set epochs=2 or more" in str(outcome.error)
+
+
+def test_resume_leaves_the_random_numbers_of_the_program_unchanged(tmp_path: Path) -> None:
+    small = {"dataset.num_nodes": 60, "strategy": "single", "threads_per_rank": 1}
+    gnnpar.train("gcn", "sbm", epochs=1, folder=tmp_path / "first", **small)
+    torch.randperm(10)
+    before = torch.get_rng_state()
+    gnnpar.train("gcn", "sbm", epochs=2, folder=tmp_path / "second", resume=str(tmp_path / "first"), **small)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_resume_without_further_epochs_has_no_times(tmp_path: Path) -> None:
+    train(tmp_path / "single", "strategy=single", "epochs=2")
+    train(tmp_path / "other", "epochs=2", "strategy=graph_parallel", "world_size=2", f"resume={tmp_path}/single")
+    assert result(tmp_path / "single")["epoch_seconds"]["num_epochs"] == 2
+    assert result(tmp_path / "other")["epoch_seconds"] == {
+        **dict.fromkeys(("median", "mean", "p20", "p80")),
+        "warmup_epochs": 0,
+        "num_epochs": 0,
+    }
+
+
+def test_epochs_with_other_threads_do_not_count_in_times(tmp_path: Path) -> None:
+    train(tmp_path, "epochs=4")
+    train(tmp_path, "epochs=5", "resume=auto", "threads_per_rank=2")
+    mine = result(tmp_path)
+    assert mine["begun_otherwise"] == {"epochs": 4, "settings": ["threads_per_rank"]}
+    assert mine["epoch_seconds"]["num_epochs"] == 1
+    assert not differences(mine, {**mine, "begun_otherwise": None}), "threads do not change an accuracy"
+
+
+def test_new_checkpoints_stay_where_all_earlier_ones_are_damaged(tmp_path: Path) -> None:
+    train(tmp_path, "epochs=4")
+    for part in (tmp_path / "checkpoint").rglob("*.pt"):
+        part.write_bytes(b"damaged")
+    train(tmp_path, "epochs=2", "resume=auto")
+    assert last(tmp_path).epoch == 2
+    assert (tmp_path / "checkpoint-before").is_dir(), "nothing is deleted"
+
+
+def test_rank_with_another_checkpoint_file_than_rank_0_is_refused(run: Path) -> None:
+    found, name = last(run), checkpoint.name_of(0)
+    found.rank(0, torch.device("cpu"))
+    other = {**found.manifest, "files": {name: {**found.manifest["files"][name], "sha256": "0" * 64}}}
+    with pytest.raises(ValueError, match="of another checkpoint than rank 0's"):
+        replace(found, manifest=other).rank(0, torch.device("cpu"))
+
+
+def test_run_that_has_stopped_early_trains_no_further_on_resume(tmp_path: Path) -> None:
+    stopping = ("epochs=60", "early_stopping.patience=1", "early_stopping.min_delta=1")
+    train(tmp_path, *stopping)
+    before = result(tmp_path)["epochs_done"]
+    assert before < 60
+    assert train(tmp_path, *stopping, "resume=auto").exit_code == 0
+    assert result(tmp_path)["epochs_done"] == before
+    train(tmp_path, *stopping, "resume=auto", "early_stopping.patience=3")
+    assert result(tmp_path)["epochs_done"] > before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 import zipfile
@@ -214,3 +215,15 @@ def test_what_cannot_be_exported_is_one_line(tmp_path: Path, monkeypatch, capsys
     monkeypatch.chdir(tmp_path)
     assert run("export", ["nowhere"]) == 2
     assert "nowhere has no good checkpoint; give the folder of a run" in capsys.readouterr().err
+
+
+def test_exported_program_refuses_edges_of_missing_nodes(tmp_path: Path) -> None:
+    template = Path(gnnpar.__file__).parent / "templates" / "export" / "predict.txt"
+    told = {"num_features": 2, "dtype": "float32", "prepare": compose([]).resolved["dataset"]}
+    (tmp_path / "model.json").write_text(json.dumps(told))
+    (tmp_path / "predict.py").write_text(template.read_text())
+    prepared = runpy.run_path(str(tmp_path / "predict.py"))["prepared"]
+    assert prepared(torch.ones(4, 2), torch.tensor([[0], [3]]))[1].shape[1] >= 1
+    for wrong in (4, -1):
+        with pytest.raises(ValueError, match=r"edge_index names nodes .* x has 4 rows"):
+            prepared(torch.ones(4, 2), torch.tensor([[wrong], [0]]))

@@ -8,6 +8,7 @@ from torch import nn
 from conftest import Run
 from gnnpar.comm import ThreadWorld
 from gnnpar.comm.threads import ThreadCommunicator
+from gnnpar.training import predict
 from gnnpar.training.replicas import refuse_unequal_weights
 
 
@@ -46,3 +47,11 @@ def test_weights_from_numpy_are_one_line(run_here: Run, tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "scale of the model has other initial values on rank 1" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_ranks_with_other_pairs_to_score_are_refused() -> None:
+    def body(comm: ThreadCommunicator) -> None:
+        with pytest.raises(ValueError, match=r"rank 1 has another content of pairs\.npy than rank 0"):
+            predict._refuse_unlike(f"hash {comm.rank}", "content of pairs.npy", comm)
+
+    ThreadWorld(2).run(body)

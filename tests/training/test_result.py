@@ -10,15 +10,20 @@ from typing import Any
 import jsonschema
 import pytest
 
+from checkpoints import result, train
+from composing import settings_of
 from gnnpar.comm.world import Links, World
 from gnnpar.config.compose import compose
 from gnnpar.launch.launch import world_of
+from gnnpar.report.fairness import differences, unequal_accuracy
+from gnnpar.report.runs import configuration_of
 from gnnpar.track import keys
 from gnnpar.training.loop import Progress, memory_epoch
 from gnnpar.training.meter import merge
 from gnnpar.training.result import result as results
-from gnnpar.training.result.header import header
-from gnnpar.training.result.record import remarks
+from gnnpar.training.result.header import KERNELS, header
+from gnnpar.training.result.record import agreed_on, remarks
+from gnnpar_kernels import dispatch
 
 SCHEMA = json.loads(results.schema_path().read_text())
 WORLD = World(how="processes", size=2, local_size=2, threads_per_rank=1, cores=2, device="cpu", backend="gloo")
@@ -189,3 +194,15 @@ def test_jobs_that_a_sweep_runs_beside_each_other_share_cores(monkeypatch: pytes
     assert not world_of(settings).oversubscribed
     monkeypatch.setenv("GNNPAR_JOBS_AT_ONCE", "3")
     assert header(settings, world_of(settings))["oversubscribed"]
+
+
+def test_forced_kernels_are_part_of_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert KERNELS == dispatch.VARIABLE
+    plain = agreed_on(settings_of())
+    train(tmp_path / "plain", "epochs=1")
+    monkeypatch.setenv(KERNELS, "naive")
+    train(tmp_path / "naive", "epochs=1")
+    assert {name for name, value in agreed_on(settings_of()).items() if plain[name] != value} == {KERNELS}
+    plain_run, naive_run = result(tmp_path / "plain"), result(tmp_path / "naive")
+    assert configuration_of(plain_run) != configuration_of(naive_run)
+    assert "kernels" in differences(plain_run, naive_run) and "kernels" not in unequal_accuracy(plain_run, naive_run)

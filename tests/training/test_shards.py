@@ -228,3 +228,19 @@ def test_no_process_holds_what_would_be_the_whole_graph(tmp_path: Path) -> None:
     assert memory["rank 0"] - small["rank 0"] > features + edges, "rank 0 reads all of it"
     for rank in ("rank 0", "rank 1"):
         assert disk[rank] - small[rank] < features, "not the whole graph, nor a copy of what is mapped"
+
+
+def test_pyg_model_takes_self_loops_from_the_shards(tmp_path: Path) -> None:
+    graph = ["dataset=sbm", "dataset.num_nodes=60", "dataset.self_loops=false", "partition=range", "world_size=2"]
+    assert partition([*graph, f"out={tmp_path}/shards"]) == 0
+    asked = ["model=pyg", "model.target=torch_geometric.nn.models.GCN", f"shards={tmp_path}/shards"]
+    assert compose(asked).resolved["model"]["self_loops"] is False
+    assert compose([*asked, "model.self_loops=true"]).resolved["model"]["self_loops"] is True
+
+
+def test_shards_keep_the_seed_that_drew_their_graph(tmp_path: Path) -> None:
+    drawn = ["dataset.graph_seed=null", "dataset.split=random", "dataset.split_seed=null", "seed=3"]
+    graph = ["dataset=sbm", "dataset.num_nodes=60", "partition=range", "world_size=2", *drawn]
+    assert partition([*graph, f"out={tmp_path}/shards"]) == 0
+    there = compose([f"shards={tmp_path}/shards", "seed=5"]).resolved["dataset"]
+    assert (there["graph_seed"], there["split_seed"], there["split_index"]) == (3, 3, 0)

@@ -14,6 +14,7 @@ from torch_geometric.transforms import ToSparseTensor
 import gnnpar
 from checkpoints import damage, last, rows, train
 from gnnpar.cli.train import run_training
+from gnnpar.comm.world import torch_given_back
 from gnnpar.config.compose import compose
 from gnnpar.data.dataset import Dataset
 
@@ -149,3 +150,14 @@ def test_the_users_own_class_needs_no_trust_where_the_user_has_trained_with_it(
     monkeypatch.chdir(tmp_path / "there")
     with pytest.raises(ValueError, match=r"names own_net_of_mine\.Net.*trust=True"):
         gnnpar.load(run)
+
+
+def test_loaded_model_does_not_depend_on_the_default_dtype(tmp_path: Path) -> None:
+    train(tmp_path / "run", "epochs=1")
+    with torch_given_back():
+        torch.set_default_dtype(torch.bfloat16)
+        with torch.inference_mode():
+            model = gnnpar.load(tmp_path / "run")
+        assert torch.get_default_dtype() == torch.bfloat16
+    assert {each.dtype for each in model.parameters()} == {torch.float32}
+    assert not any(each.is_inference() for each in model.parameters())

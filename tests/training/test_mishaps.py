@@ -1,4 +1,4 @@
-"""Numbers that are not finite, memory and disks that are full, SIGTERM: one line that says what to do, nothing lost."""
+"""Non-finite numbers, full memory and disks, SIGTERM: one line that says what to do, and no finished epoch lost."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from gnnpar.track.tracker import Null
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint import state
 
+pytestmark = pytest.mark.fault
+
 
 @pytest.mark.parametrize("strategy", rest_slow([*names("strategy"), "sar strategy.logical_parts=3"]))
-def test_a_loss_that_is_not_finite_names_the_first_tensor_and_keeps_the_last_checkpoint(
-    tmp_path: Path, strategy: str
-) -> None:
-    """Weights of 1e12 and more, layer after layer, leave fp32 somewhere."""
+def test_loss_not_finite_names_first_tensor_and_keeps_last_checkpoint(tmp_path: Path, strategy: str) -> None:
+    """Weights of 1e12 overflow fp32 in some layer."""
     name, *more = strategy.split()
     common = (*strategy_of(name), *more, "model.num_layers=5", "model.dropout=0", "checkpoint.every=1")
     outcome = train(tmp_path, *common, "optim=sgd", "optim.lr=1e12", "epochs=9")
@@ -50,7 +50,7 @@ def test_a_loss_that_is_not_finite_names_the_first_tensor_and_keeps_the_last_che
     assert outcome.error.endswith(f"lower optim.lr or set optim.clip; the last good checkpoint is {found.folder}")
 
 
-def test_a_gradient_that_is_not_finite_moves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradient_not_finite_leaves_weights_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gradients_of = FlatEngine.gradients_of
 
     def poisoned(self: FlatEngine, bucket: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -81,7 +81,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
         (("strategy=sar", "strategy.logical_parts=3"), "set strategy.logical_parts=6"),
     ],
 )
-def test_out_of_memory_says_which_setting_needs_less(
+def test_out_of_memory_names_a_setting_that_needs_less(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...], fits: str
 ) -> None:
     def greedy(*arguments: Any, **keywords: Any) -> None:
@@ -107,7 +107,7 @@ def files_up_to(nbytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_checkpoint_that_does_not_fit_is_a_line_and_no_loss(tmp_path: Path, capsys) -> None:
+def test_checkpoint_larger_than_the_disk_is_skipped_with_a_line(tmp_path: Path, capsys) -> None:
     common = ("strategy=graph_parallel", "checkpoint.every=2", "model.hidden=256", "epochs=4")
     with files_up_to(20_000):
         assert train(tmp_path, *common).exit_code == 0
@@ -119,7 +119,7 @@ def test_a_checkpoint_that_does_not_fit_is_a_line_and_no_loss(tmp_path: Path, ca
 
 
 @pytest.mark.parametrize("strategy", rest_slow(names("strategy")))
-def test_a_disk_that_fills_up_keeps_the_checkpoints_before(
+def test_full_disk_keeps_earlier_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, strategy: str
 ) -> None:
     fsync = os.fsync
@@ -136,7 +136,7 @@ def test_a_disk_that_fills_up_keeps_the_checkpoints_before(
     assert last(tmp_path).epoch == 2
 
 
-def test_a_disk_that_is_full_for_metrics_ends_the_run_in_one_line(tmp_path: Path) -> None:
+def test_disk_too_full_for_metrics_ends_the_run_in_one_line(tmp_path: Path) -> None:
     with files_up_to(3000):
         outcome = train(tmp_path, "strategy=single", "epochs=50", "checkpoint.keep=0")
     assert outcome.exit_code == 1
@@ -159,7 +159,7 @@ class Terminating:
 
 
 @pytest.mark.parametrize("strategy", ["graph_parallel", "single"])
-def test_sigterm_ends_ranks_inside_the_parent_after_their_epoch(tmp_path: Path, capsys, strategy: str) -> None:
+def test_sigterm_ends_ranks_in_threads_after_their_epoch(tmp_path: Path, capsys, strategy: str) -> None:
     common = (f"strategy={strategy}", "epochs=6")
     settings = replace(compose([*SMALL, *common]), tracker=Terminating(3))
     (tmp_path / "run").mkdir()
@@ -173,8 +173,8 @@ def test_sigterm_ends_ranks_inside_the_parent_after_their_epoch(tmp_path: Path, 
     assert hashes(tmp_path / "run") == hashes(tmp_path / "whole")
 
 
-def test_ctrl_c_ends_a_rank_in_the_parent_at_once(tmp_path: Path) -> None:
-    """Ranks in threads of a process of their own: test_faults.py."""
+def test_ctrl_c_ends_a_rank_in_a_thread_at_once(tmp_path: Path) -> None:
+    """Ranks in threads of another process: test_failures.py."""
     settings = replace(settings_of(*SMALL, "strategy=single", "epochs=6"), tracker=Terminating(3, signal.SIGINT))
     outcome = run_training(settings, tmp_path)
     assert (outcome.status, outcome.error, outcome.exit_code) == ("interrupted", "interrupted by a signal", 1)

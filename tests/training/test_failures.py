@@ -1,4 +1,4 @@
-"""What a run leaves and says when something goes wrong: one line, a non-zero exit, result.json, no process behind."""
+"""Killed, interrupted and failing ranks: one line, a non-zero exit, result.json, no process left."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Failing(GraphParallel):
         return engine
 """
 
-
+pytestmark = pytest.mark.fault
 LINE = (
     "rank 1: ValueError: the third epoch is too much (own_failing.py:12 in failing; GNNPAR_TRACEBACK=1 shows all of it)"
 )
@@ -72,8 +72,8 @@ def start(tmp_path: Path) -> Iterator:
         pytest.param(1, (), marks=pytest.mark.slow),
     ],
 )
-def test_a_killed_rank_ends_the_run(start, victim: int, arguments: tuple[str, ...]) -> None:
-    """Also where the other one waits for rows of its stage."""
+def test_killed_rank_ends_the_run(start, victim: int, arguments: tuple[str, ...]) -> None:
+    """Also where the other rank waits for rows of the killed stage."""
     run = start(*arguments)
     assert run.ranks[victim].cmdline() == psutil.Process(run.process.pid).cmdline()  # forked: nothing is imported again
     run.ranks[victim].kill()
@@ -90,7 +90,7 @@ def test_a_killed_rank_ends_the_run(start, victim: int, arguments: tuple[str, ..
     "number",
     [signal.SIGUSR1, *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGINT, signal.SIGTERM))],
 )
-def test_a_signal_interrupts_all_ranks(start, number: signal.Signals) -> None:
+def test_signal_interrupts_all_ranks(start, number: signal.Signals) -> None:
     run = start()
     os.killpg(run.process.pid, number)  # what Ctrl-C and a scheduler do: the whole group gets it
     code, err, result = run.end(within=30)
@@ -101,7 +101,7 @@ def test_a_signal_interrupts_all_ranks(start, number: signal.Signals) -> None:
     assert kept == ([f"epoch-{result['epochs_done']:06d}"] if number != signal.SIGINT else [])
 
 
-def test_ranks_inside_the_parent_are_interrupted_too(start) -> None:
+def test_sigint_interrupts_ranks_in_threads(start) -> None:
     run = start("comm=threads", num_ranks=1)
     run.process.send_signal(signal.SIGINT)
     code, err, result = run.end(within=30)
@@ -109,8 +109,8 @@ def test_ranks_inside_the_parent_are_interrupted_too(start) -> None:
     assert result["status"] == "interrupted"
 
 
-def test_ranks_of_one_host_listen_to_nobody_else_and_do_not_outlive_a_killed_parent(start) -> None:
-    """gloo's pairs meet on the loopback interface; nothing accepts what other hosts send."""
+def test_ranks_of_one_host_listen_on_loopback_and_end_with_a_killed_parent(start) -> None:
+    """gloo and the TCPStore bind 127.0.0.1."""
     run = start()
     listening = [
         connection.laddr.ip
@@ -126,7 +126,7 @@ def test_ranks_of_one_host_listen_to_nobody_else_and_do_not_outlive_a_killed_par
 
 
 @pytest.mark.slow  # that a killed parent leaves nothing either is shown below
-def test_ctrl_c_leaves_no_namespace(start, shaped_links) -> None:
+def test_ctrl_c_of_paced_run_leaves_no_namespace(start, shaped_links) -> None:
     run = start("launch=paced")
     assert len(namespaces_of(run.process.pid)) == 3
     os.killpg(run.process.pid, signal.SIGINT)
@@ -135,7 +135,7 @@ def test_ctrl_c_leaves_no_namespace(start, shaped_links) -> None:
     assert namespaces_of(run.process.pid) == []
 
 
-def test_a_killed_parent_of_a_paced_run_leaves_what_the_next_start_removes(start, shaped_links) -> None:
+def test_namespaces_of_a_killed_paced_run_are_removed_by_the_next(start, shaped_links) -> None:
     run = start("launch=paced")
     run.process.kill()
     _, alive = psutil.wait_procs(run.ranks, timeout=10)
@@ -148,7 +148,7 @@ def test_a_killed_parent_of_a_paced_run_leaves_what_the_next_start_removes(start
     assert namespaces_of(os.getpid()) == []
 
 
-def test_a_failing_rank_of_a_paced_run_leaves_no_namespace(run_here: Run, failing: str, shaped_links) -> None:
+def test_failing_rank_of_paced_run_leaves_no_namespace(run_here: Run, failing: str, shaped_links) -> None:
     done = run_here("train", failing, "launch=paced", *TINY, "hydra.run.dir=run")
     assert (done.returncode, done.stderr) == (1, f"gnnpar: {LINE}\n")
     assert namespaces_of(os.getpid()) == []
@@ -159,10 +159,10 @@ def namespaces_of(pid: int) -> list[str]:
 
 
 @pytest.mark.parametrize("comm", ["gloo", "threads"])
-def test_a_rank_that_raises_says_why_in_one_line(
+def test_rank_that_raises_is_one_line(
     run_here: Run, failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comm: str
 ) -> None:
-    """Above it the traceback, for who asks."""
+    """GNNPAR_TRACEBACK=1 prints the traceback above it."""
     if comm == "gloo":
         monkeypatch.setenv("GNNPAR_TRACEBACK", "1")
     done = run_here("train", failing, f"comm={comm}", *TINY, "hydra.run.dir=run")
@@ -175,7 +175,7 @@ def test_a_rank_that_raises_says_why_in_one_line(
     assert result["epochs_done"] == 2
 
 
-def test_a_failed_job_does_not_stop_a_sweep(run_here: Run, failing: str, tmp_path: Path) -> None:
+def test_failed_job_does_not_stop_a_sweep(run_here: Run, failing: str, tmp_path: Path) -> None:
     done = run_here("train", "-m", f"{failing},single", "comm=threads", "epochs=4", *TINY, "hydra.sweep.dir=sweep")
     assert done.returncode == 1
     assert done.stderr == f"gnnpar: {LINE}\n"

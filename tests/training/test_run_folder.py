@@ -1,4 +1,4 @@
-"""A run folder belongs to one run: what a second one, a killed one and a folder that cannot be written come to."""
+"""One run at a time in a run folder; a resume after lost rows is refused."""
 
 from __future__ import annotations
 
@@ -9,17 +9,22 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime, tzinfo
 from pathlib import Path
 
 import pytest
 
 from checkpoints import result, rows, train
 from conftest import Run, environment
+from gnnpar import api
+from gnnpar.cli.main import run
 from gnnpar.data.files import cached_folder
 from gnnpar.files import LOCK, FolderInUse, JsonObject, started, working_in
 from gnnpar.track.jsonl import Jsonl
 from gnnpar.training.checkpoint.policy import CheckpointPolicy
 from started import LONG, Started
+
+pytestmark = pytest.mark.fault
 
 ONE_PROCESS = ("comm=threads", "checkpoint.every=2")
 
@@ -32,7 +37,7 @@ def first(tmp_path: Path):
     run.cleanup()
 
 
-def test_a_second_run_in_the_folder_is_refused_and_changes_nothing(first: Started, run_here: Run) -> None:
+def test_second_run_in_a_folder_is_refused_and_changes_nothing(first: Started, run_here: Run) -> None:
     folder = first.folder / "run"
     before = (folder / "config.yaml").read_bytes()
     for how in ((), ("resume=auto",)):
@@ -49,10 +54,10 @@ def test_a_second_run_in_the_folder_is_refused_and_changes_nothing(first: Starte
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in rows] == list(range(result["epochs_done"]))
     assert (result["status"], result["seed"]) == ("interrupted", 0)
-    assert not (folder / LOCK).read_text(), "nothing says that the folder is in use"
+    assert not (folder / LOCK).read_text()
 
 
-def test_the_lock_of_a_killed_run_does_not_stop_the_resume(first: Started, run_here: Run) -> None:
+def test_resume_after_kill_takes_over_the_lock(first: Started, run_here: Run) -> None:
     folder = first.folder / "run"
     first.process.kill()
     first.process.wait()
@@ -64,7 +69,7 @@ def test_the_lock_of_a_killed_run_does_not_stop_the_resume(first: Started, run_h
     assert json.loads((folder / "result.json").read_text())["epochs_done"] == done_before + 2
 
 
-def test_a_folder_is_free_after_the_block_and_in_use_inside(tmp_path: Path) -> None:
+def test_folder_lock_is_held_inside_the_block_only(tmp_path: Path) -> None:
     for _ in range(2):
         with working_in(tmp_path / "new", otherwise="choose another", say=pytest.fail):
             line = rf"is in use by process {os.getpid()} of \S+ since 20.*: wait for it, or choose another"
@@ -76,7 +81,7 @@ def test_a_folder_is_free_after_the_block_and_in_use_inside(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\0" * 300, b"\x1b[2J", b"\xff"])
-def test_any_content_of_a_free_lock_file_is_replaced(tmp_path: Path, content: bytes) -> None:
+def test_free_lock_file_with_any_content_is_replaced(tmp_path: Path, content: bytes) -> None:
     (tmp_path / LOCK).write_bytes(content)
     with working_in(tmp_path, otherwise="", say=lambda line: None):
         assert (tmp_path / LOCK).read_text().startswith(f"process {os.getpid()} of ")
@@ -109,9 +114,7 @@ def racers(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
         process.communicate()
 
 
-def test_of_several_at_once_exactly_one_gets_a_folder_that_was_left(
-    tmp_path: Path, racers: list[subprocess.Popen[str]]
-) -> None:
+def test_six_processes_at_once_give_one_lock_owner(tmp_path: Path, racers: list[subprocess.Popen[str]]) -> None:
     (tmp_path / LOCK).write_text("process 1 of a host")
     for process in racers:
         assert process.stdout is not None and process.stdout.readline() == "up\n"
@@ -123,7 +126,7 @@ def test_of_several_at_once_exactly_one_gets_a_folder_that_was_left(
     assert sorted(answers) == ["refused\n"] * 5 + ["taken\n"]
 
 
-def test_a_process_is_told_from_a_later_one_of_its_pid() -> None:
+def test_start_time_of_an_ended_process_is_none() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         born = started(process.pid)
         assert born is not None and born > (started(1) or 0)
@@ -133,7 +136,7 @@ def test_a_process_is_told_from_a_later_one_of_its_pid() -> None:
     assert started(2**22 + 1) is None  # above the largest pid
 
 
-def test_two_hosts_that_fill_a_cache_at_once_keep_one_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_filled_by_two_hosts_keeps_one_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path))
 
     def build(folder: Path) -> None:
@@ -155,7 +158,7 @@ LOSSES = {
 
 @pytest.mark.parametrize("how", LOSSES)
 @pytest.mark.parametrize("place", ["its folder", "another"])
-def test_a_run_does_not_go_on_from_rows_that_are_lost_or_changed(tmp_path: Path, how: str, place: str) -> None:
+def test_resume_with_lost_rows_is_refused(tmp_path: Path, how: str, place: str) -> None:
     lose, line = LOSSES[how]
     old = tmp_path / "run"
     assert train(old, "strategy=single", "epochs=6").exit_code == 0
@@ -170,8 +173,8 @@ def test_a_run_does_not_go_on_from_rows_that_are_lost_or_changed(tmp_path: Path,
     assert result(new)["status"] == "failed"
 
 
-def test_a_resume_that_rewrites_its_rows_can_be_resumed_again(tmp_path: Path) -> None:
-    """On other ranks, times and memory of the rows before are dropped; the checkpoint before counts them still."""
+def test_resume_with_other_strategy_can_be_resumed_again(tmp_path: Path) -> None:
+    """The resume drops times and memory of earlier rows, and the earlier checkpoint still counts them."""
     assert train(tmp_path, "strategy=graph_parallel", "epochs=4").exit_code == 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CheckpointPolicy, "save", lambda *_: False)
@@ -180,7 +183,7 @@ def test_a_resume_that_rewrites_its_rows_can_be_resumed_again(tmp_path: Path) ->
     assert [row["epoch"] for row in rows(tmp_path)] == list(range(6))
 
 
-def test_a_run_whose_rows_vanish_meanwhile_is_not_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_with_rows_lost_meanwhile_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Jsonl.log
 
     def vanishing(self: Jsonl, row: JsonObject) -> None:
@@ -194,3 +197,35 @@ def test_a_run_whose_rows_vanish_meanwhile_is_not_completed(tmp_path: Path, monk
     assert outcome.error is not None
     assert "metrics.jsonl has lost the rows of epochs 0-" in outcome.error
     assert result(tmp_path)["status"] == "failed"
+
+
+TINY = ("dataset=sbm", "dataset.num_nodes=60", "strategy=single", "epochs=1", "threads_per_rank=1")
+
+
+def test_runs_of_the_api_in_one_second_have_numbered_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(api.time, "strftime", lambda form: "2026-01-01/12-00-00")
+    folders = [api._run_folder(None) for _ in range(3)]
+    assert [folder.name for folder in folders] == ["12-00-00", "12-00-00-2", "12-00-00-3"]
+
+
+def test_commands_in_one_second_have_numbered_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Still(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Still:
+            return cls(2026, 1, 2, 3, 4, 5)
+
+    monkeypatch.setattr("hydra.core.utils.datetime", Still)
+    monkeypatch.chdir(tmp_path)
+    day = Path("outputs/2026-01-02")
+    for seed in range(2):
+        assert run("train", [*TINY, f"seed={seed}"]) == 0
+    third = day / "03-04-05-3"
+    with working_in(third, otherwise="wait", say=print):
+        assert run("train", [*TINY, "seed=2"]) == 0
+        assert run("train", [*TINY, f"hydra.run.dir={third}"]) == 2
+    assert "is in use" in capsys.readouterr().err
+    folders = [day / name for name in ("03-04-05", "03-04-05-2", "03-04-05-4")]
+    assert [result(folder)["seed"] for folder in folders] == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""Folders that cannot be written and disks that are full: one line and the exit code of the guide, no traceback."""
+"""Read-only folders and full disks: one line and the exit code of the guide, no traceback."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from checkpoints import SMALL
 from conftest import Run, environment
 from gnnpar.cli import train
 
+pytestmark = pytest.mark.fault
+
 JOB = (*SMALL, "strategy=single", "epochs=2")
 
 
 @pytest.fixture
 def mounted(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MiB of its own."""
+    """Mount a tmpfs of 2 MiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "gnnpar-test", str(folder)]
@@ -56,7 +58,7 @@ PLACES = ("a file", "below a file", "read only")
 
 @pytest.mark.parametrize("unwritable", PLACES, indirect=True)
 @pytest.mark.parametrize("sweep", [False, True])
-def test_a_run_folder_that_cannot_be_written_is_one_line(run_here: Run, unwritable: Path, sweep: bool) -> None:
+def test_unwritable_run_folder_is_one_line(run_here: Run, unwritable: Path, sweep: bool) -> None:
     where = ("-m", f"hydra.sweep.dir={unwritable}") if sweep else (f"hydra.run.dir={unwritable}",)
     done = run_here("train", *JOB, *where)
     assert done.returncode == 2
@@ -85,9 +87,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "new model mine --into {place}",
     ],
 )
-def test_an_output_that_cannot_be_written_is_one_line(
-    run_here: Run, finished: Path, unwritable: Path, command: str
-) -> None:
+def test_unwritable_output_is_one_line(run_here: Run, finished: Path, unwritable: Path, command: str) -> None:
     done = run_here(*command.format(run=finished, place=unwritable).split())
     assert done.returncode == 2
     assert str(unwritable) in one_line(done)
@@ -107,9 +107,7 @@ def rows_of(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("comm", ["threads", pytest.param("gloo", marks=pytest.mark.slow)])
-def test_a_disk_that_fills_up_leaves_the_last_row_and_the_result(
-    run_here: Run, run_cli: Run, mounted: Path, comm: str
-) -> None:
+def test_full_disk_leaves_the_last_row_and_the_result(run_here: Run, run_cli: Run, mounted: Path, comm: str) -> None:
     train = run_here if comm == "threads" else run_cli  # ranks that are processes write to the terminal themselves
     run = mounted / "run"
     job = (*SMALL[1:], f"comm={comm}", "strategy=graph_parallel", f"hydra.run.dir={run}", "checkpoint.keep=3")
@@ -137,7 +135,7 @@ def test_a_disk_that_fills_up_leaves_the_last_row_and_the_result(
     assert [each.name for each in run.glob(".*")] == [".gnnpar.lock"]
 
 
-def test_a_disk_without_room_for_checkpoints_costs_only_them(run_here: Run, mounted: Path) -> None:
+def test_disk_without_room_for_checkpoints_completes_the_run(run_here: Run, mounted: Path) -> None:
     run = mounted / "run"
     fill(mounted, leave=(1 << 20) + 120_000)
     job = (*SMALL, "strategy=single", "model.hidden=256", "checkpoint.every=2", f"hydra.run.dir={run}")
@@ -148,7 +146,7 @@ def test_a_disk_without_room_for_checkpoints_costs_only_them(run_here: Run, moun
     assert rows_of(run) == list(range(12))
 
 
-def test_a_disk_that_is_full_before_the_start_is_one_line(run_here: Run, mounted: Path) -> None:
+def test_disk_full_before_the_start_is_one_line(run_here: Run, mounted: Path) -> None:
     run = mounted / "run"
     fill(mounted, leave=0)
     done = run_here("train", *JOB, f"hydra.run.dir={run}")
@@ -156,10 +154,8 @@ def test_a_disk_that_is_full_before_the_start_is_one_line(run_here: Run, mounted
     assert one_line(done).endswith("No space left on device")
 
 
-def test_a_prediction_on_a_full_disk_is_one_line_and_leaves_nothing(
-    run_here: Run, tmp_path: Path, mounted: Path
-) -> None:
-    """A page of a mapping for which the disk had no room killed the rank."""
+def test_prediction_on_full_disk_is_one_line_and_leaves_no_file(run_here: Run, tmp_path: Path, mounted: Path) -> None:
+    """A mapped page without room on the disk kills the process by SIGBUS."""
     assert run_here("train", *SMALL[1:], "comm=threads", f"hydra.run.dir={tmp_path / 'run'}").returncode == 0
     fill(mounted, leave=4096)
     done = run_here("predict", str(tmp_path / "run"), "comm=threads", "--out", str(mounted / "out.npy"))
@@ -169,7 +165,7 @@ def test_a_prediction_on_a_full_disk_is_one_line_and_leaves_nothing(
 
 
 @pytest.mark.slow  # a process of its own
-def test_lines_on_a_full_disk_are_no_reason_to_end(tmp_path: Path, mounted: Path) -> None:
+def test_full_disk_for_stdout_does_not_end_the_run(tmp_path: Path, mounted: Path) -> None:
     command = [sys.executable, "-m", "gnnpar", "train", *SMALL[:5], *SMALL[6:], "strategy=single", "epochs=30"]
     with (mounted / "log").open("w") as log:
         fill(mounted, leave=0)
@@ -186,7 +182,7 @@ def test_lines_on_a_full_disk_are_no_reason_to_end(tmp_path: Path, mounted: Path
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "completed"
 
 
-def test_a_job_of_a_sweep_that_cannot_be_written_is_one_line(run_here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_job_on_full_disk_is_one_line(run_here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "/there/plan.json")
 
