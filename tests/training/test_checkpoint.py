@@ -1,4 +1,4 @@
-"""Checkpoints: a resumed run is the uninterrupted one bit for bit, and nothing that is broken or foreign gets in."""
+"""Checkpoints: a resumed run is the uninterrupted one bit for bit; damaged and foreign checkpoints are passed over."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from checkpoints import ADAPTIVE, SMALL, damage, hashes, last, result, rows, str
 from composing import PRESETS, configured, names, rest_slow, settings_of
 from conftest import Run
 from gnnpar.cli.train import run_training
-from gnnpar.comm import Communicator
 from gnnpar.comm.world import Outcome
 from gnnpar.files import JsonDict, file_hash, read_checked_json, read_json, write_checked_json
 from gnnpar.parallel.engine import Engine
@@ -28,10 +27,8 @@ from gnnpar.report.fairness import differences
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint import state
 from gnnpar.training.checkpoint.policy import CheckpointPolicy
-from gnnpar.training.checkpoint.resume import of_rank_0
 from gnnpar.training.checks import check_strategy
 from gnnpar.training.evaluate import evaluate
-from worlds import run_world
 
 # beside every YAML of conf/strategy: state that only some settings have
 VARIANTS = {
@@ -326,9 +323,7 @@ def test_a_corrupt_checkpoint_gives_way_to_the_one_before(run: Path, trained: Pa
     assert (hashes(run), rows(run)) == (hashes(trained), rows(trained))
 
 
-def test_nothing_foreign_is_unpickled(run: Path, tmp_path: Path, capsys) -> None:
-    """A checkpoint that somebody made, with checksums that fit."""
-
+def test_checkpoint_with_a_pickle_is_refused_and_runs_nothing(run: Path, tmp_path: Path) -> None:
     class Payload:
         def __reduce__(self):
             return (Path.touch, (tmp_path / "executed",))
@@ -340,27 +335,10 @@ def test_nothing_foreign_is_unpickled(run: Path, tmp_path: Path, capsys) -> None
     write_checked_json(folder / "manifest.json", manifest)
     with pytest.raises(pickle.UnpicklingError, match="GLOBAL getattr was not an allowed global"):
         state.read_tree(folder / "rank-0.pt", torch.device("cpu"))
-    assert train(run, "resume=auto", "epochs=7", "strategy=graph_parallel").exit_code == 0
-    said = capsys.readouterr().out
-    assert "is no good checkpoint: rank-0.pt cannot be opened (UnpicklingError)" in said
-    assert "going back to the one before" in said
-    assert not (tmp_path / "executed").exists()
-
-
-@pytest.mark.parametrize("at", [0.0, 0.02])  # cut to its first bytes; bytes of the pickle made zero
-def test_a_file_that_cannot_be_opened_gives_way_though_its_checksum_fits(run: Path, capsys, at: float) -> None:
-    folder = run / "checkpoint" / "epoch-000006"
-    file = folder / "rank-1.pt"
-    data = bytearray(file.read_bytes())
-    start = int(len(data) * at)
-    data[start : start + 400] = bytes(400)
-    file.write_bytes(data if at else data[:400])
-    manifest = read_checked_json(folder / "manifest.json")
-    manifest["files"]["rank-1.pt"]["sha256"] = file_hash(file)
-    write_checked_json(folder / "manifest.json", manifest)
     outcome = train(run, "resume=auto", "epochs=7", "strategy=graph_parallel")
-    assert outcome.exit_code == 0, outcome
-    assert "rank-1.pt cannot be opened (" in capsys.readouterr().out
+    assert outcome.exit_code == 1
+    assert "rank-0.pt cannot be opened (UnpicklingError)" in str(outcome.error)
+    assert not (tmp_path / "executed").exists()
 
 
 def test_a_new_run_in_an_old_folder_moves_the_checkpoints_away(run: Path, capsys) -> None:
@@ -405,19 +383,6 @@ def test_resume_with_other_evaluations_is_recorded(tmp_path: Path) -> None:
     mine = read_json(tmp_path / "b" / "result.json")
     assert mine["begun_otherwise"] == {"epochs": 3, "settings": ["eval_every"]}
     assert "what it went on from" in differences(mine, {**mine, "begun_otherwise": None})
-
-
-def test_ranks_resume_with_the_profile_of_rank_0(tmp_path: Path) -> None:
-    mine = tmp_path / "profile.json"
-    mine.write_text('{"of": "rank 0"}')
-    (tmp_path / "others").mkdir()
-
-    def found(comm: Communicator) -> str | None:
-        file = of_rank_0(mine if comm.rank == 0 else None, comm)
-        return file and file.read_text()
-
-    assert run_world("threads", 2, found) == ['{"of": "rank 0"}'] * 2
-    assert run_world("threads", 2, lambda comm: of_rank_0(mine if comm.rank else None, comm)) == [None, None]
 
 
 def test_run_resumed_from_a_folder_below_moves_older_checkpoints(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_shards_give_the_degrees_of_all_parts(run: Path, tmp_path: Path) -> None
     assert last(there).manifest["run"]["degrees"] == last(run).manifest["run"]["degrees"]
 
 
-def test_a_histogram_of_ones_own_is_taken_and_one_that_nobody_counted_is_refused() -> None:
+def test_own_histogram_is_taken_and_a_missing_one_refused() -> None:
     kwargs = {"hidden_channels": 4, "num_layers": 1, "aggregators": ["mean"], "scalers": ["linear"]}
     own = PyG(target="torch_geometric.nn.models.PNA", kwargs={**kwargs, "deg": [0, 0, 5]})
     assert float(own.build(6, 3, seed=0).get_buffer("net.convs.0.aggr_module.avg_deg_lin")) == 2.0

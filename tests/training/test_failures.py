@@ -141,7 +141,7 @@ def test_namespaces_of_a_killed_paced_run_are_removed_by_the_next(start, shaped_
     _, alive = psutil.wait_procs(run.ranks, timeout=10)
     assert not alive
     run.process.wait()
-    assert len(namespaces_of(run.process.pid)) == 3, "nobody was left to remove them"
+    assert len(namespaces_of(run.process.pid)) == 3
     with namespaces.Network(prefix=namespaces.own_prefix(), host_gbps=(1.0, 1.0)).built():
         assert namespaces_of(run.process.pid) == []
         assert len(namespaces_of(os.getpid())) == 3

@@ -175,17 +175,6 @@ def test_steps_of_a_device_are_those_of_torch_to_the_bit(config, dtype) -> None:
         assert all(torch.equal(a, b) for a, b in zip(wholly.parameters(), partly.parameters(), strict=True))
 
 
-@pytest.mark.parametrize(("slot", "shape"), [("exp_avg", (5,)), ("exp_avg_sq", (10**10,)), ("step", (10**10,))])
-def test_a_slot_of_another_shape_is_refused_before_it_is_copied(slot: str, shape: tuple[int, ...]) -> None:
-    module = model()
-    stepper = build(Adam(), module)
-    (name, parameter), *_ = module.named_parameters()
-    moments = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
-    slots = {"step": torch.zeros(()), **moments, slot: torch.zeros(1).expand(shape)}
-    with pytest.raises(ValueError, match=rf"the optimizer's {slot} of {name} has shape \[{shape[0]}\]"):
-        stepper.load_state_dict({"kind": "Adam", "state": {name: slots}})
-
-
 def test_an_optimizer_that_asks_for_the_loss_is_refused() -> None:
     module = model()
     named = list(module.named_parameters())

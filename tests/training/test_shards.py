@@ -65,7 +65,7 @@ def test_the_same_bits_as_from_memory(tmp_path: Path, shards: Path, strategy: st
 
 
 def test_processes_give_these_bits_too(run_here: Run, tmp_path: Path, shards: Path) -> None:
-    """As a user does it, in a folder whose name Hydra would take for a group."""
+    """The command, in a folder that is named like a group of Hydra."""
     (tmp_path / "shards").symlink_to(shards)
     done = run_here("train", "shards=shards", *RUN, "comm=gloo", "epochs=3", "hydra.run.dir=processes")
     assert done.returncode == 0, done.stderr
@@ -128,7 +128,7 @@ def test_damage_and_missing_ids_end_a_run_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("lacks", ["the folder", "a file of its part"])
 def test_joined_ranks_end_at_once_where_one_lacks_its_shards(tmp_path: Path, shards: Path, lacks: str) -> None:
-    """Rank 1 on a host of its own, whose copy of the shards is not whole: both end with its line, and exit code 2."""
+    """Rank 1, on another host, has an incomplete copy of the shards: both ranks end with its line and exit code 2."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     mine = tmp_path / "1" / "shards"

@@ -13,7 +13,7 @@ from gnnpar.files import JsonObject, read_json
 from gnnpar.settings import ConfigError
 from gnnpar.targets import classes_in, is_own
 from gnnpar.track.text import printable_tree
-from gnnpar.training.checkpoint.deciding import OF_TIME
+from gnnpar.training.result.header import CHANGES_TIMES
 from gnnpar.training.result.result import fault
 
 Result = JsonObject
@@ -127,7 +127,7 @@ def went_on_from(result: Result) -> tuple[int, tuple[str, ...]] | None:
     found = result.get("begun_otherwise")
     if not isinstance(found, Mapping):
         return None
-    deciding = tuple(each for each in found.get("settings", ()) if each not in OF_TIME)
+    deciding = tuple(each for each in found.get("settings", ()) if each not in CHANGES_TIMES)
     return (found.get("epochs", 0), deciding) if deciding else None
 
 

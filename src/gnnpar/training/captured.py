@@ -1,10 +1,9 @@
 """launch.cuda_graph=true: one epoch is captured as a CUDA graph, and later ones are replays of it (ADR 48).
 
-What changes between epochs lies in tensors that the host fills before each: the keys of masks and the numbers of the
-optimizer. As torch asks for, the first epochs run as they are, on the stream of the capture: kernels are compiled, rows
-cut into tasks, the library's workspaces made, communicators connected. The capture looks at this thread alone, because
-NCCL's watchdog works in one of its own. Measuring stands still inside it: a replay tells no phases apart, and its bytes
-are those that were counted once.
+The host fills what changes between epochs into tensors: the keys of masks and the numbers of the optimizer. The first
+epochs run uncaptured on the stream of the capture, as torch requires: kernels are compiled, workspaces made and
+communicators connected. The capture is thread-local, because NCCL's watchdog runs in another thread. A replay has no
+phases, and repeats the bytes of the captured epoch.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from gnnpar.settings import Stepper
 from gnnpar.training.result.header import WARMUP_EPOCHS
 
 WARM_UP = WARMUP_EPOCHS
-"""Epochs before the capture: none of them counts in the timing statistics either."""
+"""Epochs before the capture, which timing statistics leave out, too."""
 
 
 class _Launches:
-    """The optimizer inside an epoch whose step is prepared before."""
+    """An optimizer whose step only launches: the host has prepared it before the epoch."""
 
     def __init__(self, optimizer: Stepper) -> None:
         self._optimizer = optimizer
@@ -40,9 +39,9 @@ class _Launches:
 
 
 class CapturedEpochs:
-    """Of one engine on one GPU. All ranks capture, and replay, the same epochs.
+    """Captured epochs of one engine on one GPU. All ranks capture and replay the same epochs.
 
-    `captures`: will the next epoch be captured? Its time is no epoch's.
+    `captures`: whether the next epoch will be captured; its time does not count.
     """
 
     def __init__(self, engine: Capturable, optimizer: Stepper, comm: Communicator, seed: int) -> None:
@@ -59,7 +58,7 @@ class CapturedEpochs:
         return self._graph is None and self._done >= WARM_UP
 
     def train_epoch(self, epoch: int) -> EpochReport:
-        """One epoch, with the bits of the engine's own `train_epoch`. The host waits for its loss."""
+        """Train one epoch, bit for bit as `Engine.train_epoch`. The host waits for its loss."""
         self._keys.fill(epoch)
         self._optimizer.prepare()
         loss = self._replayed(epoch) if self._graph is not None or self.captures else self._launched(epoch)
@@ -93,7 +92,7 @@ class CapturedEpochs:
 
 
 def captured_epochs(engine: object, optimizer: Stepper, comm: Communicator, seed: int) -> CapturedEpochs:
-    """TypeError where a strategy says that its epochs can be captured, and its engine cannot launch one."""
+    """Return the captured epochs of an engine. Raises TypeError where it has no launch_epoch."""
     if not isinstance(engine, Capturable):
         raise TypeError(
             f"{type(engine).__name__} has no launch_epoch, and its strategy declares captured=True; add it, or declare "

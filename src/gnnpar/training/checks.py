@@ -1,4 +1,4 @@
-"""What a run cannot do, found before any rank starts."""
+"""Refuse runs that cannot work, before any rank starts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gnnpar.training.checkpoint import resume
 
 
 def check(settings: Settings, world: World) -> None:
-    """ValueError in one line: a checkpoint, a number of ranks or shards that this run cannot use."""
+    """Raise ValueError for a checkpoint, a number of ranks or shards that this run cannot use."""
     resume.check(settings)
     if isinstance(settings.task, Labels):
         settings.task.functions()
@@ -34,8 +34,7 @@ def check(settings: Settings, world: World) -> None:
 
 
 def refuse_unbuilt(settings: Settings, world: World) -> None:
-    """ValueError where a PyG model cannot be made or run. The dataset is read here only where the model does not take
-    any widths; of joined ranks, rank 0 has it."""
+    """Raise ValueError for a PyG model that cannot be made. Reads the dataset where the model needs its widths."""
     if not settings.model.wraps or world.how == "joined" or settings.shards.folder is not None:
         return
     try:
@@ -50,7 +49,7 @@ _ANY_WIDTHS = 11, 5
 
 
 def refuse_capture(settings: Settings, world: World) -> None:
-    """ValueError where epochs are to be captured as a CUDA graph and cannot be."""
+    """Raise ValueError where epochs cannot be captured as a CUDA graph."""
     if not settings.launch.cuda_graph:
         return
     names, off = settings.names, "or set launch.cuda_graph=false"
@@ -73,7 +72,7 @@ def refuse_capture(settings: Settings, world: World) -> None:
 
 
 def refuse_learned_features(settings: Settings) -> None:
-    """ValueError where vectors of nodes are to train, and the strategy, the model or another key does not allow it."""
+    """Raise ValueError where features cannot be learned with the strategy, the model or another key."""
     how, strategy, model = f"features={settings.features}", settings.strategy, settings.model
     if settings.features == "given":
         return
@@ -92,7 +91,7 @@ def refuse_learned_features(settings: Settings) -> None:
 
 
 def check_strategy(settings: Settings, size: int) -> None:
-    """Refuse what the strategy cannot do on so many ranks, with so many layers, in so many epochs."""
+    """Raise ValueError where the strategy cannot train with these ranks, layers and epochs."""
     strategy: Strategy = settings.strategy
     refuse_one_piece(strategy, settings.model, settings.names)
     refuse_neighborhoods(strategy, settings.model, settings.names)

@@ -1,4 +1,4 @@
-"""What went wrong in words that say what to change: numbers that are not finite, and memory that ran out."""
+"""Explain numbers that are not finite and memory that ran out, and name a setting to change."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory",
 
 
 def finite_weights(engine: Engine) -> bool:
-    """Is every weight of this rank a number? A step with a finite gradient may still leave the range of its type."""
+    """Return whether all weights are finite: a step with a finite gradient may overflow their type."""
     found = [torch.isfinite(p).all() for _, p in engine.named_parameters()]
     return not found or bool(torch.stack(found).all())
 
 
 def first_not_finite(engine: Engine, model: GNN, shard: Shard, comm: Communicator, epoch: int) -> str:
-    """The first tensor that is not finite, in the order of a training pass, and its layer. Collective.
+    """Name the first tensor of a training pass that is not finite, and its layer. Collective.
 
-    The pass is made again, exactly (no codec, no history), at the weights the epoch began with.
+    The pass is repeated exactly (no codec, no history) with the weights from before the epoch.
     """
     held = _first_of([("the features", shard.x), *engine.named_parameters()])
     if any(comm.broadcast(comm.gather(held))):
@@ -60,7 +60,7 @@ def _layer(what: str, model: GNN) -> str:
 
 @contextmanager
 def _watched(model: nn.Module) -> Iterator[list[tuple[int, str]]]:
-    """(position in the pass, module) of every module whose output is not finite, innermost first."""
+    """Collect (position in the pass, module) of modules with outputs that are not finite, innermost first."""
     found: list[tuple[int, str]] = []
     lock, count = threading.Lock(), iter(range(1 << 62))
 
@@ -82,14 +82,14 @@ def _watched(model: nn.Module) -> Iterator[list[tuple[int, str]]]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Of this process or its GPU, whoever says so."""
+    """Return whether an error says that memory of the host or GPU ran out."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(word in str(error) for word in _OUT_OF_MEMORY)
 
 
 def out_of_memory(error: BaseException, settings: Settings, world_size: int) -> MemoryError:
-    """The same in one line, with a setting that needs less."""
+    """Return the error in one line, with a setting that needs less memory."""
     asked = re.search(r"allocate (\d[\d.]*) ?(bytes|[KMGT]i?B)?", str(error))
     size = ""
     if asked:
@@ -99,7 +99,7 @@ def out_of_memory(error: BaseException, settings: Settings, world_size: int) -> 
 
 
 def what_needs_less(settings: Settings, world_size: int) -> str:
-    """The next setting that needs less: the strategy's own, or SAR, then out of core."""
+    """Name the next setting that needs less: of the strategy, else SAR, else out of core."""
     strategy: Strategy = settings.strategy
     if (less_memory := strategy.capabilities.less_memory) is not None:
         return less_memory(world_size)

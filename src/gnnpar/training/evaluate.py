@@ -1,4 +1,4 @@
-"""Untimed: accuracy with exact logits, and the strategy's gradient against the exact one at the same weights."""
+"""Evaluate exact logits, and compare the strategy's gradient with the exact one. Untimed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from gnnpar.parallel.objective import Objective
 
 
 def evaluate(engine: Engine, objective: Objective) -> JsonDict:
-    """`Objective.metrics` of exact logits. Collective, the same on every rank."""
+    """Return `Objective.metrics` of exact logits, equal on every rank. Collective."""
     engine.drain()
     return objective.metrics(engine.predict())
 
 
 class Overlap(NamedTuple):
-    """Of two gradients, over some parameters: <a, b>, |a|^2, |b|^2 and |a - b|^2."""
+    """<a, b>, |a|^2, |b|^2 and |a - b|^2 of two gradients."""
 
     dot: float = 0.0
     square: float = 0.0
@@ -42,9 +42,9 @@ class Overlap(NamedTuple):
 
 
 def fidelity(gradient: Mapping[str, Tensor], exact: Mapping[str, Tensor], comm: Communicator) -> JsonDict:
-    """Cosine and relative error, overall and by layer. Collective; rank 0 gets the metrics, the others nothing.
+    """Return cosine and relative error, overall and by layer, on rank 0; else {}. Collective.
 
-    Ranks may hold different parameters (stages) or the same ones (parts): each name counts once.
+    Each name counts once: ranks hold different parameters (stages) or the same ones (parts).
     """
     mine = {name: _overlap(gradient[name], exact[name]) for name in exact}
     everyone = comm.gather(mine)
@@ -69,7 +69,7 @@ def fidelity(gradient: Mapping[str, Tensor], exact: Mapping[str, Tensor], comm: 
 
 
 def layer_name(parameter: str) -> str:
-    """'layers.3' of 'layers.3.linear.weight', else the first component: 'encoder', 'decoder'."""
+    """Return 'layers.3' of 'layers.3.linear.weight', else the first component: 'encoder', 'decoder'."""
     parts = parameter.split(".")
     return ".".join(parts[:2]) if parts[0] == "layers" and len(parts) > 1 else parts[0]
 

@@ -1,4 +1,4 @@
-"""The training of one rank, from top to bottom: plan, shard, build, go on where a checkpoint left off, then epochs.
+"""The training of one rank, from top to bottom: plan, shard, build, restore a checkpoint, then epochs.
 
 Only rank 0 reads the dataset, plans, and talks to trackers; every figure it logs is already reduced over ranks.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -19,6 +19,7 @@ from gnnpar.comm.world import Host, Interrupted, World
 from gnnpar.data.dataset import Dataset, Learned
 from gnnpar.data.tasks import Task
 from gnnpar.files import JsonDict, JsonObject, require_memory, write_json_whole
+from gnnpar.folds.edge_data import EdgeSizes
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.objective import Objective, fitted, objective_of
@@ -42,10 +43,10 @@ from gnnpar.training.diagnose import finite_weights, first_not_finite, is_out_of
 from gnnpar.training.evaluate import evaluate, fidelity
 from gnnpar.training.meter import EpochMeter, merge
 from gnnpar.training.plans import make_plan
-from gnnpar.training.replicas import refuse_unequal_replicas, refuse_unequal_weights
+from gnnpar.training.replicas import refuse_unequal_weights
 from gnnpar.training.result.header import WARMUP_EPOCHS
 from gnnpar.training.result.record import RunRecord
-from gnnpar.training.shards import source_of
+from gnnpar.training.shards import Source, source_of
 from gnnpar.training.trace import Recorder, traced_epoch
 
 Row = JsonObject
@@ -53,7 +54,7 @@ Row = JsonObject
 
 @dataclass(frozen=True, eq=False)
 class NewPlan:
-    """A plan to go on with, and the graph that it is of; None on ranks other than 0."""
+    """A plan to go on with, and its graph; None on ranks other than 0."""
 
     plan: Plan | None
     dataset: Dataset | None
@@ -64,24 +65,24 @@ Replanner = Callable[[int, Row], NewPlan | None]
 
 
 class PlanSource(Protocol):
-    """Who plans a run, and whether it plans again while the run lasts. Pickled for ranks that are processes."""
+    """Make the plan of a run, and new ones while it lasts. Pickled for ranks that are processes."""
 
     def plan(self, settings: Settings, world: World, workload: Workload) -> Plan:
-        """On rank 0."""
+        """Make a plan, on rank 0."""
         ...
 
     def replanner(self, run: Run) -> Replanner | None:
-        """What is asked after every epoch of this plan; None: nobody is."""
+        """Return what to call after every epoch of this plan, if anything."""
         ...
 
 
 class StopTraining(Exception):
-    """Raised by a callback: the run ends after this epoch."""
+    """Raise in a callback to end the run after this epoch."""
 
 
 @runtime_checkable
 class EpochCallback(Protocol):
-    """What rank 0 calls after every epoch with its row of metrics.jsonl. True ends the run."""
+    """Called on rank 0 after every epoch with its row of metrics.jsonl. Return True to end the run."""
 
     def on_epoch_end(self, epoch: int, metrics: JsonDict) -> object: ...
 
@@ -91,7 +92,7 @@ Callback = EpochCallback | Callable[[int, JsonDict], object]
 
 @dataclass(frozen=True)
 class Training:
-    """What the ranks of a run do: the launcher's `Work`."""
+    """The launcher's `Work` that trains."""
 
     record: RunRecord
     plan_source: PlanSource
@@ -99,7 +100,7 @@ class Training:
 
     @contextmanager
     def session(self, *, first: bool) -> Iterator[Callable[[Communicator, Host], None]]:
-        """Inside, trackers are open in the process of rank 0 (`first`)."""
+        """Open trackers in the process of rank 0 (`first`), and yield the function of a rank."""
         record = self.record
         job = Job(record.settings, record.world, record.run_dir, self.plan_source, self.callbacks)
         if not first:
@@ -113,7 +114,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Job:
-    """What all ranks know of a run before it begins. `run_dir`: rank 0's, after `train` has broadcast it."""
+    """What all ranks know of a run before it begins. `run_dir`: of rank 0, after `train` has broadcast it."""
 
     settings: Settings
     world: World
@@ -123,7 +124,7 @@ class Job:
 
 
 class EndWithOthers(Null):
-    """Ends rank 0 at its next epoch once another rank has failed."""
+    """End rank 0 at its next epoch once another rank has failed."""
 
     def __init__(self, others_failed: Callable[[], bool]) -> None:
         self.others_failed = others_failed
@@ -134,9 +135,9 @@ class EndWithOthers(Null):
 
 
 def train(job: Job, comm: Communicator, host: Host, *, start: Start | None, tracker: Tracker) -> None:
-    """Train to the end, or to the end of the epoch in which the host asks to stop (Interrupted). Collective.
+    """Train to the end, or to the end of the epoch in which the host asks to stop. Collective. Raises Interrupted.
 
-    `tracker` and `start` are rank 0's; all ranks write their checkpoints under its `run_dir`.
+    `tracker` and `start`: of rank 0. All ranks write their checkpoints under its `run_dir`.
     """
     job = replace(job, run_dir=comm.broadcast(job.run_dir.absolute()))
     tracker = Tee(trackers=(EndWithOthers(host.others_failed), tracker)) if comm.rank == 0 else Null()
@@ -156,12 +157,11 @@ def train(job: Job, comm: Communicator, host: Host, *, start: Start | None, trac
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Run:
-    """What one rank trains with; complete once made.
+    """All that one rank trains with.
 
-    mesh: stage -> ranks of its parts. identity: what a checkpoint of this run is of. restored: `Progress.saved` of the
-    checkpoint it goes on from. captured: None where epochs run as they are. profile_hash: of what was measured
-    beforehand and decides on numbers. predicted: what a planner said of the plan. replanned: rank 0's plan where it is
-    another one than the settings give.
+    mesh: stage -> ranks of its parts. identity: of this run, in checkpoints. restored: `Progress` in the checkpoint it
+    goes on from. captured: None where epochs are not replayed. profile_hash: of measurements that decide on numbers.
+    predicted: by a planner, of the plan. replanned: the plan of rank 0 where the run planned again.
     """
 
     job: Job
@@ -193,48 +193,36 @@ class Run:
 
     @property
     def since(self) -> int:
-        """The epoch in which the plan began."""
+        """Return the epoch in which the plan began."""
         return since_of(self.predicted)
 
 
 def since_of(predicted: JsonObject | None) -> int:
-    """The epoch in which the plan of these predictions began."""
+    """Return the epoch in which the plan of these predictions began."""
     return ((predicted or {}).get("replanned") or {}).get("epoch", 0)
 
 
 def prepare(
     job: Job, comm: Communicator, host: Host, tracker: Tracker, start: Start, new: NewPlan | None = None
 ) -> Run:
-    """Dataset, plan, shard, model, engine and optimizer of one rank, as a checkpoint left them. Collective.
+    """Build dataset, plan, shard, model, engine and optimizer of one rank, and restore a checkpoint. Collective.
 
     `new`: a plan to go on with.
     """
     settings, run_dir = job.settings, job.run_dir
     setup_seconds: dict[str, float] = {}
     start = comm.broadcast(start)
-    device, types = comm.device, TYPES[settings.precision]
     source = source_of(settings)
     dataset = new and new.dataset
     if comm.rank == 0 and dataset is None:
         with stopwatch(setup_seconds, "load"):
             dataset = source.dataset(settings) if source else settings.load_dataset()
-    facts = dataset and (dataset.num_features, dataset.task, dataset.num_classes, dataset.edge_sizes)
-    num_features, task_name, num_classes, edge_sizes = comm.broadcast(facts)
-    task = settings.task.of(task_name, num_classes)
-    if dataset is not None:
-        kinds, name = dataset.edges.kinds, dataset.name
-        refuse_edge_data(settings.strategy, settings.model, kinds, dataset.in_weight, name, settings.names)
-    if source is not None and settings.model.reads_degrees:
-        edge_sizes = edge_sizes._replace(degrees=source.degrees(comm))
-    model = settings.build_model(num_features, task.out_dim, edge_sizes)
-    if settings.features == "given" and not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ValueError("no parameter of the model requires a gradient (requires_grad_): there is nothing to train")
-    refuse_unequal_weights(model, comm)
+    num_features, edge_sizes, model, task = build_model(settings, dataset, source, comm)
     plan = None
     if dataset is not None:
         with stopwatch(setup_seconds, "partition"):
             plan = (new and new.plan) or make_plan(
-                job.plan_source, settings, job.world, dataset, model, device, source, start
+                job.plan_source, settings, job.world, dataset, model, comm.device, source, start
             )
         plan.save(run_dir, part_of=source and source.part_of)
         tracker.start(start_facts(settings, job.world, source.manifest if source else dataset, plan, model.widths))
@@ -242,35 +230,22 @@ def prepare(
             if line := model.cut_before(layers.start):
                 say(line)
     with stopwatch(setup_seconds, "shard"):
+        types = TYPES[settings.precision]
         shared = comm.broadcast(plan and plan.without_nodes())
-        if source is not None:
-            shard = source.part(model, comm, check=settings.shards.check)
-            if settings.features != "given":
-                given, learns = num_features - settings.features_dim, Learned(settings.features_dim, settings.seed)
-                shard = replace(shard, x=shard.x[:, :given], learns=learns)
-            name = source.manifest.name
-            refuse_edge_data(settings.strategy, settings.model, shard.edge_kinds, shard.in_weight, name, settings.names)
-        else:
+        if source is None:
             placement = shared.placement if plan is None else plan.placement
             shard = Shard.open(dataset, plan and plan.part_of, comm, edge_ids=model.needs_edge_ids, placement=placement)
-        how = settings.row_order if orders_rows(settings.strategy, settings.task) else "none"
-        shard, changed = in_order(shard, how)
-        if changed and comm.rank == 0:
-            say(f"row_order={how}: {changed}")
-        outputs = f"{len(shard.y):,} nodes of a rank with {task.out_dim:,} outputs each"
-        copies = 1 if settings.strategy.capabilities.chunks else 6  # measured: 6.5 arrays of this shape
-        numbers = copies * len(shard.y) * task.out_dim
-        require_memory(4 * numbers, outputs, "is dataset.task what its labels are?")
-        shard = shard.to(device, types.rows)
+        else:
+            shard = shard_of(source, settings, model, num_features, comm)
+        shard = in_rows(shard, settings, task, comm).to(comm.device, types.rows)
         task = fitted(task, shard, comm, in_parts=settings.strategy.capabilities.chunks)
         if settings.early_stopping.patience is not None:
             refuse_no_validation(shard, comm)
         del dataset
-        profile = resume.of_rank_0(start.profile, comm)
-        engine = resume.replaying(settings, profile, job.world.size).build(
+        engine = resume.replaying(settings, start.profile).build(
             plan or shared,
             shard,
-            model.to(device, types.parameters),
+            model.to(comm.device, types.parameters),
             task,
             comm,
             seed=settings.seed,
@@ -280,8 +255,6 @@ def prepare(
     edges = EdgeFacts(shard.in_weight is not None, edge_sizes)
     mine = resume.identity(settings, shared.hashes, job.world.size, num_features, task, shared.predicted, edges)
     restored = resume.restore(start, mine, engine, model, optimizer, comm, say=say)
-    if start.found is not None:
-        refuse_unequal_replicas(engine, comm, str(start.found.folder))
     return Run(
         job=job,
         comm=comm,
@@ -304,8 +277,54 @@ def prepare(
     )
 
 
+def build_model(
+    settings: Settings, dataset: Dataset | None, source: Source | None, comm: Communicator
+) -> tuple[int, EdgeSizes, GNN, Task]:
+    """Return the number of features, the sizes of edge data, the model and the task. `dataset`: on rank 0. Collective.
+
+    Raises ValueError where the model cannot train on the dataset.
+    """
+    facts = dataset and (dataset.num_features, dataset.task, dataset.num_classes, dataset.edge_sizes)
+    num_features, task_name, num_classes, edge_sizes = comm.broadcast(facts)
+    task = settings.task.of(task_name, num_classes)
+    if dataset is not None:
+        kinds, name = dataset.edges.kinds, dataset.name
+        refuse_edge_data(settings.strategy, settings.model, kinds, dataset.in_weight, name, settings.names)
+    if source is not None and settings.model.reads_degrees:
+        edge_sizes = edge_sizes._replace(degrees=source.degrees(comm))
+    model = settings.build_model(num_features, task.out_dim, edge_sizes)
+    if settings.features == "given" and not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError("no parameter of the model requires a gradient (requires_grad_): there is nothing to train")
+    refuse_unequal_weights(model, comm)
+    return num_features, edge_sizes, model, task
+
+
+def shard_of(source: Source, settings: Settings, model: GNN, num_features: int, comm: Communicator) -> Shard:
+    """Open this rank's part of shards on disk. Collective."""
+    shard = source.part(model, comm, check=settings.shards.check)
+    if settings.features != "given":
+        given, learns = num_features - settings.features_dim, Learned(settings.features_dim, settings.seed)
+        shard = replace(shard, x=shard.x[:, :given], learns=learns)
+    name = source.manifest.name
+    refuse_edge_data(settings.strategy, settings.model, shard.edge_kinds, shard.in_weight, name, settings.names)
+    return shard
+
+
+def in_rows(shard: Shard, settings: Settings, task: Task, comm: Communicator) -> Shard:
+    """Order the rows of a shard as `row_order` says. Raises MemoryError where outputs of its nodes do not fit."""
+    how = settings.row_order if orders_rows(settings.strategy, settings.task) else "none"
+    shard, changed = in_order(shard, how)
+    if changed and comm.rank == 0:
+        say(f"row_order={how}: {changed}")
+    outputs = f"{len(shard.y):,} nodes of a rank with {task.out_dim:,} outputs each"
+    copies = 1 if settings.strategy.capabilities.chunks else 6  # measured: 6.5 arrays of this shape
+    numbers = copies * len(shard.y) * task.out_dim
+    require_memory(4 * numbers, outputs, "is dataset.task what its labels are?")
+    return shard
+
+
 def refuse_no_validation(shard: Shard, comm: Communicator) -> None:
-    """ValueError on all ranks where early stopping has no examples to stop by. Collective."""
+    """Raise ValueError on all ranks where early stopping has no validation examples. Collective."""
     mine = len(shard.rows_of_split["val"]) if shard.pairs is None else len(shard.pairs.val)
     counts = comm.gather(mine)
     if not comm.broadcast(None if counts is None else sum(counts)):
@@ -316,7 +335,7 @@ def refuse_no_validation(shard: Shard, comm: Communicator) -> None:
 
 
 def save_profile(engine: Engine, comm: Communicator, run_dir: Path) -> str:
-    """Leave profile.json where the engine measured something that decides on numbers; its hash."""
+    """Write profile.json if the engine has one. Return its hash."""
     profile = engine.profile
     if profile is None:
         return ""
@@ -327,60 +346,40 @@ def save_profile(engine: Engine, comm: Communicator, run_dir: Path) -> str:
 
 @dataclass
 class Progress:
-    """What the loop remembers from epoch to epoch, equal on every rank."""
+    """What the loop remembers from epoch to epoch, equal on every rank. Saved in checkpoints."""
 
     train_seconds: float = 0.0
     num_bytes: int = 0
-    best_val: float = -math.inf
+    best_val: float | None = None
     evaluations_since: int = 0
-    setup_seconds: Mapping[str, float] = field(default_factory=dict)
     begun_otherwise: Sequence[str] = ()
 
-    def saved(self) -> JsonDict:
-        """For a checkpoint."""
-        best = self.best_val if self.best_val > -math.inf else None
-        return {
-            "train_seconds": self.train_seconds,
-            "num_bytes": self.num_bytes,
-            "best_val": best,
-            "evaluations_since": self.evaluations_since,
-            **({"begun_otherwise": list(self.begun_otherwise)} if self.begun_otherwise else {}),
-        }
-
-    def take_up(self, saved: JsonObject | None) -> None:
-        if saved is not None:
-            best = -math.inf if saved["best_val"] is None else saved["best_val"]
-            self.train_seconds, self.num_bytes, self.best_val = saved["train_seconds"], saved["num_bytes"], best
-            self.evaluations_since = saved["evaluations_since"]
-            self.begun_otherwise = saved["begun_otherwise"]
-
     def stops(self, val: float | None, settings: Settings) -> bool:
-        """Early stopping, after one more evaluation. `val`: higher is better; None: it is not defined."""
+        """Return whether to stop early after one more evaluation. `val`: higher is better; None: undefined."""
         stopping = settings.early_stopping
         if val is None:
-            if stopping.patience is None or self.best_val > -math.inf:
+            if stopping.patience is None or self.best_val is not None:
                 return False
             raise ValueError(
                 f"early_stopping.patience={stopping.patience}: the metric of the validation split is not defined (one "
                 "class, or a constant target): choose another task.metric, or set early_stopping.patience=null"
             )
-        if val > self.best_val + (stopping.min_delta if self.best_val > -math.inf else 0.0):
+        if val > (-math.inf if self.best_val is None else self.best_val + stopping.min_delta):
             self.best_val, self.evaluations_since = val, 0
         else:
             self.evaluations_since += 1
         return self.has_stopped(settings)
 
     def has_stopped(self, settings: Settings) -> bool:
-        """Also of a run that is taken up again."""
+        """Return whether the run has stopped early, maybe before it was resumed."""
         patience = settings.early_stopping.patience
         return patience is not None and self.evaluations_since >= patience
 
 
 def epochs(run: Run, tracker: Tracker, policy: CheckpointPolicy) -> NewPlan | None:
-    """From the first epoch that is not done to the last, or to where another plan takes over. Collective."""
+    """Train the remaining epochs, or those before another plan, which is returned. Collective."""
     settings, comm = run.settings, run.comm
-    progress = Progress(setup_seconds=run.setup_seconds)
-    progress.take_up(run.restored)
+    progress = Progress(**(run.restored or {}))
     if run.first_epoch and progress.has_stopped(settings):
         return None
     replanner = run.job.plan_source.replanner(run)
@@ -403,9 +402,9 @@ def epochs(run: Run, tracker: Tracker, policy: CheckpointPolicy) -> NewPlan | No
         if now.broken:
             policy.save_best(run)
             raise ValueError(broken(run, epoch, loss) + policy.last_good())
-        policy.remember(run, epoch + 1, progress.saved(), val)
+        policy.remember(run, epoch + 1, asdict(progress), val)
         if now.save:
-            written = policy.save(run, epoch + 1, progress.saved(), val)
+            written = policy.save(run, epoch + 1, asdict(progress), val)
             if now.interrupted and written:
                 say(f"asked to end: checkpoint after epoch {epoch}; resume=auto in the same folder goes on")
         if now.interrupted:
@@ -413,7 +412,7 @@ def epochs(run: Run, tracker: Tracker, policy: CheckpointPolicy) -> NewPlan | No
         if stop:
             break
         if replanner is not None and (new := replanner(epoch, row)) is not None:
-            if comm.broadcast(policy.save(run, epoch + 1, progress.saved(), val, new.plan)):
+            if comm.broadcast(policy.save(run, epoch + 1, asdict(progress), val, new.plan)):
                 return new
             if comm.rank == 0:
                 say("tag: without a checkpoint there is no way over to the other plan: the run keeps its own")
@@ -421,20 +420,20 @@ def epochs(run: Run, tracker: Tracker, policy: CheckpointPolicy) -> NewPlan | No
 
 
 def evaluated(run: Run) -> JsonDict:
-    """The part of a row that an evaluation gives. Collective."""
+    """Evaluate, and return the part of a row. Collective."""
     began = perf_counter()
     values = evaluate(run.engine, run.objective)
     return values | {"metric/name": run.task.metric_name, "time/evaluate_seconds": perf_counter() - began}
 
 
 def val_of(row: Row) -> float | None:
-    """Validation of a row, so that higher is better; None: it was not evaluated."""
+    """Return the validation metric of a row such that higher is better; None without one."""
     val = row.get("metric/val")
     return None if val is None else goodness(row["metric/name"], val)
 
 
 def asked_to_stop(callbacks: Sequence[Callback], epoch: int, row: Row) -> bool:
-    """Call all of them, on rank 0; whether one wants the run to end."""
+    """Call all callbacks, on rank 0. Return whether one asks to end the run."""
     asked = []
     for each in callbacks:
         try:
@@ -448,7 +447,7 @@ def asked_to_stop(callbacks: Sequence[Callback], epoch: int, row: Row) -> bool:
 def train_epoch(
     run: Run, epoch: int, progress: Progress, policy: CheckpointPolicy
 ) -> tuple[JsonDict, float, list[JsonDict] | None]:
-    """One epoch, measured: its row (complete on rank 0), its loss, and what all ranks reported to rank 0."""
+    """Train and measure one epoch. Return its row (complete on rank 0), its loss and, on rank 0, all reports."""
     settings, comm, engine, optimizer = run.settings, run.comm, run.engine, run.optimizer
     probing = bool(settings.fidelity_every) and epoch % settings.fidelity_every == 0
     profiling = run.world.how != "threads" and epoch - run.since == memory_epoch(settings.epochs - run.since)
@@ -489,12 +488,12 @@ def train_epoch(
         row |= {"time/train_seconds": progress.train_seconds, "comm/total_bytes_so_far": progress.num_bytes}
         if epoch == 0:
             row |= {"profile/hash": run.profile_hash} if run.profile_hash else {}
-            row |= {f"time/cold_{name}_seconds": seconds for name, seconds in progress.setup_seconds.items()}
+            row |= {f"time/cold_{name}_seconds": seconds for name, seconds in run.setup_seconds.items()}
     return row, report.loss, everyone
 
 
 def broken(run: Run, epoch: int, loss: float) -> str:
-    """Why an epoch's numbers are of no use, in one line. Collective."""
+    """Return in one line which number of an epoch is not finite. Collective."""
     what = first_not_finite(run.engine, run.model, run.shard, run.comm, epoch)
     problem = f"the loss is {loss} in epoch {epoch}"
     if math.isfinite(loss):
@@ -504,12 +503,12 @@ def broken(run: Run, epoch: int, loss: float) -> str:
 
 
 def memory_epoch(epochs: int) -> int:
-    """The epoch whose allocations are recorded: the first after the warm-up, sooner in short runs; -1: none."""
+    """Return the epoch whose allocations are recorded: the first after the warm-up, or sooner; -1: none."""
     return min(WARMUP_EPOCHS, epochs - 2) if epochs > 2 else -1
 
 
 def live_bytes(run: Run, activations: int) -> dict[str, int]:
-    """Bytes a rank holds, by category."""
+    """Return the bytes that a rank holds, by category."""
     parameters = memory.nbytes(p for _, p in run.engine.named_parameters())
     optimizer = memory.optimizer_nbytes(run.optimizer.state_dict())
     held = run.engine.live_bytes()
@@ -525,8 +524,7 @@ def stopwatch(seconds: dict[str, float], name: str) -> Iterator[None]:
 
 
 def edge_changes(settings: Settings, graph: Dataset) -> dict[str, int]:
-    """How the edges differ from those of the graph that was read. Added self loops are told of PyG models alone, whose
-    field self_loops says that they know of them: our own are defined on graphs that have them."""
+    """Count edges that preparation added or removed. Added self loops count for PyG models only: others need them."""
     counts = graph.edge_changes._asdict()
     if "self_loops" not in vars(settings.model):
         del counts["self_loops_added"]
@@ -536,7 +534,7 @@ def edge_changes(settings: Settings, graph: Dataset) -> dict[str, int]:
 def start_facts(
     settings: Settings, world: World, graph: Dataset | Manifest, plan: Plan, widths: Sequence[int]
 ) -> JsonDict:
-    """What a run says about itself before its first epoch: scalars, a row a part, stage and layer, halo_from [P, P]."""
+    """Describe a run before its first epoch: scalars, one row per part, stage and layer, halo_from [P, P]."""
     names = settings.names
     facts: JsonDict = {"strategy": names.get("strategy"), "model": names.get("model"), "dataset": graph.name}
     facts |= {"nodes": graph.num_nodes, "edges": graph.num_edges, "ranks": world.size}

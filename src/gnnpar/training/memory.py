@@ -1,6 +1,6 @@
-"""Peak memory of one training epoch, exact on a CPU too: from the allocator's events, not from the resident set.
+"""Exact peak memory of one training epoch, from the events of the allocator, on a CPU, too.
 
-Shapes: none. A step whose exact peak is 98 MiB shows anything from 0 to 180 MiB in the resident set.
+A step with an exact peak of 98 MiB shows anything from 0 to 180 MiB in the resident set.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from gnnpar.files import JsonDict
 
 @dataclass
 class MemoryReport:
-    """Bytes of one epoch: the allocator's peak, and the most that autograd kept at a time from forward to backward.
+    """Bytes of one epoch: the peak of the allocator, and of the activations that autograd saved.
 
-    `pinned`: the most of the host's memory that was pinned for a GPU, messages and pages; None where nobody counts it.
+    `pinned`: the peak of pinned host memory on a GPU.
     """
 
     peak: int | None = None
@@ -55,7 +55,7 @@ class MemoryReport:
 
 
 class _Saved:
-    """A tensor that autograd saved; it counts until autograd lets go of it."""
+    """A tensor that autograd saved; it counts until autograd releases it."""
 
     def __init__(self, tensor: Tensor, report: MemoryReport) -> None:
         self.tensor, self._report, self._storage = tensor, report, tensor.untyped_storage()
@@ -71,17 +71,16 @@ def _given_back(saved: Tensor | _Saved) -> Tensor:
 
 @contextmanager
 def measure_epoch(device: torch.device) -> Iterator[MemoryReport]:
-    """Measure what runs inside; the report is filled at the end."""
+    """Measure the block; the report is filled at its end."""
     held = live_storages()
     report = MemoryReport(_there=frozenset(held))
     with torch.autograd.graph.saved_tensors_hooks(report.saved, _given_back):
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-            if counted := "host_memory_stats" in vars(torch.cuda):  # not before torch 2.8
-                torch.cuda.reset_peak_host_memory_stats()
+            torch.cuda.reset_peak_host_memory_stats()
             yield report
             report.peak = torch.cuda.max_memory_allocated(device)
-            report.pinned = torch.cuda.host_memory_stats().get("allocated_bytes.peak") if counted else None
+            report.pinned = torch.cuda.host_memory_stats().get("allocated_bytes.peak")
             return
         # what torch.profiler is made of: that imports torch's compiler, 1.5 s of CPU
         with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profile:
@@ -100,7 +99,7 @@ def _record_operators(on: bool) -> None:
 
 
 def _highest(profile: Any) -> int:  # Any: torch declares no types of what kineto gives
-    """The largest sum of allocations minus releases, in the order of time."""
+    """Return the largest sum of allocations minus releases over time."""
     events = [e for e in profile.kineto_results.events() if e.name() == "[memory]"]
     level = highest = 0
     for event in sorted(events, key=lambda e: e.start_ns()):
@@ -110,14 +109,14 @@ def _highest(profile: Any) -> int:  # Any: torch declares no types of what kinet
 
 
 def live_storages() -> dict[int, int]:
-    """Address -> bytes of every storage that a Python tensor holds, each once."""
+    """Return address -> bytes of every storage that a Python tensor holds."""
     gc.collect()
     tensors = [o for o in gc.get_objects() if issubclass(type(o), Tensor)]
     return _storages(tensors)
 
 
 def nbytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the distinct storages behind tensors."""
+    """Return the bytes of the distinct storages of tensors."""
     return sum(_storages(tensors).values())
 
 
@@ -133,11 +132,11 @@ def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
 
 
 def optimizer_nbytes(state: JsonDict) -> int:
-    """Bytes of an optimizer's state tensors."""
+    """Return the bytes of an optimizer's state tensors."""
     return nbytes(v for slot in state["state"].values() for v in slot.values() if isinstance(v, Tensor))
 
 
 def peak_rss() -> int:
-    """Largest resident set of this process so far."""
+    """Return the largest resident set of this process so far."""
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return rss if sys.platform == "darwin" else rss * 1024

@@ -1,4 +1,4 @@
-"""What one epoch cost: measured on every rank, merged on rank 0."""
+"""Measure the cost of an epoch on every rank, and merge it on rank 0."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gnnpar.track.keys import BYTE_PHASES, PHASES
 
 
 class EpochMeter:
-    """Wall, phases, traffic and CPU time of the training window of one epoch; ranks enter it together."""
+    """Measure wall time, phases, traffic and CPU time of an epoch, which ranks enter together."""
 
     def __init__(self, comm: Communicator, interface: Callable[[], int] | None = None) -> None:
         self.comm = comm
@@ -43,7 +43,7 @@ class EpochMeter:
             self.wire = self.interface() - self.wire
 
     def read(self) -> JsonDict:
-        """The figures of this rank, as plain data. Collective."""
+        """Return the figures of this rank as plain data. Collective."""
         self.comm.settle_accounts()
         traffic, phases = self.comm.ledger.drain(), self.comm.clock.drain()
         exposed = phases.pop("exposed")
@@ -63,7 +63,7 @@ class EpochMeter:
 
 
 def merge(everyone: Sequence[JsonObject]) -> JsonDict:
-    """Metrics of an epoch from the figures of all ranks: times of the slowest, bytes summed."""
+    """Merge the figures of all ranks: times of the slowest, bytes summed."""
     slowest = max(range(len(everyone)), key=lambda rank: everyone[rank]["seconds"])
     slow = everyone[slowest]
     layers = sorted({layer for rank in everyone for layer in rank["layer_bytes"]})

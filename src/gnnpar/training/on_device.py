@@ -1,11 +1,9 @@
-"""Steps of torch's optimizers as work of the device alone, which the host does not wait for and a CUDA graph can hold.
+"""Steps of torch's optimizers on the device alone: the host does not wait, and a CUDA graph can hold them.
 
-What changes from step to step - the learning rate, and what follows from the count of steps - lies in a tensor that the
-host fills before a step; other numbers are those of a launch. Nothing is read back: where a gradient is not finite,
-parameters and their state stay as they were, and a tensor says so.
+The host fills the learning rate and what follows from the step count into a tensor before a step. Nothing is read back:
+where a gradient is not finite, parameters and their state stay unchanged.
 
-Operation by operation the arithmetic is that of torch's own step on a CPU, to the bit; a quotient by the count's square
-root is one there, where torch's CUDA kernels multiply by its inverse.
+The arithmetic is that of torch's own step on a CPU, to the bit.
 """
 
 # torch's own optimizers are made of these functions on lists, which it calls private
@@ -31,11 +29,11 @@ MOMENTS: dict[str, tuple[str, ...]] = {
     "AdamW": ("exp_avg", "exp_avg_sq"),
     "SGD": ("momentum_buffer",),
 }
-"""What torch keeps of a parameter beside a count of steps, by the name of its class."""
+"""Class name of an optimizer -> its state per parameter, besides the step count."""
 
 
 class Before(NamedTuple):
-    """Of the parameters of a group: values, gradients, and each of their moments."""
+    """Values, gradients and moments of the parameters of a group."""
 
     values: list[Tensor]
     gradients: list[Tensor]
@@ -43,12 +41,12 @@ class Before(NamedTuple):
 
 
 def largest_of(tensors: list[Tensor]) -> list[Tensor]:
-    """The largest magnitude in each, nan where an entry is, in few launches. Shapes: [...], not empty -> []."""
+    """Return the largest magnitude of each tensor, nan where it has one. Shapes: [...], not empty -> []."""
     return list(torch._foreach_norm(tensors, torch.inf))
 
 
 def numbers_of(kind: str, group: Group, step: int) -> list[float]:
-    """What changes from step to step; `step` counts from 1."""
+    """Return the numbers that change from step to step; `step` counts from 1."""
     lr = group["lr"]
     if kind == "SGD":
         return [-lr]
@@ -57,7 +55,7 @@ def numbers_of(kind: str, group: Group, step: int) -> list[float]:
 
 
 def adam(group: Group, before: Before, numbers: Sequence[Tensor], *, decoupled: bool) -> list[list[Tensor]]:
-    """Values and moments after a step: Kingma and Ba 2015, algorithm 1; `decoupled`: Loshchilov and Hutter 2019."""
+    """Return values and moments after a step of Adam (Kingma and Ba 2015) or AdamW (`decoupled`)."""
     (beta1, beta2), decay = group["betas"], group["weight_decay"]
     values, gradients, (mean, square) = before
     minus_size, root, left = numbers
@@ -77,7 +75,7 @@ def adam(group: Group, before: Before, numbers: Sequence[Tensor], *, decoupled: 
 
 
 def sgd(group: Group, before: Before, numbers: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Values and moments after a step of gradient descent with torch's momentum, whose first buffer is the gradient."""
+    """Return values and moments after a step of SGD with torch's momentum, whose first buffer is the gradient."""
     values, gradients, moments = before
     (minus_rate,) = numbers
     if decay := group["weight_decay"]:
@@ -93,10 +91,10 @@ def sgd(group: Group, before: Before, numbers: Sequence[Tensor]) -> list[list[Te
 
 
 class DeviceStep:
-    """Of one optimizer, whose state it keeps as torch does: checkpoints are the same. Frozen parameters have none.
+    """Steps of one optimizer, whose state it keeps as torch does. Frozen parameters have no state.
 
     `prepare` is the host's part of a step, `launch` the device's; a captured `launch` is replayed after each `prepare`.
-    A step counts also where it was refused.
+    A refused step counts, too.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -104,7 +102,7 @@ class DeviceStep:
         self._numbers: Tensor | None = None  # [groups, numbers]
 
     def prepare(self) -> None:
-        """Count a step, and tell the device its numbers. The host does not wait."""
+        """Count a step, and copy its numbers to the device without waiting."""
         rows: list[list[float]] = []
         for group in self._groups:
             states = [self._state_of(group, p) for p in group["params"] if p.requires_grad]
@@ -118,7 +116,7 @@ class DeviceStep:
 
     @torch.no_grad()
     def launch(self, finite: Tensor) -> None:
-        """The step that was prepared. Shapes: finite [], whether it is one."""
+        """Launch the prepared step, without effect unless `finite` []."""
         assert self._numbers is not None, "prepare comes first"
         for group, row in zip(self._groups, self._numbers, strict=True):
             parameters: list[Tensor] = [p for p in group["params"] if p.grad is not None]
@@ -144,7 +142,7 @@ class DeviceStep:
         return () if self._kind == "SGD" and not group["momentum"] else MOMENTS[self._kind]
 
     def _state_of(self, group: Group, parameter: Tensor) -> dict[str, Tensor]:
-        """As torch makes it at the first step; SGD counts none."""
+        """Return the state of a parameter, made as torch does at the first step."""
         if not (names := self._moments(group)):
             return {}
         state = self._optimizer.state[parameter]

@@ -1,4 +1,4 @@
-"""Optimizers as configuration: torch's own, with learning-rate schedules, weight-decay groups and clipping.
+"""Optimizers of torch as configuration, with learning-rate schedules, weight-decay groups and clipping.
 
 The learning rate is a function of the epoch alone, so that a resumed run continues on the same curve.
 """
@@ -10,7 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar, cast
 
 import annotated_types as at
 import torch
@@ -18,20 +18,36 @@ from torch import nn
 
 from gnnpar.files import JsonDict
 from gnnpar.parallel.keys import to_device
-from gnnpar.training import eager
 from gnnpar.training.on_device import DeviceStep, largest_of
 
 Named = Iterable[tuple[str, nn.Parameter]]
 LayerOf = Callable[[str], int | None]  # global parameter name -> layer; None: encoder, decoder
 Rate = Annotated[float, at.Gt(0)]
 Share = Annotated[float, at.Ge(0), at.Lt(1)]
+Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
+
+
+def eager(kind: type[Kind]) -> type[Kind]:
+    """Return an optimizer class of torch without its import of torch._dynamo, which takes as long as torch itself.
+
+    The functions are those of torch, without the wrapper that keeps the compiler out of them.
+    """
+    plain = {
+        "add_param_group": inspect.unwrap(kind.add_param_group),
+        "zero_grad": inspect.unwrap(kind.zero_grad),
+        "step": torch.no_grad()(inspect.unwrap(kind.step)),
+    }
+    return cast("type[Kind]", type(kind.__name__, (kind,), plain))
+
+
+_Adam, _AdamW, _SGD = eager(torch.optim.Adam), eager(torch.optim.AdamW), eager(torch.optim.SGD)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The fields all optimizers share.
+    """Fields of all optimizers.
 
-    decay: which parameters `weight_decay` acts on - all; weights (matrices, no biases and norms); first_layer.
+    decay: the parameters that `weight_decay` acts on - all; weights (matrices, no biases and norms); first_layer.
     schedule: constant; cosine (to 0 at the last epoch); step (times gamma every step_every epochs); warmup (linear,
     then constant). `warmup_epochs` also precedes cosine and step.
     """
@@ -50,7 +66,7 @@ class Schedule:
             raise ValueError("schedule=warmup with warmup_epochs=0 warms up never; set optim.warmup_epochs above 0")
 
     def factor(self, epoch: int, epochs: int) -> float:
-        """The learning rate of an epoch, relative to lr."""
+        """Return the learning rate of an epoch, relative to lr."""
         if epoch < self.warmup_epochs:
             return (epoch + 1) / (self.warmup_epochs + 1)
         if self.schedule == "cosine":
@@ -61,7 +77,7 @@ class Schedule:
         return 1.0
 
     def groups(self, named: list[tuple[str, nn.Parameter]], layer_of: LayerOf) -> list[JsonDict]:
-        """Parameter groups: with and without weight decay."""
+        """Return the parameter groups with and without weight decay."""
         decayed = {name for name, p in named if self._decays(name, p, layer_of)}
         return [
             {"params": [p for name, p in named if name in decayed], "weight_decay": self.weight_decay},
@@ -76,6 +92,15 @@ class Schedule:
     def wrap(self, optimizer: torch.optim.Optimizer, epochs: int, named: list[tuple[str, nn.Parameter]]) -> Stepper:
         return Stepper(optimizer, config=self, epochs=epochs, names={p: name for name, p in named})
 
+    def build(self, parameters: Named, *, epochs: int, layer_of: LayerOf) -> Stepper:
+        """Make the optimizer of some named parameters."""
+        named = list(parameters)
+        return self.wrap(self.of_groups(self.groups(named, layer_of)), epochs, named)
+
+    def of_groups(self, groups: list[JsonDict]) -> torch.optim.Optimizer:
+        """Make torch's optimizer of parameter groups."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Adam(Schedule):
@@ -84,10 +109,8 @@ class Adam(Schedule):
     betas: tuple[Share, Share] = (0.9, 0.999)
     eps: Rate = 1e-8
 
-    def build(self, parameters: Named, *, epochs: int, layer_of: LayerOf) -> Stepper:
-        named = list(parameters)
-        optimizer = eager.Adam(self.groups(named, layer_of), lr=self.lr, betas=self.betas, eps=self.eps)
-        return self.wrap(optimizer, epochs, named)
+    def of_groups(self, groups: list[JsonDict]) -> torch.optim.Optimizer:
+        return _Adam(groups, lr=self.lr, betas=self.betas, eps=self.eps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,10 +120,8 @@ class AdamW(Schedule):
     betas: tuple[Share, Share] = (0.9, 0.999)
     eps: Rate = 1e-8
 
-    def build(self, parameters: Named, *, epochs: int, layer_of: LayerOf) -> Stepper:
-        named = list(parameters)
-        optimizer = eager.AdamW(self.groups(named, layer_of), lr=self.lr, betas=self.betas, eps=self.eps)
-        return self.wrap(optimizer, epochs, named)
+    def of_groups(self, groups: list[JsonDict]) -> torch.optim.Optimizer:
+        return _AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,18 +136,15 @@ class SGD(Schedule):
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov=true needs momentum above 0; set optim.momentum or optim.nesterov=false")
 
-    def build(self, parameters: Named, *, epochs: int, layer_of: LayerOf) -> Stepper:
-        named = list(parameters)
-        groups = self.groups(named, layer_of)
-        optimizer = eager.SGD(groups, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
-        return self.wrap(optimizer, epochs, named)
+    def of_groups(self, groups: list[JsonDict]) -> torch.optim.Optimizer:
+        return _SGD(groups, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
 
 
 class Stepper:
-    """What an engine is handed: zero_grad, then step once the gradient is the global one.
+    """The optimizer of an engine: zero_grad, then step once the gradient is the global one.
 
-    `refused`: the last step was none, because a gradient was not finite; the weights are those before it. On a GPU it
-    is read when it is asked for; a step there is `prepare`, on the host, and `launch`, which a CUDA graph may hold.
+    `refused`: the last step left the weights unchanged, because a gradient was not finite. Reading it waits for a GPU.
+    On a GPU, a step is `prepare`, on the host, and `launch`, which a CUDA graph may hold.
     """
 
     def __init__(
@@ -207,22 +225,21 @@ class Stepper:
         return to_device(torch.tensor(number, dtype=like.dtype), like.device)
 
     def state_dict(self) -> JsonDict:
-        """By parameter name, so that it fits any division of the parameters; the rest is configuration."""
+        """Return the state by parameter name, which fits any division of the parameters."""
         kept = self.optimizer.state
         state = {self.names[p]: dict(kept[p]) for p in self.parameters if p in kept}
         return {"kind": type(self.optimizer).__name__, "state": state}
 
     def load_state_dict(self, state: JsonDict) -> None:
-        """Of the parameters that this rank holds. ValueError where a slot has another shape than its parameter."""
+        """Load the state of the parameters that this rank holds."""
         by_name = {name: p for p, name in self.names.items()}
         for name, slots in state["state"].items():
             if (p := by_name.get(name)) is not None:
-                _check_shapes(name, slots, p)
                 self.optimizer.state[p] = {k: _placed(k, v, p) for k, v in slots.items()}
 
 
 def refuse_closure(optimizer: torch.optim.Optimizer) -> None:
-    """ValueError where a step of it is given a function that computes the loss."""
+    """Raise ValueError for an optimizer whose step needs a closure that computes the loss."""
     if any(each.default is each.empty for each in inspect.signature(optimizer.step).parameters.values()):
         raise ValueError(
             f"optim={type(optimizer).__name__.lower()}: needs to evaluate the loss several times a step (an engine "
@@ -230,25 +247,8 @@ def refuse_closure(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-_MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")  # one number for each of the parameter
-
-
-def _check_shapes(name: str, slots: JsonDict, parameter: nn.Parameter) -> None:
-    """Before they are copied: an expanded tensor is of any size."""
-    for slot, value in slots.items():
-        if isinstance(value, torch.Tensor) and (slot == "step" or slot in _MOMENTS):
-            wanted = torch.Size() if slot == "step" else parameter.shape
-            if value.shape != wanted:
-                raise ValueError(
-                    f"the optimizer's {slot} of {name} has shape {list(value.shape)}, {list(wanted)} is needed: "
-                    "resume another checkpoint, or change optim to start its state anew"
-                )
-        if slot == "step" and not (isinstance(value, (int, float, torch.Tensor)) and float(value) >= 0):
-            raise ValueError(f"the optimizer's step of {name} is no count; resume another checkpoint")
-
-
 def _placed(slot: str, value: object, parameter: nn.Parameter) -> object:
-    """Moments lie where their parameter does, in its type; a step count stays as it is."""
+    """Copy moments to the device and type of their parameter; a step count stays as it is."""
     if not isinstance(value, torch.Tensor):
         return value
     return value.clone() if slot == "step" else value.to(parameter.device, parameter.dtype, copy=True)

@@ -1,4 +1,4 @@
-"""The plan of a run, on rank 0: the given one, that of a checkpoint, or the one that a plan source makes."""
+"""Make the plan of a run, on rank 0: from a checkpoint, from plan=FILE or by a plan source."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _REPEATS = 3
 
 
 class OwnPlan:
-    """The plan source of every strategy that plans for itself."""
+    """Plan by the strategy itself."""
 
     def plan(self, settings: Settings, world: World, workload: Workload) -> Plan:
         return settings.strategy.plan(workload, Topology(world.size))
 
     def replanner(self, run: Run) -> None:
-        """Nothing is planned again."""
+        """Return None: the plan stays."""
 
 
 def make_plan(
@@ -56,7 +56,7 @@ def make_plan(
     source: Source | None = None,
     start: Start | None = None,
 ) -> Plan:
-    """The given plan, verified, the one that the run had gone over to, or the plan source's."""
+    """Return the verified plan of a replanned checkpoint, of plan=FILE or of the plan source."""
     if start is not None and (saved := saved_plan(start, dataset, model)) is not None:
         return saved
     if settings.plan is not None:
@@ -79,9 +79,9 @@ def make_plan(
 
 
 def saved_plan(start: Start, dataset: Dataset, model: GNN) -> Plan | None:
-    """The plan of a checkpoint whose run had planned again, where this run goes on with it.
+    """Return the plan of a checkpoint that planned again, if this run goes on with it.
 
-    None for another graph, split or model: those are refused where the checkpoint is read.
+    None for another graph, split or model, which `resume.restore` refuses.
     """
     found = start.found
     if found is None or not start.with_plan:
@@ -98,7 +98,7 @@ def saved_plan(start: Start, dataset: Dataset, model: GNN) -> Plan | None:
 
 
 def with_strategy(plan: Plan, settings: Settings) -> Plan:
-    """The plan with the strategy that it is of, less the folders that it writes to."""
+    """Add the strategy to a plan, without the folders that it writes to."""
     fields = {k: None if k in WRITTEN_FOLDERS else v for k, v in settings.resolved["strategy"].items()}
     return replace(plan, strategy={"name": settings.names.get("strategy"), **fields})
 
@@ -117,13 +117,13 @@ def workload_of(settings: Settings, dataset: Dataset, model: GNN, device: torch.
 
 
 def log_problems(line: str) -> None:
-    """What a partitioner reports; only what is wrong is worth a line."""
+    """Print what a partitioner reports, except that it is done."""
     if not line.startswith("partitioned "):
         say(line)
 
 
 def partition_cache(settings: Settings) -> Path | None:
-    """Where finished partitions are kept; None where nothing can be written."""
+    """Return the folder of cached partitions; None where it cannot be written."""
     folder = settings.cache_dir / "partitions"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -135,10 +135,9 @@ def partition_cache(settings: Settings) -> Path | None:
 def layer_seconds(
     model: GNN, dataset: Dataset, *, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> list[float]:
-    """Seconds of each layer on the whole graph, forward and backward, the fastest of three: what a balanced cut into
-    stages is made of. The encoder counts for the first layer, the decoder for the last.
+    """Measure seconds of each layer on the whole graph, forward and backward, the fastest of three, to balance stages.
 
-    They decide who computes what and when, never a number: a pipeline's results do not depend on its stages.
+    The encoder counts for the first layer, the decoder for the last.
     """
     model = copy.deepcopy(model).to(device, accumulate_dtype(dtype))
     shard = cut(dataset, torch.zeros(dataset.num_nodes, dtype=torch.int64), 1, edge_ids=model.needs_edge_ids)[0]
@@ -155,7 +154,7 @@ def layer_seconds(
 
 
 def _run(model: GNN, graph: WholeGraph, i: int, x: Tensor, entering: Rows) -> tuple[Rows, float]:
-    """(carry, seconds) of one layer."""
+    """Return (carry, seconds) of one layer."""
     leaves = tuple(t.clone().requires_grad_() for t in entering)
     _synchronize(x)
     began = perf_counter()
@@ -173,10 +172,7 @@ def _synchronize(x: Tensor) -> None:
 
 
 def given_plan(file: Path, settings: Settings) -> Plan:
-    """The plan of plan=FILE, compared with the strategy that it names: nothing in it is without effect.
-
-    Raises ValueError in one line where the strategy cannot run it, or where a field says what does not run.
-    """
+    """Read plan=FILE. Raises ValueError where the strategy cannot run it, or a field has no effect."""
     plan = Plan.load(file)
     plan.verify()
     check_plan(settings.strategy, plan)

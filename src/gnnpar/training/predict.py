@@ -1,4 +1,4 @@
-"""Logits of every node of a graph by a trained model, on as many ranks as are asked for: each writes its own rows."""
+"""Predict the logits of every node of a graph by a trained model; each rank writes its own rows."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from gnnpar.training.result.record import agreed_on
 
 @dataclass(frozen=True)
 class Prediction:
-    """The launcher's `Work`. `trained`: the folder of a checkpoint; `scratch`: where the plan is left; `partial`: what
-    becomes `out` when it is whole, of rank 0: two predictions of one run share no file.
+    """The launcher's `Work`.
 
-    `pairs`: a file [n, 2] of pairs of nodes, whose scores are asked for instead. `remedy`: where the graph must be the
-    one that the run trained on, what to do where it is another.
+    trained: the folder of a checkpoint. scratch: for the plan. partial: of rank 0, renamed to `out` at the end.
+    pairs: a file [n, 2] of pairs of nodes to score instead. remedy: what to do about another graph than the run's;
+    empty where any graph will do.
     """
 
     settings: Settings
@@ -50,15 +50,12 @@ class Prediction:
         yield self.predict
 
     def predict(self, comm: Communicator, host: Host) -> None:
-        """Exact logits, [nodes, outputs] in the order of the graph's nodes: no codec, no stale rows, no dropout.
-        Collective; no rank holds more than its own rows."""
+        """Write exact logits [nodes, outputs], or scores [pairs]; no rank holds more than its own rows. Collective."""
         job = Job(self.settings, self.world, self.scratch, self.plan_source)
         run = prepare(job, comm, host, Null(), Start())
         found = checkpoint.read(self.trained)
-        _refuse_others(found, comm)
-        if self.remedy:
-            _refuse_another_graph(found, run.identity, self.remedy)
-        _refuse_other_types(found, run.identity)
+        _refuse_unlike(checksum(found.manifest), f"checkpoint at {found.folder}", comm)
+        _refuse_another_graph(found, run.identity, self.remedy)
         load_weights(run.engine, run.model, found.merged(comm.device), found)
         logits, ids = run.engine.predict(), run.engine.node_ids.cpu().numpy()
         values = run.objective.metrics(logits)
@@ -85,12 +82,8 @@ class Prediction:
             say(f"{what}; {run.task.metric_name} {figures}")
 
 
-def _refuse_others(found: checkpoint.Checkpoint, comm: Communicator) -> None:
-    """ValueError on all ranks where one has found another checkpoint at its own host's path. Collective."""
-    _refuse_unlike(checksum(found.manifest), f"checkpoint at {found.folder}", comm)
-
-
 def _refuse_unlike(mine: str, what: str, comm: Communicator) -> None:
+    """Raise ValueError on all ranks where one has another hash than rank 0. Collective."""
     everyone = comm.broadcast(comm.gather(mine))
     if others := [rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]]:
         raise ValueError(
@@ -98,32 +91,26 @@ def _refuse_unlike(mine: str, what: str, comm: Communicator) -> None:
         )
 
 
-def _refuse_other_types(found: checkpoint.Checkpoint, mine: JsonObject) -> None:
-    """ValueError where edges carry other data, types have other numbers or labels are of another kind than what the
-    model was trained on."""
-    theirs, here = found.manifest["run"].get("labels", mine["labels"]), mine["labels"]
-    if theirs != here:
-        raise ValueError(
-            f"{found.folder} was trained on labels of task {theirs!r:.40}, and this graph's are {here!r}: its outputs "
-            "would mean nothing there"
-        )
-    for name in ("edge_weights", "node_types", "edge_types", "edge_attr"):
-        theirs, here = found.manifest["run"].get(name), mine.get(name)
-        if theirs != here:
-            raise ValueError(
-                f"{found.folder} was trained on {name}={theirs}, and this graph has {name}={here}: give one with the "
-                "same, in the same order"
-            )
-
-
 def _refuse_another_graph(found: checkpoint.Checkpoint, mine: JsonObject, remedy: str) -> None:
-    """ValueError where the dataset is another graph, or split otherwise, than when the run trained."""
+    """Raise ValueError for another graph than the run's, where `remedy` is given, or one with data of other kinds."""
     theirs = found.manifest["run"]
     for name in ("graph", "split"):
-        if theirs[name] != mine[name]:
+        if remedy and theirs[name] != mine[name]:
             raise ValueError(
                 f"{found.folder} was trained on {name} {theirs[name][:12]}, and its dataset is {mine[name][:12]} here: "
                 f"{remedy}"
+            )
+    if theirs["labels"] != mine["labels"]:
+        raise ValueError(
+            f"{found.folder} was trained on labels of task {theirs['labels']!r:.40}, and this graph's are "
+            f"{mine['labels']!r}: its outputs would mean nothing there"
+        )
+    for name in ("edge_weights", "node_types", "edge_types", "edge_attr"):
+        told, here = theirs.get(name), mine.get(name)
+        if told != here:
+            raise ValueError(
+                f"{found.folder} was trained on {name}={told}, and this graph has {name}={here}: give one with the "
+                "same, in the same order"
             )
 
 
@@ -148,8 +135,10 @@ def _mapped(file: Path) -> np.memmap:
 
 
 def scored(file: Path, rows: Tensor, run: Run, num_nodes: int) -> tuple[Tensor, np.ndarray]:
-    """This rank's share of the scores of the pairs in a file, and their places. Collective; ValueError where a pair
-    names no node. Shapes: rows [nodes of the rank, width] -> [n], [n]."""
+    """Return this rank's share of the scores of the pairs in a file, and their places. Collective.
+
+    Raises ValueError for ids outside the graph. Shapes: rows [nodes of the rank, width] -> [n], [n].
+    """
     assert isinstance(run.objective, PairObjective)
     table, rank, size = load_npy(file, mapped=True), run.comm.rank, run.comm.size
     low, high = int(table.min()), int(table.max())
@@ -163,7 +152,7 @@ def scored(file: Path, rows: Tensor, run: Run, num_nodes: int) -> tuple[Tensor, 
 
 @dataclass(frozen=True)
 class Hooks:
-    """What is done around a prediction: nothing. `run_dir`: of its plan."""
+    """`RunHooks` that do nothing. `run_dir`: of the plan."""
 
     settings: Settings
     run_dir: Path

@@ -1,14 +1,13 @@
-"""Runs from shards on disk: what they cannot serve, and how a rank gets its own part."""
+"""Runs from shards on disk: what they cannot serve, and how a rank opens its part."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gnnpar.partition.manifest import PARTITION, Check, Manifest, clear, folder_of, read_manifest, verify
+from gnnpar.partition.manifest import PARTITION, Check, Manifest, folder_of, read_manifest, verify
 from gnnpar.settings import ConfigError, Settings
 from gnnpar.track.text import counted
 
@@ -20,11 +19,9 @@ if TYPE_CHECKING:
     from gnnpar.models.gnn import GNN
     from gnnpar.partition.shard import Shard
 
-_ROWS_AT_ONCE = 1 << 20
-
 
 def check(settings: Settings, world: World) -> None:
-    """Refuse shards that this run cannot use, before any rank starts."""
+    """Raise ConfigError for shards that this run cannot use, before any rank starts."""
     if (folder := settings.shards.folder) is None:
         return
     name, manifest = settings.names.get("strategy"), read_manifest(folder)
@@ -51,46 +48,24 @@ def check(settings: Settings, world: World) -> None:
             f"world_size={manifest.parts}, or partition again with world_size={world.size}"
         )
     here = [int(os.environ["RANK"])] if world.how == "joined" else range(manifest.parts)
-    if 0 in here:  # rank 0 leaves it beside plan.json
-        check_partition(folder, manifest)
+    if 0 in here:  # rank 0 copies it beside plan.json
+        if PARTITION not in manifest.files:
+            raise ConfigError(f"shards={folder} list no {PARTITION}: partition again")
+        verify(folder, PARTITION, manifest.files[PARTITION], "full")
     for part in here:
         for file, facts in manifest.of_part(part).items():
             verify(folder, f"{folder_of(part)}/{file}", facts, "header")
 
 
-def check_partition(folder: Path, manifest: Manifest) -> None:
-    """ValueError where part_of.npy is not the partition of the manifest, its type, size, values and hash: it is copied
-    into the folder of the run."""
-    from gnnpar.data.columns import load_npy
-
-    if (facts := manifest.files.get(PARTITION)) is None:
-        raise ValueError(f"shards={folder} list no {PARTITION}: partition again")
-    verify(folder, PARTITION, facts, "full")
-    with clear(folder):
-        array = load_npy(folder / PARTITION, mapped=True)
-        if array.shape != (manifest.num_nodes,) or array.dtype.kind != "i":
-            raise ValueError(
-                f"{PARTITION} is {array.dtype} {list(array.shape)}, not a part of each of {manifest.num_nodes} nodes"
-            )
-        low, high = int(array.min()), int(array.max())
-        if low < 0 or high >= manifest.parts:
-            raise ValueError(f"{PARTITION} goes from {low} to {high}, but there are {manifest.parts} parts")
-        digest = hashlib.sha256()
-        for first in range(0, len(array), _ROWS_AT_ONCE):
-            digest.update(array[first : first + _ROWS_AT_ONCE].astype("int64").tobytes())
-        if digest.hexdigest() != manifest.hashes["partition"]:
-            raise ValueError(f"{PARTITION} is not the partition whose hash the manifest has")
-
-
 @dataclass(frozen=True)
 class Source:
-    """The shards of a run, known to every rank."""
+    """The shards of a run, on every rank."""
 
     folder: Path
     manifest: Manifest
 
     def dataset(self, settings: Settings) -> Dataset:
-        """The dataset less its rows: its name, width, task and hashes."""
+        """Return the dataset without rows: its name, width, task and hashes."""
         import torch
 
         from gnnpar.data.dataset import Dataset
@@ -112,11 +87,11 @@ class Source:
 
     @property
     def part_of(self) -> Path:
-        """The file of the partition, int32 [N]."""
+        """Return the file of the partition, int32 [N]."""
         return self.folder / PARTITION
 
     def degrees(self, comm: Communicator) -> Degrees:
-        """The histogram of in-degrees of the whole graph, from the parts of all ranks. Collective."""
+        """Return the histogram of in-degrees of the whole graph. Collective."""
         from gnnpar.folds.edge_data import degree_histogram, merged_histogram
         from gnnpar.partition.read import in_degrees
 
@@ -124,7 +99,7 @@ class Source:
         return comm.broadcast(merged_histogram(parts or ()))
 
     def part(self, model: GNN, comm: Communicator, *, check: Check) -> Shard:
-        """This rank's own, mapped. Collective: all ranks must have the same shards."""
+        """Open this rank's part, memory-mapped. Raises ValueError where ranks have other shards. Collective."""
         from gnnpar.partition.read import open_part
         from gnnpar.partition.shard import comm_check
 
@@ -146,6 +121,6 @@ class Source:
 
 
 def source_of(settings: Settings) -> Source | None:
-    """The shards that the settings name."""
+    """Return the shards that the settings name."""
     folder = settings.shards.folder
     return None if folder is None else Source(folder, read_manifest(folder))

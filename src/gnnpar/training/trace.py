@@ -1,8 +1,7 @@
-"""trace=true: what every rank did when in one epoch: trace.json, and of a pipeline schedule.svg and schedule.txt.
+"""trace=true: write trace.json of one epoch, and schedule.svg and schedule.txt of a pipeline.
 
-Any engine gives the phases of its clock. An engine with a `timeline` (None; a list asks for one) gives its actions too:
-(text, start, end) on the host's monotonic clock. Times are seconds from the start of the epoch, which ranks enter
-together.
+Every engine gives the phases of its clock. An engine with a `timeline` also gives its actions: (text, start, end) on
+the host's monotonic clock. Times are seconds from the start of the epoch, which ranks enter together.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ _WAITS = ("bubble", "exposed")
 
 
 def traced_epoch(epochs: int) -> int:
-    """The second epoch after the warm-up (the first records allocations), or the last."""
+    """Return the second epoch after the warm-up (the first records allocations), or the last."""
     return min(WARMUP_EPOCHS + 1, epochs - 1)
 
 
 class Recorder:
-    """Around the training of one epoch; on every rank or on none."""
+    """Record one epoch; on every rank or on none."""
 
     def __init__(self, engine: Engine, comm: Communicator, *, on: bool) -> None:
         self._engine, self._comm, self._on = engine, comm, on
@@ -44,14 +43,14 @@ class Recorder:
     def __exit__(self, *error: object) -> None: ...
 
     def rows(self) -> list[Row]:
-        """Of this rank: what its engine did, and the phases of its clock."""
+        """Return the actions of this rank's engine and the phases of its clock."""
         rank, clock = self._comm.rank, self._comm.clock
         actions, self._engine.timeline = self._engine.timeline or [], None
         done = [(rank, text, start - clock.began, end - clock.began) for text, start, end in actions]
         return done + [(rank, phase, start, end) for phase, start, end in clock.spans() if end > start]
 
     def save(self, mesh: tuple[tuple[int, ...], ...], folder: Path, facts: JsonDict) -> None:
-        """Collective, before the clock is drained; rank 0 writes. `mesh`: stage -> ranks of its parts."""
+        """Write the files on rank 0, before the clock is drained. `mesh`: stage -> ranks of its parts. Collective."""
         if not self._on:
             return
         everyone = self._comm.gather(self.rows())
@@ -70,7 +69,7 @@ class Recorder:
 
 
 def schedules_of(rows: list[Row], mesh: tuple[tuple[int, ...], ...]) -> dict[tuple[int, ...], Schedule]:
-    """Ranks of a part, stage by stage -> what they did; nothing where ranks have no actions."""
+    """Return ranks of a part, stage by stage -> their schedule; empty without actions."""
     done: dict[int, list[str]] = defaultdict(list)
     for rank, text, _, _ in rows:
         if "@" in text:
@@ -84,7 +83,7 @@ def schedules_of(rows: list[Row], mesh: tuple[tuple[int, ...], ...]) -> dict[tup
 
 
 def plan_of(rows: list[Row], schedules: dict[tuple[int, ...], Schedule]) -> list[Row]:
-    """The simulated timeline of what was done, with the median cost of each stage."""
+    """Simulate the schedules with the median cost of each stage."""
     costs, planned = costs_of(rows), []
     for ranks, schedule in schedules.items():
         by_kind: dict[tuple[str, int], list[float]] = defaultdict(list)
@@ -98,7 +97,7 @@ def plan_of(rows: list[Row], schedules: dict[tuple[int, ...], Schedule]) -> list
 
 
 def costs_of(rows: list[Row]) -> dict[tuple[int, Action], float]:
-    """(rank, action) -> its seconds less what it waited in them (bubble and exposed phases of its rank)."""
+    """Return (rank, action) -> seconds without waits (bubble and exposed phases of its rank)."""
     waits: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for rank, text, start, end in rows:
         if text in _WAITS:

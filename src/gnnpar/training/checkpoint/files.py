@@ -1,7 +1,7 @@
-"""Checkpoints of a run: written whole or not at all, verified before they are believed, never unpickled.
+"""Checkpoint folders of a run: atomic writes with checksums, read without running code.
 
-checkpoint/epoch-000012/ holds one file a rank and manifest.json, which names what it is a checkpoint of, checksums of
-all files, and what rank 0 knew. It is written under another name, through to the disk, and renamed at the end.
+checkpoint/epoch-000012/ holds one file per rank and manifest.json with the identity of the run, checksums of all files
+and the state of rank 0. It is written under another name, with fsync, and renamed at the end.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
 
 import torch
@@ -30,11 +30,10 @@ from gnnpar.files import (
     write_checked_json,
 )
 from gnnpar.partition import learned
-from gnnpar.track.text import one_line
-from gnnpar.training.checkpoint.state import check_tree, plain, read_tree, tree_hash, write_tree
+from gnnpar.training.checkpoint.state import plain, read_tree, tree_hash, write_tree
 
 FOLDER, MANIFEST = "checkpoint", "manifest.json"
-BEST = "best"  # of FOLDER: the weights of the best epoch on validation, where no checkpoint was due after it
+BEST = "best"  # holds the weights of the best epoch on validation, where no checkpoint was due after it
 _PARTIAL, _OLD = ".partial", ".old"
 Say = Callable[[str], None]
 
@@ -52,31 +51,39 @@ class Checkpoint:
 
     @property
     def run_dir(self) -> Path:
-        """The folder of the run that wrote it."""
+        """Return the folder of the run that wrote it."""
         return self.folder.parent.parent
 
     @property
     def val(self) -> float | None:
-        """Validation metric of its weights, where they were evaluated."""
+        """Return the validation metric of its weights; None where they were not evaluated."""
         return self.manifest["val"]
 
     def rank(self, rank: int, device: torch.device) -> JsonDict:
-        """All that a rank left: model, optimizer, engine, random. ValueError where this host has another file than the
-        one that the manifest, which is rank 0's, was read with."""
-        name = name_of(rank)
+        """Return the state of a rank: model, optimizer, engine, random.
+
+        Raises ValueError where the file cannot be opened, or is of another checkpoint than rank 0's manifest.
+        """
+        file = self.folder / name_of(rank)
         try:
-            same = file_hash(self.folder / name) == self.manifest["files"][name]["sha256"]
+            same = file_hash(file) == self.manifest["files"][file.name]["sha256"]
+            tree = read_tree(file, device) if same else {}
+            parts = [tree["model"], tree["optimizer"]["state"], tree["engine"], tree["random"]] if same else []
         except OSError as error:
-            raise ValueError(f"{self.folder / name} cannot be read: {error.strerror or error}") from error
+            raise ValueError(f"{file} cannot be read: {error.strerror or error}") from error
+        except Exception as error:  # torch's readers raise errors of all kinds
+            raise ValueError(f"{file} cannot be opened ({type(error).__name__})") from error
         if not same:
             raise ValueError(
-                f"{self.folder / name} on {socket.gethostname()} is of another checkpoint than rank 0's: put the "
-                "folder on a file system that all hosts share, or copy it to each"
+                f"{file} on {socket.gethostname()} is of another checkpoint than rank 0's: put the folder on a file "
+                "system that all hosts share, or copy it to each"
             )
-        return read_tree(self.folder / name, device)
+        if not all(isinstance(part, dict) for part in parts):
+            raise ValueError(f"{file} holds no model, optimizer, engine and random state")
+        return tree
 
     def merged(self, device: torch.device) -> tuple[JsonDict, JsonDict]:
-        """(weights, optimizer) by name, of all ranks together."""
+        """Return (weights, optimizer) by parameter name, of all ranks together."""
         model: JsonDict = {}
         optimizer: JsonDict = {"kind": "", "state": {}}
         for rank in range(len(self.manifest["files"])):
@@ -103,10 +110,10 @@ def save(
     say: Say,
     name: str = "",
 ) -> bool:
-    """Write checkpoint/epoch-N under a run's folder and drop what is no longer kept; whether it is there, on rank 0.
+    """Write checkpoint/epoch-N and drop old ones. Return on rank 0 whether it was written. Collective.
 
-    Collective. `manifest`: what rank 0 knows, asked there once all parts are written. `name`: of the folder, in the
-    place of epoch-N. A disk that takes no more is a line, not the end of the run: what was there before stays.
+    `manifest`: called on rank 0 once all files are written. `name`: of the folder, instead of epoch-N. On a full disk
+    `say` gets a line and earlier checkpoints stay.
     """
     final = folder / FOLDER / (name or f"epoch-{epoch:06d}")
     partial = final.with_name(final.name + _PARTIAL)
@@ -138,7 +145,7 @@ def save(
 
 
 def _finish(partial: Path, final: Path, manifest: JsonObject, everyone: list[JsonDict]) -> None:
-    """The manifest, and the name that makes it a checkpoint."""
+    """Write the manifest and rename the folder."""
     files = {name_of(i): {"nbytes": each["nbytes"], "sha256": each["sha256"]} for i, each in enumerate(everyone)}
     for stray in partial.iterdir():
         if stray.name not in files:
@@ -155,7 +162,7 @@ def _finish(partial: Path, final: Path, manifest: JsonObject, everyone: list[Jso
 
 
 def folders(run_dir: Path) -> list[Path]:
-    """Folders that claim to be checkpoints, the latest first. OSError where none can be listed: they may be there."""
+    """Return folders named as checkpoints, the latest first. Raises OSError where they cannot be listed."""
     try:
         names = os.listdir(run_dir / FOLDER)
     except (FileNotFoundError, NotADirectoryError):
@@ -166,91 +173,33 @@ def folders(run_dir: Path) -> list[Path]:
 
 
 def everything(run_dir: Path) -> list[Path]:
-    """`folders`, and that of the best weights, where there is one."""
+    """Return `folders`, and the folder of the best weights if there is one."""
     best = run_dir / FOLDER / BEST
     return [*folders(run_dir), *([best] if best.is_dir() else [])]
 
 
 def is_one(folder: Path) -> bool:
-    """Whether a folder is a checkpoint, and not that of a run: what lies beside a run's own files is not the run's."""
+    """Return whether a folder is a checkpoint and not the folder of a run."""
     return (folder / MANIFEST).exists() and not folders(folder) and not (folder / "config.yaml").exists()
 
 
 def read(folder: Path) -> Checkpoint:
-    """A checkpoint whose every byte is as it was written; ValueError says what is not."""
+    """Return a checkpoint after comparing all checksums. Raises ValueError."""
     try:
-        manifest = checked(read_checked_json(folder / MANIFEST))
-        files, named = manifest["files"], folder.name.removeprefix("epoch-")
-        if named.isdecimal() and int(named) != manifest["epoch"]:
-            raise ValueError(f"it says that {manifest['epoch']} epochs are done, its name {named}")
-        for name, told in files.items():
-            if file_hash(folder / Path(name).name) != told["sha256"]:
+        manifest = read_checked_json(folder / MANIFEST)
+        if manifest["schema"] != 1:
+            raise ValueError(f"schema {manifest['schema']!r:.20} is not 1: written by another version of gnnpar")
+        for name, told in manifest["files"].items():
+            if file_hash(folder / name) != told["sha256"]:
                 raise ValueError(f"{name} has another checksum than manifest.json says")
-            check_tree(folder / Path(name).name)
         return Checkpoint(folder, manifest)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{folder} is no good checkpoint: {_why(error)}") from error
-
-
-_NEEDED = {"epoch": int, "files": dict, "hashes": dict, "progress": dict, "run": dict, "val": (int, float, type(None))}
-_NEEDED_OF_RUN = {
-    "graph": str,
-    "split": str,
-    "partition": str,
-    "world_size": int,
-    "strategy": dict,
-    "model": dict,
-    "precision": str,
-    "first_layer": str,
-    "seed": int,
-    "num_features": int,
-    "num_outputs": int,
-    "names": dict,
-    "settings": dict,
-}
-_NEEDED_OF_PROGRESS = {
-    "train_seconds": (int, float),
-    "num_bytes": int,
-    "best_val": (int, float, type(None)),
-    "evaluations_since": int,
-}
-
-
-def checked(manifest: JsonDict) -> JsonDict:
-    """A manifest in which everything that is read later stands, in its type."""
-    if manifest.get("schema") != 1:
-        raise ValueError(f"schema {str(manifest.get('schema'))[:20]} is not 1: written by another version of gnnpar")
-    _require(manifest, _NEEDED)
-    _require(manifest["run"], _NEEDED_OF_RUN)
-    _require(manifest["progress"], _NEEDED_OF_PROGRESS)
-    if manifest.get("plan") is not None:
-        _require(manifest, {"plan": dict})
-    size = manifest["run"]["world_size"]
-    if size < 1 or size != len(manifest["files"]):
-        raise ValueError(f"it is of {size} ranks and names {len(manifest['files'])} files")
-    names = [name_of(rank) for rank in range(size)]
-    if manifest["epoch"] < 0 or sorted(manifest["files"]) != sorted(names):
-        named = one_line(", ".join(manifest["files"])) or "of no rank"
-        raise ValueError(f"it names files {named}, epoch {manifest['epoch']}")
-    for told in manifest["files"].values():
-        _require(told, {"sha256": str, "nbytes": int})
-    return manifest
-
-
-def _require(data: object, kinds: JsonObject) -> None:
-    for name, kind in kinds.items():
-        value = data.get(name, ...) if isinstance(data, dict) else ...
-        if not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, float) and not isfinite(value)):
-            raise ValueError(f"{name} is missing or of another type in {MANIFEST}")
-
-
-def _why(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text if type(error) is ValueError else f"{type(error).__name__} {text}"
+        why = str(error) if type(error) is ValueError else f"{type(error).__name__} {error}"
+        raise ValueError(f"{folder} is no good checkpoint: {' '.join(why.split())}") from error
 
 
 def latest(run_dir: Path, say: Say) -> Checkpoint | None:
-    """The last good checkpoint of a run; a line for each one that is passed over."""
+    """Return the last good checkpoint of a run; `say` gets a line for each damaged one."""
     for folder in folders(run_dir):
         try:
             return read(folder)
@@ -260,9 +209,8 @@ def latest(run_dir: Path, say: Say) -> Checkpoint | None:
 
 
 def best(run_dir: Path, say: Say) -> Checkpoint | None:
-    """The good checkpoint with the highest validation metric, the first of equals; the last where none has one."""
-    marked = sorted((-(value or 0.0), _epoch(p), p) for p in everything(run_dir) if (value := _val(p)) is not None)
-    for _, _, folder in marked:
+    """Return the good checkpoint with the highest validation metric, the first of equals; else the last."""
+    for folder in _by_val(run_dir):
         try:
             return read(folder)
         except ValueError as error:
@@ -271,24 +219,21 @@ def best(run_dir: Path, say: Say) -> Checkpoint | None:
 
 
 def best_val(run_dir: Path) -> float:
-    """The highest validation metric of the checkpoints in a run's folder; -inf: none has any."""
-    return max((value for p in everything(run_dir) if (value := _val(p)) is not None), default=-inf)
+    """Return the highest validation metric of a run's checkpoints; -inf without one."""
+    return max((value for p in everything(run_dir) if (value := _told(p, "val")) is not None), default=-inf)
 
 
 def prune(run_dir: Path, *, keep: int) -> None:
-    """Drop all but the last `keep` and the best on validation."""
+    """Drop all checkpoints but the last `keep` and the best on validation."""
     there = everything(run_dir)
-    values = {p: value for p in there if (value := _val(p)) is not None}
-    kept = set(there[:keep])
-    if values:
-        kept.add(min(values, key=lambda p: (-values[p], _epoch(p))))
+    kept = {*there[:keep], *_by_val(run_dir)[:1]}
     for folder in there:
         if folder not in kept:
             remove(folder)
 
 
 def drop_old(run_dir: Path) -> bool:
-    """Leave the last good checkpoint alone, for the disk is full; whether there were others."""
+    """Drop all checkpoints but the last good one. Return whether there were others."""
     there = everything(run_dir)
     last = latest(run_dir, lambda line: None) if len(there) > 1 else None
     if last is None:
@@ -300,7 +245,7 @@ def drop_old(run_dir: Path) -> bool:
 
 
 def forget_after(run_dir: Path, epoch: int) -> None:
-    """Drop checkpoints of epochs that a run which goes on from `epoch` does anew, and what was never finished."""
+    """Drop checkpoints of later epochs than `epoch`, and unfinished ones."""
     for folder in everything(run_dir):
         if _epoch(folder) > epoch:
             remove(folder)
@@ -309,19 +254,22 @@ def forget_after(run_dir: Path, epoch: int) -> None:
             remove(left)
 
 
+def _by_val(run_dir: Path) -> list[Path]:
+    """Return checkpoints with a validation metric, the best first, the earlier first among equals."""
+    marked = [(-value, _epoch(p), p) for p in everything(run_dir) if (value := _told(p, "val")) is not None]
+    return [folder for _, _, folder in sorted(marked)]
+
+
 def _epoch(folder: Path) -> int:
     if folder.name != BEST:
         return int(folder.name.removeprefix("epoch-"))
-    try:
-        return int(read_checked_json(folder / MANIFEST)["epoch"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return sys.maxsize
+    return int(_told(folder, "epoch") or sys.maxsize)
 
 
-def _val(folder: Path) -> float | None:
-    """Without reading the tensors."""
+def _told(folder: Path, name: str) -> float | None:
+    """Return a number of a manifest without reading tensors; None where there is none."""
     try:
-        value = read_checked_json(folder / MANIFEST).get("val")
+        value = read_checked_json(folder / MANIFEST).get(name)
     except (OSError, ValueError):
         return None
-    return float(value) if isinstance(value, (int, float)) else None
+    return value if isinstance(value, (int, float)) else None

@@ -1,4 +1,4 @@
-"""When a run writes a checkpoint and when it ends before its last epoch: rank 0 decides, all ranks follow."""
+"""Decide on rank 0 when a run writes a checkpoint and when it ends before its last epoch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Decision(NamedTuple):
-    """After an epoch: write a checkpoint, end because somebody asked, end because numbers are not finite."""
+    """After an epoch: write a checkpoint, end on a signal, end because numbers are not finite."""
 
     save: bool
     interrupted: bool
@@ -31,7 +31,7 @@ class Decision(NamedTuple):
 
 
 class CheckpointPolicy:
-    """One a rank."""
+    """When to write checkpoints, and the best weights so far. One per rank."""
 
     def __init__(self, settings: Settings, run_dir: Path, stop_asked: Callable[[], bool], say: Say) -> None:
         self._when, self._epochs, self._run_dir = settings.checkpoint, settings.epochs, run_dir
@@ -40,7 +40,7 @@ class CheckpointPolicy:
         self._best: tuple[int, JsonDict, JsonDict] | None = None  # epochs done, tree, what its manifest says
 
     def decide(self, comm: Communicator, done: int, everyone: Sequence[JsonObject] | None, *, ends: bool) -> Decision:
-        """After `done` epochs, from what all ranks reported to rank 0; `ends`: no epoch follows. Collective."""
+        """Decide after `done` epochs from the reports of all ranks. `ends`: no epoch follows. Collective."""
         decision = None
         if everyone is not None:
             broken = any(each["broken"] for each in everyone)
@@ -67,13 +67,13 @@ class CheckpointPolicy:
         self._best_val, self._best = val, (done, tree, {"val": val, "progress": progress})
 
     def save_best(self, run: Run, unless: int = -1) -> None:
-        """Write the remembered weights, `unless` so many epochs were done. Collective."""
+        """Write the remembered weights, except those after `unless` epochs. Collective."""
         best, self._best = self._best, None
         if best is not None and best[0] != unless:
             self._write(run, *best, name=checkpoint.BEST)
 
     def save(self, run: Run, done: int, progress: JsonObject, val: float | None, plan: Plan | None = None) -> bool:
-        """Collective; True on rank 0 where it is written. `plan`: rank 0's, that the run goes on with from here."""
+        """Write a checkpoint. Return on rank 0 whether it was written. `plan`: a new one, on rank 0. Collective."""
         self.save_best(run, unless=done)
         run.engine.drain()
         tree = {
@@ -102,12 +102,12 @@ class CheckpointPolicy:
         return checkpoint.save(self._run_dir, done, run.comm, tree, manifest, keep=keep, say=say, name=name)
 
     def last_good(self) -> str:
-        """'; the last good checkpoint is ...', or that there is none."""
+        """Return '; the last good checkpoint is ...', or that there is none."""
         saved = checkpoint.everything(self._run_dir)
         return f"; the last good checkpoint is {saved[0]}" if saved else "; there is no checkpoint yet"
 
 
 def random_state(device: torch.device) -> JsonDict:
-    """Of torch's generators. Nothing of gnnpar draws from them; a model or strategy of a user may."""
+    """Return the state of torch's generators, from which models and strategies of users may draw."""
     cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     return {"cpu": torch.get_rng_state(), "cuda": cuda}

@@ -1,15 +1,14 @@
-"""Where a run begins: at epoch 0, or where a checkpoint left off; and what of the checkpoint fits this run.
+"""Find the checkpoint to begin with, and restore what fits this run.
 
 An equal run (graph, model, strategy, partition, ranks, precision, seed) goes on bit for bit. On other ranks or with
-another strategy the model and the optimizer are taken and one line says what was dropped. Another graph, split or model
-is refused.
+another strategy, model and optimizer are restored and one line names what was dropped. Another graph, split or model is
+refused.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,19 +27,21 @@ from gnnpar.partition import learned
 from gnnpar.settings import ConfigError, Settings, Stepper, instantiate, show
 from gnnpar.track import jsonl
 from gnnpar.training.checkpoint import files as checkpoint
-from gnnpar.training.checkpoint.deciding import OF_NUMBERS, OF_TIME
 from gnnpar.training.checkpoint.files import Checkpoint, Say
 from gnnpar.training.checkpoint.state import is_extra
+from gnnpar.training.result.header import CHANGES_NUMBERS, CHANGES_TIMES
 
 _SAME = ("world_size", "strategy", "partition", "precision", "first_layer", "row_order", "seed")
-_OF_BEFORE = {"row_order": "none"}  # what checkpoints of before do not say
+_OUTPUTS = ("predictions.npy", "scores.npy", "export", "wandb.json")  # of `predict`, `export` and wandb in a run folder
 
 
 @dataclass(frozen=True)
 class Start:
-    """What rank 0 found to begin with. `profile`: what was measured beforehand, to be used again. `alike`: the epochs
-    before were run by the same strategy on as many ranks, so that their times and bytes are those of this run.
-    `with_plan`: the run had planned again, and its new plan is this run's."""
+    """What rank 0 found to begin with.
+
+    profile: measurements of the earlier run. alike: same strategy and ranks, so that earlier times and bytes count.
+    with_plan: go on with the plan in the checkpoint. begun_otherwise: settings that earlier epochs had otherwise.
+    """
 
     found: Checkpoint | None = None
     profile: Path | None = None
@@ -54,24 +55,21 @@ class Start:
 
 
 def check(settings: Settings) -> None:
-    """Refuse a resume=PATH that holds nothing, and plans that cannot change, before any rank starts."""
+    """Raise ConfigError for a resume=PATH without checkpoints, and for replanning without checkpoints."""
     if settings.strategy.capabilities.plans_again and not settings.checkpoint.keep:
         raise ConfigError(
             "strategy.replan=true goes on from a checkpoint, but checkpoint.keep=0 keeps none; set checkpoint.keep=1"
         )
-    if isinstance(settings.resume, Path) and not _claims(settings.resume):
+    path = settings.resume
+    if isinstance(path, Path) and not checkpoint.is_one(path) and not checkpoint.folders(path):
         raise ConfigError(
-            f"resume={settings.resume} holds no checkpoint; give the folder of a run with {checkpoint.FOLDER}/ in it, "
+            f"resume={path} holds no checkpoint; give the folder of a run with {checkpoint.FOLDER}/ in it, "
             "one of its checkpoints, or auto"
         )
 
 
-def _claims(path: Path) -> bool:
-    return checkpoint.is_one(path) or bool(checkpoint.folders(path))
-
-
 def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool, say: Say) -> Start:
-    """The checkpoint to begin with, on rank 0. `restarted`: this run has begun before, and lost a rank."""
+    """Find the checkpoint to begin with, on rank 0. `restarted`: by torchrun, after a rank was lost."""
     found = None
     if restarted or settings.resume == "auto":
         found = checkpoint.latest(run_dir, say)
@@ -81,15 +79,19 @@ def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool, 
         if found is None:
             raise ValueError(f"resume={path} has no good checkpoint left; give another run's folder, or leave it out")
     if found is None:
-        if settings.resume == "auto" or restarted:  # none is good, and what the run writes would count as older
+        if settings.resume == "auto" or restarted:  # damaged ones of later epochs would push out new ones
             _put_aside(run_dir, say, "has no good checkpoint")
-        return Start(None, profile_in(run_dir) if restarted else None)
+        return Start(profile=_profile_in(run_dir, num_ranks) if restarted else None)
     if found.epoch > settings.epochs:
         raise ValueError(
             f"{found.folder} has {found.epoch} epochs behind it, and epochs={settings.epochs}: set epochs="
             f"{found.epoch} or more, or leave resume out"
         )
-    check_rows(found)
+    if missing := jsonl.missing_epochs(found.run_dir, found.epoch):
+        raise ValueError(
+            f"{found.run_dir / jsonl.FILE} has no rows of epochs {missing}, which {found.folder} counts: put it back "
+            "as it was, or leave resume out"
+        )
     if found.run_dir.resolve() == run_dir.resolve():
         checkpoint.forget_after(run_dir, found.epoch)
     theirs = found.manifest["run"]
@@ -99,45 +101,35 @@ def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool, 
     )
     with_plan = alike and theirs["seed"] == settings.seed and settings.plan is None and found.manifest.get("plan")
     otherwise = begun_otherwise(found, _json(settings.resolved))
-    return Start(found, profile_in(found.run_dir), alike, bool(with_plan), otherwise)
+    return Start(found, _profile_in(found.run_dir, num_ranks), alike, bool(with_plan), otherwise)
+
+
+def _profile_in(run_dir: Path, num_ranks: int) -> Path | None:
+    """Return profile.json of a run with as many ranks, if there is one."""
+    profile = run_dir / "profile.json"
+    try:
+        return profile if read_json(profile)["num_ranks"] == num_ranks else None
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def begun_otherwise(found: Checkpoint, resolved: JsonObject) -> tuple[str, ...]:
-    """Settings that decide on numbers or times which the epochs behind a checkpoint, or some of them, had otherwise
-    than `resolved` says."""
+    """Return settings that change numbers or times, and were otherwise in some epochs behind a checkpoint."""
     theirs = found.manifest["run"]["settings"]
-    deciding = [*OF_NUMBERS, *OF_TIME]
-    if _value(resolved, "optim", "schedule") == "cosine":  # to 0 at the last epoch
+    deciding = [*CHANGES_NUMBERS, *CHANGES_TIMES]
+    if resolved.get("optim", {}).get("schedule") == "cosine":  # to 0 at the last epoch
         deciding.append("epochs")
     common = [name for name in deciding if name in theirs and name in resolved]
     changed = {name for name in common if _without_profiles(theirs[name]) != _without_profiles(resolved[name])}
     return tuple(sorted(changed.union(found.manifest["progress"].get("begun_otherwise", ()))))
 
 
-def _value(tree: JsonObject, group: str, key: str) -> object:
-    of_group = tree.get(group)
-    return of_group.get(key) if isinstance(of_group, Mapping) else None
-
-
-def check_rows(found: Checkpoint) -> None:
-    """Raise ValueError if metrics.jsonl lacks rows of the checkpoint's epochs, which the new run counts as its own."""
-    if missing := jsonl.missing_epochs(found.run_dir, found.epoch):
-        raise ValueError(
-            f"{found.run_dir / jsonl.FILE} has no rows of epochs {missing}, which {found.folder} counts: put it back "
-            "as it was, or leave resume out"
-        )
-
-
 def clean(settings: Settings, run_dir: Path, say: Say) -> None:
-    """Before the first start: checkpoints and a profile of an earlier run in the same folder are not this run's, unless
-    it is told to go on from them."""
-    folder = run_dir / checkpoint.FOLDER
-    if os.path.lexists(folder) and not folder.is_dir():
-        raise ValueError(f"{folder} is no folder, and no checkpoint could be written: remove it")
+    """Move checkpoints, outputs and the profile of an earlier run aside, unless this run resumes in its folder."""
     if _goes_on_in(settings, run_dir):
         return
     _put_aside(run_dir, say, "is of an earlier run", "; resume=auto would have gone on from it")
-    for made in _MADE_OF_A_RUN:
+    for made in _OUTPUTS:
         if os.path.lexists(there := run_dir / made):
             aside = there.with_stem(f"{there.stem}-before")
             remove(aside)
@@ -146,10 +138,6 @@ def clean(settings: Settings, run_dir: Path, say: Say) -> None:
     profile = run_dir / "profile.json"
     if settings.profile is None or settings.profile.resolve() != profile.resolve():
         profile.unlink(missing_ok=True)
-
-
-_MADE_OF_A_RUN = ("predictions.npy", "scores.npy", "export", "wandb.json")
-"""What `predict` and `export` leave in the folder of a run by themselves, and where it is on wandb."""
 
 
 def _put_aside(run_dir: Path, say: Say, why: str, note: str = "") -> None:
@@ -168,42 +156,13 @@ def _goes_on_in(settings: Settings, run_dir: Path) -> bool:
     return settings.resume == "auto" and bool(checkpoint.folders(run_dir))
 
 
-def profile_in(folder: Path) -> Path | None:
-    file = folder / "profile.json"
-    return file if file.is_file() else None
-
-
-def of_rank_0(profile: Path | None, comm: Communicator) -> Path | None:
-    """What rank 0 has found: hosts that do not share the folder of the run have another there, or none. Collective."""
-    found = comm.broadcast(None if profile is None else _read(profile))
-    if found is None or comm.rank == 0:
-        return profile if comm.rank == 0 else None
-    copy = Path(tempfile.mkdtemp()) / "profile.json"  # gone with the temporary files of this process
-    copy.write_text(json.dumps(found), encoding="utf-8")
-    return copy
-
-
-def _read(profile: Path) -> object:
-    try:
-        return read_json(profile)
-    except (OSError, ValueError):
-        return None
-
-
-def replaying(settings: Settings, profile: Path | None, num_ranks: int) -> Strategy:
-    """The strategy with what was measured by the run it continues, wherever its YAML has a `profile` that is null."""
-    if profile is None or _ranks_of(profile) != num_ranks:
+def replaying(settings: Settings, profile: Path | None) -> Strategy:
+    """Return the strategy with the profile of the run it continues, wherever its YAML has `profile: null`."""
+    if profile is None:
         return settings.strategy
     data = settings.resolved["strategy"]
     given = _with_profile(data, profile)
     return settings.strategy if given == data else instantiate(given, "strategy")
-
-
-def _ranks_of(profile: Path) -> int | None:
-    try:
-        return read_json(profile)["num_ranks"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _with_profile(tree: Any, profile: Path) -> Any:  # Any: resolved YAML
@@ -213,15 +172,14 @@ def _with_profile(tree: Any, profile: Path) -> Any:  # Any: resolved YAML
 
 
 class EdgeFacts(NamedTuple):
-    """What edges of a dataset carry: whether they have weights, and the sizes of the rest; the histogram of in-degrees
-    where the model is made with it."""
+    """Whether edges have weights, and the sizes of their other data."""
 
     weighted: bool = False
     sizes: EdgeSizes = EdgeSizes()
 
     @staticmethod
     def of(run: JsonObject) -> EdgeFacts:
-        """As `identity` wrote them into a checkpoint."""
+        """Read them from the identity in a checkpoint."""
         types, attr = run.get("edge_types", 0), run.get("edge_attr", 0)
         degrees = tuple((degree, nodes) for degree, nodes in run.get("degrees", [(0, run.get("nodes", 0))]))
         text = run.get("node_types")
@@ -238,9 +196,9 @@ def identity(
     predicted: JsonObject | None = None,
     edges: EdgeFacts = EdgeFacts(),
 ) -> JsonDict:
-    """What a checkpoint is of: plain data that JSON gives back as it was.
+    """Return what identifies a run in its checkpoints, as plain JSON.
 
-    `predicted`: by the planner that chose the strategy, of what it chose. `edges`: what the dataset's carry.
+    `predicted`: of the plan, by the planner that chose the strategy. `edges`: of the dataset.
     """
     chosen = {"chosen": predicted.get("candidate")} if predicted else {}
     told = {
@@ -274,12 +232,12 @@ def identity(
 
 
 def _json(tree: object) -> JsonDict:
-    """As a file gives it back."""
+    """Return a tree as JSON reads it back."""
     return json.loads(json.dumps(tree, default=str))
 
 
 def refuse_another(found: Checkpoint, mine: JsonObject) -> None:
-    """A checkpoint of another graph, split or model cannot be gone on from: one line with both values."""
+    """Raise ValueError for a checkpoint of another graph, split or model."""
     theirs = found.manifest["run"]
     for name, group in (("graph", "dataset"), ("split", "dataset")):
         if theirs[name] != mine[name]:
@@ -303,29 +261,22 @@ def refuse_another(found: Checkpoint, mine: JsonObject) -> None:
 
 
 def differences(found: Checkpoint, mine: JsonObject) -> list[str]:
-    """'world_size 4 -> 2': why a run cannot go on bit for bit; empty where it can."""
-    theirs = found.manifest["run"]
-    lines = []
+    """Return why a run cannot go on bit for bit, such as 'world_size 4 -> 2'; empty where it can."""
+    theirs, lines = found.manifest["run"], []
     for name in _SAME:
-        told, have = (_without_profiles(run.get(name, _OF_BEFORE.get(name))) for run in (theirs, mine))
-        if told != have:
-            lines.append(
-                f"{name} {_brief(told)} -> {_brief(have)}" if name != "strategy" else _strategies(theirs, mine)
-            )
+        told, have = (_without_profiles(run.get(name)) for run in (theirs, mine))
+        if told == have:
+            continue
+        if name == "strategy":
+            told, have = (run["names"].get("strategy", "") for run in (theirs, mine))
+            lines.append(f"strategy {told} -> {have}" if told != have else f"settings of strategy {have}")
+        else:
+            lines.append(f"{name} {str(told)[:12]} -> {str(have)[:12]}")
     return lines
 
 
-def _strategies(theirs: JsonObject, mine: JsonObject) -> str:
-    told, have = (run["names"].get("strategy", "") for run in (theirs, mine))
-    return f"strategy {told} -> {have}" if told != have else f"settings of strategy {have}"
-
-
-def _brief(value: object) -> str:
-    return value[:12] if isinstance(value, str) else str(value)
-
-
 def _without_profiles(tree: object) -> object:
-    """Where a profile lies is not what it says."""
+    """Leave out paths of profiles, which do not say what was measured."""
     if isinstance(tree, Mapping):
         return {k: _without_profiles(v) for k, v in tree.items() if k != "profile"}
     return tree
@@ -334,7 +285,7 @@ def _without_profiles(tree: object) -> object:
 def restore(
     start: Start, mine: JsonObject, engine: Engine, net: nn.Module, optimizer: Stepper, comm: Communicator, *, say: Say
 ) -> JsonDict | None:
-    """Put a checkpoint into an engine and an optimizer that were just made; what the loop remembered. Collective."""
+    """Load a checkpoint into a new engine and optimizer. Return the saved `Progress`. Collective."""
     found = start.found
     if found is None:
         return None
@@ -343,13 +294,7 @@ def restore(
     device = comm.device
     if not changed:
         tree = found.rank(comm.rank, device)
-        try:
-            engine.load_state_dict(tree["engine"])
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{found.folder} holds another state than this strategy leaves ({type(error).__name__} {error}): "
-                "resume another checkpoint, or leave resume out"
-            ) from error
+        engine.load_state_dict(tree["engine"])
         weights, saved = tree["model"], tree["optimizer"]
         torch.set_rng_state(tree["random"]["cpu"])
         if device.type == "cuda" and tree["random"]["cuda"] is not None:
@@ -369,8 +314,10 @@ def restore(
 
 
 def load_weights(engine: Engine, model: nn.Module, given: tuple[JsonDict, JsonDict], found: Checkpoint) -> None:
-    """Of the engine's model, those that the engine holds, and its vectors of nodes. `given`: (weights, optimizer), as a
-    rank left them or `Checkpoint.merged`; the latter gets slots of these vectors."""
+    """Load the weights that an engine holds, and its learned vectors. Raises ValueError for missing or other shapes.
+
+    `given`: (weights, optimizer) of a rank or of `Checkpoint.merged`; the optimizer gets slots of these vectors.
+    """
     (weights, optimizer), mine = given, dict(engine.named_weights())
     learned.deal(weights, optimizer["state"], mine)
     for name, weight in mine.items():

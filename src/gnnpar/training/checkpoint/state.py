@@ -1,7 +1,6 @@
-"""Trees of tensors and plain values: hash, write and read them. No code of a file runs.
+"""Hash, write and read trees of tensors and plain values; reading a file runs no code.
 
-A tree is a tensor, None, a bool, int, float or str, or a dict, list or tuple of trees. A NamedTuple becomes a tuple:
-what needs its names back makes it again.
+A tree is a tensor, None, a bool, int, float or str, or a dict, list or tuple of trees. A NamedTuple becomes a tuple.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ _SCALARS = (bool, int, float, str)
 
 
 def plain(tree: object, at: str = "state") -> Any:  # Any: a tree, as above
-    """The same tree of exact types; TypeError names the place of anything else. Tensors keep their memory, unless they
-    show a part of a larger one."""
+    """Return the tree in exact types, views of larger tensors cloned. Raises TypeError for other types."""
     if tree is None or type(tree) in _SCALARS:
         return tree
     if isinstance(tree, Tensor):
@@ -42,7 +40,7 @@ def plain(tree: object, at: str = "state") -> Any:  # Any: a tree, as above
 
 
 def tree_hash(tree: object) -> str:
-    """sha256 over structure, types, shapes and bytes; equal for equal bits, wherever a tensor lies."""
+    """Return the sha256 over structure, types, shapes and bytes, on any device."""
     digest = hashlib.sha256()
     for piece in _pieces(plain(tree)):
         digest.update(struct.pack("<q", len(piece)))
@@ -75,19 +73,6 @@ def write_tree(file: Path, tree: object) -> JsonDict:
         out.flush()
         os.fsync(out.fileno())
     return {"nbytes": file.stat().st_size, "sha256": file_hash(file)}
-
-
-def check_tree(file: Path) -> None:
-    """Raise ValueError where a file cannot be opened, or holds another tree than a rank leaves."""
-    try:
-        tree = read_tree(file, torch.device("cpu"))
-        parts = [tree["model"], tree["optimizer"]["state"], tree["engine"], tree["random"]]
-        whole = all(isinstance(part, dict) for part in parts) and {"cpu", "cuda"} <= tree["random"].keys()
-        whole = whole and all(isinstance(v, Tensor) or is_extra(k) for k, v in tree["model"].items())
-    except Exception as error:  # torch's readers raise errors of all kinds
-        raise ValueError(f"{file.name} cannot be opened ({type(error).__name__})") from error
-    if not whole:
-        raise ValueError(f"{file.name} holds no model, optimizer, engine and random state")
 
 
 def is_extra(name: str) -> bool:

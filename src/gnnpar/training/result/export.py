@@ -1,4 +1,4 @@
-"""A trained model to take away: files that torch alone reads.
+"""Export a trained model to files that torch alone reads.
 
 weights.pt (a state dict, read with weights_only=True), model.json (what it is, how features and edges are prepared,
 checksums), program.pt2 (torch.export of the forward pass in plain torch operations), predict.py (which uses them), and
@@ -41,6 +41,9 @@ from gnnpar.training.result.trained import Trained
 WEIGHTS, MODEL, PROGRAM, SCRIPT = "weights.pt", "model.json", "program.pt2", "predict.py"
 ONNX = "model.onnx"
 _TEMPLATE = Path(__file__).parents[2] / "templates" / "export" / "predict.txt"
+_TYPED = (
+    "by type of edge has no form in plain torch, where edges have no types; load weights.pt into the class of the model"
+)
 _WHOLE = "a convolution that reads whole neighbourhoods has no form in plain torch; load weights.pt into its class"
 
 
@@ -79,14 +82,14 @@ class PlainGraph:
 
     @property
     def edge_attr(self) -> None:
-        """Nor attributes."""
+        """Edges have no attributes here."""
 
     @property
     def edge_type(self) -> None:
-        """Nor types."""
+        """Edges have no types here."""
 
     def moments(self, x: Tensor) -> None:
-        """It evaluates."""
+        """Do nothing: the graph only evaluates."""
 
     def at(self, layer: int) -> Self:
         return self
@@ -114,10 +117,7 @@ class PlainGraph:
         if isinstance(agg, Sum):
             total = self._added(there[0])
             if agg.types > 1:
-                raise ValueError(
-                    "a sum by type of edge has no form in plain torch, where edges have no types; load weights.pt into "
-                    "the class of the model"
-                )
+                raise ValueError(f"a sum {_TYPED}")
             return total[:, None] if agg.types else total
         if isinstance(agg, Max):
             best = self._largest(there[0])
@@ -130,10 +130,7 @@ class PlainGraph:
             return self._attended((activated * shared[0]).sum(-1), there[0])
         if isinstance(agg, Generic):
             if agg.types > 1:
-                raise ValueError(
-                    "attention by type of edge has no form in plain torch, where edges have no types; load weights.pt "
-                    "into the class of the model"
-                )
+                raise ValueError(f"attention {_TYPED}")
             if agg.types:
                 edge = (torch.zeros_like(self._src), *edge)
             value = agg.value(there, here, edge, shared)
@@ -144,11 +141,11 @@ class PlainGraph:
         raise ValueError(f"the aggregator {type(agg).__name__} has no form in plain torch; use Generic in its place")
 
     def _added(self, rows: Tensor) -> Tensor:
-        """Rows of edges summed by destination."""
+        """Sum rows of edges by destination."""
         return rows.new_zeros(self._num_nodes, *rows.shape[1:]).index_add(0, self._dst, rows)
 
     def _largest(self, rows: Tensor) -> Tensor:
-        """-inf without an in-edge."""
+        """Return the maximum by destination; -inf without an in-edge."""
         index = self._dst.reshape(-1, *[1] * (rows.ndim - 1)).expand_as(rows)
         return rows.new_full((self._num_nodes, *rows.shape[1:]), -torch.inf).scatter_reduce(0, index, rows, "amax")
 
@@ -174,41 +171,41 @@ _ANY_SIZE = {"x": {0: torch.export.Dim("num_nodes")}, "edge_index": {1: torch.ex
 
 
 def sample_of(model: GNN, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Inputs of Plain to trace it with."""
+    """Return inputs to trace Plain with."""
     edges = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 0, 2], [1, 2, 3, 4, 5, 6, 0, 2, 0]])
     return torch.zeros(7, model.in_dim, dtype=dtype), edges
 
 
 def onnx_of(model: GNN) -> bytes:
-    """The same as an ONNX file, in fp32: runtimes lack kernels for fp64. ValueError in one line where it has none."""
+    """Return an ONNX file in fp32, since runtimes lack kernels for fp64. Raises ValueError."""
     try:
         return onnx_bytes(
             Plain(copy.deepcopy(model).float()).eval(), sample_of(model, torch.float32), _ANY_SIZE, "logits"
         )
-    except Exception as error:  # whatever an operation of the model's does that ONNX has not
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise ValueError(
-            f"{type(model.config).__name__} has no ONNX file: {type(error).__name__}: {lines[0][:200]}"
-        ) from error
+    except Exception as error:  # operations without an ONNX form raise errors of all kinds
+        raise ValueError(_no_form(model, "ONNX file", error)) from error
 
 
 def traced(model: GNN) -> torch.export.ExportedProgram:
-    """The program of torch.export, for any number of nodes and edges. ValueError in one line where it has none."""
+    """Return the program of torch.export, for any number of nodes and edges. Raises ValueError."""
     inputs = sample_of(model, next(model.parameters()).dtype)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.export.export(Plain(model).eval(), inputs, dynamic_shapes=_ANY_SIZE)
-    except Exception as error:  # whatever a model of the user's own does that cannot be traced
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise ValueError(
-            f"{type(model.config).__name__} has no program: {type(error).__name__}: {lines[0][:200]}; a forward "
-            "pass can be traced that uses tensors and the graph alone"
-        ) from error
+    except Exception as error:  # a model of the user may raise errors of all kinds
+        hint = "; a forward pass can be traced that uses tensors and the graph alone"
+        raise ValueError(_no_form(model, "program", error) + hint) from error
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             node.meta.pop("stack_trace", None)  # lines of the source, with the folders of this machine
     return program
+
+
+def _no_form(model: GNN, form: str, error: Exception) -> str:
+    """Return the line for an error of an exporter."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{type(model.config).__name__} has no {form}: {type(error).__name__}: {lines[0][:200]}"
 
 
 def export(trained: Trained, folder: Path, *, onnx: bool = False) -> list[str]:
@@ -249,7 +246,7 @@ def export(trained: Trained, folder: Path, *, onnx: bool = False) -> list[str]:
 
 
 def _is_export(model: Path) -> bool:
-    """Whether a model.json is what `described` says of an export: other programs call theirs so, too."""
+    """Return whether a model.json is one of `described`: other programs use the name, too."""
     try:
         found = read_json(model)
     except (OSError, ValueError):
@@ -258,7 +255,7 @@ def _is_export(model: Path) -> bool:
 
 
 def _write(file: Path, save: Callable[[IO[bytes]], object]) -> None:
-    """Whole or not at all. torch is given memory to write to: of a full disk it says nothing that can be recognised."""
+    """Write atomically. torch writes to memory first, because its errors of a full disk cannot be recognised."""
     whole = io.BytesIO()
     save(whole)
     with open_whole(file) as out:
@@ -266,7 +263,7 @@ def _write(file: Path, save: Callable[[IO[bytes]], object]) -> None:
 
 
 def described(trained: Trained) -> JsonDict:
-    """model.json."""
+    """Return the content of model.json."""
     settings, how = trained.settings, trained.settings.dataset
     prepare = dict(how.preparation) if isinstance(how, Preprocess) else None
     config = trained.model.config

@@ -1,4 +1,4 @@
-"""The header of result.json: what a run is, known before it starts and changed by no measurement."""
+"""The header of result.json: facts of a run before it starts."""
 
 from __future__ import annotations
 
@@ -23,10 +23,28 @@ if TYPE_CHECKING:
 
 WARMUP_EPOCHS = 5
 KERNELS = "GNNPAR_KERNELS"  # gnnpar_kernels.dispatch.VARIABLE, in a package that imports torch
+CHANGES_NUMBERS = (
+    "strategy",
+    "partition",
+    "optim",
+    "precision",
+    "first_layer",
+    "row_order",
+    "seed",
+    "task",
+    "world_size",
+    "tf32",
+    "deterministic",
+    "eval_every",
+    "early_stopping",
+)
+"""Settings that change losses, weights or which epoch is the best, and may differ on resume."""
+CHANGES_TIMES = ("comm", "launch", "device", "threads_per_rank")
+"""Settings that change times alone."""
 
 
 def header(settings: Settings, world: World) -> JsonDict:
-    """The fields of result.json that are known beforehand."""
+    """Return the fields of result.json that are known before the run."""
     provenance = "emulated" if world.how == "threads" else "measured" if world.links is None else "paced"
     return {
         "strategy": settings.names.get("strategy", type(settings.strategy).__name__),
@@ -57,31 +75,34 @@ def header(settings: Settings, world: World) -> JsonDict:
 
 
 def dataset_name(settings: Settings) -> str:
-    """The name that dataset.name gives the user's graph, else that of the chosen file of conf/dataset."""
+    """Return dataset.name of the user's graph, else the name of the chosen file of conf/dataset."""
     usual, given = vars(type(settings.dataset)).get("name"), settings.resolved["dataset"].get("name")
     own = given if usual is not None and given != usual else None
     return own or settings.names.get("dataset", type(settings.dataset).__name__)
 
 
 def _compared(settings: Settings) -> JsonDict:
-    """What tells configurations apart. Of `launch`, that epochs were replayed: their times are of another kind; of the
-    environment, which kernels it forces."""
-    kept = {k: v for k, v in settings.resolved.items() if k not in NOT_COMPARED}
-    kept |= {"launch": {"cuda_graph": True}} if settings.launch.cuda_graph else {}
+    """Return the settings that tell configurations apart, with launch.cuda_graph and forced kernels."""
+    kept = comparable(settings) | ({"launch": {"cuda_graph": True}} if settings.launch.cuda_graph else {})
     return kept | ({"kernels": forced} if (forced := os.environ.get(KERNELS)) else {})
 
 
 def session(settings: Settings) -> str | None:
-    """The sweep, and which start of it: what was resumed did not run side by side with what had run before."""
+    """Return the sweep and its start: jobs of a resumed sweep did not run side by side with earlier ones."""
     return " ".join(filter(None, (settings.study, os.environ.get("GNNPAR_SESSION")))) or None
 
 
 NOT_COMPARED = ("data_dir", "cache_dir", "tracker", "launch", "block", "checkpoint", "resume", "shards")
 
 
+def comparable(settings: Settings) -> JsonDict:
+    """Return the settings that can change a number."""
+    return {k: v for k, v in settings.resolved.items() if k not in NOT_COMPARED}
+
+
 def config_hash(settings: Settings, links: Links | None) -> str:
-    """Of everything that can change a number, times over a shaped link included."""
-    relevant = {k: v for k, v in settings.resolved.items() if k not in NOT_COMPARED}
+    """Hash all that can change a number, including times over shaped links."""
+    relevant = comparable(settings)
     if links is not None:
         relevant["paced"] = links.facts()
     text = json.dumps({"names": dict(settings.names), **relevant}, sort_keys=True, default=str)
@@ -89,7 +110,7 @@ def config_hash(settings: Settings, links: Links | None) -> str:
 
 
 def versions() -> dict[str, str | None]:
-    """Read from the installed metadata: nothing is imported for it."""
+    """Return versions from installed metadata, without imports."""
     return {name: installed(name) for name in ("gnnpar", "torch", "triton")} | {"python": platform.python_version()}
 
 
@@ -102,7 +123,7 @@ def installed(distribution: str) -> str | None:
 
 
 def hardware(world: World) -> str:
-    """One line: processor, cores, memory, GPUs."""
+    """Return one line: processor, cores, memory, GPUs."""
     gib = psutil.virtual_memory().total / 2**30
     line = f"{processor()}, {world.cores} cores, {gib:.0f} GiB"
     if world.device == "cuda":
@@ -122,7 +143,7 @@ def processor() -> str:
 
 
 def commit() -> str | None:
-    """The commit of the checkout the package runs from, with + where files differ; None for an installed wheel."""
+    """Return the commit of the checkout, with + where files differ; None for an installed wheel."""
     root = checkout_dir()
     if root is None:
         return None

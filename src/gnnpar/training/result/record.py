@@ -1,6 +1,6 @@
-"""What a run leaves in its folder from its start to its end, and what it prints on the way.
+"""Write the folder of a run from its start to its end, and print its lines.
 
-The launcher calls it around its ranks (`launch.RunHooks`); rank 0 writes its rows and its result through `tracking`.
+The launcher calls it around its ranks (`launch.RunHooks`); rank 0 writes rows and the result through `tracking`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gnnpar.track.text import counted
 from gnnpar.track.tracker import Tee, Tracker
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint import resume
-from gnnpar.training.result.header import KERNELS, NOT_COMPARED, header, installed
+from gnnpar.training.result.header import KERNELS, comparable, header, installed
 from gnnpar.training.result.result import Status, forget, read_result, write_result
 
 _BURST_SHARE = 0.05
@@ -32,7 +32,7 @@ _SPARE_CORES = 0.5  # what other programs may use of cores that the run needs
 
 
 class RunRecord:
-    """Of one run. It is pickled for ranks that are started as processes, with the header as it is then."""
+    """The `RunHooks` of one run. Pickled with its header for ranks that are processes."""
 
     def __init__(self, settings: Settings, world: World, run_dir: Path, verified: str = "no") -> None:
         self.settings, self.world, self.run_dir = settings, world, run_dir
@@ -43,7 +43,7 @@ class RunRecord:
         return agreed_on(self.settings)
 
     def unseen(self, folder: Path) -> str:
-        """Why a joined rank cannot write its part of a checkpoint into a folder that it does not see."""
+        """Return why a joined rank cannot write checkpoints into a folder that it does not see."""
         if not self.settings.checkpoint.keep:
             return ""
         return (
@@ -53,7 +53,7 @@ class RunRecord:
         )
 
     def before_start(self, restarts: int) -> None:
-        """The run's folder as a run finds it that begins, or goes on after a restart by torchrun."""
+        """Clear the folder of a run that begins, or is restarted by torchrun."""
         if self.world.how == "joined":
             self.header["restarts"] = restarts
         for line in remarks(self.settings, self.world):
@@ -89,7 +89,7 @@ class RunRecord:
         return f"{line}; the last checkpoint is {saved[0].name}: {again}"
 
     def on_end(self, outcome: Outcome) -> Outcome:
-        """result.json says how the run ended. It stays as rank 0 wrote it, unless the run failed beside it."""
+        """Write how the run ended into result.json, unless rank 0 has written that it completed."""
         there = read_result(self.run_dir)
         complete = there is not None and there["status"] == "completed"
         if complete and not self._begun:  # of a run before, which ranks that do not meet leave alone
@@ -106,7 +106,7 @@ class RunRecord:
 
     @contextmanager
     def tracking(self, start: resume.Start) -> Iterator[Tracker]:
-        """metrics.jsonl, and the configured tracker beside it; at the end they get the result as rank 0 sees it."""
+        """Open metrics.jsonl and the configured tracker; at the end, write the result and pass it to them."""
         from gnnpar.track.jsonl import FILE, Jsonl, missing_epochs
 
         settings, found = self.settings, start.found
@@ -147,7 +147,7 @@ class RunRecord:
 
 
 class Room:
-    """What goes first when a run's disk is full: checkpoints but the last, then the room reserved for the end."""
+    """Free a full disk: drop all checkpoints but the last, then the reserved room."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir, self.spent = run_dir, False
@@ -161,7 +161,7 @@ class Room:
 
 
 def remarks(settings: Settings, world: World) -> Iterator[str]:
-    """What is unusual about this run, a line each."""
+    """Yield one line for each unusual property of this run."""
     if world.how != "joined" and world.size != settings.world_size:
         name = settings.names.get("strategy")
         yield f"strategy={name} runs on {world.size} rank; world_size={settings.world_size} is for others"
@@ -177,18 +177,18 @@ def remarks(settings: Settings, world: World) -> Iterator[str]:
 
 
 def contention(num_threads: int, cores: int) -> str:
-    """'other programs keep 1.6 of 2 cores busy' where so many threads would not have a core each, else nothing."""
+    """Return 'other programs keep 1.6 of 2 cores busy' where threads would share cores, else ''."""
     busy = busy_cores()
     return f"other programs keep {busy:.1f} of {cores} cores busy" if busy + num_threads > cores + _SPARE_CORES else ""
 
 
 def busy_cores() -> float:
-    """Cores that other programs use, while this one waits for a tenth of a second."""
+    """Measure the cores that other programs use, for a tenth of a second."""
     return psutil.cpu_percent(interval=0.1) / 100 * (os.cpu_count() or 1)
 
 
 def undercut_by_bursts(result: JsonObject) -> str:
-    """A line where links pass much of an epoch at once: they are faster than their rate."""
+    """Return a line where links pass much of an epoch in bursts above their rate."""
     share = (result["paced"] or {}).get("burst_share") or 0.0
     if share <= _BURST_SHARE:
         return ""
@@ -206,9 +206,8 @@ def _flat(tree: object, name: str = "") -> Iterator[tuple[str, object]]:
 
 
 def agreed_on(settings: Settings) -> dict[str, str]:
-    """What ranks must have alike: every setting that can change a number, and versions of libraries."""
-    relevant = {k: v for k, v in settings.resolved.items() if k not in NOT_COMPARED}
-    flat = {name: show(value) for name, value in _flat(relevant)}
+    """Return what ranks must have in common: settings that can change a number, and versions of libraries."""
+    flat = {name: show(value) for name, value in _flat(comparable(settings))}
     folder = settings.resolved.get("shards", {}).get("folder")  # each host may have them elsewhere
     flat["shards"] = "none" if folder is None else read_manifest(Path(str(folder))).fingerprint[:12]
     names = ("gnnpar", "torch", "torch_geometric")

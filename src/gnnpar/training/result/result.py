@@ -1,7 +1,6 @@
-"""result.json: a pure function of what was known beforehand, plan.json, the rows of metrics.jsonl and how it ended.
+"""result.json: a pure function of the header, plan.json, the rows of metrics.jsonl and how the run ended.
 
-Rank 0 writes it at its end, and whoever supervises the ranks where the run did not complete: also after a rank was
-killed, from the epochs that were finished.
+Rank 0 writes it at its end; where the run did not complete, the process that supervises the ranks does.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ LIVE = ("parameters", "optimizer", "features", "structure", "activations", "halo
 
 
 def schema_path() -> Path:
-    """The JSON Schema of result.json, shipped beside this module."""
+    """Return the file of the JSON Schema of result.json."""
     return Path(__file__).with_name("result.schema.json")
 
 
 def write_result(run_dir: Path, header: Row, status: Status, error: str | None) -> JsonDict:
     """Build result.json from the files of a run folder and write it."""
-    rows = [row for row in read_rows(run_dir) if is_whole(row)]  # of a run that somebody else began, not all may be
+    rows = [row for row in read_rows(run_dir) if is_whole(row)]
     result = build_result(header, _plan_in(run_dir), rows, status, error)
     load = {"before": header["load_before"], "after": os.getloadavg()[0]}
     result["load"] = load | ({"others": header["others"]} if "others" in header else {})
@@ -45,7 +44,7 @@ def write_result(run_dir: Path, header: Row, status: Status, error: str | None) 
 
 
 def _plan_in(run_dir: Path) -> JsonDict | None:
-    """plan.json of a run folder; None where there is none, or what another program left under its name."""
+    """Return plan.json of a run folder; None where there is none that can be read."""
     try:
         return Plan.data(run_dir / "plan.json")
     except ValueError:
@@ -53,13 +52,13 @@ def _plan_in(run_dir: Path) -> JsonDict | None:
 
 
 def forget(run_dir: Path) -> None:
-    """Remove what an earlier run in the same folder found out."""
+    """Remove the results of an earlier run in the same folder."""
     for name in (FILE, "trace.json", "schedule.svg", "schedule.txt"):
         (run_dir / name).unlink(missing_ok=True)
 
 
 def read_result(run_dir: Path) -> JsonDict | None:
-    """What rank 0 wrote, if it did; a file that is none counts as none. `valid_result` asks for more."""
+    """Return result.json of a run folder; None where there is none with a status."""
     try:
         result = read_json(run_dir / FILE)
     except (OSError, ValueError):
@@ -69,14 +68,13 @@ def read_result(run_dir: Path) -> JsonDict | None:
 
 
 def valid_result(run_dir: Path) -> JsonDict | None:
-    """The same, by its schema: what stands in it is used, and anybody may have written it."""
+    """Return result.json where it follows its schema."""
     result = read_result(run_dir)
     return None if result is None or fault(result) else result
 
 
 def fault(result: JsonObject) -> str:
-    """Where a result.json is not as the schema says, and why; empty: it is. Fields that were added to schema 1 may be
-    missing, and unknown ones are left alone: gnnpar of another version wrote them."""
+    """Return where and why a result does not follow the schema, else ''. Unknown and later fields may differ."""
     for error in _validator().iter_errors(result):
         if error.validator == "additionalProperties":
             continue
@@ -91,8 +89,7 @@ def fault(result: JsonObject) -> str:
 
 
 _OF_ANY_SIZE = {"fidelity", "assignment", "settings"}
-"""Where a gradient of zeros, or what codecs and users write, may be none."""
-
+"""Fields whose numbers need not be finite."""
 
 _ADDED = {"session", "block", "load", "fidelity", "assignment", "predicted", "paced", "restarts", "code"}
 
@@ -169,7 +166,7 @@ def build_result(header: Row, plan: Row | None, rows: Sequence[Row], status: Sta
 
 
 def predicted(plan: Row | None, timed: Sequence[Row], rows: Sequence[Row]) -> JsonDict | None:
-    """What a planner said of the plan, and by how much the epoch and the peak were above it (-0.1: 10 % below)."""
+    """Return the prediction of a planner, and the relative errors of epoch and peak (-0.1: 10 % below)."""
     predicted = (plan or {}).get("predicted")
     if not predicted:
         return None
@@ -186,9 +183,9 @@ def predicted(plan: Row | None, timed: Sequence[Row], rows: Sequence[Row]) -> Js
 
 
 def timed_rows(rows: Sequence[Row], *, since: int = 0) -> tuple[list[Row], int]:
-    """Rows after the warm-up in which nothing but training ran, and the warm-up; all rows where none are left.
+    """Return the timed rows after the warm-up, and the warm-up; all rows where none are left.
 
-    `since`: the epoch in which the plan began that the run ended with.
+    `since`: the epoch in which the last plan began.
     """
     rows = [row for row in rows if row["epoch"] >= since] or rows
     late = [row for row in rows if row["epoch"] >= since + WARMUP_EPOCHS and row["time/timed"]]
@@ -213,14 +210,12 @@ def epoch_seconds(timed: Sequence[Row], warmup: int) -> JsonDict:
 
 
 def epoch_time(result: JsonObject) -> float | None:
-    """Seconds an epoch of a result.json: the median, which a burst of other load does not move; the mean where some
-    epochs cost more by design, which a median leaves out (protocol, rule 4). None: nothing was timed."""
+    """Return seconds per epoch: the median, or the mean where some epochs cost more by design; None without times."""
     return result["epoch_seconds"]["mean" if epochs_differ(result) else "median"]
 
 
 def epochs_differ(result: JsonObject) -> bool:
-    """Whether a run re-assigns bits, refreshes a history or draws batches now and then, by the keys of its strategy, or
-    sends more in some epochs than in others (a mean of bytes that is no whole number)."""
+    """Return whether epochs cost differently by design: by keys of the strategy, or a fractional mean of bytes."""
     pending: list[object] = [result.get("settings", {}).get("strategy")]
     while pending:
         if isinstance(node := pending.pop(), Mapping):
@@ -232,7 +227,7 @@ def epochs_differ(result: JsonObject) -> bool:
 
 
 def metric(rows: Sequence[Row]) -> JsonDict:
-    """Last evaluation, and the one with the best validation value (the first of equals)."""
+    """Return the last evaluation, and the one with the best validation value (the first of equals)."""
     evaluated = [row for row in rows if "metric/name" in row]
     last = evaluated[-1] if evaluated else {}
     validated = [row for row in evaluated if row["metric/val"] is not None]
@@ -256,21 +251,21 @@ def cold_start(first: Row) -> dict[str, float]:
 
 
 def bytes_per_epoch(timed: Sequence[Row]) -> dict[str, int | float]:
-    """Exact means; whole numbers wherever every epoch sends the same."""
+    """Return exact means; whole numbers where every epoch sends the same."""
     names = [name for name in BYTE_PHASES if name != "pairs" or any("comm/pairs_bytes" in row for row in timed)]
     figures = {name: _mean(timed, f"comm/{name}_bytes") or 0 for name in ("total", *names, "metadata")}
     return {name: int(value) if value == int(value) else value for name, value in figures.items()}
 
 
 def bytes_by_layer(timed: Sequence[Row]) -> list[float]:
-    """Means by layer, from 0; a layer that sends nothing in an epoch counts as 0 there."""
+    """Return mean bytes by layer; a layer that sends nothing in an epoch counts as 0."""
     sent = [row.get("comm/layer_bytes") or {} for row in timed]
     num_layers = 1 + max((int(layer) for layers in sent for layer in layers), default=-1)
     return [statistics.fmean(layers.get(str(i), 0) for layers in sent) for i in range(num_layers)]
 
 
 def links(facts: Row | None, timed: Sequence[Row]) -> JsonDict | None:
-    """The shaped links of launch=paced, and what the interface counters of all hosts saw; null for any other launch."""
+    """Return the shaped links of launch=paced with the counters of their interfaces; None for other launches."""
     if facts is None:
         return None
     wire = _mean(timed, "comm/wire_bytes")
@@ -278,7 +273,7 @@ def links(facts: Row | None, timed: Sequence[Row]) -> JsonDict | None:
 
 
 def burst_share(links: Row, wire_bytes: float | None) -> float | None:
-    """One burst of every host over what all hosts send in an epoch: what the links pass unpaced after each pause."""
+    """Return the share of an epoch's bytes that links pass in bursts after each pause."""
     if not wire_bytes:
         return None
     return min(1.0, links["rates"]["burst_kib"] * 1024 * links["hosts"] / wire_bytes)
@@ -295,7 +290,7 @@ def memory(rows: Sequence[Row]) -> JsonDict:
 
 
 def time_to_target(rows: Sequence[Row], target: float | None) -> JsonDict:
-    """Training seconds and bytes up to the first evaluation that reaches the target; null: never reached."""
+    """Return training seconds and bytes until an evaluation reaches the target; None: never."""
     reached = None
     if target is not None:
         evaluated = (row for row in rows if row.get("metric/val") is not None)
@@ -309,7 +304,7 @@ def time_to_target(rows: Sequence[Row], target: float | None) -> JsonDict:
 
 
 def fidelity(rows: Sequence[Row]) -> JsonDict | None:
-    """Gradient against the exact one at the same weights, over all probes; null without a probe."""
+    """Summarize gradients against exact ones over all probes; None without a probe."""
     probes = [row for row in rows if row.get("fidelity/cosine") is not None]
     if not probes:
         return None
@@ -330,7 +325,7 @@ def fidelity(rows: Sequence[Row]) -> JsonDict | None:
 
 
 def assignment(rows: Sequence[Row]) -> JsonDict | None:
-    """What an adaptive codec chose last, and what choosing took; null where nothing was chosen."""
+    """Return the last choice of an adaptive codec; None without one."""
     chosen = [row for row in rows if "assign/bits" in row]
     if not chosen:
         return None
@@ -359,7 +354,7 @@ def _mean_list(rows: Sequence[Row], key: str) -> list[float]:
 
 
 def _quantile(ordered: Sequence[float], q: float) -> float:
-    """Linear interpolation between the nearest two."""
+    """Interpolate linearly between the nearest two."""
     position = q * (len(ordered) - 1)
     low = int(position)
     high = min(low + 1, len(ordered) - 1)

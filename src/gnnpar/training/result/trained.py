@@ -1,4 +1,4 @@
-"""`gnnpar.load(run_folder)`: the trained model of a run, on one device, for any graph with its features."""
+"""`gnnpar.load(run_folder)`: the trained model of a run, on one device, for any graph with such features."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint.files import Checkpoint
 from gnnpar.training.checkpoint.resume import EdgeFacts
 from gnnpar.training.checkpoint.state import is_extra
-from gnnpar.training.diagnose import is_out_of_memory
 from gnnpar.training.result.result import valid_result
 
 
@@ -97,11 +96,11 @@ class Trained(nn.Module):
 
     @property
     def num_features(self) -> int:
-        """Of x."""
+        """Return the width of x."""
         return self.model.in_dim - (0 if self.vectors is None else self.vectors.shape[1])
 
     def _trained_on(self) -> frozenset[str]:
-        """What edges carried, of what the model reads."""
+        """Return the kinds of edge data in training that the model reads."""
         carried = {"weight": self.edges.weighted, "type": self.edges.sizes.types, "attr": self.edges.sizes.attr}
         return frozenset(kind for kind in self.settings.model.edge_data if carried[kind])
 
@@ -125,11 +124,10 @@ def load(
     device: str | torch.device = "cpu",
     trust: bool = False,
 ) -> Trained:
-    """The model of a run's folder, or of one checkpoint in it. best: on validation, of the checkpoints that were kept.
+    """Return the model of a run's folder, or of one checkpoint in it. best: on validation, of the kept checkpoints.
 
-    Nothing foreign is unpickled or imported: a checkpoint that names classes of neither gnnpar nor an installed plugin
-    is refused, unless `trust`, or this user has trained with these in this working directory. ValueError in one line
-    then, and where there is no good checkpoint.
+    Raises ValueError where there is no good checkpoint, or it names classes of neither gnnpar nor an installed plugin:
+    `trust=True` allows these, and so does having trained with them in this working directory.
     """
     if which not in ("best", "last"):
         raise ValueError(
@@ -147,16 +145,11 @@ def load(
 
 
 def opened(found: Checkpoint, settings: Settings, device: str | torch.device = "cpu") -> Trained:
-    """The model of a checkpoint; errors as in `load`."""
+    """Return the model of a checkpoint. Raises as `load` does."""
     saved = found.manifest["run"]
     weights, _ = found.merged(torch.device("cpu"))
     vectors = weights.pop(WEIGHT, None)
-    try:
-        model = settings.build_model(saved["num_features"], saved["num_outputs"], EdgeFacts.of(saved).sizes)
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise ValueError(f"{found.folder} is of a model beyond the memory of this machine") from error
+    model = settings.build_model(saved["num_features"], saved["num_outputs"], EdgeFacts.of(saved).sizes)
     check_weights(model, weights, found.folder)
     model.to(device, TYPES[settings.precision].parameters).load_state_dict(weights)
     return Trained(model, settings, found, vectors).to(device)
@@ -165,8 +158,10 @@ def opened(found: Checkpoint, settings: Settings, device: str | torch.device = "
 def find(
     folder: Path, which: Literal["best", "last"], *, trust: bool = False, named: object = None
 ) -> tuple[Checkpoint, Settings]:
-    """A checkpoint of a run's folder, or the one that it is, and the settings of its run; errors as in `load`. `named`:
-    settings whose classes the caller has chosen."""
+    """Return a checkpoint in a run's folder, or the one that the folder is, and the settings of its run.
+
+    `named`: settings with classes that the caller has chosen. Raises as `load` does.
+    """
     if checkpoint.is_one(folder):
         found = checkpoint.read(folder)
     else:
@@ -182,7 +177,7 @@ def find(
 
 
 def _say_if_lost(folder: Path, found: Checkpoint) -> None:
-    """A line where the checkpoint of the best epoch was not kept."""
+    """Print a line where the checkpoint of the best epoch was not kept."""
     measured = (valid_result(folder) or {}).get("metric") or {}
     best = measured.get("best_epoch")
     if best is not None and best + 1 != found.epoch:
@@ -190,22 +185,21 @@ def _say_if_lost(folder: Path, found: Checkpoint) -> None:
 
 
 def check_weights(model: GNN, weights: Mapping[str, Any], folder: Path) -> None:
-    """ValueError where the weights of a checkpoint are not those of the model that it names."""
+    """Raise ValueError where the weights of a checkpoint do not fit the model that it names."""
     needed = model.weights
     for name, parameter in needed.items():
         if name in weights and is_extra(name):
             continue
-        if name not in weights or weights[name].shape != parameter.shape:
-            have = list(weights[name].shape) if name in weights else "not there"
+        given = weights.get(name)
+        have = list(given.shape) if isinstance(given, Tensor) else "not there"
+        if have != list(parameter.shape):
             raise ValueError(f"{folder} is no good checkpoint: {name} is {have}, its model has {list(parameter.shape)}")
-        if not bool(torch.isfinite(weights[name]).all()):
-            raise ValueError(f"{folder} is no good checkpoint: {name} has entries that are not finite")
     if unknown := sorted(weights.keys() - needed.keys()):
         raise ValueError(f"{folder} is no good checkpoint: its model has no {unknown[0][:80]}")
 
 
 def _shard(x: Tensor, edges: EdgeList, *, edge_ids: bool) -> Shard:
-    """The whole graph as the only part; labels and masks are nobody's business here."""
+    """Return the whole graph as the only part, without labels."""
     everywhere = torch.ones(len(x), dtype=torch.bool)
     unknown = torch.zeros(len(x), dtype=torch.int64)
     dataset = Dataset.of(
@@ -223,7 +217,7 @@ def _shard(x: Tensor, edges: EdgeList, *, edge_ids: bool) -> Shard:
 
 
 def _sorted(edges: EdgeList, num_nodes: int) -> EdgeList:
-    """By (destination, source), repeated edges kept."""
+    """Sort edges by (destination, source); repeated edges stay."""
     src, dst = edges.edge_index.cpu().long()
     order = torch.argsort(dst * num_nodes + src, stable=True)
     return EdgeList(torch.stack([src[order], dst[order]]), edges.data.at(order))
