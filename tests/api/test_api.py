@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import hydra
 import networkx
 import numpy as np
 import psutil
@@ -595,3 +596,69 @@ def test_arrays_of_other_widths_and_byte_orders_are_read_and_masked_ones_refused
         assert found.edge_index is not None and torch.equal(found.edge_index, torch.tensor([[0, 1], [1, 2]]))
     with pytest.raises(ValueError, match="x has masked entries; fill them"):
         _of_arrays({"x": np.ma.masked_array(x, mask=x > 2), "y": np.arange(3), "edge_index": edges})
+
+
+def test_compose_inside_an_application_of_hydra_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gnnpar.train in an application of Hydra."""
+    with hydra.initialize_config_dir(version_base="1.3", config_dir=str(tmp_path)):
+        (tmp_path / "app.yaml").write_text("x: 1\n")
+        assert compose(["dataset=sbm", "dataset.num_nodes=60"]).resolved["dataset"]["num_nodes"] == 60
+        assert hydra.compose("app").x == 1, "and is the caller's afterwards"
+
+
+def test_text_from_python_stays_text() -> None:
+    """A model that was given by its name got 1.1 for "1.10"."""
+    kwargs = {"version": "1.10", "tag": "null", "n": "1_000", "truth": "TRUE", "e": "1e3", "word": "relu", "size": 2}
+    overrides = as_overrides({"model": "pyg", "model.target": "torch_geometric.nn.GCN", "model.kwargs": kwargs})
+    assert compose(["dataset=sbm", *overrides]).resolved["model"]["kwargs"] == kwargs
+
+
+def test_arguments_of_a_model_stay_the_callers(tmp_path: Path) -> None:
+    """The second call had the dropout of the first."""
+    given = {"hidden_channels": 8, "num_layers": 2}
+    net = torch_geometric.nn.GCN
+    for overrides in (
+        {"model.kwargs": given, "model.kwargs.dropout": 0.9},
+        {"model.kwargs.dropout": 0.9, "model.kwargs": given},
+    ):
+        kwargs = _settings(net, "sbm", overrides).resolved["model"]["kwargs"]
+        assert kwargs == {**given, "dropout": 0.9}
+    assert given == {"hidden_channels": 8, "num_layers": 2}
+    with pytest.raises(ConfigError, match="is one, or none: give a list of them"):
+        gnnpar.compare("/home/me/run")  # pyright: ignore[reportArgumentType]  # as a caller may
+
+
+STATES = """
+import sys, torch, gnnpar
+def train(name):
+    done = gnnpar.train("gcn", "sbm", strategy=sys.argv[1], world_size=int(sys.argv[2]), epochs=2, folder=name,
+                        **{"dataset.num_nodes": 60, "comm": sys.argv[3]})
+    return done.history["loss/train"].tolist()
+usual = train("a")
+torch.set_default_dtype(torch.float64)
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    assert train("b") == usual
+    assert torch.get_default_dtype() == torch.float64
+    assert torch.is_autocast_enabled("cpu")
+torch.set_default_dtype(torch.float32)
+torch.backends.cuda.matmul.fp32_precision = "tf32"
+with torch.inference_mode(), torch.device("meta"):
+    assert train("c") == usual
+with torch.no_grad():
+    assert train("d") == usual
+assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+assert usual
+"""
+
+
+@pytest.mark.parametrize(
+    "ranks", [("single", "1", "gloo"), ("graph_parallel", "2", "gloo"), ("graph_parallel", "2", "threads")]
+)
+def test_torch_settings_of_the_caller_change_no_numbers(tmp_path: Path, ranks: tuple[str, ...]) -> None:
+    """Ranks that were forked had the caller's default type and autocast, others had not."""
+    (tmp_path / "program.py").write_text(STATES)
+    line = [sys.executable, "program.py", *ranks]
+    done = subprocess.run(
+        line, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr

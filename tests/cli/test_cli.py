@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
+import gnnpar
 from conftest import Run, environment
 from gnnpar.cli import check, doctor, estimate, partition, plan, predict
 from gnnpar.cli.main import COMMANDS, refuse, run
 from gnnpar.cli.train import check_world
 from gnnpar.config.compose import compose
+from gnnpar.config.help import train_help
 from gnnpar.models.gcn import GCN
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.settings import ConfigError
@@ -233,3 +235,36 @@ def test_yaml_with_a_syntax_error_is_one_line(
     assert run(command, ["model=broken", *(["strategy=single", "epochs=1"] if command == "train" else [])]) == 2
     said = capsys.readouterr().err
     assert "model/broken.yaml is no YAML: " in said and "in line 2; correct it" in said and "Traceback" not in said
+
+
+def test_a_group_set_to_null_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train", ["debug=null", "dataset=sbm"]) == 2
+    assert "debug=null: a group is chosen by a name" in capsys.readouterr().err
+
+
+def test_help_with_a_template_of_the_user_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert train_help(['hydra.help.template="$FOO $"']).strip() == "$FOO $"
+
+
+def test_output_in_ascii_is_escaped() -> None:
+    code = "from gnnpar.__main__ import main; import sys; sys.argv = ['gnnpar', '--version']; main(); print('é')"
+    ascii_alone = environment() | {"PYTHONIOENCODING": "ascii:strict"}
+    done = subprocess.run([sys.executable, "-c", code], env=ascii_alone, capture_output=True, check=False)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, b"\\xe9")
+
+
+def test_an_empty_path_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """`hydra.run.dir=$UNSET` replaced config.yaml of the working directory."""
+    monkeypatch.chdir(tmp_path)
+    Path("config.yaml").write_text("mine")
+    for typed in ("hydra.run.dir=", "hydra.run.dir=''", "cache_dir=", "resume=", "shards=", "plan="):
+        assert run("train", ["dataset=sbm", "strategy=single", "epochs=1", typed]) == 2
+        assert "is empty, and names nothing" in capsys.readouterr().err
+    assert run("plan", ["dataset=sbm", "--out", ""]) == 2
+    assert "an argument is empty" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="folder is empty"):
+        gnnpar.train("gcn", "sbm", folder="")
+    assert Path("config.yaml").read_text() == "mine"

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+import gnnpar
 from data.samples import npz_arrays, raw_graph
 from gnnpar.data import Preprocess, prepare
 from gnnpar.data.npz import NPZ
+from gnnpar.parallel.objective import SPLITS
 
 
 def saved(folder: Path, *, name: str = "my.npz", **changes: Any) -> str:
@@ -108,3 +110,13 @@ def test_what_no_model_reads_is_refused(tmp_path, key):
     with pytest.raises(ValueError, match=f"dataset npz: it holds {key}, which models do not read") as caught:
         NPZ(path=saved(tmp_path, **changes)).load(None, 0)
     assert "\n" not in str(caught.value)
+
+
+def test_a_path_with_other_letters_than_ascii_is_read(tmp_path: Path) -> None:
+    (folder := tmp_path / "données").mkdir()
+    ring = np.arange(9)
+    masks = {f"{split}_mask": ring % 3 == i for i, split in enumerate(SPLITS)}
+    x = np.ones((9, 2), np.float32)
+    np.savez(folder / "g.npz", x=x, y=ring % 3, edge_index=np.stack([ring, np.roll(ring, 1)]), **masks)
+    done = gnnpar.train("gcn", folder / "g.npz", strategy="single", epochs=1, folder=tmp_path / "run")
+    assert done.result["status"] == "completed"

@@ -5,6 +5,8 @@ import torch
 
 from gnnpar_kernels import spmm
 from gnnpar_kernels import triton_tasks as tasks
+from gnnpar_kernels.cpu_bags import bag, weighted_sums
+from gnnpar_kernels.extremum.cpu import extremum
 from gnnpar_kernels.spmm import cpu, naive
 
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -183,3 +185,20 @@ def test_public_name_takes_the_cpu_body(kit):
     x = torch.randn(graph.num_src, 8)
     args = graph.forward.indptr, graph.forward.indices, x
     assert torch.equal(spmm(*args, num_rows=graph.num_dst), cpu.spmm(*args, num_rows=graph.num_dst))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("column", [5, -1, 1 << 30])
+def test_indices_outside_the_table_are_refused(dtype: torch.dtype, column: int) -> None:
+    """On a CPU, whoever made the columns: the last line behind the checks of shards and checkpoints."""
+    indptr, indices = torch.tensor([0, 2], dtype=torch.int32), torch.tensor([0, column], dtype=torch.int32)
+    table, weights = torch.ones(5, 3, dtype=dtype), torch.ones(2, dtype=dtype)
+    outside = pytest.raises((ValueError, RuntimeError), match=r"of a table of 5 rows|not in the valid range")
+    with outside:
+        bag(table, indices, indptr)
+    with outside:
+        bag(table, indices, indptr, weights)
+    with outside:
+        weighted_sums(table[:, 0].contiguous(), indices, indptr, weights)
+    with outside:
+        extremum(indptr, indices, table, torch.arange(5), num_rows=1)

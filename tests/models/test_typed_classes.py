@@ -10,7 +10,9 @@ import torch
 from torch_geometric.nn import HeteroConv, SAGEConv
 
 from gnnpar.folds.edge_data import EdgeSizes, Schema
+from gnnpar.models.hgt import HGT
 from gnnpar.models.pyg.model import HeteroPyG, PyG
+from gnnpar.models.rgcn import RGCN
 
 WIDTHS = {"paper": 4, "author": 3}
 BOTH = Schema(tuple(WIDTHS.items()), (("author", "writes", "paper"), ("paper", "by", "author")), "paper")
@@ -59,3 +61,9 @@ def test_a_type_that_no_edge_ends_at_is_named() -> None:
         typed.build(ONE.width, 3, seed=0)
     both = typed.__class__(target=typed.target, self_loops="keep", types=BOTH, edge_types=2)
     assert both.build(BOTH.width, 3, seed=0).num_layers == 4
+
+
+def test_matrices_of_relations_beyond_memory_are_refused() -> None:
+    for config, types in ((RGCN(hidden=64), 1 << 32), (HGT(hidden=1 << 18, num_layers=2), 4)):
+        with pytest.raises(ValueError, match=r"a model with model\.hidden=\d+, .* needs .* GiB at least"):
+            config.on(EdgeSizes(types=types)).build(100, 3, seed=0)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gnnpar.planner.guide import prior
 from gnnpar.planner.guide.features import CHOICE_WIDTH, RELATIONS, WIDTHS, choice_features, scene
 from gnnpar.planner.guide.instances import HELD_OUT, draw, families
 from gnnpar.planner.guide.network import Guide
@@ -83,3 +84,10 @@ def test_nothing_held_out_is_trained_on() -> None:
         name = draw(seed, split="train", most=4).name
         assert not any(word in name for words in HELD_OUT.values() for word in words)
         assert draw(seed, split="train", most=4).name == name
+
+
+def test_loading_the_prior_keeps_the_random_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    prior.load.cache_clear()
+    before = torch.random.get_rng_state()
+    prior.load()
+    assert torch.equal(before, torch.random.get_rng_state())

@@ -16,7 +16,7 @@ import pytest
 
 from gnnpar import report
 from gnnpar.cli import compare as command
-from gnnpar.report.latex import TEXT_WIDTH, as_latex
+from gnnpar.report.latex import TEXT_WIDTH, _tex, as_latex
 from gnnpar.report.rows import table_rows
 from gnnpar.report.table import Table
 from gnnpar.settings import ConfigError
@@ -232,3 +232,8 @@ def test_names_in_exports_are_escaped(tmp_path: Path, plant: Plant, capsys: pyte
     assert line["dataset"].startswith("a\\x1b[2J\\n")
     assert not re.search(r"(?<!\\)(\\\\)*<(img|b)", output(capsys, str(tmp_path), "--markdown"))
     assert not re.search(r"^(?!%).*\\input", output(capsys, str(tmp_path), "--latex"), re.MULTILINE)
+
+
+def test_brackets_in_latex_are_escaped() -> None:
+    assert _tex("[1cm]") == "{[}1cm]"
+    assert _tex("a[1]_") == r"a[1]\_"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from gnnpar.track import keys
+from gnnpar.track import console, keys
 from gnnpar.track.console import Bar, Console, Lines, num_bytes, pulse, seconds, stdout
 from gnnpar.track.jsonl import Jsonl, missing_epochs, read_rows
 from gnnpar.track.picture import figure, picture
@@ -173,3 +175,13 @@ def test_a_picture_stays_small_and_shows_stages(capsys: pytest.CaptureFixture) -
     assert len(lines) <= 15
     assert lines[1] == "stage 0: ranks 0 1, layers 0 to 1; stage 1: ranks 2 3, layers 2 to 2"
     assert lines[-1].split() == ["...", "64", "parts"]
+
+
+def test_a_warning_on_a_full_disk_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """wandb was out of reach, stderr a file on a full disk, and the training failed."""
+
+    def full(text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys.stderr, "write", full)
+    console.complain("wandb stopped")

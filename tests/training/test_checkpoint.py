@@ -23,12 +23,13 @@ from gnnpar.files import JsonDict, file_hash, read_checked_json, read_json, writ
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.objective import Objective
 from gnnpar.parallel.pipeline.strategy import stages_of
-from gnnpar.report.fairness import differences
+from gnnpar.report.fairness import differences, unequal_accuracy
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint import state
 from gnnpar.training.checkpoint.policy import CheckpointPolicy
 from gnnpar.training.checks import check_strategy
 from gnnpar.training.evaluate import evaluate
+from gnnpar.training.result.result import fault
 
 # beside every YAML of conf/strategy: state that only some settings have
 VARIANTS = {
@@ -455,3 +456,21 @@ def test_run_that_has_stopped_early_trains_no_further_on_resume(tmp_path: Path) 
     assert result(tmp_path)["epochs_done"] == before
     train(tmp_path, *stopping, "resume=auto", "early_stopping.patience=3")
     assert result(tmp_path)["epochs_done"] > before
+
+
+def test_result_of_a_run_resumed_with_other_settings_names_them(tmp_path: Path) -> None:
+    """A lossy strategy had the accuracy of the exact run whose checkpoint it was given."""
+    for name in ("exact", "alike"):
+        train(tmp_path / name, "strategy=single", "seed=3", "epochs=4")
+    train(tmp_path / "lossy", "strategy=graph_parallel", "codec=drop", "world_size=2", "seed=0", "epochs=4")
+    resume = f"resume={tmp_path / 'exact'}"
+    train(tmp_path / "other", "strategy=graph_parallel", "codec=drop", "world_size=2", "seed=0", "epochs=6", resume)
+    said = result(tmp_path / "other")
+    assert said["begun_otherwise"] == {"epochs": 4, "settings": ["seed", "strategy"]} and not fault(said)
+    assert last(tmp_path / "other").manifest["progress"]["begun_otherwise"] == ["seed", "strategy"]
+    assert "what it went on from" in unequal_accuracy(said, result(tmp_path / "lossy"))
+    train(tmp_path / "on", "strategy=single", "seed=3", "epochs=6", resume)
+    assert "begun_otherwise" not in result(tmp_path / "on")
+    again = ("strategy=graph_parallel", "codec=drop", "world_size=2", "seed=0", "epochs=8")
+    train(tmp_path / "third", *again, f"resume={tmp_path / 'other'}")
+    assert result(tmp_path / "third")["begun_otherwise"]["settings"] == ["seed", "strategy"], "by way of"

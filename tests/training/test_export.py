@@ -32,6 +32,7 @@ from gnnpar.models.pyg.model import PyG
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
+from gnnpar.settings import ConfigError
 from gnnpar.training.checkpoint.resume import EdgeFacts
 from gnnpar.training.result.export import Plain, export, traced
 from gnnpar.verify.conformance import small_graph
@@ -227,3 +228,32 @@ def test_exported_program_refuses_edges_of_missing_nodes(tmp_path: Path) -> None
     for wrong in (4, -1):
         with pytest.raises(ValueError, match=r"edge_index names nodes .* x has 4 rows"):
             prepared(torch.ones(4, 2), torch.tensor([[wrong], [0]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_an_exported_program_with_narrow_integers_has_the_same_edges(dtype: torch.dtype, tmp_path: Path) -> None:
+    """In eight bits, source and destination ran over into each other."""
+    text = (ROOT / "src/gnnpar/templates/export/predict.txt").read_text()
+    (tmp_path / "predict.py").write_text(text)
+    told = {"num_features": 1, "dtype": "float32"}
+    how = {"normalize": "none", "self_loops": True, "symmetrize": True, "drop_duplicates": True}
+    (tmp_path / "model.json").write_text(json.dumps({**told, "prepare": how}))
+    module = runpy.run_path(str(tmp_path / "predict.py"))
+    edges = torch.randint(100, (2, 300), generator=torch.Generator().manual_seed(0))
+    wanted = module["prepared"](torch.ones(100, 1), edges)[1]
+    assert torch.equal(module["prepared"](torch.ones(100, 1), edges.to(dtype))[1], wanted)
+    with pytest.raises(ValueError, match="give whole numbers"):
+        module["prepared"](torch.ones(100, 1), edges.float())
+
+
+def test_an_export_into_a_folder_of_another_program_is_refused(tmp_path: Path) -> None:
+    small: dict[str, Any] = {"dataset.num_nodes": 60}
+    trained = gnnpar.train("gcn", "sbm", strategy="single", epochs=1, folder=tmp_path / "run", **small)
+    (tmp_path / "out").mkdir()
+    for name, text in {"model.json": '{"learner": 1}', "predict.py": "mine"}.items():
+        (tmp_path / "out" / name).write_text(text)
+    with pytest.raises(ConfigError, match=r"holds model\.json, which no export has written"):
+        export(trained.model, tmp_path / "out")
+    assert (tmp_path / "out" / "predict.py").read_text() == "mine"
+    for _ in range(2):
+        export(trained.model, tmp_path / "own")

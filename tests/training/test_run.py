@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 import yaml
 
+from checkpoints import train
 from conftest import Run, environment
 from gnnpar.cli.train import run_training
 from gnnpar.config.compose import compose
@@ -317,3 +318,10 @@ def test_a_pipeline_says_what_its_stages_cost(tmp_path: Path) -> None:
     again = [*(o for o in asked if "strategy" not in o), f"plan={first / 'plan.json'}", "partition=range"]
     assert run_training(compose(again), second).exit_code == 0
     assert result(second)["loss"] == found["loss"]
+
+
+def test_more_clusters_than_nodes_are_refused(tmp_path: Path) -> None:
+    clusters = ("strategy=minibatch", "strategy.sampler=cluster", "strategy.clusters=1000000000000")
+    with pytest.raises(ValueError, match=r"strategy\.clusters=1000000000000, but the graph has 200 nodes: give"):
+        train(tmp_path / "run", *clusters)
+    assert not (tmp_path / "run" / "result.json").exists()

@@ -13,6 +13,7 @@ from torch_geometric.transforms import ToSparseTensor
 
 import gnnpar
 from checkpoints import damage, last, rows, train
+from gnnpar.cli.main import run
 from gnnpar.cli.train import run_training
 from gnnpar.comm.world import torch_given_back
 from gnnpar.config.compose import compose
@@ -153,3 +154,14 @@ def test_loaded_model_does_not_depend_on_the_default_dtype(tmp_path: Path) -> No
         assert torch.get_default_dtype() == torch.bfloat16
     assert {each.dtype for each in model.parameters()} == {torch.float32}
     assert not any(each.is_inference() for each in model.parameters())
+
+
+@pytest.mark.parametrize("model", ["hgt", "rgat", "rgcn"])
+def test_unseen_edge_types_are_refused(tmp_path: Path, model: str) -> None:
+    overrides = ["debug=tiny", "strategy=single", f"model={model}", "dataset=sbm_typed", "epochs=1", "model.hidden=8"]
+    assert run("train", [*overrides, f"hydra.run.dir={tmp_path}"]) == 0
+    trained = gnnpar.load(tmp_path)
+    edges, types = torch.tensor([[0, 1], [1, 2]]), trained.edges.sizes.types
+    assert trained(torch.zeros(3, trained.model.in_dim), edges, edge_type=torch.tensor([0, types - 1])).shape[0] == 3
+    with pytest.raises(ValueError, match=rf"edge_type of edge 1 is {types}, outside 0\.\.{types - 1}"):
+        trained(torch.zeros(3, trained.model.in_dim), edges, edge_type=torch.tensor([0, types]))
