@@ -97,7 +97,7 @@ def test_every_reader_gives_the_same_graph(tmp_path: Path, monkeypatch: pytest.M
     ]
     monkeypatch.setattr(stored, "CHUNK_EDGES", 4)
     monkeypatch.setattr(folder, "CHUNK_EDGES", 4)
-    monkeypatch.setattr(folder, "canonical_csr", partial(external.canonical_csr, bucket_edges=3))
+    monkeypatch.setattr(external, "canonical_csr", partial(external.canonical_csr, bucket_edges=3))
     chunked = Folder(path=str(tmp_path / "g"), self_loops=False).stored(None, 0, tmp_path)
     assert [each.graph_hash for each in (*found, chunked)] == [want.graph_hash] * 5
     assert chunked.edge_sizes == want.edge_sizes

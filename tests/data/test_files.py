@@ -32,9 +32,7 @@ def _own_cache(tmp_path, monkeypatch):
 @pytest.fixture
 def offline(monkeypatch):
     """No server answers, whatever machine the tests run on."""
-    for module in ("gnnpar.data.pyg", "gnnpar.data.ogb"):
-        __import__(module)
-        monkeypatch.setattr(sys.modules[module], "reachable", lambda url: False)
+    monkeypatch.setattr(files, "reachable", lambda url: False)
 
 
 NAMES = ["cora", "computers", "physics", "tolokers", "flickr", "reddit", "yelp", "amazon_products"]
@@ -163,7 +161,7 @@ def test_ogb_comes_over_https_and_is_read_once(tmp_path: Path, monkeypatch: pyte
         return _Answer(packed.getvalue())
 
     monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(ogb, "reachable", lambda server: True)
+    monkeypatch.setattr(files, "reachable", lambda server: True)
     monkeypatch.setattr(urllib.request, "urlopen", answer)
     config = ogb.OGBDataset(name="ogbn_arxiv", symmetrize=True)
     first, second = config.load(None, 0), config.load(None, 0)
@@ -175,10 +173,10 @@ def test_ogb_comes_over_https_and_is_read_once(tmp_path: Path, monkeypatch: pyte
     made = sorted(file.name for file in (tmp_path / "cache" / "ogb_arrays" / "ogbn_arxiv-downloaded").rglob("*"))
     assert made == [f"{name}.npy" for name in ("edge_index", "test", "train", "valid", "x", "y")]
     os.rename(tmp_path / "cache" / "ogb_arrays" / "ogbn_arxiv-downloaded", tmp_path / "away")
-    files = tmp_path / "data" / "ogbn_products"
+    raw = tmp_path / "data" / "ogbn_products"
     for file in ogb.required_files("ogbn_products"):
-        (files / file).parent.mkdir(parents=True, exist_ok=True)
-        (files / file).write_bytes(gzip.compress(content[Path(file).name.removesuffix(".csv.gz")].encode()))
+        (raw / file).parent.mkdir(parents=True, exist_ok=True)
+        (raw / file).write_bytes(gzip.compress(content[Path(file).name.removesuffix(".csv.gz")].encode()))
     products = ogb.OGBDataset(name="ogbn_products").load(tmp_path / "data", 0)
     assert torch.equal(products.edge_index, first.edge_index) and products.num_classes == 47
 

@@ -2,11 +2,14 @@
 
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from gnnpar import files
+from gnnpar.cli.main import run
 from gnnpar.config.compose import compose
 from gnnpar.data import external, stored
 from gnnpar.data.columns import Column, ColumnWriter
@@ -46,7 +49,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (stored, folder):
         monkeypatch.setattr(module, "CHUNK_EDGES", 97)
     monkeypatch.setattr(stored, "CHUNK_ROWS", 13)
-    monkeypatch.setattr(folder, "canonical_csr", partial(external.canonical_csr, bucket_edges=300))
+    monkeypatch.setattr(external, "canonical_csr", partial(external.canonical_csr, bucket_edges=300))
 
 
 @pytest.mark.parametrize("kind", ["coo", "csr"])
@@ -157,11 +160,12 @@ def test_what_is_missing_is_one_line(tmp_path: Path) -> None:
         Folder().load(None, 0)
     with pytest.raises(ValueError, match=r"there is no folder .*nowhere"):
         Folder(path="nowhere").load(tmp_path, 0)
-    (write(tmp_path / "g") / "y.npy").unlink()
-    with pytest.raises(ValueError, match=r"has no y\.npy \(it holds dst, src, train_mask, val_mask, x\); add it"):
-        Folder(path="g").load(tmp_path, 0)
+    write(tmp_path / "g")
     with pytest.raises(ValueError, match="standard needs all features in memory"):
         Folder(path="g", normalize="standard").stored(tmp_path, 0, tmp_path)
+    (tmp_path / "g" / "y.npy").unlink()
+    with pytest.raises(ValueError, match=r"has no y\.npy \(it holds dst, src, train_mask, val_mask, x\); add it"):
+        Folder(path="g").load(tmp_path, 0)
 
 
 def test_a_file_that_was_cut_is_noticed(tmp_path: Path) -> None:
@@ -193,3 +197,39 @@ def test_folder_found_in_two_places_is_refused(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(ValueError, match="there are two folders h"):
         compose(["dataset=folder", "dataset.path=h", f"data_dir={tmp_path}/data"]).load_dataset()
+
+
+def test_wide_rows_are_read_in_smaller_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored, "CHUNK_ROWS", 7)
+    monkeypatch.setattr(stored, "CHUNK_VALUES", 50)
+    for width, most in ((1, 7), (10, 5), (1000, 1)):
+        chunks = list(stored.row_chunks(np.zeros((20, width))))
+        assert [row for rows in chunks for row in range(20)[rows]] == list(range(20))
+        assert max(rows.stop - rows.start for rows in chunks) == most
+
+
+def test_a_graph_larger_than_the_disk_is_refused_by_partition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "g"
+    folder.mkdir()
+    np.save(folder / "x.npy", np.zeros((40, 100_000), np.float32))
+    np.save(folder / "y.npy", np.arange(40) % 2)
+    np.save(folder / "src.npy", np.arange(40))
+    np.save(folder / "dst.npy", np.roll(np.arange(40), 1))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda place: SimpleNamespace(free=10_000_000))
+    code = run(
+        "partition", ["dataset=folder", f"dataset.path={folder}", "dataset.split=random", "world_size=2", "out=o"]
+    )
+    assert code == 2 and not (tmp_path / "o").exists()
+    assert "GiB of disk at least" in capsys.readouterr().err
+    assert Folder(name="g", path=str(folder), split="random").load(None, 0).num_nodes == 40
+
+
+def test_two_lists_of_edges_are_refused(tmp_path: Path) -> None:
+    arrays = {"src": [0, 1], "dst": [1, 0], "indices": [1, 0], "indptr": [0, 1, 2], "y": [0, 1], "x": [[1.0], [2.0]]}
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", np.array(array))
+    with pytest.raises(ValueError, match=r"edges are src and dst, or indices and indptr; remove indices\.npy"):
+        Folder(name="g", path=str(tmp_path)).load(None, 0)

@@ -104,11 +104,8 @@ def halves(data: HeteroData) -> None:
     ("spoil", "line"),
     [
         (puts("venue", "num_nodes", [4]), "nothing says how many nodes of type venue there are"),
-        (puts("venue", "num_nodes", 2**70), "nothing says how many nodes of type venue there are"),
-        (puts("venue", "num_nodes", True), "nothing says how many nodes of type venue there are"),
         (puts("venue", "num_nodes", -4), "nothing says how many nodes of type venue there are"),
         (puts("author", "x", torch.zeros(5, 2, dtype=torch.complex64)), "x of type author is torch.complex64"),
-        (puts("author", "x", torch.zeros(1, 1).expand(5, 10**13)), "x of type author needs .* GiB at least"),
         (halves, r"edge_index of \(paper, cites, paper\) is torch.float32; node ids must be integers"),
         (weighted, r"edge_weight must be of every type of edges and of one width \(author__writes__paper: \[20\]; 5"),
         (outside, r"1 of 20 edges \(author, writes, paper\) name a node of type author outside 0\.\.4"),

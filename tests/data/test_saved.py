@@ -228,7 +228,7 @@ def test_graph_with_the_same_array_twice_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", ["train", "val", "test"])
 def test_mask_that_is_a_list_is_refused(part: str) -> None:
-    with pytest.raises(ValueError, match=f"{part}_mask is a list; give a tensor of booleans"):
+    with pytest.raises(ValueError, match=f"{part}_mask is a list; give a tensor"):
         raw_of("given", data(**{f"{part}_mask": [True] * 4}))
 
 
@@ -244,3 +244,8 @@ def test_field_of_a_wrong_type_is_one_line(tmp_path: Path, field: str, value: to
     task = "multi_label" if field == "y" else "auto"
     with pytest.raises(ValueError, match=line):
         PT(name="g", path=saved(tmp_path, Data(**(fields | {field: value}))), task=task).load(None, seed=0)
+
+
+def test_parameters_are_read_as_data(tmp_path: Path) -> None:
+    torch.save(data(x=torch.nn.Parameter(torch.ones(6, 4))), tmp_path / "g.pt")
+    assert not PT(path=str(tmp_path / "g.pt"), split="random").load(None, 0).x.requires_grad

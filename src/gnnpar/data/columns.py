@@ -1,6 +1,6 @@
-"""Arrays in .npy files, read and written by slices of rows: graphs beyond memory pass through them in chunks.
+"""Arrays in .npy files, read and written by slices of rows, for graphs beyond memory.
 
-What is read is a copy: nothing stays mapped, so that the resident set is the chunk and not the file.
+A slice is read as a copy, not mapped: the resident set is the chunk and not the file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PARSER = threading.Lock()  # CPython 3.11.7 raises SystemError where two thread
 
 
 class Slices(Protocol):
-    """What gives rows by slices: an array, or a file."""
+    """Rows by slices: an array, or a file."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -32,7 +32,7 @@ class Slices(Protocol):
 def load_npy(file: Path, *, mapped: bool = False) -> np.ndarray:
     """Load an array without pickles. mapped: pages are read when used, and copied when written to.
 
-    Raises OSError, and ValueError where the file is no array: numpy raises errors of many kinds for wrong headers.
+    Raises OSError, and ValueError for a file that is not an array: numpy raises many kinds of errors for wrong headers.
     """
     require_file(file)
     try:
@@ -49,51 +49,34 @@ def load_npy(file: Path, *, mapped: bool = False) -> np.ndarray:
 
 
 def tensor_of(array: np.ndarray) -> Tensor:
-    """Numbers as torch has them: it has no arithmetic for the wider unsigned types. ValueError where it has none."""
-    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-        raise ValueError(f"dtype {array.dtype}; store numbers of at most 64 bits")
-    if not array.size and max(array.shape, default=0) > 1 << 24:
-        raise ValueError(f"shape {list(array.shape)}, which is no number")
+    """Return a tensor; wide unsigned integers become int64, long doubles float64. Raises ValueError."""
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"dtype {array.dtype}; store numbers")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         if array.dtype.itemsize == 8 and array.size and int(array.max()) >= 1 << 63:
             raise ValueError(f"the number {int(array.max())} is beyond 2^63; store int64")
-        array = array.astype(np.int64)
+        array = array.astype(np.int64)  # torch has no arithmetic for the wider unsigned types
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        array = array.astype(np.float64)
     return torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")))
 
 
 class Column:
-    """A .npy file; ValueError where it is none, or shorter than its header says."""
+    """A .npy file. Raises ValueError if it is not one, or has another size than its header says."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
         try:
-            require_file(file)
-            with file.open("rb") as opened:
-                version = np.lib.format.read_magic(opened)
-                read = {
-                    (1, 0): np.lib.format.read_array_header_1_0,
-                    (2, 0): np.lib.format.read_array_header_2_0,
-                }.get(version)
-                if read is None:
-                    raise ValueError(f"version {version} of the format")
-                with _PARSER:
-                    shape, fortran, dtype = read(opened)
-                self._start = opened.tell()
-        except Exception as error:  # numpy evaluates the header
-            raise ValueError(
-                f"{file} cannot be read as .npy ({' '.join(str(error).split())[:160]}); save it with numpy.save"
-            ) from error
-        if (fortran and len(shape) > 1) or dtype.hasobject or not dtype.itemsize:
-            raise ValueError(f"{file} holds columns or objects, not rows of numbers; save it with numpy.save, C order")
-        self.shape: tuple[int, ...] = tuple(shape)
-        self.dtype: np.dtype = dtype
-        expected = self._start + int(np.prod(shape, dtype=object)) * dtype.itemsize
-        actual = file.stat().st_size
-        if 0 in shape[1:] or min(shape, default=0) < 0:
-            raise ValueError(f"{file} has shape {list(shape)}, rows of no width; write it again")
-        if not shape or actual != expected:
-            size = f"is {actual} bytes, its header says {expected}" if shape else "holds a single number"
-            raise ValueError(f"{file} {size}; write it again")
+            array = load_npy(file, mapped=True)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{file} cannot be read as .npy ({error}); save it with numpy.save") from error
+        assert isinstance(array, np.memmap)
+        self.shape, self.dtype, self._start = array.shape, array.dtype, array.offset
+        if not array.ndim or 0 in array.shape[1:] or not array.flags.c_contiguous:
+            raise ValueError(f"{file} of shape {list(array.shape)} has no rows in C order; save it with numpy.save")
+        expected, actual = self._start + array.nbytes, file.stat().st_size
+        if actual != expected:
+            raise ValueError(f"{file} is {actual} bytes, its header says {expected}; write it again")
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -111,7 +94,7 @@ class Column:
 
 
 class ColumnWriter:
-    """A .npy file of as many rows as come; its header is right when it is closed."""
+    """Writer of a .npy file row by row; the header is complete after `close`."""
 
     def __init__(self, file: Path, dtype: np.dtype | type, width: tuple[int, ...] = ()) -> None:
         self.file, self.dtype, self.width, self.num_rows = file, np.dtype(dtype), width, 0

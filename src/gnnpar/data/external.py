@@ -1,8 +1,8 @@
-"""Canonical edges of a list of any length: what `preprocess` gives in memory, by a bucket sort on disk.
+"""Preprocessing of graphs of any size, with a bucket sort of the edges on disk: the result of `prepare`, in chunks.
 
-Three passes over the list: count the in-edges of every row, deal the edges out to buckets of consecutive rows that fit
-in memory, sort bucket after bucket. Memory is O(nodes) + one bucket; the disk holds 8 bytes an edge for a while, and
-what edges carry (4 bytes of a weight, 8 of a type, 4 of a number of a row; twice as many of float64).
+Three passes over the edges: count the in-edges of every row, deal the edges out to buckets of consecutive rows that fit
+in memory, sort one bucket after the other. Memory is O(nodes) + one bucket. Scratch space is 8 bytes an edge, and
+4 bytes a weight, 8 a type, 4 a number of an attribute row (8 bytes a float64).
 """
 
 from __future__ import annotations
@@ -13,16 +13,108 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from gnnpar.data.columns import Column, ColumnWriter
-from gnnpar.data.preprocess import EdgeValues, LoopWeights, refuse_loops, sorted_edges
-from gnnpar.data.raw import check_attributes, check_types, check_weights
-from gnnpar.data.stored import OnProgress, no_progress
+from gnnpar.data.preprocess import (
+    EdgeValues,
+    LoopWeights,
+    Preprocess,
+    make_split,
+    normalized,
+    refuse_loops,
+    sorted_edges,
+)
+from gnnpar.data.raw import RawGraph, check_finite, check_split, check_types, checked_features
+from gnnpar.data.stored import OnProgress, Stored, hashes_of, no_progress
 from gnnpar.folds.edge_data import SelfLoops
 
 BUCKET_EDGES = 1 << 23
 EdgeChunk = tuple[np.ndarray, np.ndarray, EdgeValues]  # sources, destinations, what they carry
 EdgeList = Callable[[], Iterator[EdgeChunk]]  # a chunk at a time
+
+
+def streamed(
+    config: Preprocess,
+    raw: RawGraph,
+    x: PreparedRows,
+    edges: EdgeList,
+    scratch: Path,
+    *,
+    seed: int,
+    num_edges: int,
+    kinds: Mapping[str, np.dtype] | None = None,
+    rounded: bool = False,
+    on_progress: OnProgress = no_progress,
+) -> Stored:
+    """Return the graph that `prepare` makes, its edges in files in `scratch`. `raw`: checked, for labels and masks."""
+    assert raw.num_classes is not None
+    train, val, test = make_split(raw, config, seed=seed)
+    check_split(raw, (train, val, test))
+    indptr, indices, carried = canonical_csr(
+        edges,
+        scratch,
+        name=raw.name,
+        num_nodes=len(x),
+        num_edges=num_edges,
+        symmetrize=config.symmetrize or raw.pairs,
+        self_loops=config.loops,
+        drop_duplicates=config.merges,
+        kinds=kinds,
+        on_progress=on_progress,
+    )
+    y, masks = raw.y.numpy(), (train.numpy(), val.numpy(), test.numpy())
+    graph_hash, split_hash = hashes_of(
+        x,
+        y,
+        indptr,
+        indices,
+        masks,
+        num_classes=raw.num_classes,
+        task=raw.task,
+        carried=carried,
+        on_progress=on_progress,
+    )
+    return Stored(
+        name=raw.name,
+        x=x,
+        y=y,
+        indptr=indptr,
+        indices=indices,
+        masks=masks,
+        num_classes=raw.num_classes,
+        task=raw.task,
+        graph_hash=graph_hash,
+        split_hash=split_hash,
+        carried=carried,
+        rounded=rounded,
+    )
+
+
+class PreparedRows:
+    """Rows of features by slices, checked and normalized as in `prepare`. `wide`: they are given in a wide dtype."""
+
+    def __init__(
+        self, config: Preprocess, name: str, shape: tuple[int, ...], read: Callable[[slice], Tensor], *, wide: bool
+    ) -> None:
+        if config.normalize == "standard":
+            raise ValueError(
+                f"dataset {name}: dataset.normalize=standard needs all features in memory; set none or row, or "
+                "standardise the features."
+            )
+        self.config, self.name, self.shape, self.read = config, name, shape, read
+        double = config.double and (config.normalize != "none" or wide)
+        self.dtype = np.dtype(np.float64 if double else np.float32)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice, /) -> np.ndarray:
+        double, how = self.config.double, self.config.normalize
+        x = checked_features(self.name, self.read(rows), double=double or how != "none", first=rows.start or 0)
+        no_mask = torch.zeros(0, dtype=torch.bool)
+        return normalized(x, how, train_mask=no_mask, double=double, name=self.name).numpy()
 
 
 def canonical_csr(
@@ -39,13 +131,11 @@ def canonical_csr(
     bucket_edges: int = BUCKET_EDGES,
     on_progress: OnProgress = no_progress,
 ) -> tuple[np.ndarray, Column, dict[str, Column]]:
-    """(indptr int64 [N + 1] in memory, indices [E] in `folder`/indices.npy, what edges carry in `folder`/KIND.npy),
-    rows by destination, sources ascending.
+    """Return (indptr int64 [N + 1] in memory, indices [E] in `folder`/indices.npy, edge data in `folder`/KIND.npy).
 
-    num_edges: of the list as it is, for progress, and for the range of types. `kinds`: what edges carry, with the dtype
-    of a row: of a number, or of a subarray (D,).
+    Rows are destinations, sources ascend. num_edges: length of the unsorted list. `kinds`: kinds of edge data with the
+    dtype of a row, a number or a subarray (D,).
     """
-
     outside = 0
     kinds = kinds or {}
     if self_loops is True:
@@ -56,7 +146,11 @@ def canonical_csr(
         nonlocal outside
         done = 0
         for src, dst, values in edges():
-            _check(name, values, done, num_edges)
+            for kind, value in values.items():
+                if kind == "type":
+                    check_types(name, value, first=done, most=num_edges)
+                else:
+                    check_finite(name, f"edge_{kind}", value, first=done)
             on_progress(stage, done / max(1, num_edges))
             done += len(src)
             good = (np.minimum(src, dst) >= 0) & (np.maximum(src, dst) < num_nodes)
@@ -92,15 +186,6 @@ def _chosen(src: np.ndarray, dst: np.ndarray, values: EdgeValues, kept: np.ndarr
 
 
 EDGE_TYPES: dict[str, type[np.generic]] = {"weight": np.float32, "type": np.int64, "attr": np.float32}
-
-
-def _check(name: str, values: EdgeValues, first: int, num_edges: int) -> None:
-    if "weight" in values:
-        check_weights(name, values["weight"], first=first)
-    if "type" in values:
-        check_types(name, values["type"], first=first, most=num_edges)
-    if "attr" in values:
-        check_attributes(name, values["attr"], first=first)
 
 
 def _bounds(counts: np.ndarray, most: int) -> np.ndarray:

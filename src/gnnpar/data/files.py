@@ -1,8 +1,7 @@
-"""Where files are: raw files in `data_dir`, derived ones in a cache folder that may be written to.
+"""Raw files in `data_dir`, which may be read-only, and derived files in a cache folder.
 
-`data_dir` may be read-only; nothing is ever written there. What a library insists on writing beside the raw files goes
-to `GNNPAR_CACHE` (default: gnnpar in the user's cache folder), built in a temporary folder and renamed, so that two
-runs at once, or a run killed half way, never see half a cache.
+Cache folders are in `GNNPAR_CACHE` (default: gnnpar in the user's cache folder). They are built in a temporary folder
+and renamed, so that two runs at once, or a run that is killed, never see an incomplete one.
 """
 
 import contextlib
@@ -14,52 +13,53 @@ import shutil
 import tempfile
 import urllib.error
 import urllib.request
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeVar
 
-from gnnpar.files import require_file, require_memory
+from gnnpar.data.downloads import fetch, server_of
 from gnnpar.paths import expanded, own_cache
 from gnnpar.track.console import complain
 
 _PROBE_SECONDS = 4.0
+Content = TypeVar("Content")
 
 
 def cache_root() -> Path:
-    """The writable folder for derived files: GNNPAR_CACHE, else gnnpar in XDG_CACHE_HOME or ~/.cache."""
+    """Return the folder for derived files: GNNPAR_CACHE, else gnnpar in XDG_CACHE_HOME or ~/.cache."""
     named = os.environ.get("GNNPAR_CACHE")
-    if named:
-        return expanded(named)
-    return own_cache()
+    return expanded(named) if named else own_cache()
 
 
-def find_file(name: str, path: str | None, data_dir: Path | None, *, example: str) -> Path:
-    """The file of a dataset, in the working folder or in data_dir. `example`: of giving its path, for the message.
+def find_path(
+    name: str, path: str | None, data_dir: Path | None, *, example: str, kind: Literal["file", "folder"] = "file"
+) -> Path:
+    """Return the file or folder of a dataset, in the working folder or in data_dir. `example`: of giving its path.
 
-    ValueError where neither has it, or each has another one."""
+    Raises ValueError if neither has it, or each has another one.
+    """
     if not path:
-        raise ValueError(f"dataset.path is not set; name the file, e.g. {example}.")
+        raise ValueError(f"dataset.path is not set; name the {kind}, e.g. {example}.")
     given = expanded(path)
     places = [given] if data_dir is None else [given, expanded(data_dir) / given]
-    found = next((place for place in places if place.is_file()), None)
-    if all(place.is_file() for place in places) and not os.path.samefile(places[0], places[-1]):
+    found = [place for place in places if (place.is_dir() if kind == "folder" else place.is_file())]
+    if len(found) == 2 and not os.path.samefile(*found):
         raise ValueError(
-            f"dataset {name}: there are two files {path}, {places[0].absolute()} and {places[-1].absolute()}; say by "
+            f"dataset {name}: there are two {kind}s {path}, {found[0].absolute()} and {found[1].absolute()}; say by "
             "dataset.path, whole, which one."
         )
-    if found is None:
+    if not found:
         tried = " nor ".join(dict.fromkeys(str(place.absolute()) for place in places))
-        raise ValueError(f"dataset {name}: there is no file {tried}; put it there or set dataset.path.")
-    try:
-        require_file(found)
-    except OSError as error:
-        raise ValueError(f"dataset {name}: {found} cannot be read ({error.strerror}).") from error
-    return found
+        raise ValueError(f"dataset {name}: there is no {kind} {tried}; put it there or set dataset.path.")
+    return found[0]
 
 
 def find_folder(data_dir: Path | None, name: str) -> Path | None:
-    """The folder `name` in data_dir, whatever its case and with - or _; an exact match comes first. ValueError where
-    several others match."""
+    """Return the folder `name` in data_dir: an exact match, else one that differs in case, - and _ only.
+
+    Raises ValueError for several of these.
+    """
     if data_dir is None or not data_dir.is_dir():
         return None
     if (data_dir / name).is_dir():
@@ -76,24 +76,10 @@ def _plain(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
 
 
-def missing_files(folder: Path | None, files: Sequence[str]) -> list[str]:
-    """Return the names in `files` that `folder` lacks."""
-    return [name for name in files if folder is None or not (folder / name).is_file()]
-
-
-def require_unpacked(file: Path) -> None:
-    """Raise ValueError where a .npz unpacks to more than this machine's memory: arrays are there twice meanwhile."""
-    if zipfile.is_zipfile(file):
-        with zipfile.ZipFile(file) as archive:
-            size = 2 * sum(each.file_size for each in archive.infolist())
-        require_memory(size, f"{file.name}, unpacked,", "store fewer or smaller arrays")
-
-
 def fingerprint(folder: Path, files: Sequence[str]) -> str:
-    """A short hash of where the files are, their sizes, times and inodes: a changed file is a different cache entry.
+    """Return a short hash of paths, sizes, times and inodes, the cache key of raw files.
 
-    Whoever puts another file in its place may keep its time of writing (tar, rsync), but not that of the change, and a
-    file that is replaced is another inode.
+    tar and rsync keep the mtime of a file that they replace, but neither its ctime nor its inode.
     """
     digest = hashlib.sha256()
     for name in files:
@@ -104,14 +90,13 @@ def fingerprint(folder: Path, files: Sequence[str]) -> str:
 
 
 def link_files(source: Path, target: Path, files: Sequence[str]) -> None:
-    """Make the files (or folders) visible in `target`: by symbolic link, by copy where links are not allowed."""
+    """Make the files visible in `target`: by symlink, by copy where links are not allowed."""
+    target.mkdir(parents=True, exist_ok=True)
     for name in files:
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
         try:
             os.symlink((source / name).resolve(), target / name)
         except OSError:
-            copy = shutil.copytree if (source / name).is_dir() else shutil.copy2
-            copy(source / name, target / name)
+            shutil.copy2(source / name, target / name)
 
 
 def cached_folder(key: str, build: Callable[[Path], None]) -> Path:
@@ -152,13 +137,13 @@ def cached_folder(key: str, build: Callable[[Path], None]) -> Path:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Swallow what libraries print while they read and process."""
+    """Silence the libraries that read and process."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
 
 
 def reachable(url: str) -> bool:
-    """Return whether a server answers within a few seconds: asked before any download."""
+    """Return True if a server answers within a few seconds."""
     try:
         with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_PROBE_SECONDS):
             return True
@@ -169,16 +154,80 @@ def reachable(url: str) -> bool:
         return False
 
 
-def not_found(name: str, *, data_dir: Path | None, folder: str, missing: Sequence[str], why: str) -> ValueError:
-    """The one line for a dataset that is neither there nor downloadable."""
+@dataclass(frozen=True)
+class RawFiles:
+    """Raw files of a dataset: `files` in the folder `inside` of data_dir/`folder`. `by_hand`: why not to download."""
+
+    name: str
+    folder: str
+    files: tuple[str, ...]
+    inside: str = "."
+    by_hand: str | None = None
+
+
+def from_cache(
+    raw: RawFiles,
+    data_dir: Path | None,
+    kind: str,
+    *,
+    make: Callable[[Path, Path], None],
+    read: Callable[[Path], Content],
+) -> Content:
+    """Return `read(folder)` of a cache folder made by `make(raw files, folder)` from data_dir, else from a download.
+
+    Downloaded raw files are in `folder`/fetched. Raises ValueError.
+    """
+    data_dir = None if data_dir is None else expanded(data_dir)
+    found = find_folder(data_dir, raw.folder)
+    there = None if found is None else found / raw.inside
+    missing = [name for name in raw.files if there is None or not (there / name).is_file()]
+
+    def process(root: Path) -> None:
+        assert there is not None
+        try:
+            with quiet():
+                make(there, root)
+        except Exception as error:  # libraries raise many kinds
+            raise ValueError(
+                f"dataset {raw.name}: the files in {there} cannot be read ({one_line(error)}); "
+                "compare their checksums or fetch them again."
+            ) from error
+
+    def download(root: Path) -> None:
+        server = server_of(raw.name) if raw.by_hand is None else ""
+        if raw.by_hand or not reachable(server):
+            raise _not_found(raw, data_dir, missing, raw.by_hand or f"{server} cannot be reached")
+        try:
+            with quiet():
+                fetch(raw.name, raw.files, root / "fetched")
+                make(root / "fetched", root)
+        except Exception as error:
+            raise _not_found(raw, data_dir, missing, f"the download failed ({one_line(error)})") from error
+        shutil.rmtree(root / "fetched", ignore_errors=True)
+
+    if missing or there is None:
+        root = cached_folder(f"{kind}/{raw.name}-downloaded", download)
+    else:
+        root = cached_folder(f"{kind}/{raw.name}-{fingerprint(there, raw.files)}", process)
+    try:
+        with quiet():
+            return read(root)
+    except Exception as error:  # a damaged cache, or one of another version of PyG
+        raise ValueError(
+            f"dataset {raw.name}: {root} of the cache cannot be read ({one_line(error)}); remove that folder, or set "
+            "GNNPAR_CACHE to one of your own."
+        ) from error
+
+
+def _not_found(raw: RawFiles, data_dir: Path | None, missing: Sequence[str], why: str) -> ValueError:
     place = "data_dir is not set" if data_dir is None else f"not in data_dir={data_dir.absolute()}"
-    target = Path("DATA_DIR") / folder if data_dir is None else data_dir.absolute() / folder
+    target = Path("DATA_DIR" if data_dir is None else data_dir.absolute()) / raw.folder / raw.inside
     shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
     return ValueError(
-        f"dataset {name}: {shown}: {place} and {why}; put {'it' if len(missing) == 1 else 'them'} into {target}/."
+        f"dataset {raw.name}: {shown}: {place} and {why}; put {'it' if len(missing) == 1 else 'them'} into {target}/."
     )
 
 
 def one_line(error: BaseException) -> str:
-    """An exception as the inside of a one-line message."""
+    """Return an exception as part of a one-line message."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

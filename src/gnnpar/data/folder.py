@@ -19,7 +19,6 @@ Both give the same graph, bit for bit.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -33,15 +32,15 @@ from torch import Tensor
 
 from gnnpar.data.columns import Column, tensor_of
 from gnnpar.data.dataset import Dataset
-from gnnpar.data.external import BUCKET_EDGES, EDGE_TYPES, EdgeChunk, canonical_csr
-from gnnpar.data.preprocess import Preprocess, make_split, normalized, prepare
+from gnnpar.data.external import BUCKET_EDGES, EDGE_TYPES, EdgeChunk, PreparedRows, streamed
+from gnnpar.data.files import find_path
+from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import (
     RawGraph,
     TaskChoice,
-    check_split,
     checked,
-    checked_features,
     is_wide,
+    masks_of,
     refuse_unread,
     stored_as,
     task_of,
@@ -49,7 +48,6 @@ from gnnpar.data.raw import (
 from gnnpar.data.stored import CHUNK_EDGES, OnProgress, Stored, no_progress
 from gnnpar.files import require_disk, require_memory
 from gnnpar.folds.edge_data import EDGE_KINDS, EdgeData
-from gnnpar.paths import expanded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +78,9 @@ class Folder(Preprocess):
 
     def stored(self, data_dir: Path | None, seed: int, scratch: Path, on_progress: OnProgress = no_progress) -> Stored:
         """The same graph, its edges in canonical order in `scratch`. Disk: 12 bytes an edge, 8 of them for a while."""
-        if self.normalize == "standard":
-            raise ValueError(
-                f"dataset {self.name}: dataset.normalize=standard needs all features in memory; set none or row, or "
-                "standardise x.npy."
-            )
         files = _Files.find(self, data_dir)
+        x_is_wide = is_wide(tensor_of(files.x[0:0]))
+        x = PreparedRows(self, self.name, files.x.shape, lambda rows: tensor_of(files.x[rows]), wide=x_is_wide)
         num_nodes = len(files.x)
         what = f"dataset {self.name} of {num_nodes:,} nodes and {files.num_edges:,} edges"
         if "attr" in files.carried:  # which are sorted with the edges
@@ -97,32 +92,16 @@ class Folder(Preprocess):
         types = {**EDGE_TYPES, **dict.fromkeys(wide - {"type"}, np.float64)}
         empty = torch.zeros(num_nodes, 1), torch.zeros(2, 0, dtype=torch.int64)
         raw = checked(files.raw(self, *empty), double=self.double)
-        assert raw.num_classes is not None
-        train, val, test = make_split(raw, self, seed=seed)
-        check_split(raw, (train, val, test))
-        indptr, indices, carried = canonical_csr(
+        numbers = (files.x, *files.of_edges.values(), *([files.y] if raw.task == "regression" else []))
+        return streamed(
+            self,
+            raw,
+            x,
             partial(files.edges, types, self.name),
             scratch,
-            name=self.name,
-            num_nodes=num_nodes,
+            seed=seed,
             num_edges=files.num_edges,
-            symmetrize=self.symmetrize,
-            self_loops=self.loops,
-            drop_duplicates=self.merges,
             kinds={kind: np.dtype((types[kind], column.shape[1:])) for kind, column in files.carried.items()},
-            on_progress=on_progress,
-        )
-        numbers = (files.x, *files.of_edges.values(), *([files.y] if raw.task == "regression" else []))
-        return Stored.hashed(
-            name=self.name,
-            x=_Features(self, files.x),
-            y=raw.y.numpy(),
-            indptr=indptr,
-            indices=indices,
-            masks=(train.numpy(), val.numpy(), test.numpy()),
-            num_classes=raw.num_classes,
-            task=raw.task,
-            carried=carried,
             rounded=self.rounds(file.dtype == np.float64 for file in numbers),
             on_progress=on_progress,
         )
@@ -130,7 +109,7 @@ class Folder(Preprocess):
 
 @dataclass(frozen=True, eq=False)
 class _Files:
-    """The folder's files, their shapes checked against each other. `pointers`: of rows, where edges are CSR."""
+    """Files of a folder, with checked shapes. `pointers`: row pointers of CSR edges."""
 
     x: Column
     y: Column
@@ -146,7 +125,7 @@ class _Files:
 
     @cached_property
     def carried(self) -> dict[str, Column]:
-        """What edges carry. Weights that are all 1 are none."""
+        """Edge data, without weights that are all 1."""
         weight = self.of_edges.get("weight")
         chunks = range(0, self.num_edges, CHUNK_EDGES)
         plain = weight is None or not any(bool((weight[at : at + CHUNK_EDGES] != 1).any()) for at in chunks)
@@ -154,12 +133,13 @@ class _Files:
 
     @property
     def bytes_carried(self) -> int:
-        """Of an edge."""
+        """Bytes of edge data an edge."""
         return sum(EDGE_TYPES[kind]().itemsize * math.prod(column.shape[1:]) for kind, column in self.of_edges.items())
 
     @staticmethod
     def find(config: Folder, data_dir: Path | None) -> _Files:
-        folder = _folder(config, data_dir)
+        example = "dataset=folder dataset.path=my_graph"
+        folder = find_path(config.name, config.path, data_dir, example=example, kind="folder")
         there = {file.stem: file for file in folder.glob("*.npy")}
         refuse_unread(config.name, sorted(there))
         if both := [name for name in ("src", "indices") if name in there][1:]:
@@ -200,8 +180,9 @@ class _Files:
         return _Files(opened["x"], opened["y"], src, *ends, masks, of_edges)
 
     def edges(self, types: Mapping[str, type[np.generic]] | None = None, name: str = "") -> Iterator[EdgeChunk]:
-        """(sources, destinations) int64 and what they carry, in the order of the file; at least one chunk, which may be
-        empty. `types`: of what they carry; None: those of the files."""
+        """Yield (sources, destinations, edge data) in the order of the file; at least one chunk, which may be empty.
+
+        Ids are int64. `types`: dtypes of edge data; None: those of the files."""
         pointers = None if self.pointers is None else self.pointers[0 : len(self.pointers)].astype(np.int64)
         if pointers is not None and (
             pointers[0] != 0 or pointers[-1] != len(self.src) or bool((np.diff(pointers) < 0).any())
@@ -223,12 +204,6 @@ class _Files:
     def raw(self, config: Folder, x: Tensor, edge_index: Tensor, edges: EdgeData | None = None) -> RawGraph:
         y = _tensor(self.y)
         task = task_of(y, config.task)
-        masks = None
-        if "train" in self.masks:
-            train = _tensor(self.masks["train"])
-            none = torch.zeros_like(train, dtype=torch.bool)
-            val, test = (_tensor(self.masks[part]) if part in self.masks else none for part in ("val", "test"))
-            masks = (train, val, test)
         return RawGraph(
             name=config.name,
             x=x,
@@ -236,7 +211,7 @@ class _Files:
             edge_index=edge_index,
             edges=edges or EdgeData(),
             task=task,
-            masks=masks,
+            masks=masks_of({part: _tensor(column) for part, column in self.masks.items()}),
             num_classes=config.num_classes if task == "single_label" else None,
         )
 
@@ -260,38 +235,3 @@ def _tensor(column: Column) -> Tensor:
         return tensor_of(column[0 : len(column)])
     except ValueError as error:
         raise ValueError(f"{column.file} has {error}.") from None
-
-
-class _Features:
-    """Rows of x.npy as `prepare` makes them: finite, normalised by row where that is asked for."""
-
-    def __init__(self, config: Folder, column: Column) -> None:
-        self.config, self.column, self.shape = config, column, column.shape
-        double = config.double and (config.normalize != "none" or is_wide(tensor_of(column[0:0])))
-        self.dtype = np.dtype(np.float64 if double else np.float32)
-
-    def __len__(self) -> int:
-        return len(self.column)
-
-    def __getitem__(self, rows: slice, /) -> np.ndarray:
-        config, how = self.config, self.config.normalize
-        given, double = tensor_of(self.column[rows]), config.double or how != "none"
-        x = checked_features(config.name, given, double=double, first=rows.start or 0)
-        return normalized(x, how, train_mask=x[:0], double=config.double, name=config.name).numpy()
-
-
-def _folder(config: Folder, data_dir: Path | None) -> Path:
-    if not config.path:
-        raise ValueError("dataset.path is not set; name the folder, e.g. dataset=folder dataset.path=my_graph.")
-    path = expanded(config.path)
-    places = [path] if data_dir is None else [path, expanded(data_dir) / path]
-    found = next((place for place in places if place.is_dir()), None)
-    if all(place.is_dir() for place in places) and not os.path.samefile(places[0], places[-1]):
-        raise ValueError(
-            f"dataset {config.name}: there are two folders {path}, {places[0].absolute()} and {places[-1].absolute()}; "
-            "say by dataset.path, whole, which one."
-        )
-    if found is None:
-        tried = " nor ".join(dict.fromkeys(str(place.absolute()) for place in places))
-        raise ValueError(f"dataset {config.name}: there is no folder {tried}; put it there or set dataset.path.")
-    return found

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gnnpar.data.columns import tensor_of
 from gnnpar.data.dataset import NO_FEATURES, content_hash
 from gnnpar.data.files import cached_folder
 from gnnpar.data.hetero import SCHEMA
@@ -123,15 +124,10 @@ def _tensor(key: str, value: object) -> Tensor:
     if isinstance(value, Tensor):
         return value
     array = _array(key, value)
-    if array.dtype.kind not in "biuf":
-        raise ValueError(f"dataset given: {key} has dtype {array.dtype}; give numbers.")
-    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
-        if array.size and int(array.max()) >= 1 << 63:
-            raise ValueError(f"dataset given: {key} holds {int(array.max())}, beyond 2^63; give int64.")
-        array = array.astype(np.int64)  # torch has no arithmetic for the wider unsigned types
-    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
-        array = array.astype(np.float64)
-    return torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")))
+    try:
+        return tensor_of(array)
+    except ValueError as error:
+        raise ValueError(f"dataset given: {key} has {error}.") from None
 
 
 def _array(key: str, value: object) -> np.ndarray:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.data.dataset import MATRICES
-from gnnpar.data.files import one_line
-from gnnpar.data.raw import TaskChoice, checked_data, checked_features, is_wide, oddity, refuse_unread, task_of
+from gnnpar.data.raw import TaskChoice, as_real, checked_data, checked_features, is_wide, refuse_unread, task_of
 from gnnpar.files import require_memory
 from gnnpar.folds.edge_data import EdgeData, Schema
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData
 
 SCHEMA = "gnnpar_schema"
-"""The field in which a `Data` says of which types its nodes and edges were."""
+"""The field of a `Data` that holds the text of its `Schema`."""
 
 _MASKS = ("train_mask", "val_mask", "test_mask")
 _Fields = dict[str, object]
@@ -30,38 +29,39 @@ _EdgeType = tuple[str, str, str]  # source, relation, destination
 
 
 class Stores(NamedTuple):
-    """What a HeteroData holds, by type of nodes and of edges. `counts`: of nodes, None where nothing says it."""
+    """Fields of a HeteroData by type of nodes and of edges. `counts`: numbers of nodes, None if unknown."""
 
     nodes: dict[str, _Fields]
     edges: dict[_EdgeType, _Fields]
     counts: dict[str, int | None]
 
 
-def stores_of(name: str, data: HeteroData) -> Stores:
-    """ValueError where the object is damaged."""
-    try:
-        nodes = {str(key): dict(data[key].items()) for key in data.node_types}
-        edges = {key: dict(data[key].items()) for key in data.edge_types}
-        return Stores(nodes, edges, {str(key): data[key].num_nodes for key in data.node_types})
-    except Exception as error:  # of a file that holds half of one
-        raise ValueError(
-            f"dataset {name}: its HeteroData cannot be read ({one_line(error)}); make it again."
-        ) from error
+def stores_of(data: HeteroData) -> Stores:
+    nodes = {str(key): dict(data[key].items()) for key in data.node_types}
+    edges = {key: dict(data[key].items()) for key in data.edge_types}
+    return Stores(nodes, edges, {str(key): data[key].num_nodes for key in data.node_types})
 
 
 def homogeneous(data: HeteroData, *, known: Schema | None = None, double: bool = False) -> Data:
-    """The typed graph that a HeteroData is trained as: x [N, F], edge_index [2, E] and edge_type [E] as in `flattened`,
-    edge_weight and edge_attr where it has them, and the text of a `Schema`; without labels. For a module of one's own
-    that was trained on it; numbers in float32, `double`: as precision=fp64 keeps them.
+    """Return the typed graph that a HeteroData is trained as, without labels, for a module of your own.
 
-    ValueError in one line where it cannot be laid out so, or its types are not those that are `known` of a model.
+    Fields: x [N, F], edge_index [2, E] and edge_type [E] as in `flattened`, edge_weight and edge_attr if present, and
+    the text of a `Schema`. Numbers are float32 (`double`: as precision=fp64 keeps them). Raises ValueError if it cannot
+    be laid out so, or its types are not the types `known` to a model.
     """
     from torch_geometric.data import Data, HeteroData
 
     if not isinstance(data, HeteroData):
         raise ValueError(f"there is a {type(data).__name__}, not a torch_geometric.data.HeteroData; give one.")
-    stores = stores_of("given", data)
-    found = Data.from_dict(_as_trained("given", flattened("given", stores, task=None), double=double))
+    stores = stores_of(data)
+    fields = flattened("given", stores, task=None)
+    x, ends, weight, attr = (fields.get(key) for key in ("x", "edge_index", "edge_weight", "edge_attr"))
+    assert isinstance(x, Tensor)
+    assert isinstance(ends, Tensor)
+    given = {key: value for key, value in (("weight", weight), ("attr", attr)) if isinstance(value, Tensor)}
+    edges = checked_data("given", EdgeData(**given), ends.shape[1], double=double)
+    fields["x"] = checked_features("given", x, double=double)
+    found = Data.from_dict(fields | {f"edge_{key}": value for key, value in edges.tensors.items()})
     mine = _schema("given", stores)
     if known is not None and (known.nodes, known.edges) != (mine.nodes, mine.edges):
         raise ValueError(
@@ -71,23 +71,11 @@ def homogeneous(data: HeteroData, *, known: Schema | None = None, double: bool =
     return found
 
 
-def _as_trained(name: str, fields: _Fields, *, double: bool) -> _Fields:
-    """The same fields in the types that they are trained in; ValueError where a graph with them would be refused."""
-    x, ends, weight, attr = (fields.get(key) for key in ("x", "edge_index", "edge_weight", "edge_attr"))
-    assert isinstance(x, Tensor)
-    assert isinstance(ends, Tensor)
-    given = {key: value for key, value in (("weight", weight), ("attr", attr)) if isinstance(value, Tensor)}
-    edges = checked_data(name, EdgeData(**given), ends.shape[1], double=double)
-    found = {"x": checked_features(name, x, double=double)}
-    return fields | found | {f"edge_{key}": value for key, value in edges.tensors.items()}
-
-
 def flattened(name: str, stores: Stores, task: TaskChoice | None = "auto") -> _Fields:
-    """The fields of a `Data` of the same nodes and edges.
+    """Return the fields of a `Data` with the same nodes and edges. Raises ValueError.
 
-    Types of edges are numbered in the order of data.edge_types. One type of nodes has y, and the masks; nodes of the
-    others have no label; `task` None: labels and masks are left out. ValueError in one line where something cannot be
-    laid out so.
+    Edge types are numbered in the order of data.edge_types. One node type has y and masks; nodes of the other types
+    are unlabelled. `task` None: leave out labels and masks.
     """
     nodes, edges, _ = stores
     if not nodes or not edges:
@@ -96,11 +84,9 @@ def flattened(name: str, stores: Stores, task: TaskChoice | None = "auto") -> _F
         refuse_unread(name, (key for key in fields if key != "edge_type"))
     counts: dict[str, int] = {}
     for kind, count in stores.counts.items():
-        if type(count) is not int or not 0 <= count < 1 << 62:  # of a file it may be anything
+        if not isinstance(count, int) or count < 0:
             raise ValueError(f"dataset {name}: nothing says how many nodes of type {kind} there are; set x.")
         counts[kind] = count
-    _refuse_free(name, stores, counts)
-    _require_memory(name, edges)
     labels = {} if task is None else _labels(name, nodes, counts, task)
     found: _Fields = {"x": _features(name, nodes, counts), **labels}
     parts = [_edge_index(name, key, fields, counts) for key, fields in edges.items()]
@@ -114,32 +100,6 @@ def flattened(name: str, stores: Stores, task: TaskChoice | None = "auto") -> _F
     return found
 
 
-def _refuse_free(name: str, stores: Stores, counts: Mapping[str, int]) -> None:
-    """ValueError where types have more nodes than their numbers and edges speak of: few bytes would take gigabytes."""
-    spare = 1000
-    for kind, fields in stores.nodes.items():
-        held = sum(value.numel() for value in fields.values() if isinstance(value, Tensor))
-        ends = [of.get("edge_index") for (a, _, b), of in stores.edges.items() if kind in (a, b)]
-        held += sum(end.numel() for end in ends if isinstance(end, Tensor))
-        spare -= max(0, counts[kind] - 10 * held)
-        if spare < 0:
-            raise ValueError(
-                f"dataset {name}: type {kind} has {counts[kind]} nodes, and {held} numbers and ends of edges; give x."
-            )
-
-
-_COPIES = 4  # of ends of edges: moved to where their nodes begin, joined, put in order
-
-
-def _require_memory(name: str, edges: Mapping[_EdgeType, _Fields]) -> None:
-    """For edges of all types at once: a file may hold few numbers of each."""
-    of = {key: [fields.get(key) for fields in edges.values()] for key in ("edge_index", "edge_weight", "edge_attr")}
-    nbytes = _COPIES * 8 * sum(each.numel() for each in of.pop("edge_index") if isinstance(each, Tensor))
-    given = [each for values in of.values() for each in values if isinstance(each, Tensor)]
-    nbytes += sum(2 * each.numel() * each.element_size() for each in given)
-    require_memory(nbytes, f"dataset {name}: its edges", "store fewer or smaller tensors")
-
-
 def _schema(name: str, stores: Stores, target: str | None = None) -> Schema:
     """Of stores that are laid out."""
     rows = {key: fields.get("x") for key, fields in stores.nodes.items()}
@@ -150,9 +110,8 @@ def _schema(name: str, stores: Stores, target: str | None = None) -> Schema:
         raise ValueError(f"dataset {name}: {error}.") from error
 
 
-def schema_in(name: str, fields: Mapping[str, object], width: int, num_types: int) -> Schema | None:
-    """What the field says; None: there is none. ValueError where it is not of rows of this width, and of edges of so
-    many types at most."""
+def schema_in(name: str, fields: Mapping[str, object], width: int) -> Schema | None:
+    """Return the schema in the field SCHEMA, None without one. Raises ValueError if it is not of `width` columns."""
     text = fields.get(SCHEMA)
     if text is None:
         return None
@@ -160,20 +119,17 @@ def schema_in(name: str, fields: Mapping[str, object], width: int, num_types: in
         found = Schema.of(text if isinstance(text, str) else str(type(text)))
     except ValueError as error:
         raise ValueError(f"dataset {name}: {SCHEMA}: {error}; remove it.") from error
-    if found.width != width or len(found.edges) < num_types:
-        raise ValueError(
-            f"dataset {name}: {SCHEMA} is of {found.width} columns and {len(found.edges)} types of edges, and the "
-            f"graph has {width} and {num_types}; remove it."
-        )
+    if found.width != width:
+        raise ValueError(f"dataset {name}: {SCHEMA} has {found.width} columns, and x has {width}; remove it.")
     return found
 
 
 def _features(name: str, nodes: Mapping[str, _Fields], counts: Mapping[str, int]) -> Tensor:
-    """[N, F]: columns of each type of nodes, then one for each type where there are several."""
+    """Return [N, F]: columns of each node type, then a one-hot column per type if there are several."""
     given: dict[str, Tensor] = {}
     for key, fields in nodes.items():
         x = fields.get("x")
-        x = torch.zeros(counts[key], 0) if x is None else _tensor(name, key, "x", x)
+        x = torch.zeros(counts[key], 0) if x is None else as_real(name, f"x of type {key}", x)
         if x.ndim != 2 or len(x) != counts[key]:
             raise ValueError(
                 f"dataset {name}: x of type {key} must be [{counts[key]}, width], one row a node, got {list(x.shape)}."
@@ -196,7 +152,7 @@ def _features(name: str, nodes: Mapping[str, _Fields], counts: Mapping[str, int]
 
 
 def _labels(name: str, nodes: Mapping[str, _Fields], counts: Mapping[str, int], task: TaskChoice) -> dict[str, Tensor]:
-    """y and the masks of the one type of nodes that has them, on all nodes."""
+    """Return y and the masks of the one labelled node type, for all nodes."""
     labelled = [key for key, fields in nodes.items() if fields.get("y") is not None]
     if len(labelled) != 1:
         raise ValueError(
@@ -211,7 +167,7 @@ def _labels(name: str, nodes: Mapping[str, _Fields], counts: Mapping[str, int], 
         value = nodes[key].get(field)
         if value is None:
             continue
-        rows = _tensor(name, key, field, value)
+        rows = as_real(name, f"{field} of type {key}", value)
         if not rows.ndim or len(rows) != counts[key]:
             raise ValueError(f"dataset {name}: {field} of type {key} has {list(rows.shape)} of {counts[key]} nodes.")
         if field in _MASKS:
@@ -222,18 +178,17 @@ def _labels(name: str, nodes: Mapping[str, _Fields], counts: Mapping[str, int], 
             rows, missing = rows.double(), torch.nan
         else:
             rows, missing = rows.long(), -1  # bool and uint8 have no number for an unlabelled node
-        require_memory(rows.element_size() * total * rows[:1].numel(), f"dataset {name}: {field}", "give fewer nodes")
         found[field] = rows.new_full((total, *rows.shape[1:]), missing)
         found[field][own] = rows
     return found
 
 
 def _edge_index(name: str, key: _EdgeType, fields: _Fields, counts: Mapping[str, int]) -> Tensor:
-    """Of one type of edges, by the numbers of all nodes."""
+    """Return [2, E] of one edge type, in ids of all nodes."""
     title = ", ".join(key)
     if fields.get("edge_index") is None:
         raise ValueError(f"dataset {name}: edges ({title}) have no edge_index; give it (an adj_t is not read here).")
-    ends = _tensor(name, title, "edge_index", fields["edge_index"])
+    ends = as_real(name, f"edge_index of type {title}", fields["edge_index"])
     if ends.is_floating_point() or ends.dtype == torch.bool:
         raise ValueError(f"dataset {name}: edge_index of ({title}) is {ends.dtype}; node ids must be integers.")
     if ends.ndim != 2 or len(ends) != 2:
@@ -252,16 +207,16 @@ def _edge_index(name: str, key: _EdgeType, fields: _Fields, counts: Mapping[str,
 
 
 def _start(kind: str, counts: Mapping[str, int]) -> int:
-    """Number of the first node of a type."""
+    """Return the id of the first node of a type."""
     return sum(list(counts.values())[: list(counts).index(kind)])
 
 
 def _of_all(name: str, key: str, edges: Mapping[_EdgeType, _Fields]) -> Tensor | None:
-    """What every type of edges has; None where none has it."""
+    """Return the rows of all edge types; None if no type has any. Raises ValueError if only some have."""
     given = {"__".join(kind): fields[key] for kind, fields in edges.items() if fields.get(key) is not None}
     if not given:
         return None
-    rows = [_tensor(name, kind, key, value) for kind, value in given.items()]
+    rows = [as_real(name, f"{key} of type {kind}", value) for kind, value in given.items()]
     if len(given) < len(edges) or len({tuple(each.shape[1:]) for each in rows}) > 1:
         widths = ", ".join(f"{kind}: {list(each.shape)}" for kind, each in zip(given, rows, strict=True))
         raise ValueError(
@@ -269,15 +224,3 @@ def _of_all(name: str, key: str, edges: Mapping[_EdgeType, _Fields]) -> Tensor |
             "give it to all, or remove it."
         )
     return torch.cat(rows)
-
-
-def _tensor(name: str, kind: str, key: str, value: object) -> Tensor:
-    if not isinstance(value, Tensor):
-        raise ValueError(
-            f"dataset {name}: {key} of type {kind} is a {type(value).__name__}; give a tensor with values."
-        )
-    if odd := oddity(value):
-        raise ValueError(f"dataset {name}: {key} of type {kind} is {odd}; store real numbers.")
-    nbytes = value.numel() * value.element_size()  # also where a file holds few of them
-    require_memory(nbytes, f"dataset {name}: {key} of type {kind}", "store a smaller tensor")
-    return value.detach() if value.layout == torch.strided else value.detach().to_dense()

@@ -27,9 +27,9 @@ from torch import Tensor
 
 from gnnpar.data.columns import tensor_of
 from gnnpar.data.dataset import Dataset
-from gnnpar.data.files import find_file, require_unpacked
+from gnnpar.data.files import find_path
 from gnnpar.data.preprocess import Preprocess, prepare
-from gnnpar.data.raw import RawGraph, TaskChoice, refuse_unread, task_of
+from gnnpar.data.raw import RawGraph, TaskChoice, masks_of, refuse_unread, task_of
 from gnnpar.files import require_memory
 from gnnpar.folds.edge_data import EDGE_KINDS, EdgeData
 
@@ -60,9 +60,8 @@ class NPZ(Preprocess):
 
 
 def _open(config: NPZ, data_dir: Path | None) -> dict[str, np.ndarray]:
-    found = find_file(config.name, config.path, data_dir, example="dataset=npz dataset.path=my.npz")
+    found = find_path(config.name, config.path, data_dir, example="dataset=npz dataset.path=my.npz")
     try:
-        require_unpacked(found)  # compressed, it may hold a thousand times its own size
         with np.load(found, allow_pickle=False) as archive:
             arrays = {key: archive[key] for key in archive.files}
     except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds
@@ -107,7 +106,7 @@ def _take(config: NPZ, arrays: dict[str, np.ndarray], key: str) -> Tensor:
 
 
 def _one_of(config: NPZ, arrays: dict[str, np.ndarray], *keys: str) -> str | None:
-    """The one of these that is there; ValueError where several are."""
+    """Return the key that is present, None without one. Raises ValueError for several."""
     found = [key for key in keys if key in arrays]
     if len(found) > 1:
         raise ValueError(f"dataset {config.name}: {config.path} has both {' and '.join(found)}; leave one of them out.")
@@ -144,14 +143,5 @@ def _features(config: NPZ, arrays: dict[str, np.ndarray], edge_index: Tensor, *,
 
 
 def _masks(config: NPZ, arrays: dict[str, np.ndarray]) -> tuple[Tensor, Tensor, Tensor] | None:
-    found: list[Tensor | None] = []
-    for part in ("train", "val", "test"):
-        key = _one_of(config, arrays, f"{part}_mask", f"{part}_masks")
-        found.append(None if key is None else _tensor(config, key, arrays[key]))
-    train, val, test = found
-    if train is None:
-        return None
-    none = torch.zeros(max(train.shape) if train.ndim else 0, dtype=torch.bool)
-    if train.ndim == 2:
-        none = torch.zeros_like(train, dtype=torch.bool)
-    return train, none if val is None else val, none if test is None else test
+    keys = {part: _one_of(config, arrays, f"{part}_mask", f"{part}_masks") for part in ("train", "val", "test")}
+    return masks_of({part: _tensor(config, key, arrays[key]) for part, key in keys.items() if key is not None})

@@ -4,8 +4,6 @@ Files in `data_dir/ogbn_NAME/` (raw/ and split/) are read once, into arrays in t
 downloaded where it is not there; the others, of 1.4 and 57 GB, are to be put in place by hand.
 """
 
-import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,20 +14,10 @@ from torch import Tensor
 
 from gnnpar.data.columns import load_npy
 from gnnpar.data.dataset import Dataset
-from gnnpar.data.downloads import ARCHIVES, fetch, server_of
-from gnnpar.data.files import (
-    cached_folder,
-    find_folder,
-    fingerprint,
-    missing_files,
-    not_found,
-    one_line,
-    reachable,
-    require_unpacked,
-)
+from gnnpar.data.downloads import ARCHIVES
+from gnnpar.data.files import RawFiles, from_cache
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph
-from gnnpar.paths import expanded
 
 Arrays = dict[str, np.ndarray]
 _PARTS = ("train", "valid", "test")
@@ -69,7 +57,6 @@ class OGBDataset(Preprocess):
     name: Literal["ogbn_arxiv", "ogbn_products", "ogbn_papers100m"]
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
-        data_dir = None if data_dir is None else expanded(data_dir)
         return prepare(_raw_graph(self.name, data_dir), self, seed=seed)
 
 
@@ -79,65 +66,21 @@ def required_files(name: str) -> tuple[str, ...]:
 
 def _raw_graph(name: str, data_dir: Path | None) -> RawGraph:
     source = _SOURCES[name]
-    folder = find_folder(data_dir, source.folder)
-    missing = missing_files(folder, source.files)
-    if missing or folder is None:
-        root = cached_folder(f"ogb_arrays/{name}-downloaded", _downloading(name, source, data_dir, missing))
-    else:
-        root = cached_folder(f"ogb_arrays/{name}-{fingerprint(folder, source.files)}", _reading(name, source, folder))
-    try:
-        arrays = {key: load_npy(root / f"{key}.npy", mapped=True) for key in _ARRAYS}
-    except (OSError, ValueError) as error:  # of a cache that somebody else has filled, or that is damaged
-        raise ValueError(
-            f"dataset {name}: {root} of the cache cannot be read ({one_line(error)}); remove that folder, or set "
-            "GNNPAR_CACHE to one of your own."
-        ) from error
-    return _graph_of(name, source, arrays)
 
+    def make(raw: Path, root: Path) -> None:
+        for key, array in _read(source, raw).items():
+            np.save(root / f"{key}.npy", array)
 
-def _reading(name: str, source: _Source, folder: Path) -> Callable[[Path], None]:
-    """What fills a cache folder from the files of a folder."""
+    def read(root: Path) -> Arrays:
+        return {key: load_npy(root / f"{key}.npy", mapped=True) for key in _ARRAYS}
 
-    def build(root: Path) -> None:
-        try:
-            _keep(_read(source, folder), root)
-        except Exception as error:
-            raise ValueError(f"dataset {name}: the files in {folder} cannot be read ({one_line(error)}).") from error
-
-    return build
-
-
-def _downloading(name: str, source: _Source, data_dir: Path | None, missing: list[str]) -> Callable[[Path], None]:
-    """What fills a cache folder from OGB's server."""
-
-    def failed(why: str) -> ValueError:
-        return not_found(name, data_dir=data_dir, folder=source.folder, missing=missing, why=why)
-
-    def build(root: Path) -> None:
-        if name not in ARCHIVES:
-            raise failed("it is larger than 1 GB, which is not downloaded unasked")
-        if not reachable(server_of(name)):
-            raise failed(f"{server_of(name)} cannot be reached")
-        fetched = root / "fetched"
-        try:
-            fetch(name, source.files, fetched)
-            _keep(_read(source, fetched), root)
-        except Exception as error:
-            raise failed(f"the download failed ({one_line(error)})") from error
-        shutil.rmtree(fetched)
-
-    return build
-
-
-def _keep(arrays: Arrays, root: Path) -> None:
-    for key, array in arrays.items():
-        np.save(root / f"{key}.npy", array)
+    by_hand = None if name in ARCHIVES else "it is larger than 1 GB, which is not downloaded unasked"
+    files = RawFiles(name, source.folder, source.files, by_hand=by_hand)
+    return _graph_of(name, source, from_cache(files, data_dir, "ogb_arrays", make=make, read=read))
 
 
 def _read(source: _Source, folder: Path) -> Arrays:
     """The arrays of OGB's files. ValueError where these disagree, or hold no numbers."""
-    for file in source.files:
-        require_unpacked(folder / file)
     raw, split = folder / "raw", folder / "split" / source.split
     if source.binary:
         with np.load(raw / "data.npz", allow_pickle=False) as data, np.load(raw / "node-label.npz") as labels:

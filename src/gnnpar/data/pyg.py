@@ -19,23 +19,9 @@ from torch import Tensor
 
 from gnnpar.data.adjacency import edges_of
 from gnnpar.data.dataset import Dataset, TaskName
-from gnnpar.data.downloads import fetch, server_of
-from gnnpar.data.files import (
-    cached_folder,
-    find_folder,
-    fingerprint,
-    link_files,
-    missing_files,
-    not_found,
-    one_line,
-    quiet,
-    reachable,
-    require_unpacked,
-)
+from gnnpar.data.files import RawFiles, from_cache, link_files
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph
-from gnnpar.data.saved import refuse_saved_code
-from gnnpar.paths import expanded
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -97,76 +83,32 @@ class PyGDataset(Preprocess):
     name: Name
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
-        source = _SOURCES.get(self.name)
-        if source is None:
-            raise ValueError(f"dataset.name={self.name} is not one of {', '.join(_SOURCES)}.")
-        data_dir = None if data_dir is None else expanded(data_dir)
-        return prepare(_raw_graph(self.name, source, _read(self.name, source, data_dir)), self, seed=seed)
+        return prepare(_raw_graph(self.name, _SOURCES[self.name], as_pyg(self.name, data_dir)), self, seed=seed)
 
 
 def as_pyg(name: Name, data_dir: Path | None) -> Data:
-    """PyG's own object of a dataset, nothing prepared. ValueError in one line where it cannot be had."""
-    return _read(name, _SOURCES[name], data_dir)
+    """Return PyG's own object of a dataset, unprepared. Raises ValueError."""
+    source = _SOURCES[name]
 
+    def make(raw: Path, root: Path) -> None:
+        if source.cls == "Planetoid":
+            for file in source.files:
+                if not file.endswith("test.index"):
+                    with (raw / file).open("rb") as content:
+                        _Arrays(content, encoding="latin1").load()  # before PyG unpickles it
+        place = _raw_of(source, root)
+        if raw.is_relative_to(root):  # a download
+            place.parent.mkdir(parents=True, exist_ok=True)
+            raw.rename(place)
+        else:
+            link_files(raw, place, source.files)
+        _open(source, root)
 
-def _read(name: str, source: _Source, data_dir: Path | None) -> Data:
-    """PyG's Data object, processed in the cache."""
-    folder = find_folder(data_dir, source.folder)
-    raw = None if folder is None else folder / "raw"
-    missing = missing_files(raw, source.files)
-    if not missing and raw is not None:
-        root = _processed(name, source, raw)
-    else:
-        root = _downloaded(name, source, data_dir, missing)
-    try:
-        with quiet():
-            return _open(source, root)
-    except Exception as error:  # of a cache that somebody else has filled, or that is damaged
-        raise ValueError(
-            f"dataset {name}: {root} of the cache cannot be read ({one_line(error)}); remove that folder, or set "
-            "GNNPAR_CACHE to one of your own."
-        ) from error
-
-
-def _processed(name: str, source: _Source, raw: Path) -> Path:
-    def build(root: Path) -> None:
-        link_files(raw, _raw_of(source, root), source.files)
-        try:
-            with quiet():
-                _open(source, root)
-        except Exception as error:
-            raise ValueError(
-                f"dataset {name}: the files in {raw} cannot be read ({one_line(error)}); "
-                "compare their checksums or fetch them again."
-            ) from error
-
-    return cached_folder(f"pyg/{name}-{fingerprint(raw, source.files)}", build)
-
-
-def _downloaded(name: str, source: _Source, data_dir: Path | None, missing: list[str]) -> Path:
-    def build(root: Path) -> None:
-        why = f"{server_of(name)} cannot be reached"
-        if not reachable(server_of(name)):
-            raise not_found(name, data_dir=data_dir, folder=f"{source.folder}/raw", missing=missing, why=why)
-        try:
-            with quiet():
-                fetch(name, source.files, _raw_of(source, root))
-                _open(source, root)
-        except Exception as error:
-            why = f"the download failed ({one_line(error)})"
-            raise not_found(name, data_dir=data_dir, folder=f"{source.folder}/raw", missing=missing, why=why) from error
-
-    return cached_folder(f"pyg/{name}-downloaded", build)
+    files = RawFiles(name, source.folder, source.files, inside="raw")
+    return from_cache(files, data_dir, "pyg", make=make, read=lambda root: _open(source, root))
 
 
 def _open(source: _Source, root: Path) -> Data:
-    refuse_saved_code(root)
-    for file in (_raw_of(source, root) / name for name in source.files):
-        if file.suffix == ".npz" and file.exists():
-            require_unpacked(file)
-        elif source.cls == "Planetoid" and not file.name.endswith("test.index") and file.exists():
-            with file.open("rb") as content:
-                _Arrays(content, encoding="latin1").load()  # before PyG unpickles it
     cls = getattr(importlib.import_module("torch_geometric.datasets"), source.cls)
     dataset = cls(str(root)) if source.named is None else cls(str(root), source.named)
     return dataset[0]

@@ -1,11 +1,10 @@
-"""RawGraph: what a reader found in a file, and the checks every graph passes before it enters.
+"""RawGraph: a graph as read from a file, and its checks.
 
-Each check raises one line: what is wrong, the numbers, what to change. Isolated nodes, self loops and repeated edges
-are fine.
+Each check raises one line: the problem, the numbers, the fix. Isolated nodes, self loops and repeated edges are valid.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -48,23 +47,40 @@ class RawGraph:
 
 
 def task_of(y: Tensor, choice: TaskChoice) -> TaskName:
-    """The task of labels; auto: multi_label where y is [N, C > 1] and no one-hot matrix."""
+    """Return the task of labels; auto: multi_label if y is [N, C > 1] and not one-hot."""
     if choice != "auto":
         return choice
     return "multi_label" if y.ndim == 2 and y.shape[1] > 1 and not _is_one_hot(y) else "single_label"
 
 
 def _is_one_hot(y: Tensor) -> bool:
-    """Whether each row of y [N, C > 1] has one 1 and zeros beside it; rows of nan or -1 alone are unlabelled."""
+    """Return True if y is [N, C > 1] with one 1 a row. Rows of only nan or only -1 are unlabelled."""
     if y.ndim != 2 or y.shape[1] < 2 or y.is_complex():
         return False
     labelled = y[~((y != y) | (y == -1)).all(1)]
     return bool(len(labelled) and ((labelled == 0) | (labelled == 1)).all() and (labelled.sum(1) == 1).all())
 
 
+def as_real(name: str, title: str, value: object) -> Tensor:
+    """Return a dense tensor of real numbers, detached. Raises ValueError."""
+    if not isinstance(value, Tensor):
+        raise ValueError(f"dataset {name}: {title} is a {type(value).__name__}; give a tensor.")
+    if value.is_complex() or value.is_quantized or value.is_meta:
+        kind = "without values" if value.is_meta else value.dtype
+        raise ValueError(f"dataset {name}: {title} is {kind}; store a tensor of real numbers.")
+    return value.detach().to_dense()
+
+
+def masks_of(masks: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return (train, val, test) of masks by these names; a missing val or test is empty, without train all are None."""
+    if "train" not in masks:
+        return None
+    empty = torch.zeros_like(masks["train"], dtype=torch.bool)
+    return masks["train"], masks.get("val", empty), masks.get("test", empty)
+
+
 def refuse_unread(name: str, keys: Iterable[str]) -> None:
-    """ValueError where a graph comes with types of nodes, with rows on edges that are not edge_attr, or with a mask of
-    validation that is called as elsewhere."""
+    """Raise ValueError for keys that models do not read: node types, other edge data, other names of val_mask."""
     keys = list(keys)
     if mask := next((key for key in ("valid_mask", "validation_mask", "dev_mask") if key in keys), None):
         raise ValueError(f"dataset {name}: {mask} is not read; call it val_mask.")
@@ -82,10 +98,10 @@ def is_wide(values: Tensor) -> bool:
 
 
 def merged_in(values: Tensor, stored: Tensor) -> str | None:
-    """Describe the first column in which numbers lose what tells them apart, such as node ids and times; None: none.
+    """Describe the first column in which `stored` merges distinct numbers, such as ids and times; None: no column.
 
-    Whole numbers do where they change, floating-point ones where distinct numbers become equal and the column is of
-    whole numbers or narrow beside its size. 0 counts as missing. Shapes: values, stored [n] or [n, columns].
+    An integer column merges if a number changes. A floating-point column merges if distinct numbers become equal and
+    it holds whole numbers or has a narrow range. 0 counts as missing. Shapes: values, stored [n] or [n, columns].
     """
     if not is_wide(values) or values.dtype == stored.dtype or not values.numel():
         return None
@@ -111,7 +127,7 @@ def merged_in(values: Tensor, stored: Tensor) -> str | None:
 
 
 def stored_as(name: str, title: str, values: Tensor, *, double: bool) -> Tensor:
-    """Numbers in float32; in float64 where `double` and they are wide. ValueError where ids or times would merge."""
+    """Return float32, or float64 if `double` and the dtype is wide. Raises ValueError if ids or times would merge."""
     stored = values.double() if double and is_wide(values) else values.float()
     if found := merged_in(values, stored):
         fix = f"set {'dataset.normalize=standard or ' if title == 'x' else ''}precision=fp64, or number them from 0"
@@ -120,39 +136,29 @@ def stored_as(name: str, title: str, values: Tensor, *, double: bool) -> Tensor:
 
 
 def checked(raw: RawGraph, *, double: bool = False, normalize: bool = False) -> RawGraph:
-    """The same graph in canonical dtypes, or ValueError. Wide numbers become float64 where `double`, or for features
-    `normalize`, asks for it, and float32 elsewhere."""
+    """Return the graph in canonical dtypes. Raises ValueError.
+
+    Wide numbers become float64 if `double` is set (for features: `double` or `normalize`), else float32.
+    """
     x = checked_features(raw.name, raw.x, double=double or normalize)
     num_nodes = x.shape[0]
     edge_index, edges = _edges(raw, num_nodes, double=double)
     y, num_classes = _labels(raw, num_nodes, double=double)
     masks = None if raw.masks is None else tuple(_mask(raw, part, num_nodes) for part in range(3))
-    return RawGraph(
-        name=raw.name,
-        x=x,
-        y=y,
-        edge_index=edge_index,
-        task=raw.task,
-        masks=masks,  # type: ignore[arg-type]
-        pairs=raw.pairs,
-        num_classes=num_classes,
-        edges=edges,
-        num_edge_types=raw.num_edge_types,
-        schema=raw.schema,
-    )
+    return replace(raw, x=x, y=y, edge_index=edge_index, masks=masks, num_classes=num_classes, edges=edges)
 
 
 def checked_features(name: str, x: Tensor, *, double: bool = False, first: int = 0) -> Tensor:
-    """[N, F] as by `stored_as`, or ValueError. F = 0: there are none. `first`: the number of the first node."""
+    """Return [N, F] in the dtype of `stored_as`; F may be 0. Raises ValueError. `first`: id of the first node."""
     if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_meta:
-        raise ValueError(f"dataset {name}: features must be a dense torch tensor, not {_kind(x)}")
+        kind = f"one of layout {x.layout} on {x.device}" if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"dataset {name}: features must be a dense torch tensor, not {kind}")
     if x.ndim != 2 or x.shape[0] == 0:
         raise ValueError(
             f"dataset {name}: features must be [nodes, features] with at least one node, "
             f"got shape {list(x.shape)}; give one row per node."
         )
-    if x.is_complex():
-        raise ValueError(f"dataset {name}: features are {x.dtype}; store real numbers.")
+    _refuse_complex(name, "features are", x)
     x = stored_as(name, "x", x, double=double)
     bad = ~torch.isfinite(x)
     if bool(bad.any()):
@@ -176,7 +182,7 @@ def _edges(raw: RawGraph, num_nodes: int, *, double: bool) -> EdgeList:
 
 
 def checked_index(name: str, edges: Tensor, num_nodes: int) -> Tensor:
-    """[2, E] int64 of nodes that there are, or ValueError."""
+    """Return [2, E] int64 with ids in 0..num_nodes - 1. Raises ValueError."""
     if edges.ndim != 2 or edges.shape[0] != 2:
         hint = "transpose it" if edges.ndim == 2 and edges.shape[1] == 2 else "row 0 holds sources, row 1 destinations"
         raise ValueError(f"dataset {name}: edge_index must have shape [2, edges], got {list(edges.shape)}; {hint}.")
@@ -194,15 +200,12 @@ def checked_index(name: str, edges: Tensor, num_nodes: int) -> Tensor:
     return edges
 
 
-def _kind(given: object) -> str:
-    return f"one of layout {given.layout} on {given.device}" if isinstance(given, Tensor) else type(given).__name__
-
-
 def checked_data(
     name: str, edges: EdgeData, num_edges: int, *, num_types: int | None = None, double: bool = False
 ) -> EdgeData:
-    """What edges carry, in canonical dtypes (`double`: as of `stored_as`), or ValueError. Weights that are all 1 are
-    none."""
+    """Return edge data in canonical dtypes (`double`: see `stored_as`), without weights that are all 1.
+
+    Raises ValueError."""
     return EdgeData(
         weight=_weights(name, edges.weight, num_edges, double=double),
         type=_types(name, edges.type, num_edges, num_types),
@@ -210,17 +213,22 @@ def checked_data(
     )
 
 
+def _weights(name: str, weight: Tensor | None, num_edges: int, *, double: bool) -> Tensor | None:
+    """Return [E] float32 or float64; None if all weights are 1."""
+    if weight is None:
+        return None
+    weight = _one_per_edge(name, "edge_weight", weight, num_edges)
+    _refuse_complex(name, "edge_weight is", weight)
+    weight = weight.double() if double and is_wide(weight) else weight.float()
+    check_finite(name, "edge_weight", weight.numpy(), first=0)
+    return None if bool((weight == 1).all()) else weight.contiguous()
+
+
 def _types(name: str, types: Tensor | None, num_edges: int, num_types: int | None) -> Tensor | None:
-    """[E] int64."""
+    """Return [E] int64."""
     if types is None:
         return None
-    if types.ndim == 2 and types.shape[1] == 1:
-        types = types[:, 0]
-    if types.ndim != 1 or len(types) != num_edges:
-        raise ValueError(
-            f"dataset {name}: edge_type must be [{num_edges}], one number an edge, got {list(types.shape)}; give it in "
-            "the order of edge_index."
-        )
+    types = _one_per_edge(name, "edge_type", types, num_edges)
     if types.dtype not in INTEGERS:
         raise ValueError(f"dataset {name}: edge_type is {types.dtype}; number the types 0, 1, 2, ... as int64.")
     types = types.to(torch.int64)
@@ -228,9 +236,40 @@ def _types(name: str, types: Tensor | None, num_edges: int, num_types: int | Non
     return types.contiguous()
 
 
+def _attributes(name: str, attr: Tensor | None, num_edges: int, *, double: bool) -> Tensor | None:
+    """Return [E, D] float32 or float64."""
+    if attr is None:
+        return None
+    if attr.ndim != 2 or len(attr) != num_edges or not attr.shape[1]:
+        raise ValueError(
+            f"dataset {name}: edge_attr must be [{num_edges}, width], one row an edge, got {list(attr.shape)}; give it "
+            "in the order of edge_index (one number an edge is edge_weight, or [:, None])."
+        )
+    _refuse_complex(name, "edge_attr is", attr)
+    attr = stored_as(name, "edge_attr", attr, double=double)
+    check_finite(name, "edge_attr", attr.numpy(), first=0)
+    return attr.contiguous()
+
+
+def _one_per_edge(name: str, key: str, values: Tensor, num_edges: int) -> Tensor:
+    """Return [E] of [E] or [E, 1]."""
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.ndim != 1 or len(values) != num_edges:
+        raise ValueError(
+            f"dataset {name}: {key} must be [{num_edges}], one number an edge, got {list(values.shape)}; give it in "
+            "the order of edge_index."
+        )
+    return values
+
+
+def _refuse_complex(name: str, what: str, values: Tensor) -> None:
+    if values.is_complex():
+        raise ValueError(f"dataset {name}: {what} {values.dtype}; store real numbers.")
+
+
 def check_types(name: str, types: np.ndarray, *, first: int, most: int) -> None:
-    """ValueError where a type is none of 0 .. most - 1: there are no more types than edges. `first`: the number of the
-    first edge."""
+    """Raise ValueError if a type is not in 0..most - 1. `first`: id of the first edge."""
     bad = np.flatnonzero((types < 0) | (types >= most))
     if len(bad):
         at = int(bad[0])
@@ -240,59 +279,15 @@ def check_types(name: str, types: np.ndarray, *, first: int, most: int) -> None:
         )
 
 
-def _attributes(name: str, attr: Tensor | None, num_edges: int, *, double: bool) -> Tensor | None:
-    """[E, D] float32 or float64."""
-    if attr is None:
-        return None
-    if attr.ndim != 2 or len(attr) != num_edges or not attr.shape[1]:
-        raise ValueError(
-            f"dataset {name}: edge_attr must be [{num_edges}, width], one row an edge, got {list(attr.shape)}; give it "
-            "in the order of edge_index (one number an edge is edge_weight, or [:, None])."
-        )
-    if attr.is_complex():
-        raise ValueError(f"dataset {name}: edge_attr is {attr.dtype}; store real numbers.")
-    attr = stored_as(name, "edge_attr", attr, double=double)
-    check_attributes(name, attr.numpy(), first=0)
-    return attr.contiguous()
-
-
-def check_attributes(name: str, attr: np.ndarray, *, first: int) -> None:
-    """ValueError where an entry is not a finite number. `first`: the number of the first edge."""
-    bad = np.argwhere(~np.isfinite(attr))
+def check_finite(name: str, key: str, values: np.ndarray, *, first: int) -> None:
+    """Raise ValueError if a value of an edge is not finite. `first`: id of the first edge. Shapes: [n] or [n, D]."""
+    bad = np.argwhere(~np.isfinite(values))
     if len(bad):
-        row, column = bad[0].tolist()
+        edge, *column = bad[0].tolist()
+        place = f" in column {column[0]}" if column else ""
         raise ValueError(
-            f"dataset {name}: edge_attr of edge {first + row} is {attr[row, column]} in column {column} ({len(bad)} "
-            "such); replace it in the file."
-        )
-
-
-def _weights(name: str, weight: Tensor | None, num_edges: int, *, double: bool) -> Tensor | None:
-    """[E] float32 or float64; None where all are 1, which is a graph without weights."""
-    if weight is None:
-        return None
-    if weight.ndim == 2 and weight.shape[1] == 1:
-        weight = weight[:, 0]
-    if weight.ndim != 1 or len(weight) != num_edges:
-        raise ValueError(
-            f"dataset {name}: edge_weight must be [{num_edges}], one number an edge, got {list(weight.shape)}; give it "
-            "in the order of edge_index."
-        )
-    if weight.is_complex():
-        raise ValueError(f"dataset {name}: edge_weight is {weight.dtype}; store real numbers.")
-    weight = weight.double() if double and is_wide(weight) else weight.float()
-    check_weights(name, weight.numpy(), first=0)
-    return None if bool((weight == 1).all()) else weight.contiguous()
-
-
-def check_weights(name: str, weight: np.ndarray, *, first: int) -> None:
-    """ValueError where a weight is not a finite number. `first`: the number of the first edge."""
-    bad = np.flatnonzero(~np.isfinite(weight))
-    if len(bad):
-        at = int(bad[0])
-        raise ValueError(
-            f"dataset {name}: edge_weight of edge {first + at} is {weight[at]} ({len(bad)} such); replace it in the "
-            "file."
+            f"dataset {name}: {key} of edge {first + edge} is {values[edge, *column]}{place} ({len(bad)} such); "
+            "replace it in the file."
         )
 
 
@@ -337,7 +332,7 @@ def _labels(raw: RawGraph, num_nodes: int, *, double: bool) -> tuple[Tensor, int
 
 
 def _targets(raw: RawGraph, y: Tensor, num_nodes: int, *, double: bool) -> tuple[Tensor, int]:
-    """[N, T] float32 or float64; nan where a node lacks a target."""
+    """Return [N, T] float32 or float64; nan: no target."""
     if y.ndim != 2 or len(y) != num_nodes or not y.shape[1] or y.is_complex():
         raise ValueError(
             f"dataset {raw.name}: targets of a regression must be real, [{num_nodes}] or [{num_nodes}, targets], got "
@@ -352,7 +347,7 @@ def _targets(raw: RawGraph, y: Tensor, num_nodes: int, *, double: bool) -> tuple
 
 
 def has_label(y: Tensor, task: TaskName) -> Tensor:
-    """[N] bool: the nodes that may be in a split."""
+    """Return the nodes that may be in a split, [N] bool."""
     if task in MATRICES:
         return ~torch.isnan(y).all(1)
     return y >= 0
@@ -404,7 +399,7 @@ def _mask(raw: RawGraph, part: int, num_nodes: int) -> Tensor:
 
 
 def check_split(raw: RawGraph, masks: tuple[Tensor, Tensor, Tensor]) -> None:
-    """An empty training set, overlapping sets and unlabelled members are errors."""
+    """Raise ValueError for an empty training split, overlapping splits and unlabelled members."""
     counts = [int(mask.sum()) for mask in masks]
     if counts[0] == 0:
         raise ValueError(
@@ -431,24 +426,3 @@ def check_split(raw: RawGraph, masks: tuple[Tensor, Tensor, Tensor]) -> None:
                 f"dataset {raw.name}: {missing} nodes of the {title} split have no label (-1); "
                 f"remove them from {title}_mask."
             )
-
-
-_NUMBERS = {
-    *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32),
-    *(torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64),
-}
-
-
-def oddity(tensor: Tensor) -> str | None:
-    """Return what makes a tensor nothing to compute with: 'nested', 'quantized', ..., its type; None: nothing."""
-    if tensor.is_nested:
-        return "nested"
-    if tensor.is_quantized:
-        return "quantized"
-    if tensor.is_meta:
-        return "without values"
-    if tensor.dtype not in _NUMBERS:
-        return str(tensor.dtype)
-    if min(tensor.shape, default=0) < 0 or tensor.is_neg():
-        return "a view of other numbers"
-    return None

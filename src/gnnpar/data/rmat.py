@@ -24,9 +24,9 @@ from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from gnnpar.data.dataset import Dataset
-from gnnpar.data.external import EdgeChunk, canonical_csr
-from gnnpar.data.preprocess import Preprocess, make_split, normalized, prepare
-from gnnpar.data.raw import RawGraph, check_split, checked
+from gnnpar.data.external import EdgeChunk, PreparedRows, streamed
+from gnnpar.data.preprocess import Preprocess, prepare
+from gnnpar.data.raw import RawGraph, checked
 from gnnpar.data.stored import OnProgress, Stored, no_progress
 from gnnpar.files import require_disk, require_memory
 from gnnpar_kernels.hashing import entry_hash, fold_key, key_words
@@ -79,39 +79,15 @@ class RMAT(Preprocess):
     def stored(self, data_dir: Path | None, seed: int, scratch: Path, on_progress: OnProgress = no_progress) -> Stored:
         """The same graph, its edges in canonical order in `scratch`."""
         del data_dir
-        if self.normalize == "standard":
-            raise ValueError(
-                f"dataset {self.name}: dataset.normalize=standard needs all features in memory; set none or row"
-            )
+        graph = _Graph.of(self, seed)
+        x = PreparedRows(self, self.name, (self.generated_nodes, self.num_features), graph.sliced, wide=False)
         nodes, what = self.generated_nodes, f"dataset {self.name} of 2^{self.scale} nodes"
         require_memory(NODE_BYTES * nodes + self.class_bytes, f"{what}, even in chunks,", "lower dataset.scale")
         change = "name another place by out=, or lower dataset.scale"
         require_disk(PAIR_DISK * self.num_pairs, scratch, f"{what}, while its edges are sorted,", change)
-        graph = _Graph.of(self, seed)
         raw = checked(graph.raw(torch.zeros(nodes, 1), torch.zeros(2, 0, dtype=torch.int64)))
-        train, val, test = make_split(raw, self, seed=seed)
-        check_split(raw, (train, val, test))
-        indptr, indices, _ = canonical_csr(
-            graph.pairs,
-            scratch,
-            name=self.name,
-            num_nodes=nodes,
-            num_edges=self.num_pairs,
-            symmetrize=True,
-            self_loops=self.loops,
-            drop_duplicates=self.merges,
-            on_progress=on_progress,
-        )
-        return Stored.hashed(
-            name=self.name,
-            x=_Features(graph),
-            y=raw.y.numpy(),
-            indptr=indptr,
-            indices=indices,
-            masks=(train.numpy(), val.numpy(), test.numpy()),
-            num_classes=self.num_classes,
-            task="single_label",
-            on_progress=on_progress,
+        return streamed(
+            self, raw, x, graph.pairs, scratch, seed=seed, num_edges=self.num_pairs, on_progress=on_progress
         )
 
 
@@ -169,6 +145,11 @@ class _Graph:
         uniform = (noise.to(torch.float32) / 2**31 - 1) * (3**0.5 * config.feature_noise)
         return (2 * code - 1)[self.labels(first, last)].to(torch.float32) + uniform
 
+    def sliced(self, rows: slice) -> Tensor:
+        first, last, step = rows.indices(self.config.generated_nodes)
+        assert step == 1, "rows are made in order"
+        return self.rows(first, max(first, last))
+
     def raw(self, x: Tensor, pairs: Tensor) -> RawGraph:
         return RawGraph(
             name=self.config.name,
@@ -179,21 +160,3 @@ class _Graph:
             pairs=True,
             num_classes=self.config.num_classes,
         )
-
-
-class _Features:
-    """Rows by slices, as `prepare` makes them."""
-
-    def __init__(self, graph: _Graph) -> None:
-        self.dtype = np.dtype(np.float64 if graph.config.double and graph.config.normalize == "row" else np.float32)
-        self.graph, self.shape = graph, (graph.config.generated_nodes, graph.config.num_features)
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, rows: slice, /) -> np.ndarray:
-        first, last, step = rows.indices(len(self))
-        assert step == 1, "rows are made in order"
-        x = self.graph.rows(first, max(first, last))
-        how, double = self.graph.config.normalize, self.graph.config.double
-        return normalized(x, how, train_mask=torch.zeros(0, dtype=torch.bool), double=double).numpy()

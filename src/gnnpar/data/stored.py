@@ -1,4 +1,4 @@
-"""Stored: a preprocessed graph of which only what is O(nodes) is in memory; features and edges are read by chunks."""
+"""Stored: a preprocessed graph with O(nodes) of it in memory; features and edges are read by chunks."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ OnProgress = Callable[[str, float], None]  # (stage, share of it that is done)
 
 
 def no_progress(stage: str, share: float) -> None:
-    """Reports nothing."""
+    """Do nothing."""
 
 
 def row_chunks(x: Slices) -> Iterator[slice]:
-    """All rows of x [N, F], in order, in slices of at most CHUNK_ROWS rows and CHUNK_VALUES numbers."""
+    """Yield slices of all rows of x [N, F], in order, of at most CHUNK_ROWS rows and CHUNK_VALUES numbers."""
     at_once = max(1, min(CHUNK_ROWS, CHUNK_VALUES // max(1, x.shape[1])))
     for first in range(0, x.shape[0], at_once):
         yield slice(first, min(first + at_once, x.shape[0]))
@@ -93,7 +93,7 @@ class Stored:
         return torch.stack([src, torch.arange(self.num_nodes).repeat_interleave(self.in_degree)])
 
     def edges(self, limit: int = CHUNK_EDGES) -> Iterator[Edges]:
-        """All edges in the order of their ids, at most `limit` at a time."""
+        """Yield all edges in the order of their ids, at most `limit` at a time."""
         for first in range(0, self.num_edges, limit):
             last = min(first + limit, self.num_edges)
             row, end = np.searchsorted(self.indptr, [first, last - 1], side="right") - 1
@@ -113,7 +113,7 @@ class Stored:
 
     @cached_property
     def edge_sizes(self) -> EdgeSizes:
-        """As of a Dataset."""
+        """Equal to `Dataset.edge_sizes`."""
         if self.num_edge_types is not None or "type" not in self.carried:
             types = self.num_edge_types or 0
         else:
@@ -123,43 +123,8 @@ class Stored:
         return EdgeSizes(types, width, degree_histogram(self.in_degree), self.schema, loops)
 
     @staticmethod
-    def hashed(
-        *,
-        name: str,
-        x: Slices,
-        y: np.ndarray,
-        indptr: np.ndarray,
-        indices: Slices,
-        masks: tuple[np.ndarray, np.ndarray, np.ndarray],
-        num_classes: int,
-        task: TaskName,
-        carried: Mapping[str, Slices] | None = None,
-        rounded: bool = False,
-        on_progress: OnProgress = no_progress,
-    ) -> Stored:
-        """With the hashes that the same graph has in memory, which a pass over it makes."""
-        carried = carried or {}
-        graph, split = hashes_of(
-            x, y, indptr, indices, masks, num_classes=num_classes, task=task, carried=carried, on_progress=on_progress
-        )
-        return Stored(
-            name=name,
-            x=x,
-            y=y,
-            indptr=indptr,
-            indices=indices,
-            masks=masks,
-            num_classes=num_classes,
-            task=task,
-            graph_hash=graph,
-            split_hash=split,
-            carried=carried,
-            rounded=rounded,
-        )
-
-    @staticmethod
     def of(dataset: Dataset) -> Stored:
-        """A dataset in memory, seen this way; nothing is copied but the row pointers."""
+        """Return a view of a dataset in memory; only row pointers are copied."""
         indptr = np.concatenate([[0], np.cumsum(dataset.in_degree.numpy())]).astype(np.int64)
         train, val, test = (mask.numpy() for mask in (dataset.train_mask, dataset.val_mask, dataset.test_mask))
         return Stored(
@@ -192,7 +157,7 @@ def hashes_of(
     carried: Mapping[str, Slices] | None = None,
     on_progress: OnProgress = no_progress,
 ) -> tuple[str, str]:
-    """(graph_hash, split_hash) as `Dataset.of` makes them, read by chunks."""
+    """Return (graph_hash, split_hash), equal to those of `Dataset.of`, reading by chunks."""
     digest = hashlib.sha256(f"{task}/{num_classes}".encode())
     num_edges, num_nodes = len(indices), len(y)
     digest.update(f"|torch.int64(2, {num_edges})|".encode())
@@ -221,5 +186,5 @@ class Streamed(Protocol):
     """The configuration of a dataset whose graph can be read in chunks."""
 
     def stored(self, data_dir: Path | None, seed: int, scratch: Path, on_progress: OnProgress = ...) -> Stored:
-        """The graph, its edges in canonical order in the folder `scratch`. `on_progress`: stage, share done."""
+        """Return the graph, its edges in canonical order in the folder `scratch`. `on_progress`: stage, share done."""
         ...
