@@ -14,7 +14,7 @@ import pytest
 import scipy.sparse
 import torch
 from scipy.sparse import coo_array
-from torch_geometric.data import Batch, Data, HeteroData, InMemoryDataset
+from torch_geometric.data import Batch, Data, InMemoryDataset
 
 from conftest import Run
 from data.samples import hetero, raw_graph
@@ -181,16 +181,6 @@ def test_mask_of_an_unknown_name_is_refused(name: str) -> None:
     data[name] = data.train_mask = torch.tensor([True, False, False])
     with pytest.raises(ValueError, match=f"{name} is not read; call it val_mask"):
         raw_of("given", data)
-
-
-def test_node_type_with_more_nodes_than_its_file_holds_is_refused(tmp_path: Path) -> None:
-    data = HeteroData()
-    data["a"].x, data["a"].y = torch.ones(3, 2), torch.tensor([0, 1, 0])
-    data["b"].x = torch.ones(2**31, 0)
-    data["a", "to", "b"].edge_index = torch.tensor([[0, 1], [0, 5]])
-    torch.save(data, tmp_path / "g.pt")
-    with pytest.raises(ValueError, match="type b has 2147483648 nodes, and 4 numbers and ends of edges; give x"):
-        PT(path=str(tmp_path / "g.pt"), split="random").load(None, 0)
 
 
 def graph(file: Path, nodes: int) -> None:
