@@ -225,7 +225,7 @@ def test_mask_that_is_a_list_is_refused(part: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "line"),
     [
-        ("edge_type", torch.full((2,), torch.inf), "edge_type is torch.float32; give whole numbers"),
+        ("edge_type", torch.full((2,), torch.inf), "edge_type is torch.float32; number the types"),
         ("y", torch.zeros(4, 0), r"labels are \[4, 0\], without a class|must have shape"),
     ],
 )
