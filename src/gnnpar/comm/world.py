@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, Protocol
 
 import psutil
 
@@ -163,7 +163,11 @@ def _set_matmul_precision(legacy: str, precisions: Sequence[str]) -> None:
             switch.fp32_precision = precision
 
 
-def _matmul_switches() -> tuple[Any, Any]:  # Any: torch does not declare that of CPUs
+class _Switch(Protocol):
+    fp32_precision: str
+
+
+def _matmul_switches() -> tuple[_Switch, _Switch]:
     import torch
 
     matmul = attrgetter("matmul")

@@ -151,7 +151,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     least = dict.fromkeys(("num_nodes", "num_features", "num_classes", "num_train", "parts"), 1)
     least |= dict.fromkeys(("num_edges", "edge_types", "edge_attr"), 0)
     for name, smallest in least.items():
-        if (count := getattr(manifest, name)) < smallest:
+        if (count := vars(manifest)[name]) < smallest:
             yield f"{name}={count}, at least {smallest} is needed"
     if manifest.edge_types > max(_FEW_TYPES, manifest.num_edges):
         yield f"edge_types={manifest.edge_types} of num_edges={manifest.num_edges}"
