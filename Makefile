@@ -13,7 +13,7 @@ DEMO_JOB := model=gcn dataset=sbm world_size=2 epochs=50 fidelity_every=25
 
 COMPARE := outputs/compare$(if $(QUICK),-quick)$(if $(STUDIES),-some)
 
-.PHONY: bench-peers dist demo compare studies test test-documents test-studies test-attack test-kernels test-all test-gpu-versions kills lint bench sparse docs clean
+.PHONY: bench-peers dist demo compare studies test test-documents test-studies test-faults test-kernels test-all test-gpu-versions kills lint bench sparse docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -26,7 +26,7 @@ help:
 	@echo "make test-kernels   the kernels, a package of its own: specification, CPU and Triton bodies, the latter interpreted"
 	@echo "make test-documents README, tutorials, examples and site hold what they say; the wheel trains"
 	@echo "make test-studies   tables and figures of experiments are rebuilt from their raw lines"
-	@echo "make test-attack    files, inputs, overrides and sockets under attack, kills, full disks, silent servers: a small part of each"
+	@echo "make test-faults    kills, restarts, full disks, silent servers, broken files: a small part of each"
 	@echo "make test-all       all of these plus what is long"
 	@echo "make test-gpu-versions  kernels, communication and whole epochs under torch 2.11 for CUDA and Triton 3.6, without a GPU; 5 GB"
 	@echo "make kills          runs of every strategy struck by signals, 15 times each; counts in outputs/kills.json, an hour or more"
@@ -80,14 +80,14 @@ studies: $(STAMP)
 	$(BIN)/python experiments/all_studies.py rest --out outputs/studies
 
 test: $(STAMP)
-	$(PYTEST) -m "not slow and not gpu and not fault" --durations=10 --ignore tests/documents --ignore tests/studies --ignore tests/attack \
+	$(PYTEST) -m "not slow and not gpu and not fault" --durations=10 --ignore tests/documents --ignore tests/studies \
 	  --ignore tests/kernels
 
 test-kernels test-documents test-studies: test-%: $(STAMP)
 	$(PYTEST) --dist load -m "not slow and not gpu" --durations=5 tests/$*
 
-test-attack: $(STAMP)
-	$(PYTEST) --dist load -m "fault and not slow and not gpu" --durations=5 tests/attack tests/api tests/cli tests/data tests/launch tests/track tests/training
+test-faults: $(STAMP)
+	$(PYTEST) --dist load -m "fault and not slow and not gpu" --durations=5 tests/api tests/cli tests/data tests/launch tests/track tests/training
 
 test-all: $(STAMP)
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) --durations=20

@@ -30,11 +30,6 @@ def pytest_xdist_auto_num_workers() -> int:
     return len(os.sched_getaffinity(0)) + 1
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    if item.path.is_relative_to(ROOT / "tests" / "attack"):
-        item.add_marker("fault")
-
-
 def pytest_collection_finish() -> None:
     """Collections skip what imports left, a million objects: every training asks for two of them."""
     gc.collect()
