@@ -32,7 +32,7 @@ PAIRS = {  # attribute of a row -> path in result.json
     "status": "status",
     "threadsPerRank": "threads_per_rank",
     "provenance": "provenance",
-    "epochSeconds": "epoch_seconds.mean",
+    "epochSeconds": "epoch_seconds.median",
     "bytesPerEpoch": "bytes_per_epoch.total",
     "val": "metric.val",
     "test": "metric.test",

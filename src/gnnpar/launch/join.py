@@ -269,8 +269,9 @@ def _follow(
             except (OSError, ValueError) as error:  # of an earlier attempt, or closed to this host
                 reason = getattr(error, "strerror", None) or error
                 why = f"rank 0 at {':'.join(map(str, first['hub']))}: {reason}; is a firewall between?"
-            if not by_agent and store.check([first["id"]]):
-                raise JoinError(f"{_place()}: RANK={me['rank']} is taken twice, or another run has this port")
+            if store.check([first["id"]]):  # with torchrun: of this run's earlier attempt, or of another run
+                why = f"RANK={me['rank']} is taken twice, or another run has this port"
+                end = end if by_agent else 0.0
         time.sleep(_POLL_SECONDS)
     raise JoinError(f"{_place()}: {why}")
 
