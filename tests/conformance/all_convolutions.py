@@ -44,7 +44,7 @@ def verdicts(variant: str, *, strategies: tuple[str, ...] = tuple(STRATEGIES)) -
 
 
 def table(strategies: tuple[str, ...] = tuple(STRATEGIES)) -> str:
-    """Markdown: a row a convolution, in a cell the number of its variants that are equal, if not all are."""
+    """Markdown: a row a convolution, in a cell how many of its variants are equal or refused, if not all are equal."""
     rows: dict[str, list[dict[str, Verdict]]] = {}
     for variant in VARIANTS:
         rows.setdefault(variant.partition("(")[0], []).append(verdicts(variant, strategies=strategies))
@@ -57,8 +57,8 @@ def table(strategies: tuple[str, ...] = tuple(STRATEGIES)) -> str:
 
 def _cell(found: list[Verdict], variants: int) -> str:
     if not found:
-        return "not tried: PyG lacks a package"
-    counts = Counter(each.kind for each in found)
+        return "not tried"
+    counts = Counter({"late": "refused"}.get(each.kind, each.kind) for each in found)  # by a rank, in a line as well
     if set(counts) == {"equal"} and len(found) == variants:
         return "equal"
     return ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))

@@ -51,6 +51,11 @@ def test_gradient_hook_on_tensor_is_refused_in_pipeline_and_equal_elsewhere():
     assert (found.kind, "its forward calls register_hook of a tensor" in found.why) == ("refused", True), str(found)
 
 
+def test_convolution_that_caches_rows_is_equal_where_a_strategy_looks_at_it_first():
+    spec = {"seed": 1, "layers": [{"conv": "SGConv(8, 8, K=2, cached=True)"}]}
+    assert judged(spec, "sar", 2, dirty=True).kind == "equal"
+
+
 def test_generator_draws_what_users_write_and_depends_on_the_seed_alone():
     specs = [draw(seed) for seed in range(300)]
     assert specs == [draw(seed) for seed in range(300)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -49,7 +51,11 @@ class _Sketch(WholeGraph):
 
 @torch.no_grad()
 def sketch(model: Callable[..., Tensor], shard: Shard) -> list[Use]:
-    """Every aggregation of model(graph, x), in order. Nothing is communicated. Refuses folds without a gradient."""
+    """Return every aggregation of model(graph, x), in order, without communication. Refuses folds without a gradient.
+
+    A copy of the model runs: a convolution with `cached=True` keeps the rows that it has seen."""
+    with suppress(Exception):  # a module of the user's that cannot be copied
+        model = copy.deepcopy(model)
     first, one_edge = slice(0, 1), slice(0, min(1, shard.inner.num_edges))
     ends = torch.zeros_like(shard.node_ids[one_edge])
     edges = replace(shard.inner.edges.at(one_edge), ids=ends)
