@@ -369,7 +369,6 @@ def test_a_fold_that_takes_blocks_does_not_ask_for_whole_neighborhoods(name):
 
 @pytest.mark.parametrize("fold", [Sum(), Max(), Softmax(), SoftmaxV2()], ids=lambda fold: type(fold).__name__)
 def test_fewer_rows_than_columns_are_refused_before_a_kernel_reads_them(fold) -> None:
-    """As the engine's state of a forged checkpoint has them."""
     block = Block.from_edges(torch.arange(3), torch.arange(3), num_dst=3, num_src=3, src_ids=torch.arange(3))
     short = Operands(
         src=(torch.ones(1, H, D), torch.ones(1, H)), dst=(torch.ones(3, H, D),), shared=(torch.ones(H, D),)

@@ -374,8 +374,9 @@ def sorted_by_kind(types: Tensor, num: int) -> tuple[Tensor, list[int]]:
 
 
 def refuse_short(block: Block, rows: Rows) -> None:
-    """ValueError where there are fewer rows than columns, as a forged checkpoint has them: kernels read what columns
-    say. Shapes: rows [num_src, ...] each."""
+    """Raise ValueError if there are fewer rows than columns, which kernels read without looking.
+
+    Shapes: rows [num_src, ...] each."""
     for each in rows:
         if len(each) < block.num_src:
             raise ValueError(

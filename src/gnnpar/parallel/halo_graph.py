@@ -24,7 +24,7 @@ from gnnpar.parallel.engine import Unsaved
 from gnnpar.parallel.local import LocalRows, Source, as_messages
 from gnnpar.parallel.shares import Shares, add_returned
 from gnnpar.parallel.torch_types import Context, apply, apply_to_rows
-from gnnpar.parallel.view import View, edge_order, of_this_shard
+from gnnpar.parallel.view import View, edge_order
 from gnnpar.parallel.whole import fold_all_edges, split_operands, wanted_gradients
 from gnnpar.partition.shard import Shard
 
@@ -189,7 +189,7 @@ class HaloGraph(View):
             view = self.exactly()
             rows = dict(view.exchange.take_all(view.send((self.shard.x,), site)))
             self.cache.halo = torch.cat([rows[p][0] for p in sorted(rows)] or [self.shard.x[:0]])
-        return of_this_shard(self.cache.halo, len(self.shard.halo_ids), "features of halo nodes")
+        return self.cache.halo
 
     def exactly(self) -> Self:
         """This view with the exchange of what is sent once."""

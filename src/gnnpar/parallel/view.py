@@ -54,14 +54,6 @@ class FeatureCache:
         self.folds = {key[1]: result for key, result in state.items() if key != "features"}
 
 
-def of_this_shard(kept: Tensor, rows: int, what: str) -> Tensor:
-    """What is kept, unless somebody else has made the checkpoint that it comes from: kernels read as many rows as are
-    due. ValueError."""
-    if kept.dim() < 2 or kept.shape[0] != rows:
-        raise ValueError(f"{what} of the checkpoint are {list(kept.shape)}, and {rows} rows are due: start afresh")
-    return kept
-
-
 @dataclass(eq=False)
 class View(OwnRows):
     """A shard in one layer of one pass. Views add `aggregate`. `cache`: of the engine; None: nothing is kept."""
@@ -136,7 +128,7 @@ class View(OwnRows):
     def kept_result(self, call: int, agg: Aggregator, src: Rows) -> Tensor | None:
         """A X from an earlier epoch, where it cannot have changed. A copy: a user's module may write into it."""
         kept = None if self.cache is None or not self._constant(agg, src) else self.cache.folds.get(call)
-        return None if kept is None else of_this_shard(kept, self.shard.num_inner, "results of layer 0").clone()
+        return None if kept is None else kept.clone()
 
     def keep_result(self, call: int, agg: Aggregator, src: Rows, out: Tensor) -> Tensor:
         if self.cache is not None and self._constant(agg, src):
