@@ -41,7 +41,7 @@ from gnnpar.models.pyg.hetero import (
 from gnnpar.models.pyg.layout import Layout
 from gnnpar.models.pyg.marks import EdgeRows, Edges, Here, Refused, Types, Weights, replaced
 from gnnpar.models.pyg.norm import batch_norms, forward_of
-from gnnpar.models.pyg.propagate import Forward, NormalizedSum, Way, adds_loops, way_of
+from gnnpar.models.pyg.propagate import Forward, NormalizedSum, StandIn, Way, adds_loops, way_of
 from gnnpar.models.row_local import refuse_noise
 from gnnpar.precision import is_narrow, mixed
 from gnnpar.seeding import torch_seeded
@@ -524,7 +524,9 @@ class PyGNet(GNN):
                     forward = way.forward(conv, view, own)
                 else:
                     forward = TypedGraph(view, layout).forward(way, conv, own)
-                stack.enter_context(replaced(conv, {"forward": _named(f"{name} ({type(conv).__name__})", forward)}))
+                named = _named(f"{name} ({type(conv).__name__})", forward)
+                methods = {"forward": named if "forward" in vars(conv) else StandIn(named)}
+                stack.enter_context(replaced(conv, methods))
             yield Here(g.at(0))
 
     def measure(self) -> None:

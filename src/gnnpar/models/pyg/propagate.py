@@ -143,10 +143,20 @@ def adds_loops(conv: MessagePassing) -> bool:
     return cls in _NORMALIZED - _LOOPLESS and options.get("normalize", True) and not options.get("improved")
 
 
+@dataclass(frozen=True, eq=False)
+class StandIn:
+    """A forward that stands for the class's own while the model runs on a rank's rows."""
+
+    run: Forward
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        return self.run(*args, **kwargs)
+
+
 def is_plain(conv: MessagePassing) -> bool:
     """Does it do what its class says: no hook of message passing, no method that an instance shadows, PyG's defaults of
     direction, dimension and layers? (Hooks of modules run in any case.)"""
-    shadowed = any(name in vars(conv) for name in _METHODS)
+    shadowed = any(name in vars(conv) and not isinstance(vars(conv)[name], StandIn) for name in _METHODS)
     hooked = any(vars(conv).get(name) for name in _HOOKS)
     usual = conv.flow == "source_to_target" and conv.node_dim in (-2, 0) and conv.decomposed_layers == 1
     return usual and not shadowed and not hooked and not conv.explain
