@@ -330,7 +330,7 @@ def _check(data: JsonObject) -> None:
 
 
 def _load_array(file: Path) -> Tensor:
-    """Read an array [N] int64 whose file name is the hash of its contents."""
+    """Read an array [N] int64 from a file named by the hash of its contents."""
     import numpy as np
     import torch
 

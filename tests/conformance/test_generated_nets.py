@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch_geometric.nn import SAGEConv
 
 from conformance.generated_nets import LACKING, VARIANTS_OF_OWN, build, draw, judge, judged, kwargs_of, place
+from conformance.plain_loop import graph, plain, verdict
 
 BATCH = 5
 SLOW = [pytest.param(number, marks=pytest.mark.slow) for number in range(8, 60)]
@@ -42,6 +46,25 @@ def test_buffers_in_checkpointed_part_move_twice_or_are_refused(conv, world, twi
     found = judged({"seed": 3, "layers": [layer]}, "graph_parallel", world, dirty=True)
     assert line in found.why
     assert (found.kind == "equal") == (not line), str(found)
+
+
+class AnnealedInAPart(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head, self.tau = SAGEConv(8, 8), nn.Linear(8, 3), 1.0
+
+    def part(self, x, edge_index):
+        self.tau *= 0.9 if self.training else 1.0
+        return self.conv(x, edge_index) / self.tau
+
+    def forward(self, x, edge_index):
+        return self.head(checkpoint(self.part, x, edge_index, use_reentrant=False))
+
+
+def test_number_that_a_checkpointed_part_changes_is_refused():
+    due = plain(AnnealedInAPart, graph())
+    found = verdict(f"{__name__}.AnnealedInAPart", {}, graph(), "single", 1, due)
+    assert (found.kind, "tau changes in a part that" in found.why) == ("refused", True), str(found)
 
 
 def test_gradient_hook_on_tensor_is_refused_in_pipeline_and_equal_elsewhere():

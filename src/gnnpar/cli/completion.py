@@ -70,7 +70,7 @@ def options_of(command: str) -> list[str]:
 
 
 def keys_of(words: Sequence[str]) -> list[str]:
-    """Return the keys of the configuration, and those of the file that the line, or the default, chooses in a group."""
+    """Return the keys of the configuration and of the chosen file of each group."""
     tree = yaml.safe_load((conf_dir() / f"{CONFIG}.yaml").read_text(encoding="utf-8"))
     chosen = {
         str(key): str(value) for each in tree["defaults"] if isinstance(each, dict) for key, value in each.items()

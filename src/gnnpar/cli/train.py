@@ -204,7 +204,7 @@ def run_one(job: HydraJob, planned: Job | None = None) -> int:
 
 
 def run_training(settings: Settings, run_dir: Path, callbacks: Sequence[Callback] = ()) -> Outcome:
-    """Start the ranks of a run, or join those of torchrun or Slurm, and train; leaves a result.json in `run_dir`.
+    """Start the ranks of a run, or join ranks of torchrun or Slurm, train, and write result.json into `run_dir`.
 
     Raises ValueError where the run cannot begin; joined ranks all raise the same.
     """
@@ -252,7 +252,7 @@ def plan_source_of(settings: Settings) -> PlanSource:
 
 
 def composed_settings(job: HydraJob) -> Settings:
-    """Return the settings of a job; joined ranks are told of an error, such as a folder that this host lacks."""
+    """Return the settings of a job. Tell joined ranks of an error, such as a missing folder on this host."""
     try:
         settings = job.settings()
         check_world(settings, job.overrides)

@@ -58,7 +58,7 @@ def _file_group(override: str) -> str:
 
 
 def _composed(overrides: Sequence[str]) -> object:
-    """Compose overrides without those of Hydra's own keys; references to missing keys stay."""
+    """Compose overrides, without keys of Hydra. Leave references to missing keys unresolved."""
     import hydra
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException

@@ -157,7 +157,7 @@ def hashes_of(
     carried: Mapping[str, Slices] | None = None,
     on_progress: OnProgress = no_progress,
 ) -> tuple[str, str]:
-    """Return (graph_hash, split_hash), equal to those of `Dataset.of`, reading by chunks."""
+    """Return the same (graph_hash, split_hash) as `Dataset.of`, reading by chunks."""
     digest = hashlib.sha256(f"{task}/{num_classes}".encode())
     num_edges, num_nodes = len(indices), len(y)
     digest.update(f"|torch.int64(2, {num_edges})|".encode())

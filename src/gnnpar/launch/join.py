@@ -214,7 +214,7 @@ def _receive(peer: socket.socket) -> Record:
 def _lead(
     store: Store, me: Record, address: str, size: int, marker: Path, end: float
 ) -> tuple[Record, dict[int, socket.socket]]:
-    """Rank 0: hear all ranks, and tell them the verdict. A refusal waits for ranks that start later."""
+    """Receive the records of all ranks on rank 0, and send the verdict. A refusal waits for ranks that start later."""
     own = uuid.uuid4().hex
     line, refused, ranks, peers = me["line"], me["refused"], {0: me}, dict[int, socket.socket]()
     with socket.create_server((address, 0), family=_family(address), backlog=size) as listener:
@@ -267,11 +267,12 @@ def _follow(
                 _send(hub, me | {"line": me["line"] or _unseen(Path(first["marker"]), unseen)})
                 return _receive(hub), {0: hub}
             except (OSError, ValueError) as error:  # of an earlier attempt, or closed to this host
-                reason = getattr(error, "strerror", None) or error
+                reason = (isinstance(error, OSError) and error.strerror) or error
                 why = f"rank 0 at {':'.join(map(str, first['hub']))}: {reason}; is a firewall between?"
             if store.check([first["id"]]):  # with torchrun: of this run's earlier attempt, or of another run
                 why = f"RANK={me['rank']} is taken twice, or another run has this port"
-                end = end if by_agent else 0.0
+                if not by_agent:
+                    break
         time.sleep(_POLL_SECONDS)
     raise JoinError(f"{_place()}: {why}")
 
@@ -348,7 +349,7 @@ class _Watch:
         return {"line": f"rank {me}: {reason}", "lost": [me], "host": self.joined.hosts[me]}
 
     def settled(self, error: Exception) -> PeerLost:
-        """Return the error to end with: this rank's own failure, told to all, or the loss that caused it."""
+        """Return the error to end with: this rank's own failure, which all are told, or the loss that caused it."""
         mine = failure_of(self.joined.rank, error)
         if mine.secondary:
             self.known.wait(self.seconds + 4 * _GATHER_SECONDS)
@@ -372,7 +373,7 @@ class _Watch:
                         message = _receive(self.joined.peers[key.data])
                     except (OSError, ValueError) as error:
                         silent[key.data] = "ended without a message (killed, or out of memory?)"
-                        if getattr(error, "errno", None) in _SILENT:
+                        if isinstance(error, OSError) and error.errno in _SILENT:
                             lost = f"{self.seconds:g} s (comm.lost_seconds); is the host down, or a link cut?"
                             silent[key.data] = f"{_NO_ANSWER} {lost}"
                     else:

@@ -48,7 +48,7 @@ class Controller:
 
 
 def controller(mounts: str) -> Controller | None:
-    """Return the controller in these lines of /proc/mounts; None: there is none."""
+    """Return the controller in these lines of /proc/mounts, or None."""
     found = None
     for line in mounts.splitlines():
         _, folder, kind, options = line.split(" ")[:4]
@@ -60,7 +60,7 @@ def controller(mounts: str) -> Controller | None:
 
 
 def own_controller() -> Controller | None:
-    """Return the controller of this machine; None: there is none."""
+    """Return the controller of this machine, or None."""
     with suppress(OSError):
         found = controller(Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape"))
         if found is not None and (found.version == 1 or found.has_cpu("cgroup.controllers")):

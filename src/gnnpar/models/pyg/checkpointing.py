@@ -2,7 +2,8 @@
 
 Both run a part of the model again in backward, where no exchange of rows and no keyed mask belongs. Inside of `kept`
 the part runs once and its activations are kept: the same numbers, in more memory. Running statistics of BatchNorm1d
-move twice in a checkpointed part, as in PyG's own loop; a part that changes other buffers is refused.
+move twice in a checkpointed part, as in PyG's own loop; a part that changes other buffers, or numbers that modules keep
+as attributes, is refused.
 """
 
 from __future__ import annotations
@@ -52,15 +53,15 @@ def _reversible(forward: Callable[..., object], *args: object, **kwargs: object)
 
 @contextmanager
 def _part(*, norms: bool = True) -> Iterator[None]:
-    """Raise ValueError if buffers change inside, which running again would change again.
+    """Raise ValueError if the state of modules changes inside, which running again would change again.
 
     norms: BatchNorm1d asks `runs_again`, and its buffers may change."""
-    counted, before = _buffers(without_norms=norms), _PART.set(norms)
+    counted, before = _state(without_norms=norms), _PART.set(norms)
     try:
         yield
     finally:
         _PART.reset(before)
-    changed = [name for name, state in _buffers(without_norms=norms).items() if counted[name] != state]
+    changed = [name for name, state in _state(without_norms=norms).items() if counted.get(name) != state]
     if changed and torch.is_grad_enabled():
         raise ValueError(
             f"{changed[0]} changes in a part that torch.utils.checkpoint or a reversible module would run again, "
@@ -68,16 +69,17 @@ def _part(*, norms: bool = True) -> Iterator[None]:
         )
 
 
-def _buffers(*, without_norms: bool) -> dict[str, tuple[int, int]]:
-    """Return identity and version of each buffer of the model by name."""
-    net = _KEPT.get()
+def _state(*, without_norms: bool) -> dict[str, object]:
+    """Return identity and version of each buffer of the model, and each number and word that a module keeps."""
+    net, found = _KEPT.get(), dict[str, object]()
     assert net is not None
-    return {
-        f"{name}.{key}": (id(buffer), buffer._version)
-        for name, module in net.named_modules()
-        if not (without_norms and type(module) is nn.BatchNorm1d)
-        for key, buffer in module.named_buffers(recurse=False)
-    }
+    for name, module in net.named_modules():
+        if not (without_norms and type(module) is nn.BatchNorm1d):
+            buffers = module.named_buffers(recurse=False)
+            found |= {f"{name}.{key}": (id(buffer), buffer._version) for key, buffer in buffers}
+        kept = vars(module).items()
+        found |= {f"{name}.{key}": value for key, value in kept if isinstance(value, bool | int | float | str)}
+    return found
 
 
 @cache
