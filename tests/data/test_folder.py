@@ -12,6 +12,7 @@ from gnnpar import files
 from gnnpar.cli.main import run
 from gnnpar.config.compose import compose
 from gnnpar.data import external, stored
+from gnnpar.data.adjacency import EdgeList
 from gnnpar.data.columns import Column, ColumnWriter
 from gnnpar.data.files import find_folder
 from gnnpar.data.folder import Folder
@@ -112,8 +113,12 @@ def test_the_bucket_sort_is_canonical(tmp_path: Path, nodes: int, edges: int) ->
     cases = [(True, True, True), (False, False, False), (True, False, True), ("keep", True, False)]
     for loops, both, distinct in cases:
         want = canonical_edges(
-            torch.from_numpy(pairs), num_nodes=nodes, symmetrize=both, self_loops=loops, drop_duplicates=distinct
-        )
+            EdgeList(torch.from_numpy(pairs)),
+            num_nodes=nodes,
+            symmetrize=both,
+            self_loops=loops,
+            drop_duplicates=distinct,
+        ).edge_index
         indptr, indices, _ = external.canonical_csr(
             lambda: iter([(pairs[0, :7], pairs[1, :7], {}), (pairs[0, 7:], pairs[1, 7:], {})]),
             tmp_path,

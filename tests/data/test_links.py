@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gnnpar.data.adjacency import EdgeList
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.links import Link, NotChosen
 from gnnpar.data.preprocess import canonical_edges
@@ -19,7 +20,7 @@ NODES = 60
 
 def undirected(ends: Tensor, num_nodes: int = NODES) -> Dataset:
     """With both directions of every edge, and self loops. Shapes: ends [2, n]."""
-    edges = canonical_edges(ends, num_nodes=num_nodes, symmetrize=True, self_loops=True)
+    edges = canonical_edges(EdgeList(ends), num_nodes=num_nodes, symmetrize=True, self_loops=True).edge_index
     mask = torch.ones(num_nodes, dtype=torch.bool)
     return Dataset.of(
         "drawn",

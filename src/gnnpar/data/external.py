@@ -1,8 +1,8 @@
-"""Preprocessing of graphs of any size, with a bucket sort of the edges on disk: the result of `prepare`, in chunks.
+"""Preprocess graphs beyond memory: the result of `prepare`, in chunks, with a bucket sort of the edges on disk.
 
-Three passes over the edges: count the in-edges of every row, deal the edges out to buckets of consecutive rows that fit
-in memory, sort one bucket after the other. Memory is O(nodes) + one bucket. Scratch space is 8 bytes an edge, and
-4 bytes a weight, 8 a type, 4 a number of an attribute row (8 bytes a float64).
+Three passes over the edges: count the in-edges of every row, write the edges into buckets of consecutive rows that fit
+in memory, sort each bucket. Memory is O(nodes) + one bucket. Scratch space is 8 bytes an edge, and 4 bytes a weight,
+8 a type, 4 a number of an attribute row (8 bytes a float64).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gnnpar.data.stored import OnProgress, Stored, hashes_of, no_progress
 from gnnpar.folds.edge_data import SelfLoops
 
 BUCKET_EDGES = 1 << 23
-EdgeChunk = tuple[np.ndarray, np.ndarray, EdgeValues]  # sources, destinations, what they carry
+EdgeChunk = tuple[np.ndarray, np.ndarray, EdgeValues]  # sources, destinations, edge data
 EdgeList = Callable[[], Iterator[EdgeChunk]]  # a chunk at a time
 
 
@@ -93,7 +93,7 @@ def streamed(
 
 
 class PreparedRows:
-    """Rows of features by slices, checked and normalized as in `prepare`. `wide`: they are given in a wide dtype."""
+    """Features by slices of rows, checked and normalised as in `prepare`. `wide`: they are given in a wide dtype."""
 
     def __init__(
         self, config: Preprocess, name: str, shape: tuple[int, ...], read: Callable[[slice], Tensor], *, wide: bool
@@ -173,15 +173,39 @@ def canonical_csr(
             "; number nodes from 0, or give more feature rows."
         )
     bounds = _bounds(counts, bucket_edges)
-    fields = sorted(kinds.items())
-    record = np.dtype([("key", np.int64), *fields]) if fields else np.dtype(np.int64)
+    record = np.dtype([("key", np.int64), *sorted(kinds.items())])
     _deal(listed("sort edges"), folder, bounds, num_nodes, record)
-    sort = _Sort(name, folder, bounds, num_nodes, self_loops=self_loops is True, drop_duplicates=drop_duplicates)
-    return sort.carrying(kinds, record, loops, on_progress) if kinds else sort.plain(on_progress)
+    degrees = np.zeros(num_nodes, dtype=np.int64)
+    with ExitStack() as opened:
+        index = np.int32 if num_nodes < 2**31 else np.int64
+        out = opened.enter_context(ColumnWriter(folder / "indices.npy", index))
+        files = {
+            kind: opened.enter_context(ColumnWriter(folder / f"{kind}.npy", dtype.base, dtype.shape))
+            for kind, dtype in kinds.items()
+        }
+        for b, (first, last) in enumerate(pairwise(bounds.tolist())):
+            on_progress("sort buckets", b / (len(bounds) - 1))
+            bucket = folder / f"bucket-{b}"
+            records = np.fromfile(bucket, dtype=record)
+            bucket.unlink()
+            keys, values = records["key"], {kind: records[kind] for kind in kinds}
+            if self_loops is True:
+                rows = np.arange(last - first)
+                keys = np.concatenate([keys, rows * num_nodes + rows + first])
+            if loops is not None:
+                values = {"weight": np.concatenate([values["weight"], loops.weights[first:last]])}
+            keys, values = sorted_edges(name, keys, values, num_nodes, drop_duplicates=drop_duplicates, first_row=first)
+            row, src = np.divmod(keys, num_nodes)
+            degrees[first:last] = np.bincount(row, minlength=last - first)
+            out.write(src)
+            for kind, value in values.items():
+                files[kind].write(value)
+    columns = {kind: Column(file.file) for kind, file in files.items()}
+    return np.concatenate([[0], np.cumsum(degrees)]), Column(out.file), columns
 
 
 def _chosen(src: np.ndarray, dst: np.ndarray, values: EdgeValues, kept: np.ndarray) -> EdgeChunk:
-    """The edges of a mask."""
+    """Select the edges of a mask."""
     return src[kept].astype(np.int64), dst[kept].astype(np.int64), {k: value[kept] for k, value in values.items()}
 
 
@@ -189,103 +213,27 @@ EDGE_TYPES: dict[str, type[np.generic]] = {"weight": np.float32, "type": np.int6
 
 
 def _bounds(counts: np.ndarray, most: int) -> np.ndarray:
-    """First rows of buckets of about `most` edges, and the number of rows; a row is never divided."""
+    """Return the first rows of buckets of about `most` edges, and the number of rows. A row is never divided."""
     bucket = (np.cumsum(counts) - 1) // most
     first = np.flatnonzero(np.diff(bucket, prepend=-1))
     return np.concatenate([first[:1] * 0, first[1:], [len(counts)]])
 
 
 def _deal(edges: Iterator[EdgeChunk], folder: Path, bounds: np.ndarray, num_nodes: int, record: np.dtype) -> None:
-    """Every edge as one key, (row - first row of its bucket) * N + source, with what it carries, into the file of its
-    bucket."""
+    """Write each edge as a record into the file of its bucket: key = (row - first row of the bucket) * N + source, and
+    its data."""
     files = [(folder / f"bucket-{b}").open("wb") for b in range(len(bounds) - 1)]
     try:
         for src, dst, values in edges:
             bucket = (np.searchsorted(bounds, dst, side="right") - 1).astype(np.uint16 if len(files) < 65536 else int)
             order = np.argsort(bucket, kind="stable")
-            keys = ((dst - bounds[bucket]) * num_nodes + src)[order]
-            if values:
-                records = np.empty(len(keys), record)
-                records["key"] = keys
-                for kind, value in values.items():
-                    records[kind] = value[order]
-                keys = records
+            records = np.empty(len(src), record)
+            records["key"] = ((dst - bounds[bucket]) * num_nodes + src)[order]
+            for kind, value in values.items():
+                records[kind] = value[order]
             ends = np.cumsum(np.bincount(bucket, minlength=len(files)))
             for b in np.flatnonzero(np.diff(ends, prepend=0)):
-                files[b].write(keys[ends[b - 1] if b else 0 : ends[b]].data)
+                files[b].write(records[ends[b - 1] if b else 0 : ends[b]].data)
     finally:
         for file in files:
             file.close()
-
-
-class _Sort:
-    """Bucket after bucket in order, behind each other."""
-
-    def __init__(
-        self, name: str, folder: Path, bounds: np.ndarray, num_nodes: int, *, self_loops: bool, drop_duplicates: bool
-    ) -> None:
-        self.name, self.folder, self.bounds, self.num_nodes = name, folder, bounds, num_nodes
-        self.self_loops, self.drop_duplicates = self_loops, drop_duplicates
-        self.degrees = np.zeros(num_nodes, dtype=np.int64)
-
-    def plain(self, on_progress: OnProgress) -> tuple[np.ndarray, Column, dict[str, Column]]:
-        with self._indices() as out:
-            for first, last, keys in self._buckets(np.dtype(np.int64), on_progress):
-                if self.self_loops:
-                    keys = np.concatenate([keys, self._loops(first, last)])
-                keys.sort()
-                if self.drop_duplicates and len(keys):
-                    keys = keys[np.concatenate([[True], keys[1:] != keys[:-1]])]
-                out.write(self._counted(first, last, keys))
-        return self._pointers(), Column(out.file), {}
-
-    def carrying(
-        self,
-        kinds: Mapping[str, np.dtype],
-        record: np.dtype,
-        loops: LoopWeights | None,
-        on_progress: OnProgress,
-    ) -> tuple[np.ndarray, Column, dict[str, Column]]:
-        with ExitStack() as opened:
-            out = opened.enter_context(self._indices())
-            files = {
-                kind: opened.enter_context(ColumnWriter(self.folder / f"{kind}.npy", dtype.base, dtype.shape))
-                for kind, dtype in kinds.items()
-            }
-            for first, last, records in self._buckets(record, on_progress):
-                keys, values = records["key"], {kind: records[kind] for kind in kinds}
-                if loops is not None:
-                    keys = np.concatenate([keys, self._loops(first, last)])
-                    values = {"weight": np.concatenate([values["weight"], loops.weights[first:last]])}
-                keys, values = sorted_edges(
-                    self.name, keys, values, self.num_nodes, drop_duplicates=self.drop_duplicates, first_row=first
-                )
-                out.write(self._counted(first, last, keys))
-                for kind, value in values.items():
-                    files[kind].write(value)
-        return self._pointers(), Column(out.file), {kind: Column(file.file) for kind, file in files.items()}
-
-    def _indices(self) -> ColumnWriter:
-        return ColumnWriter(self.folder / "indices.npy", np.int32 if self.num_nodes < 2**31 else np.int64)
-
-    def _buckets(self, kind: np.dtype, on_progress: OnProgress) -> Iterator[tuple[int, int, np.ndarray]]:
-        """(first row, last row, what was dealt out) of every bucket, whose file goes."""
-        for b, (first, last) in enumerate(pairwise(self.bounds.tolist())):
-            on_progress("sort buckets", b / (len(self.bounds) - 1))
-            file = self.folder / f"bucket-{b}"
-            found = np.fromfile(file, dtype=kind)
-            file.unlink()
-            yield first, last, found
-
-    def _loops(self, first: int, last: int) -> np.ndarray:
-        rows = np.arange(last - first, dtype=np.int64)
-        return rows * self.num_nodes + rows + first
-
-    def _counted(self, first: int, last: int, keys: np.ndarray) -> np.ndarray:
-        """The sources of sorted keys, whose rows are counted."""
-        row, src = np.divmod(keys, self.num_nodes)
-        self.degrees[first:last] = np.bincount(row, minlength=last - first)
-        return src
-
-    def _pointers(self) -> np.ndarray:
-        return np.concatenate([[0], np.cumsum(self.degrees)])

@@ -1,7 +1,5 @@
-"""From a raw graph to a Dataset, once, before partitioning: edges, global degrees, split, feature normalisation.
-
-Order: check, symmetrise, drop repeated edges, remove, add or keep self loops, sort by (destination, source), count
-degrees, split, normalise (`standard` is fitted on training nodes only), hash.
+"""Preprocess a raw graph into a Dataset: check, symmetrise, drop repeated edges, remove, add or keep self loops, sort
+by (destination, source), count degrees, split, normalise (`standard` is fitted on training nodes only), hash.
 """
 
 import copy
@@ -22,22 +20,19 @@ from gnnpar.folds.edge_data import EdgeData, SelfLoops
 from gnnpar.track.console import say
 
 AutoLoops = SelfLoops | Literal["auto"]
-"""auto: `Preprocess.usual_loops`; settings put in what a PyG model runs on in PyG (`settings.build_settings`)."""
+"""auto: `Preprocess.usual_loops`, or what a PyG model needs (`settings.build_settings`)."""
 
 Masks = tuple[Tensor, Tensor, Tensor]
 
 
 class DatasetConfig(Protocol):
-    """A frozen dataclass whose fields are the keys of conf/dataset/*.yaml.
-
-    One whose graph can be read in chunks is also Streamed (stored.py).
-    """
+    """A frozen dataclass with the keys of conf/dataset/*.yaml. One that is read in chunks is also Streamed (stored.py)."""
 
     @property
     def name(self) -> str: ...
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
-        """Read or generate the graph; `seed` is the run's seed, used only where a seed field is null."""
+        """Read or generate the graph. `seed`: of the run, used where a seed field is null."""
         ...
 
 
@@ -51,7 +46,7 @@ class Generated(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocess:
-    """What is done to every graph; part of a dataset's definition and so of its hashes."""
+    """Preprocessing of a graph: part of a dataset's definition, and so of its hashes."""
 
     self_loops: AutoLoops = "auto"  # true: exactly one a node; false: none; keep: the graph's own; auto: `usual_loops`
     symmetrize: bool = False  # add the reverse of every edge
@@ -67,13 +62,13 @@ class Preprocess:
     double: ClassVar[bool] = False  # `in_float64`
 
     def in_float64(self) -> Self:
-        """The same graph for precision=fp64: float64 and wide integers become float64, normalised or not."""
+        """Return the configuration for precision=fp64: float64 and wide integers become float64."""
         found = copy.copy(self)
         object.__setattr__(found, "double", True)
         return found
 
     def rounds(self, float64: Iterable[bool]) -> bool:
-        """Whether float32 stands for numbers that were given, or computed, in float64."""
+        """Return whether float32 stores numbers that were given or computed in float64."""
         return not self.double and (self.normalize != "none" or any(float64))
 
     usual_loops: ClassVar[SelfLoops] = True
@@ -84,22 +79,22 @@ class Preprocess:
 
     @property
     def merges(self) -> bool:
-        """Is an edge that is given twice one edge?"""
+        """Whether repeated edges are dropped."""
         return self.drop_duplicates is not False
 
     @property
     def preparation(self) -> Mapping[str, object]:
-        """How edges and features are made of what is read, by key: a model predicts on what was prepared as this."""
+        """Keys that decide how edges and features are prepared, for exports and predictions."""
         edges = {"self_loops": self.loops, "symmetrize": self.symmetrize, "drop_duplicates": self.merges}
         return edges | {"normalize": self.normalize, "features": "file"}
 
     def without_labels(self) -> Self:
-        """The same graph, whose labels and masks are not needed where its reader can do without."""
+        """Return the configuration that reads no labels and masks, where the reader has one."""
         return self
 
 
 def prepare(raw: RawGraph, config: Preprocess, *, seed: int) -> Dataset:
-    """Check and preprocess a graph; ValueError in one line where it cannot enter."""
+    """Check and preprocess a graph. Raises ValueError in one line."""
     given, how = raw, config.normalize
     raw = checked(given, double=config.double, normalize=how != "none")
     numbers = (given.x, given.edges.weight, given.edges.attr, given.y if given.task == "regression" else None)
@@ -132,69 +127,44 @@ def prepare(raw: RawGraph, config: Preprocess, *, seed: int) -> Dataset:
 
 
 def changes(before: Tensor, after: Tensor, *, both_ways: bool) -> EdgeChanges:
-    """From the edges of a graph to canonical ones. `both_ways`: reverses were added. Shapes: [2, E], [2, E']."""
+    """Count self loops added and removed, and edges dropped. `both_ways`: reverses were added. Shapes: [2, E]."""
     loops, kept = (int((edges[0] == edges[1]).sum()) for edges in (before, after))
     dropped = 0 if both_ways else before.shape[1] - loops - (after.shape[1] - kept)
     return EdgeChanges(max(0, kept - loops), max(0, loops - kept), dropped)
 
 
 def edges_as(config: Preprocess, name: str, edges: EdgeList, *, num_nodes: int, pairs: bool) -> EdgeList:
-    """Canonical edges as the configuration wants them. `pairs`: each is listed in one direction and meant in both."""
-    how = {
-        "num_nodes": num_nodes,
-        "symmetrize": config.symmetrize or pairs,
-        "self_loops": config.loops,
-        "drop_duplicates": config.merges,
-    }
-    if not edges.data.kinds:
-        return EdgeList(canonical_edges(edges.edge_index, **how))
-    return canonical_list(edges, name=name, **how)
+    """Return canonical edges as the configuration asks. `pairs`: each edge is listed once, for both directions."""
+    return canonical_edges(
+        edges,
+        name=name,
+        num_nodes=num_nodes,
+        symmetrize=config.symmetrize or pairs,
+        self_loops=config.loops,
+        drop_duplicates=config.merges,
+    )
+
+
+EdgeValues = dict[str, np.ndarray]  # edge data by kind: [E] or [E, D]
 
 
 def canonical_edges(
-    edge_index: Tensor, *, num_nodes: int, symmetrize: bool, self_loops: SelfLoops, drop_duplicates: bool = True
-) -> Tensor:
-    """Edges in the one order everything downstream relies on.
-
-    Shapes: edge_index [2, E] -> [2, E'], sorted by (destination, source).
-    """
-    src, dst = edge_index
-    apart = src != dst
-    key = dst * num_nodes + src
-    key = key if self_loops == "keep" else key[apart]
-    if symmetrize:
-        key = torch.cat([key, (src * num_nodes + dst)[apart]])
-    if self_loops is True:
-        key = torch.cat([key, torch.arange(num_nodes) * (num_nodes + 1)])
-    # A numpy sort of int64 is about 3x faster than torch's on a CPU.
-    ordered = np.sort(key.numpy())
-    if drop_duplicates and len(ordered):
-        ordered = ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])]
-    dst_out, src_out = np.divmod(ordered, num_nodes)
-    return torch.stack([torch.from_numpy(src_out), torch.from_numpy(dst_out)])
-
-
-EdgeValues = dict[str, np.ndarray]  # what edges carry, by kind: [E] or [E, D]
-
-
-def canonical_list(
     edges: EdgeList,
     *,
-    name: str,
     num_nodes: int,
     symmetrize: bool,
     self_loops: SelfLoops,
     drop_duplicates: bool = True,
+    name: str = "given",
 ) -> EdgeList:
-    """`canonical_edges` with what they carry: edges of two types are two edges, in the order of their types; those that
-    stay repeated come by weight, then by attributes.
+    """Return edges with their data, sorted by (destination, source), type, weight and attributes.
 
-    A self loop keeps the weight that the graph gives it, where loops stay, and has weight 1 elsewhere. ValueError where
-    an edge that is kept once comes with two weights or two rows. Shapes: E edges -> E' edges.
+    Edges of different types are not repetitions of each other. An added self loop has weight 1, or the weight of the
+    loops it replaces. Raises ValueError where repetitions to drop differ in weight or attributes. Shapes: [2, E].
     """
     src, dst = edges.edge_index.numpy()
     apart = src != dst
-    kept = np.full(len(src), True) if self_loops == "keep" else apart
+    kept = slice(None) if self_loops == "keep" else apart
     given: EdgeValues = {kind: edges.data.tensors[kind].numpy() for kind in sorted(edges.data.kinds)}
     key, values = (dst * num_nodes + src)[kept], {kind: value[kept] for kind, value in given.items()}
     if symmetrize:
@@ -202,10 +172,11 @@ def canonical_list(
         values = {kind: np.concatenate([value, given[kind][apart]]) for kind, value in values.items()}
     if self_loops is True:
         refuse_loops(name, values)
-        own = LoopWeights(name, num_nodes, given["weight"].dtype)
-        own.add(src[~apart], given["weight"][~apart])
         key = np.concatenate([key, np.arange(num_nodes) * (num_nodes + 1)])
-        values = {"weight": np.concatenate([values["weight"], own.weights])}
+        if values:
+            own = LoopWeights(name, num_nodes, given["weight"].dtype)
+            own.add(src[~apart], given["weight"][~apart])
+            values = {"weight": np.concatenate([values["weight"], own.weights])}
     key, values = sorted_edges(name, key, values, num_nodes, drop_duplicates=drop_duplicates)
     dst_out, src_out = np.divmod(key, num_nodes)
     data = EdgeData(**{kind: torch.from_numpy(value) for kind, value in values.items()})
@@ -213,7 +184,7 @@ def canonical_list(
 
 
 def refuse_loops(name: str, kinds: Iterable[str]) -> None:
-    """ValueError where self loops are to be added to edges that carry what a loop has not."""
+    """Raise ValueError where edges have types or attributes, which added self loops lack."""
     titles = {"type": "types", "attr": "attributes"}
     if lacking := [titles[kind] for kind in sorted(kinds) if kind in titles]:
         raise ValueError(
@@ -223,7 +194,10 @@ def refuse_loops(name: str, kinds: Iterable[str]) -> None:
 
 
 class LoopWeights:
-    """The weight of every node's self loop: that of the loops of the graph, which agree, else 1."""
+    """Weights [N] of the self loops to add: those of the graph's own loops, else 1.
+
+    `add` raises ValueError for loops of one node with different weights.
+    """
 
     def __init__(self, name: str, num_nodes: int, dtype: np.dtype) -> None:
         self.name, self.weights, self._given = name, np.ones(num_nodes, dtype), np.zeros(num_nodes, bool)
@@ -240,10 +214,16 @@ class LoopWeights:
 def sorted_edges(
     name: str, key: np.ndarray, values: EdgeValues, num_nodes: int, *, drop_duplicates: bool, first_row: int = 0
 ) -> tuple[np.ndarray, EdgeValues]:
-    """Keys (row * nodes + source) and what their edges carry, by key, type, weight and attributes; ValueError where an
-    edge that is kept once has two weights or two rows. `first_row`: rows are counted from it. Shapes: [E] -> [E']."""
-    order = np.lexsort([values[kind] for kind in ("weight", "type") if kind in values] + [key])
-    key, values = key[order], {kind: value[order] for kind, value in values.items()}
+    """Sort keys (row * nodes + source) and edge data by key, type, weight and attributes, without repetitions if asked.
+
+    Raises ValueError where repetitions to drop differ in weight or attributes. `first_row`: added to rows in messages.
+    Shapes: [E] -> [E'].
+    """
+    if values:
+        order = np.lexsort([values[kind] for kind in ("weight", "type") if kind in values] + [key])
+        key, values = key[order], {kind: value[order] for kind, value in values.items()}
+    else:
+        key = np.sort(key)  # about 3x faster than torch's sort of int64 on a CPU
     same = key[1:] == key[:-1]
     if "type" in values:
         same &= values["type"][1:] == values["type"][:-1]
@@ -268,8 +248,8 @@ def sorted_edges(
 
 
 def _by_attributes(values: EdgeValues, same: np.ndarray) -> EdgeValues:
-    """Edges that are alike but for their attributes, by these. Shapes: same [E - 1], whether an edge is its
-    predecessor again."""
+    """Sort edges that differ in attributes alone by their attributes. `same` [E - 1]: whether an edge has the key and
+    type of its predecessor."""
     if "attr" not in values:
         return values
     if "weight" in values:
@@ -295,10 +275,9 @@ def _two_weights(name: str, source: int, destination: int, first: float, second:
 
 
 def normalized(x: Tensor, how: str, *, train_mask: Tensor, double: bool = False, name: str = "given") -> Tensor:
-    """Features by row sum or by training mean and deviation, computed in float64 and stored as by `stored_as`; rows
-    without mass and constant columns stay finite.
+    """Normalise features by row sum, or by mean and deviation of training rows, in float64; store as by `stored_as`.
 
-    Shapes: x [N, F], train_mask [N] -> [N, F].
+    Rows that sum to 0 and constant columns stay finite. Shapes: x [N, F], train_mask [N] -> [N, F].
     """
     if how == "none":
         return x
@@ -320,7 +299,7 @@ _ROWS_AT_ONCE = 1 << 16  # in float64
 
 
 def make_split(raw: RawGraph, config: Preprocess, *, seed: int) -> Masks:
-    """Training, validation and test masks, [N] bool each. `seed`: the run's, used only where a field is null."""
+    """Return training, validation and test masks, [N] bool each. `seed`: of the run, used where a field is null."""
     if config.split == "public":
         return _public_split(raw, seed if config.split_index is None else config.split_index)
     seed = seed if config.split_seed is None else config.split_seed

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.comm import ThreadWorld
+from gnnpar.data.adjacency import EdgeList
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.preprocess import canonical_edges
 from gnnpar.data.tasks import Task, make_task
@@ -73,12 +74,12 @@ def prepared(dataset: Dataset, model: ModelSource, *, carried: frozenset[EdgeKin
     if (typed := typed_dataset(model)) is not None:
         return typed if dataset.edge_sizes.schema is None else dataset
     edges = canonical_edges(
-        dataset.edge_index,
+        EdgeList(dataset.edge_index),
         num_nodes=dataset.num_nodes,
         symmetrize=False,
         self_loops=model.self_loops is not False,
         drop_duplicates=model.self_loops != "keep",
-    )
+    ).edge_index
     if model.self_loops == "keep":
         edges = edges[:, (edges[0] != edges[1]) | (edges[0] % 2 == 0)]
     masks = (dataset.train_mask, dataset.val_mask, dataset.test_mask)
