@@ -2,7 +2,6 @@
 
 import contextlib
 import gzip
-import importlib
 import io
 import os
 import subprocess
@@ -226,7 +225,8 @@ def test_downloads_have_names_of_their_own(tmp_path: Path, monkeypatch: pytest.M
         return _Answer(b'<a href="../../../../elsewhere">' + b"x" * 100)
 
     monkeypatch.setattr(urllib.request, "urlopen", open_it)
-    downloads.fetch("cora", ("ind.cora.x", "ind.cora.y"), tmp_path / "raw")
+    addresses = pyg._SOURCES["cora"].addresses()
+    downloads.fetch({name: addresses[name] for name in ("ind.cora.x", "ind.cora.y")}, tmp_path / "raw")
     assert [file.name for file in sorted(tmp_path.rglob("*")) if file.is_file()] == ["ind.cora.x", "ind.cora.y"]
     assert asked[0] == "https://github.com/kimiyoung/planetoid/raw/master/data/ind.cora.x"
 
@@ -239,7 +239,7 @@ def test_a_download_that_is_cut_off_is_not_taken_for_the_file(tmp_path: Path, mo
 
     monkeypatch.setattr(urllib.request, "urlopen", lambda request, timeout: Cut(b"x" * 50))
     with pytest.raises(ValueError, match=r"ind\.cora\.x is incomplete: 50 of 100 bytes were received; try again"):
-        downloads.fetch("cora", ("ind.cora.x",), tmp_path / "raw")
+        downloads.fetch({"ind.cora.x": "https://a.b/ind.cora.x"}, tmp_path / "raw")
     assert not list((tmp_path / "raw").iterdir())
 
 
@@ -249,21 +249,15 @@ def test_an_archive_gives_the_files_that_are_asked_for(tmp_path: Path, monkeypat
         for name in ("reddit_data.npz", "../outside", "reddit_graph.npz"):
             archive.writestr(name, name)
     monkeypatch.setattr(urllib.request, "urlopen", lambda request, timeout: _Answer(packed.getvalue()))
-    downloads.fetch("reddit", ("reddit_data.npz", "reddit_graph.npz"), tmp_path / "raw")
+    downloads.fetch(pyg._SOURCES["reddit"].addresses(), tmp_path / "raw")
     assert sorted(file.name for file in tmp_path.rglob("*")) == ["raw", "reddit_data.npz", "reddit_graph.npz"]
 
 
-def test_addresses_are_those_of_pyg() -> None:
-    """Of the installed version, but for the way."""
-    for name, source in pyg._SOURCES.items():
-        cls = getattr(importlib.import_module("torch_geometric.datasets"), source.cls)
-        addresses = [downloads._address(name, file) for file in source.files]
-        if name in downloads.BY_NUMBER:
-            numbers = [cls.adj_full_id, cls.feats_id, cls.class_map_id, cls.role_id]
-            assert [address.rpartition("=")[2] for address in addresses] == numbers
-        else:
-            assert all(address.startswith(cls.url.rstrip("/")) for address in addresses)
-        assert all(address.startswith(downloads.server_of(name)) for address in addresses)
+def test_every_dataset_has_addresses() -> None:
+    for source in pyg._SOURCES.values():
+        addresses = source.addresses()
+        assert tuple(addresses) == source.files
+        assert all(address.startswith("https://") for address in addresses.values())
 
 
 def ogb_files(folder: Path, **changed: str) -> None:

@@ -28,7 +28,7 @@ def test_a_label_beyond_the_number_of_nodes_is_refused(tmp_path: Path) -> None:
 def test_a_label_beyond_63_bits_is_refused(tmp_path: Path, label: int) -> None:
     labels: dict[str, Any] = npz_arrays(y=np.array([0, 1, 2, 0, label, 2], dtype=np.uint64))
     np.savez(tmp_path / "g.npz", **labels)
-    with pytest.raises(ValueError, match=rf"the number {label} is beyond 2\^63"):
+    with pytest.raises(ValueError, match=rf"the number {label}, beyond 2\^63"):
         NPZ(path=str(tmp_path / "g.npz")).load(None, seed=0)
 
 

@@ -1,7 +1,7 @@
-"""Edges of the block model of synthetic.py: which node pairs are drawn, by kind.
+"""Edges of the block model of synthetic.py: draw node pairs of each kind.
 
-Every kind draws the first end by weight among the nodes that take part, the second by weight from the cell of nodes
-that may answer. A cell is a contiguous range of the nodes sorted by a key, so a batch of n draws costs O(n log N).
+Every kind draws the first end by weight among its nodes, the second by weight from a cell of allowed nodes. A cell is a
+contiguous range of the nodes sorted by a key, so a batch of n draws costs O(n log N).
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-Ends = tuple[np.ndarray, np.ndarray]  # i, j; -1 in j where nobody answers
+Ends = tuple[np.ndarray, np.ndarray]  # i, j; -1 in j for an empty cell
 Draw = Callable[[int, np.random.Generator], Ends]
 
 _ATTEMPTS = 60
@@ -35,7 +35,7 @@ class Nodes:
 
 
 class _Cells:
-    """Nodes by an integer key, to draw one of a given cell by weight."""
+    """Nodes sorted by an integer key, to draw from a given cell by weight."""
 
     def __init__(self, key: np.ndarray, weight: np.ndarray, *, num_cells: int):
         self.order = np.argsort(key, kind="stable")
@@ -44,7 +44,7 @@ class _Cells:
         self.mass = self.total[self.bound[1:]] - self.total[self.bound[:-1]]
 
     def draw(self, cell: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """A node of each given cell, or -1 where the cell is empty. Shapes: cell [n] -> [n]."""
+        """Draw a node of each given cell; -1 for an empty cell. Shapes: cell [n] -> [n]."""
         first, last = self.bound[cell], self.bound[cell + 1] - 1
         point = self.total[first] + rng.random(len(cell)) * self.mass[cell]
         slot = np.clip(np.searchsorted(self.total, point, side="right") - 1, first, np.maximum(first, last))
@@ -52,7 +52,7 @@ class _Cells:
 
 
 def bridges(nodes: Nodes) -> Draw:
-    """Edges between the sides: each end's topic is the other's signature."""
+    """Draw edges between the sides: the topic of each end is the signature of the other."""
     base = nodes.num_signatures
     weight = nodes.weight * nodes.bridge
     everyone = _everyone(weight)
@@ -67,7 +67,7 @@ def bridges(nodes: Nodes) -> Draw:
 
 
 def _reaches(nodes: Nodes, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-    """Is the community of j among those that i has bridges to? They are consecutive, from a random first one."""
+    """Whether i has bridges to the community of j: consecutive communities, from a random first one."""
     size = _communities_of_side(nodes)[nodes.side[j]]
     return (nodes.community[j] // 2 - nodes.reach[i]) % size < np.maximum(1, np.rint(nodes.bridge_reach * size))
 
@@ -77,7 +77,7 @@ def _communities_of_side(nodes: Nodes) -> np.ndarray:
 
 
 def laterals(nodes: Nodes, *, equal: bool = False) -> Draw:
-    """Edges between two communities of a side, whatever the classes or (`equal`) within a class."""
+    """Draw edges between two communities of a side; `equal`: within a class."""
     weight = nodes.weight * nodes.lateral
     everyone = _everyone(weight)
     classes = nodes.num_classes if equal else 1
@@ -96,7 +96,7 @@ def laterals(nodes: Nodes, *, equal: bool = False) -> Draw:
 
 
 def insiders(nodes: Nodes, *, equal: bool) -> Draw:
-    """Edges within a community, between equal classes or between different ones."""
+    """Draw edges within a community, between equal classes or between different ones."""
     everyone = _everyone(nodes.weight)
     key = nodes.community * nodes.num_classes + nodes.label if equal else nodes.community
     cells = _Cells(key, nodes.weight, num_cells=nodes.num_communities * (nodes.num_classes if equal else 1))
@@ -115,9 +115,9 @@ def _everyone(weight: np.ndarray) -> Callable[[int, np.random.Generator], np.nda
 
 
 def distinct(draw: Draw, count: int, *, num_nodes: int, rng: np.random.Generator, taken: np.ndarray) -> np.ndarray:
-    """`count` distinct undirected pairs as sorted keys low * N + high; what is drawn twice, or `taken`, is drawn again.
+    """Draw `count` distinct undirected pairs, without those in `taken`, as sorted keys low * N + high.
 
-    Fewer come back where a dense block has no more to give.
+    Return fewer where a dense block has no more pairs.
     """
     taken = np.sort(taken)
     found, yielded = np.empty(0, dtype=np.int64), 0.8  # new pairs per draw, of the last batch
@@ -137,7 +137,7 @@ def distinct(draw: Draw, count: int, *, num_nodes: int, rng: np.random.Generator
 
 
 def _sorted_set(values: np.ndarray) -> np.ndarray:
-    """By sorting: numpy.unique hashes since 2.3, ten times slower on millions of keys."""
+    """Return sorted distinct values. numpy.unique hashes since 2.3, ten times slower on millions of keys."""
     ordered = np.sort(values)
     return ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])] if len(ordered) else ordered
 

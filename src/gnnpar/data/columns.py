@@ -48,13 +48,13 @@ def load_npy(file: Path, *, mapped: bool = False) -> np.ndarray:
     return array
 
 
-def tensor_of(array: np.ndarray) -> Tensor:
-    """Return a tensor; wide unsigned integers become int64, long doubles float64. Raises ValueError."""
+def tensor_of(array: np.ndarray, title: str) -> Tensor:
+    """Return a tensor; wide unsigned integers become int64, long doubles float64. Raises ValueError, with the title."""
     if array.dtype.kind not in "biuf":
-        raise ValueError(f"dtype {array.dtype}; store numbers")
+        raise ValueError(f"{title} has dtype {array.dtype}; store numbers.")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         if array.dtype.itemsize == 8 and array.size and int(array.max()) >= 1 << 63:
-            raise ValueError(f"the number {int(array.max())} is beyond 2^63; store int64")
+            raise ValueError(f"{title} has the number {int(array.max())}, beyond 2^63; store int64.")
         array = array.astype(np.int64)  # torch has no arithmetic for the wider unsigned types
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         array = array.astype(np.float64)

@@ -1,7 +1,6 @@
-"""Dataset: the graph every strategy trains on, after preprocessing and before partitioning.
+"""Dataset: a graph after preprocessing and before partitioning.
 
-`in_degree` is global: it is counted here, once, and travels with the rows,
-so that no rank ever normalises by a local degree.
+`in_degree` is global: it is counted here and travels with the rows, so that no rank normalises by a local degree.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ if TYPE_CHECKING:
     from gnnpar.data.links import Pairs
 
 TaskName = Literal["single_label", "binary", "multi_label", "regression", "link"]
-MATRICES: frozenset[TaskName] = frozenset({"multi_label", "regression"})  # whose labels are rows [C]
+MATRICES: frozenset[TaskName] = frozenset({"multi_label", "regression"})  # labels are rows [C]
 
 NO_FEATURES = "the graph has no features: features=learned gives each node a vector to train"
 _HASH_ROWS = 1 << 20
 
 
 class Learned(NamedTuple):
-    """A vector of each node that trains beside x: how many numbers, and the seed of their first values."""
+    """Trained vectors of nodes, beside x: their width, and the seed of their initial values."""
 
     width: int
     seed: int
 
 
 class EdgeChanges(NamedTuple):
-    """What preprocessing did to the edges that a graph came with, in edges."""
+    """Counts of edges that preprocessing added or removed."""
 
     self_loops_added: int = 0
     self_loops_removed: int = 0
@@ -48,9 +47,9 @@ class Dataset:
 
     Shapes: N nodes, E edges, F features, C classes or targets. Edge j -> i is column (j, i) of `edge_index`; columns
     are sorted by (destination, source) and an edge's id is its position in that order. y: [N] int64 (single_label,
-    binary; -1 = unlabelled) or [N, C] float32 (multi_label, regression; nan = unknown, a row of nan = unlabelled). What
-    is unlabelled is in no split. `pairs`: of link prediction, whose y and masks say nothing. Under precision=fp64 x,
-    targets, weights and attributes are float64 where they are given so; `rounded`: they were given so, and are float32.
+    binary; -1 = unlabelled) or [N, C] float32 (multi_label, regression; nan = unknown, a row of nan = unlabelled).
+    Unlabelled nodes are in no split. `pairs`: of link prediction, which reads no y and no masks. Under precision=fp64
+    x, targets, weights and attributes given as float64 stay float64; `rounded`: they were rounded to float32.
     """
 
     name: str
@@ -86,7 +85,7 @@ class Dataset:
         return self.x.shape[1] + (self.learned.width if self.learned else 0)
 
     def with_features(self, how: Literal["given", "learned", "both"], width: int, seed: int) -> Dataset:
-        """The same with learned vectors in the place of x, or beside it (both). ValueError where nodes have nothing."""
+        """Return the dataset with learned vectors instead of x, or beside it (both). Raises ValueError without any."""
         if how != "learned" and not self.num_features:
             raise ValueError(f"dataset {self.name}: {NO_FEATURES}")
         if how == "given":
@@ -155,7 +154,7 @@ class Dataset:
 
 
 def sizes_of(edges: EdgeData, in_degree: Tensor, num_types: int | None = None) -> EdgeSizes:
-    """Of all edges of a graph. Types are numbered from 0, so there are at least as many as the largest says. Shapes:
+    """Return the sizes of the edge data of a graph. `num_types`: where the largest types have no edge. Shapes:
     in_degree [N]."""
     types = 0
     if edges.type is not None:
@@ -164,12 +163,12 @@ def sizes_of(edges: EdgeData, in_degree: Tensor, num_types: int | None = None) -
 
 
 def weighted_degrees(dst: Tensor, edge_weight: Tensor, num_nodes: int) -> Tensor:
-    """Sums of the weights of in-edges, in fp64 and in the order of the edges. Shapes: dst, edge_weight [E] -> [N]."""
+    """Sum the weights of in-edges, in fp64 and in the order of the edges. Shapes: dst, edge_weight [E] -> [N]."""
     return torch.from_numpy(np.bincount(dst.numpy(), weights=edge_weight.double().numpy(), minlength=num_nodes))
 
 
 def content_hash(tensors: Iterable[Tensor], *, label: str) -> str:
-    """sha256 over dtype, shape and bytes of each tensor, in order; large tensors are hashed by slices of rows."""
+    """Return the sha256 over dtype, shape and bytes of each tensor, in order."""
     digest = hashlib.sha256(label.encode())
     for tensor in tensors:
         digest.update(f"|{tensor.dtype}{tuple(tensor.shape)}|".encode())

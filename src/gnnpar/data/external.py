@@ -32,14 +32,14 @@ from gnnpar.folds.edge_data import SelfLoops
 
 BUCKET_EDGES = 1 << 23
 EdgeChunk = tuple[np.ndarray, np.ndarray, EdgeValues]  # sources, destinations, edge data
-EdgeList = Callable[[], Iterator[EdgeChunk]]  # a chunk at a time
+EdgeChunks = Callable[[], Iterator[EdgeChunk]]
 
 
 def streamed(
     config: Preprocess,
     raw: RawGraph,
     x: PreparedRows,
-    edges: EdgeList,
+    edges: EdgeChunks,
     scratch: Path,
     *,
     seed: int,
@@ -118,7 +118,7 @@ class PreparedRows:
 
 
 def canonical_csr(
-    edges: EdgeList,
+    edges: EdgeChunks,
     folder: Path,
     *,
     name: str,

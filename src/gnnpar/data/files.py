@@ -13,12 +13,12 @@ import shutil
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from gnnpar.data.downloads import fetch, server_of
+from gnnpar.data.downloads import fetch
 from gnnpar.paths import expanded, own_cache
 from gnnpar.track.console import complain
 
@@ -156,13 +156,16 @@ def reachable(url: str) -> bool:
 
 @dataclass(frozen=True)
 class RawFiles:
-    """Raw files of a dataset: `files` in the folder `inside` of data_dir/`folder`. `by_hand`: why not to download."""
+    """Raw files of a dataset: `files` in the folder `inside` of data_dir/`folder`.
+
+    `addresses`: their URLs, as of `fetch`; None: they are too large to download unasked.
+    """
 
     name: str
     folder: str
     files: tuple[str, ...]
     inside: str = "."
-    by_hand: str | None = None
+    addresses: Callable[[], Mapping[str, str]] | None = None
 
 
 def from_cache(
@@ -194,12 +197,15 @@ def from_cache(
             ) from error
 
     def download(root: Path) -> None:
-        server = server_of(raw.name) if raw.by_hand is None else ""
-        if raw.by_hand or not reachable(server):
-            raise _not_found(raw, data_dir, missing, raw.by_hand or f"{server} cannot be reached")
+        if raw.addresses is None:
+            raise _not_found(raw, data_dir, missing, "it is larger than 1 GB, which is not downloaded unasked")
+        addresses = raw.addresses()
+        server = "/".join(next(iter(addresses.values())).split("/")[:3])
+        if not reachable(server):
+            raise _not_found(raw, data_dir, missing, f"{server} cannot be reached")
         try:
             with quiet():
-                fetch(raw.name, raw.files, root / "fetched")
+                fetch(addresses, root / "fetched")
                 make(root / "fetched", root)
         except Exception as error:
             raise _not_found(raw, data_dir, missing, f"the download failed ({one_line(error)})") from error

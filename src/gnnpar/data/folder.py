@@ -79,8 +79,8 @@ class Folder(Preprocess):
     def stored(self, data_dir: Path | None, seed: int, scratch: Path, on_progress: OnProgress = no_progress) -> Stored:
         """The same graph, its edges in canonical order in `scratch`. Disk: 12 bytes an edge, 8 of them for a while."""
         files = _Files.find(self, data_dir)
-        x_is_wide = is_wide(tensor_of(files.x[0:0]))
-        x = PreparedRows(self, self.name, files.x.shape, lambda rows: tensor_of(files.x[rows]), wide=x_is_wide)
+        wide_x = is_wide(_tensor(files.x, slice(0)))
+        x = PreparedRows(self, self.name, files.x.shape, partial(_tensor, files.x), wide=wide_x)
         num_nodes = len(files.x)
         what = f"dataset {self.name} of {num_nodes:,} nodes and {files.num_edges:,} edges"
         if "attr" in files.carried:  # which are sorted with the edges
@@ -88,7 +88,7 @@ class Folder(Preprocess):
             require_memory(wide, f"{what}, even in chunks,", "give fewer columns of attributes")
         nbytes = (12 + files.bytes_carried) * files.num_edges * (1 + self.symmetrize)
         require_disk(nbytes, scratch, f"{what}, while its edges are sorted,", "name another place by out=")
-        wide = {kind for kind, column in files.carried.items() if self.double and is_wide(tensor_of(column[0:0]))}
+        wide = {kind for kind, column in files.carried.items() if self.double and is_wide(_tensor(column, slice(0)))}
         types = {**EDGE_TYPES, **dict.fromkeys(wide - {"type"}, np.float64)}
         empty = torch.zeros(num_nodes, 1), torch.zeros(2, 0, dtype=torch.int64)
         raw = checked(files.raw(self, *empty), double=self.double)
@@ -166,7 +166,7 @@ class _Files:
                 "together."
             )
         coo = edges[0] == "src"
-        masks = {part: opened[f"{part}_mask"] for part in ("train", "val", "test") if f"{part}_mask" in opened}
+        masks = {name: column for name, column in opened.items() if name.endswith("_mask")}
         of_edges: dict[str, Column] = {kind: opened[f"edge_{kind}"] for kind in EDGE_KINDS if f"edge_{kind}" in opened}
         for kind, column in of_edges.items():
             kinds, wanted = ("iu", "integer") if kind == "type" else ("biuf", "row" if kind == "attr" else "number")
@@ -193,7 +193,9 @@ class _Files:
             values = {kind: column[first : first + CHUNK_EDGES] for kind, column in self.carried.items()}
             if types is not None:
                 if "attr" in values:
-                    stored_as(name, "edge_attr", tensor_of(values["attr"]), double=types["attr"] is np.float64)
+                    stored_as(
+                        name, "edge_attr", tensor_of(values["attr"], "edge_attr"), double=types["attr"] is np.float64
+                    )
                 values = {kind: value.astype(types[kind]) for kind, value in values.items()}
             if pointers is None:
                 assert self.dst is not None
@@ -211,7 +213,7 @@ class _Files:
             edge_index=edge_index,
             edges=edges or EdgeData(),
             task=task,
-            masks=masks_of({part: _tensor(column) for part, column in self.masks.items()}),
+            masks=masks_of({name: _tensor(column) for name, column in self.masks.items()}),
             num_classes=config.num_classes if task == "single_label" else None,
         )
 
@@ -230,8 +232,5 @@ _KNOWN = (
 )
 
 
-def _tensor(column: Column) -> Tensor:
-    try:
-        return tensor_of(column[0 : len(column)])
-    except ValueError as error:
-        raise ValueError(f"{column.file} has {error}.") from None
+def _tensor(column: Column, rows: slice = slice(None)) -> Tensor:
+    return tensor_of(column[rows], str(column.file))

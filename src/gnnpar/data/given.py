@@ -1,16 +1,17 @@
-"""A graph that a caller holds in memory, written where ranks, which are other processes, read it: a saved `Data`.
+"""Write a graph in memory as a saved `Data` in the cache folder, for ranks that are processes.
 
-The file is named by its content, in the cache folder: the same graph is written once.
+The file is named by its content: the same graph is written once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from scipy.sparse import coo_array, issparse
 from torch import Tensor
 
 from gnnpar.data.columns import tensor_of
@@ -30,25 +31,10 @@ _OF_EDGES = tuple(f"edge_{kind}" for kind in EDGE_KINDS)
 _WANTED = "give a torch_geometric Data, a NetworkX graph, or a mapping with edge_index or adjacency (SciPy), x and y"
 
 
-@runtime_checkable
-class _Sparse(Protocol):
-    """A SciPy sparse matrix or array."""
-
-    shape: tuple[int, ...]
-
-    def tocoo(self) -> _Entries: ...
-
-
-class _Entries(Protocol):
-    row: np.ndarray
-    col: np.ndarray
-    data: np.ndarray
-
-
 def write_given(given: object, *, labelled: bool = True, featured: bool = True) -> Path:
-    """The file of a graph, for dataset=pt dataset.path=FILE. ValueError in one line where it cannot be read as one.
+    """Return the file of a graph, for dataset=pt dataset.path=FILE. Raises ValueError in one line.
 
-    `labelled`: its nodes have labels, y. `featured`: they have features, x.
+    `labelled`: require labels, y. `featured`: require features, x.
     """
     data = as_data(given)
     raw = raw_graph("given", data, "auto" if labelled else "link")
@@ -59,7 +45,7 @@ def write_given(given: object, *, labelled: bool = True, featured: bool = True) 
         raise ValueError(f"dataset given: {NO_FEATURES}.")
     masks = {} if raw.masks is None else dict(zip(_MASKS, raw.masks, strict=True))
     carried = {f"edge_{kind}": raw.edges.tensors[kind] for kind in EDGE_KINDS if kind in raw.edges.kinds}
-    x = raw.x.float() if raw.x.dtype == torch.bfloat16 else raw.x  # which NumPy has not
+    x = raw.x.float() if raw.x.dtype == torch.bfloat16 else raw.x  # NumPy has none
     tensors = {"x": x, "y": raw.y, "edge_index": raw.edge_index, **carried, **masks}
     label = " ".join(f"{key}:{tensor.dtype}" for key, tensor in tensors.items())
     schema = {} if raw.schema is None else {SCHEMA: raw.schema.text}
@@ -75,10 +61,10 @@ def write_given(given: object, *, labelled: bool = True, featured: bool = True) 
 
 
 def as_data(given: object) -> object:
-    """PyG's Data of whatever holds a graph; what is none of that stays as it is, for `raw_graph` to refuse.
+    """Return a graph as PyG's Data. A HeteroData or a list stays as it is, for `raw_graph`. Raises ValueError.
 
     Shapes: a mapping has edge_index [2, E], or adjacency [N, N] whose entry (i, j) is the edge i -> j and its weight;
-    edge_weight [E], edge_type [E], edge_attr [E, D], if any; x [N, F], y [N] or [N, C], masks [N]. A NetworkX graph has
+    optional edge_weight, edge_type [E], edge_attr [E, D]; x [N, F], y [N] or [N, C], masks [N]. A NetworkX graph has
     x, y and masks as attributes of its nodes, and weight (or edge_weight), edge_type and edge_attr of its edges; an
     undirected one has both directions of every edge.
     """
@@ -92,7 +78,7 @@ def as_data(given: object) -> object:
         return _of_arrays(given)
     if type(given).__module__.partition(".")[0] == "networkx":
         return _of_networkx(given)
-    if isinstance(given, _Sparse):
+    if issparse(given):
         raise ValueError(
             "dataset given: a SciPy matrix has no x and no y; give {'adjacency': matrix, 'x': ..., 'y': ...}."
         )
@@ -121,13 +107,7 @@ def _of_arrays(given: Mapping[str, object]) -> Data:
 
 
 def _tensor(key: str, value: object) -> Tensor:
-    if isinstance(value, Tensor):
-        return value
-    array = _array(key, value)
-    try:
-        return tensor_of(array)
-    except ValueError as error:
-        raise ValueError(f"dataset given: {key} has {error}.") from None
+    return value if isinstance(value, Tensor) else tensor_of(_array(key, value), f"dataset given: {key}")
 
 
 def _array(key: str, value: object) -> np.ndarray:
@@ -140,18 +120,17 @@ def _array(key: str, value: object) -> np.ndarray:
 
 
 def _edges_of(adjacency: object, x: object) -> dict[str, object]:
-    if not isinstance(adjacency, _Sparse):
+    if not issparse(adjacency):
         raise ValueError(f"dataset given: adjacency is a {type(adjacency).__name__}; give a SciPy sparse matrix.")
-    entries = adjacency.tocoo()
-    if len(adjacency.shape) != 2 or adjacency.shape[0] != adjacency.shape[1]:
-        raise ValueError(f"dataset given: adjacency is {list(adjacency.shape)}; it must be [nodes, nodes].")
-    if x is not None and (rows := _tensor("x", x)).ndim and len(rows) != adjacency.shape[0]:
-        raise ValueError(
-            f"dataset given: adjacency is {list(adjacency.shape)}, and x has {len(rows)} rows; give one a node."
-        )
+    entries = coo_array(adjacency)
+    shape = list(entries.shape)
+    if len(shape) != 2 or shape[0] != shape[1]:
+        raise ValueError(f"dataset given: adjacency is {shape}; it must be [nodes, nodes].")
+    if x is not None and (rows := _tensor("x", x)).ndim and len(rows) != shape[0]:
+        raise ValueError(f"dataset given: adjacency is {shape}, and x has {len(rows)} rows; give one a node.")
     edge_index = np.stack([entries.row, entries.col]).astype(np.int64)
     found: dict[str, object] = {"edge_index": edge_index}
-    again = len(entries.data) - len(np.unique(edge_index[0] * adjacency.shape[0] + edge_index[1]))
+    again = len(entries.data) - len(np.unique(edge_index[0] * shape[0] + edge_index[1]))
     if again and entries.data.dtype != np.bool_:
         raise ValueError(
             f"dataset given: adjacency has {counted(again, 'repeated weight')}, which SciPy adds: call its "

@@ -1,8 +1,7 @@
 """Link prediction: the task, the split of edges without leakage, and keyed negatives.
 
 A pair is two different nodes with an edge in either direction. Both directions and all repetitions of its edges are in
-one split, whatever the graph; aggregations read training edges alone, in validation and test too. Self loops belong to
-no pair and stay.
+one split. Aggregations read training edges alone, in validation and test too. Self loops belong to no pair and stay.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ _MAX_NODES = 1 << 31  # a 32-bit number chooses among them
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """Scores of pairs: binary cross entropy over positives and negatives; MRR and Hits@K as OGB's evaluators have them.
+    """Scores of pairs: binary cross entropy over positives and negatives; MRR and Hits@K as in OGB's evaluators.
 
-    `logits` of its members are scores [n, 1 + k] of pairs with the same source: the positive, then its negatives; y is
-    1 and 0 beside them. Statistics [rows, 2], stacked over ranks: (reciprocal rank, score) of each positive, then
-    (nan, score) of the best `hits` negatives.
+    Shapes: logits [n, 1 + k], scores of pairs with the same source, the positive first, then its negatives; y alike, of
+    1 and 0; statistics [rows, 2], stacked over ranks: (reciprocal rank, score) of each positive, then (nan, score) of
+    the best `hits` negatives.
     """
 
     width: Annotated[int, Ge(1)] = 64
@@ -74,7 +73,7 @@ class Link:
         return f"hits@{self.hits}"
 
     def prepare(self, dataset: Dataset, seed: int) -> Dataset:
-        """The dataset less the edges of validation and test, with its pairs. `seed`: the run's."""
+        """Return the dataset with pairs, without edges of validation and test. `seed`: of the run."""
         return split(dataset, self, seed if self.split_seed is None else self.split_seed)
 
     def of(self, name: TaskName, num_classes: int) -> Task:
@@ -96,7 +95,7 @@ class Link:
         return self.values(statistics)[self.metric_name]
 
     def values(self, statistics: Tensor) -> Mapping[str, float]:
-        """Both metrics. Fewer negatives than K: hits@K is 1, as with OGB."""
+        """Return both metrics. With fewer negatives than K, hits@K is 1, as in OGB."""
         of_negatives = statistics[:, 0].isnan()
         positives, negatives = statistics[~of_negatives], statistics[of_negatives, 1]
         if not len(positives):
@@ -109,9 +108,9 @@ class Link:
 
 @dataclass(frozen=True, eq=False)
 class NotChosen:
-    """Of some sources, the nodes that no negative of theirs may be, itself among them.
+    """Nodes that are excluded as negatives of each source: its partners and the source itself.
 
-    Shapes: start [S + 1]; gaps [M] ascending: of the i-th such node of source s, s * (num_nodes + 1) + node - i.
+    Shapes: start [S + 1]; gaps [M] ascending: s * (num_nodes + 1) + node - i for the i-th excluded node of source s.
     """
 
     start: Tensor
@@ -120,7 +119,7 @@ class NotChosen:
 
     @staticmethod
     def of(pairs: Tensor, num_nodes: int) -> NotChosen:
-        """Every node with its partners in `pairs` [2, n], which holds a pair once."""
+        """Exclude for every node its partners in `pairs` [2, n], which holds a pair once."""
         low, high = pairs
         loops = torch.arange(num_nodes) * (num_nodes + 1)
         keys = torch.cat([low * num_nodes + high, high * num_nodes + low, loops]).numpy()
@@ -134,7 +133,7 @@ class NotChosen:
         return sum(t.numel() * t.element_size() for t in (self.start, self.gaps))
 
     def at(self, sources: Tensor) -> NotChosen:
-        """Of sources [s], which are numbered from 0 in this order."""
+        """Select sources [s], renumbered from 0 in this order."""
         count = self.taken(sources)
         start = torch.cat([count.new_zeros(1), count.cumsum(0)])
         moved = torch.arange(len(sources)) - sources
@@ -146,11 +145,11 @@ class NotChosen:
         return replace(self, start=self.start.to(device), gaps=self.gaps.to(device))
 
     def taken(self, sources: Tensor) -> Tensor:
-        """How many nodes no negative of a source may be. [n] -> [n]."""
+        """Return the number of excluded nodes of each source. [n] -> [n]."""
         return self.start[sources + 1] - self.start[sources]
 
     def draw(self, sources: Tensor, numbers: Tensor, count: int, key: int) -> Tensor:
-        """Nodes, uniformly from what is left for their source, that depend on (key, number, column) alone.
+        """Draw nodes uniformly from those not excluded; a draw depends on (key, number, column) alone.
 
         Shapes: sources [n] of this table, numbers [n] of the pairs -> [n, count].
         """
@@ -163,8 +162,8 @@ class NotChosen:
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """The pairs of a whole graph. Shapes: train [2, n], sources above; val, test [n, 2 + k]: source, destination, and
-    nodes that the source has no edge with; `taken`: partners of every node in training."""
+    """The pairs of a whole graph. Shapes: train [2, n], sources in row 0; val, test [n, 2 + k]: source, destination,
+    negatives. `taken`: partners of every node in training."""
 
     train: Tensor
     val: Tensor
@@ -172,7 +171,7 @@ class Pairs:
     taken: NotChosen
 
     def share(self, ids: Tensor, local_of: Tensor) -> OwnPairs:
-        """Pairs whose source is one of the nodes `ids`, ascending. `local_of` [N]: the place of each of them."""
+        """Return the pairs with a source in `ids`, which ascend. `local_of` [N]: row of each of these nodes."""
         mine = torch.zeros_like(local_of, dtype=torch.bool)
         mine[ids] = True
         numbers = mine[self.train[0]].nonzero().flatten()
@@ -192,7 +191,7 @@ class Pairs:
 
 @dataclass(frozen=True, eq=False)
 class OwnPairs:
-    """The pairs of one part: those whose source it owns.
+    """The pairs with a source in one part.
 
     Shapes: number [n] among all training pairs; source [n] rows of the part, destination [n] global ids; taken_of [n]
     rows of `taken`; val, test as in Pairs, sources as rows of the part. total: training pairs of the whole graph.
@@ -217,14 +216,16 @@ class OwnPairs:
         return replace(self, **tensors, taken=self.taken.to(device))
 
     def candidates(self, chosen: slice, count: int, *, seed: int, epoch: int) -> Tensor:
-        """Destinations of training pairs and of their negatives in an epoch, global ids [n, 1 + count]."""
+        """Return destinations of training pairs and of their negatives in an epoch, global ids [n, 1 + count]."""
         key = fold_key(seed, epoch, _TRAIN)
         drawn = self.taken.draw(self.taken_of[chosen], self.number[chosen], count, key)
         return torch.cat([self.destination[chosen, None], drawn], 1)
 
 
 def split(dataset: Dataset, task: Link, seed: int) -> Dataset:
-    """Training edges as the graph, and the pairs of the three splits, which depend on (graph, seed) alone."""
+    """Return the graph of training edges with the pairs of the three splits, drawn from (graph, seed) alone.
+
+    Raises ValueError where a split is empty or a node has no negative."""
     num_nodes = dataset.num_nodes
     if num_nodes >= _MAX_NODES:
         raise ValueError(f"dataset {dataset.name} has {num_nodes:,} nodes; task=link draws from fewer than 2^31")
@@ -252,7 +253,7 @@ def split(dataset: Dataset, task: Link, seed: int) -> Dataset:
     backward = np.zeros(len(keys), dtype=bool)
     backward[pair_of[src[apart] > dst[apart]]] = True
     first, second = np.divmod(keys, num_nodes)
-    turned = np.where(forward & backward, coin, backward)  # of an edge in one direction the source is the source
+    turned = np.where(forward & backward, coin, backward)  # an edge in one direction keeps its source
     ends = torch.from_numpy(np.stack([np.where(turned, second, first), np.where(turned, first, second)]))
     test, val, train = np.split(order, [num_test, num_test + num_val])
     train = np.sort(train)

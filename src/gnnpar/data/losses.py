@@ -1,4 +1,4 @@
-"""Losses by name, as `task.loss` has them: (outputs, y) -> one value a row [N], or an entry [N, C]."""
+"""Losses of task.loss by name: (outputs, y) -> one value a row [N], or an entry [N, C]."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gnnpar.data.dataset import TaskName
 Rows = Callable[[Tensor, Tensor], Tensor]
 
 cross_entropy: Rows = partial(F.cross_entropy, reduction="none")
-nll: Rows = partial(F.nll_loss, reduction="none")  # of outputs that are log-probabilities
+nll: Rows = partial(F.nll_loss, reduction="none")  # outputs are log-probabilities
 bce: Rows = partial(F.binary_cross_entropy_with_logits, reduction="none")
 mse: Rows = partial(F.mse_loss, reduction="none")
 l1: Rows = partial(F.l1_loss, reduction="none")
@@ -22,7 +22,7 @@ huber: Rows = partial(F.huber_loss, reduction="none")
 
 
 def focal(logits: Tensor, y: Tensor) -> Tensor:
-    """(1 - p)^2 times the cross entropy, p of the true label (Lin et al. 2017, arXiv:1708.02002, gamma 2)."""
+    """Return (1 - p)^2 times the cross entropy, p of the true label (Lin et al. 2017, arXiv:1708.02002, gamma 2)."""
     loss = bce(logits, y) if y.is_floating_point() else cross_entropy(logits, y)
     return (1 - torch.exp(-loss)).square() * loss
 

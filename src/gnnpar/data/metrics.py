@@ -1,5 +1,7 @@
-"""Metrics by name, as `task.metric` and `task.metrics` have them: functions of the outputs and labels of a whole split.
-Entries of nan in a matrix of labels are unknown, and count nowhere."""
+"""Metrics of task.metric and task.metrics by name: functions of the outputs and labels of a whole split.
+
+Entries of nan in a matrix of labels are unknown, and count nowhere.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from gnnpar.data.dataset import TaskName
 
 
 def confusion(logits: Tensor, y: Tensor) -> Tensor:
-    """True positives, false positives and false negatives of every class, [3, C] float64; unknown entries are none.
+    """Return true positives, false positives and false negatives of every class, [3, C] float64, of known entries.
 
     Shapes: logits [N, C], y [N] class ids or [N, C]; or logits [N, 1], y [N] of two classes.
     """
@@ -29,7 +31,7 @@ def confusion(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def f1(task: TaskName, logits: Tensor, y: Tensor, *, macro: bool) -> float:
-    """As scikit-learn has it: a class that is neither predicted nor there is no class, but a label that counts 0."""
+    """Return F1 as scikit-learn: a class that is neither predicted nor present is left out, such a label counts 0."""
     counts = confusion(logits, y)
     counts = counts if macro else counts.sum(1, keepdim=True)
     hits, wrong = counts[0], counts[1:].sum(0)
@@ -38,14 +40,14 @@ def f1(task: TaskName, logits: Tensor, y: Tensor, *, macro: bool) -> float:
 
 
 def accuracy(task: TaskName, logits: Tensor, y: Tensor) -> float:
-    """Share of rows, or of known entries of a matrix."""
+    """Return the share of correct rows, or of correct known entries of a matrix."""
     if y.ndim == 1:
         return f1(task, logits, y, macro=False)
     return float(((logits > 0) == (y > 0.5))[~y.isnan()].double().mean())
 
 
 def area(task: TaskName, logits: Tensor, y: Tensor) -> float:
-    """Under the ROC curve; of a matrix the mean over columns with both labels, as OGB's evaluator has it."""
+    """Return the area under the ROC curve; for a matrix the mean over columns with both labels, as OGB's evaluator."""
     columns = y[:, None] if y.ndim == 1 else y
     known = [(s[~c.isnan()], c[~c.isnan()]) for s, c in zip(logits.double().T, columns.double().T, strict=True)]
     return float(torch.tensor([roc_auc(*each) for each in known], dtype=torch.float64).nanmean())
@@ -56,7 +58,7 @@ def mae(task: TaskName, output: Tensor, y: Tensor) -> float:
 
 
 def rmse(task: TaskName, output: Tensor, y: Tensor) -> float:
-    """The mean over targets, as scikit-learn has it."""
+    """Return the mean over targets, as scikit-learn."""
     return float((output.double() - y).square().nanmean(0).sqrt().mean())
 
 
@@ -65,8 +67,8 @@ def r2(task: TaskName, output: Tensor, y: Tensor) -> float:
 
 
 def moments(output: Tensor, y: Tensor) -> Tensor:
-    """Of every target: known values, their mean, the sum of squares around it, and that of errors. Shapes: [N, T],
-    [N, T] -> [1, 4, T]."""
+    """Return for every target the number of known values, their mean, the sum of squares around it, and the sum of
+    squared errors. Shapes: [N, T], [N, T] -> [1, 4, T]."""
     known, target = ~y.isnan(), y.double()
     count = known.sum(0).double()
     mean = target.nan_to_num(0.0).sum(0) / count.clamp(min=1)
@@ -75,8 +77,10 @@ def moments(output: Tensor, y: Tensor) -> Tensor:
 
 
 def explained(moments: Tensor) -> float:
-    """R^2 of the moments of several parts, [P, 4, T], the mean over targets; nan where a target is constant. Means are
-    merged (Chan et al. 1982), so that an offset of the targets costs no digits."""
+    """Return R^2 from moments of several parts, [P, 4, T], the mean over targets; nan where a target is constant.
+
+    Means are merged (Chan et al. 1982), so that an offset of the targets costs no digits.
+    """
     count, mean, spread, errors = moments.unbind(1)
     total = count.sum(0)
     center = (count * mean).sum(0) / total.clamp(min=1)
@@ -86,7 +90,7 @@ def explained(moments: Tensor) -> float:
 
 
 def roc_auc(score: Tensor, label: Tensor) -> float:
-    """Probability that a random positive outscores a random negative, ties counting one half.
+    """Return the probability that a random positive outscores a random negative; ties count one half.
 
     Shapes: score [N], label [N] of 0/1.
     """

@@ -13,7 +13,7 @@ Keys (N nodes, E edges, F features, C classes; S numbered splits, chosen with da
 | `train_mask`, `val_mask`, `test_mask` | [N] or [N, S] or [S, N] booleans | optional: else split=random or per_class |
 
 Files of the heterophilous-graph collections are read too: `node_features`, `node_labels`, `edges` [E, 2] (undirected
-pairs, so they are symmetrised) and `train_masks`, `val_masks`, `test_masks`.
+pairs, symmetrised) and `train_masks`, `val_masks`, `test_masks`.
 """
 
 from collections.abc import Mapping
@@ -33,19 +33,22 @@ from gnnpar.data.raw import RawGraph, TaskChoice, masks_of, refuse_unread, task_
 from gnnpar.files import require_memory
 from gnnpar.folds.edge_data import EDGE_KINDS, EdgeData
 
-_ALIASES = {"x": "node_features", "y": "node_labels"}
+_ALIASES = {"edge_index": "edges", "x": "node_features", "y": "node_labels"} | {
+    f"{part}_mask": f"{part}_masks" for part in ("train", "val", "test")
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class NPZ(Preprocess):
-    """A graph in one .npz file; `path` is relative to the working folder or to data_dir."""
+    """A graph in one .npz file; `path` is relative to the working folder or to data_dir.
+
+    features: identity, one-hot node ids; degree, one-hot log2(in-degree + 1).
+    """
 
     name: str = "npz"
     path: str | None = None
     task: TaskChoice = "auto"  # auto: multi_label where y is [N, C > 1]
-    features: Literal["file", "identity", "degree"] = (
-        "file"  # identity: one-hot node ids; degree: one-hot of log2(in-degree + 1)
-    )
+    features: Literal["file", "identity", "degree"] = "file"
 
     @property
     def preparation(self) -> Mapping[str, object]:
@@ -74,74 +77,43 @@ def _open(config: NPZ, data_dir: Path | None) -> dict[str, np.ndarray]:
 
 def _raw_graph(config: NPZ, arrays: dict[str, np.ndarray]) -> RawGraph:
     refuse_unread(config.name, arrays)
-    if (listed := _one_of(config, arrays, "edge_index", "edges")) is None:
-        raise _missing(config, arrays, "edge_index")
-    pairs = listed == "edges"
-    edge_index = (
-        _tensor(config, "edges", arrays["edges"].T) if pairs else _tensor(config, "edge_index", arrays["edge_index"])
-    )
-    unlabelled = config.task == "link"
-    y = torch.zeros(_take(config, arrays, "x").shape[:1]) if unlabelled else _take(config, arrays, "y")
+    held, pairs, unlabelled = ", ".join(arrays) or "nothing", "edges" in arrays, config.task == "link"
+    for key, other in _ALIASES.items():
+        if key in arrays and other in arrays:
+            raise ValueError(f"dataset {config.name}: {config.path} has both {key} and {other}; leave one of them out.")
+        if other in arrays:
+            arrays[key] = arrays.pop(other).T if key == "edge_index" else arrays.pop(other)
+    needed = ["edge_index", *(["x"] if unlabelled else ["y", *(["x"] if config.features == "file" else [])])]
+    for key in needed:
+        if key not in arrays:
+            hint = "; or set dataset.features=identity or degree" if key == "x" else ""
+            raise ValueError(f"dataset {config.name}: {config.path} has no {key} (it holds {held}); add it{hint}.")
+    optional = [key for key in arrays if key.startswith("edge_") or key.endswith("_mask")]
+    read = dict.fromkeys((*needed, *optional))
+    rows = {key: tensor_of(arrays[key], f"dataset {config.name}: {key}") for key in read}
+    y = torch.zeros(rows["x"].shape[:1]) if unlabelled else rows["y"]
     if not y.ndim or not len(y):
         raise ValueError(f"dataset {config.name}: y has shape {list(y.shape)}; give one label a node.")
-    carried = [kind for kind in EDGE_KINDS if f"edge_{kind}" in arrays]
-    x = _features(config, arrays, edge_index, num_nodes=len(y), pairs=pairs)
+    edge_index = rows["edge_index"]
     return RawGraph(
         name=config.name,
-        x=x,
+        x=rows["x"] if config.features == "file" else _features(config, edge_index, num_nodes=len(y), pairs=pairs),
         y=y,
         edge_index=edge_index,
         task=task_of(y, config.task),
-        masks=_masks(config, arrays),
+        masks=masks_of(rows),
         pairs=pairs,
-        edges=EdgeData(**{kind: _tensor(config, f"edge_{kind}", arrays[f"edge_{kind}"]) for kind in carried}),
+        edges=EdgeData(**{kind: rows[f"edge_{kind}"] for kind in EDGE_KINDS if f"edge_{kind}" in rows}),
     )
 
 
-def _take(config: NPZ, arrays: dict[str, np.ndarray], key: str) -> Tensor:
-    found = _one_of(config, arrays, key, _ALIASES[key])
-    if found is None:
-        raise _missing(config, arrays, key)
-    return _tensor(config, found, arrays[found])
-
-
-def _one_of(config: NPZ, arrays: dict[str, np.ndarray], *keys: str) -> str | None:
-    """Return the key that is present, None without one. Raises ValueError for several."""
-    found = [key for key in keys if key in arrays]
-    if len(found) > 1:
-        raise ValueError(f"dataset {config.name}: {config.path} has both {' and '.join(found)}; leave one of them out.")
-    return found[0] if found else None
-
-
-def _missing(config: NPZ, arrays: dict[str, np.ndarray], key: str) -> ValueError:
-    hint = "; or set dataset.features=identity or degree" if key == "x" else ""
-    return ValueError(
-        f"dataset {config.name}: {config.path} has no {key} (it holds {', '.join(arrays) or 'nothing'}); add it{hint}."
-    )
-
-
-def _tensor(config: NPZ, key: str, array: np.ndarray) -> Tensor:
-    try:
-        return tensor_of(array)
-    except ValueError as error:
-        raise ValueError(f"dataset {config.name}: {key} has {error}.") from None
-
-
-def _features(config: NPZ, arrays: dict[str, np.ndarray], edge_index: Tensor, *, num_nodes: int, pairs: bool) -> Tensor:
-    if config.features == "file":
-        return _take(config, arrays, "x")
+def _features(config: NPZ, edge_index: Tensor, *, num_nodes: int, pairs: bool) -> Tensor:
+    """Return one-hot node ids, or one-hot log2(in-degree + 1)."""
     if config.features == "identity":
         require_memory(12 * num_nodes**2, f"dataset.features=identity of {num_nodes:,} nodes", "set features=degree")
         return torch.eye(num_nodes)
-    both_ends = (
-        pairs or config.symmetrize or len(edge_index) != 2
-    )  # a bad shape, as bad ids: the check of edges reports
-    ends = edge_index.flatten() if both_ends else edge_index[1]
+    # a wrong shape and wrong ids are reported by the check of edges
+    ends = edge_index.flatten() if pairs or config.symmetrize or len(edge_index) != 2 else edge_index[1]
     valid = ends[(ends >= 0) & (ends < num_nodes)].to(torch.int64)
     bucket = torch.bincount(valid, minlength=num_nodes).add(1).float().log2().long()
     return torch.nn.functional.one_hot(bucket).float()
-
-
-def _masks(config: NPZ, arrays: dict[str, np.ndarray]) -> tuple[Tensor, Tensor, Tensor] | None:
-    keys = {part: _one_of(config, arrays, f"{part}_mask", f"{part}_masks") for part in ("train", "val", "test")}
-    return masks_of({part: _tensor(config, key, arrays[key]) for part, key in keys.items() if key is not None})

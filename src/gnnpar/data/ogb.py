@@ -1,7 +1,7 @@
-"""Datasets of the Open Graph Benchmark (Hu et al. 2020), from its files as it unpacks them.
+"""Datasets of the Open Graph Benchmark (Hu et al. 2020), read from its unpacked files.
 
 Files in `data_dir/ogbn_NAME/` (raw/ and split/) are read once, into arrays in the cache folder. ogbn-arxiv (81 MB) is
-downloaded where it is not there; the others, of 1.4 and 57 GB, are to be put in place by hand.
+downloaded where it is missing; the others (1.4 and 57 GB) have to be put in place by hand.
 """
 
 from dataclasses import dataclass
@@ -14,19 +14,19 @@ from torch import Tensor
 
 from gnnpar.data.columns import load_npy
 from gnnpar.data.dataset import Dataset
-from gnnpar.data.downloads import ARCHIVES
 from gnnpar.data.files import RawFiles, from_cache
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph
 
 Arrays = dict[str, np.ndarray]
 _PARTS = ("train", "valid", "test")
+_ARXIV = "https://snap.stanford.edu/ogb/data/nodeproppred/arxiv.zip#arxiv/"
 _ARRAYS = ("x", "y", "edge_index", *_PARTS)
 
 
 @dataclass(frozen=True)
 class _Source:
-    """`split`: OGB's name of it. `pairs`: an edge is listed in one direction and meant in both. `binary`: .npz."""
+    """`split`: OGB's name of it. `pairs`: an edge is listed once, for both directions. `binary`: .npz."""
 
     folder: str
     num_classes: int
@@ -36,7 +36,7 @@ class _Source:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What must lie in the dataset's folder, relative to it."""
+        """Paths relative to the dataset's folder."""
         lists = ("edge", "num-node-list", "num-edge-list", "node-feat", "node-label")
         raw = ("data.npz", "node-label.npz") if self.binary else tuple(f"{name}.csv.gz" for name in lists)
         parts = (f"split/{self.split}/{part}.csv.gz" for part in _PARTS)
@@ -74,13 +74,13 @@ def _raw_graph(name: str, data_dir: Path | None) -> RawGraph:
     def read(root: Path) -> Arrays:
         return {key: load_npy(root / f"{key}.npy", mapped=True) for key in _ARRAYS}
 
-    by_hand = None if name in ARCHIVES else "it is larger than 1 GB, which is not downloaded unasked"
-    files = RawFiles(name, source.folder, source.files, by_hand=by_hand)
+    addresses = (lambda: {file: _ARXIV + file for file in source.files}) if name == "ogbn_arxiv" else None
+    files = RawFiles(name, source.folder, source.files, addresses=addresses)
     return _graph_of(name, source, from_cache(files, data_dir, "ogb_arrays", make=make, read=read))
 
 
 def _read(source: _Source, folder: Path) -> Arrays:
-    """The arrays of OGB's files. ValueError where these disagree, or hold no numbers."""
+    """Return the arrays of OGB's files. Raises ValueError where they disagree, or hold no numbers."""
     raw, split = folder / "raw", folder / "split" / source.split
     if source.binary:
         with np.load(raw / "data.npz", allow_pickle=False) as data, np.load(raw / "node-label.npz") as labels:
@@ -123,7 +123,7 @@ def _graph_of(name: str, source: _Source, arrays: Arrays) -> RawGraph:
 
 
 def _nodes_of(name: str, part: str, nodes: np.ndarray, num_nodes: int) -> Tensor:
-    """A part of the split, [nodes] int64. ValueError where one is no node; torch counts negative ones from the end."""
+    """Return a part of the split, [nodes] int64. Raises ValueError for ids outside 0..num_nodes - 1."""
     if nodes.dtype.kind not in "iu" or nodes.ndim != 1:
         raise ValueError(f"dataset {name}: the split {part} is no list of node ids; fetch its files again.")
     low, high = (nodes.min(), nodes.max()) if len(nodes) else (0, -1)

@@ -26,7 +26,7 @@ Masks = tuple[Tensor, Tensor, Tensor]
 
 
 class DatasetConfig(Protocol):
-    """A frozen dataclass with the keys of conf/dataset/*.yaml. One that is read in chunks is also Streamed (stored.py)."""
+    """A frozen dataclass with the keys of conf/dataset/*.yaml. One read in chunks is also Streamed (stored.py)."""
 
     @property
     def name(self) -> str: ...

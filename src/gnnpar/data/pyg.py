@@ -1,14 +1,11 @@
-"""Real datasets through PyG's own classes.
+"""Real datasets through PyG's own classes, which are imported when a graph is processed or downloaded.
 
-Raw files already in `data_dir/NAME/raw/` are used and nothing is downloaded; PyG processes links to them in the cache
-folder, since it writes beside its raw files. Without raw files they are downloaded into the cache, if the server
-answers.
-PyG is imported when a graph is processed, never before.
+Raw files in `data_dir/NAME/raw/` are used without a download; PyG processes links to them in the cache folder, because
+it writes beside its raw files. Missing files are downloaded into the cache.
 """
 
 from __future__ import annotations
 
-import importlib
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +23,7 @@ from gnnpar.data.raw import RawGraph
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
+_DRIVE = "https://drive.usercontent.google.com/download?confirm=t&id="
 _GRAPH_FILES = ("adj_full.npz", "feats.npy", "class_map.json", "role.json")
 
 
@@ -38,6 +36,21 @@ class _Source:
     files: tuple[str, ...]
     named: str | None = None  # the name argument; None where the class takes only a root
     task: TaskName = "single_label"
+
+    @property
+    def dataset(self) -> type:
+        """PyG's class."""
+        from torch_geometric import datasets
+
+        return vars(datasets)[self.cls]
+
+    def addresses(self) -> dict[str, str]:
+        """Return the URLs in PyG's class, as of `downloads.fetch`."""
+        known = vars(self.dataset)
+        if self.files == _GRAPH_FILES:  # on Google Drive
+            return {file: _DRIVE + known[f"{Path(file).stem}_id"] for file in self.files}
+        url = known["url"].rstrip("/") + ("#" if known["url"].endswith(".zip") else "/")
+        return {file: url + file for file in self.files}
 
 
 def _planetoid(name: str) -> _Source:
@@ -104,14 +117,12 @@ def as_pyg(name: Name, data_dir: Path | None) -> Data:
             link_files(raw, place, source.files)
         _open(source, root)
 
-    files = RawFiles(name, source.folder, source.files, inside="raw")
+    files = RawFiles(name, source.folder, source.files, inside="raw", addresses=source.addresses)
     return from_cache(files, data_dir, "pyg", make=make, read=lambda root: _open(source, root))
 
 
 def _open(source: _Source, root: Path) -> Data:
-    cls = getattr(importlib.import_module("torch_geometric.datasets"), source.cls)
-    dataset = cls(str(root)) if source.named is None else cls(str(root), source.named)
-    return dataset[0]
+    return source.dataset(str(root), *([] if source.named is None else [source.named]))[0]
 
 
 _OF_ARRAYS = {

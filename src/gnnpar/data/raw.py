@@ -71,12 +71,12 @@ def as_real(name: str, title: str, value: object) -> Tensor:
     return value.detach().to_dense()
 
 
-def masks_of(masks: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return (train, val, test) of masks by these names; a missing val or test is empty, without train all are None."""
-    if "train" not in masks:
+def masks_of(rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return train_mask, val_mask and test_mask; a missing val or test is empty. None without train_mask."""
+    if "train_mask" not in rows:
         return None
-    empty = torch.zeros_like(masks["train"], dtype=torch.bool)
-    return masks["train"], masks.get("val", empty), masks.get("test", empty)
+    empty = torch.zeros_like(rows["train_mask"], dtype=torch.bool)
+    return rows["train_mask"], rows.get("val_mask", empty), rows.get("test_mask", empty)
 
 
 def refuse_unread(name: str, keys: Iterable[str]) -> None:

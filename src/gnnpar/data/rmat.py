@@ -3,14 +3,14 @@
 D. Chakrabarti, Y. Zhan, C. Faloutsos, "R-MAT: A recursive model for graph mining", SDM 2004; parameters and edge factor
 of the Graph500 benchmark (specification 3.0): (A, B, C, D) = (0.57, 0.19, 0.19, 0.05), 16 pairs a node, ids scrambled.
 
-Pair k descends `scale` levels of the adjacency matrix. At each it falls into one of four quadrants, by 32 bits hashed
-from (graph seed, k, level): no pair depends on another one, on the size of a chunk, or on how many threads draw. So
-`gnnpar train` and `gnnpar partition` make the same graph, the latter in O(nodes) of memory. Of N * edge_factor pairs
-some coincide and are dropped, as are loops; the reverses are added. Many nodes of such a graph have no edge.
+Pair k descends `scale` levels of the adjacency matrix, into one of four quadrants at each, by 32 bits hashed from
+(graph seed, k, level). Pairs are independent of each other, of chunks and of threads, so `gnnpar train` and `gnnpar
+partition` make the same graph, the latter in O(nodes) of memory. Repeated pairs and loops are dropped, reverses added.
+Many nodes have no edge.
 
-Deviation: scrambling is a keyed bijection of the ids, not a random permutation, which would have to be held.
-Labels are hashed from the ids, features show the label through noise: neighbours say nothing of a class, so that
-accuracy is no subject here. Time, memory and bytes are.
+Deviation: ids are scrambled by a keyed bijection instead of a random permutation, which would have to be stored.
+Labels are hashed from the ids, and neighbours say nothing about a class: use it for time, memory and bytes, not for
+accuracy.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ from gnnpar.files import require_disk, require_memory
 from gnnpar_kernels.hashing import entry_hash, fold_key, key_words
 
 CHUNK_PAIRS = 1 << 17  # of a pass over all pairs: 32 bits a pair and level, as int64
-NODE_BYTES = 48  # of what is held of a node while edges pass by: label, masks, counts, row pointers
+NODE_BYTES = 48  # held for a node in a pass over edges: label, masks, counts, row pointers
 PAIR_DISK = 24  # bytes of scratch files: 12 an edge, of both directions
 Share = Annotated[float, Gt(0), Le(1)]
 
@@ -63,7 +63,7 @@ class RMAT(Preprocess):
 
     @property
     def class_bytes(self) -> int:
-        """Of the features that the nodes of a class have in common, as they are drawn."""
+        """Bytes of the codes of all classes while they are drawn."""
         return 16 * self.num_classes * self.num_features
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
@@ -108,13 +108,13 @@ class _Graph:
         return _Graph(config, seed if config.graph_seed is None else config.graph_seed)
 
     def pairs(self, limit: int = CHUNK_PAIRS) -> Iterator[EdgeChunk]:
-        """All pairs in their order, `limit` at a time, as scrambled int64 ids."""
+        """Yield all pairs in order, `limit` at a time, as scrambled int64 ids."""
         for first in range(0, self.config.num_pairs, limit):
             src, dst = self.unscrambled(first, min(first + limit, self.config.num_pairs))
             yield self.scrambled(src).numpy(), self.scrambled(dst).numpy(), {}
 
     def unscrambled(self, first: int, last: int) -> tuple[Tensor, Tensor]:
-        """Rows and columns of pairs first..last - 1, int64 [n]: hubs have few bits set."""
+        """Return rows and columns of pairs first..last - 1, int64 [n]; hubs have few bits set."""
         scale, config = self.config.scale, self.config
         drawn = entry_hash(torch.arange(first, last), scale, key=fold_key(self.seed, 0))
         west, north, rest = (round(x * 2**32) for x in (config.a, config.a + config.b, config.a + config.b + config.c))
@@ -124,7 +124,7 @@ class _Graph:
         return (low * place).sum(1), (east * place).sum(1)
 
     def scrambled(self, ids: Tensor) -> Tensor:
-        """A bijection of 0..2^scale - 1: products with odd numbers modulo 2^scale, and shifts. Shapes: [n] -> [n]."""
+        """Map 0..2^scale - 1 bijectively: products with odd numbers modulo 2^scale, and shifts. Shapes: [n] -> [n]."""
         scale = self.config.scale
         most, half = (1 << scale) - 1, scale // 2
         for turn in range(2):
@@ -138,7 +138,7 @@ class _Graph:
         return entry_hash(torch.arange(first, last), 1, key=fold_key(self.seed, 2))[:, 0] % self.config.num_classes
 
     def rows(self, first: int, last: int) -> Tensor:
-        """Features: a code of the class, entries -1 and 1, and uniform noise. Shapes: [n, F] float32."""
+        """Return features: a code of the class, of -1 and 1, plus uniform noise. Shapes: [n, F] float32."""
         config = self.config
         code = entry_hash(torch.arange(config.num_classes), config.num_features, key=fold_key(self.seed, 3)) & 1
         noise = entry_hash(torch.arange(first, last), config.num_features, key=fold_key(self.seed, 4))

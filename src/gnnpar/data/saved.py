@@ -107,9 +107,9 @@ def raw_graph(name: str, data: object, task: TaskChoice = "auto") -> RawGraph:
     edge_index, edges = _edges(name, fields)
     carried = edges.tensors | {kind: rows[f"edge_{kind}"] for kind in EDGE_KINDS if f"edge_{kind}" in rows}
     y = torch.zeros(len(x), dtype=torch.int64) if task == "link" else rows["y"]
-    masks = {part: rows[f"{part}_mask"] for part in ("train", "val", "test") if f"{part}_mask" in rows}
-    if masks and "train" not in masks:
-        raise ValueError(f"dataset {name}: there is a {next(iter(masks))}_mask, and no train_mask; give it, too.")
+    masks = [key for key in rows if key.endswith("_mask")]
+    if masks and "train_mask" not in masks:
+        raise ValueError(f"dataset {name}: there is a {masks[0]}, and no train_mask; give it, too.")
     schema = schema_in(name, fields, x.shape[-1])
     return RawGraph(
         name=name,
@@ -118,7 +118,7 @@ def raw_graph(name: str, data: object, task: TaskChoice = "auto") -> RawGraph:
         edge_index=edge_index,
         edges=EdgeData(**carried),
         task=task_of(y, task),
-        masks=masks_of(masks),
+        masks=masks_of(rows),
         num_edge_types=None if schema is None else len(schema.edges),
         schema=schema,
     )

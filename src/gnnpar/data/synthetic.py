@@ -1,19 +1,19 @@
-"""sbm: a degree-corrected stochastic block model whose labels need the edges that a partitioner cuts.
+"""sbm: a degree-corrected stochastic block model with labels that depend on the edges that a partitioner cuts.
 
-A plain homophilous block model is deaf to communication: with every cut edge silenced in training it loses a few tenths
-of a point (protocol, rule 17). Here a part of the class travels only over edges between communities:
+A plain homophilous block model hardly needs communication: without the cut edges training loses a few tenths of a point
+(protocol, rule 17). Here a part of the class travels only over edges between communities:
 
 - Nodes live in communities, communities on two *sides*. Most edges stay inside a community, some join communities of a
   side (`lateral_share`), some join the sides (`bridge_share`, among the `bridge_nodes`): few enough that a 2-way
   minimum cut runs between the sides. A finer partition cuts them too.
 - A class is a pair (group, signature): class = group * signatures + signature. A node's own features show its group
   (`group_signal`), weakly its signature (`leak_signal`), and a *topic*, a random signature (`topic_signal`).
-- A bridge joins two nodes each of whose topic is the other's signature. So the topics heard from the far side spell a
-  node's own signature, while the topics heard inside a community are uniform noise. Equal-class neighbours inside the
-  community (`homophily`) carry what a bridge node learns to the nodes that have no bridge.
+- A bridge joins two nodes if the topic of each is the signature of the other. So the topics of neighbours on the other
+  side show a node's own signature, and the topics of neighbours in its community are uniform noise. Neighbours of equal
+  class inside the community (`homophily`) carry the signature to nodes without a bridge.
 
-Without bridges a model learns the groups, and the signatures only from the leak and from neighbours it recognises by
-the noise of their features (the more noise, the better: keep `feature_noise` low). An MLP sees only the node itself.
+Without bridges a model learns the groups, and the signatures only from the leak and from neighbours that it recognises
+by the noise of their features (so keep `feature_noise` low). An MLP reads only the node itself.
 """
 
 import logging
@@ -79,7 +79,7 @@ _MOST_KINDS = 100  # of (community, class) for each node: some tables have a row
 
 
 def generate(config: SBM, *, seed: int) -> RawGraph:
-    """The graph of a configuration; the same seed gives the same graph."""
+    """Generate the graph of a configuration; the same seed gives the same graph. Raises ValueError."""
     rng = np.random.default_rng(seed)
     num_nodes = config.generated_nodes
     kinds = {"classes": config.num_classes, "communities": config.num_communities}
@@ -115,11 +115,11 @@ def generate(config: SBM, *, seed: int) -> RawGraph:
 
 
 def _draw_nodes(config: SBM, num_nodes: int, rng: np.random.Generator) -> Nodes:
-    # Dealt out evenly in random order: every community, class and topic has its share of nodes.
+    # every community, class and topic has its share of nodes, in random order
     community = rng.permutation(num_nodes) % config.num_communities
     label = _draw_labels(config, community, rng)
     weight = (1.0 - rng.random(num_nodes)) ** (-1.0 / (config.degree_exponent - 1.0))
-    # A hub has at most half of its community as neighbours: beyond that its edges would only be drawn again and again.
+    # a hub has at most half of its community as neighbours, beyond which most draws would repeat an edge
     inside = config.avg_degree * (1.0 - config.bridge_share - config.lateral_share)
     most = max(1.5, 0.5 * num_nodes / config.num_communities / max(inside, 1.0))
     return Nodes(
@@ -140,7 +140,7 @@ def _draw_nodes(config: SBM, num_nodes: int, rng: np.random.Generator) -> Nodes:
 
 
 def _draw_labels(config: SBM, community: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Any class, or with probability `locality` one of the groups at home in the community. Shapes: [N] -> [N]."""
+    """Draw a class; with probability `locality`, of a group assigned to the community. Shapes: [N] -> [N]."""
     label = _dealt(community, config.num_classes, rng)
     at_home = rng.random(len(label)) < config.locality
     groups = -(-config.num_classes // config.signatures)
@@ -153,7 +153,7 @@ def _draw_labels(config: SBM, community: np.ndarray, rng: np.random.Generator) -
 
 
 def _dealt(group: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Values 0..count-1, equally often within each group up to one, in random order. Shapes: group [N] -> [N]."""
+    """Draw values 0..count-1, equally often within each group up to one. Shapes: group [N] -> [N]."""
     order = np.lexsort((rng.random(len(group)), group))
     value = np.empty(len(group), dtype=np.int64)
     value[order] = (np.arange(len(group)) + rng.integers(count)) % count
@@ -161,9 +161,9 @@ def _dealt(group: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarra
 
 
 def _draw_pairs(config: SBM, nodes: Nodes, rng: np.random.Generator) -> np.ndarray:
-    """Distinct undirected pairs, [2, N * avg_degree / 2]; what joins equal classes by chance counts as homophily.
+    """Draw distinct undirected pairs, [2, N * avg_degree / 2]; pairs of equal classes by chance count as homophily.
 
-    In a small or dense graph a kind of edge may run out of free pairs; the next kind then takes over the rest.
+    Where a kind of edge runs out of free pairs, in a small or dense graph, the next kind draws the rest.
     """
     num_nodes = len(nodes.label)
     wanted = round(num_nodes * config.avg_degree / 2)
@@ -180,7 +180,7 @@ def _draw_pairs(config: SBM, nodes: Nodes, rng: np.random.Generator) -> np.ndarr
     outside = round(wanted * config.bridge_share), round(wanted * config.lateral_share)
     wanted_equal = round(wanted * config.homophily)
     add(bridges(nodes), outside[0])
-    # Laterals ignore the classes, but where the inside alone cannot carry the homophily they help.
+    # laterals ignore classes, unless the edges inside communities are too few for the homophily
     helping = min(max(wanted_equal - equal_so_far() - (wanted - sum(outside)), 0), outside[1])
     add(laterals(nodes, equal=True), helping)
     add(laterals(nodes), sum(outside) - len(keys))
@@ -212,7 +212,7 @@ def _check_pairs(config: SBM, *, found: int, wanted: int, equal: int, num_nodes:
 
 
 def _draw_features(config: SBM, nodes: Nodes, rng: np.random.Generator) -> np.ndarray:
-    """x = group + leaked signature + topic + noise, each along random directions of unit length. Shape [N, F]."""
+    """Return x = group + leaked signature + topic + noise, along random directions of unit length. Shape [N, F]."""
     groups = -(-config.num_classes // config.signatures)
     codes = rng.standard_normal((groups + 2 * config.signatures, config.num_features)).astype(np.float32)
     if len(codes) <= config.num_features:

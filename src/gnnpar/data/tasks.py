@@ -1,9 +1,8 @@
-"""Tasks: the loss and the metric of a dataset, in the form ranks can share.
+"""Tasks: loss and metric of a dataset, computed from the rows of each rank.
 
-A rank calls `loss_sum` on the training rows it owns and the engine divides by the *global* number of training nodes.
-For a metric it calls `statistics` on the rows it owns: `reduction="sum"` means add the matrices over ranks,
-`"concat"` means stack their rows on one rank; `value` then turns the result into the number reported.
-Examples of a task are nodes, but for link prediction (links.py), whose examples are pairs of nodes.
+A rank calls `loss_sum` on its training rows, and the engine divides by the *global* number of training nodes. For a
+metric it calls `statistics` on its rows; `reduction="sum"` adds the matrices over ranks, `"concat"` stacks their rows;
+`value` returns the metric of the result. Examples are nodes; in link prediction (links.py) they are pairs of nodes.
 """
 
 import re
@@ -38,31 +37,24 @@ class Task(Protocol):
     @property
     def reduction(self) -> Literal["sum", "concat"]: ...
     def loss_sum(self, logits: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Of all rows; with weights [N], each row's loss as often as its weight says."""
+        """Return the sum of the losses of all rows, weighted by `weight` [N]."""
         ...
 
     def statistics(self, logits: Tensor, y: Tensor) -> Tensor: ...
     def value(self, statistics: Tensor) -> float: ...
     def values(self, statistics: Tensor) -> Mapping[str, float]:
-        """All metrics of a task that has several, by name; none of one that has `value` alone."""
+        """Return all metrics by name; empty for a task with one metric."""
         ...
 
 
-class OneMetric:
-    """A task that has `value` alone."""
-
-    def values(self, statistics: Tensor) -> Mapping[str, float]:
-        return {}
-
-
 @dataclass(frozen=True, eq=False)
-class Labelled(OneMetric, ABC):
-    """A task whose examples are nodes. Of matrices y, entries of nan are unknown: in no loss and no metric.
+class Labelled(ABC):
+    """A task with nodes as examples. Entries of nan in a matrix y are unknown, and count in no loss and no metric.
 
-    loss: (outputs, y) -> a number a row [N], an entry [N, C], or the mean of all; None: the task's own. class_weight
-    [C]: what a row of each class counts. scale: what makes `loss_sum` / training rows the mean over weights, or over
-    known entries, of the whole graph. metrics: name -> function of (outputs, y) of a split, rows in the order of nodes.
-    main: the one that decides; None: the task's own.
+    loss: (outputs, y) -> losses [N] or [N, C], or their mean; None: the task's own. class_weight [C]: weight of rows by
+    class. scale: factor that makes `loss_sum` / training rows the mean over weights, or over known entries, of the
+    whole graph. metrics: name -> function of (outputs, y) of a split, rows in the order of nodes. main: the metric that
+    decides; None: the task's own.
     """
 
     num_classes: int
@@ -82,6 +74,9 @@ class Labelled(OneMetric, ABC):
     @abstractmethod
     def value(self, statistics: Tensor) -> float: ...
 
+    def values(self, statistics: Tensor) -> Mapping[str, float]:
+        return {}
+
     @property
     def out_dim(self) -> int:
         return self.num_classes
@@ -95,7 +90,7 @@ class Labelled(OneMetric, ABC):
         return self.name != "regression" and self.loss in (None, *LOSSES[self.name].values()) and self.loss != nll
 
     def inputs(self, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """As losses take them."""
+        """Return (outputs, targets) in the shapes and dtypes that losses take."""
         return logits, y.to(logits.dtype) if self.name in MATRICES else y
 
     def loss_sum(self, logits: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -120,18 +115,18 @@ class Labelled(OneMetric, ABC):
         return self.class_weight.to(like)
 
     def counts(self, y: Tensor) -> Tensor | None:
-        """What `fitted` is to have of all training rows, added up: rows of each class [C], or known entries [1]; None:
-        nothing."""
+        """Return the counts that `fitted` needs, to be summed over ranks: training rows by class [C], or known entries
+        [1]; None: nothing."""
         if self.name in MATRICES:
             return (~y.isnan()).sum().double()[None]
         return None if self.class_weight is None else y.bincount(minlength=self.num_classes).double()
 
     def fitted(self, counts: Tensor, rows: int) -> Self:
-        """With weights of classes and `scale` as all `rows` of training have them. `counts`: as of `counts`."""
+        """Return the task with class weights and `scale` of all training `rows`. `counts`: of all ranks."""
         if self.name in MATRICES:
             return replace(self, scale=rows * self.num_classes / float(counts))
         weights = self.class_weight
-        if not isinstance(weights, Tensor):  # of a class without rows: nothing
+        if not isinstance(weights, Tensor):  # balanced; 0 for a class without rows
             weights = torch.where(counts > 0, rows / (len(counts) * counts.clamp(min=1)), 0.0)
         if len(weights) != len(counts):
             raise ValueError(
@@ -143,8 +138,8 @@ class Labelled(OneMetric, ABC):
         return replace(self, class_weight=weights, scale=rows / total)
 
     def check_loss(self, like: Tensor, *, in_parts: bool) -> None:
-        """Try a loss of the user's own on 64 rows in the type of `like`. ValueError where it cannot be used; where rows
-        are `in_parts`, also where the loss of all is not that of the parts."""
+        """Try a user's loss on 64 rows in the dtype of `like`. Raises ValueError where its shape is wrong, and, if rows
+        are computed `in_parts`, where the loss of all rows is not the mean over parts."""
         generator = torch.Generator().manual_seed(0)
         logits = torch.randn(64, self.out_dim, generator=generator, dtype=torch.float64)
         y = torch.rand(64, self.num_classes, generator=generator)
@@ -245,8 +240,7 @@ class MultiLabel(Labelled):
 
 @dataclass(frozen=True, eq=False)
 class Regression(Labelled):
-    """T numbers: squared error averaged over targets, and R^2, the share of a target's variance that is explained,
-    averaged over targets.
+    """T numbers: squared error and R^2, both averaged over targets.
 
     Shapes: output [N, T], y [N, T], nan: unknown; statistics [1, 4 T], `moments` in one row. R^2 is nan where a target
     is constant.
@@ -265,19 +259,19 @@ class Regression(Labelled):
 
 
 class TaskConfig(Protocol):
-    """A frozen dataclass whose fields are the keys of conf/task/*.yaml.
+    """A frozen dataclass with the keys of conf/task/*.yaml.
 
-    `decoder`: how pairs of nodes are scored, where they are the examples, so that a rank reads output rows of others.
+    `decoder`: how pairs of nodes are scored, where pairs are the examples; None: nodes are.
     """
 
     @property
     def decoder(self) -> Literal["dot", "mlp"] | None: ...
     def prepare(self, dataset: Dataset, seed: int) -> Dataset:
-        """The dataset with the examples of the task; `seed` is the run's seed."""
+        """Return the dataset with the examples of the task. `seed`: of the run."""
         ...
 
     def of(self, name: TaskName, num_classes: int) -> Task:
-        """The task of a prepared dataset: `of(dataset.task, dataset.num_classes)`."""
+        """Return the task of a prepared dataset: `of(dataset.task, dataset.num_classes)`."""
         ...
 
 
@@ -285,10 +279,10 @@ class TaskConfig(Protocol):
 class Labels:
     """The task of the dataset's labels, one example a node.
 
-    loss: a name of LOSSES, or a function by module.name. class_weight, label_smoothing: as torch's CrossEntropyLoss has
-    them; balanced: in inverse proportion to training rows. metric: the one that decides, by default the task's own.
-    metrics: beside it; names of METRICS, or functions by module.name. given: functions that a caller has handed over,
-    under "loss" and "metrics.NAME".
+    loss: a name of LOSSES, or a function by module.name. class_weight, label_smoothing: as in torch's CrossEntropyLoss;
+    balanced: in inverse proportion to training rows. metric: the one that decides, by default the task's own. metrics:
+    more of them; names of METRICS, or functions by module.name. given: the caller's functions, under "loss" and
+    "metrics.NAME".
     """
 
     loss: str | None = None
@@ -313,12 +307,12 @@ class Labels:
         return made
 
     def functions(self) -> dict[str, Rows]:
-        """The user's own by their keys, "loss" and "metrics.NAME". ValueError where one cannot be imported."""
+        """Return the user's functions by key, "loss" and "metrics.NAME". Raises ValueError where an import fails."""
         names = {f"metrics.{name}": each for name, each in self._named_metrics().items()} | {"loss": self.loss or ""}
         return {key: self.given.get(key) or imported(key, name) for key, name in names.items() if _OWN.search(name)}
 
     def _named_metrics(self) -> dict[str, str]:
-        """Name -> metric. One of the user's own is called as its function."""
+        """Return name -> metric. A user's metric has the name of its function."""
         named = self.metrics if isinstance(self.metrics, dict) else {_OWN.split(m)[-1]: m for m in self.metrics}
         return {**named, **({} if self.metric is None or self.metric in named else {self.metric: self.metric})}
 
@@ -353,11 +347,11 @@ class Labels:
         )
 
 
-_OWN = re.compile("[.:]")  # in the name of a function, and in none of gnnpar's losses and metrics
+_OWN = re.compile("[.:]")  # in names of functions, and in no name of LOSSES and METRICS
 
 
 def imported(key: str, name: str) -> Rows:
-    """A function, or an object of a class that is made without arguments, by module.name or module:name."""
+    """Import a function, or make an object of a class, by module.name or module:name. Raises ValueError."""
     try:
         found = locate(name.replace(":", "."))
         found = found() if isinstance(found, type) else found
@@ -369,7 +363,7 @@ def imported(key: str, name: str) -> Rows:
 
 
 def make_task(name: TaskName, num_classes: int) -> Labelled:
-    """The task of a dataset: `make_task(dataset.task, dataset.num_classes)`."""
+    """Return the task of a dataset: `make_task(dataset.task, dataset.num_classes)`."""
     return _TASKS.get(name, Binary)(num_classes)
 
 

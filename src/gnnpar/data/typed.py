@@ -1,11 +1,10 @@
-"""sbm_typed: a small block model with types of edges. Labels need the types, and the edges that a partitioner cuts.
+"""sbm_typed: a small block model with types of edges. Labels depend on the types and on the edges that a cut removes.
 
 Nodes live in communities, half of them on each side; most pairs are of one community (`inside_share`), the others join
 the sides. A class is a pair (group, signature). A node's features show its group, weakly its signature, and a topic: a
 random signature. An edge j -> i that joins the sides has the type (topic of j - signature of i) modulo `signatures`, so
-that a topic heard over type t is t more than the own signature; edges of a community have types at random. Without the
-types, the topics that a node hears are uniform noise. `several`: share of edges
-beside which there is a second one, of another type.
+that a topic received over type t is t more than the own signature; edges of a community have random types. Without the
+types, the topics of neighbours are uniform noise. `several`: share of edges with a second edge of another type.
 """
 
 from dataclasses import dataclass
@@ -52,7 +51,7 @@ class TypedSBM(Preprocess):
 
 
 def generate(config: TypedSBM, *, seed: int) -> RawGraph:
-    """The graph of a configuration; the same seed gives the same graph. Both directions of a pair are edges."""
+    """Generate the graph of a configuration, the same for the same seed. Both directions of a pair are edges."""
     rng, nodes, kinds = np.random.default_rng(seed), config.num_nodes, config.signatures
     nbytes = nodes * (8 * config.num_features + 16 * config.avg_degree) + 8 * config.num_features * kinds
     require_memory(nbytes, f"dataset {config.name} with {nodes:,} nodes", "lower dataset.num_nodes or num_features")
@@ -78,7 +77,7 @@ def generate(config: TypedSBM, *, seed: int) -> RawGraph:
 
 
 def _pairs(config: TypedSBM, community: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Both directions of distinct pairs, of a community or of communities of different sides."""
+    """Draw both directions of distinct pairs, of a community or of communities of different sides."""
     nodes = config.num_nodes
     wanted = round(nodes * config.avg_degree / 2)
     inside = round(wanted * config.inside_share)
@@ -105,7 +104,7 @@ def _pairs(config: TypedSBM, community: np.ndarray, rng: np.random.Generator) ->
 def _features(
     config: TypedSBM, group: np.ndarray, signature: np.ndarray, topic: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """x = group + leaked signature + topic + noise, each along random directions of unit length. Shape [N, F]."""
+    """Return x = group + leaked signature + topic + noise, along random directions of unit length. Shape [N, F]."""
     kinds = config.signatures
     codes = rng.standard_normal((config.groups + 2 * kinds, config.num_features))
     if len(codes) <= config.num_features:
