@@ -58,8 +58,8 @@ def test_two_hosts_after_a_cut_resume_with_the_bits_of_one_host(hosts: Hosts, tm
     assert again == f"{kept[0]}: start all ranks again with resume=auto hydra.run.dir={tmp_path}/run"
     gone = "no answer for 6 s (comm.lost_seconds); is the host down, or a link cut?"
     assert [line[0].partition("; the last")[0] for line in lines] == [
-        f"gnnpar: host node-b (10.77.0.2) with ranks 2, 3 is lost: {gone}",
-        f"gnnpar: host node-a (10.77.0.1) with ranks 0, 1 is lost: {gone}",
+        f"gnnpar: ranks 2, 3 on node-b (10.77.0.2): {gone}",
+        f"gnnpar: ranks 0, 1 on node-a (10.77.0.1): {gone}",
     ]
     assert [len(line) for line in lines] == [1, 1]
     found = result(tmp_path / "run")
@@ -92,8 +92,8 @@ def test_killed_host_ends_the_other_and_leaves_the_checkpoint(hosts: Hosts, tmp_
     assert time.monotonic() - killed < 60
     assert started[0].returncode != 0
     (line,) = ours(err)
-    gone = "with ranks 2, 3 is lost: ended without a message (killed, or out of memory?); the last checkpoint is epoch-"
-    assert line.startswith(f"gnnpar: host node-b (10.77.0.2) {gone}")
+    gone = "ended without a message (killed, or out of memory?); the last checkpoint is epoch-"
+    assert line.startswith(f"gnnpar: ranks 2, 3 on node-b (10.77.0.2): {gone}")
     assert result(tmp_path / "run")["error"] == line.removeprefix("gnnpar: ")
     assert list((tmp_path / "run" / "checkpoint").glob("epoch-*/manifest.json"))
 

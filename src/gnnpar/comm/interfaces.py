@@ -12,15 +12,11 @@ _VIRTUAL = ("lo", "docker", "virbr", "br-", "veth", "cni", "flannel")
 
 
 class JoinError(ConnectionError):
-    """Ranks cannot join: one line. `refused`: a rank refuses its settings; `shared`: all ranks raise this line."""
-
-    def __init__(self, line: str, *, refused: bool = False, shared: bool = False) -> None:
-        super().__init__(line)
-        self.refused, self.shared = refused, shared
+    """This host has no interface for gloo: one line."""
 
 
 def addresses() -> dict[str, str]:
-    """Interfaces that are up, with their first IPv4 (else IPv6) address."""
+    """Return interface -> first IPv4 (else IPv6) address, of those that are up."""
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     found: dict[str, str] = {}
     for name, entries in psutil.net_if_addrs().items():
@@ -31,12 +27,12 @@ def addresses() -> dict[str, str]:
 
 
 def loopback() -> str:
-    """Name of the loopback interface."""
+    """Return the name of the loopback interface."""
     return next((name for name, address in addresses().items() if address == "127.0.0.1"), "lo")
 
 
 def asked() -> list[str]:
-    """Names in GLOO_SOCKET_IFNAME; for an empty one gloo would take the address of the host name."""
+    """Return the names in GLOO_SOCKET_IFNAME; for an empty one gloo would take the address of the host name."""
     return [name for name in os.environ.get(VARIABLE, "").split(",") if name]
 
 

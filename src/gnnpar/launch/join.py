@@ -1,7 +1,8 @@
 """Join ranks that torchrun, srun or a user started, and end all of them when one is lost.
 
-Rank 0 publishes an address in torch's TCPStore. Every other rank connects to it, says what must agree, and hears the
-verdict, before a process group exists. The connection stays: the kernel's keepalive tells a lost host from a slow one.
+Rank 0 listens at MASTER_PORT; where torchrun's agent has that port, at an address that it leaves in the agent's store.
+Every other rank connects to it, says what must agree, and hears the verdict and the store of the process group. The
+connection stays: the kernel's keepalive tells a lost host from a slow one.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from gnnpar.comm import interfaces
 from gnnpar.comm.interfaces import JoinError
@@ -41,7 +42,9 @@ _GATHER_SECONDS = 1.0  # losses of one cause, and the reason of a failed rank, a
 _GRACE_SECONDS = 3.0  # for the main thread to end in order before the watcher ends the process
 _SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 _NO_ANSWER = "no answer for"
+_KEY = "gnnpar: address of rank 0"
 Record = JsonDict
+T = TypeVar("T")
 
 
 class PeerLost(Exception):
@@ -57,8 +60,9 @@ class PeerLost(Exception):
 
 @dataclass(frozen=True)
 class Joined:
-    """Ranks that agree. `hosts`: 'NAME (ADDRESS)' by rank. `peers`: rank 0's connections to all, the others' to rank 0.
-    `folder`: rank 0's run folder. `restarts`: by torchrun, so far."""
+    """Ranks that agree. `hosts`: 'NAME (ADDRESS)' by rank. `store`: of the process group. `peers`: rank 0's connections
+    to all, the others' to rank 0. `folder`: rank 0's run folder. `restarts`: by torchrun, so far. `listener`: rank 0's,
+    which tells a rank that comes later."""
 
     rank: int
     hosts: list[str]
@@ -66,6 +70,7 @@ class Joined:
     peers: Mapping[int, socket.socket]
     folder: Path
     restarts: int
+    listener: socket.socket | None
 
 
 def join(hooks: RunHooks, seconds: float) -> Joined:
@@ -73,52 +78,29 @@ def join(hooks: RunHooks, seconds: float) -> Joined:
 
     Raises PeerLost if a rank does not come or differs, ConfigError if a rank refuses its settings."""
     marker = hooks.run_dir.absolute() / f".joining-{uuid.uuid4().hex[:8]}"
+    if os.environ["RANK"] != "0":
+        return _join(seconds, hooks.agreed(), hooks.unseen)
     try:
-        if os.environ["RANK"] == "0":
-            marker.parent.mkdir(parents=True, exist_ok=True)
-            marker.touch()
-        return _bounded(seconds, lambda: _join(seconds, dict(hooks.agreed()), marker, hooks.unseen))
-    except JoinError as error:
-        if error.refused:
-            raise ConfigError(str(error)) from error
-        raise PeerLost(str(error), error.shared and os.environ.get("LOCAL_RANK", "0") != "0") from error
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.touch()
+        return _join(seconds, hooks.agreed(), marker=str(marker))
     finally:
-        if os.environ["RANK"] == "0":
-            marker.unlink(missing_ok=True)
+        marker.unlink(missing_ok=True)
 
 
 def refusal(error: ValueError, seconds: float = Comm().connect_seconds) -> ValueError:
     """Tell the other ranks why this one cannot run. Return the error to raise: this one, or that of another rank."""
-    env, seconds = os.environ, min(seconds, _TELL_SECONDS)
+    env = os.environ
     if "RANK" not in env or env.get("WORLD_SIZE", "1") == "1" or not env.get("MASTER_ADDR"):
         return error
-    line = f"rank {env['RANK']} on {socket.gethostname()}: {error}"
     try:
-        _bounded(seconds, lambda: _join(seconds, {}, Path(), lambda _: "", line))
-    except ValueError:
-        return error
-    except JoinError as told:
-        return ConfigError(str(told)) if told.refused and not str(told).endswith(f": {error}") else error
+        line = f"rank {env['RANK']} on {socket.gethostname()}: {error}"
+        _join(min(seconds, _TELL_SECONDS), {}, refusing=line)
+    except ConfigError as told:
+        return error if str(told).endswith(f": {error}") else told
+    except (ValueError, PeerLost):
+        pass
     return error
-
-
-def _bounded(seconds: float, act: Callable[[], Joined]) -> Joined:
-    """Call `act` in a thread: torch's store client waits forever for a server that is no store."""
-    done: list[Joined | BaseException] = []
-
-    def guarded() -> None:
-        try:
-            done.append(act())
-        except BaseException as error:
-            done.append(error)
-
-    thread = threading.Thread(target=guarded, name="join", daemon=True)
-    thread.start()
-    thread.join(2 * seconds + _TELL_SECONDS)
-    found = done[0] if done else JoinError(f"{_place()} does not answer as rank 0 would; is another program there?")
-    if isinstance(found, BaseException):
-        raise found
-    return found
 
 
 def _place() -> str:
@@ -127,78 +109,83 @@ def _place() -> str:
     return f"rank {env['RANK']} on {socket.gethostname()}: {where}"
 
 
-def _join(seconds: float, about: dict[str, str], marker: Path, unseen: Callable[[Path], str], line: str = "") -> Joined:
-    """Join, or raise the JoinError that all ranks raise. `line`: why this one refuses."""
-    env, end, refused = os.environ, time.monotonic() + seconds, bool(line)
+def _join(
+    seconds: float,
+    about: Mapping[str, str],
+    unseen: Callable[[Path], str] = lambda _: "",
+    *,
+    marker: str = "",
+    refusing: str = "",
+) -> Joined:
+    """Join, or raise the error that all ranks raise. `marker`: rank 0's file in the folder of the run. `refusing`: why
+    this rank cannot run."""
+    env, end = os.environ, time.monotonic() + seconds
     rank, size, master, port = int(env["RANK"]), int(env["WORLD_SIZE"]), env.get("MASTER_ADDR"), env.get("MASTER_PORT")
     if not master or not port:
-        raise JoinError(f"{_place()}: set them to the address of rank 0's host and to a free port there")
-    by_agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    name, mine, there = _way(master, int(port), end)
+        raise PeerLost(f"{_place()}: set them to the address of rank 0's host and to a free port there")
+    name, mine, there = _until(end, lambda: _way(master, int(port)))
+    me: Record = {"rank": rank, "line": refusing, "refused": bool(refusing), "marker": marker}
+    me |= {"host": f"{socket.gethostname()} ({mine})", "about": {**about, "WORLD_SIZE": str(size)}}
+    me["restarts"] = int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
     try:
         interfaces.check_asked()
         if not interfaces.asked():
             env[interfaces.VARIABLE] = name
     except JoinError as error:
-        line = line or f"rank {rank}: {error}"
-    me: Record = {"rank": rank, "line": line, "refused": refused, "host": f"{socket.gethostname()} ({mine})"}
-    me |= {"about": about | {"WORLD_SIZE": str(size)}, "restarts": int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))}
-    base = _store(
-        master if by_agent else mine if rank == 0 else there, int(port), end, holds=rank == 0 and not by_agent
-    )
-    store = PrefixStore("gnnpar", base)
-    try:
-        if rank == 0:
-            verdict, peers = _lead(store, me, mine, size, marker, end)
-        else:
-            verdict, peers = _follow(store, me, end, unseen, by_agent=by_agent)
-    except RuntimeError as error:  # of the store
-        raise JoinError(f"{_place()}: the store is gone while ranks were joining; rank 0's host says why") from error
+        me["line"] = refusing or f"rank {rank}: {error}"
+    agent, wait = None, timedelta(seconds=seconds)
+    if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        agent = _until(end, lambda: TCPStore(master, int(port), timeout=wait, wait_for_workers=False))
+    held = _listening(mine, 0) if rank == 0 else None  # torch alone would listen on all addresses
+    listener = None
+    if held is not None:
+        me["port"], listener = held.getsockname()[1], _listening(mine, 0 if agent else int(port))
+        if agent is not None:  # it keeps the address of an earlier attempt until now
+            agent.set(_KEY, json.dumps(listener.getsockname()[:2]))
+        first, address, (verdict, peers) = me, mine, _lead(listener, me, size, end)
+    else:
+        first, verdict, hub = _follow(agent, (there, int(port)), me, unseen, end)
+        address, peers = hub.getpeername()[0], {0: hub}
+    if verdict["refused"]:
+        raise ConfigError(verdict["line"])
     if verdict["line"]:
-        raise JoinError(verdict["line"], refused=verdict["refused"], shared=True)
-    folder = Path(verdict["marker"]).parent
-    return Joined(rank, verdict["hosts"], PrefixStore(verdict["id"], base), peers, folder, verdict["restarts"])
+        raise PeerLost(verdict["line"], env.get("LOCAL_RANK", "0") != "0")
+    store = TCPStore(
+        address, first["port"], None, rank == 0, wait, wait_for_workers=False, master_listen_fd=held and held.detach()
+    )
+    folder = Path(first["marker"]).parent
+    return Joined(rank, verdict["hosts"], store, peers, folder, verdict["restarts"], listener)
 
 
-def _way(master: str, port: int, end: float) -> tuple[str, str, str]:
-    """As `interfaces.towards`; the loopback if all ranks are on this host. The name of a pod may be known late."""
+def _until(end: float, connect: Callable[[], T]) -> T:
+    """Call `connect` until it succeeds: the name of a pod, and rank 0, may come late."""
+    while True:
+        try:
+            return connect()
+        except (OSError, RuntimeError) as error:  # RuntimeError: of torch's store
+            if time.monotonic() > end or isinstance(error, JoinError):
+                why = getattr(error, "strerror", "") or str(error).partition("\n")[0]
+                at = f"{_place()} is not reached within comm.connect_seconds ({why})"
+                raise PeerLost(f"{at}: is rank 0 started there, and no firewall between?") from error
+        time.sleep(_POLL_SECONDS)
+
+
+def _way(master: str, port: int) -> tuple[str, str, str]:
+    """As `interfaces.towards`; the loopback if all ranks are on this host."""
     env, inside = os.environ, master in ("localhost", "::1") or master.startswith("127.")
     if env.get("LOCAL_WORLD_SIZE", env["WORLD_SIZE"] if inside else "") == env["WORLD_SIZE"]:
         return interfaces.loopback(), "127.0.0.1", "127.0.0.1"
-    while True:
-        try:
-            return interfaces.towards(master, port)
-        except OSError as error:
-            if isinstance(error, JoinError) or time.monotonic() > end:
-                raise JoinError(f"{_place()}: {error.strerror or error}; give the address of rank 0's host") from error
-        time.sleep(1.0)
+    return interfaces.towards(master, port)
 
 
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
-
-
-def _store(address: str, port: int, end: float, *, holds: bool) -> Store:
-    """Connect to the store. Rank 0 `holds` it and listens on one address; torch alone would listen on all."""
-    left = timedelta(seconds=max(1.0, end - time.monotonic()))
-    if holds:
-        try:
-            listening = socket.create_server((address, port), family=_family(address), backlog=1024).detach()
-        except OSError as error:
-            used = "is taken by another program" if error.errno == errno.EADDRINUSE else str(error.strerror)
-            raise JoinError(f"{_place()}: the port {used} there; give all ranks another one") from error
-        return TCPStore(address, port, None, True, left, wait_for_workers=False, master_listen_fd=listening)
-    while True:  # torch's client would print its stack
-        try:
-            socket.create_connection((address, port), 5.0).close()
-            return TCPStore(address, port, None, False, left, wait_for_workers=False, multi_tenant=True)
-        except OSError as error:
-            if time.monotonic() > end:
-                why = f"within comm.connect_seconds ({error.strerror or error})"
-                raise JoinError(
-                    f"{_place()} is not reached {why}: is rank 0 started there, and no firewall between?"
-                ) from error
-        time.sleep(_POLL_SECONDS)
+def _listening(address: str, port: int) -> socket.socket:
+    """Listen on one address."""
+    try:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return socket.create_server((address, port), family=family, backlog=1024)
+    except OSError as error:
+        used = "is taken by another program" if error.errno == errno.EADDRINUSE else str(error.strerror)
+        raise PeerLost(f"{_place()}: the port {used} there; give all ranks another one") from error
 
 
 def _send(peer: socket.socket, message: Record) -> None:
@@ -211,70 +198,68 @@ def _receive(peer: socket.socket) -> Record:
         return json.loads(file.readline())
 
 
-def _lead(
-    store: Store, me: Record, address: str, size: int, marker: Path, end: float
-) -> tuple[Record, dict[int, socket.socket]]:
-    """Receive the records of all ranks on rank 0, and send the verdict. A refusal waits for ranks that start later."""
-    own = uuid.uuid4().hex
+def _lead(listener: socket.socket, me: Record, size: int, end: float) -> tuple[Record, dict[int, socket.socket]]:
+    """Receive the records of all ranks on rank 0. Return the verdict. A refusal waits for ranks that start later."""
     line, refused, ranks, peers = me["line"], me["refused"], {0: me}, dict[int, socket.socket]()
-    with socket.create_server((address, 0), family=_family(address), backlog=size) as listener:
-        # torchrun's store keeps the address of an earlier attempt until now
-        store.set("rank 0", json.dumps({"id": own, "hub": listener.getsockname()[:2], "marker": str(marker)}))
-        while set(range(size)) - ranks.keys():
-            if line:
-                end = min(end, time.monotonic() + _TELL_SECONDS)
-            try:
-                listener.settimeout(max(0.01, end - time.monotonic()))
-                peer, _ = listener.accept()
-            except TimeoutError:
-                break
-            peer.settimeout(_TELL_SECONDS)
-            with suppress(OSError, ValueError):  # no rank, or one that is gone
-                other = _receive(peer)
-                if other["rank"] in ranks:
-                    twice = f"{_place()}: RANK={other['rank']} is taken twice, or another run has this port"
-                    _send(peer, {"line": twice, "refused": False})
-                    continue
-                ranks[other["rank"]], peers[other["rank"]] = other, peer
-                if found := "" if line else other["line"] or _differing(other, me):
-                    line, refused = found, other["refused"]
+    while set(range(size)) - ranks.keys():
+        if line:
+            end = min(end, time.monotonic() + _TELL_SECONDS)
+        try:
+            listener.settimeout(max(0.01, end - time.monotonic()))
+            peer, _ = listener.accept()
+        except TimeoutError:
+            break
+        peer.settimeout(_TELL_SECONDS)
+        with suppress(OSError, ValueError):  # no rank, or one that is gone
+            _send(peer, me)
+            other = _receive(peer)
+            if other["rank"] in ranks:
+                _send(peer, {})
+                continue
+            ranks[other["rank"]], peers[other["rank"]] = other, peer
+            if found := "" if line else other["line"] or _differing(other, me):
+                line, refused = found, other["refused"]
     if missing := [str(each) for each in range(size) if each not in ranks]:
         those = f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing[:9])} of {size}"
         came = "did not come within comm.connect_seconds: started, with this address and port?"
         line = line or f"{_place()}: {those} {came}"
-    verdict = {"id": own, "line": line, "refused": refused, "marker": str(marker)}
+    verdict = {"line": line, "refused": refused}
     if not line:
         hosts, restarts = ([ranks[each][key] for each in range(size)] for key in ("host", "restarts"))
         verdict |= {"hosts": hosts, "restarts": max(restarts)}
-        store.set(own, "joined")
     for peer in peers.values():
         with suppress(OSError):
             _send(peer, verdict)
+    if line:
+        listener.close()
     return verdict, peers
 
 
 def _follow(
-    store: Store, me: Record, end: float, unseen: Callable[[Path], str], *, by_agent: bool
-) -> tuple[Record, dict[int, socket.socket]]:
-    """Another rank: connect to rank 0, and wait for the verdict."""
-    why = "rank 0 does not come"
-    while (left := end + _TELL_SECONDS - time.monotonic()) > 0:
-        first: Record = json.loads(store.get("rank 0")) if store.check(["rank 0"]) else {}
-        if first:
-            try:
-                hub = socket.create_connection(tuple(first["hub"]), _TELL_SECONDS)
-                hub.settimeout(left)
+    agent: Store | None, address: tuple[str, int], me: Record, unseen: Callable[[Path], str], end: float
+) -> tuple[Record, Record, socket.socket]:
+    """Another rank: connect to rank 0. Return its record, its verdict, and the connection."""
+
+    def connected() -> socket.socket:
+        host, port = json.loads(agent.get(_KEY)) if agent else address
+        try:
+            return socket.create_connection((host, port), _TELL_SECONDS)
+        except OSError as error:
+            raise ConnectionError(f"{host}:{port}: {error.strerror or error}") from error
+
+    while True:
+        hub, why = _until(end, connected), "it does not answer as rank 0 would; is another program there?"
+        hub.settimeout(max(_POLL_SECONDS, end + _TELL_SECONDS - time.monotonic()))
+        with suppress(OSError, ValueError):
+            if first := _receive(hub):
                 _send(hub, me | {"line": me["line"] or _unseen(Path(first["marker"]), unseen)})
-                return _receive(hub), {0: hub}
-            except (OSError, ValueError) as error:  # of an earlier attempt, or closed to this host
-                reason = (isinstance(error, OSError) and error.strerror) or error
-                why = f"rank 0 at {':'.join(map(str, first['hub']))}: {reason}; is a firewall between?"
-            if store.check([first["id"]]):  # with torchrun: of this run's earlier attempt, or of another run
-                why = f"RANK={me['rank']} is taken twice, or another run has this port"
-                if not by_agent:
-                    break
+                if verdict := _receive(hub):
+                    return first, verdict, hub
+            why = f"RANK={me['rank']} is taken twice, or another run has this port"
+            end = min(end, time.monotonic() + _GRACE_SECONDS)
+        if time.monotonic() > end:
+            raise PeerLost(f"{_place()}: {why}")
         time.sleep(_POLL_SECONDS)
-    raise JoinError(f"{_place()}: {why}")
 
 
 def _unseen(marker: Path, unseen: Callable[[Path], str]) -> str:
@@ -362,15 +347,22 @@ class _Watch:
         return PeerLost(mine.line, traceback=mine.traceback)
 
     def _watch(self) -> None:
-        silent, end = dict[int, str](), float("inf")
+        silent, end, listener = dict[int, str](), float("inf"), self.joined.listener
+        waiting = dict(self.joined.peers)
         with selectors.DefaultSelector() as selector:
-            for rank, peer in self.joined.peers.items():
+            for rank, peer in waiting.items():
                 selector.register(peer, selectors.EVENT_READ, rank)
-            while selector.get_map() and time.monotonic() < end:
+            if listener is not None:
+                selector.register(listener, selectors.EVENT_READ)
+            while waiting and time.monotonic() < end:
                 for key, _ in selector.select(_POLL_SECONDS):
+                    if listener is not None and key.data is None:
+                        with suppress(OSError), listener.accept()[0] as another:
+                            _send(another, {})
+                        continue
                     selector.unregister(key.fileobj)
                     try:
-                        message = _receive(self.joined.peers[key.data])
+                        message = _receive(waiting.pop(key.data))
                     except (OSError, ValueError) as error:
                         silent[key.data] = "ended without a message (killed, or out of memory?)"
                         if isinstance(error, OSError) and error.errno in _SILENT:
@@ -381,6 +373,8 @@ class _Watch:
                             continue
                         self.failure = self.failure or message
                     end = min(end, time.monotonic() + _GATHER_SECONDS)
+        if listener is not None:
+            listener.close()
         if self.failure is None and silent:
             self.failure = self._loss(silent)
         if self.failure is not None:
@@ -390,18 +384,15 @@ class _Watch:
             self._end(self.failure)
 
     def _loss(self, silent: dict[int, str]) -> Record:
-        """Return the record of 'host node-b (10.0.0.2) with ranks 2, 3 is lost: ...', or of single ranks."""
-        hosts, lost, parts = self.joined.hosts, set(silent), list[str]()
+        """Return the record of 'ranks 2, 3 on node-b (10.0.0.2): ...'. A host that does not answer is lost whole."""
+        hosts, lost, parts = self.joined.hosts, list[int](), list[str]()
         for host in dict.fromkeys(hosts[rank] for rank in sorted(silent)):
             there = [rank for rank, each in enumerate(hosts) if each == host]
             reason = next(silent[rank] for rank in there if rank in silent)
-            elsewhere = host != hosts[self.joined.rank]
-            gone = there if elsewhere and reason.startswith(_NO_ANSWER) else [rank for rank in there if rank in silent]
-            lost |= set(gone)
-            names = f"rank{'s' if len(gone) > 1 else ''} {', '.join(map(str, gone))}"
-            whole = elsewhere and gone == there
-            parts.append(f"host {host} with {names} is lost: {reason}" if whole else f"{names} on {host}: {reason}")
-        return {"line": "; ".join(parts), "lost": sorted(lost), "host": None}
+            gone = there if reason.startswith(_NO_ANSWER) else [rank for rank in there if rank in silent]
+            lost += gone
+            parts.append(f"rank{'s' if len(gone) > 1 else ''} {', '.join(map(str, gone))} on {host}: {reason}")
+        return {"line": "; ".join(parts), "lost": lost, "host": None}
 
     def _line(self, failure: Record) -> str:
         return failure["line"] if failure["host"] else self.hooks.on_lost(failure["line"], self.joined.folder)
