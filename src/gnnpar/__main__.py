@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 
-from gnnpar import ENVIRONMENT
+from gnnpar.launch import ENVIRONMENT
 
 for name, value in ENVIRONMENT.items():
     os.environ.setdefault(name, value)

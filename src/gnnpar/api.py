@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import os
 import pickle
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,15 +23,14 @@ from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, cast
 
-from gnnpar import ENVIRONMENT
 from gnnpar.comm.world import torch_as_usual
 from gnnpar.config.compose import compose
 from gnnpar.config.inputs import as_value, group_of, key_of
-from gnnpar.files import JsonDict, JsonObject, numbered, working_in, write_text_whole
+from gnnpar.files import JsonDict, JsonObject, numbered, working_in
+from gnnpar.launch import ENVIRONMENT
 from gnnpar.paths import path_of
 from gnnpar.settings import ConfigError, Settings, build_settings, config_errors, show
 from gnnpar.track.console import say
-from gnnpar.track.text import printable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -182,19 +179,16 @@ def distribute(
                 loss = session.train_epoch(optimizer)
             logits = session.gather(session.predict())
     """
-    from gnnpar.cli.train import plan_source_of, probed
-    from gnnpar.launch.join import refusal
+    from gnnpar.cli.train import plan_source_of, probed, refusals
     from gnnpar.launch.slurm import as_rank
     from gnnpar.session import open_session
 
     os.environ.update(as_rank(os.environ))
     alone = {} if "RANK" in os.environ else {"world_size": 1}
     chosen = {} if strategy is None else {"strategy": strategy}
-    try:
+    with refusals():
         settings = _settings(model, data, {"checkpoint": {"keep": 0}, **alone, **chosen, **overrides})
         probed(settings, int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1)
-    except ValueError as error:
-        raise refusal(error) from error
     unused = None if os.environ.get("RANK", "0") == "0" else "outputs"  # the folder of rank 0 is that of the run
     return open_session(settings, plan_source_of(settings), _run_folder(folder or unused))
 
@@ -332,7 +326,7 @@ def check(
 
 
 def _train(settings: Settings, folder: Path, callbacks: Sequence[Callback] = ()) -> Run:
-    from gnnpar.cli.train import run_training, summary
+    from gnnpar.cli.train import trained
     from gnnpar.data.tasks import Labels
     from gnnpar.launch.launch import world_of
     from gnnpar.launch.processes import environment
@@ -348,16 +342,11 @@ def _train(settings: Settings, folder: Path, callbacks: Sequence[Callback] = ())
         _refuse_unsendable({**own, **(settings.task.given if isinstance(settings.task, Labels) else {})})
     for_ranks = {name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()}
     with working_in(folder, otherwise="choose another folder=", say=say), environment(**for_ranks):
-        write_text_whole(folder / "config.yaml", json.dumps(settings.resolved, indent=1) + "\n")  # JSON is YAML
-        outcome = run_training(settings, folder, callbacks)
-    if os.environ.get("GNNPAR_TRACEBACK") == "1" and outcome.traceback:
-        sys.stderr.write(printable(outcome.traceback))
+        outcome = trained(settings, folder, callbacks)
     if outcome.status == "interrupted":
         raise KeyboardInterrupt
     if outcome.status != "completed":
         raise TrainingFailed(outcome.error or "the run has failed and gives no reason", folder)
-    for line in summary(folder):
-        say(line)
     return Run(folder, settings.resolved)
 
 

@@ -146,7 +146,7 @@ def test_train_joins_under_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.delenv(name)
     seen = []
 
-    def launched(settings, run_dir: Path) -> Outcome:
+    def launched(settings, run_dir: Path, callbacks: object) -> Outcome:
         from gnnpar.launch.launch import world_of
 
         seen.append((world_of(settings), run_dir))

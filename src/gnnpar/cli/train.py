@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 
 from gnnpar.cli.main import file_line, refuse
 from gnnpar.config.application import run_jobs, without_folders
-from gnnpar.config.compose import HydraJob
+from gnnpar.config.compose import HydraJob, as_yaml
 from gnnpar.config.errors import JobFailed
 from gnnpar.config.help import train_help
 from gnnpar.config.inputs import key_of, sets
 from gnnpar.config.jobs import SESSION, SWEEP, Job, jobs_below, snapshot, titles
 from gnnpar.files import FolderInUse, JsonObject, WriteError, numbered, working_in, write_text_whole
 from gnnpar.launch.slurm import as_rank, check_rank
-from gnnpar.settings import ConfigError, Settings
+from gnnpar.settings import Comm, ConfigError, Settings
 from gnnpar.targets import classes_in, is_own, note_named
 from gnnpar.track import progress
 from gnnpar.track.console import Console, complain, pulse, say
@@ -70,13 +70,25 @@ def train_one(job: HydraJob) -> int:
     if int(os.environ.get("RANK", "0")) != 0:  # of joined ranks, the first has the folder
         return run_one(job)
     with ExitStack() as inside:
-        try:
-            job = replace(job, run_dir=inside.enter_context(_folder_of(job)))
-        except (FolderInUse, WriteError) as error:
-            from gnnpar.launch.join import refusal
-
-            return refuse(refusal(ConfigError(str(error))), error)
+        with refusals():
+            try:
+                job = replace(job, run_dir=inside.enter_context(_folder_of(job)))
+            except (FolderInUse, WriteError) as error:
+                raise ConfigError(str(error)) from error
         return run_one(job)
+
+
+@contextmanager
+def refusals(seconds: float = Comm().connect_seconds) -> Iterator[None]:
+    """Tell the other joined ranks of a ValueError in the block. Raise it, or that of another rank."""
+    try:
+        yield
+    except ValueError as error:
+        if "RANK" not in os.environ:
+            raise
+        from gnnpar.launch.join import refusal  # imports torch
+
+        raise refusal(error, seconds) from error
 
 
 @contextmanager
@@ -182,25 +194,31 @@ def run_one(job: HydraJob, planned: Job | None = None) -> int:
             settings = composed_settings(job)
         if planned is not None and quiet() and isinstance(settings.tracker, Console):
             settings = replace(settings, tracker=Quiet())
-        if first:
-            run_dir.mkdir(parents=True, exist_ok=True)
-            write_text_whole(run_dir / "config.yaml", job.yaml(settings))
-        outcome = run_training(settings, run_dir)
+        outcome = trained(settings, run_dir)
     except ValueError as error:
         if planned is not None:
             planned.fail(str(error), refused=True)
         return refuse(error)
-    if outcome.error or outcome.status == "failed":
-        if os.environ.get("GNNPAR_TRACEBACK") == "1" and outcome.traceback:
-            sys.stderr.write(printable(outcome.traceback))
-        if not outcome.quiet:
-            complain(outcome.error or "the run has failed and gives no reason")
-    elif first and not quiet():
-        for line in summary(run_dir):
-            say(line)
+    if outcome.status != "completed" and not outcome.quiet:
+        complain(outcome.error or "the run has failed and gives no reason")
     if outcome.status == "interrupted":
         raise KeyboardInterrupt
     return outcome.exit_code
+
+
+def trained(settings: Settings, run_dir: Path, callbacks: Sequence[Callback] = ()) -> Outcome:
+    """Leave config.yaml, train, and print the figures of a completed run; of a failed one the traceback, if asked."""
+    first = os.environ.get("RANK", "0") == "0"
+    if first:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        write_text_whole(run_dir / "config.yaml", as_yaml(settings))
+    outcome = run_training(settings, run_dir, callbacks)
+    if os.environ.get("GNNPAR_TRACEBACK") == "1":
+        sys.stderr.write(printable(outcome.traceback))
+    if outcome.status == "completed" and first and not quiet():
+        for line in summary(run_dir):
+            say(line)
+    return outcome
 
 
 def run_training(settings: Settings, run_dir: Path, callbacks: Sequence[Callback] = ()) -> Outcome:
@@ -208,18 +226,15 @@ def run_training(settings: Settings, run_dir: Path, callbacks: Sequence[Callback
 
     Raises ValueError where the run cannot begin; joined ranks all raise the same.
     """
-    from gnnpar.launch.join import refusal
     from gnnpar.launch.launch import launch, world_of
     from gnnpar.training.checks import check
     from gnnpar.training.loop import Training
     from gnnpar.training.result.record import RunRecord
 
-    try:
+    with refusals(settings.comm.connect_seconds):
         world = world_of(settings)
         check(settings, world)
         verified = probed(settings, world.size)
-    except ValueError as error:
-        raise refusal(error, settings.comm.connect_seconds) from error
     note_named(settings.resolved)
     record = RunRecord(settings, world, run_dir, verified)
     work = Training(record, plan_source_of(settings), tuple(callbacks))
@@ -253,14 +268,10 @@ def plan_source_of(settings: Settings) -> PlanSource:
 
 def composed_settings(job: HydraJob) -> Settings:
     """Return the settings of a job. Tell joined ranks of an error, such as a missing folder on this host."""
-    try:
+    with refusals():
         settings = job.settings()
         check_world(settings, job.overrides)
         return settings
-    except ValueError as error:
-        from gnnpar.launch.join import refusal
-
-        raise refusal(error) from error
 
 
 def check_world(settings: Settings, overrides: Sequence[str]) -> None:

@@ -101,8 +101,8 @@ def resolved(config: DictConfig, choices: Mapping[str, object], overrides: Seque
     keys = [str(key) for key in config if key != "hydra"]
     with hydra_errors(overrides):
         tree = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True, throw_on_missing=True)
-        written = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=False)
-        own = OmegaConf.to_container(config.strategy, resolve=False)
+        written = cast("JsonDict", OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=False))
+    own = written["strategy"]
     if isinstance(own, Mapping) and isinstance(own.get("codec"), Mapping):
         for override in overrides:
             if override.startswith(("codec=", "codec.")):
@@ -110,7 +110,7 @@ def resolved(config: DictConfig, choices: Mapping[str, object], overrides: Seque
                 complain(f"{override} is not read: strategy={names.get('strategy')} has its own codec; set {mine}")
     composed, names = with_inputs(cast("JsonDict", tree), names, overrides)
     _refuse_chosen_twice(composed, cast("JsonDict", tree), choices, overrides)
-    return with_references(composed, cast("JsonDict", written), cast("JsonDict", tree)), names
+    return with_references(composed, written, cast("JsonDict", tree)), names
 
 
 def chosen_of_several(overrides: Sequence[str]) -> str | None:
@@ -151,23 +151,19 @@ def with_references(composed: JsonObject, written: JsonObject, before: JsonObjec
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    rest = {key: value for key, value in written.items() if key in composed and composed[key] == before[key]}
-    references = " ".join(_REFERENCE.findall(json.dumps(rest)))
-    brought = {key: composed[key] for key in composed.keys() - rest if re.search(rf"\b{re.escape(key)}\b", references)}
+    brought = {key: value for key, value in composed.items() if value != before.get(key)}
     if not brought:
         return dict(composed)
+    names = " and ".join(sorted(brought))
     if "${" in json.dumps(brought):
-        raise ConfigError(f"{' and '.join(sorted(brought))} of a file may hold no ${{: remove it")
+        raise ConfigError(f"{names} of a file may hold no ${{: remove it")
     try:
         whole = OmegaConf.to_container(OmegaConf.create({**written, **brought}), resolve=True, throw_on_missing=True)
-        made = {key: value for key, value in cast("JsonDict", whole).items() if key in rest}
+        made = {key: value for key, value in cast("JsonDict", whole).items() if key not in brought}
         refuse_foreign(made, "what a file brings", remedy="name dataset= yourself, or --trust", named=before)
     except (OmegaConfBaseException, ValueError) as error:
-        raise ConfigError(f"{' and '.join(sorted(brought))} of a file: {one_line(error)}") from error
+        raise ConfigError(f"{names} of a file: {one_line(error)}") from error
     return {**composed, **made}
-
-
-_REFERENCE = re.compile(r"\$\{[^}]*")
 
 
 @dataclass(frozen=True)
@@ -216,11 +212,12 @@ class HydraJob:
         except ConfigError:
             return read_key({"overrides": self.overrides}, {})
 
-    def yaml(self, settings: Settings) -> str:
-        """Return the resolved configuration, with what a plan or shards have brought, as YAML."""
-        from omegaconf import OmegaConf
 
-        return OmegaConf.to_yaml(OmegaConf.create(dict(settings.resolved)))
+def as_yaml(settings: Settings) -> str:
+    """Return the resolved configuration, with what a plan or shards have brought."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_yaml(OmegaConf.create(dict(settings.resolved)))
 
 
 def may_be_group(name: str) -> bool:
