@@ -18,9 +18,8 @@ from typing import Any
 import yaml
 
 from gnnpar.cli.main import COMMANDS
-from gnnpar.paths import conf_dir
+from gnnpar.paths import conf_dir, locate
 from gnnpar.settings import NOT_KEYS, Settings, describe
-from gnnpar.targets import locate
 
 GROUPS = ("strategy", "model", "dataset", "partition", "codec", "optim", "comm", "launch", "topology", "tracker")
 KEY = re.compile(r"^(?P<indent> *)(?P<key>[\w@/]+): *(?P<value>[^#]*?) *(?:# ?(?P<meaning>.*))?$")

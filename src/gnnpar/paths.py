@@ -1,14 +1,18 @@
-"""Where the configuration lives: inside the wheel, or beside src/ in a checkout; and that of other packages."""
+"""Where things live: the configuration of gnnpar (in the wheel, or beside src/) and of other packages; own modules."""
 
 from __future__ import annotations
 
+import difflib
+import importlib
 import os
+import re
 import sys
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, distributions
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 GROUP = "gnnpar.conf"
 
@@ -91,3 +95,36 @@ def is_brought_group(name: str) -> bool:
     with suppress(OSError):  # a name that is too long
         return any((folder / name).is_dir() for folder in (conf_dir(), *installed_confs()))
     return False
+
+
+def locate(target: str) -> object:
+    """Return what a `_target_` names. Raises ImportError, AttributeError or ValueError where there is no such thing.
+
+    A module of the user's own is looked up in the working directory, after everything that is installed.
+    """
+    if _NAME.fullmatch(target) is None:
+        raise ValueError("that is no name of a class in a module")
+    module, _, name = target.rpartition(".")
+    there = _imported(module)
+    try:
+        return getattr(there, name)  # by name: that is what a _target_ is
+    except AttributeError as error:
+        near = difflib.get_close_matches(name, [each for each in vars(there) if not each.startswith("_")], n=1)
+        raise AttributeError(f"{error}{f', did you mean {near[0]}?' if near else ''}") from error
+
+
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+
+
+def _imported(module: str) -> ModuleType:
+    """Import a module; the working directory comes after everything that is installed."""
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)
+        importlib.invalidate_caches()
+    before, sys.argv = sys.argv, [f"{module.replace('.', os.sep)}.py"]  # a script may parse them when it is imported
+    try:
+        return importlib.import_module(module)
+    except SystemExit as error:
+        raise ImportError(f"{module} ends the program when it is imported (exit code {error.code})") from error
+    finally:
+        sys.argv = before

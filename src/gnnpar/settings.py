@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar, ru
 import annotated_types as at
 
 from gnnpar.files import Json, JsonDict, JsonObject
-from gnnpar.paths import expanded
+from gnnpar.paths import expanded, locate
 from gnnpar.pricing.topology import Machines
-from gnnpar.targets import is_own, locate
+from gnnpar.targets import is_own
 from gnnpar.track.text import printable
 from gnnpar.track.tracker import Tracker
 

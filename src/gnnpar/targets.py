@@ -1,4 +1,4 @@
-"""The classes that `_target_` names: import one, and check which of them a file may name.
+"""Check which classes the `_target_` of a file may name.
 
 A plan, a checkpoint, shards or a sweep that somebody passed on runs no code of its own. It names classes in the YAML of
 gnnpar and of installed plugins; any other has to be named by the user (docs/adr/0034).
@@ -6,42 +6,20 @@ gnnpar and of installed plugins; any other has to be named by the user (docs/adr
 
 from __future__ import annotations
 
-import difflib
 import functools
 import hashlib
-import importlib
 import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 
 from gnnpar.paths import conf_dir, installed_confs, own_cache, plugin_packages
 from gnnpar.track.text import printable
 
 TRUST = "GNNPAR_TRUST"
 """The environment variable that --trust sets for every process of the command: 1 lets files name any class."""
-
-
-def locate(target: str) -> object:
-    """Return what a `_target_` names. Raises ImportError, AttributeError or ValueError where there is no such thing.
-
-    A module of the user's own is looked up in the working directory, after everything that is installed.
-    """
-    if _NAME.fullmatch(target) is None:
-        raise ValueError("that is no name of a class in a module")
-    module, _, name = target.rpartition(".")
-    there = _imported(module)
-    try:
-        return getattr(there, name)  # by name: that is what a _target_ is
-    except AttributeError as error:
-        near = difflib.get_close_matches(name, [each for each in vars(there) if not each.startswith("_")], n=1)
-        raise AttributeError(f"{error}{f', did you mean {near[0]}?' if near else ''}") from error
-
-
-_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
 def is_own(target: str) -> bool:
@@ -131,17 +109,3 @@ def _values(tree: object) -> Iterator[object]:
             pending += node.values()
         elif isinstance(node, (list, tuple)):
             pending += node
-
-
-def _imported(module: str) -> ModuleType:
-    """Import a module; the working directory comes after everything that is installed."""
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)
-        importlib.invalidate_caches()
-    before, sys.argv = sys.argv, [f"{module.replace('.', os.sep)}.py"]  # a script may parse them when it is imported
-    try:
-        return importlib.import_module(module)
-    except SystemExit as error:
-        raise ImportError(f"{module} ends the program when it is imported (exit code {error.code})") from error
-    finally:
-        sys.argv = before

@@ -21,9 +21,9 @@ from gnnpar.config.compose import compose
 from gnnpar.config.inputs import spelled, with_plan
 from gnnpar.config.jobs import job_key
 from gnnpar.models.gcn import GCN
-from gnnpar.paths import conf_dir
+from gnnpar.paths import conf_dir, locate
 from gnnpar.settings import ConfigError, build_settings, describe, instantiate
-from gnnpar.targets import locate, refuse_foreign
+from gnnpar.targets import refuse_foreign
 
 QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # as __main__ sets them
 GROUPS = {p.name: names(p.name) for p in sorted(conf_dir().iterdir()) if p.name not in ("codec", "debug", "tune")}

@@ -20,7 +20,7 @@ from torch import Tensor
 from gnnpar.data.dataset import MATRICES, Dataset, TaskName
 from gnnpar.data.losses import LOSSES, Rows, bce, cross_entropy, mse, nll
 from gnnpar.data.metrics import METRICS, confusion, explained, moments, roc_auc
-from gnnpar.targets import locate
+from gnnpar.paths import locate
 
 Metric = Callable[[Tensor, Tensor], float | Tensor]
 

@@ -43,9 +43,9 @@ from gnnpar.models.pyg.marks import EdgeRows, Edges, Here, Refused, Types, Weigh
 from gnnpar.models.pyg.norm import batch_norms, forward_of
 from gnnpar.models.pyg.propagate import Forward, NormalizedSum, StandIn, Way, adds_loops, way_of
 from gnnpar.models.row_local import refuse_noise
+from gnnpar.paths import locate
 from gnnpar.precision import is_narrow, mixed
 from gnnpar.seeding import torch_seeded
-from gnnpar.targets import locate
 
 _IN = ("in_channels", "in_dim", "in_features", "input_dim", "num_features", "num_node_features")
 _EDGE = ("edge_dim", "edge_channels", "edge_features", "num_edge_features")
