@@ -86,4 +86,3 @@ def test_mesh_that_does_not_fit_is_refused():
     mesh = Mesh.grid(6, stages=2)
     assert mesh.groups("part") == [(0, 1, 2), (3, 4, 5)]
     assert mesh.groups("stage") == [(0, 3), (1, 4), (2, 5)]
-    assert mesh.coordinates(4) == (1, 1)

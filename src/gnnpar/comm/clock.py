@@ -21,18 +21,18 @@ _seconds_here = 1.0  # of this machine, for one of the emulated machine's
 
 
 def dilate(factor: float) -> None:
-    """From now on a second of this process's clocks takes `factor` seconds."""
+    """Let a second of this process's clocks last `factor` seconds from now on."""
     global _seconds_here
     _seconds_here = factor
 
 
 def perf_counter() -> float:
-    """`time.perf_counter` of the emulated machine."""
+    """Return `time.perf_counter` of the emulated machine."""
     return time.perf_counter() / _seconds_here
 
 
 def monotonic() -> float:
-    """`time.monotonic` of the emulated machine; the same for all processes of this one."""
+    """Return `time.monotonic` of the emulated machine; the same for all its processes."""
     return time.monotonic() / _seconds_here
 
 
@@ -62,7 +62,7 @@ class PhaseClock:
 
     @contextmanager
     def paused(self) -> Generator[None]:
-        """Inside nothing is marked: an event of a stream that is being captured has no time."""
+        """Mark nothing inside: an event of a stream that is being captured has no time."""
         running, self._running = self._running, False
         try:
             yield
@@ -80,7 +80,7 @@ class PhaseClock:
             self._switch(self._stack[-1])
 
     def drain(self) -> dict[str, float]:
-        """Seconds per phase of the last window, all phases present."""
+        """Return the seconds per phase of the last window, all phases present."""
         self.stop()
         seconds: dict[str, float] = dict.fromkeys(CLOCK_PHASES, 0.0)
         for (phase, begin), (_, end) in zip(self._marks, self._marks[1:], strict=False):
@@ -89,7 +89,7 @@ class PhaseClock:
         return seconds
 
     def spans(self) -> list[tuple[ClockPhase, float, float]]:
-        """(phase, start, end) of the last window so far, seconds from its start; before it is drained."""
+        """Return (phase, start, end) of the last window so far, seconds from its start; before it is drained."""
         if not self._marks:
             return []
         first = self._marks[0][1]
@@ -119,7 +119,7 @@ class PhaseClock:
 
 
 def union_seconds(intervals: list[tuple[float, float]]) -> float:
-    """Length of the union of time intervals."""
+    """Return the length of the union of time intervals."""
     total, reached = 0.0, float("-inf")
     for begin, end in sorted(intervals):
         total += max(0.0, end - max(begin, reached))

@@ -1,4 +1,4 @@
-"""What a view sees of the other ranks."""
+"""The Protocol by which a view reaches the other ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Site(NamedTuple):
 
 class Pending(Protocol[T_co]):
     def wait(self) -> T_co:
-        """Block until it is here and return it. Time spent here is exposed communication."""
+        """Wait for it and return it. This time is exposed communication."""
         ...
 
 
@@ -58,7 +58,7 @@ class Communicator(Protocol):
     def exchange(
         self, outgoing: Mapping[int, Tensor], incoming_nbytes: Mapping[int, int], site: Site, *, metadata: int = 0
     ) -> Mapping[int, Pending[Tensor]]:
-        """Sparse all-to-all of flat uint8 buffers; empty ones are not sent, both ends know every size.
+        """Exchange flat uint8 buffers, a sparse all-to-all; empty ones are not sent, both ends know every size.
 
         `metadata` says how many of the outgoing bytes are not payload (scales, zero points).
         """
@@ -72,24 +72,24 @@ class Communicator(Protocol):
         ...
 
     def all_reduce(self, tensor: Tensor, site: Site | None = None) -> Tensor:
-        """The sum over ranks, in a new tensor. Without a site it is not part of training and not counted."""
+        """Return the sum over ranks, a new tensor. Without a site it is not part of training and not counted."""
         ...
 
     def broadcast(self, obj: T | None, src: int = 0) -> T:
-        """What `src` gives, on every rank; what others give is not read."""
+        """Return the object of `src` on every rank; those of others are not read."""
         ...
 
     def scatter(self, objs: Sequence[object] | None) -> object:
-        """Rank 0 gives one object a rank; each gets its own."""
+        """Return this rank's object of those that rank 0 gives, one a rank."""
         ...
 
     def gather(self, obj: T) -> list[T] | None:
-        """Objects of all ranks in rank order, on rank 0; None elsewhere."""
+        """Return the objects of all ranks in rank order, on rank 0; None elsewhere."""
         ...
 
     def barrier(self) -> None: ...
     def along(self, mesh: Mesh, axis: Axis) -> Self:
-        """My slice of the rank grid, sharing this communicator's ledger and clock. Collective over all ranks."""
+        """Return this rank's slice of the grid, with the same ledger and clock. Collective over all ranks."""
         ...
 
     def settle_accounts(self) -> None:

@@ -16,7 +16,7 @@ Observer = Callable[[Site, int, Rows], None]
 
 @dataclass(eq=False)
 class Posted:
-    """A message that was posted: what comes in by it, and has not been taken yet, by peer."""
+    """A posted message: its incoming rows that have not been taken yet, by peer."""
 
     site: Site
     like: tuple[RowLike, ...]
@@ -27,15 +27,15 @@ class Posted:
 
     @property
     def peers(self) -> list[int]:
-        """Those whose rows have not been taken, in the order of posting."""
+        """Return the peers whose rows have not been taken, in the order of posting."""
         return [p for p in self.incoming if p in self.pending or p in self.decoded]
 
 
 class CodedExchange:
-    """Rows between the ranks of `comm`, written by `codec`. Sizes, bytes, metadata and the clock are its business.
+    """Exchange rows between the ranks of `comm`, encoded by `codec`. Counts bytes and metadata, and marks the clock.
 
-    A message may be taken in a later epoch than it was posted in: `store` keeps it under a key until `retrieve` asks
-    for it. Its bytes belong to the epoch that posted it, and it is decoded as the codec was when it was posted.
+    A message may be taken in a later epoch than it was posted in: `store` keeps it under a key until `retrieve`. Its
+    bytes belong to the epoch that posted it, and it is decoded as the codec was when it was posted.
     `observe(site, peer, rows)`: called with all rows that are taken.
     """
 
@@ -45,7 +45,7 @@ class CodedExchange:
         self._stored: dict[Hashable, Posted] = {}
 
     def observed(self, observe: Observer) -> CodedExchange:
-        """An exchange by the same ranks and codec that also gives the rows it takes to `observe`."""
+        """Return an exchange of the same ranks and codec that also gives the rows it takes to `observe`."""
         return CodedExchange(self.comm, self.codec, observe=observe)
 
     def post(
@@ -57,8 +57,8 @@ class CodedExchange:
         *,
         counted: Site | None = None,
     ) -> Posted:
-        """Encode and send rows by peer, and be ready for those that come in, of the shapes and types `like`.
-        Gradients that were added up in a wider type are rounded to it.
+        """Encode and send rows by peer, and post receives of rows of the shapes and types `like`, to which rows of a
+        wider type are rounded.
 
         All ranks post the same messages in the same order. `site`: what bits and noise of the codec go by. `counted`:
         where the ledger counts the bytes, if elsewhere.
@@ -82,46 +82,46 @@ class CodedExchange:
         return posted
 
     def take(self, posted: Posted, peer: int) -> Rows:
-        """The rows of a peer, once; waiting for them counts as exposed communication."""
+        """Return the rows of a peer, once. Waiting for them counts as exposed communication."""
         rows = posted.decoded.pop(peer) if peer in posted.decoded else self._receive(posted, peer)
         if self._observe is not None:
             self._observe(posted.site, peer, rows)
         return rows
 
     def take_all(self, posted: Posted) -> Iterator[tuple[int, Rows]]:
-        """(peer, rows) in the order of posting, one peer at a time."""
+        """Yield (peer, rows) in the order of posting."""
         for peer in posted.peers:
             yield peer, self.take(posted, peer)
 
     def store(self, key: Hashable, posted: Posted) -> None:
-        """Keep a message that somebody else will take, maybe in a later epoch."""
+        """Keep a message, which may be taken in a later epoch. Raises ValueError where the key is in use."""
         if key in self._stored:
             raise ValueError(f"a message is stored under {key} already: retrieve it before the next one is stored")
         self._stored[key] = posted
 
     def retrieve(self, key: Hashable) -> Posted | None:
-        """The message stored under a key, which is free from then on; None where there is none."""
+        """Remove and return the message stored under a key; None where there is none."""
         return self._stored.pop(key, None)
 
     def as_received(self, rows: Rows, index: Tensor, site: Site, peer: int) -> Rows:
-        """rows[index] of the rows posted at a site, as the peer reads them."""
+        """Return rows[index] of the rows posted at a site, as the peer decodes them."""
         with self.comm.clock("encode"):
             return self.codec.as_received(rows, index, site, peer)
 
     def drain(self) -> None:
-        """Wait for everything in flight. What has not been taken stays to be taken."""
+        """Wait for everything in flight; rows that have not been taken stay."""
         for posted in list(self._in_flight):
             for peer in list(posted.pending):
                 posted.decoded[peer] = self._receive(posted, peer)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of rows that are here, and wait in a stored message."""
+        """Return the bytes of decoded rows in stored messages."""
         rows = (t for posted in self._stored.values() for rows in posted.decoded.values() for t in rows)
         return sum(t.numel() * t.element_size() for t in rows)
 
     def state_dict(self) -> dict[Hashable, tuple[Site, dict[int, Rows]]]:
-        """The stored messages. After `drain`."""
+        """Return the stored messages. After `drain`."""
         if self._in_flight:
             raise RuntimeError("messages are in flight: drain the exchange before its state is read")
         return {key: (posted.site, dict(posted.decoded)) for key, posted in self._stored.items()}
@@ -141,12 +141,12 @@ class CodedExchange:
 
 
 def _as_like(out: Outgoing, like: Sequence[RowLike]) -> Outgoing:
-    """The rows in the types that the other end expects."""
+    """Return the rows in the types that the other end expects."""
     if all(t.dtype == each.dtype for t, each in zip(out.rows, like, strict=True)):
         return out
     return replace(out, rows=tuple(t.to(each.dtype) for t, each in zip(out.rows, like, strict=True)))
 
 
 def at(site: Site, part: Incoming | Outgoing) -> Site:
-    """The site of a piece of a list."""
+    """Return the site of a piece of a list."""
     return site._replace(first=part.first)

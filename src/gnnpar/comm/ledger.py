@@ -1,4 +1,4 @@
-"""The record of every transfer: exact bytes by phase, and how long receivers waited and for what."""
+"""Record transfers: exact bytes by phase, and how long receivers waited and for what."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ class EpochTraffic:
 
     Units: bytes are payload plus metadata (`metadata` counts the latter again); seconds are wall time. `exposed_skew`
     is the part of waiting before the sender had posted, `bubble` the same of messages between pipeline stages,
-    `exposed_wire` the rest; `comm_total` is the time with a
-    transfer in flight towards this rank, overlapped or not.
+    `exposed_wire` the rest; `comm_total` is the time with a transfer in flight towards this rank, overlapped or not.
     """
 
     bytes: dict[str, int]
@@ -70,7 +69,7 @@ class Ledger:
     _their_posts: dict[int, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
 
     def sent(self, phase: str, nbytes: int, *, peer: int, layer: int) -> None:
-        """A message to `peer` is being posted now; of no aggregation where `layer` is -1."""
+        """Count a message to `peer` that is posted now; `layer` -1: of no aggregation."""
         self._bytes[phase] += nbytes
         if layer >= 0:
             self._layer_bytes[layer] += nbytes
@@ -79,14 +78,14 @@ class Ledger:
         self._num_sent[peer] += 1
 
     def counted(self, phase: str, nbytes: int) -> None:
-        """Bytes that a collective moves, without a single peer."""
+        """Count the bytes of a collective, which has no single peer."""
         self._bytes[phase] += nbytes
 
     def add_metadata(self, nbytes: int) -> None:
         self._metadata += nbytes
 
     def repeat(self, traffic: EpochTraffic) -> None:
-        """What was counted before is sent once more, by a device that asks nobody."""
+        """Count earlier traffic once more: a replayed CUDA graph sends it again."""
         for phase, nbytes in traffic.bytes.items():
             self._bytes[phase] += nbytes
         for layer, nbytes in traffic.layer_bytes.items():
@@ -95,7 +94,7 @@ class Ledger:
         self._messages += traffic.messages
 
     def expected(self, peer: int) -> int:
-        """A message from `peer`, not an empty one, is awaited from now on; its number, for the receipt."""
+        """Expect a message from `peer`, not an empty one. Return its number, for the receipt."""
         number = self._num_expected[peer]
         self._num_expected[peer] += 1
         self._outstanding[peer].add(number)
@@ -107,15 +106,15 @@ class Ledger:
 
     @property
     def posts(self) -> Mapping[int, Mapping[int, float]]:
-        """peer -> number -> post time, of the messages sent to it since the last drain."""
+        """Return peer -> number -> post time of the messages sent since the last drain."""
         return self._posts
 
     def learn_posts(self, peer: int, times: Mapping[int, float]) -> None:
-        """The post times of messages that `peer` sent to this rank, by number."""
+        """Note the post times of messages that `peer` sent to this rank, by number."""
         self._their_posts[peer].update(times)
 
     def drain(self) -> EpochTraffic:
-        """Everything since the last drain; starts afresh."""
+        """Return the traffic since the last drain, and start anew."""
         wire = skew = bubble = 0.0
         in_flight: list[tuple[float, float]] = []
         for r in self._receipts:

@@ -16,7 +16,7 @@ class Mesh:
 
     @staticmethod
     def grid(world_size: int, *, stages: int = 1, parts: int | None = None) -> Mesh:
-        """A full grid; `parts` None takes what the world leaves."""
+        """Return a full grid; `parts` None: as many as the world allows. Raises ValueError where it does not fit."""
         if parts is None:
             parts = max(1, world_size // stages)
         if stages * parts != world_size:
@@ -31,15 +31,8 @@ class Mesh:
     def world_size(self) -> int:
         return sum(map(len, self.ranks))
 
-    def coordinates(self, rank: int) -> tuple[int, int]:
-        """(stage, part) of a rank."""
-        for stage, row in enumerate(self.ranks):
-            if rank in row:
-                return stage, row.index(rank)
-        raise ValueError(f"rank {rank} is not on the mesh of {self.world_size} ranks")
-
     def groups(self, axis: Axis) -> list[tuple[int, ...]]:
-        """All groups along an axis; along "stage" the mesh must be a full grid."""
+        """Return all groups along an axis; along "stage" the mesh must be a full grid."""
         if axis == "part":
             return list(self.ranks)
         widths = {len(row) for row in self.ranks}

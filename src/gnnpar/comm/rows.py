@@ -28,12 +28,12 @@ class RowLike(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Numbers a row has."""
+        """Return the numbers of a row."""
         return torch.Size(self.shape).numel()
 
     @property
     def widened(self) -> RowLike:
-        """In the type of its sums."""
+        """Return the same in the type of its sums."""
         return self._replace(dtype=accumulate_dtype(self.dtype))
 
     def nbytes(self, num_rows: int) -> int:
@@ -44,7 +44,7 @@ class RowLike(NamedTuple):
 
 
 def row_nbytes(like: Sequence[RowLike]) -> int:
-    """Bytes of one row of all operands in memory."""
+    """Return the bytes of one row of all operands in memory."""
     return sum(each.nbytes(1) for each in like)
 
 
@@ -115,34 +115,34 @@ class Wire(Protocol):
     """Rows to bytes and back."""
 
     def nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
-        """Size of the buffer that `peer` sends here; both ends know it, so no size is ever sent."""
+        """Return the bytes of the buffer that `peer` sends here; both ends compute it, so no size is sent."""
         ...
 
     def metadata_nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
-        """Of the buffer that goes to `peer`, how many bytes are not payload (scales, zero points)."""
+        """Return the bytes of the buffer to `peer` that are not payload (scales, zero points)."""
         ...
 
     def encode(self, rows: Rows, index: Tensor | None, site: Site, peer: int) -> Tensor:
-        """rows[index] (all rows when None) of every operand as one flat uint8 buffer.
+        """Return rows[index] (all rows when None) of every operand as one flat uint8 buffer.
 
         Without an index they are the halo rows of `peer` from site.first on.
         """
         ...
 
     def encode_all(self, outgoing: Mapping[int, Outgoing], site: Site) -> Mapping[int, Tensor]:
-        """`encode` for every peer, in one launch where the codec can."""
+        """Call `encode` for every peer, in one launch where the codec can."""
         ...
 
     def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
-        """The rows that `peer` encoded; they may be views of the buffer."""
+        """Return the rows that `peer` encoded; they may be views of the buffer."""
         ...
 
     def decoder(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Decoder:
-        """`decode` of a message that is being posted now, whenever it is taken."""
+        """Return `decode` for a message that is posted now, whenever it is taken."""
         ...
 
     def as_received(self, rows: Rows, index: Tensor, site: Site, peer: int) -> Rows:
-        """rows[index] as `peer` reads them: what its decode makes of this rank's encode, whatever the phase."""
+        """Return rows[index] as `peer` decodes them, in any phase."""
         ...
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, cuda
 
 
 class Staging:
-    """Of one device. On a CPU nothing is copied."""
+    """Copies of one device. On a CPU nothing is copied."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -21,7 +21,7 @@ class Staging:
         self._out, self._in = (cuda.Stream(device), cuda.Stream(device)) if on_gpu else (None, None)
 
     def to_host(self, buffers: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """The same bytes on the host. Waits until they are there: gloo reads them at once."""
+        """Copy buffers to the host, and wait: gloo reads them at once."""
         if self._out is None or not buffers:
             return dict(buffers)
         self._out.wait_stream(cuda.current_stream())
@@ -37,7 +37,7 @@ class Staging:
         return there
 
     def to_device(self, buffer: Tensor) -> Tensor:
-        """A pinned buffer on the device. The host does not wait; the current stream does."""
+        """Copy a pinned buffer to the device. The host does not wait; the current stream does."""
         if self._in is None:
             return buffer
         with cuda.stream(self._in):

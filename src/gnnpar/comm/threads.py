@@ -1,4 +1,4 @@
-"""A world of threads in one process: tests, and many ranks on one device. Bytes are exact, time is not."""
+"""Ranks as threads of one process, for tests and for many ranks on one device. Bytes are exact, times are not."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ThreadWorld:
         self.box(key).put(item)
 
     def take(self, key: Channel) -> Any:  # Any: what the other end put
-        """The one thing that will ever be in this box."""
+        """Wait for the one item of this box, and remove the box."""
         box = self.box(key)
         while True:
             try:
@@ -63,11 +63,11 @@ class ThreadWorld:
         return [ThreadCommunicator(self, everyone, r) for r in everyone]
 
     def turn(self) -> AbstractContextManager[object]:
-        """Held by a rank's thread as long as it runs."""
+        """Return the context that a rank's thread runs in."""
         return nullcontext()
 
     def run(self, body: Callable[[ThreadCommunicator], T], comms: Sequence[ThreadCommunicator] = ()) -> list[T]:
-        """body(communicator) in every rank's thread; the results in rank order, or the first failure raised.
+        """Call body(communicator) in every rank's thread. Return the results in rank order, or raise the first failure.
 
         `comms`: of an earlier run, to go on with; fresh ones if none.
         """
@@ -100,7 +100,7 @@ class ThreadWorld:
 
 @dataclass
 class _Arrival:
-    """A message that will be in a mailbox."""
+    """A message that will arrive in a mailbox."""
 
     comm: ThreadCommunicator
     key: Channel
@@ -219,7 +219,7 @@ class ThreadCommunicator:
         return [obj if peer == self.me else self.world.take(self._channel("g", peer, self.me)) for peer in self.ranks]
 
     def _channel(self, kind: str, src: int, dst: int) -> Channel:
-        """The box of the next message from src to dst: both ends count."""
+        """Return the box of the next message from src to dst. Both ends count."""
         lane = kind, self.group, src, dst
         self._numbers[lane, src == self.me] += 1
         return *lane, self._numbers[lane, src == self.me]
@@ -236,6 +236,6 @@ class Ready:
 
 
 def ring_reduce_nbytes(nbytes: int, *, rank: int, size: int) -> int:
-    """Bytes one rank sends in a ring all-reduce: 2 (P - 1) / P of the tensor, rounded so that ranks sum up exactly."""
+    """Return the bytes one rank sends in a ring all-reduce: 2 (P - 1) / P of the tensor; ranks sum up exactly."""
     total = 2 * (size - 1) * nbytes
     return total // size + (rank < total % size)
