@@ -164,7 +164,7 @@ def _until(end: float, connect: Callable[[], T]) -> T:
             return connect()
         except (OSError, RuntimeError) as error:  # RuntimeError: of torch's store
             if time.monotonic() > end or isinstance(error, JoinError):
-                why = getattr(error, "strerror", "") or str(error).partition("\n")[0]
+                why = (isinstance(error, OSError) and error.strerror) or str(error).partition("\n")[0]
                 at = f"{_place()} is not reached within comm.connect_seconds ({why})"
                 raise PeerLost(f"{at}: is rank 0 started there, and no firewall between?") from error
         time.sleep(_POLL_SECONDS)
