@@ -118,12 +118,10 @@ def dispatch(arguments: list[str]) -> int:
             sys.stdout.write("".join(f"{line}\n" for line in lines))
         return 0
     if command not in COMMANDS:
-        import difflib
-
+        from gnnpar.settings import closest
         from gnnpar.track.text import one_line
 
-        close = difflib.get_close_matches(command, COMMANDS, n=1)
-        hint = f", did you mean {close[0]}?" if close else ""
+        hint = closest(command, COMMANDS)
         sys.stderr.write(f"gnnpar: unknown command {one_line(command)}{hint}; there are {', '.join(COMMANDS)}\n")
         return 2
     return run(command, rest)

@@ -1,4 +1,4 @@
-"""Where things live: the configuration of gnnpar (in the wheel, or beside src/) and of other packages; own modules."""
+"""Folders of gnnpar's YAML (inside the wheel, or beside src/ in a checkout), of plugins, and of caches; own modules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 import sys
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import EntryPoint, distributions
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -40,9 +40,9 @@ def path_of(given: object, name: str) -> Path:
         if not path:
             raise ValueError(f"{name} is empty, and names nothing: give . for the working directory")
         try:
-            return Path(path).expanduser()
-        except RuntimeError as error:  # of a user who has none
-            raise ValueError(f"{name}={path[:80]}: {error} Give it in full.") from error
+            return expanded(path)
+        except ValueError as error:
+            raise ValueError(f"{name}={error}") from error
     raise ValueError(f"{name}={repr(given)[:80]} is no path: give a str or a pathlib.Path")
 
 
@@ -74,9 +74,8 @@ def installed_confs() -> list[Path]:
 
 @cache
 def _points(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Return the entry points of GROUP on a path, of the first distribution of each name."""
-    by_name = {found.name: found for found in reversed(list(distributions(path=list(path)))) if found.name}
-    return tuple(point for found in by_name.values() for point in found.entry_points if point.group == GROUP)
+    """Return the entry points of GROUP. `path`: sys.path, the key of the cache."""
+    return tuple(entry_points(group=GROUP))
 
 
 def plugin_packages() -> set[str]:

@@ -6,7 +6,6 @@ import functools
 import hashlib
 import json
 import shutil
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -84,21 +83,15 @@ class Plan:
         nodes = replace(self.placement, part_of=self.part_of[:0], chunk_of=None, edge_part_of=None)
         return replace(self, placement=nodes)
 
-    def summary(self) -> dict:
-        """Return flat facts for a tracker."""
-        flat = {f"partition/{k}": v for k, v in self.statistics.items()}
-        return {"ranks": self.num_ranks, "stages": len(self.placement.mesh), **flat, **(self.predicted or {})}
-
     def verify(
         self,
         *,
         num_layers: int | None = None,
         num_nodes: int | None = None,
         num_edges: int | None = None,
-        memory_bytes: float | None = None,
         **hashes: str,
     ) -> None:
-        """Raise ValueError for a plan that is inconsistent, made for something else, or beyond `memory_bytes`."""
+        """Raise ValueError for a plan that is inconsistent or made for another graph, split or model."""
         for name, value in hashes.items():
             made_for = self.hashes.get(name)
             if made_for is not None and made_for != value:
@@ -117,12 +110,6 @@ class Plan:
             raise ValueError(
                 f"the plan has {self.num_layers} layers, the model {num_layers}: set model.num_layers={self.num_layers}"
             )
-        peak = max((self.predicted or {}).get("peak_bytes", None) or [0])
-        if memory_bytes is not None and peak > memory_bytes:
-            raise ValueError(
-                f"the plan needs {peak / 2**30:.2f} GiB on a rank, but there are {memory_bytes / 2**30:.2f} GiB: "
-                "use more ranks, strategy=sar, or a narrower model"
-            )
 
     def _problems(self) -> Iterator[str]:
         """Yield every inconsistency in one line."""
@@ -137,13 +124,11 @@ class Plan:
 
     def _placement_problems(self) -> Iterator[str]:
         mesh, layers_of = self.placement.mesh, self.placement.layers_of
-        ranks = [rank for stage in mesh for rank in stage]
+        ranks = sorted(rank for stage in mesh for rank in stage)
         if not mesh or not all(mesh):
             yield f"a stage of mesh={str(list(map(list, mesh)))[:80]} has no rank"
-        if twice := sorted(rank for rank, times in Counter(ranks).items() if times > 1):
-            yield f"rank {twice[0]} stands twice in mesh"
-        if sorted(ranks) != list(range(len(ranks))):
-            yield f"mesh has the ranks {str(sorted(ranks))[:80]}, not 0 to {len(ranks) - 1}"
+        if ranks != list(range(len(ranks))):
+            yield f"mesh has the ranks {str(ranks)[:80]}, not 0 to {len(ranks) - 1}"
         if len(widths := {len(stage) for stage in mesh}) > 1:
             yield f"stages have {sorted(widths)} parts, but one partition serves all of them"
         if not layers_of or len(layers_of) % max(1, len(mesh)):  # a stage may have several groups of layers
@@ -159,28 +144,20 @@ class Plan:
     def _array_problems(self) -> Iterator[str]:
         import torch
 
-        part_of, chunk_of = self.placement.part_of, self.placement.chunk_of
-        if len(part_of):  # ranks other than the first hold no array
-            low, high = int(part_of.min()), int(part_of.max())
-            if low < 0 or high >= self.num_parts:
-                yield f"part_of goes from {low} to {high}, but there are {self.num_parts} parts"
-            elif empty := (torch.bincount(part_of, minlength=self.num_parts) == 0).nonzero().flatten().tolist():
-                yield f"part {empty[0]} has no node"
-        edges = self.placement.edge_part_of
-        if edges is not None and len(edges) and not 0 <= int(edges.min()) <= int(edges.max()) < self.num_parts:
-            low, high = int(edges.min()), int(edges.max())
-            yield f"edge_part_of goes from {low} to {high}, but there are {self.num_parts} parts"
-        if chunk_of is not None:
-            if len(chunk_of) != len(part_of):
-                yield f"chunk_of has {len(chunk_of)} nodes, part_of {len(part_of)}"
-            elif not len(chunk_of):
-                return
-            elif int(chunk_of.min()) < 0:
-                yield f"chunk_of has the negative chunk {int(chunk_of.min())}"
-            elif int(chunk_of.max()) >= len(chunk_of):
-                yield f"chunk_of has the chunk {int(chunk_of.max())} of {len(chunk_of)} nodes"
-            elif empty := (torch.bincount(chunk_of) == 0).nonzero().flatten().tolist():
-                yield f"chunk {empty[0]} has no node"
+        arrays, num_nodes = self.arrays, len(self.part_of)  # no nodes on ranks other than the first
+        if "chunk_of" in arrays and len(arrays["chunk_of"]) != num_nodes:
+            yield f"chunk_of has {len(arrays['chunk_of'])} nodes, part_of {num_nodes}"
+        for name, array in arrays.items():
+            if not len(array):
+                continue
+            kind, most = ("chunk", num_nodes) if name == "chunk_of" else ("part", self.num_parts)
+            low, high = map(int, array.aminmax())
+            if low < 0 or high >= most:
+                yield f"{name} goes from {low} to {high}, but there are {most} {kind}s"
+            elif name != "edge_part_of":
+                counts = torch.bincount(array, minlength=self.num_parts if kind == "part" else 0)
+                if empty := (counts == 0).nonzero().flatten().tolist():
+                    yield f"{kind} {empty[0]} has no node"
 
     def save(self, folder: Path, *, part_of: Path | None = None) -> Path:
         """Write plan.json, and its arrays beside it in files named by their hash. `part_of`: the file of a partition of
@@ -223,38 +200,26 @@ class Plan:
         """Read plan.json and its arrays. Raises ValueError in one line."""
         with clear(file):
             data = Plan.data(file)
-            arrays = {k: _load_array(file.parent / name) for k, name in data["arrays"].items()}
-            return Plan.of_data(data, arrays)
+            return Plan.of_data(data, {k: _load_array(file.parent / name) for k, name in data["arrays"].items()})
 
     @staticmethod
     def of_data(data: JsonObject, arrays: Mapping[str, Tensor]) -> Plan:
         """Build a plan from `as_data` and its arrays. Raises ValueError or KeyError."""
         _check(data)
-        placement = Placement(
-            tuple(tuple(map(int, ranks)) for ranks in data["mesh"]),
-            arrays["part_of"],
-            arrays.get("chunk_of"),
-            tuple(range(*ends) for ends in data["layers_of"]),
-            arrays.get("edge_part_of"),
-        )
-        quality = data.get("quality")
+        mesh, layers_of = tuple(map(tuple, data["mesh"])), tuple(range(*ends) for ends in data["layers_of"])
         return Plan(
-            placement,
-            strategy=data["strategy"],
-            hashes=data["hashes"],
-            statistics=data["statistics"],
-            predicted=data["predicted"],
-            quality=quality if quality is None else tuple(quality),
+            Placement(mesh, arrays["part_of"], arrays.get("chunk_of"), layers_of, arrays.get("edge_part_of")),
+            **{name: data[name] for name in ("strategy", "hashes", "statistics", "predicted")},
+            quality=None if data.get("quality") is None else tuple(data["quality"]),
             devices=tuple(data.get("devices", ())),
             setup=data.get("setup", {}),
         )
 
     @staticmethod
     def size(file: Path) -> tuple[int, int]:
-        """Return (ranks, layers) of the plan in a file."""
-        with clear(file):
-            data = Plan.data(file)
-            return sum(map(len, data["mesh"])), int(data["layers_of"][-1][1])
+        """Return (ranks, layers) of the plan in a file. Raises ValueError where it is no plan."""
+        data = Plan.data(file)
+        return sum(map(len, data["mesh"])), data["layers_of"][-1][1]
 
     @staticmethod
     def data(file: Path) -> JsonDict:

@@ -39,7 +39,7 @@ def test_round_trip(tmp_path: Path) -> None:
     names = ("strategy", "hashes", "statistics", "predicted", "quality", "devices", "setup", "num_ranks")
     assert [getattr(again, n) for n in names] == [getattr(plan, n) for n in names]
     assert again.placement.layers_of == plan.placement.layers_of
-    again.verify(num_layers=4, num_nodes=12, memory_bytes=2**30, graph="a" * 64, split="b" * 64)
+    again.verify(num_layers=4, num_nodes=12, graph="a" * 64, split="b" * 64)
     assert again.save(tmp_path / "b").read_text() == (tmp_path / "plan.json").read_text()
 
 
@@ -61,7 +61,7 @@ def placed(**changes: object) -> Callable[[Plan], Plan]:
 
 MUTATIONS: dict[str, Callable[[Plan], Plan]] = {
     "a stage of mesh=[[0, 1], []] has no rank": placed(mesh=((0, 1), ())),
-    "rank 1 stands twice in mesh": placed(mesh=((0, 1), (1, 2))),
+    "mesh has the ranks [0, 1, 1, 2], not 0 to 3": placed(mesh=((0, 1), (1, 2))),
     "mesh has the ranks [0, 1, 2, 4], not 0 to 3": placed(mesh=((0, 1), (2, 4))),
     "stages have [1, 2] parts": placed(mesh=((0, 1), (2,))),
     "layers_of has 1 stages, mesh 2": placed(layers_of=(range(4),)),
@@ -70,7 +70,7 @@ MUTATIONS: dict[str, Callable[[Plan], Plan]] = {
     "part_of goes from 0 to 2, but there are 2 parts": placed(part_of=torch.tensor([0, 1, 2] * 4)),
     "part 1 has no node": placed(part_of=torch.zeros(12, dtype=torch.long)),
     "chunk_of has 11 nodes, part_of 12": placed(chunk_of=torch.zeros(11, dtype=torch.long)),
-    "chunk_of has the negative chunk -1": placed(chunk_of=torch.arange(12) - 1),
+    "chunk_of goes from -1 to 10, but there are 12 chunks": placed(chunk_of=torch.arange(12) - 1),
     "chunk 1 has no node": placed(chunk_of=torch.tensor([0, 2] * 6)),
     "edge_part_of goes from 0 to 2, but there are 2 parts": placed(edge_part_of=torch.tensor([0, 2, 1])),
     "devices names 3 places for 4 ranks": lambda plan: replace(plan, devices=("a", "b", "c")),
@@ -102,7 +102,6 @@ def test_a_plan_for_something_else() -> None:
         ({"graph": "c" * 64}, "the plan was made for another graph (aaaaaaaaaaaa, here cccccccccccc)"),
         ({"num_layers": 3}, "the plan has 4 layers, the model 3: set model.num_layers=4"),
         ({"num_nodes": 13}, "the plan places 12 nodes, the graph has 13"),
-        ({"memory_bytes": 2**29}, "the plan needs 1.00 GiB on a rank, but there are 0.50 GiB"),
     ):
         with pytest.raises(ValueError, match=r".*") as caught:
             plan.verify(**given)  # type: ignore[arg-type]
