@@ -129,7 +129,7 @@ class _Slot:
             return
         src, dst = self.study.dataset.edge_index
         keep = (self.slot_of[src] == self.slot) & (self.slot_of[dst] < self.slot)
-        rows, weight, kinds = last[dst[keep]], self.study.dataset.edge_weight, self.study.dataset.edges.type
+        rows, weight, kinds = last[dst[keep]], self.study.dataset.edges.weight, self.study.dataset.edges.type
         if types:
             rows = rows[:, 0] if kinds is None else rows[torch.arange(len(rows)), kinds[keep]]
         rows = rows if weight is None else rows * weight[keep].double()[:, None]

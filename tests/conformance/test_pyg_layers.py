@@ -105,7 +105,7 @@ def test_equals_pyg(case, weighted):
     x, first = (torch.randn(data.num_nodes, IN, dtype=torch.float64, requires_grad=True) for _ in range(2))
     extra = (first,) if case == "gcnii" else ()
     got = ours(view, x, *extra)
-    weights = () if data.edge_weight is None else (data.edge_weight.double(),)
+    weights = () if data.edges.weight is None else (data.edges.weight.double(),)
     want = theirs(x, *extra, data.edge_index, *weights)
     torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
     seed = torch.randn_like(got)

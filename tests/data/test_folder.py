@@ -93,7 +93,7 @@ def _same(config: Folder, tmp_path: Path, *files: str) -> None:
     assert torch.equal(chunked.in_degree, whole.in_degree)
     assert chunked.num_classes == whole.num_classes
     assert (chunked.in_weight is None) == (whole.in_weight is None)
-    if chunked.in_weight is not None and whole.in_weight is not None and whole.edge_weight is not None:
+    if chunked.in_weight is not None and whole.in_weight is not None and whole.edges.weight is not None:
         assert torch.equal(chunked.in_weight, whole.in_weight)
     for kind in whole.edges.kinds:
         rows = np.concatenate([p.values[kind] for p in chunked.edges(50)])

@@ -111,7 +111,7 @@ def check(data: Dataset) -> None:
         raise Silent("an edge of no type")
     if not bool(torch.isfinite(data.x).all()):
         raise Silent("a feature that is not finite")
-    if data.edge_weight is not None and not bool(torch.isfinite(data.edge_weight).all()):
+    if data.edges.weight is not None and not bool(torch.isfinite(data.edges.weight).all()):
         raise Silent("a weight that is not finite")
     masks = torch.stack([data.train_mask, data.val_mask, data.test_mask])
     if int(masks.sum(0).max()) > 1 or not bool(masks[0].any()):

@@ -95,11 +95,6 @@ class Dataset:
         x = self.x[:, :0] if how == "learned" else self.x
         return replace(self, x=x, learned=Learned(width, seed))
 
-    @property
-    def edge_weight(self) -> Tensor | None:
-        """[E]; None: all are 1."""
-        return self.edges.weight
-
     @classmethod
     def of(
         cls,

@@ -130,7 +130,7 @@ def cached_folder(key: str, build: Callable[[Path], None]) -> Path:
             try:
                 made.rename(final)
             except OSError:
-                if not final.is_dir():  # another host, whose locks are its own, may have been first
+                if not final.is_dir():  # another host, which does not see the lock, may have been first
                     raise
     return final
 

@@ -218,18 +218,8 @@ class _Files:
         )
 
 
-_KNOWN = (
-    *(f"edge_{kind}" for kind in EDGE_KINDS),
-    "src",
-    "dst",
-    "indptr",
-    "indices",
-    "x",
-    "y",
-    "train_mask",
-    "val_mask",
-    "test_mask",
-)
+_KNOWN = {"src", "dst", "indptr", "indices", "x", "y", "train_mask", "val_mask", "test_mask"}
+_KNOWN |= {f"edge_{kind}" for kind in EDGE_KINDS}
 
 
 def _tensor(column: Column, rows: slice = slice(None)) -> Tensor:

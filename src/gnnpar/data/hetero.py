@@ -7,7 +7,7 @@ A dense layer on such rows, model.encoder=linear, is one encoder for each type: 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -28,20 +28,6 @@ _Fields = dict[str, object]
 _EdgeType = tuple[str, str, str]  # source, relation, destination
 
 
-class Stores(NamedTuple):
-    """Fields of a HeteroData by type of nodes and of edges. `counts`: numbers of nodes, None if unknown."""
-
-    nodes: dict[str, _Fields]
-    edges: dict[_EdgeType, _Fields]
-    counts: dict[str, int | None]
-
-
-def stores_of(data: HeteroData) -> Stores:
-    nodes = {str(key): dict(data[key].items()) for key in data.node_types}
-    edges = {key: dict(data[key].items()) for key in data.edge_types}
-    return Stores(nodes, edges, {str(key): data[key].num_nodes for key in data.node_types})
-
-
 def homogeneous(data: HeteroData, *, known: Schema | None = None, double: bool = False) -> Data:
     """Return the typed graph that a HeteroData is trained as, without labels, for a module of your own.
 
@@ -53,8 +39,7 @@ def homogeneous(data: HeteroData, *, known: Schema | None = None, double: bool =
 
     if not isinstance(data, HeteroData):
         raise ValueError(f"there is a {type(data).__name__}, not a torch_geometric.data.HeteroData; give one.")
-    stores = stores_of(data)
-    fields = flattened("given", stores, task=None)
+    fields = flattened("given", data, task=None)
     x, ends, weight, attr = (fields.get(key) for key in ("x", "edge_index", "edge_weight", "edge_attr"))
     assert isinstance(x, Tensor)
     assert isinstance(ends, Tensor)
@@ -62,7 +47,7 @@ def homogeneous(data: HeteroData, *, known: Schema | None = None, double: bool =
     edges = checked_data("given", EdgeData(**given), ends.shape[1], double=double)
     fields["x"] = checked_features("given", x, double=double)
     found = Data.from_dict(fields | {f"edge_{key}": value for key, value in edges.tensors.items()})
-    mine = _schema("given", stores)
+    mine = _schema("given", data)
     if known is not None and (known.nodes, known.edges) != (mine.nodes, mine.edges):
         raise ValueError(
             f"the HeteroData has nodes {dict(mine.nodes)} and edges {list(mine.edges)}, and the model was trained on "
@@ -71,22 +56,24 @@ def homogeneous(data: HeteroData, *, known: Schema | None = None, double: bool =
     return found
 
 
-def flattened(name: str, stores: Stores, task: TaskChoice | None = "auto") -> _Fields:
+def flattened(name: str, data: HeteroData, task: TaskChoice | None = "auto") -> _Fields:
     """Return the fields of a `Data` with the same nodes and edges. Raises ValueError.
 
     Edge types are numbered in the order of data.edge_types. One node type has y and masks; nodes of the other types
     are unlabelled. `task` None: leave out labels and masks.
     """
-    nodes, edges, _ = stores
+    nodes = {str(key): dict(data[key].items()) for key in data.node_types}
+    edges = {key: dict(data[key].items()) for key in data.edge_types}
     if not nodes or not edges:
         raise ValueError(f"dataset {name}: the HeteroData has {len(nodes)} types of nodes and {len(edges)} of edges.")
     for fields in edges.values():
         refuse_unread(name, (key for key in fields if key != "edge_type"))
     counts: dict[str, int] = {}
-    for kind, count in stores.counts.items():
+    for kind in data.node_types:
+        count = data[kind].num_nodes
         if not isinstance(count, int) or count < 0:
             raise ValueError(f"dataset {name}: nothing says how many nodes of type {kind} there are; set x.")
-        counts[kind] = count
+        counts[str(kind)] = count
     labels = {} if task is None else _labels(name, nodes, counts, task)
     found: _Fields = {"x": _features(name, nodes, counts), **labels}
     parts = [_edge_index(name, key, fields, counts) for key, fields in edges.items()]
@@ -96,16 +83,16 @@ def flattened(name: str, stores: Stores, task: TaskChoice | None = "auto") -> _F
         if (values := _of_all(name, key, edges)) is not None:
             found[key] = values
     target = next((key for key in nodes if labels and nodes[key].get("y") is not None), None)
-    found[SCHEMA] = _schema(name, stores, target).text
+    found[SCHEMA] = _schema(name, data, target).text
     return found
 
 
-def _schema(name: str, stores: Stores, target: str | None = None) -> Schema:
-    """Of stores that are laid out."""
-    rows = {key: fields.get("x") for key, fields in stores.nodes.items()}
+def _schema(name: str, data: HeteroData, target: str | None = None) -> Schema:
+    """Return the types of a checked graph, with the widths of their features."""
+    rows = {str(key): data[key].get("x") for key in data.node_types}
     nodes = tuple((key, x.shape[1] if isinstance(x, Tensor) else 0) for key, x in rows.items())
     try:
-        return Schema(nodes, tuple((str(a), str(relation), str(b)) for a, relation, b in stores.edges), target)
+        return Schema(nodes, tuple((str(a), str(relation), str(b)) for a, relation, b in data.edge_types), target)
     except ValueError as error:
         raise ValueError(f"dataset {name}: {error}.") from error
 

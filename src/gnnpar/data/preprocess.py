@@ -38,7 +38,7 @@ class DatasetConfig(Protocol):
 
 @runtime_checkable
 class Generated(Protocol):
-    """A dataset whose number of nodes is known before there is a graph."""
+    """A dataset with a number of nodes known before it is generated."""
 
     @property
     def generated_nodes(self) -> int: ...

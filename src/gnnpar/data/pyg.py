@@ -147,7 +147,7 @@ def _raw_of(source: _Source, root: Path) -> Path:
     return root / "raw" if source.named is None else root / source.folder / "raw"
 
 
-Read = Any  # PyG's Data, whose fields are dense, sparse or None
+Read = Any  # PyG's Data with fields that are dense, sparse or None
 
 
 def _raw_graph(name: str, source: _Source, data: Read) -> RawGraph:

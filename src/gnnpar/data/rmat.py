@@ -49,7 +49,7 @@ class RMAT(Preprocess):
     c: Share = 0.19  # (1, 0)
     num_features: Annotated[int, Ge(1)] = 64
     num_classes: Annotated[int, Ge(2)] = 8
-    feature_noise: Annotated[float, Ge(0)] = 1.0  # deviation of an entry, beside a code of the class of that of 1
+    feature_noise: Annotated[float, Ge(0)] = 1.0  # deviation of an entry; that of the class code is 1
     graph_seed: Annotated[int, Ge(0)] | None = 0  # null: the run's seed
     split: Literal["public", "per_class", "random"] = "random"
 

@@ -17,7 +17,7 @@ import torch
 from gnnpar.data.adjacency import EdgeList, edge_list_of
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.files import find_path, one_line
-from gnnpar.data.hetero import Stores, flattened, schema_in, stores_of
+from gnnpar.data.hetero import flattened, schema_in
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph, TaskChoice, as_real, masks_of, refuse_unread, task_of
 from gnnpar.files import load_tensors
@@ -135,13 +135,13 @@ def _fields(name: str, data: object, task: TaskChoice) -> dict[str, object]:
             f"dataset {name}: there is a {type(data).__name__}, not a torch_geometric.data.Data; give one."
         )
     try:
-        held = stores_of(data) if isinstance(data, HeteroData) else data.to_dict()
+        fields = flattened(name, data, task) if isinstance(data, HeteroData) else data.to_dict()
+    except ValueError:
+        raise
     except Exception as error:  # a damaged file leaves an object without some attributes
         kind = type(data).__name__
         raise ValueError(f"dataset {name}: its {kind} cannot be read ({one_line(error)}); save it again.") from error
-    if isinstance(held, Stores):
-        return flattened(name, held, task)
-    return {str(key): value for key, value in held.items() if value is not None}
+    return {str(key): value for key, value in fields.items() if value is not None}
 
 
 def _edges(name: str, fields: dict[str, object]) -> EdgeList:

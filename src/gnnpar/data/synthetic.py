@@ -56,7 +56,7 @@ class SBM(Preprocess):
         1.0  # share of the other side's communities that a node has bridges to
     )
     lateral_nodes: Annotated[float, Gt(0), Le(1)] = 1.0  # share of nodes with lateral edges
-    locality: Fraction = 0.0  # share of nodes whose class belongs to a group at home in their community
+    locality: Fraction = 0.0  # share of nodes with a class of a group assigned to their community
     signatures: Annotated[int, Ge(2)] = 4  # classes of a group; the last group may have fewer
     group_signal: Annotated[float, Ge(0)] = 0.7  # lengths of the feature vectors that show the group,
     leak_signal: Annotated[float, Ge(0)] = 0.1  # the signature,
@@ -75,30 +75,15 @@ class SBM(Preprocess):
         return prepare(raw, self, seed=seed)
 
 
-_MOST_KINDS = 100  # of (community, class) for each node: some tables have a row for every pair
-
-
 def generate(config: SBM, *, seed: int) -> RawGraph:
     """Generate the graph of a configuration; the same seed gives the same graph. Raises ValueError."""
     rng = np.random.default_rng(seed)
     num_nodes = config.generated_nodes
-    kinds = {"classes": config.num_classes, "communities": config.num_communities}
-    for kind, count in kinds.items():
-        if count > num_nodes:
-            raise ValueError(f"dataset.num_{kind}={count} is more than the {num_nodes} nodes: lower it")
-    if config.avg_degree > num_nodes:
-        raise ValueError(
-            f"dataset.avg_degree={config.avg_degree} is more than the {num_nodes - 1} others of a node: lower it"
-        )
-    if config.signatures > num_nodes:
-        raise ValueError(f"dataset.signatures={config.signatures} is more than the {num_nodes} nodes: lower it")
-    kinds_of_nodes = config.num_communities * config.num_classes
-    if kinds_of_nodes > _MOST_KINDS * num_nodes:
-        raise ValueError(
-            f"dataset.num_communities={config.num_communities} of {config.num_classes} classes are {kinds_of_nodes:,} "
-            f"kinds of {num_nodes:,} nodes: lower one of them"
-        )
-    nbytes = num_nodes * (8 * config.num_features + 16 * config.avg_degree) + 16 * config.signatures**2
+    for key in ("num_classes", "num_communities", "signatures", "avg_degree"):
+        if (value := vars(config)[key]) > num_nodes:
+            raise ValueError(f"dataset.{key}={value} is more than the {num_nodes} nodes: lower it")
+    tables = 16 * (config.signatures**2 + config.num_communities * config.num_classes)
+    nbytes = num_nodes * (8 * config.num_features + 16 * config.avg_degree) + tables
     require_memory(nbytes, f"dataset {config.name} with {num_nodes:,} nodes", "lower dataset.num_nodes or num_features")
     nodes = _draw_nodes(config, num_nodes, rng)
     pairs = _draw_pairs(config, nodes, rng)
