@@ -58,7 +58,7 @@ def _answer(rivals: Sequence[Group], baseline: str) -> str:
 
 def _open(best: Group, timed: Sequence[Group], baseline: str) -> str:
     """Return what is not settled, and what to try next."""
-    blocks = min(len(group.ratios) + group.left_out for group in timed)  # of those left out, the line on load tells
+    blocks = min(len(group.ratios) + group.left_out for group in timed)  # the line on load names those left out
     seeds = min((g.difference.n for g in timed if g.difference is not None), default=len(best.accuracies))
     wanted, doubts = [], _busy(timed)
     if blocks < FEWEST_BLOCKS:

@@ -26,7 +26,7 @@ MEMORY = {
     "host": "#e6d9c2",
 }
 SHADES = ("#1f5d91", "#4f92c9", "#2f7f9e", "#7fb6d9", "#3f6fb5", "#a3c7e3")  # of layers, one after the other
-OTHER = "#b9bfc6"  # of what is too small for a colour of its own
+OTHER = "#b9bfc6"  # of small parts together
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 

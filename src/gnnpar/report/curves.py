@@ -15,7 +15,7 @@ from gnnpar.report.runs import Result, dataset_of, flat, is_busy, model_of
 from gnnpar.track.jsonl import read_rows
 
 MOST_POINTS = 80
-_NAMED = ("world_size", "threads_per_rank", "strategy", "codec", "model", "dataset")  # what stands elsewhere
+_NAMED = ("world_size", "threads_per_rank", "strategy", "codec", "model", "dataset")  # shown elsewhere
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Curve:
     val: list[float]
 
     def along(self, axis: str) -> Sequence[float]:
-        """Return epochs, seconds or bytes, by name."""
-        return {"epochs": self.epochs, "seconds": self.seconds, "bytes": self.bytes}[axis]
+        """Return seconds or bytes, by name."""
+        return {"seconds": self.seconds, "bytes": self.bytes}[axis]
 
 
 def curve_of(folder: Path) -> Curve | None:

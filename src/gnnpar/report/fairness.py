@@ -40,15 +40,6 @@ FAIR: Mapping[str, tuple[str, ...]] = {
     "provenance": ("provenance",),
     "link rates": ("paced", "rates"),
 }
-# what runs of before 0.2.0 do not say
-OF_BEFORE = {
-    "features": "given",
-    "features_dim": 64,
-    "row_order": "none",
-    "tf32": False,
-    "cuda_graph": False,
-    "early stopping": {"patience": None, "min_delta": 0.0},
-}
 # these do not change accuracies
 TIME_ONLY = frozenset(
     {"row_order", "cuda_graph", "kernels", "block", "session", "device", "hardware", "provenance", "link rates"}
@@ -65,10 +56,7 @@ def differences(a: Result, b: Result) -> list[str]:
 
 
 def _fact(result: Result, name: str) -> object:
-    found = value_at(result, FAIR[name])
-    if name == "what it went on from":
-        return went_on_from(result)
-    return OF_BEFORE.get(name) if found is None else found
+    return went_on_from(result) if name == "what it went on from" else value_at(result, FAIR[name])
 
 
 def unequal_accuracy(a: Result, b: Result) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
@@ -13,6 +12,7 @@ from gnnpar.files import JsonDict, JsonObject, open_whole, write_text_whole
 from gnnpar.report import colours, curves
 from gnnpar.report.comparison import Comparison
 from gnnpar.report.emphasis import OTHER, cut, groups_in_colour, short_name, six_parts, strategies_in_colour
+from gnnpar.report.exports import as_csv
 from gnnpar.report.formatting import marked
 from gnnpar.report.groups import Group
 from gnnpar.report.page.plots import log_axis, scale_of
@@ -123,12 +123,7 @@ def _figure(path: Path, rows: Mapping[str, Rows], drawing: Drawing) -> list[Path
 
 
 def _data(file: Path, rows: Mapping[str, Rows]) -> Path:
-    lines = [{"task": task} | row for task, found in rows.items() for row in found]
-    stream = io.StringIO(newline="")
-    writer = csv.DictWriter(stream, list(lines[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    write_text_whole(file, stream.getvalue())
+    write_text_whole(file, as_csv([{"task": task} | row for task, found in rows.items() for row in found]))
     return file
 
 

@@ -17,12 +17,12 @@ BUSY = "busy: other programs used cores that the run, or its baseline, needed wh
 GREY = "(times in parentheses) more threads than cores, or ranks as threads: no statement on speed"
 
 
-def interval(estimate: Estimate | None, *, decimals: int | None = None, signed: bool = False) -> str:
+def interval(estimate: Estimate | None, *, signed: bool = False) -> str:
     """Return '74.31 ± 0.42' for a symmetric interval, and the value alone without one."""
     if estimate is None:
         return NOTHING
     half = (estimate.high - estimate.low) / 2
-    places = _decimals(half) if decimals is None else decimals
+    places = _decimals(half)
     value = f"{estimate.value:{'+' if signed else ''}.{places}f}"
     return value if half != half else f"{value} ± {half:.{places}f}"
 

@@ -15,7 +15,7 @@ TEXT_WIDTH = 345.0  # points: \textwidth of the article class at 10 pt
 _CHARACTER, _SEPARATION = 4.25, 6.0  # points: of \footnotesize, and between two columns
 _LONGEST = 27  # characters of a text that stay on one line
 _WRAPPED = rf">{{\raggedright\arraybackslash\hangindent=1em}}p{{{_CHARACTER * _LONGEST:.0f}pt}}"
-_GROUPS = ("dataset", "model")  # what stands above rows instead of in them
+_GROUPS = ("dataset", "model")  # headings above rows
 # columns that a narrow page leaves out, in this order; a verdict never stands without its control
 _DISPENSABLE = (
     ("error",),
@@ -56,10 +56,10 @@ class Column(NamedTuple):
 
 
 def as_latex(table: Table, notes: Sequence[str] = (), *, keep: bool = False) -> str:
-    r"""A tabular in \footnotesize; needs \usepackage{booktabs,siunitx}, siunitx of 2021 or later.
+    r"""Return a tabular in \footnotesize; needs \usepackage{booktabs,siunitx}, siunitx of 2021 or later.
 
-    Rows are grouped by dataset and model; columns that say the same in every row, and those that the page is too narrow
-    for, are left out (`keep`: they stay) and stand above it as comments, as notes do.
+    Rows are grouped by dataset and model. Constant columns and columns beyond the width of the page are left out
+    (`keep`: they stay), and named in comments above, as notes are.
     """
     table, constant = (table, {}) if keep else table.without_constant()
     grouping = [i for i, name in enumerate(table.headings) if name in _GROUPS and len(table.headings) > len(_GROUPS)]

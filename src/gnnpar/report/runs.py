@@ -11,7 +11,6 @@ from typing import Any
 from gnnpar.config.jobs import unread
 from gnnpar.files import JsonObject, read_json
 from gnnpar.settings import ConfigError
-from gnnpar.targets import classes_in, is_own
 from gnnpar.track.text import printable_tree
 from gnnpar.training.result.header import CHANGES_TIMES
 from gnnpar.training.result.result import fault
@@ -33,9 +32,9 @@ def collect(folders: Sequence[Path]) -> list[tuple[Path, Result]]:
     return [(file.parent, _read(file)) for file in files.values()]
 
 
-def below(folder: Path, file: str = FILE) -> list[Path]:
-    """Return every file of that name below a folder, in the order of their paths."""
-    return sorted(folder.rglob(file), key=_natural)
+def below(folder: Path) -> list[Path]:
+    """Return every result.json below a folder, in the order of their paths."""
+    return sorted(folder.rglob(FILE), key=_natural)
 
 
 def folders_of(pattern: str | os.PathLike[str]) -> list[Path]:
@@ -64,7 +63,7 @@ def _natural(file: Path) -> list[tuple[int, int, str]]:
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in file.parts]
 
 
-def value_at(result: Result, path: Sequence[str]) -> Any:  # Any: the schema says what stands there
+def value_at(result: Result, path: Sequence[str]) -> Any:  # Any: as the schema says
     """Return the value at a path of nested keys, or None."""
     value: object = result
     for name in path:
@@ -178,13 +177,9 @@ def is_exact(result: Result) -> bool:
 
 
 def exactness_of(result: Result) -> str:
-    """Return the classes of exactness, marked if nothing has checked that the run is exact.
-
-    Runs without `verified` count as checked if model and strategy are gnnpar's own.
-    """
-    groups = {name: value_at(result, ("settings", name)) for name in ("model", "strategy")}
-    known = result.get("verified", "checked" if all(map(is_own, classes_in(groups))) else "no") != "no"
-    return " ".join(result["exactness"]) + (" (not checked)" if is_exact(result) and not known else "")
+    """Return the classes of exactness, marked if nothing has checked that the run is exact."""
+    unknown = is_exact(result) and result.get("verified", "no") == "no"
+    return " ".join(result["exactness"]) + (" (not checked)" if unknown else "")
 
 
 def no_speed(row: JsonObject) -> bool:

@@ -37,6 +37,7 @@ class Table(NamedTuple):
         return self.only([i for i, name in enumerate(self.headings) if name not in same]), same
 
 
+_LEFT_OUT = ("block", "memory_peak_bytes", "val", "test", "gradient_cosine", "provenance")
 _BEST = {"accuracy": "test at best val, %", "speedup": "speed-up"}
 
 
@@ -54,24 +55,7 @@ def group_table(groups: Sequence[Group], baseline: str) -> Table:
 
 def row_table(rows: Sequence[JsonObject], baseline: str) -> Table:
     """Return one line a run; nothing is bold, as one run proves nothing."""
-    shown = {
-        "strategy": "strategy",
-        "model": "model",
-        "dataset": "dataset",
-        "seed": "seed",
-        "ranks": "world_size",
-        "epoch": "epoch_seconds",
-        f"x {baseline}": "ratio",
-        "sent/epoch": "bytes_per_epoch",
-        "test at best val, %": "test_at_best_val",
-        "status": "status",
-    }
-    is_text = {column: text for _, column, text in words.RUN_COLUMNS}
-    lines = []
-    for row in rows:
-        cells = {column: words.run_text(row, column) for column in shown.values()}
-        cells["world_size"] = f"{row['world_size']}x{row['threads_per_rank']}"
-        test = row["test_at_best_val"]
-        cells["test_at_best_val"] = words.number(None if test is None else 100 * test, ".2f")
-        lines.append(list(cells.values()))
-    return Table(list(shown), [is_text[column] for column in shown.values()], lines, set())
+    columns = [each for each in words.RUN_COLUMNS if each[1] not in _LEFT_OUT]
+    headings = [f"x {baseline}" if name == "speed-up" else name for name, _, _ in columns]
+    lines = [[words.run_text(row, column) for _, column, _ in columns] for row in rows]
+    return Table(headings, [text for *_, text in columns], lines, set())

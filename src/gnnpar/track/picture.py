@@ -1,4 +1,4 @@
-"""The plan as a small picture: mesh, layers with widths and modes, parts, and who reads how much from whom."""
+"""Print a plan: mesh, layers with widths and modes, parts, and halo rows between parts."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def warm(value: int, most: int) -> Text:
 
 
 def figure(value: object) -> str:
-    """A number for people."""
+    """Return a number with separators and four digits."""
     if isinstance(value, float):
         return f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

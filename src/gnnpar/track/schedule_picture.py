@@ -10,9 +10,6 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-from gnnpar.files import write_text_whole
 
 Row = tuple[int, str, float, float]  # rank, action text (F3@1) or phase, start seconds, end seconds
 _ACTION = re.compile(r"([SR]?)([FB])(\d+)@(\d+)")
@@ -30,13 +27,13 @@ class Panel:
     rows: Sequence[Row]
 
 
-def schedule_picture(panels: Sequence[Panel], *, slots: int | None = None) -> str:
-    """Return an SVG document. slots: number of slots that colours are spread over; None: as many as there are."""
+def schedule_picture(panels: Sequence[Panel]) -> str:
+    """Return an SVG document. Raises ValueError where all panels are empty."""
     drawn = [panel for panel in panels if panel.rows]
     if not drawn:
         raise ValueError("a picture of no actions: every panel is empty")
     numbers = [int(m[3]) for p in drawn for row in p.rows if (m := _ACTION.fullmatch(row[1]))]
-    slots = slots or 1 + max(numbers, default=0)
+    slots = 1 + max(numbers, default=0)
     until = max(row[3] for panel in drawn for row in panel.rows) or 1.0
     body, top = [], 8
     for panel in drawn:
@@ -51,10 +48,6 @@ def schedule_picture(panels: Sequence[Panel], *, slots: int | None = None) -> st
         'font-family="sans-serif" font-size="11">'
     )
     return "\n".join([head, f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>', *body, "</svg>", ""])
-
-
-def save_picture(file: Path, panels: Sequence[Panel]) -> None:
-    write_text_whole(file, schedule_picture(panels))
 
 
 def _panel(panel: Panel, top: int, until: float, slots: int) -> tuple[list[str], int]:

@@ -35,34 +35,6 @@ LINK = "wandb.json"  # in the run folder: where the run is on wandb
 CURVES = ("loss/train", "metric/train", "metric/val", "metric/test")
 GIGABYTES = "comm/total_gigabytes_so_far"
 AXES = {"against_seconds": "time/train_seconds", "against_gigabytes": GIGABYTES}
-RESULTS = (
-    "epochs_done",
-    "loss",
-    "metric",
-    "epoch_seconds",
-    "train_wall_seconds",
-    "cold_start_seconds",
-    "breakdown_seconds",
-    "bytes_per_epoch",
-    "cpu_seconds",
-    "memory_bytes",
-    "time_to_target",
-    "fidelity",
-)
-FACTS = (
-    "commit",
-    "hardware",
-    "versions",
-    "world_size",
-    "threads_per_rank",
-    "cores",
-    "oversubscribed",
-    "transport",
-    "device",
-    "provenance",
-    "exactness",
-    "config_hash",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,13 +197,13 @@ def identity(config: Wandb, job: JsonObject) -> JsonDict:
 
 
 def settings_of(job: JsonObject, run_dir: Path) -> JsonDict:
-    """Return wandb's config: the resolved settings with the names of groups, FACTS, and the plan without its arrays."""
+    """Return wandb's config: settings with the names of groups, other facts of the job, the plan without its arrays."""
     settings: JsonDict = dict(job["resolved"])
     for group, name in job["names"].items():
         if isinstance(settings.get(group), Mapping):
             settings[group] = {"name": name, **settings[group]}
     plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
-    run = {name: job[name] for name in FACTS} | {"study": job["study"]}
+    run = {name: value for name, value in job.items() if name not in ("resolved", "names", "settings")}
     return settings | {"run": run, "plan": {name: value for name, value in plan.items() if name != "arrays"}}
 
 
@@ -266,7 +238,7 @@ def conclude(run: Run, run_dir: Path, result: JsonObject | None) -> None:
     """Log the summary, breakdowns and result.json, and finish the run."""
     if result is not None:
         run.summary.update({"status": result["status"], "error": result["error"]})
-        run.summary.update({"result": {name: result[name] for name in RESULTS}})
+        run.summary.update({"result": {name: value for name, value in result.items() if name != "settings"}})
         if result["epochs_done"]:
             seconds = {name: value for name, value in result["breakdown_seconds"].items() if name != "comm_total"}
             sent = {k: v for k, v in result["bytes_per_epoch"].items() if k not in ("total", "metadata")}

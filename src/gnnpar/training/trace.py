@@ -17,7 +17,7 @@ from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.pipeline.schedule.action import Action, Schedule
 from gnnpar.parallel.pipeline.schedule.simulate import grid, simulate
 from gnnpar.track.chrome_trace import Row, save_trace
-from gnnpar.track.schedule_picture import Panel, save_picture
+from gnnpar.track.schedule_picture import Panel, schedule_picture
 from gnnpar.training.result.header import WARMUP_EPOCHS
 
 TRACE, PICTURE, TEXT = "trace.json", "schedule.svg", "schedule.txt"
@@ -63,7 +63,8 @@ class Recorder:
             measured = [row for row in rows if "@" in row[1] or row[1] in _WAITS]
             planned = "planned: median seconds of a stage's forward and backward, messages free"
             taken = f"measured: epoch {facts.get('epoch', '')}, {max(row[3] for row in measured) * 1e3:.1f} ms"
-            save_picture(folder / PICTURE, [Panel(planned, plan_of(rows, schedules)), Panel(taken, measured)])
+            panels = [Panel(planned, plan_of(rows, schedules)), Panel(taken, measured)]
+            write_text_whole(folder / PICTURE, schedule_picture(panels))
             schedule = next(iter(schedules.values()))
             write_text_whole(folder / TEXT, f"{grid(schedule)}\n\n{schedule}\n")
 

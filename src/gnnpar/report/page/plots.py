@@ -161,14 +161,14 @@ def layers(groups: Sequence[Group]) -> Spec | None:
 
 
 def accuracy(groups: Sequence[Group], colour: Mapping[str, str], axis: str) -> Spec | None:
-    """Draw the validation metric over `axis` (epochs, seconds, bytes). At most six groups are in colour, with a label
+    """Draw the validation metric over `axis` (seconds, bytes). At most six groups are in colour, with a label
     and a thin line for each run; of the others only the mean, in grey."""
     drawn = [(group, runs) for group in groups if (runs := curves.curves_of(group, axis))]
     if not drawn:
         return None
     timed = [pair for pair in drawn if axis != "seconds" or not pair[0].timeless] or drawn
     largest = max(run.along(axis)[-1] for _, runs in timed for run in runs)
-    scale, unit = (1.0, "epochs") if axis == "epochs" else scale_of(largest, axis)
+    scale, unit = scale_of(largest, axis)
     end = (largest / scale or 1.0) * 1.04
     in_colour = groups_in_colour([group for group, _ in drawn], [s for s, c in colour.items() if c != colours.GREY])
     data: list[Spec] = []
@@ -196,7 +196,7 @@ def accuracy(groups: Sequence[Group], colour: Mapping[str, str], axis: str) -> S
     layout: Spec = {
         "height": 360,
         "xaxis": {
-            "title": {"text": {"seconds": f"training time, {unit}", "bytes": f"sent, {unit}"}.get(axis, unit)},
+            "title": {"text": {"seconds": f"training time, {unit}", "bytes": f"sent, {unit}"}[axis]},
             "range": [0, end],
         },
         "yaxis": {
