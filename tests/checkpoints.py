@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from composing import configured, settings_of
 from gnnpar.cli.train import run_training
 from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.comm.world import Outcome
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.training.checkpoint import files as checkpoint
+from gnnpar.training.checkpoint.state import tree_hash
 
 SMALL = (
     "comm=threads",
@@ -58,8 +61,13 @@ def last(folder: Path) -> checkpoint.Checkpoint:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """Of parameters, optimizer and engine state, in the last checkpoint."""
-    return dict(last(folder).manifest["hashes"])
+    """Hash parameters, optimizer and engine state of all ranks in the last checkpoint."""
+    return hashes_of(last(folder))
+
+
+def hashes_of(found: checkpoint.Checkpoint) -> dict[str, str]:
+    trees = [found.rank(rank, torch.device("cpu")) for rank in range(len(found.manifest["files"]))]
+    return {name: tree_hash([tree[name] for tree in trees]) for name in ("model", "optimizer", "engine")}
 
 
 def damage(file: Path, at: float = 0.5) -> None:

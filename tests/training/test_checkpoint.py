@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import gnnpar
-from checkpoints import ADAPTIVE, SMALL, damage, hashes, last, result, rows, strategy_of, train
+from checkpoints import ADAPTIVE, SMALL, damage, hashes, hashes_of, last, result, rows, strategy_of, train
 from composing import PRESETS, configured, names, rest_slow, settings_of
 from conftest import Run
 from gnnpar.cli.train import run_training
@@ -354,7 +354,7 @@ def test_going_on_from_elsewhere_in_an_old_folder_leaves_no_stale_checkpoints(ru
     assert train(tmp_path / "old", *common, "epochs=8", "seed=3").exit_code == 0
     assert train(tmp_path / "old", f"resume={run}/checkpoint/epoch-000002", *common, "epochs=4").exit_code == 0
     assert [p.name for p in checkpoint.folders(tmp_path / "old")] == ["epoch-000004", "epoch-000003"]
-    assert hashes(tmp_path / "old") == dict(checkpoint.read(run / "checkpoint" / "epoch-000004").manifest["hashes"])
+    assert hashes(tmp_path / "old") == hashes_of(checkpoint.read(run / "checkpoint" / "epoch-000004"))
 
 
 def test_trees_come_back_bit_for_bit_and_tell_their_bits_apart(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gnnpar.training.on_device import DeviceStep
-from gnnpar.training.optim import SGD, Adam, AdamW, Schedule
+from gnnpar.training.optim import SGD, Adam, AdamW, Schedule, Stepper
 
 
 def model() -> nn.Module:
@@ -177,12 +177,12 @@ def test_steps_of_a_device_are_those_of_torch_to_the_bit(config, dtype) -> None:
 
 def test_an_optimizer_that_asks_for_the_loss_is_refused() -> None:
     module = model()
-    named = list(module.named_parameters())
+    names = {parameter: name for name, parameter in module.named_parameters()}
     lbfgs = torch.optim.LBFGS(module.parameters())
     with pytest.raises(ValueError, match=r"^optim=lbfgs: needs to evaluate the loss several times a step \(.*\)\. Use"):
-        Adam().wrap(lbfgs, 1, named)
+        Stepper(lbfgs, config=Adam(), epochs=1, names=names)
     for kind in (torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.NAdam):
-        Adam().wrap(kind(module.parameters()), 1, named)
+        Stepper(kind(module.parameters()), config=Adam(), epochs=1, names=names)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
-"""launch.cuda_graph=true: one epoch is captured as a CUDA graph, and later ones are replays of it (ADR 48).
+"""launch.cuda_graph=true: capture one epoch as a CUDA graph, and replay it (ADR 48).
 
-The host fills what changes between epochs into tensors: the keys of masks and the numbers of the optimizer. The first
-epochs run uncaptured on the stream of the capture, as torch requires: kernels are compiled, workspaces made and
-communicators connected. The capture is thread-local, because NCCL's watchdog runs in another thread. A replay has no
-phases, and repeats the bytes of the captured epoch.
+The host fills the keys of masks and the numbers of the optimizer into tensors. The first epochs run uncaptured on the
+stream of the capture, as torch requires, to compile kernels, make workspaces and connect communicators. The capture is
+thread-local, because NCCL's watchdog runs in another thread. A replay has no phases, and repeats the bytes of the
+captured epoch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WARM_UP = WARMUP_EPOCHS
 
 
 class _Launches:
-    """An optimizer whose step only launches: the host has prepared it before the epoch."""
+    """An optimizer that only launches its step, which the host prepared before the epoch."""
 
     def __init__(self, optimizer: Stepper) -> None:
         self._optimizer = optimizer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from gnnpar.comm import Communicator
@@ -20,27 +20,6 @@ def evaluate(engine: Engine, objective: Objective) -> JsonDict:
     return objective.metrics(engine.predict())
 
 
-class Overlap(NamedTuple):
-    """<a, b>, |a|^2, |b|^2 and |a - b|^2 of two gradients."""
-
-    dot: float = 0.0
-    square: float = 0.0
-    exact_square: float = 0.0
-    difference_square: float = 0.0
-
-    def __add__(self, other: tuple) -> Overlap:  # type: ignore[override]  # sums, unlike tuples
-        return Overlap(*(a + b for a, b in zip(self, other, strict=True)))
-
-    @property
-    def cosine(self) -> float | None:
-        norm = math.sqrt(self.square * self.exact_square)
-        return self.dot / norm if norm else None
-
-    @property
-    def relative_error(self) -> float | None:
-        return math.sqrt(self.difference_square / self.exact_square) if self.exact_square else None
-
-
 def fidelity(gradient: Mapping[str, Tensor], exact: Mapping[str, Tensor], comm: Communicator) -> JsonDict:
     """Return cosine and relative error, overall and by layer, on rank 0; else {}. Collective.
 
@@ -50,21 +29,21 @@ def fidelity(gradient: Mapping[str, Tensor], exact: Mapping[str, Tensor], comm: 
     everyone = comm.gather(mine)
     if everyone is None:
         return {}
-    by_name = {name: Overlap(*values) for part in everyone for name, values in part.items()}
-    layers: dict[str, Overlap] = {}
+    by_name = {name: overlap for part in everyone for name, overlap in part.items()}
+    layers: dict[str, Tensor] = {}
     for name, overlap in by_name.items():
-        layers[layer_name(name)] = layers.get(layer_name(name), Overlap()) + overlap
-    total = Overlap()
-    for overlap in by_name.values():
-        total = total + overlap
-    errors = {name: o.relative_error for name, o in layers.items() if o.relative_error is not None}
+        layer = layer_name(name)
+        layers[layer] = layers[layer] + overlap if layer in layers else overlap
+    cosine, relative_error = _agreement(sum(by_name.values(), torch.zeros(4, dtype=torch.float64)))
+    found = {name: _agreement(overlap) for name, overlap in layers.items()}
+    errors = {name: error for name, (_, error) in found.items() if error is not None}
     worst = max(errors, key=lambda name: errors[name], default=None)
     return {
-        "fidelity/cosine": total.cosine,
-        "fidelity/relative_error": total.relative_error,
+        "fidelity/cosine": cosine,
+        "fidelity/relative_error": relative_error,
         "fidelity/worst_layer": worst,
         "fidelity/worst_relative_error": None if worst is None else errors[worst],
-        "fidelity/layers": {name: [o.cosine, o.relative_error] for name, o in layers.items()},
+        "fidelity/layers": {name: list(pair) for name, pair in found.items()},
     }
 
 
@@ -74,6 +53,14 @@ def layer_name(parameter: str) -> str:
     return ".".join(parts[:2]) if parts[0] == "layers" and len(parts) > 1 else parts[0]
 
 
-def _overlap(gradient: Tensor, exact: Tensor) -> tuple[float, ...]:
+def _overlap(gradient: Tensor, exact: Tensor) -> Tensor:
+    """Return <a, b>, |a|^2, |b|^2 and |a - b|^2 on the CPU, [4] float64."""
     a, b = gradient.double().flatten(), exact.double().flatten()
-    return tuple(Overlap((a @ b).item(), (a @ a).item(), (b @ b).item(), (a - b).square().sum().item()))
+    return torch.stack([a @ b, a @ a, b @ b, (a - b).square().sum()]).cpu()
+
+
+def _agreement(overlap: Tensor) -> tuple[float | None, float | None]:
+    """Return cosine and relative error; None where a gradient is 0."""
+    dot, square, exact, difference = overlap.tolist()
+    norm = math.sqrt(square * exact)
+    return dot / norm if norm else None, math.sqrt(difference / exact) if exact else None

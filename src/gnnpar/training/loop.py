@@ -54,14 +54,14 @@ Row = JsonObject
 
 @dataclass(frozen=True, eq=False)
 class NewPlan:
-    """A plan to go on with, and its graph; None on ranks other than 0."""
+    """A plan to continue with, and its graph; None on ranks other than 0."""
 
     plan: Plan | None
     dataset: Dataset | None
 
 
 Replanner = Callable[[int, Row], NewPlan | None]
-"""(epoch, its row) -> a plan to go on with after the epoch, or None. Collective."""
+"""(epoch, its row) -> a plan to continue with after the epoch, or None. Collective."""
 
 
 class PlanSource(Protocol):
@@ -157,10 +157,10 @@ def train(job: Job, comm: Communicator, host: Host, *, start: Start | None, trac
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Run:
-    """All that one rank trains with.
+    """The objects that one rank trains with.
 
     mesh: stage -> ranks of its parts. identity: of this run, in checkpoints. restored: `Progress` in the checkpoint it
-    goes on from. captured: None where epochs are not replayed. profile_hash: of measurements that decide on numbers.
+    resumes. captured: None where epochs are not replayed. profile_hash: of measurements that decide on numbers.
     predicted: by a planner, of the plan. replanned: the plan of rank 0 where the run planned again.
     """
 
@@ -207,7 +207,7 @@ def prepare(
 ) -> Run:
     """Build dataset, plan, shard, model, engine and optimizer of one rank, and restore a checkpoint. Collective.
 
-    `new`: a plan to go on with.
+    `new`: a plan to continue with.
     """
     settings, run_dir = job.settings, job.run_dir
     setup_seconds: dict[str, float] = {}

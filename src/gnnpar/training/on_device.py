@@ -75,7 +75,7 @@ def adam(group: Group, before: Before, numbers: Sequence[Tensor], *, decoupled: 
 
 
 def sgd(group: Group, before: Before, numbers: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Return values and moments after a step of SGD with torch's momentum, whose first buffer is the gradient."""
+    """Return values and moments after a step of SGD with torch's momentum: its first buffer is the gradient."""
     values, gradients, moments = before
     (minus_rate,) = numbers
     if decay := group["weight_decay"]:
@@ -91,7 +91,7 @@ def sgd(group: Group, before: Before, numbers: Sequence[Tensor]) -> list[list[Te
 
 
 class DeviceStep:
-    """Steps of one optimizer, whose state it keeps as torch does. Frozen parameters have no state.
+    """Steps of one optimizer, with its state as in torch. Frozen parameters have no state.
 
     `prepare` is the host's part of a step, `launch` the device's; a captured `launch` is replayed after each `prepare`.
     A refused step counts, too.

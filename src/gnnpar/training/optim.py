@@ -10,7 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar, cast
+from typing import Annotated, ClassVar, Literal, TypeVar, cast
 
 import annotated_types as at
 import torch
@@ -89,13 +89,11 @@ class Schedule:
             return parameter.ndim > 1
         return self.decay == "all" or layer_of(name) == 0 or name.startswith("encoder.")
 
-    def wrap(self, optimizer: torch.optim.Optimizer, epochs: int, named: list[tuple[str, nn.Parameter]]) -> Stepper:
-        return Stepper(optimizer, config=self, epochs=epochs, names={p: name for name, p in named})
-
     def build(self, parameters: Named, *, epochs: int, layer_of: LayerOf) -> Stepper:
         """Make the optimizer of some named parameters."""
         named = list(parameters)
-        return self.wrap(self.of_groups(self.groups(named, layer_of)), epochs, named)
+        names = {p: name for name, p in named}
+        return Stepper(self.of_groups(self.groups(named, layer_of)), config=self, epochs=epochs, names=names)
 
     def of_groups(self, groups: list[JsonDict]) -> torch.optim.Optimizer:
         """Make torch's optimizer of parameter groups."""
@@ -108,20 +106,17 @@ class Adam(Schedule):
 
     betas: tuple[Share, Share] = (0.9, 0.999)
     eps: Rate = 1e-8
+    kind: ClassVar[type[torch.optim.Adam]] = _Adam
 
     def of_groups(self, groups: list[JsonDict]) -> torch.optim.Optimizer:
-        return _Adam(groups, lr=self.lr, betas=self.betas, eps=self.eps)
+        return self.kind(groups, lr=self.lr, betas=self.betas, eps=self.eps)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdamW(Schedule):
+class AdamW(Adam):
     """Adam with decoupled weight decay."""
 
-    betas: tuple[Share, Share] = (0.9, 0.999)
-    eps: Rate = 1e-8
-
-    def of_groups(self, groups: list[JsonDict]) -> torch.optim.Optimizer:
-        return _AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps)
+    kind: ClassVar[type[torch.optim.Adam]] = _AdamW
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,12 +188,12 @@ class Stepper:
             self.optimizer.step()
 
     def prepare(self) -> None:
-        """The host's part of a step on a GPU."""
+        """Run the host's part of a step on a GPU."""
         assert self._on_device is not None
         self._on_device.prepare()
 
     def launch(self, norm: float | None = None) -> None:
-        """The GPU's part of a step that was prepared."""
+        """Launch the GPU's part of a prepared step."""
         assert self._on_device is not None
         self._finite = self._all_finite()
         if norm is not None:
@@ -239,7 +234,7 @@ class Stepper:
 
 
 def refuse_closure(optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError for an optimizer whose step needs a closure that computes the loss."""
+    """Raise ValueError for an optimizer with a step that needs a closure for the loss."""
     if any(each.default is each.empty for each in inspect.signature(optimizer.step).parameters.values()):
         raise ValueError(
             f"optim={type(optimizer).__name__.lower()}: needs to evaluate the loss several times a step (an engine "

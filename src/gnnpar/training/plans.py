@@ -79,7 +79,7 @@ def make_plan(
 
 
 def saved_plan(start: Start, dataset: Dataset, model: GNN) -> Plan | None:
-    """Return the plan of a checkpoint that planned again, if this run goes on with it.
+    """Return the plan of a checkpoint that planned again, if this run continues with it.
 
     None for another graph, split or model, which `resume.restore` refuses.
     """

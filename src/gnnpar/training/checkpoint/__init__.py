@@ -1,1 +1,1 @@
-"""Checkpoints: what is saved, when, and how a run goes on."""
+"""Checkpoints: files, when they are written, and resuming."""

@@ -30,7 +30,7 @@ from gnnpar.files import (
     write_checked_json,
 )
 from gnnpar.partition import learned
-from gnnpar.training.checkpoint.state import plain, read_tree, tree_hash, write_tree
+from gnnpar.training.checkpoint.state import read_tree, write_tree
 
 FOLDER, MANIFEST = "checkpoint", "manifest.json"
 BEST = "best"  # holds the weights of the best epoch on validation, where no checkpoint was due after it
@@ -120,8 +120,7 @@ def save(
     mine: JsonDict = {"error": "", "full": False}
     try:
         partial.mkdir(parents=True, exist_ok=True)
-        mine |= write_tree(partial / name_of(comm.rank), tree)
-        mine["hashes"] = {name: tree_hash(plain(tree[name])) for name in ("model", "optimizer", "engine")}
+        mine["sha256"] = write_tree(partial / name_of(comm.rank), tree)
     except OSError as error:
         mine |= {"error": f"{error.strerror or error} ({partial})", "full": error.errno in DISK_FULL}
     except RuntimeError as error:  # torch's own writer tells a full disk so
@@ -146,12 +145,11 @@ def save(
 
 def _finish(partial: Path, final: Path, manifest: JsonObject, everyone: list[JsonDict]) -> None:
     """Write the manifest and rename the folder."""
-    files = {name_of(i): {"nbytes": each["nbytes"], "sha256": each["sha256"]} for i, each in enumerate(everyone)}
+    files = {name_of(rank): {"sha256": each["sha256"]} for rank, each in enumerate(everyone)}
     for stray in partial.iterdir():
         if stray.name not in files:
             remove(stray)
-    hashes = {name: tree_hash([each["hashes"][name] for each in everyone]) for name in ("model", "optimizer", "engine")}
-    write_checked_json(partial / MANIFEST, {**manifest, "files": files, "hashes": hashes})
+    write_checked_json(partial / MANIFEST, {**manifest, "files": files})
     sync_folder(partial)
     old = final.with_name(final.name + _OLD)
     if final.exists():
@@ -200,22 +198,21 @@ def read(folder: Path) -> Checkpoint:
 
 def latest(run_dir: Path, say: Say) -> Checkpoint | None:
     """Return the last good checkpoint of a run; `say` gets a line for each damaged one."""
-    for folder in folders(run_dir):
-        try:
-            return read(folder)
-        except ValueError as error:
-            say(f"{error}; going back to the one before")
-    return None
+    return _first_good(folders(run_dir), say, "going back to the one before")
 
 
 def best(run_dir: Path, say: Say) -> Checkpoint | None:
     """Return the good checkpoint with the highest validation metric, the first of equals; else the last."""
-    for folder in _by_val(run_dir):
+    return _first_good(_by_val(run_dir), say, "taking the next best") or latest(run_dir, say)
+
+
+def _first_good(chosen: list[Path], say: Say, otherwise: str) -> Checkpoint | None:
+    for folder in chosen:
         try:
             return read(folder)
         except ValueError as error:
-            say(f"{error}; taking the next best")
-    return latest(run_dir, say)
+            say(f"{error}; {otherwise}")
+    return None
 
 
 def best_val(run_dir: Path) -> float:

@@ -92,7 +92,7 @@ class CheckpointPolicy:
         self, run: Run, done: int, tree: JsonObject, made: JsonDict, plan: Plan | None = None, name: str = ""
     ) -> bool:
         def manifest() -> JsonDict:
-            if not name:  # those of the best epoch end before the last one
+            if not name:  # the rows of the best epoch are older
                 sync_rows(self._run_dir)
             if plan is not None:
                 made["plan"] = plan.as_data({name: checkpoint.name_of(0) for name in plan.arrays})

@@ -1,7 +1,7 @@
-"""Find the checkpoint to begin with, and restore what fits this run.
+"""Find the checkpoint to start from, and restore what fits this run.
 
-An equal run (graph, model, strategy, partition, ranks, precision, seed) goes on bit for bit. On other ranks or with
-another strategy, model and optimizer are restored and one line names what was dropped. Another graph, split or model is
+An equal run (graph, model, strategy, partition, ranks, precision, seed) resumes bit for bit. With other ranks or
+another strategy, model and optimizer are restored and one line names the rest. Other graphs, splits and models are
 refused.
 """
 
@@ -37,10 +37,10 @@ _OUTPUTS = ("predictions.npy", "scores.npy", "export", "wandb.json")  # of `pred
 
 @dataclass(frozen=True)
 class Start:
-    """What rank 0 found to begin with.
+    """The checkpoint that rank 0 found, if any.
 
     profile: measurements of the earlier run. alike: same strategy and ranks, so that earlier times and bytes count.
-    with_plan: go on with the plan in the checkpoint. begun_otherwise: settings that earlier epochs had otherwise.
+    with_plan: use the plan in the checkpoint. begun_otherwise: settings that differed in earlier epochs.
     """
 
     found: Checkpoint | None = None
@@ -261,7 +261,7 @@ def refuse_another(found: Checkpoint, mine: JsonObject) -> None:
 
 
 def differences(found: Checkpoint, mine: JsonObject) -> list[str]:
-    """Return why a run cannot go on bit for bit, such as 'world_size 4 -> 2'; empty where it can."""
+    """Return why a run cannot resume bit for bit, such as 'world_size 4 -> 2'; empty where it can."""
     theirs, lines = found.manifest["run"], []
     for name in _SAME:
         told, have = (_without_profiles(run.get(name)) for run in (theirs, mine))

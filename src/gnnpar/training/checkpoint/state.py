@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnpar.files import JsonDict, file_hash, load_tensors
+from gnnpar.files import file_hash, load_tensors
 
 _SCALARS = (bool, int, float, str)
 
@@ -66,13 +66,13 @@ def _pieces(tree: object) -> Iterator[bytes | memoryview]:
         yield f"{type(tree).__name__} {tree!r}".encode()
 
 
-def write_tree(file: Path, tree: object) -> JsonDict:
-    """Write a tree, with fsync. Return its size and checksum."""
+def write_tree(file: Path, tree: object) -> str:
+    """Write a tree, with fsync. Return the sha256 of the file."""
     with file.open("wb") as out:
         torch.save(plain(tree), out)
         out.flush()
         os.fsync(out.fileno())
-    return {"nbytes": file.stat().st_size, "sha256": file_hash(file)}
+    return file_hash(file)
 
 
 def is_extra(name: str) -> bool:

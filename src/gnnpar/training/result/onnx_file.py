@@ -1,6 +1,6 @@
-"""ONNX, which other runtimes read. Needs the extra [onnx]."""
+"""Export a module to ONNX. Needs the extra [onnx]."""
 
-# this file alone uses torch's ONNX exporter, whose results have no types where onnx is not installed
+# results of torch's ONNX exporter have no types where onnx is not installed
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ NEEDED = ("onnx", "onnxscript")
 
 
 def missing() -> str:
-    """The first package of the extra that is not installed; empty where all are."""
+    """Return the first package of the extra that is not installed; '' where all are."""
     return next((name for name in NEEDED if importlib.util.find_spec(name) is None), "")
 
 
 def onnx_bytes(
     module: nn.Module, inputs: tuple[Tensor, ...], dims: Mapping[str, Mapping[int, torch.export.Dim]], output: str
 ) -> bytes:
-    """A file of a module's forward pass. `dims`: of each input, by the name of its argument, the sizes that may be any.
-    Errors of the exporter as they are."""
+    """Return the ONNX file of a module's forward pass. Raises errors of the exporter.
+
+    `dims`: argument -> its dimensions of any size."""
     with _quiet():
         exported = torch.onnx.export(
             module,
@@ -46,7 +47,7 @@ def onnx_bytes(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter names every package that it does without."""
+    """Context manager: silence the exporter's warnings about optional packages."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

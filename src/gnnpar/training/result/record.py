@@ -64,7 +64,7 @@ class RunRecord:
         if not self.header["restarts"]:
             resume.clean(self.settings, self.run_dir, say)
         reserve_room(self.run_dir)
-        if self.world.how == "joined":  # a rank that is killed cannot write: this stands until a better result does
+        if self.world.how == "joined":  # for a rank that is killed; replaced by a later result
             self._write("failed", "ended without saying why")
         self._begun = True
 
