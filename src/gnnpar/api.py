@@ -92,7 +92,7 @@ class Run:
     def model(self) -> Trained:
         """The trained model of the best epoch on validation: call it with a Data, or with x and edge_index, for logits.
 
-        ValueError where a run of somebody else names classes of its own: `gnnpar.load(folder, trust=True)` runs them.
+        Raises ValueError for classes that are not trusted: `gnnpar.load(folder, trust=True)` runs them.
         """
         from gnnpar.training.result.trained import find, opened
 
@@ -110,15 +110,14 @@ def train(
     callbacks: Sequence[Callback] = (),
     **overrides: object,
 ) -> Run:
-    """Train and return what the run left; progress is printed as by `gnnpar train`.
+    """Train and return the finished run; print progress as `gnnpar train` does.
 
     strategy: by default the configuration's, or that of plan=FILE. folder: of the run, by default outputs/DATE/TIME.
     callbacks: functions, or objects with on_epoch_end, of (epoch, the row of the epoch in metrics.jsonl), called on
     rank 0; one that returns True or raises gnnpar.StopTraining ends the run after the epoch.
-    loss=, metrics=: as task.loss and task.metrics, or functions of (outputs, y); metrics is a mapping from names, or a
-    list. A loss returns one value a row, or their mean. Ranks that are processes import such functions.
-    ConfigError (a ValueError) where it cannot begin, TrainingFailed where it began and failed, KeyboardInterrupt where
-    it was interrupted: the ranks have ended then.
+    loss=, metrics=: as task.loss and task.metrics, or functions of (outputs, y), which ranks import; metrics is a
+    mapping from names, or a list. A loss returns one value a row, or their mean.
+    Raises ConfigError (a ValueError) before the run, TrainingFailed or KeyboardInterrupt once all ranks have ended.
     """
     chosen = {} if strategy is None else {"strategy": strategy}
     return _train(_settings(model, data, {**chosen, **overrides}), _run_folder(folder), callbacks)
@@ -132,11 +131,10 @@ def sweep(
     folder: str | os.PathLike[str] | None = None,
     **axes: object,
 ) -> Compared:
-    """A run of every combination of the values given as lists: sweep([GCN, GAT], data, strategy=["single", "sar"]).
+    """Train every combination of the values given as lists: sweep([GCN, GAT], data, strategy=["single", "sar"]).
 
-    One run after the other. One that fails or cannot begin is reported and left out. folder: of the sweep, by default
-    multirun/DATE/TIME; ConfigError where it holds runs already. Sweeps that are resumed where they stopped are those of
-    `gnnpar train -m`.
+    Runs are sequential; failed ones are reported and left out. folder: of the sweep, by default multirun/DATE/TIME;
+    ConfigError where it holds runs already: `gnnpar train -m` resumes sweeps.
     """
     models = model if isinstance(model, list) else [model]
     listed = {key: list(value) for key, value in axes.items() if isinstance(value, list | tuple)}
@@ -169,9 +167,10 @@ def distribute(
     folder: str | os.PathLike[str] | None = None,
     **overrides: object,
 ) -> Session:
-    """This process as one rank of a training whose loop is the caller's own: a script that torchrun or Slurm starts
-    once a rank calls it on each; alone, there is one rank. Collective. Arguments as of `train`; `epochs` is what
-    schedules of the learning rate go by. folder: for plan.json.
+    """Return this process as one rank of a training with the caller's own loop. Collective.
+
+    Every process of torchrun or Slurm calls it; without these there is one rank. Arguments as of `train`; `epochs` is
+    for schedules of the learning rate. folder: for plan.json.
 
         with gnnpar.distribute(Net, data, strategy="sar") as session:
             optimizer = torch.optim.Adam(session.parameters(), lr=0.01)
@@ -189,7 +188,7 @@ def distribute(
     with refusals():
         settings = _settings(model, data, {"checkpoint": {"keep": 0}, **alone, **chosen, **overrides})
         probed(settings, int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1)
-    unused = None if os.environ.get("RANK", "0") == "0" else "outputs"  # the folder of rank 0 is that of the run
+    unused = None if os.environ.get("RANK", "0") == "0" else "outputs"  # rank 0 gives the folder
     return open_session(settings, plan_source_of(settings), _run_folder(folder or unused))
 
 
@@ -311,8 +310,9 @@ def check(
     worlds: Sequence[int] = (1, 2, 3, 4),
     **overrides: object,
 ) -> list[Case]:
-    """Is the model sound, and the strategy with it equal to the single device? Prints the table of `gnnpar check`;
-    a case has `passed` and `error`. On a small graph, or on `data`, as `train` takes it, whole."""
+    """Check the model, and the strategy against the single device, on a small graph or on `data`, as of `train`.
+
+    Prints the table of `gnnpar check`; a case has `passed` and `error`."""
     from gnnpar.cli.check import asks_for_graph, cases_of, refuse_unread
 
     if isinstance(worlds, str) or not isinstance(worlds, Sequence) or not all(type(w) is int and w > 0 for w in worlds):
@@ -351,8 +351,8 @@ def _train(settings: Settings, folder: Path, callbacks: Sequence[Callback] = ())
 
 
 def _settings(model: Model, data: object, overrides: Mapping[str, object], study: str = "") -> Settings:
-    """Compose as the command line does, and put in the model where it is an object. `data` None: `overrides`
-    name it, or a plan."""
+    """Compose as the command line does, and put in a model given as an object. `data` None: `overrides` name a dataset
+    or a plan."""
     if data is None and not {"dataset", "plan"} & overrides.keys():
         raise ConfigError("data is None: give a graph, or the name of a dataset")
     if of_hydra := next((key for key in overrides if group_of(key) == "hydra"), None):
@@ -389,7 +389,7 @@ def _settings(model: Model, data: object, overrides: Mapping[str, object], study
 
 
 def _with_own(settings: Settings, given: Mapping[str, object]) -> Settings:
-    """With the loss and the metrics of the caller's: names, and functions under the names that they are imported by."""
+    """Put the caller's loss and metrics into the settings: names, and functions under their import paths."""
     from gnnpar.data.tasks import Labels
 
     if not given:
@@ -417,7 +417,7 @@ def _with_own(settings: Settings, given: Mapping[str, object]) -> Settings:
 
 
 def _path_of(function: object) -> str:
-    """module.name of a function, or of the class of an object that is called."""
+    """Return module.name of a function, or of the class of a callable object."""
     named = function if isinstance(function, type | FunctionType) else type(function)
     return f"{named.__module__}.{named.__qualname__}"
 

@@ -74,7 +74,7 @@ def remove(path: Path) -> None:
 
 
 def require_writable(file: Path) -> None:
-    """Raise WriteError where `file` is a directory or a device: before work, whose result would be lost."""
+    """Raise WriteError where `file` is a directory or a device: call it before the work."""
     if file.is_dir():
         raise WriteError(errno.EISDIR, "it is a folder; name a file", str(file))
     if file.exists() and not file.is_file():
@@ -236,7 +236,7 @@ def working_in(folder: Path, *, otherwise: str, say: Callable[[str], None]) -> I
         yield
     finally:
         with suppress(OSError):
-            file.write_text("")  # removed, it could be locked twice: by its name, and by who had it open
+            file.write_text("")  # a removed file could be locked twice, by its name and by its handle
         lock.release()
 
 

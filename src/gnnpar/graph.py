@@ -118,11 +118,10 @@ class Graph(Local, Protocol):
         ...
 
     def destinations(self, *rows: Tensor) -> tuple[Self, Rows]:
-        """The view of the rows whose results somebody reads, and those of `rows`: the first n, [N, ...] -> [n, ...].
+        """The view of the rows that the next layer reads, and those of `rows`: the first n, [N, ...] -> [n, ...].
 
-        All rows everywhere but in sampled training, where each layer is read by fewer rows than it reads. A layer that
-        asks after `source` and calls `aggregate` of this view gets n rows and computes n; one that never asks computes
-        all N, and is as right.
+        n = N except in sampled training. A layer that calls it after `source`, and `aggregate` of this view, computes n
+        rows; one that does not computes all N, with the same result.
         """
         ...
 

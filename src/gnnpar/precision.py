@@ -27,12 +27,12 @@ TYPES: dict[str, Types] = {
 
 
 def is_narrow(dtype: torch.dtype) -> bool:
-    """Are sums of such numbers kept in a wider type?"""
+    """Return True if sums of such numbers are kept in a wider type."""
     return accumulate_dtype(dtype) != dtype
 
 
 def mixed(x: Tensor) -> AbstractContextManager[object]:
-    """Inside, matrix products read narrow operands and add up in fp32, where x is narrow: torch.autocast.
+    """Context manager: where x is narrow, matrix products read narrow operands and add up in fp32 (torch.autocast).
 
     Casts of parameters are not cached: they would outlive an optimizer's step, or lack a gradient after no_grad.
     """
@@ -42,7 +42,7 @@ def mixed(x: Tensor) -> AbstractContextManager[object]:
 
 
 def unmixed(device: torch.device) -> AbstractContextManager[object]:
-    """Inside, every operation computes in the types of its operands, whatever `mixed` says around it."""
+    """Context manager: compute in the types of the operands, also inside `mixed`."""
     if not (torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)

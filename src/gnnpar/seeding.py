@@ -16,9 +16,9 @@ _ONE_AT_A_TIME = threading.RLock()
 
 @contextmanager
 def torch_seeded(seed: int) -> Iterator[None]:
-    """Numbers drawn from torch's generator within depend on `seed` alone, also where ranks are threads, which share it.
+    """Context manager: seed torch's generator, and restore it.
 
-    A rank that draws from it outside of this changes what another one draws within.
+    One thread at a time: ranks that are threads share the generator.
     """
     with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -53,9 +53,9 @@ Positive = Annotated[int, at.Ge(1)]
 Count = Annotated[int, at.Ge(0)]
 Rate = Annotated[float, at.Gt(0)]
 PLAN_SETUP = ("model", "dataset", "partition", "first_layer", "seed")
-"""What a plan brings beside its strategy: a file sets no folders, trackers or launchers."""
+"""Settings in a plan beside its strategy: a file sets no folders, trackers or launchers."""
 WRITTEN_FOLDERS = ("cache_dir", "host_dir", "submitit_folder")
-"""Keys of folders that a run or a launcher writes to, wherever they stand: a plan and a sweep of others set none."""
+"""Keys of folders that a run or a launcher writes to, at any depth: plans and foreign sweeps must not set them."""
 MAX_RANKS = 4096
 """Tables of a row and a column a rank stay below a GiB."""
 MAX_THREADS = 1024
@@ -216,7 +216,7 @@ class Stepper(Protocol):
 
 
 class OptimizerConfig(Protocol):
-    """A frozen dataclass whose fields are the YAML keys of conf/optim."""
+    """A frozen dataclass with the keys of conf/optim."""
 
     def build(
         self, parameters: Iterable[tuple[str, nn.Parameter]], *, epochs: int, layer_of: Callable[[str], int | None]
@@ -224,7 +224,7 @@ class OptimizerConfig(Protocol):
 
 
 class TrackerConfig(Protocol):
-    """A frozen dataclass whose fields are the YAML keys of conf/tracker. `job`: what result.json says before a run."""
+    """A frozen dataclass with the keys of conf/tracker. `job`: fields of result.json that are known before a run."""
 
     def build(self, run_dir: Path, epochs: int, job: JsonObject) -> Tracker: ...
 
@@ -303,7 +303,7 @@ class Settings:
         return prepared.with_features(self.features, self.features_dim, self.seed)
 
 
-_MEMBERS = {  # group -> what is called of its object, whose class a file or the user may name
+_MEMBERS = {  # group -> members that its object needs
     "model": ("build", "on", "num_layers", "in_one_piece", "wraps"),
     "dataset": ("load",),
     "task": ("prepare", "of", "decoder"),
@@ -392,7 +392,7 @@ def instantiate(node: JsonObject, path: str = "") -> Any:  # Any: an object of w
 
 
 def construct(cls: type[T], node: JsonObject) -> T:
-    """Build a dataclass from the data of a file, its keys checked as those of a group are."""
+    """Build a dataclass from the data of a file, with the checks of a group."""
     return _construct(cls, node, "")
 
 

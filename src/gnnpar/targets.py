@@ -1,7 +1,7 @@
 """Check which classes the `_target_` of a file may name.
 
-A plan, a checkpoint, shards or a sweep that somebody passed on runs no code of its own. It names classes in the YAML of
-gnnpar and of installed plugins; any other has to be named by the user (docs/adr/0034).
+A plan, a checkpoint, shards or a sweep runs no code of its own: it names classes in the YAML of gnnpar and of installed
+plugins; any other has to be named by the user (docs/adr/0034).
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def _is_noted(name: str) -> bool:
 def refuse_foreign(
     tree: object, source: str, *, remedy: str, named: object = None, trust: bool = False, noted: bool = False
 ) -> None:
-    """Raise ValueError, before anything is imported, where the tree of a file names a class that is not allowed.
+    """Raise ValueError where the tree of a file names a class that is not allowed. Nothing is imported.
 
-    Allowed are classes in the YAML of gnnpar and of installed plugins, those in `named`, the configuration that the
-    user has chosen, and, with `noted`, those of `note_named`. `trust`, or --trust: any, with a line on stderr.
-    `source`: the file, for messages. `remedy`: what to do instead.
+    Allowed are classes in the YAML of gnnpar and of installed plugins, in `named`, the user's configuration, and, with
+    `noted`, those of `note_named`. `trust`, or --trust: any, with a line on stderr. `source`: the file, for messages.
+    `remedy`: what to do instead.
     """
     allowed = set(classes_in(named))
     for name in dict.fromkeys(classes_in(tree)):
