@@ -14,7 +14,7 @@ from torch import Tensor
 
 from checkpoints import damage
 from gnnpar.data import stored
-from gnnpar.data.stored import Stored, hashes_of
+from gnnpar.data.stored import Stored
 from gnnpar.files import file_hash, read_checked_json, write_checked_json
 from gnnpar.folds.block import Block
 from gnnpar.folds.edge_data import EdgeData
@@ -64,17 +64,8 @@ def test_the_blocks_are_those_of_a_cut_in_memory(tmp_path: Path, name: str) -> N
     dataset = with_weights(dataset) if name in ("weighted", "multi_edges") else dataset
     dataset = with_edge_data(dataset) if name == "carrying" else dataset
     graph = Stored.of(dataset)
-    hashes = hashes_of(
-        graph.x,
-        graph.y,
-        graph.indptr,
-        graph.indices,
-        graph.masks,
-        num_classes=graph.num_classes,
-        task=graph.task,
-        carried=graph.carried,
-    )
-    assert hashes == (dataset.graph_hash, dataset.split_hash)
+    hashed = graph.hashed()
+    assert (hashed.graph_hash, hashed.split_hash) == (dataset.graph_hash, dataset.split_hash)
     for parts in range(1, min(dataset.num_nodes, 3) + 1):
         part_of, ids, out = partition(dataset, parts, by=Random(seed=1)), parts != 2, tmp_path / str(parts)
         manifest = write_shards(graph, part_of, parts, out, edge_ids=ids, setup={"names": {}})

@@ -27,7 +27,7 @@ from gnnpar.data.preprocess import (
     sorted_edges,
 )
 from gnnpar.data.raw import RawGraph, check_finite, check_split, check_types, checked_features
-from gnnpar.data.stored import OnProgress, Stored, hashes_of, no_progress
+from gnnpar.data.stored import OnProgress, Stored, no_progress
 from gnnpar.folds.edge_data import SelfLoops
 
 BUCKET_EDGES = 1 << 23
@@ -64,32 +64,19 @@ def streamed(
         kinds=kinds,
         on_progress=on_progress,
     )
-    y, masks = raw.y.numpy(), (train.numpy(), val.numpy(), test.numpy())
-    graph_hash, split_hash = hashes_of(
-        x,
-        y,
-        indptr,
-        indices,
-        masks,
-        num_classes=raw.num_classes,
-        task=raw.task,
-        carried=carried,
-        on_progress=on_progress,
-    )
-    return Stored(
+    stored = Stored(
         name=raw.name,
         x=x,
-        y=y,
+        y=raw.y.numpy(),
         indptr=indptr,
         indices=indices,
-        masks=masks,
+        masks=(train.numpy(), val.numpy(), test.numpy()),
         num_classes=raw.num_classes,
         task=raw.task,
-        graph_hash=graph_hash,
-        split_hash=split_hash,
         carried=carried,
         rounded=rounded,
     )
+    return stored.hashed(on_progress)
 
 
 class PreparedRows:

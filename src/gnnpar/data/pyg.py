@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -73,33 +73,22 @@ _SOURCES: dict[str, _Source] = {
     "amazon_products": _Source("AmazonProducts", "AmazonProducts", _GRAPH_FILES, task="multi_label"),
 }
 
-Name = Literal[
-    "cora",
-    "citeseer",
-    "pubmed",
-    "computers",
-    "photo",
-    "cs",
-    "physics",
-    "tolokers",
-    "flickr",
-    "reddit",
-    "yelp",
-    "amazon_products",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PyGDataset(Preprocess):
     """A dataset that PyG knows, by gnnpar's name for it."""
 
-    name: Name
+    name: str
+
+    def __post_init__(self) -> None:
+        if self.name not in _SOURCES:
+            raise ValueError(f"name={self.name} must be one of {', '.join(_SOURCES)}")
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
         return prepare(_raw_graph(self.name, _SOURCES[self.name], as_pyg(self.name, data_dir)), self, seed=seed)
 
 
-def as_pyg(name: Name, data_dir: Path | None) -> Data:
+def as_pyg(name: str, data_dir: Path | None) -> Data:
     """Return PyG's own object of a dataset, unprepared. Raises ValueError."""
     source = _SOURCES[name]
 

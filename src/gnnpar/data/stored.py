@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -59,8 +59,8 @@ class Stored:
     masks: tuple[np.ndarray, np.ndarray, np.ndarray]
     num_classes: int
     task: TaskName
-    graph_hash: str
-    split_hash: str
+    graph_hash: str = ""
+    split_hash: str = ""
     num_edge_types: int | None = None  # None: the largest type says it
     schema: Schema | None = None
     carried: Mapping[str, Slices] = field(default_factory=dict[str, Slices])
@@ -122,6 +122,30 @@ class Stored:
         loops = any(bool((edges.src == edges.dst).any()) for edges in self.edges())
         return EdgeSizes(types, width, degree_histogram(self.in_degree), self.schema, loops)
 
+    def hashed(self, on_progress: OnProgress = no_progress) -> Stored:
+        """Return the graph with the hashes of `Dataset.of`, read by chunks."""
+        digest = hashlib.sha256(f"{self.task}/{self.num_classes}".encode())
+        num_edges, num_nodes = self.num_edges, self.num_nodes
+        digest.update(f"|torch.int64(2, {num_edges})|".encode())
+        for first in range(0, num_edges, CHUNK_EDGES):
+            on_progress("hash", 0.5 * first / num_edges)
+            digest.update(self.indices[first : first + CHUNK_EDGES].astype(np.int64).data)
+        for first in range(0, num_nodes, CHUNK_ROWS):
+            last = min(first + CHUNK_ROWS, num_nodes)
+            digest.update(np.repeat(np.arange(first, last), np.diff(self.indptr[first : last + 1])).data)
+        digest.update(f"|torch.{self.x.dtype}{tuple(self.x.shape)}|".encode())
+        for rows in row_chunks(self.x):
+            on_progress("hash", 0.5 + 0.5 * rows.start / num_nodes)
+            digest.update(np.ascontiguousarray(self.x[rows]).data)
+        digest.update(f"|{torch.from_numpy(self.y).dtype}{tuple(self.y.shape)}|".encode())
+        digest.update(np.ascontiguousarray(self.y).data)
+        for column in (self.carried[kind] for kind in EDGE_KINDS if kind in self.carried):
+            digest.update(f"|torch.{column.dtype}{tuple(column.shape)}|".encode())
+            for first in range(0, num_edges, CHUNK_EDGES):
+                digest.update(np.ascontiguousarray(column[first : first + CHUNK_EDGES]).data)
+        split_hash = content_hash([torch.from_numpy(mask) for mask in self.masks], label="split")
+        return replace(self, graph_hash=digest.hexdigest(), split_hash=split_hash)
+
     @staticmethod
     def of(dataset: Dataset) -> Stored:
         """Return a view of a dataset in memory; only row pointers are copied."""
@@ -143,42 +167,6 @@ class Stored:
             schema=dataset.edge_sizes.schema,
             rounded=dataset.rounded,
         )
-
-
-def hashes_of(
-    x: Slices,
-    y: np.ndarray,
-    indptr: np.ndarray,
-    indices: Slices,
-    masks: tuple[np.ndarray, ...],
-    *,
-    num_classes: int,
-    task: str,
-    carried: Mapping[str, Slices] | None = None,
-    on_progress: OnProgress = no_progress,
-) -> tuple[str, str]:
-    """Return the same (graph_hash, split_hash) as `Dataset.of`, reading by chunks."""
-    digest = hashlib.sha256(f"{task}/{num_classes}".encode())
-    num_edges, num_nodes = len(indices), len(y)
-    digest.update(f"|torch.int64(2, {num_edges})|".encode())
-    for first in range(0, num_edges, CHUNK_EDGES):
-        on_progress("hash", 0.5 * first / num_edges)
-        digest.update(indices[first : first + CHUNK_EDGES].astype(np.int64).data)
-    for first in range(0, num_nodes, CHUNK_ROWS):
-        last = min(first + CHUNK_ROWS, num_nodes)
-        digest.update(np.repeat(np.arange(first, last), np.diff(indptr[first : last + 1])).data)
-    digest.update(f"|torch.{x.dtype}{tuple(x.shape)}|".encode())
-    for rows in row_chunks(x):
-        on_progress("hash", 0.5 + 0.5 * rows.start / num_nodes)
-        digest.update(np.ascontiguousarray(x[rows]).data)
-    digest.update(f"|{torch.from_numpy(y).dtype}{tuple(y.shape)}|".encode())
-    digest.update(np.ascontiguousarray(y).data)
-    for column in ((carried or {}).get(kind) for kind in EDGE_KINDS):
-        if column is not None:
-            digest.update(f"|torch.{column.dtype}{tuple(column.shape)}|".encode())
-            for first in range(0, num_edges, CHUNK_EDGES):
-                digest.update(np.ascontiguousarray(column[first : first + CHUNK_EDGES]).data)
-    return digest.hexdigest(), content_hash([torch.from_numpy(mask) for mask in masks], label="split")
 
 
 @runtime_checkable
