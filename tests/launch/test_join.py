@@ -71,21 +71,22 @@ def _rank(out: Path, env: dict[str, str], keys: dict[str, Any], body: Callable[[
                 raise refusal(ConfigError(keys["refuses"]), keys.get("seconds", 20.0))
             folder = out.parent / keys.get("folder", "run")
             hooks: Any = Hooks(folder, keys.get("about", {}), keys.get("missing", ""))
-            joined = join(hooks, keys.get("seconds", 20.0))
-            told: Any = {"hosts": joined.hosts, "restarts": joined.restarts, "folder": str(joined.folder)}
-            with watched(joined, hooks, 6.0):
-                joined.store.set(f"{joined.rank}", "here")
-                joined.store.wait([f"{rank}" for rank in range(len(joined.hosts))])
-                time.sleep(0.5)  # rank 0 holds the store
-                if body is not None:
-                    body(joined.rank)
+            for _ in range(keys.get("times", 1)):
+                joined = join(hooks, keys.get("seconds", 20.0))
+                told: Any = {"hosts": joined.hosts, "restarts": joined.restarts, "folder": str(joined.folder)}
+                with watched(joined, hooks, 6.0):
+                    joined.store.set(f"{joined.rank}", "here")
+                    joined.store.wait([f"{rank}" for rank in range(len(joined.hosts))])
+                    time.sleep(0.5)  # rank 0 holds the store
+                    if body is not None:
+                        body(joined.rank)
     except Exception as error:
         told = {"error": type(error).__name__, "line": str(error), "quiet": getattr(error, "quiet", False)}
     out.write_text(json.dumps(told | {"seconds": time.monotonic() - began}))
 
 
 class Ranks:
-    """Ranks of one world; `each` has keys by rank: env, about, refuses, seconds, missing, folder, absent, after."""
+    """Ranks of one world; `each` has by rank: env, about, refuses, seconds, missing, folder, absent, after, times."""
 
     def __init__(self, folder: Path, size: int, each: Mapping[int, dict[str, Any]] | None = None, **more: Any) -> None:
         self.folder, self.port = folder, more.get("port") or free_port()
@@ -266,6 +267,16 @@ def _ends_early(rank: int) -> None:
 
 def test_a_rank_that_is_done_is_not_missed(tmp_path: Path) -> None:
     assert Ranks(tmp_path, 3, body=_ends_early).lines() == ["", "", ""]
+
+
+@pytest.mark.parametrize("late", [0, 2])
+def test_ranks_that_join_again_at_the_same_port_wait_for_each_other(tmp_path: Path, late: int) -> None:
+    each = {rank: {"times": 2, "env": {"LATE": str(late)}} for rank in range(3)}
+    assert Ranks(tmp_path, 3, each, body=_stays_longer).lines() == ["", "", ""]
+
+
+def _stays_longer(rank: int) -> None:
+    time.sleep(5.0 if os.environ["LATE"] == str(rank) else 0.5 * rank)
 
 
 def test_a_rank_without_others_raises_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -301,6 +301,8 @@ def watched(joined: Joined | None, hooks: RunHooks, seconds: float) -> Iterator[
         raise watch.settled(error) from error
     finally:
         watch.ending.acquire(blocking=False)
+        if joined.listener is not None:  # a script may join again at this port
+            joined.listener.close()
 
 
 class _Watch:
@@ -358,7 +360,8 @@ class _Watch:
                 for key, _ in selector.select(_POLL_SECONDS):
                     if listener is not None and key.data is None:
                         with suppress(OSError), listener.accept()[0] as another:
-                            _send(another, {})
+                            if waiting.keys() == self.joined.peers.keys():  # else it may be one that joins again
+                                _send(another, {})
                         continue
                     selector.unregister(key.fileobj)
                     try:
@@ -373,8 +376,6 @@ class _Watch:
                             continue
                         self.failure = self.failure or message
                     end = min(end, time.monotonic() + _GATHER_SECONDS)
-        if listener is not None:
-            listener.close()
         if self.failure is None and silent:
             self.failure = self._loss(silent)
         if self.failure is not None:
