@@ -25,7 +25,7 @@ from gnnpar.parallel.local import Pass
 from gnnpar.parallel.pipeline.hybrid import Hybrid
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
-from gnnpar.planner.extract import export, record
+from gnnpar.planner.extract import record
 from gnnpar.training.result.export import traced
 from gnnpar.verify.conformance import check, make_job, merge_ranks, relative_error, small_graph
 from graphs import with_edge_data
@@ -124,7 +124,6 @@ def test_the_planner_sees_keys_and_values() -> None:
     ir = record(model, 9)
     (fold,) = ir.folds(0)
     assert (fold.kind, fold.src, fold.out) == ("Generic", (8, 8), 8)
-    assert ir == export(model, 9)
     assert model.carry_widths(1) == (8, KINDS)
 
 

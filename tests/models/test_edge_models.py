@@ -15,7 +15,7 @@ from gnnpar.models.transformer import TransformerConv
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
-from gnnpar.planner.extract import export, record
+from gnnpar.planner.extract import record
 from gnnpar.verify.conformance import check, small_graph
 from gnnpar.verify.edges import WIDTH, with_edge_data
 
@@ -104,13 +104,6 @@ def test_the_planner_sees_what_edges_carry(model: str) -> None:
     ir = record(wide, 6)
     assert [fold.edge for i in range(2) for fold in ir.folds(i)] == [(WIDTH,)] * 2
     assert [fold.edge for i in range(2) for fold in record(plain, 6).folds(i)] == [()] * 2
-
-
-@pytest.mark.slow
-def test_extractors_agree_on_attributes() -> None:
-    """Those of transformers but for a kernel: what contracts attributes is cut differently."""
-    wide = configured("model", "gine", f"model.edge_dim={WIDTH}").build(6, 3, seed=0)
-    assert record(wide, 6) == export(wide, 6)
 
 
 def test_attention_dropout_is_keyed_by_edge() -> None:
