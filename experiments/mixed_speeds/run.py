@@ -22,6 +22,8 @@ sys.path.insert(0, str(HERE.parent))
 import blocks
 import records
 
+BASELINES = HERE.parent / "planner_search" / "searches.py"  # gnnpar plan with search=mcts
+
 SPEEDS = (1.0, 1.0, 0.5, 0.5)
 RANKS = len(SPEEDS)
 LAYERS = {"wide": 3, "deep": 16}
@@ -69,7 +71,8 @@ def planned(cell: Sequence[str], name: str, block: int, folder: Path, cache: Pat
     words = [*cell, *([with_speeds(SPEEDS)] if knows else []), *search]
     words += [f"seed={block}"] if search else []
     words += [f"cache_dir={cache}"]  # this machine is measured once, before its first plan
-    command = [*blocks.GNNPAR, "plan", *words, "--out", str(folder), "--json"]
+    plan = [sys.executable, str(BASELINES)] if name == "unguided" else [*blocks.GNNPAR, "plan"]
+    command = [*plan, *words, "--out", str(folder), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path[:0] = [str(HERE), str(HERE.parent / "planner_search"), str(HERE.parent)]
 
 import records
+from instances import law_of
 from paper import Candidate, Cluster, Paper
 
 from gnnpar.models.resgcn import ResGCN
@@ -25,7 +26,6 @@ from gnnpar.parallel.halo.cost import HaloCandidate
 from gnnpar.parallel.pipeline.cost import PipelineCandidate
 from gnnpar.parallel.sequential.cost import SequentialCandidate
 from gnnpar.planner.extract import record
-from gnnpar.planner.guide.instances import law_of
 from gnnpar.pricing.candidate import even_cuts
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.rates import derived

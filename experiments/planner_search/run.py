@@ -12,7 +12,7 @@ that pricing it took. Prices are predictions: nothing of a training run is measu
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,19 +21,18 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import records
+from instances import Split, draw
 from marks import EVALUATIONS, SECONDS
+from searches import BASELINES, descend_again, start_of
 
-from gnnpar.planner.guide.instances import Split, draw
-from gnnpar.planner.guide.prior import load, prior_of
+from gnnpar.planner.guide.prior import load
 from gnnpar.planner.planner import Request, search
-from gnnpar.planner.search.named import DEFAULT, run, start_of
+from gnnpar.planner.search.named import DEFAULT, SEARCHES, run
 from gnnpar.planner.search.points import Points
-from gnnpar.planner.search.space import Evaluator, anneal, descend_again
-from gnnpar.planner.search.space import draw as draw_points
-from gnnpar.planner.search.tree import climb, published
+from gnnpar.planner.search.space import Evaluator
 
 INSTANCES, SEEDS, BUDGET, MOST = 10, 10, 120, 16
-SEARCHES = ("tag", "mcts", "guided", "descent", "anneal", "random", "refine")
+NAMES = ("tag", "mcts", "guided", "descent", "anneal", "random", "refine")
 LARGE = {"hosts": 8, "per_host": 8, "layers": 64}
 
 
@@ -56,14 +55,19 @@ class Charged:
 
 
 class Timed(Evaluator):
-    """Seconds after each evaluation, those of known points charged."""
+    """`curve`: best seconds after each evaluation; `clock`: CPU seconds by then, those of known points charged."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.curve, self.clock = list[float](), list[float]()
 
     def __call__(self, point: tuple[int, ...]) -> float:
-        before = len(self.clock)
+        before = len(self.seen)
         value = super().__call__(point)
-        if len(self.clock) > before:
+        if len(self.seen) > before:
             assert isinstance(self.price, Charged)
-            self.clock[-1] += self.price.credit
+            self.curve.append(min([value, *self.curve[-1:]]))
+            self.clock.append(time.process_time() + self.price.credit)
         return value
 
 
@@ -72,22 +76,14 @@ def one(points: Points, price: Charged, name: str, seed: int, budget: int) -> di
     began, price.credit = time.process_time(), 0.0
     evaluate = Timed(points.space, price, budget, points.canonical)
     first: list[float] = []
-    start = None
-    if name == "refine":
+    if name == "refine":  # its enumeration is a part of its curve
         listed = search(points.request)
         first = _whole(listed[0].objective, len(listed))
-        start = start_of(points, listed)
-    enumerated = time.process_time() - began
-    searches: dict[str, Callable[[], object]] = {
-        "tag": lambda: published(evaluate, seed=seed),
-        "mcts": lambda: climb(evaluate, seed=seed),
-        "guided": lambda: climb(evaluate, seed=seed, prior=prior_of(load(), points)),
-        "descent": lambda: descend_again(evaluate, seed=seed),
-        "anneal": lambda: anneal(evaluate, seed=seed),
-        "random": lambda: draw_points(evaluate, seed=seed),
-        "refine": lambda: descend_again(evaluate, seed=seed, start=start),
-    }
-    searches[name]()
+        enumerated = time.process_time() - began
+        descend_again(evaluate, seed=seed, start=start_of(points, listed))
+    else:
+        enumerated = 0.0
+        (SEARCHES | BASELINES)[name](evaluate, points, seed)
     clock = [enumerated] * len(first) + [t - began for t in evaluate.clock]
     curve = first + [min([value, *first[-1:]]) for value in evaluate.curve]
     return {"search": name, "seed": seed, **marks(curve, clock)}
@@ -131,7 +127,7 @@ def study(number: int, *, split: Split, seeds: int, budget: int) -> list[dict[st
             {**head, "search": "enumerate", "seed": 0, **marks(_whole(value, len(listed)), [spent] * len(listed))}
         )
     price = Charged(points)
-    for name in SEARCHES if listed else SEARCHES[:-1]:
+    for name in NAMES if listed else NAMES[:-1]:
         rows += [{**head, **one(points, price, name, seed, budget)} for seed in range(seeds)]
     return rows
 

@@ -1,7 +1,7 @@
 """Training of the guide: the tree plays on drawn instances, and the network learns where its visits and the best plans
 lie.
 
-    python -m gnnpar.planner.guide.train --instances 80 --rounds 2 --seed 0 --out weights.pt
+    python experiments/planner_search/train_guide.py --instances 80 --rounds 2 --seed 0 --out weights.pt
 
 Source: TAG (arXiv 2302.06126), its self-play, and imitation of the best plan known. In the first round the prior is
 uniform, then it is the network's. On every node along the way to the best plan of an instance the target is half that
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,13 +21,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from instances import draw
+from searches import descend_again
+
 from gnnpar.planner.guide.features import Scene, choice_features, scene
-from gnnpar.planner.guide.instances import draw
 from gnnpar.planner.guide.network import Guide, picks_of
-from gnnpar.planner.guide.prior import WEIGHTS, prior_of, save
+from gnnpar.planner.guide.prior import WEIGHTS, prior_of
 from gnnpar.planner.search.points import Points
-from gnnpar.planner.search.space import Evaluator, Point, descend_again
-from gnnpar.planner.search.tree import Node, climb
+from gnnpar.planner.search.space import Evaluator, Point
+from gnnpar.planner.search.tree import Node, Prior, climb
 from gnnpar.track.console import say
 
 NOISE, PLAYS = 0.25, 150  # of the root's prior (8.10 D); evaluations of a game
@@ -51,7 +56,7 @@ def play(seed: int, guide: Guide | None, *, plays: int = PLAYS, most: int = 16) 
     """None where nothing fits on the instance drawn."""
     points = Points(draw(seed, split="train", most=most).request)
     tree = Evaluator(points.space, points.objective, plays, points.canonical)
-    root = climb(tree, seed=seed, prior=prior_of(guide, points) if guide else None, noise=NOISE)
+    root = climb(tree, seed=seed, prior=disturbed(prior_of(guide, points), seed) if guide else None)
     other = Evaluator(points.space, points.objective, plays, points.canonical)
     descend_again(other, seed=seed)
     best, value = min((tree.best, other.best), key=lambda pair: pair[1])
@@ -61,6 +66,20 @@ def play(seed: int, guide: Guide | None, *, plays: int = PLAYS, most: int = 16) 
     default = points.canonical((0,) * len(best))
     examples = [e for rest in {default, best} for e in _along(points, root, best, rest, seen.kinds)]
     return Game(seen, tuple(examples))
+
+
+def disturbed(prior: Prior, seed: int) -> Prior:
+    """Return the prior with a Dirichlet draw mixed into that of the root."""
+    rng = random.Random(seed)
+
+    def noisy(prefix: Point, rest: Point) -> Sequence[float]:
+        given = prior(prefix, rest)
+        if prefix:
+            return given
+        draws = [rng.gammavariate(10 / len(given), 1.0) + 1e-12 for _ in given]
+        return [(1 - NOISE) * p + NOISE * d / sum(draws) for p, d in zip(given, draws, strict=True)]
+
+    return noisy
 
 
 def _along(points: Points, root: Node, best: Point, rest: Point, kinds: Sequence[str]) -> list[Example]:
@@ -130,6 +149,11 @@ def train(*, instances: int, rounds: int, epochs: int, seed: int, plays: int = P
         spent = time.process_time() - began
         say(f"round {number}: {len(games)} games, loss {losses[0]:.3f} to {losses[-1]:.3f}, {spent:.0f} s of CPU")
     return guide.eval()
+
+
+def save(guide: Guide, file: Path) -> None:
+    """Write the weights in half precision."""
+    torch.save({name: value.half() for name, value in guide.state_dict().items()}, file)
 
 
 def main() -> None:

@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent / "planner_scale"), str(HERE.parent)]
+sys.path[:0] = [str(HERE.parent / name) for name in ("planner_scale", "planner_search", "")]
 
 import records
+from instances import law_of
 from paper import Cluster, Paper
 
 from gnnpar.models.gat import GAT
@@ -20,7 +21,6 @@ from gnnpar.models.sage import SAGE
 from gnnpar.parallel.halo.cost import HaloCandidate
 from gnnpar.parallel.sequential.cost import SequentialCandidate
 from gnnpar.planner.extract import record
-from gnnpar.planner.guide.instances import law_of
 from gnnpar.pricing.rates import derived
 from gnnpar.pricing.statistics import GraphStats
 

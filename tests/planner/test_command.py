@@ -81,7 +81,7 @@ def unequal_devices(tmp_path: Path) -> str:
     return devices_of(tmp_path, "unequal", devices=f"slow: {SLOW}, fast: {FAST}", hosts=", ".join(parts), nic=nic)
 
 
-SEARCHED = ("model=gcn", "dataset=sbm", "dataset.num_nodes=1500", "search=descent", "budget=40")
+SEARCHED = ("model=gcn", "dataset=sbm", "dataset.num_nodes=1500", "search=guided", "budget=40")
 
 
 def test_a_search_finds_uneven_parts_and_says_so(
@@ -91,12 +91,12 @@ def test_a_search_finds_uneven_parts_and_says_so(
     monkeypatch.chdir(tmp_path)
     assert main(["plan", *SEARCHED, unequal_devices]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "search=descent priced" in said
+    assert "search=guided priced" in said
     assert "recomputing instead of receiving: halos of" in said
     assert "weights by sufficient factors: 0 of 2" in said
     data = json.loads((tmp_path / "plan.json").read_text())
     found = data["predicted"]["search"]
-    assert found["name"] == "descent"
+    assert found["name"] == "guided"
     grids = shipped().candidates(Scope(ir=record(GCN().build(16, 4, seed=0), 16), nodes=1500), 4)
     assert 5 < found["evaluations"] <= 40 + 2 * len(grids)  # the uniform ones, with and without a kept first layer
     assert found["cpu_seconds"] > 0
@@ -174,7 +174,8 @@ def test_bad_input_is_one_line(
         (("strategy=sar",), "strategy=sar: gnnpar plan chooses the strategy"),
         (("--quality", "exact,stail"), "--quality=stail is no class, did you mean stale?"),
         ((*SMALL, fast_devices, "world_size=9"), "9 ranks do not fit on the topology's 4 devices: set world_size=4"),
-        ((*SMALL, fast_devices, "search=aneal"), "search=aneal is no search, did you mean anneal?"),
+        ((*SMALL, fast_devices, "search=guide"), "search=guide is no search, did you mean guided?"),
+        ((*SMALL, fast_devices, "search=anneal"), "search=anneal is in experiments/planner_search now: guided finds"),
         ((*SMALL, fast_devices, "budget=0"), "budget=0 must be a whole number of evaluations >= 1"),
         ((*SMALL, fast_devices, "fewer=2"), "fewer=2 must be true or false"),
         ((*SMALL, fast_devices, "topology.links.nic.rate=-1 Gbit/s"), "links.nic.rate=-1 Gbit/s must be above 0"),

@@ -17,7 +17,7 @@ from gnnpar.partition.shares import Shares
 from gnnpar.planner.extract import record
 from gnnpar.planner.planner import Request
 from gnnpar.planner.registry import Registry, shipped
-from gnnpar.planner.search.named import NAMES, run
+from gnnpar.planner.search.named import run
 from gnnpar.planner.search.places import Places, laid_out
 from gnnpar.planner.search.points import Points
 from gnnpar.pricing.fabric import Fabric
@@ -77,7 +77,7 @@ def test_slow_devices_get_small_parts() -> None:
     """Enumeration has equal parts only; every search but it finds that a slow device holds fewer nodes."""
     asked = request(model("gcn", 3), fabric(("slow", 2), ("fast", 2)), strategies=("graph_parallel", "sar"))
     uniform = run(asked, "enumerate").evaluated[0]
-    for name in NAMES[1:]:
+    for name in ("guided", "tag", "random"):
         best = run(asked, name, budget=60, seed=1).evaluated[0]
         assert best.objective < 0.8 * uniform.objective, name
         slow, fast = (
@@ -92,7 +92,7 @@ def test_stages_and_places_equal_brute_force() -> None:
     """A pipeline over two kinds in three hosts: every order of kinds, every cut."""
     ir = model("resgcn", 7)
     asked = request(ir, fabric(("fast", 1), ("slow", 2), ("fast", 1), nic="3 Gbit/s"), "stale", strategies=("gnnpipe",))
-    found = run(asked, "descent", budget=200).evaluated[0]
+    found = run(asked, "guided", budget=200).evaluated[0]
     work = Work(ir, GRAPH, even(1), asked.machine.rates[:1])
     best = math.inf
     for order in itertools.permutations([[0], [1, 2], [3]]):
@@ -154,14 +154,10 @@ def test_reshaped_statistics_conserve_nodes_and_edges() -> None:
     assert even(4).reshaped((1, 1, 1, 1)).halo[0] == pytest.approx(even(4).halo[0])
 
 
-def test_bad_input_is_one_line() -> None:
+def test_nothing_fits_is_one_line() -> None:
     asked = request(model("gcn", 2), fabric(("fast", 2)))
-    with pytest.raises(ValueError, match="search=greedy is none of enumerate, refine"):
-        run(asked, "greedy")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="budget=0 evaluations find nothing"):
-        run(asked, "anneal", budget=0)
     tiny = replace(
         asked.machine.fabric, devices=tuple(replace(d, memory_bytes=1e6) for d in asked.machine.fabric.devices)
     )
     with pytest.raises(ValueError, match="no plan fits: the nearest"):
-        run(replace(asked, machine=Machine(tiny, asked.machine.rates)), "refine", budget=30)
+        run(replace(asked, machine=Machine(tiny, asked.machine.rates)), "guided", budget=30)

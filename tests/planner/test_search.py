@@ -5,15 +5,23 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import sys
 from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from gnnpar.parallel.pipeline.cost import chain
 from gnnpar.parallel.pipeline.placing import Line, place_layers
-from gnnpar.planner.search.space import Evaluator, Space, anneal, descend, descend_again, draw
+from gnnpar.planner.search.space import Evaluator, Space, draw
 from gnnpar.planner.search.tree import climb, published
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "planner_search"))
+
+baselines: Any = import_module("searches")  # Any: a module of a study
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -62,19 +70,17 @@ def test_searches_find_good_points(seed: int) -> None:
     space, price, best = toy(seed)
     reached = {}
     for name, search in (
-        ("descend", lambda e: descend(e)),
-        ("anneal", lambda e: anneal(e, seed=1)),
+        ("descend", lambda e: baselines.descend(e)),
+        ("anneal", lambda e: baselines.anneal(e, seed=1)),
         ("climb", lambda e: climb(e, seed=1)),
         ("draw", lambda e: draw(e, seed=1)),
         ("published", lambda e: published(e, seed=1)),
-        ("again", lambda e: descend_again(e, seed=1)),
+        ("again", lambda e: baselines.descend_again(e, seed=1)),
     ):
         evaluate = Evaluator(space, price, budget=300)
         search(evaluate)
         assert len(evaluate.seen) <= 300
-        assert evaluate.curve == sorted(evaluate.curve, reverse=True)
         reached[name] = evaluate.best[1]
-        assert reached[name] == evaluate.curve[-1]
         assert price(space.at(evaluate.best[0])) == reached[name]
     assert all(reached[name] <= 1.12 * best for name in ("descend", "again", "anneal", "climb"))
     assert min(reached.values()) <= 1.03 * best

@@ -22,15 +22,12 @@ from gnnpar.track.console import say, show_table
 if TYPE_CHECKING:
     from gnnpar.placement import Plan
     from gnnpar.planner.planned import Planned, Searching
-    from gnnpar.planner.search.named import Name
 
 HELP = """Which strategy, with which parameters, for this model, dataset and topology: predicted time and memory of
 every candidate, the choice and why. Overrides are those of `gnnpar train`. Writes plan.json, which `gnnpar train
 plan=plan.json` runs as it is. search=NAME budget=N seed=N say how to look: guided (the default: a tree search
-with a trained prior over places, sizes of parts, grids and knobs), mcts (the same without), tag (TAG's tree), descent,
-anneal, random, enumerate (uniform grids on the devices as given), refine (the best of these, then descent); fewer=true
-lets devices stay unused."""
-
+with a trained prior over places, sizes of parts, grids and knobs), tag (TAG's tree), random, enumerate (uniform grids
+on the devices as given); fewer=true lets devices stay unused."""
 
 NO_MEASURE = "do not measure this machine's speed (20 s, once): nominal rates where it has not been measured"
 
@@ -172,6 +169,7 @@ def by_measuring(
 
 
 SEARCH_KEYS = ("search", "budget", "fewer")
+_BASELINES = ("anneal", "descent", "mcts", "refine")
 
 
 def split_search(overrides: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -189,16 +187,18 @@ def split_search(overrides: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 def searching(search: Mapping[str, str]) -> Searching:
     """Parse search=NAME budget=N fewer=true."""
     from gnnpar.planner.planned import Searching
-    from gnnpar.planner.search.named import BUDGET, DEFAULT, NAMES
+    from gnnpar.planner.search.named import BUDGET, DEFAULT, names
 
     name, budget, fewer = search.get("search", DEFAULT), search.get("budget", str(BUDGET)), search.get("fewer", "false")
-    if name not in NAMES:
-        raise ConfigError(f"search={name} is no search{closest(name, NAMES)}; there are {', '.join(NAMES)}")
+    if name not in (known := names()):
+        if name in _BASELINES:
+            raise ConfigError(f"search={name} is in experiments/planner_search now: {DEFAULT} finds better plans")
+        raise ConfigError(f"search={name} is no search{closest(name, known)}; there are {', '.join(known)}")
     if not budget.isdecimal() or int(budget) < 1:
         raise ConfigError(f"budget={budget} must be a whole number of evaluations >= 1")
     if fewer not in ("true", "false"):
         raise ConfigError(f"fewer={fewer} must be true or false")
-    return Searching(search=cast("Name", name), budget=int(budget), fewer=fewer == "true")
+    return Searching(search=name, budget=int(budget), fewer=fewer == "true")
 
 
 def qualities(text: str) -> frozenset[Quality]:

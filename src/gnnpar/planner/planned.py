@@ -20,7 +20,7 @@ from gnnpar.planner.machines import setting_of
 from gnnpar.planner.planner import Evaluated, Request, listed, reasons
 from gnnpar.planner.recompute import how_held
 from gnnpar.planner.registry import registry
-from gnnpar.planner.search.named import BUDGET, DEFAULT, Name, Result, run
+from gnnpar.planner.search.named import BUDGET, DEFAULT, Result, run
 from gnnpar.planner.simulate import Timeline, simulated
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
@@ -37,7 +37,7 @@ from gnnpar.training.plans import partition_cache
 class Searching:
     """How `gnnpar plan` looks for a plan. `budget`: evaluations. `fewer`: may devices stay unused?"""
 
-    search: Name = DEFAULT
+    search: str = DEFAULT
     budget: int = BUDGET
     fewer: bool = False
 

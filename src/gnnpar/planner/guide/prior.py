@@ -45,12 +45,8 @@ def load(file: Path = WEIGHTS) -> Guide:
             guide = Guide()
         guide.load_state_dict({name: value.float() for name, value in state.items()})
     except (OSError, RuntimeError, AttributeError) as error:
-        raise ValueError(f"{file} holds no guide ({type(error).__name__}): train one, or use another search") from error
+        raise ValueError(f"{file} holds no guide ({type(error).__name__}): use another search") from error
     return guide.eval()
-
-
-def save(guide: Guide, file: Path) -> None:
-    torch.save({name: value.half() for name, value in guide.state_dict().items()}, file)
 
 
 def shipped(points: Points) -> Prior:

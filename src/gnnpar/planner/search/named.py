@@ -5,46 +5,57 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
 
 from gnnpar.planner.planner import Evaluated, Request, advised, evaluate, listed, nothing_fits, search
 from gnnpar.planner.search.points import Points
-from gnnpar.planner.search.space import Evaluator, Point, anneal, descend_again, draw
-from gnnpar.planner.search.tree import Prior, climb, published
+from gnnpar.planner.search.space import Evaluator, draw
+from gnnpar.planner.search.tree import climb, published
 
-Name = Literal["enumerate", "refine", "descent", "anneal", "mcts", "guided", "tag", "random"]
-NAMES: tuple[Name, ...] = get_args(Name)
-DEFAULT: Name = "guided"  # best of all at equal CPU seconds in experiments/planner_search
+DEFAULT = "guided"  # best of all at equal CPU seconds in experiments/planner_search
 BUDGET = 120  # evaluations
+
+
+def guided(evaluate: Evaluator, points: Points, seed: int) -> None:
+    from gnnpar.planner.guide.prior import shipped  # torch_geometric takes seconds to import
+
+    climb(evaluate, seed=seed, prior=shipped(points))
+
+
+Search = Callable[[Evaluator, Points, int], object]
+SEARCHES: dict[str, Search] = {
+    "guided": guided,
+    "tag": lambda evaluate, points, seed: published(evaluate, seed=seed),
+    "random": lambda evaluate, points, seed: draw(evaluate, seed=seed),
+}
+"""Name -> search(evaluator, points, seed), beside `enumerate`. A study may add its own."""
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all searches."""
+    return ("enumerate", *SEARCHES)
 
 
 @dataclass(frozen=True)
 class Result:
-    """Of a search. `curve[i]`: best objective after i + 1 evaluations, `clock[i]`: CPU seconds by then."""
+    """Answer of a search."""
 
-    search: Name
+    search: str
     evaluated: tuple[Evaluated, ...]
     evaluations: int
     cpu_seconds: float
-    curve: tuple[float, ...] = ()
-    clock: tuple[float, ...] = ()
 
     def as_predicted(self) -> dict[str, object]:
         """As plan.json has it."""
         return {"name": self.search, "evaluations": self.evaluations, "cpu_seconds": round(self.cpu_seconds, 3)}
 
 
-def run(request: Request, name: Name, *, budget: int = BUDGET, seed: int = 0, prior: Prior | None = None) -> Result:
-    """ValueError where nothing can be chosen, and for a name or a budget that is none.
+def run(request: Request, name: str = DEFAULT, *, budget: int = BUDGET, seed: int = 0) -> Result:
+    """Search for a plan. Raises ValueError where nothing can be chosen.
 
-    enumerate: uniform grids on the devices as given, whatever the budget. They are in every answer, so that none is
-    worse and the table shows what is not allowed; the other searches go on from there (refine) or start from graph
-    parallelism on all devices, and also search places, sizes of parts and numbers of ranks.
+    `enumerate` prices uniform grids on the devices as given, whatever the budget. They are in every answer: none is
+    worse than enumeration, and the table shows what is not allowed. The other searches start from graph parallelism on
+    all devices, and also search places, sizes of parts and numbers of ranks.
     """
-    if name not in NAMES:
-        raise ValueError(f"search={name} is none of {', '.join(NAMES)}")
-    if budget < 1:
-        raise ValueError(f"budget={budget} evaluations find nothing: give at least 1")
     began = time.process_time()
     if name == "enumerate":
         grids = search(request)
@@ -52,40 +63,9 @@ def run(request: Request, name: Name, *, budget: int = BUDGET, seed: int = 0, pr
     points = Points(request)
     evaluator = Evaluator(points.space, points.objective, budget, points.canonical)
     grids = listed(request)
-    _searches(evaluator, seed, start_of(points, grids), prior, points)[name]()
+    SEARCHES[name](evaluator, points, seed)
     spent = time.process_time() - began
-    table = _settled(points, grids)
-    clock = tuple(t - began for t in evaluator.clock)
-    return Result(name, table, len(evaluator.seen) + len(grids), spent, tuple(evaluator.curve), clock)
-
-
-def _searches(
-    evaluator: Evaluator, seed: int, start: Point | None, prior: Prior | None, points: Points
-) -> dict[str, Callable[[], object]]:
-    def guided() -> None:
-        climb(evaluator, seed=seed, prior=prior or _guide(points))
-
-    return {
-        "refine": lambda: descend_again(evaluator, seed=seed, start=start),
-        "descent": lambda: descend_again(evaluator, seed=seed),
-        "anneal": lambda: anneal(evaluator, seed=seed),
-        "mcts": lambda: climb(evaluator, seed=seed),
-        "guided": guided,
-        "tag": lambda: published(evaluator, seed=seed),
-        "random": lambda: draw(evaluator, seed=seed),
-    }
-
-
-def _guide(points: Points) -> Prior:
-    from gnnpar.planner.guide.prior import shipped  # torch_geometric takes seconds to import
-
-    return shipped(points)
-
-
-def start_of(points: Points, grids: tuple[Evaluated, ...]) -> Point | None:
-    """The point of the best uniform grid, which every other choice is compared with."""
-    starts = (points.point_of(e.candidate) for e in grids if not e.refused)
-    return next((point for point in starts if point is not None), None)
+    return Result(name, _settled(points, grids), len(evaluator.seen) + len(grids), spent)
 
 
 def _settled(points: Points, grids: tuple[Evaluated, ...]) -> tuple[Evaluated, ...]:

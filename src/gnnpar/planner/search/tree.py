@@ -38,19 +38,17 @@ class Node:
         self.most = max(self.most, reward)
 
 
-def climb(
-    evaluate: Evaluator, *, seed: int, playouts: int | None = None, prior: Prior | None = None, noise: float = 0.0
-) -> Node:
+def climb(evaluate: Evaluator, *, seed: int, prior: Prior | None = None) -> Node:
     """Our tree: the rest of a prefix is completed by the incumbent. Returns its root.
 
     A playout's reward is ln(default / seconds), -1 where the point cannot be. Selection is PUCT on values normalised
     over the tree, a mean of the mean and the best below; children widen with the root of the visits, by prior where
-    there is one. `noise`: share of a Dirichlet draw in the root's prior (training).
+    there is one.
     """
     rng, sizes = random.Random(seed), evaluate.space.sizes
     base = evaluate((0,) * len(sizes))
     root, range_ = Node(), [math.inf, -math.inf]
-    for _ in range(playouts or 20 * evaluate.budget):
+    for _ in range(20 * evaluate.budget):
         if evaluate.spent or root.closed:
             break
         incumbent = evaluate.best[0]
@@ -59,8 +57,6 @@ def climb(
             node, size = path[-1], sizes[len(prefix)]
             if prior is not None and not node.prior and size > 1:
                 node.prior = prior(tuple(prefix), incumbent)
-                if node is root and noise:
-                    node.prior = _disturbed(node.prior, noise, rng)
             choice = _select(node, size, range_, rng)
             new = choice not in node.children and size > 1
             path.append(node.children.setdefault(choice, Node()))
@@ -108,12 +104,7 @@ def _select(node: Node, size: int, bounds: Sequence[float], rng: random.Random) 
     return max(left or fresh, key=score)
 
 
-def _disturbed(prior: Sequence[float], noise: float, rng: random.Random) -> list[float]:
-    draws = [rng.gammavariate(10 / len(prior), 1.0) + 1e-12 for _ in prior]
-    return [(1 - noise) * p + noise * d / sum(draws) for p, d in zip(prior, draws, strict=True)]
-
-
-def published(evaluate: Evaluator, *, seed: int, playouts: int | None = None) -> None:
+def published(evaluate: Evaluator, *, seed: int) -> None:
     """TAG's tree with a uniform prior, as its code has it.
 
     Reward T_base/T - 1, its fourth root above 1, -1 where the point cannot be; the value of a child is the mean; all
@@ -124,7 +115,7 @@ def published(evaluate: Evaluator, *, seed: int, playouts: int | None = None) ->
     sizes, kinds = space.sizes, [name.partition(".")[0] for name in space.choices]
     base = evaluate((0,) * len(sizes))
     root = Node()
-    for _ in range(playouts or 20 * evaluate.budget):
+    for _ in range(20 * evaluate.budget):
         if evaluate.spent:
             return
         node, path, prefix = root, [root], []
