@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from composing import configured
 from gnnpar.planner.extract import record
-from gnnpar.pricing.ir import Gemm, ModelIR, Poly
+from gnnpar.pricing.ir import Gemm, ModelIR
 from gnnpar.pricing.rates import NOMINAL
 
 MODELS = (
@@ -56,13 +56,7 @@ def test_gcn_by_hand() -> None:
     assert all(f.linear and f.learned and not f.needs_src for i in range(2) for f in ir.folds(i))
     assert ir.cuts == ((16,),)
     assert (ir.in_dim, ir.final) == (24, 5)
-    n, e = 100.0, 900.0
-    fold = ir.folds(0)[0]
-    assert fold.flops(n, e) == 16 * e + 16 * n
-    assert gemms(ir, 0)[0].flops == Poly(rows=2 * 24 * 16)
-    # dW of both, dX of the second: the features have no gradient
-    dense = sum(g.backward_flops.rows for g in ir.groups if g.gemms)
-    assert dense == pytest.approx(2 * 24 * 16 + 2 * 2 * 16 * 5, rel=0.2)
+    assert (gemms(ir, 0)[0].flops(100), gemms(ir, 0)[0].numbers(100)) == (2 * 24 * 16 * 100, 24 * 16 + 40 * 100)
 
 
 def test_relations_widen_the_result_alone() -> None:
@@ -72,7 +66,6 @@ def test_relations_widen_the_result_alone() -> None:
     assert (fold.kind, fold.width, fold.out, fold.linear) == ("Sum", 16, 48, True)
     assert Gemm(48, 5, True) in gemms(ir, 1)
     plain = record(built("sage", "model.order=aggregate_first", in_dim=16), 16).folds(1)[0]
-    assert fold.numbers(100, 900) - plain.numbers(100, 900) == 100 * 32
     rates = NOMINAL.fold_seconds(fold, 900, 100), NOMINAL.fold_seconds(plain, 900, 100)
     assert rates[0] == pytest.approx(NOMINAL.fold_seconds(plain, 900, 300))
     assert rates[0] > rates[1]

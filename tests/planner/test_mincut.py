@@ -54,7 +54,8 @@ def test_a_tensor_is_broadcast_once_for_all_its_readers() -> None:
     """Alone neither reader pays for the broadcast, together they do."""
     weights, tensors = [5.0, -1.0, -1.0], [Tensor(0, (1, 2), 1.5)]
     assert duplicate(weights, tensors).duplicated == {1, 2}
-    assert duplicate(weights, tensors, fixed=frozenset({2})).duplicated == frozenset()
+    assert duplicate([5.0, -1.0, 1.0], tensors).duplicated == frozenset()
+    assert duplicate([0.0, 0.0, 0.0], tensors).duplicated == frozenset()
     assert duplicate(weights, [Tensor(None, (1,), 9.0)]).duplicated == {1, 2}  # what is everywhere costs nothing
 
 
@@ -69,10 +70,3 @@ def test_sufficient_factors() -> None:
     assert break_even_rows(25088, 4096, replicas=2, rate=link, seconds_per_flop=0) == pytest.approx(3521, rel=1e-3)
     assert break_even_rows(256, 256, replicas=4, rate=link, seconds_per_flop=0) == pytest.approx(64)
     assert break_even_rows(4096, 4096, replicas=4, rate=link, seconds_per_flop=0) == pytest.approx(1024)
-
-
-def test_bad_input() -> None:
-    with pytest.raises(ValueError, match="must be >= 0"):
-        duplicate([1.0], [Tensor(0, (0,), -1.0)])
-    with pytest.raises(ValueError, match="a tensor names operation 3, but there are 2"):
-        duplicate([1.0, 1.0], [Tensor(0, (3,), 1.0)])

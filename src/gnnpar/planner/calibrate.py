@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import multiprocessing
 import os
 import platform
@@ -17,7 +16,7 @@ import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -118,29 +117,11 @@ def calibrate(
 
 
 def read_calibration(file: Path) -> Calibration:
-    """What `calibrate` kept; ValueError where it is another thing, or a cost is negative or no number."""
+    """Read what `calibrate` kept. Raises ValueError where it is another thing."""
     try:
-        calibration = Calibration.of_json(read_json(file))
-        if not all(0 <= cost < math.inf for cost in _numbers(calibration)):
-            raise ValueError("a cost is negative or not finite")
+        return Calibration.of_json(read_json(file))
     except (OSError, ValueError) as error:
         raise ValueError(f"the cached calibration {file} cannot be read ({type(error).__name__})") from error
-    return calibration
-
-
-def _numbers(calibration: Calibration) -> Iterator[int | float]:
-    """All that is a number: costs, ranks, threads."""
-    pending: list[object] = [calibration.as_json()]
-    while pending:
-        match pending.pop():
-            case Mapping() as each:
-                pending += each.values()
-            case list() | tuple() as each:
-                pending += each
-            case int() | float() as number:
-                yield number
-            case _:
-                pass
 
 
 def _key(ranks: int, threads: int) -> str:

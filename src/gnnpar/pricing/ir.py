@@ -1,8 +1,8 @@
 """A model as the planner sees it: groups of operations a layer, what each costs by rows and edges, and what is live.
 
 A group is (layer, begin | transform | aggregate | post | end); the layers' groups form a
-chain, `cuts` says what crosses between two layers (GCNII: two tensors). Costs are of one pass in one direction, in
-numbers (not bytes); a number is 4 bytes in fp32.
+chain, `cuts` says what crosses between two layers (GCNII: two tensors). Widths are in numbers, not bytes; a number is 4
+bytes in fp32.
 """
 
 from __future__ import annotations
@@ -10,32 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal
 
 Phase = Literal["begin", "transform", "aggregate", "post", "end"]
-Coupling = Literal["none", "neighbour"]
-
-
-class Poly(NamedTuple):
-    """const + rows n + edges e."""
-
-    const: float = 0.0
-    rows: float = 0.0
-    edges: float = 0.0
-
-    def __call__(self, n: float, e: float) -> float:
-        return self.const + self.rows * n + self.edges * e
-
-    def __add__(self, other: object) -> Poly:  # type: ignore[override]
-        assert isinstance(other, Poly)
-        return Poly(self.const + other.const, self.rows + other.rows, self.edges + other.edges)
-
-    def times(self, factor: float) -> Poly:
-        return Poly(self.const * factor, self.rows * factor, self.edges * factor)
-
-
-def total(polys: Iterable[Poly]) -> Poly:
-    return sum(polys, start=Poly())
 
 
 @dataclass(frozen=True, order=True)
@@ -46,13 +23,12 @@ class Gemm:
     width_out: int
     learned: bool
 
-    @property
-    def flops(self) -> Poly:
-        return Poly(rows=2.0 * self.width_in * self.width_out)
+    def flops(self, n: float) -> float:
+        return 2.0 * self.width_in * self.width_out * n
 
-    @property
-    def numbers(self) -> Poly:
-        return Poly(const=self.width_in * self.width_out, rows=self.width_in + self.width_out)
+    def numbers(self, n: float) -> float:
+        """Numbers of both factors and of the result."""
+        return self.width_in * self.width_out + (self.width_in + self.width_out) * n
 
 
 @dataclass(frozen=True, order=True)
@@ -78,17 +54,6 @@ class Fold:
         """Numbers a source row has, all operands together."""
         return sum(self.src)
 
-    @property
-    def flops(self) -> Poly:
-        """An addition a number for sums and maxima; attention also scores, exponentiates and rescales."""
-        each = self.width * (1.0 if self.kind in ("Sum", "Max") else 4.0)
-        return Poly(edges=each + 4.0 * sum(self.dst) + 2.0 * sum(self.edge), rows=self.out)
-
-    @property
-    def numbers(self) -> Poly:
-        """Every edge reads its source; an index counts as one number."""
-        return Poly(edges=self.width + sum(self.edge) + 1.0, rows=self.out + sum(self.dst) + 1.0)
-
 
 @dataclass(frozen=True)
 class Group:
@@ -107,30 +72,8 @@ class Group:
     moments: int = field(default=0, repr=False)  # hashes of models without stay what they were
 
     @property
-    def coupling(self) -> Coupling:
-        return "neighbour" if self.folds else "none"
-
-    @property
     def kernels(self) -> int:
         return len(self.gemms) + len(self.folds) + self.elementwise[0]
-
-    @property
-    def flops(self) -> Poly:
-        pieces = [op.flops for op in (*self.gemms, *self.folds)]
-        return total([*pieces, Poly(rows=self.elementwise[1] / 3.0)])
-
-    @property
-    def numbers(self) -> Poly:
-        """Read and written."""
-        pieces = [op.numbers for op in (*self.gemms, *self.folds)]
-        return total([*pieces, Poly(rows=self.elementwise[1])])
-
-    @property
-    def backward_flops(self) -> Poly:
-        """dW, and dX where somebody asks for it; the transposed fold (attention: twice); elementwise as forward."""
-        gemms = [g.flops.times(1 + g.learned) for g in self.gemms]
-        folds = [f.flops.times(1.0 if f.linear else 2.0) for f in self.folds if f.learned or not f.linear]
-        return total([*gemms, *folds, Poly(rows=self.elementwise[1] / 3.0)])
 
 
 @dataclass(frozen=True)
@@ -209,10 +152,6 @@ class ModelIR:
                 *(g.dropout for g in self.groups),
             ]
         )
-
-    def flops(self, n: float, e: float) -> float:
-        """Of one epoch over n rows and e edges, forward and backward."""
-        return sum(g.flops(n, e) + g.backward_flops(n, e) for g in self.groups)
 
     def describe(self) -> str:
         cut = max((sum(c) for c in self.cuts), default=0)

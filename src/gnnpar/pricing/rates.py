@@ -117,9 +117,8 @@ class Rates:
         return replace(self, cold=self.visits[engine][2]) if engine in self.visits else self
 
     def gemm_seconds(self, op: Gemm, rows: float, *, backward: bool = False) -> float:
-        flops, numbers = op.flops(rows, 0), op.numbers(rows, 0)
         times = (1.0 + op.learned) if backward else 1.0
-        return self.scale * times * self.gemm.seconds(flops, numbers)
+        return self.scale * times * self.gemm.seconds(op.flops(rows), op.numbers(rows))
 
     def elementwise_seconds(self, group: Group, rows: float) -> float:
         kernels, numbers = group.elementwise
