@@ -10,7 +10,7 @@ from cells import Cell
 
 from gnnpar.cli.plan import strategy_yaml
 from gnnpar.config.compose import compose
-from gnnpar.planner.planned import Searching, plan_of, planned
+from gnnpar.planner.planned import plan_of, planned
 from gnnpar.pricing.quality import QUALITIES
 
 WARMUP, SECONDS = 6, 3.0  # five epochs are not timed and one records memory; then about so many seconds
@@ -33,9 +33,7 @@ def predict(cell: Cell, plans: Path, cache: Path) -> Iterable[dict[str, Any]]:
     """A line a candidate of a cell; its plan is left in a folder of `plans`."""
     overrides = [*cell.overrides, f"cache_dir={cache}"]
     settings = compose(overrides)
-    found = planned(
-        settings, ranks=cell.ranks, allowed=frozenset(QUALITIES), how=Searching(search="enumerate"), say=print
-    )
+    found = planned(settings, ranks=cell.ranks, allowed=frozenset(QUALITIES), search="enumerate", say=print)
     evaluated = {e.candidate.label: e for e in found.evaluated}
     for label in cell.candidates:
         job = f"{cell.name}; {label}"
@@ -60,7 +58,7 @@ def predict(cell: Cell, plans: Path, cache: Path) -> Iterable[dict[str, Any]]:
             "peak_bytes": [round(m.total) for m in price.memory],
             "epochs": WARMUP + min(40, max(10, round(SECONDS / seconds))),
             "refused": evaluated[label].refused,
-            "calibration": {"residuals": dict(found.machine.rates[0].residuals)},
+            "calibration": {"residuals": dict(found.request.machine.rates[0].residuals)},
         }
 
 

@@ -21,7 +21,7 @@ from gnnpar.parallel.pipeline.hybrid import Hybrid
 from gnnpar.parallel.pipeline.strategy import GNNPipe
 from gnnpar.parallel.sampling.strategy import Minibatch
 from gnnpar.parallel.strategy import refuse_edge_data, refuse_moments, refuse_one_piece
-from gnnpar.planner.planned import Inputs
+from gnnpar.planner.planned import workload_of
 from gnnpar.training.checks import check_strategy
 from gnnpar.verify.conformance import (
     check,
@@ -221,7 +221,7 @@ def test_more_stages_than_convolutions_and_the_planner_are_one_line():
     with pytest.raises(ValueError, match="strategy=tag prices the operations of layers, which model=pyg does not"):
         check_strategy(compose(["strategy=tag", *pyg]), 2)
     with pytest.raises(ValueError, match="model=pyg runs code of its own, for which the planner has no rates"):
-        Inputs.of(compose(["strategy=single", *pyg, "debug=tiny"]))
+        workload_of(compose(["strategy=single", *pyg, "debug=tiny"]))
 
 
 def test_the_command_says_where_it_is_cut_and_the_weights_are_the_users(run_here: Run, tmp_path: Path):

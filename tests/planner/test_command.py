@@ -122,6 +122,9 @@ def test_tag_plans_and_runs(run_here: Run, tmp_path: Path) -> None:
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["strategy"], result["exactness"]) == ("tag", ["exact"])
     assert result["predicted"]["label"] in done.stdout
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())["strategy"]
+    assert plan["name"] in result["predicted"]["label"]
+    assert plan["_target_"] == str(shipped().yaml[plan["name"]]["_target_"])
 
 
 def test_what_edges_carry_is_asked_as_training_asks(

@@ -35,9 +35,10 @@ from gnnpar.parallel.sampling.strategy import Minibatch
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.strategy import Workload
 from gnnpar.partition.partition import Random
+from gnnpar.planner import strategy as tag
 from gnnpar.planner.estimate import Estimator, row_of
 from gnnpar.planner.extract import record
-from gnnpar.planner.planner import Evaluated
+from gnnpar.planner.planner import Evaluated, Planned
 from gnnpar.planner.recompute import how_held
 from gnnpar.planner.registry import Registry, shipped
 from gnnpar.planner.strategy import TAG
@@ -88,10 +89,10 @@ def price(
         work_of=work_of,
         number=number,
         first_layer=first_layer,
-        kept=how_held(ir, random=config.input_dropout > 0) if cached else "no",
+        kept=how_held(model, ir) if cached else "no",
         seed=3,
     )
-    here = Machine(one_host(world, cores=world, memory_bytes=1e12, rate=1e9, latency=5e-5), (NOMINAL,) * world)
+    here = Machine(one_host(world, memory_bytes=1e12, rate=1e9, latency=5e-5), (NOMINAL,) * world)
     assert isinstance(strategy, Priced)
     return strategy.cost(problem, here)
 
@@ -187,7 +188,8 @@ def test_bytes_of_learned_features_are_those_of_a_run(name: str, model: str, how
 )
 def test_tag_is_the_strategy_that_it_chooses(chosen: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
     """Uneven cuts among them, which only a plan makes."""
-    monkeypatch.setattr(TAG, "choose", lambda *_: (Evaluated(chosen, Price(), 0.0),))
+    best = (Evaluated(chosen, Price(), 0.0),)
+    monkeypatch.setattr(tag, "run", lambda request: Planned(request, best, "", 0, 0.0))
     found = price(TAG(rates="nominal", replan=True), "sage", chosen.ranks)
     assert by_phase(found.traffic) == sent(TAG(rates="nominal"), "sage", chosen.ranks, torch.float32)
     assert found.label == chosen.label

@@ -113,6 +113,9 @@ def test_tag_describes_what_it_chose() -> None:
     assert plan.predicted is not None
     assert {layer.mode for layer in strategy.describe(plan)} <= {"whole", "halo", "sar", "chunk"}
     assert TAG(rates="nominal").chosen(plan).describe(plan) == strategy.describe(plan)
+    nothing = replace(plan, strategy={"name": "tag", "_target_": f"{TAG.__module__}.TAG"})
+    with pytest.raises(ValueError, match="strategy=tag has to say what it chose; plan again"):
+        strategy.describe(nothing)
 
 
 def test_a_stage_of_parts_names_both_codecs() -> None:

@@ -10,8 +10,7 @@ import pytest
 from gnnpar.parallel.pipeline.cost import PipelineCandidate
 from gnnpar.parallel.sequential.cost import SequentialCandidate
 from gnnpar.planner.halving import EPOCHS, check, halved
-from gnnpar.planner.planned import Planned
-from gnnpar.planner.planner import Evaluated
+from gnnpar.planner.planner import Evaluated, Planned
 from gnnpar.pricing.price import Price
 from gnnpar.pricing.topology import Machines
 from gnnpar.settings import Measured
@@ -25,7 +24,7 @@ def planned(count: int) -> Planned:
     ]
     refused = Evaluated(PipelineCandidate(stages=2), Price(phases={"compute": 0.5}), 0.5, "stale is not allowed")
     nothing = cast("Any", None)
-    return Planned((*evaluated, refused), nothing, nothing, nothing, nothing, "", nothing)
+    return Planned(nothing, (*evaluated, refused), "enumerate", 0, 0.0)
 
 
 def test_the_better_half_runs_for_longer_and_the_fastest_is_chosen() -> None:

@@ -55,7 +55,7 @@ def even(parts: int) -> PartStats:
 def only(*names: str) -> Registry:
     """The shipped strategies of these names; of all without any."""
     registry = shipped()
-    return Registry({name: registry.strategies[name] for name in names or registry.strategies})
+    return replace(registry, strategies={name: registry.strategies[name] for name in names or registry.strategies})
 
 
 def request(ir: ModelIR, fabric: Fabric, *allowed: str, strategies: tuple[str, ...] = ()) -> Request:

@@ -30,13 +30,11 @@ PARTS = PartStats.even(GRAPH.nodes, GRAPH.edges, 2, alpha=0.8, cut_share=0.3)
 
 def works(name: str, *, rate: float, parts: PartStats = PARTS, graph: GraphStats = GRAPH) -> tuple[Work, Work, Machine]:
     config = configured("model", name, "model.hidden=16")
-    live, kept = (
-        record(config.build(graph.features, graph.classes, seed=0, cached_first_layer=c), graph.features)
-        for c in (False, True)
-    )
+    first, twin = (config.build(graph.features, graph.classes, seed=0, cached_first_layer=c) for c in (False, True))
+    live, kept = record(first, graph.features), record(twin, graph.features)
     rates = (NOMINAL,) * 2
-    held: Held = how_held(kept, random=False)
-    machine = Machine(one_host(2, cores=2, memory_bytes=1e12, rate=rate, latency=1e-5), rates)
+    held: Held = how_held(twin, kept)
+    machine = Machine(one_host(2, memory_bytes=1e12, rate=rate, latency=1e-5), rates)
     return Work(live, graph, parts, rates), Work(kept, graph, parts, rates, held), machine
 
 

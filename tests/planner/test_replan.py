@@ -64,7 +64,7 @@ def test_a_prediction_that_holds_is_left_alone() -> None:
 
 
 def test_rates_and_links_are_told_what_they_take() -> None:
-    fabric = one_host(2, cores=2, memory_bytes=1e9, rate=1e9, latency=1e-4)
+    fabric = one_host(2, memory_bytes=1e9, rate=1e9, latency=1e-4)
     setting = replan.corrected(
         Machine(fabric, (NOMINAL,) * 2), {"compute": 2.0, "encode": 4.0, "wire": 3.0, "reduce": 0.5}
     )
@@ -149,7 +149,7 @@ def losses_of(folder: Path) -> list[float]:
 @pytest.fixture
 def slow_links(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the warm-up the machine proves to have links so slow that a pipeline is better."""
-    slow = Machine(one_host(2, cores=2, memory_bytes=1e12, rate=1e5, latency=1e-5), (NOMINAL,) * 2)
+    slow = Machine(one_host(2, memory_bytes=1e12, rate=1e5, latency=1e-5), (NOMINAL,) * 2)
     monkeypatch.setattr(replan, "not_compared", lambda _: "")
     monkeypatch.setattr(replan, "setting_of", lambda *_: (slow, 2))
     monkeypatch.setattr(replan, "corrected", lambda setting, _: setting)

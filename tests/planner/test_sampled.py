@@ -20,7 +20,8 @@ from gnnpar.parallel.single.cost import SingleCandidate
 from gnnpar.parallel.strategy import Workload
 from gnnpar.partition.partition import Random
 from gnnpar.planner.extract import record
-from gnnpar.planner.planned import Inputs
+from gnnpar.planner.planned import workload_of
+from gnnpar.planner.planner import recorded
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.rates import NOMINAL
@@ -32,27 +33,24 @@ from gnnpar.verify.conformance import small_graph
 NOTHING = Whole(features=0.0, structure=0.0)
 
 
-def inputs_of(name: str = "gcn", **graph: int) -> Inputs:
+def inputs_of(name: str = "gcn", **graph: int) -> Problem:
     data, config = small_graph(**graph), configured("model", name, "model.num_layers=3", "model.hidden=16")
     model = config.build(data.num_features, 3, seed=3)
-    ir = record(model, data.num_features)
-    return Inputs(Workload(data, Random(), ir.num_layers), model, ir)
+    return problem_of(Workload(data, Random(), model.num_layers, model=model))
 
 
-def drawn(strategy: Minibatch, inputs: Inputs, *, ranks: int = 1, seed: int = 3) -> SampleStatistics:
-    problem = Problem(
-        workload=inputs.workload,
-        model=inputs.model,
-        ir=inputs.ir,
-        ranks=ranks,
-        work_of=lambda parts: work_of(inputs.ir, parts),
-        seed=seed,
-    )
-    return draw(strategy, problem)
+def problem_of(workload: Workload) -> Problem:
+    assert workload.model is not None
+    ir = recorded(workload.model, workload.dataset)
+    return Problem(workload=workload, model=workload.model, ir=ir, ranks=1, work_of=lambda parts: work_of(ir, parts))
+
+
+def drawn(strategy: Minibatch, inputs: Problem, *, ranks: int = 1, seed: int = 3) -> SampleStatistics:
+    return draw(strategy, replace(inputs, ranks=ranks, seed=seed))
 
 
 def machine(ranks: int) -> Machine:
-    return Machine(one_host(ranks, cores=ranks, memory_bytes=1e12, rate=1e9, latency=5e-5), (NOMINAL,) * ranks)
+    return Machine(one_host(ranks, memory_bytes=1e12, rate=1e9, latency=5e-5), (NOMINAL,) * ranks)
 
 
 def work_of(ir: ModelIR, ranks: int = 1, nodes: int = 5000, edges: int = 60_000) -> Work:
@@ -163,7 +161,7 @@ def test_the_samples_and_the_memory_are_those_of_a_run(run_cli: Run, tmp_path: P
     assert run_cli("train", *chosen, *quick, f"hydra.run.dir={run}").returncode == 0
     first = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
     settings = compose([*chosen, *quick])
-    inputs = Inputs.of(settings)
+    inputs = problem_of(workload_of(settings))
     strategy: Any = settings.strategy
     found = drawn(strategy, inputs, seed=settings.seed)
     assert len(found.steps) == first["sample/steps"] == found.num

@@ -133,14 +133,13 @@ def test_presets_compose() -> None:
 
 
 def test_this_machine_and_the_paced_cluster() -> None:
-    here = one_host(2, cores=2, memory_bytes=8e9, rate=1e9, latency=2e-5)
-    assert (here.rate(0, 1), here.latency(0, 1), here.cores) == (1e9, 2e-5, 2)
+    here = one_host(2, memory_bytes=8e9, rate=1e9, latency=2e-5)
+    assert (here.rate(0, 1), here.latency(0, 1)) == (1e9, 2e-5)
     assert here.devices[0].memory_bytes == 4e9
     paced = hosts_of_one_machine(
         (0, 0, 1, 1),
         host_rates=(1e8, 2e8),
         link_rates=((None, 5e7), (None, None)),
-        cores=2,
         memory_bytes=8e9,
         inside_rate=1e9,
         latency=1e-4,
@@ -163,25 +162,3 @@ def test_a_cluster_beyond_the_routes_of_a_planner_is_a_line(host: dict, line: st
     """Counts of 10^9 ran for minutes, and took memory."""
     with pytest.raises(ValueError, match=line):
         Machines(devices={"c": {"type": "cpu", "memory": "1 GiB"}}, hosts=({"name": "h", **host},))
-
-
-@pytest.mark.parametrize(
-    ("more", "line"),
-    [
-        ({"hosts": tuple({"name": f"h{i}", "devices": {}} for i in range(1025))}, "hosts has more than 1024 of them"),
-        ({"racks": {f"r{i}": {} for i in range(1025)}}, "racks has 1025, more than 1024; give it fewer"),
-        ({"wires": ({"between": ["a", "b"], "link": "l"},) * 4097}, "wires has 4097, more than 4096; give it fewer"),
-    ],
-)
-def test_hosts_racks_and_wires_without_devices_are_counted(more: dict[str, Any], line: str) -> None:
-    """Each is a point that every device has a route to, and a file may name as many as it likes."""
-    with pytest.raises(ValueError, match=line):
-        machines(**more)
-
-
-def test_a_route_has_so_many_links_and_no_more() -> None:
-    chain = [Wire(ends=(f"p{i}", f"p{i + 1}"), rate=1, latency=0) for i in range(65)]
-    near, end, far = (Device(name=n, host=n, kind="k", type="cpu", memory_bytes=1) for n in ("p0", "p64", "p65"))
-    assert len(build([near, end], chain).routes[0][1]) == 64
-    with pytest.raises(ValueError, match="device p65 cannot be reached from p0 by 64 links"):
-        build([near, far], chain)

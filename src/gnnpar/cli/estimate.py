@@ -61,8 +61,9 @@ def run(argv: list[str]) -> int:
     if options.json:
         sys.stdout.write(json.dumps({"estimates": [e.as_json() for e in estimates]}, indent=1) + "\n")
         return 0
-    data, machine = estimator.inputs.workload.dataset, estimator.machine(estimates[0].ranks if one else estimator.count)
-    say(f"model: {settings.names.get('model')}, {estimator.inputs.ir.describe()}")
+    request = estimator.request(estimates[0].ranks if one else estimator.count)
+    data, machine = request.workload.dataset, request.machine
+    say(f"model: {settings.names.get('model')}, {request.ir.describe()}")
     say(f"graph: {data.name}, {data.num_nodes} nodes, {data.num_edges} edges")
     say(f"topology: {settings.names.get('topology')}, {machine.fabric.describe()}")
     show_table(COLUMNS, [row_of(e) for e in estimates])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from gnnpar.config.compose import compose
 from gnnpar.config.inputs import as_value, group_of, sets
@@ -21,7 +21,7 @@ from gnnpar.track.console import say, show_table
 
 if TYPE_CHECKING:
     from gnnpar.placement import Plan
-    from gnnpar.planner.planned import Planned, Searching
+    from gnnpar.planner.planner import Planned
 
 HELP = """Which strategy, with which parameters, for this model, dataset and topology: predicted time and memory of
 every candidate, the choice and why. Overrides are those of `gnnpar train`. Writes plan.json, which `gnnpar train
@@ -74,15 +74,16 @@ def run(argv: list[str]) -> int:
         unpriced = planned.request.registry.unpriced(planned.request.allowed)
         answer = {
             "plan": str(file),
-            "search": planned.result.as_predicted(),
+            "search": planned.searched,
             "candidates": candidates(planned, measured),
             "unpriced": unpriced,
         }
         sys.stdout.write(json.dumps(answer, indent=1) + "\n")
         return 0
-    say(f"model: {settings.names.get('model')}, {planned.request.ir.describe()}")
-    say(f"graph: {planned.dataset.name}, {planned.request.graph.nodes} nodes, {planned.request.graph.edges} edges")
-    say(f"topology: {settings.names.get('topology')}, {planned.machine.fabric.describe()}")
+    request = planned.request
+    say(f"model: {settings.names.get('model')}, {request.ir.describe()}")
+    say(f"graph: {request.workload.dataset.name}, {request.graph.nodes} nodes, {request.graph.edges} edges")
+    say(f"topology: {settings.names.get('topology')}, {request.machine.fabric.describe()}")
     show_table(planner.COLUMNS, planner.table_rows(planned.evaluated, options.top, measured))
     for line in planner.why(planned, planner.timeline(planned).seconds):
         say(f"- {line}")
@@ -97,7 +98,7 @@ def searched(
     *,
     allowed: frozenset[Quality],
     factors: Mapping[Quality, float] = {},
-    how: Searching | None = None,
+    how: Mapping[str, Any] = {},  # Any: as planned() takes them
     say: Callable[[str], None],
     measuring: bool = True,
 ) -> Planned:
@@ -110,7 +111,7 @@ def searched(
             ranks=settings.world_size if sets(overrides, "world_size") else None,
             allowed=allowed,
             factors=factors,
-            how=how or planner.Searching(),
+            **how,
             say=say,
             recompute=not sets(overrides, "first_layer"),
             measuring=measuring,
@@ -184,9 +185,8 @@ def split_search(overrides: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     return rest, search
 
 
-def searching(search: Mapping[str, str]) -> Searching:
-    """Parse search=NAME budget=N fewer=true."""
-    from gnnpar.planner.planned import Searching
+def searching(search: Mapping[str, str]) -> dict[str, Any]:
+    """Parse search=NAME budget=N fewer=true to arguments of planned()."""
     from gnnpar.planner.search.named import BUDGET, DEFAULT, names
 
     name, budget, fewer = search.get("search", DEFAULT), search.get("budget", str(BUDGET)), search.get("fewer", "false")
@@ -198,7 +198,7 @@ def searching(search: Mapping[str, str]) -> Searching:
         raise ConfigError(f"budget={budget} must be a whole number of evaluations >= 1")
     if fewer not in ("true", "false"):
         raise ConfigError(f"fewer={fewer} must be true or false")
-    return Searching(search=name, budget=int(budget), fewer=fewer == "true")
+    return {"search": name, "budget": int(budget), "fewer": fewer == "true"}
 
 
 def qualities(text: str) -> frozenset[Quality]:

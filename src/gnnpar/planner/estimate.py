@@ -9,18 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from gnnpar.files import JsonDict
-from gnnpar.parallel.priced import Priced, Problem
+from gnnpar.parallel.priced import Priced
 from gnnpar.parallel.strategy import Strategy, refuse_edge_data
 from gnnpar.planner.machines import setting_of, threads_of
-from gnnpar.planner.planned import Inputs, what_is_held
+from gnnpar.planner.planned import workload_of
 from gnnpar.planner.planner import Request, lacking
 from gnnpar.precision import TYPES
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Bound, Price
-from gnnpar.pricing.quality import QUALITIES
 from gnnpar.pricing.quantity import bytes_text, seconds_text
 from gnnpar.pricing.topology import Machines
-from gnnpar.pricing.work import Work
 from gnnpar.settings import Settings
 from gnnpar.training.checks import check_strategy
 
@@ -70,7 +68,6 @@ class Estimator:
     say: Callable[[str], None] = lambda _: None
     measuring: bool = True  # of this machine's speed, where it is not cached
     _requests: dict[int, Request] = field(default_factory=dict)
-    _works: dict[tuple[int, int], Work] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         topology = self.settings.topology
@@ -79,10 +76,7 @@ class Estimator:
         self.count = self.ranks
         if isinstance(topology, Machines):
             topology.fabric.first(self.count)  # are there so many?
-        self.inputs = Inputs.of(self.settings, self.say)
-
-    def machine(self, ranks: int) -> Machine:
-        return self._request(ranks).machine
+        self.workload = workload_of(self.settings, self.say)
 
     def estimate(self, settings: Settings, name: str) -> Estimate:
         """Of one run, by its settings."""
@@ -91,50 +85,33 @@ class Estimator:
         estimate = Estimate(name=name, exactness=tuple(sorted(strategy.exactness)), ranks=ranks)
         try:
             check_strategy(settings, ranks)
-            data = self.inputs.workload.dataset
+            data = self.workload.dataset
             refuse_edge_data(strategy, settings.model, data.edges.kinds, data.in_weight, data.name, settings.names)
             price = self._price(strategy, settings, ranks)
         except ValueError as error:
             return replace(estimate, refused=" ".join(str(error).split()))
-        return replace(estimate, price=price, lacks=lacking(price.memory, self._request(ranks)))
+        return replace(estimate, price=price, lacks=lacking(price.memory, self.request(ranks)))
 
     def _price(self, strategy: Strategy, settings: Settings, ranks: int) -> Price:
         """Time of numbers of four bytes, memory of those of the settings."""
         if not isinstance(strategy, Priced):
             return Price(unpriced=f"{type(strategy).__name__} has no cost(problem, machine)")
         number = TYPES[settings.precision].rows.itemsize
-        problem = Problem(
-            workload=self.inputs.workload,
-            model=self.inputs.model,
-            ir=self.inputs.ir,
-            ranks=ranks,
-            work_of=lambda parts: self._work(ranks, parts),
-            number=number,
-            first_layer=settings.first_layer,
-            kept=what_is_held(settings, self.inputs.ir) if settings.caches_first_layer else "no",
-            seed=settings.seed,
-            threads=threads_of(settings, ranks),
-        )
-        price = strategy.cost(problem, self.machine(ranks))
+        request = self.request(ranks)
+        assert request.problem is not None
+        problem = replace(request.problem, number=number, threads=threads_of(settings, ranks))
+        price = strategy.cost(problem, request.machine)
         if number == 4 or not price.phases:
             return price
         memory = tuple(m.with_numbers_of(number) for m in price.memory)
         return replace(price, memory=memory, notes=(*price.notes, "time is that of fp32"))
 
-    def _request(self, ranks: int) -> Request:
+    def request(self, ranks: int) -> Request:
+        """Return the run on so many ranks."""
         if ranks not in self._requests:
             machine, count = setting_of(self.settings, ranks, self.say, measuring=self.measuring)
-            request = self.inputs.request(machine, count, self.settings)
-            self._requests[ranks] = replace(request, allowed=frozenset(QUALITIES))
+            self._requests[ranks] = Request.of(self.workload, machine, count, seed=self.settings.seed)
         return self._requests[ranks]
-
-    def _work(self, ranks: int, parts: int) -> Work:
-        """Nothing kept."""
-        if (ranks, parts) not in self._works:
-            request = self._request(ranks)
-            live = replace(request, kept="no")
-            self._works[ranks, parts] = live.work(request.partition(parts), request.machine.rates)
-        return self._works[ranks, parts]
 
 
 COLUMNS = ("strategy", "ranks", "exactness", "predicted epoch", "sent/epoch", "peak memory", "fits")

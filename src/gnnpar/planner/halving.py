@@ -17,8 +17,7 @@ from gnnpar.comm.world import num_cores
 from gnnpar.config.inputs import as_value
 from gnnpar.files import JsonDict
 from gnnpar.placement import Plan
-from gnnpar.planner.planned import Planned
-from gnnpar.planner.planner import Evaluated
+from gnnpar.planner.planner import Evaluated, Planned
 from gnnpar.pricing.quantity import seconds_text
 from gnnpar.pricing.topology import Machines
 from gnnpar.settings import Settings

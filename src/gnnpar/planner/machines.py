@@ -36,7 +36,7 @@ def setting_of(
         cores = round(cores * dilation(launch, count * threads_of(settings, count), cores))  # those that ranks see
         speeds = launch_speeds(launch, count) or speeds
     calibration = _calibration(settings, count, cores, say, measuring)
-    fabric = _here(settings, count, cores, calibration)
+    fabric = _here(settings, count, calibration)
     return Machine(fabric, tuple(calibration.rates.at(speed) for speed in speeds)), count
 
 
@@ -64,13 +64,13 @@ def _calibration(
     return found.shared(ranks, cores)
 
 
-def _here(settings: Settings, ranks: int, cores: int, calibration: Calibration) -> Fabric:
+def _here(settings: Settings, ranks: int, calibration: Calibration) -> Fabric:
     """This machine, or the hosts that launch=paced makes of it."""
     available = float(psutil.virtual_memory().available)
     theta, gamma = calibration.link
     launch = settings.launch
     if not isinstance(launch, Paced) or ranks == 1:
-        return one_host(ranks, cores=cores, memory_bytes=available, rate=1 / theta, latency=gamma)
+        return one_host(ranks, memory_bytes=available, rate=1 / theta, latency=gamma)
     cluster = settings.topology if isinstance(settings.topology, Cluster) else None
     hosts = num_hosts(launch, cluster, ranks, settings.names.get("topology", ""))
     gbps = (cluster and cluster.host_gbps) or (launch.rate_gbps,) * hosts
@@ -80,7 +80,6 @@ def _here(settings: Settings, ranks: int, cores: int, calibration: Calibration) 
         tuple(rank * hosts // ranks for rank in range(ranks)),
         host_rates=tuple(map(_bytes_per_second, gbps)),
         link_rates=links and tuple(tuple(r and _bytes_per_second(r) for r in row) for row in links),
-        cores=cores,
         memory_bytes=available,
         inside_rate=1 / theta,
         latency=gamma + _ROUND_TRIP_SECONDS,

@@ -13,12 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
-from gnnpar.files import JsonDict
+from gnnpar.data.dataset import Dataset
+from gnnpar.files import JsonDict, JsonObject
 from gnnpar.folds.edge_data import EDGE_KINDS, EdgeKind
+from gnnpar.models.gnn import GNN
 from gnnpar.parallel.priced import Problem
-from gnnpar.parallel.strategy import EDGE_TITLES
-from gnnpar.planner.recompute import Recompute, decide
-from gnnpar.planner.registry import Registry, shipped
+from gnnpar.parallel.strategy import EDGE_TITLES, Strategy, Workload
+from gnnpar.partition.shares import Shares
+from gnnpar.placement import Plan, Topology
+from gnnpar.planner.extract import record
+from gnnpar.planner.recompute import Recompute, decide, how_held
+from gnnpar.planner.registry import Registry, registry, shipped
 from gnnpar.planner.search.places import Places
 from gnnpar.pricing.candidate import Candidate, Scope
 from gnnpar.pricing.ir import ModelIR
@@ -29,6 +34,7 @@ from gnnpar.pricing.quantity import bytes_text, seconds_text
 from gnnpar.pricing.rates import Rates
 from gnnpar.pricing.statistics import GraphStats, PartStats
 from gnnpar.pricing.work import Held, Work
+from gnnpar.settings import instantiate
 from gnnpar.track.text import counted
 
 USABLE = 0.92  # of a device's memory
@@ -48,9 +54,9 @@ class Request:
     """What there is to plan. `partition`: parts -> statistics. `factors`: quality class -> epochs it costs, >= 1.
 
     `kept`: what layer 0 of `ir` keeps in every candidate. `held`: another model that keeps it, to choose from.
-    `problem`: for strategies that price only what their YAML says; None leaves them out. `edge_data`: what edges have.
-    For searches: may ranks be put on any device (`places`), may there be `fewer` of them, and what a partition with
-    given shares of the nodes comes to (`uneven`; None: parts are equal)."""
+    `problem`: the run, for strategies that price only what their YAML says; None leaves them out, and makes no plan.
+    `edge_data`: what edges have. For searches: may ranks be put on any device (`places`), may there be `fewer` of them,
+    and what a partition with given shares of the nodes comes to (`uneven`; None: parts are equal)."""
 
     ir: ModelIR
     graph: GraphStats
@@ -68,6 +74,52 @@ class Request:
     registry: Registry = field(default_factory=shipped)
     problem: Problem | None = None
     edge_data: frozenset[EdgeKind] = frozenset()
+
+    @staticmethod
+    def of(workload: Workload, machine: Machine, ranks: int, *, seed: int = 0, places: bool = False) -> Request:
+        """Return the request for a workload that has its model, lossless strategies alone."""
+        model, dataset = workload.model, workload.dataset
+        assert model is not None, "the planner reads the model"
+        ir, graph = recorded(model, dataset), GraphStats.of(dataset)
+        kept: Held = "no" if workload.first_layer == "live" else how_held(model, ir)
+
+        @cache
+        def partition(parts: int) -> PartStats:
+            return PartStats.of(dataset.edge_index, workload.part_of(parts), parts)
+
+        def uneven(shares: tuple[float, ...]) -> PartStats:
+            part_of = with_shares(workload, shares).part_of(len(shares))
+            return PartStats.of(dataset.edge_index, part_of, len(shares))
+
+        problem = Problem(
+            workload=workload,
+            model=model,
+            ir=ir,
+            ranks=ranks,
+            work_of=lambda parts: Work(ir, graph, partition(parts), machine.rates[:parts]),
+            first_layer=workload.first_layer,
+            kept=kept,
+            seed=seed,
+        )
+        mixed = places or any(rates != machine.rates[0] for rates in machine.rates)
+        return Request(
+            ir,
+            graph,
+            partition,
+            machine,
+            ranks,
+            kept=kept,
+            places=places,
+            uneven=uneven if mixed and Shares.supported(workload.partition) else None,
+            registry=registry(),
+            problem=problem,
+            edge_data=dataset.edges.kinds,
+        )
+
+    @property
+    def workload(self) -> Workload:
+        assert self.problem is not None, "only a run has a workload"
+        return self.problem.workload
 
     def work(self, parts: PartStats, rates: tuple[Rates, ...], *, held: bool = False) -> Work:
         """Of the model on a partition, or of that which is `held`. rates: of rank after rank, one a part or more."""
@@ -123,6 +175,56 @@ class Evaluated:
 
     def as_predicted(self) -> JsonDict:
         return {**self.price.as_predicted(), "label": self.label, "candidate": self.candidate.as_json()}
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """The answer to a request: candidates, the best first, and what searching took."""
+
+    request: Request
+    evaluated: tuple[Evaluated, ...]
+    search: str
+    evaluations: int
+    cpu_seconds: float
+
+    @property
+    def chosen(self) -> Evaluated:
+        return self.evaluated[0]
+
+    @property
+    def searched(self) -> JsonDict:
+        """The search as plan.json has it."""
+        return {"name": self.search, "evaluations": self.evaluations, "cpu_seconds": round(self.cpu_seconds, 3)}
+
+    def plan(self, topology: Topology, resolved: JsonObject | None = None) -> Plan:
+        """Return the plan of the chosen candidate: its strategy's own, with its cuts, YAML and prediction.
+
+        `resolved`: YAML of the strategy, where it is not that of the registry.
+        """
+        chosen, candidate = self.chosen, self.chosen.candidate
+        yaml = {**(resolved or self.request.registry.yaml[candidate.family]), **candidate.fields}
+        strategy: Strategy = instantiate(yaml, "strategy")
+        plan: Plan = strategy.plan(with_shares(self.request.workload, chosen.shares), topology)
+        placement = plan.placement
+        if candidate.stages > 1:
+            placement = replace(placement, layers_of=candidate.layers_of(self.request.ir.num_layers))
+        return replace(
+            plan,
+            placement=placement,
+            strategy={"name": candidate.family, **yaml},
+            predicted=chosen.as_predicted(),
+            quality=tuple(sorted(self.request.allowed)),
+        )
+
+
+def recorded(model: GNN, dataset: Dataset) -> ModelIR:
+    """Return the model's IR on a dataset."""
+    return record(model, dataset.num_features, learned=dataset.learned.width if dataset.learned else 0)
+
+
+def with_shares(workload: Workload, shares: tuple[float, ...]) -> Workload:
+    """Return the workload with parts of these shares of the nodes; as it is where there are none."""
+    return replace(workload, partition=Shares.around(workload.partition, shares)) if shares else workload
 
 
 def search(request: Request) -> tuple[Evaluated, ...]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gnnpar.models.gnn import GNN
 from gnnpar.planner.mincut import Tensor, duplicate, sufficient_factors
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
@@ -51,10 +52,11 @@ class Recompute:
         )
 
 
-def how_held(ir: ModelIR, *, random: bool) -> Held:
-    """Of layer 0 of a model that keeps it. `random`: are features dropped?"""
+def how_held(model: GNN, ir: ModelIR) -> Held:
+    """Return what layer 0 of a model with first_layer=cached keeps: rows where its fold or dropped features change."""
     folds = ir.folds(0)
-    return "result" if folds and all(f.linear and not f.learned for f in folds) and not random else "rows"
+    fixed = folds and all(f.linear and not f.learned for f in folds) and not model.config.input_dropout
+    return "result" if fixed else "rows"
 
 
 def decide(live: Work, held: Work, machine: Machine) -> Recompute:

@@ -8,9 +8,7 @@ alone: a row is composed by Hydra later, and its defaults may lead to any class.
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -18,18 +16,17 @@ from pathlib import Path
 
 import yaml
 
-from gnnpar.files import JsonDict, JsonObject
+from gnnpar.files import JsonDict
 from gnnpar.parallel.priced import Enumerated, Priced, Problem
 from gnnpar.parallel.strategy import Strategy, check_members
 from gnnpar.paths import conf_dir, installed_confs
 from gnnpar.pricing.candidate import Candidate, Scope
-from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Memory, Phases, Price
 from gnnpar.pricing.quality import QUALITIES, Quality
 from gnnpar.pricing.tasks import Task
 from gnnpar.pricing.work import Work
-from gnnpar.settings import Ranks, checked, instantiate, show
+from gnnpar.settings import instantiate
 from gnnpar.targets import TRUST
 from gnnpar.track.text import printable
 
@@ -38,9 +35,11 @@ GROUP = "strategy"
 
 @dataclass(frozen=True)
 class Registry:
-    """By name. `broken`: why a file makes no strategy. `with_codec`: those that take codec= of the command line."""
+    """By name. `yaml`: plain keys of its file. `broken`: why a file makes no strategy. `with_codec`: those that take
+    codec= of the command line."""
 
     strategies: Mapping[str, Strategy]
+    yaml: Mapping[str, JsonDict] = field(default_factory=dict)
     broken: Mapping[str, str] = field(default_factory=dict)
     with_codec: frozenset[str] = frozenset()
 
@@ -72,36 +71,10 @@ class Registry:
         return unpriced
 
     def strategy_of(self, candidate: Candidate) -> Strategy:
-        """What runs a candidate: its strategy, with the fields that the candidate sets."""
-        strategy = self.strategies[candidate.family]
-        fields = {
-            name: instantiate(value, name) if isinstance(value, Mapping) else value
-            for name, value in candidate.fields.items()
-        }
-        if not fields:
-            return strategy
-        assert dataclasses.is_dataclass(strategy), "a strategy is a dataclass of its YAML's keys"
-        return replace(strategy, **fields)
-
-    def candidate_of(self, data: JsonObject, num_layers: int) -> Candidate:
-        """From what plan.json says (`Candidate.as_json`), that of earlier versions included.
-
-        Somebody else may have written it: ValueError where it is none.
-        """
-        any_model = ModelIR(num_layers, 0, 0, (), ())
-        if (strategy := self.strategies.get(family := str(data.get("family")))) is None:
-            raise ValueError(f"predicted.candidate.family={show(family)} is no strategy that has a price")
-        parts, stages = (checked(Ranks, data.get(key), f"predicted.candidate.{key}") for key in ("parts", "stages"))
-        if not isinstance(strategy, Enumerated):
-            return Configured(family=family, parts=parts, strategy=strategy)
-        like = next(iter(strategy.candidates(Scope(ir=any_model, nodes=1 << 62), parts * stages)))
-        hints = typing.get_type_hints(type(like))
-        plain = {
-            name: data[name] for name in vars(like).keys() & data.keys() if not dataclasses.is_dataclass(hints[name])
-        }
-        return replace(
-            like, **{name: checked(hints[name], value, f"predicted.candidate.{name}") for name, value in plain.items()}
-        )
+        """Return what runs a candidate: its strategy, with the fields that the candidate sets."""
+        if not candidate.fields:
+            return self.strategies[candidate.family]
+        return instantiate({**self.yaml[candidate.family], **candidate.fields}, "strategy")
 
 
 def _left_out(strategy: Strategy, allowed: frozenset[Quality]) -> bool:
@@ -186,6 +159,7 @@ def _read(folders: Iterable[Path]) -> Registry:
 def _made(files: tuple[tuple[str, Path, int], ...]) -> Registry:
     paths = {name: file for name, file, _ in files}
     strategies: dict[str, Strategy] = {}
+    yaml_of: dict[str, JsonDict] = {}
     broken: dict[str, str] = {}
     with_codec = set[str]()
     for name in paths:
@@ -194,14 +168,14 @@ def _made(files: tuple[tuple[str, Path, int], ...]) -> Registry:
             plain = {key: value for key, value in keys.items() if not _refers(value)}
             strategy = instantiate(plain, f"strategy={name}")
             check_members(strategy)
-            strategies[name] = strategy
+            strategies[name], yaml_of[name] = strategy, plain
         except RecursionError:
             broken[name] = "it is nested too deeply"
         except (ValueError, yaml.YAMLError, OSError, KeyError) as error:
             broken[name] = " ".join(str(error).split()) or type(error).__name__
         else:
             with_codec |= {name} if keys.get("codec") == "${codec}" else set()
-    return Registry(strategies, broken, frozenset(with_codec))
+    return Registry(strategies, yaml_of, broken, frozenset(with_codec))
 
 
 def _refers(value: object) -> bool:

@@ -119,7 +119,7 @@ class _Form:
         candidate = self.candidates[engine]
         each = (replace(rates, visits={engine: visit}),) * self.ranks
         theta, latency = self.link
-        fabric = one_host(self.ranks, cores=self.ranks, memory_bytes=1e12, rate=1 / theta, latency=latency)
+        fabric = one_host(self.ranks, memory_bytes=1e12, rate=1 / theta, latency=latency)
         work = Work(self.ir, self.graph, self.parts[candidate.parts], each[: candidate.parts])
         return candidate.price(work, Machine(fabric, each)).seconds
 

@@ -61,7 +61,7 @@ class Candidate(ABC):
         return self.family
 
     def as_json(self) -> JsonDict:
-        """Its fields; `planner.registry.candidate_of` reads them."""
+        """Return its fields, for people and for comparing plans."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
 
     @property

@@ -27,7 +27,6 @@ class Device:
     memory_bytes: float
     speed: float | None = None
     memory_rate: float | None = None
-    cores: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +62,6 @@ class Fabric:
     devices: tuple[Device, ...]
     links: tuple[Link, ...]
     routes: tuple[tuple[tuple[int, ...], ...], ...]
-    cores: int | None = None  # physical cores that all CPU devices share; None: each has its own
 
     @property
     def size(self) -> int:
@@ -99,7 +97,7 @@ class Fabric:
         """These devices in this order; links stay as they are."""
         chosen = tuple(order)
         routes = tuple(tuple(self.routes[i][j] for j in chosen) for i in chosen)
-        return Fabric(tuple(self.devices[i] for i in chosen), self.links, routes, self.cores)
+        return Fabric(tuple(self.devices[i] for i in chosen), self.links, routes)
 
     def classes(self) -> list[list[int]]:
         """Devices that can stand for each other: of one kind, on one host."""
@@ -129,7 +127,7 @@ class Fabric:
         return line
 
 
-def build(devices: Sequence[Device], wires: Sequence[Wire], *, cores: int | None = None) -> Fabric:
+def build(devices: Sequence[Device], wires: Sequence[Wire]) -> Fabric:
     """Links and routes of a wired graph. ValueError where a device cannot reach another one."""
     links: list[Link] = []
     leaving: dict[str, list[tuple[str, int]]] = {}
@@ -149,10 +147,7 @@ def build(devices: Sequence[Device], wires: Sequence[Wire], *, cores: int | None
         twice = sorted({n for n in names if names.count(n) > 1})
         raise ValueError(f"{len(twice)} device names stand twice ({', '.join(twice[:3])}); give hosts different names")
     routes = tuple(_routes(name, names, leaving, links) for name in names)
-    return Fabric(tuple(devices), tuple(links), routes, cores)
-
-
-_LONGEST = 64  # links of a route; there is one for every pair
+    return Fabric(tuple(devices), tuple(links), routes)
 
 
 def _routes(
@@ -169,13 +164,12 @@ def _routes(
         best[point] = path
         if point in ends and point != source:
             continue
-        for target, link in leaving.get(point, ()) if hops < _LONGEST else ():
+        for target, link in leaving.get(point, ()):
             if target not in best:
                 heapq.heappush(heap, (latency + links[link].latency, hops + 1, target, (*path, link)))
     for target in targets:
         if target not in best:
             raise ValueError(
-                f"device {target} cannot be reached from {source} by {_LONGEST} links: join their hosts by a nic, a "
-                "rack's uplink or a wire"
+                f"device {target} cannot be reached from {source}: join their hosts by a nic, a rack's uplink or a wire"
             )
     return tuple(tuple(dict.fromkeys(best[target])) for target in targets)  # a shared medium is crossed once

@@ -20,10 +20,9 @@ from gnnpar.pricing.fabric import Device, Fabric, Link, Wire, build
 from gnnpar.pricing.quantity import parse
 
 T = TypeVar("T")
-_MOST = 1024  # devices of a cluster, hosts and racks
-_MOST_WIRES = 4096
+_MOST = 1024  # devices of a cluster
 
-_DEVICE_KEYS = ("type", "memory", "speed", "memory_rate", "cores")
+_DEVICE_KEYS = ("type", "memory", "speed", "memory_rate")
 _HOST_KEYS = ("name", "devices", "inside", "nic", "rack", "count")
 _LINK_KEYS = ("rate", "latency", "duplex", "shared")
 _RACK_KEYS = ("uplink",)
@@ -66,18 +65,12 @@ class Machines:
         devices: list[Device] = []
         wires: list[Wire] = []
         points = {"spine", *self.racks}
-        for name, given, most in (("racks", self.racks, _MOST), ("wires", self.wires, _MOST_WIRES)):
-            if len(given) > most:
-                raise ValueError(f"{name} has {len(given)}, more than {most}; give it fewer")
-        hosts = 0
         for i, given in enumerate(self.hosts):
             where = f"hosts[{i}]"
             spec = _mapping(given, where, _HOST_KEYS, required=("name", "devices"))
             for copy in range(_count(spec.get("count", 1), f"{where}.count")):
                 name = f"{spec['name']}{copy}" if "count" in spec else str(spec["name"])
                 points.add(name)
-                if (hosts := hosts + 1) > _MOST:
-                    raise ValueError(f"hosts has more than {_MOST} of them; give it fewer")
                 new = _devices(spec, name, kinds, where)
                 devices += new
                 _refuse_more(devices)
@@ -93,16 +86,14 @@ class Machines:
 
 
 def one_host(
-    ranks: int, *, cores: int, memory_bytes: float, rate: float, latency: float, type: Literal["cpu", "cuda"] = "cpu"
+    ranks: int, *, memory_bytes: float, rate: float, latency: float, type: Literal["cpu", "cuda"] = "cpu"
 ) -> Fabric:
-    """The machine at hand: ranks that share its cores and its memory, every pair joined through a port of each."""
+    """The machine at hand: ranks that share its memory, every pair joined through a port of each."""
     devices = [
         Device(name=f"here/{i}", host="here", kind=type, type=type, memory_bytes=memory_bytes / ranks)
         for i in range(ranks)
     ]
-    return build(
-        devices, [_wire(d.name, "here", _Medium(rate, latency / 2, True, False)) for d in devices], cores=cores
-    )
+    return build(devices, [_wire(d.name, "here", _Medium(rate, latency / 2, True, False)) for d in devices])
 
 
 def hosts_of_one_machine(
@@ -110,7 +101,6 @@ def hosts_of_one_machine(
     *,
     host_rates: tuple[float, ...],
     link_rates: tuple[tuple[float | None, ...], ...] | None,
-    cores: int,
     memory_bytes: float,
     inside_rate: float,
     latency: float,
@@ -119,7 +109,7 @@ def hosts_of_one_machine(
     """The paced cluster: rank r on host host_of[r]; rates in bytes/s, link_rates[i][j] of the way from i to j.
 
     `burst`: bytes that an idle link passes at once.
-    All hosts share this machine's cores. A pair's own rate is a point of its own between the two hosts' links.
+    A pair's own rate is a point of its own between the two hosts' links.
     """
     devices = [
         Device(name=f"h{h}/{r}", host=f"h{h}", kind="cpu", type="cpu", memory_bytes=memory_bytes / len(host_of))
@@ -131,7 +121,7 @@ def hosts_of_one_machine(
         replace(_wire(f"h{h}", "switch", _Medium(rate, latency / 2, True, False)), burst=burst)
         for h, rate in enumerate(host_rates)
     ]
-    fabric = build(devices, wires + links, cores=cores)
+    fabric = build(devices, wires + links)
     return fabric if link_rates is None else _slower_pairs(fabric, link_rates, host_of)
 
 
@@ -149,7 +139,7 @@ def _slower_pairs(fabric: Fabric, link_rates: tuple[tuple[float | None, ...], ..
         )
         for a, row in zip(host_of, fabric.routes, strict=True)
     )
-    return Fabric(fabric.devices, tuple(links), routes, fabric.cores)
+    return Fabric(fabric.devices, tuple(links), routes)
 
 
 def _mapping(given: object, where: str, keys: tuple[str, ...], *, required: tuple[str, ...] = ()) -> JsonObject:
@@ -212,7 +202,6 @@ def _kind(given: object, where: str, kind: str) -> Device:
         memory_bytes=parse(spec["memory"], "bytes", name=f"{where}.memory"),
         speed=None if speeds[0] is None else parse(speeds[0], "speed", name=f"{where}.speed"),
         memory_rate=None if speeds[1] is None else parse(speeds[1], "rate", name=f"{where}.memory_rate"),
-        cores=None if spec.get("cores") is None else _count(spec["cores"], f"{where}.cores"),
     )
 
 

@@ -98,7 +98,9 @@ def saved_plan(start: Start, dataset: Dataset, model: GNN) -> Plan | None:
 
 
 def with_strategy(plan: Plan, settings: Settings) -> Plan:
-    """Add the strategy to a plan, without the folders that it writes to."""
+    """Add the strategy to a plan that names none, without the folders that it writes to."""
+    if plan.strategy:
+        return plan
     fields = {k: None if k in WRITTEN_FOLDERS else v for k, v in settings.resolved["strategy"].items()}
     return replace(plan, strategy={"name": settings.names.get("strategy"), **fields})
 

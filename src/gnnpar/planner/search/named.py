@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from gnnpar.planner.planner import Evaluated, Request, advised, evaluate, listed, nothing_fits, search
+from gnnpar.planner.planner import Evaluated, Planned, Request, advised, evaluate, listed, nothing_fits, search
 from gnnpar.planner.search.points import Points
 from gnnpar.planner.search.space import Evaluator, draw
 from gnnpar.planner.search.tree import climb, published
@@ -35,21 +35,7 @@ def names() -> tuple[str, ...]:
     return ("enumerate", *SEARCHES)
 
 
-@dataclass(frozen=True)
-class Result:
-    """Answer of a search."""
-
-    search: str
-    evaluated: tuple[Evaluated, ...]
-    evaluations: int
-    cpu_seconds: float
-
-    def as_predicted(self) -> dict[str, object]:
-        """As plan.json has it."""
-        return {"name": self.search, "evaluations": self.evaluations, "cpu_seconds": round(self.cpu_seconds, 3)}
-
-
-def run(request: Request, name: str = DEFAULT, *, budget: int = BUDGET, seed: int = 0) -> Result:
+def run(request: Request, name: str = DEFAULT, *, budget: int = BUDGET, seed: int = 0) -> Planned:
     """Search for a plan. Raises ValueError where nothing can be chosen.
 
     `enumerate` prices uniform grids on the devices as given, whatever the budget. They are in every answer: none is
@@ -59,13 +45,13 @@ def run(request: Request, name: str = DEFAULT, *, budget: int = BUDGET, seed: in
     began = time.process_time()
     if name == "enumerate":
         grids = search(request)
-        return Result(name, grids, len(grids), time.process_time() - began)
+        return Planned(request, grids, name, len(grids), time.process_time() - began)
     points = Points(request)
     evaluator = Evaluator(points.space, points.objective, budget, points.canonical)
     grids = listed(request)
     SEARCHES[name](evaluator, points, seed)
     spent = time.process_time() - began
-    return Result(name, _settled(points, grids), len(evaluator.seen) + len(grids), spent)
+    return Planned(request, _settled(points, grids), name, len(evaluator.seen) + len(grids), spent)
 
 
 def _settled(points: Points, grids: tuple[Evaluated, ...]) -> tuple[Evaluated, ...]:
