@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gnnpar.folds.aggregator import ByBlock, EdgeDropout, Separates
 from gnnpar.folds.block import Block, Operands, Rows, chosen, widened
+from gnnpar.folds.mergeable import MergesSoftmax, MergesSums
 from gnnpar_kernels import keep_mask
 
 EdgeFunction = Callable[[Rows, Rows, Rows, Rows], Tensor]
@@ -22,7 +23,7 @@ _BYTES_ON_A_CORE = 1 << 21  # of one per-edge tensor on a CPU: what the next ope
 
 
 @dataclass(frozen=True)
-class Generic(ByBlock):
+class Generic(MergesSums, MergesSoftmax, ByBlock):
     """out_i = sum_j softmax_j(score_ij) value_ij with a score, sum_j value_ij without.
 
     `score` gives [e, H], `value` gives [e, H, D] (with a score) or [e, ...]. The gradient is autograd inside a slice
@@ -58,6 +59,35 @@ class Generic(ByBlock):
     @property
     def needs_edge_ids(self) -> bool:
         return self.dropout is not None
+
+    @property
+    def partial_types(self) -> int | None:
+        return None if self.within else 0
+
+    @property
+    def _merges(self) -> type[MergesSums] | type[MergesSoftmax]:
+        return MergesSums if self.score is None else MergesSoftmax
+
+    def at_source(self) -> Generic:
+        return self
+
+    def statistics(self, prepared: Rows) -> tuple[Tensor, Tensor]:
+        return prepared[0], prepared[1]
+
+    def partial(self, out: Tensor, saved: Rows, dtype: torch.dtype) -> Rows:
+        return self._merges.partial(self, out, saved, dtype)
+
+    def exact_numbers(self, shape: Sequence[int]) -> tuple[int, int]:
+        return self._merges.exact_numbers(self, shape)
+
+    def merge(self, state: Rows, at: Tensor, partial: Rows) -> Rows:
+        return self._merges.merge(self, state, at, partial)
+
+    def grad_partial(self, exact: Rows, at: Tensor, prepared: Rows, grad_out: Tensor) -> Rows:
+        return self._merges.grad_partial(self, exact, at, prepared, grad_out)
+
+    def prepare_partial(self, saved: Rows, back: Rows) -> tuple[Rows, Tensor]:
+        return ((), back[0]) if self.score is None else ((saved[1], back[1]), back[0])
 
     def init(self, num_dst: int, x: Operands) -> Rows:
         return ()
@@ -122,15 +152,18 @@ class Generic(ByBlock):
         out = torch.where(total[..., None] > 0, acc / total.clamp_min(torch.finfo(acc.dtype).tiny)[..., None], 0.0)
         return out, (out, torch.where(total > 0, m + total.log(), torch.inf))
 
+    def prepare(self, saved: Rows, grad_out: Tensor) -> Rows:
+        """(logsumexp, <grad_out, out>), [N, H], or [N, types, H] each; () without a score."""
+        return (saved[1], (grad_out * saved[0]).sum(-1)) if saved else ()
+
     def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
         grads = Operands(*(tuple(torch.zeros_like(widened(t)) for t in group) for group in x))
         grad_out, prepared = self._listed(grad_out), tuple(map(self._listed, prepared))
-        delta = (grad_out * prepared[0]).sum(-1) if prepared else None
         for piece in self._slices(block, x):
             src, dst, edge, shared = piece.rows
             leaves = (_leaves(src), _leaves(dst), _leaves(edge), _leaves(shared))
             with torch.enable_grad():
-                outputs, seeds = self._differentials(leaves, piece, prepared, delta, grad_out[piece.into])
+                outputs, seeds = self._differentials(leaves, piece, prepared, grad_out[piece.into])
             flat = [t for group in leaves for t in group]
             wanted = [t for t in flat if t.requires_grad]
             by_leaf = dict(
@@ -140,14 +173,15 @@ class Generic(ByBlock):
         return grads
 
     def _differentials(
-        self, leaves: _EdgeRows, piece: _Slice, saved: Rows, delta: Tensor | None, grad_edges: Tensor
+        self, leaves: _EdgeRows, piece: _Slice, prepared: Rows, grad_edges: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Results of the edge functions, gradients: alpha K dO of the value, alpha (K <dO, v> - delta) of the score."""
         value = self.value(*leaves)
-        if self.score is None or delta is None:
+        if self.score is None:
             return [value], [grad_edges]
+        logsumexp, delta = prepared
         score = self.score(*leaves)
-        alpha = (score.detach() - saved[1][piece.into]).exp()
+        alpha = (score.detach() - logsumexp[piece.into]).exp()
         along = self._kept((grad_edges * value.detach()).sum(-1), piece)
         return [value, score], [self._kept(alpha, piece)[..., None] * grad_edges, alpha * (along - delta[piece.into])]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +31,35 @@ class Max(ByBlock):
     @property
     def separates(self) -> Separates:
         return "columns"
+
+    @property
+    def partial_types(self) -> int | None:
+        return 0
+
+    def at_source(self) -> Max:
+        return self
+
+    def partial(self, out: Tensor, saved: Rows, dtype: torch.dtype) -> Rows:
+        """Maxima, and the ids of their winners: among equals of several ranks the smallest wins. Ids have 32 bits where
+        values have no more, which then begin at a multiple of their size in a message."""
+        return out.to(dtype), saved[0] if dtype == torch.float64 else saved[0].int()
+
+    def exact_numbers(self, shape: Sequence[int]) -> tuple[int, int]:
+        return math.prod(shape), 0
+
+    def merge(self, state: Rows, at: Tensor, partial: Rows) -> Rows:
+        best, arg = (each.index_select(0, at) for each in state)
+        values, ids = partial[0].to(best.dtype), partial[1].long()
+        wins = (values > best) | (values == best) & ((ids < arg) | (arg < 0))
+        state[0].index_copy_(0, at, torch.where(wins, values, best))
+        state[1].index_copy_(0, at, torch.where(wins, ids, arg))
+        return state
+
+    def grad_partial(self, exact: Rows, at: Tensor, prepared: Rows, grad_out: Tensor) -> Rows:
+        return (grad_out.index_select(0, at) * (prepared[0].index_select(0, at) == exact[0]),)
+
+    def prepare_partial(self, saved: Rows, back: Rows) -> tuple[Rows, Tensor]:
+        return saved, back[0]
 
     def init(self, num_dst: int, x: Operands) -> Rows:
         return ()

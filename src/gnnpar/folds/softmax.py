@@ -9,11 +9,12 @@ from torch import Tensor
 
 from gnnpar.folds.aggregator import EdgeDropout, Separates
 from gnnpar.folds.block import Block, Operands, Rows, refuse_short, widened
+from gnnpar.folds.mergeable import MergesSoftmax
 from gnnpar_kernels import Csr, attend, attend_finish, attend_grad_dst, attend_grad_dst_of, attend_grad_src, row_dots
 
 
 @dataclass(frozen=True)
-class Softmax:
+class Softmax(MergesSoftmax):
     """out_i = sum_j alpha_ij x_j, alpha_ij = softmax_j(leaky_relu(a_src_j + a_dst_i)), per head.
 
     `branch` also sums the sources with a positive score [N, H, D] and their weights [N, H]. The gradients of a row's
@@ -106,6 +107,17 @@ class Softmax:
             return ()
         out, _, delta, mass_pos, pos = prepared
         return (attend_grad_dst_of(grad_out, out, pos, mass_pos, slope=self.slope, delta=delta),)
+
+    def at_source(self) -> Softmax:
+        return self
+
+    def statistics(self, prepared: Rows) -> tuple[Tensor, Tensor]:
+        return prepared[1], prepared[2]
+
+    def prepare_partial(self, saved: Rows, back: Rows) -> tuple[Rows, Tensor]:
+        """A sum over the positive branch of all edges gives the destinations' gradient; each rank has its share."""
+        out, logsumexp, *branch = saved
+        return (out, logsumexp, back[1], *branch), back[0]
 
     def pushing(self) -> Softmax:
         return replace(self, branch=True)

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from gnnpar.folds.aggregator import ByBlock, EdgeDropout, Separates
 from gnnpar.folds.block import Block, Operands, Rows, refuse_short, widened
+from gnnpar.folds.mergeable import MergesSoftmax
 from gnnpar_kernels import attend_finish, attend_v2, attend_v2_grad, row_dots
 
 
 @dataclass(frozen=True)
-class SoftmaxV2(ByBlock):
+class SoftmaxV2(MergesSoftmax, ByBlock):
     """out_i = sum_j alpha_ij x_j, alpha_ij = softmax_j(a . leaky_relu(x_j + y_i)), per head.
 
     The score is no sum of a number of each end, so gradients of destinations need the source rows: it is not Pushable.
@@ -58,6 +59,15 @@ class SoftmaxV2(ByBlock):
     def finish(self, state: Rows) -> tuple[Tensor, Rows]:
         out, logsumexp = attend_finish(state)
         return out, (out, logsumexp)
+
+    def at_source(self) -> SoftmaxV2:
+        return self
+
+    def statistics(self, prepared: Rows) -> tuple[Tensor, Tensor]:
+        return prepared[0], prepared[1]
+
+    def prepare_partial(self, saved: Rows, back: Rows) -> tuple[Rows, Tensor]:
+        return (saved[1], back[1]), back[0]
 
     def prepare(self, saved: Rows, grad_out: Tensor) -> Rows:
         """(logsumexp, <grad_out, out>), each [N, H]."""

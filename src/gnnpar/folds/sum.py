@@ -5,18 +5,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from gnnpar.folds.aggregator import ByBlock, Separates
 from gnnpar.folds.block import Block, Operands, Rows, refuse_short
+from gnnpar.folds.mergeable import MergesSums
 from gnnpar_kernels import Csr, spmm
 from gnnpar_kernels.csr import accumulate_dtype
 
 
 @dataclass(frozen=True)
-class Sum(ByBlock):
+class Sum(MergesSums, ByBlock):
     """out_i = sum_j x_j; `weighted`: sum_j w_ij x_j with the weights of the graph, 1 where it has none.
 
     `types`, where it is not 0: out_ir is the sum over the in-edges of type r, 0 <= r < types: the same sum, whose
@@ -40,6 +41,13 @@ class Sum(ByBlock):
     @property
     def separates_values(self) -> bool:
         return bool(self.types)
+
+    @property
+    def partial_types(self) -> int | None:
+        return self.types
+
+    def at_source(self) -> Sum:
+        return replace(self, types=0)
 
     def init(self, num_dst: int, x: Operands) -> Rows:
         return ()

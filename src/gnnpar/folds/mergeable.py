@@ -1,0 +1,129 @@
+"""Folds whose partial results merge: some in-edges of a destination may be folded where their sources are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeGuard, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from gnnpar.folds.aggregator import Aggregator
+from gnnpar.folds.block import Rows
+
+
+@runtime_checkable
+class Mergeable(Aggregator, Protocol):
+    """A fold that may be split over ranks by its edges.
+
+    The rank of the sources folds a block of its own (`at_source`) and sends `partial` rows, one a destination; the rank
+    of the destinations merges them into its state. Merging is row-local, so what comes back in backward is the gradient
+    of the partial rows alone, which the rank of the sources differentiates.
+    """
+
+    @property
+    def partial_types(self) -> int | None:
+        """Partial rows are of destinations (0), or of pairs of a destination and one of so many types, numbered
+        destination * types + type. None: as it is configured, the fold does not merge."""
+        ...
+
+    def at_source(self) -> Aggregator:
+        """The fold of the edges of partial rows, which have no types where rows are of pairs."""
+        ...
+
+    def partial(self, out: Tensor, saved: Rows, dtype: torch.dtype) -> Rows:
+        """What travels of the result of `at_source().finish`: the values in `dtype`, then what must travel exactly."""
+        ...
+
+    def exact_numbers(self, shape: Sequence[int]) -> tuple[int, int]:
+        """Numbers beside the values in a row of (`partial`, `grad_partial`), for a row of the result of this shape."""
+        ...
+
+    def merge(self, state: Rows, at: Tensor, partial: Rows) -> Rows:
+        """The state with the partial rows of the destinations, or pairs, `at`, each once. In place."""
+        ...
+
+    def grad_partial(self, exact: Rows, at: Tensor, prepared: Rows, grad_out: Tensor) -> Rows:
+        """Rows that go back for the partial rows of `at`, of which `exact` is all but the values."""
+        ...
+
+    def prepare_partial(self, saved: Rows, back: Rows) -> tuple[Rows, Tensor]:
+        """(prepared, grad_out) for `at_source().grad`, of what came back."""
+        ...
+
+
+def merges(agg: Aggregator, edge: Rows) -> TypeGuard[Mergeable]:
+    """Can some in-edges of a destination be folded where their sources are? Rows of edges do not travel."""
+    return not edge and isinstance(agg, Mergeable) and agg.partial_types is not None
+
+
+class MergesSums:
+    """A sum: a partial row is a sum, and its gradient that of the result."""
+
+    @property
+    def partial_types(self) -> int | None:
+        return 0
+
+    def partial(self, out: Tensor, saved: Rows, dtype: torch.dtype) -> Rows:
+        return (out.to(dtype),)
+
+    def exact_numbers(self, shape: Sequence[int]) -> tuple[int, int]:
+        return 0, 0
+
+    def merge(self, state: Rows, at: Tensor, partial: Rows) -> Rows:
+        flat = self._by_row(state[0])
+        flat.index_add_(0, at, partial[0].to(flat.dtype))
+        return state
+
+    def grad_partial(self, exact: Rows, at: Tensor, prepared: Rows, grad_out: Tensor) -> Rows:
+        return (self._by_row(grad_out).index_select(0, at),)
+
+    def prepare_partial(self, saved: Rows, back: Rows) -> tuple[Rows, Tensor]:
+        return (), back[0]
+
+    def _by_row(self, rows: Tensor) -> Tensor:
+        return rows.flatten(0, 1) if self.partial_types else rows
+
+
+class MergesSoftmax:
+    """A softmax over in-edges: a partial row is the output o_q and the logsumexp l_q of some of the edges.
+
+    With w = exp(l_q - l), where l is the logsumexp of all: out = sum_q w o_q. An edge's weight is w times its weight
+    among its own, so the gradients of the partial fold are those of the whole with grad_out and <grad_out, out> scaled
+    by w: F + H numbers a row in each direction, for F values of H heads.
+    """
+
+    @property
+    def partial_types(self) -> int | None:
+        return 0
+
+    def statistics(self, prepared: Rows) -> tuple[Tensor, Tensor]:
+        """(logsumexp, <grad_out, out>), each [N, H]."""
+        raise NotImplementedError
+
+    def partial(self, out: Tensor, saved: Rows, dtype: torch.dtype) -> Rows:
+        return out.to(dtype), saved[1]
+
+    def exact_numbers(self, shape: Sequence[int]) -> tuple[int, int]:
+        return shape[0], shape[0]
+
+    def merge(self, state: Rows, at: Tensor, partial: Rows) -> Rows:
+        maximum, *sums = state
+        values, logsumexp = partial
+        old = maximum.index_select(0, at)
+        new = torch.maximum(old, logsumexp)
+        kept, added = (old - new).exp_(), (logsumexp - new).exp_()
+        maximum.index_copy_(0, at, new)
+        for i, total in enumerate(
+            sums
+        ):  # mass, values, and the same of the positive branch, to which partial rows add nothing
+            rows = total.index_select(0, at) * (kept if total.dim() == 2 else kept[..., None])
+            if i < 2:
+                rows += added if i == 0 else added[..., None] * values
+            total.index_copy_(0, at, rows)
+        return state
+
+    def grad_partial(self, exact: Rows, at: Tensor, prepared: Rows, grad_out: Tensor) -> Rows:
+        logsumexp, delta = (each.index_select(0, at) for each in self.statistics(prepared))
+        weight = (exact[0] - logsumexp).exp_()
+        return weight[..., None] * grad_out.index_select(0, at), weight * delta
