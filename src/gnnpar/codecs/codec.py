@@ -224,6 +224,8 @@ class FirstAndRest(WireDefaults):
 
     def encode(self, rows: Rows, index: Tensor | None, site: Site, peer: int) -> Tensor:
         """The rest comes first in the buffer: it has the wider type, so both parts are aligned."""
+        if len(rows) == 1:
+            return self.first.encode(rows, index, site, peer)
         rest, first = self.rest.encode(rows[1:], index, site, peer), self.first.encode(rows[:1], index, site, peer)
         return torch.cat([rest, first])
 

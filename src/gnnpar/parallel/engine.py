@@ -47,6 +47,18 @@ class EpochReport:
     facts: JsonDict = field(default_factory=JsonDict)
 
 
+def joined(facts: JsonDict, more: JsonDict) -> JsonDict:
+    """Metrics of two codecs: tables by exchange in one, the mean bits of both, seconds together."""
+    both = facts.keys() & more.keys()
+    total: JsonDict = {**facts, **more}
+    for name in both:
+        total[name] = {**facts[name], **more[name]} if isinstance(facts[name], dict) else facts[name] + more[name]
+    if (mean := "assign/mean_bits") in both:
+        of = "assign/numbers"
+        total[mean] = (facts[mean] * facts[of] + more[mean] * more[of]) / max(1, total[of])
+    return total
+
+
 class Stateful(Protocol):
     """Something that an engine keeps between epochs, as an exchange whose messages are taken in a later one."""
 
@@ -219,7 +231,8 @@ class FlatEngine(EngineDefaults):
 
     Parameters are replicated: gradients and the loss are summed over ranks in one message. `parts`: what else is kept
     between epochs, by the name under which a checkpoint has it; an exchange whose messages cross an epoch is one.
-    `crosses_epochs`: messages of an epoch may be in flight while the next one computes.
+    `crosses_epochs`: messages of an epoch may be in flight while the next one computes. `facts`: metrics of the first
+    epoch.
     """
 
     def __init__(
@@ -236,7 +249,9 @@ class FlatEngine(EngineDefaults):
         structure: Sequence[Structure] = (),
         parts: Mapping[str, Stateful] | None = None,
         crosses_epochs: bool = False,
+        facts: JsonDict | None = None,
     ) -> None:
+        self._first_facts = facts or {}
         self._view, self._exact, self._shard, self._model = view, exact, shard, model
         self._comm, self._seed, self._codecs = comm, seed, tuple(codecs)
         self._structure, self._parts = structure, dict(parts or {})
@@ -283,7 +298,9 @@ class FlatEngine(EngineDefaults):
             kept = {name: g.clone() for name, g in self.gradients_of(bucket).items()} if keep_gradient else None
             self._update(bucket, optimizer)
             mean_loss = float(bucket[-1])
-        facts = {name: value for codec in self._codecs for name, value in codec.facts().items()}
+        facts, self._first_facts = self._first_facts, {}
+        for codec in self._codecs:
+            facts = joined(facts, codec.facts())
         return EpochReport(mean_loss, kept, facts)
 
     def _update(self, bucket: Tensor, optimizer: Stepper) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -19,10 +19,13 @@ from gnnpar.comm.communicator import Phase
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.folds.edge_data import EdgeData
+from gnnpar.folds.mergeable import merges
 from gnnpar.graph import Message
+from gnnpar.parallel.cover import Cover
 from gnnpar.parallel.engine import Unsaved
 from gnnpar.parallel.local import LocalRows, Source, as_messages
 from gnnpar.parallel.shares import Shares, add_returned
+from gnnpar.parallel.source_fold import SourceFold
 from gnnpar.parallel.torch_types import Context, apply, apply_to_rows
 from gnnpar.parallel.view import View, edge_order
 from gnnpar.parallel.whole import fold_all_edges, split_operands, wanted_gradients
@@ -124,18 +127,34 @@ class HeldRows(Unsaved):
         self.nbytes_of[layer, call] = sum(t.numel() * t.element_size() for t in rows)
 
 
+class Covered(NamedTuple):
+    """A cover, and the exchanges of the rows that travel under it, of partial rows and of destinations' rows."""
+
+    cover: Cover
+    edges: EdgeOrder
+    rows: CodedExchange
+    partial: CodedExchange
+    exact: CodedExchange
+
+    def by(self, rows: CodedExchange, partial: CodedExchange) -> Covered:
+        """With other exchanges."""
+        return self._replace(rows=rows, partial=partial)
+
+
 @dataclass(eq=False)
 class HaloGraph(View):
     """A rank's part, with one exchange of boundary rows per aggregation.
 
     `exchange` carries rows and their gradients. With a `cache`, what layer 0 reads of the features is fetched once, by
-    the exchange `once` where it is given: noise that is drawn once would stay for the whole run.
+    the exchange `once` where it is given: noise that is drawn once would stay for the whole run. `covers`: by
+    `Mergeable.partial_types`, those under which folds are split.
     """
 
     exchange: CodedExchange = field(kw_only=True)
     edges: EdgeOrder = field(kw_only=True)
     once: CodedExchange | None = field(default=None, kw_only=True)
     held: HeldRows = field(default_factory=HeldRows, kw_only=True)
+    covers: Mapping[int, Covered] = field(default_factory=dict[int, "Covered"], kw_only=True)
     _features: tuple[Tensor, float, int] | None = field(default=None, init=False)  # the features after dropout
 
     @property
@@ -178,7 +197,8 @@ class HaloGraph(View):
             both = tuple(torch.cat([mine, theirs])[order] for mine, theirs in zip(src, halo, strict=True))
             return fold_all_edges(agg, block, both, dst, edge, shared)
         view = self.exactly() if self.cache is not None and self._constant(agg, src) else self
-        out = apply(_HaloFold, view, agg, call, (len(src), len(dst), len(edge)), *src, *dst, *edge, *shared)
+        view, split = view._under_cover(agg, edge)
+        out = apply(_HaloFold, view, split, agg, call, (len(src), len(dst), len(edge)), *src, *dst, *edge, *shared)
         return self.keep_result(call, agg, src, out)
 
     def _kept_halo(self) -> Tensor:
@@ -193,7 +213,20 @@ class HaloGraph(View):
 
     def exactly(self) -> Self:
         """This view with the exchange of what is sent once."""
-        return self if self.once is None else replace(self, exchange=self.once)
+        if self.once is None:
+            return self
+        covers = {types: each.by(self.once, self.once) for types, each in self.covers.items()}
+        return replace(self, exchange=self.once, covers=covers)
+
+    def _under_cover(self, agg: Aggregator, edge: Rows) -> tuple[Self, SourceFold | None]:
+        """(the view of the rows that travel, the fold of the others) of an aggregation that a cover splits."""
+        if not self.covers or not merges(agg, edge):
+            return self, None
+        found = self.covers.get(agg.partial_types or 0)
+        if found is None or (found.cover.linear and not agg.linear):
+            return self, None
+        view = replace(self, shard=found.cover.shard, edges=found.edges, exchange=found.rows)
+        return view, SourceFold(found.cover, agg, found.partial, found.exact)
 
     def site(self, *, call: int, phase: Phase) -> Site:
         return Site(self.run.epoch, self.layer, call, phase if self.run.counted else "evaluate")
@@ -226,38 +259,48 @@ class _Kept(Context):
     view: HaloGraph
     agg: Aggregator
     call: int
+    split: SourceFold | None
     counts: tuple[int, int, int]
     num_kept: int
+    num_partial: int
     like: tuple[RowLike, ...]
 
 
 class _HaloFold(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: _Kept, view: HaloGraph, agg: Aggregator, call: int, counts: tuple[int, int, int], *flat: Tensor
+        ctx: _Kept,
+        view: HaloGraph,
+        split: SourceFold | None,
+        agg: Aggregator,
+        call: int,
+        counts: tuple[int, int, int],
+        *flat: Tensor,
     ) -> Tensor:
         x = split_operands(counts, flat)
         early, late = view.edges.forward
-        halos, state = _fold(view, agg, x, early, late, view.site(call=call, phase="forward"))
+        halos, state, partial = _fold(view, split, agg, x, early, late, view.site(call=call, phase="forward"))
         out, saved = agg.finish(state)
         kept = [*flat, *(t for p in halos for t in halos[p])] if agg.needs_src else []
-        ctx.view, ctx.agg, ctx.call, ctx.counts, ctx.num_kept = view, agg, call, counts, len(kept)
+        ctx.view, ctx.split, ctx.agg, ctx.call, ctx.counts = view, split, agg, call, counts
+        ctx.num_kept, ctx.num_partial = len(kept), len(partial)
         ctx.like = RowLike.of(x.src)
-        view.held.record(view.layer, call, kept[len(flat) :])
-        ctx.save_for_backward(*kept, *saved)
+        view.held.record(view.layer, call, [*kept[len(flat) :], *partial])
+        ctx.save_for_backward(*kept, *partial, *saved)
         return out
 
     @staticmethod
     def backward(ctx: _Kept, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (grad_out,) = grad_outputs
         tensors = ctx.saved_tensors
-        kept, saved = tensors[: ctx.num_kept], tensors[ctx.num_kept :]
-        asked = ctx.needs_input_grad[4:]
+        kept, end = tensors[: ctx.num_kept], ctx.num_kept + ctx.num_partial
+        partial, saved = tensors[ctx.num_kept : end], tensors[end:]
+        asked = ctx.needs_input_grad[5:]
         num_flat = len(asked) if kept else 0
         x, halos = split_operands(ctx.counts, kept[:num_flat]), _by_peer(ctx.view, kept[num_flat:], ctx.counts[0])
-        back = _Backward(ctx.view, ctx.agg, x, saved, grad_out.contiguous(), asked, ctx.counts)
+        back = _Backward(ctx.view, ctx.split, ctx.agg, x, saved, partial, grad_out.contiguous(), asked, ctx.counts)
         site = ctx.view.site(call=ctx.call, phase="backward")
-        return (None, None, None, None, *wanted_gradients(back.gradients(halos, ctx.like, site), asked))
+        return (None,) * 5 + tuple(wanted_gradients(back.gradients(halos, ctx.like, site), asked))
 
 
 class _Fetched(Context):
@@ -294,15 +337,27 @@ class _HaloRows(torch.autograd.Function):
 
 
 def _fold(
-    view: HaloGraph, agg: Aggregator, x: Operands, early: list[Block], late: list[Block], site: Site
-) -> tuple[dict[int, Rows], Rows]:
-    """Exchange and fold. Returns the halo rows (when the gradient needs them) and the state."""
+    view: HaloGraph,
+    split: SourceFold | None,
+    agg: Aggregator,
+    x: Operands,
+    early: list[Block],
+    late: list[Block],
+    site: Site,
+) -> tuple[dict[int, Rows], Rows, Rows]:
+    """Exchange and fold. Returns the halo rows (when the gradient needs them), the state, and what the gradient reads
+    of partial rows. Partial rows leave as soon as they can be folded: at once, or when the destinations' rows are
+    there, meanwhile inner edges are folded."""
+    asked = split.ask(x.dst, site) if split else None
     exchange, posted = view.exchange, view.send(x.src, site)
+    folded = split.send(x, None, site) if split and not asked else None
     edge = view.edges.edge_rows
     there = dict(exchange.take_all(posted)) if view.edges.overlap == "none" else {}
     state = agg.init(view.shard.num_inner, x)
     for block in early:
         state = agg.update(state, block, x._replace(edge=edge(block, x.edge)))
+    if split and asked:
+        folded = split.send(x, asked, site)
     if view.edges.overlap == "central_marginal":
         there = dict(exchange.take_all(posted))
     for block in late:
@@ -314,7 +369,10 @@ def _fold(
         state = agg.update(state, block, x._replace(src=rows, edge=edge(block, x.edge)))
         if agg.needs_src:
             halos[p] = rows
-    return halos, state
+    partial: Rows = ()
+    if split and folded:
+        state, partial = split.merge(state, folded)
+    return halos, state, partial
 
 
 def _by_peer(view: HaloGraph, rows: Rows, num_src: int) -> dict[int, Rows]:
@@ -323,25 +381,28 @@ def _by_peer(view: HaloGraph, rows: Rows, num_src: int) -> dict[int, Rows]:
 
 
 class _Backward:
-    """The gradient of one halo aggregation: halo blocks, then inner blocks while gradients travel."""
+    """The gradient of one halo aggregation: partial rows and halo blocks, then inner blocks while gradients travel."""
 
     def __init__(
         self,
         view: HaloGraph,
+        split: SourceFold | None,
         agg: Aggregator,
         x: Operands,
         saved: Rows,
+        partial: Rows,
         grad_out: Tensor,
         asked: tuple[bool, ...],
         counts: tuple[int, int, int],
     ) -> None:
-        self.view, self.agg, self.x, self.grad_out = view, agg, x, grad_out
+        self.view, self.split, self.agg, self.x, self.partial, self.grad_out = view, split, agg, x, partial, grad_out
         self.prepared = agg.prepare(saved, grad_out)
         self.wanted = asked[: counts[0]]
         self.shares = Shares(view.edges.slots, x.edge)
 
     def gradients(self, halos: dict[int, Rows], like: Sequence[RowLike], site: Site) -> Operands:
-        view, shares = self.view, self.shares
+        view, shares, split = self.view, self.shares, self.split
+        gone = split.send_back(self.partial, self.prepared, self.grad_out, site) if split else None
         travelling = [each for each, wanted in zip(like, self.wanted, strict=True) if wanted]
         sent: dict[int, Rows] = {}
         for p in view.sources:
@@ -351,12 +412,19 @@ class _Backward:
         early, late = view.edges.backward
         for block in early:
             shares.add_inner(self._grad(block, self.x.src), block)
+        returned = None
+        if split and gone:
+            grads, returned = split.differentiate(self.partial, self.x, gone, site)
+            shares.add_inner(grads, split.cover.block)
         back = {p: view.exchange.take(posted, p) for p in view.readers if p in posted.incoming} if posted else {}
         for block in late:
             shares.add_inner(self._grad(block, self.x.src), block)
         for p, rows in back.items():
             add_returned(self._chosen(shares.src), view.shard.boundary[p], rows)
-        return shares.finished(self.agg, self.prepared, self.grad_out)
+        total = shares.finished(self.agg, self.prepared, self.grad_out)
+        if split and returned:
+            split.add_returned(total.dst, returned)
+        return total
 
     def _chosen(self, src: Rows) -> Rows:
         return tuple(g for g, wanted in zip(src, self.wanted, strict=True) if wanted)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gnnpar.codecs.codec import CodecConfig, WirePrice
+from gnnpar.parallel.priced import Problem
+from gnnpar.parallel.weights import WORTH, Halo, SplitFold, weights_of
+from gnnpar.partition.cover import CoverCounts, count_cover
 from gnnpar.pricing.flat import exchanged_folds, halo_copies, ring_bytes, summed_nbytes
+from gnnpar.pricing.ir import Fold
 from gnnpar.pricing.price import Bound, Traffic
 from gnnpar.pricing.work import Work
 
@@ -17,10 +21,13 @@ _FEWEST = 2  # bits whose rate is measured
 
 @dataclass(frozen=True)
 class RowBytes:
-    """Of a codec that has a price. `number`: bytes of a number of a row in memory."""
+    """Of a codec that has a price. `number`: bytes of a number of a row in memory. `halo`: of the strategy; `linear`: a
+    cover splits linear folds alone."""
 
     codec: CodecConfig
     number: int = 4
+    halo: Halo = "rows"
+    linear: bool = False
 
     @property
     def summed(self) -> int:
@@ -69,14 +76,86 @@ class RowBytes:
 
     def exchanges(self, work: Work) -> tuple[float, float]:
         """Bytes of an epoch, (forward, backward): one halo exchange a fold and direction."""
-        copies, folds = halo_copies(work), exchanged_folds(work)
-        return (
-            copies * sum(self.row(f.src) for f in folds),
-            copies * sum(self.row(f.src, gradient=True) for f in folds if f.learned),
-        )
+        covers = self.covers(work)
+        forward = backward = 0.0
+        for fold in exchanged_folds(work):
+            rows, partial, split = halo_copies(work), 0.0, None
+            if (counts := covers.get(self._types_of(fold))) is not None:
+                rows, partial, split = total(counts.rows), total(counts.partial), self._split(fold)
+            forward += rows * self.row(fold.src)
+            backward += rows * self.row(fold.src, gradient=True) * fold.learned
+            if split is not None:
+                forward += partial * (self.row((split.values,)) + split.exact[0])
+                both = self.row((split.values,), gradient=True) + split.exact[1]
+                backward += partial * both * split.partial_travels[1]
+        return forward, backward
+
+    def covers(self, work: Work) -> dict[int | None, CoverCounts]:
+        """The covers that the engine makes, by `Fold.split`'s types. ValueError where the edges are not at hand."""
+        if self.halo == "rows" or work.parts.parts == 1 or not self.sends:
+            return {}
+        if (edges := work.parts.edges_of) is None:
+            raise ValueError(f"strategy.halo={self.halo} is priced where the graph's edges are at hand. Set halo=rows.")
+        folds = [f for i in range(work.ir.num_layers) for f in work.ir.folds(i)]
+        covers: dict[int | None, CoverCounts] = {}
+        for types in sorted({t for f in folds if (t := self._types_of(f)) is not None}):
+            weights = weights_of([self._split(f) for f in folds if self._types_of(f) == types], self.codec, self.number)
+            key = weights, types
+            if key not in edges.found:
+                edges.found[key] = count_cover(
+                    edges.edge_index, edges.part_of, work.parts.parts, weights, edge_type=edges.edge_type, types=types
+                )
+            counts = edges.found[key]
+            assert isinstance(counts, CoverCounts)
+            after = total(counts.rows) * weights.row + total(counts.partial) * weights.partial
+            if self.halo == "cover" or after <= WORTH * halo_copies(work) * weights.row:
+                covers[types] = counts
+        return covers
+
+    def covered(self, work: Work) -> Work:
+        """The work under a cover, for times: a partial row counts as so many rows as it weighs, its edges are those of
+        the owner of their sources. As it is where some folds are not split, or by other covers."""
+        covers, kinds = self.covers(work), {self._types_of(f) for f in exchanged_folds(work)}
+        if len(kinds) != 1 or not kinds <= covers.keys():
+            return work
+        (types,), folds, parts = kinds, exchanged_folds(work), work.parts
+        counts, weights = covers[types], weights_of([self._split(f) for f in folds], self.codec, self.number)
+        share = weights.partial / weights.row
+        halo = combined(counts.rows, counts.partial, share)
+        cut = combined(combined(parts.cut, counts.folded, -1.0), counts.partial, 1.0)
+        inner = tuple(n + sum(row[q] for row in counts.folded) for q, n in enumerate(parts.inner))
+        return replace(work, parts=replace(parts, inner=inner, cut=cut, halo=halo))
+
+    def under_cover(self, problem: Problem) -> Problem:
+        """The problem, whose work is `covered`."""
+
+        def work_of(parts: int) -> Work:
+            return self.covered(problem.work_of(parts))
+
+        return replace(problem, work_of=work_of)
+
+    def _types_of(self, fold: Fold) -> int | None:
+        return fold.split[0] if fold.split and (fold.linear or not self.linear) else None
+
+    def _split(self, fold: Fold) -> SplitFold:
+        types, forward, backward, differentiated = fold.split
+        exact, travels = (forward * self.summed, backward * self.summed), (True, bool(differentiated))
+        return SplitFold(fold.src, fold.out // max(1, types), exact, (True, fold.learned), travels)
 
     def halo_traffic(self, work: Work, *, params: int) -> Traffic:
         """Halo rows forward, gradients of those that have one back, and the sum with the loss in it."""
         forward, backward = self.exchanges(work)
         total = ring_bytes(work.parts.parts, params + 1 + work.ir.summed_moments, self.summed)
         return Traffic(forward=forward, backward=backward, reduce=total, bound=self.bound)
+
+
+Table = tuple[tuple[float, ...], ...]
+
+
+def total(table: Table) -> float:
+    return sum(map(sum, table))
+
+
+def combined(a: Table, b: Table, factor: float) -> Table:
+    """a + factor * b."""
+    return tuple(tuple(x + factor * y for x, y in zip(*rows, strict=True)) for rows in zip(a, b, strict=True))

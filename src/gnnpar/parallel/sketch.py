@@ -14,6 +14,7 @@ from torch import Tensor
 from gnnpar.comm import RowLike
 from gnnpar.folds.aggregator import Aggregator, Pushable
 from gnnpar.folds.block import Block, Operands, Rows, chosen
+from gnnpar.folds.mergeable import Mergeable, merges
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
@@ -22,7 +23,9 @@ from gnnpar.partition.shard import Shard
 class Use(NamedTuple):
     """One aggregation of a model: the fold, its source rows, and the rows it would push (none: it cannot).
 
-    `dst`: rows of destinations; `out`: those of the result.
+    `dst`: rows of destinations; `out`: those of the result. `partial`, `back`: rows of a partial result and of its
+    gradient, () where the fold does not merge, or reads rows of edges, which do not travel. `learned`: has a source
+    row a gradient; `differentiated`: has any operand. Both are known of a sketch with gradients.
     """
 
     layer: int
@@ -31,6 +34,10 @@ class Use(NamedTuple):
     pushed: tuple[RowLike, ...] = ()
     dst: tuple[RowLike, ...] = ()
     out: tuple[RowLike, ...] = ()
+    partial: tuple[RowLike, ...] = ()
+    back: tuple[RowLike, ...] = ()
+    learned: bool = False
+    differentiated: bool = False
 
 
 @dataclass(eq=False)
@@ -38,22 +45,36 @@ class _Sketch(WholeGraph):
     uses: list[Use] = field(default_factory=list[Use], kw_only=True)
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
-        pushed = ()
+        pushed, x = (), Operands(*(tuple(t.detach() for t in rows) for rows in (src, dst, edge, shared)))
         if isinstance(agg, Pushable):
-            fold, x, block = agg.pushing(), Operands(src, dst, edge, shared), self.shard.inner
+            fold, block = agg.pushing(), self.shard.inner
             out, saved = fold.finish(fold.update(fold.init(block.num_dst, x), block, x))
             pushed = RowLike.of(fold.pushed(x, fold.prepare(saved, out), out))
+        merged: tuple[Rows, Rows] = (), ()
+        if merges(agg, edge):
+            merged = self._merged(agg, x)
         result = super().aggregate(agg, src, dst, edge, shared)
-        like = (RowLike.of(rows) for rows in (dst, (result,)))
-        self.uses.append(Use(self.layer, agg, RowLike.of(src), pushed, *like))
+        one, other, partial, back = map(RowLike.of, (dst, (result,), *merged))
+        learned = any(t.requires_grad for t in src)
+        use = Use(self.layer, agg, RowLike.of(src), pushed, one, other, partial, back, learned, result.requires_grad)
+        self.uses.append(use)
         return result
 
+    @torch.no_grad()
+    def _merged(self, agg: Mergeable, x: Operands) -> tuple[Rows, Rows]:
+        """A partial row of this node, and what goes back for it."""
+        block, fold = self.shard.inner, agg.at_source()
+        partial = agg.partial(*fold.finish(fold.update(fold.init(1, x), block, x)), x.src[0].dtype)
+        out, saved = agg.finish(agg.update(agg.init(1, x), block, x))
+        at = torch.zeros(1, dtype=torch.int64, device=out.device)
+        return partial, agg.grad_partial(partial[1:], at, agg.prepare(saved, out), out)
 
-@torch.no_grad()
-def sketch(model: Callable[..., Tensor], shard: Shard) -> list[Use]:
+
+def sketch(model: Callable[..., Tensor], shard: Shard, *, gradients: bool = False) -> list[Use]:
     """Return every aggregation of model(graph, x), in order, without communication. Refuses folds without a gradient.
 
-    A copy of the model runs: a convolution with `cached=True` keeps the rows that it has seen."""
+    `gradients`: record them, to see which operands have one. A copy of the model runs: a convolution with `cached=True`
+    keeps the rows that it has seen."""
     with suppress(Exception):  # a module of the user's that cannot be copied
         model = copy.deepcopy(model)
     first, one_edge = slice(0, 1), slice(0, min(1, shard.inner.num_edges))
@@ -74,7 +95,8 @@ def sketch(model: Callable[..., Tensor], shard: Shard) -> list[Use]:
         boundary={},
     )
     view = _Sketch(one, Pass(0))
-    model(view, one.x)
+    with torch.set_grad_enabled(gradients):
+        model(view, one.x)
     for use in view.uses:
         if not callable(getattr(use.agg, "grad", None)):  # a fold of the user's own enters here
             raise ValueError(

@@ -46,7 +46,8 @@ class Seen(NamedTuple):
 
 
 class FoldArguments(NamedTuple):
-    """What says which fold it is. `flags`: linear, needs_src, numbers pushed a row; `tail`: shape of a result's row."""
+    """What says which fold it is. `flags`: linear, needs_src, numbers pushed a row, `Fold.split`. `tail`: shape of a
+    row of the result."""
 
     num_src: int
     num_dst: int
@@ -240,12 +241,15 @@ def _save(event: Event, draft: _Draft, state: _State, rows: list[tuple[Seen, int
 
 def _account_fold(event: Event, draft: _Draft, state: _State, out_width: int) -> None:
     assert event.fold is not None
-    num_src, num_dst, num_edge, _, kind, (linear, needs_src, pushed), _ = event.fold
+    num_src, num_dst, num_edge, _, kind, (linear, needs_src, pushed, *split), _ = event.fold
     widths = [state.width(seen) or 0 for seen in event.inputs]
     groups = [widths[:num_src], widths[num_src : num_src + num_dst], widths[num_src + num_dst :][:num_edge]]
     learned = any(state.is_learned(seen) for seen in event.inputs[:num_src])
     src, dst, edge = map(tuple, groups)
-    draft.folds.append(Fold(kind, src, dst, edge, out_width, bool(linear), bool(needs_src), learned, pushed))
+    flags = bool(linear), bool(needs_src), learned, pushed
+    if split:
+        split.append(int(any(map(state.is_learned, event.inputs))))
+    draft.folds.append(Fold(kind, src, dst, edge, out_width, *flags, tuple(split)))
     if needs_src:
         for seen, width in zip(event.inputs[: num_src + num_dst], widths, strict=False):
             state.save(draft, state.of(seen), width)

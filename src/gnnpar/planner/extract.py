@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from gnnpar.folds.aggregator import Aggregator, EdgeDropout, Pushable
 from gnnpar.folds.block import Rows
 from gnnpar.folds.generic import EdgeFunction, Generic
+from gnnpar.folds.mergeable import merges
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Message, Moments
 from gnnpar.models.edge_attr import ReadsAttributes
@@ -71,7 +72,6 @@ class Tracing:
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         width = sum(t[0].numel() for t in src)
         pushed = width + 2 * sum(t[0].numel() for t in dst) if isinstance(agg, Pushable) else 0
-        flags = (int(agg.linear), int(agg.needs_src), pushed)
         typed = isinstance(agg, Generic) and agg.types > 0
         first = (self.edge_ids,) if typed else ()  # types of edges
         tail = list(src[0].shape[1:])
@@ -81,6 +81,7 @@ class Tracing:
                 tail = list(agg.value(far, near, beside, shared).shape[1:])
         if (isinstance(agg, Sum) and agg.types) or (isinstance(agg, Generic) and agg.within):
             tail = [agg.types, *tail]
+        flags = (int(agg.linear), int(agg.needs_src), pushed, *_split(agg, dst, edge, tail))
         counts = (len(src), len(dst), len(edge), len(shared))
         fold = FoldArguments(*counts, type(agg).__name__, flags, tuple(tail))
         return self.recorder.made("fold", (src[0].shape[0], *tail), (*src, *dst, *edge, *shared), fold)
@@ -92,6 +93,16 @@ class WithValue(Protocol):
 
     @property
     def value(self) -> EdgeFunction: ...
+
+
+def _split(agg: Aggregator, dst: Rows, edge: Rows, tail: list[int]) -> tuple[int, ...]:
+    """`Fold.split` but for its last number; () where the fold does not merge."""
+    if not merges(agg, edge):
+        return ()
+    types = agg.partial_types or 0
+    asked = sum(t[0].numel() for t in dst)
+    forward, backward = agg.exact_numbers(tail[1:] if types else tail)
+    return types, forward + asked, backward + asked
 
 
 def record(model: nn.Module, in_dim: int, *, learned: int = 0) -> ModelIR:

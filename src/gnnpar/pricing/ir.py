@@ -37,6 +37,8 @@ class Fold:
 
     `linear`: backward needs no source row. `learned`: do the sources have a gradient, which travels back? `pushed`:
     numbers of the row that a destination would push instead of pulling sources twice (attention), 0 where it cannot.
+    `split`: (types, numbers beside the values forward, backward, 1 where anything is differentiated) of partial rows,
+    which are of destinations (0) or of pairs with one of so many types; () where a fold is not split over its edges.
     """
 
     kind: str
@@ -48,6 +50,7 @@ class Fold:
     needs_src: bool
     learned: bool
     pushed: int = 0
+    split: tuple[int, ...] = field(default=(), repr=False)  # hashes of models stay what they were
 
     @property
     def width(self) -> int:
@@ -116,6 +119,13 @@ class ModelIR:
 
     def folds(self, index: int) -> tuple[Fold, ...]:
         return self._folds[index]
+
+    @property
+    def splits(self) -> bool:
+        """May the in-edges of every fold be folded at their sources, all under one cover?"""
+        return len({f.split[:1] for folds in self._folds for f in folds} - {()}) == 1 and all(
+            f.split for folds in self._folds for f in folds
+        )
 
     @cached_property
     def params(self) -> int:

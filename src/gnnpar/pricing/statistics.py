@@ -5,8 +5,8 @@ A graph may also be described by numbers alone (`even`), for clusters and graphs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -30,14 +30,27 @@ class GraphStats:
         return GraphStats(dataset.num_nodes, dataset.num_edges, dataset.num_features, dataset.num_classes, train)
 
 
+@dataclass(frozen=True, eq=False)
+class CutEdges:
+    """A partition's edges, for a price that asks more of them than counts. `found`: what was asked, kept."""
+
+    edge_index: Tensor
+    part_of: Tensor
+    edge_type: Tensor | None = None
+    found: dict[Hashable, object] = field(default_factory=dict[Hashable, object])
+
+
 @dataclass(frozen=True)
 class PartStats:
-    """By part: nodes, in-edges from inside, [p][q] in-edges of p from q, [p][q] halo rows that p reads from q."""
+    """By part: nodes, in-edges from inside, [p][q] in-edges of p from q, [p][q] halo rows that p reads from q.
+
+    `edges_of`: where the graph is at hand."""
 
     nodes: tuple[float, ...]
     inner: tuple[float, ...]
     cut: tuple[tuple[float, ...], ...]
     halo: tuple[tuple[float, ...], ...]
+    edges_of: CutEdges | None = field(default=None, compare=False, repr=False)
 
     @property
     def parts(self) -> int:
@@ -56,8 +69,8 @@ class PartStats:
         return sum(row[q] for row in self.halo)
 
     @staticmethod
-    def of(edge_index: Tensor, part_of: Tensor, parts: int) -> PartStats:
-        """Shapes: edge_index [2, E], part_of [N]."""
+    def of(edge_index: Tensor, part_of: Tensor, parts: int, edge_type: Tensor | None = None) -> PartStats:
+        """Shapes: edge_index [2, E], part_of [N], edge_type [E]."""
         src, dst = edge_index
         count = len(part_of)
         pair = part_of[dst] * parts + part_of[src]
@@ -69,7 +82,8 @@ class PartStats:
         nodes = torch.bincount(part_of, minlength=parts)
         inner = edges.diagonal().tolist()
         cut = (edges - torch.diag(edges.diagonal())).tolist()
-        return PartStats(tuple(nodes.tolist()), tuple(inner), _rows(cut), _rows(halo.tolist()))
+        edges = CutEdges(edge_index, part_of, edge_type)
+        return PartStats(tuple(nodes.tolist()), tuple(inner), _rows(cut), _rows(halo.tolist()), edges)
 
     @staticmethod
     def even(nodes: float, edges: float, parts: int, *, alpha: float, cut_share: float) -> PartStats:

@@ -182,6 +182,7 @@ class Assigner:
             facts["assign/seconds"][key.name] = value.seconds
             facts["assign/objective"][key.name] = value.objective
         facts["assign/mean_bits"] = total_bits / elements if elements else 0.0
+        facts["assign/numbers"] = elements
         return {r: np.concatenate([*c, menu[:0]]) for r, c in codes.items()}, facts
 
     def _choices(self, problems: list[Problem]) -> list[list[Array]]:

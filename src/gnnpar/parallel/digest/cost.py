@@ -88,7 +88,7 @@ def candidates(scope: Scope, ranks: int) -> Iterator[TableCandidate]:
 
 
 def cost(strategy: Digest, problem: Problem, machine: Machine) -> Price:
-    rows = RowBytes(strategy.codec, problem.number)
+    rows = RowBytes(strategy.codec, problem.number, strategy.halo, linear=True)
     if not rows.known:
         return Price(unpriced=rows.unknown)
     live = TableCandidate(
@@ -110,4 +110,4 @@ def cost(strategy: Digest, problem: Problem, machine: Machine) -> Price:
         return Price(traffic=traffic, unpriced=SENDS_NOTHING)
     bits, notes = rows.bits()
     bits = 32 if problem.ranks == 1 else bits
-    return priced(live.turned({"bits": bits}), problem, machine, traffic, notes)
+    return priced(live.turned({"bits": bits}), rows.under_cover(problem), machine, traffic, notes)

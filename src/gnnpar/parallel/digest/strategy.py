@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge
 
-from gnnpar.codecs.adaptive.codec import Adaptive, with_edge_weights
+from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
 from gnnpar.codecs.delta import refuse_delta
-from gnnpar.comm import Communicator
+from gnnpar.comm import CodedExchange, Communicator
+from gnnpar.comm.rows import Wire
 from gnnpar.data.tasks import Task
 from gnnpar.folds.edge_data import ALL_KINDS
 from gnnpar.models.gnn import GNN
@@ -26,6 +27,7 @@ from gnnpar.parallel.halo_engine import halo_engine
 from gnnpar.parallel.halo_graph import Overlap
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, name_of
+from gnnpar.parallel.weights import Halo, refuse_nothing
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
 
@@ -43,16 +45,18 @@ class Digest:
     """`period`: epochs from one refresh of the halo rows to the next; between them the same rows are read.
 
     `gradients`: in an epoch that refreshes, gradients of halo rows go back to their owners; the paper sends none. With
-    them, `period=1` is graph parallelism. `codec`: of all that travels. Evaluation reads rows of its own weights,
-    exactly.
+    them, `period=1` is graph parallelism. `codec`: of all that travels. `halo`: what travels of a cut edge, for linear
+    folds (`gnnpar.parallel.cover`). Evaluation reads rows of its own weights, exactly.
     """
 
     period: Annotated[int, Ge(1)] = 2
     gradients: bool = False
     codec: CodecConfig = Identity()
     overlap: Overlap = "edges"
+    halo: Halo = "rows"
 
     def __post_init__(self) -> None:
+        refuse_nothing(self.codec, self.halo)
         if not self._is_halo_exchange:
             refuse_delta(self.codec, "digest", "does not send rows and gradients in every epoch")
         if isinstance(self.codec, Adaptive) and not self._is_halo_exchange:
@@ -129,8 +133,9 @@ class Digest:
         seed: int,
         first_layer: FirstLayer = "live",
     ) -> Engine:
-        codec = with_edge_weights(self.codec, model).build(shard.row_lists, comm, seed)
-        table = TableExchange(comm, codec, period=self.period, gradients=self.gradients)
+        def table(comm: Communicator, codec: Wire) -> CodedExchange:
+            return TableExchange(comm, codec, period=self.period, gradients=self.gradients)
+
         return halo_engine(
             shard,
             model,
@@ -139,9 +144,10 @@ class Digest:
             seed=seed,
             first_layer=first_layer,
             overlap=self.overlap,
-            codec=codec,
+            codec=self.codec,
+            halo=self.halo,
             exchange=table,
+            kept="table",
             exactness=self.exactness,
             features_exact="exact" not in self.exactness,
-            parts={"table": table},
         )

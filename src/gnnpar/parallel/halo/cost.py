@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from gnnpar.codecs.codec import BFloat16, Identity
 from gnnpar.files import JsonDict
 from gnnpar.parallel.priced import Problem, priced
 from gnnpar.parallel.row_bytes import SENDS_NOTHING, RowBytes
@@ -17,8 +18,10 @@ from gnnpar.pricing.candidate import Knobs, Scope, codec_fields, quality_of
 from gnnpar.pricing.flat import ExchangeCandidate
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
-from gnnpar.pricing.price import Price
+from gnnpar.pricing.price import Memory, Phases, Price
 from gnnpar.pricing.quality import Quality
+from gnnpar.pricing.tasks import Task
+from gnnpar.pricing.work import Work
 
 if TYPE_CHECKING:
     from gnnpar.parallel.halo.strategy import GraphParallel
@@ -28,9 +31,10 @@ QUANTIZED = (8, 4, 2)
 
 @dataclass(frozen=True, kw_only=True)
 class HaloCandidate(ExchangeCandidate):
-    """`family`: adaqp below 16 bits, whose YAML has a quantizing codec."""
+    """`family`: adaqp below 16 bits, whose YAML has a quantizing codec. `halo`: rows, or the least cover."""
 
     family: str = "graph_parallel"
+    halo: Literal["rows", "cover"] = "rows"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "family", "adaqp" if self.bits < 16 else "graph_parallel")
@@ -41,6 +45,7 @@ class HaloCandidate(ExchangeCandidate):
         words += ["no overlap"] if self.overlap == "none" else []
         words += [f"{self.bits} bit"] if self.bits != 32 else []
         words += ["first layer held"] if self.held else []
+        words += ["cover"] if self.halo == "cover" else []
         return ", ".join(words)
 
     @property
@@ -53,7 +58,21 @@ class HaloCandidate(ExchangeCandidate):
 
     @property
     def fields(self) -> JsonDict:
-        return {"codec": codec_fields(self.bits), "overlap": self.overlap}
+        halo: JsonDict = {} if self.halo == "rows" else {"halo": self.halo}
+        return {"codec": codec_fields(self.bits), "overlap": self.overlap, **halo}
+
+    def _covered(self, work: Work) -> Work:
+        codec = BFloat16() if self.bits == 16 else Identity()
+        return RowBytes(codec, halo=self.halo).covered(work)
+
+    def phases(self, work: Work, machine: Machine) -> Phases:
+        return super().phases(self._covered(work), machine)
+
+    def memory(self, work: Work) -> tuple[Memory, ...]:
+        return super().memory(self._covered(work))
+
+    def tasks(self, work: Work, machine: Machine) -> list[Task]:
+        return super().tasks(self._covered(work), machine)
 
     def knobs(self, ir: ModelIR) -> Knobs:
         return {"bits": (32, 16, *QUANTIZED), "overlap": ("edges", "none")}
@@ -74,6 +93,9 @@ def plain_candidates(scope: Scope, ranks: int) -> Iterator[HaloCandidate]:
         for overlap in ("edges", "none"):
             yield HaloCandidate(parts=ranks, overlap=overlap)
         yield HaloCandidate(parts=ranks, bits=16)
+        if scope.ir.splits:
+            yield HaloCandidate(parts=ranks, halo="cover")
+            yield HaloCandidate(parts=ranks, bits=16, halo="cover")
 
 
 def quantized_candidates(scope: Scope, ranks: int) -> Iterator[HaloCandidate]:
@@ -83,7 +105,7 @@ def quantized_candidates(scope: Scope, ranks: int) -> Iterator[HaloCandidate]:
 
 
 def cost(strategy: GraphParallel, problem: Problem, machine: Machine) -> Price:
-    rows = RowBytes(strategy.codec, problem.number)
+    rows = RowBytes(strategy.codec, problem.number, strategy.halo)
     if not rows.known:
         return Price(unpriced=rows.unknown)
     held = problem.kept != "no"
@@ -96,4 +118,4 @@ def cost(strategy: GraphParallel, problem: Problem, machine: Machine) -> Price:
         notes += ("overlap=central_marginal is priced as edges, which hides at least as much",)
     if problem.ranks == 1:  # nothing travels: what runs is the engine without a codec
         bits = 32
-    return priced(live.turned({"bits": bits}), problem, machine, traffic, notes)
+    return priced(live.turned({"bits": bits}), rows.under_cover(problem), machine, traffic, notes)

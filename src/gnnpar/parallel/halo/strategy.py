@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gnnpar.codecs.adaptive.codec import with_edge_weights
 from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs, is_constant
-from gnnpar.comm import CodedExchange, Communicator
+from gnnpar.comm import Communicator
 from gnnpar.data.tasks import Task
 from gnnpar.folds.edge_data import ALL_KINDS
 from gnnpar.models.gnn import GNN
@@ -20,6 +19,7 @@ from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.halo_engine import halo_engine
 from gnnpar.parallel.halo_graph import Overlap
 from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, name_of
+from gnnpar.parallel.weights import Halo, refuse_nothing
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
 
@@ -34,10 +34,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphParallel:
-    """`codec`: what halo rows and their gradients look like on the wire, in training; evaluation is always exact."""
+    """`codec`: what halo rows and their gradients look like on the wire, in training; evaluation is always exact.
+
+    `halo`: what travels of a cut edge (`gnnpar.parallel.cover`).
+    """
 
     codec: CodecConfig = Identity()
     overlap: Overlap = "edges"
+    halo: Halo = "rows"
+
+    def __post_init__(self) -> None:
+        refuse_nothing(self.codec, self.halo)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -76,7 +83,8 @@ class GraphParallel:
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         how = f"{name_of(self.codec)}, overlap {self.overlap}"
-        settings = {"codec": self.codec, "overlap": self.overlap}
+        how += "" if self.halo == "rows" else f", halo {self.halo}"
+        settings = {"codec": self.codec, "overlap": self.overlap, "halo": self.halo}
         return (LayerFacts(mode="halo", how=how, settings=settings),) * plan.num_layers
 
     def build(
@@ -90,7 +98,6 @@ class GraphParallel:
         seed: int,
         first_layer: FirstLayer = "live",
     ) -> Engine:
-        codec = with_edge_weights(self.codec, model).build(shard.row_lists, comm, seed)
         return halo_engine(
             shard,
             model,
@@ -99,8 +106,8 @@ class GraphParallel:
             seed=seed,
             first_layer=first_layer,
             overlap=self.overlap,
-            codec=codec,
-            exchange=CodedExchange(comm, codec),
+            codec=self.codec,
             exactness=self.exactness,
+            halo=self.halo,
             features_exact="quantized" in self.exactness,
         )

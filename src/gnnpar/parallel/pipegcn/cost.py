@@ -123,7 +123,7 @@ def candidates(scope: Scope, ranks: int) -> Iterator[LateCandidate]:
 
 
 def cost(strategy: PipeGCN, problem: Problem, machine: Machine) -> Price:
-    rows = RowBytes(strategy.codec, problem.number)
+    rows = RowBytes(strategy.codec, problem.number, strategy.halo, linear=strategy.staleness > 0)
     if not rows.known:
         return Price(unpriced=rows.unknown)
     held, parts = problem.kept != "no", problem.ranks
@@ -137,7 +137,7 @@ def cost(strategy: PipeGCN, problem: Problem, machine: Machine) -> Price:
     if not rows.sends:
         return Price(traffic=traffic, unpriced=SENDS_NOTHING)
     bits, notes = rows.bits()
-    return priced(live.turned({"bits": 32 if parts == 1 else bits}), problem, machine, traffic, notes)
+    return priced(live.turned({"bits": 32 if parts == 1 else bits}), rows.under_cover(problem), machine, traffic, notes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,21 +13,22 @@ from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge, Lt
 
-from gnnpar.codecs.adaptive.codec import with_edge_weights
 from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
 from gnnpar.codecs.delta import refuse_delta
 from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.comm.communicator import Phase
+from gnnpar.comm.rows import Wire
 from gnnpar.data.tasks import Task
 from gnnpar.folds.edge_data import ALL_KINDS
 from gnnpar.models.gnn import GNN
-from gnnpar.parallel.engine import Engine, PassGraph, Stateful
-from gnnpar.parallel.halo_engine import halo_engine
+from gnnpar.parallel.engine import Engine, PassGraph
+from gnnpar.parallel.halo_engine import MakeExchange, halo_engine
 from gnnpar.parallel.halo_graph import Overlap
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.pipegcn.late import LateExchange
 from gnnpar.parallel.pipegcn.oracle import Earlier, StaleWhole
 from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, name_of
+from gnnpar.parallel.weights import Halo, refuse_nothing
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
 
@@ -45,7 +46,8 @@ class PipeGCN:
     """`staleness`: age in epochs of halo rows and of the gradients of boundary rows; 0: graph parallelism.
 
     `smooth_features`, `smooth_gradients`: running means of them with `decay` take their place. `codec`: of both on the
-    wire. Evaluation reads rows of its own weights, exactly.
+    wire. `halo`: what travels of a cut edge, for linear folds (`gnnpar.parallel.cover`). Evaluation reads rows of its
+    own weights, exactly.
     """
 
     staleness: Annotated[int, Ge(0)] = 1
@@ -54,8 +56,10 @@ class PipeGCN:
     decay: Annotated[float, Ge(0), Lt(1)] = 0.95
     codec: CodecConfig = Identity()
     overlap: Overlap = "edges"
+    halo: Halo = "rows"
 
     def __post_init__(self) -> None:
+        refuse_nothing(self.codec, self.halo)
         if self.staleness:
             refuse_delta(self.codec, "pipegcn", "reads messages after the next epoch has begun")
         if self.staleness == 0 and (self.smooth_features or self.smooth_gradients):
@@ -131,14 +135,16 @@ class PipeGCN:
         seed: int,
         first_layer: FirstLayer = "live",
     ) -> Engine:
-        codec = with_edge_weights(self.codec, model).build(shard.row_lists, comm, seed)
-        parts: dict[str, Stateful] = {}
-        exchange = CodedExchange(comm, codec)
-        if self.staleness:
-            chosen: dict[Phase, bool] = {"forward": self.smooth_features, "backward": self.smooth_gradients}
-            smooth = frozenset[Phase](phase for phase, on in chosen.items() if on)
-            late = LateExchange(comm, codec, staleness=self.staleness, smooth=smooth, decay=self.decay)
-            exchange = parts["late"] = late
+        chosen: dict[Phase, bool] = {"forward": self.smooth_features, "backward": self.smooth_gradients}
+        smooth = frozenset[Phase](phase for phase, on in chosen.items() if on)
+
+        def late(comm: Communicator, codec: Wire) -> CodedExchange:
+            return LateExchange(comm, codec, staleness=self.staleness, smooth=smooth, decay=self.decay)
+
+        if self.staleness == 0:
+            exchange: MakeExchange = CodedExchange
+        else:
+            exchange = late
         return halo_engine(
             shard,
             model,
@@ -147,10 +153,11 @@ class PipeGCN:
             seed=seed,
             first_layer=first_layer,
             overlap=self.overlap,
-            codec=codec,
+            codec=self.codec,
+            halo=self.halo,
             exchange=exchange,
+            kept="late" if self.staleness else None,
             exactness=self.exactness,
             features_exact="exact" not in self.exactness,
-            parts=parts,
             crosses_epochs=self.staleness > 0,
         )

@@ -1,0 +1,204 @@
+"""halo=cover: partial rows in the place of halo rows give the same numbers, and the fewest bytes."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from composing import configured, names
+from gnnpar.codecs.codec import BFloat16, Drop, Identity
+from gnnpar.codecs.uniform import Uniform
+from gnnpar.comm import ThreadWorld
+from gnnpar.models.gcn import GCN
+from gnnpar.models.sage import SAGE
+from gnnpar.parallel.digest.strategy import Digest
+from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.parallel.pipegcn.strategy import PipeGCN
+from gnnpar.parallel.row_bytes import RowBytes
+from gnnpar.parallel.single.strategy import Single
+from gnnpar.partition.cover import count_cover, least_cover
+from gnnpar.planner.extract import record
+from gnnpar.pricing.statistics import GraphStats, PartStats
+from gnnpar.pricing.work import Work
+from gnnpar.verify.conformance import Job, check, make_job, merge_ranks, relative_error, small_graph, train_in_threads
+from graphs import with_edge_data, with_weights
+from worlds import run_world
+
+SMALL = ("model.hidden=8",)
+DATA = {
+    "gcn": with_weights(small_graph()),
+    "rgcn": with_edge_data(small_graph(), types=3, width=0),
+    "rgat": with_edge_data(small_graph(), types=3, width=0),
+    "hgt": with_edge_data(small_graph(), types=3, width=0),
+    "gine": with_edge_data(small_graph(), types=0, width=2),
+}
+MODELS = [name for name in names("model") if name != "pyg"]
+COVER = GraphParallel(halo="cover")
+
+
+def model_of(name: str) -> Any:
+    dropout = ("model.attention_dropout=0.4",) if name in ("gat", "gatv2") else ()
+    return configured("model", name, *SMALL, *dropout)
+
+
+def differ(one: Any, other: Any) -> float:
+    """The worst relative difference of losses, gradients and logits."""
+    gradients = zip(one.gradients, other.gradients, strict=True)
+    scale = max(float(g.norm()) for each in other.gradients for g in each.values())
+    worst = max(float((mine[k] - g).norm()) / scale for mine, theirs in gradients for k, g in theirs.items())
+    losses = max(abs(a - b) / abs(b) for a, b in zip(one.losses, other.losses, strict=True))
+    return max(worst, losses, float(relative_error(one.logits, other.logits)))
+
+
+@pytest.mark.parametrize("overlap", ["edges", "none", "central_marginal"])
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_equals_the_single_device(model: str, overlap: Any) -> None:
+    data, config = DATA.get(model, small_graph()), model_of(model)
+    alone = train_in_threads(Single(), config, data, world=1)
+    for world in (2, 4):
+        assert differ(train_in_threads(replace(COVER, overlap=overlap), config, data, world=world), alone) < 1e-9
+
+
+def test_check_passes_on_one_to_four_ranks() -> None:
+    models = {name: model_of(name) for name in ("gcn", "gat", "sage_max", "transformer")}
+    assert all(case.passed for case in check(COVER, models))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("codec", [Identity(), BFloat16(), Uniform(bits=4)], ids=["identity", "bf16", "uniform"])
+@pytest.mark.parametrize("model", MODELS)
+def test_bytes_equal_the_formula_and_are_fewer(model: str, codec: Any, dtype: torch.dtype) -> None:
+    data, strategy = DATA.get(model, small_graph()), replace(COVER, codec=codec)
+    job = make_job(strategy, model_of(model), data, world=4, dtype=dtype, epochs=1)
+    sent = merge_ranks(job, ThreadWorld(4).run(job)).traffic[0]
+    ir = record(job.model, data.num_features)
+    parts = PartStats.of(data.edge_index, job.plan.part_of, 4, data.edges.type)
+    work = Work(ir, GraphStats.of(data), parts, ())
+    forward, backward = RowBytes(codec, dtype.itemsize, "cover").exchanges(work)
+    assert (sent["forward"], sent["backward"]) == (forward, backward)
+    rows = RowBytes(codec, dtype.itemsize).exchanges(work)
+    assert forward + backward <= sum(rows)
+
+
+def test_processes_send_what_threads_do_and_rows_may_stand_in_any_order() -> None:
+    job = make_job(COVER, model_of("gat"), small_graph(), world=2, epochs=1)
+    threads, processes = (merge_ranks(job, run_world(kind, 2, job)) for kind in ("threads", "gloo"))
+    assert threads.traffic == processes.traffic
+    for model in ("gcn", "sage_max", "gat"):
+        job = make_job(COVER, model_of(model), small_graph(), world=3)
+        given, ordered = (
+            merge_ranks(each, ThreadWorld(3).run(each)) for each in (job, replace(job, row_order="metis"))
+        )
+        assert differ(ordered, given) < 1e-9
+        assert ordered.traffic == given.traffic
+
+
+@pytest.mark.parametrize("model", ["gcn", "sage", "gat"])
+def test_a_cached_first_layer_keeps_what_arrived(model: str) -> None:
+    alone = train_in_threads(Single(), model_of(model), small_graph(), world=1)
+    cached = train_in_threads(COVER, model_of(model), small_graph(), world=3, first_layer="cached")
+    assert differ(cached, alone) < 1e-9
+    assert cached.traffic[1]["forward"] < cached.traffic[0]["forward"]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        PipeGCN(),
+        PipeGCN(smooth_features=True, smooth_gradients=True, decay=0.5),
+        PipeGCN(staleness=0),
+        Digest(period=2, gradients=True),
+        Digest(period=3),
+    ],
+    ids=str,
+)
+def test_late_sums_are_sums_of_late_rows(strategy: Any) -> None:
+    """A linear fold of rows of an earlier epoch may be made where they are. Others keep rows."""
+    for model, epochs in (("gcn", 6), ("gat", 2)):
+        kept = train_in_threads(strategy, model_of(model), small_graph(), world=3, epochs=epochs)
+        covered = train_in_threads(
+            replace(strategy, halo="cover"), model_of(model), small_graph(), world=3, epochs=epochs
+        )
+        assert differ(covered, kept) < 1e-9
+        if model == "gcn":
+            assert covered.traffic[0]["forward"] < kept.traffic[0]["forward"]
+        elif getattr(strategy, "staleness", 1):
+            assert covered.traffic == kept.traffic
+
+
+@pytest.mark.parametrize("weights", [(1, 1), (2, 3), (136, 152), (3, 1)])
+def test_no_cover_is_lighter(weights: tuple[int, int]) -> None:
+    """Against integer programming."""
+    gen = np.random.default_rng(0)
+    for _ in range(60):
+        num_dst, num_src, edges = *gen.integers(1, 9, 2), gen.integers(1, 25)
+        dst, src = gen.integers(0, num_dst, edges), gen.integers(0, num_src, edges)
+        folded = least_cover(
+            torch.as_tensor(dst), torch.as_tensor(src), int(num_dst), int(num_src), weights=weights
+        ).numpy()
+        found = folded.sum() * weights[1] + len(set(src[~folded[dst]])) * weights[0]
+        ends = np.zeros((edges, num_dst + num_src))
+        ends[np.arange(edges), dst] = ends[np.arange(edges), num_dst + src] = 1
+        cost = np.array([weights[1]] * int(num_dst) + [weights[0]] * int(num_src))
+        least = milp(cost, constraints=LinearConstraint(ends, 1), bounds=Bounds(0, 1), integrality=np.ones(len(cost)))
+        assert found == round(least.fun)
+
+
+def test_a_star_travels_as_one_row_either_way() -> None:
+    """Ten sources of one destination, and one source of ten destinations."""
+    zero, ten = torch.zeros(10, dtype=torch.int64), torch.arange(10)
+    part_of = torch.tensor([0] + [1] * 10)
+    for edges, found in (((ten + 1, zero), (0, 1)), ((zero, ten + 1), (1, 0))):
+        counts = count_cover(torch.stack(edges), part_of, 2, (1, 1), edge_type=None, types=0)
+        assert (sum(map(sum, counts.rows)), sum(map(sum, counts.partial))) == found
+
+
+def test_auto_takes_a_cover_where_it_saves_a_tenth() -> None:
+    star = small_graph(num_nodes=80, num_edges=1600)
+    auto, cover, rows = (
+        train_in_threads(GraphParallel(halo=halo), GCN(hidden=8), star, world=2, epochs=1).traffic[0]["forward"]
+        for halo in ("auto", "cover", "rows")
+    )
+    assert auto == (cover if cover <= 0.9 * rows else rows)
+
+
+def test_quantized_partial_rows_are_right_on_average() -> None:
+    """The gradient of a linear layer at equal weights: noise of 2 bits has mean 0, so its mean over seeds shrinks."""
+    job = make_job(
+        replace(COVER, codec=Uniform(bits=2)),
+        SAGE(hidden=8, num_layers=1, dropout=0.0),
+        small_graph(),
+        world=3,
+        epochs=1,
+    )
+
+    def weights(each: Job) -> torch.Tensor:
+        (gradient,) = merge_ranks(each, ThreadWorld(3).run(each)).gradients
+        return torch.cat([g.flatten() for name, g in gradient.items() if "weight" in name])
+
+    exact, seeds = weights(replace(job, strategy=COVER)), range(64)
+    noise = torch.stack([weights(replace(job, seed=seed)) for seed in seeds]) - exact
+    spread = noise.square().mean(0).sum().sqrt()
+    assert spread > 0
+    assert noise.mean(0).norm() < 2 * spread / len(seeds) ** 0.5
+
+
+def test_a_run_repeats_to_the_bit() -> None:
+    first, again = (
+        train_in_threads(replace(COVER, codec=codec), model_of("gat"), small_graph(), world=3)
+        for codec in itertools.repeat(Uniform(bits=4), 2)
+    )
+    assert first.losses == again.losses
+    assert torch.equal(first.logits, again.logits)
+
+
+@pytest.mark.parametrize("strategy", [GraphParallel, PipeGCN, Digest])
+def test_a_codec_that_sends_nothing_has_no_cover(strategy: Any) -> None:
+    with pytest.raises(ValueError, match=r"strategy.halo=cover: codec=drop sends nothing.*Set halo=rows"):
+        strategy(codec=Drop(), halo="cover")
