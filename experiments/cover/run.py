@@ -1,0 +1,93 @@
+"""Fold at the source: rows, bytes, memory and epochs of halo=cover beside halo=rows.
+
+python experiments/cover/run.py --rows   # counts of rows, to rows.jsonl: about 20 minutes, no root
+python experiments/cover/run.py          # epochs over loopback and shaped links, to results.jsonl: about an hour
+python experiments/cover/run.py --smoke  # a minute: does it run? writes smoke.jsonl
+
+Needs the raw files of the graphs (GNNPAR_DATA); epochs need root, iproute2 and a quiet machine. What was stopped
+goes on where it was.
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent.resolve()
+SHARED = HERE.parents[2] / "shared" / "data"
+sys.path.insert(0, str(HERE.parent))
+
+import blocks
+
+GRAPHS = ("debian", "tolokers", "computers", "physics", "cs", "blogcatalog", "squirrel", "cora", "citeseer", "rmat")
+EPOCHS = 12
+CODECS = {"fp32": [], "bf16": ["codec=bf16"]}
+CELLS = {  # (model, ranks, Gbit/s): None is loopback; four ranks have half a core each, in slow motion
+    "gcn, 4 ranks, 1 Gbit/s": ("gcn", 4, 1),
+    "gcn, 2 ranks, loopback": ("gcn", 2, None),
+    "gcn, 2 ranks, 1 Gbit/s": ("gcn", 2, 1),
+    "sage, 2 ranks, 1 Gbit/s": ("sage", 2, 1),
+    "gat, 2 ranks, 1 Gbit/s": ("gat", 2, 1),
+    "gcn, 2 ranks, 0.1 Gbit/s": ("gcn", 2, 0.1),
+}
+
+
+def timed(smoke: bool, data_dir: Path) -> blocks.Jobs:
+    """{cell; codec, halo}: what is trained."""
+    about = ["dataset=debian", f"data_dir={data_dir}", "dataset.self_loops=keep", "model.num_layers=3"]
+    found = {}
+    for cell, (model, ranks, rate) in list(CELLS.items())[: 1 if smoke else None]:
+        job = [*about, f"model={model}", "model.hidden=128", f"world_size={ranks}", "threads_per_rank=1"]
+        if rate is not None:
+            job += ["launch=paced", f"launch.rate_gbps={rate}", f"launch.hosts={ranks}"]
+            job += ["launch.dilation=2"] if ranks == 4 else []
+        for codec, overrides in CODECS.items():
+            for halo in ("rows", "cover"):
+                found[f"{cell}; {codec}, {halo}"] = [
+                    *job,
+                    *overrides,
+                    "strategy=graph_parallel",
+                    f"strategy.halo={halo}",
+                ]
+    return found
+
+
+def count_rows(data_dir: Path, out: Path) -> None:
+    from rows import PARTITIONERS, PARTS, count
+
+    from gnnpar.config.compose import compose
+
+    done = set()
+    if out.exists():
+        done = {tuple(json.loads(line)[k] for k in ("graph", "partition", "parts")) for line in out.open()}
+    for graph in GRAPHS:
+        scale = ["dataset.scale=14"] if graph == "rmat" else []
+        settings = compose([f"dataset={graph}", f"data_dir={data_dir}", "dataset.self_loops=keep", *scale])
+        dataset = settings.load_dataset()
+        for kind in PARTITIONERS:
+            for parts in PARTS:
+                if (dataset.name, kind, parts) not in done:
+                    line = count(dataset, kind, parts)
+                    with out.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(line) + "\n")
+                    print(line, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rows", action="store_true", help="count rows, train nothing")
+    parser.add_argument("--smoke", action="store_true", help="one link and model, one block")
+    parser.add_argument("--blocks", type=int, default=5)
+    parser.add_argument("--data-dir", type=Path, default=Path(os.environ.get("GNNPAR_DATA", SHARED)))
+    options = parser.parse_args()
+    if options.rows:
+        return count_rows(options.data_dir.resolve(), HERE / "rows.jsonl")
+    out = HERE / ("smoke.jsonl" if options.smoke else "results.jsonl")
+    listed = timed(options.smoke, options.data_dir.resolve())
+    common = [f"epochs={EPOCHS}", f"eval_every={EPOCHS}", "seed=0"]
+    return blocks.run(listed, blocks=range(1 if options.smoke else options.blocks), common=common, out=out, whole=True)
+
+
+if __name__ == "__main__":
+    main()
