@@ -242,7 +242,7 @@ Lanes = Mapping[tuple[int, int], "dist.ProcessGroup"]
 """NCCL between stages: (source, target) -> the group of their messages, which run in the order of posting."""
 
 
-@dataclass
+@dataclass(eq=False)
 class ProcessCommunicator:
     """A process's communicator of the world, or of a slice of it (`ranks`, global numbers)."""
 

@@ -118,7 +118,7 @@ class _Arrival:
         return buffer
 
 
-@dataclass
+@dataclass(eq=False)
 class ThreadCommunicator:
     """One thread's end of a ThreadWorld, or of a slice of it. Buffers are handed over, not copied."""
 

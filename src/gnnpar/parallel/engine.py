@@ -266,6 +266,8 @@ class FlatEngine(EngineDefaults):
         return self._shard.node_ids
 
     def train_epoch(self, epoch: int, optimizer: Stepper, *, keep_gradient: bool = False) -> EpochReport:
+        if epoch:
+            self._first_facts = {}
         with self._comm.clock("compute"):
             optimizer.zero_grad()
         return self.step(self.reduced_gradient(epoch), optimizer, keep_gradient=keep_gradient)
