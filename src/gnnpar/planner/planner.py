@@ -85,11 +85,11 @@ class Request:
 
         @cache
         def partition(parts: int) -> PartStats:
-            return PartStats.of(dataset.edge_index, workload.part_of(parts), parts)
+            return PartStats.of(dataset.edge_index, workload.part_of(parts), parts, dataset.edges.type)
 
         def uneven(shares: tuple[float, ...]) -> PartStats:
             part_of = with_shares(workload, shares).part_of(len(shares))
-            return PartStats.of(dataset.edge_index, part_of, len(shares))
+            return PartStats.of(dataset.edge_index, part_of, len(shares), dataset.edges.type)
 
         problem = Problem(
             workload=workload,
