@@ -65,6 +65,7 @@ def _rank(out: Path, env: dict[str, str], keys: dict[str, Any], body: Callable[[
     said = io.StringIO()
     time.sleep(keys.get("after", 0.0))
     began = time.monotonic()
+    told: Any = {}
     try:
         with contextlib.redirect_stderr(said):
             if keys.get("refuses"):
@@ -73,7 +74,7 @@ def _rank(out: Path, env: dict[str, str], keys: dict[str, Any], body: Callable[[
             hooks: Any = Hooks(folder, keys.get("about", {}), keys.get("missing", ""))
             for _ in range(keys.get("times", 1)):
                 joined = join(hooks, keys.get("seconds", 20.0))
-                told: Any = {"hosts": joined.hosts, "restarts": joined.restarts, "folder": str(joined.folder)}
+                told = {"hosts": joined.hosts, "restarts": joined.restarts, "folder": str(joined.folder)}
                 with watched(joined, hooks, 6.0):
                     joined.store.set(f"{joined.rank}", "here")
                     joined.store.wait([f"{rank}" for rank in range(len(joined.hosts))])

@@ -45,6 +45,8 @@ def edited(file: Path, change: Change) -> Settings:
     change(data)
     file.write_text(json.dumps(data))
     chosen = {key: value for key, value in data["strategy"].items() if key != "name"}
+    if chosen["_target_"].endswith("Single"):
+        del chosen["halo"]
     return replace(compose(SMALL), plan=file, strategy=instantiate(chosen, "strategy"))
 
 

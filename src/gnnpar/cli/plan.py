@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from gnnpar.config.compose import compose
 from gnnpar.config.inputs import as_value, group_of, sets
@@ -92,13 +92,21 @@ def run(argv: list[str]) -> int:
     return 0
 
 
+class Searching(TypedDict, total=False):
+    """Arguments of `planner.planned.planned` that say how to search."""
+
+    search: str
+    budget: int
+    fewer: bool
+
+
 def searched(
     settings: Settings,
     overrides: Sequence[str],
     *,
     allowed: frozenset[Quality],
     factors: Mapping[Quality, float] = {},
-    how: Mapping[str, Any] = {},  # Any: as planned() takes them
+    how: Searching = {},
     say: Callable[[str], None],
     measuring: bool = True,
 ) -> Planned:
@@ -185,7 +193,7 @@ def split_search(overrides: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     return rest, search
 
 
-def searching(search: Mapping[str, str]) -> dict[str, Any]:
+def searching(search: Mapping[str, str]) -> Searching:
     """Parse search=NAME budget=N fewer=true to arguments of planned()."""
     from gnnpar.planner.search.named import BUDGET, DEFAULT, names
 

@@ -115,6 +115,8 @@ class RowBytes:
     def covered(self, work: Work) -> Work:
         """The work under a cover, for times: a partial row counts as so many rows as it weighs, its edges are those of
         the owner of their sources. As it is where some folds are not split, or by other covers."""
+        if work.parts.edges_of is None:  # a partition that is estimated
+            return work
         covers, kinds = self.covers(work), {self._types_of(f) for f in exchanged_folds(work)}
         if len(kinds) != 1 or not kinds <= covers.keys():
             return work
