@@ -70,7 +70,7 @@ def test_the_single_device_equals_pyg() -> None:
             self.layers = nn.ModuleList(GCNConv(a, b, add_self_loops=False) for a, b in ((6, 8), (8, 3)))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            weight = DATA.edge_weight
+            weight = DATA.edges.weight
             assert weight is not None
             for i, layer in enumerate(self.layers):
                 x = layer(x if i == 0 else F.relu(x), DATA.edge_index, weight.double())

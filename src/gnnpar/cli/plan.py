@@ -106,7 +106,7 @@ def searched(
     *,
     allowed: frozenset[Quality],
     factors: Mapping[Quality, float] = {},
-    how: Searching = {},
+    how: Searching | None = None,
     say: Callable[[str], None],
     measuring: bool = True,
 ) -> Planned:
@@ -119,7 +119,7 @@ def searched(
             ranks=settings.world_size if sets(overrides, "world_size") else None,
             allowed=allowed,
             factors=factors,
-            **how,
+            **(how or {}),
             say=say,
             recompute=not sets(overrides, "first_layer"),
             measuring=measuring,

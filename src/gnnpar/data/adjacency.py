@@ -6,7 +6,7 @@ torch_sparse.SparseTensor, or a tensor in one of torch's sparse layouts. Its val
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ def edges_of(data: object) -> EdgeList:
     return EdgeList(edges.edge_index, EdgeData(weight=weight, type=kind, attr=attr))
 
 
-def edge_list_of(given: object) -> EdgeList:
+def edge_list_of(given: Any) -> EdgeList:  # Any: a tensor, or a SparseTensor, which has no types
     """Return the edges of an edge_index, unchanged, or of an adj_t, whose values are weights unless all are 1."""
     if isinstance(given, Tensor) and given.layout == torch.strided:
         return EdgeList(given)

@@ -123,7 +123,7 @@ def _edges_of(adjacency: object, x: object) -> dict[str, object]:
     if not issparse(adjacency):
         raise ValueError(f"dataset given: adjacency is a {type(adjacency).__name__}; give a SciPy sparse matrix.")
     entries = coo_array(adjacency)
-    shape = list(entries.shape)
+    shape = list(entries.shape or ())
     if len(shape) != 2 or shape[0] != shape[1]:
         raise ValueError(f"dataset given: adjacency is {shape}; it must be [nodes, nodes].")
     if x is not None and (rows := _tensor("x", x)).ndim and len(rows) != shape[0]:
