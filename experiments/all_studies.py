@@ -84,6 +84,7 @@ REST = [
     Study(name="adaqp_accuracy", minutes=20, quiet=False),
     Study(name="adaqp_knobs", minutes=50, root=True),
     Study(name="bf16", minutes=25, quiet=False),
+    Study(name="cover", minutes=60, root=True),
     Study(name="dilation", minutes=20, root=True),
     Study(name="epoch_speed", minutes=5),
     Study(name="gnnpipe_memory", minutes=5, quiet=False),

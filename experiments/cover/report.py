@@ -1,6 +1,6 @@
-"""The tables of README.md from rows.jsonl and results.jsonl: `python experiments/cover/report.py`."""
+"""The tables of README.md from rows.csv and results.jsonl: `python experiments/cover/report.py`."""
 
-import json
+import csv
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,15 +14,18 @@ from paired import Cells, milliseconds, peak_mib, share_percent, times_text
 
 def rows_table() -> Iterator[str]:
     """A line a graph and partitioner: rows under a cover as a share of halo rows, by parts; at four parts in full."""
-    lines = [json.loads(line) for line in (HERE / "rows.jsonl").open(encoding="utf-8")]
-    of = {(line["graph"], line["partition"], line["parts"]): line for line in lines}
-    parts = sorted({line["parts"] for line in lines})
+    with (HERE / "rows.csv").open(encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    of = {(line["graph"], line["partition"], int(line["parts"])): line for line in lines}
+    parts = sorted({int(line["parts"]) for line in lines})
     heads = ["graph", "cut", *(f"{p} parts" for p in parts), "halo rows, 4 parts", "rows", "partial rows", "least"]
     yield "| " + " | ".join(heads) + " |"
     yield "|---" * len(heads) + "|"
     for graph, cut in dict.fromkeys((line["graph"], line["partition"]) for line in lines):
         found = [of[graph, cut, p] for p in parts]
-        shares = [f"{(each['rows'] + each['partial_rows']) / max(1, each['halo_rows']):.2f}" for each in found]
+        shares = [
+            f"{(int(each['rows']) + int(each['partial_rows'])) / max(1, int(each['halo_rows'])):.2f}" for each in found
+        ]
         four = of[graph, cut, 4]
         full = [f"{four[name]}" for name in ("halo_rows", "rows", "partial_rows")]
         yield "| " + " | ".join([graph, cut, *shares, *full, str(four["least"] or "not counted")]) + " |"
@@ -55,4 +58,5 @@ def times_table(cells: Cells) -> Iterator[str]:
 
 if __name__ == "__main__":
     print("### Rows", "", *rows_table(), "", sep="\n")
-    print("### Epochs on debian", "", *times_table(blocks.by_job(HERE / "results.jsonl")), "", sep="\n")
+    if (HERE / "results.jsonl").exists() or list(HERE.glob("results.jsonl.*.xz")):
+        print("### Epochs on debian", "", *times_table(blocks.by_job(HERE / "results.jsonl")), "", sep="\n")

@@ -1,6 +1,6 @@
 """Fold at the source: rows, bytes, memory and epochs of halo=cover beside halo=rows.
 
-python experiments/cover/run.py --rows   # counts of rows, to rows.jsonl: about 20 minutes, no root
+python experiments/cover/run.py --rows   # counts of rows, to rows.csv: about 20 minutes, no root
 python experiments/cover/run.py          # epochs over loopback and shaped links, to results.jsonl: about an hour
 python experiments/cover/run.py --smoke  # a minute: does it run? writes smoke.jsonl
 
@@ -9,7 +9,7 @@ goes on where it was.
 """
 
 import argparse
-import json
+import csv
 import os
 import sys
 from pathlib import Path
@@ -60,7 +60,8 @@ def count_rows(data_dir: Path, out: Path) -> None:
 
     done = set()
     if out.exists():
-        done = {tuple(json.loads(line)[k] for k in ("graph", "partition", "parts")) for line in out.open()}
+        with out.open(encoding="utf-8") as file:
+            done = {(line["graph"], line["partition"], int(line["parts"])) for line in csv.DictReader(file)}
     for graph in GRAPHS:
         scale = ["dataset.scale=14"] if graph == "rmat" else []
         settings = compose([f"dataset={graph}", f"data_dir={data_dir}", "dataset.self_loops=keep", *scale])
@@ -69,8 +70,10 @@ def count_rows(data_dir: Path, out: Path) -> None:
             for parts in PARTS:
                 if (dataset.name, kind, parts) not in done:
                     line = count(dataset, kind, parts)
+                    new = not out.exists()
                     with out.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(line) + "\n")
+                        writer = csv.DictWriter(file, line, lineterminator="\n")
+                        writer.writerows([dict(zip(line, line, strict=True)), line] if new else [line])
                     print(line, flush=True)
 
 
@@ -82,7 +85,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, default=Path(os.environ.get("GNNPAR_DATA", SHARED)))
     options = parser.parse_args()
     if options.rows:
-        return count_rows(options.data_dir.resolve(), HERE / "rows.jsonl")
+        return count_rows(options.data_dir.resolve(), HERE / "rows.csv")
     out = HERE / ("smoke.jsonl" if options.smoke else "results.jsonl")
     listed = timed(options.smoke, options.data_dir.resolve())
     common = [f"epochs={EPOCHS}", f"eval_every={EPOCHS}", "seed=0"]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnpar.codecs.codec import Identity
-from gnnpar.comm import CodedExchange, Communicator
+from gnnpar.comm import Communicator
 from gnnpar.comm.communicator import Site
 from gnnpar.data.tasks import Task
 from gnnpar.models.gnn import GNN
@@ -164,7 +164,6 @@ class Factors(GraphParallel):
         seed: int,
         first_layer: FirstLayer = "live",
     ) -> Engine:
-        codec = Identity().build(shard.row_lists, comm, seed)
         engine = halo_engine(
             shard,
             model,
@@ -173,8 +172,7 @@ class Factors(GraphParallel):
             seed=seed,
             first_layer=first_layer,
             overlap=self.overlap,
-            codec=codec,
-            exchange=CodedExchange(comm, codec),
+            codec=Identity(),
             exactness=self.exactness,
             features_exact=False,
             engine=FactorEngine,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from gnnpar.codecs.adaptive.codec import with_edge_weights
 from gnnpar.codecs.codec import Codec, CodecConfig, Drop, Exactness, FirstAndRest, Identity
@@ -21,6 +22,7 @@ from gnnpar.parallel.view import FeatureCache
 from gnnpar.parallel.weights import Halo
 from gnnpar.partition.shard import Shard
 
+E = TypeVar("E", bound=FlatEngine)
 MakeExchange = Callable[[Communicator, Wire], CodedExchange]
 
 
@@ -40,11 +42,13 @@ def halo_engine(
     exchange: MakeExchange = CodedExchange,
     kept: str | None = None,
     crosses_epochs: bool = False,
-) -> FlatEngine:
+    engine: type[E] = FlatEngine,
+) -> E:
     """Build the engine of a strategy that reads halo rows.
 
     `exchange`: makes those of the training view, with the codec. `features_exact`: features that are sent once travel
     as they are. `kept`: the exchanges are parts of the engine, under this name. `crosses_epochs`: as for FlatEngine.
+    `engine`: its class.
     """
     shard = normalised_for(model, shard, exactness, first_layer)
     config, codecs, parts = with_edge_weights(codec, model), list[Codec](), dict[str, Stateful]()
@@ -76,7 +80,7 @@ def halo_engine(
     parts["held"] = view.held
     if cache is not None:
         parts["cache"] = cache
-    return FlatEngine(
+    return engine(
         view=view,
         exact=exact,
         shard=shard,

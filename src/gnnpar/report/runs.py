@@ -11,6 +11,7 @@ from typing import Any
 from gnnpar.config.jobs import unread
 from gnnpar.files import JsonObject, read_json
 from gnnpar.settings import ConfigError
+from gnnpar.targets import classes_in, is_own
 from gnnpar.track.text import printable_tree
 from gnnpar.training.result.header import CHANGES_TIMES
 from gnnpar.training.result.result import fault
@@ -177,9 +178,13 @@ def is_exact(result: Result) -> bool:
 
 
 def exactness_of(result: Result) -> str:
-    """Return the classes of exactness, marked if nothing has checked that the run is exact."""
-    unknown = is_exact(result) and result.get("verified", "no") == "no"
-    return " ".join(result["exactness"]) + (" (not checked)" if unknown else "")
+    """Return the classes of exactness, marked if nothing has checked that the run is exact.
+
+    Runs without `verified` count as checked if model and strategy are gnnpar's own.
+    """
+    groups = {name: value_at(result, ("settings", name)) for name in ("model", "strategy")}
+    known = result.get("verified", "checked" if all(map(is_own, classes_in(groups))) else "no") != "no"
+    return " ".join(result["exactness"]) + (" (not checked)" if is_exact(result) and not known else "")
 
 
 def no_speed(row: JsonObject) -> bool:
