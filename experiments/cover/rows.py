@@ -23,7 +23,7 @@ PARTITIONERS = {"metis": Metis(), "random": Random()}
 CHECKED = 300_000  # edges of a cut that is counted once more
 
 
-def total(table: Any) -> int:
+def total(table: tuple[tuple[float, ...], ...]) -> int:
     return int(sum(map(sum, table)))
 
 

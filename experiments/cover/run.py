@@ -34,7 +34,7 @@ CELLS = {  # (model, ranks, Gbit/s): None is loopback; four ranks have half a co
 
 
 def timed(smoke: bool, data_dir: Path) -> blocks.Jobs:
-    """{cell; codec, halo}: what is trained."""
+    """Return the overrides of each job, by 'cell; codec, halo'."""
     about = ["dataset=debian", f"data_dir={data_dir}", "dataset.self_loops=keep", "model.num_layers=3"]
     found = {}
     for cell, (model, ranks, rate) in list(CELLS.items())[: 1 if smoke else None]:

@@ -35,6 +35,7 @@ STRATEGIES: dict[str, dict[str, object]] = {
     "gnnpipe": {"strategy.chunks": "one"},
     "feature": {},
     "cagnet": {},
+    "halo=cover": {"strategy": "graph_parallel", "strategy.halo": "cover"},
 }
 EDGE_KEYS = ("edge_weight", "edge_attr", "edge_type")
 _INTERNAL = re.compile(

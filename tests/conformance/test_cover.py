@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,21 +11,35 @@ import torch
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from composing import configured, names
-from gnnpar.codecs.codec import BFloat16, Drop, Identity
+from gnnpar.codecs.codec import BFloat16, CodecConfig, Drop, Identity
 from gnnpar.codecs.uniform import Uniform
-from gnnpar.comm import ThreadWorld
+from gnnpar.comm import CodedExchange, Communicator, RowLists, ThreadWorld
+from gnnpar.folds.sum import Sum
 from gnnpar.models.gcn import GCN
-from gnnpar.models.sage import SAGE
+from gnnpar.models.gnn import ModelSource
+from gnnpar.parallel.cover.cover import make_cover
+from gnnpar.parallel.cover.weights import Halo, Weights
 from gnnpar.parallel.digest.strategy import Digest
 from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.parallel.halo_graph import Covered, EdgeOrder, HaloGraph, Overlap
+from gnnpar.parallel.local import Pass
 from gnnpar.parallel.pipegcn.strategy import PipeGCN
 from gnnpar.parallel.row_bytes import RowBytes
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.partition.cover import count_cover, least_cover
+from gnnpar.partition.shard import Shard
 from gnnpar.planner.extract import record
 from gnnpar.pricing.statistics import GraphStats, PartStats
 from gnnpar.pricing.work import Work
-from gnnpar.verify.conformance import Job, check, make_job, merge_ranks, relative_error, small_graph, train_in_threads
+from gnnpar.verify.conformance import (
+    Outcome,
+    check,
+    make_job,
+    merge_ranks,
+    relative_error,
+    small_graph,
+    train_in_threads,
+)
 from graphs import with_edge_data, with_weights
 from worlds import run_world
 
@@ -42,12 +55,12 @@ MODELS = [name for name in names("model") if name != "pyg"]
 COVER = GraphParallel(halo="cover")
 
 
-def model_of(name: str) -> Any:
+def model_of(name: str) -> ModelSource:
     dropout = ("model.attention_dropout=0.4",) if name in ("gat", "gatv2") else ()
     return configured("model", name, *SMALL, *dropout)
 
 
-def differ(one: Any, other: Any) -> float:
+def differ(one: Outcome, other: Outcome) -> float:
     """The worst relative difference of losses, gradients and logits."""
     gradients = zip(one.gradients, other.gradients, strict=True)
     scale = max(float(g.norm()) for each in other.gradients for g in each.values())
@@ -58,7 +71,7 @@ def differ(one: Any, other: Any) -> float:
 
 @pytest.mark.parametrize("overlap", ["edges", "none", "central_marginal"])
 @pytest.mark.parametrize("model", MODELS)
-def test_every_model_equals_the_single_device(model: str, overlap: Any) -> None:
+def test_every_model_equals_the_single_device(model: str, overlap: Overlap) -> None:
     data, config = DATA.get(model, small_graph()), model_of(model)
     alone = train_in_threads(Single(), config, data, world=1)
     for world in (2, 4):
@@ -73,7 +86,7 @@ def test_check_passes_on_one_to_four_ranks() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("codec", [Identity(), BFloat16(), Uniform(bits=4)], ids=["identity", "bf16", "uniform"])
 @pytest.mark.parametrize("model", MODELS)
-def test_bytes_equal_the_formula_and_are_fewer(model: str, codec: Any, dtype: torch.dtype) -> None:
+def test_bytes_equal_the_formula_and_are_fewer(model: str, codec: CodecConfig, dtype: torch.dtype) -> None:
     data, strategy = DATA.get(model, small_graph()), replace(COVER, codec=codec)
     job = make_job(strategy, model_of(model), data, world=4, dtype=dtype, epochs=1)
     sent = merge_ranks(job, ThreadWorld(4).run(job)).traffic[0]
@@ -118,7 +131,7 @@ def test_a_cached_first_layer_keeps_what_arrived(model: str) -> None:
     ],
     ids=str,
 )
-def test_late_sums_are_sums_of_late_rows(strategy: Any) -> None:
+def test_late_sums_are_sums_of_late_rows(strategy: PipeGCN | Digest) -> None:
     """A linear fold of rows of an earlier epoch may be made where they are. Others keep rows."""
     for model, epochs in (("gcn", 6), ("gat", 2)):
         kept = train_in_threads(strategy, model_of(model), small_graph(), world=3, epochs=epochs)
@@ -128,7 +141,7 @@ def test_late_sums_are_sums_of_late_rows(strategy: Any) -> None:
         assert differ(covered, kept) < 1e-9
         if model == "gcn":
             assert covered.traffic[0]["forward"] < kept.traffic[0]["forward"]
-        elif getattr(strategy, "staleness", 1):
+        elif not isinstance(strategy, PipeGCN) or strategy.staleness:
             assert covered.traffic == kept.traffic
 
 
@@ -159,34 +172,51 @@ def test_a_star_travels_as_one_row_either_way() -> None:
         assert (sum(map(sum, counts.rows)), sum(map(sum, counts.partial))) == found
 
 
-def test_auto_takes_a_cover_where_it_saves_a_tenth() -> None:
-    star = small_graph(num_nodes=80, num_edges=1600)
-    auto, cover, rows = (
-        train_in_threads(GraphParallel(halo=halo), GCN(hidden=8), star, world=2, epochs=1).traffic[0]["forward"]
-        for halo in ("auto", "cover", "rows")
-    )
-    assert auto == (cover if cover <= 0.9 * rows else rows)
+@pytest.mark.parametrize(("world", "taken"), [(2, "rows"), (4, "cover")])
+def test_auto_takes_a_cover_where_it_saves_a_tenth(world: int, taken: Halo) -> None:
+    """Two random parts of this graph save 2 %, four 12 %."""
+    sent: dict[Halo, int] = {}
+    for halo in ("rows", "cover", "auto"):
+        outcome = train_in_threads(GraphParallel(halo=halo), GCN(hidden=8), small_graph(), world=world, epochs=1)
+        sent[halo] = outcome.traffic[0]["forward"]
+    assert sent["cover"] < sent["rows"]
+    assert (sent["cover"] <= 0.9 * sent["rows"]) == (taken == "cover")
+    assert sent["auto"] == sent[taken]
 
 
 def test_quantized_partial_rows_are_right_on_average() -> None:
-    """The gradient of a linear layer at equal weights: noise of 2 bits has mean 0, so its mean over seeds shrinks."""
-    job = make_job(
-        replace(COVER, codec=Uniform(bits=2)),
-        SAGE(hidden=8, num_layers=1, dropout=0.0),
-        small_graph(),
-        world=3,
-        epochs=1,
-    )
+    """One sum over in-edges, rows and partial rows in 2 bits, over 400 epochs: noise has mean 0."""
+    job = make_job(COVER, GCN(hidden=8), small_graph(), world=4)
 
-    def weights(each: Job) -> torch.Tensor:
-        (gradient,) = merge_ranks(each, ThreadWorld(3).run(each)).gradients
-        return torch.cat([g.flatten() for name, g in gradient.items() if "weight" in name])
+    def body(comm: Communicator) -> tuple[torch.Tensor, int]:
+        shard = Shard.open(small_graph() if comm.rank == 0 else None, job.plan.part_of, comm).to(
+            comm.device, torch.float64
+        )
+        cover = make_cover(shard, comm, Weights(1, 1))
 
-    exact, seeds = weights(replace(job, strategy=COVER)), range(64)
-    noise = torch.stack([weights(replace(job, seed=seed)) for seed in seeds]) - exact
-    spread = noise.square().mean(0).sum().sqrt()
-    assert spread > 0
-    assert noise.mean(0).norm() < 2 * spread / len(seeds) ** 0.5
+        def coded(lists: RowLists, config: CodecConfig) -> CodedExchange:
+            return CodedExchange(comm, config.build(lists, comm, 0))
+
+        exact, two = coded(shard.row_lists, Identity()), Uniform(bits=2)
+        order = EdgeOrder(cover.shard, "edges")
+        under = Covered(cover, order, coded(cover.shard.row_lists, two), coded(cover.row_lists, two), exact)
+        view = HaloGraph(shard, Pass(0), exchange=exact, edges=EdgeOrder(shard, "edges"), covers={0: under})
+        sums: list[torch.Tensor] = []
+        for epoch in range(400):
+            sums.append(view.during(Pass(0, epoch, training=True)).aggregate(Sum(), (shard.x,)))
+            comm.flush(keep=0)
+        plain = replace(view, covers={}).during(Pass(0)).aggregate(Sum(), (shard.x,))
+        comm.flush(keep=0)
+        return torch.stack(sums) - plain, sum(map(len, cover.sent.values()))
+
+    found = ThreadWorld(4).run(body)
+    assert sum(partial for _, partial in found) > 10
+    noise = torch.cat([each for each, _ in found], dim=1)
+    spread = noise.square().mean(0).sqrt()
+    assert (spread > 0).double().mean() > 0.5
+    ends = 2**-8 * 4  # the ends of a row's range travel in bfloat16, and values reach 4
+    assert (noise.mean(0).abs() <= 5 * spread / 400**0.5 + ends).all()
+    assert spread.mean() > 10 * ends
 
 
 def test_a_run_repeats_to_the_bit() -> None:
@@ -199,6 +229,6 @@ def test_a_run_repeats_to_the_bit() -> None:
 
 
 @pytest.mark.parametrize("strategy", [GraphParallel, PipeGCN, Digest])
-def test_a_codec_that_sends_nothing_has_no_cover(strategy: Any) -> None:
+def test_a_codec_that_sends_nothing_has_no_cover(strategy: type[GraphParallel | PipeGCN | Digest]) -> None:
     with pytest.raises(ValueError, match=r"strategy.halo=cover: codec=drop sends nothing.*Set halo=rows"):
         strategy(codec=Drop(), halo="cover")

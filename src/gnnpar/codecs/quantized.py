@@ -43,7 +43,7 @@ class Key(NamedTuple):
 
     @property
     def name(self) -> str:
-        """'forward0', or 'forward0.1' of a second aggregation in the layer; those of partial rows from .64 on."""
+        """'forward0', or 'forward0.1' of a second aggregation in the layer. Calls of partial rows begin at 64."""
         return f"{self.direction}{self.layer}" + (f".{self.call}" if self.call else "")
 
 

@@ -1,7 +1,8 @@
-"""Folds whose partial results merge: some in-edges of a destination may be folded where their sources are."""
+"""Partial aggregation: fold some in-edges of a destination on the rank of their sources, and merge the results."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol, TypeGuard, runtime_checkable
 
@@ -23,37 +24,37 @@ class Mergeable(Aggregator, Protocol):
 
     @property
     def partial_types(self) -> int | None:
-        """Partial rows are of destinations (0), or of pairs of a destination and one of so many types, numbered
-        destination * types + type. None: as it is configured, the fold does not merge."""
+        """0: one partial row for a destination. Else the number of types: one for each pair, numbered
+        destination * types + type. None: the fold, as it is configured, does not merge."""
         ...
 
     def at_source(self) -> Aggregator:
-        """The fold of the edges of partial rows, which have no types where rows are of pairs."""
+        """Return the fold for the rank of the sources, whose block has no types where partial rows are of pairs."""
         ...
 
     def partial(self, out: Tensor, saved: Rows, dtype: torch.dtype) -> Rows:
-        """What travels of the result of `at_source().finish`: the values in `dtype`, then what must travel exactly."""
+        """Return the partial rows of the result of `at_source().finish`: values in `dtype`, then exact operands."""
         ...
 
     def exact_numbers(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Numbers beside the values in a row of (`partial`, `grad_partial`), for a row of the result of this shape."""
+        """Return the numbers beside the values in a row of (`partial`, `grad_partial`). `shape`: of a result's row."""
         ...
 
     def merge(self, state: Rows, at: Tensor, partial: Rows) -> Rows:
-        """The state with the partial rows of the destinations, or pairs, `at`, each once. In place."""
+        """Merge partial rows into the state, in place. `at`: their destinations, or pairs, each once."""
         ...
 
     def grad_partial(self, exact: Rows, at: Tensor, prepared: Rows, grad_out: Tensor) -> Rows:
-        """Rows that go back for the partial rows of `at`, of which `exact` is all but the values."""
+        """Return the gradients of the partial rows of `at`, whose exact operands are `exact`."""
         ...
 
     def prepare_partial(self, saved: Rows, back: Rows) -> tuple[Rows, Tensor]:
-        """(prepared, grad_out) for `at_source().grad`, of what came back."""
+        """Return (prepared, grad_out) for `at_source().grad`. `back`: rows of `grad_partial`."""
         ...
 
 
 def merges(agg: Aggregator, edge: Rows) -> TypeGuard[Mergeable]:
-    """Can some in-edges of a destination be folded where their sources are? Rows of edges do not travel."""
+    """Return True if the fold may be split over ranks. Rows of edges do not travel, so it may not with them."""
     return not edge and isinstance(agg, Mergeable) and agg.partial_types is not None
 
 
@@ -85,7 +86,7 @@ class MergesSums:
         return rows.flatten(0, 1) if self.partial_types else rows
 
 
-class MergesSoftmax:
+class MergesSoftmax(ABC):
     """A softmax over in-edges: a partial row is the output o_q and the logsumexp l_q of some of the edges.
 
     With w = exp(l_q - l), where l is the logsumexp of all: out = sum_q w o_q. An edge's weight is w times its weight
@@ -97,9 +98,9 @@ class MergesSoftmax:
     def partial_types(self) -> int | None:
         return 0
 
+    @abstractmethod
     def statistics(self, prepared: Rows) -> tuple[Tensor, Tensor]:
-        """(logsumexp, <grad_out, out>), each [N, H]."""
-        raise NotImplementedError
+        """Return (logsumexp, <grad_out, out>), each [N, H]."""
 
     def partial(self, out: Tensor, saved: Rows, dtype: torch.dtype) -> Rows:
         return out.to(dtype), saved[1]

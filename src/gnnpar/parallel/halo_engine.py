@@ -11,7 +11,8 @@ from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.comm.rows import RowLists, Wire
 from gnnpar.data.tasks import Task
 from gnnpar.models.gnn import GNN
-from gnnpar.parallel.cover import Covers, make_covers
+from gnnpar.parallel.cover.cover import Covers, make_covers
+from gnnpar.parallel.cover.weights import Halo
 from gnnpar.parallel.engine import FlatEngine, Stateful
 from gnnpar.parallel.halo_graph import Covered, EdgeOrder, HaloGraph, Overlap
 from gnnpar.parallel.local import Pass
@@ -19,7 +20,6 @@ from gnnpar.parallel.normalised import normalised_for
 from gnnpar.parallel.sketch import sketch
 from gnnpar.parallel.strategy import FirstLayer
 from gnnpar.parallel.view import FeatureCache
-from gnnpar.parallel.weights import Halo
 from gnnpar.partition.shard import Shard
 
 E = TypeVar("E", bound=FlatEngine)
@@ -58,7 +58,7 @@ def halo_engine(
         codecs.append(config.build(lists, comm, seed))
         made = exchange(comm, FirstAndRest(codecs[-1], exactly) if values else codecs[-1])
         if kept is not None:
-            parts[kept + name] = made  # type: ignore[assignment]  # its state is a tree
+            parts[kept + name] = made
         return made
 
     exactly = Identity().build(shard.row_lists, comm, seed)

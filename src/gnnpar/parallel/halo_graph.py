@@ -21,11 +21,11 @@ from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.folds.mergeable import merges
 from gnnpar.graph import Message
-from gnnpar.parallel.cover import Cover
+from gnnpar.parallel.cover.cover import Cover
+from gnnpar.parallel.cover.source_fold import SourceFold
 from gnnpar.parallel.engine import Unsaved
 from gnnpar.parallel.local import LocalRows, Source, as_messages
 from gnnpar.parallel.shares import Shares, add_returned
-from gnnpar.parallel.source_fold import SourceFold
 from gnnpar.parallel.torch_types import Context, apply, apply_to_rows
 from gnnpar.parallel.view import View, edge_order
 from gnnpar.parallel.whole import fold_all_edges, split_operands, wanted_gradients

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gnnpar.codecs.codec import CodecConfig, WirePrice
+from gnnpar.parallel.cover.weights import WORTH, Halo, SplitFold, weights_of
 from gnnpar.parallel.priced import Problem
-from gnnpar.parallel.weights import WORTH, Halo, SplitFold, weights_of
 from gnnpar.partition.cover import CoverCounts, count_cover
 from gnnpar.pricing.flat import exchanged_folds, halo_copies, ring_bytes, summed_nbytes
 from gnnpar.pricing.ir import Fold

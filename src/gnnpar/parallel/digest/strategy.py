@@ -20,6 +20,7 @@ from gnnpar.comm.rows import Wire
 from gnnpar.data.tasks import Task
 from gnnpar.folds.edge_data import ALL_KINDS
 from gnnpar.models.gnn import GNN
+from gnnpar.parallel.cover.weights import Halo, refuse_nothing
 from gnnpar.parallel.digest.oracle import RefreshedWhole
 from gnnpar.parallel.digest.table import TableExchange
 from gnnpar.parallel.engine import Engine, PassGraph
@@ -27,7 +28,6 @@ from gnnpar.parallel.halo_engine import halo_engine
 from gnnpar.parallel.halo_graph import Overlap
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, name_of
-from gnnpar.parallel.weights import Halo, refuse_nothing
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
 

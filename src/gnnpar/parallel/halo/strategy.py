@@ -15,11 +15,11 @@ from gnnpar.comm import Communicator
 from gnnpar.data.tasks import Task
 from gnnpar.folds.edge_data import ALL_KINDS
 from gnnpar.models.gnn import GNN
+from gnnpar.parallel.cover.weights import Halo, refuse_nothing
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.halo_engine import halo_engine
 from gnnpar.parallel.halo_graph import Overlap
 from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, name_of
-from gnnpar.parallel.weights import Halo, refuse_nothing
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
 

@@ -21,6 +21,7 @@ from gnnpar.comm.rows import Wire
 from gnnpar.data.tasks import Task
 from gnnpar.folds.edge_data import ALL_KINDS
 from gnnpar.models.gnn import GNN
+from gnnpar.parallel.cover.weights import Halo, refuse_nothing
 from gnnpar.parallel.engine import Engine, PassGraph
 from gnnpar.parallel.halo_engine import MakeExchange, halo_engine
 from gnnpar.parallel.halo_graph import Overlap
@@ -28,7 +29,6 @@ from gnnpar.parallel.local import Pass
 from gnnpar.parallel.pipegcn.late import LateExchange
 from gnnpar.parallel.pipegcn.oracle import Earlier, StaleWhole
 from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, name_of
-from gnnpar.parallel.weights import Halo, refuse_nothing
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
 

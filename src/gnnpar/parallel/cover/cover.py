@@ -23,9 +23,9 @@ from gnnpar.files import JsonDict
 from gnnpar.folds.block import Block, chosen
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.folds.mergeable import Mergeable
+from gnnpar.parallel.cover.weights import WORTH, SplitFold, Weights, weights_of
 from gnnpar.parallel.sketch import Use
 from gnnpar.parallel.torch_types import unique
-from gnnpar.parallel.weights import WORTH, SplitFold, Weights, weights_of
 from gnnpar.partition.cover import least_cover
 from gnnpar.partition.shard import Shard
 
@@ -61,7 +61,7 @@ class Cover:
 
     @cached_property
     def row_lists(self) -> RowLists:
-        """What a codec has to know of partial rows: each is read by one destination, with weight 1."""
+        """Return the lists of partial rows for a codec. Each row is read by one destination, with weight 1."""
         shard = self.shard
         read: dict[int, Block] = {}
         for q, at in self.into.items():
@@ -81,7 +81,7 @@ class Covers(NamedTuple):
 
 
 def split_of(use: Use) -> SplitFold:
-    """Of an aggregation that merges."""
+    """Return what an aggregation that merges sends."""
     exact = [row_nbytes(rows[1:]) + row_nbytes(use.dst) for rows in (use.partial, use.back)]
     travels = (True, use.learned), (True, use.differentiated)
     return SplitFold(tuple(each.width for each in use.src), use.partial[0].width, (exact[0], exact[1]), *travels)
@@ -115,7 +115,7 @@ def make_covers(
 
 
 def _types_of(use: Use, *, linear: bool) -> int | None:
-    """`partial_types` of an aggregation that may be split, else None."""
+    """Return `partial_types` of an aggregation that may be split, else None."""
     agg = use.agg
     return agg.partial_types if use.partial and isinstance(agg, Mergeable) and (agg.linear or not linear) else None
 
@@ -165,8 +165,8 @@ def make_cover(shard: Shard, comm: Communicator, weights: Weights, *, types: int
 
 
 def _cut_block(block: Block, weights: Weights, types: int) -> tuple[Block, Tensor, dict[str, Tensor]]:
-    """(the block of the rows that travel, the destinations that arrive folded, what the owner of the sources is told:
-    the columns that travel, and the edges that it folds)."""
+    """Split a halo block. Return the block of the rows that travel, the destinations that arrive folded, and tensors
+    for the owner of the sources: the columns that travel, and the edges that it folds."""
     dst = block.edge_dst
     if types:
         dst = dst * types + (0 if block.types is None else block.types)
@@ -198,7 +198,7 @@ def _cut_block(block: Block, weights: Weights, types: int) -> tuple[Block, Tenso
 
 
 def _folded_here(shard: Shard, heard: Mapping[int, Mapping[str, Tensor]]) -> tuple[Block, dict[int, Tensor], Tensor]:
-    """(the block of edges folded for others, reader -> its partial rows, ids of the partial rows)."""
+    """Return the block of edges folded for others, reader -> its partial rows, and the ids of the partial rows."""
     none = shard.node_ids[:0]
     sent: dict[int, Tensor] = {}
     dst, src, ids, edges = [none], [none], [none], list[EdgeData]()
@@ -212,14 +212,16 @@ def _folded_here(shard: Shard, heard: Mapping[int, Mapping[str, Tensor]]) -> tup
         ids.append(each["ids"])
         edges.append(EdgeData(**{name[5:]: t for name, t in each.items() if name.startswith("edge_")}))
         start += count
-    nothing = EdgeData() if edges else shard.inner.edges.at(none)
+    if not sent:  # an inner edge, so that a user's functions are not called for no edge at all
+        first = none.new_zeros(1 if shard.inner.num_edges else 0)
+        dst, src, edges = [first], [shard.inner.indices[first].long()], [shard.inner.edges.at(first)]
     block = Block.from_edges(
         torch.cat(dst),
         torch.cat(src),
         num_dst=max(1, start),
         num_src=shard.num_inner,
         src_ids=shard.node_ids,
-        edges=EdgeData.cat(edges) if edges else nothing,
+        edges=EdgeData.cat(edges),
     )
     return replace(block, ascends=shard.inner.ascends), sent, torch.cat(ids)
 
@@ -227,7 +229,7 @@ def _folded_here(shard: Shard, heard: Mapping[int, Mapping[str, Tensor]]) -> tup
 def _swap(
     comm: Communicator, told: Mapping[int, Mapping[str, Tensor]], readers: Sequence[int]
 ) -> dict[int, dict[str, Tensor]]:
-    """Tensors by name to peers, and those of `readers`."""
+    """Send tensors by name to peers, and return those of `readers`."""
     buffers = {q: _packed(tensors).to(comm.device) for q, tensors in told.items()}
     sizes = {q: torch.tensor([len(b)]).view(torch.uint8).to(comm.device) for q, b in buffers.items()}
     lengths = comm.exchange(sizes, dict.fromkeys(readers, 8), _SETUP)

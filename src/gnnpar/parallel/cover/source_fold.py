@@ -10,7 +10,7 @@ from torch import Tensor
 from gnnpar.comm import CodedExchange, Incoming, Outgoing, Posted, RowLike, Site
 from gnnpar.folds.block import Operands, Rows
 from gnnpar.folds.mergeable import Mergeable
-from gnnpar.parallel.cover import Cover
+from gnnpar.parallel.cover.cover import Cover
 
 PARTIAL = 64
 """Added to the number of an aggregation in the sites of partial rows: their bits and noise are their own."""
@@ -18,18 +18,20 @@ PARTIAL = 64
 
 @dataclass(eq=False)
 class SourceFold:
-    """Under a cover. `exchange`: of partial rows and their gradients; `exact`: of destinations' rows.
+    """One aggregation under a cover. `exchange`: of partial rows and their gradients; `exact`: of destinations' rows.
 
     Forward: `ask`, `send`, `merge`. Backward: `send_back`, `differentiate`, `add_returned`. Every rank calls all of
-    them. What backward reads is in `saved`, between the two in autograd's hands.
+    them, in this order. Autograd keeps the rows that backward reads: `merge` returns them, backward takes them as
+    `saved`.
     """
 
     cover: Cover
     agg: Mergeable
     exchange: CodedExchange
     exact: CodedExchange
+    _folded: Rows = ()  # from send to merge: destinations' rows, and what `finish` saved
     _num_dst: int = 0
-    _num_saved: int = 0
+    _num_folded: int = 0
     _like: tuple[RowLike, ...] = ()
 
     def ask(self, dst: Rows, site: Site) -> Posted | None:
@@ -47,27 +49,26 @@ class SourceFold:
         there, fold = x._replace(dst=dst), agg.at_source()
         result, saved = fold.finish(fold.update(fold.init(cover.block.num_dst, there), cover.block, there))
         rows = agg.partial(result, saved, x.src[0].dtype)
-        self._dst, self._saved, self._like = dst, saved, RowLike.of(rows)
+        self._folded, self._num_dst, self._num_folded = (*dst, *saved), len(dst), len(dst) + len(saved)
+        self._like = RowLike.of(rows)
         outgoing = {p: Outgoing(rows, at) for p, at in cover.sent.items()}
         incoming = {q: Incoming(len(at)) for q, at in cover.into.items()}
         return self.exchange.post(outgoing, incoming, self._like, _of_partial(site))
 
     def merge(self, state: Rows, posted: Posted) -> tuple[Rows, Rows]:
-        """(the state with all partial rows, what backward reads)."""
+        """Merge all partial rows. Return (the state, the rows that backward reads)."""
         exact: list[Tensor] = []
         for q in sorted(self.cover.into):
             rows = self.exchange.take(posted, q)
             state = self.agg.merge(state, self.cover.into[q], rows)
             exact += rows[1:]
-        self._num_dst, self._num_saved = len(self._dst), len(self._saved)
-        kept = (*self._dst, *self._saved, *exact)
-        self._dst = self._saved = ()
+        kept, self._folded = (*self._folded, *exact), ()
         return state, kept
 
     def send_back(self, saved: Rows, prepared: Rows, grad_out: Tensor, site: Site) -> Posted:
         """Send the gradients of the partial rows that came to where they were folded."""
         into, agg = self.cover.into, self.agg
-        exact, each = saved[self._num_dst + self._num_saved :], len(self._like) - 1
+        exact, each = saved[self._num_folded :], len(self._like) - 1
         rows_of = {q: exact[i * each : (i + 1) * each] for i, q in enumerate(sorted(into))}
         back = {q: agg.grad_partial(rows_of[q], at, prepared, grad_out) for q, at in into.items()}
         nothing = tuple(like.empty(0) for like in self._like[1:])
@@ -79,9 +80,9 @@ class SourceFold:
         return self.exchange.post(outgoing, incoming, like, _of_partial(site))
 
     def differentiate(self, saved: Rows, x: Operands, posted: Posted, site: Site) -> tuple[Operands, Posted | None]:
-        """(the gradient's share of what was folded here, destinations' aside; these on their way back)."""
-        agg, cover, first = self.agg, self.cover, self._num_dst
-        dst, mine = saved[:first], saved[first : first + self._num_saved]
+        """Differentiate what was folded here. Return (gradients but those of destinations, these as posted)."""
+        agg, cover = self.agg, self.cover
+        dst, mine = saved[: self._num_dst], saved[self._num_dst : self._num_folded]
         prepared, grad_out = agg.prepare_partial(mine, self._table(posted, self.exchange))
         fold = agg.at_source()
         grads = fold.grad(cover.block, x._replace(dst=dst), prepared, grad_out)
@@ -94,13 +95,13 @@ class SourceFold:
         return grads._replace(dst=()), self.exact.post(outgoing, incoming, like, site)
 
     def add_returned(self, dst: Rows, returned: Posted) -> None:
-        """Add what others found of the gradients of destinations here."""
+        """Add the gradients of destinations that other ranks have computed."""
         for q in sorted(self.cover.into):
             for total, rows in zip(dst, self.exact.take(returned, q), strict=True):
                 total.index_add_(0, self.cover.into[q], rows.to(total.dtype))
 
     def _table(self, posted: Posted, exchange: CodedExchange) -> Rows:
-        """Rows of all readers in the order of `cover.block`, zeros where none came."""
+        """Return the rows of all readers in the order of `cover.block`, zeros where none came."""
         parts = [exchange.take(posted, p) if p in posted.incoming else None for p in self.cover.sent]
         sizes = [len(at) for at in self.cover.sent.values()]
         if not parts:
