@@ -24,7 +24,8 @@ import numpy as np
 
 GRAPHS = ("debian", "tolokers", "computers", "physics", "cs", "blogcatalog", "squirrel", "cora", "citeseer", "rmat")
 EPOCHS = 12
-CODECS = {"fp32": [], "bf16": ["codec=bf16"]}
+WAYS = {"fp32": ["strategy=graph_parallel"], "bf16": ["codec=bf16", "strategy=graph_parallel"]}
+QUANTIZED = {"adaqp": ["strategy=adaqp"]}  # of GCN over links
 CELLS = {  # (model, ranks, Gbit/s): None is loopback; four ranks have half a core each, in slow motion
     "gcn, 4 ranks, 1 Gbit/s": ("gcn", 4, 1),
     "gcn, 2 ranks, loopback": ("gcn", 2, None),
@@ -52,14 +53,10 @@ def timed(smoke: bool, data_dir: Path) -> blocks.Jobs:
         if rate is not None:
             job += ["launch=paced", f"launch.rate_gbps={rate}", f"launch.hosts={ranks}"]
             job += ["launch.dilation=2"] if ranks == 4 else []
-        for codec, overrides in CODECS.items():
+        ways = WAYS | (QUANTIZED if model == "gcn" and rate is not None else {})
+        for way, overrides in ways.items():
             for halo in ("rows", "cover"):
-                found[f"{cell}; {codec}, {halo}"] = [
-                    *job,
-                    *overrides,
-                    "strategy=graph_parallel",
-                    f"strategy.halo={halo}",
-                ]
+                found[f"{cell}; {way}, {halo}"] = [*job, *overrides, f"strategy.halo={halo}"]
     return found
 
 
