@@ -31,6 +31,13 @@ def rows_table() -> Iterator[str]:
         yield "| " + " | ".join([graph, cut, *shares, *full, str(four["least"] or "not counted")]) + " |"
 
 
+def place(job: str) -> tuple[str, int, str]:
+    """Cells by name, then codecs from the most bits to the fewest, rows before cover."""
+    cell, how = job.split("; ")
+    codec, halo = how.split(", ")
+    return cell, ("fp32", "bf16", "adaqp").index(codec), str(halo == "cover")
+
+
 def times_table(cells: Cells) -> Iterator[str]:
     """A line a cell, codec and halo: rows of the same codec are the base."""
     heads = [
@@ -46,7 +53,7 @@ def times_table(cells: Cells) -> Iterator[str]:
     ]
     yield "| " + " | ".join(heads) + " |"
     yield "|---" * len(heads) + "|"
-    for job in cells:
+    for job in sorted(cells, key=place):
         cell, how = job.split("; ")
         codec, halo = how.split(", ")
         one = next(iter(cells[job].values()))["result"]
