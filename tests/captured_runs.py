@@ -12,6 +12,7 @@ from unittest import mock
 from torch import Tensor
 
 from gnnpar.data.tasks import make_task
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.objective import objective_of
 from gnnpar.partition.shard import Shard
 from gnnpar.training import captured
@@ -63,7 +64,11 @@ def run(
         given = job.dataset if comm.rank == 0 else None
         ids = {"edge_ids": job.model.needs_edge_ids, "placement": job.plan.placement}
         shard = Shard.open(given, job.plan.part_of, comm, **ids).to(comm.device, job.dtype)
-        engine = job.strategy.build(job.plan, shard, net, task, comm, seed=job.seed, first_layer=job.first_layer)
+        engine = job.strategy.build(
+            BuildContext(
+                plan=job.plan, shard=shard, model=net, task=task, comm=comm, seed=job.seed, first_layer=job.first_layer
+            )
+        )
         optimizer = job.optim.build(engine.named_parameters(), epochs=EPOCHS, layer_of=job.model.layer_of)
         objective = objective_of(task, shard, net, comm, job.seed)
         epochs = captured_epochs(engine, optimizer, comm, job.seed) if replays else None

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.data.tasks import make_task
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.halo.adaqp import AdaQP
 from gnnpar.parallel.strategy import Workload
 from gnnpar.partition.partition import Random
@@ -41,7 +42,9 @@ class Study:
         def body(comm: Communicator) -> tuple[list[Tensor], int, dict]:
             model = copy.deepcopy(self.model)
             shard = Shard.open(self.dataset if comm.rank == 0 else None, self.plan.part_of, comm)
-            engine: Any = AdaQP(codec=codec).build(self.plan, shard, model, self.task, comm, seed=5)
+            engine: Any = AdaQP(codec=codec).build(
+                BuildContext(plan=self.plan, shard=shard, model=model, task=self.task, comm=comm, seed=5)
+            )
             for epoch in range(1, first):
                 engine.reduced_gradient(epoch)
             facts = {}

@@ -12,8 +12,9 @@ import torch
 from composing import REFUSED, configured, names
 from gnnpar.data.tasks import make_task
 from gnnpar.models.gnn import ModelSource
+from gnnpar.parallel.context import BuildContext
+from gnnpar.parallel.needs import refuse
 from gnnpar.parallel.objective import objective_of
-from gnnpar.parallel.strategy import refuse_neighborhoods, refuse_one_piece
 from gnnpar.partition.shard import Shard
 from gnnpar.training.evaluate import evaluate
 from gnnpar.verify.conformance import Job, graph_for, make_job, on_device, small_graph
@@ -58,8 +59,7 @@ def carries(strategy: str, model: str) -> bool:
     if (strategy, model) in {*REFUSED, ("feature", "pyg.gated")}:  # a fold that is not divided by columns or heads
         return False
     try:
-        refuse_one_piece(configured("strategy", strategy), model_of(model), {})
-        refuse_neighborhoods(configured("strategy", strategy), model_of(model), {})
+        refuse(configured("strategy", strategy), model_of(model), {})
     except ValueError:
         return False
     return True
@@ -77,7 +77,11 @@ def train(job: Job, comm: Any, *, before_last: Callable[[], object]) -> list[flo
         edge_ids=job.model.needs_edge_ids,
         placement=job.plan.placement,
     ).to(comm.device, job.dtype)
-    engine = job.strategy.build(job.plan, shard, model, task, comm, seed=job.seed, first_layer=job.first_layer)
+    engine = job.strategy.build(
+        BuildContext(
+            plan=job.plan, shard=shard, model=model, task=task, comm=comm, seed=job.seed, first_layer=job.first_layer
+        )
+    )
     optimizer = job.optim.build(engine.named_parameters(), epochs=EPOCHS, layer_of=job.model.layer_of)
     losses = [engine.train_epoch(epoch, optimizer).loss for epoch in range(EPOCHS - 1)]
     evaluate(engine, objective_of(task, shard, model, comm, job.seed))

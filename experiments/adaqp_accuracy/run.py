@@ -31,6 +31,7 @@ from gnnpar.codecs.uniform import Random, Uniform
 from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.config.compose import compose
 from gnnpar.data.tasks import make_task
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.halo.adaqp import AdaQP
 from gnnpar.parallel.objective import NodeObjective
 from gnnpar.parallel.strategy import Workload
@@ -81,7 +82,9 @@ class Training:
         task = make_task(self.dataset.task, self.dataset.num_classes)
         shard = Shard.open(self.dataset if comm.rank == 0 else None, self.plan.part_of, comm)
         model = copy.deepcopy(self.model)
-        engine = AdaQP(codec=self.codec).build(self.plan, shard, model, task, comm, seed=settings.seed)
+        engine = AdaQP(codec=self.codec).build(
+            BuildContext(plan=self.plan, shard=shard, model=model, task=task, comm=comm, seed=settings.seed)
+        )
         optimizer: Any = settings.optim.build(
             engine.named_parameters(), epochs=settings.epochs, layer_of=model.layer_of
         )

@@ -36,6 +36,7 @@ from gnnpar.launch.emulated.namespaces import Network, own_prefix
 from gnnpar.launch.emulated.paced import burst_kib, reached_gbps
 from gnnpar.models.gcn import GCN
 from gnnpar.models.sage import SAGE
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.halo.adaqp import AdaQP
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.objective import NodeObjective
@@ -86,7 +87,9 @@ class Turns:
         engines, rows, order = {}, [], random.Random(self.seed)
         for mode in self.modes:
             model = self.config.build(self.dataset.num_features, task.out_dim, seed=self.seed)
-            engine = MODES[mode].build(self.plan, shard, model, task, comm, seed=self.seed)
+            engine = MODES[mode].build(
+                BuildContext(plan=self.plan, shard=shard, model=model, task=task, comm=comm, seed=self.seed)
+            )
             engines[mode] = engine, torch.optim.Adam([p for _, p in engine.named_parameters()], lr=0.01)
         for block in range(-1, self.blocks):
             count = self.warmup if block < 0 else self.epochs

@@ -14,6 +14,7 @@ from study import MODELS, dataset_of
 from gnnpar.comm import Communicator, ThreadWorld, allocator
 from gnnpar.comm.process import connect
 from gnnpar.data.tasks import make_task
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.sampling.strategy import Minibatch
 from gnnpar.parallel.sequential.strategy import SAR
@@ -55,7 +56,7 @@ def make() -> Epoch:
     shard = Shard.open(dataset if comm.rank == 0 else None, plan.part_of, comm)
     shard, _ = in_order(shard, chosen.pop("row_order", "none"))
     assert not chosen, chosen
-    engine = strategy.build(plan, shard, model, task, comm, seed=0)
+    engine = strategy.build(BuildContext(plan=plan, shard=shard, model=model, task=task, comm=comm, seed=0))
     optimizer = Adam(lr=0.01).build(list(engine.named_parameters()), epochs=1, layer_of=model.layer_of)
     count = {"epoch": 0}
 

@@ -32,6 +32,7 @@ from gnnpar.models.gat import GAT
 from gnnpar.models.gcn import GCN
 from gnnpar.models.gnn import ModelConfig
 from gnnpar.models.sage import SAGE
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.parallel.strategy import Strategy, Workload
@@ -66,7 +67,7 @@ def gnnpar_epoch(dataset: Dataset, strategy: Strategy, config: ModelConfig, comm
     if plan is None:
         plan = strategy.plan(Workload(dataset, Metis(), model.num_layers), Topology(comm.size))
     shard = Shard.open(dataset if comm.rank == 0 else None, plan.part_of, comm)
-    engine = strategy.build(plan, shard, model, task, comm, seed=0)
+    engine = strategy.build(BuildContext(plan=plan, shard=shard, model=model, task=task, comm=comm, seed=0))
     optimizer = torch.optim.Adam([p for _, p in engine.named_parameters()], lr=0.01)
     state = {"epoch": 0}
 

@@ -21,6 +21,7 @@ from gnnpar.models.initial import construct
 from gnnpar.models.pyg.model import PyG
 from gnnpar.models.rgcn import RGCN, RGCNConv
 from gnnpar.models.sage import SAGE
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.parallel.strategy import Workload
@@ -227,7 +228,7 @@ def epoch_of(dataset: Dataset, source: ModelSource) -> Call:
     model = source.on(dataset.edge_sizes).build(dataset.num_features, task.out_dim, seed=0)
     plan = strategy.plan(Workload(dataset, Metis(), model.num_layers), Topology(1))
     shard = Shard.open(dataset, plan.part_of, comm, edge_ids=model.needs_edge_ids)
-    engine = strategy.build(plan, shard, model, task, comm, seed=0)
+    engine = strategy.build(BuildContext(plan=plan, shard=shard, model=model, task=task, comm=comm, seed=0))
     optimizer = Adam().build(engine.named_parameters(), epochs=1, layer_of=model.layer_of)
     done = 0
 

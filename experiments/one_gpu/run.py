@@ -37,6 +37,7 @@ from gnnpar.models.gat import GAT
 from gnnpar.models.gcn import GCN
 from gnnpar.models.gnn import ModelConfig
 from gnnpar.models.sage import SAGE
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.parallel.strategy import Strategy
@@ -90,7 +91,9 @@ def gnnpar_epoch(
     model = job.model.to(device, accumulate_dtype(dtype))
     shard = Shard.open(data, job.plan.part_of, comm, edge_ids=model.needs_edge_ids, placement=job.plan.placement)
     task = make_task(data.task, data.num_classes)
-    engine = job.strategy.build(job.plan, shard.to(device, dtype), model, task, comm, seed=0)
+    engine = job.strategy.build(
+        BuildContext(plan=job.plan, shard=shard.to(device, dtype), model=model, task=task, comm=comm, seed=0)
+    )
     optimizer = job.optim.build(engine.named_parameters(), epochs=1000, layer_of=model.layer_of)
     replays = captured_epochs(engine, optimizer, comm, 0) if captured else None
     number = 0

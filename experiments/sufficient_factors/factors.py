@@ -15,18 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from gnnpar.codecs.codec import Identity
-from gnnpar.comm import Communicator
 from gnnpar.comm.communicator import Site
-from gnnpar.data.tasks import Task
-from gnnpar.models.gnn import GNN
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import Engine, FlatEngine
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.halo_engine import halo_engine
 from gnnpar.parallel.keys import KeyTable
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.strategy import FirstLayer
-from gnnpar.partition.shard import Shard
-from gnnpar.placement import Plan
 from gnnpar.planner.mincut import break_even_rows
 
 Pair = tuple[Tensor, Tensor]  # (X [n, F], dZ [n, O])
@@ -153,24 +148,9 @@ class Factors(GraphParallel):
     def exact_limit(self) -> Factors:
         return self
 
-    def build(
-        self,
-        plan: Plan,
-        shard: Shard,
-        model: GNN,
-        task: Task,
-        comm: Communicator,
-        *,
-        seed: int,
-        first_layer: FirstLayer = "live",
-    ) -> Engine:
+    def build(self, context: BuildContext) -> Engine:
         engine = halo_engine(
-            shard,
-            model,
-            task,
-            comm,
-            seed=seed,
-            first_layer=first_layer,
+            context,
             overlap=self.overlap,
             codec=Identity(),
             exactness=self.exactness,

@@ -20,6 +20,7 @@ from gnnpar.codecs.uniform import Uniform
 from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.data.tasks import make_task
 from gnnpar.models.gcn import GCN
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.strategy import Strategy
 from gnnpar.partition.shard import Shard
@@ -186,7 +187,11 @@ def _traffic(strategy: Strategy) -> list[tuple[list[tuple[dict[str, int], int]],
     def body(comm: Communicator) -> tuple[list[tuple[dict[str, int], int]], list[float]]:
         shard = Shard.open(job.dataset if comm.rank == 0 else None, job.plan.part_of, comm).to(comm.device, job.dtype)
         task = make_task(job.dataset.task, job.dataset.num_classes)
-        engine = strategy.build(job.plan, shard, copy.deepcopy(job.model).double(), task, comm, seed=job.seed)
+        engine = strategy.build(
+            BuildContext(
+                plan=job.plan, shard=shard, model=copy.deepcopy(job.model).double(), task=task, comm=comm, seed=job.seed
+            )
+        )
         optimizer = job.optim.build(engine.named_parameters(), epochs=2, layer_of=job.model.layer_of)
         epochs, seconds = [], []
         for epoch in range(2):

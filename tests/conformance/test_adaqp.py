@@ -19,6 +19,7 @@ from gnnpar.data.synthetic import SBM
 from gnnpar.data.tasks import make_task
 from gnnpar.models.gcn import GCN
 from gnnpar.models.sage import SAGE
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.halo.adaqp import AdaQP
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.sequential.strategy import SAR
@@ -160,7 +161,9 @@ def test_what_a_stop_must_keep():
 
         def engine() -> Any:
             model = copy.deepcopy(job.model).to(job.dtype)
-            return job.strategy.build(job.plan, shard, model, task, comm, seed=3)
+            return job.strategy.build(
+                BuildContext(plan=job.plan, shard=shard, model=model, task=task, comm=comm, seed=3)
+            )
 
         through, stopped = engine(), None
         buckets, again = [], []

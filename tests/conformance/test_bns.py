@@ -24,6 +24,7 @@ from gnnpar.graph import Graph
 from gnnpar.models.gcn import GCN
 from gnnpar.parallel.bns.sample import kept
 from gnnpar.parallel.bns.strategy import BoundarySampling
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.partition.shard import Shard
 from gnnpar.settings import ConfigError
@@ -81,7 +82,7 @@ def test_plain_autograd_on_a_dense_matrix_gives_the_same_gradient() -> None:
     def body(comm: Communicator) -> dict[str, Tensor]:
         shard = Shard.open(data, job.plan.part_of, comm).to(comm.device, torch.float64)
         task, mine = make_task(data.task, data.num_classes), copy.deepcopy(model)
-        engine = HALF.build(job.plan, shard, mine, task, comm, seed=SEED)  # type: ignore[arg-type]
+        engine = HALF.build(BuildContext(plan=job.plan, shard=shard, model=mine, task=task, comm=comm, seed=SEED))  # type: ignore[arg-type]
         optimizer = job.optim.build(engine.named_parameters(), epochs=4, layer_of=lambda name: 0)
         gradient = engine.train_epoch(2, optimizer, keep_gradient=True).gradient
         assert gradient is not None

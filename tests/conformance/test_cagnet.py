@@ -16,6 +16,7 @@ from gnnpar.config.compose import compose
 from gnnpar.data.tasks import make_task
 from gnnpar.parallel.broadcast import BroadcastGraph
 from gnnpar.parallel.cagnet.strategy import Cagnet
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.sketch import sketch
 from gnnpar.partition.shard import Shard
 from gnnpar.settings import ConfigError
@@ -80,7 +81,9 @@ def test_only_what_backward_reads_again_is_held() -> None:
         def body(comm: Communicator) -> tuple[int, int, int]:
             shard = Shard.open(data, job.plan.part_of, comm).to(comm.device, torch.float64)
             task, mine = make_task(data.task, data.num_classes), copy.deepcopy(job.model).double()
-            engine = Cagnet().build(job.plan, shard, mine, task, comm, seed=SEED)
+            engine = Cagnet().build(
+                BuildContext(plan=job.plan, shard=shard, model=mine, task=task, comm=comm, seed=SEED)
+            )
             optimizer = job.optim.build(engine.named_parameters(), epochs=1, layer_of=mine.layer_of)
             engine.train_epoch(0, optimizer)
             width = sum(each.width for use in sketch(mine, shard) for each in use.src)

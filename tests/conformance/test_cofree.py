@@ -16,6 +16,7 @@ from gnnpar.models.gcn import GCN
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.cofree.strategy import CoFree
 from gnnpar.parallel.cofree.view import _CHOICE, _MASK
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.parallel.strategy import check_plan
 from gnnpar.partition.partition import Random
@@ -157,7 +158,9 @@ def test_what_a_rank_holds_is_its_copies_its_masks_and_its_own_nodes() -> None:
         copies = shard.copies
         assert copies is not None
         model = config.build(data.num_features, data.num_classes, seed=1)
-        engine = strategy.build(job.plan, shard, model, make_task(data.task, 3), comm, seed=1)
+        engine = strategy.build(
+            BuildContext(plan=job.plan, shard=shard, model=model, task=make_task(data.task, 3), comm=comm, seed=1)
+        )
         optimizer = job.optim.build(engine.named_parameters(), epochs=9, layer_of=lambda name: 0)
         before = engine.live_bytes()
         masks = before["structure"] - shard.structure_nbytes - copies.shard.inner.nbytes

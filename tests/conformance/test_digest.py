@@ -19,9 +19,10 @@ from gnnpar.data.tasks import make_task
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph
 from gnnpar.models.gcn import GCN
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.digest.strategy import Digest
-from gnnpar.parallel.digest.table import TableExchange
 from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.parallel.stale import StaleExchange
 from gnnpar.partition.shard import Shard
 from gnnpar.settings import ConfigError
 from gnnpar.verify.conformance import check, make_job, relative_error, small_graph, train_in_threads
@@ -45,7 +46,13 @@ def test_other_settings_equal_the_oracle(strategy: Digest) -> None:
 
 
 def test_the_oracle_notices_a_table_that_is_refreshed_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TableExchange, "refreshes", lambda self, epoch: epoch == 0)
+    take, first = StaleExchange.take, dict[Any, Any]()
+
+    def never_refreshed(self: StaleExchange, posted: Any, peer: int) -> Any:
+        rows, site = take(self, posted, peer), posted.site
+        return first.setdefault((self.comm.rank, peer, site.layer, site.call), rows)
+
+    monkeypatch.setattr(StaleExchange, "take", never_refreshed)
     case = check(Digest(), {"gcn": GCN(hidden=8)}, worlds=(WORLD,))[-1]
     assert case.reference == "its oracle"
     assert not case.passed
@@ -99,7 +106,7 @@ def test_plain_autograd_on_dense_matrices_gives_the_same_gradients() -> None:
     def body(comm: Communicator) -> list[dict[str, Tensor]]:
         shard = Shard.open(data, job.plan.part_of, comm).to(comm.device, torch.float64)
         task, mine = make_task(data.task, data.num_classes), copy.deepcopy(model)
-        engine = strategy.build(job.plan, shard, mine, task, comm, seed=SEED)  # type: ignore[arg-type]
+        engine = strategy.build(BuildContext(plan=job.plan, shard=shard, model=mine, task=task, comm=comm, seed=SEED))  # type: ignore[arg-type]
         optimizer = job.optim.build(engine.named_parameters(), epochs=EPOCHS, layer_of=lambda name: 0)
         reports = [engine.train_epoch(epoch, optimizer, keep_gradient=True) for epoch in range(EPOCHS)]
         return [dict(report.gradient or {}) for report in reports]
@@ -147,7 +154,7 @@ def test_memory_is_that_of_the_table() -> None:
     def body(comm: Communicator) -> tuple[int, int]:
         shard = Shard.open(data, job.plan.part_of, comm).to(comm.device, torch.float64)
         task, mine = make_task(data.task, data.num_classes), copy.deepcopy(job.model).double()
-        engine = strategy.build(job.plan, shard, mine, task, comm, seed=SEED)
+        engine = strategy.build(BuildContext(plan=job.plan, shard=shard, model=mine, task=task, comm=comm, seed=SEED))
         optimizer = job.optim.build(engine.named_parameters(), epochs=2, layer_of=mine.layer_of)
         for epoch in range(2):
             engine.train_epoch(epoch, optimizer)

@@ -97,7 +97,7 @@ def test_the_width_of_attributes_is_that_of_the_dataset() -> None:
 
 
 def test_a_strategy_that_does_not_carry_them_says_so() -> None:
-    from gnnpar.parallel.strategy import refuse_edge_data
+    from gnnpar.parallel.needs import refuse_edge_data
 
     model = PyG(target=ROWS, edge_dim=3)
     refuse_edge_data(Single(), model, {"attr"}, None, "g", {})

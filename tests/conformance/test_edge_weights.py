@@ -27,13 +27,13 @@ from gnnpar.parallel.cofree.strategy import CoFree
 from gnnpar.parallel.digest.strategy import Digest
 from gnnpar.parallel.feature.strategy import FeatureParallel
 from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.parallel.needs import refuse_edge_data
 from gnnpar.parallel.pipegcn.strategy import PipeGCN
 from gnnpar.parallel.pipeline.hybrid import Hybrid
 from gnnpar.parallel.pipeline.strategy import GNNPipe
 from gnnpar.parallel.sancus.strategy import Sancus
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.single.strategy import Single
-from gnnpar.parallel.strategy import refuse_edge_data
 from gnnpar.training.result.export import export
 from gnnpar.verify.conformance import check, make_job, merge_ranks, relative_error, small_graph, train_in_threads
 from graphs import with_weights

@@ -15,6 +15,7 @@ from composing import configured, names, rest_slow
 from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.data.dataset import Dataset
 from gnnpar.models.pyg.model import PyG
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import set_gradients, summand
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.pipeline.strategy import GNNPipe
@@ -58,7 +59,16 @@ def trained(job: Job) -> list[dict[str, Tensor]]:
         task = job.task.of(job.dataset.task, job.dataset.num_classes)
         given = job.dataset if comm.rank == 0 else None
         shard = Shard.open(given, job.plan.part_of, comm, edge_ids=model.needs_edge_ids, placement=job.plan.placement)
-        engine = job.strategy.build(job.plan, shard.to(comm.device, torch.float64), model, task, comm, seed=job.seed)
+        engine = job.strategy.build(
+            BuildContext(
+                plan=job.plan,
+                shard=shard.to(comm.device, torch.float64),
+                model=model,
+                task=task,
+                comm=comm,
+                seed=job.seed,
+            )
+        )
         optimizer = job.optim.build(engine.named_parameters(), epochs=EPOCHS, layer_of=model.layer_of)
         for epoch in range(EPOCHS):
             engine.train_epoch(epoch, optimizer)

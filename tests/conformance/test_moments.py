@@ -9,6 +9,7 @@ from checkpoints import last, train
 from composing import configured, names, rest_slow
 from gnnpar.comm import ThreadWorld
 from gnnpar.models.pyg.model import PyG
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.planner.extract import record
@@ -111,7 +112,7 @@ def engine_of(job, comm):
 
     shard = Shard.open(DATA if comm.rank == 0 else None, job.plan.part_of, comm, edge_ids=False)
     model, task = NORMED.build(DATA.num_features, 3, seed=0), make_task(DATA.task, 3)
-    return job.strategy.build(job.plan, shard, model, task, comm, seed=0)
+    return job.strategy.build(BuildContext(plan=job.plan, shard=shard, model=model, task=task, comm=comm, seed=0))
 
 
 def test_running_statistics_are_part_of_a_trained_model(tmp_path):

@@ -8,6 +8,7 @@ from conformance.test_sar import assert_equal, assert_same_bits
 from gnnpar.codecs.codec import BFloat16, Identity
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.tasks import make_task
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.sequential import paging
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.single.strategy import Single
@@ -58,7 +59,9 @@ def _engine(job, comm):
     shard = Shard.open(job.dataset, job.plan.part_of, comm, edge_ids=job.model.needs_edge_ids)
     shard = shard.to(comm.device, torch.float64)
     task = make_task(job.dataset.task, job.dataset.num_classes)
-    return job.strategy.build(job.plan, shard, job.model.double(), task, comm, seed=3)
+    return job.strategy.build(
+        BuildContext(plan=job.plan, shard=shard, model=job.model.double(), task=task, comm=comm, seed=3)
+    )
 
 
 def test_parts_on_one_device_need_one_rank():

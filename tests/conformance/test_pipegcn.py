@@ -19,9 +19,10 @@ from gnnpar.data.tasks import make_task
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph
 from gnnpar.models.gcn import GCN
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.halo.strategy import GraphParallel
-from gnnpar.parallel.pipegcn.late import LateExchange
 from gnnpar.parallel.pipegcn.strategy import PipeGCN
+from gnnpar.parallel.stale import StaleExchange
 from gnnpar.partition.shard import Shard
 from gnnpar.settings import ConfigError
 from gnnpar.verify.conformance import check, make_job, relative_error, small_graph, train_in_threads
@@ -53,13 +54,13 @@ def test_what_else_is_late_equals_the_oracle(strategy: PipeGCN, model: str) -> N
 
 
 def test_the_oracle_notices_gradients_that_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    take = LateExchange.take
+    take = StaleExchange.take
 
-    def without_gradients(self: LateExchange, posted: Any, peer: int) -> Any:
+    def without_gradients(self: StaleExchange, posted: Any, peer: int) -> Any:
         rows = take(self, posted, peer)
         return tuple(torch.zeros_like(t) for t in rows) if posted.site.phase == "backward" else rows
 
-    monkeypatch.setattr(LateExchange, "take", without_gradients)
+    monkeypatch.setattr(StaleExchange, "take", without_gradients)
     case = check(PipeGCN(), {"gcn": GCN(hidden=8)}, worlds=(WORLD,))[-1]
     assert case.reference == "its oracle"
     assert not case.passed
@@ -116,7 +117,7 @@ def test_plain_autograd_on_dense_matrices_gives_the_same_gradients() -> None:
     def body(comm: Communicator) -> list[dict[str, Tensor]]:
         shard = Shard.open(data, job.plan.part_of, comm).to(comm.device, torch.float64)
         task, mine = make_task(data.task, data.num_classes), copy.deepcopy(model)
-        engine = PipeGCN().build(job.plan, shard, mine, task, comm, seed=SEED)  # type: ignore[arg-type]
+        engine = PipeGCN().build(BuildContext(plan=job.plan, shard=shard, model=mine, task=task, comm=comm, seed=SEED))  # type: ignore[arg-type]
         optimizer = job.optim.build(engine.named_parameters(), epochs=4, layer_of=lambda name: 0)
         reports = [engine.train_epoch(epoch, optimizer, keep_gradient=True) for epoch in range(4)]
         return [dict(report.gradient or {}) for report in reports]
@@ -154,7 +155,7 @@ def test_memory_is_that_of_the_messages_that_wait(strategy: PipeGCN, drains: boo
     def body(comm: Communicator) -> tuple[int, int, int]:
         shard = Shard.open(data, job.plan.part_of, comm).to(comm.device, torch.float64)
         task, mine = make_task(data.task, data.num_classes), copy.deepcopy(job.model).double()
-        engine = strategy.build(job.plan, shard, mine, task, comm, seed=SEED)
+        engine = strategy.build(BuildContext(plan=job.plan, shard=shard, model=mine, task=task, comm=comm, seed=SEED))
         optimizer = job.optim.build(engine.named_parameters(), epochs=4, layer_of=mine.layer_of)
         for epoch in range(4):
             engine.train_epoch(epoch, optimizer)
@@ -176,7 +177,9 @@ def test_messages_are_in_flight_between_epochs() -> None:
     def body(comm: Communicator) -> list[int]:
         shard = Shard.open(data, job.plan.part_of, comm).to(comm.device, torch.float64)
         task, mine = make_task(data.task, data.num_classes), copy.deepcopy(job.model).double()
-        engine: Any = PipeGCN().build(job.plan, shard, mine, task, comm, seed=SEED)
+        engine: Any = PipeGCN().build(
+            BuildContext(plan=job.plan, shard=shard, model=mine, task=task, comm=comm, seed=SEED)
+        )
         optimizer = job.optim.build(engine.named_parameters(), epochs=2, layer_of=mine.layer_of)
         exchange, found = engine._parts["late"], []
         begun: Callable[..., Any] = engine._differentiate

@@ -14,6 +14,7 @@ from composing import ALIKE, configured, names, rest_slow
 from gnnpar.data.tasks import make_task
 from gnnpar.models.gcnii import GCNII
 from gnnpar.models.resgcn import ResGCN
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.pipeline.chunk import Weights
 from gnnpar.parallel.pipeline.chunks import draw_order
@@ -270,7 +271,9 @@ class Probe:
         model = copy.deepcopy(job.model).double()
         given = job.dataset if comm.rank == 0 else None
         shard = Shard.open(given, job.plan.part_of, comm, placement=job.plan.placement).to(comm.device, torch.float64)
-        engine = job.strategy.build(job.plan, shard, model, make_task("single_label", 3), comm, seed=3)
+        engine = job.strategy.build(
+            BuildContext(plan=job.plan, shard=shard, model=model, task=make_task("single_label", 3), comm=comm, seed=3)
+        )
         return engine, model, shard
 
 

@@ -15,6 +15,7 @@ from gnnpar.data.tasks import make_task
 from gnnpar.models.gat import GAT
 from gnnpar.models.gcnii import GCNII
 from gnnpar.models.resgcn import ResGCN
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.pipeline.hybrid import Hybrid
 from gnnpar.parallel.pipeline.strategy import GNNPipe
 from gnnpar.parallel.single.strategy import Single
@@ -107,7 +108,9 @@ class Resumed:
         model = copy.deepcopy(job.model).double()
         given = job.dataset if comm.rank == 0 else None
         shard = Shard.open(given, job.plan.part_of, comm, placement=job.plan.placement).to(comm.device, torch.float64)
-        engine = job.strategy.build(job.plan, shard, model, make_task("single_label", 3), comm, seed=3)
+        engine = job.strategy.build(
+            BuildContext(plan=job.plan, shard=shard, model=model, task=make_task("single_label", 3), comm=comm, seed=3)
+        )
         optimizer = SGD(lr=0.3, clip=0.05).build(engine.named_parameters(), epochs=9, layer_of=model.layer_of)
         return engine, optimizer
 

@@ -17,10 +17,10 @@ from conftest import Run
 from gnnpar.config.compose import compose
 from gnnpar.models.pyg.cuts import example
 from gnnpar.models.pyg.model import PyG, PyGNet
+from gnnpar.parallel.needs import refuse, refuse_edge_data
 from gnnpar.parallel.pipeline.hybrid import Hybrid
 from gnnpar.parallel.pipeline.strategy import GNNPipe
 from gnnpar.parallel.sampling.strategy import Minibatch
-from gnnpar.parallel.strategy import refuse_edge_data, refuse_moments, refuse_one_piece
 from gnnpar.planner.planned import workload_of
 from gnnpar.training.checks import check_strategy
 from gnnpar.verify.conformance import (
@@ -195,17 +195,17 @@ def test_what_has_no_layers_apart_is_one_line(target, line):
     config = PyG(target=f"pyg_nets.{target}")
     for strategy in ("gnnpipe", "hybrid", "minibatch"):
         with pytest.raises(ValueError, match=f"strategy={strategy} runs a model layer by layer") as caught:
-            refuse_one_piece(configured("strategy", strategy), config, {"strategy": strategy, "model": "pyg"})
+            refuse(configured("strategy", strategy), config, {"strategy": strategy, "model": "pyg"})
         assert line in str(caught.value)
         assert "\n" not in str(caught.value)
-    refuse_one_piece(configured("strategy", "graph_parallel"), config, {})
+    refuse(configured("strategy", "graph_parallel"), config, {})
 
 
 def test_what_pipelines_and_batches_do_not_carry_is_one_line():
     for strategy in ("gnnpipe", "minibatch"):
         found = configured("strategy", strategy)
         with pytest.raises(ValueError, match="norm of model=pyg normalises by their mean and variance"):
-            refuse_moments(found, PyG(target="pyg_nets.Normed"), {"model": "pyg"})
+            refuse(found, PyG(target="pyg_nets.Normed"), {"model": "pyg"})
         rows = PyG(target="pyg_nets.Rows")
         with pytest.raises(ValueError, match=f"has attributes on edges, which strategy={strategy} does not carry"):
             refuse_edge_data(found, rows, {"attr"}, None, "mine", {"strategy": strategy})

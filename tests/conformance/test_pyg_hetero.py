@@ -23,7 +23,7 @@ from gnnpar.folds.edge_data import Schema
 from gnnpar.models.pyg.model import PyG
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.strategy import refuse_moments, refuse_neighborhoods, refuse_one_piece
+from gnnpar.parallel.needs import refuse
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
 from gnnpar.verify import untouched
@@ -81,25 +81,15 @@ def test_strategies_that_run_a_model_in_one_piece_carry_it(strategy, target):
 
 
 @pytest.mark.parametrize(
-    ("refuse", "strategy", "target", "line"),
+    ("strategy", "target", "line"),
     [
-        (
-            refuse_one_piece,
-            "gnnpipe",
-            "HGTNet",
-            IN_ONE_PIECE,
-        ),
-        (
-            refuse_one_piece,
-            "minibatch",
-            "HGTNet",
-            IN_ONE_PIECE,
-        ),
-        (refuse_neighborhoods, "sar", "Typed2", "folds neighbourhoods in pieces, and convs.0.convs.<a___to___b> of"),
-        (refuse_moments, "cofree", "hetero_of", "never holds all rows of a layer at once, and norm.a.module of"),
+        ("gnnpipe", "HGTNet", IN_ONE_PIECE),
+        ("minibatch", "HGTNet", IN_ONE_PIECE),
+        ("sar", "Typed2", "folds neighbourhoods in pieces, and convs.0.convs.<a___to___b> of"),
+        ("cofree", "hetero_of", "never holds all rows of a layer at once, and norm.a.module of"),
     ],
 )
-def test_strategies_that_cannot_say_so(refuse, strategy, target, line):
+def test_strategies_that_cannot_say_so(strategy, target, line):
     kwargs = {"Typed2": {"hidden": 8, "kind": "transformer"}, "HGTNet": {"hidden": 8}}.get(target, {})
     with pytest.raises(ValueError, match=line):
         refuse(configured("strategy", strategy), config(target, **kwargs), {"strategy": strategy})

@@ -20,8 +20,8 @@ from gnnpar.models.pyg.marks import Edges, Here
 from gnnpar.models.pyg.model import PyG
 from gnnpar.models.pyg.propagate import way_of
 from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.parallel.needs import refuse
 from gnnpar.parallel.single.strategy import Single
-from gnnpar.parallel.strategy import refuse_one_piece
 from gnnpar.verify.conformance import check, small_graph
 from gnnpar.verify.soundness import find_fault
 from gnnpar.verify.untouched import prepared
@@ -225,7 +225,7 @@ def test_sar_names_the_setting_that_keeps_it_from_a_model_of_pyg():
     out_of_core = configured("strategy", "sar", "strategy.logical_parts=3")
     line = r"^strategy=sar with strategy\.logical_parts=3 lets parts take turns within a module, which model=pyg"
     with pytest.raises(ValueError, match=line):
-        refuse_one_piece(out_of_core, PyG(target="pyg_nets.gcn"), {"strategy": "sar"})
+        refuse(out_of_core, PyG(target="pyg_nets.gcn"), {"strategy": "sar"})
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from gnnpar.models.rgat import RGATConv as OurConv
 from gnnpar.parallel.cagnet.strategy import Cagnet
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.local import Pass
+from gnnpar.parallel.needs import refuse_edge_data
 from gnnpar.parallel.pipeline.hybrid import Hybrid
 from gnnpar.parallel.sequential.strategy import SAR
-from gnnpar.parallel.strategy import refuse_edge_data
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
 from gnnpar.planner.extract import record

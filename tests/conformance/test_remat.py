@@ -10,6 +10,7 @@ from composing import configured, names
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.tasks import make_task
 from gnnpar.models.gcn import GCN
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.pipeline.hybrid import Hybrid
 from gnnpar.parallel.pipeline.stage import Remat
 from gnnpar.parallel.pipeline.strategy import GNNPipe
@@ -89,7 +90,9 @@ def measured(remat: Remat, *, layers: int, chunks: int, hidden: int, nodes: int)
     comm = ThreadWorld(1).communicators()[0]
     shard = Shard.open(data, job.plan.part_of, comm, placement=job.plan.placement).to(comm.device, torch.float32)
     model = copy.deepcopy(job.model)
-    engine = job.strategy.build(job.plan, shard, model, make_task("single_label", 3), comm, seed=3)
+    engine = job.strategy.build(
+        BuildContext(plan=job.plan, shard=shard, model=model, task=make_task("single_label", 3), comm=comm, seed=3)
+    )
     optimizer = SGD(lr=0.1).build(engine.named_parameters(), epochs=2, layer_of=model.layer_of)
     engine.train_epoch(0, optimizer)
     optimizer.zero_grad()

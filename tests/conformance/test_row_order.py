@@ -21,7 +21,7 @@ from gnnpar.data.tasks import Labels
 from gnnpar.folds.block import Block
 from gnnpar.models.pyg.model import PyG
 from gnnpar.parallel.halo.strategy import GraphParallel
-from gnnpar.parallel.strategy import orders_rows, refuse_row_order
+from gnnpar.parallel.needs import orders_rows, refuse_row_order
 from gnnpar.partition.row_order import BLOCK_ROWS, fetches, in_order, permuted
 from gnnpar.partition.shard import Shard, cut
 from gnnpar.settings import ConfigError

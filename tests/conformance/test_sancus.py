@@ -19,6 +19,7 @@ from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph
 from gnnpar.models.gcn import GCN
 from gnnpar.parallel.cagnet.strategy import Cagnet
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.sancus.copies import Copies, Rule, change_of
 from gnnpar.parallel.sancus.strategy import Sancus
 from gnnpar.partition.shard import Shard
@@ -113,7 +114,7 @@ def test_plain_autograd_on_dense_matrices_gives_the_same_gradients() -> None:
     def body(comm: Communicator) -> list[dict[str, Tensor]]:
         shard = Shard.open(data, job.plan.part_of, comm).to(comm.device, torch.float64)
         task, mine = make_task(data.task, data.num_classes), copy.deepcopy(model)
-        engine = strategy.build(job.plan, shard, mine, task, comm, seed=SEED)  # type: ignore[arg-type]
+        engine = strategy.build(BuildContext(plan=job.plan, shard=shard, model=mine, task=task, comm=comm, seed=SEED))  # type: ignore[arg-type]
         optimizer = job.optim.build(engine.named_parameters(), epochs=EPOCHS, layer_of=lambda name: 0)
         reports = [engine.train_epoch(epoch, optimizer, keep_gradient=True) for epoch in range(EPOCHS)]
         return [dict(report.gradient or {}) for report in reports]
@@ -165,7 +166,9 @@ def test_memory_is_that_of_the_copies() -> None:
         def body(comm: Communicator, strategy: Sancus = strategy, job: Any = job) -> tuple[int, int]:
             shard = Shard.open(data, job.plan.part_of, comm).to(comm.device, torch.float64)
             task, mine = make_task(data.task, data.num_classes), copy.deepcopy(job.model).double()
-            engine = strategy.build(job.plan, shard, mine, task, comm, seed=SEED)
+            engine = strategy.build(
+                BuildContext(plan=job.plan, shard=shard, model=mine, task=task, comm=comm, seed=SEED)
+            )
             optimizer = job.optim.build(engine.named_parameters(), epochs=2, layer_of=mine.layer_of)
             for epoch in range(2):
                 engine.train_epoch(epoch, optimizer)

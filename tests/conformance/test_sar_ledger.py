@@ -10,6 +10,7 @@ from composing import configured
 from gnnpar.codecs.codec import BFloat16
 from gnnpar.comm import CodedExchange, ThreadWorld
 from gnnpar.data.tasks import make_task
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import FlatEngine
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.sequential.view import SequentialGraph
@@ -99,7 +100,9 @@ def held(strategy, model):
     def body(comm):
         shard = Shard.open(job.dataset if comm.rank == 0 else None, job.plan.part_of, comm).to(comm.device, job.dtype)
         task = make_task("single_label", CLASSES)
-        engine = strategy.build(job.plan, shard, job.model.to(job.dtype), task, comm, seed=0)
+        engine = strategy.build(
+            BuildContext(plan=job.plan, shard=shard, model=job.model.to(job.dtype), task=task, comm=comm, seed=0)
+        )
         optimizer = torch.optim.SGD([p for _, p in engine.named_parameters()], lr=0.1)
         engine.train_epoch(0, optimizer)
         assert isinstance(engine, FlatEngine)
@@ -170,7 +173,16 @@ def test_a_probe_is_no_traffic():
 
     def body(comm):
         shard = Shard.open(job.dataset if comm.rank == 0 else None, job.plan.part_of, comm).to(comm.device, job.dtype)
-        engine = SAR().build(job.plan, shard, job.model.to(job.dtype), make_task("single_label", 3), comm, seed=0)
+        engine = SAR().build(
+            BuildContext(
+                plan=job.plan,
+                shard=shard,
+                model=job.model.to(job.dtype),
+                task=make_task("single_label", 3),
+                comm=comm,
+                seed=0,
+            )
+        )
         comm.ledger.drain()
         engine.exact_gradient(0)
         return comm.ledger.drain().bytes.keys()

@@ -14,6 +14,7 @@ from gnnpar.codecs.codec import BFloat16, ConfigDefaults, Exactness, Identity, _
 from gnnpar.comm import CodedExchange, ThreadWorld
 from gnnpar.data.tasks import make_task
 from gnnpar.folds.softmax import Softmax
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import FlatEngine
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.sequential.strategy import SAR
@@ -94,7 +95,9 @@ def weight_sums(strategy, alter=lambda view: view):
     def body(comm):
         shard = Shard.open(data if comm.rank == 0 else None, job.plan.part_of, comm).to(comm.device, torch.float64)
         task = make_task("single_label", 3)
-        engine = strategy.build(job.plan, shard, job.model.double(), task, comm, seed=SEED)
+        engine = strategy.build(
+            BuildContext(plan=job.plan, shard=shard, model=job.model.double(), task=task, comm=comm, seed=SEED)
+        )
         assert isinstance(engine, FlatEngine)
         view = alter(engine._view).during(Pass(SEED, epoch=1, training=True))
         ids, n = shard.node_ids, data.num_nodes

@@ -17,6 +17,7 @@ from composing import PRESETS, names
 from gnnpar.comm import ThreadWorld
 from gnnpar.config.compose import compose
 from gnnpar.data.tasks import make_task
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.objective import objective_of
 from gnnpar.parallel.sequential import paging
 from gnnpar.parallel.sequential.out_of_core import OutOfCoreEngine
@@ -200,7 +201,9 @@ def test_an_evaluation_waits_once():
     def run(comm):
         shard = Shard.open(job.dataset, job.plan.part_of, comm).to(comm.device, job.dtype)
         task = make_task(job.dataset.task, job.dataset.num_classes)
-        engine = job.strategy.build(job.plan, shard, move(copy.deepcopy(job.model)), task, comm, seed=0)
+        engine = job.strategy.build(
+            BuildContext(plan=job.plan, shard=shard, model=move(copy.deepcopy(job.model)), task=task, comm=comm, seed=0)
+        )
         objective = objective_of(task, shard, job.model, comm, job.seed)
         first = evaluate(engine, objective)
         gpu.record()

@@ -31,11 +31,12 @@ def test_every_block_runs(page: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_a_strategy_of_ones_own_takes_less_than_150_lines() -> None:
+def test_a_strategy_of_ones_own_takes_less_than_190_lines() -> None:
     files = [block for block in blocks(FOLDER / "own_strategy.md") if block.title]
-    assert [block.title for block in files] == ["lazy.py", "strategy/lazy.yaml", "pyproject.toml"]
+    ours = ["lazy.py", "strategy/lazy.yaml", "few.py", "strategy/few.yaml", "pyproject.toml"]
+    assert [block.title for block in files] == ours
     assert f'[project.entry-points."{GROUP}"]' in files[-1].text
-    assert sum(block.text.count("\n") for block in files) < 150
+    assert sum(block.text.count("\n") for block in files) < 190
 
 
 def test_the_list_of_tutorials_is_whole() -> None:

@@ -22,6 +22,7 @@ from composing import configured
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.tasks import make_task
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import Capturable
 from gnnpar.parallel.keys import KeyTable
 from gnnpar.partition.shard import Shard
@@ -126,7 +127,11 @@ def test_so_is_what_a_captured_epoch_launches(monkeypatch, model, precision):
         task = make_task(job.dataset.task, job.dataset.num_classes)
         given = job.dataset if comm.rank == 0 else None
         shard = Shard.open(given, job.plan.part_of, comm, edge_ids=job.model.needs_edge_ids).to(comm.device, job.dtype)
-        engine = job.strategy.build(job.plan, shard, copy.deepcopy(job.model).float(), task, comm, seed=0)
+        engine = job.strategy.build(
+            BuildContext(
+                plan=job.plan, shard=shard, model=copy.deepcopy(job.model).float(), task=task, comm=comm, seed=0
+            )
+        )
         assert isinstance(engine, Capturable)
         engine.launch_epoch(0, _NoStep(), KeyTable(0, comm.device))
 

@@ -28,6 +28,7 @@ from gnnpar.launch import processes
 from gnnpar.launch.launch import _threads
 from gnnpar.launch.signals import Stop
 from gnnpar.models.gcn import GCN
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.partition.shard import Shard
 from gnnpar.settings import Comm, Launch
@@ -105,7 +106,9 @@ def train_epochs(file: str) -> None:
     shard = Shard.open(data, torch.zeros(ROWS, dtype=torch.int64), comm, edge_ids=False)
     shard = shard.to(torch.device("cpu"), torch.float32)
     plan = make_job(Single(), config, data, world=1).plan
-    engine = Single().build(plan, shard, config.build(WIDTH, 3, seed=1), task, comm, seed=1)
+    engine = Single().build(
+        BuildContext(plan=plan, shard=shard, model=config.build(WIDTH, 3, seed=1), task=task, comm=comm, seed=1)
+    )
     optimizer = Still([parameter for _, parameter in engine.named_parameters()])
     faults = [faults_of(lambda epoch=epoch: engine.train_epoch(epoch, optimizer)) for epoch in range(EPOCHS)]
     peaks = []

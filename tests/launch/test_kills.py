@@ -71,8 +71,8 @@ from gnnpar.parallel.halo.strategy import GraphParallel
 
 @dataclass(frozen=True, kw_only=True)
 class Busy(GraphParallel):
-    def build(self, plan, shard, model, task, comm, **kwargs):
-        engine = super().build(plan, shard, model, task, comm, **kwargs)
+    def build(self, context):
+        engine = super().build(context)
         train_epoch = engine.train_epoch
         def busy(epoch, optimizer, **kwargs):
             if epoch == 3:

@@ -14,10 +14,14 @@ from gnnpar.folds.sum import Sum
 from gnnpar.models.gcn import GCN
 from gnnpar.models.pairs import with_scorer
 from gnnpar.models.rgcn import Matrices
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.local import LocalRows, Pass
 from gnnpar.parallel.single.strategy import Single
+from gnnpar.parallel.strategy import Workload
 from gnnpar.parallel.whole import WholeGraph
+from gnnpar.partition.partition import Random
 from gnnpar.partition.shard import cut
+from gnnpar.placement import Topology
 from gnnpar.verify.conformance import small_graph, train_in_threads
 
 
@@ -149,7 +153,8 @@ def test_a_flat_engine_saves_and_restores_itself():
     (comm,) = ThreadWorld(1).communicators()
 
     def engine(seed):
-        return Single().build(None, whole(data), config.build(6, 3, seed=seed), task, comm, seed=0)  # type: ignore[arg-type]
+        model, plan = config.build(6, 3, seed=seed), Single().plan(Workload(data, Random(), 2), Topology(1))
+        return Single().build(BuildContext(plan=plan, shard=whole(data), model=model, task=task, comm=comm, seed=0))
 
     one, other = engine(1), engine(2)
     assert not torch.equal(one.predict(), other.predict())

@@ -17,6 +17,7 @@ from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, RowLike
 from gnnpar.data.tasks import make_task
 from gnnpar.folds.block import Rows
 from gnnpar.models.gcn import GCN
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import FlatEngine
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.halo_graph import EdgeOrder
@@ -59,9 +60,8 @@ def worker(config: CodecConfig, *, stops: bool, drains: bool) -> Callable[[Commu
         exchange, task = CodedExchange(comm, codec), make_task(job.dataset.task, job.dataset.num_classes)
         view = Late(shard, Pass(5), exchange=exchange, edges=edges)
         model, parts = copy.deepcopy(job.model).double(), {"exchange": exchange}
-        return FlatEngine(
-            view=view, exact=view, shard=shard, model=model, task=task, comm=comm, seed=5, codecs=(codec,), parts=parts
-        )
+        context = BuildContext(plan=job.plan, shard=shard, model=model, task=task, comm=comm, seed=5)
+        return FlatEngine(context, view=view, exact=view, codecs=(codec,), parts=parts)
 
     def body(comm: Communicator) -> Any:
         data = job.dataset if comm.rank == 0 else None

@@ -12,6 +12,7 @@ from gnnpar.data.tasks import make_task
 from gnnpar.models.gcn import GCN
 from gnnpar.models.gcnii import GCNII
 from gnnpar.parallel import normalised
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
@@ -124,7 +125,9 @@ def test_no_pass_scales_rows(strategy, world, monkeypatch) -> None:
         shard = Shard.open(job.dataset if comm.rank == 0 else None, job.plan.part_of, comm)
         shard = shard.to(comm.device, torch.float64)
         task = make_task("single_label", 3)
-        engine = job.strategy.build(job.plan, shard, copy.deepcopy(model), task, comm, seed=0)
+        engine = job.strategy.build(
+            BuildContext(plan=job.plan, shard=shard, model=copy.deepcopy(model), task=task, comm=comm, seed=0)
+        )
         optimizer = SGD(lr=0.1).build(engine.named_parameters(), epochs=1, layer_of=model.layer_of)
         with Widest(shard.num_inner) as counted:
             engine.train_epoch(0, optimizer)

@@ -19,6 +19,7 @@ from captured_runs import EPOCHS, WARM_UP, run, simulated
 from composing import ALIKE, PRESETS, configured, names, settings_of
 from gnnpar.comm.world import World
 from gnnpar.data.tasks import make_task
+from gnnpar.parallel.context import BuildContext
 from gnnpar.partition.shard import Shard
 from gnnpar.training import captured, checks, loop
 from gnnpar.training.captured import CapturedEpochs, captured_epochs
@@ -190,7 +191,11 @@ def test_a_replay_with_a_gradient_that_is_not_finite_moves_nothing(cuda):
     def rank(comm):
         task = make_task(job.dataset.task, job.dataset.num_classes)
         shard = Shard.open(job.dataset, job.plan.part_of, comm).to(comm.device, job.dtype)
-        engine = job.strategy.build(job.plan, shard, move(copy.deepcopy(job.model)), task, comm, seed=job.seed)
+        engine = job.strategy.build(
+            BuildContext(
+                plan=job.plan, shard=shard, model=move(copy.deepcopy(job.model)), task=task, comm=comm, seed=job.seed
+            )
+        )
         optimizer = Adam().build(engine.named_parameters(), epochs=EPOCHS, layer_of=job.model.layer_of)
         epochs = captured_epochs(engine, optimizer, comm, job.seed)
         for epoch in range(WARM_UP + 1):

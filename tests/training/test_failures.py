@@ -22,11 +22,11 @@ from gnnpar.parallel.halo.strategy import GraphParallel
 
 @dataclass(frozen=True, kw_only=True)
 class Failing(GraphParallel):
-    def build(self, plan, shard, model, task, comm, **kwargs):
-        engine = super().build(plan, shard, model, task, comm, **kwargs)
+    def build(self, context):
+        engine = super().build(context)
         train_epoch = engine.train_epoch
         def failing(epoch, optimizer, **kwargs):
-            if epoch == 2 and comm.rank == 1:
+            if epoch == 2 and context.comm.rank == 1:
                 raise ValueError("the third epoch\\nis too much")
             return train_epoch(epoch, optimizer, **kwargs)
         object.__setattr__(engine, "train_epoch", failing)

@@ -69,7 +69,7 @@ def cases_of(
 
     from gnnpar.data.preprocess import Preprocess
     from gnnpar.launch.launch import device_of
-    from gnnpar.parallel.strategy import refuse_row_order
+    from gnnpar.parallel.needs import refuse_row_order
     from gnnpar.verify import conformance
 
     with config_errors():

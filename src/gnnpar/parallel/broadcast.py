@@ -7,18 +7,22 @@ same order every rank sends the gradients of a part's rows to their owner.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
 from torch import Tensor
 
+from gnnpar.codecs.codec import CodecConfig, Exactness, Identity
 from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, Posted, RowLike, RowLists, Site
 from gnnpar.comm.communicator import Phase, T
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows, chosen
+from gnnpar.parallel.context import BuildContext
+from gnnpar.parallel.engine import FlatEngine, Stateful
 from gnnpar.parallel.halo_graph import EdgeOrder, HeldRows
+from gnnpar.parallel.normalised import normalised_for
 from gnnpar.parallel.shares import Shares
 from gnnpar.parallel.torch_types import Context, apply
 from gnnpar.parallel.view import View
@@ -37,6 +41,41 @@ def whole_parts(shard: Shard, comm: Communicator) -> Shard:
     blocks = {q: _widened(shard, q, ids) for q, ids in enumerate(ids_of) if q != shard.part}
     weight = chosen(shard.in_weight, shard.node_ids[:0])
     return replace(shard, halo=blocks, boundary={}, halo_in_degree=shard.in_degree[:0], halo_in_weight=weight)
+
+
+def broadcast_engine(
+    context: BuildContext,
+    *,
+    codec: CodecConfig,
+    exactness: frozenset[Exactness],
+    prefetch: int,
+    training: Callable[..., BroadcastGraph] | None = None,
+    parts: Mapping[str, Stateful | None] | None = None,
+) -> FlatEngine:
+    """Build the engine of a strategy that broadcasts parts. `training`: makes its view; None: as that of evaluation."""
+    context = normalised_for(context, exactness)
+    context = replace(context, shard=whole_parts(context.shard, context.comm))
+    shard, comm, seed = context.shard, context.comm, context.seed
+    coded, exactly = (each.build(row_lists(shard), comm, seed) for each in (codec, Identity()))
+    exact = BroadcastGraph(
+        shard,
+        context.start,
+        exchange=CodedExchange(comm, exactly),
+        edges=EdgeOrder(shard, "edges"),
+        prefetch=prefetch,
+        cache=context.new_cache(),
+    )
+    view = (training or BroadcastGraph)(
+        shard,
+        context.start,
+        exchange=CodedExchange(comm, coded),
+        edges=exact.edges,
+        prefetch=prefetch,
+        once=None if "exact" in exactness else exact.exchange,
+        cache=context.new_cache(),
+    )
+    kept = {"held": view.held, **(parts or {}), "cache": view.cache}
+    return FlatEngine(context, view=view, exact=exact, codecs=(coded,), parts=kept)
 
 
 def _widened(shard: Shard, part: int, ids: Tensor) -> Block:

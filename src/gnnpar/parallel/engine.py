@@ -10,15 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from gnnpar.codecs.codec import Codec, SavedProfile
-from gnnpar.comm import Communicator, Site
-from gnnpar.data.tasks import Task
+from gnnpar.comm import Site
 from gnnpar.files import JsonDict, StateDict
 from gnnpar.graph import Graph
-from gnnpar.models.gnn import GNN
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.keys import KeyTable
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.objective import objective_of
-from gnnpar.partition.shard import Shard
 
 
 class Stepper(Protocol):
@@ -237,28 +235,26 @@ class FlatEngine(EngineDefaults):
 
     def __init__(
         self,
+        context: BuildContext,
         *,
         view: PassGraph,
         exact: PassGraph,
-        shard: Shard,
-        model: GNN,
-        task: Task,
-        comm: Communicator,
-        seed: int,
         codecs: Sequence[Codec] = (),
         structure: Sequence[Structure] = (),
-        parts: Mapping[str, Stateful] | None = None,
+        parts: Mapping[str, Stateful | None] | None = None,
         crosses_epochs: bool = False,
         facts: JsonDict | None = None,
     ) -> None:
+        shard, model, comm, seed = context.shard, context.model, context.comm, context.seed
         self._first_facts = facts or {}
         self._view, self._exact, self._shard, self._model = view, exact, shard, model
         self._comm, self._seed, self._codecs = comm, seed, tuple(codecs)
-        self._structure, self._parts = structure, dict(parts or {})
+        self._structure = structure
+        self._parts = {name: part for name, part in (parts or {}).items() if part is not None}
         self._crosses, self._unread = crosses_epochs, None
         if reserved := self._parts.keys() & {"model", "codecs"}:
             raise ValueError(f"parts of an engine may not be named {sorted(reserved)}: a checkpoint has these already.")
-        self._objective = objective_of(task, shard, model, comm, seed)
+        self._objective = objective_of(context.task, shard, model, comm, seed)
         self._own_gradient = torch.empty(0)  # of shard.learned, of the last pass: it is not summed over ranks
 
     @property

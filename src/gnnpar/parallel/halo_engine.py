@@ -2,68 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TypeVar
 
 from gnnpar.codecs.adaptive.codec import with_edge_weights
 from gnnpar.codecs.codec import Codec, CodecConfig, Drop, Exactness, FirstAndRest, Identity
 from gnnpar.comm import CodedExchange, Communicator
-from gnnpar.comm.rows import RowLists, Wire
-from gnnpar.data.tasks import Task
+from gnnpar.comm.rows import RowLists
 from gnnpar.models.gnn import GNN
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.cover.cover import Covers, make_covers
 from gnnpar.parallel.cover.weights import Halo
 from gnnpar.parallel.engine import FlatEngine, Stateful
 from gnnpar.parallel.halo_graph import Covered, EdgeOrder, HaloGraph, Overlap
-from gnnpar.parallel.local import Pass
 from gnnpar.parallel.normalised import normalised_for
 from gnnpar.parallel.sketch import sketch
-from gnnpar.parallel.strategy import FirstLayer
-from gnnpar.parallel.view import FeatureCache
+from gnnpar.parallel.stale import RowPolicy, StaleExchange
 from gnnpar.partition.shard import Shard
 
 E = TypeVar("E", bound=FlatEngine)
-MakeExchange = Callable[[Communicator, Wire], CodedExchange]
 
 
 def halo_engine(
-    shard: Shard,
-    model: GNN,
-    task: Task,
-    comm: Communicator,
+    context: BuildContext,
     *,
-    seed: int,
-    first_layer: FirstLayer,
     overlap: Overlap,
     codec: CodecConfig,
     exactness: frozenset[Exactness],
     features_exact: bool,
     halo: Halo = "rows",
-    exchange: MakeExchange = CodedExchange,
-    kept: str | None = None,
+    policy: RowPolicy | None = None,
+    kept: str = "",
     crosses_epochs: bool = False,
     engine: type[E] = FlatEngine,
 ) -> E:
     """Build the engine of a strategy that reads halo rows.
 
-    `exchange`: makes those of the training view, with the codec. `features_exact`: features that are sent once travel
-    as they are. `kept`: the exchanges are parts of the engine, under this name. `crosses_epochs`: as for FlatEngine.
-    `engine`: its class.
+    `policy`: how old the rows of the training view are; `kept`: its exchanges are parts of the engine, under this name.
+    `features_exact`: features that are sent once travel as they are. `crosses_epochs`: as for FlatEngine. `engine`: its
+    class.
     """
-    shard = normalised_for(model, shard, exactness, first_layer)
+    context = normalised_for(context, exactness)
+    shard, model, comm, run = context.shard, context.model, context.comm, context.start
     config, codecs, parts = with_edge_weights(codec, model), list[Codec](), dict[str, Stateful]()
 
     def coded(lists: RowLists, name: str = "", *, values: bool = False) -> CodedExchange:
         """An exchange of the training view. `values`: the first operand goes by the codec, the others as they are."""
-        codecs.append(config.build(lists, comm, seed))
-        made = exchange(comm, FirstAndRest(codecs[-1], exactly) if values else codecs[-1])
-        if kept is not None:
-            parts[kept + name] = made
-        return made
+        codecs.append(config.build(lists, comm, context.seed))
+        wire = FirstAndRest(codecs[-1], exactly) if values else codecs[-1]
+        if policy is None:
+            return CodedExchange(comm, wire)
+        return parts.setdefault(kept + name, StaleExchange(comm, wire, policy))
 
-    exactly = Identity().build(shard.row_lists, comm, seed)
+    exactly = Identity().build(shard.row_lists, comm, context.seed)
     exact_exchange, edges = CodedExchange(comm, exactly), EdgeOrder(shard, overlap)
-    found = _covers(shard, model, config, comm, halo, linear=kept is not None)
+    found = _covers(shard, model, config, comm, halo, linear=policy is not None)
     of_training, of_exact = dict[int, Covered](), dict[int, Covered]()
     for types, cover in found.covers.items():
         order, name = EdgeOrder(cover.shard, overlap), f" {types}" if types else ""
@@ -71,26 +63,19 @@ def halo_engine(
         rows = coded(cover.shard.row_lists, f" under cover{name}")
         of_training[types] = of_exact[types].by(rows, coded(cover.row_lists, f" partial{name}", values=True))
     whole = coded(shard.row_lists) if found.rest else next(iter(of_training.values())).rows
-    cache = FeatureCache.of(first_layer)
+    cache = context.new_cache()
     # what an inexact exchange kept must not leak into evaluation
-    exact_cache = cache if "exact" in exactness else FeatureCache.of(first_layer)
+    exact_cache = cache if "exact" in exactness else context.new_cache()
     once = exact_exchange if features_exact else None
-    view = HaloGraph(shard, Pass(seed), exchange=whole, edges=edges, cache=cache, once=once, covers=of_training)
-    exact = HaloGraph(shard, Pass(seed), exchange=exact_exchange, edges=edges, cache=exact_cache, covers=of_exact)
-    parts["held"] = view.held
-    if cache is not None:
-        parts["cache"] = cache
+    view = HaloGraph(shard, run, exchange=whole, edges=edges, cache=cache, once=once, covers=of_training)
+    exact = HaloGraph(shard, run, exchange=exact_exchange, edges=edges, cache=exact_cache, covers=of_exact)
     return engine(
+        context,
         view=view,
         exact=exact,
-        shard=shard,
-        model=model,
-        task=task,
-        comm=comm,
-        seed=seed,
         codecs=codecs,
         structure=tuple(found.covers.values()),
-        parts=parts,
+        parts=parts | {"held": view.held, "cache": cache},
         crosses_epochs=crosses_epochs,
         facts=found.facts,
     )

@@ -14,20 +14,21 @@ import torch
 
 from gnnpar.codecs.codec import Exactness
 from gnnpar.models.gcn import inverse_root
-from gnnpar.models.gnn import GNN
-from gnnpar.parallel.strategy import FirstLayer
+from gnnpar.parallel.context import BuildContext
 from gnnpar.partition.shard import Shard
 from gnnpar.precision import is_narrow
 
 
-def normalised_for(model: GNN, shard: Shard, exactness: Collection[Exactness], first_layer: FirstLayer) -> Shard:
-    """The shard that an engine of such a strategy trains the model on, itself where its rows are scaled.
+def normalised_for(context: BuildContext, exactness: Collection[Exactness]) -> BuildContext:
+    """Return the context with the shard that an engine of such a strategy trains on, itself where rows are scaled.
 
     first_layer=cached keeps sums, without the scale, in checkpoints; 16-bit rows with weights are widened on a CPU.
     """
-    if set(exactness) != {"exact"} or first_layer == "cached" or is_narrow(shard.x.dtype):
-        return shard
-    return normalised(shard) if model.takes_normalised(weighted=shard.in_weight is not None) else shard
+    shard = context.shard
+    if set(exactness) != {"exact"} or context.first_layer == "cached" or is_narrow(shard.x.dtype):
+        return context
+    takes = context.model.takes_normalised(weighted=shard.in_weight is not None)
+    return replace(context, shard=normalised(shard)) if takes else context
 
 
 def normalised(shard: Shard) -> Shard:

@@ -11,12 +11,10 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from gnnpar.comm import Communicator
-from gnnpar.data.tasks import Task
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Rows, chosen
 from gnnpar.folds.of_type import OfType
-from gnnpar.models.gnn import GNN
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import Engine, PassGraph
 from gnnpar.parallel.view import View
 from gnnpar.parallel.whole import fold_block
@@ -99,8 +97,6 @@ def mask_like(mask: Tensor, rows: Tensor) -> Tensor:
 class WithOracleEngine(Protocol):
     """One whose loss is no mean over the training nodes of one graph, so that a view alone does not say what it is."""
 
-    def oracle_engine(
-        self, plan: Plan, whole: Shard, model: GNN, task: Task, comm: Communicator, *, seed: int
-    ) -> Engine | None:
+    def oracle_engine(self, plan: Plan, context: BuildContext) -> Engine | None:
         """An engine of one device that holds the whole graph, equal to this strategy under `plan` to rounding."""
         ...

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gnnpar.codecs.codec import CodecConfig, WirePrice
 from gnnpar.parallel.cover.weights import WORTH, Halo, SplitFold, weights_of
-from gnnpar.parallel.priced import Problem
+from gnnpar.parallel.priced import Problem, priced
 from gnnpar.partition.cover import CoverCounts, count_cover
+from gnnpar.pricing.candidate import Candidate
 from gnnpar.pricing.flat import exchanged_folds, halo_copies, ring_bytes, summed_nbytes
 from gnnpar.pricing.ir import Fold
-from gnnpar.pricing.price import Bound, Traffic
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.price import Bound, Price, Traffic
 from gnnpar.pricing.work import Work
 
 SENDS_NOTHING = "no price is known of a codec that sends nothing"
@@ -149,6 +151,25 @@ class RowBytes:
         forward, backward = self.exchanges(work)
         total = ring_bytes(work.parts.parts, params + 1 + work.ir.summed_moments, self.summed)
         return Traffic(forward=forward, backward=backward, reduce=total, bound=self.bound)
+
+
+def coded_price(
+    rows: RowBytes,
+    live: Candidate,
+    problem: Problem,
+    machine: Machine,
+    traffic: Callable[[], Traffic],
+    notes: tuple[str, ...] = (),
+) -> Price:
+    """Return the price of a strategy with a codec. `live`: the candidate that stands for it, but for its bits."""
+    if not rows.known:
+        return Price(unpriced=rows.unknown)
+    sent = traffic()
+    if not rows.sends:
+        return Price(traffic=sent, unpriced=SENDS_NOTHING)
+    bits, of_bits = rows.bits()
+    bits = 32 if problem.ranks == 1 else bits  # nothing travels: what runs is the engine without a codec
+    return priced(live.turned({"bits": bits}), rows.under_cover(problem), machine, sent, of_bits + notes)
 
 
 Table = tuple[tuple[float, ...], ...]

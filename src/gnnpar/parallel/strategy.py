@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from gnnpar.codecs.codec import CodecConfig, Exactness
-from gnnpar.comm import Communicator
 from gnnpar.data.dataset import Dataset
-from gnnpar.data.tasks import Task, TaskConfig
 from gnnpar.folds.aggregator import Aggregator
-from gnnpar.folds.edge_data import EDGE_KINDS, EdgeKind
-from gnnpar.models.gnn import GNN, ModelSource
+from gnnpar.folds.edge_data import EdgeKind
+from gnnpar.models.gnn import GNN
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import Engine
+from gnnpar.parallel.view import FirstLayer
 from gnnpar.partition.manifest import Manifest
 from gnnpar.partition.partition import Partitioner, partition, partition_edges
-from gnnpar.partition.row_order import Order
-from gnnpar.partition.shard import Shard, partition_statistics
+from gnnpar.partition.shard import partition_statistics
 from gnnpar.partition.vertex_cut import vertex_cut_statistics
 from gnnpar.placement import Placement, Plan, Topology, array_hash
 
 if TYPE_CHECKING:
     from gnnpar.pricing.machine import Machine
-
-FirstLayer = Literal["live", "cached"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,17 +167,7 @@ class Strategy(Protocol):
         """What each layer does under this plan."""
         ...
 
-    def build(
-        self,
-        plan: Plan,
-        shard: Shard,
-        model: GNN,
-        task: Task,
-        comm: Communicator,
-        *,
-        seed: int,
-        first_layer: FirstLayer = "live",
-    ) -> Engine: ...
+    def build(self, context: BuildContext) -> Engine: ...
 
 
 @runtime_checkable
@@ -191,130 +178,6 @@ class Cites(Protocol):
     def papers(self) -> tuple[str, ...]:
         """arXiv numbers."""
         ...
-
-
-def check_first_layer(strategy: Strategy, first_layer: FirstLayer) -> None:
-    """Refuse first_layer=cached where the strategy cannot run with it."""
-    if first_layer == "cached" and not strategy.capabilities.cached_first_layer:
-        raise ValueError("first_layer=cached is for strategies without chunks or batches: set first_layer=live.")
-
-
-def refuse_empty_clusters(strategy: Strategy, num_nodes: int) -> None:
-    """ValueError where the graph has too few nodes to be cut as the strategy asks."""
-    if (clusters := strategy.capabilities.clusters) > num_nodes:
-        raise ValueError(
-            f"strategy.clusters={clusters}, but the graph has {num_nodes} nodes: give at most one cluster a node"
-        )
-
-
-def refuse_one_piece(strategy: Strategy, model: ModelSource, names: Mapping[str, str]) -> None:
-    """ValueError where the strategy needs the layers of a model apart, and it has none apart; or runs none of PyG's."""
-    name, kind = names.get("strategy") or type(strategy).__name__, names.get("model") or "pyg"
-    others = "choose single, graph_parallel or another that gnnpar check accepts"
-    if model.wraps and (why := strategy.capabilities.no_pyg):
-        raise ValueError(f"strategy={name} {why}, which model={kind} does not allow; {others}")
-    if strategy.capabilities.by_layers and (why := model.in_one_piece):
-        raise ValueError(f"strategy={name} runs a model layer by layer, and of model={kind} {why}; {others}")
-
-
-def refuse_neighborhoods(strategy: Strategy, model: ModelSource, names: Mapping[str, str]) -> None:
-    """ValueError where a convolution needs all in-edges of a row at once, and the strategy folds them in pieces."""
-    if not strategy.capabilities.whole_neighborhoods and (convolutions := model.whole_neighborhoods):
-        name, kind = names.get("strategy") or type(strategy).__name__, names.get("model") or "pyg"
-        raise ValueError(
-            f"strategy={name} folds neighbourhoods in pieces, and {convolutions[0]} of model={kind} "
-            "reads whole ones; choose single, graph_parallel or another that reads halo rows"
-        )
-
-
-def refuse_moments(strategy: Strategy, model: ModelSource, names: Mapping[str, str]) -> None:
-    """ValueError where a model normalises by all rows of a layer, and the strategy holds some of them at a time."""
-    if not strategy.capabilities.moments and (modules := model.moments):
-        name = names.get("strategy") or type(strategy).__name__
-        raise ValueError(
-            f"strategy={name} never holds all rows of a layer at once, and {modules[0]} of "
-            f"model={names.get('model') or type(model).__name__} normalises by their mean and variance; choose single, "
-            "graph_parallel, sar or another that does, or normalise row by row (model.norm=layer; of PyG nn.LayerNorm)"
-        )
-
-
-def refuse_pairs(strategy: Strategy, task: TaskConfig, names: Mapping[str, str]) -> None:
-    """ValueError where examples are pairs of nodes, and the strategy has no output rows of all nodes at once."""
-    if task.decoder is not None and not strategy.capabilities.pair_loss:
-        name = names.get("strategy") or type(strategy).__name__
-        raise ValueError(
-            f"strategy={name} never has the output rows of all nodes of a rank at once, and task={names.get('task')} "
-            "scores pairs of any two nodes; choose single, graph_parallel, sar (without logical_parts) or another "
-            "strategy that works on full graphs without stages"
-        )
-
-
-def orders_rows(strategy: Strategy, task: TaskConfig) -> bool:
-    """May the rows of a part stand in any order? Pairs of nodes are looked up by ascending ids."""
-    return strategy.capabilities.row_order and task.decoder is None
-
-
-def refuse_row_order(strategy: Strategy, how: Order, task: TaskConfig, names: Mapping[str, str]) -> None:
-    """ValueError where an order is asked for that the strategy or the task does not allow."""
-    if how == "metis" and not orders_rows(strategy, task):
-        group = "task" if strategy.capabilities.row_order else "strategy"
-        raise ValueError(
-            f"row_order=metis: {group}={names.get(group) or type(strategy).__name__} reads rows by their ascending "
-            "ids; set row_order=auto, which then leaves them as they are"
-        )
-
-
-EDGE_TITLES: dict[EdgeKind, str] = {"weight": "weights", "type": "types", "attr": "attributes"}
-
-
-def refuse_edge_data(
-    strategy: Strategy,
-    model: ModelSource,
-    kinds: Collection[EdgeKind],
-    in_weight: Tensor | None,
-    dataset: str,
-    names: Mapping[str, str],
-) -> None:
-    """ValueError where the strategy or the model cannot do with what edges carry, or not with these weights.
-
-    Shapes: in_weight [n], weighted degrees of all nodes, or of a part's; None: edges have no weights.
-    """
-    refuse_edges_of_model(model, kinds, in_weight, dataset, names)
-    for kind in EDGE_KINDS:
-        if kind in kinds and kind not in strategy.capabilities.edge_data:
-            raise ValueError(
-                f"dataset {dataset} has {EDGE_TITLES[kind]} on edges, which "
-                f"strategy={names.get('strategy') or type(strategy).__name__} does not carry; use single, "
-                f"graph_parallel or another strategy that gnnpar check accepts with it, or remove edge_{kind} from the "
-                "dataset, if the graph is meant without."
-            )
-
-
-def refuse_edges_of_model(
-    model: ModelSource,
-    kinds: Collection[EdgeKind],
-    in_weight: Tensor | None,
-    dataset: str,
-    names: Mapping[str, str],
-) -> None:
-    """ValueError where the model does not read what edges carry, or cannot do with these weights.
-
-    Shapes: in_weight [n], as for `refuse_edge_data`.
-    """
-    for kind in EDGE_KINDS:
-        if kind in kinds and kind not in model.edge_data:
-            raise ValueError(
-                f"dataset {dataset} has {EDGE_TITLES[kind]} on edges, which "
-                f"model={names.get('model') or type(model).__name__} does not read; remove edge_{kind} from the "
-                "dataset, if the graph is meant without."
-            )
-    below = 0 if in_weight is None else int((in_weight < 0).sum())
-    if in_weight is not None and below and model.takes_root:
-        raise ValueError(
-            f"dataset {dataset}: the weights of in-edges sum to less than 0 at {below} nodes (the least is "
-            f"{float(in_weight.min()):.4g}), and model={names.get('model') or type(model).__name__} takes their root; "
-            "make the weights positive."
-        )
 
 
 def name_of(codec: CodecConfig) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -17,8 +17,7 @@ from gnnpar.parallel.local import LocalRows, OwnRows, Pass, Source, as_messages,
 from gnnpar.parallel.moments import moments_of
 from gnnpar.partition.shard import Shard
 
-if TYPE_CHECKING:
-    from gnnpar.parallel.strategy import FirstLayer
+FirstLayer = Literal["live", "cached"]
 
 
 @dataclass(eq=False)
@@ -31,11 +30,6 @@ class FeatureCache:
 
     halo: Tensor | None = None
     folds: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
-
-    @staticmethod
-    def of(first_layer: FirstLayer) -> FeatureCache | None:
-        """An empty one; None: layer 0 is computed in every epoch."""
-        return FeatureCache() if first_layer == "cached" else None
 
     @property
     def nbytes(self) -> int:

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from gnnpar.data.tasks import make_task
 from gnnpar.files import JsonObject
-from gnnpar.parallel.strategy import Workload, refuse_edges_of_model
+from gnnpar.parallel.needs import refuse_edges_of_model
+from gnnpar.parallel.strategy import Workload
 from gnnpar.placement import Plan
 from gnnpar.planner.machines import setting_of
 from gnnpar.planner.planner import Evaluated, Planned, Request, listed, reasons, recorded

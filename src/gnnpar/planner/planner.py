@@ -17,8 +17,9 @@ from gnnpar.data.dataset import Dataset
 from gnnpar.files import JsonDict, JsonObject
 from gnnpar.folds.edge_data import EDGE_KINDS, EdgeKind
 from gnnpar.models.gnn import GNN
+from gnnpar.parallel.needs import EDGE_TITLES
 from gnnpar.parallel.priced import Problem
-from gnnpar.parallel.strategy import EDGE_TITLES, Strategy, Workload
+from gnnpar.parallel.strategy import Strategy, Workload
 from gnnpar.partition.shares import Shares
 from gnnpar.placement import Plan, Topology
 from gnnpar.planner.extract import record

@@ -16,13 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gnnpar.codecs.codec import Exactness
-from gnnpar.comm import Communicator
-from gnnpar.data.tasks import Task
-from gnnpar.models.gnn import GNN
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.priced import Priced, Problem
-from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Strategy, Workload
-from gnnpar.partition.shard import Shard
+from gnnpar.parallel.strategy import Capabilities, LayerFacts, Strategy, Workload
 from gnnpar.placement import Plan, Topology
 from gnnpar.planner.planner import Planned, Request
 from gnnpar.planner.search.named import run
@@ -118,15 +115,5 @@ class TAG:
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         return self.chosen(plan).describe(plan)
 
-    def build(
-        self,
-        plan: Plan,
-        shard: Shard,
-        model: GNN,
-        task: Task,
-        comm: Communicator,
-        *,
-        seed: int,
-        first_layer: FirstLayer = "live",
-    ) -> Engine:
-        return self.chosen(plan).build(plan, shard, model, task, comm, seed=seed, first_layer=first_layer)
+    def build(self, context: BuildContext) -> Engine:
+        return self.chosen(context.plan).build(context)

@@ -20,6 +20,7 @@ from gnnpar.data.synthetic import SBM
 from gnnpar.data.tasks import make_task
 from gnnpar.models.gcn import GCN
 from gnnpar.models.gnn import GNN
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.strategy import Workload
 from gnnpar.partition.partition import Random
 from gnnpar.partition.shard import Shard
@@ -163,7 +164,8 @@ def _epoch_seconds(
     plan = comm.broadcast(strategy.plan(workload, Topology(comm.size)) if comm.rank == 0 else None)
     assert isinstance(plan, Plan)
     shard = Shard.open(data if comm.rank == 0 else None, plan.part_of, comm, placement=plan.placement)
-    engine = strategy.build(plan, shard.to(comm.device, data.x.dtype), model, task, comm, seed=0)
+    shard = shard.to(comm.device, data.x.dtype)
+    engine = strategy.build(BuildContext(plan=plan, shard=shard, model=model, task=task, comm=comm, seed=0))
     warmup, timed = epochs
     optimizer = Adam().build(engine.named_parameters(), epochs=timed, layer_of=model.layer_of)
     seconds = []

@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gnnpar.pricing.candidate import Candidate
-from gnnpar.pricing.ir import Fold
+from gnnpar.pricing.candidate import Candidate, Knobs, quality_of
+from gnnpar.pricing.ir import Fold, ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.memory import rank_memory, widest_fold
 from gnnpar.pricing.price import Memory, Phases
+from gnnpar.pricing.quality import Quality
 from gnnpar.pricing.tasks import Task, TaskGraph
 from gnnpar.pricing.work import DIRECTIONS, Direction, Held, Piece, Work
 
@@ -127,6 +128,21 @@ class ExchangeCandidate(FlatCandidate):
 
     bits: int = 32
     overlap: Literal["none", "edges"] = "edges"
+
+    @property
+    def engine(self) -> str:
+        return "rounded" if self.bits == 16 else "adaqp" if self.bits < 16 else "graph_parallel"
+
+    @property
+    def quality(self) -> frozenset[Quality]:
+        return quality_of(self.bits)
+
+    def knobs(self, ir: ModelIR) -> Knobs:
+        return {"bits": (32, 16)}
+
+    @property
+    def may_hold(self) -> bool:
+        return self.parts > 1
 
     @property
     def wire_bits(self) -> int:

@@ -6,16 +6,8 @@ from gnnpar.comm.world import World
 from gnnpar.data.preprocess import Generated
 from gnnpar.data.tasks import Labels
 from gnnpar.models.gnn import ModelConfig
-from gnnpar.parallel.strategy import (
-    Strategy,
-    check_first_layer,
-    refuse_empty_clusters,
-    refuse_moments,
-    refuse_neighborhoods,
-    refuse_one_piece,
-    refuse_pairs,
-    refuse_row_order,
-)
+from gnnpar.parallel.needs import check_first_layer, refuse, refuse_empty_clusters, refuse_row_order
+from gnnpar.parallel.strategy import Strategy
 from gnnpar.placement import Plan
 from gnnpar.settings import Settings
 from gnnpar.training import shards
@@ -93,10 +85,7 @@ def refuse_learned_features(settings: Settings) -> None:
 def check_strategy(settings: Settings, size: int) -> None:
     """Raise ValueError where the strategy cannot train with these ranks, layers and epochs."""
     strategy: Strategy = settings.strategy
-    refuse_one_piece(strategy, settings.model, settings.names)
-    refuse_neighborhoods(strategy, settings.model, settings.names)
-    refuse_moments(strategy, settings.model, settings.names)
-    refuse_pairs(strategy, settings.task, settings.names)
+    refuse(strategy, settings.model, settings.names, settings.task)
     refuse_row_order(strategy, settings.row_order, settings.task, settings.names)
     refuse_learned_features(settings)
     check_first_layer(strategy, settings.first_layer)

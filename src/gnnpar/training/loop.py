@@ -21,9 +21,11 @@ from gnnpar.data.tasks import Task
 from gnnpar.files import JsonDict, JsonObject, require_memory, write_json_whole
 from gnnpar.folds.edge_data import EdgeSizes
 from gnnpar.models.gnn import GNN
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import Engine
+from gnnpar.parallel.needs import orders_rows, refuse_edge_data
 from gnnpar.parallel.objective import Objective, fitted, objective_of
-from gnnpar.parallel.strategy import Workload, orders_rows, refuse_edge_data
+from gnnpar.parallel.strategy import Workload
 from gnnpar.partition.manifest import Manifest
 from gnnpar.partition.row_order import in_order
 from gnnpar.partition.shard import Shard
@@ -242,15 +244,16 @@ def prepare(
         if settings.early_stopping.patience is not None:
             refuse_no_validation(shard, comm)
         del dataset
-        engine = resume.replaying(settings, start.profile).build(
-            plan or shared,
-            shard,
-            model.to(comm.device, types.parameters),
-            task,
-            comm,
+        context = BuildContext(
+            plan=plan or shared,
+            shard=shard,
+            model=model.to(comm.device, types.parameters),
+            task=task,
+            comm=comm,
             seed=settings.seed,
             first_layer=settings.first_layer,
         )
+        engine = resume.replaying(settings, start.profile).build(context)
     optimizer = settings.optim.build(engine.named_parameters(), epochs=settings.epochs, layer_of=model.layer_of)
     edges = EdgeFacts(shard.in_weight is not None, edge_sizes)
     mine = resume.identity(settings, shared.hashes, job.world.size, num_features, task, shared.predicted, edges)

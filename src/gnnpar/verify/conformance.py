@@ -14,25 +14,17 @@ from torch import Tensor
 
 from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.data.dataset import Dataset
-from gnnpar.data.tasks import Labels, Task, TaskConfig, make_task
+from gnnpar.data.tasks import Labels, TaskConfig, make_task
 from gnnpar.files import JsonDict
 from gnnpar.models.gnn import GNN, ModelSource
 from gnnpar.models.pairs import with_scorer
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import Engine, FlatEngine
-from gnnpar.parallel.local import Pass
+from gnnpar.parallel.needs import check_first_layer, orders_rows, refuse, refuse_edge_data
 from gnnpar.parallel.oracle import WithOracle, WithOracleEngine
 from gnnpar.parallel.single.strategy import Single
-from gnnpar.parallel.strategy import (
-    FirstLayer,
-    Strategy,
-    Workload,
-    check_first_layer,
-    orders_rows,
-    refuse_edge_data,
-    refuse_moments,
-    refuse_neighborhoods,
-    refuse_one_piece,
-)
+from gnnpar.parallel.strategy import Strategy, Workload
+from gnnpar.parallel.view import FirstLayer
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.partition import Partitioner, Random
 from gnnpar.partition.row_order import Order, in_order
@@ -122,7 +114,16 @@ class Job:
         ).to(comm.device, self.dtype)
         shard, _ = in_order(shard, self.row_order if orders_rows(self.strategy, self.task) else "none")
         fixed = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
-        engine = self.strategy.build(self.plan, shard, model, task, comm, seed=self.seed, first_layer=self.first_layer)
+        context = BuildContext(
+            plan=self.plan,
+            shard=shard,
+            model=model,
+            task=task,
+            comm=comm,
+            seed=self.seed,
+            first_layer=self.first_layer,
+        )
+        engine = self.strategy.build(context)
         optimizer = self.optim.build(engine.named_parameters(), epochs=self.epochs, layer_of=model.layer_of)
         losses, gradients, traffic = [], [], []
         for epoch in range(self.epochs):
@@ -228,9 +229,7 @@ def check(
     for name, config in models.items():
         if as_it_is:
             refuse_edge_data(strategy, config, dataset.edges.kinds, dataset.in_weight, dataset.name, {"model": name})
-        refuse_one_piece(strategy, config, {"model": name})
-        refuse_neighborhoods(strategy, config, {"model": name})
-        refuse_moments(strategy, config, {"model": name})
+        refuse(strategy, config, {"model": name})
         if config.wraps:
             cases.append(_untouched_case(name, config, graphs[name], given))
         reference = train_in_threads(Single(), config, graphs[name], world=1)
@@ -255,30 +254,18 @@ class _Oracle(Single):
     strategy: WithOracle | WithOracleEngine
     parts: Plan
 
-    def build(
-        self,
-        plan: Plan,
-        shard: Shard,
-        model: GNN,
-        task: Task,
-        comm: Communicator,
-        *,
-        seed: int,
-        first_layer: FirstLayer = "live",
-    ) -> Engine:
-        engine = self.engine(shard, model, task, comm, seed=seed)
+    def build(self, context: BuildContext) -> Engine:
+        engine = self.engine(context)
         assert engine is not None
         return engine
 
-    def engine(self, shard: Shard, model: GNN, task: Task, comm: Communicator, *, seed: int) -> Engine | None:
+    def engine(self, context: BuildContext) -> Engine | None:
         """None where the strategy, as it is configured, has no oracle."""
         if isinstance(self.strategy, WithOracleEngine):
-            return self.strategy.oracle_engine(self.parts, shard, model, task, comm, seed=seed)
-        view = self.strategy.oracle(self.parts, shard, seed=seed)
-        if view is None:
-            return None
-        exact = WholeGraph(shard, Pass(seed))
-        return FlatEngine(view=view, exact=exact, shard=shard, model=model, task=task, comm=comm, seed=seed)
+            return self.strategy.oracle_engine(self.parts, context)
+        view = self.strategy.oracle(self.parts, context.shard, seed=context.seed)
+        exact = WholeGraph(context.shard, context.start)
+        return None if view is None else FlatEngine(context, view=view, exact=exact)
 
 
 def _oracle_case(
@@ -297,7 +284,8 @@ def _oracle_case(
     whole = Shard.open(dataset, none, comm, edge_ids=job.model.needs_edge_ids)
     oracle = _Oracle(strategy=strategy, parts=job.plan)
     task = make_task(dataset.task, dataset.num_classes)
-    if oracle.engine(whole, job.model, task, comm, seed=0) is None:
+    context = BuildContext(plan=job.plan, shard=whole, model=job.model, task=task, comm=comm, seed=0)
+    if oracle.engine(context) is None:
         return []
     reference = train_in_threads(oracle, config, dataset, world=1, epochs=ORACLE_EPOCHS)
     case = compared(strategy, name, config, dataset, world, reference, device, how)

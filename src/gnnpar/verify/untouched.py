@@ -22,6 +22,7 @@ from gnnpar.models.gnn import ModelSource
 from gnnpar.models.pyg.dropout import keyed_dropout
 from gnnpar.models.pyg.layout import Layout
 from gnnpar.models.pyg.model import PyG, PyGNet, answer_of, edge_arguments
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import trained
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.single.strategy import Single
@@ -123,7 +124,8 @@ def difference(config: ModelSource, dataset: Dataset, tolerance: float, given: D
     theirs, held = copy.deepcopy(ours), _held(ours)
     plan = Single().plan(Workload(dataset, Random(), ours.num_layers, model=ours), Topology(1))
     shard = cut(dataset, plan.part_of, 1, edge_ids=ours.needs_edge_ids)[0].to(torch.device("cpu"), torch.float64)
-    engine = Single().build(plan, shard, ours, task, ThreadWorld(1).communicators()[0], seed=SEED)
+    (comm,) = ThreadWorld(1).communicators()
+    engine = Single().build(BuildContext(plan=plan, shard=shard, model=ours, task=task, comm=comm, seed=SEED))
     optimizer = ADAM.build(engine.named_parameters(), epochs=STEPS, layer_of=ours.layer_of)
     with _recorded(ours) as outputs:
         reports = [engine.train_epoch(epoch, optimizer, keep_gradient=True) for epoch in range(STEPS)]

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gnnpar.parallel.priced import Problem, priced
-from gnnpar.parallel.row_bytes import SENDS_NOTHING, RowBytes
+from gnnpar.parallel.priced import Problem
+from gnnpar.parallel.row_bytes import RowBytes, coded_price
 from gnnpar.pricing.flat import ExchangeCandidate
 from gnnpar.pricing.machine import Machine
-from gnnpar.pricing.price import Memory, Phases, Price
+from gnnpar.pricing.price import Memory, Phases, Price, Traffic
 from gnnpar.pricing.statistics import PartStats
 from gnnpar.pricing.tasks import Task
 from gnnpar.pricing.work import Work
@@ -36,10 +36,6 @@ class SampledCandidate(ExchangeCandidate):
         words += ["no overlap"] if self.overlap == "none" else []
         words += [f"{self.bits} bit"] if self.bits != 32 else []
         return ", ".join(words)
-
-    @property
-    def engine(self) -> str:
-        return "rounded" if self.bits == 16 else "adaqp" if self.bits < 16 else "graph_parallel"
 
     def phases(self, work: Work, machine: Machine) -> Phases:
         return super().phases(thinned(work, self.rate), machine)
@@ -68,19 +64,13 @@ def thinned(work: Work, rate: float) -> Work:
 
 
 def cost(strategy: BoundarySampling, problem: Problem, machine: Machine) -> Price:
-    rows = RowBytes(strategy.codec, problem.number)
-    if not rows.known:
-        return Price(unpriced=rows.unknown)
-    held = problem.kept != "no"
+    rows, rate = RowBytes(strategy.codec, problem.number), strategy.rate
     overlap = "none" if strategy.overlap == "none" else "edges"
-    live = SampledCandidate(parts=problem.ranks, held=held, overlap=overlap, rate=strategy.rate)
-    traffic = rows.halo_traffic(thinned(problem.work(live), strategy.rate), params=problem.params)
-    if 0 < strategy.rate < 1 and traffic.bound == "exact" and problem.ranks > 1:
-        traffic = replace(traffic, bound="mean")
-    if not rows.sends:
-        return Price(traffic=traffic, unpriced=SENDS_NOTHING)
-    bits, notes = rows.bits()
-    if strategy.rate < 1:
-        notes += (_NOT_IN_TIME,)
-    bits = 32 if problem.ranks == 1 else bits
-    return priced(live.turned({"bits": bits}), problem, machine, traffic, notes)
+    live = SampledCandidate(parts=problem.ranks, held=problem.kept != "no", overlap=overlap, rate=rate)
+
+    def traffic() -> Traffic:
+        sent = rows.halo_traffic(thinned(problem.work(live), rate), params=problem.params)
+        varies = 0 < rate < 1 and sent.bound == "exact" and problem.ranks > 1
+        return replace(sent, bound="mean") if varies else sent
+
+    return coded_price(rows, live, problem, machine, traffic, (_NOT_IN_TIME,) if rate < 1 else ())

@@ -11,8 +11,8 @@ from gnnpar.files import JsonDict
 from gnnpar.parallel.cagnet.grid import Grid
 from gnnpar.parallel.cagnet.grid_cost import GridWork
 from gnnpar.parallel.cagnet.replicated import refuse_fold
-from gnnpar.parallel.priced import Problem, priced
-from gnnpar.parallel.row_bytes import SENDS_NOTHING, RowBytes
+from gnnpar.parallel.priced import Problem
+from gnnpar.parallel.row_bytes import RowBytes, coded_price
 from gnnpar.pricing.broadcast import BroadcastCandidate, whole_parts
 from gnnpar.pricing.candidate import Knobs, Scope, codec_fields, quality_of
 from gnnpar.pricing.flat import exchanged_folds, ring_bytes
@@ -80,27 +80,23 @@ def candidates(scope: Scope, ranks: int) -> Iterator[CagnetCandidate]:
 
 def cost(strategy: Cagnet, problem: Problem, machine: Machine) -> Price:
     rows = RowBytes(strategy.codec, problem.number)
-    if not rows.known:
-        return Price(unpriced=rows.unknown)
     live = CagnetCandidate(
         parts=problem.ranks,
         held=problem.kept == "result",
         prefetch=strategy.prefetch,
         replication=strategy.replication,
     )
-    if strategy.replication > 1:
+
+    def traffic() -> Traffic:
+        if strategy.replication == 1:
+            return rows.halo_traffic(whole_parts(problem.work(live)), params=problem.params)
         strategy.check_ranks(problem.ranks)
         for layer in range(problem.ir.num_layers):
             for fold in problem.ir.folds(layer):
                 refuse_fold(fold.kind, layer, strategy.replication, linear=fold.linear)
-        traffic = replicated_traffic(strategy.replication, rows, problem, live)
-    else:
-        traffic = rows.halo_traffic(whole_parts(problem.work(live)), params=problem.params)
-    if not rows.sends:
-        return Price(traffic=traffic, unpriced=SENDS_NOTHING)
-    bits, notes = rows.bits()
-    bits = 32 if problem.ranks == 1 else bits
-    return priced(live.turned({"bits": bits}), problem, machine, traffic, notes)
+        return replicated_traffic(strategy.replication, rows, problem, live)
+
+    return coded_price(rows, live, problem, machine, traffic)
 
 
 def replicated_traffic(copies: int, rows: RowBytes, problem: Problem, live: CagnetCandidate) -> Traffic:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from gnnpar.comm import Communicator, Site
-from gnnpar.data.tasks import Task
-from gnnpar.models.gnn import GNN
+from gnnpar.comm import Site
 from gnnpar.parallel.cofree.view import PartGraph
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import FlatEngine, PassGraph, Stateful
 from gnnpar.parallel.keys import KeyTable
 from gnnpar.parallel.local import Pass
-from gnnpar.partition.shard import Copies, Shard
+from gnnpar.partition.shard import Copies
 
 Reweight = Literal["degree", "copies", "none"]
 
@@ -24,35 +24,21 @@ class VertexCutEngine(FlatEngine):
 
     def __init__(
         self,
+        context: BuildContext,
         *,
         copies: Copies,
         view: PartGraph,
         reweight: Reweight,
         exact: PassGraph,
-        shard: Shard,
-        model: GNN,
-        task: Task,
-        comm: Communicator,
-        seed: int,
-        parts: dict[str, Stateful],
+        parts: Mapping[str, Stateful | None] | None = None,
     ) -> None:
-        super().__init__(
-            view=view,
-            exact=exact,
-            shard=shard,
-            model=model,
-            task=task,
-            comm=comm,
-            seed=seed,
-            structure=(copies.shard.inner, view),
-            parts=parts,
-        )
-        self._copies, self._task = copies, task
+        super().__init__(context, view=view, exact=exact, structure=(copies.shard.inner, view), parts=parts)
+        self._copies, self._task = copies, context.task
         self._rows = copies.shard.rows_of_split["train"]
         self._labels = copies.shard.y[self._rows]
         self._weights = weights_of(copies, self._rows, reweight)
         total = self._weights.sum().reshape(1)
-        self._total = float(shard.num_train if reweight != "none" else comm.all_reduce(total))
+        self._total = float(context.shard.num_train if reweight != "none" else context.comm.all_reduce(total))
 
     def reduced_gradient(self, epoch: int, keys: KeyTable | None = None) -> Tensor:
         with self._comm.clock("compute"):

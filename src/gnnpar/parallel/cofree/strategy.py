@@ -8,35 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from annotated_types import Ge, Le, Lt
 
-from gnnpar.codecs.codec import Exactness, Identity
-from gnnpar.comm import CodedExchange, Communicator
-from gnnpar.data.tasks import Task
+from gnnpar.codecs.codec import Exactness
 from gnnpar.folds.edge_data import IN_BLOCKS
-from gnnpar.models.gnn import GNN
+from gnnpar.parallel.base import FlatStrategy, Prices
 from gnnpar.parallel.cofree.engine import Reweight, VertexCutEngine
 from gnnpar.parallel.cofree.oracle import union_of
 from gnnpar.parallel.cofree.view import Degrees, PartGraph
-from gnnpar.parallel.engine import Engine, PassGraph, Stateful
+from gnnpar.parallel.context import BuildContext
+from gnnpar.parallel.engine import Engine, PassGraph
 from gnnpar.parallel.halo_graph import EdgeOrder, HaloGraph
-from gnnpar.parallel.local import Pass
-from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, check_first_layer
-from gnnpar.parallel.view import FeatureCache
+from gnnpar.parallel.needs import check_first_layer
+from gnnpar.parallel.strategy import Capabilities, LayerFacts, Workload
 from gnnpar.parallel.whole import WholeGraph
-from gnnpar.partition.shard import Shard, cut_nodes, whole_of
+from gnnpar.partition.shard import cut_nodes, whole_of
 from gnnpar.placement import Plan, Topology
-
-if TYPE_CHECKING:
-    from gnnpar.parallel.priced import Problem
-    from gnnpar.pricing.machine import Machine
-    from gnnpar.pricing.price import Price
 
 
 @dataclass(frozen=True, kw_only=True)
-class CoFree:
+class CoFree(FlatStrategy, Prices):
     """`reweight`: the loss of a copy of a node counts its share of the node's degree, 1 / copies, or 1 (none).
 
     `degrees`: of the part's edges, as the paper's models see them, or of the whole graph. `drop_edge`: probability that
@@ -45,6 +38,7 @@ class CoFree:
     exact.
     """
 
+    prices = "gnnpar.parallel.cofree.cost"
     reweight: Reweight = "degree"
     degrees: Degrees = "part"
     drop_edge: Annotated[float, Ge(0), Lt(1)] = 0.0
@@ -69,14 +63,6 @@ class CoFree:
     def exact_limit(self) -> CoFree:
         return _OneRank(reweight=self.reweight, degrees=self.degrees)
 
-    def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
-        """Anything runs."""
-
-    def cost(self, problem: Problem, machine: Machine) -> Price:
-        from gnnpar.parallel.cofree.cost import cost
-
-        return cost(self, problem, machine)
-
     def plan(self, workload: Workload, topology: Topology) -> Plan:
         return workload.with_vertex_cut(workload.flat_plan(topology))
 
@@ -85,60 +71,34 @@ class CoFree:
         how += f", {self.drop_edge:g} of the edges missing, {self.masks} masks" if self.drop_edge else ""
         return (LayerFacts(mode="own edges", how=how, settings=dict(vars(self))),) * plan.num_layers
 
-    def oracle_engine(
-        self, plan: Plan, whole: Shard, model: GNN, task: Task, comm: Communicator, *, seed: int
-    ) -> Engine | None:
+    def oracle_engine(self, plan: Plan, context: BuildContext) -> Engine | None:
         """All parts beside each other on one device, as a graph without edges between them."""
         edges = plan.placement.edge_part_of
         if edges is None or self.drop_edge:
             return None
-        parts = cut_nodes(whole_of(whole), plan.part_of, edges, plan.num_parts, edge_ids=model.needs_edge_ids)
-        return VertexCutEngine(
-            copies=(copies := union_of(parts)),
-            view=PartGraph(copies.shard, self.degrees, 0.0, 1, part=0, seed=seed),
-            reweight=self.reweight,
-            exact=WholeGraph(whole, Pass(seed)),
-            shard=whole,
-            model=model,
-            task=task,
-            comm=comm,
-            seed=seed,
-            parts={},
-        )
+        whole, edge_ids = context.shard, context.model.needs_edge_ids
+        copies = union_of(cut_nodes(whole_of(whole), plan.part_of, edges, plan.num_parts, edge_ids=edge_ids))
+        view = PartGraph(copies.shard, self.degrees, 0.0, 1, part=0, seed=context.seed)
+        exact = WholeGraph(whole, context.start)
+        return VertexCutEngine(context, copies=copies, view=view, reweight=self.reweight, exact=exact)
 
-    def build(
-        self,
-        plan: Plan,
-        shard: Shard,
-        model: GNN,
-        task: Task,
-        comm: Communicator,
-        *,
-        seed: int,
-        first_layer: FirstLayer = "live",
-    ) -> Engine:
-        check_first_layer(self, first_layer)
-        copies = shard.copies
+    def build(self, context: BuildContext) -> Engine:
+        check_first_layer(self, context.first_layer)
+        shard, comm, copies = context.shard, context.comm, context.shard.copies
         assert copies is not None, "the plan has no vertex cut"
-        cache = FeatureCache.of(first_layer)
-        exact: PassGraph = WholeGraph(shard, Pass(seed))
+        exact: PassGraph = WholeGraph(shard, context.start)
         if comm.size > 1:
-            exchange = CodedExchange(comm, Identity().build(shard.row_lists, comm, seed))
-            exact = HaloGraph(shard, Pass(seed), exchange=exchange, edges=EdgeOrder(shard, "edges"))
-        parts: dict[str, Stateful] = {} if cache is None else {"cache": cache}
+            edges = EdgeOrder(shard, "edges")
+            exact = HaloGraph(shard, context.start, exchange=context.exact_exchange(), edges=edges)
+        cache, seed = context.new_cache(), context.seed
+        view = PartGraph(copies.shard, self.degrees, self.drop_edge, self.masks, part=comm.rank, seed=seed, cache=cache)
         return VertexCutEngine(
+            replace(context, shard=replace(shard, copies=None)),
             copies=copies,
-            view=PartGraph(
-                copies.shard, self.degrees, self.drop_edge, self.masks, part=comm.rank, seed=seed, cache=cache
-            ),
+            view=view,
             reweight=self.reweight,
             exact=exact,
-            shard=replace(shard, copies=None),
-            model=model,
-            task=task,
-            comm=comm,
-            seed=seed,
-            parts=parts,
+            parts={"cache": cache},
         )
 
 

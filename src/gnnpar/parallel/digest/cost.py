@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gnnpar.files import JsonDict
-from gnnpar.parallel.priced import Problem, priced
-from gnnpar.parallel.row_bytes import SENDS_NOTHING, RowBytes
-from gnnpar.pricing.candidate import Knobs, Scope, codec_fields, quality_of
+from gnnpar.parallel.priced import Problem
+from gnnpar.parallel.row_bytes import RowBytes, coded_price
+from gnnpar.pricing.candidate import Scope, codec_fields, quality_of
 from gnnpar.pricing.flat import ExchangeCandidate
-from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
-from gnnpar.pricing.price import Memory, Phases, Price
+from gnnpar.pricing.price import Memory, Phases, Price, Traffic
 from gnnpar.pricing.quality import Quality
 from gnnpar.pricing.work import Direction, Work
 
@@ -47,19 +46,8 @@ class TableCandidate(ExchangeCandidate):
         return quality_of(self.bits, stale=self.period > 1 or not self.gradients)
 
     @property
-    def engine(self) -> str:
-        return "rounded" if self.bits == 16 else "adaqp" if self.bits < 16 else "graph_parallel"
-
-    @property
     def fields(self) -> JsonDict:
         return {"codec": codec_fields(self.bits), "period": self.period, "gradients": self.gradients}
-
-    def knobs(self, ir: ModelIR) -> Knobs:
-        return {"bits": (32, 16)}
-
-    @property
-    def may_hold(self) -> bool:
-        return self.parts > 1
 
     def share(self, direction: Direction) -> float:
         """Of epochs that send in this direction."""
@@ -89,8 +77,6 @@ def candidates(scope: Scope, ranks: int) -> Iterator[TableCandidate]:
 
 def cost(strategy: Digest, problem: Problem, machine: Machine) -> Price:
     rows = RowBytes(strategy.codec, problem.number, strategy.halo, linear=True)
-    if not rows.known:
-        return Price(unpriced=rows.unknown)
     live = TableCandidate(
         parts=problem.ranks,
         held=problem.kept != "no",
@@ -98,16 +84,11 @@ def cost(strategy: Digest, problem: Problem, machine: Machine) -> Price:
         period=strategy.period,
         gradients=strategy.gradients,
     )
-    every = rows.halo_traffic(problem.work(live), params=problem.params)
-    bound = "mean" if every.bound == "exact" and strategy.period > 1 and every.forward else every.bound
-    traffic = replace(
-        every,
-        forward=every.forward * live.share("forward"),
-        backward=every.backward * live.share("backward"),
-        bound=bound,
-    )
-    if not rows.sends:
-        return Price(traffic=traffic, unpriced=SENDS_NOTHING)
-    bits, notes = rows.bits()
-    bits = 32 if problem.ranks == 1 else bits
-    return priced(live.turned({"bits": bits}), rows.under_cover(problem), machine, traffic, notes)
+
+    def traffic() -> Traffic:
+        every = rows.halo_traffic(problem.work(live), params=problem.params)
+        forward, backward = every.forward * live.share("forward"), every.backward * live.share("backward")
+        bound = "mean" if every.bound == "exact" and strategy.period > 1 and every.forward else every.bound
+        return replace(every, forward=forward, backward=backward, bound=bound)
+
+    return coded_price(rows, live, problem, machine, traffic)

@@ -8,40 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from annotated_types import Ge
 
 from gnnpar.codecs.adaptive.codec import Adaptive
-from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
+from gnnpar.codecs.codec import Exactness, Identity
 from gnnpar.codecs.delta import refuse_delta
-from gnnpar.comm import CodedExchange, Communicator
-from gnnpar.comm.rows import Wire
-from gnnpar.data.tasks import Task
 from gnnpar.folds.edge_data import ALL_KINDS
-from gnnpar.models.gnn import GNN
+from gnnpar.parallel.base import CodedStrategy, Enumerates
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.cover.weights import Halo, refuse_nothing
-from gnnpar.parallel.digest.oracle import RefreshedWhole
-from gnnpar.parallel.digest.table import TableExchange
+from gnnpar.parallel.digest.table import Refreshed
 from gnnpar.parallel.engine import Engine, PassGraph
 from gnnpar.parallel.halo_engine import halo_engine
 from gnnpar.parallel.halo_graph import Overlap
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, name_of
+from gnnpar.parallel.stale import StaleWhole
+from gnnpar.parallel.strategy import Capabilities, LayerFacts, name_of
 from gnnpar.partition.shard import Shard
-from gnnpar.placement import Plan, Topology
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from gnnpar.parallel.priced import Problem
-    from gnnpar.pricing.candidate import Candidate, Scope
-    from gnnpar.pricing.machine import Machine
-    from gnnpar.pricing.price import Price
+from gnnpar.placement import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
-class Digest:
+class Digest(CodedStrategy, Enumerates):
     """`period`: epochs from one refresh of the halo rows to the next; between them the same rows are read.
 
     `gradients`: in an epoch that refreshes, gradients of halo rows go back to their owners; the paper sends none. With
@@ -49,9 +39,9 @@ class Digest:
     folds (`gnnpar.parallel.cover`). Evaluation reads rows of its own weights, exactly.
     """
 
+    prices = "gnnpar.parallel.digest.cost"
     period: Annotated[int, Ge(1)] = 2
     gradients: bool = False
-    codec: CodecConfig = Identity()
     overlap: Overlap = "edges"
     halo: Halo = "rows"
 
@@ -85,68 +75,35 @@ class Digest:
 
     @property
     def exactness(self) -> frozenset[Exactness]:
-        if self._is_halo_exchange:
-            return self.codec.exactness
-        return (self.codec.exactness - {"exact"}) | frozenset[Exactness]({"stale"})
+        return self.codec.exactness if self._is_halo_exchange else self.also("stale")
 
     def exact_limit(self) -> Digest:
         return replace(self, period=1, gradients=True, codec=Identity())
 
     def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
-        check_epochs(self.codec, epochs)
+        super().check(num_ranks, num_layers, epochs)
         if self.period > epochs:
             raise ValueError(
                 f"strategy.period={self.period} in a run of {epochs} epochs: halo rows would be those of the initial "
                 f"weights to its end; set it to {epochs} or less, or raise epochs"
             )
 
-    def cost(self, problem: Problem, machine: Machine) -> Price:
-        from gnnpar.parallel.digest.cost import cost
-
-        return cost(self, problem, machine)
-
-    def candidates(self, scope: Scope, ranks: int) -> Iterable[Candidate]:
-        from gnnpar.parallel.digest.cost import candidates
-
-        return candidates(scope, ranks)
-
     def oracle(self, plan: Plan, whole: Shard, *, seed: int) -> PassGraph | None:
         if not isinstance(self.codec, Identity):
             return None
-        return RefreshedWhole(whole, Pass(seed), part_of=plan.part_of, period=self.period, gradients=self.gradients)
-
-    def plan(self, workload: Workload, topology: Topology) -> Plan:
-        return workload.flat_plan(topology)
+        return StaleWhole(whole, Pass(seed), part_of=plan.part_of, policy=Refreshed(self.period, self.gradients))
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         how = f"{name_of(self.codec)}, every {self.period} epochs, {'with' if self.gradients else 'no'} gradients"
         return (LayerFacts(mode="halo table", how=how, settings=dict(vars(self))),) * plan.num_layers
 
-    def build(
-        self,
-        plan: Plan,
-        shard: Shard,
-        model: GNN,
-        task: Task,
-        comm: Communicator,
-        *,
-        seed: int,
-        first_layer: FirstLayer = "live",
-    ) -> Engine:
-        def table(comm: Communicator, codec: Wire) -> CodedExchange:
-            return TableExchange(comm, codec, period=self.period, gradients=self.gradients)
-
+    def build(self, context: BuildContext) -> Engine:
         return halo_engine(
-            shard,
-            model,
-            task,
-            comm,
-            seed=seed,
-            first_layer=first_layer,
+            context,
             overlap=self.overlap,
             codec=self.codec,
             halo=self.halo,
-            exchange=table,
+            policy=Refreshed(self.period, self.gradients),
             kept="table",
             exactness=self.exactness,
             features_exact="exact" not in self.exactness,

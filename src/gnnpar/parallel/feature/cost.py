@@ -16,8 +16,8 @@ import torch
 from gnnpar.data.dataset import Dataset
 from gnnpar.files import JsonDict
 from gnnpar.parallel.feature.slices import slices_of
-from gnnpar.parallel.priced import Problem, priced
-from gnnpar.parallel.row_bytes import SENDS_NOTHING, RowBytes
+from gnnpar.parallel.priced import Problem
+from gnnpar.parallel.row_bytes import RowBytes, coded_price
 from gnnpar.parallel.sketch import Use, sketch
 from gnnpar.partition.shard import cut
 from gnnpar.pricing.candidate import Candidate, Knobs, Scope, codec_fields, quality_of
@@ -169,16 +169,14 @@ def candidates(scope: Scope, ranks: int) -> Iterator[FeatureCandidate]:
 
 def cost(strategy: FeatureParallel, problem: Problem, machine: Machine) -> Price:
     rows = RowBytes(strategy.codec, problem.number)
-    if not rows.known:
-        return Price(unpriced=rows.unknown)
-    held: Held = "result" if problem.kept == "result" else "no"
-    live = FeatureCandidate(parts=problem.ranks, held=held != "no")
-    work = problem.work(live)
-    traffic = traffic_of(rows, uses_of(problem), work, problem.params)
-    if not rows.sends:
-        return Price(traffic=traffic, unpriced=SENDS_NOTHING)
-    bits, notes = rows.bits()
-    return priced(live.turned({"bits": 32 if problem.ranks == 1 else bits}), problem, machine, traffic, notes)
+    live = FeatureCandidate(parts=problem.ranks, held=problem.kept == "result")
+    return coded_price(
+        rows,
+        live,
+        problem,
+        machine,
+        lambda: traffic_of(rows, uses_of(problem), problem.work(live), problem.params),
+    )
 
 
 def uses_of(problem: Problem) -> list[Use]:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import CodecConfig
 from gnnpar.parallel.halo.strategy import GraphParallel
-from gnnpar.parallel.halo_graph import Overlap
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,7 +29,6 @@ class AdaQP(GraphParallel):
     """Graph parallelism with AdaQP's defaults: every codec and every overlap combine."""
 
     codec: CodecConfig = Adaptive()
-    overlap: Overlap = "edges"
 
     def candidates(self, scope: Scope, ranks: int) -> Iterable[Candidate]:
         from gnnpar.parallel.halo.cost import quantized_candidates

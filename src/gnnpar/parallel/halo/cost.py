@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Literal
 
 from gnnpar.codecs.codec import BFloat16, Identity
 from gnnpar.files import JsonDict
-from gnnpar.parallel.priced import Problem, priced
-from gnnpar.parallel.row_bytes import SENDS_NOTHING, RowBytes
-from gnnpar.pricing.candidate import Knobs, Scope, codec_fields, quality_of
+from gnnpar.parallel.priced import Problem
+from gnnpar.parallel.row_bytes import RowBytes, coded_price
+from gnnpar.pricing.candidate import Knobs, Scope, codec_fields
 from gnnpar.pricing.flat import ExchangeCandidate
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Memory, Phases, Price
-from gnnpar.pricing.quality import Quality
 from gnnpar.pricing.tasks import Task
 from gnnpar.pricing.work import Work
 
@@ -49,14 +48,6 @@ class HaloCandidate(ExchangeCandidate):
         return ", ".join(words)
 
     @property
-    def quality(self) -> frozenset[Quality]:
-        return quality_of(self.bits)
-
-    @property
-    def engine(self) -> str:
-        return "rounded" if self.bits == 16 else self.family
-
-    @property
     def fields(self) -> JsonDict:
         halo: JsonDict = {} if self.halo == "rows" else {"halo": self.halo}
         return {"codec": codec_fields(self.bits), "overlap": self.overlap, **halo}
@@ -78,16 +69,12 @@ class HaloCandidate(ExchangeCandidate):
         return {"bits": (32, 16, *QUANTIZED), "overlap": ("edges", "none")}
 
     @property
-    def may_hold(self) -> bool:
-        return self.parts > 1
-
-    @property
     def ordered(self) -> bool:
         """Every pair of ranks exchanges at once."""
         return False
 
 
-def plain_candidates(scope: Scope, ranks: int) -> Iterator[HaloCandidate]:
+def candidates(scope: Scope, ranks: int) -> Iterator[HaloCandidate]:
     """Rows as they are, and rounded."""
     if ranks > 1:
         for overlap in ("edges", "none"):
@@ -106,16 +93,10 @@ def quantized_candidates(scope: Scope, ranks: int) -> Iterator[HaloCandidate]:
 
 def cost(strategy: GraphParallel, problem: Problem, machine: Machine) -> Price:
     rows = RowBytes(strategy.codec, problem.number, strategy.halo)
-    if not rows.known:
-        return Price(unpriced=rows.unknown)
-    held = problem.kept != "no"
-    live = HaloCandidate(parts=problem.ranks, held=held, overlap="none" if strategy.overlap == "none" else "edges")
-    traffic = rows.halo_traffic(problem.work(live), params=problem.params)
-    if not rows.sends:
-        return Price(traffic=traffic, unpriced=SENDS_NOTHING)
-    bits, notes = rows.bits()
-    if strategy.overlap == "central_marginal":
-        notes += ("overlap=central_marginal is priced as edges, which hides at least as much",)
-    if problem.ranks == 1:  # nothing travels: what runs is the engine without a codec
-        bits = 32
-    return priced(live.turned({"bits": bits}), rows.under_cover(problem), machine, traffic, notes)
+    overlap = "none" if strategy.overlap == "none" else "edges"
+    live = HaloCandidate(parts=problem.ranks, held=problem.kept != "no", overlap=overlap)
+    as_edges = ("overlap=central_marginal is priced as edges, which hides at least as much",)
+    notes = as_edges if strategy.overlap == "central_marginal" else ()
+    return coded_price(
+        rows, live, problem, machine, lambda: rows.halo_traffic(problem.work(live), params=problem.params), notes
+    )

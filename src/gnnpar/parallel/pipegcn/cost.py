@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gnnpar.files import JsonDict
-from gnnpar.parallel.priced import Problem, priced
-from gnnpar.parallel.row_bytes import SENDS_NOTHING, RowBytes
-from gnnpar.pricing.candidate import Knobs, Scope, codec_fields, quality_of
+from gnnpar.parallel.priced import Problem
+from gnnpar.parallel.row_bytes import RowBytes, coded_price
+from gnnpar.pricing.candidate import Scope, codec_fields, quality_of
 from gnnpar.pricing.flat import ExchangeCandidate, layer_by_layer
-from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Memory, Phases, Price
 from gnnpar.pricing.quality import Quality
@@ -46,19 +45,8 @@ class LateCandidate(ExchangeCandidate):
         return quality_of(self.bits, stale=True)
 
     @property
-    def engine(self) -> str:
-        return "rounded" if self.bits == 16 else "adaqp" if self.bits < 16 else "graph_parallel"
-
-    @property
     def fields(self) -> JsonDict:
         return {"codec": codec_fields(self.bits), "staleness": self.staleness}
-
-    def knobs(self, ir: ModelIR) -> Knobs:
-        return {"bits": (32, 16)}
-
-    @property
-    def may_hold(self) -> bool:
-        return self.parts > 1
 
     @property
     def ordered(self) -> bool:
@@ -124,20 +112,15 @@ def candidates(scope: Scope, ranks: int) -> Iterator[LateCandidate]:
 
 def cost(strategy: PipeGCN, problem: Problem, machine: Machine) -> Price:
     rows = RowBytes(strategy.codec, problem.number, strategy.halo, linear=strategy.staleness > 0)
-    if not rows.known:
-        return Price(unpriced=rows.unknown)
     held, parts = problem.kept != "no", problem.ranks
     if strategy.staleness == 0:
-        overlap = "none" if strategy.overlap == "none" else "edges"
-        live = Exact(parts=parts, held=held, overlap=overlap)
+        live = Exact(parts=parts, held=held, overlap="none" if strategy.overlap == "none" else "edges")
     else:
         means = strategy.smooth_features + strategy.smooth_gradients
         live = LateCandidate(parts=parts, held=held, staleness=strategy.staleness, means=means)
-    traffic = rows.halo_traffic(problem.work(live), params=problem.params)
-    if not rows.sends:
-        return Price(traffic=traffic, unpriced=SENDS_NOTHING)
-    bits, notes = rows.bits()
-    return priced(live.turned({"bits": 32 if parts == 1 else bits}), rows.under_cover(problem), machine, traffic, notes)
+    return coded_price(
+        rows, live, problem, machine, lambda: rows.halo_traffic(problem.work(live), params=problem.params)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +132,3 @@ class Exact(ExchangeCandidate):
     @property
     def label(self) -> str:
         return "pipegcn, not late"
-
-    @property
-    def engine(self) -> str:
-        return "graph_parallel"

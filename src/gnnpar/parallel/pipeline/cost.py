@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from gnnpar.files import JsonDict
+from gnnpar.parallel.needs import check_first_layer
 from gnnpar.parallel.pipeline.placing import Line, place_layers
 from gnnpar.parallel.pipeline.schedule.stages import balanced, even
 from gnnpar.parallel.priced import Problem, priced
 from gnnpar.parallel.row_bytes import SENDS_NOTHING, RowBytes
-from gnnpar.parallel.strategy import check_first_layer
 from gnnpar.pricing.candidate import (
     Candidate,
     Knobs,

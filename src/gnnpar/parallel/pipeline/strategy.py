@@ -24,18 +24,19 @@ from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from gnnpar.codecs.adaptive.codec import Adaptive
-from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
+from gnnpar.codecs.codec import CodecConfig, Exactness, Identity
 from gnnpar.codecs.delta import refuse_delta
 from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.comm.mesh import Mesh
-from gnnpar.data.tasks import Task
 from gnnpar.folds.block import chosen
 from gnnpar.folds.edge_data import IN_BLOCKS
 from gnnpar.folds.sum import Sum
 from gnnpar.models.gnn import GNN
+from gnnpar.parallel.base import CodedStrategy, Prices
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.halo_graph import EdgeOrder, HaloGraph
-from gnnpar.parallel.local import Pass
+from gnnpar.parallel.needs import check_first_layer
 from gnnpar.parallel.pipeline.boundary import boundary_codec
 from gnnpar.parallel.pipeline.chunk import Part, Weights
 from gnnpar.parallel.pipeline.chunks import Chunks
@@ -48,7 +49,7 @@ from gnnpar.parallel.pipeline.schedule.stages import balanced, even
 from gnnpar.parallel.pipeline.slots import Slots, slot_lists
 from gnnpar.parallel.pipeline.stage import Remat
 from gnnpar.parallel.sketch import sketch
-from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, check_first_layer, name_of
+from gnnpar.parallel.strategy import Capabilities, LayerFacts, Workload, name_of
 from gnnpar.parallel.torch_types import integers
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.chunking import Balanced, Metis, Range, chunk, chunk_statistics, quotient
@@ -58,17 +59,14 @@ from gnnpar.placement import Placement, Plan, Topology, array_hash
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gnnpar.parallel.priced import Problem
     from gnnpar.pricing.candidate import Candidate, Scope
-    from gnnpar.pricing.machine import Machine
-    from gnnpar.pricing.price import Price
 
 CHUNKS_PER_RANK = 4
 _CHUNKERS = {"balanced": Balanced, "metis": Metis, "range": Range}
 
 
 @dataclass(frozen=True, kw_only=True)
-class GNNPipe:
+class GNNPipe(CodedStrategy, Prices):
     """`stages` x `parts` ranks; null: what the world leaves. `virtual`: layer groups a stage has, interleaved.
 
     `chunks`: of all parts together; auto: 4 a rank; one: one a part, which is exact. `chunking`: balanced (METIS into
@@ -80,6 +78,7 @@ class GNNPipe:
     rows that enter the stage (chunk) or each layer (layer); the rest is computed again, to the same bits.
     """
 
+    prices = "gnnpar.parallel.pipeline.cost"
     stages: Annotated[int, Ge(1), Le(4096)] | None = None
     parts: Annotated[int, Ge(1), Le(4096)] | None = 1
     virtual: Annotated[int, Ge(1), Le(10_000)] = 1
@@ -93,7 +92,6 @@ class GNNPipe:
     mixing: Annotated[float, Gt(0.0), Le(1.0)] = 0.5
     cut: Literal["even", "balanced"] = "even"
     boundary: CodecConfig = Identity()
-    codec: CodecConfig = Identity()
     remat: Remat = "none"
 
     def __post_init__(self) -> None:
@@ -157,7 +155,7 @@ class GNNPipe:
 
     def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
         self._check_mesh(num_ranks, num_layers)
-        check_epochs(self.codec, epochs)
+        super().check(num_ranks, num_layers, epochs)
 
     def _check_mesh(self, num_ranks: int, num_layers: int) -> None:
         """Refuse what no plan can be made for."""
@@ -175,11 +173,6 @@ class GNNPipe:
                 "strategy.parts=1: use two parts or more (strategy=hybrid), codec=identity, or codec@strategy.boundary "
                 "for rows between stages."
             )
-
-    def cost(self, problem: Problem, machine: Machine) -> Price:
-        from gnnpar.parallel.pipeline.cost import cost
-
-        return cost(self, problem, machine)
 
     def candidates(self, scope: Scope, ranks: int) -> Iterable[Candidate]:
         from gnnpar.parallel.pipeline.cost import candidates
@@ -230,20 +223,11 @@ class GNNPipe:
         """Forwards and backwards of every rank; an own one takes its place here (docs/tutorials/own_schedule.md)."""
         return fill_drain(stages, slots, virtual=virtual)
 
-    def build(
-        self,
-        plan: Plan,
-        shard: Shard,
-        model: GNN,
-        task: Task,
-        comm: Communicator,
-        *,
-        seed: int,
-        first_layer: FirstLayer = "live",
-    ) -> Engine:
-        check_first_layer(self, first_layer)
+    def build(self, context: BuildContext) -> Engine:
+        check_first_layer(self, context.first_layer)
+        shard, model, comm, seed = context.shard, context.model, context.comm, context.seed
         self._check_folds(model, shard)
-        mesh, layers_of = Mesh(plan.placement.mesh), plan.placement.layers_of
+        mesh, layers_of = Mesh(context.plan.placement.mesh), context.plan.placement.layers_of
         stages = len(mesh.ranks)
         ranks = Ranks(world=comm, parts=comm.along(mesh, "part"), stages=comm.along(mesh, "stage"))
         if stages > 1:
@@ -262,8 +246,8 @@ class GNNPipe:
         type_degree = chosen(shard.type_degree, chunks.order)
         part = Part(chunks, shard.in_degree[chunks.order], slots, history, self.weights, in_weight, type_degree)
         exchange = CodedExchange(ranks.parts, Identity().build(shard.row_lists, ranks.parts, seed))
-        whole = WholeGraph(shard, Pass(seed))
-        halo = HaloGraph(shard, Pass(seed), exchange=exchange, edges=EdgeOrder(shard, "edges"))
+        whole = WholeGraph(shard, context.start)
+        halo = HaloGraph(shard, context.start, exchange=exchange, edges=EdgeOrder(shard, "edges"))
         stage_of = stages_of(model, layers_of)
         keep_stages(model, layers_of, ranks.stages)
         return PipelineEngine(
@@ -271,7 +255,7 @@ class GNNPipe:
             exact=whole if shard.parts == 1 else halo,
             shard=shard,
             model=model,
-            task=task,
+            task=context.task,
             ranks=ranks,
             layers_of=layers_of,
             schedule=lower(self.schedule(stages, chunks.num, virtual=len(layers_of) // stages)),

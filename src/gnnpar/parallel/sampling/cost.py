@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gnnpar.parallel.needs import check_first_layer
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.sampling.statistics import Ring, Step, Whole, draw
-from gnnpar.parallel.strategy import check_first_layer
 from gnnpar.pricing.flat import ring_bytes
 from gnnpar.pricing.ir import Group, ModelIR
 from gnnpar.pricing.machine import Machine

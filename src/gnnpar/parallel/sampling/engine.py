@@ -16,15 +16,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from gnnpar.comm import Communicator, Site
-from gnnpar.data.tasks import Task
-from gnnpar.models.gnn import GNN
+from gnnpar.comm import Site
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import EpochReport, FlatEngine, PassGraph, Stepper
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.sampling.batches import At, Batches
 from gnnpar.parallel.sampling.replica import Replica
 from gnnpar.parallel.sampling.view import SampledGraph, Subgraph, first_rows
-from gnnpar.partition.shard import Shard
 from gnnpar_kernels import fold_key
 
 _MASKS = 3  # what a key is for, beside those of batches.py
@@ -38,6 +36,7 @@ class MinibatchEngine(FlatEngine):
 
     def __init__(
         self,
+        context: BuildContext,
         *,
         graph: Replica,
         batches: Batches,
@@ -45,14 +44,9 @@ class MinibatchEngine(FlatEngine):
         drawn_by: str,
         num_workers: int,
         exact: PassGraph,
-        shard: Shard,
-        model: GNN,
-        task: Task,
-        comm: Communicator,
-        seed: int,
     ) -> None:
-        super().__init__(view=exact, exact=exact, shard=shard, model=model, task=task, comm=comm, seed=seed)
-        self._task, self._graph, self._batches = task, graph, batches
+        super().__init__(context, view=exact, exact=exact)
+        self._task, self._graph, self._batches = context.task, graph, batches
         self._hops, self._drawn_by = tuple(hops), drawn_by
         self._steps: list[At] = []  # what is drawn next: the epoch's steps
         self._held = 0

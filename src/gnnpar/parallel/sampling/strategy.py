@@ -21,18 +21,18 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from gnnpar.codecs.codec import Exactness, Identity
-from gnnpar.comm import CodedExchange, Communicator
-from gnnpar.data.tasks import Task
+from gnnpar.codecs.codec import Exactness
 from gnnpar.models.gnn import GNN
+from gnnpar.parallel.base import Prices
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.halo_graph import EdgeOrder, HaloGraph
-from gnnpar.parallel.local import Pass
+from gnnpar.parallel.needs import check_first_layer, refuse_empty_clusters
 from gnnpar.parallel.sampling.batches import Batches, SeedBatches
 from gnnpar.parallel.sampling.clusters import ClusterBatches
 from gnnpar.parallel.sampling.engine import MinibatchEngine
@@ -43,28 +43,19 @@ from gnnpar.parallel.sampling.view import Normalize
 from gnnpar.parallel.sketch import sketch
 from gnnpar.parallel.strategy import (
     Capabilities,
-    FirstLayer,
     LayerFacts,
     Workload,
-    check_first_layer,
-    refuse_empty_clusters,
 )
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
-
-if TYPE_CHECKING:
-    from gnnpar.parallel.priced import Problem
-    from gnnpar.pricing.machine import Machine
-    from gnnpar.pricing.price import Price
-
 
 _LONGEST_TMPDIR = 75
 """Bytes: Python adds 32 to the names of sockets, which have at most 107."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Minibatch:
+class Minibatch(Prices):
     """`fanout`: in-neighbours of a node, a number a layer, the seeds' (of the last layer) first; the last number counts
     for further layers, -1 is all. A layer that aggregates twice takes its number twice; encoder and decoder have none.
 
@@ -149,11 +140,6 @@ class Minibatch:
                 f"layers: give {num_layers} or fewer, the first for the neighbours of training nodes."
             )
 
-    def cost(self, problem: Problem, machine: Machine) -> Price:
-        from gnnpar.parallel.sampling.cost import cost
-
-        return cost(self, problem, machine)
-
     def plan(self, workload: Workload, topology: Topology) -> Plan:
         """Parts are those of the evaluation; training knows clusters, as chunks, or nothing."""
         self._check_fanout(workload.num_layers)
@@ -170,18 +156,9 @@ class Minibatch:
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         return (LayerFacts(mode="sample"),) * plan.num_layers
 
-    def build(
-        self,
-        plan: Plan,
-        shard: Shard,
-        model: GNN,
-        task: Task,
-        comm: Communicator,
-        *,
-        seed: int,
-        first_layer: FirstLayer = "live",
-    ) -> Engine:
-        check_first_layer(self, first_layer)
+    def build(self, context: BuildContext) -> Engine:
+        check_first_layer(self, context.first_layer)
+        comm, seed = context.comm, context.seed
         if self.num_workers and len(os.fsencode(tempfile.gettempdir())) > _LONGEST_TMPDIR:
             raise ValueError(
                 f"strategy.num_workers={self.num_workers}: the name of {tempfile.gettempdir()}, in which its processes "
@@ -193,8 +170,8 @@ class Minibatch:
                 f"strategy.num_workers={self.num_workers} starts processes, which ranks that are threads cannot: "
                 "set comm=gloo, or strategy.num_workers=0."
             )
-        hops = self._hops(model, shard)
-        graph = replica_of(shard, comm, edge_ids=model.needs_edge_ids)
+        hops = self._hops(context.model, context.shard)
+        graph = replica_of(context.shard, comm, edge_ids=context.model.needs_edge_ids)
 
         def counted(estimate: Callable[[], Counts]) -> Counts:
             """By rank 0, for all."""
@@ -203,22 +180,18 @@ class Minibatch:
             return counts
 
         batches, drawn_by = self.batches(graph, hops, seed=seed, rank=comm.rank, ranks=comm.size, counted=counted)
-        exact = WholeGraph(shard, Pass(seed))
+        exact = WholeGraph(context.shard, context.start)
         if comm.size > 1:
-            exchange = CodedExchange(comm, Identity().build(shard.row_lists, comm, seed))
-            exact = HaloGraph(shard, Pass(seed), exchange=exchange, edges=EdgeOrder(shard, "edges"))
+            edges = EdgeOrder(context.shard, "edges")
+            exact = HaloGraph(context.shard, context.start, exchange=context.exact_exchange(), edges=edges)
         return MinibatchEngine(
+            context,
             graph=graph,
             batches=batches,
             hops=hops,
             drawn_by=drawn_by,
             num_workers=self.num_workers,
             exact=exact,
-            shard=shard,
-            model=model,
-            task=task,
-            comm=comm,
-            seed=seed,
         )
 
     def batches(

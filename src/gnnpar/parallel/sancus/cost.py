@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gnnpar.files import JsonDict
-from gnnpar.parallel.priced import Problem, priced
-from gnnpar.parallel.row_bytes import SENDS_NOTHING, RowBytes
+from gnnpar.parallel.priced import Problem
+from gnnpar.parallel.row_bytes import RowBytes, coded_price
 from gnnpar.pricing.broadcast import BroadcastCandidate, whole_parts
 from gnnpar.pricing.candidate import Knobs, Scope, codec_fields, quality_of
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
-from gnnpar.pricing.price import Bound, Memory, Price
+from gnnpar.pricing.price import Bound, Memory, Price, Traffic
 from gnnpar.pricing.quality import Quality
 from gnnpar.pricing.work import Direction, Work
 
@@ -71,8 +71,6 @@ def candidates(scope: Scope, ranks: int) -> Iterator[SancusCandidate]:
 
 def cost(strategy: Sancus, problem: Problem, machine: Machine) -> Price:
     rows = RowBytes(strategy.codec, problem.number)
-    if not rows.known:
-        return Price(unpriced=rows.unknown)
     skips = strategy.bound is None and strategy.period is not None
     live = SancusCandidate(
         parts=problem.ranks,
@@ -81,15 +79,12 @@ def cost(strategy: Sancus, problem: Problem, machine: Machine) -> Price:
         period=strategy.period if skips and strategy.period else 1,
         measured=strategy.bound is not None,
     )
-    every = rows.halo_traffic(whole_parts(problem.work(live)), params=problem.params)
-    bound: Bound = every.bound
-    if problem.ranks > 1 and strategy.period != 1 and bound == "exact":
-        bound = "mean" if skips else "most"
-    traffic = replace(every, forward=every.forward * live.share("forward"), bound=bound)
-    if not rows.sends:
-        return Price(traffic=traffic, unpriced=SENDS_NOTHING)
-    bits, notes = rows.bits()
-    if not skips:
-        notes += (_CHOSEN,)
-    bits = 32 if problem.ranks == 1 else bits
-    return priced(live.turned({"bits": bits}), problem, machine, traffic, notes)
+
+    def traffic() -> Traffic:
+        every = rows.halo_traffic(whole_parts(problem.work(live)), params=problem.params)
+        bound: Bound = every.bound
+        if problem.ranks > 1 and strategy.period != 1 and bound == "exact":
+            bound = "mean" if skips else "most"
+        return replace(every, forward=every.forward * live.share("forward"), bound=bound)
+
+    return coded_price(rows, live, problem, machine, traffic, () if skips else (_CHOSEN,))

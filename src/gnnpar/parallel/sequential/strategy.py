@@ -19,19 +19,18 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from gnnpar.codecs.codec import CodecConfig, Exactness, FirstAndRest, Identity, check_epochs, is_constant
-from gnnpar.comm import CodedExchange, Communicator
+from gnnpar.codecs.codec import FirstAndRest, Identity, is_constant
+from gnnpar.comm import CodedExchange
 from gnnpar.comm.rows import row_nbytes
-from gnnpar.data.tasks import Task
 from gnnpar.folds.edge_data import ALL_KINDS, IN_BLOCKS
-from gnnpar.models.gnn import GNN
-from gnnpar.parallel.engine import Engine, FlatEngine, Stateful
+from gnnpar.parallel.base import CodedStrategy, Enumerates
+from gnnpar.parallel.context import BuildContext
+from gnnpar.parallel.engine import Engine, FlatEngine
 from gnnpar.parallel.halo_graph import EdgeOrder, HeldRows
-from gnnpar.parallel.local import Pass
 from gnnpar.parallel.normalised import normalised_for
 from gnnpar.parallel.sequential.cuts import Cuts, Pushes
 from gnnpar.parallel.sequential.out_of_core import OutOfCoreEngine
@@ -39,25 +38,16 @@ from gnnpar.parallel.sequential.prefetch import Residency
 from gnnpar.parallel.sequential.rounds import Schedule, Sizing
 from gnnpar.parallel.sequential.view import SequentialGraph
 from gnnpar.parallel.sketch import sketch
-from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload, name_of
-from gnnpar.parallel.view import FeatureCache
-from gnnpar.partition.shard import Shard, split
+from gnnpar.parallel.strategy import Capabilities, LayerFacts, Workload, name_of
+from gnnpar.partition.shard import split
 from gnnpar.placement import Plan, Topology
 from gnnpar.track.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from gnnpar.parallel.priced import Problem
-    from gnnpar.pricing.candidate import Candidate, Scope
-    from gnnpar.pricing.machine import Machine
-    from gnnpar.pricing.price import Price
 
 EVERY_ROUND = 1 << 30  # of messages that wait on the host: a part then waits once an exchange
 
 
 @dataclass(frozen=True, kw_only=True)
-class SAR:
+class SAR(CodedStrategy, Enumerates):
     """`rounds`: remote rows at once: part (as many as the largest part owns), peer (the paper), one (one-shot), MiB.
 
     `prefetch`: rounds in flight ahead of the fold. `backward`: push where the fold can, or pull everywhere. `remat`:
@@ -69,11 +59,11 @@ class SAR:
     first_layer=cached keeps results of linear folds of the features; it never keeps features of halo nodes.
     """
 
+    prices = "gnnpar.parallel.sequential.cost"
     rounds: Sizing = "part"
     prefetch: Annotated[int, Ge(0)] = 1
     remat: bool = True
     backward: Literal["push", "pull"] = "push"
-    codec: CodecConfig = Identity()
     logical_parts: Annotated[int, Gt(1), Le(4096)] | None = None
     host_dir: Path | None = None
 
@@ -103,16 +93,9 @@ class SAR:
             return "set strategy.prefetch=0 strategy.rounds=peer, or strategy.logical_parts=8 world_size=1: out of core"
         return f"set strategy.logical_parts={4 * num_ranks} world_size=1: out of core, one part on the device at a time"
 
-    @property
-    def exactness(self) -> frozenset[Exactness]:
-        return self.codec.exactness
-
-    def exact_limit(self) -> SAR:
-        return replace(self, codec=Identity())
-
     def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
         self._check_ranks(num_ranks)
-        check_epochs(self.codec, epochs)
+        super().check(num_ranks, num_layers, epochs)
 
     def _check_ranks(self, num_ranks: int) -> None:
         if self.logical_parts is not None and num_ranks != 1:
@@ -120,16 +103,6 @@ class SAR:
                 f"strategy.logical_parts={self.logical_parts} puts all parts on one device, but there are "
                 f"{counted(num_ranks, 'rank')}: set world_size=1, or strategy.logical_parts=null."
             )
-
-    def cost(self, problem: Problem, machine: Machine) -> Price:
-        from gnnpar.parallel.sequential.cost import cost
-
-        return cost(self, problem, machine)
-
-    def candidates(self, scope: Scope, ranks: int) -> Iterable[Candidate]:
-        from gnnpar.parallel.sequential.cost import candidates
-
-        return candidates(scope, ranks)
 
     def plan(self, workload: Workload, topology: Topology) -> Plan:
         self._check_ranks(topology.num_ranks)
@@ -146,52 +119,41 @@ class SAR:
         how = f"{name_of(self.codec)}, overlap edges"
         return (LayerFacts(mode="sar", how=how, settings=settings),) * plan.num_layers
 
-    def build(
-        self,
-        plan: Plan,
-        shard: Shard,
-        model: GNN,
-        task: Task,
-        comm: Communicator,
-        *,
-        seed: int,
-        first_layer: FirstLayer = "live",
-    ) -> Engine:
-        chunk_of = plan.placement.chunk_of
+    def build(self, context: BuildContext) -> Engine:
+        shard, chunk_of = context.shard, context.plan.placement.chunk_of
         if chunk_of is None:
-            return self._engine(shard, model, task, comm, seed=seed, first_layer=first_layer)
+            return self._engine(context)
         parts = split(shard, chunk_of.to(shard.node_ids.device), int(chunk_of.max()) + 1)
         return OutOfCoreEngine(
             build=lambda part, rank: replace(self, prefetch=EVERY_ROUND)._engine(
-                part, model, task, rank, seed=seed, first_layer=first_layer
+                replace(context, shard=part, comm=rank)
             ),
             shard=shard,
             parts=parts,
-            comm=comm,
+            comm=context.comm,
             host_dir=self.host_dir or Path(tempfile.gettempdir()),
         )
 
-    def _engine(
-        self, shard: Shard, model: GNN, task: Task, comm: Communicator, *, seed: int, first_layer: FirstLayer
-    ) -> FlatEngine:
+    def _engine(self, context: BuildContext) -> FlatEngine:
         """Of one part."""
-        shard = normalised_for(model, shard, self.exactness, first_layer)
+        context = normalised_for(context, self.exactness)
+        shard, comm = context.shard, context.comm
         schedule = Schedule.agree(self.rounds, shard, comm)
-        uses = sketch(model, shard)
+        uses = sketch(context.model, shard)
         pushed = [use.pushed for use in uses if use.pushed and self.backward == "push"]
         for like in [*(use.src for use in uses), *pushed]:
             schedule.limit(row_nbytes(like))
         pushes = Pushes.exchange(shard, schedule, comm) if pushed else None
-        codec, exact_codec = (c.build(shard.row_lists, comm, seed) for c in (self.codec, Identity()))
-        cache = FeatureCache.of(first_layer)
+        codec, exact_codec = (c.build(shard.row_lists, comm, context.seed) for c in (self.codec, Identity()))
+        cache = context.new_cache()
         # what a lossy codec kept must not leak into evaluation
-        exact_cache = cache if "exact" in self.exactness else FeatureCache.of(first_layer)
+        exact_cache = cache if "exact" in self.exactness else context.new_cache()
         # statistics that are rounded would make weights of another softmax; a codec that drops rows drops them too
         statistics = codec if "sampled" in self.exactness else exact_codec
         cuts = Cuts(shard.halo)
         view = SequentialGraph(
             shard,
-            Pass(seed),
+            context.start,
             exchange=CodedExchange(comm, codec),
             edges=EdgeOrder(shard, "edges"),
             cache=cache,
@@ -210,18 +172,11 @@ class SAR:
             held=HeldRows(),
             residency=Residency(),
         )
-        parts: dict[str, Stateful] = {"held": view.held, "residency": view.residency}
-        if cache is not None:
-            parts["cache"] = cache
         return FlatEngine(
+            context,
             view=view,
             exact=exact,
-            shard=shard,
-            model=model,
-            task=task,
-            comm=comm,
-            seed=seed,
             codecs=(codec,),
             structure=(cuts, pushes) if pushes else (cuts,),
-            parts=parts,
+            parts={"held": view.held, "residency": view.residency, "cache": cache},
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gnnpar.parallel.priced import Problem, priced
 from gnnpar.pricing.candidate import Scope
@@ -12,6 +13,9 @@ from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Phases, Price, Traffic
 from gnnpar.pricing.tasks import TaskGraph
 from gnnpar.pricing.work import Direction, Piece, Work
+
+if TYPE_CHECKING:
+    from gnnpar.parallel.single.strategy import Single
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,5 +49,5 @@ def candidates(scope: Scope, ranks: int) -> Iterator[SingleCandidate]:
         yield SingleCandidate()
 
 
-def cost(problem: Problem, machine: Machine) -> Price:
+def cost(strategy: Single, problem: Problem, machine: Machine) -> Price:
     return priced(SingleCandidate(held=problem.kept != "no"), problem, machine, Traffic())

@@ -4,35 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gnnpar.codecs.codec import Exactness
-from gnnpar.comm import Communicator
-from gnnpar.data.tasks import Task
 from gnnpar.folds.edge_data import ALL_KINDS
-from gnnpar.models.gnn import GNN
+from gnnpar.parallel.base import Enumerates, FlatStrategy
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import Engine, FlatEngine
-from gnnpar.parallel.local import Pass
 from gnnpar.parallel.normalised import normalised_for
-from gnnpar.parallel.strategy import Capabilities, FirstLayer, LayerFacts, Workload
-from gnnpar.parallel.view import FeatureCache
+from gnnpar.parallel.strategy import Capabilities, LayerFacts, Workload
 from gnnpar.parallel.whole import WholeGraph
-from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from gnnpar.parallel.priced import Problem
-    from gnnpar.pricing.candidate import Candidate, Scope
-    from gnnpar.pricing.machine import Machine
-    from gnnpar.pricing.price import Price
 
 
 @dataclass(frozen=True, kw_only=True)
-class Single:
+class Single(FlatStrategy, Enumerates):
     """No fields: there is nothing to choose."""
 
+    prices = "gnnpar.parallel.single.cost"
     exactness = frozenset[Exactness]({"exact"})
     capabilities = Capabilities(
         max_ranks=1,
@@ -45,21 +33,8 @@ class Single:
         learned_features=True,
     )
 
-    def exact_limit(self) -> Single:
-        return self
-
     def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
         _check_ranks(num_ranks)
-
-    def cost(self, problem: Problem, machine: Machine) -> Price:
-        from gnnpar.parallel.single.cost import cost
-
-        return cost(problem, machine)
-
-    def candidates(self, scope: Scope, ranks: int) -> Iterable[Candidate]:
-        from gnnpar.parallel.single.cost import candidates
-
-        return candidates(scope, ranks)
 
     def plan(self, workload: Workload, topology: Topology) -> Plan:
         _check_ranks(topology.num_ranks)
@@ -68,30 +43,11 @@ class Single:
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         return (LayerFacts(mode="whole"),) * plan.num_layers
 
-    def build(
-        self,
-        plan: Plan,
-        shard: Shard,
-        model: GNN,
-        task: Task,
-        comm: Communicator,
-        *,
-        seed: int,
-        first_layer: FirstLayer = "live",
-    ) -> Engine:
-        cache = FeatureCache.of(first_layer)
-        shard = normalised_for(model, shard, self.exactness, first_layer)
-        view = WholeGraph(shard, Pass(seed), cache=cache)
-        return FlatEngine(
-            view=view,
-            exact=view,
-            shard=shard,
-            model=model,
-            task=task,
-            comm=comm,
-            seed=seed,
-            parts={} if cache is None else {"cache": cache},
-        )
+    def build(self, context: BuildContext) -> Engine:
+        context = normalised_for(context, self.exactness)
+        cache = context.new_cache()
+        view = WholeGraph(context.shard, context.start, cache=cache)
+        return FlatEngine(context, view=view, exact=view, parts={"cache": cache})
 
 
 def _check_ranks(num_ranks: int) -> None:

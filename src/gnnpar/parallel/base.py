@@ -1,0 +1,69 @@
+"""Defaults of strategies with one part a rank and all layers on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
+from gnnpar.parallel.strategy import Workload
+from gnnpar.placement import Plan, Topology
+
+if TYPE_CHECKING:
+    from gnnpar.parallel.priced import Problem
+    from gnnpar.pricing.candidate import Candidate, Scope
+    from gnnpar.pricing.machine import Machine
+    from gnnpar.pricing.price import Price
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlatStrategy:
+    """A strategy that runs with any setting, and is its own exact limit."""
+
+    def exact_limit(self) -> Self:
+        return self
+
+    def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
+        """Anything runs."""
+
+    def plan(self, workload: Workload, topology: Topology) -> Plan:
+        return workload.flat_plan(topology)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodedStrategy(FlatStrategy):
+    """A strategy whose messages go by `codec`, in training; with the identity it is exact."""
+
+    codec: CodecConfig = Identity()
+
+    @property
+    def exactness(self) -> frozenset[Exactness]:
+        return self.codec.exactness
+
+    def also(self, kind: Exactness) -> frozenset[Exactness]:
+        """Return the exactness of a run that is inexact of another kind beside that of the codec."""
+        return (self.codec.exactness - {"exact"}) | {kind}
+
+    def exact_limit(self) -> Self:
+        return replace(self, codec=Identity())
+
+    def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
+        check_epochs(self.codec, epochs)
+
+
+class Prices:
+    """A strategy priced by `cost(strategy, problem, machine)` of the module `prices`, imported when it is asked."""
+
+    prices: ClassVar[str]
+
+    def cost(self, problem: Problem, machine: Machine) -> Price:
+        return import_module(self.prices).cost(self, problem, machine)
+
+
+class Enumerates(Prices):
+    """One with candidates of a planner: `candidates(scope, ranks)` of the module."""
+
+    def candidates(self, scope: Scope, ranks: int) -> Iterable[Candidate]:
+        return import_module(self.prices).candidates(scope, ranks)

@@ -1,0 +1,190 @@
+"""Halo rows of earlier epochs: a policy says how old they are, one exchange sends, keeps and hands them out.
+
+`StaleWhole` is the oracle of every policy: the same mathematics on one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, Posted, RowLike, Site, Wire
+from gnnpar.comm.communicator import Phase, SavedSite
+from gnnpar.folds.aggregator import Aggregator
+from gnnpar.folds.block import Rows
+from gnnpar.parallel.oracle import PartByPart
+from gnnpar.parallel.torch_types import Context, apply_to_rows
+from gnnpar_kernels.csr import accumulate_dtype
+
+Call = tuple[Phase, int, int]  # layer, number of the aggregation in it
+
+
+class RowPolicy:
+    """How old halo rows are, and when they travel. Phase 'backward': the gradients of halo rows, on their way home.
+
+    The base: rows of this epoch. Messages of epochs before the first are zeros.
+    """
+
+    def travels(self, phase: Phase, epoch: int) -> bool:
+        """Are messages sent in this epoch?"""
+        return True
+
+    def age(self, phase: Phase, epoch: int) -> int | None:
+        """Return how many epochs ago the rows that are read in this epoch were sent; None: none are read."""
+        return 0
+
+    def decay(self, phase: Phase) -> float | None:
+        """Return d where d mean + (1 - d) rows takes the place of rows, the first rows at first; None: no mean is."""
+        return None
+
+
+@dataclass(eq=False)
+class _Again(Posted):
+    """Rows that are read again, or zeros where none were sent yet."""
+
+
+class StaleExchange(CodedExchange):
+    """Hand out the rows that `policy` says. ValueError where an age is negative."""
+
+    def __init__(self, comm: Communicator, codec: Wire, policy: RowPolicy) -> None:
+        super().__init__(comm, codec)
+        self.policy, self._epoch = policy, 0
+        self._kept: dict[Call, dict[int, Rows]] = {}  # peer -> rows that are read again, or means
+
+    def post(
+        self,
+        outgoing: Mapping[int, Outgoing],
+        incoming: Mapping[int, Incoming],
+        like: Sequence[RowLike],
+        site: Site,
+        *,
+        counted: Site | None = None,
+    ) -> Posted:
+        """Send rows of this epoch where they travel, and return the message that is read in it."""
+        at, epoch = (site.phase, site.layer, site.call), site.epoch
+        self._epoch = epoch
+        age = self.policy.age(site.phase, epoch)
+        if age is not None and age < 0:
+            raise ValueError(f"{type(self.policy).__name__}.age is {age} in epoch {epoch}: give 0 or more epochs")
+        if self.policy.travels(site.phase, epoch):
+            posted = super().post(outgoing, incoming, like, site, counted=counted)
+            if age == 0:
+                return posted
+            self.store((*at, epoch), posted)
+        if age is None:
+            return Posted(site, tuple(like), {}, {})
+        late = self.retrieve((*at, epoch - age))
+        if late is not None:
+            return late
+        rows = self._kept.get(at) if self.policy.decay(site.phase) is None else None
+        zeros = {p: tuple(each.empty(part.num_rows).zero_() for each in like) for p, part in incoming.items()}
+        return _Again(site, tuple(like), incoming, {}, zeros if rows is None else dict(rows))
+
+    def take(self, posted: Posted, peer: int) -> Rows:
+        rows, phase = super().take(posted, peer), posted.site.phase
+        if isinstance(posted, _Again):
+            return rows
+        at: Call = (phase, posted.site.layer, posted.site.call)
+        decay = self.policy.decay(phase)
+        if decay is not None:
+            return self._mean(self._kept.setdefault(at, {}), peer, rows, decay)
+        age, next_age = (self.policy.age(phase, epoch) for epoch in (self._epoch, self._epoch + 1))
+        if age is not None and next_age == age + 1:  # the next epoch reads the same rows
+            self._kept.setdefault(at, {})[peer] = rows
+        return rows
+
+    @staticmethod
+    def _mean(means: dict[int, Rows], peer: int, rows: Rows, decay: float) -> Rows:
+        if peer not in means:
+            means[peer] = tuple(t.to(accumulate_dtype(t.dtype), copy=True) for t in rows)
+        else:
+            for mean, new in zip(means[peer], rows, strict=True):
+                mean.lerp_(new.to(mean.dtype), 1 - decay)
+        return tuple(mean.to(t.dtype) for mean, t in zip(means[peer], rows, strict=True))
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of rows that wait, of messages in flight as the rows that they will be, and of kept rows."""
+        flying = sum(
+            each.nbytes(posted.incoming[p].num_rows)
+            for posted in self._stored.values()
+            for p in posted.pending
+            for each in posted.like
+        )
+        kept = (t for by_peer in self._kept.values() for rows in by_peer.values() for t in rows)
+        return super().nbytes + flying + sum(t.numel() * t.element_size() for t in kept)
+
+    def state_dict(self) -> dict[Hashable, tuple[Site, dict[int, Rows]]]:
+        """Return the stored messages, and kept rows under the site that they are of."""
+        kept = {("kept", *at): (Site(0, at[1], at[2], at[0]), dict(rows)) for at, rows in self._kept.items()}
+        return super().state_dict() | kept
+
+    def load_state_dict(self, state: Mapping[Hashable, tuple[SavedSite, Mapping[int, Rows]]]) -> None:
+        messages: dict[Hashable, tuple[SavedSite, Mapping[int, Rows]]] = {}
+        for key, (site, rows) in state.items():
+            if isinstance(key, tuple) and key[0] in ("forward", "backward"):
+                messages[key] = (site, rows)
+            else:
+                of = Site(*site)
+                self._kept[of.phase, of.layer, of.call] = dict(rows)
+        super().load_state_dict(messages)
+
+
+@dataclass(eq=False)
+class StaleWhole(PartByPart):
+    """The whole graph, part by part: own rows of this epoch, those of other parts as the policy has them.
+
+    What the loss of an earlier epoch gave for rows that were read by others is added to the gradient of this one.
+    """
+
+    policy: RowPolicy = field(kw_only=True)
+    sent: dict[tuple[Call, int], Rows] = field(default_factory=dict[tuple[Call, int], Rows])  # (call, epoch) -> rows
+    means: dict[Call, Rows] = field(default_factory=dict[Call, Rows])
+
+    def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
+        call = self.next_call()
+        old = self.read(("forward", self.layer, call), src)
+        both = apply_to_rows(_Late, self, (self.layer, call), *src, *old)
+        return self.fold_parts(agg, both[: len(src)], both[len(src) :], dst, edge, shared)
+
+    def read(self, at: Call, rows: Rows) -> Rows:
+        """Return what others read of these rows of this epoch."""
+        (phase, _, _), epoch, policy = at, self.run.epoch, self.policy
+        if policy.travels(phase, epoch):
+            self.sent[at, epoch] = tuple(t.detach().clone() for t in rows)
+        age = policy.age(phase, epoch)
+        old = None if age is None else self.sent.get((at, epoch - age))
+        if old is None:
+            return tuple(torch.zeros_like(t) for t in rows)
+        if (decay := policy.decay(phase)) is not None:
+            mean = self.means.get(at, old)
+            old = self.means[at] = tuple(decay * a + (1 - decay) * b for a, b in zip(mean, old, strict=True))
+        return old
+
+
+class _Context(Context):
+    view: StaleWhole
+    call: tuple[int, int]
+
+
+class _Late(torch.autograd.Function):
+    """Rows of this epoch, and those that others read. Backward: the gradient that comes back for the latter is added to
+    that of the former."""
+
+    @staticmethod
+    def forward(ctx: _Context, view: StaleWhole, call: tuple[int, int], *rows: Tensor) -> Rows:
+        ctx.view, ctx.call = view, call
+        return tuple(t.clone() for t in rows)
+
+    @staticmethod
+    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        count = len(grads) // 2
+        learned = [i for i in range(count) if ctx.needs_input_grad[2 + i]]
+        late = ctx.view.read(("backward", *ctx.call), tuple(grads[count + i] for i in learned))
+        total: list[Tensor | None] = [None] * len(grads)
+        for i, earlier in zip(learned, late, strict=True):
+            total[i] = grads[i] + earlier
+        return (None, None, *total)
