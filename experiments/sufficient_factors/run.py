@@ -1,4 +1,4 @@
-"""Gradients of weights by sufficient factors (factors.py) beside their sum over ranks, in blocks on shaped links.
+"""Gradients of weights by sufficient factors beside their sum over ranks, in blocks on shaped links.
 
 python experiments/sufficient_factors/run.py            # writes results.jsonl, about 10 minutes; report.py: the table
 python experiments/sufficient_factors/run.py --smoke    # a minute: does it run? writes smoke.jsonl
@@ -19,8 +19,8 @@ import blocks
 
 METHODS = {
     "sum over ranks": ["strategy=graph_parallel"],
-    "factors where fewer bytes": ["strategy=factors"],
-    "factors of all weights": ["strategy=factors", "strategy.cheaper=false"],
+    "factors where fewer bytes": ["strategy=graph_parallel", "strategy.reduce=factors"],
+    "factors of all weights": ["strategy=factors"],
 }
 EPOCHS = 14
 # few labels and wide layers, for which the planner says factors; and what full-graph training usually is

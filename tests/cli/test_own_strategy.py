@@ -23,9 +23,9 @@ def written(folder: Path, name: str, before: str, after: str) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_strategy_without_a_member_is_refused_with_its_name(run_here: Run, tmp_path: Path, command: str) -> None:
-    written(tmp_path, f"lacking_{command}", "def exact_limit", "def exactly")
+    written(tmp_path, f"lacking_{command}", "def describe", "def told")
     done = run_here(command, f"strategy=lacking_{command}", *COMMANDS[command])
-    line = f"strategy=lacking_{command}: lacking_{command}.Lacking{command.capitalize()} has no exact_limit"
+    line = f"strategy=lacking_{command}: lacking_{command}.Lacking{command.capitalize()} has no describe"
     assert done.returncode == 2
     assert line in done.stderr
     assert done.stderr.count("\n") == 1
@@ -41,7 +41,8 @@ def test_strategy_with_an_unknown_capability_is_refused(run_here: Run, tmp_path:
 
 
 def test_exact_limit_that_is_not_exact_is_refused(run_here: Run, tmp_path: Path) -> None:
-    written(tmp_path, "inexact", "return replace(self, codec=Identity())", "return self")
+    describe = "    def describe("
+    written(tmp_path, "inexact", describe, f"    def exact_limit(self):\n        return self\n\n{describe}")
     done = run_here("check", "strategy=inexact", "codec=bf16", "model=gcn", "--worlds=2")
     assert done.returncode == 2
     assert "exact_limit() of Inexact is rounded" in done.stderr

@@ -46,7 +46,7 @@ def edited(file: Path, change: Change) -> Settings:
     file.write_text(json.dumps(data))
     chosen = {key: value for key, value in data["strategy"].items() if key != "name"}
     if chosen["_target_"].endswith("Single"):
-        del chosen["halo"]
+        del chosen["halo"], chosen["reduce"]
     return replace(compose(SMALL), plan=file, strategy=instantiate(chosen, "strategy"))
 
 

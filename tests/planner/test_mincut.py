@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from gnnpar.planner.mincut import Tensor, break_even_rows, cost, duplicate, sufficient_factors
+from gnnpar.parallel.factors import break_even_rows
+from gnnpar.planner.mincut import Tensor, cost, duplicate, sufficient_factors
 
 
 def random_dag(rng: random.Random, size: int) -> tuple[list[float], list[Tensor]]:

@@ -44,7 +44,7 @@ class CodedStrategy(FlatStrategy):
 
     def also(self, kind: Exactness) -> frozenset[Exactness]:
         """Return the exactness of a run that is inexact of another kind beside that of the codec."""
-        return (self.codec.exactness - {"exact"}) | {kind}
+        return (self.codec.exactness - {"exact"}) | frozenset[Exactness]({kind})
 
     def exact_limit(self) -> Self:
         return replace(self, codec=Identity())

@@ -285,10 +285,14 @@ class FlatEngine(EngineDefaults):
                 codec.begin_epoch(epoch)
         with self._comm.clock("compute"):
             bucket = self._differentiate(self._view, Pass(self._seed, epoch, training=True, keys=keys))
-        bucket = self._comm.all_reduce(bucket, Site(epoch, -1, 0, "reduce"))
+        bucket = self.reduce(bucket, epoch)
         if not self._crosses:
             self._comm.flush(keep=0)  # all was received before the sum: buffers of a pass end with it
         return bucket
+
+    def reduce(self, bucket: Tensor, epoch: int) -> Tensor:
+        """Sum the gradients and the loss of a pass over ranks."""
+        return self._comm.all_reduce(bucket, Site(epoch, -1, 0, "reduce"))
 
     def step(self, bucket: Tensor, optimizer: Stepper, *, keep_gradient: bool = False) -> EpochReport:
         """One optimiser step with reduced gradients."""

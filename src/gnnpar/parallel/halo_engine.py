@@ -51,7 +51,8 @@ def halo_engine(
         wire = FirstAndRest(codecs[-1], exactly) if values else codecs[-1]
         if policy is None:
             return CodedExchange(comm, wire)
-        return parts.setdefault(kept + name, StaleExchange(comm, wire, policy))
+        made = parts[kept + name] = StaleExchange(comm, wire, policy)
+        return made
 
     exactly = Identity().build(shard.row_lists, comm, context.seed)
     exact_exchange, edges = CodedExchange(comm, exactly), EdgeOrder(shard, overlap)

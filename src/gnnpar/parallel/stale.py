@@ -64,7 +64,8 @@ class StaleExchange(CodedExchange):
         counted: Site | None = None,
     ) -> Posted:
         """Send rows of this epoch where they travel, and return the message that is read in it."""
-        at, epoch = (site.phase, site.layer, site.call), site.epoch
+        at: Call = (site.phase, site.layer, site.call)
+        epoch = site.epoch
         self._epoch = epoch
         age = self.policy.age(site.phase, epoch)
         if age is not None and age < 0:

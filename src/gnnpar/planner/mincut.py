@@ -75,9 +75,3 @@ def sufficient_factors(
     computed = others * 2 * rows * width_in * width_out * seconds_per_flop
     reduced = 2 * others / replicas * width_in * width_out * 4 / rate
     return gathered + computed, reduced
-
-
-def break_even_rows(width_in: int, width_out: int, *, replicas: int, rate: float, seconds_per_flop: float) -> float:
-    """Rows of a replica below which sending factors wins: K* = (2 m n / P) / (m + n + 2 m n B / (4 F))."""
-    m, n = width_in, width_out
-    return (2 * m * n / replicas) / (m + n + 2 * m * n * rate * seconds_per_flop / 4)

@@ -23,7 +23,7 @@ from gnnpar.parallel.strategy import Strategy, Workload
 from gnnpar.partition.shares import Shares
 from gnnpar.placement import Plan, Topology
 from gnnpar.planner.extract import record
-from gnnpar.planner.recompute import Recompute, decide, how_held
+from gnnpar.planner.recompute import Recompute, by_factors, decide, how_held
 from gnnpar.planner.registry import Registry, registry, shipped
 from gnnpar.planner.search.places import Places
 from gnnpar.pricing.candidate import Candidate, Scope
@@ -140,6 +140,10 @@ class Request:
         parts, rates = self.partition(self.ranks), self.machine.rates
         return decide(self.work(parts, rates), self.work(parts, rates, held=True), self.machine)
 
+    def factored(self, parts: int) -> bool:
+        """Is the gradient of some weight made by sufficient factors?"""
+        return by_factors(self.work(self.partition(parts), self.machine.rates), self.machine)[0] > 0
+
     @property
     def holds(self) -> bool:
         """Is it worth keeping layer 0?"""
@@ -204,6 +208,9 @@ class Planned:
         """
         chosen, candidate = self.chosen, self.chosen.candidate
         yaml = {**(resolved or self.request.registry.yaml[candidate.family]), **candidate.fields}
+        learned = self.request.workload.dataset.learned
+        if "reduce" in yaml and not learned and self.request.factored(candidate.parts):
+            yaml["reduce"] = "factors"
         strategy: Strategy = instantiate(yaml, "strategy")
         plan: Plan = strategy.plan(with_shares(self.request.workload, chosen.shares), topology)
         placement = plan.placement

@@ -1,12 +1,13 @@
 """What to recompute instead of receiving it, by a minimum cut: rows of remote nodes, and gradients of weights.
 
 Source: TAG (arXiv 2302.06126), duplicated gradients. Operations of the cut: the message of every layer on a part's halo
-rows, and the gradient of every weight. Recomputing a message needs the rows it is made of: the features, fetched once a
-run, or for a deeper layer what the halo's own in-neighbours send. Making a weight's gradient everywhere needs its
-factors, gathered, and saves their sum over ranks.
+rows. Recomputing a message needs the rows it is made of: the features, fetched once a run, or for a deeper layer what
+the halo's own in-neighbours send. Making a weight's gradient everywhere needs its factors, gathered, and saves their
+sum over ranks; no other operation reads them, so each weight is decided alone.
 
 The runner executes it for layer 0 (first_layer=cached): what linear folds of the features give is held, and of other
-folds the halo's features, from which messages are made anew. The rest is counted, and told.
+folds the halo's features, from which messages are made anew; and for weights (strategy.reduce=factors). Deeper layers
+are counted, and told.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Recompute:
     def describe(self, *, chosen: bool) -> str:
         """One line for the user. `chosen`: does the plan do so?"""
         cheaper, weights = self.factors
-        rest = f"; weights by sufficient factors: {cheaper} of {weights}"
+        rest = f"; weights by sufficient factors: {cheaper} of {weights}" + " (strategy.reduce=factors)" * (cheaper > 0)
         if deeper := [i for i in self.layers if i > 0]:
             rest += f"; the cut would also recompute layers {', '.join(map(str, deeper))}, which the runner does not"
         if self.held == "no":
@@ -61,7 +62,7 @@ def how_held(model: GNN, ir: ModelIR) -> Held:
 
 def decide(live: Work, held: Work, machine: Machine) -> Recompute:
     """The cut for graph parallelism over the parts of `live`. `held`: the same with what layer 0 would keep."""
-    depth, parts = live.ir.num_layers, live.parts.parts
+    depth = live.ir.num_layers
     weights: list[float] = []
     tensors: list[Tensor] = []
     kinds = {i: _extra(live, i) - _received(live, machine, i) for i in set(live.ir.twins)}
@@ -73,28 +74,31 @@ def decide(live: Work, held: Work, machine: Machine) -> Recompute:
         tensors.append(Tensor(source, (layer,), needed))
     weights[0] = _layer_seconds(held, 0) - _layer_seconds(live, 0) - _received(live, machine, 0)
     weights[0] += _features(held, machine)  # a producer that everybody has broadcasts for nothing
-    gemms = [g for group in live.ir.groups for g in group.gemms]
-    rate = min(machine.fabric.rate(a, b) for a in range(parts) for b in range(parts) if a != b)
-    for gemm in gemms:
-        factored, summed = sufficient_factors(
-            max(live.parts.nodes),
-            gemm.width_in,
-            gemm.width_out,
-            replicas=parts,
-            rate=rate,
-            seconds_per_flop=live.rates[0].scale * live.rates[0].gemm.flop,
-        )
-        weights.append(factored - summed)
     chosen = duplicate(weights, tensors).duplicated
     fires = 0 in chosen
     return Recompute(
         held=held.held if fires else "no",
-        layers=tuple(sorted(i for i in chosen if i < depth)),
+        layers=tuple(sorted(chosen)),
         depth=depth,
-        factors=(sum(i >= depth for i in chosen), len(gemms)),
+        factors=by_factors(live, machine),
         seconds=-weights[0] if fires else 0.0,
         nbytes=sum(n for d in DIRECTIONS for _, _, n in live.flows(0, d)) if fires else 0.0,
     )
+
+
+def by_factors(work: Work, machine: Machine) -> tuple[int, int]:
+    """Return (weights whose gradients take less time by sufficient factors of all rows of a part, all weights)."""
+    parts, rates = work.parts.parts, work.rates[0]
+    if parts == 1:
+        return 0, 0
+    rate = min(machine.fabric.rate(a, b) for a in range(parts) for b in range(parts) if a != b)
+    gemms = [g for group in work.ir.groups for g in group.gemms]
+    flop, rows = rates.scale * rates.gemm.flop, max(work.parts.nodes)
+    seconds = [
+        sufficient_factors(rows, g.width_in, g.width_out, replicas=parts, rate=rate, seconds_per_flop=flop)
+        for g in gemms
+    ]
+    return sum(factored < summed for factored, summed in seconds), len(gemms)
 
 
 def _layer_seconds(work: Work, layer: int) -> float:

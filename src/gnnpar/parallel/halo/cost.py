@@ -7,7 +7,7 @@ shorter is lost. Time knows the bits of rows; bytes know the codec.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from gnnpar.codecs.codec import BFloat16, Identity
@@ -15,10 +15,10 @@ from gnnpar.files import JsonDict
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.row_bytes import RowBytes, coded_price
 from gnnpar.pricing.candidate import Knobs, Scope, codec_fields
-from gnnpar.pricing.flat import ExchangeCandidate
+from gnnpar.pricing.flat import ExchangeCandidate, ring_bytes
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
-from gnnpar.pricing.price import Memory, Phases, Price
+from gnnpar.pricing.price import Memory, Phases, Price, Traffic
 from gnnpar.pricing.tasks import Task
 from gnnpar.pricing.work import Work
 
@@ -97,6 +97,14 @@ def cost(strategy: GraphParallel, problem: Problem, machine: Machine) -> Price:
     live = HaloCandidate(parts=problem.ranks, held=problem.kept != "no", overlap=overlap)
     as_edges = ("overlap=central_marginal is priced as edges, which hides at least as much",)
     notes = as_edges if strategy.overlap == "central_marginal" else ()
-    return coded_price(
-        rows, live, problem, machine, lambda: rows.halo_traffic(problem.work(live), params=problem.params), notes
-    )
+
+    def traffic() -> Traffic:
+        sent = rows.halo_traffic(problem.work(live), params=problem.params)
+        if strategy.reduce == "sum":
+            return sent
+        matrices = sum(p.dim() == 2 for p in problem.model.parameters())  # whose numbers of rows travel
+        return replace(sent, reduce=sent.reduce + ring_bytes(problem.ranks, problem.ranks * matrices, 8), bound="most")
+
+    if strategy.reduce == "factors":
+        notes += ("the time of reduce=factors is that of the sum of gradients, and its bytes are at most those",)
+    return coded_price(rows, live, problem, machine, traffic, notes)

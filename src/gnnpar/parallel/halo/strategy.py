@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from gnnpar.codecs.codec import is_constant
 from gnnpar.folds.edge_data import ALL_KINDS
 from gnnpar.parallel.base import CodedStrategy, Enumerates
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.cover.weights import Halo, refuse_nothing
-from gnnpar.parallel.engine import Engine
+from gnnpar.parallel.engine import Engine, FlatEngine
+from gnnpar.parallel.factors import FactorEngine
 from gnnpar.parallel.halo_engine import halo_engine
 from gnnpar.parallel.halo_graph import Overlap
 from gnnpar.parallel.strategy import Capabilities, LayerFacts, name_of
@@ -25,12 +27,14 @@ from gnnpar.placement import Plan
 class GraphParallel(CodedStrategy, Enumerates):
     """`codec`: what halo rows and their gradients look like on the wire, in training; evaluation is always exact.
 
-    `halo`: what travels of a cut edge (`gnnpar.parallel.cover`).
+    `halo`: what travels of a cut edge (`gnnpar.parallel.cover`). `reduce`: gradients of weights by their sum over
+    ranks, or of dense ones by their factors where these are fewer bytes (`gnnpar.parallel.factors`).
     """
 
     prices = "gnnpar.parallel.halo.cost"
     overlap: Overlap = "edges"
     halo: Halo = "rows"
+    reduce: Literal["sum", "factors"] = "sum"
 
     def __post_init__(self) -> None:
         refuse_nothing(self.codec, self.halo)
@@ -43,14 +47,15 @@ class GraphParallel(CodedStrategy, Enumerates):
             moments=True,
             pair_loss=True,
             row_order=True,
-            captured=is_constant(self.codec),
-            learned_features=True,
+            captured=is_constant(self.codec) and self.reduce == "sum",
+            learned_features=self.reduce == "sum",
         )
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         how = f"{name_of(self.codec)}, overlap {self.overlap}"
         how += "" if self.halo == "rows" else f", halo {self.halo}"
-        settings = {"codec": self.codec, "overlap": self.overlap, "halo": self.halo}
+        how += "" if self.reduce == "sum" else ", gradients of weights by factors"
+        settings = {"codec": self.codec, "overlap": self.overlap, "halo": self.halo, "reduce": self.reduce}
         return (LayerFacts(mode="halo", how=how, settings=settings),) * plan.num_layers
 
     def build(self, context: BuildContext) -> Engine:
@@ -61,4 +66,5 @@ class GraphParallel(CodedStrategy, Enumerates):
             exactness=self.exactness,
             halo=self.halo,
             features_exact="quantized" in self.exactness,
+            engine=FlatEngine if self.reduce == "sum" else FactorEngine,
         )

@@ -69,6 +69,7 @@ class Minibatch(Prices):
     as many draws as hold `coverage` times the nodes of the graph.
     """
 
+    prices = "gnnpar.parallel.sampling.cost"
     fanout: tuple[Annotated[int, Ge(-1)], ...] = (15, 10)
     batch_size: Annotated[int, Ge(1)] | None = 512
     num_workers: Annotated[int, Ge(0), Le(1024)] = 0

@@ -1,0 +1,160 @@
+"""Gradients of dense weights by sufficient factors: dW[O, F] = sum_p dZ_p[n, O]^T X_p[n, F], made on every rank.
+
+X and dZ of each rank travel in the place of dW, and of them only rows where dZ is not zero: in training on few labels
+most are zero. Lossless: all ranks add up the same products in rank order. A weight goes so in an epoch where that is
+fewer bytes on the fullest rank; numbers of rows travel first.
+Source: TAG (arXiv 2302.06126), section 4.2.2; sufficient factor broadcasting, Xie et al. 2016.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any  # nodes of autograd: what they have saved, and for which variable, torch does not declare
+
+import torch
+from torch import Tensor, nn
+
+from gnnpar.comm.communicator import Site
+from gnnpar.parallel.engine import FlatEngine
+from gnnpar.parallel.torch_types import floats
+
+Pair = tuple[Tensor, Tensor]  # (X [n, F], dZ [n, O])
+
+
+def break_even_rows(
+    width_in: int, width_out: int, *, replicas: int, rate: float = 1.0, seconds_per_flop: float = 0.0
+) -> float:
+    """Return the rows of a replica below which sending factors wins: K = (2 m n / P) / (m + n + 2 m n B / (4 F)).
+
+    By bytes alone where `seconds_per_flop`, 1 / F, is zero. `rate`: B, bytes a second.
+    """
+    m, n = width_in, width_out
+    return (2 * m * n / replicas) / (m + n + 2 * m * n * rate * seconds_per_flop / 4)
+
+
+def watch(loss: Tensor, weights: Mapping[str, nn.Parameter]) -> dict[str, Pair]:
+    """Return the factors of each weight that a single dense product reads; filled while the loss is differentiated."""
+    names = {id(weight): name for name, weight in weights.items()}
+    readers: dict[str, list[Any]] = {}
+    for node in _nodes(loss.grad_fn):
+        if node.name() != "TBackward0":
+            for following, _ in node.next_functions:
+                if (name := names.get(id(_variable(following)))) is not None:
+                    readers.setdefault(name, []).append(node)
+    found: dict[str, Pair] = {}
+    for name, nodes in readers.items():
+        x = _input(nodes[0]) if len(nodes) == 1 else None
+        if x is not None:
+            nodes[0].register_prehook(_keep(found, name, x))
+    return found
+
+
+def _keep(found: dict[str, Pair], name: str, x: Tensor) -> Callable[[tuple[Tensor, ...]], None]:
+    """Return a hook that keeps X with the gradient of its product."""
+
+    def hook(grads: tuple[Tensor, ...]) -> None:
+        found[name] = x, grads[0]
+
+    return hook
+
+
+def _nodes(last: Any) -> Iterator[Any]:
+    todo, seen = [last], set[Any]()
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            todo += [following for following, _ in node.next_functions]
+            yield node
+
+
+def _variable(node: Any) -> Tensor | None:
+    """Return the parameter that a node accumulates into, also through a transposition."""
+    if node is not None and node.name() == "TBackward0":
+        node = node.next_functions[0][0]
+    return getattr(node, "variable", None)
+
+
+def _input(node: Any) -> Tensor | None:
+    """Return X of gnnpar's dense layer, or of F.linear with and without a bias."""
+    match node.name():
+        case "_DenseBackward":
+            return node.saved_tensors[0]
+        case "MmBackward0":
+            return node._saved_self
+        case "AddmmBackward0":
+            return node._saved_mat1
+        case _:
+            return None
+
+
+class FactorEngine(FlatEngine):
+    """Reduces gradients of matrices by their factors where these are fewer bytes, the others by their sum."""
+
+    _seen: Mapping[str, Pair] = {}
+
+    def bucket_of(self, loss: Tensor | None) -> Tensor:
+        self._seen = {} if loss is None else watch(loss, self._matrices)
+        return super().bucket_of(loss)
+
+    def exact_bucket(self, epoch: int) -> Tensor:
+        bucket = super().exact_bucket(epoch)
+        self._seen = {}
+        return bucket
+
+    def reduce(self, bucket: Tensor, epoch: int) -> Tensor:
+        comm, matrices = self._comm, self._matrices
+        with comm.clock("compute"):
+            mine = {n: _rows(*self._seen[n], matrices[n].dtype) for n in matrices if n in self._seen}
+            self._seen = {}
+        counts = torch.zeros(comm.size, len(matrices), dtype=torch.float64, device=bucket.device)
+        counts[comm.rank] = torch.tensor([len(mine[n][0]) if n in mine else torch.inf for n in matrices])
+        counts = comm.all_reduce(counts, Site(epoch, -1, 0, "reduce"))
+        columns = {n: floats(column) for n, column in zip(matrices, counts.unbind(1), strict=True)}
+        rows = {n: column for n, column in columns.items() if self.pays(n, column)}
+        sums = self._products({n: mine[n] for n in rows}, rows, epoch)
+        gradients = self.gradients_of(bucket)
+        rest = {n: g for n, g in gradients.items() if n not in sums}
+        flat = torch.cat([*(g.reshape(-1) for g in rest.values()), bucket[-1:]])
+        flat = comm.all_reduce(flat, Site(epoch, -1, 1, "reduce"))
+        pieces = torch.split(flat[:-1], [g.numel() for g in rest.values()])
+        reduced = sums | dict(zip(rest, pieces, strict=True))
+        return torch.cat([*(reduced[name].reshape(-1) for name in gradients), flat[-1:]])
+
+    @property
+    def _matrices(self) -> dict[str, nn.Parameter]:
+        return {name: p for name, p in self._trained.items() if p.dim() == 2}
+
+    def pays(self, name: str, rows: list[float]) -> bool:
+        """Are the factors of a weight fewer bytes? `rows`: of each rank; infinite where no dense product has them."""
+        out, into = self._matrices[name].shape
+        return self._comm.size > 1 and max(rows) < break_even_rows(into, out, replicas=self._comm.size)
+
+    def _products(self, mine: Mapping[str, Pair], rows: Mapping[str, list[float]], epoch: int) -> dict[str, Tensor]:
+        """Return dW [O, F] of each weight of `mine`, of all ranks, added up in rank order."""
+        if not mine:
+            return {}
+        comm = self._comm
+        with comm.clock("encode"):
+            widths = {name: (x.shape[1], dz.shape[1]) for name, (x, dz) in mine.items()}
+            sent = torch.cat([t.reshape(-1) for pair in mine.values() for t in pair])
+        sizes = [sum(int(rows[name][rank]) * sum(widths[name]) for name in mine) for rank in range(comm.size)]
+        others = [rank for rank in range(comm.size) if rank != comm.rank]
+        outgoing = {rank: sent.view(torch.uint8) for rank in others if len(sent)}
+        incoming = {rank: sizes[rank] * sent.element_size() for rank in others if sizes[rank]}
+        pending = comm.exchange(outgoing, incoming, Site(epoch, -1, 2, "reduce"))
+        received = {rank: pending[rank].wait().view(sent.dtype) for rank in incoming} | {comm.rank: sent}
+        with comm.clock("compute"):
+            total = {name: sent.new_zeros(out, into) for name, (into, out) in widths.items()}
+            for rank in sorted(received):
+                pieces = iter(torch.split(received[rank], [int(rows[n][rank]) * w for n in mine for w in widths[n]]))
+                for name, (into, out) in widths.items():
+                    x, dz = next(pieces).view(-1, into), next(pieces).view(-1, out)
+                    total[name].addmm_(dz.T, x)
+        return total
+
+
+def _rows(x: Tensor, dz: Tensor, dtype: torch.dtype) -> Pair:
+    """Return the rows where dZ is not zero, in the type of the weight."""
+    there = dz.any(1)
+    return x.detach()[there].to(dtype), dz[there].to(dtype)
