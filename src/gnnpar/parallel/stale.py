@@ -73,6 +73,8 @@ class StaleExchange(CodedExchange):
         if self.policy.travels(site.phase, epoch):
             posted = super().post(outgoing, incoming, like, site, counted=counted)
             if age == 0:
+                if self.policy.decay(site.phase) is None:
+                    self._kept.pop(at, None)  # freed before the new rows come
                 return posted
             self.store((*at, epoch), posted)
         if age is None:
