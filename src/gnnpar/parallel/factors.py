@@ -9,16 +9,18 @@ Source: TAG (arXiv 2302.06126), section 4.2.2; sufficient factor broadcasting, X
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any  # nodes of autograd: what they have saved, and for which variable, torch does not declare
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from gnnpar.comm.communicator import Site
 from gnnpar.parallel.engine import FlatEngine
 from gnnpar.parallel.torch_types import floats
 
 Pair = tuple[Tensor, Tensor]  # (X [n, F], dZ [n, O])
+_KEPT_BY = {"_DenseBackward": "saved_tensors", "MmBackward0": "_saved_self", "AddmmBackward0": "_saved_mat1"}
+"""Nodes of dense products -> where they keep X."""
 
 
 def break_even_rows(
@@ -35,7 +37,7 @@ def break_even_rows(
 def watch(loss: Tensor, weights: Mapping[str, nn.Parameter]) -> dict[str, Pair]:
     """Return the factors of each weight that a single dense product reads; filled while the loss is differentiated."""
     names = {id(weight): name for name, weight in weights.items()}
-    readers: dict[str, list[Any]] = {}
+    readers: dict[str, list[Node]] = {}
     for node in _nodes(loss.grad_fn):
         if node.name() != "TBackward0":
             for following, _ in node.next_functions:
@@ -58,8 +60,8 @@ def _keep(found: dict[str, Pair], name: str, x: Tensor) -> Callable[[tuple[Tenso
     return hook
 
 
-def _nodes(last: Any) -> Iterator[Any]:
-    todo, seen = [last], set[Any]()
+def _nodes(last: Node | None) -> Iterator[Node]:
+    todo, seen = [last], set[Node]()
     while todo:
         node = todo.pop()
         if node is not None and node not in seen:
@@ -68,24 +70,17 @@ def _nodes(last: Any) -> Iterator[Any]:
             yield node
 
 
-def _variable(node: Any) -> Tensor | None:
+def _variable(node: Node | None) -> Tensor | None:
     """Return the parameter that a node accumulates into, also through a transposition."""
     if node is not None and node.name() == "TBackward0":
         node = node.next_functions[0][0]
     return getattr(node, "variable", None)
 
 
-def _input(node: Any) -> Tensor | None:
+def _input(node: Node) -> Tensor | None:
     """Return X of gnnpar's dense layer, or of F.linear with and without a bias."""
-    match node.name():
-        case "_DenseBackward":
-            return node.saved_tensors[0]
-        case "MmBackward0":
-            return node._saved_self
-        case "AddmmBackward0":
-            return node._saved_mat1
-        case _:
-            return None
+    kept = getattr(node, _KEPT_BY.get(node.name(), ""), None)
+    return kept[0] if node.name() == "_DenseBackward" else kept
 
 
 class FactorEngine(FlatEngine):
