@@ -79,8 +79,10 @@ def _variable(node: Node | None) -> Tensor | None:
 
 def _input(node: Node) -> Tensor | None:
     """Return X of gnnpar's dense layer, or of F.linear with and without a bias."""
-    kept = getattr(node, _KEPT_BY.get(node.name(), ""), None)
-    return kept[0] if node.name() == "_DenseBackward" else kept
+    if (name := _KEPT_BY.get(node.name())) is None:
+        return None
+    kept = getattr(node, name)
+    return kept[0] if name == "saved_tensors" else kept
 
 
 class FactorEngine(FlatEngine):
