@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import cast
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from composing import configured, settings_of
 from gnnpar.cli.main import run
+from gnnpar.models.dense import dense
+from gnnpar.models.pyg.model import PyG
 from gnnpar.parallel.factors import FactorEngine, watch
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.verify.conformance import small_graph, train_in_threads
@@ -50,14 +55,45 @@ def test_in_fp32_wide_weights_take_fewer_bytes() -> None:
     assert mine.traffic[0]["forward"] == theirs.traffic[0]["forward"]
 
 
-@pytest.mark.parametrize("twice", [False, True])
-def test_a_weight_that_two_products_read_has_no_factors(twice: bool) -> None:
-    layer: Any = nn.Linear(4, 4)
-    x = torch.randn(5, 4)
-    out = layer(x).relu()
-    loss: Any = (layer(out) if twice else out).square().sum()
-    found = watch(loss, {"weight": layer.weight})
-    (grad,) = torch.autograd.grad(loss, [layer.weight])
-    assert bool(found) is not twice
+def hooked(x: Tensor, w: Tensor) -> Tensor:
+    w.register_hook(lambda grad: grad * 2)
+    return F.linear(x, w)
+
+
+READERS: dict[str, tuple[bool, Callable[[Tensor, Tensor], Tensor]]] = {
+    "F.linear": (True, F.linear),
+    "F.linear with a bias": (True, lambda x, w: F.linear(x, w, x[0])),
+    "gnnpar's dense layer": (True, lambda x, w: dense(x, w)),
+    "checkpointed": (True, lambda x, w: cast("Tensor", checkpoint(F.linear, x, w, use_reentrant=False))),
+    "x @ w": (False, lambda x, w: x @ w),
+    "dense layer of w.t()": (False, lambda x, w: dense(x, w.t())),
+    "w @ x": (False, lambda x, w: w @ x),
+    "w.t() @ x": (False, lambda x, w: w.t() @ x),
+    "alpha": (False, lambda x, w: torch.addmm(x, x, w.t(), alpha=0.5)),
+    "addmm of w": (False, lambda x, w: torch.addmm(x, x, w)),  # GCN2Conv
+    "twice": (False, lambda x, w: F.linear(F.linear(x, w).relu(), w)),
+    "also itself": (False, lambda x, w: F.linear(x, w) + w),
+    "hook": (False, hooked),
+}
+
+
+@pytest.mark.parametrize("how", READERS)
+def test_only_a_single_product_with_the_transposed_weight_has_factors(how: str) -> None:
+    """On square matrices, where the shapes of other products fit as well."""
+    expected, read = READERS[how]
+    weight, x = nn.Parameter(torch.randn(4, 4)), torch.randn(4, 4, requires_grad=True)
+    loss = read(x, weight).square().sum()
+    found = watch(loss, {"weight": weight})
+    (grad,) = torch.autograd.grad(loss, [weight])
+    assert bool(found) is expected
     for rows, dz in found.values():
-        assert torch.allclose(dz.T @ rows, grad)
+        assert torch.allclose(dz.T @ rows, grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("net", ["gcn", "gat", "InitialResidual"])
+def test_pyg_models_give_the_gradients_of_the_sum(all_weights: None, net: str) -> None:
+    config = PyG(target=f"pyg_nets.{net}")
+    mine, theirs = (train_in_threads(each, config, small_graph(), world=2) for each in (FACTORS, GraphParallel()))
+    assert mine.losses == pytest.approx(theirs.losses, rel=1e-12)
+    for ours, sums in zip(mine.gradients, theirs.gradients, strict=True):
+        assert all(torch.allclose(ours[name], sums[name], rtol=1e-9, atol=1e-12) for name in sums)

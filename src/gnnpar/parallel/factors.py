@@ -9,6 +9,7 @@ Source: TAG (arXiv 2302.06126), section 4.2.2; sufficient factor broadcasting, X
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +20,21 @@ from gnnpar.parallel.engine import FlatEngine
 from gnnpar.parallel.torch_types import floats
 
 Pair = tuple[Tensor, Tensor]  # (X [n, F], dZ [n, O])
-_KEPT_BY = {"_DenseBackward": "saved_tensors", "MmBackward0": "_saved_self", "AddmmBackward0": "_saved_mat1"}
-"""Nodes of dense products -> where they keep X."""
+
+
+class _Product(NamedTuple):
+    """A node of X W^T. `place`: of W among its operands; `kept`: its attribute with X; `transposed`: reads W by t()."""
+
+    place: int
+    kept: str
+    transposed: bool
+
+
+_PRODUCTS = {
+    "_DenseBackward": _Product(1, "saved_tensors", transposed=False),  # gnnpar's dense layer
+    "MmBackward0": _Product(1, "_saved_self", transposed=True),  # F.linear
+    "AddmmBackward0": _Product(2, "_saved_mat1", transposed=True),  # F.linear with a bias
+}
 
 
 def break_even_rows(
@@ -35,27 +49,33 @@ def break_even_rows(
 
 
 def watch(loss: Tensor, weights: Mapping[str, nn.Parameter]) -> dict[str, Pair]:
-    """Return the factors of each weight that a single dense product reads; filled while the loss is differentiated."""
-    names = {id(weight): name for name, weight in weights.items()}
-    readers: dict[str, list[Node]] = {}
+    """Return the factors of each weight W that a single product X W^T reads; filled while the loss is differentiated.
+
+    Other weights have none: those of another product (X W, alpha X W^T), of several, or with a hook on their gradient.
+    """
+    names = {id(weight): name for name, weight in weights.items() if not _of(weight, "_backward_hooks")}
+    readers: dict[str, list[Tensor | None]] = {}  # X of each product, None of any other node
+    kept: dict[str, Node] = {}
     for node in _nodes(loss.grad_fn):
         if node.name() != "TBackward0":
-            for following, _ in node.next_functions:
+            for place, (following, _) in enumerate(node.next_functions):
                 if (name := names.get(id(_variable(following)))) is not None:
-                    readers.setdefault(name, []).append(node)
+                    transposed = following is not None and following.name() == "TBackward0"
+                    readers.setdefault(name, []).append(_input(node, place, transposed=transposed))
+                    kept[name] = node
     found: dict[str, Pair] = {}
-    for name, nodes in readers.items():
-        x = _input(nodes[0]) if len(nodes) == 1 else None
-        if x is not None:
-            nodes[0].register_prehook(_keep(found, name, x))
+    for name, inputs in readers.items():
+        if len(inputs) == 1 and (x := inputs[0]) is not None:
+            kept[name].register_prehook(_keep(found, name, x))
     return found
 
 
-def _keep(found: dict[str, Pair], name: str, x: Tensor) -> Callable[[tuple[Tensor, ...]], None]:
+def _keep(found: dict[str, Pair], name: str, x: Tensor) -> Callable[[tuple[Tensor | None, ...]], None]:
     """Return a hook that keeps X with the gradient of its product."""
 
-    def hook(grads: tuple[Tensor, ...]) -> None:
-        found[name] = x, grads[0]
+    def hook(grads: tuple[Tensor | None, ...]) -> None:
+        if grads[0] is not None:
+            found[name] = x, grads[0]
 
     return hook
 
@@ -74,15 +94,24 @@ def _variable(node: Node | None) -> Tensor | None:
     """Return the parameter that a node accumulates into, also through a transposition."""
     if node is not None and node.name() == "TBackward0":
         node = node.next_functions[0][0]
-    return getattr(node, "variable", None)
+    found = None if node is None else _of(node, "variable")
+    return found if isinstance(found, Tensor) else None
 
 
-def _input(node: Node) -> Tensor | None:
-    """Return X of gnnpar's dense layer, or of F.linear with and without a bias."""
-    if (name := _KEPT_BY.get(node.name())) is None:
+def _input(node: Node, place: int, *, transposed: bool) -> Tensor | None:
+    """Return X where the node is X W^T and W its operand `place`, else None."""
+    product = _PRODUCTS.get(node.name())
+    if product is None or (product.place, product.transposed) != (place, transposed):
         return None
-    kept = getattr(node, name)
-    return kept[0] if name == "saved_tensors" else kept
+    if _of(node, "_saved_alpha") not in (None, 1):
+        return None
+    kept = _of(node, product.kept)
+    return kept if isinstance(kept, Tensor) else cast("tuple[Tensor, ...]", kept)[0]
+
+
+def _of(thing: Node | Tensor, name: str) -> object:
+    """Return an attribute that torch does not declare; None where there is none."""
+    return getattr(thing, name, None)
 
 
 class FactorEngine(FlatEngine):
