@@ -1,4 +1,4 @@
-"""Graph parallelism whose dense weights are all reduced by sufficient factors, also where these are more bytes."""
+"""Graph parallelism that reduces every dense weight by sufficient factors, also where these are more bytes."""
 
 from __future__ import annotations
 

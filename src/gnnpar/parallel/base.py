@@ -34,7 +34,7 @@ class FlatStrategy:
 
 @dataclass(frozen=True, kw_only=True)
 class CodedStrategy(FlatStrategy):
-    """A strategy whose messages go by `codec`, in training; with the identity it is exact."""
+    """A strategy that sends rows by `codec` in training. It is exact with the identity codec."""
 
     codec: CodecConfig = Identity()
 
@@ -43,7 +43,7 @@ class CodedStrategy(FlatStrategy):
         return self.codec.exactness
 
     def also(self, kind: Exactness) -> frozenset[Exactness]:
-        """Return the exactness of a run that is inexact of another kind beside that of the codec."""
+        """Return the exactness of the codec together with another kind of inexactness."""
         return (self.codec.exactness - {"exact"}) | frozenset[Exactness]({kind})
 
     def exact_limit(self) -> Self:

@@ -37,7 +37,7 @@ class RowPolicy:
         return 0
 
     def decay(self, phase: Phase) -> float | None:
-        """Return d where d mean + (1 - d) rows takes the place of rows, the first rows at first; None: no mean is."""
+        """Return d where folds read the mean, d mean + (1 - d) rows, which begins with the first rows; None: rows."""
         return None
 
 
@@ -138,9 +138,9 @@ class StaleExchange(CodedExchange):
 
 @dataclass(eq=False)
 class StaleWhole(PartByPart):
-    """The whole graph, part by part: own rows of this epoch, those of other parts as the policy has them.
+    """The whole graph, folded part by part. A part reads its own rows of this epoch and old rows of other parts.
 
-    What the loss of an earlier epoch gave for rows that were read by others is added to the gradient of this one.
+    The policy says how old. The gradient of rows that other parts read comes back as late as the policy says.
     """
 
     policy: RowPolicy = field(kw_only=True)

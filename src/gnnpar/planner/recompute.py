@@ -87,7 +87,7 @@ def decide(live: Work, held: Work, machine: Machine) -> Recompute:
 
 
 def by_factors(work: Work, machine: Machine) -> tuple[int, int]:
-    """Return (weights whose gradients take less time by sufficient factors of all rows of a part, all weights)."""
+    """Return the number of weights that take less time by sufficient factors, of all rows, and of all weights."""
     parts, rates = work.parts.parts, work.rates[0]
     if parts == 1:
         return 0, 0

@@ -10,7 +10,7 @@ from gnnpar.parallel.stale import RowPolicy
 
 @dataclass(frozen=True)
 class Refreshed(RowPolicy):
-    """`gradients`: in an epoch that refreshes, those of halo rows travel too."""
+    """`gradients`: send gradients of halo rows too, in epochs that refresh."""
 
     period: int
     gradients: bool

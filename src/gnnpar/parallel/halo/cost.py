@@ -102,7 +102,7 @@ def cost(strategy: GraphParallel, problem: Problem, machine: Machine) -> Price:
         sent = rows.halo_traffic(problem.work(live), params=problem.params)
         if strategy.reduce == "sum":
             return sent
-        matrices = sum(p.dim() == 2 for p in problem.model.parameters())  # whose numbers of rows travel
+        matrices = sum(p.dim() == 2 for p in problem.model.parameters())  # a count of rows of each is summed over ranks
         return replace(sent, reduce=sent.reduce + ring_bytes(problem.ranks, problem.ranks * matrices, 8), bound="most")
 
     if strategy.reduce == "factors":

@@ -11,7 +11,7 @@ from gnnpar.parallel.stale import RowPolicy
 
 @dataclass(frozen=True)
 class Late(RowPolicy):
-    """`decays`: of phases whose rows are running means."""
+    """`decays`: phase -> decay, for phases that read running means."""
 
     staleness: int
     decays: Mapping[Phase, float]
