@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch_geometric.nn import SAGEConv
+from torch_geometric.utils import subgraph
 
 from composing import configured
 from gnnpar.comm import ThreadWorld
@@ -33,7 +37,8 @@ from gnnpar_kernels import fold_key
 CLUSTERS = Minibatch(sampler="cluster", clusters=6, clusters_per_batch=6, normalize="subgraph")
 SAINT = Minibatch(sampler="saint", batch_size=30)
 PLAIN = ("model.hidden=8", "model.dropout=0", "model.norm=none")
-LIMITS = {"cluster": Minibatch(sampler="cluster"), "saint": Minibatch(sampler="saint")}
+UNIFORM = Minibatch(sampler="uniform", clusters=6, clusters_per_batch=3, normalize="subgraph")
+LIMITS = {"cluster": Minibatch(sampler="cluster"), "saint": Minibatch(sampler="saint"), "uniform": UNIFORM}
 
 
 def replica() -> tuple[Replica, Tensor]:
@@ -91,6 +96,52 @@ def test_a_batch_of_clusters_is_autograd_on_the_subgraph_of_each_rank(world: int
     loss = nn.functional.cross_entropy(logits[data.train_mask], data.y[data.train_mask])
     assert got.losses[0] == pytest.approx(float(loss), rel=1e-12)
     same(got.gradients[0], gradients_of(net, loss))
+
+
+def random_parts(num_nodes: int, clusters: int, seed: int, epoch: int) -> Tensor:
+    """The part of each node, [N], and that parts are of N / clusters nodes."""
+    rng = np.random.Generator(np.random.Philox(key=fold_key(seed, epoch, DRAW)))
+    of_node = torch.as_tensor(rng.permutation(num_nodes)) % clusters
+    assert int(torch.bincount(of_node, minlength=clusters).diff().abs().max()) <= 1
+    return of_node
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_random_nodes_are_pyg_on_the_induced_subgraph_of_each_rank(world: int) -> None:
+    """Two epochs of two steps by PyG's layers and SGD, in fp64: losses, final logits. Parts differ by epoch."""
+    data = small_graph()
+    config = configured("model", "sage", *PLAIN)
+    got = train_in_threads(UNIFORM, config, data, world=world, epochs=2, seed=3)
+    net = config.build(data.num_features, data.num_classes, seed=3).double()
+    rows, drawn = data.x.double(), [random_parts(data.num_nodes, 6, 3, epoch) for epoch in range(2)]
+    assert not torch.equal(*drawn)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for epoch, part_of in enumerate(drawn):
+        order, losses, total = shuffled(6, 3, epoch), 0.0, int(data.train_mask.sum())
+        for step in range(2):
+            united = order[3 * step : 3 * step + 3]
+            loss = torch.zeros((), dtype=torch.float64)
+            for rank in range(world):
+                nodes = torch.isin(part_of, united[rank::world]).nonzero().flatten()
+                edges, _ = subgraph(nodes, data.edge_index, relabel_nodes=True, num_nodes=data.num_nodes)
+                logits, train = pyg_logits(net, rows[nodes], edges), data.train_mask[nodes]
+                loss = loss + nn.functional.cross_entropy(logits[train], data.y[nodes][train], reduction="sum")
+            optimizer.zero_grad()
+            (loss / int(data.train_mask[torch.isin(part_of, united)].sum())).backward()
+            optimizer.step()
+            losses += float(loss) / total
+        assert got.losses[epoch] == pytest.approx(losses, rel=1e-12)
+    assert relative_error(got.logits, pyg_logits(net, rows, data.edge_index)) < 1e-12
+
+
+def pyg_logits(net: GNN, x: Tensor, edges: Tensor) -> Tensor:
+    """GraphSAGE by PyG's SAGEConv with the weights of `net`."""
+    for i, layer in enumerate(net.layers):
+        ours: Any = layer.get_submodule("conv")
+        weights = {"lin_l.weight": ours.neighbours, "lin_l.bias": ours.own.bias, "lin_r.weight": ours.own.weight}
+        x = functional_call(SAGEConv(x.shape[1], len(ours.own.bias)), weights, (x, edges))
+        x = x.relu() if i + 1 < len(net.layers) else x
+    return x
 
 
 @pytest.mark.parametrize("saint", ["node", "edge", "walk"])
@@ -200,8 +251,9 @@ def test_the_whole_graph_as_one_batch_is_the_single_device(sampler: str, model: 
         assert case.passed, case
 
 
-def test_every_training_node_is_in_one_batch_of_clusters_and_only_gradients_travel() -> None:
-    strategy = Minibatch(sampler="cluster", clusters=7, clusters_per_batch=3)
+@pytest.mark.parametrize("sampler", ["cluster", "uniform"])
+def test_every_training_node_is_in_one_batch_of_clusters_and_only_gradients_travel(sampler: Any) -> None:
+    strategy = Minibatch(sampler=sampler, clusters=7, clusters_per_batch=3)
     data, world = small_graph(), 2
     got = train_in_threads(strategy, GCN(hidden=8), data, world=world, epochs=2, dtype=torch.float32)
     numbers = sum(p.numel() for p in GCN(hidden=8).build(data.num_features, data.num_classes, seed=0).parameters()) + 1
@@ -244,6 +296,8 @@ def test_draws_are_keyed() -> None:
     [
         ({"sampler": "cluster", "clusters": 4, "clusters_per_batch": 1}, "leaves 1 of 2 ranks without a cluster"),
         ({"sampler": "saint", "batch_size": 1}, "less than a node for each of 2 ranks"),
+        ({"sampler": "uniform", "clusters": 4, "clusters_per_batch": 1}, "leaves 1 of 2 ranks without a cluster"),
+        ({"sampler": "uniform", "clusters": 1000}, "clusters=1000, but the graph has 60 nodes"),
         ({"sampler": "cluster", "clusters": 1000}, "clusters=1000, but the graph has 60 nodes"),
     ],
 )
@@ -259,9 +313,11 @@ def test_what_cannot_run_is_one_line(fields: dict[str, Any], line: str) -> None:
 
 
 def test_settings_that_contradict_each_other_are_one_line() -> None:
-    with pytest.raises(ValueError, match=r"clusters_per_batch=5 of strategy\.clusters=4"):
-        Minibatch(sampler="cluster", clusters=4, clusters_per_batch=5)
+    for sampler in ("cluster", "uniform"):
+        with pytest.raises(ValueError, match=r"clusters_per_batch=5 of strategy\.clusters=4"):
+            Minibatch(sampler=sampler, clusters=4, clusters_per_batch=5)
     for wrong in ("sampler=both", "saint=star", "walk_length=0", "coverage=0", "clusters=0"):
         with pytest.raises(ConfigError, match=wrong.split("=")[0]):
             compose(["strategy=minibatch", f"strategy.{wrong}"])
-    assert Minibatch(sampler="cluster").exactness == {"sampled"} == Minibatch(sampler="saint").exactness
+    for sampler in ("cluster", "uniform", "saint"):
+        assert Minibatch(sampler=sampler).exactness == {"sampled"}

@@ -3,10 +3,11 @@
 The baseline that is no full-graph method. Neighbour sampling: a step takes `batch_size` training nodes and up to
 `fanout` in-neighbours of every node, hop by hop (Hamilton, Ying, Leskovec, Inductive Representation Learning on Large
 Graphs, NeurIPS 2017, arXiv 1706.02216), as PyG's NeighborLoader does it. sampler=cluster: a step takes a union of
-clusters and the edges between them (ClusterGCN, KDD 2019, arXiv 1905.07953). sampler=saint: nodes drawn at random and
-the edges between them, sums and losses divided by probabilities (GraphSAINT, ICLR 2020, arXiv 1907.04931). Every rank
-holds the whole graph, so no feature is ever sent: bytes are those of gradients, one sum a step. Evaluation is
-full-graph and exact, as that of graph parallelism. Specification: docs/strategies/minibatch.md.
+clusters and the edges between them (ClusterGCN, KDD 2019, arXiv 1905.07953), sampler=uniform of random parts of the
+nodes (arXiv 2605.22480). sampler=saint: nodes drawn at random and the edges between them, sums and losses divided by
+probabilities (GraphSAINT, ICLR 2020, arXiv 1907.04931). Every rank holds the whole graph, so no feature is ever sent:
+bytes are those of gradients, one sum a step. Evaluation is full-graph and exact, as that of graph parallelism.
+Specification: docs/strategies/minibatch.md.
 
 Deviations: self loops are kept, not sampled, as PyG's layers add them afterwards. normalize=graph is ours: degrees of
 the whole graph and sums scaled by d/k, unbiased in every layer and exact where all in-edges are taken. PyG's layers
@@ -50,6 +51,7 @@ from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
 
+_PAPERS = {"cluster": "1905.07953", "uniform": "2605.22480", "saint": "1907.04931"}
 _LONGEST_TMPDIR = 75
 """Bytes: Python adds 32 to the names of sockets, which have at most 107."""
 
@@ -61,12 +63,13 @@ class Minibatch(Prices):
 
     `batch_size`: seeds of a step, all ranks together; None: all training nodes. `num_workers`: processes of each rank
     that draw ahead, 0: none; the same bits with any. `sampler`: of neighbours pyg (NeighborLoader), own, or auto: pyg
-    where pyg-lib is installed; cluster or saint in their place.
+    where pyg-lib is installed; cluster, uniform or saint in their place.
 
     sampler=cluster: the graph is cut into `clusters` by `partition`, a step takes `clusters_per_batch` of them, all
-    ranks together; 1 cluster is the whole graph. sampler=saint: a step draws about `batch_size` nodes, all ranks
-    together (None: every rank all of them), by `saint`, walks of `walk_length` edges; probabilities are estimated from
-    as many draws as hold `coverage` times the nodes of the graph.
+    ranks together; 1 cluster is the whole graph. sampler=uniform: the same with `clusters` random parts of the nodes,
+    drawn anew in every epoch; with clusters_per_batch=1 and normalize=subgraph PyG's RandomNodeLoader. sampler=saint: a
+    step draws about `batch_size` nodes, all ranks together (None: every rank all of them), by `saint`, walks of
+    `walk_length` edges; probabilities are estimated from as many draws as hold `coverage` times the nodes of the graph.
     """
 
     prices = "gnnpar.parallel.sampling.cost"
@@ -74,7 +77,7 @@ class Minibatch(Prices):
     batch_size: Annotated[int, Ge(1)] | None = 512
     num_workers: Annotated[int, Ge(0), Le(1024)] = 0
     normalize: Normalize = "graph"
-    sampler: Body | Literal["cluster", "saint"] = "auto"
+    sampler: Body | Literal["cluster", "uniform", "saint"] = "auto"
     clusters: Annotated[int, Ge(1)] = 64
     clusters_per_batch: Annotated[int, Ge(1)] = 8
     saint: Draw = "walk"
@@ -84,32 +87,36 @@ class Minibatch(Prices):
     def __post_init__(self) -> None:
         if not self.fanout or 0 in self.fanout:
             raise ValueError(f"fanout={list(self.fanout)} must be numbers of neighbours, one a layer, or -1 for all")
-        if self.sampler == "cluster" and self.clusters_per_batch > self.clusters:
+        if self.in_parts and self.clusters_per_batch > self.clusters:
             raise ValueError(
                 f"strategy.clusters_per_batch={self.clusters_per_batch} of strategy.clusters={self.clusters}: a batch "
                 "cannot unite more clusters than there are; lower it, or raise strategy.clusters"
             )
 
     @property
+    def in_parts(self) -> bool:
+        """A step unites parts of the graph."""
+        return self.sampler in ("cluster", "uniform")
+
+    @property
     def papers(self) -> tuple[str, ...]:
-        return ({"cluster": "1905.07953", "saint": "1907.04931"}.get(self.sampler, "1706.02216"),)
+        return (_PAPERS.get(self.sampler, "1706.02216"),)
 
     @property
     def capabilities(self) -> Capabilities:
-        size = {"cluster": "clusters_per_batch", "saint": "batch_size"}.get(
-            self.sampler, "batch_size or strategy.fanout"
-        )
+        sizes = {"cluster": "clusters_per_batch", "uniform": "clusters_per_batch", "saint": "batch_size"}
+        size = sizes.get(self.sampler, "batch_size or strategy.fanout")
         return Capabilities(
             chunks=self.sampler == "cluster",
             cached_first_layer=False,
             by_layers=True,
-            clusters=self.clusters if self.sampler == "cluster" else 1,
+            clusters=self.clusters if self.in_parts else 1,
             less_memory=lambda _: f"lower strategy.{size}; a rank also holds the whole graph, strategy=sar a part",
         )
 
     @property
     def exactness(self) -> frozenset[Exactness]:
-        if self.sampler == "cluster":
+        if self.in_parts:
             whole = self.clusters == 1
         else:
             whole = self.batch_size is None
@@ -121,7 +128,7 @@ class Minibatch(Prices):
 
     def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
         self._check_fanout(num_layers)
-        if self.sampler == "cluster" and self.clusters_per_batch < num_ranks and self.clusters > 1:
+        if self.in_parts and self.clusters_per_batch < num_ranks and self.clusters > 1:
             idle = num_ranks - self.clusters_per_batch
             raise ValueError(
                 f"strategy.clusters_per_batch={self.clusters_per_batch} leaves {idle} of {num_ranks} ranks without a "
@@ -135,7 +142,7 @@ class Minibatch(Prices):
 
     def _check_fanout(self, num_layers: int) -> None:
         """Refuse more numbers than the model has layers."""
-        if len(self.fanout) > num_layers and self.sampler not in ("cluster", "saint"):
+        if len(self.fanout) > num_layers and self.sampler not in _PAPERS:
             raise ValueError(
                 f"strategy.fanout={list(self.fanout)} has {len(self.fanout)} numbers, but the model {num_layers} "
                 f"layers: give {num_layers} or fewer, the first for the neighbours of training nodes."
@@ -148,11 +155,9 @@ class Minibatch(Prices):
         return replace(plan, placement=replace(plan.placement, chunk_of=self.cluster_of(workload)))
 
     def cluster_of(self, workload: Workload) -> Tensor | None:
-        """[N]; None: there are no clusters."""
-        if self.sampler != "cluster":
-            return None
+        """[N]; None: there are none that stay."""
         refuse_empty_clusters(self, workload.dataset.num_nodes)
-        return workload.part_of(self.clusters)
+        return workload.part_of(self.clusters) if self.sampler == "cluster" else None
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         return (LayerFacts(mode="sample"),) * plan.num_layers
@@ -206,9 +211,10 @@ class Minibatch(Prices):
         counted: Callable[[Callable[[], Counts]], Counts] = lambda estimate: estimate(),
     ) -> tuple[Batches, str]:
         """A rank's, and what draws them. `hops`: of each layer. `counted`: calls what estimates the probabilities."""
-        if self.sampler == "cluster":
+        if self.sampler in ("cluster", "uniform"):
             clusters = ClusterBatches(
                 graph,
+                drawn=self.clusters if self.sampler == "uniform" else None,
                 per_step=self.clusters_per_batch,
                 hops=sum(hops),
                 normalize=self.normalize,
@@ -216,7 +222,7 @@ class Minibatch(Prices):
                 rank=rank,
                 ranks=ranks,
             )
-            return clusters, "cluster"
+            return clusters, self.sampler
         if self.sampler == "saint":
             num_nodes = len(graph.loops)
             size = min(self.batch_size or num_nodes, num_nodes)
