@@ -352,7 +352,7 @@ def _as_given(dataset: DataclassInstance, model: object) -> JsonDict | None:
 
     wanted: JsonDict = {"self_loops": True, "drop_duplicates": True}
     if isinstance(dataset, Preprocess):
-        wanted["self_loops"] = dataset.usual_loops
+        wanted["self_loops"] = dataset.loops
     if isinstance(model, WithLoops):
         wanted = {"self_loops": model.loops, "drop_duplicates": False}
     return {name: wanted[name] if value == "auto" else value for name, value in keys.items()}

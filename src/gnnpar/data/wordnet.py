@@ -1,0 +1,139 @@
+"""wordnet: the synsets of WordNet 3.0 (Fellbaum 1998) as a graph, from the dictionary files of Debian's wordnet-base.
+
+A node is a synset, in the order of FILES and their lines. Its class is its lexicographer file (noun.animal,
+verb.motion, ...). An edge is a pointer of a synset or of one of its words; its type is the place of its symbol in
+POINTERS. Each word of a gloss adds log(N / glosses with that word) to a column of x or subtracts it, both by its hash;
+rows have the length sqrt(F). Words of the synset itself are not read. Format of the files: wndb(5WN).
+"""
+
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+from zlib import crc32
+
+import numpy as np
+import torch
+from annotated_types import Ge
+
+from gnnpar.data.dataset import Dataset
+from gnnpar.data.preprocess import Preprocess, prepare
+from gnnpar.data.raw import RawGraph
+from gnnpar.folds.edge_data import EdgeData, SelfLoops
+from gnnpar.paths import expanded
+
+FILES = {"n": "data.noun", "v": "data.verb", "a": "data.adj", "r": "data.adv"}  # by part of speech; s, in data.adj: a
+POINTERS = "! @ @i ~ ~i #m #s #p %m %s %p = + ;c -c ;r -r ;u -u * > ^ $ & < \\".split()  # noqa: SIM905
+NUM_CLASSES = 45
+INSTALLED = Path("/usr/share/wordnet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordNet(Preprocess):
+    """Every field a key of `dataset=wordnet`. `path`: null is the folder wordnet of data_dir, or INSTALLED."""
+
+    name: str = "wordnet"
+    path: str | None = None
+    types: bool = False  # pointers of several kinds between two synsets are an edge each
+    num_features: Annotated[int, Ge(1)] = 128
+    split: Literal["public", "per_class", "random"] = "random"
+    train_fraction: float = 0.2
+
+    @property
+    def loops(self) -> SelfLoops:
+        """A loop that is added has no type."""
+        return not self.types if self.self_loops == "auto" else self.self_loops
+
+    def load(self, data_dir: Path | None, seed: int) -> Dataset:
+        return prepare(_graph(self, data_dir), self, seed=seed)
+
+
+class _Synset(NamedTuple):
+    """`pointers`: (symbol, file, offset)."""
+
+    lexicographer: int
+    pointers: list[tuple[str, str, str]]
+    gloss: str
+
+
+def _graph(config: WordNet, data_dir: Path | None) -> RawGraph:
+    synsets = _read(config, data_dir)
+    place = {key: node for node, key in enumerate(synsets)}
+    kind = {symbol: i for i, symbol in enumerate(POINTERS)}
+    try:
+        edges = {
+            (node, place[file, offset], kind[symbol] if config.types else 0)
+            for node, synset in enumerate(synsets.values())
+            for symbol, file, offset in synset.pointers
+        }
+    except KeyError as error:
+        raise ValueError(f"dataset=wordnet: a pointer has {error}, which is unknown. Fix: dataset.path.") from None
+    src, dst, types = torch.tensor(sorted(edges), dtype=torch.int64).reshape(-1, 3).unbind(1)
+    return RawGraph(
+        name=config.name,
+        x=torch.from_numpy(_features([synset.gloss for synset in synsets.values()], config.num_features)),
+        y=torch.tensor([synset.lexicographer for synset in synsets.values()]),
+        edge_index=torch.stack([src, dst]),
+        edges=EdgeData(type=types) if config.types else EdgeData(),
+        task="single_label",
+        num_classes=NUM_CLASSES,
+        num_edge_types=len(POINTERS) if config.types else None,
+    )
+
+
+def _read(config: WordNet, data_dir: Path | None) -> dict[tuple[str, str], _Synset]:
+    """Return synsets by part of speech and offset. Raises ValueError for files that are missing or malformed."""
+    given = [] if config.path is None else [expanded(config.path)]
+    beside = [] if data_dir is None else [expanded(data_dir) / (config.path or "wordnet")]
+    places = [*given, *beside, *([] if given else [INSTALLED])]
+    folder = next((each for each in places if all((each / file).is_file() for file in FILES.values())), None)
+    if folder is None:
+        raise ValueError(
+            f"dataset=wordnet: {', '.join(FILES.values())} not found in {' nor '.join(map(str, places))}. Fix: apt "
+            "install wordnet-base, or dataset.path=FOLDER."
+        )
+    synsets: dict[tuple[str, str], _Synset] = {}
+    for part, file in FILES.items():
+        with (folder / file).open(encoding="latin-1") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.startswith("  "):  # the licence
+                    continue
+                try:
+                    offset, synset = _synset(line)
+                except (ValueError, IndexError):
+                    raise ValueError(
+                        f"dataset=wordnet: {folder / file}: line {number} is not of the format wndb(5WN). Fix: "
+                        "dataset.path."
+                    ) from None
+                synsets[part, offset] = synset
+    return synsets
+
+
+def _synset(line: str) -> tuple[str, _Synset]:
+    """offset lexicographer type words(hex) {word id} pointers {symbol offset type source/target} ... | gloss"""
+    data, _, gloss = line.partition(" | ")
+    offset, lexicographer, _, words, *rest = data.split()
+    found = rest[2 * int(words, 16) :]
+    pointers = [found[i : i + 3] for i in range(1, 4 * int(found[0]), 4)]
+    ends = [(symbol, "a" if part == "s" else part, to) for symbol, to, part in pointers]
+    if not 0 <= int(lexicographer) < NUM_CLASSES:
+        raise ValueError
+    return offset, _Synset(int(lexicographer), ends, gloss)
+
+
+def _features(glosses: list[str], width: int) -> np.ndarray:
+    """Return weighted and hashed bags of words, [N, width] float32."""
+    texts = [re.findall(r"[a-z]+", gloss.lower()) for gloss in glosses]
+    counts = Counter(word for text in texts for word in set(text))
+    words = {word: i for i, word in enumerate(counts)}
+    code = np.array([crc32(word.encode()) for word in words], dtype=np.int64)
+    sign = np.where(code & 1, 1.0, -1.0)
+    weight = sign * np.array([math.log(len(texts) / counts[word]) for word in words])
+    rows = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
+    cols = np.array([words[word] for text in texts for word in text], dtype=np.int64)
+    place = rows * width + (code >> 1)[cols] % width
+    x = np.bincount(place, weight[cols], minlength=len(texts) * width).reshape(len(texts), width)
+    length = np.linalg.norm(x, axis=1, keepdims=True)
+    return (x * math.sqrt(width) / np.where(length == 0, 1, length)).astype(np.float32)
