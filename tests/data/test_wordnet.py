@@ -57,11 +57,13 @@ def test_synsets_are_nodes_and_pointers_edges(tmp_path: Path) -> None:
     data = WordNet(path=str(dictionary(tmp_path)), self_loops=False, num_features=16).load(None, 0)
     assert (data.num_nodes, data.num_classes, data.edges.type) == (46, 45, None)
     assert data.y.tolist() == [18, 5] * 18 + [38] * 8 + [0] * 2
-    expected = {(i, j) for i in range(36) for j in (i - 1, i + 1) if 0 <= j < 36}
-    assert set(zip(*data.edge_index.tolist(), strict=True)) == expected | {(0, 36), (0, 44), (44, 45), (45, 44)}
-    torch.testing.assert_close(data.x.square().sum(1), torch.full((46,), 16.0))
-    assert torch.equal(data.x[0], data.x[2])
-    assert not torch.equal(data.x[0], data.x[1])
+    pairs = {(i, j) for i in range(36) for j in (i - 1, i + 1) if 0 <= j < 36}
+    assert set(zip(*data.edge_index.tolist(), strict=True)) == pairs | {(0, 36), (0, 44), (44, 45), (45, 44)}
+    words = ["a", "an", "animal", "person", "rests", "runs", "that", "who", "works", "fast", "move", "quick", "rather"]
+    has = [{"a", "person", "who", "works", "rests"}, {"an", "animal", "that", "runs"}] * 18
+    has += [{"move", "fast"}] * 8 + [{"quick"}, {"rather", "quick"}]
+    expected = [[float(word in gloss) for word in words] + [0.0] * 3 for gloss in has]
+    torch.testing.assert_close(data.x, torch.tensor(expected))
     assert [int(mask.sum()) for mask in (data.train_mask, data.val_mask, data.test_mask)] == [9, 9, 28]
 
 

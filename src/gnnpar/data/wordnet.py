@@ -2,17 +2,15 @@
 
 A node is a synset, in the order of FILES and their lines. Its class is its lexicographer file (noun.animal,
 verb.motion, ...). An edge is a pointer of a synset or of one of its words; its type is the place of its symbol in
-POINTERS. Each word of a gloss adds log(N / glosses with that word) to a column of x or subtracts it, both by its hash;
-rows have the length sqrt(F). Words of the synset itself are not read. Format of the files: wndb(5WN).
+POINTERS. x says which of the F words that most glosses have its gloss has (0 or 1); words of the synset itself are not
+read. Format of the files: wndb(5WN).
 """
 
-import math
 import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
-from zlib import crc32
 
 import numpy as np
 import torch
@@ -37,7 +35,7 @@ class WordNet(Preprocess):
     name: str = "wordnet"
     path: str | None = None
     types: bool = False  # pointers of several kinds between two synsets are an edge each
-    num_features: Annotated[int, Ge(1)] = 128
+    num_features: Annotated[int, Ge(1)] = 256
     split: Literal["public", "per_class", "random"] = "random"
     train_fraction: float = 0.2
 
@@ -124,16 +122,12 @@ def _synset(line: str) -> tuple[str, _Synset]:
 
 
 def _features(glosses: list[str], width: int) -> np.ndarray:
-    """Return weighted and hashed bags of words, [N, width] float32."""
-    texts = [re.findall(r"[a-z]+", gloss.lower()) for gloss in glosses]
-    counts = Counter(word for text in texts for word in set(text))
-    words = {word: i for i, word in enumerate(counts)}
-    code = np.array([crc32(word.encode()) for word in words], dtype=np.int64)
-    sign = np.where(code & 1, 1.0, -1.0)
-    weight = sign * np.array([math.log(len(texts) / counts[word]) for word in words])
-    rows = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
-    cols = np.array([words[word] for text in texts for word in text], dtype=np.int64)
-    place = rows * width + (code >> 1)[cols] % width
-    x = np.bincount(place, weight[cols], minlength=len(texts) * width).reshape(len(texts), width)
-    length = np.linalg.norm(x, axis=1, keepdims=True)
-    return (x * math.sqrt(width) / np.where(length == 0, 1, length)).astype(np.float32)
+    """Return which gloss has which of the commonest words, [N, width] float32; of equal words the first by name."""
+    texts = [set(re.findall(r"[a-z]+", gloss.lower())) for gloss in glosses]
+    counts = Counter(word for text in texts for word in text)
+    words = sorted(counts, key=lambda word: (-counts[word], word))[:width]
+    column = {word: i for i, word in enumerate(words)}
+    x = np.zeros((len(texts), width), dtype=np.float32)
+    for row, text in zip(x, texts, strict=True):
+        row[[column[word] for word in text if word in column]] = 1
+    return x
