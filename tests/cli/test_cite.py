@@ -41,6 +41,7 @@ def test_gnnpar_alone(cited: Callable[..., str]) -> None:
         ("tag", "zhang2023tag"),
         ("minibatch", "hamilton2017graphsage"),
         ("minibatch strategy.sampler=cluster", "chiang2019clustergcn"),
+        ("minibatch strategy.sampler=uniform", "wang2026implicit"),
         ("minibatch strategy.sampler=saint", "zeng2020graphsaint"),
         ("bns", "wan2022bns"),
         ("pipegcn", "wan2022pipegcn"),

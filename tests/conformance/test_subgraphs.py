@@ -284,6 +284,10 @@ def test_steps_of_drawn_subgraphs_send_gradients_alone(saint: Any) -> None:
 
 def test_draws_are_keyed() -> None:
     graph, _ = replica()
+    (batches, _), (again, _) = (UNIFORM.batches(graph, [1, 1], seed=0, rank=0, ranks=2) for _ in range(2))
+    earlier, later = batches[4, 1], batches[5, 1]
+    assert torch.equal(later.node_ids, again[5, 1].node_ids)
+    assert not torch.equal(later.node_ids.sort().values, earlier.node_ids.sort().values)
     for saint in ("node", "edge", "walk"):
         sets = NodeSets(graph, saint, 20, 2)  # type: ignore[arg-type]
         assert torch.equal(sets.draw(5), sets.draw(5))

@@ -114,6 +114,7 @@ OPTIONS = [
     ("gnnpipe", "strategy.refresh=2 strategy.refresh_exact=true"),
     ("hybrid", "codec=uniform"),
     ("minibatch", "strategy.sampler=cluster strategy.clusters=6 strategy.clusters_per_batch=2"),
+    ("minibatch", "strategy.sampler=uniform strategy.clusters=6 strategy.clusters_per_batch=2"),
     ("minibatch", "strategy.sampler=saint"),
     ("pipegcn", "codec=uniform"),
     ("cofree", "strategy.drop_edge=0.3 strategy.masks=1"),

@@ -142,6 +142,10 @@ def test_batches_of_clusters_and_drawn_subgraphs_are_priced_as_they_are_drawn() 
     assert sum(s.times for s in clusters.steps) == 3
     rows = [s.rings[0].rows for s in clusters.steps]
     assert rows[-1] < rows[0] < data.num_nodes
+    uniform = drawn(Minibatch(sampler="uniform", clusters=10, clusters_per_batch=4), inputs, ranks=2)
+    assert (uniform.num, uniform.by) == (3, "uniform")
+    assert [s.rings[0].rows for s in uniform.steps] == [40, 40, 20]  # parts of 20 nodes, two a rank
+    assert sum(s.rings[0].edges for s in uniform.steps) < sum(s.rings[0].edges for s in clusters.steps)
     saint = drawn(Minibatch(sampler="saint", batch_size=40), inputs, ranks=2)
     assert (saint.num, saint.by) == (5, "saint, walk")
     assert all(s.weighted and s.rings[0].rows <= 20 for s in saint.steps)

@@ -56,6 +56,13 @@ VARIANTS = {
         "strategy.clusters_per_batch=2",
         "model=gat",
     ),
+    "steps of random nodes": (
+        "strategy=minibatch",
+        "strategy.sampler=uniform",
+        "strategy.clusters=6",
+        "strategy.clusters_per_batch=2",
+        "strategy.num_workers=1",
+    ),
     "steps of drawn subgraphs": ("strategy=minibatch", "strategy.sampler=saint", "strategy.batch_size=40"),
     "masks of a vertex cut": ("strategy=cofree", "strategy.drop_edge=0.4", "strategy.masks=3", "partition=dbh"),
     "smoothed, random bits": (
@@ -115,6 +122,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
         [*names("strategy"), *VARIANTS],
         "out of core, adaptive",
         "steps of clusters",
+        "steps of random nodes",
         "rounds of peers",
         "kept features",
     ),
