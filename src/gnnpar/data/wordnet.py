@@ -14,7 +14,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
-from annotated_types import Ge
+from annotated_types import Ge, Gt, Lt
 
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.preprocess import Preprocess, prepare
@@ -37,7 +37,7 @@ class WordNet(Preprocess):
     types: bool = False  # pointers of several kinds between two synsets are an edge each
     num_features: Annotated[int, Ge(1)] = 256
     split: Literal["public", "per_class", "random"] = "random"
-    train_fraction: float = 0.2
+    train_fraction: Annotated[float, Gt(0), Lt(1)] = 0.2
 
     @property
     def loops(self) -> SelfLoops:
@@ -110,7 +110,10 @@ def _read(config: WordNet, data_dir: Path | None) -> dict[tuple[str, str], _Syns
 
 
 def _synset(line: str) -> tuple[str, _Synset]:
-    """offset lexicographer type words(hex) {word id} pointers {symbol offset type source/target} ... | gloss"""
+    """Return the offset and the synset of a line. Raises ValueError and IndexError.
+
+    offset lexicographer type words(hex) {word id} pointers {symbol offset type source/target} frames of verbs | gloss
+    """
     data, _, gloss = line.partition(" | ")
     offset, lexicographer, _, words, *rest = data.split()
     found = rest[2 * int(words, 16) :]
