@@ -122,7 +122,7 @@ bench-peers: $(STAMP)
 	  || echo "DGL 1.1.3 cannot be installed here"
 	$(if $(SAR),.venv-dgl/bin/python -m pip install --quiet --no-deps "$(SAR)" || echo "SAR cannot be installed from $(SAR)")
 	$(BIN)/python experiments/bench_peers/run.py --dgl .venv-dgl/bin/python
-	$(BIN)/python experiments/bench_peers/report.py
+	$(BIN)/python experiments/bench_peers/report.py outputs/bench_peers/results.jsonl
 
 sparse: $(STAMP)
 	$(BIN)/python -m pip install --no-build-isolation "torch_scatter>=2.1.2" "torch_sparse>=0.6.18"

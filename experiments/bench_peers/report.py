@@ -1,4 +1,4 @@
-"""The tables of README.md from the raw lines: `python experiments/bench_peers/report.py`."""
+"""The tables of README.md from the raw lines: `python experiments/bench_peers/report.py [FILE]`."""
 
 import statistics
 import sys
@@ -11,6 +11,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import records
+import reports
 
 NAMES = {"gcn": "GCN", "sage": "GraphSAGE", "gat": "GAT"}
 PEERS = {"dgl": "DGL", "pyg": "PyG", "dgl_sar": "SAR", "dgl_batches": "DGL batches"}
@@ -65,8 +66,10 @@ def cells(rows: Rows) -> dict[str, Cell]:
 
 
 def main() -> None:
-    found = cells(records.read(HERE / "results.jsonl"))
-    before = cells(records.read(HERE / "before.jsonl"))
+    committed = HERE / "results.jsonl"
+    file = reports.asked(HERE, file=committed.name).file
+    found = cells(records.read(file))
+    before = cells(records.read(HERE / "before.jsonl")) if file == committed else {}
     print("### a peer's epoch over ours, in the same round\n")
     print("| model | where | ours | its epoch, ms | peer | peer's, ms | peer / ours | losses differ by |")
     print("|---|---|---|---|---|---|---|---|")
@@ -79,9 +82,10 @@ def main() -> None:
                     f"| {NAMES[model]} | {where} | `{ours}` | {cell.milliseconds(ours):.0f} | {PEERS[peer]} "
                     f"| {cell.milliseconds(peer):.0f} | {cell.over(peer, ours)} | {apart} |"
                 )
-    print("\n### before and after\n")
-    print("| model | where | DGL over `single` before | after | with `row_order=metis` before | after |")
-    print("|---|---|---|---|---|---|")
+    if before:
+        print("\n### before and after\n")
+        print("| model | where | DGL over `single` before | after | with `row_order=metis` before | after |")
+        print("|---|---|---|---|---|---|")
     for name, cell in before.items():
         if name in found and "dgl" in cell.seconds:
             model, where = name.split(" | ")

@@ -1,9 +1,9 @@
 """Epochs of gnnpar beside DGL, SAR and PyG: programs with the same graph, weights and cut take turns epoch by epoch.
 
-    python experiments/bench_peers/run.py --dgl ENV/bin/python [--cells 'gcn | 1 thread' ...]     # writes results.jsonl
+    python experiments/bench_peers/run.py --dgl ENV/bin/python [--cells 'gcn | 1 thread' ...]
 
-`make bench-peers` makes the environment. A peer that is not there is named in a line and left out. A cell whose lines
-are there is not run again; --again CELL drops them first.
+`make bench-peers` makes the environment. Lines go to outputs/bench_peers/results.jsonl: a go that was stopped continues
+there, and one that ended is measured anew. A peer or a graph that is not there is named in a line and left out.
 """
 
 import argparse
@@ -24,10 +24,12 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 import records
 import torch
-from study import write
+from study import DEBIAN, write
 
 from gnnpar.training.result.header import commit, processor
 
+COMMITTED = HERE / "results.jsonl"  # read by report.py alone; a copy without lines (reproduce.sh) has its own there
+OUT = HERE.parents[1] / "outputs" / "bench_peers" / "results.jsonl" if records.parts(COMMITTED) else COMMITTED
 ROUNDS, WARMUP = 11, 2
 OURS = ("single", "single row_order=metis")
 RANKS = ("graph_parallel", "sar")
@@ -171,8 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--dgl", help="Python of an environment with DGL 1.1.3, and with SAR for its rows")
     parser.add_argument("--cells", nargs="*", help="default: all")
-    parser.add_argument("--out", default="results.jsonl")
-    parser.add_argument("--again", action="store_true", help="drop the lines of these cells first")
+    parser.add_argument("--out", type=Path, default=OUT, help="lines (outputs/bench_peers/results.jsonl)")
     parser.add_argument("--smoke", action="store_true", help="a tenth of the graph, two rounds: does it run?")
     options = parser.parse_args()
     os.environ.setdefault("DGLBACKEND", "pytorch")
@@ -186,13 +187,19 @@ def main() -> None:
     for name in missing.values():
         print(f"{name} is not in its environment: its rows are left out", flush=True)
     pythons = {"ours": sys.executable, "dgl": options.dgl}
-    out, known = HERE / ("smoke.jsonl" if options.smoke else options.out), cells()
+    out, known = options.out.with_name("smoke.jsonl") if options.smoke else options.out, cells()
     if unknown := set(options.cells or ()) - set(known):
         raise SystemExit(f"no cell {sorted(unknown)}; there are {', '.join(known)}")
-    chosen = {name: known[name] for name in options.cells or known}
-    if options.again or options.smoke:
-        records.replace(out, [row for row in records.read(out) if row["cell"] not in chosen])
-    done = {row["cell"] for row in records.read(out)}
+    if not Path(DEBIAN.path).exists():
+        print(f"{DEBIAN.path} is not there: the cells of debian are left out", flush=True)
+        known = {name: cell for name, cell in known.items() if cell["graph"] != "debian"}
+    chosen = {name: known[name] for name in options.cells or known if name in known}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    rows = records.read(out)
+    if not chosen.keys() - {row["cell"] for row in rows}:  # an earlier go ended
+        records.replace(out, rows := [row for row in rows if row["cell"] not in chosen])
+    done = {row["cell"] for row in rows} & chosen.keys()
+    print(f"{len(chosen) - len(done)} of {len(chosen)} cells are measured now -> {out}", flush=True)
     for name, cell in chosen.items():
         kinds = [kind for kind in cell["kinds"] if kind.replace("dgl_batches", "dgl") not in missing]
         if name in done or not kinds:

@@ -1,0 +1,55 @@
+"""A go of bench_peers measures: it reads no committed line, continues where it was stopped, and begins anew."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from conftest import ROOT
+
+FOLDER = ROOT / "experiments" / "bench_peers"
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    loaded = set(sys.modules)
+    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
+    yield importlib.import_module("run")
+    for name in set(sys.modules) - loaded:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(ROOT / "experiments")):
+            del sys.modules[name]
+
+
+def test_a_go_measures_continues_and_begins_anew(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench.OUT == ROOT / "outputs" / "bench_peers" / "results.jsonl"
+    calls: list[str] = []
+
+    def measure(name: str, *_: object) -> list[dict[str, Any]]:
+        calls.append(name)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return [{"cell": name, "go": len(calls)}]
+
+    monkeypatch.setattr(bench, "measure", measure)
+    monkeypatch.setattr(bench, "has", lambda *_: True)
+    monkeypatch.chdir(tmp_path)  # without data/debian
+    out, cells = tmp_path / "new" / "lines.jsonl", ["gcn | 1 thread", "gcn | rmat"]
+    monkeypatch.setattr(sys, "argv", ["run.py", "--out", str(out), "--cells", *cells, "gat | debian"])
+    with pytest.raises(KeyboardInterrupt):
+        bench.main()
+    bench.main()
+    assert [json.loads(line) for line in out.read_text().splitlines()] == [
+        {"cell": cells[0], "go": 1},
+        {"cell": cells[1], "go": 3},
+    ]
+    bench.main()
+    assert calls == [*cells, cells[1], *cells]
+    said = capsys.readouterr().out
+    assert f"2 of 2 cells are measured now -> {out}" in said and "1 of 2 cells are measured now" in said
+    assert "data/debian/debian.npz is not there: the cells of debian are left out" in said
