@@ -23,7 +23,7 @@ USAGE = """gnnpar: compare parallelism strategies for distributed full-graph GNN
   gnnpar plan model=resgcn dataset=sbm topology=two_nodes                     which strategy to use, and why; plan.json
   gnnpar estimate model=gcn dataset=sbm world_size=4                          what each strategy would take, not run
   gnnpar status FOLDER ...                                                    what of a sweep is done, failed, missing
-  gnnpar ablate study.yaml                                                    what each factor of a study does
+  gnnpar study FILE                                                           cells x methods, or factors, in blocks
   gnnpar compare FOLDER ...                                                   a table of runs, sweeps included
   gnnpar dashboard FOLDER ...                                                 a wandb workspace and report of a sweep
   gnnpar check strategy=graph_parallel                                        is the strategy what it claims to be?
@@ -40,7 +40,7 @@ USAGE = """gnnpar: compare parallelism strategies for distributed full-graph GNN
 """
 
 
-_RUNS = ("train", "ablate")
+_RUNS = ("train", "study", "ablate")
 """Commands that handle SIGTERM themselves: at the end of an epoch, or with the processes of a sweep."""
 
 

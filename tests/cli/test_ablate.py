@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from checkpoints import result, train
-from gnnpar.cli import ablate
-from gnnpar.cli.ablate import Row, display
+from gnnpar.cli import study as command
 from gnnpar.cli.main import run
-from gnnpar.config.study import job_overrides, listed, read_study
+from gnnpar.config.study import Study, Variant, job_overrides, listed, read_study
 from gnnpar.files import working_in
+from gnnpar.report.study import as_json
 from gnnpar.settings import ConfigError
 from gnnpar.training.result.result import epoch_time
 
@@ -67,13 +67,13 @@ def test_blocks_hold_every_run_once_in_orders_of_their_own(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("factors: {x: [codec=bf16]}\nmodus: grid", "unknown key modus=grid, did you mean mode?; there are base"),
+        ("factors: {x: [codec=bf16]}\nmodus: grid", "unknown key modus=grid, did you mean mode?; there are also"),
         ("factors: {x: [codec=bf16]}\nmode: gird", "mode=gird must be one of grid, one_at_a_time, leave_one_out, did"),
         ("factors: {x: [codec=bf16]}\nblocks: 0", "blocks=0 must be a whole number >= 1"),
         ("factors: {x: [codec=bf16]}\nseeds: [1, 1]", "seeds=[1, 1] must be a list of different seeds"),
         ("factors: {x: codec=bf16}", "factors.x=codec=bf16 must be a list of overrides"),
         ("factors: {x: []}", "factors.x is empty"),
-        ("factors: {}", "factors is empty"),
+        ("factors: {}", "factors is empty; name at least one"),
         ("factor: {x: [codec=bf16]}", "factors is missing; it maps names to lists of overrides; rename factor"),
         ("factors: {x: [bf16]}", "factors.x[0]=bf16 is no override"),
         ("factors: {x: [seed=1]}", "factors.x[0]=seed=1: the study sets it; use its key seeds"),
@@ -124,7 +124,7 @@ def test_table_of_ablate_equals_the_results(
 ) -> None:
     """Two seeds in two blocks: time ratios inside blocks, the rest paired by seed; a second start runs nothing."""
     monkeypatch.chdir(tmp_path)
-    file = study(tmp_path, BASE + "factors: {codec: [codec=drop]}\nseeds: 2\nblocks: 2\n")
+    file = study(tmp_path, BASE + "factors: {codec: [codec=drop]}\nseeds: 2\nblocks: 2\nshared_cores: true\n")
     assert run("ablate", [str(file), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     results = [json.loads(path.read_text()) for path in Path("multirun/study").rglob("result.json")]
@@ -136,77 +136,85 @@ def test_table_of_ablate_equals_the_results(
         drop = next(r for (kind, s, b), r in of.items() if (s, b) == (seed, block) and kind != ("exact",))
         return drop, of[("exact",), seed, block]
 
-    (row,) = told["rows"]
-    assert (row["variant"], row["pairs"], told["speed"]) == ("codec=drop", 4, False)  # threads: no speed
+    base, row = told
+    assert (base["variant"], row["variant"], row["runs"]) == ("base", "codec=drop", "4")
     logs = []
     for block in (0, 1):
         means = [[epoch_time(r) for r in pair(seed, block)] for seed in (0, 1)]
         ratios = [a / b for a, b in means]
         logs.append(sum(map(math.log, ratios)) / 2)
-    assert row["epoch"]["value"] == pytest.approx(math.exp(sum(logs) / 2))
-    assert (row["epoch"]["n"], row["accuracy"]["n"]) == (2, 2)
+    assert row["epoch, ratio"]["value"] == pytest.approx(math.exp(sum(logs) / 2))
+    assert (row["epoch, ratio"]["n"], row["test over base"]["n"]) == (2, 2)
     sent = [a["bytes_per_epoch"]["total"] - b["bytes_per_epoch"]["total"] for a, b in (pair(0, 0), pair(1, 0))]
-    assert row["bytes"]["value"] == pytest.approx(statistics.fmean(sent))
+    assert row["over base"]["value"] == pytest.approx(statistics.fmean(sent) / 2**20)
     assert sent[0] < 0
     by_seed = []
     for seed in (0, 1):
         tests = [[100 * r["metric"]["test_at_best_val"] for r in pair(seed, block)] for block in (0, 1)]
         by_seed.append(statistics.fmean(a - b for a, b in tests))
-    assert row["accuracy"]["value"] == pytest.approx(statistics.fmean(by_seed), abs=1e-9)
-    assert row["accuracy"]["high"] is row["epoch"]["high"] is None  # of two seeds and two blocks
-    assert row["memory"] is None  # threads: nobody's own
+    assert row["test over base"]["value"] == pytest.approx(statistics.fmean(by_seed), abs=1e-9)
+    assert row["test over base"]["high"] is row["epoch, ratio"]["high"] is None  # of two seeds and two blocks
+    assert row["peak over base"] is None  # threads: nobody's own
     written = {path: path.stat().st_mtime_ns for path in Path("multirun/study").rglob("result.json")}
     assert run("ablate", [str(file)]) == 0
     shown = capsys.readouterr().out
     assert "resuming: 8 of 8 jobs are done, 0 to run" in shown
-    assert "codec=drop" in shown.rpartition("differences to the base")[2]
+    assert "codec=drop" in shown.rpartition("test over base")[2]
     assert written == {path: path.stat().st_mtime_ns for path in Path("multirun/study").rglob("result.json")}
 
 
-def test_hand_made_rows() -> None:
-    def result(epoch: float, sent: int, peak: list[int] | None, test: float, cosine: float | None) -> dict[str, Any]:
-        return {
-            "epoch_seconds": {"mean": epoch, "median": epoch},
-            "bytes_per_epoch": {"total": sent},
-            "memory_bytes": {"peak": peak},
-            "metric": {"test_at_best_val": None, "test": test},
-            "fidelity": None if cosine is None else {"cosine": {"mean": cosine}},
-        }
-
-    results = {
-        ("", 0, 0): result(1.0, 100, [5, 7], 0.5, None),
-        ("", 0, 1): result(2.0, 100, [5, 7], 0.5, None),
-        ("x", 0, 0): result(2.0, 60, [9, 1], 0.6, 0.5),
-        ("x", 0, 1): result(1.0, 60, None, 0.7, 1.0),
-        ("x", 1, 0): result(9.0, 9, [1, 1], 0.9, 0.75),
+def hand_made(epoch: float, sent: int, peak: list[int] | None, test: float, cosine: float | None) -> dict[str, Any]:
+    return {
+        "status": "completed",
+        "oversubscribed": False,
+        "provenance": "measured",
+        "session": None,
+        "epoch_seconds": {"mean": epoch, "median": epoch},
+        "bytes_per_epoch": {"total": sent},
+        "memory_bytes": {"peak": peak},
+        "metric": {"test_at_best_val": None, "test": test},
+        "fidelity": None if cosine is None else {"cosine": {"mean": cosine}},
     }
-    row = ablate.row("x", results)
-    assert (row.pairs, row.cosine) == (2, 0.75)
-    assert row.epoch and row.epoch.value == pytest.approx(1.0)
-    assert math.isnan(row.epoch.low)
-    assert row.bytes and (row.bytes.value, row.bytes.n) == (-40, 1)
-    assert row.memory and row.memory.value == 2
-    assert row.accuracy and row.accuracy.value == pytest.approx(15)
-    elsewhere = {job: r | {"session": "a" if job[0] or job[2] else "b"} for job, r in results.items()}
-    resumed = ablate.row("x", elsewhere)  # block 0 was begun in one session and ended in another
-    assert resumed.pairs == 2
-    assert resumed.epoch and (resumed.epoch.value, resumed.epoch.n) == (pytest.approx(0.5), 1)
-    assert ablate.interval(row.bytes, ablate.signed_bytes) == "-40 B"
-    assert ablate.interval(None, str) == "-"
-    assert ablate.row("gone", results).epoch is None
+
+
+def test_hand_made_rows() -> None:
+    factors = Study(factors={"x": ["x=1"]})
+    runs = {
+        ("base",): {(0, 0): hand_made(1.0, 100, [5, 7], 0.5, None), (0, 1): hand_made(2.0, 100, [5, 7], 0.5, None)},
+        ("x=1",): {
+            (0, 0): hand_made(2.0, 60, [9, 1], 0.6, 0.5),
+            (0, 1): hand_made(1.0, 60, None, 0.7, 1.0),
+            (1, 0): hand_made(9.0, 9, [1, 1], 0.9, 0.75),
+        },
+    }
+    row: Any = as_json(factors, runs)[1]
+    assert row["epoch, ratio"] == {"value": pytest.approx(1.0), "low": None, "high": None, "n": 2}
+    assert (row["over base"]["value"] * 2**20, row["over base"]["n"]) == (pytest.approx(-40), 1)
+    assert row["peak over base"]["value"] * 2**20 == pytest.approx(2)
+    assert row["test over base"]["value"] == pytest.approx(15)
+    assert row["cosine"]["value"] == pytest.approx(0.75)
+    for (place,), results in runs.items():
+        for (_, block), each in results.items():
+            each["session"] = "a" if place == "x=1" or block else "b"
+    resumed: Any = as_json(factors, runs)[1]  # block 0 was begun in one session and ended in another
+    assert (resumed["epoch, ratio"]["value"], resumed["epoch, ratio"]["n"]) == (pytest.approx(0.5), 1)
+    gone: Any = as_json(factors, {("base",): runs["base",], ("x=1",): {}})[1]
+    assert gone["epoch, ratio"] is None
 
 
 def test_example_study_composes() -> None:
     file = Path(__file__).parents[2] / "experiments" / "ablation" / "study.yaml"
     variants = read_study(file).variants()
-    ablate.check(file, variants)
+    command.check(file, variants)
     assert [v.name for v in variants] == ["", "codec=bf16", "codec=drop", "strategy.overlap=none", "first_layer=cached"]
     assert listed("a") == ("a",)
 
 
-def test_variant_name_is_shown_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [Row(name, 1, None, None, None, None, None) for name in ("", "dataset.name=\x1b]0;title\x07")]
-    display(rows, {"epoch": 1.0, "bytes": 1.0, "memory": 1.0, "accuracy": 1.0}, speed=True)
+def test_variant_name_is_shown_without_control_characters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "dataset.name=\x1b]0;title\x07"
+    command.report(
+        Study(factors={"x": [name]}), {(name,): {(0, 0): hand_made(1.0, 1, [1], 1.0, 1.0)}}, tmp_path, shown=True
+    )
     said = capsys.readouterr().out
     assert "\\x1b" in said and "\x1b]0" not in said
 
@@ -215,9 +223,10 @@ def test_study_with_changed_data_is_refused(tmp_path: Path) -> None:
     train(tmp_path / "run", "strategy=single", "epochs=1")
     mine = result(tmp_path / "run")
     other = {**mine, "hashes": {**mine["hashes"], "graph": "0" * 64}}
-    ablate.refuse_other_data({("", 0, 0): mine, ("a", 0, 0): mine}, tmp_path)
+    base, other_one = (Variant(name, ()) for name in ("", "a"))
+    command.refuse_other_data({(base, 0, 0): mine, (other_one, 0, 0): mine}, tmp_path)
     with pytest.raises(ConfigError, match="its data has changed between two starts"):
-        ablate.refuse_other_data({("", 0, 0): mine, ("a", 0, 0): other}, tmp_path)
+        command.refuse_other_data({(base, 0, 0): mine, (other_one, 0, 0): other}, tmp_path)
 
 
 def test_study_under_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,7 @@ COMMANDS = (
     "plan",
     "estimate",
     "compare",
+    "study",
     "ablate",
     "status",
     "dashboard",

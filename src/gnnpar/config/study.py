@@ -1,4 +1,4 @@
-"""Ablation studies: a file that names factors, and the jobs it asks for, in randomised blocks."""
+"""Studies: a file that names cells and methods, or factors, and the jobs it asks for, in randomised blocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,6 +23,11 @@ Overrides = tuple[str, ...]
 Repeats = Annotated[int, at.Ge(1), at.Le(10_000)]
 MOST_RUNS = 100_000
 _OWN = {"seed": "seeds", "block": "blocks"}
+_KEY_OF = {"method": "methods", "cell": "cells"}  # axis -> its key in the file
+
+
+Level = str | list[str]
+BASE = "base"  # of a study of factors: the name of the configuration that the others are compared with
 
 
 @dataclass(frozen=True)
@@ -32,49 +37,155 @@ class Variant:
     name: str
     overrides: Overrides
     keys: tuple[str, ...] = ()  # place in the study file, for errors
+    place: tuple[str, ...] = ()  # its name on each axis of the study
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table of a study's report.
+
+    title: text above it; with {AXIS} in it, a table for each name of that axis. rows: axes that make rows (all).
+    columns: names of `gnnpar.report.study`, or heading -> text with {NAME} in it. where: jobs that have a row.
+    """
+
+    columns: list[str] | dict[str, str]
+    title: str = ""
+    rows: list[str] = field(default_factory=list)
+    where: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A figure of a study's report: `y`, a column, against the names of the axis `x`; a line for each name of `lines`.
+
+    panels: axes whose names have a panel each, `across` side by side. styles: name -> [colour, matplotlib's format].
+    """
+
+    x: str
+    y: str
+    lines: str = "method"
+    kind: Literal["line", "bar"] = "line"
+    panels: list[str] = field(default_factory=list)
+    scale: Literal["linear", "log", "log x", "log y"] = "linear"
+    xlabel: str = ""
+    ylabel: str = ""
+    styles: dict[str, list[str]] = field(default_factory=dict)
+    size: tuple[float, float] = (6, 4)
+    letters: float = 9
+    across: Count = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """The keys of a study file.
+    """The keys of a study file: of methods (cells, methods), or of factors (base, factors, mode).
 
-    base: overrides of `gnnpar train`. factors: name -> levels, each an override or a list of overrides.
+    cells: name -> overrides of `gnnpar train`, or axis -> name -> overrides, whose products are the cells. methods:
+    name -> overrides. common: overrides of all jobs; later ones win: common, cells, methods.
+    also: jobs as 'NAME' or 'NAME; NAME' -> overrides, which win over the others. skip: such jobs, which do not run.
+    at_most: -> how many runs each has. job: how jobs are called in raw lines, as '{cell}; {method}'.
+    smoke: overrides of a rehearsal.
+    base: overrides. factors: name -> levels, each an override or a list of overrides.
     mode: grid (every combination of one level or none of each factor), one_at_a_time (the base and one level changed),
     leave_one_out (the base has all factors with all their overrides; each variant lacks one factor).
-    seeds: a number of seeds or a list of them. blocks: how often everything runs, each time in another random order.
+    run: the keys seeds to whole. seeds: a number of seeds or a list of them. blocks: how often everything runs, each
+    time in another random order. needs, minutes: for lists of studies.
+    table: columns, tables. shared_cores: times are shown where ranks share cores, too.
     """
 
-    factors: dict[str, list[str | list[str]]]
-    base: list[str] = ()  # type: ignore[assignment]
+    cells: dict[str, list[Level] | dict[str, list[Level]]] = field(default_factory=dict)
+    methods: dict[str, list[Level]] = field(default_factory=dict)
+    common: list[Level] = field(default_factory=list)
+    also: dict[str, list[Level]] = field(default_factory=dict)
+    skip: list[str] = field(default_factory=list)
+    at_most: dict[str, Count] = field(default_factory=dict)
+    job: str = ""
+    smoke: list[str] = field(default_factory=list)
+    factors: dict[str, list[Level]] = field(default_factory=dict)
+    base: list[str] = field(default_factory=list)
     mode: Mode = "one_at_a_time"
     seeds: Repeats | list[Count] = 1
     blocks: Repeats = 1
     order_seed: Count = 0
+    needs: list[Literal["root", "quiet", "data"]] = field(default_factory=list)
+    minutes: Count = 0
+    table: list[str] | dict[str, str] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    figure: Figure | None = None
+    shared_cores: bool = False
 
     def __post_init__(self) -> None:
-        if not self.factors:
-            raise ValueError("factors is empty; name at least one, as codec: [codec=bf16]")
+        if bool(self.factors) == bool(self.methods):
+            raise ValueError("factors is empty; name at least one, as codec: [codec=bf16], or methods")
         if isinstance(self.seeds, list) and len(set(self.seeds)) < max(1, len(self.seeds)):
             raise ValueError(f"seeds={self.seeds} must be a list of different seeds, or how many there are")
-        given = {"base": self.base} | {f"factors.{name}": levels for name, levels in self.factors.items()}
+        given = {"base": self.base, "common": self.common} | {
+            f"also.{name}": levels for name, levels in self.also.items()
+        }
+        given |= {f"factors.{name}": levels for name, levels in self.factors.items()}
         for key, levels in given.items():
-            if not levels and key != "base":
+            if not levels and key.startswith("factors"):
                 raise ValueError(f"{key} is empty; give it at least one override, as codec=bf16")
+        for axis, names in self.axes.items() if self.methods else ():
+            given |= {f"{_KEY_OF.get(axis, f'cells.{axis}')}.{name}": levels for name, levels in names.items()}
+        for key, levels in given.items():
             for i, override in ((i, o) for i, level in enumerate(levels) for o in listed(level)):
                 _check(f"{key}[{i}]", override)
-        variants = sum(map(len, self.factors.values()))
+        variants = math.prod(map(len, self.axes.values())) if self.methods else sum(map(len, self.factors.values()))
         if self.mode == "grid":
             variants = math.prod(1 + len(levels) for levels in self.factors.values())
         runs = variants * len(self.seed_list) * self.blocks
         if runs > MOST_RUNS:
             raise ValueError(f"the study asks for {runs:,} runs, at most {MOST_RUNS:,} are listed; name fewer factors")
+        for key, patterns in (
+            {"skip": self.skip, "at_most": self.at_most, "also": self.also}.items() if self.methods else ()
+        ):
+            for pattern in patterns:
+                self.matching(key, pattern)
+
+    @property
+    def axes(self) -> Mapping[str, Mapping[str, Sequence[Level]]]:
+        """Return axis -> name -> overrides, the methods last; of factors one axis of variants."""
+        if self.factors:
+            return {"variant": {variant.name or BASE: list(variant.overrides) for variant in self.variants()}}
+        nested = {axis: names for axis, names in self.cells.items() if isinstance(names, dict)}
+        flat = {name: levels for name, levels in self.cells.items() if isinstance(levels, list)}
+        return nested | ({"cell": flat} if flat else {}) | {"method": self.methods}
+
+    def matching(self, key: str, pattern: str) -> frozenset[str]:
+        """Return the names in 'NAME; NAME'. Raise ValueError for one that no axis has."""
+        known = [name for names in self.axes.values() for name in names]
+        for name in (found := pattern.split("; ")):
+            if name not in known:
+                raise ValueError(f"{key}: {show(name)} is no cell or method{closest(name, known)}")
+        return frozenset(found)
+
+    def among(self, place: Sequence[str], key: str, patterns: Sequence[str]) -> bool:
+        """Return True if a pattern has no other names than this place."""
+        return any(self.matching(key, pattern) <= set(place) for pattern in patterns)
 
     @property
     def seed_list(self) -> list[int]:
         return self.seeds if isinstance(self.seeds, list) else list(range(self.seeds))
 
     def variants(self) -> list[Variant]:
-        """Return the base, then every variant that is compared with it."""
+        """Return every cell with every method; of factors the base, then every variant that is compared with it."""
+        if self.methods:
+            places = [
+                place for place in itertools.product(*self.axes.values()) if not self.among(place, "skip", self.skip)
+            ]
+            return [
+                Variant(
+                    self.job.format(**dict(zip(self.axes, place, strict=True))) or "; ".join(place),
+                    merged(
+                        self.common,
+                        *(names[name] for names, name in zip(self.axes.values(), place, strict=True)),
+                        *(levels for name, levels in self.also.items() if self.among(place, "also", [name])),
+                    ),
+                    tuple(f"{_KEY_OF.get(axis, axis)}.{name}" for axis, name in zip(self.axes, place, strict=True)),
+                    place,
+                )
+                for place in places
+            ]
         levels = {
             name: [(listed(level), f"factors.{name}[{i}]") for i, level in enumerate(given)]
             for name, given in self.factors.items()
@@ -84,9 +195,10 @@ class Study:
             lacking = [None, *whole]
             return [
                 Variant(
-                    "" if gone is None else f"without {gone}",
+                    name := "" if gone is None else f"without {gone}",
                     merged(self.base, *(overrides for name, overrides in whole.items() if name != gone)),
                     (f"factors.{gone}",) if gone else ("base",),
+                    (name or BASE,),
                 )
                 for gone in lacking
             ]
@@ -97,18 +209,31 @@ class Study:
         picked = [[level for level in choice if level is not None] for choice in chosen]
         return [
             Variant(
-                " ".join(o for overrides, _ in levels for o in overrides),
+                name := " ".join(o for overrides, _ in levels for o in overrides),
                 merged(self.base, *(overrides for overrides, _ in levels)),
                 tuple(key for _, key in levels) or ("base",),
+                (name or BASE,),
             )
             for levels in picked
         ]
+
+    def most(self, variant: Variant) -> int:
+        """Return how many runs of a variant there are at most, blocks times seeds."""
+        every = self.blocks * len(self.seed_list)
+        return min(
+            [every, *(n for pattern, n in self.at_most.items() if self.among(variant.place, "at_most", [pattern]))]
+        )
 
     def jobs(self, variants: Sequence[Variant]) -> list[tuple[Variant, int, int]]:
         """Return (variant, seed, block) of every run, block by block, each block in a random order of its own."""
         jobs: list[tuple[Variant, int, int]] = []
         for block in range(self.blocks):
-            once = [(variant, seed, block) for variant in variants for seed in self.seed_list]
+            once = [
+                (variant, seed, block)
+                for variant in variants
+                for i, seed in enumerate(self.seed_list)
+                if block * len(self.seed_list) + i < self.most(variant)
+            ]
             random.Random(f"{self.order_seed}/{block}").shuffle(once)
             jobs += once
         return jobs
@@ -125,8 +250,10 @@ def read_study(file: Path) -> Study:
     except (yaml.YAMLError, ValueError, TypeError, RecursionError, OverflowError) as error:
         raise ConfigError(f"{file} is no YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{file} must hold keys: factors, and base, mode, seeds, blocks, order_seed")
+        raise ConfigError(f"{file} must hold keys: cells, methods, common, run, table; or base, factors, seeds, blocks")
     try:
+        if isinstance(run := data.get("run", {}), dict):
+            data = {key: value for key, value in data.items() if key != "run"} | run
         _check_shape(data)
         return construct(Study, data)
     except ConfigError as error:
@@ -137,9 +264,9 @@ def listed(level: str | Sequence[str]) -> Overrides:
     return (level,) if isinstance(level, str) else tuple(level)
 
 
-def merged(*groups: Sequence[str]) -> Overrides:
+def merged(*groups: Sequence[Level]) -> Overrides:
     """Return the overrides of all groups; the last one of each key wins."""
-    by_key = {key_of(override): override for group in groups for override in group}
+    by_key = {key_of(override): override for group in groups for level in group for override in listed(level)}
     return tuple(by_key.values())
 
 
@@ -151,6 +278,8 @@ def job_overrides(variant: Variant, seed: int, block: int) -> list[str]:
 
 def _check_shape(data: JsonObject) -> None:
     """Raise ConfigError where a mapping or list is missing, in clearer words than the type checker's."""
+    if "methods" in data or "cells" in data:
+        return
     for key, value in data.items():
         if key == "factors" and not isinstance(value, Mapping):
             raise ConfigError(f"factors={show(value)} must map names to lists of overrides, as codec: [codec=bf16]")
@@ -169,4 +298,4 @@ def _check(key: str, override: str) -> None:
     if key_of(override) in _OWN:
         raise ValueError(f"{key}={override}: the study sets it; use its key {_OWN[key_of(override)]}")
     if "hydra" in key_of(override):  # launchers, sweepers and callbacks name classes
-        raise ValueError(f"{key}={show(override)} is for the command line: gnnpar ablate FILE {override}")
+        raise ValueError(f"{key}={show(override)} is for the command line: gnnpar study FILE {override}")

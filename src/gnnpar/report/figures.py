@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -53,10 +54,15 @@ class Drawing(NamedTuple):
     height: tuple[float, float]
 
 
-def write_figures(comparison: Comparison, folder: Path) -> list[Path]:
-    """Write NAME.svg, .pdf, .png and .csv with a panel a task, for figures with data; return the files."""
+def on_paper() -> AbstractContextManager[None]:
+    """Return a context in which matplotlib draws for papers."""
     import matplotlib as mpl
 
+    return mpl.rc_context(_STYLE)
+
+
+def write_figures(comparison: Comparison, folder: Path) -> list[Path]:
+    """Write NAME.svg, .pdf, .png and .csv with a panel a task, for figures with data; return the files."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--figures {folder} is a file; name a folder")
     folder.mkdir(parents=True, exist_ok=True)
@@ -86,7 +92,7 @@ def write_figures(comparison: Comparison, folder: Path) -> list[Path]:
     names = curves.tasks(comparison.groups)
     tasks = {name: [group for group in comparison.groups if group.arena == arena] for arena, name in names.items()}
     files: list[Path] = []
-    with mpl.rc_context(_STYLE):
+    with on_paper():
         for name, drawing in figures.items():
             rows = {task: found for task, groups in tasks.items() if (found := drawing.rows(groups))}
             if rows:

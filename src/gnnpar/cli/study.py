@@ -1,0 +1,154 @@
+"""`gnnpar study FILE`: run cells x methods, or factors, in randomised blocks; print tables, draw a figure.
+
+Time ratios are formed inside blocks, one a block (protocol, rule 5); bytes, memory and accuracy are paired by seed,
+their blocks averaged, because another launch of a seed is no new sample of them (rule 12).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from gnnpar.cli.train import job
+from gnnpar.config.application import run_jobs
+from gnnpar.config.compose import chosen_files, compose
+from gnnpar.config.inputs import quoted
+from gnnpar.config.jobs import job_key, jobs_below
+from gnnpar.config.study import Study, Variant, job_overrides, read_study
+from gnnpar.files import JsonObject, working_in, write_text_whole
+from gnnpar.report import latex
+from gnnpar.report import study as reports
+from gnnpar.report.columns import Runs, timeless
+from gnnpar.report.figures import on_paper
+from gnnpar.settings import ConfigError, config_errors
+from gnnpar.targets import refuse_foreign
+from gnnpar.track.console import pulse, say, show_table
+from gnnpar.track.text import printable
+from gnnpar.training.result.result import valid_result
+
+Results = Mapping[tuple[Variant, int, int], JsonObject]
+
+
+def run(argv: list[str]) -> int:
+    """Return 0: every run completed, 1: some failed. The tables have the reasons of those."""
+    options = parse(argv)
+    if "RANK" in os.environ:
+        raise ConfigError("a study starts its own ranks and cannot join those of torchrun; start it once, without")
+    study = read_study(options.study)
+    with prefixed(options.study):
+        reports.check(study)
+    variants = study.variants()
+    jobs = study.jobs(variants)
+    folder = options.folder or Path("multirun") / options.study.stem
+    with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
+        check(options.study, variants)
+        with config_errors(), working_in(folder, otherwise="give another --folder", say=say):  # it may be running
+            write_text_whole(folder / "study.yaml", options.study.read_text(encoding="utf-8"))
+        say(f"{options.study}: {len(variants)} variants x {len(study.seed_list)} seeds x {study.blocks} blocks")
+        argv = ["-m", *options.overrides, f"hydra.sweep.dir={quoted(str(folder))}"]
+        code, keys = run_jobs(argv, job, listed=[job_overrides(*each) for each in jobs])
+        results = ended(folder, dict(zip(jobs, keys, strict=True)))
+        refuse_other_data(results, folder)
+        runs = by_place(results)
+        report(study, runs, folder, shown=not options.json)
+    if options.json:
+        sys.stdout.write(json.dumps(reports.as_json(study, runs), indent=1) + "\n")
+    return code
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("gnnpar study", description="Run a study; what was run already is not run again.")
+    parser.add_argument("study", type=Path, metavar="FILE", help="cells, methods, common, run, table; or base, factors")
+    parser.add_argument("overrides", nargs="*", help="hydra/launcher=..., hydra.sweep...: how the jobs are run")
+    parser.add_argument(
+        "--folder", type=Path, help="where the runs are (multirun/FILE); report.md, table.tex, figure.svg"
+    )
+    parser.add_argument("--json", action="store_true", help="the tables as JSON; all else on stderr")
+    options = parser.parse_args(argv)
+    for override in options.overrides:
+        if not override.startswith("hydra"):
+            raise ConfigError(f"{override}: {options.study} sets what is trained; put it into base")
+    return options
+
+
+@contextlib.contextmanager
+def prefixed(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
+
+
+def check(file: Path, variants: Sequence[Variant]) -> None:
+    """Raise ConfigError where a variant does not compose, or is the same run as another one."""
+    seen: dict[str, Variant] = {}
+    with pulse(lambda: f"{file}: looking at {len(variants):,} variants"):
+        for variant in variants:
+            where = " and ".join(variant.keys)
+            try:
+                settings = compose(variant.overrides, partial(refuse_classes, file, variant))
+            except ConfigError as error:
+                raise ConfigError(f"{file}: {where}: {error}") from error
+            key = job_key(settings.resolved, settings.names)
+            if key in seen:
+                other = seen[key].name or "the base"
+                raise ConfigError(f"{file}: {where} ({variant.name}) is the same run as {other}; leave it out")
+            seen[key] = variant
+
+
+def refuse_classes(file: Path, variant: Variant, tree: JsonObject) -> None:
+    """Raise ConfigError for a class that neither gnnpar, nor a plugin, nor YAML that the study chooses names."""
+    remedy = "put it into a YAML file of its group and choose it by name, or --trust"
+    with config_errors():
+        refuse_foreign(tree, str(file), remedy=remedy, named=chosen_files(variant.overrides))
+
+
+def ended(folder: Path, keys: Mapping[tuple[Variant, int, int], str]) -> dict[tuple[Variant, int, int], JsonObject]:
+    """Return (variant, seed, block) -> result.json of the runs that have one."""
+    results = {job.key: valid_result(job.run_dir) for job in jobs_below(folder)}
+    return {job: result for job, key in keys.items() if (result := results.get(key))}
+
+
+def refuse_other_data(results: Results, folder: Path) -> None:
+    """Raise ConfigError where runs of one seed and dataset had different graphs or splits: its data has changed between
+    two starts of the study."""
+    seen: dict[tuple[str, int], tuple[str, str]] = {}
+    for (_, seed, _), result in results.items():
+        of_data = json.dumps(result["settings"].get("dataset"), sort_keys=True)
+        hashes = result["hashes"]["graph"], result["hashes"]["split"]
+        if seen.setdefault((of_data, seed), hashes) != hashes:
+            raise ConfigError(
+                f"{folder} holds runs of seed {seed} on two graphs or splits of the same name: its data has changed "
+                "between two starts; give --folder another name"
+            )
+
+
+def by_place(results: Results) -> Runs:
+    """Return place -> (seed, block) -> result."""
+    found: dict[tuple[str, ...], dict[tuple[int, int], JsonObject]] = {}
+    for (variant, seed, block), result in results.items():
+        found.setdefault(variant.place, {})[seed, block] = result
+    return found
+
+
+def report(study: Study, runs: Runs, folder: Path, *, shown: bool) -> None:
+    """Print the tables, and write report.md, table.tex and figure.svg into the folder."""
+    tables = reports.tables(study, runs)
+    if any(timeless(study, result) for each in runs.values() for result in each.values()):
+        say("times are left out (-): more threads than cores, or ranks as threads; shared_cores: true shows them")
+    write_text_whole(folder / "report.md", reports.as_markdown(tables))
+    write_text_whole(folder / "table.tex", "\n".join(latex.as_latex(table, keep=True) for _, table in tables))
+    if study.figure is not None:
+        with on_paper():
+            reports.draw(study, study.figure, runs).savefig(folder / "figure.svg", metadata={"Date": None})
+    for title, table in tables if shown else ():
+        left = [i for i, text in enumerate(table.texts) if text]
+        lines = [[printable(cell) for cell in line] for line in table.lines]
+        show_table(table.headings, lines, title=title, left=left)
+    say(f"tables and figure  ->  {folder}")

@@ -1,0 +1,332 @@
+"""Columns of a study by name, and arithmetic over them that pairs runs by seed and block.
+
+A column is text with {EXPRESSION:FORMAT} in it. An expression has names of MEASURES, keys of result.json with dots
+between them, numbers, + - * /, and FUNCTIONS. A name in brackets is another job: `epoch_s(vanilla)` is that of the
+method vanilla in the same cell. FORMAT is Python's; with 'i' behind it the interval follows, with 'x' also, unless all
+samples agree; '±' and '+±' choose their own decimals.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import operator
+import statistics as plain
+import string
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from typing import Literal, NamedTuple
+
+from gnnpar.config.study import Study
+from gnnpar.files import Json, JsonObject
+from gnnpar.report import formatting
+from gnnpar.report.runs import no_speed
+from gnnpar.report.statistics import FEWEST_BLOCKS, FEWEST_SEEDS, Estimate, family, geometric_mean, mean
+from gnnpar.settings import ConfigError, closest, show
+from gnnpar.training.result.result import epoch_time, schema_path
+
+Pair = tuple[int, int]  # (seed, block)
+Runs = Mapping[tuple[str, ...], Mapping[Pair, JsonObject]]  # place of a job on the axes -> its results
+How = Literal["mean", "geometric", "max"]
+_MIB = 2**20
+
+
+class Measure(NamedTuple):
+    """`of`: the number of a run, None where it has none. timed: only runs of one session are beside each other."""
+
+    of: Callable[[JsonObject], float | None]
+    form: str
+    how: How = "mean"
+    timed: bool = False
+
+
+def _share(result: JsonObject) -> float | None:
+    """Return the percentage of an epoch that passes in communication: what no work hides."""
+    parts = [result["breakdown_seconds"][part] for part in ("exposed_wire", "exposed_skew", "reduce")]
+    epoch = result["epoch_seconds"]["mean"]
+    return None if not epoch or None in parts else 100 * sum(parts) / epoch
+
+
+def _peak(result: JsonObject) -> float | None:
+    """Return MiB of the fullest rank."""
+    peak = result["memory_bytes"]["peak"]
+    return max(peak) / _MIB if peak and None not in peak else None
+
+
+def _own(result: JsonObject) -> float | None:
+    """Return the peak in MiB less parameters, optimizer and features, which every strategy has."""
+    live, peak = result["memory_bytes"]["live"], _peak(result)
+    return None if peak is None else peak - (live["parameters"] + live["optimizer"] + live["features"]) / _MIB
+
+
+def _points(result: JsonObject) -> float | None:
+    """Return the test metric at the best validation, in percent."""
+    metric = result["metric"]
+    test = metric["test"] if metric["test_at_best_val"] is None else metric["test_at_best_val"]
+    return None if test is None else 100 * test
+
+
+MEASURES: dict[str, Measure] = {
+    "epoch_s": Measure(lambda result: result["epoch_seconds"]["mean"], ".3f", "geometric", timed=True),
+    "epoch": Measure(epoch_time, ".3f", "geometric", timed=True),  # as `gnnpar compare` reads it
+    "share": Measure(_share, ".0f", timed=True),
+    "peak_mib": Measure(_peak, ".0f", "max"),
+    "own_mib": Measure(_own, ".1f", "max"),
+    "sent_mib": Measure(lambda result: result["bytes_per_epoch"]["total"] / _MIB, ".1f"),
+    "points": Measure(_points, "±"),
+    "cosine": Measure(lambda result: (result["fidelity"] or {}).get("cosine", {}).get("mean"), ".4f"),
+}
+FUNCTIONS = {"epoch_ms": ".0f", "times": ".2fx", "over": "+±", "verdict": "", "runs": ""}
+FUNCTIONS |= dict.fromkeys(("abs", "average", "first"), ".1f")
+_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+
+
+class Samples(NamedTuple):
+    """(seed, block) -> number and session, None of what is not timed; how they are averaged."""
+
+    of: Mapping[Pair, tuple[float, str | None]]
+    how: How = "mean"
+
+    def apply(self, of: Callable[[float], float]) -> Samples:
+        return self._replace(of={pair: (of(value), session) for pair, (value, session) in self.of.items()})
+
+    def paired(self, other: Samples, of: Callable[[float, float], float]) -> Samples:
+        """Pair by seed and block, times inside a session. Quotients have a geometric mean."""
+        found: dict[Pair, tuple[float, str | None]] = {}
+        for pair in self.of.keys() & other.of.keys():
+            (a, mine), (b, theirs) = self.of[pair], other.of[pair]
+            if mine is None or theirs is None or mine == theirs:
+                found[pair] = of(a, b), mine or theirs
+        return Samples(found, "geometric" if of is operator.truediv else "mean")
+
+    def by(self, place: int, average: Callable[[Sequence[float]], float] = plain.fmean) -> list[float]:
+        """Return the averages by seed (0) or block (1)."""
+        found: dict[int, list[float]] = {}
+        for pair, (value, _) in sorted(self.of.items()):
+            found.setdefault(pair[place], []).append(value)
+        return [average(values) for values in found.values()]
+
+    def estimate(self) -> Estimate | None:
+        """Return the geometric mean of quotients and times, over blocks; the mean, of shares of times over blocks, of
+        others over seeds, whose blocks are no samples of their own; or the largest number."""
+        if not self.of:
+            return None
+        if self.how == "max":
+            most = max(value for value, _ in self.of.values())
+            return Estimate(most, math.nan, math.nan, len(self.of))
+        if self.how == "geometric":
+            return geometric_mean(self.by(1, plain.geometric_mean))
+        return mean(self.by(1), fewest=FEWEST_BLOCKS) if self.timed else mean(self.by(0))
+
+    @property
+    def timed(self) -> bool:
+        return any(session is not None for _, session in self.of.values())
+
+
+Value = Samples | float | str | None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Where a column is read. at: axis -> name; rows: those of all rows of its table."""
+
+    study: Study
+    runs: Runs
+    at: Mapping[str, str]
+    rows: Sequence[Mapping[str, str]] = ()
+
+    def value(self, expression: str) -> Value:
+        try:
+            return self.at.get(expression) or self._value(ast.parse(expression, mode="eval").body)
+        except SyntaxError as error:
+            raise ConfigError(f"{{{expression}}} is no expression: {error.msg}") from None
+
+    def _value(self, node: ast.expr) -> Value:
+        match node:
+            case ast.Constant(value=int() | float() as number):
+                return float(number)
+            case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
+                return _combined(self._value(left), self._value(right), _OPERATORS[type(op)])
+            case ast.Call(func=ast.Name(id=name), args=args) if name in FUNCTIONS:
+                return self._function(name, args)
+            case ast.Call(func=measure, args=args):
+                return self._to(args)._value(measure)
+            case ast.Name(id="epoch_ms"):
+                return self._samples("epoch_s").apply(lambda seconds: 1000 * seconds)
+            case ast.Name() | ast.Attribute():
+                return self._measure(ast.unparse(node))
+        raise ConfigError(f"{ast.unparse(node)} is no name of a column, number or quotient of them")
+
+    def _function(self, name: str, args: list[ast.expr]) -> Value:
+        if name == "runs":
+            return str(len(self._to(args).results()))
+        if name in ("abs", "average", "first") and len(args) == 1:
+            found = self._value(args[0])
+            if not isinstance(found, Samples) or name == "abs":
+                return found.apply(abs) if isinstance(found, Samples) else found
+            numbers = [number for _, (number, _) in sorted(found.of.items())]
+            return (plain.fmean(numbers) if name == "average" else numbers[0]) if numbers else None
+        if name == "epoch_ms":
+            return self._to(args)._value(ast.Name(name))
+        if len(args) != 1 + (name == "verdict"):
+            raise ConfigError(
+                f"{name} needs {'a base and a margin' if name == 'verdict' else 'a base'}, as {name}(NAME)"
+            )
+        base = self._to(args[:1])
+        if name == "times":
+            return base._samples("epoch_s").paired(self._samples("epoch_s"), operator.truediv)
+        return (
+            self._verdict(args)
+            if name == "verdict"
+            else self._samples("points").paired(base._samples("points"), operator.sub)
+        )
+
+    def _verdict(self, args: list[ast.expr]) -> str:
+        """Return the verdict on this row, corrected for all rows that are not the base."""
+        found: dict[int, list[float]] = {}
+        for i, at in enumerate(self.rows or [self.at]):
+            cell = replace(self, at=at)
+            base = cell._to(args[:1])
+            if base.at != at and (over := cell._samples("points").paired(base._samples("points"), operator.sub)).of:
+                found[i] = over.by(0)
+        verdicts = dict(zip(found, family(list(found.values()), float(ast.literal_eval(args[1]))), strict=True))
+        return next((verdicts[i] for i in verdicts if (self.rows or [self.at])[i] == self.at), formatting.NOTHING)
+
+    def _to(self, args: Sequence[ast.expr]) -> Cell:
+        """Return the cell of another job: each argument is a name of one axis."""
+        at = dict(self.at)
+        for arg in args:
+            name = str(arg.value) if isinstance(arg, ast.Constant) else ast.unparse(arg)
+            axes = [axis for axis, names in self.study.axes.items() if name in names]
+            if len(axes) != 1:
+                hint = closest(name, [each for names in self.study.axes.values() for each in names])
+                raise ConfigError(f"{show(name)} is {'a name of several axes' if axes else f'no cell or method{hint}'}")
+            at[axes[0]] = name
+        changed = {axis: name for axis, name in at.items() if self.at.get(axis) != name}
+        return replace(self, at=at, rows=[{**row, **changed} for row in self.rows])
+
+    def place(self) -> tuple[str, ...]:
+        if missing := [axis for axis in self.study.axes if axis not in self.at]:
+            raise ConfigError(f"it does not say which {missing[0]}; put one in brackets, as epoch_ms(NAME)")
+        return tuple(self.at[axis] for axis in self.study.axes)
+
+    def results(self) -> dict[Pair, JsonObject]:
+        """Return the runs that completed."""
+        every = self.runs.get(self.place(), {})
+        return {pair: result for pair, result in every.items() if result.get("status", "completed") == "completed"}
+
+    def failure(self) -> str:
+        """Return the reason where all runs of the job failed, else ''."""
+        if self.at.keys() < self.study.axes.keys() or self.results():
+            return ""
+        return next((" ".join(str(result["error"]).split()) for result in self.runs.get(self.place(), {}).values()), "")
+
+    def _samples(self, name: str) -> Samples:
+        measure, found = MEASURES[name], {}
+        for pair, result in self.results().items():
+            number = measure.of(result)
+            if number is not None and not (measure.timed and timeless(self.study, result)):
+                found[pair] = number, str(result.get("session")) if measure.timed else None
+        return Samples(found, measure.how)
+
+    def _measure(self, name: str) -> Value:
+        """Return a measure of the job's runs; of a key of result.json its numbers, or the text of the first run."""
+        if name in MEASURES:
+            return self._samples(name)
+        if name.partition(".")[0] not in _keys():
+            known = [*MEASURES, *FUNCTIONS]
+            raise ConfigError(f"{name} is no column{closest(name, known)}; there are {', '.join(known)}")
+        found = {pair: _under(result, name) for pair, result in self.results().items()}
+        if text := next((each for each in found.values() if isinstance(each, str)), ""):
+            return text
+        return Samples({pair: (float(each), None) for pair, each in found.items() if isinstance(each, int | float)})
+
+
+def timeless(study: Study, result: JsonObject) -> bool:
+    """Return True where ranks share cores and the study does not ask for their times."""
+    return not study.shared_cores and no_speed(result)
+
+
+def _combined(left: Value, right: Value, of: Callable[[float, float], float]) -> Value:
+    match left, right:
+        case Samples(), Samples():
+            return left.paired(right, of)
+        case Samples(), float():
+            return left.apply(lambda number: of(number, right))
+        case float(), Samples():
+            return right.apply(lambda number: of(left, number))
+        case float(), float():
+            return of(left, right)
+    return None
+
+
+def _under(result: Json | JsonObject, name: str) -> Json:
+    found = result
+    for key in name.split("."):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found if isinstance(found, str | int | float) else None
+
+
+@cache
+def _keys() -> frozenset[str]:
+    """Return the keys of result.json."""
+    return frozenset(json.loads(schema_path().read_text(encoding="utf-8"))["properties"])
+
+
+def is_name(study: Study, text: str) -> bool:
+    """Return True for a column that has names of axes alone."""
+    return all(each in study.axes for _, each, _, _ in string.Formatter().parse(text) if each is not None)
+
+
+def values(cell: Cell, text: str) -> Iterator[tuple[str, Value, str]]:
+    """Return (text before it, value, format) of each expression of a column; '' is the value behind the last."""
+    for before, expression, form, _ in string.Formatter().parse(text):
+        value = "" if expression is None else cell.value(expression)
+        if isinstance(value, Samples) and form and form[-1] in "ix±":
+            by_block = value.how == "geometric" or value.timed
+            unit, there, fewest = "seeds", len(cell.study.seed_list), FEWEST_SEEDS
+            if by_block:
+                unit, there, fewest = "blocks", cell.study.blocks, FEWEST_BLOCKS
+            if there < fewest and cell.study.methods:
+                raise ConfigError(f"{{{expression}}} has an interval, which needs run.{unit}={fewest}, not {there}")
+        yield before, value, form or ""
+
+
+def filled(cell: Cell, text: str) -> str:
+    """Return a column's text with its expressions' values."""
+    return "".join(before + _text(value, form) for before, value, form in values(cell, text))
+
+
+def exact(cell: Cell, text: str) -> Json:
+    """Return value, low, high and n of a column that is one expression, null for unknown; the text of others."""
+    found = [value for _, value, _ in values(cell, text) if value != ""]
+    if len(found) != 1 or not isinstance(found[0], Samples):
+        return filled(cell, text)
+    estimate = found[0].estimate()
+    known = {} if estimate is None else asdict(estimate)
+    return {key: value if math.isfinite(value) else None for key, value in known.items()} or None
+
+
+def _text(value: Value, form: str) -> str:
+    if isinstance(value, str):
+        return value
+    found = value.estimate() if isinstance(value, Samples) else value
+    if found is None:
+        return formatting.NOTHING
+    if not isinstance(found, Estimate):
+        return format(found, form)
+    if form.endswith("±"):
+        return formatting.interval(found, signed=form == "+±")
+    number, low, high = (format(each, form.rstrip("ix")) for each in (found.value, found.low, found.high))
+    if form.endswith("x") and not found.low < found.high:
+        return "1" if found.value == 1 and "+" not in form else number
+    return number if form[-1:] not in ("i", "x") or math.isnan(found.low) else f"{number} ({low} to {high})"
+
+
+def measured(study: Study, runs: Runs, expression: str, *place: str) -> float:
+    """Return the value of an expression for the job at this place; NaN without one."""
+    value = Cell(study, runs, dict(zip(study.axes, place, strict=True))).value(expression)
+    found = value.estimate() if isinstance(value, Samples) else value
+    return found.value if isinstance(found, Estimate) else found if isinstance(found, float) else math.nan

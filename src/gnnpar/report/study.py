@@ -1,0 +1,202 @@
+"""Tables and the figure of a study."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gnnpar.config.study import Figure, Study, Table
+from gnnpar.files import Json
+from gnnpar.report.columns import FUNCTIONS, MEASURES, Cell, Runs, Samples, exact, filled, is_name
+from gnnpar.report.formatting import NOTHING
+from gnnpar.report.statistics import FEWEST_BLOCKS, FEWEST_SEEDS, Estimate
+from gnnpar.report.table import Table as Shown
+from gnnpar.settings import ConfigError, closest
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawn
+
+_OF_FACTORS = {
+    "variant": "{variant}",
+    "runs": "{runs()}",
+    "ms": "{epoch_ms:.1f}",
+    "epoch, ratio": "{epoch / epoch(base):.3fx}",
+    "sent, MiB": "{sent_mib:.2f}",
+    "over base": "{sent_mib - sent_mib(base):+.2fx}",
+    "peak, MiB": "{peak_mib:.1f}",
+    "peak over base": "{peak_mib - peak_mib(base):+.1fx}",
+    "test": "{points:.2f}",
+    "test over base": "{over(base):+.2fx}",
+    "cosine": "{cosine:.4f}",
+}
+
+
+def check(study: Study) -> None:
+    """Raise ConfigError for a column, an axis or a base of the tables or the figure that the study does not have."""
+    for key, table in _tables(study).items():
+        try:
+            for cells in _sections(study, {}, table, check=True):
+                _lines(cells, table)
+        except (ConfigError, ValueError) as error:
+            raise ConfigError(f"{key}: {error}") from error
+    if (about := study.figure) is not None:
+        _refuse_unknown("figure: ", study, (about.x, about.lines, *about.panels))
+        try:
+            filled(
+                Cell(study, {}, {axis: next(iter(names)) for axis, names in study.axes.items()}), f"{{{about.y}:.2f}}"
+            )
+        except ConfigError as error:
+            raise ConfigError(f"figure.y: {error}") from error
+
+
+def tables(study: Study, runs: Runs) -> list[tuple[str, Shown]]:
+    """Return the title and the cells of every table that has runs."""
+    shown: list[tuple[str, Shown]] = []
+    for table in _tables(study).values():
+        columns = _columns(study, table)
+        texts = [is_name(study, column) for column in columns.values()]
+        for cells in _sections(study, runs, table):
+            first = {axis: next(iter(names)) for axis, names in study.axes.items()}
+            title = filled(replace(cells[0], at=first | dict(cells[0].at)), table.title)
+            shown.append((title, Shown(list(columns), texts, _lines(cells, table), set())))
+    return shown
+
+
+def as_json(study: Study, runs: Runs) -> list[Json]:
+    """Return the rows of all tables as heading -> estimate or text."""
+    return [
+        {heading: exact(cell, column) for heading, column in _columns(study, table).items()}
+        for table in _tables(study).values()
+        for cells in _sections(study, runs, table)
+        for cell in cells
+    ]
+
+
+def as_markdown(shown: Sequence[tuple[str, Shown]]) -> str:
+    """Return titles and pipe tables; a blank line ends a table below a heading."""
+    parts: list[str] = []
+    for title, table in shown:
+        head, *body = [f"| {' | '.join(line)} |" for line in (table.headings, *table.lines)]
+        parts.append("\n".join([*([title, ""] if title else []), head, "|---" * len(table.headings) + "|", *body]))
+    return "\n\n".join(parts) + "\n" + "\n" * any(title.startswith("#") for title, _ in shown)
+
+
+def _tables(study: Study) -> dict[str, Table]:
+    """Return key of the file -> table. The default one has intervals where there are enough blocks and seeds."""
+    given = {f"tables[{i}]": table for i, table in enumerate(study.tables)}
+    if study.table:
+        return {"table": Table(columns=study.table)} | given
+    if given or study.factors:
+        return given or {"table": Table(columns=_OF_FACTORS)}
+    base, several = repr(next(iter(study.methods))), len(study.methods) > 1
+    times = [f"times({base})"] * (several and study.blocks >= FEWEST_BLOCKS)
+    points = ["points", *[f"over({base})"] * several] if len(study.seed_list) >= FEWEST_SEEDS else []
+    return {"table": Table(columns=["epoch_ms", *times, "share", "peak_mib", "sent_mib", *points])}
+
+
+def _columns(study: Study, table: Table) -> dict[str, str]:
+    """Return heading -> text; columns that are names alone stand behind the axes."""
+    if isinstance(table.columns, dict):
+        return table.columns
+    found = {axis: f"{{{axis}}}" for axis in _axes(study, table)}
+    for column in table.columns:
+        name = column.partition("(")[0]
+        form = MEASURES[name].form if name in MEASURES else FUNCTIONS.get(name, "")
+        found[column] = f"{{{column}{':' * bool(form)}{form}}}" + "%" * (name == "share")
+    return found
+
+
+def _axes(study: Study, table: Table) -> list[str]:
+    """Return the axes that make rows: those that no title has."""
+    return table.rows or [axis for axis in study.axes if f"{{{axis}}}" not in table.title]
+
+
+def _sections(study: Study, runs: Runs, table: Table, *, check: bool = False) -> Iterator[list[Cell]]:
+    """Return the rows of a table, or of one for each name in its title; check: also rows without runs."""
+    axes = _axes(study, table)
+    _refuse_unknown("rows: ", study, axes)
+    for title in _places(study, [axis for axis in study.axes if f"{{{axis}}}" in table.title]):
+        rows = [title | row for row in _places(study, axes, title)]
+        rows = [row for row in rows if not table.where or study.among(list(row.values()), "where", table.where)]
+        begun = [dict(zip(study.axes, place, strict=True)).items() for place in runs]
+        if rows := [row for row in rows if check or any(row.items() <= place for place in begun)]:
+            yield [Cell(study, runs, row, rows) for row in rows]
+
+
+def _refuse_unknown(key: str, study: Study, axes: Sequence[str]) -> None:
+    for axis in axes:
+        if axis not in study.axes:
+            raise ConfigError(f"{key}{axis} is no axis{closest(axis, study.axes)}; there are {', '.join(study.axes)}")
+
+
+def _places(study: Study, axes: Sequence[str], fixed: Mapping[str, str] | None = None) -> list[dict[str, str]]:
+    """Return names of these axes that jobs have, in the order of the file."""
+    there = [dict(zip(study.axes, variant.place, strict=True)).items() for variant in study.variants()]
+    rows = [dict(zip(axes, names, strict=True)) for names in itertools.product(*(study.axes[axis] for axis in axes))]
+    return [row for row in rows if any((dict(fixed or {}) | row).items() <= place for place in there)]
+
+
+def _lines(cells: Sequence[Cell], table: Table) -> list[list[str]]:
+    """Return the cells' texts; where no run completed, the reason is in the first column behind the names."""
+    lines: list[list[str]] = []
+    for cell in cells:
+        columns = list(_columns(cell.study, table).values())
+        line = [filled(cell, column) for column in columns]
+        if why := cell.failure():
+            place = next((i for i, column in enumerate(columns) if not is_name(cell.study, column)), 0)
+            line[place:] = [f"failed: {why}", *[NOTHING] * (len(line) - place - 1)]
+        lines.append(line)
+    return lines
+
+
+def draw(study: Study, about: Figure, runs: Runs) -> Drawn:
+    """Draw the figure of a study in the style that is in force, with intervals as error bars."""
+    import matplotlib.pyplot as plt
+
+    panels = _places(study, about.panels)
+    across = min(about.across, len(panels)) or 1
+    down = -(-len(panels) // across)
+    figure, axes = plt.subplots(down, across, figsize=about.size, squeeze=False, sharex=down > 1, layout="constrained")
+    for number, (axis, panel) in enumerate(zip(axes.flat, panels, strict=False)):
+        _draw_panel(axis, study, about, runs, panel)
+        axis.set(title=", ".join(panel.values()), ylabel=(about.ylabel or about.y) * (number % across == 0))
+        axis.set(xlabel=(about.xlabel or about.x) * (number + across >= len(panels)))
+    axes[0, 0].legend(frameon=False, fontsize=7 if len(panels) > 1 else None)
+    return figure
+
+
+def _draw_panel(axis: Axes, study: Study, about: Figure, runs: Runs, panel: Mapping[str, str]) -> None:
+    names = list(study.axes[about.x])
+    numeric = all(name.replace(".", "", 1).isdigit() for name in names)
+    at = {name: float(name) if numeric else float(i) for i, name in enumerate(names)}
+    width = 0.8 / len(study.axes[about.lines])
+    for i, line in enumerate(study.axes[about.lines]):
+        found: dict[float, Estimate] = {}
+        for name, x in at.items():
+            value = Cell(study, runs, {**panel, about.lines: line, about.x: name}).value(about.y)
+            if isinstance(value, Samples) and (estimate := value.estimate()) is not None:
+                found[x + width * i * (about.kind == "bar")] = estimate
+        y = [each.value for each in found.values()]
+        spread = [
+            [each.value - each.low for each in found.values()],
+            [each.high - each.value for each in found.values()],
+        ]
+        colour, form = about.styles.get(line, [f"C{i}", "o-"])
+        if not y or any(map(math.isnan, spread[0])):
+            spread = None
+        if about.kind == "bar":
+            axis.bar(list(found), y, width, yerr=spread, color=colour, label=line)
+        elif spread is None:
+            axis.plot(list(found), y, form, color=colour, label=line, ms=4)
+        else:
+            axis.errorbar(list(found), y, spread, fmt=form, color=colour, label=line, capsize=3)
+    for letter in "xy":
+        if about.scale in ("log", f"log {letter}"):
+            axis.set(**{f"{letter}scale": "log"})
+    if about.scale in ("linear", "log x") and axis.dataLim.y0 >= 0:
+        axis.set(ylim=(0, None))
+    axis.set_xticks(list(at.values()), names)

@@ -1,0 +1,145 @@
+"""Studies of cells and methods: a file is checked before anything runs, runs, is resumed, and has its tables."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gnnpar.cli.main import run
+from gnnpar.config.study import Study, read_study
+from gnnpar.report.columns import Runs
+from gnnpar.report.study import as_markdown, check, tables
+
+FILE = """
+cells: {gcn: [model=gcn], sage: [model=sage]}
+methods: {vanilla: [strategy=graph_parallel, strategy.overlap=none], sar: [strategy=sar]}
+common: [comm=threads, world_size=2, debug=tiny, threads_per_rank=1, epochs=4]
+run: {blocks: 3, shared_cores: true}
+table: [epoch_ms, times(vanilla), sent_mib]
+figure: {x: cell, y: times(vanilla), kind: bar}
+skip: [sage; sar]
+"""
+
+
+def study(folder: Path, text: str) -> Path:
+    file = folder / "mine.yaml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_study_of_methods_runs_resumes_and_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = study(tmp_path, FILE)
+    assert run("study", [str(file), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["cell"], row["method"]) for row in rows] == [("gcn", "vanilla"), ("gcn", "sar"), ("sage", "vanilla")]
+    assert rows[0]["times(vanilla)"]["value"] == 1 and rows[1]["times(vanilla)"]["n"] == 3
+    for folder in Path("multirun/mine").glob("[3-8]"):
+        shutil.rmtree(folder)
+    assert run("study", [str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert "resuming: 3 of 9 jobs are done, 6 to run" in shown
+    page = Path("multirun/mine/report.md").read_text(encoding="utf-8")
+    assert page.startswith(
+        "| cell | method | epoch_ms | times(vanilla) | sent_mib |\n|---|---|---|---|---|\n| gcn | vanil"
+    )
+    assert r"\begin{tabular}" in Path("multirun/mine/table.tex").read_text(encoding="utf-8")
+    assert "<svg" in Path("multirun/mine/figure.svg").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (("[epoch_ms,", "[epohs_ms,"), "table: epohs_ms is no column, did you mean epoch_ms?"),
+        (("times(vanilla),", "times(vanila),"), "table: vanila is no cell or method, did you mean vanilla?"),
+        (("times(vanilla),", "times(),"), "table: times needs a base, as times(NAME)"),
+        (("blocks: 3", "blocks: 2"), "table: {times(vanilla)} has an interval, which needs run.blocks=3, not 2"),
+        (("sent_mib]", "over(vanilla)]"), "table: {over(vanilla)} has an interval, which needs run.seeds=5, not 1"),
+        (("sent_mib]", '"epoch_ms +"]'), "table: {epoch_ms +} is no expression: invalid syntax"),
+        (("sage; sar", "sage; sra"), "skip: sra is no cell or method, did you mean sar?"),
+        (("x: cell", "x: cells"), "figure: cells is no axis, did you mean cell?; there are cell, method"),
+        (("strategy=sar", "strategy=sra"), "cells.gcn and methods.sar: strategy=sra does not exist, did you mean sar?"),
+        (("strategy=sar", "strategy"), "methods.sar[0]=strategy is no override; write key=value or group=option"),
+        (("cells:", "cels:"), "unknown key cels="),
+    ],
+)
+def test_wrong_study_of_methods_is_one_line(
+    tmp_path: Path, change: tuple[str, str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = study(tmp_path, FILE.replace(*change))
+    assert run("study", [str(file), "--folder", str(tmp_path / "runs")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"gnnpar: {file}: ") and line in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def result(epoch: float, test: float) -> dict[str, Any]:
+    return {
+        "oversubscribed": False,
+        "provenance": "measured",
+        "epoch_seconds": {"mean": epoch},
+        "metric": {"test_at_best_val": test},
+        "loss": {"last": epoch / 2},
+        "hardware": "a machine",
+    }
+
+
+def test_columns_pair_by_seed_and_block_and_a_failed_job_says_why(tmp_path: Path) -> None:
+    text = """
+cells: {model: {gcn: [], gat: []}, rate: {0.1: [], 1: []}}
+methods: {exact: [], fast: []}
+run: {seeds: 5, blocks: 3}
+at_most: {fast; gat: 1}
+job: "{rate} {model} {method}"
+tables:
+  - title: "### {model} on {hardware}"
+    columns:
+      link: "{rate}"
+      how: "`{method}`"
+      times: "{times(exact):.2fx}"
+      points: "{over(exact):+±}"
+      verdict: "{verdict(exact, 0.3)}"
+      loss, ms: "{1000 * loss.last(exact):.1f}"
+"""
+    made = read_study(study(tmp_path, text))
+    check(made)
+    assert [variant.name for variant in made.variants()][:2] == ["0.1 gcn exact", "0.1 gcn fast"]
+    assert len(made.jobs(made.variants())) == 6 * 15 + 2
+    exact = {(seed, block): result(0.4, 0.8) for seed in range(5) for block in range(3)}
+    fast = {(seed, block): result(0.2, 0.8 + seed / 1000) for seed in range(5) for block in range(3)}
+    failed = {(0, 0): {"status": "failed", "error": "out of\nmemory"}}
+    runs: Runs = {("gcn", "0.1", "exact"): exact, ("gcn", "0.1", "fast"): fast, ("gat", "1", "fast"): failed}
+    assert as_markdown(tables(made, runs)).splitlines()[2:] == [
+        "| link | how | times | points | verdict | loss, ms |",
+        "|---|---|---|---|---|---|",
+        "| 0.1 | `exact` | 1 | +0.00 ± 0.00 | - | 200.0 |",
+        "| 0.1 | `fast` | 2.00 | +0.20 ± 0.20 | not inferior | 200.0 |",
+        "",
+        "### gat on -",
+        "",
+        "| link | how | times | points | verdict | loss, ms |",
+        "|---|---|---|---|---|---|",
+        "| 1 | `fast` | failed: out of memory | - | - | - |",
+        "",
+    ]
+
+
+def test_study_without_a_table_has_one(tmp_path: Path) -> None:
+    made = Study(methods={"a": [], "b": []}, blocks=3)
+    ((_, table),) = tables(made, {("a",): {(0, 0): result(0.1, 0.5) | _BARE}})
+    assert table.headings == ["method", "epoch_ms", "times('a')", "share", "peak_mib", "sent_mib"]
+    assert table.lines == [["a", "100", "1", "0%", "1", "2.0"]]
+
+
+_BARE = {
+    "breakdown_seconds": dict.fromkeys(("exposed_wire", "exposed_skew", "reduce"), 0.0),
+    "memory_bytes": {"peak": [2**20]},
+    "bytes_per_epoch": {"total": 2**21},
+}
