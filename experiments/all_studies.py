@@ -49,6 +49,12 @@ class Study:
         return experiments / self.where / f"ended.{self.name}"
 
 
+def command(folder: Path, what: str) -> list[str]:
+    """What runs a study, or reports it: its own program, or the one of studies that are files."""
+    own = folder / f"{what}.py"
+    return [sys.executable, *([str(own)] if own.exists() else [str(folder.parent / "declared.py"), what, folder.name])]
+
+
 TIMED = ("speed", "paced")  # of compare_all
 TRAINED = ("accuracy", "rivals", "verdict", "deep", "sbm_products", "sbm_reddit", "cora", "citeseer", "computers", "cs")
 TRAINED += ("squirrel", "tolokers")
@@ -102,7 +108,7 @@ REST = [
     Study(name="sufficient_factors", minutes=10, root=True),
     Study(name="typed_debian", minutes=25, quiet=False),
 ]
-# without a run.py, beside code of others, or on a GPU: their pages say how
+# without a program, beside code of others, or on a GPU: their pages say how
 ELSEWHERE = ("ablation", "accuracy", "bench_peers", "beside_the_originals", "one_gpu")
 LISTS = {"compare": COMPARE, "rest": REST}
 
@@ -128,7 +134,7 @@ def run(study: Study, experiments: Path) -> bool:
     """Whether it ended."""
     folder = experiments / study.where
     for arguments in study.runs:
-        ended = subprocess.run([sys.executable, str(folder / "run.py"), *arguments], check=False).returncode
+        ended = subprocess.run([*command(folder, "run"), *arguments], check=False).returncode
         if ended < 0:  # by a signal: whoever ended it means all of them
             raise SystemExit(f"{study.name} was ended by signal {-ended}; the same command goes on with it")
         if ended:
@@ -142,8 +148,9 @@ def run(study: Study, experiments: Path) -> bool:
 def reported(study: Study, arguments: Sequence[str], experiments: Path) -> bool:
     """Whether its tables are written."""
     folder = experiments / study.where
-    report = [sys.executable, str(folder / "report.py"), *arguments]
-    told = subprocess.run(report, stdout=subprocess.PIPE, text=True, check=False, cwd=folder)
+    told = subprocess.run(
+        [*command(folder, "report"), *arguments], stdout=subprocess.PIPE, text=True, check=False, cwd=folder
+    )
     if told.returncode:
         return False
     (folder / REPORT).write_text(told.stdout, encoding="utf-8")

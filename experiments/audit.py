@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
+import all_studies
 from expected import Line, lines_of, value_of
 
 FILE = Path(__file__).with_name("quoted.toml")
@@ -80,8 +81,8 @@ def report_of(study: str) -> str:
     """The tables of a study, from its raw lines."""
     with tempfile.TemporaryDirectory() as scratch:  # the figure that lies beside the report stays as it is
         draws = ["--figure", f"{scratch}/figure.svg"] if (HERE / study / "figure.svg").exists() else []
-        run = [sys.executable, str(HERE / study / "report.py"), *draws]
-        return subprocess.run(run, stdout=subprocess.PIPE, text=True, check=True).stdout
+        report = [*all_studies.command(HERE / study, "report"), *draws]
+        return subprocess.run(report, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def main() -> int:

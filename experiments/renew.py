@@ -113,12 +113,11 @@ def requote(studies: Sequence[str]) -> Lines:
     return lost
 
 
-def draw(script: Path) -> None:
-    """The figure beside a script, where there is one."""
-    figure = script.with_name("figure.svg")
+def draw(folder: Path, program: Sequence[str]) -> None:
+    """The figure of a folder, where there is one."""
+    figure = folder / "figure.svg"
     if figure.exists():
-        drawing = [sys.executable, str(script), "--figure", str(figure)]
-        subprocess.run(drawing, stdout=subprocess.DEVNULL, check=True)
+        subprocess.run([*program, "--figure", str(figure)], stdout=subprocess.DEVNULL, check=True)
 
 
 def main() -> None:
@@ -136,8 +135,8 @@ def main() -> None:
         new = audit.report_of(study).splitlines()
         pages = sorted((HERE / study).glob("*.md"))
         lost += [f"{study}: {line}" for line in rewrite(pages, old, new)]
-        draw(HERE / study / "report.py")
-    draw(HERE / "overview.py")
+        draw(HERE / study, all_studies.command(HERE / study, "report"))
+    draw(HERE, [sys.executable, str(HERE / "overview.py")])
     lost += requote(studies)
     lost += rewrite([HERE / "README.md"], where, measured.table())
     print(*lost, f"{len(studies)} studies, {len(lost)} lines to be placed by hand", sep="\n")

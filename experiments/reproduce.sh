@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # experiments/reproduce.sh                    every experiment, with the time its README expects
-# experiments/reproduce.sh NAME [arguments]   say what is expected, run it (arguments go to run.py), then print its report, whether its
+# experiments/reproduce.sh NAME [arguments]   say what is expected, run it (arguments go to its program), then print its report, whether its
 #                                             headline numbers lie inside (exit code 1 if one does not), and how much changed;
 #                                             in a copy without lines, outputs/reproduced/NAME: started again, it goes on there
 # PYTHON: the interpreter, python by default; in a checkout PYTHON=.venv/bin/python
@@ -35,16 +35,20 @@ if [ ! -f "$name/README.md" ]; then
 fi
 command_of "$name"
 "$python" expected.py --list "$name"
-if [ ! -f "$name/run.py" ]; then
-  echo "$name has no run.py: its commands stand above" >&2
+if [ ! -f "$name/run.py" ] && ! grep -qs '^methods:' "$name/study.yaml"; then
+  echo "$name has no program: its commands stand above" >&2
   exit 2
 fi
+program() { # run or report: of the folder, or that of studies that are files
+  if [ -f "$name/$1.py" ]; then echo "$copy/experiments/$name/$1.py"; else echo "$copy/experiments/declared.py $1 $name"; fi
+}
 copy=../outputs/reproduced/$name # without its lines: what is there counts as done
 mkdir -p "$copy"
 export GNNPAR_DATA=${GNNPAR_DATA:-$(realpath -m ../../shared/data)}
 "$python" -c 'import all_studies, pathlib, sys; all_studies.copied(pathlib.Path(sys.argv[1]).resolve())' "$copy"
-"$python" "$copy/experiments/$name/run.py" "$@"
-report=$("$python" "$copy/experiments/$name/report.py")
+# shellcheck disable=SC2046 # program and arguments
+"$python" $(program run) "$@"
+report=$("$python" $(program report))
 echo "$report"
 outside=0
 "$python" expected.py "$name" <<<"$report" || outside=1

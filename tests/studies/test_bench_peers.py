@@ -18,6 +18,8 @@ FOLDER = ROOT / "experiments" / "bench_peers"
 def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     loaded = set(sys.modules)
     monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
+    for name in ("run", "study"):  # of another study
+        monkeypatch.delitem(sys.modules, name, raising=False)
     yield importlib.import_module("run")
     for name in set(sys.modules) - loaded:
         if str(getattr(sys.modules[name], "__file__", None)).startswith(str(ROOT / "experiments")):

@@ -13,7 +13,9 @@ from conftest import ROOT
 
 EXPERIMENTS = ROOT / "experiments"
 READS_RUN_FOLDERS = "accuracy"  # its report has no lines here
-MEASURED = sorted(file.parent for file in EXPERIMENTS.glob("*/report.py") if file.parent.name != READS_RUN_FOLDERS)
+PROGRAMS = {file.parent for file in EXPERIMENTS.glob("*/report.py") if file.parent.name != READS_RUN_FOLDERS}
+FILES = {file.parent for file in EXPERIMENTS.glob("*/*.yaml") if "\nmethods:" in file.read_text(encoding="utf-8")}
+MEASURED = sorted(PROGRAMS | FILES)
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
@@ -33,7 +35,12 @@ def rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     def run(folder: Path) -> tuple[list[str], Path]:
         figure = tmp_path / "figure.svg"
         draws = ["--figure", str(figure)] if (folder / "figure.svg").exists() else []
-        monkeypatch.setattr(sys, "argv", [str(folder / "report.py"), *draws])
+        program = (
+            [str(folder / "report.py")]
+            if folder in PROGRAMS
+            else [str(EXPERIMENTS / "declared.py"), "report", folder.name]
+        )
+        monkeypatch.setattr(sys, "argv", [*program, *draws])
         sys.path.insert(0, str(folder))  # as Python does for a script
         runpy.run_path(sys.argv[0], run_name="__main__")
         return [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")], figure
@@ -92,7 +99,7 @@ def test_the_figure_of_the_decision_table_is_drawn_from_the_lines(tmp_path: Path
 
 
 def test_every_experiment_says_how_it_was_made() -> None:
-    for folder in (file.parent for file in EXPERIMENTS.glob("*/report.py")):
+    for folder in MEASURED:
         text = (folder / "README.md").read_text(encoding="utf-8")
         assert "**Question.**" in text, folder
         assert re.search(r"\*\*Command", text), folder
