@@ -1,20 +1,24 @@
-"""Studies that are a file, NAME/study.yaml (docs/guide/studies.md): their raw lines, tables and figures.
+"""Studies that are files (docs/guide/studies.md): their raw lines, tables and figures.
 
-python experiments/declared.py run NAME [--blocks N] [--smoke]     # NAME/results.jsonl; --smoke: does it run?
-python experiments/declared.py report NAME [FILE] [--figure FILE]  # tables of README.md; figure.svg
+python experiments/declared.py run NAME [PART ...] [--blocks N] [--smoke]   # raw lines; --smoke: does it run?
+python experiments/declared.py report NAME [--figure FILE]                  # tables of README.md; figure.svg
+
+NAME/study.yaml writes results.jsonl; where NAME/own.py has PARTS, PART.yaml writes PART.jsonl.
 
 What was run already is not run again. NAME/own.py may have what a file cannot say: draw(study, runs, file) of the
-figure, job(row) of a raw line that does not name its job.
+figure of the first part, job(row) of a raw line that does not name its job, before(), text above the tables, prepare().
 """
 
 import argparse
+import os
 import runpy
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+SHARED = HERE.parents[1] / "shared" / "data"
 sys.path.insert(0, str(HERE))
 
 import blocks
@@ -29,13 +33,17 @@ from gnnpar.report.study import as_markdown, check, draw, tables
 SMOKE = ["epochs=8", "eval_every=8"]
 
 
-def read(folder: Path) -> Study:
-    study = read_study(folder / "study.yaml")
-    check(study)
-    return study
+def parts(folder: Path) -> dict[str, Study]:
+    """The studies of a folder by the names of their lines."""
+    found: dict[str, Study] = {}
+    for name in own(folder).get("PARTS", ("study",)):
+        study = read_study(folder / f"{name}.yaml")
+        check(study)
+        found["results" if name == "study" else name] = study
+    return found
 
 
-def own(folder: Path) -> Mapping[str, Callable[..., Any]]:
+def own(folder: Path) -> Mapping[str, Any]:
     file = folder / "own.py"
     return runpy.run_path(str(file)) if file.exists() else {}
 
@@ -52,32 +60,33 @@ def runs_of(study: Study, file: Path) -> Runs:
     return found
 
 
-def report(folder: Path, file: Path, figure: Path) -> None:
-    study = read(folder)
-    runs = runs_of(study, file)
-    print(as_markdown(tables(study, runs)), end="")
-    if "draw" in (mine := own(folder)):
-        mine["draw"](study, runs, figure)
-    elif study.figure is not None:
-        pictures.pyplot(study.figure.letters)
-        pictures.save(draw(study, study.figure, runs), figure)
+def report(folder: Path, figure: Path) -> None:
+    mine = own(folder)
+    shown = [mine["before"]()] if "before" in mine else []
+    for i, (name, study) in enumerate(parts(folder).items()):
+        runs = runs_of(study, folder / f"{name}.jsonl")
+        shown += [as_markdown(tables(study, runs))] if runs else []
+        if i == 0 and "draw" in mine:
+            mine["draw"](study, runs, figure)
+        elif study.figure is not None:
+            pictures.pyplot(study.figure.letters)
+            pictures.save(draw(study, study.figure, runs), figure)
+    print(*shown, sep="" if shown[0].startswith("#") else "\n", end="")
 
 
-def run(folder: Path, *, count: int | None, smoke: bool) -> None:
+def run(folder: Path, name: str, study: Study, *, count: int | None, smoke: bool) -> None:
     """Blocks of times, one after the other; seeds where times do not count, as many at a time as there are cores."""
-    study = read(folder)
-    out = folder / f"{'smoke' if smoke else 'results'}.jsonl"
+    out = folder / f"{'smoke_' * smoke}{name}.jsonl"
     common = [*study.smoke, *SMOKE] if smoke else []
     by_limit: dict[int, list[Variant]] = {}
     for variant in study.variants():
         by_limit.setdefault(1 if smoke else study.most(variant), []).append(variant)
     for limit, variants in by_limit.items():
+        seeds = ",".join(map(str, study.seed_list[:limit]))
+        jobs = {each.name: [*each.overrides, f"seed={seeds}", *common] for each in variants}
         if len(study.seed_list) > 1:
-            seeds = ",".join(map(str, study.seed_list[:limit]))
-            jobs = {each.name: [*each.overrides, f"seed={seeds}", *common] for each in variants}
             blocks.sweep(jobs, common=[], out=out, at_once=1 if smoke else num_cores())
         else:
-            jobs = {each.name: [*each.overrides, f"seed={study.seed_list[0]}", *common] for each in variants}
             blocks.run(jobs, blocks=range(min(limit, count or limit)), common=[], out=out, whole=True)
 
 
@@ -85,16 +94,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("what", choices=["run", "report"])
     parser.add_argument("study", metavar="NAME")
-    parser.add_argument("file", nargs="?", type=Path, help="of report: raw lines (NAME/results.jsonl)")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="of run: these parts (all)")
     parser.add_argument("--figure", type=Path, help="of report (NAME/figure.svg)")
     parser.add_argument("--blocks", type=int, help="of run: so many (as the file has it)")
-    parser.add_argument("--smoke", action="store_true", help="of run: tiny graphs, one block; writes smoke.jsonl")
+    parser.add_argument("--smoke", action="store_true", help="of run: tiny graphs, one block; writes smoke_*.jsonl")
     options = parser.parse_args(arguments)
     folder = HERE / options.study
-    if options.what == "run":
-        run(folder, count=options.blocks, smoke=options.smoke)
-    else:
-        report(folder, options.file or folder / "results.jsonl", options.figure or folder / "figure.svg")
+    if options.what == "report":
+        report(folder, options.figure or folder / "figure.svg")
+        return
+    os.environ.setdefault("GNNPAR_DATA", str(SHARED))
+    known = parts(folder)
+    if unknown := set(options.parts) - known.keys():
+        parser.error(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    own(folder).get("prepare", lambda: None)()
+    for name in options.parts or known:
+        run(folder, name, known[name], count=options.blocks, smoke=options.smoke)
 
 
 if __name__ == "__main__":

@@ -82,8 +82,8 @@ class Study:
     cells: name -> overrides of `gnnpar train`, or axis -> name -> overrides, whose products are the cells. methods:
     name -> overrides. common: overrides of all jobs; later ones win: common, cells, methods.
     also: jobs as 'NAME' or 'NAME; NAME' -> overrides, which win over the others. skip: such jobs, which do not run.
-    at_most: -> how many runs each has. job: how jobs are called in raw lines, as '{cell}; {method}'.
-    smoke: overrides of a rehearsal.
+    only: NAME -> names that it goes with. at_most: jobs -> how many runs each has. job: how jobs are called in raw
+    lines, as '{cell}; {method}'. smoke: overrides of a rehearsal.
     base: overrides. factors: name -> levels, each an override or a list of overrides.
     mode: grid (every combination of one level or none of each factor), one_at_a_time (the base and one level changed),
     leave_one_out (the base has all factors with all their overrides; each variant lacks one factor).
@@ -97,6 +97,7 @@ class Study:
     common: list[Level] = field(default_factory=list)
     also: dict[str, list[Level]] = field(default_factory=dict)
     skip: list[str] = field(default_factory=list)
+    only: dict[str, list[str]] = field(default_factory=dict)
     at_most: dict[str, Count] = field(default_factory=dict)
     job: str = ""
     smoke: list[str] = field(default_factory=list)
@@ -151,6 +152,10 @@ class Study:
         flat = {name: levels for name, levels in self.cells.items() if isinstance(levels, list)}
         return nested | ({"cell": flat} if flat else {}) | {"method": self.methods}
 
+    def _asked(self, place: Sequence[str]) -> bool:
+        with_others = (set(names) & set(place) for name, names in self.only.items() if name in place)
+        return all(with_others) and not self.among(place, "skip", self.skip)
+
     def matching(self, key: str, pattern: str) -> frozenset[str]:
         """Return the names in 'NAME; NAME'. Raise ValueError for one that no axis has."""
         known = [name for names in self.axes.values() for name in names]
@@ -170,9 +175,7 @@ class Study:
     def variants(self) -> list[Variant]:
         """Return every cell with every method; of factors the base, then every variant that is compared with it."""
         if self.methods:
-            places = [
-                place for place in itertools.product(*self.axes.values()) if not self.among(place, "skip", self.skip)
-            ]
+            places = [place for place in itertools.product(*self.axes.values()) if self._asked(place)]
             return [
                 Variant(
                     self.job.format(**dict(zip(self.axes, place, strict=True))) or "; ".join(place),

@@ -9,6 +9,7 @@ samples agree; '±' and '+±' choose their own decimals.
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import math
 import operator
@@ -21,7 +22,7 @@ from typing import Literal, NamedTuple
 
 from gnnpar.config.study import Study
 from gnnpar.files import Json, JsonObject
-from gnnpar.report import formatting
+from gnnpar.report.formatting import NOTHING, interval
 from gnnpar.report.runs import no_speed
 from gnnpar.report.statistics import FEWEST_BLOCKS, FEWEST_SEEDS, Estimate, family, geometric_mean, mean
 from gnnpar.settings import ConfigError, closest, show
@@ -34,12 +35,13 @@ _MIB = 2**20
 
 
 class Measure(NamedTuple):
-    """`of`: the number of a run, None where it has none. timed: only runs of one session are beside each other."""
+    """`of`: the number of a run, None where it has none. timed: only runs of one session are compared."""
 
     of: Callable[[JsonObject], float | None]
     form: str
     how: How = "mean"
     timed: bool = False
+    scale: float = 1.0
 
 
 def _share(result: JsonObject) -> float | None:
@@ -70,6 +72,7 @@ def _points(result: JsonObject) -> float | None:
 
 MEASURES: dict[str, Measure] = {
     "epoch_s": Measure(lambda result: result["epoch_seconds"]["mean"], ".3f", "geometric", timed=True),
+    "epoch_ms": Measure(lambda result: result["epoch_seconds"]["mean"], ".0f", "geometric", timed=True, scale=1000),
     "epoch": Measure(epoch_time, ".3f", "geometric", timed=True),  # as `gnnpar compare` reads it
     "share": Measure(_share, ".0f", timed=True),
     "peak_mib": Measure(_peak, ".0f", "max"),
@@ -78,28 +81,29 @@ MEASURES: dict[str, Measure] = {
     "points": Measure(_points, "±"),
     "cosine": Measure(lambda result: (result["fidelity"] or {}).get("cosine", {}).get("mean"), ".4f"),
 }
-FUNCTIONS = {"epoch_ms": ".0f", "times": ".2fx", "over": "+±", "verdict": "", "runs": ""}
-FUNCTIONS |= dict.fromkeys(("abs", "average", "first"), ".1f")
+FUNCTIONS = {"times": ".2fx", "over": "+±", "verdict": "", "runs": ""}
+_OF_SAMPLES = ("abs", "average", "first", "geometric")
+FUNCTIONS |= dict.fromkeys(_OF_SAMPLES, ".1f")
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
 class Samples(NamedTuple):
-    """(seed, block) -> number and session, None of what is not timed; how they are averaged."""
+    """(seed, block) -> number and session; how they are averaged; timed: only runs of one session are compared."""
 
-    of: Mapping[Pair, tuple[float, str | None]]
+    of: Mapping[Pair, tuple[float, str]]
     how: How = "mean"
+    timed: bool = False
 
     def apply(self, of: Callable[[float], float]) -> Samples:
         return self._replace(of={pair: (of(value), session) for pair, (value, session) in self.of.items()})
 
     def paired(self, other: Samples, of: Callable[[float, float], float]) -> Samples:
         """Pair by seed and block, times inside a session. Quotients have a geometric mean."""
-        found: dict[Pair, tuple[float, str | None]] = {}
-        for pair in self.of.keys() & other.of.keys():
-            (a, mine), (b, theirs) = self.of[pair], other.of[pair]
-            if mine is None or theirs is None or mine == theirs:
-                found[pair] = of(a, b), mine or theirs
-        return Samples(found, "geometric" if of is operator.truediv else "mean")
+        pairs = [pair for pair in self.of if pair in other.of and (of is not operator.truediv or other.of[pair][0])]
+        if self.timed and other.timed:
+            pairs = [pair for pair in pairs if self.of[pair][1] == other.of[pair][1]]
+        numbers = {pair: (of(self.of[pair][0], other.of[pair][0]), self.of[pair][1]) for pair in pairs}
+        return Samples(numbers, "geometric" if of is operator.truediv else "mean", self.timed or other.timed)
 
     def by(self, place: int, average: Callable[[Sequence[float]], float] = plain.fmean) -> list[float]:
         """Return the averages by seed (0) or block (1)."""
@@ -109,20 +113,28 @@ class Samples(NamedTuple):
         return [average(values) for values in found.values()]
 
     def estimate(self) -> Estimate | None:
-        """Return the geometric mean of quotients and times, over blocks; the mean, of shares of times over blocks, of
-        others over seeds, whose blocks are no samples of their own; or the largest number."""
-        if not self.of:
+        """Return the geometric or the arithmetic mean, or the largest number.
+
+        The samples of what is timed are blocks, of others seeds, whose blocks are no samples of their own; of quotients
+        blocks where there are several.
+        """
+        if not self.of or (self.how == "geometric" and min(value for value, _ in self.of.values()) <= 0):
             return None
         if self.how == "max":
             most = max(value for value, _ in self.of.values())
             return Estimate(most, math.nan, math.nan, len(self.of))
         if self.how == "geometric":
-            return geometric_mean(self.by(1, plain.geometric_mean))
+            return geometric_mean(self.by(int(self.timed or len(self.by(1)) > 1), plain.geometric_mean))
         return mean(self.by(1), fewest=FEWEST_BLOCKS) if self.timed else mean(self.by(0))
 
-    @property
-    def timed(self) -> bool:
-        return any(session is not None for _, session in self.of.values())
+    def refuse_few(self, study: Study) -> None:
+        """Raise ConfigError where a study of methods has fewer blocks or seeds than an interval needs."""
+        blocks, seeds = study.blocks, len(study.seed_list)
+        unit, there, fewest = ("blocks", blocks, FEWEST_BLOCKS) if self.timed else ("seeds", seeds, FEWEST_SEEDS)
+        if self.how == "geometric" and not self.timed:
+            there, fewest = max(blocks, seeds), FEWEST_BLOCKS
+        if there < fewest and study.methods:
+            raise ConfigError(f"an interval needs run.{unit}={fewest}, not {there}")
 
 
 Value = Samples | float | str | None
@@ -153,8 +165,6 @@ class Cell:
                 return self._function(name, args)
             case ast.Call(func=measure, args=args):
                 return self._to(args)._value(measure)
-            case ast.Name(id="epoch_ms"):
-                return self._samples("epoch_s").apply(lambda seconds: 1000 * seconds)
             case ast.Name() | ast.Attribute():
                 return self._measure(ast.unparse(node))
         raise ConfigError(f"{ast.unparse(node)} is no name of a column, number or quotient of them")
@@ -162,37 +172,25 @@ class Cell:
     def _function(self, name: str, args: list[ast.expr]) -> Value:
         if name == "runs":
             return str(len(self._to(args).results()))
-        if name in ("abs", "average", "first") and len(args) == 1:
+        if name in _OF_SAMPLES and len(args) == 1:
             found = self._value(args[0])
-            if not isinstance(found, Samples) or name == "abs":
-                return found.apply(abs) if isinstance(found, Samples) else found
+            if not isinstance(found, Samples):
+                return found
+            if name in ("abs", "geometric"):
+                return found.apply(abs) if name == "abs" else found._replace(how="geometric")
             numbers = [number for _, (number, _) in sorted(found.of.items())]
             return (plain.fmean(numbers) if name == "average" else numbers[0]) if numbers else None
-        if name == "epoch_ms":
-            return self._to(args)._value(ast.Name(name))
         if len(args) != 1 + (name == "verdict"):
-            raise ConfigError(
-                f"{name} needs {'a base and a margin' if name == 'verdict' else 'a base'}, as {name}(NAME)"
-            )
+            raise ConfigError(f"{name} needs a base{' and a margin' * (name == 'verdict')}, as {name}(NAME)")
         base = self._to(args[:1])
         if name == "times":
             return base._samples("epoch_s").paired(self._samples("epoch_s"), operator.truediv)
-        return (
-            self._verdict(args)
-            if name == "verdict"
-            else self._samples("points").paired(base._samples("points"), operator.sub)
-        )
-
-    def _verdict(self, args: list[ast.expr]) -> str:
-        """Return the verdict on this row, corrected for all rows that are not the base."""
-        found: dict[int, list[float]] = {}
-        for i, at in enumerate(self.rows or [self.at]):
-            cell = replace(self, at=at)
-            base = cell._to(args[:1])
-            if base.at != at and (over := cell._samples("points").paired(base._samples("points"), operator.sub)).of:
-                found[i] = over.by(0)
-        verdicts = dict(zip(found, family(list(found.values()), float(ast.literal_eval(args[1]))), strict=True))
-        return next((verdicts[i] for i in verdicts if (self.rows or [self.at])[i] == self.at), formatting.NOTHING)
+        if name == "over":
+            return None if base.at == self.at else self._samples("points").paired(base._samples("points"), operator.sub)
+        others = {i: replace(self, at=at)._function("over", args[:1]) for i, at in enumerate(self.rows)}
+        found = {i: over.by(0) for i, over in others.items() if isinstance(over, Samples) and over.of}
+        verdicts = dict(zip(found, family([*found.values()], float(ast.literal_eval(args[1]))), strict=True))
+        return next((verdicts[i] for i in verdicts if self.rows[i] == self.at), NOTHING)  # corrected for all rows
 
     def _to(self, args: Sequence[ast.expr]) -> Cell:
         """Return the cell of another job: each argument is a name of one axis."""
@@ -228,8 +226,8 @@ class Cell:
         for pair, result in self.results().items():
             number = measure.of(result)
             if number is not None and not (measure.timed and timeless(self.study, result)):
-                found[pair] = number, str(result.get("session")) if measure.timed else None
-        return Samples(found, measure.how)
+                found[pair] = number * measure.scale, str(result.get("session"))
+        return Samples(found, measure.how, measure.timed)
 
     def _measure(self, name: str) -> Value:
         """Return a measure of the job's runs; of a key of result.json its numbers, or the text of the first run."""
@@ -241,7 +239,7 @@ class Cell:
         found = {pair: _under(result, name) for pair, result in self.results().items()}
         if text := next((each for each in found.values() if isinstance(each, str)), ""):
             return text
-        return Samples({pair: (float(each), None) for pair, each in found.items() if isinstance(each, int | float)})
+        return Samples({pair: (float(each), "") for pair, each in found.items() if isinstance(each, int | float)})
 
 
 def timeless(study: Study, result: JsonObject) -> bool:
@@ -285,18 +283,17 @@ def values(cell: Cell, text: str) -> Iterator[tuple[str, Value, str]]:
     for before, expression, form, _ in string.Formatter().parse(text):
         value = "" if expression is None else cell.value(expression)
         if isinstance(value, Samples) and form and form[-1] in "ix±":
-            by_block = value.how == "geometric" or value.timed
-            unit, there, fewest = "seeds", len(cell.study.seed_list), FEWEST_SEEDS
-            if by_block:
-                unit, there, fewest = "blocks", cell.study.blocks, FEWEST_BLOCKS
-            if there < fewest and cell.study.methods:
-                raise ConfigError(f"{{{expression}}} has an interval, which needs run.{unit}={fewest}, not {there}")
+            try:
+                value.refuse_few(cell.study)
+            except ConfigError as error:
+                raise ConfigError(f"{{{expression}}}: {error}") from None
         yield before, value, form or ""
 
 
 def filled(cell: Cell, text: str) -> str:
-    """Return a column's text with its expressions' values."""
-    return "".join(before + _text(value, form) for before, value, form in values(cell, text))
+    """Return a column's text with its expressions' values; '-' if one is unknown."""
+    shown = [(before, _text(value, form)) for before, value, form in values(cell, text)]
+    return NOTHING if any(each == NOTHING for _, each in shown) else "".join(itertools.chain(*shown))
 
 
 def exact(cell: Cell, text: str) -> Json:
@@ -314,11 +311,11 @@ def _text(value: Value, form: str) -> str:
         return value
     found = value.estimate() if isinstance(value, Samples) else value
     if found is None:
-        return formatting.NOTHING
+        return NOTHING
     if not isinstance(found, Estimate):
         return format(found, form)
     if form.endswith("±"):
-        return formatting.interval(found, signed=form == "+±")
+        return interval(found, signed=form == "+±")
     number, low, high = (format(each, form.rstrip("ix")) for each in (found.value, found.low, found.high))
     if form.endswith("x") and not found.low < found.high:
         return "1" if found.value == 1 and "+" not in form else number

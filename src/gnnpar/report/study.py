@@ -54,7 +54,7 @@ def check(study: Study) -> None:
 
 
 def tables(study: Study, runs: Runs) -> list[tuple[str, Shown]]:
-    """Return the title and the cells of every table that has runs."""
+    """Return the title and the cells of every table that has runs, without columns that no row knows."""
     shown: list[tuple[str, Shown]] = []
     for table in _tables(study).values():
         columns = _columns(study, table)
@@ -62,7 +62,9 @@ def tables(study: Study, runs: Runs) -> list[tuple[str, Shown]]:
         for cells in _sections(study, runs, table):
             first = {axis: next(iter(names)) for axis, names in study.axes.items()}
             title = filled(replace(cells[0], at=first | dict(cells[0].at)), table.title)
-            shown.append((title, Shown(list(columns), texts, _lines(cells, table), set())))
+            lines = _lines(cells, table)
+            known = [i for i in range(len(columns)) if any(line[i] != NOTHING for line in lines)]
+            shown.append((title, Shown(list(columns), texts, lines, set()).only(known)))
     return shown
 
 

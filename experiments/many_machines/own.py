@@ -1,0 +1,3 @@
+"""The order of the parts."""
+
+PARTS = ("rounds", "pipelines")
