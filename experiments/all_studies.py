@@ -76,7 +76,7 @@ COMPARE = [
     Study(name="planner_choice", minutes=20, runs=((), ("--pool",)), root=True),
     Study(name="sar_speed", minutes=10),
     Study(name="sar_out_of_core", minutes=5, root=True),
-    Study(name="rivals", minutes=30, runs=(("--stage", "bytes", "memory", "times"),), root=True),
+    Study(name="rivals", minutes=30, runs=(("bytes", "memory", "times"),), root=True),
 ]
 REST = [
     Study(name="adaqp_rivals", minutes=15, root=True),
@@ -84,7 +84,7 @@ REST = [
         name="compare_all_beside", minutes=145, folder="compare_all", runs=(BESIDE,), report=("--page", "."), root=True
     ),
     Study(name="gnnpipe_convergence_all", minutes=85, folder="gnnpipe_convergence", quiet=False),
-    Study(name="rivals_accuracy", minutes=105, folder="rivals", runs=(("--stage", "accuracy"),), quiet=False),
+    Study(name="rivals_accuracy", minutes=105, folder="rivals", runs=(("accuracy",),), quiet=False),
     Study(name="convergence", minutes=6000, quiet=False),
     Study(name="scale", minutes=600, runs=(("papers",), ("memory",), ("times",), ("dilated",)), root=True),
     Study(name="adaqp_accuracy", minutes=20, quiet=False),

@@ -5,8 +5,8 @@ python experiments/declared.py report NAME [--figure FILE]                  # ta
 
 NAME/study.yaml writes results.jsonl; where NAME/own.py has PARTS, PART.yaml writes PART.jsonl.
 
-What was run already is not run again. NAME/own.py may have what a file cannot say: draw(study, runs, file) of the
-figure of the first part, job(row) of a raw line that does not name its job, before(), text above the tables, prepare().
+What was run already is not run again. NAME/own.py may have what a file cannot say: draw(study, runs, file) of a
+part's figure, job(row) of a raw line that does not name its job, before(), text above the tables, prepare().
 """
 
 import argparse
@@ -63,10 +63,10 @@ def runs_of(study: Study, file: Path) -> Runs:
 def report(folder: Path, figure: Path) -> None:
     mine = own(folder)
     shown = [mine["before"]()] if "before" in mine else []
-    for i, (name, study) in enumerate(parts(folder).items()):
+    for name, study in parts(folder).items():
         runs = runs_of(study, folder / f"{name}.jsonl")
-        shown += [as_markdown(tables(study, runs))] if runs else []
-        if i == 0 and "draw" in mine:
+        shown += [as_markdown(tables(study, runs))] if runs and (study.table or study.tables) else []
+        if "draw" in mine:
             mine["draw"](study, runs, figure)
         elif study.figure is not None:
             pictures.pyplot(study.figure.letters)

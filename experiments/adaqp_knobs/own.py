@@ -19,6 +19,8 @@ FAMILIES = {
 
 
 def draw(study: Study, runs: Runs, file: Path) -> None:
+    if "adaptive" not in study.methods:
+        return
     plt = pictures.pyplot(10)
     figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
     at = {

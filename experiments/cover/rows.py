@@ -1,12 +1,17 @@
 """Rows on the wire under halo=rows and halo=cover, counted for graphs, partitioners and numbers of parts.
 
+python experiments/cover/rows.py [DATA_DIR]    # to rows.csv, about 20 minutes; graphs that are there are not counted again
+
 Every cover is counted once more by linear programming (HiGHS), which knows nothing of matchings: the constraints of a
 vertex cover of a bipartite graph are totally unimodular, so the optimum of the relaxation is the least cover.
 """
 
 from __future__ import annotations
 
+import csv
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +19,12 @@ import torch
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix
 
+from gnnpar.config.compose import compose
 from gnnpar.data.dataset import Dataset
 from gnnpar.partition.cover import CoverCounts, count_cover
 from gnnpar.partition.partition import Metis, Random
 
+GRAPHS = ("debian", "tolokers", "computers", "physics", "cs", "blogcatalog", "squirrel", "cora", "citeseer", "rmat")
 PARTS = (2, 4, 8, 16)
 PARTITIONERS = {"metis": Metis(), "random": Random()}
 CHECKED = 300_000  # edges of a cut that is counted once more
@@ -57,3 +64,27 @@ def least(dataset: Dataset, part_of: torch.Tensor, parts: int) -> Iterator[float
             found = linprog(np.ones(width), A_ub=matrix.tocsr(), b_ub=-np.ones(len(i)), bounds=(0, 1), method="highs")
             assert found.status == 0, found.message
             yield found.fun
+
+
+def main(data_dir: str, out: Path) -> None:
+    done = set()
+    if out.exists():
+        with out.open(encoding="utf-8") as file:
+            done = {(line["graph"], line["partition"], int(line["parts"])) for line in csv.DictReader(file)}
+    for graph in GRAPHS:
+        scale = ["dataset.scale=14"] if graph == "rmat" else []
+        settings = compose([f"dataset={graph}", f"data_dir={data_dir}", "dataset.self_loops=keep", *scale])
+        dataset = settings.load_dataset()
+        for kind in PARTITIONERS:
+            for parts in PARTS:
+                if (dataset.name, kind, parts) not in done:
+                    line = count(dataset, kind, parts)
+                    new = not out.exists()
+                    with out.open("a", encoding="utf-8") as file:
+                        writer = csv.DictWriter(file, line, lineterminator="\n")
+                        writer.writerows([dict(zip(line, line, strict=True)), line] if new else [line])
+                    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:] or ["${oc.env:GNNPAR_DATA,data}"], Path(__file__).with_name("rows.csv"))

@@ -87,7 +87,7 @@ def result(epoch: float, test: float) -> dict[str, Any]:
         "epoch_seconds": {"mean": epoch},
         "metric": {"test_at_best_val": test},
         "loss": {"last": epoch / 2},
-        "hardware": "a machine",
+        "settings": {"size": 40},
     }
 
 
@@ -99,7 +99,7 @@ run: {seeds: 5, blocks: 3}
 at_most: {fast; gat: 1}
 job: "{rate} {model} {method}"
 tables:
-  - title: "### {model} on {hardware}"
+  - title: "### {model} of {first(settings.size):.0f} nodes"
     columns:
       link: "{rate}"
       how: "`{method}`"
@@ -116,13 +116,15 @@ tables:
     fast = {(seed, block): result(0.2, 0.8 + seed / 1000) for seed in range(5) for block in range(3)}
     failed = {(0, 0): {"status": "failed", "error": "out of\nmemory"}}
     runs: Runs = {("gcn", "0.1", "exact"): exact, ("gcn", "0.1", "fast"): fast, ("gat", "1", "fast"): failed}
-    assert as_markdown(tables(made, runs)).splitlines()[2:] == [
+    assert as_markdown(tables(made, runs)).splitlines() == [
+        "### gcn of 40 nodes",
+        "",
         "| link | how | times | points | verdict | loss, ms |",
         "|---|---|---|---|---|---|",
         "| 0.1 | `exact` | 1 | - | - | 200.0 |",
         "| 0.1 | `fast` | 2.00 | +0.20 ± 0.20 | not inferior | 200.0 |",
         "",
-        "### gat on -",
+        "-",
         "",
         "| link | how | times | points | verdict | loss, ms |",
         "|---|---|---|---|---|---|",

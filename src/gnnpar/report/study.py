@@ -60,8 +60,10 @@ def tables(study: Study, runs: Runs) -> list[tuple[str, Shown]]:
         columns = _columns(study, table)
         texts = [is_name(study, column) for column in columns.values()]
         for cells in _sections(study, runs, table):
-            first = {axis: next(iter(names)) for axis, names in study.axes.items()}
-            title = filled(replace(cells[0], at=first | dict(cells[0].at)), table.title)
+            first = next(
+                at for at in (dict(zip(study.axes, place)) for place in runs) if cells[0].at.items() <= at.items()
+            )
+            title = filled(replace(cells[0], at=first), table.title)
             lines = _lines(cells, table)
             known = [i for i in range(len(columns)) if any(line[i] != NOTHING for line in lines)]
             shown.append((title, Shown(list(columns), texts, lines, set()).only(known)))
