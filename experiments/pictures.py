@@ -1,8 +1,12 @@
 """Figures of studies: one look, and the same bytes from the same numbers."""
 
+import math
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
+
+from gnnpar.config.study import Study
+from gnnpar.report.columns import Cell, Runs, Samples
 
 
 def pyplot(size: float = 9) -> Any:
@@ -22,3 +26,10 @@ def pyplot(size: float = 9) -> Any:
 def save(figure: Any, file: Path) -> None:
     """Without the date, which would change with every drawing."""
     figure.savefig(file, metadata={"Date": None})
+
+
+def measured(study: Study, runs: Runs, expression: str, *place: str) -> float:
+    """The value of a column's expression for the job at this place; NaN without one."""
+    value = Cell(study, runs, study.named(place)).value(expression)
+    found = value.estimate() if isinstance(value, Samples) else value
+    return math.nan if found is None else found if isinstance(found, float) else found.value

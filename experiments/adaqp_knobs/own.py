@@ -5,7 +5,7 @@ from pathlib import Path
 import pictures
 
 from gnnpar.config.study import Study
-from gnnpar.report.columns import Runs, measured
+from gnnpar.report.columns import Runs
 
 PARTS = ("seeds", "times")
 SENT = "bytes_per_epoch.total{0} - bytes_per_epoch.reduce{0}"
@@ -24,7 +24,7 @@ def draw(study: Study, runs: Runs, file: Path) -> None:
     plt = pictures.pyplot(10)
     figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
     at = {
-        job: tuple(measured(study, runs, each, job) for each in (SHARE, "fidelity.relative_error.mean"))
+        job: tuple(pictures.measured(study, runs, each, job) for each in (SHARE, "fidelity.relative_error.mean"))
         for job in study.methods
     }
     axis.plot(*at["adaptive"], "k*", markersize=12)

@@ -1,6 +1,6 @@
 """Rows on the wire under halo=rows and halo=cover, counted for graphs, partitioners and numbers of parts.
 
-python experiments/cover/rows.py [DATA_DIR]    # to rows.csv, about 20 minutes; graphs that are there are not counted again
+    GNNPAR_DATA=FOLDER python experiments/cover/rows.py    # to rows.csv, about 20 minutes; what is there stays
 
 Every cover is counted once more by linear programming (HiGHS), which knows nothing of matchings: the constraints of a
 vertex cover of a bipartite graph are totally unimodular, so the optimum of the relaxation is the least cover.
@@ -9,7 +9,6 @@ vertex cover of a bipartite graph are totally unimodular, so the optimum of the 
 from __future__ import annotations
 
 import csv
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,14 +65,14 @@ def least(dataset: Dataset, part_of: torch.Tensor, parts: int) -> Iterator[float
             yield found.fun
 
 
-def main(data_dir: str, out: Path) -> None:
+def main(out: Path) -> None:
     done = set()
     if out.exists():
         with out.open(encoding="utf-8") as file:
             done = {(line["graph"], line["partition"], int(line["parts"])) for line in csv.DictReader(file)}
     for graph in GRAPHS:
         scale = ["dataset.scale=14"] if graph == "rmat" else []
-        settings = compose([f"dataset={graph}", f"data_dir={data_dir}", "dataset.self_loops=keep", *scale])
+        settings = compose([f"dataset={graph}", "dataset.self_loops=keep", *scale])
         dataset = settings.load_dataset()
         for kind in PARTITIONERS:
             for parts in PARTS:
@@ -87,4 +86,4 @@ def main(data_dir: str, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:] or ["${oc.env:GNNPAR_DATA,data}"], Path(__file__).with_name("rows.csv"))
+    main(Path(__file__).with_name("rows.csv"))

@@ -14,7 +14,6 @@ import records
 import graphs
 from gnnpar.config.study import Study, read_study
 from gnnpar.report.columns import Runs as Results
-from gnnpar.report.columns import measured
 from gnnpar.report.statistics import mean, non_inferiority
 
 HERE = Path(__file__).parent
@@ -143,7 +142,7 @@ def draw(part: Study, runs: Results, file: Path) -> None:
         for graph, colour in zip(part.axes["graph"], COLOURS, strict=False):
             ranks = [n for n in (2, 4, 8) if (graph, cut, str(n), "feature") in runs]
             ratio = f"({ROWS}) / ({ROWS})(graph_parallel)"
-            ratios = [measured(part, runs, ratio, graph, cut, str(n), "feature") for n in ranks]
+            ratios = [pictures.measured(part, runs, ratio, graph, cut, str(n), "feature") for n in ranks]
             axis.plot(ranks, ratios, "o-", color=colour, ms=3, lw=1, label=graph)
         axis.axhline(1, color="0.7", lw=0.8)
         axis.set(yscale="log", ylabel="bytes: feature / halos", title=f"{cut} cut")

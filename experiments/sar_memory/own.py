@@ -6,7 +6,7 @@ from pathlib import Path
 import pictures
 
 from gnnpar.config.study import Study
-from gnnpar.report.columns import Runs, measured
+from gnnpar.report.columns import Runs
 
 COLOURS = ("#d55e00", "#0072b2", "#56b4e9", "#009e73")
 
@@ -20,12 +20,12 @@ def draw(study: Study, runs: Runs, file: Path) -> None:
     figure, axes = plt.subplots(2, 2, figsize=(7.5, 6), sharex=True, layout="constrained")
     panels = [(model, cut) for model in study.axes["model"] for cut in study.axes["cut"]]
     for axis, (model, cut) in zip(axes.flat, panels, strict=True):
-        whole = measured(study, runs, "own_mib", model, cut, "1", "graph_parallel")
+        whole = pictures.measured(study, runs, "own_mib", model, cut, "1", "graph_parallel")
         for k, style in ((1, "-"), (2, "--"), (3, ":")):
             axis.plot([k, 8], [whole, k / 8 * whole], style, color="0.7", lw=1, label=f"{k}/N of N = 1")
         for method, colour in zip(study.methods, COLOURS, strict=True):
             if (model, cut, "8", method) in runs:
-                values = [measured(study, runs, "own_mib", model, cut, n, method) for n in "1248"]
+                values = [pictures.measured(study, runs, "own_mib", model, cut, n, method) for n in "1248"]
                 axis.plot((1, 2, 4, 8), values, "o-", color=colour, ms=4, label=method)
         axis.set(xscale="log", yscale="log", title=f"{model}, {cut} cut")
         axis.set_xticks((1, 2, 4, 8), list("1248"))

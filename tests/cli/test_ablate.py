@@ -137,29 +137,31 @@ def test_table_of_ablate_equals_the_results(
         return drop, of[("exact",), seed, block]
 
     base, row = told
-    assert (base["variant"], row["variant"], row["runs"]) == ("base", "codec=drop", "4")
+    assert (base["variant"], row["variant"], row["runs()"]) == ("base", "codec=drop", "4")
     logs = []
     for block in (0, 1):
         means = [[epoch_time(r) for r in pair(seed, block)] for seed in (0, 1)]
         ratios = [a / b for a, b in means]
         logs.append(sum(map(math.log, ratios)) / 2)
-    assert row["epoch, ratio"]["value"] == pytest.approx(math.exp(sum(logs) / 2))
-    assert (row["epoch, ratio"]["n"], row["test over base"]["n"]) == (2, 2)
+    assert row["epoch / epoch(base)"]["value"] == pytest.approx(math.exp(sum(logs) / 2))
+    assert (row["epoch / epoch(base)"]["n"], row["points - points(base)"]["n"]) == (2, 2)
     sent = [a["bytes_per_epoch"]["total"] - b["bytes_per_epoch"]["total"] for a, b in (pair(0, 0), pair(1, 0))]
-    assert row["over base"]["value"] == pytest.approx(statistics.fmean(sent) / 2**20)
+    assert row["sent_mib - sent_mib(base)"]["value"] == pytest.approx(statistics.fmean(sent) / 2**20)
     assert sent[0] < 0
     by_seed = []
     for seed in (0, 1):
         tests = [[100 * r["metric"]["test_at_best_val"] for r in pair(seed, block)] for block in (0, 1)]
         by_seed.append(statistics.fmean(a - b for a, b in tests))
-    assert row["test over base"]["value"] == pytest.approx(statistics.fmean(by_seed), abs=1e-9)
-    assert row["test over base"]["high"] is row["epoch, ratio"]["high"] is None  # of two seeds and two blocks
-    assert row["peak over base"] is None  # threads: nobody's own
+    assert row["points - points(base)"]["value"] == pytest.approx(statistics.fmean(by_seed), abs=1e-9)
+    assert (
+        row["points - points(base)"]["high"] is row["epoch / epoch(base)"]["high"] is None
+    )  # of two seeds and two blocks
+    assert row["peak_mib - peak_mib(base)"] is None  # threads: nobody's own
     written = {path: path.stat().st_mtime_ns for path in Path("multirun/study").rglob("result.json")}
     assert run("ablate", [str(file)]) == 0
     shown = capsys.readouterr().out
     assert "resuming: 8 of 8 jobs are done, 0 to run" in shown
-    assert "codec=drop" in shown.rpartition("test over base")[2]
+    assert "codec=drop" in shown.rpartition("points - points(base)")[2]
     assert written == {path: path.stat().st_mtime_ns for path in Path("multirun/study").rglob("result.json")}
 
 
@@ -188,18 +190,21 @@ def test_hand_made_rows() -> None:
         },
     }
     row: Any = as_json(factors, runs)[1]
-    assert row["epoch, ratio"] == {"value": pytest.approx(1.0), "low": None, "high": None, "n": 2}
-    assert (row["over base"]["value"] * 2**20, row["over base"]["n"]) == (pytest.approx(-40), 1)
-    assert row["peak over base"]["value"] * 2**20 == pytest.approx(2)
-    assert row["test over base"]["value"] == pytest.approx(15)
+    assert row["epoch / epoch(base)"] == {"value": pytest.approx(1.0), "low": None, "high": None, "n": 2}
+    assert (row["sent_mib - sent_mib(base)"]["value"] * 2**20, row["sent_mib - sent_mib(base)"]["n"]) == (
+        pytest.approx(-40),
+        1,
+    )
+    assert row["peak_mib - peak_mib(base)"]["value"] * 2**20 == pytest.approx(2)
+    assert row["points - points(base)"]["value"] == pytest.approx(15)
     assert row["cosine"]["value"] == pytest.approx(0.75)
     for (place,), results in runs.items():
         for (_, block), each in results.items():
             each["session"] = "a" if place == "x=1" or block else "b"
     resumed: Any = as_json(factors, runs)[1]  # block 0 was begun in one session and ended in another
-    assert (resumed["epoch, ratio"]["value"], resumed["epoch, ratio"]["n"]) == (pytest.approx(0.5), 1)
+    assert (resumed["epoch / epoch(base)"]["value"], resumed["epoch / epoch(base)"]["n"]) == (pytest.approx(0.5), 1)
     gone: Any = as_json(factors, {("base",): runs["base",], ("x=1",): {}})[1]
-    assert gone["epoch, ratio"] is None
+    assert gone["epoch / epoch(base)"] is None
 
 
 def test_example_study_composes() -> None:

@@ -126,9 +126,9 @@ tables:
         "",
         "-",
         "",
-        "| link | how | times | points | verdict | loss, ms |",
-        "|---|---|---|---|---|---|",
-        "| 1 | `fast` | failed: out of memory | - | - | - |",
+        "| link | how | times |",
+        "|---|---|---|",
+        "| 1 | `fast` | failed: out of memory |",
         "",
     ]
 

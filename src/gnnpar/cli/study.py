@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -41,8 +41,10 @@ def run(argv: list[str]) -> int:
     if "RANK" in os.environ:
         raise ConfigError("a study starts its own ranks and cannot join those of torchrun; start it once, without")
     study = read_study(options.study)
-    with prefixed(options.study):
+    try:
         reports.check(study)
+    except ConfigError as error:
+        raise ConfigError(f"{options.study}: {error}") from error
     variants = study.variants()
     jobs = study.jobs(variants)
     folder = options.folder or Path("multirun") / options.study.stem
@@ -75,14 +77,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
         if not override.startswith("hydra"):
             raise ConfigError(f"{override}: {options.study} sets what is trained; put it into base")
     return options
-
-
-@contextlib.contextmanager
-def prefixed(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from error
 
 
 def check(file: Path, variants: Sequence[Variant]) -> None:

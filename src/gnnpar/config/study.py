@@ -45,7 +45,7 @@ class Table:
     """A table of a study's report.
 
     title: text above it; with {AXIS} in it, a table for each name of that axis. rows: axes that make rows (all).
-    columns: names of `gnnpar.report.study`, or heading -> text with {NAME} in it. where: jobs that have a row.
+    columns: names of `gnnpar.report.columns`, or heading -> text with {NAME} in it. where: jobs that have a row.
     """
 
     columns: list[str] | dict[str, str]
@@ -58,7 +58,7 @@ class Table:
 class Figure:
     """A figure of a study's report: `y`, a column, against the names of the axis `x`; a line for each name of `lines`.
 
-    panels: axes whose names have a panel each, `across` side by side. styles: name -> [colour, matplotlib's format].
+    panels: axes whose names have a panel each. styles: name -> [colour, matplotlib's format]. letters: in points.
     """
 
     x: str
@@ -72,7 +72,6 @@ class Figure:
     styles: dict[str, list[str]] = field(default_factory=dict)
     size: tuple[float, float] = (6, 4)
     letters: float = 9
-    across: Count = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +86,9 @@ class Study:
     base: overrides. factors: name -> levels, each an override or a list of overrides.
     mode: grid (every combination of one level or none of each factor), one_at_a_time (the base and one level changed),
     leave_one_out (the base has all factors with all their overrides; each variant lacks one factor).
-    run: the keys seeds to whole. seeds: a number of seeds or a list of them. blocks: how often everything runs, each
-    time in another random order. needs, minutes: for lists of studies.
-    table: columns, tables. shared_cores: times are shown where ranks share cores, too.
+    run: seeds, a number of them or a list; blocks, how often everything runs, each time in another random order;
+    shared_cores: times are shown where ranks share cores, too; needs, minutes: for lists of studies.
+    table: columns of one table; tables: several.
     """
 
     cells: dict[str, list[Level] | dict[str, list[Level]]] = field(default_factory=dict)
@@ -119,16 +118,12 @@ class Study:
             raise ValueError("factors is empty; name at least one, as codec: [codec=bf16], or methods")
         if isinstance(self.seeds, list) and len(set(self.seeds)) < max(1, len(self.seeds)):
             raise ValueError(f"seeds={self.seeds} must be a list of different seeds, or how many there are")
-        given = {"base": self.base, "common": self.common} | {
-            f"also.{name}": levels for name, levels in self.also.items()
-        }
-        given |= {f"factors.{name}": levels for name, levels in self.factors.items()}
-        for key, levels in given.items():
+        groups = {"also": self.also, "factors": self.factors}
+        groups |= {_KEY_OF.get(axis, f"cells.{axis}"): names for axis, names in self.axes.items() if self.methods}
+        given = {f"{key}.{name}": levels for key, names in groups.items() for name, levels in names.items()}
+        for key, levels in {"base": self.base, "common": self.common, **given}.items():
             if not levels and key.startswith("factors"):
                 raise ValueError(f"{key} is empty; give it at least one override, as codec=bf16")
-        for axis, names in self.axes.items() if self.methods else ():
-            given |= {f"{_KEY_OF.get(axis, f'cells.{axis}')}.{name}": levels for name, levels in names.items()}
-        for key, levels in given.items():
             for i, override in ((i, o) for i, level in enumerate(levels) for o in listed(level)):
                 _check(f"{key}[{i}]", override)
         variants = math.prod(map(len, self.axes.values())) if self.methods else sum(map(len, self.factors.values()))
@@ -137,11 +132,14 @@ class Study:
         runs = variants * len(self.seed_list) * self.blocks
         if runs > MOST_RUNS:
             raise ValueError(f"the study asks for {runs:,} runs, at most {MOST_RUNS:,} are listed; name fewer factors")
-        for key, patterns in (
-            {"skip": self.skip, "at_most": self.at_most, "also": self.also}.items() if self.methods else ()
-        ):
-            for pattern in patterns:
+        others = [name for names in self.only.values() for name in names]
+        for key, patterns in {"skip": self.skip, "at_most": self.at_most, "only": [*self.only, *others]}.items():
+            for pattern in (*patterns, *self.also):
                 self.matching(key, pattern)
+        try:
+            self.job.format(**dict.fromkeys(self.axes, ""))
+        except (KeyError, ValueError, IndexError) as error:
+            raise ValueError(f"job={show(self.job)} has a name that is no axis: {error}") from error
 
     @property
     def axes(self) -> Mapping[str, Mapping[str, Sequence[Level]]]:
@@ -164,6 +162,10 @@ class Study:
                 raise ValueError(f"{key}: {show(name)} is no cell or method{closest(name, known)}")
         return frozenset(found)
 
+    def named(self, place: Sequence[str]) -> dict[str, str]:
+        """Return axis -> name."""
+        return dict(zip(self.axes, place, strict=True))
+
     def among(self, place: Sequence[str], key: str, patterns: Sequence[str]) -> bool:
         """Return True if a pattern has no other names than this place."""
         return any(self.matching(key, pattern) <= set(place) for pattern in patterns)
@@ -175,20 +177,15 @@ class Study:
     def variants(self) -> list[Variant]:
         """Return every cell with every method; of factors the base, then every variant that is compared with it."""
         if self.methods:
-            places = [place for place in itertools.product(*self.axes.values()) if self._asked(place)]
-            return [
-                Variant(
-                    self.job.format(**dict(zip(self.axes, place, strict=True))) or "; ".join(place),
-                    merged(
-                        self.common,
-                        *(names[name] for names, name in zip(self.axes.values(), place, strict=True)),
-                        *(levels for name, levels in self.also.items() if self.among(place, "also", [name])),
-                    ),
-                    tuple(f"{_KEY_OF.get(axis, axis)}.{name}" for axis, name in zip(self.axes, place, strict=True)),
-                    place,
-                )
-                for place in places
-            ]
+            made: list[Variant] = []
+            for place in itertools.product(*self.axes.values()):
+                at = self.named(place)
+                if self._asked(place):
+                    also = [levels for name, levels in self.also.items() if self.among(place, "also", [name])]
+                    overrides = merged(self.common, *(self.axes[axis][name] for axis, name in at.items()), *also)
+                    keys = tuple(f"{_KEY_OF.get(axis, f'cells.{axis}')}.{name}" for axis, name in at.items())
+                    made.append(Variant(self.job.format(**at) or "; ".join(place), overrides, keys, place))
+            return made
         levels = {
             name: [(listed(level), f"factors.{name}[{i}]") for i, level in enumerate(given)]
             for name, given in self.factors.items()
@@ -222,10 +219,8 @@ class Study:
 
     def most(self, variant: Variant) -> int:
         """Return how many runs of a variant there are at most, blocks times seeds."""
-        every = self.blocks * len(self.seed_list)
-        return min(
-            [every, *(n for pattern, n in self.at_most.items() if self.among(variant.place, "at_most", [pattern]))]
-        )
+        limits = [n for pattern, n in self.at_most.items() if self.among(variant.place, "at_most", [pattern])]
+        return min([self.blocks * len(self.seed_list), *limits])
 
     def jobs(self, variants: Sequence[Variant]) -> list[tuple[Variant, int, int]]:
         """Return (variant, seed, block) of every run, block by block, each block in a random order of its own."""

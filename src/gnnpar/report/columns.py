@@ -41,7 +41,6 @@ class Measure(NamedTuple):
     form: str
     how: How = "mean"
     timed: bool = False
-    scale: float = 1.0
 
 
 def _share(result: JsonObject) -> float | None:
@@ -57,12 +56,6 @@ def _peak(result: JsonObject) -> float | None:
     return max(peak) / _MIB if peak and None not in peak else None
 
 
-def _own(result: JsonObject) -> float | None:
-    """Return the peak in MiB less parameters, optimizer and features, which every strategy has."""
-    live, peak = result["memory_bytes"]["live"], _peak(result)
-    return None if peak is None else peak - (live["parameters"] + live["optimizer"] + live["features"]) / _MIB
-
-
 def _points(result: JsonObject) -> float | None:
     """Return the test metric at the best validation, in percent."""
     metric = result["metric"]
@@ -72,14 +65,17 @@ def _points(result: JsonObject) -> float | None:
 
 MEASURES: dict[str, Measure] = {
     "epoch_s": Measure(lambda result: result["epoch_seconds"]["mean"], ".3f", "geometric", timed=True),
-    "epoch_ms": Measure(lambda result: result["epoch_seconds"]["mean"], ".0f", "geometric", timed=True, scale=1000),
     "epoch": Measure(epoch_time, ".3f", "geometric", timed=True),  # as `gnnpar compare` reads it
     "share": Measure(_share, ".0f", timed=True),
     "peak_mib": Measure(_peak, ".0f", "max"),
-    "own_mib": Measure(_own, ".1f", "max"),
     "sent_mib": Measure(lambda result: result["bytes_per_epoch"]["total"] / _MIB, ".1f"),
     "points": Measure(_points, "±"),
-    "cosine": Measure(lambda result: (result["fidelity"] or {}).get("cosine", {}).get("mean"), ".4f"),
+}
+_LIVE = " + ".join(f"memory_bytes.live.{part}" for part in ("parameters", "optimizer", "features"))
+SHORT = {  # name -> what it stands for, its format
+    "epoch_ms": ("1000 * epoch_s", ".0f"),
+    "own_mib": (f"peak_mib - ({_LIVE}) / {_MIB}", ".1f"),  # without what every strategy holds
+    "cosine": ("fidelity.cosine.mean", ".4f"),
 }
 FUNCTIONS = {"times": ".2fx", "over": "+±", "verdict": "", "runs": ""}
 _OF_SAMPLES = ("abs", "average", "first", "geometric")
@@ -165,6 +161,8 @@ class Cell:
                 return self._function(name, args)
             case ast.Call(func=measure, args=args):
                 return self._to(args)._value(measure)
+            case ast.Name(id=name) if name in SHORT:
+                return self.value(SHORT[name][0])
             case ast.Name() | ast.Attribute():
                 return self._measure(ast.unparse(node))
         raise ConfigError(f"{ast.unparse(node)} is no name of a column, number or quotient of them")
@@ -180,16 +178,17 @@ class Cell:
                 return found.apply(abs) if name == "abs" else found._replace(how="geometric")
             numbers = [number for _, (number, _) in sorted(found.of.items())]
             return (plain.fmean(numbers) if name == "average" else numbers[0]) if numbers else None
-        if len(args) != 1 + (name == "verdict"):
-            raise ConfigError(f"{name} needs a base{' and a margin' * (name == 'verdict')}, as {name}(NAME)")
-        base = self._to(args[:1])
+        judged = name == "verdict"
+        if len(args) < 1 + judged:
+            raise ConfigError(f"{name} needs a base{' and a margin' * judged}, as {name}(NAME{', 0.3' * judged})")
+        base = self._to(args[: len(args) - judged])
         if name == "times":
             return base._samples("epoch_s").paired(self._samples("epoch_s"), operator.truediv)
         if name == "over":
             return None if base.at == self.at else self._samples("points").paired(base._samples("points"), operator.sub)
-        others = {i: replace(self, at=at)._function("over", args[:1]) for i, at in enumerate(self.rows)}
+        others = {i: replace(self, at=at)._function("over", args[:-1]) for i, at in enumerate(self.rows)}
         found = {i: over.by(0) for i, over in others.items() if isinstance(over, Samples) and over.of}
-        verdicts = dict(zip(found, family([*found.values()], float(ast.literal_eval(args[1]))), strict=True))
+        verdicts = dict(zip(found, family([*found.values()], float(ast.literal_eval(args[-1]))), strict=True))
         return next((verdicts[i] for i in verdicts if self.rows[i] == self.at), NOTHING)  # corrected for all rows
 
     def _to(self, args: Sequence[ast.expr]) -> Cell:
@@ -226,7 +225,7 @@ class Cell:
         for pair, result in self.results().items():
             number = measure.of(result)
             if number is not None and not (measure.timed and timeless(self.study, result)):
-                found[pair] = number * measure.scale, str(result.get("session"))
+                found[pair] = number, str(result.get("session"))
         return Samples(found, measure.how, measure.timed)
 
     def _measure(self, name: str) -> Value:
@@ -234,7 +233,7 @@ class Cell:
         if name in MEASURES:
             return self._samples(name)
         if name.partition(".")[0] not in _keys():
-            known = [*MEASURES, *FUNCTIONS]
+            known = [*MEASURES, *SHORT, *FUNCTIONS]
             raise ConfigError(f"{name} is no column{closest(name, known)}; there are {', '.join(known)}")
         found = {pair: _under(result, name) for pair, result in self.results().items()}
         if text := next((each for each in found.values() if isinstance(each, str)), ""):
@@ -301,9 +300,16 @@ def exact(cell: Cell, text: str) -> Json:
     found = [value for _, value, _ in values(cell, text) if value != ""]
     if len(found) != 1 or not isinstance(found[0], Samples):
         return filled(cell, text)
-    estimate = found[0].estimate()
-    known = {} if estimate is None else asdict(estimate)
+    known = asdict(estimate) if (estimate := found[0].estimate()) else {}
     return {key: value if math.isfinite(value) else None for key, value in known.items()} or None
+
+
+def form_of(column: str) -> str:
+    """Return the format of a column that is a name or an expression alone."""
+    name = column.partition("(")[0]
+    if name in MEASURES or name in SHORT:
+        return MEASURES[name].form if name in MEASURES else SHORT[name][1]
+    return FUNCTIONS.get(name, "+.2fx" if " - " in column else ".3fx" if " / " in column else ".2f")
 
 
 def _text(value: Value, form: str) -> str:
@@ -320,10 +326,3 @@ def _text(value: Value, form: str) -> str:
     if form.endswith("x") and not found.low < found.high:
         return "1" if found.value == 1 and "+" not in form else number
     return number if form[-1:] not in ("i", "x") or math.isnan(found.low) else f"{number} ({low} to {high})"
-
-
-def measured(study: Study, runs: Runs, expression: str, *place: str) -> float:
-    """Return the value of an expression for the job at this place; NaN without one."""
-    value = Cell(study, runs, dict(zip(study.axes, place, strict=True))).value(expression)
-    found = value.estimate() if isinstance(value, Samples) else value
-    return found.value if isinstance(found, Estimate) else found if isinstance(found, float) else math.nan

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gnnpar.config.study import Figure, Study, Table
 from gnnpar.files import Json
-from gnnpar.report.columns import FUNCTIONS, MEASURES, Cell, Runs, Samples, exact, filled, is_name
+from gnnpar.report.columns import Cell, Runs, Samples, exact, filled, form_of, is_name
 from gnnpar.report.formatting import NOTHING
 from gnnpar.report.statistics import FEWEST_BLOCKS, FEWEST_SEEDS, Estimate
 from gnnpar.report.table import Table as Shown
@@ -20,19 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawn
 
-_OF_FACTORS = {
-    "variant": "{variant}",
-    "runs": "{runs()}",
-    "ms": "{epoch_ms:.1f}",
-    "epoch, ratio": "{epoch / epoch(base):.3fx}",
-    "sent, MiB": "{sent_mib:.2f}",
-    "over base": "{sent_mib - sent_mib(base):+.2fx}",
-    "peak, MiB": "{peak_mib:.1f}",
-    "peak over base": "{peak_mib - peak_mib(base):+.1fx}",
-    "test": "{points:.2f}",
-    "test over base": "{over(base):+.2fx}",
-    "cosine": "{cosine:.4f}",
-}
+_OF_FACTORS = ["runs()", "epoch_ms", "epoch / epoch(base)", "sent_mib", "sent_mib - sent_mib(base)", "peak_mib"]
+_OF_FACTORS += ["peak_mib - peak_mib(base)", "points", "points - points(base)", "cosine"]
 
 
 def check(study: Study) -> None:
@@ -46,9 +35,7 @@ def check(study: Study) -> None:
     if (about := study.figure) is not None:
         _refuse_unknown("figure: ", study, (about.x, about.lines, *about.panels))
         try:
-            filled(
-                Cell(study, {}, {axis: next(iter(names)) for axis, names in study.axes.items()}), f"{{{about.y}:.2f}}"
-            )
+            filled(Cell(study, {}, study.named(study.variants()[0].place)), f"{{{about.y}:.2f}}")
         except ConfigError as error:
             raise ConfigError(f"figure.y: {error}") from error
 
@@ -60,9 +47,7 @@ def tables(study: Study, runs: Runs) -> list[tuple[str, Shown]]:
         columns = _columns(study, table)
         texts = [is_name(study, column) for column in columns.values()]
         for cells in _sections(study, runs, table):
-            first = next(
-                at for at in (dict(zip(study.axes, place)) for place in runs) if cells[0].at.items() <= at.items()
-            )
+            first = next(at for at in map(study.named, runs) if cells[0].at.items() <= at.items())
             title = filled(replace(cells[0], at=first), table.title)
             lines = _lines(cells, table)
             known = [i for i in range(len(columns)) if any(line[i] != NOTHING for line in lines)]
@@ -108,9 +93,7 @@ def _columns(study: Study, table: Table) -> dict[str, str]:
         return table.columns
     found = {axis: f"{{{axis}}}" for axis in _axes(study, table)}
     for column in table.columns:
-        name = column.partition("(")[0]
-        form = MEASURES[name].form if name in MEASURES else FUNCTIONS.get(name, "")
-        found[column] = f"{{{column}{':' * bool(form)}{form}}}" + "%" * (name == "share")
+        found[column] = f"{{{column}:{form_of(column)}}}" + "%" * column.startswith("share")
     return found
 
 
@@ -126,7 +109,7 @@ def _sections(study: Study, runs: Runs, table: Table, *, check: bool = False) ->
     for title in _places(study, [axis for axis in study.axes if f"{{{axis}}}" in table.title]):
         rows = [title | row for row in _places(study, axes, title)]
         rows = [row for row in rows if not table.where or study.among(list(row.values()), "where", table.where)]
-        begun = [dict(zip(study.axes, place, strict=True)).items() for place in runs]
+        begun = [study.named(place).items() for place in runs]
         if rows := [row for row in rows if check or any(row.items() <= place for place in begun)]:
             yield [Cell(study, runs, row, rows) for row in rows]
 
@@ -139,7 +122,7 @@ def _refuse_unknown(key: str, study: Study, axes: Sequence[str]) -> None:
 
 def _places(study: Study, axes: Sequence[str], fixed: Mapping[str, str] | None = None) -> list[dict[str, str]]:
     """Return names of these axes that jobs have, in the order of the file."""
-    there = [dict(zip(study.axes, variant.place, strict=True)).items() for variant in study.variants()]
+    there = [study.named(variant.place).items() for variant in study.variants()]
     rows = [dict(zip(axes, names, strict=True)) for names in itertools.product(*(study.axes[axis] for axis in axes))]
     return [row for row in rows if any((dict(fixed or {}) | row).items() <= place for place in there)]
 
@@ -162,7 +145,7 @@ def draw(study: Study, about: Figure, runs: Runs) -> Drawn:
     import matplotlib.pyplot as plt
 
     panels = _places(study, about.panels)
-    across = min(about.across, len(panels)) or 1
+    across = min(4, len(panels))
     down = -(-len(panels) // across)
     figure, axes = plt.subplots(down, across, figsize=about.size, squeeze=False, sharex=down > 1, layout="constrained")
     for number, (axis, panel) in enumerate(zip(axes.flat, panels, strict=False)):
@@ -185,19 +168,15 @@ def _draw_panel(axis: Axes, study: Study, about: Figure, runs: Runs, panel: Mapp
             if isinstance(value, Samples) and (estimate := value.estimate()) is not None:
                 found[x + width * i * (about.kind == "bar")] = estimate
         y = [each.value for each in found.values()]
-        spread = [
-            [each.value - each.low for each in found.values()],
-            [each.high - each.value for each in found.values()],
-        ]
+        spread = [[each.value - each.low, each.high - each.value] for each in found.values()]
+        whole = None if any(math.isnan(below) for below, _ in spread) else [*zip(*spread, strict=True)]
         colour, form = about.styles.get(line, [f"C{i}", "o-"])
-        if not y or any(map(math.isnan, spread[0])):
-            spread = None
         if about.kind == "bar":
-            axis.bar(list(found), y, width, yerr=spread, color=colour, label=line)
-        elif spread is None:
-            axis.plot(list(found), y, form, color=colour, label=line, ms=4)
+            axis.bar(list(found), y, width, yerr=whole, color=colour, label=line)
+        elif whole:
+            axis.errorbar(list(found), y, whole, fmt=form, color=colour, label=line, capsize=3)
         else:
-            axis.errorbar(list(found), y, spread, fmt=form, color=colour, label=line, capsize=3)
+            axis.plot(list(found), y, form, color=colour, label=line, ms=4)
     for letter in "xy":
         if about.scale in ("log", f"log {letter}"):
             axis.set(**{f"{letter}scale": "log"})
