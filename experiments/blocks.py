@@ -158,14 +158,6 @@ def unpack(rows: Iterable[Mapping[str, Any]], folder: Path) -> list[Path]:
     return folders
 
 
-def by_job(out: Path) -> dict[str, dict[int, Mapping[str, Any]]]:
-    """Job -> block -> its line."""
-    found: dict[str, dict[int, Mapping[str, Any]]] = {}
-    for row in records.read(out):
-        found.setdefault(row["job"], {})[row["block"]] = row
-    return found
-
-
 def ratios(rows: Sequence[Mapping[str, Any]], job: str, base: str) -> list[float]:
     """Mean epoch of `job` over that of `base`, one ratio a block."""
     seconds: dict[str, dict[int, float]] = {}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from conftest import ROOT
 from gnnpar.cli.main import run
 from gnnpar.config.study import Study, read_study
 from gnnpar.report.columns import Runs
@@ -145,3 +147,11 @@ _BARE = {
     "memory_bytes": {"peak": [2**20]},
     "bytes_per_epoch": {"total": 2**21},
 }
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_examples_of_the_guide_are_studies(tmp_path: Path, number: int) -> None:
+    guide = (ROOT / "docs" / "guide" / "studies.md").read_text(encoding="utf-8")
+    made = read_study(study(tmp_path, re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)[number]))
+    check(made)
+    assert len(made.variants()) == (10, 4)[number]
