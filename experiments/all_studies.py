@@ -59,7 +59,7 @@ TIMED = ("speed", "paced")  # of compare_all
 TRAINED = ("accuracy", "rivals", "verdict", "deep", "sbm_products", "sbm_reddit", "cora", "citeseer", "computers", "cs")
 TRAINED += ("squirrel", "tolokers")
 BESIDE = ("target", "target_paced", "tuned")  # of compare_all, which the decision table does not read
-CONVERGED = ("--models", "gcnii", "resgcn", "--variants", "exact", "gnnpipe", "drop")
+CONVERGED = ("--of", "gcnii", "resgcn", "exact", "gnnpipe", "drop")
 
 # those whose times count come last: others may use the machine until then
 COMPARE = [

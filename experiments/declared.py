@@ -1,7 +1,7 @@
 """Studies that are files (docs/guide/studies.md): their raw lines, tables and figures.
 
-python experiments/declared.py run NAME [PART ...] [--blocks N] [--smoke]   # raw lines; --smoke: does it run?
-python experiments/declared.py report NAME [--figure FILE]                  # tables of README.md; figure.svg
+python experiments/declared.py run NAME [PART ...] [--of CELL METHOD ...] [--blocks N] [--smoke]    # raw lines
+python experiments/declared.py report NAME [--figure FILE]    # tables of README.md; figure.svg
 
 NAME/study.yaml writes results.jsonl; where NAME/own.py has PARTS, PART.yaml writes PART.jsonl.
 
@@ -26,7 +26,7 @@ import pictures
 import records
 
 from gnnpar.comm.world import num_cores
-from gnnpar.config.study import Study, Variant, read_study
+from gnnpar.config.study import Study, Variant, merged, read_study
 from gnnpar.report.columns import Runs
 from gnnpar.report.study import as_markdown, check, draw, tables
 
@@ -74,16 +74,20 @@ def report(folder: Path, figure: Path) -> None:
     print(*shown, sep="" if shown[0].startswith("#") else "\n", end="")
 
 
-def run(folder: Path, name: str, study: Study, *, count: int | None, smoke: bool) -> None:
-    """Blocks of times, one after the other; seeds where times do not count, as many at a time as there are cores."""
+def run(folder: Path, name: str, study: Study, *, of: Sequence[str], count: int | None, smoke: bool) -> None:
+    """Blocks of times, one after the other; seeds where times do not count, as many at a time as there are cores.
+
+    of: names of cells and methods; on an axis that has some of them, no others run.
+    """
     out = folder / f"{'smoke_' * smoke}{name}.jsonl"
-    common = [*study.smoke, *SMOKE] if smoke else []
+    last = [*SMOKE, *study.smoke] if smoke else []
     by_limit: dict[int, list[Variant]] = {}
-    for variant in study.variants():
+    asked = {axis: names & set(of) or names for axis, names in ((a, set(each)) for a, each in study.axes.items())}
+    for variant in (v for v in study.variants() if all(n in asked[a] for a, n in study.named(v.place).items())):
         by_limit.setdefault(1 if smoke else study.most(variant), []).append(variant)
     for limit, variants in by_limit.items():
         seeds = ",".join(map(str, study.seed_list[:limit]))
-        jobs = {each.name: [*each.overrides, f"seed={seeds}", *common] for each in variants}
+        jobs = {each.name: merged(each.overrides, [f"seed={seeds}"], last) for each in variants}
         if len(study.seed_list) > 1:
             blocks.sweep(jobs, common=[], out=out, at_once=1 if smoke else num_cores())
         else:
@@ -96,6 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("study", metavar="NAME")
     parser.add_argument("parts", nargs="*", metavar="PART", help="of run: these parts (all)")
     parser.add_argument("--figure", type=Path, help="of report (NAME/figure.svg)")
+    parser.add_argument("--of", nargs="+", default=(), metavar="NAME", help="of run: these cells or methods alone")
     parser.add_argument("--blocks", type=int, help="of run: so many (as the file has it)")
     parser.add_argument("--smoke", action="store_true", help="of run: tiny graphs, one block; writes smoke_*.jsonl")
     options = parser.parse_args(arguments)
@@ -107,9 +112,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     known = parts(folder)
     if unknown := set(options.parts) - known.keys():
         parser.error(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    chosen = {name: known[name] for name in options.parts or known}
+    there = {name for study in chosen.values() for names in study.axes.values() for name in names}
+    if unknown := set(options.of) - there:
+        parser.error(f"there is no cell or method {', '.join(sorted(unknown))}; there are {', '.join(sorted(there))}")
     own(folder).get("prepare", lambda: None)()
-    for name in options.parts or known:
-        run(folder, name, known[name], count=options.blocks, smoke=options.smoke)
+    for name, study in chosen.items():
+        run(folder, name, study, of=options.of, count=options.blocks, smoke=options.smoke)
 
 
 if __name__ == "__main__":

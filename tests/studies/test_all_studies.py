@@ -52,7 +52,7 @@ def test_every_study_is_in_one_of_the_two(suite: Any) -> None:
     assert {study.where for study in (*suite.COMPARE, *suite.REST)} | set(suite.ELSEWHERE) == folders
     for study in (*suite.COMPARE, *suite.REST):
         folder = EXPERIMENTS / study.where
-        if not (folder / "run.py").exists():
+        if not (folder / "run.py").exists() and "--of" not in study.runs[0]:
             made = [read_study(file) for file in folder.glob("*.yaml") if file.stem in (study.runs[0] or file.stem)]
             needs = {need for part in made for need in part.needs}
             assert study.minutes == sum(part.minutes for part in made), study.name

@@ -151,8 +151,12 @@ class Study:
         return nested | ({"cell": flat} if flat else {}) | {"method": self.methods}
 
     def _asked(self, place: Sequence[str]) -> bool:
-        with_others = (set(names) & set(place) for name, names in self.only.items() if name in place)
-        return all(with_others) and not self.among(place, "skip", self.skip)
+        """Return False for a job that skip has, or with a name that only lets go with others of its axis."""
+        wanted = [set(names) for name, names in self.only.items() if name in place]
+        others = (
+            (name, names & self.axes[axis].keys()) for axis, name in self.named(place).items() for names in wanted
+        )
+        return all(name in some for name, some in others if some) and not self.among(place, "skip", self.skip)
 
     def matching(self, key: str, pattern: str) -> frozenset[str]:
         """Return the names in 'NAME; NAME'. Raise ValueError for one that no axis has."""
