@@ -18,6 +18,7 @@ FOLDER = ROOT / "experiments" / "bench_peers"
 def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     loaded = set(sys.modules)
     monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
+    monkeypatch.setenv("GNNPAR_DATA", "data")  # which is not there
     for name in ("run", "study"):  # of another study
         monkeypatch.delitem(sys.modules, name, raising=False)
     yield importlib.import_module("run")

@@ -150,6 +150,8 @@ class Cell:
             return self.at.get(expression) or self._value(ast.parse(expression, mode="eval").body)
         except SyntaxError as error:
             raise ConfigError(f"{{{expression}}} is no expression: {error.msg}") from None
+        except ZeroDivisionError:
+            return None
 
     def _value(self, node: ast.expr) -> Value:
         match node:
@@ -281,11 +283,12 @@ def values(cell: Cell, text: str) -> Iterator[tuple[str, Value, str]]:
     """Return (text before it, value, format) of each expression of a column; '' is the value behind the last."""
     for before, expression, form, _ in string.Formatter().parse(text):
         value = "" if expression is None else cell.value(expression)
-        if isinstance(value, Samples) and form and form[-1] in "ix±":
-            try:
+        try:
+            format(1.0, (form or "").removesuffix("+±").rstrip("ix±"))
+            if isinstance(value, Samples) and form and form[-1] in "ix±":
                 value.refuse_few(cell.study)
-            except ConfigError as error:
-                raise ConfigError(f"{{{expression}}}: {error}") from None
+        except ValueError as error:
+            raise ConfigError(f"{{{expression}}}: {error}") from None
         yield before, value, form or ""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ def check(study: Study) -> None:
         try:
             for cells in _sections(study, {}, table, check=True):
                 _lines(cells, table)
+                _title(cells, table, [variant.place for variant in study.variants()])
         except (ConfigError, ValueError) as error:
             raise ConfigError(f"{key}: {error}") from error
     if (about := study.figure) is not None:
@@ -47,9 +48,7 @@ def tables(study: Study, runs: Runs) -> list[tuple[str, Shown]]:
         columns = _columns(study, table)
         texts = [is_name(study, column) for column in columns.values()]
         for cells in _sections(study, runs, table):
-            first = next(at for at in map(study.named, runs) if cells[0].at.items() <= at.items())
-            title = filled(replace(cells[0], at=first), table.title)
-            lines = _lines(cells, table)
+            title, lines = _title(cells, table, runs), _lines(cells, table)
             known = [i for i in range(len(columns)) if any(line[i] != NOTHING for line in lines)]
             shown.append((title, Shown(list(columns), texts, lines, set()).only(known)))
     return shown
@@ -138,6 +137,12 @@ def _lines(cells: Sequence[Cell], table: Table) -> list[list[str]]:
             line[place:] = [f"failed: {why}", *[NOTHING] * (len(line) - place - 1)]
         lines.append(line)
     return lines
+
+
+def _title(cells: Sequence[Cell], table: Table, places: Iterable[Sequence[str]]) -> str:
+    """Return the title of a table, whose values are those of the first job."""
+    first = next(at for at in map(cells[0].study.named, places) if cells[0].at.items() <= at.items())
+    return filled(replace(cells[0], at=first), table.title)
 
 
 def draw(study: Study, about: Figure, runs: Runs) -> Drawn:
