@@ -64,7 +64,7 @@ def test_study_of_methods_runs_resumes_and_reports(
         (("blocks: 3", "blocks: 2"), "table: {times(vanilla)}: an interval needs run.blocks=3, not 2"),
         (("sent_mib]", "over(vanilla)]"), "table: {over(vanilla)}: an interval needs run.seeds=5, not 1"),
         (("sent_mib]", '"epoch_ms +"]'), "table: {epoch_ms +} is no expression: invalid syntax"),
-        (("table: [epoch_ms, times(vanilla), sent_mib]", "table: {ms: '{epoch_ms:zz}'}"), "table: {epoch_ms}: Unknown format"),
+        (("[epoch_ms, times(vanilla), sent_mib]", "{ms: '{epoch_ms:zz}'}"), "table: {epoch_ms}: Unknown format"),
         (("table: [", "tables: [{title: '{los.last}', columns: [epoch_ms]}]\nsmoke: ["), "tables[0]: los.last is no"),
         (("sage; sar", "sage; sra"), "skip: sra is no cell or method, did you mean sar?"),
         (("x: cell", "x: cells"), "figure: cells is no axis, did you mean cell?; there are cell, method"),
