@@ -7,6 +7,7 @@ from typing import Any
 
 from gnnpar.config.study import Study
 from gnnpar.report.columns import Cell, Runs, Samples
+from gnnpar.report.statistics import Estimate
 
 
 def pyplot(size: float = 9) -> Any:
@@ -32,4 +33,4 @@ def measured(study: Study, runs: Runs, expression: str, *place: str) -> float:
     """The value of a column's expression for the job at this place; NaN without one."""
     value = Cell(study, runs, study.named(place)).value(expression)
     found = value.estimate() if isinstance(value, Samples) else value
-    return math.nan if found is None else found if isinstance(found, float) else found.value
+    return found.value if isinstance(found, Estimate) else found if isinstance(found, float) else math.nan
