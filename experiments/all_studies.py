@@ -101,6 +101,7 @@ REST = [
     Study(name="mixed_speeds", minutes=30, root=True),
     Study(name="planner_search", minutes=10),
     Study(name="pyg_models", minutes=90, quiet=False),
+    Study(name="random_nodes", minutes=60, quiet=False),
     Study(name="row_order", minutes=5),
     Study(name="sar_fused", minutes=10, root=True),
     Study(name="shards_memory", minutes=15, quiet=False),
