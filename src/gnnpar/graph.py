@@ -1,11 +1,11 @@
-"""The one Protocol models are written against. Everything a model does is row-local, except through `aggregate` and
-`moments`.
+"""The one Protocol models are written against. Everything a model does is row-local, except through `aggregate`,
+`moments` and `total`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, Self
+from typing import Literal, NamedTuple, Protocol, Self
 
 from torch import Tensor
 
@@ -48,6 +48,9 @@ Message = Callable[..., Rows]
 """(local, *rows) -> source rows: a row-local function, see Graph.source."""
 
 
+Reduction = Literal["sum", "max"]
+
+
 class Moments(NamedTuple):
     """Of each column over `rows` rows. Shapes: mean, variance [F]; the variance divides by `rows`.
 
@@ -74,8 +77,13 @@ class InEdges(NamedTuple):
 
 
 class Graph(Local, Protocol):
-    """A view of the graph. A tensor that a model holds has one row per node owned; only `aggregate` and `moments` mix
-    rows."""
+    """A view of the graph. A tensor that a model holds has one row per node owned; only `aggregate`, `moments` and
+    `total` mix rows."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the whole graph."""
+        ...
 
     @property
     def edge_ids(self) -> Tensor:
@@ -137,6 +145,15 @@ class Graph(Local, Protocol):
 
         Every rank calls it as often, in the same order. ValueError where a view does not hold all rows of a layer at
         once; a model that calls it says so beforehand (`ModelSource.moments`).
+        """
+        ...
+
+    def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
+        """Sum, over all nodes of the graph, of row-local values: `part` is their sum over the owned rows. With exact
+        gradients; sums are taken in fp32 at least. "max": the largest, without a gradient. Shapes: [...] -> [...].
+
+        Every rank calls it as often, in the same order, in training and in evaluation. ValueError where a view does not
+        hold all rows of a layer at once; a model that calls it says so beforehand (`ModelSource.totals`).
         """
         ...
 

@@ -12,7 +12,9 @@ from gnnpar.comm.clock import PhaseClock
 from gnnpar.comm.ledger import Ledger
 from gnnpar.comm.mesh import Axis, Mesh
 
-Phase = Literal["forward", "backward", "remat", "push", "stage", "reduce", "assign", "pairs", "evaluate", "setup"]
+Phase = Literal[
+    "forward", "backward", "remat", "push", "stage", "reduce", "assign", "pairs", "global", "evaluate", "setup"
+]
 SavedSite = tuple[int, int, int, Phase, int, int]  # a Site as a checkpoint gives it back
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -76,6 +76,11 @@ class ModelSource(Protocol):
         ...
 
     @property
+    def totals(self) -> tuple[str, ...]:
+        """What in it reads sums over all rows of a layer."""
+        ...
+
+    @property
     def reads_degrees(self) -> bool:
         """Is it made with the histogram of in-degrees?"""
         ...
@@ -146,6 +151,10 @@ class ModelConfig:
     @property
     def moments(self) -> tuple[str, ...]:
         return ("model.norm=batch",) if self.norm == "batch" else ()
+
+    @property
+    def totals(self) -> tuple[str, ...]:
+        return ()
 
     @property
     def reads_degrees(self) -> bool:
@@ -264,9 +273,11 @@ def _largest(rows: Sequence[Tensor]) -> Tensor:
 
 class GNN(nn.Module):
     """A stage of a pipeline runs a slice of `layers`; what passes between layers is exactly the carry. `unanswered`:
-    types of nodes whose rows it gives as zeros."""
+    types of nodes whose rows it gives as zeros. `tries_totals`: ask the graph for sums over all nodes also where it has
+    all rows, as a check does."""
 
     unanswered: tuple[str, ...] = ()
+    tries_totals = False
 
     def __init__(self, config: ModelConfig, in_dim: int, out_dim: int, *, cached_first_layer: bool = False) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ from torch import Tensor
 import gnnpar_kernels as kernels
 from gnnpar.folds.aggregator import EdgeDropout
 from gnnpar.folds.block import Rows
-from gnnpar.graph import Moments
+from gnnpar.graph import Moments, Reduction
 from gnnpar.parallel.keys import KeyTable
 from gnnpar.parallel.torch_types import Context, apply
 from gnnpar.precision import is_narrow
@@ -134,8 +134,14 @@ class OwnRows:
     def moments(self, x: Tensor) -> Moments | None:
         if not self.local.run.training:
             return None
-        raise ValueError(
-            f"moments of all rows are asked for in layer {self.local.layer}, of which {type(self).__name__} holds some "
+        raise self._lacks("moments")
+
+    def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
+        raise self._lacks("totals")
+
+    def _lacks(self, what: str) -> ValueError:
+        return ValueError(
+            f"{what} of all rows are asked for in layer {self.local.layer}, of which {type(self).__name__} holds some "
             "at a time: use single, graph_parallel or another strategy that holds a layer's rows at once"
         )
 

@@ -40,6 +40,11 @@ def _unmet(strategy: Strategy, model: ModelSource, task: TaskConfig | None, name
             "their mean and variance; choose single, graph_parallel, sar or another that does, or normalise row by row "
             "(model.norm=layer; of PyG nn.LayerNorm)"
         )
+    if not can.moments and (readers := model.totals):
+        yield (
+            f"strategy={name} never holds all rows of a layer at once, and {readers[0]} of model={kind} reads sums "
+            "over them; choose single, graph_parallel, sar or another that does"
+        )
     if task is not None and task.decoder is not None and not can.pair_loss:
         yield (
             f"strategy={name} never has the output rows of all nodes of a rank at once, and task={names.get('task')} "

@@ -12,9 +12,9 @@ from gnnpar.comm import Communicator, Site
 from gnnpar.files import StateDict
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Rows, chosen
-from gnnpar.graph import InEdges, Message, Moments
+from gnnpar.graph import InEdges, Message, Moments, Reduction
 from gnnpar.parallel.local import LocalRows, OwnRows, Pass, Source, as_messages, by_type
-from gnnpar.parallel.moments import moments_of
+from gnnpar.parallel.totals import largest_of, moments_of, total_of
 from gnnpar.partition.shard import Shard
 
 FirstLayer = Literal["live", "cached"]
@@ -67,6 +67,10 @@ class View(OwnRows):
         return self.shard.normalised
 
     @property
+    def num_nodes(self) -> int:
+        return self.shard.num_nodes
+
+    @property
     def edge_ids(self) -> Tensor:
         return edge_order(self.shard)
 
@@ -96,6 +100,12 @@ class View(OwnRows):
         site = Site(self.run.epoch, self.layer, 0, "reduce") if self.run.counted else None
         mean, variance = moments_of(x, self.shard.num_nodes, self.comm, site)
         return Moments(mean, variance, self.shard.num_nodes, self.run.probe)
+
+    def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
+        if self.comm is None and len(self.node_ids) != self.shard.num_nodes:
+            return super().total(part, how)
+        site = Site(self.run.epoch, self.layer, 0, "global") if self.run.counted else None
+        return (total_of if how == "sum" else largest_of)(part, self.comm, site)
 
     def during(self, run: Pass) -> Self:
         """This view in another pass. A probe keeps nothing: what it fetched would be bytes that training never sent."""

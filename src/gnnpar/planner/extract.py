@@ -24,7 +24,7 @@ from gnnpar.folds.block import Rows
 from gnnpar.folds.generic import EdgeFunction, Generic
 from gnnpar.folds.mergeable import merges
 from gnnpar.folds.sum import Sum
-from gnnpar.graph import Message, Moments
+from gnnpar.graph import Message, Moments, Reduction
 from gnnpar.models.edge_attr import ReadsAttributes
 from gnnpar.models.gnn import GNN
 from gnnpar.planner.assemble import Event, FoldArguments, Seen, assemble
@@ -59,6 +59,13 @@ class Tracing:
     def moments(self, x: Tensor) -> Moments:
         mean, variance = self.recorder.made("moments", (2, *x.shape[1:]), (x,)).unbind(0)
         return Moments(mean, variance, ROWS, probe=True)
+
+    @property
+    def num_nodes(self) -> int:
+        return ROWS
+
+    def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
+        return self.recorder.made("total", part.shape, (part,))
 
     def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
         return None if p == 0 else EdgeDropout(p, 0)

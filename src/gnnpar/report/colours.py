@@ -13,7 +13,7 @@ _PREFERRED = {"graph_parallel": 0, "hybrid": 1, "sar": 2, "single": 3, "gnnpipe"
 TIME: Mapping[str, str] = dict(
     zip(PHASES, ("#5f7fa3", "#8fae5d", "#a98bc4", "#d9663b", "#f0b48c", "#e3c84f", "#6bab8f", "#b9bfc6"), strict=True)
 )
-_SENT = ("#3f7fb5", "#8db8dc", "#a98bc4", "#d9663b", "#e3c84f", "#6bab8f", "#b9bfc6", "#5f7fa3")
+_SENT = ("#3f7fb5", "#8db8dc", "#a98bc4", "#d9663b", "#e3c84f", "#6bab8f", "#b9bfc6", "#5f7fa3", "#8fae5d")
 BYTES: Mapping[str, str] = dict(zip(BYTE_PHASES, _SENT, strict=True))
 MEMORY = {
     "features": "#5f7fa3",

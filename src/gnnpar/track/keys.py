@@ -17,7 +17,8 @@ class Key(NamedTuple):
 
 
 PHASES = ("compute", "sample", "encode", "exposed_wire", "exposed_skew", "bubble", "reduce", "other")
-BYTE_PHASES = ("forward", "backward", "remat", "push", "stage", "reduce", "assign", "pairs")
+BYTE_PHASES = ("forward", "backward", "remat", "push", "stage", "reduce", "assign", "pairs", "global")
+RARE_PHASES = ("pairs", "global")  # of link prediction, and of sums over all nodes: named where there are some
 
 LOSS = "loss/train"
 KEYS: dict[str, Key] = {

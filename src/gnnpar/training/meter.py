@@ -11,7 +11,7 @@ import torch
 from gnnpar.comm import Communicator
 from gnnpar.comm.clock import perf_counter
 from gnnpar.files import JsonDict, JsonObject
-from gnnpar.track.keys import BYTE_PHASES, PHASES
+from gnnpar.track.keys import BYTE_PHASES, PHASES, RARE_PHASES
 
 
 class EpochMeter:
@@ -68,8 +68,7 @@ def merge(everyone: Sequence[JsonObject]) -> JsonDict:
     slow = everyone[slowest]
     layers = sorted({layer for rank in everyone for layer in rank["layer_bytes"]})
     sent = {name: sum(rank["bytes"].get(name, 0) for rank in everyone) for name in BYTE_PHASES}
-    if not sent["pairs"]:  # of link prediction alone
-        del sent["pairs"]
+    sent = {name: count for name, count in sent.items() if count or name not in RARE_PHASES}
     row = {
         "time/epoch_seconds": slow["seconds"],
         "time/slowest_rank": slowest,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 
 import torch
@@ -20,7 +20,7 @@ from gnnpar.data.tasks import make_task
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Rows
 from gnnpar.folds.edge_data import Schema
-from gnnpar.graph import Moments
+from gnnpar.graph import Moments, Reduction
 from gnnpar.models.gnn import GNN, ModelSource
 from gnnpar.models.pyg.layout import Layout, NodeRows
 from gnnpar.models.pyg.marks import EdgeRows, Given
@@ -57,11 +57,34 @@ class _Count:
     inside: bool = False
 
 
+@dataclass
+class _Totals:
+    """Sums over all rows of the first run, in their order, and the number of rows; later runs get the same."""
+
+    found: list[Tensor] = field(default_factory=list[Tensor])
+    rows: int = 0
+
+
 @dataclass(eq=False)
 class _CountedGraph(WholeGraph):
-    """The whole graph on one device, counting its aggregations. Moments are fixed: all else has to be local to rows."""
+    """The whole graph on one device, counting its aggregations. Moments, and totals where they are given, are fixed:
+    all else has to be local to rows."""
 
     count: _Count = field(default_factory=_Count)
+    totals: _Totals | None = None
+    asked: list[None] = field(default_factory=list[None])
+
+    @property
+    def num_nodes(self) -> int:
+        return (self.totals and self.totals.rows) or self.shard.num_nodes
+
+    def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
+        if self.totals is None:
+            return super().total(part, how)
+        self.asked.append(None)
+        if len(self.asked) > len(self.totals.found):
+            self.totals.found.append(super().total(part, how).detach())
+        return self.totals.found[len(self.asked) - 1]
 
     def moments(self, x: Tensor) -> Moments:
         return Moments(x.new_zeros(x.shape[1:]), x.new_ones(x.shape[1:]), self.shard.num_nodes, probe=True)
@@ -103,7 +126,7 @@ def mixing_of_rows(config: ModelSource, data: Dataset) -> Fault | None:
     """The first fault by which rows depend on those of other nodes, or on their place among them. `data`: as of
     `small_like`."""
     trial = _Trial(config, data)
-    calls = _record(trial.model, trial.shard, trial.schema)
+    calls = trial.record(trial.model, trial.shard)
     return next(chain(trial._not_local(calls), trial._reads_position(calls)), None)
 
 
@@ -114,6 +137,7 @@ class _Trial:
         self.task = make_task(data.task, data.num_classes)
         model = config.on(data.edge_sizes).build(data.num_features, self.task.out_dim, seed=3)
         self.model = model.double()
+        self.model.tries_totals = True
         self.shard = _shard(data, model)
         rest = _shard(_without_first(data), model)
         self.rest = replace(rest, node_ids=rest.node_ids + 1)
@@ -122,10 +146,12 @@ class _Trial:
         self.features = x.shape[1] if self.schema is None else self.schema.columns[-1].stop
         self.counts = (x == x.round()).all(0)  # columns that may be numbers of categories: what is in none stays out
         self.counts[self.features :] = False
+        self.totals = _Totals(rows=self.shard.num_nodes)
+        self.record = partial(_record, schema=self.schema, totals=self.totals)
 
     def faults(self) -> Iterator[Fault]:
         try:
-            calls = _record(self.model, self.shard, self.schema)
+            calls = self.record(self.model, self.shard)
         except ValueError:
             raise
         except Exception as error:  # whatever a forward does with another graph than the user's
@@ -152,7 +178,7 @@ class _Trial:
     def _state(self) -> Iterator[Fault]:
         """Buffers and inputs that a forward pass changes."""
         model, x = copy.deepcopy(self.model), self.shard.x.clone()
-        calls = _record(model, replace(self.shard, x=x), self.schema)
+        calls = self.record(model, replace(self.shard, x=x))
         for (name, now), (_, before) in zip(model.named_buffers(), self.model.named_buffers(), strict=True):
             module, _, leaf = name.rpartition(".")
             if not torch.equal(now, before) and not isinstance(model.get_submodule(module), nn.BatchNorm1d):
@@ -168,7 +194,7 @@ class _Trial:
 
     def _not_repeated(self) -> Iterator[Fault]:
         model = copy.deepcopy(self.model)
-        first, again = _record(model, self.shard, self.schema), _record(model, self.shard, self.schema)
+        first, again = self.record(model, self.shard), self.record(model, self.shard)
         for a, b in zip(first, again, strict=False):
             if not _same(a.outputs, b.outputs, exact=True):
                 yield Fault(
@@ -184,9 +210,7 @@ class _Trial:
             for size in (1.0, 1e3):
                 x = self.shard.x.clone()
                 x[node] = torch.where(self.counts, x[(node + int(size) % 7) % num_nodes], x[node] + size)
-                for before, after in zip(
-                    calls, _record(self.model, replace(self.shard, x=x), self.schema), strict=False
-                ):
+                for before, after in zip(calls, self.record(self.model, replace(self.shard, x=x)), strict=False):
                     changed = _changed_rows(before.inputs, after.inputs, num_nodes, exact=True)
                     for _ in range(before.aggregations):
                         changed = self._reached(changed)
@@ -201,7 +225,7 @@ class _Trial:
 
     def _reads_position(self, calls: Sequence[_Call]) -> Iterator[Fault]:
         """Without node 0, which no edge has, the other rows stay what they are."""
-        for before, after in zip(calls, _record(self.model, self.rest, self.schema), strict=False):
+        for before, after in zip(calls, self.record(self.model, self.rest), strict=False):
             others = [t[1:] for t in before.outputs if t.shape[:1] == self.shard.node_ids.shape]
             rows = [t for t in after.outputs if t.shape[:1] == self.rest.node_ids.shape]
             if not _same(others, rows):
@@ -214,7 +238,7 @@ class _Trial:
     def _dead_outputs(self, calls: Sequence[_Call]) -> Iterator[Fault]:
         x, features = torch.where(self.counts, self.shard.x.roll(1, 0), torch.randn_like(self.shard.x)), self.features
         x[:, features:] = self.shard.x[:, features:]  # which type a node has
-        other = _record(self.model, replace(self.shard, x=x), self.schema)
+        other = self.record(self.model, replace(self.shard, x=x))
         for before, after in zip(calls, other, strict=False):
             if not before.inputs or not before.outputs:
                 continue
@@ -363,15 +387,15 @@ def _shard(data: Dataset, model: GNN) -> Shard:
     return shard.to(torch.device("cpu"), torch.float64)
 
 
-def _view(shard: Shard) -> _CountedGraph:
-    return _CountedGraph(shard, Pass(seed=3, training=True))
+def _view(shard: Shard, totals: _Totals | None = None) -> _CountedGraph:
+    return _CountedGraph(shard, Pass(seed=3, training=True), totals=totals)
 
 
-def _record(model: GNN, shard: Shard, schema: Schema | None) -> list[_Call]:
+def _record(model: GNN, shard: Shard, schema: Schema | None, totals: _Totals) -> list[_Call]:
     """Every call of a module in one training pass, in the order in which they end. `schema`: rows of one type are noted
     where they stand among those of all."""
     calls: list[_Call] = []
-    view, running = _view(shard), []
+    view, running = _view(shard, totals), []
     layout = None if schema is None else Layout.of(schema, shard.x)
 
     def noted(t: Tensor) -> Tensor:

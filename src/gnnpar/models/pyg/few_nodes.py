@@ -10,7 +10,7 @@ from torch import Tensor
 from gnnpar.folds.aggregator import Aggregator, EdgeDropout
 from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.folds.edge_data import EdgeData
-from gnnpar.graph import InEdges, Message
+from gnnpar.graph import InEdges, Message, Reduction
 from gnnpar.models.pyg.dropout import LAST_TAG
 
 Ends = tuple[Tensor, Tensor, Tensor]
@@ -63,8 +63,15 @@ class FewNodes:
     def type_degree(self, types: int) -> Tensor:
         return self.in_degree[:, None].expand(-1, types)
 
+    @property
+    def num_nodes(self) -> int:
+        return len(self.node_ids)
+
     def moments(self, x: Tensor) -> None:
         """Running statistics are used."""
+
+    def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
+        return part
 
     def at(self, layer: int) -> Self:
         return self

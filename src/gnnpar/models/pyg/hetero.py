@@ -26,7 +26,7 @@ from gnnpar.folds.edge_data import EdgeKind, Schema
 from gnnpar.folds.generic import Generic
 from gnnpar.folds.of_type import OfType
 from gnnpar.folds.sum import Sum
-from gnnpar.graph import Graph, InEdges, Local, Message, Moments
+from gnnpar.graph import Graph, InEdges, Local, Message, Moments, Reduction
 from gnnpar.models import hgt
 from gnnpar.models.pyg.layout import Layout, NodeRows
 from gnnpar.models.pyg.marks import EdgeRows, Edges, Here, Refused, Weights
@@ -255,6 +255,13 @@ class RelationGraph:
 
     def moments(self, x: Tensor) -> Moments | None:
         raise ValueError("a convolution asks for moments of all rows, which belong outside of it")
+
+    @property
+    def num_nodes(self) -> int:
+        return self.g.num_nodes
+
+    def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
+        return self.g.total(part, how)
 
     def source(self, message: Message, *rows: Tensor) -> Rows:
         return message(self, *rows)

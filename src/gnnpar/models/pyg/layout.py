@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -14,12 +15,40 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from gnnpar.folds.edge_data import Schema
 from gnnpar.graph import Graph, Moments
 
+Called = Callable[..., object]
+
+
+class Reductions(Protocol):
+    """What functions of rows of nodes give where they reduce the rows of all nodes."""
+
+    def called(self, cls: type[NodeRows], func: Called, args: tuple, given: Mapping[str, object]) -> object: ...
+
+
+REDUCES: ContextVar[Reductions | None] = ContextVar("reduces", default=None)
+"""Of the forward that runs; None: functions reduce a rank's own rows."""
+
 
 class NodeRows(Tensor):
     """Rows of nodes of one type: a tensor whose results are marked as it is, which sets them apart from rows of another
-    type, of which a rank may hold as many. Rows of two types do not mix."""
+    type, of which a rank may hold as many. Rows of two types do not mix. `at`: the dimension in which rows stand."""
 
     kind: ClassVar[int]
+    at: int = 0
+
+    @staticmethod
+    def of(kind: int, rows: Tensor, at: int = 0) -> NodeRows:
+        found = rows.as_subclass(_marked(kind))
+        found.at = at
+        return found
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Called, types: Iterable[type], args: tuple = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
+        found, given = REDUCES.get(), dict(kwargs or {})
+        if found is None or not all(issubclass(cls, each) for each in types):
+            return super().__torch_function__(func, types, args, given)
+        return found.called(cls, func, args, given)
 
     def plain(self) -> Tensor:
         """The same without the mark."""

@@ -24,6 +24,7 @@ from gnnpar.folds.edge_data import Degrees, EdgeKind, EdgeSizes, Schema, SelfLoo
 from gnnpar.graph import Graph
 from gnnpar.models.gnn import GNN, MOST_LAYERS
 from gnnpar.models.initial import construct
+from gnnpar.models.pyg.all_rows import AllRows, attention_of, reducing
 from gnnpar.models.pyg.checkpointing import kept
 from gnnpar.models.pyg.cuts import Cuts, cut, example
 from gnnpar.models.pyg.dropout import keyed_dropout, no_dropout_in_evaluation
@@ -38,7 +39,7 @@ from gnnpar.models.pyg.hetero import (
     reads_dictionaries,
     schema_for,
 )
-from gnnpar.models.pyg.layout import Layout
+from gnnpar.models.pyg.layout import Layout, NodeRows
 from gnnpar.models.pyg.marks import EdgeRows, Edges, Here, Refused, Types, Weights, replaced
 from gnnpar.models.pyg.norm import batch_norms, forward_of
 from gnnpar.models.pyg.propagate import Forward, NormalizedSum, StandIn, Way, adds_loops, way_of
@@ -184,10 +185,16 @@ class PyG:
     def moments(self) -> tuple[str, ...]:
         return tuple(batch_norms(self._sample()))
 
+    @property
+    def totals(self) -> tuple[str, ...]:
+        net = self._run_sample()
+        return () if net is None else net.totals
+
     def ways(self) -> list[str]:
-        """A line a convolution: how it aggregates."""
+        """A line a convolution: how it aggregates; and one for what else reads the rows of all nodes."""
         found = _convolutions(self._sample()).items()
-        return [f"{name}: {type(conv).__name__}, {_way(name, conv, self).title}" for name, conv in found]
+        ways = [f"{name}: {type(conv).__name__}, {_way(name, conv, self).title}" for name, conv in found]
+        return ways + [f"{reader}: reads the whole graph" for reader in self.totals]
 
     @property
     def in_one_piece(self) -> str:
@@ -326,7 +333,7 @@ def _make(target: str | None, kwargs: Mapping[str, object], sizes: _Sizes, schem
         net = _made(target, factory, given | _told(taken, given, sizes._replace(features=_LAZY)))
     parameters = list(inspect.signature(net.forward).parameters.values())
     needed = [each.name for each in parameters if each.default is each.empty and each.kind not in (2, 3, 4)]
-    unknown = [name for name in needed[2:] if name not in edge_arguments(net).values()]
+    unknown = [name for name in needed[2:] if name not in edge_arguments(net).values() and name != "batch"]
     if unknown or len(parameters) < 2 or parameters[0].name == "data":
         raise ValueError(
             f"model.target={target} has forward({', '.join(each.name for each in parameters)}); gnnpar calls "
@@ -406,6 +413,21 @@ def _rounded(dtype: torch.dtype, conv: nn.Module, arguments: object, output: obj
     return output.to(dtype) if isinstance(output, Tensor) else None
 
 
+def _on_plain(forward: Forward, rows: AllRows) -> Forward:
+    """`forward` on rows of nodes without their mark, which what it gives has again."""
+
+    def plain(value: object) -> object:
+        if isinstance(value, tuple):
+            return tuple(map(plain, value))
+        return value.plain() if isinstance(value, NodeRows) else value
+
+    def run(*args: object, **kwargs: object) -> object:
+        out = forward(*map(plain, args), **{name: plain(each) for name, each in kwargs.items()})
+        return rows.mark(out) if isinstance(out, Tensor) and not isinstance(out, EdgeRows) else out
+
+    return run
+
+
 def _named(name: str, forward: Forward) -> Forward:
     """`forward`, whose refusals begin with the name of the convolution."""
 
@@ -440,6 +462,8 @@ class PyGNet(GNN):
         if self.schema is not None and self.schema.width != in_dim:
             raise ValueError(f"rows have {in_dim} columns, and those of its types have {self.schema.width}")
         self._cuts: Cuts | None = None
+        self.totals: tuple[str, ...] = ()  # modules that reduce the rows of all nodes
+        self._measuring = False
         self.reads_edges = False  # outside of convolutions
 
     @property
@@ -459,19 +483,25 @@ class PyGNet(GNN):
         if isinstance(out, EdgeRows):
             raise ValueError("the model adds rows of edges to rows of nodes; hand edge_attr to convolutions alone")
         assert isinstance(out, Tensor)
-        return widened(out)
+        return widened(out.as_subclass(Tensor))
 
     def _output(self, g: Graph, x: Tensor, layout: Layout | None) -> object:
         """What the user's forward gives; of a tuple the first, of a dictionary `logits` or the first."""
         training = self._begins(g)
         keyed = keyed_dropout(g, x.shape[0], layout) if training else nullcontext()
-        with mixed(x), keyed, self._folding(g, x.dtype, layout) as here:
+        parted = self.tries_totals or len(g.node_ids) != g.num_nodes
+        names = {id(module): name for name, module in self.named_modules()} if self._measuring else None
+        rows = AllRows(g.at(0), layout, names) if self._measuring or (self.totals and parted) else None
+        with mixed(x), keyed, reducing(rows), self._folding(g, x.dtype, layout, rows=rows) as here:
             if layout is None:
-                out = self.net(x, Edges.of(here), **self._of_edges(here))
+                given = self._of_edges(here) | self._of_graph(g)
+                out = self.net(x if rows is None else rows.mark(x), Edges.of(here), **given)
             else:
                 typed = TypedGraph(g, layout)
                 out = self.net(layout.features(x), typed.edges(), **self._of_edges(here, typed))
         self.reads_edges |= here.read
+        if rows is not None and self._measuring:
+            self.totals = tuple({**dict.fromkeys(self.totals), **rows.readers})
         return answer_of(out, typed=layout is not None)
 
     def takes_normalised(self, *, weighted: bool) -> bool:
@@ -503,9 +533,22 @@ class PyGNet(GNN):
                 raise ValueError(f"forward needs {name}, and the edges of the dataset have no attributes")
         return given
 
+    def _of_graph(self, g: Graph) -> dict[str, Tensor]:
+        """The argument `batch`, where forward needs it: all nodes are of one graph. Shapes: [N]."""
+        needed = inspect.signature(self.net.forward).parameters.get("batch")
+        if needed is None or needed.default is not inspect.Parameter.empty:
+            return {}
+        return {"batch": torch.zeros_like(g.node_ids)}
+
     @contextmanager
     def _folding(
-        self, g: Graph, dtype: torch.dtype, layout: Layout | None = None, *, layers: range | None = None
+        self,
+        g: Graph,
+        dtype: torch.dtype,
+        layout: Layout | None = None,
+        *,
+        layers: range | None = None,
+        rows: AllRows | None = None,
     ) -> Iterator[Here]:
         """Inside, convolutions, or those of `layers`, run on `g`: instance attributes stand before a class's methods.
         What they give is rounded to `dtype`, that of the features, where it is narrow. Gives the edges of the pass."""
@@ -518,10 +561,14 @@ class PyGNet(GNN):
                     stack.callback(conv.register_forward_hook(partial(_rounded, dtype)).remove)
             for norm in batch_norms(self.net).values():
                 stack.enter_context(replaced(norm, {"forward": forward_of(norm, g, layout)}))
+            for module in self.net.modules() if rows is not None else ():
+                if (attention := attention_of(module, rows)) is not None:
+                    stack.enter_context(replaced(module, {"forward": attention}))
             for layer, name, conv, way in asked:
                 view, own = g.at(layer), conv.forward
                 if layout is None:
                     forward = way.forward(conv, view, own)
+                    forward = forward if rows is None else _on_plain(forward, rows)
                 else:
                     forward = TypedGraph(view, layout).forward(way, conv, own)
                 named = _named(f"{name} ({type(conv).__name__})", forward)
@@ -535,6 +582,7 @@ class PyGNet(GNN):
         A copy runs, in evaluation and in training: what forward counts or keeps stays as it was made. Modules of lazy
         width draw their weights."""
         own, widths = self.net, dict[str, int]()
+        self._measuring = True
         try:
             if any(map(is_lazy, own.parameters())):
                 self._try(widths, training=False)
@@ -554,7 +602,7 @@ class PyGNet(GNN):
                 f"model.target={self.source.target} cannot run on {self.in_dim} features: {_why(error)}; {fix}"
             ) from error
         finally:
-            self.net = own
+            self.net, self._measuring = own, False
         self.gives = tuple(out.shape[1:])
         self.ways = {name: self.ways[name] for name in widths}  # as they run; others are not used in forward
         self.widths = (self.in_dim, *widths.values())

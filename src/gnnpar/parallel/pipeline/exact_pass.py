@@ -18,7 +18,7 @@ from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, RowLike
 from gnnpar.comm.communicator import Phase
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Rows
-from gnnpar.graph import EdgeDropout, Graph, InEdges, Message, Moments
+from gnnpar.graph import EdgeDropout, Graph, InEdges, Message, Moments, Reduction
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.halo_graph import HaloGraph
 from gnnpar.parallel.local import Pass
@@ -147,6 +147,10 @@ class Snapshot:
         return self.view.node_ids
 
     @property
+    def num_nodes(self) -> int:
+        return self.view.num_nodes
+
+    @property
     def in_degree(self) -> Tensor:
         return self.view.in_degree
 
@@ -182,6 +186,9 @@ class Snapshot:
 
     def moments(self, x: Tensor) -> Moments | None:
         return self.view.moments(x)
+
+    def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
+        return self.view.total(part, how)
 
     def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
         return self.view.edge_dropout(p, tag=tag)

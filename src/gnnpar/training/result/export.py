@@ -28,7 +28,7 @@ from gnnpar.folds.max import Max
 from gnnpar.folds.softmax import Softmax
 from gnnpar.folds.softmax_v2 import SoftmaxV2
 from gnnpar.folds.sum import Sum
-from gnnpar.graph import InEdges, Message
+from gnnpar.graph import InEdges, Message, Reduction
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.local import by_type
 from gnnpar.partition.learned import WEIGHT
@@ -88,8 +88,15 @@ class PlainGraph:
     def edge_type(self) -> None:
         """Edges have no types here."""
 
+    @property
+    def num_nodes(self) -> int:
+        return self._num_nodes
+
     def moments(self, x: Tensor) -> None:
         """Do nothing: the graph only evaluates."""
+
+    def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
+        return part
 
     def at(self, layer: int) -> Self:
         return self

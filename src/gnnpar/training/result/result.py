@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from gnnpar.files import JsonDict, JsonObject, read_json, write_json_whole
 from gnnpar.placement import Plan
 from gnnpar.track.jsonl import read_rows
-from gnnpar.track.keys import BYTE_PHASES, PHASES, goodness, is_finite, is_whole
+from gnnpar.track.keys import BYTE_PHASES, PHASES, RARE_PHASES, goodness, is_finite, is_whole
 from gnnpar.training.result.header import WARMUP_EPOCHS
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ def cold_start(first: Row) -> dict[str, float]:
 
 def bytes_per_epoch(timed: Sequence[Row]) -> dict[str, int | float]:
     """Return exact means; whole numbers where every epoch sends the same."""
-    names = [name for name in BYTE_PHASES if name != "pairs" or any("comm/pairs_bytes" in row for row in timed)]
+    names = [n for n in BYTE_PHASES if n not in RARE_PHASES or any(f"comm/{n}_bytes" in row for row in timed)]
     figures = {name: _mean(timed, f"comm/{name}_bytes") or 0 for name in ("total", *names, "metadata")}
     return {name: int(value) if value == int(value) else value for name, value in figures.items()}
 

@@ -1,0 +1,429 @@
+"""Reductions over the rows of all nodes in a user's own forward, outside of convolutions.
+
+Rows of nodes are marked tensors (`NodeRows`). A function that reduces the dimension in which they stand, as
+`x.mean(0)`, `k.t() @ v` or PyG's `scatter` into one graph, runs on the rows of this rank, and `Graph.total` sums over
+ranks. Functions that are not in the table below run on the rank's rows alone: where that mixes rows, a probe on a small
+graph differs from one device, and the model is refused by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from traceback import walk_stack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import get_default_nowrap_functions
+from torch_geometric.nn.attention import PolynormerAttention, SGFormerAttention
+
+from gnnpar.folds.block import widened
+from gnnpar.graph import Graph
+from gnnpar.models.pyg.layout import REDUCES, Called, Layout, NodeRows
+
+_TURNED = frozenset({Tensor.T.__get__, Tensor.mT.__get__, Tensor.t, torch.t, Tensor.adjoint, torch.adjoint})
+_LARGEST = 2**62
+Dim = int | Sequence[int] | None
+DType = torch.dtype | None
+Reduction = Callable[..., object]
+
+
+class AllRows:
+    """The rows of all nodes while a forward runs on `g`. `layout`: of a typed graph; rows are those of one type.
+    `names`: of modules, by identity; `readers`: those of them whose forward reduces rows."""
+
+    def __init__(self, g: Graph, layout: Layout | None = None, names: Mapping[int, str] | None = None) -> None:
+        self.g, self.layout, self.names = g, layout, names or {}
+        self.readers: dict[str, None] = {}
+
+    @cached_property
+    def _by_type(self) -> list[int]:
+        assert self.layout is not None
+        own = [float(len(rows)) for rows in self.layout.rows]
+        return [round(each) for each in self.g.total(torch.tensor(own, dtype=torch.float64)).tolist()]
+
+    def number(self, kind: int) -> int:
+        """Nodes of a type in the whole graph; of a graph without types, all."""
+        return self.g.num_nodes if self.layout is None else self._by_type[kind]
+
+    def ids(self, kind: int) -> Tensor:
+        """[N] global ids of the own rows of a type."""
+        return self.g.node_ids if self.layout is None else self.g.node_ids[self.layout.rows[kind]]
+
+    def mark(self, rows: Tensor) -> Tensor:
+        """Rows of the nodes of a graph without types, [N, ...]; other tensors stay as they are."""
+        own = self.layout is None and rows.ndim and len(rows) == len(self.g.node_ids)
+        return NodeRows.of(0, rows) if own else rows
+
+    def total(self, part: Tensor) -> Tensor:
+        """Sum over ranks, in fp32 at least. Shapes: [...] -> [...]."""
+        self._note()
+        return self.g.total(part)
+
+    def largest(self, part: Tensor) -> Tensor:
+        """Maximum over ranks, without a gradient. Shapes: [...] -> [...]."""
+        self._note()
+        return self.g.total(part.detach(), "max")
+
+    def _note(self) -> None:
+        """Which module of the model asks."""
+        if self.names:
+            frames = (id(frame.f_locals.get("self")) for frame, _ in walk_stack(None))
+            self.readers[next((self.names[each] for each in frames if each in self.names), "")] = None
+
+    def called(self, cls: type[NodeRows], func: Called, args: tuple, given: Mapping[str, object]) -> object:
+        """What a function gives of all nodes where it reduces their rows, else of a rank's own, marked."""
+        reduction = _REDUCTIONS.get(func.__name__)
+        out = NotImplemented if reduction is None else reduction(self, *args, **given)
+        if out is not NotImplemented:
+            return out
+        with torch._C.DisableTorchFunctionSubclass():
+            out = func(*args, **given)
+        return out if func in get_default_nowrap_functions() else self._marked(cls, func, args, given, out)
+
+    def _marked(
+        self, cls: type[NodeRows], func: Called, args: tuple, given: Mapping[str, object], out: object
+    ) -> object:
+        """Results that are rows of nodes; of a typed graph all."""
+        if isinstance(out, tuple | list) and any(isinstance(each, Tensor) for each in out):
+            return type(out)(self._marked(cls, func, args, given, each) for each in out)
+        if not isinstance(out, Tensor) or isinstance(out, NodeRows):
+            return out
+        at = self._place(func, args, given, out)
+        return out if at is None and self.layout is None else NodeRows.of(cls.kind, out, at or 0)
+
+    def _place(self, func: Called, args: tuple, given: Mapping[str, object], out: Tensor) -> int | None:
+        """The dimension of `out` in which rows of nodes stand; None: in none, that is known."""
+        rows = max((t for t in _marked(args) if t.ndim), key=lambda t: t.ndim, default=None)
+        if rows is None:
+            return None
+        name, at, num = func.__name__, rows.at, rows.shape[rows.at]
+        dim = given.get("dim", args[1] if len(args) > 1 else None)
+        if func in _TURNED:
+            at = rows.ndim - 1 - at if func is Tensor.T.__get__ or rows.ndim == 2 else _swapped(at, -1, -2, rows.ndim)
+        elif name in ("transpose", "swapaxes", "swapdims"):
+            at = _swapped(at, args[1], args[2], rows.ndim)
+        elif name == "permute":
+            at = [each % rows.ndim for each in _flat(args[1:])].index(at)
+        elif name in ("unsqueeze", "stack"):
+            at += (dim or 0) % out.ndim <= at
+        elif at and out.ndim < rows.ndim and (name in _REDUCTIONS or name == "squeeze"):
+            at -= sum(each < at for each in _dims(rows, dim))
+        elif name == "einsum":
+            at = _of_equation(args)[1]
+        elif out.ndim != rows.ndim:
+            at = 0
+        return at if at is not None and at < out.ndim and out.shape[at] == num else None
+
+
+@contextmanager
+def reducing(rows: AllRows | None) -> Iterator[None]:
+    """Inside, functions that reduce marked rows reduce those of all nodes."""
+    before = REDUCES.set(rows)
+    try:
+        yield
+    finally:
+        REDUCES.reset(before)
+
+
+def attention_of(module: nn.Module, rows: AllRows) -> Callable[..., Tensor] | None:
+    """The forward of PyG's linear attention over all nodes, which reads their number; None: of another module.
+    Shapes: [1, N, F] -> [1, N, F']."""
+    if type(module) is SGFormerAttention:
+        return lambda x, mask=None: _sgformer(module, rows, x[0].as_subclass(Tensor))[None]
+    if type(module) is PolynormerAttention:
+        return lambda x, mask=None: _polynormer(module, rows, x[0].as_subclass(Tensor))[None]
+    return None
+
+
+def _sgformer(conv: SGFormerAttention, rows: AllRows, x: Tensor) -> Tensor:
+    """Wu et al. 2023, equation 3, with q, k of norm 1 by head: (N v + q K^T V) / (N + q K^T 1). [N, F] -> [N, D]."""
+    q, k, v = (lin(x).unflatten(1, (conv.heads, conv.head_channels)) for lin in (conv.q, conv.k, conv.v))
+    q, k = (torch.where(t == 0, 1e-6, t) for t in (q, k))
+    q, k = (t / torch.linalg.vector_norm(t, dim=-1, keepdim=True) for t in (q, k))
+    number = rows.number(0)
+    products = rows.total(torch.einsum("nhm,nhd->hmd", widened(k), widened(v))).to(x.dtype)
+    keys = rows.total(widened(k).sum(0)).to(x.dtype)
+    above = torch.einsum("nhm,hmd->nhd", q, products) + number * v
+    return (above / (torch.einsum("nhm,hm->nh", q, keys) + number)[..., None]).mean(1)
+
+
+def _polynormer(conv: PolynormerAttention, rows: AllRows, x: Tensor) -> Tensor:
+    """Deng et al. 2024, section 3.2: q K^T V / (q K^T 1), of sigmoids, times the gate. [N, F] -> [N, D]."""
+
+    def by_head(lin: nn.Module) -> Tensor:
+        return lin(x).unflatten(1, (conv.head_channels, conv.heads))
+
+    k, v = by_head(conv.k).sigmoid(), by_head(conv.v)
+    q = k if conv.qk_shared else by_head(conv.q).sigmoid()
+    products = rows.total(torch.einsum("ndh,nmh->dmh", widened(k), widened(v))).to(x.dtype)
+    keys = rows.total(widened(k).sum(0)).to(x.dtype)
+    out = torch.einsum("ndh,dmh->nmh", q, products) / (torch.einsum("ndh,dh->nh", q, keys)[:, None] + 1e-6)
+    out = conv.lns(out.flatten(1)) * (conv.h_lins(x) + conv.beta)
+    return conv.dropout(F.relu(conv.lin_out(out)))
+
+
+def _flat(values: Sequence[object]) -> list[int]:
+    return list(values[0]) if len(values) == 1 and isinstance(values[0], Sequence) else list(values)
+
+
+def _marked(values: object) -> Iterator[NodeRows]:
+    if isinstance(values, NodeRows):
+        yield values
+    elif isinstance(values, tuple | list):
+        for each in values:
+            yield from _marked(each)
+
+
+def _swapped(at: int, one: int, other: int, ndim: int) -> int:
+    one, other = one % ndim, other % ndim
+    return {one: other, other: one}.get(at, at)
+
+
+def _dims(x: Tensor, dim: Dim) -> tuple[int, ...]:
+    if dim is None or dim == ():
+        return tuple(range(x.ndim))
+    return tuple(each % x.ndim for each in ((dim,) if isinstance(dim, int) else dim))
+
+
+def _reduced(x: object, dim: Dim) -> tuple[int, ...]:
+    """The dimensions of `dim`, where that in which rows stand is one of them; else none."""
+    dims = _dims(x, dim) if isinstance(x, NodeRows) and x.ndim else ()
+    return dims if isinstance(x, NodeRows) and x.at in dims else ()
+
+
+def _sums(rows: AllRows, x: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
+    part = x.as_subclass(Tensor)
+    return rows.total((widened(part) if part.is_floating_point() else part).sum(dims, keepdim=keepdim))
+
+
+def _number(rows: AllRows, x: NodeRows, dims: tuple[int, ...]) -> int:
+    """How many entries of all nodes are reduced to one."""
+    return rows.number(x.kind) * math.prod(x.shape[each] for each in dims if each != x.at)
+
+
+def _sum(rows: AllRows, input: NodeRows, dim: Dim = None, keepdim: bool = False, *, dtype: DType = None) -> object:
+    if not (dims := _reduced(input, dim)):
+        return NotImplemented
+    out = _sums(rows, input, dims, keepdim)
+    return out.to(dtype or (input.dtype if input.is_floating_point() else out.dtype))
+
+
+def _mean(rows: AllRows, input: NodeRows, dim: Dim = None, keepdim: bool = False, *, dtype: DType = None) -> object:
+    if not (dims := _reduced(input, dim)):
+        return NotImplemented
+    return (_sums(rows, input, dims, keepdim) / _number(rows, input, dims)).to(dtype or input.dtype)
+
+
+def _var(
+    rows: AllRows,
+    input: NodeRows,
+    dim: Dim | bool = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+) -> object:
+    if isinstance(dim, bool):
+        dim, unbiased = None, dim
+    if not (dims := _reduced(input, dim)):
+        return NotImplemented
+    number, x = _number(rows, input, dims), widened(input.plain())
+    around = x - _sums(rows, x, dims, True) / number
+    less = float(unbiased) if correction is None else correction
+    return (_sums(rows, around.square(), dims, keepdim) / max(0.0, number - less)).to(input.dtype)
+
+
+def _std(rows: AllRows, *args: object, **given: object) -> object:
+    found = _var(rows, *args, **given)
+    return found.sqrt() if isinstance(found, Tensor) else NotImplemented
+
+
+def _norm(
+    rows: AllRows, input: NodeRows, p: object = 2, dim: Dim = None, keepdim: bool = False, **given: object
+) -> object:
+    """Euclidean. `given`: dtype and out, which functions of torch pass on."""
+    others = p not in (2, None, "fro") or any(each is not None for each in given.values())
+    if others or not (dims := _reduced(input, dim)):
+        return NotImplemented
+    squares = _sums(rows, widened(input.plain()).square(), dims, keepdim)
+    some = squares > 0  # of nothing but zeros the gradient is 0
+    return torch.where(some, torch.where(some, squares, 1).sqrt(), 0).to(input.dtype)
+
+
+def _linalg_norm(
+    rows: AllRows, input: NodeRows, ord: object = None, dim: Dim = None, *rest: bool, **given: object
+) -> object:
+    """Of vectors; without `ord` of all entries."""
+    if ord is not None and not isinstance(dim, int):
+        return NotImplemented
+    return _norm(rows, input, ord, dim, *rest, **given)
+
+
+def _normalize(
+    rows: AllRows, input: NodeRows, p: float = 2, dim: int = 1, eps: float = 1e-12, out: None = None
+) -> object:
+    length = _norm(rows, input, p, dim, keepdim=True)
+    return input / length.clamp_min(eps) if isinstance(length, Tensor) else NotImplemented
+
+
+def _exponentials(rows: AllRows, input: NodeRows, dim: Dim) -> tuple[Tensor, Tensor] | None:
+    """x - max x, and the sum of its exponentials."""
+    if dim is None or not (dims := _reduced(input, dim)):
+        return None
+    shifted = input - rows.largest(_extreme_of(input.plain(), dims, torch.amax)).to(input.dtype)
+    return shifted, _sums(rows, shifted.exp(), dims, True).to(input.dtype)
+
+
+def _softmax(rows: AllRows, input: NodeRows, dim: Dim = None, _stacklevel: int = 3, dtype: DType = None) -> object:
+    found = _exponentials(rows, input, dim)
+    return NotImplemented if found is None else found[0].exp() / found[1]
+
+
+def _log_softmax(rows: AllRows, input: NodeRows, dim: Dim = None, _stacklevel: int = 3, dtype: DType = None) -> object:
+    found = _exponentials(rows, input, dim)
+    return NotImplemented if found is None else found[0] - found[1].log()
+
+
+def _extreme_of(x: Tensor, dims: tuple[int, ...], reduce: Callable[..., Tensor]) -> Tensor:
+    """torch's amax or amin with kept dimensions; of no rows the value that no other is beyond."""
+    if all(x.shape[each] for each in dims):
+        return reduce(x, dims, keepdim=True)
+    info = torch.finfo(x.dtype) if x.is_floating_point() else torch.iinfo(x.dtype)
+    shape = [1 if i in dims else size for i, size in enumerate(x.shape)]
+    return x.new_full(shape, info.min if reduce is torch.amax else info.max)
+
+
+def _chosen(
+    rows: AllRows, input: NodeRows, dims: tuple[int, ...], keepdim: bool, sign: int, *, first: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The largest (sign 1) or the smallest entries, with torch's gradient: shared by equal ones, or to the `first`; and
+    the ids of the first nodes that have them."""
+    x = input.plain()
+    best = sign * rows.largest(sign * _extreme_of(x, dims, torch.amax if sign > 0 else torch.amin))
+    equal, ids = x == best, rows.ids(input.kind).view([-1 if i == input.at else 1 for i in range(x.ndim)])
+    places = torch.where(equal, ids, _LARGEST)
+    place = -rows.largest(-_extreme_of(places, dims, torch.amin)) if first else places.new_zeros(best.shape)
+    if x.is_floating_point():
+        equal = places == place if first else equal
+        share = equal / rows.total(equal.sum(dims, keepdim=True).to(best.dtype))
+        value = rows.total((torch.where(equal, x, 0) * share).sum(dims, keepdim=True)).to(x.dtype)
+        best = best + (value - value.detach())
+    return (best, place) if keepdim else (best.squeeze(dims), place.squeeze(dims))
+
+
+def _extreme(sign: int) -> Reduction:
+    def shared(rows: AllRows, input: NodeRows, dim: Dim = None, keepdim: bool = False) -> object:
+        dims = _reduced(input, dim)
+        return _chosen(rows, input, dims, keepdim, sign)[0] if dims else NotImplemented
+
+    return shared
+
+
+def _extreme_and_place(sign: int, made: Callable[..., object]) -> Reduction:
+    """max and min: of one dimension with the place of the first, of all dimensions without."""
+
+    def first(rows: AllRows, input: NodeRows, dim: object = None, keepdim: bool = False) -> object:
+        if not (dim is None or isinstance(dim, int)) or not (dims := _reduced(input, dim)):
+            return NotImplemented
+        if dim is None:
+            return _chosen(rows, input, dims, keepdim, sign)[0]
+        if rows.layout is not None:
+            return NotImplemented
+        return made(_chosen(rows, input, dims, keepdim, sign, first=True))
+
+    return first
+
+
+def _matmul(rows: AllRows, input: Tensor, other: Tensor) -> object:
+    """A^T B: a sum over rows."""
+    both = isinstance(input, NodeRows) and isinstance(other, NodeRows)
+    if not both or input.at != input.ndim - 1 or other.at != max(0, other.ndim - 2):
+        return NotImplemented
+    part = torch.matmul(widened(input.plain()), widened(other.plain()))
+    return rows.total(part).to(input.dtype)
+
+
+def _of_equation(args: Sequence[object]) -> tuple[set[str], int | None]:
+    """Names of the dimensions of rows in an equation of einsum, and where the one stands in what it gives."""
+    equation, operands = str(args[0]).replace(" ", ""), _flat(args[1:])
+    inputs, _, out = equation.partition("->")
+    if "..." in equation or "->" not in equation:
+        return set(), None
+    names = {name[t.at] for name, t in zip(inputs.split(","), operands, strict=True) if isinstance(t, NodeRows)}
+    return names, out.find(next(iter(names))) if len(names) == 1 else None
+
+
+def _einsum(rows: AllRows, *args: object) -> object:
+    names, at = _of_equation(args)
+    if len(names) != 1 or at != -1:
+        return NotImplemented
+    operands = [widened(t.as_subclass(Tensor)) for t in _flat(args[1:])]
+    return rows.total(torch.einsum(args[0], *operands)).to(next(_marked(args)).dtype)
+
+
+def _scattered(name: str) -> Reduction:
+    """Sums by number into a table of all nodes, as the one row of a single graph."""
+
+    def scatter(rows: AllRows, input: Tensor, dim: int, index: Tensor, src: Tensor, **given: object) -> object:
+        at = dim % input.ndim
+        if not isinstance(src, NodeRows) or src.at != at or input.shape[at] == src.shape[at] != 1 or given:
+            return NotImplemented
+        table, values = input.as_subclass(Tensor), widened(src.plain())
+        part = getattr(torch.zeros_like(table, dtype=values.dtype), name)(at, index.as_subclass(Tensor), values)
+        out = rows.total(part).to(table.dtype)
+        return table.add_(out) if name.endswith("_") else table + out
+
+    return scatter
+
+
+def _scatter_reduce(
+    rows: AllRows, input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> object:
+    at = dim % input.ndim
+    if not isinstance(src, NodeRows) or src.at != at or input.shape[at] != 1 or include_self or reduce not in _SIGNS:
+        return NotImplemented
+    return _chosen(rows, src, (at,), True, _SIGNS[reduce])[0]
+
+
+def _instance_norm(
+    rows: AllRows,
+    input: NodeRows,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> object:
+    if not isinstance(input, NodeRows) or input.at < 2 or not use_input_stats or running_mean is not None:
+        return NotImplemented
+    mean, variance = _mean(rows, input, input.at, True), _var(rows, input, input.at, False, True)
+    assert isinstance(mean, Tensor)
+    assert isinstance(variance, Tensor)
+    out = (input - mean) * (variance + eps).rsqrt()
+    return out if weight is None or bias is None else out * weight[:, None] + bias[:, None]
+
+
+_SIGNS = {"amax": 1, "amin": -1}
+_REDUCTIONS: Mapping[str, Reduction] = {
+    **{"sum": _sum, "mean": _mean, "var": _var, "std": _std},
+    **{
+        "norm": _norm,
+        "linalg_vector_norm": _norm,
+        "linalg_norm": _linalg_norm,
+        "normalize": _normalize,
+        "instance_norm": _instance_norm,
+    },
+    **{"softmax": _softmax, "log_softmax": _log_softmax},
+    **{"amax": _extreme(1), "amin": _extreme(-1), "max": _extreme_and_place(1, torch.return_types.max)},
+    "min": _extreme_and_place(-1, torch.return_types.min),
+    **dict.fromkeys(("matmul", "mm", "bmm", "__matmul__"), _matmul),
+    "einsum": _einsum,
+    **{name: _scattered(name) for name in ("scatter_add", "scatter_add_", "index_add", "index_add_")},
+    **dict.fromkeys(("scatter_reduce", "scatter_reduce_"), _scatter_reduce),
+}

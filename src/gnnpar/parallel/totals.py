@@ -1,0 +1,81 @@
+"""Sums over the rows of all ranks: totals, and the mean and variance of columns.
+
+A total is one sum over ranks forwards and one backwards; moments are two and one, of twice the numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gnnpar.comm import Communicator, Site
+from gnnpar.folds.block import Rows, widened
+from gnnpar.parallel.torch_types import Context, apply, apply_to_rows
+
+
+def total_of(part: Tensor, comm: Communicator | None, site: Site | None) -> Tensor:
+    """Sum over ranks of `part`, in fp32 at least. Collective, as is its gradient: of a sum that every rank reads, the
+    gradient is the sum of theirs. `comm` None: `part` is the total. `site` None: not counted. Shapes: [...] -> [...].
+    """
+    return widened(part) if comm is None else apply(_Total, widened(part), comm, site)
+
+
+@torch.no_grad()
+def largest_of(part: Tensor, comm: Communicator | None, site: Site | None) -> Tensor:
+    """Maximum over ranks, entry by entry, as a sum over ranks of a row for each. Shapes: [...] -> [...]."""
+    if comm is None:
+        return part.detach()
+    slots = part.new_zeros(comm.size, *part.shape)
+    slots[comm.rank] = part
+    return comm.all_reduce(slots, site).amax(0)
+
+
+def moments_of(x: Tensor, rows: int, comm: Communicator | None, site: Site | None) -> Rows:
+    """(mean, variance) over the `rows` rows of all ranks together. Collective, as is its gradient.
+
+    The variance is the mean of squares of centred rows: it loses no digits where the mean is large. `comm` None: x has
+    all rows. `site` None: not counted. Shapes: x [N, F] -> [F], [F].
+    """
+    return apply_to_rows(_Moments, x, rows, comm, site)
+
+
+class _Summed(Context):
+    comm: Communicator
+    site: Site | None
+
+
+class _Total(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Summed, part: Tensor, comm: Communicator, site: Site | None) -> Tensor:
+        ctx.comm, ctx.site = comm, site
+        return comm.all_reduce(part.contiguous(), site)
+
+    @staticmethod
+    def backward(ctx: _Summed, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.comm.all_reduce(grads[0].contiguous(), ctx.site), None, None
+
+
+class _Kept(Context):
+    rows: int
+    comm: Communicator | None
+    site: Site | None
+
+
+class _Moments(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Kept, x: Tensor, rows: int, comm: Communicator | None, site: Site | None) -> Rows:
+        mean = _over_ranks(x.sum(0), comm, site) / rows
+        variance = _over_ranks((x - mean).square_().sum(0), comm, site) / rows
+        ctx.rows, ctx.comm, ctx.site = rows, comm, site
+        ctx.save_for_backward(x, mean)
+        return mean, variance
+
+    @staticmethod
+    def backward(ctx: _Kept, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, mean = ctx.saved_tensors
+        of_mean, of_variance = _over_ranks(torch.stack(grads), ctx.comm, ctx.site) / ctx.rows
+        return ((x - mean) * (2 * of_variance) + of_mean, None, None, None)
+
+
+def _over_ranks(total: Tensor, comm: Communicator | None, site: Site | None) -> Tensor:
+    return total if comm is None else comm.all_reduce(total, site)
