@@ -15,6 +15,7 @@ from gnnpar.comm import RowLike
 from gnnpar.folds.aggregator import Aggregator, Pushable
 from gnnpar.folds.block import Block, Operands, Rows, chosen
 from gnnpar.folds.mergeable import Mergeable, merges
+from gnnpar.graph import Reduction
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
@@ -59,6 +60,9 @@ class _Sketch(WholeGraph):
         use = Use(self.layer, agg, RowLike.of(src), pushed, one, other, partial, back, learned, result.requires_grad)
         self.uses.append(use)
         return result
+
+    def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
+        return part
 
     @torch.no_grad()
     def _merged(self, agg: Mergeable, x: Operands) -> tuple[Rows, Rows]:

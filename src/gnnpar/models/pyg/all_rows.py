@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import get_default_nowrap_functions
+from torch_geometric.nn import GraphSizeNorm
 from torch_geometric.nn.attention import PolynormerAttention, SGFormerAttention
 
 from gnnpar.folds.block import widened
@@ -48,6 +49,12 @@ class AllRows:
     def number(self, kind: int) -> int:
         """Nodes of a type in the whole graph; of a graph without types, all."""
         return self.g.num_nodes if self.layout is None else self._by_type[kind]
+
+    def counted(self, reader: nn.Module) -> int:
+        """`number` of a graph without types."""
+        if (name := self.names.get(id(reader))) is not None:
+            self.readers[name] = None
+        return self.number(0)
 
     def ids(self, kind: int) -> Tensor:
         """[N] global ids of the own rows of a type."""
@@ -129,9 +136,11 @@ def reducing(rows: AllRows | None) -> Iterator[None]:
         REDUCES.reset(before)
 
 
-def attention_of(module: nn.Module, rows: AllRows) -> Callable[..., Tensor] | None:
-    """The forward of PyG's linear attention over all nodes, which reads their number; None: of another module.
-    Shapes: [1, N, F] -> [1, N, F']."""
+def counting_forward(module: nn.Module, rows: AllRows) -> Callable[..., Tensor] | None:
+    """The forward of a module of PyG that reads the number of rows; None: it is none. Shapes: of attention
+    [1, N, F] -> [1, N, F'], of the norm [N, F] -> [N, F]."""
+    if type(module) is GraphSizeNorm:
+        return lambda x, batch=None, batch_size=None: x / math.sqrt(rows.counted(module))
     if type(module) is SGFormerAttention:
         return lambda x, mask=None: _sgformer(module, rows, x[0].as_subclass(Tensor))[None]
     if type(module) is PolynormerAttention:
@@ -144,7 +153,7 @@ def _sgformer(conv: SGFormerAttention, rows: AllRows, x: Tensor) -> Tensor:
     q, k, v = (lin(x).unflatten(1, (conv.heads, conv.head_channels)) for lin in (conv.q, conv.k, conv.v))
     q, k = (torch.where(t == 0, 1e-6, t) for t in (q, k))
     q, k = (t / torch.linalg.vector_norm(t, dim=-1, keepdim=True) for t in (q, k))
-    number = rows.number(0)
+    number = rows.counted(conv)
     products = rows.total(torch.einsum("nhm,nhd->hmd", widened(k), widened(v))).to(x.dtype)
     keys = rows.total(widened(k).sum(0)).to(x.dtype)
     above = torch.einsum("nhm,hmd->nhd", q, products) + number * v
@@ -411,19 +420,23 @@ def _instance_norm(
 
 _SIGNS = {"amax": 1, "amin": -1}
 _REDUCTIONS: Mapping[str, Reduction] = {
-    **{"sum": _sum, "mean": _mean, "var": _var, "std": _std},
-    **{
-        "norm": _norm,
-        "linalg_vector_norm": _norm,
-        "linalg_norm": _linalg_norm,
-        "normalize": _normalize,
-        "instance_norm": _instance_norm,
-    },
-    **{"softmax": _softmax, "log_softmax": _log_softmax},
-    **{"amax": _extreme(1), "amin": _extreme(-1), "max": _extreme_and_place(1, torch.return_types.max)},
+    "sum": _sum,
+    "mean": _mean,
+    "var": _var,
+    "std": _std,
+    "norm": _norm,
+    "linalg_vector_norm": _norm,
+    "linalg_norm": _linalg_norm,
+    "normalize": _normalize,
+    "instance_norm": _instance_norm,
+    "softmax": _softmax,
+    "log_softmax": _log_softmax,
+    "amax": _extreme(1),
+    "amin": _extreme(-1),
+    "max": _extreme_and_place(1, torch.return_types.max),
     "min": _extreme_and_place(-1, torch.return_types.min),
-    **dict.fromkeys(("matmul", "mm", "bmm", "__matmul__"), _matmul),
     "einsum": _einsum,
+    **dict.fromkeys(("matmul", "mm", "bmm", "__matmul__"), _matmul),
     **{name: _scattered(name) for name in ("scatter_add", "scatter_add_", "index_add", "index_add_")},
     **dict.fromkeys(("scatter_reduce", "scatter_reduce_"), _scatter_reduce),
 }
