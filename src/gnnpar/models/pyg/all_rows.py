@@ -34,10 +34,13 @@ Reduction = Callable[..., object]
 
 class AllRows:
     """The rows of all nodes while a forward runs on `g`. `layout`: of a typed graph; rows are those of one type.
-    `names`: of modules, by identity; `readers`: those of them whose forward reduces rows."""
+    `names`: of modules, by identity; `readers`: those of them whose forward reduces rows. active: functions of rows are
+    looked at; else only modules that count rows are."""
 
-    def __init__(self, g: Graph, layout: Layout | None = None, names: Mapping[int, str] | None = None) -> None:
-        self.g, self.layout, self.names = g, layout, names or {}
+    def __init__(
+        self, g: Graph, layout: Layout | None = None, names: Mapping[int, str] | None = None, *, active: bool = True
+    ) -> None:
+        self.g, self.layout, self.names, self.active = g, layout, names or {}, active
         self.readers: dict[str, None] = {}
 
     @cached_property
@@ -62,7 +65,7 @@ class AllRows:
 
     def mark(self, rows: Tensor) -> Tensor:
         """Rows of the nodes of a graph without types, [N, ...]; other tensors stay as they are."""
-        own = self.layout is None and rows.ndim and len(rows) == len(self.g.node_ids)
+        own = self.active and self.layout is None and rows.ndim and len(rows) == len(self.g.node_ids)
         return NodeRows.of(0, rows) if own else rows
 
     def total(self, part: Tensor) -> Tensor:

@@ -19,7 +19,9 @@ Called = Callable[..., object]
 
 
 class Reductions(Protocol):
-    """What functions of rows of nodes give where they reduce the rows of all nodes."""
+    """What functions of rows of nodes give where they reduce the rows of all nodes. `active`: is it asked?"""
+
+    active: bool
 
     def called(self, cls: type[NodeRows], func: Called, args: tuple, given: Mapping[str, object]) -> object: ...
 
@@ -46,7 +48,7 @@ class NodeRows(Tensor):
         cls, func: Called, types: Iterable[type], args: tuple = (), kwargs: Mapping[str, object] | None = None
     ) -> object:
         found, given = REDUCES.get(), dict(kwargs or {})
-        if found is None or not all(issubclass(cls, each) for each in types):
+        if found is None or not found.active or not all(issubclass(cls, each) for each in types):
             return super().__torch_function__(func, types, args, given)
         return found.called(cls, func, args, given)
 

@@ -489,9 +489,7 @@ class PyGNet(GNN):
         """What the user's forward gives; of a tuple the first, of a dictionary `logits` or the first."""
         training = self._begins(g)
         keyed = keyed_dropout(g, x.shape[0], layout) if training else nullcontext()
-        parted = self.tries_totals or len(g.node_ids) != g.num_nodes
-        names = {id(module): name for name, module in self.named_modules()} if self._measuring else None
-        rows = AllRows(g.at(0), layout, names) if self._measuring or (self.totals and parted) else None
+        rows = self._all_rows(g.at(0), layout) if self._measuring or self.totals else None
         with mixed(x), keyed, reducing(rows), self._folding(g, x.dtype, layout, rows=rows) as here:
             if layout is None:
                 given = self._of_edges(here) | self._of_graph(g)
@@ -503,6 +501,12 @@ class PyGNet(GNN):
         if rows is not None and self._measuring:
             self.totals = tuple({**dict.fromkeys(self.totals), **rows.readers})
         return answer_of(out, typed=layout is not None)
+
+    def _all_rows(self, g: Graph, layout: Layout | None) -> AllRows:
+        """Where all rows are here the user's own code reduces them, unless it is looked at."""
+        names = {id(module): name for name, module in self.named_modules()} if self._measuring else None
+        parted = self._measuring or self.tries_totals or len(g.node_ids) != g.num_nodes
+        return AllRows(g, layout, names, active=parted)
 
     def takes_normalised(self, *, weighted: bool) -> bool:
         """Not with weights: which convolution is handed them is known when forward runs."""
