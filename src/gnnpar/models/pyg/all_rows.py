@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from traceback import walk_stack
 
 import torch
@@ -42,16 +41,16 @@ class AllRows:
     ) -> None:
         self.g, self.layout, self.names, self.active = g, layout, names or {}, active
         self.readers: dict[str, None] = {}
-
-    @cached_property
-    def _by_type(self) -> list[int]:
-        assert self.layout is not None
-        own = [float(len(rows)) for rows in self.layout.rows]
-        return [round(each) for each in self.g.total(torch.tensor(own, dtype=torch.float64)).tolist()]
+        self._by_type: Tensor | None = None
 
     def number(self, kind: int) -> int:
         """Nodes of a type in the whole graph; of a graph without types, all."""
-        return self.g.num_nodes if self.layout is None else self._by_type[kind]
+        if self.layout is None:
+            return self.g.num_nodes
+        if self._by_type is None:
+            own = [float(len(rows)) for rows in self.layout.rows]
+            self._by_type = self.g.total(torch.tensor(own, dtype=torch.float64, device=self.g.node_ids.device))
+        return round(float(self._by_type[kind]))
 
     def counted(self, reader: nn.Module) -> int:
         """`number` of a graph without types."""

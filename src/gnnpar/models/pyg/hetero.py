@@ -29,7 +29,7 @@ from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph, InEdges, Local, Message, Moments, Reduction
 from gnnpar.models import hgt
 from gnnpar.models.pyg.layout import Layout, NodeRows
-from gnnpar.models.pyg.marks import EdgeRows, Edges, Here, Refused, Weights
+from gnnpar.models.pyg.marks import EdgeRows, Edges, Here, Refused, Weights, replaced
 from gnnpar.models.pyg.propagate import Forward, Way, is_plain
 
 _BY_KEY = "__"  # joins the names of an edge type in what to_hetero makes, and in PyG's ModuleDict
@@ -57,7 +57,8 @@ class Unseen(nn.Module):
 def reads_dictionaries(net: nn.Module) -> bool:
     """By types of nodes and of edges. What to_hetero makes has a module for each type of edges, a__to__b."""
     first = next(iter(inspect.signature(net.forward).parameters), "")
-    if first.endswith("_dict") or any(isinstance(each, HeteroConv | pyg.HGTConv | Unseen) for each in net.modules()):
+    kinds = HeteroConv | pyg.HANConv | pyg.HGTConv | Unseen
+    if first.endswith("_dict") or any(isinstance(each, kinds) for each in net.modules()):
         return True
     return any(_BY_KEY in key for each in net.modules() if isinstance(each, nn.ModuleDict) for key in each)
 
@@ -73,6 +74,8 @@ def schema_for(net: nn.Module) -> Schema:
     for each in net.modules():
         if isinstance(each, HeteroConv):
             edges |= dict.fromkeys((str(a), str(r), str(b)) for a, r, b in each.convs.keys())  # noqa: SIM118
+        if isinstance(each, pyg.HANConv):
+            edges |= dict.fromkeys((str(a), str(r), str(b)) for a, r, b in each.metadata[1])
         if isinstance(each, pyg.HGTConv):
             edges |= dict.fromkeys((str(a), str(r), str(b)) for a, r, b in each.edge_types)
     names = dict.fromkeys(name for a, _, b in edges for name in (a, b))
@@ -91,11 +94,6 @@ def one_of_each(schema: Schema) -> tuple[Tensor, Tensor, Tensor]:
 def hetero_way(conv: MessagePassing) -> Way | None:
     """Of convolutions that take dictionaries themselves; None: it is none of them. ValueError where it is one that is
     not carried."""
-    if isinstance(conv, pyg.HANConv):
-        raise ValueError(
-            "weighs edge types by the mean over all nodes, of which a rank holds a part (semantic attention); HGTConv "
-            "and HeteroConv are carried"
-        )
     if not isinstance(conv, pyg.HGTConv):
         return None
     if type(conv) is not pyg.HGTConv or not is_plain(conv):
@@ -145,6 +143,9 @@ class TypedGraph:
 
         def run(*args: object, **kwargs: object) -> object:
             edges = next((each for each in (*args, *kwargs.values()) if isinstance(each, RelationEdges)), None)
+            if edges is None and isinstance(conv, pyg.HANConv):  # takes all edge types, and propagates on one at a time
+                with replaced(conv, {"propagate": self.forward(way, conv, conv.propagate)}):
+                    return forward(*args, **kwargs)
             if edges is None:
                 return forward(*args, **kwargs)
             relation = RelationGraph(self, edges.number)

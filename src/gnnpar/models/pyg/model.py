@@ -218,6 +218,7 @@ class PyG:
             next((width for name in names if isinstance(width := self.kwargs.get(name), int)), usual)
             for names, usual in ((_IN, 8), (_OUT, 4))
         )
+        in_dim = in_dim if self.schema is None else self.schema.width
         try:
             with torch_seeded(0):
                 net = PyGNet(self, self._make(in_dim, out_dim), in_dim, out_dim)
@@ -503,10 +504,10 @@ class PyGNet(GNN):
         return answer_of(out, typed=layout is not None)
 
     def _all_rows(self, g: Graph, layout: Layout | None) -> AllRows:
-        """Where all rows are here the user's own code reduces them, unless it is looked at."""
+        """Where all rows are here, of one type, the user's own code reduces them, unless it is looked at."""
         names = {id(module): name for name, module in self.named_modules()} if self._measuring else None
-        parted = self._measuring or self.tries_totals or len(g.node_ids) != g.num_nodes
-        return AllRows(g, layout, names, active=parted)
+        asks = self._measuring or self.tries_totals or layout is not None or len(g.node_ids) != g.num_nodes
+        return AllRows(g, layout, names, active=asks)
 
     def takes_normalised(self, *, weighted: bool) -> bool:
         """Not with weights: which convolution is handed them is known when forward runs."""
