@@ -136,6 +136,10 @@ class OwnRows:
             return None
         raise self._lacks("moments")
 
+    @property
+    def num_nodes(self) -> int:
+        raise self._lacks("totals")
+
     def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
         raise self._lacks("totals")
 

@@ -6,11 +6,16 @@ ranks. Functions that are not in the table below run on the rank's rows alone: w
 graph differs from one device, and the model is refused by name.
 """
 
+# arguments of torch's dispatch have no types
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false, reportReturnType=false
+
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from traceback import walk_stack
 
 import torch
@@ -23,6 +28,7 @@ from torch_geometric.nn.attention import PolynormerAttention, SGFormerAttention
 from gnnpar.folds.block import widened
 from gnnpar.graph import Graph
 from gnnpar.models.pyg.layout import REDUCES, Called, Layout, NodeRows
+from gnnpar.models.pyg.marks import replaced
 
 _TURNED = frozenset({Tensor.T.__get__, Tensor.mT.__get__, Tensor.t, torch.t, Tensor.adjoint, torch.adjoint})
 _LARGEST = 2**62
@@ -86,9 +92,10 @@ class AllRows:
     def called(self, cls: type[NodeRows], func: Called, args: tuple, given: Mapping[str, object]) -> object:
         """What a function gives of all nodes where it reduces their rows, else of a rank's own, marked."""
         reduction = _REDUCTIONS.get(func.__name__)
-        out = NotImplemented if reduction is None else reduction(self, *args, **given)
-        if out is not NotImplemented:
-            return out
+        if reduction is not None:
+            named = {"dim" if name == "axis" else name: value for name, value in given.items()}
+            if (out := reduction(self, *args, **named)) is not NotImplemented:
+                return out
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **given)
         return out if func in get_default_nowrap_functions() else self._marked(cls, func, args, given, out)
@@ -138,20 +145,24 @@ def reducing(rows: AllRows | None) -> Iterator[None]:
         REDUCES.reset(before)
 
 
-def counting_forward(module: nn.Module, rows: AllRows) -> Callable[..., Tensor] | None:
-    """The forward of a module of PyG that reads the number of rows; None: it is none. Shapes: of attention
+@contextmanager
+def counting(net: nn.Module, rows: AllRows) -> Iterator[None]:
+    """Inside, modules of PyG that read the number of rows read that of all nodes. Shapes: of attention
     [1, N, F] -> [1, N, F'], of the norm [N, F] -> [N, F]."""
-    if type(module) is GraphSizeNorm:
-        return lambda x, batch=None, batch_size=None: x / math.sqrt(rows.counted(module))
-    if type(module) is SGFormerAttention:
-        return lambda x, mask=None: _sgformer(module, rows, x[0].as_subclass(Tensor))[None]
-    if type(module) is PolynormerAttention:
-        return lambda x, mask=None: _polynormer(module, rows, x[0].as_subclass(Tensor))[None]
-    return None
+    with ExitStack() as stack:
+        for module in net.modules():
+            if (body := _COUNTING.get(type(module))) is not None:
+                stack.enter_context(replaced(module, {"forward": partial(body, module, rows)}))
+        yield
 
 
-def _sgformer(conv: SGFormerAttention, rows: AllRows, x: Tensor) -> Tensor:
-    """Wu et al. 2023, equation 3, with q, k of norm 1 by head: (N v + q K^T V) / (N + q K^T 1). [N, F] -> [N, D]."""
+def _graph_size(norm: GraphSizeNorm, rows: AllRows, x: Tensor, *_: object) -> Tensor:
+    return x / math.sqrt(rows.counted(norm))
+
+
+def _sgformer(conv: SGFormerAttention, rows: AllRows, x: Tensor, mask: object = None) -> Tensor:
+    """Wu et al. 2023, equation 3, with q, k of norm 1 by head: (N v + q K^T V) / (N + q K^T 1)."""
+    x = x[0].as_subclass(Tensor)
     q, k, v = (lin(x).unflatten(1, (conv.heads, conv.head_channels)) for lin in (conv.q, conv.k, conv.v))
     q, k = (torch.where(t == 0, 1e-6, t) for t in (q, k))
     q, k = (t / torch.linalg.vector_norm(t, dim=-1, keepdim=True) for t in (q, k))
@@ -159,11 +170,12 @@ def _sgformer(conv: SGFormerAttention, rows: AllRows, x: Tensor) -> Tensor:
     products = rows.total(torch.einsum("nhm,nhd->hmd", widened(k), widened(v))).to(x.dtype)
     keys = rows.total(widened(k).sum(0)).to(x.dtype)
     above = torch.einsum("nhm,hmd->nhd", q, products) + number * v
-    return (above / (torch.einsum("nhm,hm->nh", q, keys) + number)[..., None]).mean(1)
+    return (above / (torch.einsum("nhm,hm->nh", q, keys) + number)[..., None]).mean(1)[None]
 
 
-def _polynormer(conv: PolynormerAttention, rows: AllRows, x: Tensor) -> Tensor:
-    """Deng et al. 2024, section 3.2: q K^T V / (q K^T 1), of sigmoids, times the gate. [N, F] -> [N, D]."""
+def _polynormer(conv: PolynormerAttention, rows: AllRows, x: Tensor, mask: object = None) -> Tensor:
+    """Deng et al. 2024, section 3.2: q K^T V / (q K^T 1), of sigmoids, times the gate."""
+    x = x[0].as_subclass(Tensor)
 
     def by_head(lin: nn.Module) -> Tensor:
         return lin(x).unflatten(1, (conv.head_channels, conv.heads))
@@ -174,7 +186,14 @@ def _polynormer(conv: PolynormerAttention, rows: AllRows, x: Tensor) -> Tensor:
     keys = rows.total(widened(k).sum(0)).to(x.dtype)
     out = torch.einsum("ndh,dmh->nmh", q, products) / (torch.einsum("ndh,dh->nh", q, keys)[:, None] + 1e-6)
     out = conv.lns(out.flatten(1)) * (conv.h_lins(x) + conv.beta)
-    return conv.dropout(F.relu(conv.lin_out(out)))
+    return conv.dropout(F.relu(conv.lin_out(out)))[None]
+
+
+_COUNTING: Mapping[type[nn.Module], Callable[..., Tensor]] = {
+    GraphSizeNorm: _graph_size,
+    SGFormerAttention: _sgformer,
+    PolynormerAttention: _polynormer,
+}
 
 
 def _flat(values: Sequence[object]) -> list[int]:
@@ -281,21 +300,24 @@ def _normalize(
     return input / length.clamp_min(eps) if isinstance(length, Tensor) else NotImplemented
 
 
-def _exponentials(rows: AllRows, input: NodeRows, dim: Dim) -> tuple[Tensor, Tensor] | None:
+def _exponentials(rows: AllRows, input: NodeRows, dim: Dim, dtype: DType) -> tuple[Tensor, Tensor] | None:
     """x - max x, and the sum of its exponentials."""
     if dim is None or not (dims := _reduced(input, dim)):
         return None
-    shifted = input - rows.largest(_extreme_of(input.plain(), dims, torch.amax)).to(input.dtype)
-    return shifted, _sums(rows, shifted.exp(), dims, True).to(input.dtype)
+    x = input if dtype is None else input.to(dtype)
+    shifted = x - rows.largest(_extreme_of(input.plain(), dims, torch.amax)).to(x.dtype)
+    return shifted, _sums(rows, shifted.exp(), dims, True).to(x.dtype)
 
 
-def _softmax(rows: AllRows, input: NodeRows, dim: Dim = None, _stacklevel: int = 3, dtype: DType = None) -> object:
-    found = _exponentials(rows, input, dim)
+def _softmax(rows: AllRows, input: NodeRows, dim: Dim = None, *_: int, dtype: DType = None, **beside: int) -> object:
+    found = _exponentials(rows, input, dim, dtype)
     return NotImplemented if found is None else found[0].exp() / found[1]
 
 
-def _log_softmax(rows: AllRows, input: NodeRows, dim: Dim = None, _stacklevel: int = 3, dtype: DType = None) -> object:
-    found = _exponentials(rows, input, dim)
+def _log_softmax(
+    rows: AllRows, input: NodeRows, dim: Dim = None, *_: int, dtype: DType = None, **beside: int
+) -> object:
+    found = _exponentials(rows, input, dim, dtype)
     return NotImplemented if found is None else found[0] - found[1].log()
 
 

@@ -24,7 +24,7 @@ from gnnpar.folds.edge_data import Degrees, EdgeKind, EdgeSizes, Schema, SelfLoo
 from gnnpar.graph import Graph
 from gnnpar.models.gnn import GNN, MOST_LAYERS
 from gnnpar.models.initial import construct
-from gnnpar.models.pyg.all_rows import AllRows, counting_forward, reducing
+from gnnpar.models.pyg.all_rows import AllRows, counting, reducing
 from gnnpar.models.pyg.checkpointing import kept
 from gnnpar.models.pyg.cuts import Cuts, cut, example
 from gnnpar.models.pyg.dropout import keyed_dropout, no_dropout_in_evaluation
@@ -566,9 +566,8 @@ class PyGNet(GNN):
                     stack.callback(conv.register_forward_hook(partial(_rounded, dtype)).remove)
             for norm in batch_norms(self.net).values():
                 stack.enter_context(replaced(norm, {"forward": forward_of(norm, g, layout)}))
-            for module in self.net.modules() if rows is not None else ():
-                if (counting := counting_forward(module, rows)) is not None:
-                    stack.enter_context(replaced(module, {"forward": counting}))
+            if rows is not None and layout is None:
+                stack.enter_context(counting(self.net, rows))
             for layer, name, conv, way in asked:
                 view, own = g.at(layer), conv.forward
                 if layout is None:
