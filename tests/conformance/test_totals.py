@@ -1,0 +1,120 @@
+"""Sums over the rows of all nodes: PyG models that read them equal PyG's own loop, on any number of ranks."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from composing import configured, rest_slow
+from conformance.plain_loop import CLASSES, WIDTH, graph, plain, verdict
+from conformance.whole_nets import REFUSED, ROWS
+from gnnpar.comm import Site, ThreadWorld
+from gnnpar.models.pyg.model import PyG
+from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.parallel.needs import refuse
+from gnnpar.parallel.totals import largest_of, total_of
+from gnnpar.verify.conformance import check
+from gnnpar.verify.soundness import find_fault
+
+DATA = graph(seed=1)
+NET = "conformance.whole_nets.Net"
+WHOLE = {
+    "SGFormer": ("conformance.whole_nets.sgformer", {"trans_num_heads": 2}),
+    "SGFormer, cat": ("conformance.whole_nets.sgformer", {"aggregate": "cat"}),
+    "Polynormer": ("conformance.whole_nets.polynormer", {"pre_ln": True, "post_bn": False, "qk_shared": True}),
+    "Polynormer, GAT": ("conformance.whole_nets.polynormer", {"local_attn": True}),
+}
+ELSEWHERE = [("single", 1), ("graph_parallel", 2), ("sar", 2), ("feature", 2), ("cagnet", 2), ("halo=cover", 4)]
+QUICK = {"linear attention", "max pool", "columns", "standard", "clusters", "aggregation", "GraphNorm", "InstanceNorm"}
+
+
+def built(target: str, kwargs: dict[str, object]) -> nn.Module:
+    """The user's module; attention models get the `batch` that PyG's own loop hands them, in fp64."""
+    net = PyG(target=target, kwargs=kwargs, self_loops="keep").build(WIDTH, CLASSES, seed=0).get_submodule("net")
+    if target == NET:
+        return net
+
+    class Batched(type(net)):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            before = torch.get_default_dtype()
+            torch.set_default_dtype(x.dtype)  # SGFormerAttention makes ones of torch's default
+            try:
+                return super().forward(x, edge_index, torch.zeros(len(x), dtype=torch.long))
+            finally:
+                torch.set_default_dtype(before)
+
+    net.__class__ = Batched
+    return net
+
+
+def judged(target: str, kwargs: dict[str, object], strategy: str, world: int, **keys: object) -> str:
+    due = plain(lambda: built(target, kwargs), DATA)
+    return str(verdict(target, kwargs, DATA, strategy, world, due, seed=0, **keys))
+
+
+@pytest.mark.parametrize("step", rest_slow(list(ROWS), *(ROWS.keys() - QUICK)))
+def test_what_a_forward_makes_of_all_rows_is_pygs(step):
+    assert judged(NET, {"step": ROWS[step]}, "graph_parallel", 4) == "equal"
+
+
+@pytest.mark.parametrize(("strategy", "world"), ELSEWHERE)
+@pytest.mark.parametrize("step", rest_slow(list(ROWS), *(ROWS.keys() - {"GraphNorm"})))
+def test_on_every_strategy_that_holds_a_layers_rows(step, strategy, world):
+    assert judged(NET, {"step": ROWS[step]}, strategy, world) == "equal"
+
+
+@pytest.mark.parametrize(("strategy", "world"), ELSEWHERE[:3])
+@pytest.mark.parametrize("model", rest_slow(list(WHOLE), "SGFormer, cat", "Polynormer, GAT"))
+def test_graph_transformers_are_pygs(model, strategy, world):
+    target, kwargs = WHOLE[model]
+    keys = {"auto": True} if strategy == "sar" else {}  # GCNConv's loops, which sar folds when the dataset has them
+    found = judged(target, kwargs, strategy, world, **keys)
+    assert found == "equal"
+
+
+@pytest.mark.parametrize("step", REFUSED)
+def test_what_is_not_carried_is_refused_by_name(step):
+    kwargs, line = {"step": REFUSED[step][0]}, REFUSED[step][1]
+    found = judged(NET, kwargs, "graph_parallel", 4)
+    assert found.startswith("refused") and line in found
+    assert judged(NET, kwargs, "single", 1) == "equal"
+
+
+@pytest.mark.parametrize("strategy", ["gnnpipe", "hybrid", "minibatch", "cofree"])
+def test_strategies_that_never_hold_all_rows_refuse_it(strategy):
+    model = PyG(target=NET, kwargs={"step": ROWS["GraphNorm"]}, self_loops="keep")
+    line = "never holds all rows of a layer at once, and net.norm of model=pyg reads sums over them"
+    with pytest.raises(ValueError, match=re.escape(line)):
+        refuse(configured("strategy", strategy), model, {"strategy": strategy, "model": "pyg"})
+
+
+@pytest.mark.parametrize("net", ["Han", "NormsByType"])
+def test_rows_by_type(net):
+    model = PyG(target=f"conformance.whole_nets.{net}", kwargs={"hidden": 8}, self_loops=False)
+    cases = check(GraphParallel(), {"pyg": model}, worlds=(1, 2, 4))
+    assert [(c.reference, c.world) for c in cases] == [("PyG", 1), *(("single device", w) for w in (1, 2, 4))]
+    assert all(case.passed for case in cases), cases
+
+
+def test_check_says_what_reads_the_whole_graph_and_finds_no_fault():
+    model = PyG(target=NET, kwargs={"step": ROWS["GraphNorm"]}, self_loops="keep")
+    assert model.ways()[-1] == "net.norm: reads the whole graph"
+    assert find_fault(model) is None
+    assert PyG(target="pyg_nets.Residual", kwargs={}, self_loops="keep").totals == ()
+
+
+def test_total_and_its_gradient_are_sums_over_ranks_in_fp32():
+    def body(comm):
+        part = torch.full((2, 3), 40_000.0, dtype=torch.float16, requires_grad=True)
+        total = total_of(part, comm, Site(0, 0, 0, "global"))
+        (total * (comm.rank + 1)).sum().backward()
+        return total.detach(), part.grad, largest_of(total + comm.rank, comm, None), comm.ledger.drain().bytes
+
+    for total, gradient, largest, sent in ThreadWorld(2).run(body):
+        assert bool((total == 80_000).all())  # inf in fp16
+        assert bool((gradient == 3).all())
+        assert bool((largest == 80_001).all())
+        assert sent == {"global": 2 * 6 * 4}  # a ring of two: each rank sends its numbers once, in both directions
