@@ -635,18 +635,6 @@ class OfOther(nn.Module):
         return self.conv((x_dict["paper"], x_dict["paper"]), edge_index_dict["author", "writes", "paper"])
 
 
-def han(out_channels, metadata):
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = pyg.HANConv(-1, out_channels, metadata)
-
-        def forward(self, x_dict, edge_index_dict):
-            return self.conv(x_dict, edge_index_dict)["paper"]
-
-    return Net()
-
-
 class CentredByType(nn.Module):
     """A mean over all rows of a type."""
 

@@ -146,7 +146,6 @@ def test_one_type_of_nodes_and_two_of_edges() -> None:
     ("target", "kwargs", "line"),
     [
         ("ByName", {}, "forward gives author \\[3\\], and the task needs rows of 3 logits of type paper"),
-        ("han", {}, "weighs edge types by the mean over all nodes"),
         ("always_dropping", {}, "drops entries in evaluation, too"),
         ("Mixing", {}, "cannot run on 8 features: TypeError"),
         ("OfOther", {}, "is given rows of type"),

@@ -100,8 +100,9 @@ def test_rows_by_type(net):
 
 
 def test_check_says_what_reads_the_whole_graph_and_finds_no_fault():
-    model = PyG(target=NET, kwargs={"step": ROWS["GraphNorm"]}, self_loops="keep")
-    assert model.ways()[-1] == "net.norm: reads the whole graph"
+    normed, model = (PyG(target=NET, kwargs={"step": ROWS[s]}, self_loops="keep") for s in ("GraphNorm", "einsum"))
+    assert normed.ways()[-1] == "net.norm: reads the whole graph"
+    assert model.ways()[-1] == "net: reads the whole graph"
     assert find_fault(model) is None
     assert PyG(target="pyg_nets.Residual", kwargs={}, self_loops="keep").totals == ()
 
