@@ -56,27 +56,16 @@ def _linear_attention(h: torch.Tensor) -> torch.Tensor:
 
 
 MIXING: dict[str, Any] = {
-    "centred": lambda h: h - h.mean(0),
-    "virtual node": lambda h: h + h.mean(0, keepdim=True),
-    "sum": lambda h: h + 0.01 * h.sum(0),
-    "largest of a column": lambda h: h / (1 + h.amax(0)),
-    "pooled": lambda h: h + global_mean_pool(h, None),
-    "PairNorm by hand": lambda h: (h - h.mean(0)) / (1e-6 + (h - h.mean(0)).pow(2).sum(1).mean()).sqrt(),
-    "normalize": lambda h: F.normalize(h, dim=0),
-    "softmax of rows": lambda h: h.softmax(0),
-    "deviation": lambda h: h / (1 + h.std(0)),
     "topk": _top,
     "median": lambda h: h - h.median(0).values,
     "cumsum": lambda h: h.cumsum(0) / 10,
     "flip": lambda h: h + h.flip(0),
     "roll": lambda h: h + h.roll(1, 0),
     "sort": lambda h: h + h.sort(0).values,
-    "norm of all": lambda h: h / h.norm(),
     "number of rows": lambda h: h / h.size(0),
     "positions": lambda h: h + torch.sin(torch.arange(len(h), dtype=h.dtype))[:, None],
     "first row": lambda h: h + h[0],
     "attention": lambda h: h + F.scaled_dot_product_attention(h[None], h[None], h[None])[0],
-    "linear attention": _linear_attention,
     "scaled gradient": lambda h: _Scaled.apply(h),
 }
 
@@ -147,12 +136,28 @@ class ByLargestAttribute(nn.Module):
         return self.conv(x, edge_index, edge_attr / edge_attr.amax(0))
 
 
+CARRIED: dict[str, Any] = {
+    "centred": lambda h: h - h.mean(0),
+    "virtual node": lambda h: h + h.mean(0, keepdim=True),
+    "sum": lambda h: h + 0.01 * h.sum(0),
+    "largest of a column": lambda h: h / (1 + h.amax(0)),
+    "pooled": lambda h: h + global_mean_pool(h, None),
+    "PairNorm by hand": lambda h: (h - h.mean(0)) / (1e-6 + (h - h.mean(0)).pow(2).sum(1).mean()).sqrt(),
+    "normalize": lambda h: F.normalize(h, dim=0),
+    "softmax of rows": lambda h: h.softmax(0),
+    "deviation": lambda h: h / (1 + h.std(0)),
+    "norm of all": lambda h: h / h.norm(),
+    "linear attention": _linear_attention,
+}
+"""Reductions over all nodes that are sums over ranks."""
+
 HARMLESS: dict[str, Any] = {
     "nothing": lambda h: h,
     "normalized rows": lambda h: F.normalize(h, dim=1),
     "softmax of columns": lambda h: h.softmax(1),
     "heads of one node": lambda h: (h.view(len(h), 2, 4).softmax(1) * h.view(len(h), 2, 4)).flatten(1),
     "largest of a row": lambda h: h / (1 + h.abs().amax(1, keepdim=True)),
+    **CARRIED,
 }
 
 
@@ -232,7 +237,7 @@ def test_other_models_that_depend_on_all_rows_are_refused_on_two_ranks(net, give
 
 
 @pytest.mark.parametrize("how", HARMLESS)
-def test_rows_that_stand_alone_train_on_two_ranks(how):
+def test_rows_that_stand_alone_or_are_reduced_train_on_two_ranks(how):
     found = train(Between, graph(), 2, **kwargs(how=how))
     assert (found["status"], found["verified"], exactness_of(found)) == ("completed", "probed", "exact")
 

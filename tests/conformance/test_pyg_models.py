@@ -265,8 +265,8 @@ def test_what_cannot_run_is_one_line(fields, line):
     assert "\n" not in str(caught.value)
 
 
-def test_a_mean_over_rows_and_dropout_of_a_message_are_found():
-    assert str(find_fault(PyG(target="pyg_nets.Centred"))).startswith("net mixes rows")
+def test_a_running_sum_over_rows_and_dropout_of_a_message_are_found():
+    assert str(find_fault(PyG(target="pyg_nets.Summed"))).startswith("net mixes rows")
     with pytest.raises(ValueError, match="the model drops entries in evaluation, too"):
         find_fault(PyG(target="pyg_nets.dropping"))
 

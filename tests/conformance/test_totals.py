@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -12,14 +13,18 @@ from composing import configured, rest_slow
 from conformance.plain_loop import CLASSES, WIDTH, graph, plain, verdict
 from conformance.whole_nets import REFUSED, ROWS
 from gnnpar.comm import Site, ThreadWorld
+from gnnpar.folds.sum import Sum
+from gnnpar.graph import Graph
+from gnnpar.models.gnn import ModelConfig
 from gnnpar.models.pyg.model import PyG
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.needs import refuse
 from gnnpar.parallel.totals import largest_of, total_of
-from gnnpar.verify.conformance import check
+from gnnpar.planner.extract import record
+from gnnpar.verify.conformance import check, small_graph, train_in_threads
 from gnnpar.verify.soundness import find_fault
 
-DATA = graph(seed=1)
+DATA, SMALL = graph(seed=1), small_graph()
 NET = "conformance.whole_nets.Net"
 WHOLE = {
     "SGFormer": ("conformance.whole_nets.sgformer", {"trans_num_heads": 2}),
@@ -119,3 +124,37 @@ def test_total_and_its_gradient_are_sums_over_ranks_in_fp32():
         assert bool((gradient == 3).all())
         assert bool((largest == 80_001).all())
         assert sent == {"global": 2 * 6 * 4}  # a ring of two: each rank sends its numbers once, in both directions
+
+
+class Centring(nn.Module):
+    """A model of one's own: rows less their mean over all nodes."""
+
+    def __init__(self, in_dim: int, out_dim: int) -> None:
+        super().__init__()
+        self.lin, self.own = nn.Linear(in_dim, out_dim), nn.Linear(in_dim, out_dim)
+
+    def forward(self, g: Graph, h: Tensor) -> Tensor:
+        out = self.lin(g.aggregate(Sum(), g.source(lambda local, rows: (rows,), h))) + self.own(h)
+        return out - g.total(out.sum(0)) / g.num_nodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Centred(ModelConfig):
+    def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
+        return Centring(in_dim, out_dim)
+
+    @property
+    def totals(self) -> tuple[str, ...]:
+        return ("the centring",)
+
+
+def test_own_model_is_equal_on_several_ranks_its_bytes_are_counted_and_planned():
+    model, ranks = Centred(hidden=8), 3
+    assert find_fault(model) is None
+    for strategy in (GraphParallel(), configured("strategy", "sar")):
+        assert all(case.passed for case in check(strategy, {"own": model}, worlds=(2, 4)))
+    got = train_in_threads(GraphParallel(), model, SMALL, world=ranks, epochs=1)
+    numbers = 8 + 3  # of both layers, once in each direction
+    assert got.traffic[0]["global"] == 2 * (ranks - 1) * 8 * 2 * numbers
+    ir = record(model.build(SMALL.num_features, 3, seed=0), SMALL.num_features)
+    assert (ir.totals, ir.summed_moments) == ((8, 3), 2 * numbers)

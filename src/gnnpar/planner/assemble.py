@@ -78,6 +78,7 @@ class _Draft:
     numbers: int = 0
     dropout: int = 0
     moments: int = 0
+    totals: list[int] = field(default_factory=list)
     saved: dict[str, int] = field(default_factory=dict)
     params: set[str] = field(default_factory=set)
 
@@ -147,6 +148,7 @@ def assemble(
                 sum(draft.saved.values()),
                 params,
                 draft.moments,
+                tuple(draft.totals),
             )
         )
     kept = tuple(g for g in groups if g.kernels or g.dropout)
@@ -189,6 +191,8 @@ def _account(event: Event, draft: _Draft, state: _State) -> None:
             state.learned.add(seen.key)
     if event.name == "moments":
         _account_moments(event, draft, state)
+    if event.name == "total":
+        draft.totals.append(math.prod(event.outputs[0].shape))
     if not widths:
         return  # of weights alone
     out, out_width = widths[0]

@@ -50,7 +50,7 @@ class Registry:
         that sample are left out unless `sampled` is allowed, because their price is that of samples drawn for it."""
         candidates: dict[Candidate, None] = {}
         for name, strategy in self.strategies.items():
-            if scope.ir.moments and not strategy.capabilities.moments:
+            if (scope.ir.moments or scope.ir.totals) and not strategy.capabilities.moments:
                 continue
             if isinstance(strategy, Enumerated):
                 candidates |= dict.fromkeys(strategy.candidates(scope, ranks))

@@ -62,7 +62,7 @@ class Fold:
 class Group:
     """Operations that are always planned together. `elementwise`: (kernels, numbers a row read and written);
     `dropout`: numbers a row with a mask; `saved`: numbers a row kept for backward; `params`: numbers;
-    `moments`: columns whose mean and variance over all rows are taken."""
+    `moments`: columns whose mean and variance over all rows are taken; `totals`: numbers of each sum over all rows."""
 
     layer: int
     phase: Phase
@@ -73,6 +73,7 @@ class Group:
     saved: int = 0
     params: int = 0
     moments: int = field(default=0, repr=False)  # hashes of models without stay what they were
+    totals: tuple[int, ...] = field(default=(), repr=False)
 
     @property
     def kernels(self) -> int:
@@ -136,11 +137,16 @@ class ModelIR:
         """Columns of each group that takes moments."""
         return tuple(g.moments for g in self.groups if g.moments)
 
+    @cached_property
+    def totals(self) -> tuple[int, ...]:
+        """Numbers of each sum over all rows."""
+        return tuple(n for g in self.groups for n in g.totals)
+
     @property
     def summed_moments(self) -> int:
-        """Numbers that an epoch sums over ranks for moments: sums and squares forwards, two gradients backwards. And
-        the square of learned vectors' gradients."""
-        return 4 * sum(self.moments) + bool(self.learned)
+        """Numbers that an epoch sums over ranks for moments (sums and squares forwards, two gradients backwards) and
+        for totals (once in each direction). And the square of learned vectors' gradients."""
+        return 4 * sum(self.moments) + 2 * sum(self.totals) + bool(self.learned)
 
     @cached_property
     def params_of(self) -> tuple[int, ...]:

@@ -76,6 +76,8 @@ class Machine:
         return Phases(compute=loss + step, reduce=self.reduce(ranks, 4.0 * params) + self.moments(work, ranks))
 
     def moments(self, work: Work, ranks: Sequence[int]) -> float:
-        """Seconds of the sums over ranks that moments take: two forwards, one of twice the numbers backwards."""
-        sums = (n * numbers for n in work.ir.moments for numbers in (4.0, 4.0, 8.0))
+        """Seconds of the sums over ranks that moments take (two forwards, one of twice the numbers backwards) and
+        totals (one in each direction)."""
+        sums = [n * numbers for n in work.ir.moments for numbers in (4.0, 4.0, 8.0)]
+        sums += [4.0 * n for n in work.ir.totals for _ in range(2)]
         return sum(self.reduce(ranks, nbytes) for nbytes in sums)
