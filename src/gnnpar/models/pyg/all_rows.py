@@ -398,7 +398,7 @@ def _einsum(rows: AllRows, *args: object) -> object:
     return rows.total(torch.einsum(args[0], *operands)).to(next(_marked(args)).dtype)
 
 
-def _scattered(name: str) -> Reduction:
+def _scattered(body: Callable[..., Tensor], *, in_place: bool) -> Reduction:
     """Sums by number into a table of all nodes, as the one row of a single graph."""
 
     def scatter(rows: AllRows, input: Tensor, dim: int, index: Tensor, src: Tensor, **given: object) -> object:
@@ -406,9 +406,9 @@ def _scattered(name: str) -> Reduction:
         if not isinstance(src, NodeRows) or src.at != at or input.shape[at] == src.shape[at] != 1 or given:
             return NotImplemented
         table, values = input.as_subclass(Tensor), widened(src.plain())
-        part = getattr(torch.zeros_like(table, dtype=values.dtype), name)(at, index.as_subclass(Tensor), values)
+        part = body(torch.zeros_like(table, dtype=values.dtype), at, index.as_subclass(Tensor), values)
         out = rows.total(part).to(table.dtype)
-        return table.add_(out) if name.endswith("_") else table + out
+        return table.add_(out) if in_place else table + out
 
     return scatter
 
@@ -461,6 +461,9 @@ _REDUCTIONS: Mapping[str, Reduction] = {
     "min": _extreme_and_place(-1, torch.return_types.min),
     "einsum": _einsum,
     **dict.fromkeys(("matmul", "mm", "bmm", "__matmul__"), _matmul),
-    **{name: _scattered(name) for name in ("scatter_add", "scatter_add_", "index_add", "index_add_")},
+    "scatter_add": _scattered(Tensor.scatter_add, in_place=False),
+    "scatter_add_": _scattered(Tensor.scatter_add, in_place=True),
+    "index_add": _scattered(Tensor.index_add, in_place=False),
+    "index_add_": _scattered(Tensor.index_add, in_place=True),
     **dict.fromkeys(("scatter_reduce", "scatter_reduce_"), _scatter_reduce),
 }
