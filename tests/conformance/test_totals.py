@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytest
@@ -36,7 +37,7 @@ ELSEWHERE = [("single", 1), ("graph_parallel", 2), ("sar", 2), ("feature", 2), (
 QUICK = {"linear attention", "max pool", "columns", "standard", "clusters", "aggregation", "GraphNorm", "InstanceNorm"}
 
 
-def built(target: str, kwargs: dict[str, object]) -> nn.Module:
+def built(target: str, kwargs: Mapping[str, object]) -> nn.Module:
     """The user's module; attention models get the `batch` that PyG's own loop hands them, in fp64."""
     net = PyG(target=target, kwargs=kwargs, self_loops="keep").build(WIDTH, CLASSES, seed=0).get_submodule("net")
     if target == NET:
@@ -55,7 +56,7 @@ def built(target: str, kwargs: dict[str, object]) -> nn.Module:
     return net
 
 
-def judged(target: str, kwargs: dict[str, object], strategy: str, world: int, **keys: object) -> str:
+def judged(target: str, kwargs: Mapping[str, object], strategy: str, world: int, **keys: object) -> str:
     due = plain(lambda: built(target, kwargs), DATA)
     return str(verdict(target, kwargs, DATA, strategy, world, due, seed=0, **keys))
 

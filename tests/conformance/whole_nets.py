@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric import nn as pyg
+from torch_geometric.nn import global_mean_pool
 from torch_geometric.nn.models import Polynormer, SGFormer
 
 ROWS = {  # what is made of the rows between two convolutions
@@ -63,11 +66,11 @@ class Net(nn.Module):
         return self.end(self.stepped(self.conv2(h.relu(), edge_index)))
 
 
-def sgformer(in_channels: int, out_channels: int, **kwargs: object) -> nn.Module:
+def sgformer(in_channels: int, out_channels: int, **kwargs: Any) -> nn.Module:
     return SGFormer(in_channels, 8, out_channels, trans_dropout=0.0, gnn_dropout=0.0, **kwargs)
 
 
-def polynormer(in_channels: int, out_channels: int, **kwargs: object) -> nn.Module:
+def polynormer(in_channels: int, out_channels: int, **kwargs: Any) -> nn.Module:
     """With attention over all nodes, which PyG's class leaves off until it is told."""
     kwargs |= {"in_dropout": 0.0, "dropout": 0.0, "global_dropout": 0.0, "local_layers": 2}
     net = Polynormer(in_channels, 8, out_channels, **kwargs)
@@ -97,4 +100,4 @@ class NormsByType(nn.Module):
 
     def forward(self, x_dict, edge_index_dict):
         x = {key: self.norm[key](rows).relu() for key, rows in self.conv(x_dict, edge_index_dict).items()}
-        return self.lin(x["a"] + pyg.global_mean_pool(x["b"], None) + x["b"].amax(0))
+        return self.lin(x["a"] + global_mean_pool(x["b"], None) + x["b"].amax(0))
