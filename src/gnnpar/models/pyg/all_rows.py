@@ -31,6 +31,7 @@ from gnnpar.models.pyg.layout import REDUCES, Called, Layout, NodeRows
 from gnnpar.models.pyg.marks import replaced
 
 _TURNED = frozenset({Tensor.T.__get__, Tensor.mT.__get__, Tensor.t, torch.t, Tensor.adjoint, torch.adjoint})
+_OTHERWISE = {"out", "other"}  # arguments with which a function is no reduction of the table
 _LARGEST = 2**62
 Dim = int | Sequence[int] | None
 DType = torch.dtype | None
@@ -91,11 +92,10 @@ class AllRows:
 
     def called(self, cls: type[NodeRows], func: Called, args: tuple, given: Mapping[str, object]) -> object:
         """What a function gives of all nodes where it reduces their rows, else of a rank's own, marked."""
-        reduction = _REDUCTIONS.get(func.__name__)
-        if reduction is not None:
-            named = {"dim" if name == "axis" else name: value for name, value in given.items()}
-            if (out := reduction(self, *args, **named)) is not NotImplemented:
-                return out
+        named = {"dim" if name == "axis" else name: value for name, value in given.items() if value is not None}
+        reduction = _REDUCTIONS.get(func.__name__) if named.keys().isdisjoint(_OTHERWISE) else None
+        if reduction is not None and (out := reduction(self, *args, **named)) is not NotImplemented:
+            return out
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **given)
         return out if func in get_default_nowrap_functions() else self._marked(cls, func, args, given, out)
@@ -275,9 +275,8 @@ def _std(rows: AllRows, *args: object, **given: object) -> object:
 def _norm(
     rows: AllRows, input: NodeRows, p: object = 2, dim: Dim = None, keepdim: bool = False, **given: object
 ) -> object:
-    """Euclidean. `given`: dtype and out, which functions of torch pass on."""
-    others = p not in (2, None, "fro") or any(each is not None for each in given.values())
-    if others or not (dims := _reduced(input, dim)):
+    """Euclidean. `given`: a dtype."""
+    if p not in (2, None, "fro") or given or not (dims := _reduced(input, dim)):
         return NotImplemented
     squares = _sums(rows, widened(input.plain()).square(), dims, keepdim)
     some = squares > 0  # of nothing but zeros the gradient is 0
@@ -293,9 +292,7 @@ def _linalg_norm(
     return _norm(rows, input, ord, dim, *rest, **given)
 
 
-def _normalize(
-    rows: AllRows, input: NodeRows, p: float = 2, dim: int = 1, eps: float = 1e-12, out: None = None
-) -> object:
+def _normalize(rows: AllRows, input: NodeRows, p: float = 2, dim: int = 1, eps: float = 1e-12) -> object:
     length = _norm(rows, input, p, dim, keepdim=True)
     return input / length.clamp_min(eps) if isinstance(length, Tensor) else NotImplemented
 
