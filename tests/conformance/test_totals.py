@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import Tensor, nn
+from torch_geometric.transforms import VirtualNode
 
 from composing import configured, rest_slow
 from conformance.plain_loop import CLASSES, WIDTH, graph, plain, verdict
@@ -79,6 +80,14 @@ def test_graph_transformers_are_pygs(model, strategy, world):
     keys = {"auto": True} if strategy == "sar" else {}  # GCNConv's loops, which sar folds when the dataset has them
     found = judged(target, kwargs, strategy, world, **keys)
     assert found == "equal"
+
+
+def test_virtual_node_is_a_node_like_others():
+    data = VirtualNode()(DATA.clone())
+    del data.edge_type
+    target, kwargs = NET, {"step": "h.tanh()"}
+    due = plain(lambda: built(target, kwargs), data)
+    assert str(verdict(target, kwargs, data, "graph_parallel", 4, due, seed=0)) == "equal"
 
 
 @pytest.mark.parametrize("step", REFUSED)
