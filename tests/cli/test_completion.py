@@ -18,7 +18,7 @@ from gnnpar.settings import ConfigError
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("gnnpar st", ["status"]),
+        ("gnnpar st", ["study", "status"]),
         ("gnnpar train model=ga", ["gat", "gatv2"]),
         ("gnnpar train -m model=gcn,gat", ["gat", "gatv2"]),
         ("gnnpar train strategy=sar strategy.log", ["strategy.logical_parts="]),

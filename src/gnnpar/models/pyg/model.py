@@ -484,7 +484,7 @@ class PyGNet(GNN):
         if isinstance(out, EdgeRows):
             raise ValueError("the model adds rows of edges to rows of nodes; hand edge_attr to convolutions alone")
         assert isinstance(out, Tensor)
-        return widened(out.as_subclass(Tensor))
+        return widened(out.plain() if isinstance(out, NodeRows) else out)
 
     def _output(self, g: Graph, x: Tensor, layout: Layout | None) -> object:
         """What the user's forward gives; of a tuple the first, of a dictionary `logits` or the first."""
