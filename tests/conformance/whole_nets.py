@@ -2,64 +2,98 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric import nn as pyg
-from torch_geometric.nn import global_mean_pool
+from torch_geometric.nn import global_add_pool, global_max_pool, global_mean_pool
+from torch_geometric.nn.attention import PolynormerAttention, SGFormerAttention
 from torch_geometric.nn.models import Polynormer, SGFormer
 
-ROWS = {  # what is made of the rows between two convolutions
-    "centred": "h - h.mean(0)",
-    "virtual node": "h + lin(h.sum(0, keepdim=True) / 9).tanh().expand_as(h)",
-    "columns": "F.normalize(h, dim=0)",
-    "attention": "h * h.softmax(0) + F.log_softmax(h, dim=0) / 9",
-    "mean pool": "h + pyg.global_mean_pool(h, None)",
-    "add pool": "h + pyg.global_add_pool(h, torch.zeros(len(h), dtype=torch.long)).tanh()",
-    "max pool": "h + pyg.global_max_pool(h.relu(), None)",
-    "max pool of a batch": "h + pyg.global_max_pool(h.relu(), h.new_zeros(len(h), dtype=torch.long))",
-    "largest": "h / h.abs().max() + h.amax(dim=0)",
-    "extremes": "h + torch.min(h, 0)[0] + h.max(dim=0).values",
-    "standard": "(h - h.mean()) / h.std() + h.var(dim=(0, 1), unbiased=False)",
-    "lengths": "h / (1 + h.norm(dim=0) + torch.linalg.norm(h, dim=0) + torch.linalg.vector_norm(h, dim=0))",
-    "linear attention": "h + h.relu() @ (lin(h).relu().t() @ h) / 9",
-    "einsum": "h + torch.einsum('nd,dm->nm', h, torch.einsum('nd,nm->dm', lin(h).sigmoid(), h)) / 9",
-    "clusters": "h + (lin(h).softmax(1).T @ h).mean(0)",
-    "aggregation": "h + pyg.MeanAggregation()(h) + pyg.SoftmaxAggregation()(h) + pyg.SumAggregation()(h).tanh()",
-    "GraphNorm": "pyg.GraphNorm(8)",
-    "PairNorm": "pyg.PairNorm()",
-    "PairNorm by row": "pyg.PairNorm(scale_individually=True)",
-    "MeanSubtractionNorm": "pyg.MeanSubtractionNorm()",
-    "InstanceNorm": "pyg.InstanceNorm(8, affine=True)",
-    "DiffGroupNorm": "pyg.DiffGroupNorm(8, 2)",
-    "LayerNorm of the graph": "pyg.LayerNorm(8)",
-    "GraphSizeNorm": "pyg.GraphSizeNorm()",
+Step = Callable[[Tensor, nn.Module], Tensor]
+
+STEPS: dict[str, Step] = {  # of rows between two convolutions; lin is a layer of the model
+    "centred": lambda h, lin: h - h.mean(0),
+    "virtual node": lambda h, lin: h + lin(h.sum(0, keepdim=True) / 9).tanh().expand_as(h),
+    "columns": lambda h, lin: F.normalize(h, dim=0),
+    "attention": lambda h, lin: h * h.softmax(0) + F.log_softmax(h, dim=0) / 9,
+    "mean pool": lambda h, lin: h + global_mean_pool(h, None),
+    "add pool": lambda h, lin: h + global_add_pool(h, torch.zeros(len(h), dtype=torch.long)).tanh(),
+    "max pool": lambda h, lin: h + global_max_pool(h.relu(), None),
+    "max pool of a batch": lambda h, lin: h + global_max_pool(h.relu(), h.new_zeros(len(h), dtype=torch.long)),
+    "largest": lambda h, lin: h / h.abs().max() + h.amax(dim=0),
+    "extremes": lambda h, lin: h + torch.min(h, 0)[0] + h.max(dim=0).values,
+    "standard": lambda h, lin: (h - h.mean()) / h.std() + h.var(dim=(0, 1), unbiased=False),
+    "lengths": lambda h, lin: h / (1 + h.norm(dim=0) + torch.linalg.norm(h, dim=0)),
+    "vector norm": lambda h, lin: h / (1 + torch.linalg.vector_norm(h, dim=0)),
+    "linear attention": lambda h, lin: h + h.relu() @ (lin(h).relu().t() @ h) / 9,
+    "einsum": lambda h, lin: h + torch.einsum("nd,dm->nm", h, torch.einsum("nd,nm->dm", lin(h).sigmoid(), h)) / 9,
+    "clusters": lambda h, lin: h + (lin(h).softmax(1).T @ h).mean(0),
+    "aggregation": lambda h, lin: h + pyg.MeanAggregation()(h) + pyg.SumAggregation()(h).tanh(),
+    "softmax aggregation": lambda h, lin: h + pyg.SoftmaxAggregation()(h),
 }
-REFUSED = {
-    "running": ("pyg.InstanceNorm(8, track_running_stats=True)", "net.norm mixes rows"),
-    "number": ("h / len(h)", "depends on how many rows there are"),
-    "first row": ("h + h[0]", "mixes rows"),
-    "cumulative": ("h.cumsum(0) / 9", "mixes rows"),
-    "all pairs": ("(h @ h.t()).softmax(1) @ h", "mixes rows"),
-    "order": ("h[h[:, 0].argsort()]", "mixes rows"),
+NORMS: dict[str, Callable[[], nn.Module]] = {
+    "GraphNorm": lambda: pyg.GraphNorm(8),
+    "PairNorm": lambda: pyg.PairNorm(),
+    "PairNorm by row": lambda: pyg.PairNorm(scale_individually=True),
+    "MeanSubtractionNorm": lambda: pyg.MeanSubtractionNorm(),
+    "InstanceNorm": lambda: pyg.InstanceNorm(8, affine=True),
+    "DiffGroupNorm": lambda: pyg.DiffGroupNorm(8, 2),
+    "LayerNorm of the graph": lambda: pyg.LayerNorm(8),
+    "GraphSizeNorm": lambda: pyg.GraphSizeNorm(),
+    "attention over a node's hops": lambda: Hops(),
+    "shadowed attention": lambda: shadowed(),
 }
+ROWS = (*STEPS, *NORMS)
+REFUSED = {  # how, and what the line says
+    "running": "net.norm mixes rows",
+    "number": "depends on how many rows there are",
+    "first row": "mixes rows",
+    "cumulative": "mixes rows",
+    "all pairs": "mixes rows",
+    "order": "mixes rows",
+}
+NORMS["running"] = lambda: pyg.InstanceNorm(8, track_running_stats=True)
+STEPS |= {
+    "number": lambda h, lin: h / len(h),
+    "first row": lambda h, lin: h + h[0],
+    "cumulative": lambda h, lin: h.cumsum(0) / 9,
+    "all pairs": lambda h, lin: (h @ h.t()).softmax(1) @ h,
+    "order": lambda h, lin: h[h[:, 0].argsort()],
+}
+
+
+class Hops(nn.Module):
+    """Attention between two hops of each node: rows stay alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = PolynormerAttention(8, heads=1, head_channels=8)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.attn(torch.stack([h, h.tanh()], 1)).mean(1)
+
+
+def shadowed() -> nn.Module:
+    attention = SGFormerAttention(8, 1, 8)
+    vars(attention)["forward"] = lambda h: 2 * h.tanh()
+    return attention
 
 
 class Net(nn.Module):
-    """`step` acts on the rows of both convolutions: an expression of h, or a norm."""
+    """`step` acts on the rows of both convolutions."""
 
-    def __init__(self, in_channels: int, out_channels: int, step: str, conv: str = "SAGEConv(8, 8)") -> None:
+    def __init__(self, in_channels: int, out_channels: int, step: str) -> None:
         super().__init__()
         self.begin, self.lin, self.end = nn.Linear(in_channels, 8), nn.Linear(8, 8), nn.Linear(8, out_channels)
-        self.conv1, self.conv2 = (eval(f"pyg.{conv}") for _ in range(2))  # noqa: S307
-        self.norm = eval(step) if "Norm(" in step else None  # noqa: S307
-        self.step = "norm(h)" if self.norm is not None else step
+        self.conv1, self.conv2 = pyg.SAGEConv(8, 8), pyg.SAGEConv(8, 8)
+        self.norm, self.step = NORMS[step]() if step in NORMS else None, step
 
     def stepped(self, h: Tensor) -> Tensor:
-        known = {"h": h, "lin": self.lin, "norm": self.norm, "torch": torch, "F": F, "pyg": pyg}
-        return eval(self.step, known)  # noqa: S307
+        return STEPS[self.step](h, self.lin) if self.norm is None else self.norm(h)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         h = self.stepped(self.conv1(self.begin(x).relu(), edge_index))

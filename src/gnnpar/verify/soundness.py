@@ -51,9 +51,10 @@ class Fault:
 
 @dataclass
 class _Count:
-    """Aggregations so far. `inside`: one is running, whose modules act on rows of edges."""
+    """Aggregations and sums over all rows so far. `inside`: an aggregation runs, whose modules act on rows of edges."""
 
     done: int = 0
+    totals: int = 0
     inside: bool = False
 
 
@@ -72,7 +73,6 @@ class _CountedGraph(WholeGraph):
 
     count: _Count = field(default_factory=_Count)
     totals: _Totals | None = None
-    asked: list[None] = field(default_factory=list[None])
 
     @property
     def num_nodes(self) -> int:
@@ -81,10 +81,10 @@ class _CountedGraph(WholeGraph):
     def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
         if self.totals is None:
             return super().total(part, how)
-        self.asked.append(None)
-        if len(self.asked) > len(self.totals.found):
+        self.count.totals += 1
+        if self.count.totals > len(self.totals.found):
             self.totals.found.append(super().total(part, how).detach())
-        return self.totals.found[len(self.asked) - 1]
+        return self.totals.found[self.count.totals - 1]
 
     def moments(self, x: Tensor) -> Moments:
         return Moments(x.new_zeros(x.shape[1:]), x.new_ones(x.shape[1:]), self.shard.num_nodes, probe=True)

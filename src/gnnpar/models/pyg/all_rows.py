@@ -39,7 +39,7 @@ Reduction = Callable[..., object]
 
 
 class AllRows:
-    """The rows of all nodes while a forward runs on `g`. `layout`: of a typed graph; rows are those of one type.
+    """The rows of all nodes while a forward runs on `g`. `layout`: of a typed graph, whose rows are of one type each.
     `names`: of modules, by identity; `readers`: those of them whose forward reduces rows. active: functions of rows are
     looked at; else only modules that count rows are."""
 
@@ -49,6 +49,11 @@ class AllRows:
         self.g, self.layout, self.names, self.active = g, layout, names or {}, active
         self.readers: dict[str, None] = {}
         self._by_type: Tensor | None = None
+
+    @property
+    def own(self) -> int:
+        """Nodes of this rank."""
+        return len(self.g.node_ids)
 
     def number(self, kind: int) -> int:
         """Nodes of a type in the whole graph; of a graph without types, all."""
@@ -71,7 +76,7 @@ class AllRows:
 
     def mark(self, rows: Tensor) -> Tensor:
         """Rows of the nodes of a graph without types, [N, ...]; other tensors stay as they are."""
-        own = self.active and self.layout is None and rows.ndim and len(rows) == len(self.g.node_ids)
+        own = self.active and self.layout is None and rows.ndim and len(rows) == self.own
         return NodeRows.of(0, rows) if own else rows
 
     def total(self, part: Tensor) -> Tensor:
@@ -130,6 +135,8 @@ class AllRows:
             at -= sum(each < at for each in _dims(rows, dim))
         elif name == "einsum":
             at = _of_equation(args)[1]
+        elif name.startswith("new_") and out.ndim > 1:
+            return None  # a table that begins anew; [N] is the number of the graph of each node
         elif out.ndim != rows.ndim:
             at = 0
         return at if at is not None and at < out.ndim and out.shape[at] == num else None
@@ -137,7 +144,7 @@ class AllRows:
 
 @contextmanager
 def reducing(rows: AllRows | None) -> Iterator[None]:
-    """Inside, functions that reduce marked rows reduce those of all nodes."""
+    """Inside, a reduction of marked rows is one over all nodes."""
     before = REDUCES.set(rows)
     try:
         yield
@@ -147,23 +154,32 @@ def reducing(rows: AllRows | None) -> Iterator[None]:
 
 @contextmanager
 def counting(net: nn.Module, rows: AllRows) -> Iterator[None]:
-    """Inside, modules of PyG that read the number of rows read that of all nodes. Shapes: of attention
+    """Inside, modules of PyG that read the number of rows get the number of all nodes, where their input has one row a
+    node of a single graph. A forward that an instance shadows stays as it is. Shapes: of attention
     [1, N, F] -> [1, N, F'], of the norm [N, F] -> [N, F]."""
     with ExitStack() as stack:
         for module in net.modules():
-            if (body := _COUNTING.get(type(module))) is not None:
+            body = _COUNTING.get(type(module))
+            if body is not None and "forward" not in vars(module):
                 stack.enter_context(replaced(module, {"forward": partial(body, module, rows)}))
         yield
 
 
-def _graph_size(norm: GraphSizeNorm, rows: AllRows, x: Tensor, *_: object) -> Tensor:
+def _graph_size(
+    norm: GraphSizeNorm, rows: AllRows, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
+) -> Tensor:
+    if len(x) != rows.own or (batch is not None and bool(batch.any())):
+        return GraphSizeNorm.forward(norm, x, batch, batch_size)
     return x / math.sqrt(rows.counted(norm))
 
 
-def _sgformer(conv: SGFormerAttention, rows: AllRows, x: Tensor, mask: object = None) -> Tensor:
+def _sgformer(conv: SGFormerAttention, rows: AllRows, x: Tensor, mask: Tensor | None = None) -> Tensor:
     """Wu et al. 2023, equation 3, with q, k of norm 1 by head: (N v + q K^T V) / (N + q K^T 1)."""
+    if x.shape[:2] != (1, rows.own):
+        return SGFormerAttention.forward(conv, x, mask)
     x = x[0].as_subclass(Tensor)
     q, k, v = (lin(x).unflatten(1, (conv.heads, conv.head_channels)) for lin in (conv.q, conv.k, conv.v))
+    v = _without(v, mask)
     q, k = (torch.where(t == 0, 1e-6, t) for t in (q, k))
     q, k = (t / torch.linalg.vector_norm(t, dim=-1, keepdim=True) for t in (q, k))
     number = rows.counted(conv)
@@ -173,20 +189,27 @@ def _sgformer(conv: SGFormerAttention, rows: AllRows, x: Tensor, mask: object = 
     return (above / (torch.einsum("nhm,hm->nh", q, keys) + number)[..., None]).mean(1)[None]
 
 
-def _polynormer(conv: PolynormerAttention, rows: AllRows, x: Tensor, mask: object = None) -> Tensor:
+def _polynormer(conv: PolynormerAttention, rows: AllRows, x: Tensor, mask: Tensor | None = None) -> Tensor:
     """Deng et al. 2024, section 3.2: q K^T V / (q K^T 1), of sigmoids, times the gate."""
+    if x.shape[:2] != (1, rows.own):
+        return PolynormerAttention.forward(conv, x, mask)
     x = x[0].as_subclass(Tensor)
 
     def by_head(lin: nn.Module) -> Tensor:
         return lin(x).unflatten(1, (conv.head_channels, conv.heads))
 
-    k, v = by_head(conv.k).sigmoid(), by_head(conv.v)
+    k, v = by_head(conv.k).sigmoid(), _without(by_head(conv.v), mask)
     q = k if conv.qk_shared else by_head(conv.q).sigmoid()
     products = rows.total(torch.einsum("ndh,nmh->dmh", widened(k), widened(v))).to(x.dtype)
     keys = rows.total(widened(k).sum(0)).to(x.dtype)
     out = torch.einsum("ndh,dmh->nmh", q, products) / (torch.einsum("ndh,dh->nh", q, keys)[:, None] + 1e-6)
     out = conv.lns(out.flatten(1)) * (conv.h_lins(x) + conv.beta)
     return conv.dropout(F.relu(conv.lin_out(out)))[None]
+
+
+def _without(values: Tensor, mask: Tensor | None) -> Tensor:
+    """Zeros where the mask of to_dense_batch has no node. Shapes: values [N, ., .], mask [1, N]."""
+    return values if mask is None else values.masked_fill(~mask[0][:, None, None], 0.0)
 
 
 _COUNTING: Mapping[type[nn.Module], Callable[..., Tensor]] = {
@@ -395,17 +418,19 @@ def _einsum(rows: AllRows, *args: object) -> object:
     return rows.total(torch.einsum(args[0], *operands)).to(next(_marked(args)).dtype)
 
 
-def _scattered(body: Callable[..., Tensor], *, in_place: bool) -> Reduction:
+def _scattered(name: str, body: Callable[..., Tensor]) -> Reduction:
     """Sums by number into a table of all nodes, as the one row of a single graph."""
 
     def scatter(rows: AllRows, input: Tensor, dim: int, index: Tensor, src: Tensor, **given: object) -> object:
         at = dim % input.ndim
-        if not isinstance(src, NodeRows) or src.at != at or input.shape[at] == src.shape[at] != 1 or given:
+        if not isinstance(src, NodeRows) or src.at != at or given:
             return NotImplemented
+        if isinstance(input, NodeRows) and input.at == at and input.shape[at] == src.shape[at] != 1:
+            raise ValueError(f"the model calls {name} from rows of nodes to rows of nodes outside of a convolution")
         table, values = input.as_subclass(Tensor), widened(src.plain())
         part = body(torch.zeros_like(table, dtype=values.dtype), at, index.as_subclass(Tensor), values)
         out = rows.total(part).to(table.dtype)
-        return table.add_(out) if in_place else table + out
+        return table.add_(out) if name.endswith("_") else table + out
 
     return scatter
 
@@ -430,7 +455,8 @@ def _instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> object:
-    if not isinstance(input, NodeRows) or input.at < 2 or not use_input_stats or running_mean is not None:
+    columns = isinstance(input, NodeRows) and (input.ndim, input.at) == (3, 2)  # [1, F, N]
+    if not columns or not use_input_stats or running_mean is not None:
         return NotImplemented
     mean, variance = _mean(rows, input, input.at, True), _var(rows, input, input.at, False, True)
     assert isinstance(mean, Tensor)
@@ -458,9 +484,7 @@ _REDUCTIONS: Mapping[str, Reduction] = {
     "min": _extreme_and_place(-1, torch.return_types.min),
     "einsum": _einsum,
     **dict.fromkeys(("matmul", "mm", "bmm", "__matmul__"), _matmul),
-    "scatter_add": _scattered(Tensor.scatter_add, in_place=False),
-    "scatter_add_": _scattered(Tensor.scatter_add, in_place=True),
-    "index_add": _scattered(Tensor.index_add, in_place=False),
-    "index_add_": _scattered(Tensor.index_add, in_place=True),
+    **{name: _scattered(name, Tensor.scatter_add) for name in ("scatter_add", "scatter_add_")},
+    **{name: _scattered(name, Tensor.index_add) for name in ("index_add", "index_add_")},
     **dict.fromkeys(("scatter_reduce", "scatter_reduce_"), _scatter_reduce),
 }

@@ -117,7 +117,7 @@ class _KeyedDropout(TorchFunctionMode):
             return self._of_edges(self.g, x, float(p))
         if self.layout is not None:
             return self.layout.dropout(self.g, x, float(p), tag=self.tag)
-        if x.shape[:2] == (1, self.num_rows):  # of to_dense_batch
+        if x.ndim > 2 and x.shape[:2] == (1, self.num_rows):  # of to_dense_batch
             return self.g.dropout(x[0], float(p), tag=self.tag)[None]
         if x.shape[0] != self.num_rows:
             raise ValueError(f"the model drops entries of {list(x.shape)}, which are no rows of nodes or edges")

@@ -418,13 +418,17 @@ def _on_plain(forward: Forward, rows: AllRows) -> Forward:
     """`forward` on rows of nodes without their mark, which what it gives has again."""
 
     def plain(value: object) -> object:
-        if isinstance(value, tuple):
-            return tuple(map(plain, value))
+        if isinstance(value, tuple | list):
+            return type(value)(map(plain, value))
         return value.plain() if isinstance(value, NodeRows) else value
 
+    def marked(value: object) -> object:
+        if type(value) is tuple:  # with weights of attention beside the rows
+            return tuple(map(marked, value))
+        return rows.mark(value) if type(value) is Tensor and value.is_floating_point() else value
+
     def run(*args: object, **kwargs: object) -> object:
-        out = forward(*map(plain, args), **{name: plain(each) for name, each in kwargs.items()})
-        return rows.mark(out) if isinstance(out, Tensor) and not isinstance(out, EdgeRows) else out
+        return marked(forward(*map(plain, args), **{name: plain(each) for name, each in kwargs.items()}))
 
     return run
 
