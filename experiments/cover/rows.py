@@ -1,6 +1,6 @@
 """Rows on the wire under halo=rows and halo=cover, counted for graphs, partitioners and numbers of parts.
 
-    GNNPAR_DATA=FOLDER python experiments/cover/rows.py    # to rows.csv, about 20 minutes; what is there stays
+    GNNPAR_DATA=FOLDER python experiments/cover/rows.py    # to rows.csv, about 20 minutes; skips rows that the file has
 
 Every cover is counted once more by linear programming (HiGHS), which knows nothing of matchings: the constraints of a
 vertex cover of a bipartite graph are totally unimodular, so the optimum of the relaxation is the least cover.

@@ -138,7 +138,7 @@ Value = Samples | float | str | None
 
 @dataclass(frozen=True)
 class Cell:
-    """Where a column is read. at: axis -> name; rows: those of all rows of its table."""
+    """The job at which a column is read. at: axis -> name; rows: `at` of every row of the table."""
 
     study: Study
     runs: Runs

@@ -140,7 +140,7 @@ def _lines(cells: Sequence[Cell], table: Table) -> list[list[str]]:
 
 
 def _title(cells: Sequence[Cell], table: Table, places: Iterable[Sequence[str]]) -> str:
-    """Return the title of a table, whose values are those of the first job."""
+    """Return the title of a table, with the values of its first job filled in."""
     first = next(at for at in map(cells[0].study.named, places) if cells[0].at.items() <= at.items())
     return filled(replace(cells[0], at=first), table.title)
 
