@@ -20,8 +20,9 @@ from gnnpar.models.gnn import ModelSource
 from gnnpar.parallel.cover.cover import make_cover
 from gnnpar.parallel.cover.weights import Halo, Weights
 from gnnpar.parallel.digest.strategy import Digest
+from gnnpar.parallel.edges import EdgeOrder, Overlap
 from gnnpar.parallel.halo.strategy import GraphParallel
-from gnnpar.parallel.halo_graph import Covered, EdgeOrder, HaloGraph, Overlap
+from gnnpar.parallel.halo_graph import Covered, HaloGraph
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.pipegcn.strategy import PipeGCN
 from gnnpar.parallel.row_bytes import RowBytes

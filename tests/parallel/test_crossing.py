@@ -18,9 +18,9 @@ from gnnpar.data.tasks import make_task
 from gnnpar.folds.block import Rows
 from gnnpar.models.gcn import GCN
 from gnnpar.parallel.context import BuildContext
+from gnnpar.parallel.edges import EdgeOrder
 from gnnpar.parallel.engine import FlatEngine
 from gnnpar.parallel.halo.strategy import GraphParallel
-from gnnpar.parallel.halo_graph import EdgeOrder
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.view import View
 from gnnpar.parallel.whole import fold_block

@@ -9,24 +9,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
 
 import torch
 from torch import Tensor
 
 from gnnpar.codecs.codec import CodecConfig, Exactness, Identity
 from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, Posted, RowLike, RowLists, Site
-from gnnpar.comm.communicator import Phase, T
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows, chosen
+from gnnpar.parallel.blocks import ExchangingView, Gradient
 from gnnpar.parallel.context import BuildContext
+from gnnpar.parallel.edges import EdgeOrder
 from gnnpar.parallel.engine import FlatEngine, Stateful
-from gnnpar.parallel.halo_graph import EdgeOrder, HeldRows
 from gnnpar.parallel.normalised import normalised_for
-from gnnpar.parallel.shares import Shares
-from gnnpar.parallel.torch_types import Context, apply
-from gnnpar.parallel.view import View
-from gnnpar.parallel.whole import split_operands, wanted_gradients
 from gnnpar.partition.shard import Shard
 
 
@@ -105,24 +100,13 @@ def row_lists(shard: Shard) -> RowLists:
 
 
 @dataclass(eq=False)
-class BroadcastGraph(View):
-    """`prefetch`: parts whose rows are under way while one is folded. `once`: the exchange of what is sent once and
-    kept over epochs (first_layer=cached); None: `exchange`. Of layer 0 only results of linear folds are kept.
+class BroadcastGraph(ExchangingView):
+    """A rank's part and the rows of all parts. `prefetch`: parts whose rows are under way while one is folded.
+
+    With a `cache`, results of linear folds of layer 0 are kept, never features of other parts.
     """
 
-    exchange: CodedExchange = field(kw_only=True)
-    edges: EdgeOrder = field(kw_only=True)
     prefetch: int = field(default=1, kw_only=True)
-    once: CodedExchange | None = field(default=None, kw_only=True)
-    held: HeldRows = field(default_factory=HeldRows, kw_only=True)
-
-    @property
-    def comm(self) -> Communicator:
-        return self.exchange.comm
-
-    @property
-    def edge_ids(self) -> Tensor:
-        return self.edges.edge_ids
 
     @property
     def rank(self) -> int:
@@ -135,21 +119,26 @@ class BroadcastGraph(View):
     def block(self, part: int) -> Block:
         return self.shard.inner if part == self.rank else self.shard.halo[part]
 
-    def site(self, call: int, phase: Phase) -> Site:
-        return Site(self.run.epoch, self.layer, call, phase if self.run.counted else "evaluate")
+    def blocks(self, agg: Aggregator, x: Operands, call: int) -> Iterator[tuple[Block, Rows | None]]:
+        for part, rows in self.stages(x.src, self.site(call, "forward")):
+            yield self.block(part), None if part == self.rank else rows
+            del rows
 
-    def exactly(self) -> Self:
-        """This view with the exchange of what is sent once."""
-        return self if self.once is None else replace(self, exchange=self.once)
-
-    def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
-        call = self.next_call()
-        if (kept := self.kept_result(call, agg, src)) is not None:
-            return kept
-        view = self.exactly() if self.cache is not None and self._constant(agg, src) else self
-        counts = len(src), len(dst), len(edge)
-        out = apply(_BroadcastFold, view, agg, call, counts, *src, *dst, *edge, *shared)
-        return self.keep_result(call, agg, src, out)
+    def differentiate(self, gradient: Gradient) -> Operands:
+        travelling, site = gradient.chosen(gradient.like), self.site(gradient.call, "backward")
+        returned: Posted | None = None
+        for part in range(self.num_parts):
+            sent: Rows = ()
+            if part == self.rank:
+                gradient.add_own(self.block(part))
+            else:
+                sent = gradient.of_block(self.block(part), gradient.next_rows())
+            if travelling:
+                posted = self.post_gradients(part, sent, travelling, site)
+                returned = posted if part == self.rank else returned
+        if returned is not None:
+            add_whole_parts(gradient.into, self.exchange, returned)
+        return gradient.total()
 
     def stages(self, src: Rows, site: Site) -> Iterator[tuple[int, Rows]]:
         """(part, its rows) of all parts in ascending order."""
@@ -183,69 +172,8 @@ class BroadcastGraph(View):
         return [(self.rank + step) % self.num_parts for step in range(1, self.num_parts)]
 
 
-class _Kept(Context):
-    view: BroadcastGraph
-    agg: Aggregator
-    call: int
-    counts: tuple[int, int, int]
-    num_kept: int
-    like: tuple[RowLike, ...]
-
-
-class _BroadcastFold(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: _Kept, view: BroadcastGraph, agg: Aggregator, call: int, counts: tuple[int, int, int], *flat: Tensor
-    ) -> Tensor:
-        x = split_operands(counts, flat)
-        state, received = agg.init(view.shard.num_inner, x), list[Tensor]()
-        for part, rows in view.stages(x.src, view.site(call, "forward")):
-            block = view.block(part)
-            state = agg.update(state, block, x._replace(src=rows, edge=view.edges.edge_rows(block, x.edge)))
-            if agg.needs_src and part != view.rank:
-                received += rows
-            del rows
-        out, saved = agg.finish(state)
-        kept = [*flat, *received] if agg.needs_src else []
-        ctx.view, ctx.agg, ctx.call, ctx.counts, ctx.num_kept = view, agg, call, counts, len(kept)
-        ctx.like = RowLike.of(x.src)
-        view.held.record(view.layer, call, received)
-        ctx.save_for_backward(*kept, *saved)
-        return out
-
-    @staticmethod
-    def backward(ctx: _Kept, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        (grad_out,) = grad_outputs
-        view, agg, tensors = ctx.view, ctx.agg, ctx.saved_tensors
-        kept, saved = tensors[: ctx.num_kept], tensors[ctx.num_kept :]
-        asked = ctx.needs_input_grad[4:]
-        num_flat = len(asked) if kept else 0
-        x, received = split_operands(ctx.counts, kept[:num_flat]), iter(kept[num_flat:])
-        grad_out, wanted = grad_out.contiguous(), asked[: ctx.counts[0]]
-        prepared, shares = agg.prepare(saved, grad_out), Shares(view.edges.slots, x.edge)
-        travelling, site = _wanted(ctx.like, wanted), view.site(ctx.call, "backward")
-        returned: Posted | None = None
-        for part in range(view.num_parts):
-            block = view.block(part)
-            mine = part == view.rank or not kept
-            rows = x.src if mine else tuple(next(received) for _ in ctx.like)
-            operands = Operands(rows, x.dst, view.edges.edge_rows(block, x.edge), x.shared)
-            grads = agg.grad(block, operands, prepared, grad_out)
-            sent = ()
-            if part == view.rank:
-                shares.add_inner(grads, block)
-            else:
-                sent = _wanted(shares.add_halo(grads, block), wanted)
-            if travelling:
-                posted = view.post_gradients(part, sent, travelling, site)
-                returned = posted if part == view.rank else returned
-        if returned is not None:
-            into = _wanted(shares.src, wanted)
-            for peer in sorted(returned.peers):
-                for total, rows in zip(into, view.exchange.take(returned, peer), strict=True):
-                    total.add_(rows)
-        return (None, None, None, None, *wanted_gradients(shares.finished(agg, prepared, grad_out), asked))
-
-
-def _wanted(of: Sequence[T], wanted: Sequence[bool]) -> tuple[T, ...]:
-    return tuple(each for each, asked in zip(of, wanted, strict=True) if asked)
+def add_whole_parts(into: Rows, exchange: CodedExchange, returned: Posted) -> None:
+    """Add the gradients of all of a rank's rows that every reader has sent, readers in ascending order."""
+    for peer in sorted(returned.peers):
+        for total, rows in zip(into, exchange.take(returned, peer), strict=True):
+            total.add_(rows)

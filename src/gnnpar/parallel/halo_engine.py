@@ -12,8 +12,9 @@ from gnnpar.models.gnn import GNN
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.cover.cover import Covers, make_covers
 from gnnpar.parallel.cover.weights import Halo
+from gnnpar.parallel.edges import EdgeOrder, Overlap
 from gnnpar.parallel.engine import FlatEngine, Stateful
-from gnnpar.parallel.halo_graph import Covered, EdgeOrder, HaloGraph, Overlap
+from gnnpar.parallel.halo_graph import Covered, HaloGraph
 from gnnpar.parallel.normalised import normalised_for
 from gnnpar.parallel.sketch import sketch
 from gnnpar.parallel.stale import RowPolicy, StaleExchange

@@ -22,9 +22,10 @@ from gnnpar.parallel.base import CodedStrategy, Prices
 from gnnpar.parallel.bns.oracle import SampledWhole
 from gnnpar.parallel.bns.view import SampledHalo
 from gnnpar.parallel.context import BuildContext
+from gnnpar.parallel.edges import EdgeOrder, Overlap
 from gnnpar.parallel.engine import Engine, FlatEngine, PassGraph
 from gnnpar.parallel.halo_engine import halo_engine
-from gnnpar.parallel.halo_graph import EdgeOrder, HaloGraph, Overlap
+from gnnpar.parallel.halo_graph import HaloGraph
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.strategy import Capabilities, LayerFacts, name_of
 from gnnpar.partition.shard import Shard

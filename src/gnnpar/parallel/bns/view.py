@@ -14,7 +14,8 @@ from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Rows
 from gnnpar.graph import Message
 from gnnpar.parallel.bns.sample import Reweighted, sampled
-from gnnpar.parallel.halo_graph import EdgeOrder, HaloGraph
+from gnnpar.parallel.edges import EdgeOrder
+from gnnpar.parallel.halo_graph import HaloGraph
 from gnnpar.parallel.local import Pass, Source
 from gnnpar.partition.shard import Shard
 

@@ -7,19 +7,20 @@ sources from the column to their owner.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, Posted, RowLike, Site
-from gnnpar.comm.communicator import Phase
+from gnnpar.comm import CodedExchange, Incoming, Outgoing, Posted, RowLike, Site
 from gnnpar.folds.aggregator import Aggregator
-from gnnpar.folds.block import Operands, Rows
+from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.parallel.blocks import ExchangingView, Gradient, walk
+from gnnpar.parallel.broadcast import add_whole_parts
 from gnnpar.parallel.cagnet.grid import Grid, Pieces
 from gnnpar.parallel.torch_types import Context, apply
-from gnnpar.parallel.view import View
 
 
 def refuse_fold(name: str, layer: int, copies: int, *, linear: bool) -> None:
@@ -32,21 +33,20 @@ def refuse_fold(name: str, layer: int, copies: int, *, linear: bool) -> None:
 
 
 @dataclass(eq=False)
-class ReplicatedGraph(View):
-    """`rows`, `home`: exchanges of source rows and their gradients, of partial sums and the gradients of results.
+class ReplicatedGraph(ExchangingView):
+    """A rank's sums of all rows of its group. `home`: the exchange of partial sums and the gradients of results.
 
-    `once`: both for what is sent once and kept over epochs (first_layer=cached); None: these.
+    `home_once`: that of what is sent once and kept over epochs, beside `once`.
     """
 
     pieces: Pieces = field(kw_only=True)
-    rows: CodedExchange = field(kw_only=True)
     home: CodedExchange = field(kw_only=True)
+    home_once: CodedExchange | None = field(default=None, kw_only=True)
     prefetch: int = field(default=1, kw_only=True)
-    once: tuple[CodedExchange, CodedExchange] | None = field(default=None, kw_only=True)
 
     @property
-    def comm(self) -> Communicator:
-        return self.rows.comm
+    def num_rows(self) -> int:
+        return self.pieces.num_rows
 
     @property
     def grid(self) -> Grid:
@@ -62,20 +62,39 @@ class ReplicatedGraph(View):
         group = self.grid.group(self.rank)
         return [group[(self.rank - group[0] + step) % len(group)] for step in range(1, len(group))]
 
-    def site(self, call: int, phase: Phase) -> Site:
-        return Site(self.run.epoch, self.layer, call, phase if self.run.counted else "evaluate")
-
     def exactly(self) -> Self:
-        """This view with the exchanges of what is sent once."""
-        return self if self.once is None else replace(self, rows=self.once[0], home=self.once[1])
+        return self if self.home_once is None else replace(super().exactly(), home=self.home_once)
 
-    def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
-        call = self.next_call()
-        if (kept := self.kept_result(call, agg, src)) is not None:
-            return kept
+    def fold(self, agg: Aggregator, call: int, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
         refuse_fold(type(agg).__name__, self.layer, self.grid.copies, linear=agg.linear)
-        view = self.exactly() if self.cache is not None and self._constant(agg, src) else self
-        return self.keep_result(call, agg, src, apply(_ReplicatedFold, view, agg, call, *src))
+        return apply(_Home, self, call, src[0].dtype, walk(self, agg, call, src, (), (), ()))
+
+    def blocks(self, agg: Aggregator, x: Operands, call: int) -> Iterator[tuple[Block, Rows | None]]:
+        site, stages, posts = self.site(call, "forward"), self.grid.stages, list[Posted]()
+        for stage in range(stages):
+            while len(posts) <= stage + self.prefetch and len(posts) < stages:
+                posts.append(self.post_rows(len(posts), x.src, site))
+            part = self.grid.source(self.grid.column(self.rank), stage)
+            yield self.pieces.blocks[part], None if part == self.rank else self.exchange.take(posts[stage], part)
+
+    def differentiate(self, gradient: Gradient) -> Operands:
+        site = self.site(gradient.call, "backward")
+        returned: Posted | None = None
+        for stage in range(self.grid.stages):
+            part = self.grid.source(self.grid.column(self.rank), stage)
+            sent: Rows = ()
+            if part == self.rank:
+                gradient.add_own(self.pieces.blocks[part])
+            else:
+                sent = gradient.of_block(self.pieces.blocks[part], ())
+            posted = self.post_gradients(stage, sent, gradient.like, site)
+            if self.grid.source(self.grid.readers(self.rank).start, stage) == self.rank:
+                returned = posted
+        if not gradient.into:
+            gradient.begin(self.shard.num_inner)
+        assert returned is not None
+        add_whole_parts(gradient.into, self.exchange, returned)
+        return gradient.total()
 
     def post_rows(self, stage: int, src: Rows, site: Site) -> Posted:
         """A part a column sends its rows, and every rank of the column receives them."""
@@ -85,8 +104,8 @@ class ReplicatedGraph(View):
             every = torch.arange(len(src[0]), device=src[0].device)
             outgoing = {p: Outgoing(src, every) for p in readers if p != self.rank}
         incoming = {} if part == self.rank else {part: Incoming(self.pieces.blocks[part].num_src)}
-        self.rows.comm.flush(keep=self.prefetch)
-        return self.rows.post(outgoing, incoming, RowLike.of(src), site)
+        self.comm.flush(keep=self.prefetch)
+        return self.exchange.post(outgoing, incoming, RowLike.of(src), site)
 
     def post_gradients(self, stage: int, grads: Rows, like: tuple[RowLike, ...], site: Site) -> Posted:
         """The gradients of a part a column to their owner."""
@@ -95,8 +114,8 @@ class ReplicatedGraph(View):
         incoming: dict[int, Incoming] = {}
         if self.grid.source(readers.start, stage) == self.rank:
             incoming = {p: Incoming(self.shard.num_inner) for p in readers if p != self.rank}
-        self.rows.comm.flush(keep=self.prefetch)
-        return self.rows.post(outgoing, incoming, like, site)
+        self.comm.flush(keep=self.prefetch)
+        return self.exchange.post(outgoing, incoming, like, site)
 
     def summed(self, partial: Tensor, rows_type: torch.dtype, site: Site) -> Tensor:
         """My rows of the sum over the group, ranks in ascending order; partial sums travel as `rows_type`. Shapes:
@@ -126,52 +145,21 @@ class ReplicatedGraph(View):
         return table
 
 
-class _Kept(Context):
+class _Homeward(Context):
     view: ReplicatedGraph
-    agg: Aggregator
     call: int
-    like: tuple[RowLike, ...]
+    rows_type: torch.dtype
 
 
-class _ReplicatedFold(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: _Kept, view: ReplicatedGraph, agg: Aggregator, call: int, *src: Tensor) -> Tensor:
-        site, num_stages = view.site(call, "forward"), view.grid.stages
-        state, posts = agg.init(view.pieces.num_rows, Operands(src)), list[Posted]()
-        for stage in range(num_stages):
-            while len(posts) <= stage + view.prefetch and len(posts) < num_stages:
-                posts.append(view.post_rows(len(posts), src, site))
-            part = view.grid.source(view.grid.column(view.rank), stage)
-            rows = src if part == view.rank else view.rows.take(posts[stage], part)
-            state = agg.update(state, view.pieces.blocks[part], Operands(rows))
-            del rows
-        partial, saved = agg.finish(state)
-        ctx.view, ctx.agg, ctx.call, ctx.like = view, agg, call, RowLike.of(src)
-        ctx.save_for_backward(*saved)
-        return view.summed(partial, src[0].dtype, site)
+class _Home(torch.autograd.Function):
+    """Partial sums of the group's rows -> sums of this rank's rows. Shapes: [N_G, F] -> [N, F]."""
 
     @staticmethod
-    def backward(ctx: _Kept, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        (grad_out,) = grad_outputs
-        view, agg, asked = ctx.view, ctx.agg, ctx.needs_input_grad[3:]
-        none = (None,) * 3
-        if not any(asked):
-            return (*none, *(None for _ in asked))
-        site = view.site(ctx.call, "backward")
-        table = view.of_group(grad_out.to(ctx.like[0].dtype).contiguous(), site)
-        prepared = agg.prepare(ctx.saved_tensors, table)
-        returned: Posted | None = None
-        own: Rows = ()
-        for stage in range(view.grid.stages):
-            part = view.grid.source(view.grid.column(view.rank), stage)
-            grads = agg.grad(view.pieces.blocks[part], Operands(()), prepared, table).src
-            own = grads if part == view.rank else own
-            posted = view.post_gradients(stage, grads, ctx.like, site)
-            if view.grid.source(view.grid.readers(view.rank).start, stage) == view.rank:
-                returned = posted
-        assert returned is not None
-        total = own or tuple(each.widened.empty(view.shard.num_inner).zero_() for each in ctx.like)
-        for peer in sorted(returned.peers):
-            for into, rows in zip(total, view.rows.take(returned, peer), strict=True):
-                into.add_(rows)
-        return (*none, *total)
+    def forward(ctx: _Homeward, view: ReplicatedGraph, call: int, rows_type: torch.dtype, partial: Tensor) -> Tensor:
+        ctx.view, ctx.call, ctx.rows_type = view, call, rows_type
+        return view.summed(partial, rows_type, view.site(call, "forward"))
+
+    @staticmethod
+    def backward(ctx: _Homeward, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        rows = grad_outputs[0].to(ctx.rows_type).contiguous()
+        return None, None, None, ctx.view.of_group(rows, ctx.view.site(ctx.call, "backward"))

@@ -22,6 +22,7 @@ from gnnpar.parallel.broadcast import broadcast_engine
 from gnnpar.parallel.cagnet.grid import pieces_of, without_edges
 from gnnpar.parallel.cagnet.replicated import ReplicatedGraph, refuse_fold
 from gnnpar.parallel.context import BuildContext
+from gnnpar.parallel.edges import EdgeOrder
 from gnnpar.parallel.engine import Engine, FlatEngine
 from gnnpar.parallel.normalised import normalised_for
 from gnnpar.parallel.sketch import sketch
@@ -98,11 +99,13 @@ class Cagnet(CodedStrategy, Enumerates):
             context.start,
             cache=context.new_cache(),
             pieces=pieces,
-            rows=rows,
+            exchange=rows,
+            edges=EdgeOrder(context.shard, "none"),
             home=home,
             prefetch=self.prefetch,
-            once=None if "exact" in self.exactness else (exact_rows, exact_home),
+            once=None if "exact" in self.exactness else exact_rows,
+            home_once=None if "exact" in self.exactness else exact_home,
         )
-        exact = replace(view, rows=exact_rows, home=exact_home, cache=context.new_cache())
+        exact = replace(view, exchange=exact_rows, home=exact_home, cache=context.new_cache())
         parts = {"cache": view.cache}
         return FlatEngine(context, view=view, exact=exact, codecs=codecs, structure=[pieces], parts=parts)

@@ -19,8 +19,9 @@ from gnnpar.parallel.cofree.engine import Reweight, VertexCutEngine
 from gnnpar.parallel.cofree.oracle import union_of
 from gnnpar.parallel.cofree.view import Degrees, PartGraph
 from gnnpar.parallel.context import BuildContext
+from gnnpar.parallel.edges import EdgeOrder
 from gnnpar.parallel.engine import Engine, PassGraph
-from gnnpar.parallel.halo_graph import EdgeOrder, HaloGraph
+from gnnpar.parallel.halo_graph import HaloGraph
 from gnnpar.parallel.needs import check_first_layer
 from gnnpar.parallel.strategy import Capabilities, LayerFacts, Workload
 from gnnpar.parallel.whole import WholeGraph

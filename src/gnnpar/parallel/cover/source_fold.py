@@ -29,6 +29,7 @@ class SourceFold:
     agg: Mergeable
     exchange: CodedExchange
     exact: CodedExchange
+    _posted: Posted | None = None
     _folded: Rows = ()  # from send to merge: destinations' rows, and what `finish` saved
     _num_dst: int = 0
     _num_folded: int = 0
@@ -42,7 +43,7 @@ class SourceFold:
         incoming = {p: Incoming(len(rows)) for p, rows in self.cover.sent.items()}
         return self.exact.post(outgoing, incoming, RowLike.of(dst), site)
 
-    def send(self, x: Operands, asked: Posted | None, site: Site) -> Posted:
+    def send(self, x: Operands, asked: Posted | None, site: Site) -> None:
         """Fold for other ranks and send the results."""
         cover, agg = self.cover, self.agg
         dst = () if asked is None else self._table(asked, self.exact)
@@ -53,16 +54,17 @@ class SourceFold:
         self._like = RowLike.of(rows)
         outgoing = {p: Outgoing(rows, at) for p, at in cover.sent.items()}
         incoming = {q: Incoming(len(at)) for q, at in cover.into.items()}
-        return self.exchange.post(outgoing, incoming, self._like, _of_partial(site))
+        self._posted = self.exchange.post(outgoing, incoming, self._like, _of_partial(site))
 
-    def merge(self, state: Rows, posted: Posted) -> tuple[Rows, Rows]:
+    def merge(self, state: Rows) -> tuple[Rows, Rows]:
         """Merge all partial rows. Return (the state, the rows that backward reads)."""
-        exact: list[Tensor] = []
+        posted, exact = self._posted, list[Tensor]()
+        assert posted is not None
         for q in sorted(self.cover.into):
             rows = self.exchange.take(posted, q)
             state = self.agg.merge(state, self.cover.into[q], rows)
             exact += rows[1:]
-        kept, self._folded = (*self._folded, *exact), ()
+        kept, self._folded, self._posted = (*self._folded, *exact), (), None
         return state, kept
 
     def send_back(self, saved: Rows, prepared: Rows, grad_out: Tensor, site: Site) -> Posted:

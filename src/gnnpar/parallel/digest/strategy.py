@@ -20,9 +20,9 @@ from gnnpar.parallel.base import CodedStrategy, Enumerates
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.cover.weights import Halo, refuse_nothing
 from gnnpar.parallel.digest.table import Refreshed
+from gnnpar.parallel.edges import Overlap
 from gnnpar.parallel.engine import Engine, PassGraph
 from gnnpar.parallel.halo_engine import halo_engine
-from gnnpar.parallel.halo_graph import Overlap
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.stale import StaleWhole
 from gnnpar.parallel.strategy import Capabilities, LayerFacts, name_of

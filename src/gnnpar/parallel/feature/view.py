@@ -18,10 +18,11 @@ from gnnpar.comm.communicator import Phase
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.folds.edge_data import EdgeData
+from gnnpar.parallel.blocks import split_operands
 from gnnpar.parallel.feature.slices import Slices, slices_of
 from gnnpar.parallel.torch_types import Context, apply
 from gnnpar.parallel.view import View
-from gnnpar.parallel.whole import fold_block, split_operands
+from gnnpar.parallel.whole import fold_block
 from gnnpar.partition.shard import Shard
 
 Counts = tuple[int, int]  # operands of sources, of destinations

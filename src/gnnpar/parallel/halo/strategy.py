@@ -15,10 +15,10 @@ from gnnpar.folds.edge_data import ALL_KINDS
 from gnnpar.parallel.base import CodedStrategy, Enumerates
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.cover.weights import Halo, refuse_nothing
+from gnnpar.parallel.edges import Overlap
 from gnnpar.parallel.engine import Engine, FlatEngine
 from gnnpar.parallel.factors import FactorEngine
 from gnnpar.parallel.halo_engine import halo_engine
-from gnnpar.parallel.halo_graph import Overlap
 from gnnpar.parallel.strategy import Capabilities, LayerFacts, name_of
 from gnnpar.placement import Plan
 

@@ -20,9 +20,9 @@ from gnnpar.folds.edge_data import ALL_KINDS
 from gnnpar.parallel.base import CodedStrategy, Enumerates
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.cover.weights import Halo, refuse_nothing
+from gnnpar.parallel.edges import Overlap
 from gnnpar.parallel.engine import Engine, PassGraph
 from gnnpar.parallel.halo_engine import halo_engine
-from gnnpar.parallel.halo_graph import Overlap
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.pipegcn.late import Late
 from gnnpar.parallel.stale import StaleWhole

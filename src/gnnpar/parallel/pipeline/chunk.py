@@ -29,13 +29,12 @@ from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Operands, Rows
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import InEdges, Message
+from gnnpar.parallel.blocks import add_returned, split_operands, wanted_gradients
 from gnnpar.parallel.local import LocalRows, OwnRows, Pass, Source, as_messages, by_type, masked
 from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, Span, Turn
 from gnnpar.parallel.pipeline.history import Call, History
 from gnnpar.parallel.pipeline.slots import Slots
-from gnnpar.parallel.shares import add_returned
 from gnnpar.parallel.torch_types import Context, apply
-from gnnpar.parallel.whole import split_operands, wanted_gradients
 from gnnpar.partition.shard import edges_by_id
 
 

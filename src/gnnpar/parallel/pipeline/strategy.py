@@ -34,8 +34,9 @@ from gnnpar.folds.sum import Sum
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.base import CodedStrategy, Prices
 from gnnpar.parallel.context import BuildContext
+from gnnpar.parallel.edges import EdgeOrder
 from gnnpar.parallel.engine import Engine
-from gnnpar.parallel.halo_graph import EdgeOrder, HaloGraph
+from gnnpar.parallel.halo_graph import HaloGraph
 from gnnpar.parallel.needs import check_first_layer
 from gnnpar.parallel.pipeline.boundary import boundary_codec
 from gnnpar.parallel.pipeline.chunk import Part, Weights

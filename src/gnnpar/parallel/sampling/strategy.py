@@ -31,8 +31,9 @@ from gnnpar.codecs.codec import Exactness
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.base import Prices
 from gnnpar.parallel.context import BuildContext
+from gnnpar.parallel.edges import EdgeOrder
 from gnnpar.parallel.engine import Engine
-from gnnpar.parallel.halo_graph import EdgeOrder, HaloGraph
+from gnnpar.parallel.halo_graph import HaloGraph
 from gnnpar.parallel.needs import check_first_layer, refuse_empty_clusters
 from gnnpar.parallel.sampling.batches import Batches, SeedBatches
 from gnnpar.parallel.sampling.clusters import ClusterBatches

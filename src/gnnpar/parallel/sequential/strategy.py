@@ -28,9 +28,10 @@ from gnnpar.comm import CodedExchange
 from gnnpar.comm.rows import row_nbytes
 from gnnpar.folds.edge_data import ALL_KINDS, IN_BLOCKS
 from gnnpar.parallel.base import CodedStrategy, Enumerates
+from gnnpar.parallel.blocks import HeldRows
 from gnnpar.parallel.context import BuildContext
+from gnnpar.parallel.edges import EdgeOrder
 from gnnpar.parallel.engine import Engine, FlatEngine
-from gnnpar.parallel.halo_graph import EdgeOrder, HeldRows
 from gnnpar.parallel.normalised import normalised_for
 from gnnpar.parallel.sequential.cuts import Cuts, Pushes
 from gnnpar.parallel.sequential.out_of_core import OutOfCoreEngine

@@ -1,0 +1,316 @@
+"""The walk over blocks: Y = finish(fold over (block, rows)), and its gradient block by block.
+
+A walk says which blocks come in which order, where their rows come from, and where the gradients of rows of other
+ranks go. One autograd function does the rest for every walk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+
+from gnnpar.comm import CodedExchange, Communicator, RowLike, Site
+from gnnpar.comm.communicator import Phase, T
+from gnnpar.folds.aggregator import Aggregator
+from gnnpar.folds.block import Block, Operands, Rows, widened
+from gnnpar.parallel.edges import EdgeOrder
+from gnnpar.parallel.engine import Unsaved
+from gnnpar.parallel.torch_types import Context, apply
+from gnnpar.parallel.view import View
+
+
+class Walk(Protocol):
+    """The blocks of one aggregation in their order."""
+
+    @property
+    def num_rows(self) -> int:
+        """Return the number of rows of the result."""
+        ...
+
+    def edge_rows(self, block: Block, edge: Rows) -> Rows:
+        """Return the rows of edge operands that belong to a block, in its order."""
+        ...
+
+    def edge_slots(self, block: Block) -> Tensor | None:
+        """Return the positions of a block's edges among the edge operands; None: they are in the block's order."""
+        ...
+
+    def blocks(self, agg: Aggregator, x: Operands, call: int) -> Iterator[tuple[Block, Rows | None]]:
+        """Yield every block with the rows that it reads. None: those of this rank, `x.src`."""
+        ...
+
+    def keeps(self, agg: Aggregator) -> bool:
+        """Does the gradient read the rows of other ranks that forward has read?"""
+        ...
+
+    def merged(self, state: Rows) -> tuple[Rows, Rows]:
+        """Return (the state with what was folded elsewhere, the rows of that which the gradient reads)."""
+        ...
+
+    def hold(self, call: int, rows: Sequence[Tensor]) -> None:
+        """Record the rows of other ranks that are held from forward to backward."""
+        ...
+
+    def differentiate(self, gradient: Gradient) -> Operands:
+        """Walk over the blocks again, send the gradients of other ranks' rows home, and return the total."""
+        ...
+
+
+class Gradient:
+    """The gradient of one aggregation, collected from its blocks' shares.
+
+    Gradients add up over blocks; those of rows of other ranks leave for their owners instead. What other ranks' blocks
+    and own blocks give to destinations and shared tensors is kept apart until the end: a walk that meets the own block
+    first and one that meets it last get the same bits.
+    """
+
+    def __init__(
+        self, ctx: _Kept, x: Operands, remote: Rows, merged: Rows, saved: Rows, grad_out: Tensor, asked: Sequence[bool]
+    ) -> None:
+        """`remote`: rows of other ranks that forward kept. `asked`: by flat operand, is its gradient needed?"""
+        self.agg, self.call, self.like, self._walk = ctx.agg, ctx.call, ctx.like, ctx.walk
+        self.x, self.merged, self.grad_out = x, merged, grad_out
+        self.prepared = ctx.agg.prepare(saved, grad_out)
+        each, self._wanted = len(ctx.like), asked[: len(ctx.like)]
+        self._remote = iter([remote[i : i + each] for i in range(0, len(remote), each)])
+        self._edge: Rows = ()
+        self._inner, self._halo = Operands(()), Operands(())
+
+    def next_rows(self) -> Rows:
+        """Return the rows of the next block of another rank in the order of forward; () where none were kept."""
+        return next(self._remote, ())
+
+    def chosen(self, of: Sequence[T]) -> tuple[T, ...]:
+        """Return those of the source operands whose gradient is needed."""
+        return tuple(each for each, wanted in zip(of, self._wanted, strict=True) if wanted)
+
+    def add_own(self, block: Block) -> None:
+        """Differentiate a block that reads rows of this rank."""
+        self.add_inner(self._of(block, self.x.src), block)
+
+    def add_inner(self, grads: Operands, block: Block) -> None:
+        self._inner = _sum(self._inner, self._placed(grads, block))
+
+    def of_block(self, block: Block, rows: Rows) -> Rows:
+        """Differentiate a block that reads rows of another rank. Return the gradients of those that are needed."""
+        grads = self._placed(self._of(block, rows), block)
+        self._halo = _sum(self._halo, grads._replace(src=()))
+        return self.chosen(grads.src)
+
+    @property
+    def into(self) -> Rows:
+        """Gradients so far of the own rows that need one; returned ones are added in place."""
+        return self.chosen(self._inner.src) if self._inner.src else ()
+
+    def begin(self, num_rows: int) -> None:
+        """Start the own rows' gradient with zeros, where no block reads own rows."""
+        zeros = tuple(each.widened.empty(num_rows).zero_() for each in self.like)
+        self._inner = self._inner._replace(src=zeros)
+
+    def total(self) -> Operands:
+        """Return the sum of all shares, and the destinations' gradient where it is made of what was saved."""
+        total = _sum(self._inner, self._halo)
+        total = total._replace(edge=self._inner.edge or self._edge)
+        return total if total.dst else total._replace(dst=self.agg.grad_dst(self.prepared, self.grad_out))
+
+    def _of(self, block: Block, rows: Rows) -> Operands:
+        x = self.x._replace(src=rows, edge=self._walk.edge_rows(block, self.x.edge))
+        return self.agg.grad(block, x, self.prepared, self.grad_out)
+
+    def _placed(self, grads: Operands, block: Block) -> Operands:
+        """Write the gradients of edges, each of which is in one block, to their places."""
+        slots = self._walk.edge_slots(block) if grads.edge else None
+        if slots is None:
+            return grads
+        self._edge = self._edge or tuple(torch.zeros_like(widened(t)) for t in self.x.edge)
+        for into, g in zip(self._edge, grads.edge, strict=True):
+            into[slots] = g
+        return grads._replace(edge=())
+
+
+def _sum(old: Operands, new: Operands) -> Operands:
+    """Add in place of the old where both are there."""
+    src, dst, edge, shared = (
+        tuple(a.add_(b) for a, b in zip(x, y, strict=True)) if x and y else x or y
+        for x, y in zip(old, new, strict=True)
+    )
+    return Operands(src, dst, edge, shared)
+
+
+def add_returned(into: Rows, index: Tensor, grads: Rows) -> None:
+    """Add gradients that came back for the rows `index`, unique, in place and in the type of the sum."""
+    for total, rows in zip(into, grads, strict=True):
+        total.index_add_(0, index, rows.to(total.dtype))
+
+
+def walk(over: Walk, agg: Aggregator, call: int, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
+    """Fold one aggregation, differentiable by the aggregator's own gradient."""
+    return apply(_Fold, over, agg, call, (len(src), len(dst), len(edge)), *src, *dst, *edge, *shared)
+
+
+def split_operands(counts: tuple[int, int, int], flat: Rows) -> Operands:
+    """Return flat autograd arguments as Operands."""
+    a, b, c = counts[0], counts[0] + counts[1], sum(counts)
+    return Operands(flat[:a], flat[a:b], flat[b:c], flat[c:])
+
+
+def wanted_gradients(grads: Operands, asked: Sequence[bool]) -> list[Tensor | None]:
+    """Return one gradient for each flat autograd argument, None where none is needed."""
+    flat: list[Tensor | None] = [g for group in grads for g in group]
+    flat += [None] * (len(asked) - len(flat))
+    return [g if wanted else None for g, wanted in zip(flat, asked, strict=True)]
+
+
+class _Kept(Context):
+    walk: Walk
+    agg: Aggregator
+    call: int
+    counts: tuple[int, int, int]
+    ends: tuple[int, int, int]  # of own operands, of remote rows, of rows that `merged` gave
+    like: tuple[RowLike, ...]
+
+
+class _Fold(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: _Kept, over: Walk, agg: Aggregator, call: int, counts: tuple[int, int, int], *flat: Tensor
+    ) -> Tensor:
+        x, keeps = split_operands(counts, flat), over.keeps(agg)
+        state, remote = agg.init(over.num_rows, x), list[Tensor]()
+        for block, rows in over.blocks(agg, x, call):
+            state = agg.update(
+                state, block, x._replace(src=x.src if rows is None else rows, edge=over.edge_rows(block, x.edge))
+            )
+            if keeps and rows is not None:
+                remote += rows
+            del rows  # freed before the next ones come
+        state, merged = over.merged(state)
+        out, saved = agg.finish(state)
+        own = flat if agg.needs_src else ()
+        ctx.walk, ctx.agg, ctx.call, ctx.counts, ctx.like = over, agg, call, counts, RowLike.of(x.src)
+        ctx.ends = len(own), len(own) + len(remote), len(own) + len(remote) + len(merged)
+        over.hold(call, [*remote, *merged])
+        ctx.save_for_backward(*own, *remote, *merged, *saved)
+        return out
+
+    @staticmethod
+    def backward(ctx: _Kept, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        tensors, (a, b, c), asked = ctx.saved_tensors, ctx.ends, ctx.needs_input_grad[4:]
+        x, grad_out = split_operands(ctx.counts, tensors[:a]), grad_outputs[0].contiguous()
+        gradient = Gradient(ctx, x, tensors[a:b], tensors[b:c], tensors[c:], grad_out, asked)
+        return (*(None,) * 4, *wanted_gradients(ctx.walk.differentiate(gradient), asked))
+
+
+@dataclass(eq=False)
+class HeldRows(Unsaved):
+    """Bytes of halo rows held from forward to backward, by (layer, call), of the last pass. An engine's part."""
+
+    nbytes_of: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.nbytes_of.values())
+
+    def record(self, layer: int, call: int, rows: Sequence[Tensor]) -> None:
+        self.nbytes_of[layer, call] = sum(t.numel() * t.element_size() for t in rows)
+
+
+@dataclass(eq=False)
+class ExchangingView(View):
+    """A rank's part, whose walk reads rows of other ranks. Methods add `blocks` and `differentiate`.
+
+    `exchange`: of rows and their gradients. `once`: the exchange of what is sent once and kept over epochs
+    (first_layer=cached), where noise that is drawn once would stay for the whole run; None: `exchange`.
+    """
+
+    exchange: CodedExchange = field(kw_only=True)
+    edges: EdgeOrder = field(kw_only=True)
+    once: CodedExchange | None = field(default=None, kw_only=True)
+    held: HeldRows = field(default_factory=HeldRows, kw_only=True)
+
+    @property
+    def comm(self) -> Communicator:
+        return self.exchange.comm
+
+    @property
+    def num_rows(self) -> int:
+        return self.shard.num_inner
+
+    @property
+    def edge_ids(self) -> Tensor:
+        return self.edges.edge_ids
+
+    def edge_rows(self, block: Block, edge: Rows) -> Rows:
+        return self.edges.edge_rows(block, edge)
+
+    def edge_slots(self, block: Block) -> Tensor:
+        return self.edges.slots(block)
+
+    def exactly(self) -> Self:
+        """Return this view with the exchange of what is sent once."""
+        return self if self.once is None else replace(self, exchange=self.once)
+
+    def site(self, call: int, phase: Phase) -> Site:
+        return Site(self.run.epoch, self.layer, call, phase if self.run.counted else "evaluate")
+
+    def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
+        call = self.next_call()
+        if (kept := self.kept_result(call, agg, src)) is not None:
+            return kept
+        view = self.exactly() if self.cache is not None and self._constant(agg, src) else self
+        return self.keep_result(call, agg, src, view.fold(agg, call, src, dst, edge, shared))
+
+    def fold(self, agg: Aggregator, call: int, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
+        return walk(self, agg, call, src, dst, edge, shared)
+
+    def blocks(self, agg: Aggregator, x: Operands, call: int) -> Iterator[tuple[Block, Rows | None]]:
+        raise NotImplementedError
+
+    def keeps(self, agg: Aggregator) -> bool:
+        return agg.needs_src
+
+    def merged(self, state: Rows) -> tuple[Rows, Rows]:
+        return state, ()
+
+    def hold(self, call: int, rows: Sequence[Tensor]) -> None:
+        self.held.record(self.layer, call, rows)
+
+    def differentiate(self, gradient: Gradient) -> Operands:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class OneBlock:
+    """The walk over a block whose rows are all here. Edge operands are in its order."""
+
+    block: Block
+
+    @property
+    def num_rows(self) -> int:
+        return self.block.num_dst
+
+    def edge_rows(self, block: Block, edge: Rows) -> Rows:
+        return edge
+
+    def edge_slots(self, block: Block) -> None:
+        """Gradients of edges stay in the block's order."""
+
+    def blocks(self, agg: Aggregator, x: Operands, call: int) -> Iterator[tuple[Block, None]]:
+        yield self.block, None
+
+    def keeps(self, agg: Aggregator) -> bool:
+        return False
+
+    def merged(self, state: Rows) -> tuple[Rows, Rows]:
+        return state, ()
+
+    def hold(self, call: int, rows: Sequence[Tensor]) -> None:
+        """No rows are held."""
+
+    def differentiate(self, gradient: Gradient) -> Operands:
+        gradient.add_own(self.block)
+        return gradient.total()

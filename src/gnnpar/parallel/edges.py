@@ -1,0 +1,106 @@
+"""The in-edges of a part in the order in which a view folds them, and the parts at their other ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gnnpar.folds.block import Block, Rows
+from gnnpar.folds.edge_data import EdgeData
+from gnnpar.parallel.view import edge_order
+from gnnpar.partition.shard import Shard
+
+Overlap = Literal["none", "edges", "central_marginal"]
+
+
+class EdgeOrder:
+    """Which inner edges are worked on while messages travel (`early`) and which after, in both directions.
+
+    none: nothing early (the papers' vanilla). edges: every inner edge early. central_marginal: early only the edges of
+    destinations without a halo in-neighbour, backward of sources that no other part reads (AdaQP, section 1.2).
+    """
+
+    def __init__(self, shard: Shard, overlap: Overlap) -> None:
+        self.shard = shard
+        self.overlap: Overlap = overlap
+
+    @cached_property
+    def forward(self) -> tuple[list[Block], list[Block]]:
+        """(early, late) blocks of inner edges."""
+        marginal = torch.zeros(self.shard.num_inner, dtype=torch.bool, device=self.shard.node_ids.device)
+        for block in self.shard.halo.values():
+            marginal[slice(None) if block.rows is None else block.rows] = True
+        return self._split(lambda inner: marginal[inner.edge_dst])
+
+    @cached_property
+    def backward(self) -> tuple[list[Block], list[Block]]:
+        boundary = torch.zeros(self.shard.num_inner, dtype=torch.bool, device=self.shard.node_ids.device)
+        for index in self.shard.boundary.values():
+            boundary[index] = True
+        return self._split(lambda inner: boundary[inner.indices])
+
+    def _split(self, waits: Callable[[Block], Tensor]) -> tuple[list[Block], list[Block]]:
+        inner = self.shard.inner
+        if self.overlap == "none":
+            return [], [inner]
+        if self.overlap == "edges":
+            return [inner], []
+        late = waits(inner)
+        return [inner.restrict(~late)], [inner.restrict(late)]
+
+    @cached_property
+    def sources(self) -> list[int]:
+        """Return the parts that this part reads, the previous one first: at any time each sends to another one."""
+        return sorted(self.shard.halo, key=lambda p: (self.shard.part - p) % self.shard.parts)
+
+    @cached_property
+    def readers(self) -> list[int]:
+        """Return the parts that read rows of this part, the next one first."""
+        return sorted(self.shard.boundary, key=lambda p: (p - self.shard.part) % self.shard.parts)
+
+    @cached_property
+    def edge_ids(self) -> Tensor:
+        return edge_order(self.shard)
+
+    def edge_rows(self, block: Block, edge: Rows) -> Rows:
+        """The rows of edge operands that belong to a block."""
+        if not edge:
+            return ()
+        slots = self.slots(block)
+        return tuple(t[slots] for t in edge)
+
+    def slots(self, block: Block) -> Tensor:
+        """Positions of a block's edges in the order of edge operands."""
+        assert block.edge_ids is not None
+        return torch.searchsorted(self.edge_ids, block.edge_ids)
+
+    @cached_property
+    def combined(self) -> tuple[Block, Tensor]:
+        """(one block over all in-edges with inner and halo columns by ascending global id, the order that sorts
+        [inner rows, halo rows] into these columns); only first_layer=cached builds it."""
+        shard = self.shard
+        order = torch.argsort(torch.cat([shard.node_ids, shard.halo_ids]))
+        column = torch.empty_like(order)
+        column[order] = torch.arange(len(order), device=order.device)
+        blocks, start = [shard.inner, *(shard.halo[p] for p in sorted(shard.halo))], 0
+        dsts: list[Tensor] = []
+        srcs: list[Tensor] = []
+        for block in blocks:
+            dsts.append(block.edge_dst)
+            srcs.append(column[block.indices.long() + start])
+            start += block.num_src
+        dst, src = torch.cat(dsts), torch.cat(srcs)
+        by_row = torch.argsort(dst * len(order) + src, stable=True)  # repeated edges keep the order of their ids
+        block = Block.from_edges(
+            dst[by_row],
+            src[by_row],
+            num_dst=shard.num_inner,
+            num_src=len(order),
+            src_ids=torch.cat([shard.node_ids, shard.halo_ids])[order],
+            edges=EdgeData.cat([block.edges for block in blocks]).at(by_row),
+        )
+        return block, order
