@@ -251,18 +251,10 @@ class ExchangingView(View):
         return self.edges.slots(block)
 
     def exactly(self) -> Self:
-        """Return this view with the exchange of what is sent once."""
         return self if self.once is None else replace(self, exchange=self.once)
 
     def site(self, call: int, phase: Phase) -> Site:
         return Site(self.run.epoch, self.layer, call, phase if self.run.counted else "evaluate")
-
-    def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
-        call = self.next_call()
-        if (kept := self.kept_result(call, agg, src)) is not None:
-            return kept
-        view = self.exactly() if self.cache is not None and self._constant(agg, src) else self
-        return self.keep_result(call, agg, src, view.fold(agg, call, src, dst, edge, shared))
 
     def fold(self, agg: Aggregator, call: int, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
         return walk(self, agg, call, src, dst, edge, shared)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
@@ -50,12 +51,17 @@ class FeatureCache:
 
 @dataclass(eq=False)
 class View(OwnRows):
-    """A shard in one layer of one pass. Views add `aggregate`. `cache`: of the engine; None: nothing is kept."""
+    """A shard in one layer of one pass. Views add `fold`, or an `aggregate` of their own.
+
+    `cache`: of the engine; None: nothing is kept. `watch`: is called with (layer, number of the aggregation in it,
+    source rows) before each aggregation.
+    """
 
     shard: Shard
     run: Pass
     layer: int = 0
     cache: FeatureCache | None = None
+    watch: Callable[[int, int, Rows], None] | None = field(default=None, kw_only=True)
     _calls: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -123,6 +129,23 @@ class View(OwnRows):
         out = as_messages(message(self, *rows), self.shard.x.dtype, len(self.node_ids))
         fixed = len(rows) == 1 and rows[0] is self.shard.x and not self.local.random
         return Source(out, constant=fixed and not any(t.requires_grad for t in out))
+
+    def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
+        call = self.next_call()
+        if self.watch is not None:
+            self.watch(self.layer, call, src)
+        if (kept := self.kept_result(call, agg, src)) is not None:
+            return kept
+        view = self.exactly() if self.cache is not None and self._constant(agg, src) else self
+        return self.keep_result(call, agg, src, view.fold(agg, call, src, dst, edge, shared))
+
+    def exactly(self) -> Self:
+        """Return the view of what is sent once and kept over epochs."""
+        return self
+
+    def fold(self, agg: Aggregator, call: int, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
+        """Fold over all in-edges of this part. `call`: the number of the aggregation within its layer."""
+        raise NotImplementedError
 
     def next_call(self) -> int:
         """Number of this aggregation within its layer."""

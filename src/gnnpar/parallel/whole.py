@@ -16,11 +16,8 @@ from gnnpar.parallel.view import View
 class WholeGraph(View):
     """A shard that needs nobody else's rows (the only part, or a test's whole graph)."""
 
-    def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
-        call = self.next_call()
-        if (kept := self.kept_result(call, agg, src)) is not None:
-            return kept
-        return self.keep_result(call, agg, src, fold_all_edges(agg, self.shard.inner, src, dst, edge, shared))
+    def fold(self, agg: Aggregator, call: int, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
+        return fold_all_edges(agg, self.shard.inner, src, dst, edge, shared)
 
 
 def fold_all_edges(agg: Aggregator, block: Block, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:

@@ -113,20 +113,16 @@ class FeatureGraph(View):
     def site(self, call: int, phase: Phase) -> Site:
         return Site(self.run.epoch, self.layer, call, phase if self.run.counted else "evaluate")
 
-    def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
-        call = self.next_call()
-        if (kept := self.kept_result(call, agg, src)) is not None:
-            return kept
+    def fold(self, agg: Aggregator, call: int, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
         if self.ranks == 1:
-            return self.keep_result(call, agg, src, fold_block(agg, self.shard.inner, src, dst, edge, shared))
+            return fold_block(agg, self.shard.inner, src, dst, edge, shared)
         slices = slices_of(agg, RowLike.of(src), len(dst), self.ranks, self.layer)
         if edge:
             raise ValueError(
                 f"strategy=feature folds all edges on every rank, but the rows of edges that {type(agg).__name__} of "
                 f"layer {self.layer} reads lie on the ranks of their destinations: use strategy=graph_parallel or sar"
             )
-        out = apply(_FeatureFold, self, agg, slices, call, (len(src), len(dst)), *src, *dst, *shared)
-        return self.keep_result(call, agg, src, out)
+        return apply(_FeatureFold, self, agg, slices, call, (len(src), len(dst)), *src, *dst, *shared)
 
     def gathered(
         self, exchange: CodedExchange, slices: Slices, rows: Rows, site: Site, index: Tensor | None = None

@@ -22,15 +22,16 @@ from gnnpar.data.tasks import Task
 from gnnpar.files import StateDict
 from gnnpar.folds.block import Rows
 from gnnpar.models.gnn import GNN
-from gnnpar.parallel.engine import EngineDefaults, EpochReport, PassGraph, Stateful, Stepper, set_gradients, summand
+from gnnpar.parallel.engine import EngineDefaults, EpochReport, Stateful, Stepper, set_gradients, summand
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.pipeline.boundary import Boundary, Form, Lanes, Message
 from gnnpar.parallel.pipeline.chunk import ChunkGraph, Part
 from gnnpar.parallel.pipeline.chunks import EpochOrder, draw_order
-from gnnpar.parallel.pipeline.exact_pass import ExactPass, Snapshot, take_snapshot
+from gnnpar.parallel.pipeline.exact_pass import ExactPass, recording
 from gnnpar.parallel.pipeline.schedule.action import Action, Schedule
 from gnnpar.parallel.pipeline.stage import Kept, Remat, Stage
 from gnnpar.parallel.torch_types import floats
+from gnnpar.parallel.view import View
 from gnnpar.partition.shard import Shard
 
 
@@ -75,7 +76,7 @@ class PipelineEngine(EngineDefaults):
         self,
         *,
         part: Part,
-        exact: PassGraph,
+        exact: View,
         shard: Shard,
         model: GNN,
         task: Task,
@@ -239,8 +240,9 @@ class PipelineEngine(EngineDefaults):
         again = history_policy.exact_refresh and epoch > 0 and epoch % history.refresh == 0
         if (start or again) and history.halves == 2:
             run = Pass(self._seed, epoch, training=True)
-            snapshot = Snapshot.of(self._exact.during(run), self._part)
-            take_snapshot(snapshot, lambda graph: self._exact_pass.forward(graph, run), epoch)
+            with torch.no_grad():
+                self._exact_pass.forward(recording(self._exact.during(run), self._part), run)
+            history.take(epoch - 1)
 
     def _reduced(self, epoch: int | None) -> dict[str, Tensor]:
         """Gradients by name, summed over the parts: stages hold different layers, parts vectors of different nodes."""

@@ -6,23 +6,22 @@ that leaves its source rows as the history: the remedy for zeros at first and fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Self
 
 import torch
 from torch import Tensor
 
 from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, RowLike, Site
 from gnnpar.comm.communicator import Phase
-from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Rows
-from gnnpar.graph import EdgeDropout, Graph, InEdges, Message, Moments, Reduction
+from gnnpar.graph import Graph
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.halo_graph import HaloGraph
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.pipeline.chunk import Part
+from gnnpar.parallel.view import View
 from gnnpar.partition.shard import Shard
 
 
@@ -126,100 +125,25 @@ def gradients_of(leaves: Rows) -> Rows:
     return tuple(torch.zeros_like(t) if t.grad is None else t.grad for t in leaves)
 
 
-@dataclass(eq=False)
-class Snapshot:
-    """An exact view whose aggregations also write what they read into the part's tables."""
+def recording(view: View, part: Part) -> View:
+    """Return the exact view whose aggregations also write what they read into the part's tables.
 
-    view: Graph
-    part: Part
-    layer: int = 0
-    _calls: int = 0
+    What other parts send is written as the view receives it, and sent once.
+    """
+    if isinstance(view, HaloGraph):
+        view = replace(view, exchange=view.exchange.observed(partial(_keep, part)))
+    return replace(view, watch=partial(_keep_own, part))
 
-    @staticmethod
-    def of(view: Graph, part: Part) -> Snapshot:
-        """What other parts send is written as the view receives it, and sent once."""
-        if isinstance(view, HaloGraph):
-            view = replace(view, exchange=view.exchange.observed(partial(_keep, part)))
-        return Snapshot(view, part)
 
-    @property
-    def node_ids(self) -> Tensor:
-        return self.view.node_ids
-
-    @property
-    def num_nodes(self) -> int:
-        return self.view.num_nodes
-
-    @property
-    def in_degree(self) -> Tensor:
-        return self.view.in_degree
-
-    @property
-    def in_weight(self) -> Tensor | None:
-        return self.view.in_weight
-
-    @property
-    def normalised(self) -> bool:
-        return self.view.normalised
-
-    @property
-    def edge_attr(self) -> Tensor | None:
-        return self.view.edge_attr
-
-    @property
-    def edge_type(self) -> Tensor | None:
-        return self.view.edge_type
-
-    @property
-    def edge_ids(self) -> Tensor:
-        return self.view.edge_ids
-
-    @property
-    def in_edges(self) -> InEdges:
-        return self.view.in_edges
-
-    def type_degree(self, types: int) -> Tensor:
-        return self.view.type_degree(types)
-
-    def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
-        return self.view.dropout(x, p, tag=tag)
-
-    def moments(self, x: Tensor) -> Moments | None:
-        return self.view.moments(x)
-
-    def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
-        return self.view.total(part, how)
-
-    def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
-        return self.view.edge_dropout(p, tag=tag)
-
-    def source(self, message: Message, *rows: Tensor) -> Rows:
-        return self.view.source(message, *rows)
-
-    def at(self, layer: int) -> Self:
-        return type(self)(self.view.at(layer), self.part, layer)
-
-    def destinations(self, *rows: Tensor) -> tuple[Self, Rows]:
-        return self, rows
-
-    def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
-        call, self._calls = self._calls, self._calls + 1
-        history, chunks = self.part.history, self.part.chunks
-        tables = history.sources((self.layer, call), src)
-        for table, rows in zip(tables, src, strict=True):
-            table[history.fresh : history.fresh + chunks.num_own] = rows[chunks.order]
-        return self.view.aggregate(agg, src, dst, edge, shared)
+def _keep_own(part: Part, layer: int, call: int, src: Rows) -> None:
+    """Write this part's rows of an aggregation into its table."""
+    own = slice(part.history.fresh, part.history.fresh + part.chunks.num_own)
+    for table, rows in zip(part.history.sources((layer, call), src), src, strict=True):
+        table[own] = rows[part.chunks.order]
 
 
 def _keep(part: Part, site: Site, peer: int, operands: Rows) -> None:
-    """Halo rows of an aggregation, into its table."""
+    """Write the halo rows of an aggregation into its table."""
     tables = part.history.sources((site.layer, site.call), operands)
     for table, rows in zip(tables, operands, strict=True):
         table[part.history.fresh + part.chunks.halo_rows[peer]] = rows
-
-
-@torch.no_grad()
-def take_snapshot(snapshot: Snapshot, run: Callable[[Graph], object], epoch: int) -> None:
-    """Run one pass through the recording view; what it wrote is the history from now on."""
-    run(snapshot)
-    snapshot.part.history.take(epoch - 1)
