@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from conftest import ROOT
+from gnnpar.cli import study as command
 from gnnpar.cli.main import run
 from gnnpar.config.study import Study, read_study
 from gnnpar.report.columns import Runs
@@ -21,7 +22,9 @@ cells: {gcn: [model=gcn], sage: [model=sage]}
 methods: {vanilla: [strategy=graph_parallel, strategy.overlap=none], sar: [strategy=sar]}
 common: [comm=threads, world_size=2, debug=tiny, threads_per_rank=1, epochs=4]
 run: {blocks: 3, shared_cores: true}
-table: [epoch_ms, times(vanilla), sent_mib]
+table: [epoch_ms, times(vanilla), sent_mib, points]
+headline: "sar sends {sent_mib(gcn, sar) / sent_mib(gcn, vanilla):.1f} of vanilla"
+note: the next command
 figure: {x: cell, y: times(vanilla), kind: bar}
 skip: [sage; sar]
 """
@@ -46,10 +49,13 @@ def test_study_of_methods_runs_resumes_and_reports(
         shutil.rmtree(folder)
     assert run("study", [str(file)]) == 0
     shown = capsys.readouterr().out
+    assert "\nsar sends 1.0 of vanilla\n" in shown and shown.endswith("\n\nthe next command\n")
+    whole = Path("multirun/mine/report.html").read_text(encoding="utf-8")
+    assert '<p class="headline">sar sends 1.0 of vanilla</p>' in whole and "9 runs of 3 configurations" in whole
     assert "resuming: 3 of 9 jobs are done, 6 to run" in shown
     page = Path("multirun/mine/report.md").read_text(encoding="utf-8")
     assert page.startswith(
-        "| cell | method | epoch_ms | times(vanilla) | sent_mib |\n|---|---|---|---|---|\n| gcn | vanil"
+        "sar sends 1.0 of vanilla\n\n| cell | method | epoch_ms | times(vanilla) | sent_mib | points |\n|---|"
     )
     assert r"\begin{tabular}" in Path("multirun/mine/table.tex").read_text(encoding="utf-8")
     assert "<svg" in Path("multirun/mine/figure.svg").read_text(encoding="utf-8")
@@ -62,10 +68,14 @@ def test_study_of_methods_runs_resumes_and_reports(
         (("times(vanilla),", "times(vanila),"), "table: vanila is no cell or method, did you mean vanilla?"),
         (("times(vanilla),", "times(),"), "table: times needs a base, as times(NAME)"),
         (("blocks: 3", "blocks: 2"), "table: {times(vanilla)}: an interval needs run.blocks=3, not 2"),
-        (("sent_mib]", "over(vanilla)]"), "table: {over(vanilla)}: an interval needs run.seeds=5, not 1"),
-        (("sent_mib]", '"epoch_ms +"]'), "table: {epoch_ms +} is no expression: invalid syntax"),
-        (("[epoch_ms, times(vanilla), sent_mib]", "{ms: '{epoch_ms:zz}'}"), "table: {epoch_ms}: Unknown format"),
+        (("sent_mib, points]", "over(vanilla)]"), "table: {over(vanilla)}: an interval needs run.seeds=5, not 1"),
+        (("points]", '"epoch_ms +"]'), "table: {epoch_ms +} is no expression: invalid syntax"),
+        (
+            ("[epoch_ms, times(vanilla), sent_mib, points]", "{ms: '{epoch_ms:zz}'}"),
+            "table: {epoch_ms}: Unknown format",
+        ),
         (("table: [", "tables: [{title: '{los.last}', columns: [epoch_ms]}]\nsmoke: ["), "tables[0]: los.last is no"),
+        (("{sent_mib(gcn, sar)", "{sent_mib(gcn, sra)"), "headline: sra is no cell or method, did you mean sar?"),
         (("sage; sar", "sage; sra"), "skip: sra is no cell or method, did you mean sar?"),
         (("x: cell", "x: cells"), "figure: cells is no axis, did you mean cell?; there are cell, method"),
         (("strategy=sar", "strategy=sra"), "cells.gcn and methods.sar: strategy=sra does not exist, did you mean sar?"),
@@ -135,6 +145,29 @@ tables:
         "| 1 | `fast` | failed: out of memory |",
         "",
     ]
+
+
+def test_own_study_has_enough_seeds_for_every_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    demo = read_study(command.file_of(Path("demo")))
+    check(demo)
+    assert demo.methods.keys() > {"single", "vanilla", "bf16", "adaqp", "sar", "gnnpipe", "control"}
+    jobs = demo.jobs(demo.variants())
+    assert [len({seed for _, seed, _ in jobs[at : at + 8]}) for at in range(0, 40, 8)] == [1] * 5  # blocks
+    one: Runs = {(name,): {(s, 0): result(1 + (name == "a"), 0.5) for s in range(5)} for name in "ab"}
+    ((_, table),) = tables(Study(methods={"a": [], "b": []}, seeds=5, table=["times(a)"]), one)
+    assert table.lines == [["a", "1"], ["b", "2.00"]]  # a seed is a block
+    Path("demo").write_text("of the user", encoding="utf-8")
+    assert command.file_of(Path("demo")) == Path("demo")
+
+
+def test_failed_study_says_that_the_same_command_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "methods: {a: [strategy=single, dataset=npz, dataset.path=there.npz]}\ntable: [epoch_ms]\n"
+    assert run("study", [str(study(tmp_path, text))]) > 0
+    assert "  the same command again runs what is missing\n" in capsys.readouterr().out
 
 
 def test_study_without_a_table_has_one(tmp_path: Path) -> None:

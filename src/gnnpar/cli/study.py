@@ -25,13 +25,17 @@ from gnnpar.files import JsonObject, working_in, write_text_whole
 from gnnpar.report import latex
 from gnnpar.report import study as reports
 from gnnpar.report.columns import Runs, timeless
+from gnnpar.report.comparison import compare
 from gnnpar.report.figures import on_paper
+from gnnpar.report.page.page import write_page
+from gnnpar.report.runs import collect
 from gnnpar.settings import ConfigError, config_errors
 from gnnpar.targets import refuse_foreign
 from gnnpar.track.console import pulse, say, show_table
-from gnnpar.track.text import printable
+from gnnpar.track.text import counted, printable
 from gnnpar.training.result.result import valid_result
 
+OWN = Path(__file__).parents[1] / "templates" / "study"
 Results = Mapping[tuple[Variant, int, int], JsonObject]
 
 
@@ -40,7 +44,7 @@ def run(argv: list[str]) -> int:
     options = parse(argv)
     if "RANK" in os.environ:
         raise ConfigError("a study starts its own ranks and cannot join those of torchrun; start it once, without")
-    study = read_study(options.study)
+    study = read_study(file := file_of(options.study))
     try:
         reports.check(study)
     except ConfigError as error:
@@ -51,14 +55,19 @@ def run(argv: list[str]) -> int:
     with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
         check(options.study, variants)
         with config_errors(), working_in(folder, otherwise="give another --folder", say=say):  # it may be running
-            write_text_whole(folder / "study.yaml", options.study.read_text(encoding="utf-8"))
-        say(f"{options.study}: {len(variants)} variants x {len(study.seed_list)} seeds x {study.blocks} blocks")
+            write_text_whole(folder / "study.yaml", file.read_text(encoding="utf-8"))
+        counts = counted(len(study.seed_list), "seed"), counted(study.blocks, "block")
+        say(f"{options.study}: {counted(len(variants), 'variant')} x {' x '.join(counts)}")
         argv = ["-m", *options.overrides, f"hydra.sweep.dir={quoted(str(folder))}"]
         code, keys = run_jobs(argv, job, listed=[job_overrides(*each) for each in jobs])
         results = ended(folder, dict(zip(jobs, keys, strict=True)))
         refuse_other_data(results, folder)
         runs = by_place(results)
         report(study, runs, folder, shown=not options.json)
+        in_order = {key: variants.index(of) for (of, _, _), key in zip(jobs, keys, strict=True)}
+        page(study, runs, folder, in_order)
+        for line in ("", *study.note.splitlines()) if study.note else ():
+            say(line)
     if options.json:
         sys.stdout.write(json.dumps(reports.as_json(study, runs), indent=1) + "\n")
     return code
@@ -66,10 +75,12 @@ def run(argv: list[str]) -> int:
 
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("gnnpar study", description="Run a study; what was run already is not run again.")
-    parser.add_argument("study", type=Path, metavar="FILE", help="cells, methods, common, run, table; or base, factors")
+    own = ", ".join(sorted(file.stem for file in OWN.glob("*.yaml")))
+    help_of_file = f"cells, methods, common, run, table; or base, factors; or a study of gnnpar's own: {own}"
+    parser.add_argument("study", type=Path, metavar="FILE", help=help_of_file)
     parser.add_argument("overrides", nargs="*", help="hydra/launcher=..., hydra.sweep...: how the jobs are run")
     parser.add_argument(
-        "--folder", type=Path, help="where the runs are (multirun/FILE); report.md, table.tex, figure.svg"
+        "--folder", type=Path, help="where the runs are (multirun/FILE); report.html, report.md, table.tex, figure.svg"
     )
     parser.add_argument("--json", action="store_true", help="the tables as JSON; all else on stderr")
     options = parser.parse_args(argv)
@@ -77,6 +88,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
         if not override.startswith("hydra"):
             raise ConfigError(f"{override}: {options.study} sets what is trained; put it into base")
     return options
+
+
+def file_of(named: Path) -> Path:
+    """Return the file, or the study of gnnpar's own that has this name."""
+    own = OWN / f"{named}.yaml"
+    return own if not named.is_file() and own.parent == OWN and own.exists() else named
 
 
 def check(file: Path, variants: Sequence[Variant]) -> None:
@@ -136,13 +153,28 @@ def report(study: Study, runs: Runs, folder: Path, *, shown: bool) -> None:
     tables = reports.tables(study, runs)
     if any(timeless(study, result) for each in runs.values() for result in each.values()):
         say("times are left out (-): more threads than cores, or ranks as threads; shared_cores: true shows them")
-    write_text_whole(folder / "report.md", reports.as_markdown(tables))
+    headline = reports.headline(study, runs)
+    write_text_whole(folder / "report.md", f"{headline}\n\n" * bool(headline) + reports.as_markdown(tables))
     write_text_whole(folder / "table.tex", "\n".join(latex.as_latex(table, keep=True) for _, table in tables))
     if study.figure is not None:
         with on_paper():
             reports.draw(study, study.figure, runs).savefig(folder / "figure.svg", metadata={"Date": None})
+    for line in ("", headline, "") if headline and shown else ():
+        say(line)
     for title, table in tables if shown else ():
         left = [i for i, text in enumerate(table.texts) if text]
         lines = [[printable(cell) for cell in line] for line in table.lines]
         show_table(table.headings, lines, title=title, left=left)
     say(f"tables and figure  ->  {folder}")
+
+
+def page(study: Study, runs: Runs, folder: Path, places: Mapping[str, int]) -> None:
+    """Write report.html, as `gnnpar compare` does, of the jobs that have ended. places: key -> place of its rows."""
+    ended = [job for job in jobs_below(folder) if job.key in places and valid_result(job.run_dir)]
+    if not ended:
+        return
+    results = collect([job.run_dir for job in sorted(ended, key=lambda job: places[job.key])])
+    strategies = [result["strategy"] for _, result in results]
+    comparison = compare(results, baseline="single" if "single" in strategies else strategies[0])
+    write_page(comparison, file := folder / "report.html", headline=reports.headline(study, runs))
+    say(f"page  ->  {os.path.relpath(file)}")

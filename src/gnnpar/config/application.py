@@ -123,7 +123,8 @@ def _close(start: Start, show: Callable[[Path], object]) -> int:
             say(f"  {folder}/{name} {state}{why and ': ' + why}  ({names[name]})")
     if all(state == "done" for state, _ in states.values()):
         return 0
-    say(f"  the same command again with hydra.sweep.dir={folder} runs what is missing")
+    where = "" if start.listed is not None else f" with hydra.sweep.dir={folder}"
+    say(f"  the same command again{where} runs what is missing")
     return 2 if all(job.refused for job in jobs) else 1
 
 

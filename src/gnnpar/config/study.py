@@ -88,7 +88,8 @@ class Study:
     leave_one_out (the base has all factors with all their overrides; each variant lacks one factor).
     run: seeds, a number of them or a list; blocks, how often everything runs, each time in another random order;
     shared_cores: times are shown where ranks share cores, too; needs, minutes: for lists of studies.
-    table: columns of one table; tables: several.
+    table: columns of one table; tables: several. headline: text above the tables, with {EXPRESSION:FORMAT} of
+    `gnnpar.report.columns` in it, where a name in brackets is a job; note: text below them.
     """
 
     cells: dict[str, list[Level] | dict[str, list[Level]]] = field(default_factory=dict)
@@ -111,6 +112,8 @@ class Study:
     table: list[str] | dict[str, str] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     figure: Figure | None = None
+    headline: str = ""
+    note: str = ""
     shared_cores: bool = False
 
     def __post_init__(self) -> None:
@@ -227,17 +230,13 @@ class Study:
         return min([self.blocks * len(self.seed_list), *limits])
 
     def jobs(self, variants: Sequence[Variant]) -> list[tuple[Variant, int, int]]:
-        """Return (variant, seed, block) of every run, block by block, each block in a random order of its own."""
+        """Return (variant, seed, block) of every run, block by block, seed by seed, each in a random order."""
         jobs: list[tuple[Variant, int, int]] = []
         for block in range(self.blocks):
-            once = [
-                (variant, seed, block)
-                for variant in variants
-                for i, seed in enumerate(self.seed_list)
-                if block * len(self.seed_list) + i < self.most(variant)
-            ]
-            random.Random(f"{self.order_seed}/{block}").shuffle(once)
-            jobs += once
+            order = random.Random(f"{self.order_seed}/{block}")
+            for i, seed in order.sample([*enumerate(self.seed_list)], len(self.seed_list)):
+                once = [v for v in variants if block * len(self.seed_list) + i < self.most(v)]
+                jobs += [(variant, seed, block) for variant in order.sample(once, len(once))]
         return jobs
 
 

@@ -111,24 +111,25 @@ class Samples(NamedTuple):
     def estimate(self) -> Estimate | None:
         """Return the geometric or the arithmetic mean, or the largest number.
 
-        The samples of what is timed are blocks, of others seeds, whose blocks are no samples of their own; of quotients
-        blocks where there are several.
+        The samples of what is timed and of quotients are blocks, or seeds where there is one block: the runs of a seed
+        follow each other in random order. Those of others are seeds, whose blocks are no samples of their own.
         """
         if not self.of or (self.how == "geometric" and min(value for value, _ in self.of.values()) <= 0):
             return None
         if self.how == "max":
             most = max(value for value, _ in self.of.values())
             return Estimate(most, math.nan, math.nan, len(self.of))
+        by = int(len(self.by(1)) > 1)
         if self.how == "geometric":
-            return geometric_mean(self.by(int(self.timed or len(self.by(1)) > 1), plain.geometric_mean))
-        return mean(self.by(1), fewest=FEWEST_BLOCKS) if self.timed else mean(self.by(0))
+            return geometric_mean(self.by(by, plain.geometric_mean))
+        return mean(self.by(by), fewest=FEWEST_BLOCKS) if self.timed else mean(self.by(0))
 
     def refuse_few(self, study: Study) -> None:
         """Raise ConfigError where a study of methods has fewer blocks or seeds than an interval needs."""
         blocks, seeds = study.blocks, len(study.seed_list)
-        unit, there, fewest = ("blocks", blocks, FEWEST_BLOCKS) if self.timed else ("seeds", seeds, FEWEST_SEEDS)
-        if self.how == "geometric" and not self.timed:
-            there, fewest = max(blocks, seeds), FEWEST_BLOCKS
+        unit, there, fewest = "seeds", seeds, FEWEST_SEEDS
+        if self.timed or self.how == "geometric":
+            unit, there, fewest = "blocks", blocks if blocks > 1 else seeds, FEWEST_BLOCKS
         if there < fewest and study.methods:
             raise ConfigError(f"an interval needs run.{unit}={fewest}, not {there}")
 
@@ -307,9 +308,11 @@ def exact(cell: Cell, text: str) -> Json:
     return {key: value if math.isfinite(value) else None for key, value in known.items()} or None
 
 
-def form_of(column: str) -> str:
+def form_of(column: str, study: Study) -> str:
     """Return the format of a column that is a name or an expression alone."""
     name = column.partition("(")[0]
+    if column == "points" and len(study.seed_list) < FEWEST_SEEDS:
+        return ".1f"
     if name in MEASURES or name in SHORT:
         return MEASURES[name].form if name in MEASURES else SHORT[name][1]
     return FUNCTIONS.get(name, "+.2fx" if " - " in column else ".3fx" if " / " in column else ".2f")

@@ -33,6 +33,10 @@ def check(study: Study) -> None:
                 _title(cells, table, [variant.place for variant in study.variants()])
         except (ConfigError, ValueError) as error:
             raise ConfigError(f"{key}: {error}") from error
+    try:
+        headline(study, {})
+    except ConfigError as error:
+        raise ConfigError(f"headline: {error}") from error
     if (about := study.figure) is not None:
         _refuse_unknown("figure: ", study, (about.x, about.lines, *about.panels))
         try:
@@ -52,6 +56,12 @@ def tables(study: Study, runs: Runs) -> list[tuple[str, Shown]]:
             known = [i for i in range(len(columns)) if any(line[i] != NOTHING for line in lines)]
             shown.append((title, Shown(list(columns), texts, lines, set()).only(known)))
     return shown
+
+
+def headline(study: Study, runs: Runs) -> str:
+    """Return the headline with its values, '' where one is unknown."""
+    text = filled(Cell(study, runs, study.named(study.variants()[0].place)), study.headline)
+    return "" if text == NOTHING else text
 
 
 def as_json(study: Study, runs: Runs) -> list[Json]:
@@ -92,7 +102,7 @@ def _columns(study: Study, table: Table) -> dict[str, str]:
         return table.columns
     found = {axis: f"{{{axis}}}" for axis in _axes(study, table)}
     for column in table.columns:
-        found[column] = f"{{{column}:{form_of(column)}}}" + "%" * column.startswith("share")
+        found[column] = f"{{{column}:{form_of(column, study)}}}" + "%" * column.startswith("share")
     return found
 
 

@@ -28,17 +28,17 @@ SCHEDULE = "schedule.svg"  # a run that has a picture of its schedule leaves it 
 STACKED = {"time": colours.TIME, "bytes": colours.BYTES, "memory": colours.MEMORY}  # sections of parts that add up
 
 
-def write_page(comparison: Comparison, file: Path) -> Path:
-    """Write the page; its folder is made when missing."""
+def write_page(comparison: Comparison, file: Path, *, headline: str = "") -> Path:
+    """Write the page; its folder is made when missing. headline: text above the answers."""
     if file.is_dir():
         raise ConfigError(f"--html {file} is a folder; name a file, such as {file / 'report.html'}")
     require_writable(file)
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_text_whole(file, render(comparison))
+    write_text_whole(file, render(comparison, headline))
     return file
 
 
-def render(comparison: Comparison) -> str:
+def render(comparison: Comparison, headline: str = "") -> str:
     """Return the page as text."""
     import jinja2
     from plotly.offline import get_plotlyjs
@@ -48,7 +48,11 @@ def render(comparison: Comparison) -> str:
     )
     template = environment.from_string(_file("report.html.j2"))
     return template.render(
-        **context(comparison), style=_file("report.css"), script=_file("report.js"), plotly=packed(get_plotlyjs())
+        **context(comparison),
+        headline=headline,
+        style=_file("report.css"),
+        script=_file("report.js"),
+        plotly=packed(get_plotlyjs()),
     )
 
 
