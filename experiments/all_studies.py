@@ -155,7 +155,7 @@ def reported(study: Study, arguments: Sequence[str], experiments: Path) -> bool:
     if told.returncode:
         return False
     (folder / REPORT).write_text(told.stdout, encoding="utf-8")
-    expected = [sys.executable, str(experiments / "expected.py"), study.where]
+    expected = [sys.executable, str(experiments / "check.py"), "expected", study.where]
     subprocess.run(expected, input=told.stdout, text=True, check=False)  # what lies outside is said, and no failure
     return True
 

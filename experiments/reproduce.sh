@@ -34,7 +34,7 @@ if [ ! -f "$name/README.md" ]; then
   exit 2
 fi
 command_of "$name"
-"$python" expected.py --list "$name"
+"$python" check.py expected --list "$name"
 if [ ! -f "$name/run.py" ] && ! grep -qs '^methods:' "$name/study.yaml"; then
   echo "$name has no program: its commands stand above" >&2
   exit 2
@@ -51,7 +51,7 @@ export GNNPAR_DATA=${GNNPAR_DATA:-$(realpath -m ../../shared/data)}
 report=$("$python" $(program report))
 echo "$report"
 outside=0
-"$python" expected.py "$name" <<<"$report" || outside=1
+"$python" check.py expected "$name" <<<"$report" || outside=1
 changed=$(grep '^|' <<<"$report" | grep -cvxFf <(cat "$name"/*.md) || true)
 echo "$changed lines of these tables differ from those of its pages; lines and figures lie in outputs/reproduced/$name/experiments/$name"
 exit $outside

@@ -190,7 +190,7 @@ def test_reproduce_runs_an_experiment_and_its_report(tmp_path: Path) -> None:
     study = tmp_path / "experiments" / "echo"
     study.mkdir(parents=True)
     script = study.parent / "reproduce.sh"
-    for name in (script.name, "all_studies.py", "expected.py", "expected.toml"):
+    for name in (script.name, "all_studies.py", "check.py", "expected.toml", "records.py"):
         (study.parent / name).write_bytes((ROOT / "experiments" / name).read_bytes())
     script.chmod(0o755)
     (study / "README.md").write_text("# Echo\n\n**Command** (1 minute): `run.py`\n\n**Result**\n\n| a |\n| 1 |\n")

@@ -75,7 +75,8 @@ def test_the_copy_has_no_lines_and_what_ended_is_not_run_again(
     here = tmp_path / "experiments"
     (here / "good").mkdir(parents=True)
     (here / "bad").mkdir()
-    shutil.copy(EXPERIMENTS / "expected.py", here)
+    for name in ("all_studies.py", "check.py", "records.py"):
+        shutil.copy(EXPERIMENTS / name, here)
     (here / "expected.toml").write_text("", encoding="utf-8")
     (here / "good" / "results.jsonl.1.xz").write_bytes(b"committed")
     (here / "good" / "run.py").write_text(

@@ -1,11 +1,12 @@
 """A report rebuilds what its README shows, from the raw lines that lie beside it."""
 
 import re
-import runpy
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -19,39 +20,15 @@ MEASURED = sorted(PROGRAMS | FILES)
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
-Rebuilt = Callable[[Path], tuple[list[str], Path]]
-"""Lines that a report prints, and the figure it draws, if it draws one."""
-
 
 @pytest.fixture
-def rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Rebuilt]:
-    """Run a report as a script in this process, which imports torch and matplotlib once for all of them."""
-    import matplotlib
-    import matplotlib.pyplot as plt
-
-    loaded, path = set(sys.modules), list(sys.path)
-    monkeypatch.chdir(tmp_path)
-
-    def run(folder: Path) -> tuple[list[str], Path]:
-        figure = tmp_path / "figure.svg"
-        draws = ["--figure", str(figure)] if (folder / "figure.svg").exists() else []
-        program = (
-            [str(folder / "report.py")]
-            if folder in PROGRAMS
-            else [str(EXPERIMENTS / "declared.py"), "report", folder.name]
-        )
-        monkeypatch.setattr(sys, "argv", [*program, *draws])
-        sys.path.insert(0, str(folder))  # as Python does for a script
-        runpy.run_path(sys.argv[0], run_name="__main__")
-        return [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")], figure
-
-    with matplotlib.rc_context():
-        yield run
-    plt.close("all")
-    sys.path[:] = path
-    for name in set(sys.modules) - loaded:  # two studies may have modules of one name
-        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(EXPERIMENTS)):
-            del sys.modules[name]
+def check(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """experiments/check.py."""
+    monkeypatch.syspath_prepend(str(EXPERIMENTS))
+    before = set(sys.modules)
+    yield import_module("check")
+    for name in (set(sys.modules) - before) & {file.stem for file in EXPERIMENTS.glob("*.py")}:
+        del sys.modules[name]
 
 
 def maker(svg: str) -> str:
@@ -79,12 +56,11 @@ def assert_same_drawing(drawn: Path, kept: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", MEASURED, ids=lambda folder: folder.name)
-def test_the_report_says_what_the_readme_shows(folder: Path, rebuilt: Rebuilt) -> None:
-    """Its lines stand in README.md or in a page beside it, and its figure is the one that lies there."""
-    lines, figure = rebuilt(folder)
-    shown = {line for page in folder.glob("*.md") for line in page.read_text(encoding="utf-8").splitlines()}
-    assert len(lines) > 2
-    assert [line for line in lines if line not in shown] == []
+def test_the_report_says_what_the_readme_shows(check: ModuleType, folder: Path, tmp_path: Path) -> None:
+    """Its tables stand in README.md or in a page beside it, and its figure is the one that lies there."""
+    report = check.report_of(folder.name, figure := tmp_path / "figure.svg")
+    assert check.tables_of(report)
+    assert check.misplaced(folder.name, report) == []
     if figure.exists():
         assert_same_drawing(figure, folder / "figure.svg")
 
@@ -103,11 +79,3 @@ def test_every_experiment_says_how_it_was_made() -> None:
         text = (folder / "README.md").read_text(encoding="utf-8")
         assert "**Question.**" in text, folder
         assert re.search(r"\*\*Command", text), folder
-
-
-def test_where_and_when_is_what_the_lines_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    table = runpy.run_path(str(EXPERIMENTS / "measured.py"))["table"]()
-    shown = (EXPERIMENTS / "README.md").read_text(encoding="utf-8").splitlines()
-    assert len(table) > 20
-    assert [line for line in table if line not in shown] == []

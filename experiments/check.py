@@ -1,0 +1,372 @@
+"""Pages hold what the raw lines say: tables, figures and quoted numbers.
+
+    check.py tables [NAME ...]             # tables behind <!-- table N --> are those of NAME's report
+    check.py quoted [--count N] [--seed S] # numbers of quoted.toml, drawn at random, are their cells
+    check.py expected NAME [--list]        # headline numbers of a report, on stdin, lie where expected.toml has them
+    check.py measured                      # print the table of README.md: lines, machines, commits
+    check.py renew COPY [NAME ...]         # take lines measured again, of studies that have ended in COPY/experiments
+
+Exit code 1: something differs. `renew` puts lines of COPY/experiments in the place of those that are committed, packed,
+and writes tables, figures, quoted numbers (in the texts and in quoted.toml) and the table of README.md anew. Sentences
+are not read: their conclusions, places and dates, and all that is printed, are left to the author.
+"""
+
+import argparse
+import io
+import random
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any, NamedTuple  # Any: of JSON and TOML
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+import all_studies
+import records
+
+EXPECTED, QUOTED = "expected.toml", "quoted.toml"
+NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+BRACES = re.compile(r"\{([^{}]*)\}")
+PLACE = re.compile(r"(<!-- table (\d+) -->\n\n)((?:\|.*\n?)*)")
+DATE = re.compile(r"\b20\d\d-\d\d-\d\d\b")
+HEAD = ("study", "lines", "machine", "torch", "measured", "commits", "lines of changed trees")
+BESIDE = ("rates.json", "*.csv", "*.chosen.json")  # files that a study keeps beside its lines
+REHEARSED = ("smoke", "quick")
+Cell = Mapping[str, Any]  # of expected.toml and quoted.toml
+Line = tuple[str, dict[str, str]]  # the heading above its table, and heading of a column -> cell
+
+
+# tables
+
+
+def report_of(study: str, figure: Path | None = None) -> str:
+    """Return the report of a study from its raw lines, and draw its figure into a file, by default none that stays.
+
+    In this process, which imports torch and matplotlib once for all reports; two studies may have modules of one name.
+    """
+    loaded, path, arguments, text = set(sys.modules), list(sys.path), sys.argv, io.StringIO()
+    with tempfile.TemporaryDirectory() as scratch, redirect_stdout(text):
+        drawn = figure or Path(scratch) / "figure.svg"
+        draws = ["--figure", str(drawn)] if (HERE / study / "figure.svg").exists() else []
+        sys.argv = [*all_studies.command(HERE / study, "report")[1:], *draws]
+        sys.path.insert(0, str(HERE / study))  # as Python does for a script
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        finally:
+            sys.argv, sys.path[:] = arguments, path
+            for name in set(sys.modules) - loaded:
+                if str(getattr(sys.modules[name], "__file__", None)).startswith(str(HERE)):
+                    del sys.modules[name]
+    if plots := sys.modules.get("matplotlib.pyplot"):
+        plots.close("all")
+        plots.rcdefaults()
+    return text.getvalue()
+
+
+def tables_of(report: str) -> list[str]:
+    """Return every Markdown table, each line with its end."""
+    return re.findall(r"(?:^\|.*\n)+", f"{report}\n", re.MULTILINE)
+
+
+def pages_of(study: str) -> dict[Path, str]:
+    return {page: page.read_text(encoding="utf-8") for page in sorted((HERE / study).glob("*.md"))}
+
+
+def placed(page: str, tables: Sequence[str]) -> str:
+    """Return the page with table N of the report behind its marker."""
+    known = {str(n): table for n, table in enumerate(tables, 1)}
+    return PLACE.sub(lambda found: found[1] + known.get(found[2], found[3]), page)
+
+
+def misplaced(study: str, report: str) -> list[str]:
+    """Return a line for each table of a report that its pages lack, hold otherwise, or name without a report."""
+    shown = [(int(found[2]), found[3]) for page in pages_of(study).values() for found in PLACE.finditer(page)]
+    tables = dict(enumerate(tables_of(report), 1))
+    lines = [f"{study}: no page has <!-- table {n} -->" for n in tables.keys() - {n for n, _ in shown}]
+    return lines + [f"{study}: table {n} of a page is another one" for n, table in shown if tables.get(n) != table]
+
+
+# numbers
+
+
+def lines_of(report: str) -> list[Line]:
+    """Return every line of every Markdown table."""
+    found: list[Line] = []
+    above, columns = "", None
+    for line in report.splitlines():
+        if not line.startswith("|"):
+            above, columns = (line if line.startswith("#") else above), None
+            continue
+        cells = [cell.strip().replace("**", "") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if columns is None:
+            columns = cells
+        elif not all(re.fullmatch(":?-+:?", cell) for cell in cells):
+            found.append((above, dict(zip(columns, cells, strict=False))))
+    return found
+
+
+def value_of(cell: Cell, lines: Sequence[Line]) -> float:
+    """Return the number that a cell names. Raise ValueError where no line or several are meant."""
+    meant = [
+        cells
+        for above, cells in lines
+        if above.startswith(cell.get("under", ""))
+        and cell["column"] in cells
+        and all(name in cells and text in ("*", cells[name]) for name, text in cell["row"].items())
+    ]
+    if len(meant) != 1:
+        raise ValueError(f"{len(meant)} lines are {cell['row']} and have a column {cell['column']}")
+    numbers, part = NUMBER.findall(meant[0][cell["column"]]), cell.get("part", 0)
+    if len(numbers) <= part:
+        raise ValueError(f"no number {part} in {cell['column']} of {cell['row']}: {meant[0][cell['column']]}")
+    found = float(numbers[part])
+    if "over" in cell:
+        found /= value_of(cell["over"], lines)
+    return abs(found) if cell.get("without_sign") else found
+
+
+def expected(study: str) -> list[Cell]:
+    """Return the headline numbers of an experiment."""
+    return tomllib.loads((HERE / EXPECTED).read_text(encoding="utf-8")).get(study, [])
+
+
+def verdicts(study: str, report: str) -> list[tuple[bool, str]]:
+    """Return for every headline number whether it lies inside, and a line that says so."""
+    lines, found = lines_of(report), []
+    for cell in expected(study):
+        low, high = cell["range"]
+        try:
+            value = value_of(cell, lines)
+        except ValueError as error:
+            found.append((False, f"missing: {cell['what']}: {error}"))
+            continue
+        inside = low <= value <= high
+        where = "inside" if inside else "OUTSIDE"
+        found.append((inside, f"{where} {low:g} to {high:g}: {value:g} ({cell['what']})"))
+    return found
+
+
+class Quote(NamedTuple):
+    """`shown`: the number as its text has it. `where`: file and words. `cell`: as quoted.toml has it."""
+
+    shown: str
+    where: str
+    cell: Cell
+
+
+def entries() -> list[dict[str, Any]]:
+    """Return texts and their cells."""
+    return tomllib.loads((HERE / QUOTED).read_text(encoding="utf-8"))["quoted"]
+
+
+def quoted() -> list[Quote]:
+    """Return every quoted number. Raise ValueError where a text no longer stands, or has not one cell a number."""
+    found: list[Quote] = []
+    for entry in entries():
+        name, text, cells = entry["in"], entry["text"], entry["of"]
+        shown = BRACES.findall(text)
+        words = BRACES.sub(r"\1", text)
+        if words not in (HERE.parent / name).read_text(encoding="utf-8"):
+            raise ValueError(f"{name} does not say: {words}")
+        if len(shown) != len(cells):
+            raise ValueError(f"{len(shown)} numbers and {len(cells)} cells: {name}: {text}")
+        found += [Quote(number, f"{name}: {words}", cell) for number, cell in zip(shown, cells, strict=True)]
+    return found
+
+
+def rounded(found: float, shown: str) -> str:
+    """Return it with as many digits as what is shown, and its sign."""
+    sign = "+" if shown.startswith("+") else ""
+    return f"{found:{sign}.{len(shown.partition('.')[2])}f}"
+
+
+def difference(quote: Quote, lines: Sequence[Line]) -> str | None:
+    """Return what is wrong with it, if something is."""
+    try:
+        found = value_of(quote.cell, lines)
+    except ValueError as error:
+        return str(error)
+    return None if float(rounded(found, quote.shown)) == float(quote.shown) else f"the lines have {found:g}"
+
+
+# where and when
+
+
+def origins(row: object) -> Iterator[Mapping[str, Any]]:
+    """Return every part of a line that says on which commit it was made."""
+    if isinstance(row, dict) and isinstance(row.get("commit", 0), str | None):
+        yield row
+    elif isinstance(row, dict | list):
+        for value in row.values() if isinstance(row, dict) else row:
+            yield from origins(value)
+
+
+def measured(folder: Path) -> list[str]:
+    """Return the cells of a study: machine, versions and commits of its lines; dates of its page."""
+    files = sorted(folder.glob("*.jsonl.1.xz"))
+    rows = [row for file in files for row in records.read(folder / file.name.removesuffix(".1.xz"))]
+    found = [next(origins(row), {}) for row in rows]
+    machines = sorted({str(each["hardware"]) for each in found if each.get("hardware")})
+    versions = sorted({str(each["versions"]["torch"]) for each in found if each.get("versions")})
+    commits = {str(each["commit"]).rstrip("+") for each in found if each.get("commit")}
+    changed = sum(str(each.get("commit")).endswith("+") for each in found)
+    dates = sorted(set(DATE.findall((folder / "README.md").read_text(encoding="utf-8"))))
+    unknown = "see page"
+    return [
+        f"[{folder.name}]({folder.name}/README.md)",
+        str(len(rows)) if rows else "-",
+        "; ".join(machines) or unknown,
+        ", ".join(versions) or unknown,
+        " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "-",
+        str(len(commits)) if commits else unknown,
+        str(changed) if commits else "-",
+    ]
+
+
+def where_and_when() -> str:
+    """Return the table of README.md, a line a study."""
+    lines = [measured(file.parent) for file in sorted(HERE.glob("*/README.md"))]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (HEAD, ["---"] * len(HEAD), *lines))
+
+
+# renew
+
+
+def ended(experiments: Path) -> list[str]:
+    """Return the folders of a copy in which all that one list of studies runs there has ended."""
+    found: set[str] = set()
+    for studies in all_studies.LISTS.values():
+        folders = {study.where for study in studies}
+        found |= folders - {study.where for study in studies if not study.ended(experiments).exists()}
+    return sorted(found)
+
+
+def take(study: str, copy: Path) -> None:
+    """Take its lines, and the files beside them; no links, which may lead to other files of the user's."""
+    if links := [file for file in copy.rglob("*") if file.is_symlink()]:
+        raise SystemExit(f"{links[0]} is a symbolic link: remove it")
+    for file in sorted(copy.glob("*.jsonl")):
+        if not file.name.startswith(REHEARSED):
+            here = HERE / study / file.name
+            shutil.copy(file, here)
+            records.pack(here)
+    for file in (file for pattern in BESIDE for file in copy.glob(pattern)):
+        shutil.copy(file, HERE / study / file.name)
+
+
+def requote(reports: Mapping[str, str]) -> list[str]:
+    """Write numbers of these studies as their reports have them. Return a line for each that has no number."""
+    lines = {study: lines_of(report) for study, report in reports.items()}
+    lost: list[str] = []
+    listed = (HERE / QUOTED).read_text(encoding="utf-8")
+    for entry in entries():
+        cells = iter(entry["of"])
+
+        def number(found: re.Match[str], name: str = entry["in"], cells: Iterator[Cell] = cells) -> str:
+            cell, shown = next(cells), found[1]
+            try:
+                known = lines.get(cell["study"])
+                return f"{{{shown if known is None else rounded(value_of(cell, known), shown)}}}"
+            except ValueError as error:
+                lost.append(f"{name}: {shown}: {error}")
+                return found[0]
+
+        text = BRACES.sub(number, entry["text"])
+        page = HERE.parent / entry["in"]
+        before, behind = (BRACES.sub(r"\1", words) for words in (entry["text"], text))
+        page.write_text(page.read_text(encoding="utf-8").replace(before, behind), encoding="utf-8")
+        listed = listed.replace(entry["text"], text)
+    (HERE / QUOTED).write_text(listed, encoding="utf-8")
+    return lost
+
+
+def renew(experiments: Path, studies: Sequence[str]) -> list[str]:
+    """Take lines of a copy and write the pages anew. Return a line for each table and number without a place."""
+    where, reports, lost = where_and_when(), {}, []
+    for study in studies:
+        take(study, experiments / study)
+        reports[study] = report_of(study, HERE / study / "figure.svg")
+        for page, text in pages_of(study).items():
+            page.write_text(placed(text, tables_of(reports[study])), encoding="utf-8")
+        lost += misplaced(study, reports[study])
+    if (HERE / "figure.svg").exists():
+        subprocess.run([sys.executable, str(HERE / "overview.py")], check=True)
+    page = HERE / "README.md"
+    text = page.read_text(encoding="utf-8")
+    page.write_text(text.replace(where, where_and_when()), encoding="utf-8")
+    return lost + requote(reports) + ["README.md has another table of machines"] * (where not in text)
+
+
+def drawn(count: int, seed: int) -> Iterator[tuple[bool, str]]:
+    """Return for each of some quoted numbers whether it is its cell, and a line that says so."""
+    every = quoted()
+    chosen = random.Random(seed).sample(every, min(count, len(every)))
+    for study in sorted({quote.cell["study"] for quote in chosen}):
+        lines = lines_of(report_of(study))
+        for quote in (quote for quote in chosen if quote.cell["study"] == study):
+            problem = difference(quote, lines)
+            verdict = "WRONG" if problem else "right"
+            yield problem is None, f"{verdict}  {quote.shown:>6}  {study}: {problem or quote.where[:90]}"
+
+
+def told(found: Iterable[tuple[bool, str]], otherwise: str = "") -> int:
+    """Print the lines, and return how many are wrong."""
+    wrong = total = 0
+    for right, line in found:
+        print(line)
+        wrong, total = wrong + (not right), total + 1
+    if not total:
+        print(otherwise)
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    asked = {name: commands.add_parser(name) for name in ("tables", "quoted", "expected", "measured", "renew")}
+    asked["renew"].add_argument("copy", type=Path, help="the folder that has the new lines in COPY/experiments")
+    for name in ("tables", "renew"):
+        asked[name].add_argument(
+            "studies", nargs="*", metavar="NAME", help="default: all, or all that have ended there"
+        )
+    asked["quoted"].add_argument("--count", type=int, default=50, help="how many numbers")
+    asked["quoted"].add_argument("--seed", type=int, default=random.randrange(10**6), help="which ones")
+    asked["expected"].add_argument("study", metavar="NAME")
+    asked["expected"].add_argument("--list", action="store_true", help="print what is expected, read nothing")
+    options = parser.parse_args()
+    match options.command:
+        case "tables":
+            marked = [page.parent.name for page in sorted(HERE.glob("*/*.md")) if PLACE.search(page.read_text("utf-8"))]
+            studies = options.studies or list(dict.fromkeys(marked))
+            lines = [line for study in studies for line in misplaced(study, report_of(study))]
+            return bool(told([(False, line) for line in lines], f"tables of {len(studies)} studies are their reports'"))
+        case "quoted":
+            print(f"{min(options.count, len(quoted()))} of {len(quoted())} quoted numbers, --seed {options.seed}")
+            wrong = told(found := list(drawn(options.count, options.seed)))
+            print(f"{len(found) - wrong} of {len(found)} match")
+            return bool(wrong)
+        case "expected" if options.list:
+            lines = [f"{low:g} to {high:g}: {e['what']}" for e in expected(options.study) for low, high in [e["range"]]]
+            print("\n".join(["", "expected:", *lines]) if lines else "")
+        case "expected":
+            found = verdicts(options.study, sys.stdin.read())
+            return bool(told(found, f"no ranges are expected of {options.study}"))
+        case "measured":
+            print(where_and_when(), end="")
+        case "renew":
+            experiments = options.copy / "experiments"
+            lost = renew(experiments, studies := options.studies or ended(experiments))
+            print(*lost, f"{len(studies)} studies, {len(lost)} lines to be placed by hand", sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
