@@ -1,12 +1,14 @@
 """Studies that are files (docs/guide/studies.md): their raw lines, tables and figures.
 
 python experiments/declared.py run NAME [PART ...] [--of CELL METHOD ...] [--blocks N] [--smoke]    # raw lines
+python experiments/declared.py run NAME --list    # runs done of how many, hours left
 python experiments/declared.py report NAME [--figure FILE]    # tables of README.md; figure.svg
 
 NAME/study.yaml writes results.jsonl; where NAME/own.py has PARTS, PART.yaml writes PART.jsonl.
 
 What was run already is not run again. NAME/own.py may have what a file cannot say: draw(study, runs, file) of a
-part's figure, job(row) of a raw line that does not name its job, before(), text above the tables, prepare().
+part's figure, job(row) of a raw line that does not name its job, before(), text above the tables, prepare(), and
+lacks(variant), the reason for which it cannot run here.
 """
 
 import argparse
@@ -74,24 +76,41 @@ def report(folder: Path, figure: Path) -> None:
     print(*shown, sep="" if shown[0].startswith("#") else "\n", end="")
 
 
-def run(folder: Path, name: str, study: Study, *, of: Sequence[str], count: int | None, smoke: bool) -> None:
-    """Blocks of times, one after the other; seeds where times do not count, as many at a time as there are cores.
-
-    of: names of cells and methods; on an axis that has some of them, no others run.
-    """
-    out = folder / f"{'smoke_' * smoke}{name}.jsonl"
-    last = [*SMOKE, *study.smoke] if smoke else []
-    by_limit: dict[int, list[Variant]] = {}
+def chosen(study: Study, of: Sequence[str]) -> list[Variant]:
+    """Those of these cells and methods; on an axis that has none of the names, all."""
     asked = {axis: names & set(of) or names for axis, names in ((a, set(each)) for a, each in study.axes.items())}
-    for variant in (v for v in study.variants() if all(n in asked[a] for a, n in study.named(v.place).items())):
-        by_limit.setdefault(1 if smoke else study.most(variant), []).append(variant)
-    for limit, variants in by_limit.items():
-        seeds = ",".join(map(str, study.seed_list[:limit]))
-        jobs = {each.name: merged(each.overrides, [f"seed={seeds}"], last) for each in variants}
-        if len(study.seed_list) > 1:
-            blocks.sweep(jobs, common=[], out=out, at_once=1 if smoke else num_cores())
+    return [v for v in study.variants() if all(n in asked[a] for a, n in study.named(v.place).items())]
+
+
+def run(study: Study, variants: Sequence[Variant], out: Path, *, count: int | None, smoke: bool, at_once: int) -> None:
+    """Blocks of times, one after the other; seeds where times do not count, cell by cell, `at_once` at a time."""
+    last = [*SMOKE, *study.smoke] if smoke else []
+    seeds = study.seed_list
+    groups: dict[tuple[int, tuple[str, ...]], dict[str, Sequence[str]]] = {}
+    for each in variants:
+        limit = 1 if smoke else min(study.most(each), count or study.most(each))
+        if len(seeds) > 1:
+            groups.setdefault((limit, each.place[:-1]), {})[each.name] = merged(each.overrides, last)
         else:
-            blocks.run(jobs, blocks=range(min(limit, count or limit)), common=[], out=out, whole=True)
+            groups.setdefault((limit, ()), {})[each.name] = merged(each.overrides, [f"seed={seeds[0]}"], last)
+    for (limit, _), jobs in groups.items():
+        if len(seeds) > 1:
+            blocks.seeded(jobs, seeds=seeds[:limit], common=[], out=out, at_once=1 if smoke else at_once)
+        else:
+            blocks.run(jobs, blocks=range(limit), common=[], out=out, whole=True)
+
+
+def listed(study: Study, variants: Sequence[Variant], out: Path, count: int | None) -> None:
+    """Print for each cell how many runs are there, and the hours of one core that the others take."""
+    rows = records.read(out)
+    for cell in dict.fromkeys(each.place[:-1] for each in variants):
+        limits = {v.name: min(study.most(v), count or study.most(v)) for v in variants if v.place[:-1] == cell}
+        there = [row for row in rows if row["job"] in limits and row["block"] < limits[row["job"]]]
+        ended = [row["result"] for row in rows if row["job"] in limits and row["result"]["error"] is None]
+        wall = [each["train_wall_seconds"] + sum(each["cold_start_seconds"].values()) for each in ended]
+        left = sum(limits.values()) - len(there)
+        hours = f"{left * sum(wall) / len(wall) / 3600:.1f} core hours left" if wall else "no line says how long"
+        print(f"{'; '.join(cell) or out.stem}: {len(there)} of {sum(limits.values())} runs; {hours}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -101,7 +120,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("parts", nargs="*", metavar="PART", help="of run: these parts (all)")
     parser.add_argument("--figure", type=Path, help="of report (NAME/figure.svg)")
     parser.add_argument("--of", nargs="+", default=(), metavar="NAME", help="of run: these cells or methods alone")
-    parser.add_argument("--blocks", type=int, help="of run: so many (as the file has it)")
+    parser.add_argument("--blocks", "--seeds", dest="count", type=int, help="of run: so many (as the file has it)")
+    parser.add_argument("--at-once", type=int, default=num_cores(), help="of run: seeds at a time")
+    parser.add_argument("--list", action="store_true", help="of run: say how many runs are there, and run nothing")
     parser.add_argument("--smoke", action="store_true", help="of run: tiny graphs, one block; writes smoke_*.jsonl")
     options = parser.parse_args(arguments)
     folder = HERE / options.study
@@ -112,13 +133,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     known = parts(folder)
     if unknown := set(options.parts) - known.keys():
         parser.error(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    chosen = {name: known[name] for name in options.parts or known}
-    there = {name for study in chosen.values() for names in study.axes.values() for name in names}
+    some = {name: known[name] for name in options.parts or known}
+    there = {name for study in some.values() for names in study.axes.values() for name in names}
     if unknown := set(options.of) - there:
         parser.error(f"there is no cell or method {', '.join(sorted(unknown))}; there are {', '.join(sorted(there))}")
-    own(folder).get("prepare", lambda: None)()
-    for name, study in chosen.items():
-        run(folder, name, study, of=options.of, count=options.blocks, smoke=options.smoke)
+    mine = own(folder)
+    mine.get("prepare", lambda: None)()
+    for name, study in some.items():
+        out, variants = folder / f"{'smoke_' * options.smoke}{name}.jsonl", chosen(study, options.of)
+        if options.list:
+            listed(study, variants, out, options.count)
+            continue
+        reasons = {each: mine.get("lacks", lambda _: "")(each) for each in variants}
+        for why in dict.fromkeys(filter(None, reasons.values())):
+            print(f"skipped: {why}", flush=True)
+        variants = [each for each, why in reasons.items() if not why]
+        run(study, variants, out, count=options.count, smoke=options.smoke, at_once=options.at_once)
 
 
 if __name__ == "__main__":

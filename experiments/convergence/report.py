@@ -11,32 +11,34 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path.insert(0, str(HERE.parent))
 
+import declared
 import pictures
 import records
 import reports
-from cells import CELLS, LONGEST, METHODS, SEEDS, Cell
 
 from gnnpar.report.formatting import interval
 from gnnpar.report.statistics import Verdict, family, mean
 
+LONGEST = 2000  # epochs
 MARGIN = 0.3  # points
 EXACT, CONTROL = "exact", "drop"
 COLOURS = {"exact": "#000000", "drop": "#7a8794", "gnnpipe": "#8e5ea2", "gnnpipe, exact start": "#c59bd8"}
 COLOURS |= {"adaqp": "#d9780f"}
 HEADINGS = ("method", "seeds", "test, %", "over exact, points", "verdict", "epochs", "at the limit", "failed")
+STUDY = declared.parts(HERE)["results"]
+CELLS, METHODS, SEEDS = STUDY.axes["cell"], STUDY.axes["method"], len(STUDY.seed_list)
 Runs = Mapping[int, Any]  # seed -> row
 Trained = Mapping[str, Runs]  # method -> completed runs
 
 
-def read(file: Path) -> tuple[dict[Cell, dict[str, dict[int, Any]]], dict[tuple[Cell, str], int]]:
+def read(file: Path) -> tuple[dict[str, dict[str, dict[int, Any]]], dict[tuple[str, str], int]]:
     """Completed runs of cells that have some; how many failed."""
-    named = {cell.job(method): (cell, method) for cell in CELLS for method in METHODS}
-    found: dict[Cell, dict[str, dict[int, Any]]] = {}
-    failed: dict[tuple[Cell, str], int] = {}
+    found: dict[str, dict[str, dict[int, Any]]] = {}
+    failed: dict[tuple[str, str], int] = {}
     for row in records.read(file):
-        cell, method = named[row["job"]]
+        cell, method = row["job"].split("; ")
         if row["result"]["status"] == "completed":
             found.setdefault(cell, {}).setdefault(method, {})[row["block"]] = row
         else:
@@ -54,9 +56,9 @@ def differences(ours: Runs, exact: Runs) -> list[float]:
     return [points(ours[seed]) - points(exact[seed]) for seed in sorted(ours.keys() & exact.keys())]
 
 
-def verdicts(cells: Mapping[Cell, Trained]) -> dict[tuple[Cell, str], Verdict]:
+def verdicts(cells: Mapping[str, Trained]) -> dict[tuple[str, str], Verdict]:
     """Of every method in every cell, corrected over the cells of the method."""
-    found: dict[tuple[Cell, str], Verdict] = {}
+    found: dict[tuple[str, str], Verdict] = {}
     for method in (method for method in METHODS if method != EXACT):
         mine = {c: differences(t[method], t[EXACT]) for c, t in cells.items() if method in t and EXACT in t}
         mine = {cell: values for cell, values in mine.items() if values}
@@ -64,7 +66,7 @@ def verdicts(cells: Mapping[Cell, Trained]) -> dict[tuple[Cell, str], Verdict]:
     return found
 
 
-def table(cell: Cell, trained: Trained, judged: Mapping[tuple[Cell, str], Verdict], failed: Any) -> Iterable[str]:
+def table(cell: str, trained: Trained, judged: Mapping[tuple[str, str], Verdict], failed: Any) -> Iterable[str]:
     yield f"| {' | '.join(HEADINGS)} |"
     yield "|---" * len(HEADINGS) + "|"
     for method, runs in trained.items():
@@ -83,7 +85,7 @@ def table(cell: Cell, trained: Trained, judged: Mapping[tuple[Cell, str], Verdic
         yield f"| {' | '.join(shown)} |"
 
 
-def fitness(cell: Cell, judged: Mapping[tuple[Cell, str], Verdict]) -> str:
+def fitness(cell: str, judged: Mapping[tuple[str, str], Verdict]) -> str:
     """What the control says of the cell."""
     says = {
         "inferior": "The control is inferior: the cell can carry a claim.",
@@ -94,7 +96,7 @@ def fitness(cell: Cell, judged: Mapping[tuple[Cell, str], Verdict]) -> str:
     return says[judged.get((cell, CONTROL), "not enough runs")]
 
 
-def draw(cells: Mapping[Cell, Trained], file: Path) -> None:
+def draw(cells: Mapping[str, Trained], file: Path) -> None:
     """Mean validation against the epoch, while all seeds of a method still train."""
     plt = pictures.pyplot(8)
     columns = min(3, len(cells))
@@ -109,7 +111,7 @@ def draw(cells: Mapping[Cell, Trained], file: Path) -> None:
             x = [epoch[0]["epoch"] + 1 for epoch in at]
             y = [100 * statistics.fmean(point["metric/val"] for point in epoch) for epoch in at]
             axis.plot(x, y, color=colour, lw=1, label=method)
-        axis.set(title=cell.name, xlabel="epoch", ylabel="validation, %")
+        axis.set(title=cell, xlabel="epoch", ylabel="validation, %")
     for axis in axes.flat[len(cells) :]:
         axis.set_axis_off()
     axes.flat[0].legend(frameon=False)
@@ -125,7 +127,7 @@ def main() -> None:
     print(f"{there} of {every} runs are here, of {len(cells)} of {len(CELLS)} cells.")
     for cell, trained in cells.items():
         count = sum(len(runs) for runs in trained.values())
-        print(f"\n### {cell.name}: {count} of {len(METHODS) * SEEDS} runs\n")
+        print(f"\n### {cell}: {count} of {len(METHODS) * SEEDS} runs\n")
         print("\n".join(table(cell, trained, judged, failed)))
         print(f"\n{fitness(cell, judged)}")
     if cells:

@@ -79,3 +79,33 @@ def test_every_experiment_says_how_it_was_made() -> None:
         text = (folder / "README.md").read_text(encoding="utf-8")
         assert "**Question.**" in text, folder
         assert re.search(r"\*\*Command", text), folder
+
+
+def test_seeds_of_a_file_run_cell_by_cell_and_a_cell_without_its_files_is_skipped(
+    check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check.HERE == EXPERIMENTS  # declared.py is on the path
+    declared = import_module("declared")
+    (folder := tmp_path / "mine").mkdir()
+    (folder / "study.yaml").write_text(
+        "cells: {a: [x=1], b: [x=2]}\nmethods: {m: [y=1], n: [y=2]}\nrun: {seeds: 4}\nat_most: {b; n: 2}\n",
+        encoding="utf-8",
+    )
+    (folder / "own.py").write_text("def lacks(v): return 'no a' if v.place == ('a', 'n') else ''\n", encoding="utf-8")
+    asked: list[tuple[list[str], list[int]]] = []
+    monkeypatch.setattr(declared, "HERE", tmp_path)
+    monkeypatch.setattr(declared.blocks, "seeded", lambda jobs, *, seeds, **_: asked.append(([*jobs], seeds)))
+    declared.main(["run", "mine"])
+    assert asked == [(["a; m"], [0, 1, 2, 3]), (["b; m"], [0, 1, 2, 3]), (["b; n"], [0, 1])]
+    assert capsys.readouterr().out == "skipped: no a\n"
+    asked.clear()
+    declared.main(["run", "mine", "--of", "b", "--seeds", "1"])
+    assert asked == [(["b; m", "b; n"], [0])]
+    done = {"error": None, "train_wall_seconds": 3000.0, "cold_start_seconds": {"load": 600.0}}
+    declared.records.append(folder / "results.jsonl", [{"job": "b; n", "block": 0, "result": done}])
+    capsys.readouterr()
+    declared.main(["run", "mine", "--list"])
+    assert capsys.readouterr().out.splitlines() == [
+        "a: 0 of 8 runs; no line says how long",
+        "b: 1 of 6 runs; 5.0 core hours left",
+    ]
