@@ -47,7 +47,7 @@ NOT_RECOMMENDED = {
     "minibatch": "longer to the same accuracy",
     "sancus": "inferior accuracy on 4 parts",
 }
-"""Family -> why, as below the decision table of experiments/README.md."""
+"""Family -> reason, as in experiments/compare_all/decisions.md."""
 
 
 @dataclass(frozen=True)
