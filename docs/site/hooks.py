@@ -9,6 +9,7 @@ import os
 import posixpath
 import re
 import sys
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
@@ -16,7 +17,6 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 ASIDE = (
-    "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
@@ -71,18 +71,39 @@ def on_config(config: Any) -> Any:
 
 
 def navigation() -> list[Any]:
+    """The tabs of the site; groups are folded, so that at most thirty entries stand below the tabs."""
     docs = ROOT / "docs"
-
-    def pages(folder: Path, pattern: str) -> list[dict[str, str]]:
-        found = sorted(p for p in folder.glob(pattern) if p.parent != folder or p.name != "README.md")
-        return [{title_of(p.read_text(encoding="utf-8")): in_site(p.relative_to(ROOT).as_posix())} for p in found]
 
     def listed(folder: str) -> list[str]:
         """Pages in the order in which the folder's README links them."""
         text = (docs / folder / "README.md").read_text(encoding="utf-8")
         return [f"{folder}/{name}" for name in re.findall(r"\]\(([\w.]+\.md)\)", text)]
 
-    combined = [{"What combines": "composability.md"}, {"Losses": "convergence.md"}]
+    def guides() -> list[dict[str, list[str]]]:
+        """A group for each second-level heading of the guides' README."""
+        parts = (docs / "guide" / "README.md").read_text(encoding="utf-8").split("\n## ")[1:]
+        return [
+            {part.partition("\n")[0]: [f"guide/{n}" for n in re.findall(r"\]\(([\w.]+\.md)\)", part)]} for part in parts
+        ]
+
+    def titled(paths: Iterable[Path]) -> list[dict[str, str]]:
+        return [
+            {title_of(p.read_text(encoding="utf-8")): in_site(p.relative_to(ROOT).as_posix())} for p in sorted(paths)
+        ]
+
+    def studies() -> list[dict[str, list[dict[str, str]]]]:
+        """A group for each row of "Studies by question"; the last one has studies without a row, too."""
+        experiments = ROOT / "experiments"
+        text = (experiments / "README.md").read_text(encoding="utf-8").partition("\n## Studies by question\n")[2]
+        rows = re.findall(r"^\| ([^|]+) \| (\[.*) \|$", text.partition("\n## ")[0], re.MULTILINE)
+        groups = {name: re.findall(r"\]\((\w+)/README\.md\)", cell) for name, cell in rows}
+        named = {folder for folders in groups.values() for folder in folders}
+        groups[rows[-1][0]] += sorted({page.parent.name for page in experiments.glob("*/*.md")} - named)
+        return [
+            {name: titled(page for folder in folders for page in (experiments / folder).glob("*.md"))}
+            for name, folders in groups.items()
+        ]
+
     return [
         {
             "Start": [
@@ -94,18 +115,18 @@ def navigation() -> list[Any]:
                 {"Glossary": "glossary.md"},
             ]
         },
-        {"Guides": ["guide/README.md", *listed("guide"), *combined]},
-        {"Tutorials": ["tutorials/README.md", *listed("tutorials")]},
+        {"Guides": ["guide/README.md", *guides(), {"Tutorials": ["tutorials/README.md", *listed("tutorials")]}]},
         {
             "Reference": [
                 {"Commands": "reference/cli.md"},
                 {"YAML keys": "reference/keys.md"},
                 {"result.json": "reference/result.md"},
                 {"Interfaces": ["api/README.md", *listed("api")]},
-                {"Rival methods": ["strategies/README.md", *listed("strategies")]},
+                {"Strategies, specified": ["strategies/README.md", *listed("strategies")]},
+                {"Measured at build": [{"What combines": "composability.md"}, {"Losses": "convergence.md"}]},
             ]
         },
-        {"Experiments": pages(ROOT / "experiments", "*/*.md")},
+        {"Experiments": studies()},
         {
             "Development": [
                 {"Architecture": "architecture.md"},
@@ -113,8 +134,7 @@ def navigation() -> list[Any]:
                 {"Contributing": "CONTRIBUTING.md"},
                 {"Security": "SECURITY.md"},
                 {"Changelog": "CHANGELOG.md"},
-                {"Readme": "readme.md"},
-                {"Decisions": ["adr/README.md", *pages(docs / "adr", "*.md")]},
+                {"Decisions": ["adr/README.md", *titled((docs / "adr").glob("0*.md"))]},
             ]
         },
     ]

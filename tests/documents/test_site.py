@@ -64,6 +64,10 @@ def test_every_page_is_in_the_navigation_and_every_link_leads_somewhere() -> Non
                 assert place in brought or meant.is_relative_to(DOCS), f"{target} of {page} is not in the site"
 
 
+def test_the_navigation_has_at_most_thirty_entries_before_a_group_is_unfolded() -> None:
+    assert sum(len(entries) for tab in hooks.navigation() for entries in tab.values()) <= 30
+
+
 def test_every_interface_that_is_documented_exists() -> None:
     named = [name for page in (DOCS / "api").glob("*.md") for name in re.findall(r"^::: (\S+)", page.read_text(), re.M)]
     assert len(named) > 20
