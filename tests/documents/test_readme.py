@@ -47,6 +47,13 @@ def test_it_is_short() -> None:
     assert len(rows("Results")) <= 8
 
 
+def test_the_answers_of_the_experiments_are_short() -> None:
+    page = (ROOT / "experiments" / "README.md").read_text(encoding="utf-8")
+    answers = page[page.index("\n| situation |") :].partition("\n\n")[0].strip().splitlines()[2:]
+    assert 4 <= len(answers) <= 8
+    assert all(len(re.sub(r"`|\]\([^)]*\)", "", cell).split()) <= 12 for row in answers for cell in row.split("|"))
+
+
 def test_every_strategy_has_a_row_of_short_cells_without_numbers() -> None:
     table = {cells[0].strip("`"): cells for cells in rows("Strategies")}
     assert sorted(table) == sorted(file.stem for file in (conf_dir() / "strategy").glob("*.yaml"))
