@@ -1,4 +1,4 @@
-"""A dense layer that takes the fast body of `gnnpar_kernels.dense` where there is one; elsewhere F.linear."""
+"""A dense layer: the fast body of `gnnpar_kernels.dense` where it applies, else F.linear."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import gnnpar_kernels as kernels
 
 
 def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor:
-    """x weight^T + bias + add. Shapes: x [N, F], weight [O, F], bias [O] or None, add [N, O] or None -> [N, O]."""
+    """Return x weight^T + bias + add. Shapes: x [N, F], weight [O, F], bias [O], add [N, O] -> [N, O]."""
     if has_fast_body(x, weight):
         return _Dense.apply(x, weight, bias, add)
     if add is None:
@@ -20,14 +20,14 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None, add: Tensor | N
 
 
 def has_fast_body(x: Tensor, weight: Tensor) -> bool:
-    """In fp32 on a CPU, and not where torch compiles or chooses types."""
+    """Return True for fp32 on a CPU, outside torch.compile and autocast."""
     if x.device.type != "cpu" or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
         return False
     return x.ndim == 2 and x.dtype == weight.dtype == torch.float32
 
 
 class _Saved(FunctionCtx):
-    """What torch does not declare."""
+    """Declare the attributes that `forward` saves on its context."""
 
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]

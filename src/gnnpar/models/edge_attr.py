@@ -1,4 +1,4 @@
-"""What models that read rows of attributes of edges share."""
+"""Shared parts of models that read edge attributes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from gnnpar.models.gnn import ModelConfig
 
 @dataclass(frozen=True, kw_only=True)
 class ReadsAttributes(ModelConfig):
-    """`edge_dim`: the width of edge_attr; None: that of the dataset's. 0: edges have none, and layers do without."""
+    """Configuration of a model that reads edge attributes. edge_dim: width of edge_attr. None: that of the dataset. 0:
+    layers without edge attributes."""
 
     edge_dim: Annotated[int, Ge(0), Le(1_000_000)] | None = None
 
@@ -32,7 +33,7 @@ class ReadsAttributes(ModelConfig):
 
 
 def attributes(g: Graph, width: int) -> Rows:
-    """Edge operands: the attributes of the in-edges, or none where `width` is 0. Shapes: ([E, width],)."""
+    """Return the edge operands: attributes of the in-edges, empty if `width` is 0. Shapes: ([E, width],)."""
     if not width:
         return ()
     if g.edge_attr is None or g.edge_attr.shape[1] != width:

@@ -18,10 +18,10 @@ from gnnpar.models.gnn import ModelConfig, Probability
 
 
 def head_scores(x: Tensor, attend: Tensor) -> Tensor:
-    """<attend_h, x_h> of every head as one matrix product: no [N, H, D] temporary, forward or backward.
+    """Return <attend_h, x_h> for each head as one matrix product, without a [N, H, D] temporary.
 
-    As a dense layer of H outputs, whose weights' gradient is grad^T x: x^T grad, which autograd makes of x @ matrix,
-    takes ten times as long where the matrix is narrow (50,000 x 128, 8 columns: 32 against 3 ms).
+    It is a dense layer of H outputs because the gradient of its weights is grad^T x. Autograd computes x^T grad for x @
+    matrix, which takes ten times as long for a narrow matrix (50,000 x 128, 8 columns: 32 against 3 ms).
 
     Shapes: x [N, H, D], attend [H, D] -> [N, H].
     """
@@ -30,7 +30,7 @@ def head_scores(x: Tensor, attend: Tensor) -> Tensor:
 
 
 class GATConv(nn.Module):
-    """Heads are concatenated; `average` takes their mean instead (the last layer)."""
+    """A GAT layer that concatenates its heads, or with `average` takes their mean (the last layer)."""
 
     glorot = ("weight", "attend_src", "attend_dst")
 
@@ -63,14 +63,15 @@ class GATConv(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Heads(ModelConfig):
-    """`hidden` is the width of all heads together; a last layer without a decoder averages `out_heads` heads."""
+    """Configuration of models with heads. hidden: width of all heads together. Without a decoder, the last layer
+    averages `out_heads` heads."""
 
     heads: Annotated[int, Ge(1), Le(1024)] = 4
     out_heads: Annotated[int, Ge(1), Le(1024)] = 1
     attention_dropout: Probability = 0.0
 
     def heads_of(self, out_dim: int, index: int) -> tuple[int, bool]:
-        """(heads, averaged?) of a layer."""
+        """Return the number of heads of a layer, and whether it averages them."""
         if index == self.num_layers - 1 and self.decoder == "none":
             return self.out_heads, True
         if out_dim % self.heads:
@@ -83,7 +84,7 @@ class Heads(ModelConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GAT(Heads):
-    """`slope`: of the leaky relu of scores."""
+    """Configuration of GAT. slope: of the leaky relu of scores."""
 
     slope: Annotated[float, Ge(0.0)] = 0.2
     activation = F.elu

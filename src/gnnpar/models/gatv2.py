@@ -46,7 +46,7 @@ class GATv2Conv(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class GATv2(GAT):
-    """Fields as in GAT."""
+    """Configuration of GATv2, with the fields of GAT."""
 
     def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
         self.only_order("transform_first", "attention scores read the transformed rows")

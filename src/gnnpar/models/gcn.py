@@ -1,4 +1,4 @@
-"""GCN: Y = D^-1/2 A D^-1/2 X W + b (Kipf and Welling 2017, equation 2). A holds the self loops, and edges' weights."""
+"""GCN: Y = D^-1/2 A D^-1/2 X W + b (Kipf and Welling 2017, equation 2). A includes self loops and edge weights."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from gnnpar.models.gnn import ModelConfig
 
 
 def inverse_root(in_degree: Tensor, in_weight: Tensor | None) -> Tensor:
-    """d^-1/2 of in-degrees, [N]; of weighted edges, d is the sum of weights, and 0^-1/2 is 0."""
+    """Return d^-1/2 per in-degree, [N]. With edge weights, d is the sum of weights, and 0^-1/2 is 0."""
     if in_weight is not None:
         return torch.where(in_weight > 0, in_weight, torch.inf).rsqrt()
     return in_degree.clamp_min(1).rsqrt()
 
 
 def scaled(g: Local, rows: Tensor) -> Tensor:
-    """Rows times d^-1/2, by the global in-degree; as they are where the weights of edges hold that. [N, ...]."""
+    """Return rows [N, ...] times d^-1/2 of the global in-degree; unchanged if edge weights include the factor."""
     return rows if g.normalised else inverse_root(g.in_degree, g.in_weight)[:, None] * rows
 
 
 class GCNConv(nn.Module):
     glorot = ("weight",)
-    degree_powers = (-0.5, -0.5)  # an edge's weight by in-degree of its destination and of its source
+    degree_powers = (-0.5, -0.5)  # exponents of the in-degrees of an edge's destination and source
     takes_normalised = True
 
     def __init__(self, in_dim: int, out_dim: int, *, aggregate_first: bool) -> None:

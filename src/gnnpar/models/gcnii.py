@@ -20,7 +20,7 @@ from gnnpar.models.gnn import ModelConfig
 
 
 class GCNIIConv(nn.Module):
-    """The residual sits between fold and matrix, so the order is fixed: aggregate first."""
+    """A GCNII layer. It always aggregates first, since the residual sits between aggregation and matrix."""
 
     glorot = ("weight",)
     degree_powers = (-0.5, -0.5)
@@ -45,7 +45,7 @@ class GCNIIConv(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class GCNII(ModelConfig):
-    """`alpha`: share of the encoder's output; beta of layer l = ln(theta / l + 1)."""
+    """Configuration of GCNII. alpha: share of the encoder's output. beta of layer l is ln(theta / l + 1)."""
 
     alpha: Annotated[float, Ge(0.0), Le(1.0)] = 0.1
     theta: Annotated[float, Gt(0.0)] = 0.5

@@ -1,4 +1,4 @@
-"""GIN: Y = MLP((1 + eps) X + A X) (Xu et al. 2019, equation 4.1). With self loops in A a node counts 2 + eps times."""
+"""GIN: Y = MLP((1 + eps) X + A X) (Xu et al. 2019, equation 4.1). With self loops in A, a node counts 2 + eps times."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""GINE: Y = MLP((1 + eps) X + sum_j relu(x_j + W e_ij + b)), e_ij the attributes of edges (Hu et al. 2020, section 5).
-
-Without attributes it is the plain sum of relu(x_j).
-"""
+"""GINE: Y = MLP((1 + eps) X + sum_j relu(x_j + W e_ij + b)), with edge attributes e_ij (Hu et al. 2020, section 5).
+Without edge attributes, the sum is over relu(x_j)."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from gnnpar.models.initial import Linear
 
 
 def rectified(src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
-    """Edges are encoded here, some at a time: nobody holds encoded rows of all edges."""
+    """Return relu(x_j + W e_ij + b). Called per chunk of edges, so the encoded rows of all edges never exist."""
     return torch.relu(src[0] + F.linear(edge[0], *shared))
 
 
@@ -54,7 +52,7 @@ class GINEConv(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class GINE(ReadsAttributes):
-    """Fields as in GIN, and edge_dim."""
+    """Configuration of GINE: the fields of GIN, and edge_dim."""
 
     def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
         self.only_order("aggregate_first", "GINE transforms the sum")

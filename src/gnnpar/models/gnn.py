@@ -1,4 +1,4 @@
-"""The container of every model: encoder, layers, decoder; and what all configurations share."""
+"""Container of every model (encoder, layers, decoder) and the base of all configurations."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from gnnpar.precision import mixed
 
 @runtime_checkable
 class EdgeReader(Protocol):
-    """A convolution that may draw masks or read rows by edge."""
+    """A convolution that may draw masks or read rows per edge."""
 
     needs_edge_ids: bool
 
 
 @runtime_checkable
 class SymmetricConv(Protocol):
-    """A convolution all of whose sums over in-edges are D^-1/2 A D^-1/2, and which leaves that to the weights of edges
-    where `Local.normalised`."""
+    """A convolution that sums in-edges by D^-1/2 A D^-1/2 only, and leaves the scaling to the edge weights if
+    `Local.normalised`."""
 
     takes_normalised: bool
 
@@ -45,24 +45,24 @@ _ENCODER_MASK, _DECODER_MASK = 1, 2  # dropout tags; a layer's own mask has tag 
 
 
 class ModelSource(Protocol):
-    """What the configuration `model` gives: a ModelConfig, or a PyG model. `wraps`: the module is a user's, as `net`,
-    and runs for one graph at a time."""
+    """The configuration `model`: a ModelConfig or a PyG model. wraps: the module is a user's, kept as `net`, and runs
+    for one graph at a time."""
 
     wraps: ClassVar[bool]
 
     @property
     def in_one_piece(self) -> str:
-        """Why its layers cannot run apart; empty: they can, or only the widths of a dataset can tell."""
+        """Why the layers cannot run separately. Empty if they can, or if only the dataset's widths can tell."""
         ...
 
     @property
     def edge_data(self) -> frozenset[EdgeKind]:
-        """What it reads of what edges carry."""
+        """Kinds of edge data that the model reads."""
         ...
 
     @property
     def takes_root(self) -> bool:
-        """Does it normalise by roots of sums of the weights of edges?"""
+        """Whether the model normalises by roots of sums of edge weights."""
         ...
 
     @property
@@ -72,17 +72,17 @@ class ModelSource(Protocol):
 
     @property
     def moments(self) -> tuple[str, ...]:
-        """What in it normalises by the mean and variance of all rows of a layer."""
+        """Modules that normalise by the mean and variance of all rows of a layer."""
         ...
 
     @property
     def totals(self) -> tuple[str, ...]:
-        """What in it reads sums over all rows of a layer."""
+        """Modules that read sums over all rows of a layer."""
         ...
 
     @property
     def reads_degrees(self) -> bool:
-        """Is it made with the histogram of in-degrees?"""
+        """Whether the model is built with the histogram of in-degrees."""
         ...
 
     @property
@@ -90,16 +90,16 @@ class ModelSource(Protocol):
     @property
     def input_dropout(self) -> float: ...
     def ways(self) -> list[str]:
-        """A line a convolution where that is worth one: how it aggregates."""
+        """Return a line for each convolution with a noteworthy aggregation path."""
         ...
 
     def cuts(self) -> list[str]:
-        """A line between two layers where that is worth one: what a stage boundary would carry."""
+        """Return a line for each noteworthy cut between two layers: the activations that a stage boundary sends."""
         ...
 
     def on(self, sizes: EdgeSizes) -> ModelSource:
-        """The same, where what it leaves open is that of the dataset: the number of types of edges, the width of their
-        attributes, the histogram of in-degrees. Called before `build`."""
+        """Return this configuration with open fields filled from the dataset: number of edge types, width of edge
+        attributes, histogram of in-degrees. Call it before `build`."""
         ...
 
     def build(self, in_dim: int, out_dim: int, *, seed: int, cached_first_layer: bool = False) -> GNN: ...
@@ -107,14 +107,14 @@ class ModelSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Fields = YAML keys. A model adds its own and says how a convolution is made.
+    """Base of model configurations. Fields are YAML keys; a model adds its own and a method that makes a convolution.
 
-    `encoder`, `decoder`: a dense layer before and after; with none the widths are F, hidden, ..., classes.
-    `norm`: of the rows that a layer makes, each by itself (layer), or each column over all rows of the graph (batch).
-    `jump`: what the decoder reads of the rows that layers make: the last ones (none, last), all of them side by side
-    (cat), or the largest of each column (max).
-    `dropout` acts on the input of every layer but the first, `input_dropout` on the features.
-    `order` of a linear fold and its matrix; auto exchanges the narrower side.
+    encoder, decoder: a dense layer before and after. With neither, widths are F, hidden, ..., classes.
+    norm: of a layer's output, per row (layer) or per column over all rows of the graph (batch).
+    jump: input of the decoder. The last layer's rows (none, last), the rows of all layers side by side (cat), or their
+    maximum per column (max).
+    dropout: on the input of every layer but the first. input_dropout: on the features.
+    order: of a linear aggregation and its matrix. auto exchanges the narrower side.
     """
 
     num_layers: Annotated[int, Ge(1), Le(MOST_LAYERS)] = 2
@@ -167,20 +167,21 @@ class ModelConfig:
         return []
 
     def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
-        """A module whose forward is (g, h, *rest of the carry) -> [N, out_dim]."""
+        """Return a module with forward (g, h, *rest of the activations) -> [N, out_dim]."""
         raise NotImplementedError(f"{type(self).__name__} does not say how a convolution is made")
 
     activation: ClassVar[Callable[[Tensor], Tensor]] = F.relu
     pre_activation: ClassVar[bool] = False
-    carries_first: ClassVar[bool] = False  # does every layer see the encoder's output?
+    carries_first: ClassVar[bool] = False  # whether every layer reads the encoder's output
 
     @property
     def carried_columns(self) -> int:
-        """Of the last features, which every layer sees as they are; in the place of the encoder's output."""
+        """Width of the features that every layer reads in place of the encoder's output."""
         return 0
 
     def build(self, in_dim: int, out_dim: int, *, seed: int, cached_first_layer: bool = False) -> GNN:
-        """The model with weights that depend on `seed` alone. ValueError where a module of it cannot run on a part."""
+        """Build the model with initial weights that depend on `seed` alone. ValueError if one of its modules cannot run
+        on a part of the graph."""
         if cached_first_layer and self.encoder != "none":
             raise ValueError(
                 f"first_layer=cached needs raw features in front of layer 0, but model.encoder={self.encoder} puts "
@@ -197,28 +198,29 @@ class ModelConfig:
 
     @property
     def matrices(self) -> float:
-        """Of a convolution, about."""
+        """Approximate number of weight matrices of a convolution."""
         return 1.0
 
     @property
     def square_matrices(self) -> float:
-        """Of a convolution, hidden x hidden whatever the widths of its rows."""
+        """Number of hidden x hidden matrices of a convolution, independent of the widths of its rows."""
         return 0.0
 
     def aggregates_first(self, in_dim: int, out_dim: int, *, cached: bool) -> bool:
-        """For linear folds. Equal widths aggregate first: layer 0 then needs no gradient exchange."""
+        """Return True if a linear aggregation comes before the matrix. Equal widths aggregate first, so that layer 0
+        needs no gradient exchange."""
         if self.order == "auto":
             return cached or in_dim <= out_dim
         return self.order == "aggregate_first"
 
     def only_order(self, order: Order, why: str) -> None:
-        """Refuse the other order."""
+        """Raise ValueError for the other order."""
         if self.order not in ("auto", order):
             raise ValueError(f"model.order={self.order} is not possible here: {why}. Use order=auto or order={order}.")
 
 
 class Layer(nn.Module):
-    """dropout, conv, norm, activation (+ input); pre-activated: norm, activation, dropout, conv, + input."""
+    """Dropout, conv, norm, activation (+ input); pre-activated: norm, activation, dropout, conv, + input."""
 
     def __init__(self, config: ModelConfig, in_dim: int, out_dim: int, *, index: int, last: bool, cached: bool) -> None:
         super().__init__()
@@ -236,7 +238,7 @@ class Layer(nn.Module):
         self.activate = type(config).activation
 
     def forward(self, g: Graph, carry: Rows) -> Rows:
-        """Rows leave in the type in which they came."""
+        """Run the layer. Output rows have the type of the input rows."""
         with mixed(carry[0]):
             return self._forward(g, carry)
 
@@ -249,7 +251,7 @@ class Layer(nn.Module):
             out = self._bend(g, out)
         if self.residual:
             out = out + _first(h, out.shape[0])
-        if self.index and self.jump in ("cat", "max"):  # h is what the layer before made
+        if self.index and self.jump in ("cat", "max"):  # h is the output of the previous layer
             jumped = [_first(rows, out.shape[0]) for rows in (*jumped, h)]
             jumped = jumped if self.jump == "cat" else [_largest(jumped)]
         return (out, *first, *jumped)
@@ -259,12 +261,12 @@ class Layer(nn.Module):
 
 
 def _first(rows: Tensor, count: int) -> Tensor:
-    """Of a layer that makes fewer rows than it reads, see Graph.destinations."""
+    """Return the first `count` rows, for a layer with fewer outputs than inputs (Graph.destinations)."""
     return rows if rows.shape[0] == count else rows[:count]
 
 
 def _largest(rows: Sequence[Tensor]) -> Tensor:
-    """Of each entry; where two are equal, the gradient is the earlier one's."""
+    """Return the maximum per entry. For equal entries, the first one gets the gradient."""
     best, *others = rows
     for each in others:
         best = torch.where(each > best, each, best)
@@ -272,9 +274,11 @@ def _largest(rows: Sequence[Tensor]) -> Tensor:
 
 
 class GNN(nn.Module):
-    """A stage of a pipeline runs a slice of `layers`; what passes between layers is exactly the carry. `unanswered`:
-    types of nodes whose rows it gives as zeros. `tries_totals`: ask the graph for sums over all nodes also where it has
-    all rows, as a check does."""
+    """Encoder, layers and decoder. A pipeline stage runs a slice of `layers` and sends the activations between them.
+
+    unanswered: node types with zero output rows. tries_totals: ask the graph for sums over all nodes even if it holds
+    all rows, as a check does.
+    """
 
     unanswered: tuple[str, ...] = ()
     tries_totals = False
@@ -296,7 +300,7 @@ class GNN(nn.Module):
                 f"model.num_node_types={config.carried_columns} reads so many columns at the end of the features, of "
                 f"which there are {in_dim}"
             )
-        self.widths = tuple(widths)  # of the rows between layers: layer i makes widths[i + 1] of widths[i]
+        self.widths = tuple(widths)  # layer i maps rows of width widths[i] to widths[i + 1]
         self.encoder = Linear(in_dim, hidden) if config.encoder == "linear" else None
         self.layers = nn.ModuleList(
             Layer(
@@ -318,18 +322,18 @@ class GNN(nn.Module):
         self.decoder = Linear(read, out_dim) if config.decoder == "linear" else None
 
     def forward(self, g: Graph, x: Tensor) -> Tensor:
-        """Logits [N, out_dim] of the rows g owns."""
+        """Return logits [N, out_dim] of the own rows of `g`."""
         carry = self.begin(g, x)
         for i in range(self.num_layers):
             carry = self.run_layer(i, g, carry)
         return self.end(g, carry)
 
     def run_layer(self, layer: int, g: Graph, carry: Rows) -> Rows:
-        """What leaves a layer, of what enters it."""
+        """Run one layer on its activations."""
         return self.layers[layer](g.at(layer), carry)
 
     def begin(self, g: Graph, x: Tensor) -> Rows:
-        """What enters the first layer, in the type of the features."""
+        """Return the activations that enter the first layer, in the type of the features."""
         if self.encoder is None:
             return (x, *self._carried(x, x))
         with mixed(x):
@@ -343,7 +347,7 @@ class GNN(nn.Module):
         return (first,) if self.config.carries_first else ()
 
     def end(self, g: Graph, carry: Rows) -> Tensor:
-        """Logits, in the type of the loss."""
+        """Return the logits, in the type of the loss."""
         with mixed(carry[0]):
             return widened(self._end(g, carry))
 
@@ -360,17 +364,17 @@ class GNN(nn.Module):
         return self.decoder(g.dropout(h, self.config.dropout, tag=_DECODER_MASK))
 
     def carry_widths(self, layer: int) -> tuple[int, ...]:
-        """Widths of the carry that enters a layer: what a stage boundary in front of it carries."""
-        made = self.widths[1:layer]  # by layers before the one that made the rows themselves
+        """Return the widths of the activations that enter a layer, which a stage boundary before it sends."""
+        made = self.widths[1:layer]  # outputs of earlier layers
         jumped = {"cat": made, "max": made[:1]}.get(self.config.jump, ())
         return (self.widths[layer], *self._first_widths, *jumped)
 
     def cut_before(self, layer: int) -> str:
-        """A line where it is worth one: which modules a stage boundary in front of a layer parts, and what crosses."""
+        """Return a line about the stage boundary before a layer if it is noteworthy, else an empty string."""
         return ""
 
     def keep_layers(self, layers: Collection[int], *, first: bool, last: bool) -> None:
-        """Let go of all other layers; first, last: keep what stands before the first, behind the last."""
+        """Drop all other layers. first, last: keep the modules before the first layer and after the last."""
         for i in range(self.num_layers):
             if i not in layers:
                 self.layers[i] = nn.Identity()
@@ -381,15 +385,17 @@ class GNN(nn.Module):
 
     @property
     def held(self) -> dict[str, Tensor]:
-        """Parameters and buffers under all of their names."""
+        """Return parameters and buffers under all of their names."""
         parameters, buffers = (each(remove_duplicate=False) for each in (self.named_parameters, self.named_buffers))
         return {name: tensor.detach() for name, tensor in (*parameters, *buffers)}
 
     @property
     def weights(self) -> dict[str, Any]:  # Any: of a module's extra state
-        """The state_dict, less tensors that modules compute of their parameters: a parametrized Linear of PyG writes
-        its weight there, and does not take it back. Read in evaluation mode: in training mode, reading a weight under
-        spectral_norm changes its buffers."""
+        """Return the state_dict without tensors that modules compute from parameters.
+
+        PyG's parametrized Linear writes its weight into the state_dict but does not load it. Read in evaluation mode:
+        in training mode, reading a weight under spectral_norm changes its buffers.
+        """
 
         def computed(module: str, _: str, leaf: str) -> bool:
             return isinstance(getattr(self.get_submodule(module), leaf, None), Tensor)
@@ -406,14 +412,14 @@ class GNN(nn.Module):
 
     @property
     def _first_widths(self) -> tuple[int, ...]:
-        """Of the rows that every layer sees."""
+        """Widths of the rows that every layer sees."""
         if columns := self.config.carried_columns:
             return (columns,)
         return (self.widths[0],) if self.config.carries_first else ()
 
     @property
     def norms(self) -> list[nn.Module]:
-        """Of layers and before the decoder."""
+        """Return the norms of layers and the norm before the decoder."""
         return [
             norm for norm in (*(layer.norm for layer in self.layers), self.final_norm) if isinstance(norm, nn.Module)
         ]
@@ -424,24 +430,24 @@ class GNN(nn.Module):
 
     @property
     def on_edges(self) -> tuple[str, ...]:
-        """Prefixes of the names of modules that act on rows of edges."""
+        """Return name prefixes of modules that act on rows of edges."""
         return ()
 
     @property
     def convolutions(self) -> list[object]:
-        """Of every layer."""
+        """Return the convolutions of all layers."""
         return [layer.conv for layer in self.layers]
 
     @property
     def needs_edge_ids(self) -> bool:
-        """Does a layer draw masks or read rows by edge?"""
+        """Return True if a layer draws masks or reads rows per edge."""
         return any(isinstance(conv, EdgeReader) and conv.needs_edge_ids for conv in self.convolutions)
 
     def takes_normalised(self, *, weighted: bool) -> bool:
-        """Are all of its sums over in-edges D^-1/2 A D^-1/2, of edges with weights or without?"""
+        """Return True if all sums over in-edges are D^-1/2 A D^-1/2. weighted: edges have weights."""
         return all(isinstance(conv, SymmetricConv) and conv.takes_normalised for conv in self.convolutions)
 
     def layer_of(self, parameter: str) -> int | None:
-        """The layer a parameter belongs to by its name; the encoder is part of the first, None: the decoder's."""
+        """Return the layer of a parameter, by its name: 0 for the encoder, None for the decoder."""
         head, *rest = parameter.split(".")
         return {"layers": int(rest[0]) if rest and rest[0].isdigit() else None, "encoder": 0}.get(head)

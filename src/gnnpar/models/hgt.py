@@ -1,13 +1,13 @@
-"""HGT: attention by types of nodes and of edges (Hu et al. 2020, arXiv 2003.01332, equations 2 to 5).
+"""HGT: attention by types of nodes and edges (Hu et al. 2020, arXiv 2003.01332, equations 2 to 5).
 
-    out_i = A_t( gelu( sum_j alpha_ij V_s(x_j) M_r ) ),   alpha_ij = softmax_j( K_s(x_j) W_r . Q_t(x_i) p_r / sqrt(D) )
+out_i = A_t( gelu( sum_j alpha_ij V_s(x_j) M_r ) ),   alpha_ij = softmax_j( K_s(x_j) W_r . Q_t(x_i) p_r / sqrt(D) )
 
-per head of width D, over the in-edges of all relations; s and t are the types of j and i, r that of the edge. K, Q, V
-and A are dense layers of a type of nodes; W_r, M_r [D, D] and p_r a head's own, of a type of edges. Where widths are
-equal, a row of its own is mixed in: sigmoid(skip_t) out_i + (1 - sigmoid(skip_t)) x_i. PyG's HGTConv is the same.
+per head of width D, over the in-edges of all relations. s and t are the types of nodes j and i, r is the type of the
+edge. K, Q, V and A are dense layers per node type. W_r, M_r [D, D] and p_r are per head and edge type. Where widths are
+equal, the layer mixes in its input: sigmoid(skip_t) out_i + (1 - sigmoid(skip_t)) x_i. PyG's HGTConv is the same.
 
-Keys and values travel once for all relations, 2 F numbers a row; an edge multiplies them by its relation's matrices
-where it ends.
+Keys and values are sent once for all relations, 2 F elements a row; the destination multiplies them by the matrices of
+each edge's relation.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from gnnpar.models.rgcn import Typed, glorot_uniform
 
 
 def by_relation(rows: Tensor, types: Tensor, weight: Tensor) -> Tensor:
-    """Of each head, rows_e W_r, r the type of row e. Shapes: [e, H, D], [e], [H, R, D, D] -> [e, H, D]."""
+    """Return rows_e W_r per head, r the type of row e. Shapes: [e, H, D], [e], [H, R, D, D] -> [e, H, D]."""
     by_head = rows.transpose(0, 1)
     if weight.shape[1] == 1:
         return (by_head @ weight[:, 0]).transpose(0, 1)
-    if not len(rows):  # also of a trace, which knows no types
+    if not len(rows):  # a shape trace has no types either
         return rows
     order, sizes = sorted_by_kind(types, weight.shape[1])
     parts = by_head[:, order].split(sizes, 1)
@@ -42,19 +42,18 @@ def by_relation(rows: Tensor, types: Tensor, weight: Tensor) -> Tensor:
 
 
 def value(src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
-    """Shapes: keys and values [e, H, D], types [e], matrices [H, R, D, D] -> [e, H, D]."""
+    """Return the values. Shapes: keys and values [e, H, D], types [e], matrices [H, R, D, D] -> [e, H, D]."""
     return by_relation(src[1], edge[0], shared[1])
 
 
 def score(src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
-    """Shapes: as `value`, queries [e, H, D], priors [H, R] -> [e, H]."""
+    """Return the scores. Shapes: as `value`, queries [e, H, D], priors [H, R] -> [e, H]."""
     keys = by_relation(src[0], edge[0], shared[0])
     return (keys * dst[0]).sum(-1) * shared[2].t()[edge[0]] / math.sqrt(keys.shape[2])
 
 
 class TypedLinear(nn.Module):
-    """A dense layer of each type of nodes. Shapes: [N, F], types [N, T], one of them 1 in a row -> [N, F']; one type
-    needs none."""
+    """A dense layer per node type. Shapes: [N, F], one-hot types [N, T] -> [N, F']. A single type needs no `types`."""
 
     def __init__(self, types: int, in_dim: int, out_dim: int) -> None:
         super().__init__()
@@ -123,8 +122,8 @@ def _as_it_is(rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class HGT(Typed):
-    """`hidden` is the width of all heads together. `num_node_types`: that many columns at the end of the features say
-    which type a node has, as those of a HeteroData do; 1: all nodes are of one type."""
+    """Configuration of HGT. hidden: width of all heads together. num_node_types: number of one-hot columns at the end
+    of the features that give the node's type, as in the features of a HeteroData; 1: all nodes are of one type."""
 
     heads: Annotated[int, Ge(1), Le(1024)] = 4
     attention_dropout: Probability = 0.0

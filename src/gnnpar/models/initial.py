@@ -1,4 +1,4 @@
-"""Initial weights: a module keeps those that it makes itself, drawn from a generator that depends on the seed alone."""
+"""Initial weights, as each module initialises them, from a generator seeded by the seed alone."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _EMPTY = frozenset({torch.empty, torch.empty_like, torch.Tensor.new_empty})
 
 @runtime_checkable
 class Glorot(Protocol):
-    """A module that leaves its matrices to `draw_glorot`: the attributes that `glorot` names."""
+    """A module that leaves its matrices to `draw_glorot`: `glorot` lists their attributes."""
 
     glorot: ClassVar[tuple[str, ...]]
 
 
 class Linear(nn.Linear):
-    """A dense layer with Glorot-uniform weights and no bias at first."""
+    """A dense layer with Glorot-uniform weights and zero bias."""
 
     glorot = ("weight",)
 
@@ -40,10 +40,10 @@ class Linear(nn.Linear):
 
 
 def construct(make: Callable[[], T], seed: int) -> T:
-    """The module that `make` gives, with initial weights that depend on `seed` alone.
+    """Return the module that `make` builds, with initial weights that depend on `seed` alone.
 
-    A module's own random numbers come from torch's generator, seeded here and restored afterwards. Matrices that a
-    module leaves to `draw_glorot` are drawn by name. ValueError where a parameter was never given values.
+    Seed torch's generator for the module's own random numbers and restore it afterwards. Draw the matrices left to
+    `draw_glorot` by name. ValueError if a parameter was never given values.
     """
     with torch_seeded(fold_key(seed, zlib.crc32(b"construct")) & 0xFFFFFFFF), _EmptyIsNaN():
         model = make()
@@ -59,8 +59,8 @@ def construct(make: Callable[[], T], seed: int) -> T:
 
 
 def draw_glorot(model: nn.Module, seed: int) -> None:
-    """Glorot-uniform values for the matrices that modules leave to it. The draw of a matrix depends on (seed, its name)
-    alone, so that a layer starts from the same weights whatever stands before it."""
+    """Fill the matrices that modules leave to it with Glorot-uniform values. A draw depends on (seed, name of the
+    matrix) alone, so a layer starts from the same weights wherever it stands."""
     for prefix, module in model.named_modules():
         matrices = dict(module.named_parameters(recurse=False))
         for name in module.glorot if isinstance(module, Glorot) else ():
@@ -71,7 +71,7 @@ def draw_glorot(model: nn.Module, seed: int) -> None:
 
 
 class _EmptyIsNaN(TorchFunctionMode):
-    """Memory that nobody has written to yet reads NaN."""
+    """Fill uninitialised memory with NaN."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))

@@ -1,4 +1,4 @@
-"""Normalisation between layers: of each row by itself, or of each column over all rows of the graph."""
+"""Normalisation between layers: per row, or per column over all rows of the graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gnnpar.graph import Graph, Moments
 
 
 class WithMoments(Protocol):
-    """What gives moments of all rows: a Graph, or its rows of one type."""
+    """A source of the moments of all rows: a Graph, or its rows of one type."""
 
     def moments(self, x: Tensor) -> Moments | None: ...
 
@@ -27,17 +27,17 @@ def norm_of(kind: NormKind, width: int) -> Norm | None:
 
 
 def normalized(norm: Norm | None, g: Graph, x: Tensor) -> Tensor:
-    """Shapes: [N, F] -> [N, F]."""
+    """Apply the norm, if any. Shapes: [N, F] -> [N, F]."""
     if norm is None:
         return x
     return batch_norm(norm, g, x) if isinstance(norm, nn.BatchNorm1d) else norm(x).to(x.dtype)
 
 
 def batch_norm(norm: nn.BatchNorm1d, g: WithMoments, x: Tensor, *, moves: int = 1) -> Tensor:
-    """What the module computes of all rows of the graph on one device, its running statistics included.
+    """Return the module's output for all rows of the graph, as on one device, and update its running statistics.
 
-    In training rows are normalised by their moments, which also move the running statistics, `moves` times an epoch (a
-    probe of the gradient leaves them); in evaluation by the running statistics. Shapes: [N, F] -> [N, F].
+    Training normalises by the moments of all rows, which update the running statistics `moves` times an epoch (a probe
+    of the gradient does not). Evaluation normalises by the running statistics. Shapes: [N, F] -> [N, F].
     """
     if norm.running_mean is None or norm.running_var is None:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Scores of pairs of nodes from their output rows: link prediction's decoders."""
+"""Decoders of link prediction: scores of node pairs from output rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAME = "scorer"
 
 
 class Scorer(nn.Module):
-    """Two dense layers on the product of two rows by entries. Shapes: products [..., width] -> [...]."""
+    """Two dense layers on the elementwise product of two rows. Shapes: products [..., width] -> [...]."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -26,9 +26,8 @@ class Scorer(nn.Module):
 
 
 def with_scorer(model: GNN, decoder: Literal["dot", "mlp"] | None, seed: int) -> GNN:
-    """The model with the parameters of its decoder among its own, so that they are trained and saved with it.
-
-    ValueError where pairs are to be scored, and it gives no rows of some of their nodes."""
+    """Add the decoder's parameters to the model, so that they are trained and saved with it. ValueError if pairs are to
+    be scored and the model gives no rows for some node types."""
     if decoder is not None and model.unanswered:
         raise ValueError(
             f"task=link scores pairs of any two nodes, and the model gives no rows of type {model.unanswered[0]}; let "
@@ -41,12 +40,12 @@ def with_scorer(model: GNN, decoder: Literal["dot", "mlp"] | None, seed: int) ->
 
 
 def scorer_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Those of the decoder alone that are trained."""
+    """Return the trained parameters of the decoder."""
     scorer = dict(model.named_children()).get(_NAME)
     return [] if scorer is None else [each for each in scorer.parameters() if each.requires_grad]
 
 
 def pair_scores(model: nn.Module, source: Tensor, destination: Tensor) -> Tensor:
-    """Logits of an edge, the same in both directions. Shapes: output rows [..., width] of either -> [...]."""
+    """Return logits of edges, symmetric in both ends. Shapes: output rows [..., width] of each end -> [...]."""
     products, scorer = source * destination, dict(model.named_children()).get(_NAME)
     return products.sum(-1) if scorer is None else scorer(products)

@@ -12,7 +12,7 @@ from gnnpar.models.sage import SAGEConv
 
 @dataclass(frozen=True, kw_only=True)
 class ResGCN(ModelConfig):
-    """The convolution is GraphSAGE's with the mean, as in the deep-GNN experiments of GNNPipe."""
+    """Configuration of ResGCN+, with GraphSAGE's mean convolution as in the deep-GNN experiments of GNNPipe."""
 
     pre_activation = True
 

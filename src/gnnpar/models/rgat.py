@@ -1,11 +1,11 @@
-"""RGAT: Y_i = sum_j alpha_ij x_j W_r + b, r the type of the edge j -> i (Busbridge et al. 2019, arXiv 1904.05811).
+"""RGAT: Y_i = sum_j alpha_ij x_j W_r + b, with r the type of edge j -> i (Busbridge et al. 2019, arXiv 1904.05811).
 
 alpha_ij = softmax_j(leaky_relu(x_i W_r Q + x_j W_r K)) per head, over all in-edges of a row (across relations, equation
-9) or over those of one type (within relations, equation 8). The scores are the additive ones of the paper's section 2,
-of rows of all heads, as PyG's RGATConv has them: the paper has a query and a key for each relation and head, here they
-are products of W_r with Q and K. A row has no term of its own: model.residual adds it.
+9) or over the in-edges of one type (within relations, equation 8). The scores are the additive ones of section 2, over
+the rows of all heads, as in PyG's RGATConv: the paper has a query and a key per relation and head, here they are
+products of W_r with Q and K. There is no self term; model.residual adds one.
 
-A row travels once for all relations; each edge is multiplied by its relation's matrix where it ends.
+A row is sent once for all relations; the destination multiplies it by the matrix of each edge's relation.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from gnnpar.models.rgcn import Matrices, Relational
 
 
 def by_relation(rows: Tensor, types: Tensor, weight: Tensor) -> Tensor:
-    """rows_e W_r, r the type of row e: a product for each relation. Shapes: [e, F], [e], [R, F, F'] -> [e, F']."""
+    """Return rows_e W_r, r the type of row e, one product each. Shapes: [e, F], [e], [R, F, F'] -> [e, F']."""
     if len(weight) == 1:
         return rows @ weight[0]
-    if not len(rows):  # also of a trace, which knows no types
+    if not len(rows):  # a shape trace has no types either
         return rows.new_zeros(0, weight.shape[2])
     order, sizes = sorted_by_kind(types, len(weight))
     parts = rows[order].split(sizes)
@@ -39,20 +39,21 @@ def by_relation(rows: Tensor, types: Tensor, weight: Tensor) -> Tensor:
 
 
 def value(src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
-    """Shapes: rows [e, F], types [e], matrices [R, F, H D] and of keys [R, F, H] -> [e, H, D]."""
+    """Return the values. Shapes: rows [e, F], types [e], matrices [R, F, H D] and of keys [R, F, H] -> [e, H, D]."""
     matrices, keys = shared
     return by_relation(src[0], edge[0], matrices).unflatten(-1, (keys.shape[2], -1))
 
 
 def score(src: Rows, dst: Rows, edge: Rows, shared: Rows, *, slope: float) -> Tensor:
-    """Shapes: as `value`, queries of each relation [e, R, H] -> [e, H]."""
+    """Return the scores. Shapes: as `value`, queries of each relation [e, R, H] -> [e, H]."""
     types = edge[0]
     query = dst[0].gather(1, types[:, None, None].expand(-1, 1, dst[0].shape[2])).squeeze(1)
     return F.leaky_relu(query + by_relation(src[0], types, shared[1]), slope)
 
 
 class RGATConv(nn.Module):
-    """Heads are concatenated; `average` takes their mean instead (the last layer). `within`: a softmax by relation."""
+    """An RGAT layer that concatenates heads, or takes their mean (`average`, last layer). within: softmax per
+    relation."""
 
     glorot = ("query", "key")
 
@@ -104,7 +105,7 @@ class RGATConv(nn.Module):
         return (out.mean(1) if self.average else out.flatten(1)) + self.bias
 
     def _matrices(self) -> Tensor:
-        """[R, F, H D]"""
+        """Return the matrices of relations, [R, F, H D]."""
         if self.mixing is not None:
             return torch.tensordot(self.mixing, self.neighbours, 1)
         if self.neighbours.dim() == 4:
@@ -114,8 +115,8 @@ class RGATConv(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class RGAT(Heads, Relational):
-    """`attention`: one softmax over the in-edges of all relations, or one for each. `slope`: of the leaky relu of
-    scores. Others as in Heads and Relational."""
+    """Configuration of RGAT: the fields of Heads and Relational. attention: softmax over the in-edges of all relations,
+    or of each. slope: of the leaky relu of scores."""
 
     attention: Literal["across", "within"] = "across"
     slope: Annotated[float, Ge(0.0)] = 0.2

@@ -1,7 +1,5 @@
 """R-GCN: Y = X W_root + sum_r D_r^-1 A_r X W_r + b, A_r the edges of type r (Schlichtkrull et al. 2018, equation 2).
-
-W_r is free, a sum of bases, W_r = sum_b a_rb V_b (equation 3), or block-diagonal (equation 4).
-"""
+W_r is a free matrix, a sum of bases, W_r = sum_b a_rb V_b (equation 3), or block-diagonal (equation 4)."""
 
 from __future__ import annotations
 
@@ -23,17 +21,14 @@ from gnnpar.models.initial import Linear
 
 
 def relational_mean(g: Graph, source: Rows, relations: int) -> Tensor:
-    """Means of source rows by relation, 0 where a node has no in-edge of it. Shapes: x [N, F] -> [N, relations, F]."""
+    """Return means of source rows by relation, 0 without in-edges. Shapes: x [N, F] -> [N, relations, F]."""
     degree = g.type_degree(relations).clamp_min(1)
     return g.aggregate(Sum(types=relations), source) * degree.reciprocal()[..., None]
 
 
 def relational_product(rows: Tensor, weight: Tensor, mixing: Tensor | None = None) -> Tensor:
-    """sum_r rows_r W_r, one matrix product for all relations.
-
-    Shapes: rows [N, R, F]; weight [R, F, F'] of free matrices, [B, F, F'] of bases with mixing [R, B], or of blocks
-    [R, C, F / C, F' / C] -> [N, F'].
-    """
+    """Return sum_r rows_r W_r, as one matrix product for all relations. Shapes: rows [N, R, F]; weight [R, F, F'] of
+    free matrices, [B, F, F'] of bases with mixing [R, B], or of blocks [R, C, F / C, F' / C] -> [N, F']."""
     if weight.dim() == 4:
         parts = rows.split(weight.shape[2], dim=2)
         return torch.cat(
@@ -44,15 +39,15 @@ def relational_product(rows: Tensor, weight: Tensor, mixing: Tensor | None = Non
 
 
 class Matrices(NamedTuple):
-    """Of R relations. `weight`: [R, F, F'] of free matrices, [B, F, F'] of bases, or blocks [R, C, F / C, F' / C];
-    `mixing` [R, B] of bases, else None."""
+    """Matrices of R relations. weight: free matrices [R, F, F'], bases [B, F, F'], or blocks [R, C, F / C, F' / C].
+    mixing: [R, B] for bases, else None."""
 
     weight: nn.Parameter
     mixing: nn.Parameter | None
 
     @staticmethod
     def drawn(in_dim: int, out_dim: int, *, relations: int, bases: int | None, blocks: int | None) -> Matrices:
-        """ValueError where `blocks` does not divide both widths."""
+        """Draw initial matrices. ValueError if `blocks` does not divide both widths."""
         shape = (relations if bases is None else bases, in_dim, out_dim)
         if blocks is not None:
             if in_dim % blocks or out_dim % blocks:
@@ -68,7 +63,7 @@ class Matrices(NamedTuple):
 
 
 class RGCNConv(nn.Module):
-    """The mean by relation runs as a sum by type of edge, divided by the global in-degrees of that type."""
+    """An R-GCN layer. The mean per relation is a sum by edge type, divided by the global in-degrees of that type."""
 
     degree_powers = (-1.0, 0.0)
 
@@ -89,14 +84,14 @@ class RGCNConv(nn.Module):
 
 
 def glorot_uniform(*shape: int) -> Tensor:
-    """Matrices [..., in, out], Glorot-uniform each."""
+    """Draw matrices [..., in, out], each Glorot-uniform."""
     limit = math.sqrt(6 / (shape[-2] + shape[-1]))
     return torch.empty(*shape).uniform_(-limit, limit)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Typed(ModelConfig):
-    """`num_relations`: types of edges; None: those of the dataset, 1 where it has none."""
+    """Configuration with edge types. num_relations: number of types; None: that of the dataset, 1 if it has none."""
 
     num_relations: Annotated[int, Ge(1), Le(10_000)] | None = None
 
@@ -116,8 +111,8 @@ class Typed(ModelConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Relational(Typed):
-    """At most one of `num_bases` and `num_blocks`: bases that the matrices of relations are sums of, blocks on their
-    diagonals."""
+    """Configuration with matrices per relation. At most one of `num_bases` (the matrices are sums of bases) and
+    `num_blocks` (blocks on their diagonals)."""
 
     num_bases: Annotated[int, Ge(1)] | None = None
     num_blocks: Annotated[int, Ge(1)] | None = None
@@ -136,7 +131,7 @@ class Relational(Typed):
 
 @dataclass(frozen=True, kw_only=True)
 class RGCN(Relational):
-    """Fields as in Relational."""
+    """Configuration of R-GCN, with the fields of Relational."""
 
     def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
         self.only_order("aggregate_first", "a row travels once for all relations, each of which has a matrix")

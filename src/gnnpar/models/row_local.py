@@ -1,4 +1,4 @@
-"""Modules that are known not to be local to rows, or to draw numbers of their own: they are refused by name."""
+"""Modules known to mix rows or to draw unkeyed random numbers. They are refused by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MIXING: tuple[type[nn.Module], ...] = (
     nn.TransformerDecoderLayer,
 )
 _NOISE: tuple[type[nn.Module], ...] = (nn.modules.dropout._DropoutNd, nn.RReLU)
-# of torch_geometric.nn, by module and name: PyG is not imported for it
+# of torch_geometric.nn, by module and name, without importing PyG
 _MIXING_PYG = {
     "torch_geometric.nn.norm": (
         "BatchNorm",
@@ -34,7 +34,7 @@ REMEDY = "nn.LayerNorm and everything else that treats each row alone will do"
 
 
 def refuse_noise(model: nn.Module) -> None:
-    """ValueError that names the first module whose noise is not keyed; nn.Dropout's is."""
+    """Raise ValueError with the name of the first module with unkeyed noise (nn.Dropout is keyed)."""
     for name, module in model.named_modules():
         stacked = isinstance(module, nn.RNNBase) and module.num_layers > 1 and module.dropout > 0
         if stacked or (isinstance(module, _NOISE) and type(module) is not nn.Dropout):
@@ -44,8 +44,8 @@ def refuse_noise(model: nn.Module) -> None:
 
 
 def refuse_row_mixing(model: nn.Module, *, aside: Sequence[nn.Module] = ()) -> None:
-    """ValueError that names the first module whose rows depend on each other, or whose noise is not keyed. aside:
-    modules that do not run, or whose rows the graph mixes."""
+    """Raise ValueError with the name of the first module that mixes rows or draws unkeyed noise. aside: modules that do
+    not run, or whose rows the graph mixes."""
     for name, module in model.named_modules():
         if any(module is each for each in aside):
             continue
@@ -54,7 +54,7 @@ def refuse_row_mixing(model: nn.Module, *, aside: Sequence[nn.Module] = ()) -> N
 
 
 def row_mixing(module: nn.Module) -> str:
-    """Why a module does not treat each row alone; empty where nothing is known against it."""
+    """Return why a module mixes rows; empty if it is not known to."""
     if isinstance(module, _NOISE):
         return "draws other numbers on every rank: call g.dropout(x, p), whose masks are keyed by node"
     if isinstance(module, nn.Softmax | nn.LogSoftmax) and module.dim == 0:

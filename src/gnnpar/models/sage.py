@@ -18,7 +18,7 @@ from gnnpar.models.initial import Linear
 
 
 class SAGEConv(nn.Module):
-    """The mean runs as a sum divided by the global in-degree."""
+    """A GraphSAGE layer. The mean is a sum divided by the global in-degree."""
 
     glorot = ("neighbours",)
     degree_powers = (-1.0, 0.0)

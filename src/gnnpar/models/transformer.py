@@ -2,8 +2,8 @@
 
 Y = sum_j softmax_j(score_ij) (v_j + W e_ij) + W_skip x_i per head, or a gate between the two terms.
 
-A row e_ij is never multiplied by W: q . W e is (q W) . e, and the sum of a_j W e_j is W times the sum of a_j e_j, so an
-edge costs as many numbers as it has attributes.
+A row e_ij is never multiplied by W: q . W e is (q W) . e, and the sum of a_j W e_j is W times the sum of a_j e_j. An
+edge thus costs as many elements as it has attributes.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from gnnpar.models.initial import Linear
 
 
 def score(src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
-    """Shapes: keys and queries [e, H, D], queries of attributes [e, H, A], attributes [e, A] -> [e, H]."""
+    """Return the scores. Shapes: keys, queries [e, H, D], queries of attributes [e, H, A], attributes [e, A] ->
+    [e, H]."""
     alike = (src[0] * dst[0]).sum(-1)
     return alike + (dst[1] * edge[0][:, None]).sum(-1) if edge else alike
 
 
 def value(src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
-    """The value of the source, and beside it the attributes. Shapes: [e, H, D], [e, A] -> [e, H, D + A]."""
+    """Return the source's value and, beside it, the edge attributes. Shapes: [e, H, D], [e, A] -> [e, H, D + A]."""
     if not edge:
         return src[1]
     return torch.cat([src[1], edge[0][:, None].expand(-1, src[1].shape[1], -1)], dim=-1)
 
 
 class TransformerConv(nn.Module):
-    """Keys have no bias: it adds the same to all scores of a row, which the softmax takes away."""
+    """A graph transformer layer. Keys have no bias, since it would cancel in the softmax."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class TransformerConv(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Transformer(Heads, ReadsAttributes):
-    """`beta`: a gate between what is attended to and the node's own row, instead of their sum."""
+    """Configuration of the graph transformer. beta: combine attention and the node's own row by a gate, not a sum."""
 
     beta: bool = True
 

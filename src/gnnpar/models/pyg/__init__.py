@@ -1,1 +1,1 @@
-"""PyG models as they are: a module of `forward(x, edge_index)`, whose convolutions aggregate through gnnpar's folds."""
+"""PyG models, unchanged: modules of `forward(x, edge_index)` that aggregate through gnnpar's folds."""

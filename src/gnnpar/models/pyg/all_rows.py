@@ -1,9 +1,9 @@
-"""Reductions over the rows of all nodes in a user's own forward, outside of convolutions.
+"""Reductions over the rows of all nodes in a user's forward, outside convolutions.
 
-Rows of nodes are marked tensors (`NodeRows`). A function that reduces the dimension in which they stand, as
-`x.mean(0)`, `k.t() @ v` or PyG's `scatter` into one graph, runs on the rows of this rank, and `Graph.total` sums over
-ranks. Functions that are not in the table below run on the rank's rows alone: where that mixes rows, a probe on a small
-graph differs from one device, and the model is refused by name.
+Rows of nodes are marked tensors (`NodeRows`). A function that reduces their row dimension, such as `x.mean(0)`,
+`k.t() @ v` or PyG's `scatter` into one graph, runs on the rows of this rank, and `Graph.total` sums over ranks.
+Functions outside the table below run on the rank's rows alone. If such a function mixes rows, a probe on a small graph
+differs from one device, and the model is refused by name.
 """
 
 # arguments of torch's dispatch have no types
@@ -31,7 +31,7 @@ from gnnpar.models.pyg.layout import REDUCES, Called, Layout, NodeRows
 from gnnpar.models.pyg.marks import replaced
 
 _TURNED = frozenset({Tensor.T.__get__, Tensor.mT.__get__, Tensor.t, torch.t, Tensor.adjoint, torch.adjoint})
-_OTHERWISE = {"out", "other"}  # arguments with which a function is no reduction of the table
+_OTHERWISE = {"out", "other"}  # arguments that the table does not cover
 _LARGEST = 2**62
 Dim = int | Sequence[int] | None
 DType = torch.dtype | None
@@ -39,9 +39,11 @@ Reduction = Callable[..., object]
 
 
 class AllRows:
-    """The rows of all nodes while a forward runs on `g`. `layout`: of a typed graph, whose rows are of one type each.
-    `names`: of modules, by identity; `readers`: those of them whose forward reduces rows. active: functions of rows are
-    looked at; else only modules that count rows are."""
+    """The rows of all nodes while a forward runs on `g`.
+
+    layout: of a typed graph, with rows of one type each. names: of modules, by identity. readers: modules with a
+    forward that reduces rows. active: intercept functions of rows, not only modules that count rows.
+    """
 
     def __init__(
         self, g: Graph, layout: Layout | None = None, names: Mapping[int, str] | None = None, *, active: bool = True
@@ -52,11 +54,11 @@ class AllRows:
 
     @property
     def own(self) -> int:
-        """Nodes of this rank."""
+        """Number of nodes of this rank."""
         return len(self.g.node_ids)
 
     def number(self, kind: int) -> int:
-        """Nodes of a type in the whole graph; of a graph without types, all."""
+        """Return the number of nodes of a type in the whole graph, or of all nodes without types."""
         if self.layout is None:
             return self.g.num_nodes
         if self._by_type is None:
@@ -65,38 +67,38 @@ class AllRows:
         return round(float(self._by_type[kind]))
 
     def counted(self, reader: nn.Module) -> int:
-        """`number` of a graph without types."""
+        """Return `number` for a graph without types."""
         if (name := self.names.get(id(reader))) is not None:
             self.readers[name] = None
         return self.number(0)
 
     def ids(self, kind: int) -> Tensor:
-        """[N] global ids of the own rows of a type."""
+        """Return the global ids of the own rows of a type, [N]."""
         return self.g.node_ids if self.layout is None else self.g.node_ids[self.layout.rows[kind]]
 
     def mark(self, rows: Tensor) -> Tensor:
-        """Rows of the nodes of a graph without types, [N, ...]; other tensors stay as they are."""
+        """Mark [N, ...] rows of the nodes of a graph without types; return other tensors unchanged."""
         own = self.active and self.layout is None and rows.ndim and len(rows) == self.own
         return NodeRows.of(0, rows) if own else rows
 
     def total(self, part: Tensor) -> Tensor:
-        """Sum over ranks, in fp32 at least. Shapes: [...] -> [...]."""
+        """Return the sum over ranks, in fp32 at least. Shapes: [...] -> [...]."""
         self._note()
         return self.g.total(part)
 
     def largest(self, part: Tensor) -> Tensor:
-        """Maximum over ranks, without a gradient. Shapes: [...] -> [...]."""
+        """Return the maximum over ranks, without a gradient. Shapes: [...] -> [...]."""
         self._note()
         return self.g.total(part.detach(), "max")
 
     def _note(self) -> None:
-        """Which module of the model asks."""
+        """Record the module of the model that reduces rows."""
         if self.names:
             frames = (id(frame.f_locals.get("self")) for frame, _ in walk_stack(None))
             self.readers[next((self.names[each] for each in frames if each in self.names), "")] = None
 
     def called(self, cls: type[NodeRows], func: Called, args: tuple, given: Mapping[str, object]) -> object:
-        """What a function gives of all nodes where it reduces their rows, else of a rank's own, marked."""
+        """Return a function's result over all nodes if it reduces their rows, else its marked result on own rows."""
         named = {"dim" if name == "axis" else name: value for name, value in given.items() if value is not None}
         reduction = _REDUCTIONS.get(func.__name__) if named.keys().isdisjoint(_OTHERWISE) else None
         if reduction is not None and (out := reduction(self, *args, **named)) is not NotImplemented:
@@ -108,7 +110,7 @@ class AllRows:
     def _marked(
         self, cls: type[NodeRows], func: Called, args: tuple, given: Mapping[str, object], out: object
     ) -> object:
-        """Results that are rows of nodes; of a typed graph all."""
+        """Mark results that are rows of nodes; of a typed graph, all results."""
         if isinstance(out, tuple | list) and any(isinstance(each, Tensor) for each in out):
             return type(out)(self._marked(cls, func, args, given, each) for each in out)
         if not isinstance(out, Tensor) or isinstance(out, NodeRows):
@@ -117,7 +119,7 @@ class AllRows:
         return out if at is None and self.layout is None else NodeRows.of(cls.kind, out, at or 0)
 
     def _place(self, func: Called, args: tuple, given: Mapping[str, object], out: Tensor) -> int | None:
-        """The dimension of `out` in which rows of nodes stand; None: in none, that is known."""
+        """Return the dimension of `out` that holds rows of nodes, or None if none is known."""
         rows = max((t for t in _marked(args) if t.ndim), key=lambda t: t.ndim, default=None)
         if rows is None:
             return None
@@ -136,7 +138,7 @@ class AllRows:
         elif name == "einsum":
             at = _of_equation(args)[1]
         elif name.startswith("new_") and out.ndim > 1:
-            return None  # a table that begins anew; [N] is the number of the graph of each node
+            return None  # cumulative tables restart, [N] holds the graph of each node
         elif out.ndim != rows.ndim:
             at = 0
         return at if at is not None and at < out.ndim and out.shape[at] == num else None
@@ -144,7 +146,7 @@ class AllRows:
 
 @contextmanager
 def reducing(rows: AllRows | None) -> Iterator[None]:
-    """Inside, a reduction of marked rows is one over all nodes."""
+    """Within the context, reductions of marked rows run over all nodes."""
     before = REDUCES.set(rows)
     try:
         yield
@@ -154,9 +156,11 @@ def reducing(rows: AllRows | None) -> Iterator[None]:
 
 @contextmanager
 def counting(net: nn.Module, rows: AllRows) -> Iterator[None]:
-    """Inside, modules of PyG that read the number of rows get the number of all nodes, where their input has one row a
-    node of a single graph. A forward that an instance shadows stays as it is. Shapes: of attention
-    [1, N, F] -> [1, N, F'], of the norm [N, F] -> [N, F]."""
+    """Within the context, PyG modules that read the number of rows get the number of all nodes.
+
+    This holds where their input has one row per node of a single graph. A forward shadowed on an instance is kept.
+    Shapes: attention [1, N, F] -> [1, N, F'], norm [N, F] -> [N, F].
+    """
     with ExitStack() as stack:
         for module in net.modules():
             body = _COUNTING.get(type(module))
@@ -174,7 +178,7 @@ def _graph_size(
 
 
 def _sgformer(conv: SGFormerAttention, rows: AllRows, x: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Wu et al. 2023, equation 3, with q, k of norm 1 by head: (N v + q K^T V) / (N + q K^T 1)."""
+    """Return (N v + q K^T V) / (N + q K^T 1), with q, k of norm 1 per head (Wu et al. 2023, equation 3)."""
     if x.shape[:2] != (1, rows.own):
         return SGFormerAttention.forward(conv, x, mask)
     x = x[0].as_subclass(Tensor)
@@ -190,7 +194,7 @@ def _sgformer(conv: SGFormerAttention, rows: AllRows, x: Tensor, mask: Tensor | 
 
 
 def _polynormer(conv: PolynormerAttention, rows: AllRows, x: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Deng et al. 2024, section 3.2: q K^T V / (q K^T 1), of sigmoids, times the gate."""
+    """Return q K^T V / (q K^T 1) of sigmoids, times the gate (Deng et al. 2024, section 3.2)."""
     if x.shape[:2] != (1, rows.own):
         return PolynormerAttention.forward(conv, x, mask)
     x = x[0].as_subclass(Tensor)
@@ -208,7 +212,7 @@ def _polynormer(conv: PolynormerAttention, rows: AllRows, x: Tensor, mask: Tenso
 
 
 def _without(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Zeros where the mask of to_dense_batch has no node. Shapes: values [N, ., .], mask [1, N]."""
+    """Zero the rows that the mask of to_dense_batch leaves empty. Shapes: values [N, ., .], mask [1, N]."""
     return values if mask is None else values.masked_fill(~mask[0][:, None, None], 0.0)
 
 
@@ -243,7 +247,7 @@ def _dims(x: Tensor, dim: Dim) -> tuple[int, ...]:
 
 
 def _reduced(x: object, dim: Dim) -> tuple[int, ...]:
-    """The dimensions of `dim`, where that in which rows stand is one of them; else none."""
+    """Return the dimensions of `dim` if they include the row dimension, else none."""
     dims = _dims(x, dim) if isinstance(x, NodeRows) and x.ndim else ()
     return dims if isinstance(x, NodeRows) and x.at in dims else ()
 
@@ -254,7 +258,7 @@ def _sums(rows: AllRows, x: Tensor, dims: tuple[int, ...], keepdim: bool) -> Ten
 
 
 def _number(rows: AllRows, x: NodeRows, dims: tuple[int, ...]) -> int:
-    """How many entries of all nodes are reduced to one."""
+    """Return the number of entries, over all nodes, that reduce to one."""
     return rows.number(x.kind) * math.prod(x.shape[each] for each in dims if each != x.at)
 
 
@@ -298,18 +302,18 @@ def _std(rows: AllRows, *args: object, **given: object) -> object:
 def _norm(
     rows: AllRows, input: NodeRows, p: object = 2, dim: Dim = None, keepdim: bool = False, **given: object
 ) -> object:
-    """Euclidean. `given`: a dtype."""
+    """Return the Euclidean norm. given: a dtype."""
     if p not in (2, None, "fro") or given or not (dims := _reduced(input, dim)):
         return NotImplemented
     squares = _sums(rows, widened(input.plain()).square(), dims, keepdim)
-    some = squares > 0  # of nothing but zeros the gradient is 0
+    some = squares > 0  # the gradient of an all-zero row is 0
     return torch.where(some, torch.where(some, squares, 1).sqrt(), 0).to(input.dtype)
 
 
 def _linalg_norm(
     rows: AllRows, input: NodeRows, ord: object = None, dim: Dim = None, *rest: bool, **given: object
 ) -> object:
-    """Of vectors; without `ord` of all entries."""
+    """Return the norm of vectors; without `ord`, of all entries."""
     if ord is not None and not isinstance(dim, int):
         return NotImplemented
     return _norm(rows, input, ord, dim, *rest, **given)
@@ -321,7 +325,7 @@ def _normalize(rows: AllRows, input: NodeRows, p: float = 2, dim: int = 1, eps: 
 
 
 def _exponentials(rows: AllRows, input: NodeRows, dim: Dim, dtype: DType) -> tuple[Tensor, Tensor] | None:
-    """x - max x, and the sum of its exponentials."""
+    """Return x - max x and the sum of its exponentials."""
     if dim is None or not (dims := _reduced(input, dim)):
         return None
     x = input if dtype is None else input.to(dtype)
@@ -342,7 +346,7 @@ def _log_softmax(
 
 
 def _extreme_of(x: Tensor, dims: tuple[int, ...], reduce: Callable[..., Tensor]) -> Tensor:
-    """torch's amax or amin with kept dimensions; of no rows the value that no other is beyond."""
+    """Return torch's amax or amin with kept dimensions; without rows, the identity of the reduction."""
     if all(x.shape[each] for each in dims):
         return reduce(x, dims, keepdim=True)
     info = torch.finfo(x.dtype) if x.is_floating_point() else torch.iinfo(x.dtype)
@@ -353,8 +357,8 @@ def _extreme_of(x: Tensor, dims: tuple[int, ...], reduce: Callable[..., Tensor])
 def _chosen(
     rows: AllRows, input: NodeRows, dims: tuple[int, ...], keepdim: bool, sign: int, *, first: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The largest (sign 1) or the smallest entries, with torch's gradient: shared by equal ones, or to the `first`; and
-    the ids of the first nodes that have them."""
+    """Return the largest (sign 1) or smallest entries, and the ids of the first nodes that have them. The gradient is
+    torch's: shared by equal entries, or given to the `first`."""
     x = input.plain()
     best = sign * rows.largest(sign * _extreme_of(x, dims, torch.amax if sign > 0 else torch.amin))
     equal, ids = x == best, rows.ids(input.kind).view([-1 if i == input.at else 1 for i in range(x.ndim)])
@@ -377,7 +381,7 @@ def _extreme(sign: int) -> Reduction:
 
 
 def _extreme_and_place(sign: int, made: Callable[..., object]) -> Reduction:
-    """max and min: of one dimension with the place of the first, of all dimensions without."""
+    """Return max or min: over one dimension with the index of the first, over all dimensions without."""
 
     def first(rows: AllRows, input: NodeRows, dim: object = None, keepdim: bool = False) -> object:
         if not (dim is None or isinstance(dim, int)) or not (dims := _reduced(input, dim)):
@@ -392,7 +396,7 @@ def _extreme_and_place(sign: int, made: Callable[..., object]) -> Reduction:
 
 
 def _matmul(rows: AllRows, input: Tensor, other: Tensor) -> object:
-    """A^T B: a sum over rows."""
+    """Return A^T B, a sum over rows."""
     both = isinstance(input, NodeRows) and isinstance(other, NodeRows)
     if not both or input.at != input.ndim - 1 or other.at != max(0, other.ndim - 2):
         return NotImplemented
@@ -401,7 +405,7 @@ def _matmul(rows: AllRows, input: Tensor, other: Tensor) -> object:
 
 
 def _of_equation(args: Sequence[object]) -> tuple[set[str], int | None]:
-    """Names of the dimensions of rows in an equation of einsum, and where the one stands in what it gives."""
+    """Return the names of the row dimensions in an einsum equation, and the position of one in its output."""
     equation, operands = str(args[0]).replace(" ", ""), _flat(args[1:])
     inputs, _, out = equation.partition("->")
     if "..." in equation or "->" not in equation:
@@ -419,7 +423,7 @@ def _einsum(rows: AllRows, *args: object) -> object:
 
 
 def _scattered(name: str, body: Callable[..., Tensor]) -> Reduction:
-    """Sums by number into a table of all nodes, as the one row of a single graph."""
+    """Return a scatter into a table of all nodes, where index 0 is the row of the single graph."""
 
     def scatter(rows: AllRows, input: Tensor, dim: int, index: Tensor, src: Tensor, **given: object) -> object:
         at = dim % input.ndim

@@ -1,9 +1,9 @@
-"""torch.utils.checkpoint and PyG's reversible modules inside of a user's model.
+"""torch.utils.checkpoint and PyG's reversible modules in a user's model.
 
-Both run a part of the model again in backward, where no exchange of rows and no keyed mask belongs. Inside of `kept`
-the part runs once and its activations are kept: the same numbers, in more memory. Running statistics of BatchNorm1d
-move twice in a checkpointed part, as in PyG's own loop; a part that changes other buffers, or numbers that modules keep
-as attributes, is refused.
+Both run a part of the model again in backward, where row exchanges and keyed masks must not run. Inside `kept` the part
+runs once and keeps its activations: same values, more memory. As in PyG's own loop, a checkpointed part updates the
+running statistics of BatchNorm1d twice. A part that changes other buffers, or numbers kept as module attributes, is
+refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def runs_again() -> bool:
 
 @contextmanager
 def kept(net: nn.Module) -> Iterator[None]:
-    """Inside, nothing runs again in backward."""
+    """Within the context, no part runs again in backward."""
     _install()
     before = _KEPT.set(net)
     try:
@@ -53,9 +53,8 @@ def _reversible(forward: Callable[..., object], *args: object, **kwargs: object)
 
 @contextmanager
 def _part(*, norms: bool = True) -> Iterator[None]:
-    """Raise ValueError if the state of modules changes inside, which running again would change again.
-
-    norms: BatchNorm1d asks `runs_again`, and its buffers may change."""
+    """Raise ValueError if module state changes within the context, since running again would change it again. norms:
+    allow BatchNorm1d, which calls `runs_again`, to change its buffers."""
     counted, before = _state(without_norms=norms), _PART.set(norms)
     try:
         yield
@@ -70,7 +69,7 @@ def _part(*, norms: bool = True) -> Iterator[None]:
 
 
 def _state(*, without_norms: bool) -> dict[str, object]:
-    """Return identity and version of each buffer of the model, and each number and word that a module keeps."""
+    """Return identity and version of each buffer of the model, and each number and string that a module keeps."""
     net, found = _KEPT.get(), dict[str, object]()
     assert net is not None
     for name, module in net.named_modules():
@@ -84,7 +83,7 @@ def _state(*, without_norms: bool) -> dict[str, object]:
 
 @cache
 def _install() -> None:
-    """Ranks may be threads: torch's two ways to checkpoint are replaced once, and ask whether `kept` is entered."""
+    """Replace torch's two checkpoint functions once, for all threads; they look up whether `kept` is active."""
     reentrant, other = checkpointing.CheckpointFunction, checkpointing._checkpoint_without_reentrant_generator
 
     class Checkpoint(reentrant):
@@ -102,5 +101,5 @@ def _install() -> None:
         with _part():
             yield
 
-    setattr(checkpointing, "CheckpointFunction", Checkpoint)  # noqa: B010 - pyright knows the name as a class
+    setattr(checkpointing, "CheckpointFunction", Checkpoint)  # noqa: B010 - pyright treats the name as a class
     setattr(checkpointing, "_checkpoint_without_reentrant_generator", without_reentrant)  # noqa: B010

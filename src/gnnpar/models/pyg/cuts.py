@@ -1,9 +1,9 @@
-"""A PyG model as a list of layers: its forward, recorded, and cut once between any two convolutions.
+"""A PyG model as a list of layers: its recorded forward, cut between each two convolutions.
 
-A layer is one convolution and the steps around it that treat each row alone. Where two convolutions follow each other,
-the cut lies where the tensors that are still read afterwards have the fewest columns, of several such places at the
-first. All of these tensors travel: the input of a residual, what jumping knowledge gathers, the first rows of GCNII.
-What depends on no row (a softmax of a parameter) is made anew in the layer that reads it.
+A layer is one convolution and the row-wise steps around it. Between two convolutions, the cut lies where the tensors
+still read later have the fewest columns (the first such place). All of these tensors are sent: the input of a residual,
+inputs of jumping knowledge, the initial rows of GCNII. Values that depend on no row (a softmax of a parameter) are
+recomputed in the layer that reads them.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ from gnnpar.models.pyg.dropout import LAST_TAG
 from gnnpar.models.pyg.few_nodes import FewNodes
 from gnnpar.models.pyg.tape import FEATURES, Own, Step, Tape, merged, recording
 
-_ROWS = (11, 13)  # of the two recordings
-_NOWHERE = 2**60  # columns of what cannot travel
+_ROWS = (11, 13)  # numbers of rows in the two recordings
+_NOWHERE = 2**60  # columns at a place where no cut is possible
 
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """The steps of a layer, or of what stands before the first or behind the last. `reads`, `gives`: values that enter
-    and leave; `tails`: shapes of their rows; `copied`: of what enters, what steps write into; `dropped`: after each
-    step, values that nothing reads any more. `after`: the tag of the last dropout before."""
+    """The steps of a layer, or of the part before the first or after the last.
+
+    reads, gives: values that enter and leave. tails: shapes of their rows. copied: inputs that steps write into.
+    dropped: after each step, values not read again. after: tag of the last dropout before the segment.
+    """
 
     steps: tuple[Step, ...]
     reads: tuple[str, ...]
@@ -42,7 +44,7 @@ class Segment:
     after: int
 
     def run(self, net: nn.Module, carry: Rows) -> Rows:
-        """Shapes: carry [N, columns] of each of `reads` -> [N, columns] of each of `gives`."""
+        """Run the steps. Shapes: activations [N, columns] for each of `reads` -> [N, columns] for each of `gives`."""
         own = {Own.ROWS: len(carry[0]), Own.DTYPE: carry[0].dtype, Own.DEVICE: carry[0].device}
         values = {name: t.view(len(t), *self.tails[name]) for name, t in zip(self.reads, carry, strict=True)}
         values |= {name: values[name].clone() for name in self.copied}
@@ -57,13 +59,13 @@ class Segment:
 
 
 Program = tuple[Segment, ...]
-"""What stands before the first layer, the layers, what stands behind the last."""
+"""The part before the first layer, the layers, the part after the last."""
 
 
 @dataclass(frozen=True, eq=False)
 class Cuts:
-    """`programs`: by (does the model train, have edges weights). `widths`: of the carry in front of each layer in
-    training. `titles`: what made it. `layer_of`: of parameters that are read in a layer."""
+    """A model cut into layers. programs: by (training, weighted). widths: of the activations before each layer in
+    training. titles: the modules that made them. layer_of: layer of each parameter read in a layer."""
 
     programs: Mapping[tuple[bool, bool], Program]
     widths: tuple[tuple[int, ...], ...]
@@ -75,10 +77,8 @@ class Cuts:
 
 
 def cut(model: nn.Module, convs: Sequence[str], in_dim: int, *, weighted: Iterable[bool]) -> Cuts:
-    """Of a model whose submodule `net` is the user's. ValueError says why it has no layers apart.
-
-    convs: names of the convolutions in `net`, in the order in which they run.
-    """
+    """Cut a model with the user's module as submodule `net`. ValueError says why it cannot run by layers. convs: names
+    of the convolutions in `net`, in the order in which they run."""
     programs: dict[tuple[bool, bool], Program] = {}
     titles: tuple[tuple[str, ...], ...] = ()
     dtype = next(model.parameters(), torch.zeros(0)).dtype
@@ -104,7 +104,7 @@ def cut(model: nn.Module, convs: Sequence[str], in_dim: int, *, weighted: Iterab
 
 
 def _python_state(model: nn.Module) -> dict[str, object]:
-    """Numbers and words that modules of the user keep as attributes."""
+    """Return numbers and strings that the user's modules keep as attributes."""
     return {
         f"{name}.{key}".removeprefix("net."): value
         for name, module in model.named_modules()
@@ -114,7 +114,7 @@ def _python_state(model: nn.Module) -> dict[str, object]:
 
 
 def example(model: nn.Module, rows: int, in_dim: int, training: bool, weighted: bool) -> tuple[FewNodes, Tensor]:
-    """A graph of so many rows, and features of them [rows, in_dim]."""
+    """Return a graph of `rows` nodes, and features [rows, in_dim]."""
     like = next(model.parameters(), torch.zeros(0))
     x = torch.randn(rows, in_dim, generator=torch.Generator().manual_seed(rows)).to(like)
     return FewNodes(x, torch.ones(rows).to(like) if weighted else None, training=training), x
@@ -125,7 +125,7 @@ def _widths(segment: Segment) -> tuple[int, ...]:
 
 
 def _titles(tape: Tape, segment: Segment) -> tuple[str, ...]:
-    """What made the rows that enter."""
+    """Return the modules that made the input rows."""
     made = {FEATURES: FEATURES}
     for step in tape.steps:
         for name in step.results:
@@ -134,7 +134,7 @@ def _titles(tape: Tape, segment: Segment) -> tuple[str, ...]:
 
 
 def _layers_of_parameters(programs: Iterable[Program], net: nn.Module) -> dict[str, int]:
-    """ValueError where one is read in two layers, which may be of two ranks."""
+    """Return the layer of each parameter. ValueError if two layers, possibly on two ranks, read the same one."""
     names = {id(parameter): name for name, parameter in net.named_parameters()}
     found: dict[str, int] = {}
     for program in programs:
@@ -147,7 +147,7 @@ def _layers_of_parameters(programs: Iterable[Program], net: nn.Module) -> dict[s
 
 
 class _Flow:
-    """Which values depend on rows, and from where to where they live. A cut at c is in front of step c."""
+    """Values that depend on rows, with their lifetimes. A cut at c lies before step c."""
 
     def __init__(self, tape: Tape) -> None:
         self.tape, end = tape, len(tape.steps)
@@ -173,13 +173,13 @@ class _Flow:
             self.columns.append(self.columns[-1] + each)
 
     def alive(self, at: int) -> tuple[str, ...]:
-        """Values that a cut hands on, in the order in which they were made."""
+        """Return the values alive across a cut, in the order in which they were made."""
         return tuple(
             name for name, made in self.made.items() if name in self.of_rows and made < at <= self.last.get(name, -1)
         )
 
     def between(self, first: int, second: int, names: str) -> int:
-        """The place of the fewest columns behind step `first` and in front of step `second`."""
+        """Return the cut with the fewest columns after step `first` and before step `second`."""
         best = min(range(first + 1, second + 1), key=lambda at: self.columns[at])
         if self.columns[best] >= _NOWHERE:
             kept = next(name for name in self.alive(best) if name not in self.tape.tails)
@@ -211,7 +211,7 @@ def _segment(flow: _Flow, first: int, last: int) -> Segment:
     gives = (tape.out,) if last == len(tape.steps) else flow.alive(last)
     chosen: list[Step] = []
     needed = set[str]()
-    for i in range(last - 1, -1, -1):  # backwards: what depends on no row is taken where somebody reads it
+    for i in range(last - 1, -1, -1):  # backwards: place a value without rows where it is read
         step = tape.steps[i]
         of_rows = not flow.of_rows.isdisjoint((*step.values, *step.results))
         if (of_rows and i >= first) or (not of_rows and not needed.isdisjoint(step.results)):

@@ -1,4 +1,4 @@
-"""Dropout of a PyG model: masks keyed by node in the place of random ones, so that they are the same on any rank."""
+"""Dropout of a PyG model with masks keyed by node, so that they are equal on any rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gnnpar.models.pyg.layout import Layout
 from gnnpar.models.pyg.marks import HERE, EdgeRows
 from gnnpar_kernels import keep_mask
 
-LAST_TAG = 16  # before the first dropout of a pass; those of gnnpar's own models have smaller ones
+LAST_TAG = 16  # before the first dropout of a pass; gnnpar's own models use smaller tags
 _DROPOUTS = frozenset({F.dropout, torch.dropout})
 _OTHER_NOISE = frozenset(
     {
@@ -30,7 +30,7 @@ _OTHER_NOISE = frozenset(
 
 
 def _fills_weights() -> bool:
-    """Whether a module initialises its weights, as lazy modules do in their first forward."""
+    """Return True if a module initialises its weights, as lazy modules do in their first forward."""
     return any(frame.f_code.co_name == "reset_parameters" for frame, _ in walk_stack(None))
 
 
@@ -38,16 +38,18 @@ def _fills_weights() -> bool:
 def keyed_dropout(
     g: Graph, num_rows: int, layout: Layout | None = None, *, edge_ids: Tensor | None = None, after: int = LAST_TAG
 ) -> Iterator[None]:
-    """Inside, dropout draws masks keyed by node, on rows of edges by edge; other noise that torch's functions draw is
-    refused. `layout`: rows are those of one type of nodes. Shapes: edge_ids [E]: tensors of E rows that are not
-    `num_rows` are rows of edges, also without a mark. `after`: the tag of the last dropout of the pass before."""
+    """Within the context, dropout draws masks keyed by node, and on rows of edges by edge.
+
+    Other noise from torch's functions is refused. layout: rows are of one node type. after: tag of the last dropout of
+    the pass so far. Shapes: edge_ids [E]; tensors of E rows (E not `num_rows`) count as rows of edges without a mark.
+    """
     with _KeyedDropout(g.at(0), num_rows, edge_ids=edge_ids, layout=layout, after=after):
         yield
 
 
 @contextmanager
 def no_dropout() -> Iterator[None]:
-    """Inside, dropout is refused: what it would act on is no row of a node."""
+    """Within the context, refuse dropout, since it would not act on rows of nodes."""
     with _KeyedDropout(None, 0):
         yield
 
@@ -70,14 +72,14 @@ class _RefusedInEvaluation(TorchFunctionMode):
 
 @contextmanager
 def no_dropout_in_evaluation() -> Iterator[None]:
-    """Inside, a model that evaluates is refused where it drops entries."""
+    """Within the context, refuse a model that drops entries in evaluation."""
     with _RefusedInEvaluation():
         yield
 
 
 class _KeyedDropout(TorchFunctionMode):
-    """F.dropout and nn.Dropout on rows of nodes become g.dropout, each call of a pass with a tag of its own; on rows of
-    edges, masks of attention dropout. `g`: None: dropout is refused."""
+    """Turn F.dropout and nn.Dropout on rows of nodes into g.dropout, with a new tag per call of a pass. On rows of
+    edges, use masks of attention dropout. g=None: refuse dropout."""
 
     def __init__(
         self,
@@ -117,7 +119,7 @@ class _KeyedDropout(TorchFunctionMode):
             return self._of_edges(self.g, x, float(p))
         if self.layout is not None:
             return self.layout.dropout(self.g, x, float(p), tag=self.tag)
-        if x.ndim > 2 and x.shape[:2] == (1, self.num_rows):  # of to_dense_batch
+        if x.ndim > 2 and x.shape[:2] == (1, self.num_rows):  # from to_dense_batch
             return self.g.dropout(x[0], float(p), tag=self.tag)[None]
         if x.shape[0] != self.num_rows:
             raise ValueError(f"the model drops entries of {list(x.shape)}, which are no rows of nodes or edges")

@@ -1,4 +1,4 @@
-"""The graph on which a PyG model is looked at before it is trained: a few nodes."""
+"""The small graph on which a PyG model is checked before training."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from gnnpar.graph import InEdges, Message, Reduction
 from gnnpar.models.pyg.dropout import LAST_TAG
 
 Ends = tuple[Tensor, Tensor, Tensor]
-"""Sources, destinations and types of edges, each [E], by destination."""
+"""Sources, destinations and types of edges, each [E], sorted by destination."""
 
 
 class FewNodes:
-    """n nodes, each with a self loop, or edges of their own. Shapes: like [n, ...]; in_weight [n]; edge_attr [E, D].
-
-    `training`: masks are asked for, and those of rows keep everything. `last_tag`: of dropout of rows so far.
-    """
+    """n nodes with a self loop each, or with given edges. Shapes: like [n, ...]; in_weight [n]; edge_attr [E, D].
+    training: draw masks; masks of rows keep everything. last_tag: tag of the last dropout of rows so far."""
 
     normalised = False
 
@@ -68,7 +66,7 @@ class FewNodes:
         return len(self.node_ids)
 
     def moments(self, x: Tensor) -> None:
-        """Running statistics are used."""
+        """Return None, so that running statistics are used."""
 
     def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
         return part

@@ -1,9 +1,8 @@
-"""Models of dictionaries by type, HeteroConv, HGTConv and what to_hetero makes, on a typed graph laid out as one.
+"""Models of dictionaries by type (HeteroConv, HGTConv, to_hetero) on a typed graph laid out as one graph.
 
-`x_dict` holds the rows of a rank by type, in the place of an entry of `edge_index_dict` stands the number of a
-relation, and where a convolution calls `propagate` on it, the fold that takes over sees the edges of that relation
-alone: rows of its source type are put where they stand among all rows, and of the results those of its destination
-type are picked out.
+`x_dict` holds the rows of a rank by type. An entry of `edge_index_dict` holds the number of a relation. When a
+convolution calls `propagate` on it, the fold sees the edges of that relation only: it reads rows of the source type at
+their places among all rows, and returns the result rows of the destination type.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ from gnnpar.models.pyg.layout import Layout, NodeRows
 from gnnpar.models.pyg.marks import EdgeRows, Edges, Here, Refused, Weights, replaced
 from gnnpar.models.pyg.propagate import Forward, Way, is_plain
 
-_BY_KEY = "__"  # joins the names of an edge type in what to_hetero makes, and in PyG's ModuleDict
+_BY_KEY = "__"  # joins the names of an edge type in the output of to_hetero, and in PyG's ModuleDict
 
 
 class RelationEdges(Edges):
-    """In the place of an entry of edge_index_dict. `number`: of the edge type."""
+    """Placeholder for an entry of edge_index_dict. number: of the edge type."""
 
     name = "an entry of edge_index_dict"
     number: int
 
 
 class Unseen(nn.Module):
-    """Stands for a class that can be made with the types of a dataset alone, before there is one."""
+    """Placeholder for a class that needs the types of a dataset, until one is given."""
 
     def __init__(self, factory: Callable[..., object]) -> None:
         super().__init__()
@@ -51,11 +50,11 @@ class Unseen(nn.Module):
             self.forward = partial(factory.forward, self)
 
     def forward(self, x_dict: object, edge_index_dict: object) -> None:
-        """The arguments of a model of dictionaries."""
+        """Take the arguments of a model of dictionaries."""
 
 
 def reads_dictionaries(net: nn.Module) -> bool:
-    """By types of nodes and of edges. What to_hetero makes has a module for each type of edges, a__to__b."""
+    """Return True if the model reads dictionaries by type. The output of to_hetero has submodules a__to__b."""
     first = next(iter(inspect.signature(net.forward).parameters), "")
     kinds = HeteroConv | pyg.HANConv | pyg.HGTConv | Unseen
     if first.endswith("_dict") or any(isinstance(each, kinds) for each in net.modules()):
@@ -64,12 +63,12 @@ def reads_dictionaries(net: nn.Module) -> bool:
 
 
 ANY_SCHEMA = Schema((("a", 3), ("b", 5)), (("a", "to", "b"), ("b", "of", "a"), ("a", "by", "a")), "a")
-"""For a model that is made with the metadata of any graph."""
+"""For a model built with the metadata of any graph."""
 
 
 def schema_for(net: nn.Module) -> Schema:
-    """Types that a model was written for, as its modules name them, without labels: widths differ, which modules of
-    lazy width take. ANY_SCHEMA where they name none."""
+    """Return the types that a model was written for, from the names of its modules; ANY_SCHEMA if they name none. The
+    schema has no labels. Its widths differ, which lazy modules accept."""
     edges: dict[tuple[str, str, str], None] = {}
     for each in net.modules():
         if isinstance(each, HeteroConv):
@@ -84,7 +83,7 @@ def schema_for(net: nn.Module) -> Schema:
 
 
 def one_of_each(schema: Schema) -> tuple[Tensor, Tensor, Tensor]:
-    """An edge of each type between a node of each type, which its number names: source, destination, type [R]."""
+    """Return one edge of each type between nodes numbered by their type: source, destination, type, each [R]."""
     ends = [(schema.names.index(a), schema.names.index(b)) for a, _, b in schema.edges]
     order = sorted(range(len(ends)), key=lambda r: ends[r][1])
     source, destination = torch.tensor([ends[r] for r in order]).t()
@@ -92,8 +91,8 @@ def one_of_each(schema: Schema) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def hetero_way(conv: MessagePassing) -> Way | None:
-    """Of convolutions that take dictionaries themselves; None: it is none of them. ValueError where it is one that is
-    not carried."""
+    """Return the aggregation path of a convolution that takes dictionaries itself, or None for any other. ValueError if
+    it takes dictionaries and is not supported."""
     if not isinstance(conv, pyg.HGTConv):
         return None
     if type(conv) is not pyg.HGTConv or not is_plain(conv):
@@ -103,7 +102,7 @@ def hetero_way(conv: MessagePassing) -> Way | None:
 
 @dataclass(frozen=True, eq=False)
 class TypedGraph:
-    """A view of a typed graph, laid out as one, and where its types stand."""
+    """A view of a typed graph laid out as one graph, with the positions of its types."""
 
     g: Graph
     layout: Layout
@@ -113,37 +112,37 @@ class TypedGraph:
         return self.layout.schema
 
     def edges(self) -> dict[tuple[str, str, str], RelationEdges]:
-        """edge_index_dict."""
+        """Return edge_index_dict."""
         found = {key: RelationEdges.of(self.here(number)) for number, key in enumerate(self.schema.edges)}
         for number, edges in enumerate(found.values()):
             edges.number = number
         return found
 
     def weights(self) -> dict[tuple[str, str, str], Weights]:
-        """edge_weight_dict."""
+        """Return edge_weight_dict."""
         return {key: Weights.of(self.here(number)) for number, key in enumerate(self.schema.edges)}
 
     def here(self, number: int) -> Here:
         return Here(RelationGraph(self, number))
 
     def attributes(self) -> dict[tuple[str, str, str], EdgeRows]:
-        """edge_attr_dict: rows of the in-edges of a rank's own rows, by edge type and ascending id."""
+        """Return edge_attr_dict: rows of the in-edges of own rows, by edge type and ascending id."""
         assert self.g.edge_attr is not None
         return {key: EdgeRows.of(self.g.edge_attr[self.places(number)]) for number, key in enumerate(self.schema.edges)}
 
     def places(self, number: int) -> Tensor:
-        """Of the edges of a type among the edge operands, [e] int64."""
+        """Return the places of a type's edges among the edge operands, [e] int64."""
         assert self.g.edge_type is not None
         return (self.g.edge_type == number).nonzero().flatten()
 
     def forward(self, way: Way, conv: MessagePassing, forward: Forward) -> Forward:
-        """As `way.forward`, on the relation with the edges that the convolution is given."""
+        """Return `way.forward` on the relation of the edges passed to the convolution."""
         if isinstance(way, TypedAttention):
             return way.attention(conv, self)
 
         def run(*args: object, **kwargs: object) -> object:
             edges = next((each for each in (*args, *kwargs.values()) if isinstance(each, RelationEdges)), None)
-            if edges is None and isinstance(conv, pyg.HANConv):  # takes all edge types, and propagates on one at a time
+            if edges is None and isinstance(conv, pyg.HANConv):  # takes all edge types, calls propagate per type
                 with replaced(conv, {"propagate": self.forward(way, conv, conv.propagate)}):
                     return forward(*args, **kwargs)
             if edges is None:
@@ -161,17 +160,17 @@ class TypedGraph:
 
 
 def _unmarked(value: object) -> object:
-    """Rows of a type of nodes without their mark, also in a tuple."""
+    """Return rows of a node type without their mark, also in a tuple."""
     if isinstance(value, tuple):
         return tuple(map(_unmarked, value))
     return value.plain() if isinstance(value, NodeRows) else value
 
 
 class RelationGraph:
-    """The edges of one relation as a graph from nodes of one type to nodes of one type.
+    """The edges of one relation, as a graph from nodes of one type to nodes of one type.
 
-    A `Graph` whose source rows are rows of the source type, all others of the destination type. What is local to rows
-    is of the destinations; a convolution that reads it of its sources, GCN's norm, takes one type alone.
+    Source rows are of the source type, all others of the destination type. Row-local data is of the destinations; a
+    convolution that reads it for its sources (GCN's norm) takes one type only.
     """
 
     normalised = False
@@ -182,7 +181,7 @@ class RelationGraph:
         self.source_kind, self.kind = self.layout.number(source), self.layout.number(destination)
 
     def check(self, given: object) -> None:
-        """Refused where an argument holds rows of nodes of another type."""
+        """Raise ValueError if an argument holds rows of another node type."""
         rows_of = given if isinstance(given, tuple) else (given,)
         for place, rows in enumerate(rows_of):
             wanted = (self.source_kind, self.kind)[place : place + 1 if len(rows_of) == 2 else None]
@@ -209,12 +208,12 @@ class RelationGraph:
 
     @property
     def in_degree(self) -> Tensor:
-        """By this relation."""
+        """In-degree by this relation."""
         return self._own(self.g.type_degree(len(self.typed.schema.edges)))[:, self.number]
 
     @property
     def in_weight(self) -> Tensor | None:
-        """By this relation: a sum of its own, since shards hold sums over all relations."""
+        """Sum of in-edge weights by this relation, computed here because shards hold sums over all relations."""
         if self.g.in_weight is None:
             return None
         ones = torch.ones_like(self.g.in_weight)[:, None]
@@ -231,11 +230,11 @@ class RelationGraph:
 
     @property
     def edge_type(self) -> None:
-        """They are all of one."""
+        """None: all edges are of one type."""
 
     @property
     def in_edges(self) -> InEdges:
-        """Numbered by the rows of the two types."""
+        """In-edges, numbered by the rows of the two types."""
         edges, places = self.g.in_edges, self.typed.places(self.number)
         source, row = edges.source[places], edges.row[places]
         source_place, place = (self.layout.places(kind) for kind in (self.source_kind, self.kind))
@@ -287,7 +286,7 @@ def _as_it_is(local: Local, *rows: Tensor) -> Rows:
 
 @dataclass(frozen=True)
 class TypedAttention:
-    """HGTConv: keys and values travel once for all relations, matrices of relations are applied where edges end."""
+    """HGTConv: keys and values are sent once for all relations; destinations apply the matrices of relations."""
 
     title = "mapped to attention by types of nodes and edges"
     whole = False
@@ -297,7 +296,7 @@ class TypedAttention:
         raise ValueError("is a HGTConv outside of a model of dictionaries by type, which is not carried")
 
     def attention(self, conv: MessagePassing, typed: TypedGraph) -> Callable[..., dict[str, Tensor]]:
-        """The convolution's forward on the rows of a rank."""
+        """Return the convolution's forward on the rows of a rank."""
         assert isinstance(conv, pyg.HGTConv)
 
         def forward(x_dict: Mapping[str, Tensor], edge_index_dict: Mapping[object, object]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The rows of each type of nodes, among the rows of a typed graph that is laid out as one."""
+"""Positions of each node type's rows in a typed graph laid out as one graph."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Called = Callable[..., object]
 
 
 class Reductions(Protocol):
-    """What functions of rows of nodes give where they reduce the rows of all nodes. `active`: is it asked?"""
+    """Results of functions that reduce the rows of all nodes. active: intercept such functions."""
 
     active: bool
 
@@ -27,12 +27,12 @@ class Reductions(Protocol):
 
 
 REDUCES: ContextVar[Reductions | None] = ContextVar("reduces", default=None)
-"""Of the forward that runs; None: functions reduce a rank's own rows."""
+"""Set while a forward runs; None: functions reduce a rank's own rows."""
 
 
 class NodeRows(Tensor):
-    """Rows of nodes of one type: a tensor whose results are marked as it is, which sets them apart from rows of another
-    type, of which a rank may hold as many. Rows of two types do not mix. `at`: the dimension in which rows stand."""
+    """Rows of nodes of one type: a tensor that marks its results too. The mark tells rows of two types apart even if a
+    rank holds equally many of both. Rows of two types do not mix. at: the row dimension."""
 
     kind: ClassVar[int]
     at: int = 0
@@ -53,7 +53,7 @@ class NodeRows(Tensor):
         return found.called(cls, func, args, given)
 
     def plain(self) -> Tensor:
-        """The same without the mark."""
+        """Return the same tensor without the mark."""
         return self.as_subclass(Tensor)
 
 
@@ -64,7 +64,7 @@ def _marked(kind: int) -> type[NodeRows]:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Which of a rank's `num_rows` rows are of which type. Shapes: rows[t] [N_t] int64, ascending."""
+    """The type of each of a rank's `num_rows` rows. Shapes: rows[t] [N_t] int64, ascending."""
 
     schema: Schema
     rows: tuple[Tensor, ...]
@@ -72,7 +72,7 @@ class Layout:
 
     @staticmethod
     def of(schema: Schema, x: Tensor) -> Layout:
-        """As the last columns of features say; kept as long as x lives. Shapes: x [N, schema.width]."""
+        """Read the layout from the last columns of the features; cached while x lives. Shapes: x [N, schema.width]."""
         found = _layouts.get(x)
         if found is None or found.schema is not schema:
             kinds = len(schema.nodes)
@@ -82,34 +82,32 @@ class Layout:
         return found
 
     def features(self, x: Tensor) -> dict[str, Tensor]:
-        """x_dict: the types that have features, each its own columns. Shapes: x [N, width] -> [N_t, width_t]."""
+        """Return x_dict: each type with features and its columns. Shapes: x [N, width] -> [N_t, width_t]."""
         columns = enumerate(zip(self.schema.nodes, self.schema.columns, strict=True))
         return {name: self.pick(t, x[:, own]) for t, ((name, width), own) in columns if width}
 
     def number(self, name: str) -> int:
-        """Of a type of nodes."""
+        """Return the number of a node type."""
         return self.schema.names.index(name)
 
     def pick(self, kind: int, table: Tensor) -> NodeRows:
-        """Rows of one type, marked. Shapes: [N, ...] -> [N_t, ...]."""
+        """Return rows of one type, marked. Shapes: [N, ...] -> [N_t, ...]."""
         rows = table if len(self.rows) == 1 else table.index_select(0, self.rows[kind])
         return self.of_kind(kind, rows)
 
     def of_kind(self, kind: int, rows: Tensor) -> NodeRows:
-        """Rows of one type, with their mark. Shapes: [N_t, ...]."""
+        """Mark rows of one type. Shapes: [N_t, ...]."""
         return rows.as_subclass(_marked(kind))
 
     def places(self, kind: int) -> Tensor:
-        """The place of each row among those of its type, [N] int64; -1: of another type."""
+        """Return the index of each row among those of the type, [N] int64, -1 for rows of other types."""
         found = torch.full((self.num_rows,), -1, device=self.rows[kind].device)
         found[self.rows[kind]] = torch.arange(len(self.rows[kind]), device=found.device)
         return found
 
     def place(self, kind: int, rows: Tensor) -> Tensor:
-        """Rows of one type among those of all, zeros elsewhere, without a mark. Shapes: [N_t, ...] -> [N, ...].
-
-        ValueError where they are rows of another type, or not one a node.
-        """
+        """Scatter rows of one type into all rows, zeros elsewhere, without a mark. Shapes: [N_t, ...] -> [N, ...].
+        ValueError if they are rows of another type, or not one per node."""
         plain = rows.plain() if isinstance(rows, NodeRows) else rows
         if (isinstance(rows, NodeRows) and rows.kind != kind) or not rows.ndim or len(rows) != len(self.rows[kind]):
             raise ValueError(
@@ -121,20 +119,19 @@ class Layout:
         return plain.new_zeros(self.num_rows, *plain.shape[1:]).index_copy(0, self.rows[kind], plain)
 
     def kind_of(self, rows: Tensor) -> int | None:
-        """The type whose rows they are: as they are marked, or without a mark by their number, where one has so many;
-        None: nothing says it."""
+        """Return the type of rows, from their mark, or from their number if one type alone has so many; else None."""
         if isinstance(rows, NodeRows):
             return rows.kind if rows.ndim and len(rows) == len(self.rows[rows.kind]) else None
         found = [kind for kind, own in enumerate(self.rows) if rows.ndim and len(own) == len(rows)]
         return found[0] if len(found) == 1 else None
 
     def marked(self, out: object) -> object:
-        """A tensor of as many rows as one type has, as rows of that type."""
+        """Mark a tensor that has as many rows as one type alone."""
         kind = self.kind_of(out) if isinstance(out, Tensor) else None
         return out if kind is None or not isinstance(out, Tensor) else out.as_subclass(_marked(kind))
 
     def dropout(self, g: Graph, rows: Tensor, p: float, *, tag: int) -> Tensor:
-        """Masks are keyed by node. Shapes: [N_t, ...] -> [N_t, ...]."""
+        """Apply dropout with masks keyed by node. Shapes: [N_t, ...] -> [N_t, ...]."""
         if (kind := self.kind_of(rows)) is None:
             raise ValueError(
                 f"the model drops entries of {list(rows.shape)}, which are no rows of one type of nodes; a message has "
@@ -144,10 +141,8 @@ class Layout:
         return kept if isinstance(rows, NodeRows) else kept.as_subclass(Tensor)
 
     def answers(self, out: object, width: int) -> dict[str, Tensor]:
-        """What forward gives, a dictionary by type or rows of one type: by type, what has this width.
-
-        ValueError where there are none of the type that has labels.
-        """
+        """Return the rows of this width in the output of forward (a dictionary, or rows of one type), by type.
+        ValueError without rows of the type that has labels."""
         given: Mapping[object, object] = out if isinstance(out, dict) else {}
         if isinstance(out, NodeRows):
             given = {self.schema.names[out.kind]: out}
@@ -166,7 +161,7 @@ class Layout:
         return found
 
     def logits(self, out: object, width: int) -> Tensor:
-        """`answers` as rows of all nodes; those of other types are 0. Shapes: [N_t, width] each -> [N, width]."""
+        """Return `answers` as rows of all nodes, 0 for other types. Shapes: [N_t, width] each -> [N, width]."""
         placed = [self.place(self.number(name), rows) for name, rows in self.answers(out, width).items()]
         return placed[0] if len(placed) == 1 else torch.stack(placed).sum(0)
 
@@ -176,19 +171,19 @@ _layouts: MutableMapping[Tensor, Layout] = WeakTensorKeyDictionary()
 
 @dataclass(frozen=True, eq=False)
 class OfOneType:
-    """Moments of the rows of one type of nodes."""
+    """Moments of the rows of one node type."""
 
     g: Graph
     layout: Layout
     kind: int
 
     def moments(self, x: Tensor) -> Moments | None:
-        """Two sums over all rows of the graph: first of the rows and their number, then of squares around the mean.
-        Shapes: x [N_t, F]."""
+        """Return the moments, from two sums over all rows of the graph: of rows and their number, then of squared
+        deviations. Shapes: x [N_t, F]."""
         first = self.g.moments(self.layout.place(self.kind, torch.cat([x, x.new_ones(len(x), 1)], 1)))
         if first is None:
             return None
-        share = first.mean[-1].detach()  # of the rows of this type among all
+        share = first.mean[-1].detach()  # share of this type's rows among all
         share = torch.where(share > 0, share, 1.0)
         mean = first.mean[:-1] / share
         around = self.g.moments(self.layout.place(self.kind, x - mean))

@@ -1,18 +1,18 @@
-"""Tensors that a user's own code computes with on a rank that holds a part of the graph.
+"""Marked tensors of edges, for a user's code on a rank that holds a part of the graph.
 
-A convolution runs as PyG runs it. Its `edge_index` holds the in-edges of the rank's own rows: the first row names
-sources, the second destinations. Both are marked, so that three operations mean what they mean on the whole graph:
+A convolution runs as PyG runs it. Its `edge_index` holds the in-edges of the rank's own rows: sources in the first row,
+destinations in the second. Both rows are marked, so that these operations mean the same as on the whole graph:
 
 - `rows[source]`, also by `index_select`: one row per edge; rows of other ranks are exchanged;
 - `rows[destination]`: one row per edge, from the rank's own rows;
-- a sum, mean, maximum or softmax by `destination`: complete, as all in-edges of an own row are here;
+- a sum, mean, maximum or softmax by `destination`: complete, since the rank holds all in-edges of its rows;
 - a sum or mean by `source`, over out-edges: rows that belong to other ranks are returned to them.
 
-Any other use of the ends, as the numbers of nodes, is refused. Rows of edges are marked too: a rank may have as
-many as rows of nodes.
+Any other use of the ends, such as node numbers, is refused. Rows of edges are marked too, since a rank may have equally
+many rows of nodes.
 """
 
-# arguments of torch's dispatch, and what its descriptors are, have no types
+# torch's dispatch arguments and its descriptors have no types
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 # pyright: reportOperatorIssue=false, reportOptionalMemberAccess=false, reportIncompatibleMethodOverride=false
 
@@ -37,8 +37,8 @@ from gnnpar.graph import Graph, InEdges, Local
 Arguments = tuple[object, ...]
 Called = Callable[..., object]
 
-_LOOP_IDS = 1 << 40  # ids of self loops that a convolution adds stand behind those of the graph's edges
-_ABOUT = frozenset(  # of a tensor, whatever it holds
+_LOOP_IDS = 1 << 40  # ids of self loops added by a convolution follow the ids of the graph's edges
+_ABOUT = frozenset(  # properties of a tensor other than its values
     {Tensor.dtype.__get__, Tensor.device.__get__, Tensor.layout.__get__, Tensor.is_cuda.__get__, Tensor.ndim.__get__}
     | {Tensor.requires_grad.__get__, Tensor.is_sparse.__get__, Tensor.dim, Tensor.is_floating_point, Tensor.is_complex}
     | {torch.is_floating_point, Tensor.is_meta.__get__, Tensor.is_quantized.__get__, Tensor.is_mkldnn.__get__}
@@ -60,7 +60,7 @@ _NEW = frozenset({"new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"
 
 
 class Refused(ValueError):
-    """A convolution asks for more than a part of the graph tells; its name stands before the message."""
+    """Raised when a convolution needs more than a part of the graph. The convolution's name precedes the message."""
 
 
 class Marked(Tensor):
@@ -94,7 +94,7 @@ class Marked(Tensor):
 
 
 def _of_nothing(rows: Tensor, shape: Arguments) -> object:
-    """The shape of a view of no edges: of (0, heads, -1) torch cannot tell the last."""
+    """Return the shape of a view without edges, since torch cannot infer the last dimension of (0, heads, -1)."""
     sizes = list(shape[0]) if shape and isinstance(shape[0], tuple | list) else list(shape)
     if sizes and sizes[0] == 0 and -1 in sizes and all(isinstance(each, int) for each in sizes):
         sizes[sizes.index(-1)] = math.prod(rows.shape[1:]) // math.prod(each for each in sizes[1:] if each != -1)
@@ -102,20 +102,20 @@ def _of_nothing(rows: Tensor, shape: Arguments) -> object:
 
 
 class EdgeRows(Marked):
-    """One row an edge; so are all results."""
+    """One row per edge. Results are marked too."""
 
     @staticmethod
     def of(rows: Tensor) -> EdgeRows:
         return rows.as_subclass(EdgeRows)
 
     def plain(self) -> Tensor:
-        """The same without the mark."""
+        """Return the same tensor without the mark."""
         return self.as_subclass(Tensor)
 
 
 class Given(Marked):
-    """A placeholder for something of edges, which is made when it is read. `inside`: a convolution runs; outside of
-    one it may be read where the graph is whole."""
+    """A placeholder for edge data, which is made when it is read. inside: a convolution runs. Outside of one, it may be
+    read only if the graph is whole."""
 
     name = ""
     here: Here
@@ -131,11 +131,11 @@ class Given(Marked):
 
     @classmethod
     def nothing(cls, g: Graph) -> tuple[tuple[int, ...], Tensor]:
-        """The shape of no edges, and a tensor of the device and type that it answers with before it is read."""
+        """Return the shape without edges, and a tensor with the device and type to report until the data is read."""
         return (0,), g.node_ids
 
     def opened(self, func: Called, args: Arguments) -> object:
-        """The tensor that it stands for; ValueError where a rank holds a part of it."""
+        """Return the tensor of this placeholder. ValueError if the rank holds only a part of it."""
         if func is Tensor.size and args[1:] == (0,) and isinstance(self, Edges):
             return self
         if not self.inside and not self.here.whole:
@@ -150,7 +150,7 @@ class Given(Marked):
 
 
 class Edges(Given):
-    """In the place of edge_index."""
+    """Placeholder for edge_index."""
 
     name = "edge_index"
 
@@ -163,14 +163,14 @@ class Edges(Given):
 
 
 class Flipped(Edges):
-    """In the place of edge_index.flip([0])."""
+    """Placeholder for edge_index.flip([0])."""
 
     def stands_for(self, here: Here) -> Tensor:
         return here.ends.flip([0])
 
 
 class Weights(Given):
-    """In the place of edge_weight."""
+    """Placeholder for edge_weight."""
 
     name = "edge_weight"
 
@@ -184,7 +184,7 @@ class Weights(Given):
 
 
 class Types(Given):
-    """In the place of edge_type."""
+    """Placeholder for edge_type."""
 
     name = "edge_type"
 
@@ -195,9 +195,11 @@ class Types(Given):
 
 
 class _Named(Marked):
-    """Nodes at one or both ends of edges. `slots` [e]: the place of each edge among the in-edges of the own rows, or
-    -1 - row for an edge from an own row that the code has added; None: all in-edges, in their order. `flipped`: of
-    ends, the first row are destinations."""
+    """Nodes at one or both ends of edges.
+
+    slots [e]: index of each edge among the in-edges of the own rows, or -1 - row for an edge from an own row that the
+    code has added. None: all in-edges in order. flipped: of ends, the first row holds destinations.
+    """
 
     here: Here
     slots: Tensor | None
@@ -210,30 +212,30 @@ class _Named(Marked):
         return made
 
     def at(self, edges: object) -> Self:
-        """Of some edges: a mask, places or a slice."""
+        """Return the ends of selected edges: a mask, indices or a slice."""
         taken = _plain(edges)
         slots = self.here.all_slots if self.slots is None else self.slots
         return self.of(self.as_subclass(Tensor)[..., taken], self.here, slots[taken], flipped=self.flipped)
 
     def same(self, out: object) -> Self:
-        """`out` in the place of self."""
+        """Return `out` with the marks of self."""
         assert isinstance(out, Tensor)
         return self.of(out, self.here, self.slots, flipped=self.flipped)
 
     @classmethod
     def joined(cls, parts: list[Tensor]) -> Self:
-        """Edges of all parts; plain ones are between own rows. Shapes: [..., e_1], [..., e_2], ... -> [..., e]."""
+        """Concatenate edges; plain parts are between own rows. Shapes: [..., e_1], [..., e_2], ... -> [..., e]."""
         first = next(part for part in parts if isinstance(part, _Named))
         slots = [part.all() if isinstance(part, _Named) else -1 - part.reshape(-1, part.shape[-1])[0] for part in parts]
         nodes = torch.cat([part.as_subclass(Tensor) for part in parts], -1)
         return cls.of(nodes, first.here, torch.cat(slots), flipped=first.flipped)
 
     def all(self) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """`slots`, also of all in-edges."""
+        """Return `slots` as a tensor, also for all in-edges."""
         return self.here.all_slots if self.slots is None else self.slots
 
     def otherwise(self, func: Called, args: Arguments, given: Mapping[str, object], what: str) -> object:
-        """A call that no mark carries: as on any tensor where all edges are here, else ValueError."""
+        """Run an unmarked call as on plain tensors if all edges are here, else raise ValueError."""
         if not self.here.whole:
             raise Refused(
                 f"calls {func.__name__.strip('_')} on {what}, which needs the edges of the whole graph, and a rank has "
@@ -272,7 +274,7 @@ class Ends(_Named):
         return ends.otherwise(func, args, given, "edge_index")
 
     def taken(self, key: object) -> Tensor | None:
-        """edge_index[key]; None: not with marks."""
+        """Return edge_index[key], or None if the result has no marks."""
         row, edges = key if isinstance(key, tuple) and len(key) == 2 else (key, slice(None))
         if row is Ellipsis or (isinstance(row, slice) and row == slice(None)):
             return self if _everything(edges) else self.at(edges)
@@ -284,7 +286,7 @@ class Ends(_Named):
 
 
 def _are_loops(part: object) -> bool:
-    """Plain edges from rows to themselves?"""
+    """Return True for plain edges from rows to themselves."""
     return isinstance(part, Tensor) and part.ndim == 2 and len(part) == 2 and torch.equal(part[0], part[1])
 
 
@@ -293,7 +295,7 @@ def _everything(edges: object) -> bool:
 
 
 class Source(_Named):
-    """The first row of edge_index, [e]: own rows by their number, others by numbers that no own row has."""
+    """The first row of edge_index, [e]: numbers of own rows, and higher numbers for others."""
 
     @classmethod
     def call(cls, func: Called, name: str, args: Arguments, given: dict[str, object]) -> object:
@@ -326,7 +328,7 @@ class Source(_Named):
 
 
 class Destination(_Named):
-    """The second row of edge_index, [e]: own rows by their number."""
+    """The second row of edge_index, [e]: numbers of own rows."""
 
     @classmethod
     def call(cls, func: Called, name: str, args: Arguments, given: dict[str, object]) -> object:
@@ -344,7 +346,7 @@ class Destination(_Named):
 
 
 def _selected(name: str, args: Arguments, given: Mapping[str, object]) -> tuple[Tensor, int] | None:
-    """The table that is indexed by sources, and in which dimension; None: by more than sources."""
+    """Return the table indexed by sources, and the dimension; None if other indices are involved."""
     if name == "embedding":
         rows, dim = args[1], 0
     elif name == "index_select":
@@ -361,13 +363,13 @@ def _selected(name: str, args: Arguments, given: Mapping[str, object]) -> tuple[
 
 @runtime_checkable
 class Bipartite(Protocol):
-    """A graph from nodes of one type to nodes of one type. `num_sources`: own rows of the first."""
+    """A graph from nodes of one type to nodes of one type. num_sources: own rows of the source type."""
 
     @property
     def num_sources(self) -> int: ...
     @property
     def one_kind(self) -> bool:
-        """Are both types the same?"""
+        """Whether both types are the same."""
         ...
 
 
@@ -378,7 +380,7 @@ class Here:
         self.g = g
         self.num_sources = g.num_sources if isinstance(g, Bipartite) else g.node_ids.shape[0]
         self.one_kind = not isinstance(g, Bipartite) or g.one_kind
-        self.read = False  # were the edges one by one read?
+        self.read = False  # whether the edges were read one by one
         self._gathered: dict[int, tuple[Tensor, int, Tensor]] = {}
         self._slots: dict[int, Tensor] = {}
 
@@ -389,7 +391,7 @@ class Here:
 
     @cached_property
     def whole(self) -> bool:
-        """Are all sources own rows? On several ranks, no edge goes between parts then."""
+        """Whether all sources are own rows. On several ranks, no edge then crosses parts."""
         return bool((self.edges.source >= 0).all())
 
     @cached_property
@@ -403,7 +405,8 @@ class Here:
         return Ends.of(torch.stack([source, row]), self, None)
 
     def ids(self, num_edges: int) -> Tensor | None:
-        """Ids of so many edges, as the code has left them; None: no rows of edges are that many. [num_edges] int64."""
+        """Return the ids of `num_edges` edges in the code's order, [num_edges]; None if rows of edges differ in
+        number."""
         ids = self.g.edge_ids
         if num_edges == len(ids):
             return ids
@@ -414,7 +417,7 @@ class Here:
         return torch.where(slots < 0, loops, ids[slots.clamp_min(0)] if len(ids) else loops)
 
     def gather(self, rows: Tensor, dim: int, source: Source) -> EdgeRows:
-        """One row of `rows` per edge, that of its source. Shapes: [..., N, ...] -> [..., e, ...] at `dim`."""
+        """Return the source's row for each edge. Shapes: [..., N, ...] -> [..., e, ...] at `dim`."""
         if isinstance(rows, EdgeRows) or rows.size(dim) != self.num_sources:
             raise Refused(
                 f"reads rows of sources from a tensor of shape {list(rows.shape)}, and a rank has {self.num_sources} "
@@ -441,7 +444,7 @@ class Here:
         return EdgeRows.of(out.movedim(0, dim))
 
     def sum_by(self, source: Source, rows: Tensor, dim: int) -> Tensor:
-        """Sums of rows of edges by source: over the out-edges of own rows. Shapes: [..., e, ...] -> [..., N, ...]."""
+        """Sum rows of edges by source, over the out-edges of own rows. Shapes: [..., e, ...] -> [..., N, ...]."""
         by_edge = rows.as_subclass(Tensor).movedim(dim, 0)
         if len(by_edge) != source.shape[-1 if source.ndim == 1 else dim] or source.here.num_sources != len(
             self.g.node_ids
@@ -476,7 +479,7 @@ class _Returned(torch.autograd.Function):
 
 
 class Returned(FunctionCtx):
-    """What `_Returned` keeps."""
+    """Attributes that `_Returned` saves on its context."""
 
     g: Graph
 
@@ -496,7 +499,7 @@ def running(here: Here) -> Iterator[None]:
 
 @contextmanager
 def replaced(module: torch.nn.Module, methods: Mapping[str, object]) -> Iterator[None]:
-    """Inside, instance attributes stand before a class's methods and submodules; afterwards all is as it was."""
+    """Within the context, replace a class's methods and submodules by instance attributes."""
     before = {name: vars(module)[name] for name in methods if name in vars(module)}
     vars(module).update(methods)
     try:
@@ -531,7 +534,7 @@ def _mapped(value: object, by: Callable[[object], object]) -> object:
 
 
 def unmarked(value: object) -> object:
-    """Without marks of edges, also inside of tuples and dictionaries."""
+    """Return the value without marks of edges, also inside tuples and dictionaries."""
     return _mapped(value, lambda leaf: leaf.as_subclass(Tensor) if isinstance(leaf, EdgeRows | _Named) else leaf)
 
 
@@ -545,5 +548,5 @@ def _called(func: Called, args: Arguments, given: Mapping[str, object]) -> objec
 
 
 def _as_rows(out: object) -> object:
-    """Marked as rows of edges."""
+    """Mark tensors as rows of edges."""
     return _mapped(out, lambda leaf: leaf.as_subclass(EdgeRows) if isinstance(leaf, Tensor) else leaf)

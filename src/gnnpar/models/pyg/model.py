@@ -52,29 +52,29 @@ _IN = ("in_channels", "in_dim", "in_features", "input_dim", "num_features", "num
 _EDGE = ("edge_dim", "edge_channels", "edge_features", "num_edge_features")
 _TYPES = ("num_relations", "num_edge_types")
 _OUT = ("out_channels", "out_dim", "out_features", "output_dim", "num_classes")
-_LAZY = -1  # a width that modules of PyG find out from the rows that they get
+_LAZY = -1  # a width that PyG's lazy modules infer from their input
 _SCHEMA: dict[str, Callable[[Schema], object]] = {
     "metadata": lambda schema: (list(schema.names), list(schema.edges)),
     "node_types": lambda schema: list(schema.names),
 }
 IN_TYPES: frozenset[EdgeKind] = frozenset({"type"})
 _BY_TYPE = "runs in one piece: it reads dictionaries by type"
-_FEW = 12  # nodes on which a model is tried
-_DEGREES = "deg"  # a histogram of in-degrees, as PNAConv and DegreeScalerAggregation take it
+_FEW = 12  # number of nodes of the graph on which a model is tried
+_DEGREES = "deg"  # argument of PNAConv and DegreeScalerAggregation: a histogram of in-degrees
 
 
 @dataclass(frozen=True, kw_only=True)
 class PyG:
-    """Fields = YAML keys. `target`: a class, or a function that returns a torch.nn.Module, of forward(x, edge_index),
-    with any of edge_weight, edge_attr and edge_type, or of forward(x_dict, edge_index_dict), with edge_weight_dict or
-    edge_attr_dict.
+    """Configuration of a PyG model. Fields are YAML keys.
 
-    `kwargs` are its arguments; the widths of features and logits, that of edge_attr, and the number of types of edges
-    are filled in where it has an argument for them (in_channels, out_channels, num_features, num_classes, edge_dim,
-    num_relations, ...) that `kwargs` leaves out, and so is a required `deg`, the histogram of in-degrees [largest + 1].
-    One of dictionaries gets `metadata`, and -1 for the width of features: modules of PyG find it out.
-    `self_loops`: of the dataset; auto: see `loops`. `edge_dim`: the width of edge_attr, `edge_types`: the number of
-    types; None: those of the dataset. `nodes`: their number, 0: not known; `on` sets it.
+    target: a class, or a function that returns a torch.nn.Module, with forward(x, edge_index) and any of edge_weight,
+    edge_attr and edge_type, or with forward(x_dict, edge_index_dict) and edge_weight_dict or edge_attr_dict.
+    kwargs: its arguments. Widths of features, logits and edge_attr, and the number of edge types are filled in if it
+    has an argument for them (in_channels, out_channels, num_features, num_classes, edge_dim, num_relations, ...) that
+    `kwargs` leaves out. So is a required `deg`, the histogram of in-degrees [largest + 1]. A model of dictionaries gets
+    `metadata`, and -1 for the width of features, which PyG's modules infer.
+    self_loops: of the dataset; auto: see `loops`. edge_dim: width of edge_attr. edge_types: number of types. None:
+    those of the dataset. nodes: their number, set by `on`; 0: unknown.
     """
 
     target: str | None = None
@@ -109,12 +109,12 @@ class PyG:
 
     @property
     def schema(self) -> Schema | None:
-        """Of the dataset, for a model of dictionaries by type; None: not known, or it reads none."""
+        """Schema of the dataset, for a model of dictionaries; None if unknown or if the model reads none."""
         return None
 
     @property
     def sample_schema(self) -> Schema | None:
-        """`schema`, or one that the model runs on, whose target is unknown; None: it reads no dictionaries."""
+        """Return `schema`, or one that the model runs on without its dataset; None if it reads no dictionaries."""
         net = self._sample()
         return (self.schema or schema_for(net)) if reads_dictionaries(net) else None
 
@@ -125,8 +125,8 @@ class PyG:
 
     @cached_property
     def loops(self) -> SelfLoops:
-        """What dataset.self_loops=auto is: true where all convolutions put one at each node and fold the result, else
-        keep, the graph as it was given."""
+        """Value of dataset.self_loops=auto: true if all convolutions add one self loop per node and fold the result,
+        else keep (the graph as given)."""
         with suppress(ValueError):
             net = self._sample()
             convs = [] if reads_dictionaries(net) else list(_convolutions(net).values())
@@ -191,7 +191,7 @@ class PyG:
         return () if net is None else net.totals
 
     def ways(self) -> list[str]:
-        """A line a convolution: how it aggregates; and one for what else reads the rows of all nodes."""
+        """Return a line per convolution on its aggregation path, and one per other reader of the rows of all nodes."""
         found = _convolutions(self._sample()).items()
         ways = [f"{name}: {type(conv).__name__}, {_way(name, conv, self).title}" for name, conv in found]
         return ways + [f"{reader}: reads the whole graph" for reader in self.totals]
@@ -202,18 +202,18 @@ class PyG:
             return f"{self.target} {_BY_TYPE}"
         try:
             if (net := self._run_sample()) is not None:
-                net.cuts  # noqa: B018 - recorded, or refused
+                net.cuts  # noqa: B018 - records the cuts, or raises
         except ValueError as error:
             return str(error)
         return ""
 
     def cuts(self) -> list[str]:
-        """A line for each cut; none where it has none, or only the widths of a dataset can tell."""
+        """Return a line per cut; none if there are no cuts, or if only the dataset's widths can tell."""
         net = None if self.in_one_piece else self._run_sample()
         return [] if net is None else [net.cut_before(layer) for layer in range(1, net.num_layers)]
 
     def _run_sample(self) -> PyGNet | None:
-        """The model for some widths, run; None where its features are of another."""
+        """Run the model with sample widths; None if it needs features of other widths."""
         in_dim, out_dim = (
             next((width for name in names if isinstance(width := self.kwargs.get(name), int)), usual)
             for names, usual in ((_IN, 8), (_OUT, 4))
@@ -228,7 +228,7 @@ class PyG:
         return net
 
     def _sample(self, schema: Schema | None = None) -> nn.Module:
-        """The module for some widths, to look at. A class that looks types up by name is not made with others."""
+        """Build the module with sample widths. A class that looks up types by name needs its own types."""
         factory, schema = _located(self.target), schema or self.schema
         try:
             with torch_seeded(0):
@@ -244,8 +244,8 @@ class PyG:
         return _make(self.target, self.kwargs, sizes, schema or self.schema)
 
     def build(self, in_dim: int, out_dim: int, *, seed: int, cached_first_layer: bool = False) -> PyGNet:
-        """The model with the initial weights that its modules make, drawn from a generator that depends on `seed`
-        alone. ValueError where it is no model of forward(x, edge_index), or holds what cannot run on a part."""
+        """Build the model with its modules' own initial weights, from a generator that depends on `seed` alone.
+        ValueError if it has no forward(x, edge_index), or holds a module that cannot run on a part of the graph."""
 
         def make() -> PyGNet:
             model = PyGNet(self, self._make(in_dim, out_dim), in_dim, out_dim)
@@ -255,7 +255,7 @@ class PyG:
             for each in model.net.modules():
                 if isinstance(each, RGATConv):  # PyG's reset_parameters makes these values and leaves them
                     nn.init.constant_(each.l2, 1 / each.out_channels)
-            model.measure()  # modules of lazy width draw their weights here
+            model.measure()  # lazy modules draw their weights here
             if model.gives != (out_dim,):
                 raise ValueError(
                     f"model.target={self.target} gives {list(model.gives)} for each node, and the task needs {out_dim} "
@@ -277,12 +277,12 @@ class HeteroPyG(PyG):
         return self.types
 
     def on(self, sizes: EdgeSizes) -> PyG:
-        """It is."""
+        """Return self."""
         return self
 
 
 def _located(target: str | None) -> Callable[..., object]:
-    """The class or function that `model.target` names; ValueError where it is neither, or is not there."""
+    """Return the class or function named by `model.target`. ValueError if it is neither, or missing."""
     assert target is not None
     try:
         factory = locate(target)
@@ -294,7 +294,7 @@ def _located(target: str | None) -> Callable[..., object]:
 
 
 def _needs_degrees(factory: Callable[..., object]) -> bool:
-    """Has it a required argument `deg`? That of PyG's PNA is among its **kwargs."""
+    """Return True if `deg` is a required argument. PyG's PNA takes it in **kwargs."""
     taken = inspect.signature(factory).parameters
     argument = taken.get(_DEGREES)
     if argument is None:
@@ -304,7 +304,7 @@ def _needs_degrees(factory: Callable[..., object]) -> bool:
 
 
 def _dense(degrees: Degrees) -> list[int]:
-    """Nodes of each in-degree from 0 to the largest."""
+    """Return the number of nodes for each in-degree from 0 to the largest."""
     counts = dict(degrees)
     largest = max(counts)
     require_memory(16 * largest, f"the histogram of in-degrees up to {largest}", "give a smaller graph")
@@ -312,7 +312,7 @@ def _dense(degrees: Degrees) -> list[int]:
 
 
 class _Sizes(NamedTuple):
-    """What a class is given of a dataset, where it has an argument for it."""
+    """Sizes of a dataset, for arguments of the user's class."""
 
     features: int
     logits: int
@@ -323,7 +323,7 @@ class _Sizes(NamedTuple):
 def _make(target: str | None, kwargs: Mapping[str, object], sizes: _Sizes, schema: Schema | None) -> nn.Module:
     factory, given = _located(target), dict(kwargs)
     if _needs_degrees(factory):
-        given.setdefault(_DEGREES, [0, 1])  # to look at: `on` has put in the graph's before a model is trained
+        given.setdefault(_DEGREES, [0, 1])  # for a check; `on` sets the graph's histogram before training
     taken = inspect.signature(factory).parameters
     by_type = [name for name in _SCHEMA if name in taken and name not in given]
     told = schema or ANY_SCHEMA
@@ -345,7 +345,7 @@ def _make(target: str | None, kwargs: Mapping[str, object], sizes: _Sizes, schem
 
 
 def _told(taken: Mapping[str, inspect.Parameter], given: Mapping[str, object], sizes: _Sizes) -> dict[str, int]:
-    """Arguments that the class has a name for, and that nobody gave."""
+    """Return the arguments that the class has a name for and that are not given."""
     found: dict[str, int] = {}
     for known, width in zip((_IN, _OUT, _EDGE, _TYPES), sizes, strict=True):
         free = [name for name in taken if name in known]
@@ -361,7 +361,7 @@ def _made(target: str | None, factory: Callable[..., object], given: Mapping[str
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # PyG's, of types that no edge ends at
             net = factory(**{**given, **degrees})
-    except Exception as error:  # whatever a class does with what it is given
+    except Exception as error:  # the class may raise anything
         shown = ", ".join(f"{name}={str(value)[:80]}" for name, value in given.items())
         raise ValueError(
             f"model.target={target} cannot be made with {shown}: {_why(error)}; set model.kwargs"
@@ -372,7 +372,7 @@ def _made(target: str | None, factory: Callable[..., object], given: Mapping[str
 
 
 def _why(error: Exception) -> str:
-    """The first line of an error, in a line of ours."""
+    """Return the first line of an error, formatted for an error message of gnnpar."""
     lines = str(error).strip().splitlines() or ["it gives no reason"]
     plain = isinstance(error, (ValueError, AssertionError))
     return lines[0][:200] if plain else reason_of(error)[:300]
@@ -388,8 +388,8 @@ _ARGUMENTS: dict[str, EdgeKind] = {
 
 
 def edge_arguments(net: nn.Module) -> dict[EdgeKind, str]:
-    """The arguments of forward that take what edges carry, each by its name. PyG's own models have all of them, and
-    leave out what their convolutions do not read."""
+    """Return the arguments of forward that take edge data, by kind. PyG's own models have all of them; arguments that
+    their convolutions do not read are left out."""
     names = list(inspect.signature(net.forward).parameters)[2:]
     found: dict[EdgeKind, str] = {_ARGUMENTS[name]: name for name in reversed(names) if name in _ARGUMENTS}
     if isinstance(net, BasicGNN):
@@ -401,12 +401,12 @@ def edge_arguments(net: nn.Module) -> dict[EdgeKind, str]:
 
 
 def _convolutions(net: nn.Module) -> dict[str, MessagePassing]:
-    """The outermost convolutions by name, in the order in which modules are registered."""
+    """Return the outermost convolutions by name, in order of registration."""
     return {name: conv for name, conv in net.named_modules() if isinstance(conv, MessagePassing)}
 
 
 def _rounded(dtype: torch.dtype, conv: nn.Module, arguments: object, output: object) -> object:
-    """A forward hook; None: the output stays."""
+    """Round a convolution's output in a forward hook; None keeps it."""
     if not is_narrow(dtype):
         return None
     if isinstance(output, dict):
@@ -415,7 +415,7 @@ def _rounded(dtype: torch.dtype, conv: nn.Module, arguments: object, output: obj
 
 
 def _on_plain(forward: Forward, rows: AllRows) -> Forward:
-    """`forward` on rows of nodes without their mark, which what it gives has again."""
+    """Return `forward` on node rows without their mark, which its output has again."""
 
     def plain(value: object) -> object:
         if isinstance(value, tuple | list):
@@ -423,7 +423,7 @@ def _on_plain(forward: Forward, rows: AllRows) -> Forward:
         return value.plain() if isinstance(value, NodeRows) else value
 
     def marked(value: object) -> object:
-        if type(value) is tuple:  # with weights of attention beside the rows
+        if type(value) is tuple:  # attention weights beside the rows
             return tuple(map(marked, value))
         return rows.mark(value) if type(value) is Tensor and value.is_floating_point() else value
 
@@ -434,7 +434,7 @@ def _on_plain(forward: Forward, rows: AllRows) -> Forward:
 
 
 def _named(name: str, forward: Forward) -> Forward:
-    """`forward`, whose refusals begin with the name of the convolution."""
+    """Return `forward` with refusals that begin with the convolution's name."""
 
     def run(*args: object, **kwargs: object) -> object:
         try:
@@ -446,20 +446,20 @@ def _named(name: str, forward: Forward) -> Forward:
 
 
 def answer_of(out: object, *, typed: bool) -> object:
-    """Of a tuple the first, of a dictionary `logits` or the first, unless it is one by types of nodes."""
+    """Return the first entry of a tuple, and `logits` or the first entry of a dictionary that is not by node type."""
     if isinstance(out, tuple | list) and out:
         return out[0]
     return out.get("logits", next(iter(out.values()), None)) if isinstance(out, dict) and not typed else out
 
 
 class PyGNet(GNN):
-    """A user's module `net`, a layer for each convolution: it runs in one piece, or, where it can be cut, by layers.
-    `answers`: the types of nodes that a model of dictionaries gives logits for."""
+    """A user's module `net` with a layer per convolution. It runs by layers if it can be cut, else in one piece.
+    answers: node types for which a model of dictionaries gives logits."""
 
     def __init__(self, config: PyG, net: nn.Module, in_dim: int, out_dim: int) -> None:
         nn.Module.__init__(self)  # GNN makes layers of a configuration
         self.source, self.in_dim, self.out_dim = config, in_dim, out_dim
-        self.config = config  # pyright: ignore[reportAttributeAccessIssue] - what a GNN of layers has is read by engines of layers
+        self.config = config  # pyright: ignore[reportAttributeAccessIssue] - engines of layers alone read the attributes of a GNN of layers
         self.net = net
         self.ways = {name: _way(name, conv, config) for name, conv in self.convs.items()}
         self.widths, self.gives = (in_dim, *[0] * len(self.ways)), (out_dim,)
@@ -469,7 +469,7 @@ class PyGNet(GNN):
         self._cuts: Cuts | None = None
         self.totals: tuple[str, ...] = ()  # modules that reduce the rows of all nodes
         self._measuring = False
-        self.reads_edges = False  # outside of convolutions
+        self.reads_edges = False  # outside convolutions
 
     @property
     def on_edges(self) -> tuple[str, ...]:
@@ -480,7 +480,7 @@ class PyGNet(GNN):
         return _convolutions(self.net)
 
     def forward(self, g: Graph, x: Tensor) -> Tensor:
-        """Logits [N, out_dim] of the rows g owns."""
+        """Return logits [N, out_dim] of the own rows of `g`."""
         layout = None if self.schema is None else Layout.of(self.schema, x)
         out = self._output(g, x, layout)
         if layout is not None:
@@ -491,7 +491,7 @@ class PyGNet(GNN):
         return widened(out.plain() if isinstance(out, NodeRows) else out)
 
     def _output(self, g: Graph, x: Tensor, layout: Layout | None) -> object:
-        """What the user's forward gives; of a tuple the first, of a dictionary `logits` or the first."""
+        """Return the output of the user's forward: the first entry of a tuple, `logits` or the first of a dict."""
         training = self._begins(g)
         keyed = keyed_dropout(g, x.shape[0], layout) if training else nullcontext()
         rows = self._all_rows(g.at(0), layout) if self._measuring or self.totals else None
@@ -508,24 +508,25 @@ class PyGNet(GNN):
         return answer_of(out, typed=layout is not None)
 
     def _all_rows(self, g: Graph, layout: Layout | None) -> AllRows:
-        """Where all rows are here, of one type, the user's own code reduces them, unless it is looked at."""
+        """Return the rows of all nodes. If all are here and of one type, the user's code reduces them except in a
+        check."""
         names = {id(module): name for name, module in self.named_modules()} if self._measuring else None
         asks = self._measuring or self.tries_totals or layout is not None or len(g.node_ids) != g.num_nodes
         return AllRows(g, layout, names, active=asks)
 
     def takes_normalised(self, *, weighted: bool) -> bool:
-        """Not with weights: which convolution is handed them is known when forward runs."""
+        """Return False with weights: only a running forward shows which convolution gets them."""
         plain = not weighted and self.schema is None
         return plain and all(isinstance(way, NormalizedSum) and way.looped for way in self.ways.values())
 
     def _begins(self, g: Graph) -> bool:
-        """Does it train? Sets the mode of the user's module."""
+        """Set the mode of the user's module; return True if it trains."""
         training = g.edge_dropout(0.5) is not None
         self.net.train(training)
         return training
 
     def _of_edges(self, here: Here, typed: TypedGraph | None = None) -> dict[str, object]:
-        """The arguments for what edges carry, where the graph has it or forward needs it."""
+        """Return the arguments for edge data that the graph has or forward needs."""
         g = here.g
         named, given = edge_arguments(self.net), dict[str, object]()
         for kind, name in named.items():
@@ -543,7 +544,7 @@ class PyGNet(GNN):
         return given
 
     def _of_graph(self, g: Graph) -> dict[str, Tensor]:
-        """The argument `batch`, where forward needs it: all nodes are of one graph. Shapes: [N]."""
+        """Return the argument `batch` if forward needs it: all nodes belong to one graph. Shapes: [N]."""
         needed = inspect.signature(self.net.forward).parameters.get("batch")
         if needed is None or needed.default is not inspect.Parameter.empty:
             return {}
@@ -559,8 +560,9 @@ class PyGNet(GNN):
         layers: range | None = None,
         rows: AllRows | None = None,
     ) -> Iterator[Here]:
-        """Inside, convolutions, or those of `layers`, run on `g`: instance attributes stand before a class's methods.
-        What they give is rounded to `dtype`, that of the features, where it is narrow. Gives the edges of the pass."""
+        """Within the context, convolutions (or those of `layers`) run on `g`, by instance attributes over the class's
+        methods. Their output is rounded to `dtype`, that of the features, if it is narrow. Yield the edges of the pass.
+        """
         convs, ways = self.convs, list(enumerate(self.ways.items()))
         asked = [(i, name, convs[name], way) for i, (name, way) in ways if layers is None or i in layers]
         with ExitStack() as stack:
@@ -585,23 +587,24 @@ class PyGNet(GNN):
             yield Here(g.at(0))
 
     def measure(self) -> None:
-        """Find the widths of layers, and what cannot run, on a few nodes, or one of each type.
+        """Run the model on a few nodes, or one of each type, to find widths of layers and unsupported modules.
 
-        A copy runs, in evaluation and in training: what forward counts or keeps stays as it was made. Modules of lazy
-        width draw their weights."""
+        A copy runs, in evaluation and in training, so that counters and caches of forward stay as they were made. Lazy
+        modules draw their weights.
+        """
         own, widths = self.net, dict[str, int]()
         self._measuring = True
         try:
             if any(map(is_lazy, own.parameters())):
                 self._try(widths, training=False)
-            with suppress(Exception):  # a module that cannot be copied
+            with suppress(Exception):  # the module may not support copies
                 self.net = copy.deepcopy(own)
             out = self._try(widths, training=False)
             if self.net is not own:
                 self._try(widths, training=True)
         except ValueError as error:
             raise ValueError(f"model.target={self.source.target}: {error}.") from error
-        except Exception as error:  # whatever a forward does with one node
+        except Exception as error:  # forward may raise anything
             kinds, fix = self.schema or ANY_SCHEMA, "see model.kwargs"
             if left := [name for name in kinds.names if all(name != end for *_, end in kinds.edges)]:
                 fix = f"no edge ends at {', '.join(left)}, so convolutions by edge type give it no rows; add reverse "
@@ -612,14 +615,14 @@ class PyGNet(GNN):
         finally:
             self.net, self._measuring = own, False
         self.gives = tuple(out.shape[1:])
-        self.ways = {name: self.ways[name] for name in widths}  # as they run; others are not used in forward
+        self.ways = {name: self.ways[name] for name in widths}  # in order of execution; others are not used in forward
         self.widths = (self.in_dim, *widths.values())
 
     def _try(self, widths: dict[str, int], *, training: bool) -> Tensor:
-        """Logits of a few nodes, or where the model wants as many as the dataset has, of these."""
+        """Return logits of a few nodes, or of the dataset's number of nodes if the model requires it."""
         try:
             return self._logits(_FEW, widths, training=training)
-        except Exception:  # whatever a forward does with a few nodes
+        except Exception:  # forward may raise anything
             if self._measuring:  # or with marked tensors
                 self._measuring = False
                 widths.clear()
@@ -630,8 +633,8 @@ class PyGNet(GNN):
         return self._logits(self.source.nodes, widths, training=training)
 
     def _logits(self, num_nodes: int, widths: dict[str, int], *, training: bool) -> Tensor:
-        """Logits of so many nodes, or one of each type. Notes the width of what each convolution gives,
-        in the order in which they run."""
+        """Return logits of `num_nodes` nodes, or of one of each type. Record the width of each convolution's output, in
+        order of execution."""
 
         def note(name: str, output: object) -> None:
             first = output[0] if isinstance(output, tuple) and output else output
@@ -664,7 +667,7 @@ class PyGNet(GNN):
 
     @property
     def cuts(self) -> Cuts:
-        """Its layers apart, recorded when they are first asked for. ValueError where it has none."""
+        """The layers of the model, recorded on first use. ValueError if it cannot be cut."""
         if self.schema is not None:
             raise ValueError(f"{self.source.target} {_BY_TYPE}")
         if self._cuts is None:
@@ -672,7 +675,7 @@ class PyGNet(GNN):
                 weighted = {self._weighted(example(self, 1, self.in_dim, False, given)[0]) for given in (False, True)}
                 cuts = cut(self, tuple(self.ways), self.in_dim, weighted=sorted(weighted))
                 self._compare(cuts)
-            except Exception as error:  # whatever a forward does with a few nodes
+            except Exception as error:  # forward may raise anything
                 why = _why(error)
                 why = why if isinstance(error, ValueError) else f"it cannot run on a few nodes ({why})"
                 raise ValueError(f"{self.source.target} runs in one piece: {why}") from error
@@ -680,7 +683,7 @@ class PyGNet(GNN):
         return self._cuts
 
     def _compare(self, cuts: Cuts) -> None:
-        """ValueError where a copy gives other values layer by layer."""
+        """Raise ValueError if a copy gives other values layer by layer."""
         twin = copy.deepcopy(self)
         twin._cuts = cuts
         for training, weighted in cuts.programs:
@@ -693,7 +696,7 @@ class PyGNet(GNN):
                     raise ValueError("layer by layer it gives other values than as a whole")
 
     def _weighted(self, g: Graph) -> bool:
-        """Is forward given weights of edges?"""
+        """Return True if forward gets edge weights."""
         return any(isinstance(each, Weights) for each in self._of_edges(Here(g)).values())
 
     def begin(self, g: Graph, x: Tensor) -> Rows:
@@ -706,7 +709,7 @@ class PyGNet(GNN):
         return widened(self._run_segment(-1, range(0), g, carry)[0])
 
     def _run_segment(self, place: int, layers: range, g: Graph, carry: Rows) -> Rows:
-        """Rows leave in the type in which they came, but for logits."""
+        """Run layers of a segment. Rows leave in the type in which they came, except logits."""
         training = self._begins(g)
         segment, (first, *_) = self.cuts.programs[training, self._weighted(g)][place], carry
         masks = keyed_dropout(g, len(first), after=segment.after) if training else nullcontext()
@@ -729,7 +732,7 @@ class PyGNet(GNN):
                 self.net.get_submodule(owner).register_parameter(leaf, None)
 
     def layer_of(self, parameter: str) -> int | None:
-        """Of a convolution's own, and where the model has layers apart, of all that they read."""
+        """Return the layer of a convolution's own parameters, and of all parameters if the model is cut into layers."""
         name = parameter.removeprefix("net.")
         for layer, conv in enumerate(self.ways):
             if name == conv or name.startswith(f"{conv}."):

@@ -1,4 +1,4 @@
-"""Batch normalisation in a PyG model: the moments of all rows of nodes come from the graph."""
+"""Batch normalisation in a PyG model, with the graph's moments over all rows of nodes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _IN_A_FOLD: ContextVar[bool] = ContextVar("in_a_fold", default=False)
 
 
 def batch_norms(net: nn.Module) -> dict[str, nn.BatchNorm1d]:
-    """By name."""
+    """Return batch norms by name."""
     return {name: module for name, module in net.named_modules() if type(module) is nn.BatchNorm1d}
 
 
 @dataclass(frozen=True, eq=False)
 class _OverHeads:
-    """Moments of rows [N, C, L], given as [N * L, C]: by channel, over rows and the last dimension."""
+    """Moments of rows [N, C, L] passed as [N * L, C]: per channel, over rows and the last dimension."""
 
     g: WithMoments
     length: int
@@ -41,23 +41,23 @@ class _OverHeads:
 
 
 class _Running:
-    """No moments: a module that does not train normalises by its running statistics."""
+    """No moments: a norm in evaluation mode normalises by its running statistics."""
 
     def moments(self, x: Tensor) -> None: ...
 
 
 def forward_of(norm: nn.BatchNorm1d, g: Graph, layout: Layout | None) -> Callable[[Tensor], Tensor]:
-    """The module's forward on the rows that `g` owns; with a `layout`, on those of one type of nodes."""
+    """Return the module's forward on the own rows of `g`; with a `layout`, on rows of one node type."""
     own = norm.forward
 
-    def forward(input: Tensor) -> Tensor:  # the name is torch's
+    def forward(input: Tensor) -> Tensor:  # torch's name
         here = HERE.get()
         again = norm.training and runs_again()
         if isinstance(input, EdgeRows) and here is not None and here.whole:
             if again:
                 own(input.detach())
             return own(input)
-        source: WithMoments = g if norm.training else _Running()  # it may be held in evaluation while the model trains
+        source: WithMoments = g if norm.training else _Running()  # may be in evaluation mode while the model trains
         if norm.training and (_IN_A_FOLD.get() or isinstance(input, EdgeRows)):
             raise ValueError("a BatchNorm1d normalises rows of edges, whose moments are not carried; use LayerNorm")
         if layout is not None and norm.training:
@@ -79,7 +79,7 @@ def forward_of(norm: nn.BatchNorm1d, g: Graph, layout: Layout | None) -> Callabl
 
 @contextmanager
 def in_a_fold() -> Iterator[None]:
-    """Inside, rows are those of edges, or of a block."""
+    """Mark that rows within the context are rows of edges or of a block."""
     before = _IN_A_FOLD.set(True)
     try:
         yield

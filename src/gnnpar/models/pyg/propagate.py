@@ -1,10 +1,10 @@
-"""How a PyG convolution runs on a rank's part of the graph: as it is, or through a fold that gives the same.
+"""Aggregation paths: how a PyG convolution runs on a rank's part of the graph, as its own code or through a fold.
 
-The user's own code runs on marked tensors (marks.py). A fold takes its place only where it computes the same:
+The user's own code runs on marked tensors (marks.py). A fold replaces it only where both compute the same:
 
-- a convolution of a class that `way_of` names, unchanged: nothing overridden, shadowed or hooked, options as there;
-- inside any other convolution, `propagate` on the graph's own edges, whose message, aggregation and update are PyG's
-  sum, mean or maximum of source rows, or a sum or mean of a message that reads one edge at a time.
+- a convolution of a class that `way_of` lists, with nothing overridden, shadowed or hooked, and the listed options;
+- inside any other convolution, `propagate` on the graph's own edges, if message, aggregation and update are PyG's sum,
+  mean or maximum of source rows, or a sum or mean of a message that reads one edge at a time.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _NORMALIZED = frozenset(  # gcn_norm, then sums
 _LOOPLESS = frozenset({pyg.TAGConv, pyg.LGConv, pyg.ARMAConv})
 _ATTENDS = frozenset({pyg.GATConv, pyg.GATv2Conv})
 _RELATIONAL = frozenset({pyg.RGCNConv, pyg.FastRGCNConv})
-_PLAIN = (MessagePassing, pyg.SAGEConv, pyg.GINConv, pyg.GraphConv, pyg.GCNConv)  # their message is x_j
+_PLAIN = (MessagePassing, pyg.SAGEConv, pyg.GINConv, pyg.GraphConv, pyg.GCNConv)  # with message x_j
 _MATRICES: Mapping[type[MessagePassing], tuple[str, ...]] = {
     pyg.GCNConv: ("lin",),
     pyg.SAGEConv: ("lin_l", "lin_r", "lin"),
@@ -67,8 +67,8 @@ _MATRICES: Mapping[type[MessagePassing], tuple[str, ...]] = {
     pyg.GATConv: ("lin",),
     pyg.GATv2Conv: ("lin_l", "lin_r"),
 }
-"""Of convolutions whose forward only calls them; the first, where they sum: in front of `propagate` (GCNConv), or of
-what it gives."""
+"""Matrices of convolutions that only call them. The first one multiplies the input (GCNConv) or output of
+`propagate`."""
 _REDUCTIONS = {pyg.SumAggregation: "sum", pyg.MeanAggregation: "mean", pyg.MaxAggregation: "max"}
 _STEPS = ("message", "aggregate", "update", "edge_update", "message_and_aggregate")
 _METHODS = (*_STEPS, "propagate", "edge_updater", "forward", "collect", "_collect", "_lift", "__lift__")
@@ -91,30 +91,30 @@ _OF_ALL_EDGES = {
 
 
 class Way(Protocol):
-    """How one convolution runs."""
+    """The aggregation path of a convolution."""
 
     @property
     def title(self) -> str:
-        """For people."""
+        """Short description for the user."""
         ...
 
     @property
     def whole(self) -> bool:
-        """Does it read whole neighbourhoods?"""
+        """Whether it reads whole neighbourhoods."""
         ...
 
     @property
     def loops(self) -> bool:
-        """Is the fold of a graph with one self loop a node?"""
+        """Whether the fold needs a graph with one self loop per node."""
         ...
 
     def forward(self, conv: MessagePassing, g: Graph, forward: Forward) -> Forward:
-        """The convolution's forward on the rows of `g`. `forward`: its own."""
+        """Return the convolution's forward on the rows of `g`. forward: its own."""
         ...
 
 
 def way_of(conv: MessagePassing, *, self_loops: SelfLoops) -> Way:
-    """How a convolution runs. self_loops: of the graph: exactly one a node, none, or its own."""
+    """Return the aggregation path of a convolution. self_loops: of the graph (one per node, none, or its own)."""
     plain, cls = is_plain(conv), type(conv)
     options, reduction = vars(conv), _reduction(conv)
     if plain and cls in _NORMALIZED and options.get("normalize", True) and reduction == "sum":
@@ -134,7 +134,7 @@ def way_of(conv: MessagePassing, *, self_loops: SelfLoops) -> Way:
 
 
 def adds_loops(conv: MessagePassing) -> bool:
-    """Does it put one self loop at each node, of weight 1 where the graph has none there, and fold the result?"""
+    """Return True if the convolution adds a self loop of weight 1 per node without one, and folds the result."""
     cls, options = type(conv), vars(conv)
     if not is_plain(conv) or not options.get("add_self_loops", True) or (options.get("dropout") and cls is pyg.APPNP):
         return False
@@ -145,7 +145,7 @@ def adds_loops(conv: MessagePassing) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class StandIn:
-    """A forward that stands for the class's own while the model runs on a rank's rows."""
+    """A forward that replaces the class's own while the model runs on a rank's rows."""
 
     run: Forward
 
@@ -154,8 +154,8 @@ class StandIn:
 
 
 def is_plain(conv: MessagePassing) -> bool:
-    """Does it do what its class says: no hook of message passing, no method that an instance shadows, PyG's defaults of
-    direction, dimension and layers? (Hooks of modules run in any case.)"""
+    """Return True if the convolution has no message-passing hooks, no shadowed methods, and PyG's default direction,
+    dimension and layers. (Module hooks always run.)"""
     shadowed = any(name in vars(conv) and not isinstance(vars(conv)[name], StandIn) for name in _METHODS)
     hooked = any(vars(conv).get(name) for name in _HOOKS)
     usual = conv.flow == "source_to_target" and conv.node_dim in (-2, 0) and conv.decomposed_layers == 1
@@ -163,7 +163,7 @@ def is_plain(conv: MessagePassing) -> bool:
 
 
 def _reduction(conv: MessagePassing) -> str:
-    """Of its aggregation, unless that is more than PyG's sum, mean or maximum; else empty."""
+    """Return the reduction if the aggregation is exactly PyG's sum, mean or maximum, else an empty string."""
     module = conv.aggr_module
     if (
         not isinstance(module, nn.Module)
@@ -180,25 +180,25 @@ def _of(cls: type, name: str) -> object:
 
 
 def _is_pyg(function: object) -> bool:
-    """Is it PyG's `propagate`, or what PyG generates for a class whose own it would be?"""
+    """Return True for PyG's `propagate`, or the code that PyG generates for it."""
     module = function.__module__ if inspect.isfunction(function) else ""
     return function is MessagePassing.propagate or module.endswith("_propagate")
 
 
 def _source_and_destination(value: object) -> tuple[object, object]:
-    """Rows as `propagate` takes them: a tensor, or one for sources and one for destinations."""
+    """Return rows as `propagate` takes them: one tensor, or a pair for sources and destinations."""
     if isinstance(value, tuple | list) and len(value) == 2:
         return value[0], value[1]
     return value, value
 
 
 def _is_rows(value: object) -> TypeGuard[Tensor]:
-    """Rows of nodes?"""
+    """Return True for rows of nodes."""
     return isinstance(value, Tensor) and not isinstance(value, EdgeRows | Given)
 
 
 def _are_given(edges: object) -> bool:
-    """The edges of the graph, or of a relation, as they were given?"""
+    """Return True for the unchanged edges of the graph or of a relation."""
     return isinstance(edges, Edges) and not isinstance(edges, Flipped)
 
 
@@ -207,7 +207,7 @@ def _same(local: Local, rows: Tensor) -> Rows:
 
 
 class _Folded:
-    """What a convolution of the table gets in the place of edge_index: PyG prepares no tensor of edges then."""
+    """Placeholder for edge_index in a mapped convolution, so that PyG prepares no tensor of edges."""
 
 
 class _Mapped:
@@ -215,14 +215,14 @@ class _Mapped:
 
     title = ""
     loops = False
-    own: AsItIs | None = None  # where it was given other arguments
+    own: AsItIs | None = None  # for calls with other arguments
 
     @property
     def whole(self) -> bool:
         return self.own is not None and self.own.whole
 
     def takes(self, given: Mapping[str, object]) -> bool:
-        """Are these arguments of a call the graph's own edges, with nothing that the fold does not read?"""
+        """Return True if a call's arguments are the graph's own edges and the fold reads all of them."""
         read = {"edge_index", "edge_weight", "x", "x_0"}
         others = [value for name, value in given.items() if name not in read and value is not None]
         weight = given.get("edge_weight")
@@ -254,8 +254,8 @@ class _Mapped:
 
 @dataclass(eq=False)
 class NormalizedSum(_Mapped):
-    """D^-1/2 A D^-1/2 X with the degrees of the whole graph. `loop`: A has no self loops, and one a node of this weight
-    is added; 0: none is. `looped`: every node has one, so no degree is 0; it has weight 1, which `improved` has not."""
+    """D^-1/2 A D^-1/2 X with the degrees of the whole graph. loop: add a self loop of this weight per node to A, which
+    has none; 0: add none. looped: every node has one of weight 1 (which `improved` does not use), so no degree is 0."""
 
     loop: int
     looped: bool
@@ -286,7 +286,7 @@ class NormalizedSum(_Mapped):
         return {"propagate": propagate}
 
     def _sum(self, g: Graph, rows: Tensor, weighted: bool) -> Tensor:
-        """Shapes: [N, F] -> [N, F]."""
+        """Return the normalised sum. Shapes: [N, F] -> [N, F]."""
         if g.normalised:
             return g.aggregate(Sum(weighted=True), g.source(_same, rows))
         source = g.source(lambda local, h: (self._scale(local, weighted) * h,), rows)
@@ -295,7 +295,8 @@ class NormalizedSum(_Mapped):
         return self._scale(g, weighted) * (out + loop * source[0] if loop else out)
 
     def _loop_of(self, local: Local, weighted: bool) -> int:
-        """Without weights, PyG adds loops of weight 1 whatever `improved` says."""
+        """Return the weight of added loops. Without edge weights, PyG adds loops of weight 1 regardless of
+        `improved`."""
         return self.loop if weighted and local.in_weight is not None else min(1, self.loop)
 
     def _scale(self, local: Local, weighted: bool) -> Tensor:
@@ -306,7 +307,7 @@ class NormalizedSum(_Mapped):
 
 @dataclass(eq=False)
 class Attention(_Mapped):
-    """GATConv, and GATv2Conv: the softmax over in-edges is the fold's."""
+    """GATConv and GATv2Conv with the fold's softmax over in-edges."""
 
     loops: bool = False
     title = "mapped to an online softmax"
@@ -342,7 +343,7 @@ class Attention(_Mapped):
 
 @dataclass(eq=False)
 class Relational(_Mapped):
-    """RGCNConv and FastRGCNConv: sums, or means, of source rows by type of edge, and one product for all of them."""
+    """RGCNConv and FastRGCNConv: sums or means of source rows by edge type, and one product for all types."""
 
     reduction: str
     title = "mapped to a sum by type of edge"
@@ -378,15 +379,15 @@ class Relational(_Mapped):
 
 @dataclass(eq=False)
 class AsItIs:
-    """The convolution's own code. `reduction`: of `propagate`'s sums that a fold may take over; `message`: of these it
-    reads one edge at a time through arguments of these names, None: it is the source's row."""
+    """The convolution's own code. reduction: of the sums of `propagate` that a fold may replace. message: arguments
+    through which it reads one edge at a time; None: the message is the source's row."""
 
     title: str
     whole: bool
     reduction: str = ""
     message: tuple[str, ...] | None = None
     loops: bool = False
-    apart: bool = field(default=False)  # has `message` been tried on edges one by one?
+    apart: bool = field(default=False)  # whether `message` was tried on single edges
 
     @staticmethod
     def of(conv: MessagePassing) -> AsItIs:
@@ -405,7 +406,7 @@ class AsItIs:
     def forward(self, conv: MessagePassing, g: Graph, forward: Forward) -> Forward:
         def run(*args: object, **kwargs: object) -> object:
             edges = next((each for each in (*args, *kwargs.values()) if isinstance(each, Edges)), None)
-            if edges is None:  # edges that the model has made where the graph is whole
+            if edges is None:  # edges that the model has made on a whole graph
                 return forward(*args, **kwargs)
             here = Here(g)
             args = tuple(_opened(each, here) for each in args)
@@ -481,8 +482,8 @@ class AsItIs:
         return out
 
     def _learned(self, value: _EdgeValue, operands: Mapping[str, list[Tensor]]) -> list[Tensor] | None:
-        """The parameters that the message reads, tried on four edges; None: it reads more than parameters that learns,
-        or more than one edge at a time, draws numbers, leaves something behind, or fails."""
+        """Return the parameters that the message reads, tried on four edges. None if it reads more than trained
+        parameters or than one edge at a time, draws numbers, changes state, or fails."""
         four = 4
 
         def some(like: Tensor) -> Tensor:
@@ -516,7 +517,7 @@ class AsItIs:
                 if joined.shape != whole.shape or not torch.allclose(joined, whole.detach(), equal_nan=True):
                     return None
                 self.apart = True
-        except Exception:  # whatever a message does with four edges
+        except Exception:  # a message may raise anything
             return None
         finally:
             for each, was in before:
@@ -530,7 +531,7 @@ def _names(conv: MessagePassing) -> tuple[str, ...]:
 
 
 def _opened(value: object, here: Here) -> object:
-    """An argument of a convolution as its own code reads it."""
+    """Return an argument of a convolution as its own code reads it."""
     if isinstance(value, tuple):
         return tuple(_opened(each, here) for each in value)
     if isinstance(value, Given) and not value.inside:
@@ -539,7 +540,7 @@ def _opened(value: object, here: Here) -> object:
 
 
 class _Reads(TorchFunctionMode):
-    """Tensors that functions read and have not made, each once."""
+    """Record the tensors that functions read and did not make, each once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -559,7 +560,7 @@ class _Reads(TorchFunctionMode):
 
 
 class _Instead(TorchFunctionMode):
-    """Functions read other tensors in the place of some."""
+    """Replace tensors that functions read by others."""
 
     def __init__(self, others: Mapping[int, Tensor]) -> None:
         super().__init__()
@@ -588,9 +589,11 @@ def _tensors(value: object) -> Iterator[Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class _EdgeValue:
-    """The message of e edges. `state`: of the convolution when it was called. `read`: the argument, and the operand it
-    is of: source (j), destination (i) or edge, and its place. `weights`: arguments that are the weights of the edges.
-    `learned`: ids of parameters, in the place of which those that are shared are read."""
+    """The message of e edges.
+
+    state: of the convolution at the call. read: arguments, each with its operand (source j, destination i, or edge) and
+    index. weights: arguments that are edge weights. learned: ids of parameters to replace by the shared operands.
+    """
 
     conv: MessagePassing
     state: Mapping[str, object]
@@ -621,11 +624,11 @@ class _EdgeValue:
 
 
 def with_matrices(conv: MessagePassing, way: Way, hooks: Hooks) -> Hooks:
-    """`hooks` with those of the matrices of PyG's own convolutions, whose products take the fast body of `dense`.
+    """Add hooks for the matrices of PyG's own convolutions, with the fast body of `dense`.
 
-    A sum and the matrix beside it are exchanged where a convolution has them in an order that aggregates the wider
-    side: A (X W) = (A X) W. At equal widths the sum is first: of features it needs no gradient. A matrix that is more
-    than PyG's Linear (replaced, parametrized, with hooks of its own) stays as it is.
+    A sum and the matrix beside it are exchanged if the convolution aggregates the wider side: A (X W) = (A X) W. At
+    equal widths the sum comes first, since the features then need no gradient. A matrix other than PyG's plain Linear
+    (replaced, parametrized, with hooks) is kept.
     """
     names = _MATRICES.get(type(conv), ())
     plain = {name: each for name, each in conv.named_children() if name in names and _is_linear(each)}
@@ -659,7 +662,7 @@ def with_matrices(conv: MessagePassing, way: Way, hooks: Hooks) -> Hooks:
 
 
 class _Matrix(nn.Module):
-    """Stands where a convolution looks for its matrix."""
+    """Replacement for a convolution's matrix."""
 
     def __init__(self, linear: pyg.Linear, body: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -675,5 +678,5 @@ def _is_linear(module: nn.Module) -> TypeGuard[pyg.Linear]:
 
 
 def _product(weight: Tensor, bias: Tensor | None, rows: Tensor) -> Tensor:
-    """Shapes: weight [O, F], bias [O] or None, rows [..., F] -> [..., O]."""
+    """Return the product. Shapes: weight [O, F], bias [O] or None, rows [..., F] -> [..., O]."""
     return dense(rows, weight, bias) if type(rows) is Tensor else F.linear(rows, weight, bias)

@@ -1,8 +1,8 @@
-"""What a user's module does, written down while it runs: every call of a torch function, and of a module that holds no
-convolution, is a step; so is a convolution.
+"""Recording of a user's module: each call of a torch function, of a convolution, and of a module without convolutions
+is a step.
 
-Values are tensors of the module. What they are is told by two recordings, of other numbers of rows and in other types:
-a number that is the number of rows in both stands for it, and a tensor with a row for each is one of rows of nodes.
+Values are tensors of the module. Two recordings with different numbers of rows and different types classify them: a
+number that is the number of rows in both stands for it, and a tensor with one row for each is one of rows of nodes.
 Python's control flow leaves no step, so a module that reads values of tensors is refused.
 """
 
@@ -31,7 +31,7 @@ _SETS_GRADIENTS = frozenset({"_set_grad_enabled", "set_grad_enabled"})
 
 
 class Own(enum.Enum):
-    """What a rank puts in."""
+    """Values that a rank fills in."""
 
     ROWS = "number of rows"
     DTYPE = "type of rows"
@@ -40,14 +40,14 @@ class Own(enum.Enum):
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor that a step made; `x`: the features."""
+    """A tensor made by a step; `x`: the features."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Held:
-    """A parameter or a buffer of the module."""
+    """A parameter or buffer of the module."""
 
     name: str
 
@@ -58,8 +58,8 @@ FEATURES = "x"
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """`called`: a module, by its name, or a function. `results`: names of the tensors that it gives, `written`: of
-    those that it changed in place. `last_tag`: of dropout until it ended."""
+    """One call. called: a module's name, or a function. results: names of its output tensors. written: names of the
+    tensors that it changes in place. last_tag: tag of the last dropout until its end."""
 
     called: str | Called
     args: tuple[object, ...]
@@ -74,17 +74,17 @@ class Step:
 
     @property
     def values(self) -> list[str]:
-        """Names of the tensors that it reads."""
+        """Return the names of the tensors that it reads."""
         return [leaf.name for leaf in _leaves((self.args, self.kwargs)) if isinstance(leaf, Value)]
 
     def parameters(self, net: nn.Module) -> list[nn.Parameter]:
-        """Those that it is given, and those of its module."""
+        """Return the parameters among its arguments and of its module."""
         given = [_held(net, leaf.name) for leaf in _leaves((self.args, self.kwargs)) if isinstance(leaf, Held)]
         inside = net.get_submodule(self.called).parameters() if isinstance(self.called, str) else ()
         return [each for each in (*given, *inside) if isinstance(each, nn.Parameter)]
 
     def run(self, net: nn.Module, values: dict[str, Tensor], own: Mapping[Own, object]) -> None:
-        """Adds its results to `values`."""
+        """Run the step and add its results to `values`."""
 
         def filled(leaf: object) -> object:
             if isinstance(leaf, Value):
@@ -101,7 +101,7 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Tape:
-    """`tails`: of each value that is one of rows of nodes, in the type of the features, the shape of a row."""
+    """Steps of a module. tails: shape of a row for each value of node rows in the type of the features."""
 
     steps: tuple[Step, ...]
     tails: Mapping[str, tuple[int, ...]]
@@ -113,7 +113,7 @@ class Tape:
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """One run. `forms`: of every value."""
+    """One run. forms: of every value."""
 
     steps: tuple[Step, ...]
     forms: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
@@ -147,7 +147,7 @@ def _mapped(value: object, by: Callable[[object], object]) -> object:
 
 
 def tensors_of(value: object) -> list[Tensor]:
-    """Placeholders for edges apart."""
+    """Return the tensors in a value, without placeholders for edges."""
     return [leaf for leaf in _leaves(value) if isinstance(leaf, Tensor) and not isinstance(leaf, Given)]
 
 
@@ -158,14 +158,14 @@ def _held(net: nn.Module, name: str) -> Tensor:
 
 
 class _Recorder(TorchFunctionMode):
-    """Steps of one call of `net`. Inside of a module that is a step, nothing is written down."""
+    """Record the steps of one call of `net`. A module that is a step is not recorded inside."""
 
     def __init__(self, net: nn.Module, view: FewNodes) -> None:
         super().__init__()
         self.view, self.steps = view, list[Step]()
         self.depth, self.out = 0, ""
         self.forms: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
-        self._alive: list[Tensor] = []  # so that an id stands for one tensor
+        self._alive: list[Tensor] = []  # keeps ids unique
         self._given: tuple[tuple[object, ...], Mapping[str, object], list[tuple[Tensor, int]]] = ((), {}, [])
         named = [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]
         self._known: dict[int, Value | Held] = {id(t): Held(name) for name, t in reversed(named)}
@@ -218,7 +218,7 @@ class _Recorder(TorchFunctionMode):
     def _told(
         self, args: tuple[object, ...], kwargs: Mapping[str, object], by: str
     ) -> tuple[tuple[object, ...], dict[str, object]]:
-        """What a call was given, with names in the place of tensors."""
+        """Return the arguments of a call, with names in place of tensors."""
 
         def told(leaf: object) -> object:
             if not isinstance(leaf, Tensor) or isinstance(leaf, Given):
@@ -239,7 +239,7 @@ class _Recorder(TorchFunctionMode):
         out: object,
         changed: Sequence[Tensor],
     ) -> None:
-        touched = [each for t in changed for each in (t, t._base) if each is not None]  # what a view looks at, too
+        touched = [each for t in changed for each in (t, t._base) if each is not None]  # and the base of a view
         written = [self._known[id(each)] for each in touched if id(each) in self._known]
         if lasting := [each.name for each in written if isinstance(each, Held)]:
             raise ValueError(f"its forward writes into {lasting[0]}")
@@ -260,7 +260,7 @@ def recording(model: Callable[[FewNodes, Tensor], Tensor], net: nn.Module, view:
     recorder = _Recorder(net, view)
     handles: list[RemovableHandle] = [
         net.register_forward_pre_hook(recorder.begin),
-        net.register_forward_hook(recorder.end, always_call=True),  # an error inside is not to be recorded on
+        net.register_forward_hook(recorder.end, always_call=True),  # stop recording on an error inside
     ]
     for name, module in net.named_modules():
         if name and _is_step(module):
@@ -291,7 +291,7 @@ def _is_step(module: nn.Module) -> bool:
 
 
 def merged(a: Recording, b: Recording) -> Tape:
-    """What holds for any number of rows and either type. ValueError where the recordings differ otherwise."""
+    """Return the steps for any number of rows and either type. ValueError if the recordings differ in other ways."""
     if len(a.steps) != len(b.steps):
         raise ValueError(_OTHERWISE)
     steps = tuple(_merged_step(one, other, a, b) for one, other in zip(a.steps, b.steps, strict=True))
