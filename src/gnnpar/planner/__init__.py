@@ -1,1 +1,1 @@
-"""From a model, a graph and a topology to a Plan, with predicted time and memory. Produces data, runs nothing of it."""
+"""Planner: from a model, a graph and a topology to a Plan with predicted time and memory. It runs no training."""

@@ -1,4 +1,4 @@
-"""From a stream of operations to a ModelIR: which group each belongs to, what it costs, what is learned and live."""
+"""From a stream of operations to a ModelIR: op groups with costs, parameters, saved and live tensors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Seen(NamedTuple):
 
 
 class FoldArguments(NamedTuple):
-    """What says which fold it is. `flags`: linear, needs_src, numbers pushed a row, `Fold.split`. `tail`: shape of a
+    """Arguments that identify a fold. flags: linear, needs_src, elements sent per row, `Fold.split`. tail: shape of a
     row of the result."""
 
     num_src: int
@@ -59,7 +59,7 @@ class FoldArguments(NamedTuple):
 
 
 class Event(NamedTuple):
-    """An operation; `layer` of the module that ran it, None outside of all; `fold`: where it is one."""
+    """An operation. layer: of the module that ran it, None outside layers. fold: for folds."""
 
     name: str
     inputs: tuple[Seen, ...]
@@ -70,7 +70,7 @@ class Event(NamedTuple):
 
 @dataclass
 class _Draft:
-    """A group being filled. `saved`: tensor -> numbers a row."""
+    """An op group under construction. saved: tensor -> elements per row."""
 
     gemms: list[Gemm] = field(default_factory=list)
     folds: list[Fold] = field(default_factory=list)
@@ -88,22 +88,22 @@ class _State:
     rows: int
     edges: int
     learned: set[str] = field(default_factory=set)
-    base: dict[str, str] = field(default_factory=dict)  # view -> what it looks at
-    widths: dict[str, int] = field(default_factory=dict)  # row tensors -> numbers a row
+    base: dict[str, str] = field(default_factory=dict)  # view -> base tensor
+    widths: dict[str, int] = field(default_factory=dict)  # row tensors -> elements per row
     static: set[str] = field(default_factory=lambda: {"static"})
-    saved: set[str] = field(default_factory=set)  # kept for backward by some group already
+    saved: set[str] = field(default_factory=set)  # saved for backward by some group already
 
     def of(self, seen: Seen) -> str:
         return self.base.get(seen.key, seen.key)
 
     def width(self, seen: Seen) -> int | None:
-        """Numbers a row, None where it is not a tensor of rows."""
+        """Return elements per row, or None for other tensors."""
         if not seen.shape or seen.shape[0] not in (self.rows, self.edges):
             return None
         return math.prod(seen.shape[1:])
 
     def save(self, draft: _Draft, key: str, width: int) -> None:
-        """A tensor is kept once, by the first group that asks for it; the features are there anyway."""
+        """Save a tensor once, in the first group that reads it. Features are stored in any case."""
         if key != "x" and key not in self.saved:
             self.saved.add(key)
             draft.saved[key] = width
@@ -115,7 +115,7 @@ class _State:
 def assemble(
     events: Sequence[Event], model: nn.Module, *, in_dim: int, out: str, rows: int, edges: int, learned: int = 0
 ) -> ModelIR:
-    """One pass over the stream. `learned`: so many of the features train: they have a gradient."""
+    """Build the IR in one pass over the stream. learned: number of feature columns that are trained."""
     placed = _placed(events)
     num_layers = max((layer for _, layer, _ in placed), default=0) + 1
     sizes = {name: p.numel() for name, p in model.named_parameters()}
@@ -159,7 +159,7 @@ _ORDER: tuple[Phase, ...] = ("begin", "transform", "aggregate", "post", "end")
 
 
 def _placed(events: Sequence[Event]) -> list[tuple[Event, int, Phase]]:
-    """(event, layer, phase): before the first layer begin, after the last end, else by the layer's folds."""
+    """Return (event, layer, phase): begin before the first layer, end after the last, else by the layer's folds."""
     layers = [e.layer for e in events if e.layer is not None]
     current = layers[0] if layers else 0
     folds = {e.layer: i for i, e in enumerate(events) if e.name == "fold"}  # layer -> its last fold
@@ -194,12 +194,12 @@ def _account(event: Event, draft: _Draft, state: _State) -> None:
     if event.name == "total":
         draft.totals.append(math.prod(event.outputs[0].shape))
     if not widths:
-        return  # of weights alone
+        return  # reads weights only
     out, out_width = widths[0]
     state.widths[out.key] = out_width
     rows = [(seen, width) for seen in event.inputs if (width := state.width(seen)) is not None]
     if rows and all(state.of(seen) in state.static for seen, _ in rows) and not learned:
-        state.static.add(out.key)  # of degrees alone: the same every epoch
+        state.static.add(out.key)  # reads degrees only: constant over epochs
     if event.name == "fold":
         _account_fold(event, draft, state, out_width)
     elif event.name == "dropout":
@@ -215,7 +215,7 @@ def _account(event: Event, draft: _Draft, state: _State) -> None:
 
 
 def _left(event: Event, state: _State) -> tuple[Seen, int] | None:
-    """The matrix of rows of a product: the last but one argument of mm and addmm, the first of linear."""
+    """Return the row matrix of a product: the second to last argument of mm and addmm, the first of linear."""
     position = {"mm": 0, "matmul": 0, "linear": 0, "addmm": 1}[event.name]
     seen = event.inputs[position]
     width = state.width(seen)
@@ -228,7 +228,8 @@ def _parameter(seen: Seen, state: _State) -> str | None:
 
 
 def _save(event: Event, draft: _Draft, state: _State, rows: list[tuple[Seen, int]], out: tuple[Seen, int]) -> None:
-    """What autograd keeps: outputs of activations, inputs of norms, both factors of a product of learned rows."""
+    """Record the tensors that autograd saves: outputs of activations, inputs of norms, both factors of trained
+    products."""
     if not any(state.is_learned(seen) for seen in event.inputs):
         return
     if event.name in _SAVES_OUTPUT:
@@ -262,7 +263,7 @@ def _account_fold(event: Event, draft: _Draft, state: _State, out_width: int) ->
 
 
 def _account_moments(event: Event, draft: _Draft, state: _State) -> None:
-    """Rows are read for the sums and for the squares, and kept for the gradient."""
+    """Account rows read for the sums and for the squares, and saved for the gradient."""
     (seen,) = event.inputs
     width = state.width(seen) or 0
     draft.kernels += 2
@@ -273,7 +274,7 @@ def _account_moments(event: Event, draft: _Draft, state: _State) -> None:
 
 
 def _live(made: dict[str, int], used: dict[str, int], state: _State, layer: int) -> tuple[int, ...]:
-    """Widths of the row tensors made up to this layer and read after it, the widest first."""
+    """Return widths of row tensors made up to this layer and read after it, the widest first."""
     crossing = [
         key
         for key, at in made.items()

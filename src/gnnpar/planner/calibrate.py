@@ -1,8 +1,5 @@
-"""Rates and links of the machine at hand, measured within about 20 s and cached by what the machine is.
-
-Costs are fitted by non-negative least squares of relative errors; what is left over is kept
-as `residuals` (the median of |error|), the planner's uncertainty.
-"""
+"""Rates and links of this machine, measured within about 20 s and cached by machine. Costs are fitted by non-negative
+least squares of relative errors. `residuals` holds the median |error| as the planner's uncertainty."""
 
 from __future__ import annotations
 
@@ -40,14 +37,15 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
     from multiprocessing.queues import SimpleQueue
 
-MEASURING_SECONDS = 20.0  # past half of it a sample is taken fewer times, and past three quarters a trial is shorter
+MEASURING_SECONDS = 20.0  # later samples repeat less past half of it, trials are shorter past three quarters
 NOMINAL_LINK = 1 / 1e9, 5e-5  # seconds a byte, latency
-_VERSION = 7  # of what is measured and fitted
+_VERSION = 7  # of the measurements and the fit
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Rates of one rank among `ranks` with `threads` each; (seconds a byte, latency seconds) between two of them."""
+    """Rates of one rank among `ranks` with `threads` each, and the link (seconds a byte, latency) between two of
+    them."""
 
     ranks: int
     threads: int
@@ -59,13 +57,13 @@ class Calibration:
 
     @staticmethod
     def of_json(data: JsonDict) -> Calibration:
-        """ValueError where something is missing or of another type."""
+        """Read a calibration from JSON. ValueError if a field is missing or has another type."""
         from pydantic import TypeAdapter
 
         return TypeAdapter(Calibration).validate_python(data)
 
     def shared(self, ranks: int, cores: int) -> Calibration:
-        """For more ranks than it was measured with: cores are shared, and so is what moves the bytes."""
+        """Return the calibration for more ranks than measured, which share cores and memory bandwidth."""
         factor = max(1.0, ranks * self.threads / max(1, cores))
         theta, gamma = self.link
         return replace(
@@ -82,8 +80,8 @@ def calibrate(
     measuring: bool = True,
     say: Callable[[str], None] = lambda _: None,
 ) -> Calibration:
-    """From the cache where this machine has measured before; again where it was busy then and is quiet now, or with
-    `refresh`. `measuring` false: nominal rates where nothing is in the cache."""
+    """Return the calibration from the cache, or measure. Measure again with `refresh`, or if the machine was busy then
+    and is idle now. measuring=False: nominal rates if nothing is cached."""
     file = None if cache is None else cache / "calibration" / f"{_key(ranks, threads)}.json"
     if file is not None and file.exists() and not refresh:
         try:
@@ -117,7 +115,7 @@ def calibrate(
 
 
 def read_calibration(file: Path) -> Calibration:
-    """Read what `calibrate` kept. Raises ValueError where it is another thing."""
+    """Read a cached calibration. ValueError for other content."""
     try:
         return Calibration.of_json(read_json(file))
     except (OSError, ValueError) as error:
@@ -125,7 +123,7 @@ def read_calibration(file: Path) -> Calibration:
 
 
 def _key(ranks: int, threads: int) -> str:
-    """What a calibration depends on; an engine that was not measured would look free beside those that were."""
+    """Return the cache key. It includes the engines, since an engine without measurements would look free."""
     model = platform.processor()
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -138,7 +136,7 @@ def _key(ranks: int, threads: int) -> str:
 
 
 def world_samples(ranks: int, threads: int, say: Callable[[str], None] = lambda _: None) -> list[Samples]:
-    """Of every rank: processes over gloo, or this process alone. `say` gets a line a step."""
+    """Measure on every rank: processes over gloo, or this process alone. say: called with a line per step."""
     if ranks == 1:
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
@@ -203,7 +201,7 @@ def _rank(rank: int, ranks: int, threads: int, folder: str, key: bytes, steps: S
 
 
 def fitted(samples: Sequence[Samples], *, ranks: int, threads: int) -> Calibration:
-    """One set of rates for all ranks; links as the mean of what each saw."""
+    """Fit one set of rates for all ranks; links are means over ranks."""
     residuals: dict[str, float] = {}
 
     def solve(name: str, rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
@@ -256,20 +254,20 @@ def fitted(samples: Sequence[Samples], *, ranks: int, threads: int) -> Calibrati
 
 
 def _links(samples: Sequence[Samples]) -> tuple[tuple[float, float], tuple[float, float]]:
-    """((seconds a byte, latency) of a message, (const, a byte) of a sum); nominal where there is one rank."""
+    """Return ((seconds a byte, latency) of a message, (const, per byte) of a sum); nominal for one rank."""
     if len(samples) == 1:
         nominal = derived(20e9, 8e9)
         return NOMINAL_LINK, nominal.reduce
     pairs = [fit(SIZES, [t for _, t in rows]) for s in samples for rows in s.links.values()]
     theta = statistics.mean(theta for theta, _ in pairs)
-    gamma = min(rows[0][1] for s in samples for rows in s.links.values())  # of the smallest message, undisturbed
+    gamma = min(rows[0][1] for s in samples for rows in s.links.values())  # latency of the smallest undisturbed message
     reduces = [row for s in samples for row in s.reduce]
     (const, byte), _ = nonnegative([(1.0, n) for n, _ in reduces], [t for _, t in reduces])
     return (theta, gamma), (const, byte)
 
 
 def nonnegative(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[list[float], float]:
-    """(coefficients >= 0 of least relative squares, median |relative error|)."""
+    """Return the coefficients >= 0 of least relative squares, and the median |relative error|."""
     from scipy.optimize import nnls
 
     matrix, times = np.asarray(rows, dtype=float), np.asarray(seconds, dtype=float)

@@ -1,7 +1,4 @@
-"""What a run would take, without running it: its strategy's own price, and whether it fits the machine.
-
-The run is the one that `gnnpar train` makes of the same settings.
-"""
+"""Estimate a run of `gnnpar train` without running it: its strategy's price, and whether it fits the machine."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from gnnpar.training.checks import check_strategy
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """`refused`: why there is no such run. `lacks`: what does not fit, empty where all does or nothing is known."""
+    """The estimate of one run. refused: why it cannot run. lacks: memory that is missing, empty if none or unknown."""
 
     name: str
     exactness: tuple[str, ...] = ()
@@ -37,12 +34,12 @@ class Estimate:
 
     @property
     def known(self) -> bool:
-        """Are time and memory predicted?"""
+        """Whether time and memory are predicted."""
         return bool(self.price.phases)
 
     @property
     def fits(self) -> str:
-        """'yes', or why not; empty where nothing is known of it."""
+        """'yes', or why the run does not fit; empty if unknown."""
         return (self.lacks or "yes") if self.known else ""
 
     def as_json(self) -> JsonDict:
@@ -62,12 +59,12 @@ class Estimate:
 
 @dataclass
 class Estimator:
-    """Of runs that differ in strategy and codec alone. `ranks` None: as many as the topology has devices."""
+    """Estimates runs that differ in strategy and codec only. ranks=None: one per device of the topology."""
 
     settings: Settings
     ranks: int | None = None
     say: Callable[[str], None] = lambda _: None
-    measuring: bool = True  # of this machine's speed, where it is not cached
+    measuring: bool = True  # measure this machine if it is not cached
     _requests: dict[int, Request] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -76,11 +73,11 @@ class Estimator:
             self.ranks = topology.fabric.size if isinstance(topology, Machines) else self.settings.world_size
         self.count = self.ranks
         if isinstance(topology, Machines):
-            topology.fabric.first(self.count)  # are there so many?
+            topology.fabric.first(self.count)  # raises if there are too few
         self.workload = workload_of(self.settings, self.say)
 
     def estimate(self, settings: Settings, name: str) -> Estimate:
-        """Of one run, by its settings."""
+        """Estimate one run from its settings."""
         strategy: Strategy = settings.strategy
         ranks = min(self.count, strategy.capabilities.max_ranks or self.count)
         estimate = Estimate(name=name, exactness=tuple(sorted(strategy.exactness)), ranks=ranks)
@@ -94,7 +91,7 @@ class Estimator:
         return replace(estimate, price=price, lacks=lacking(price.memory, self.request(ranks)))
 
     def _price(self, strategy: Strategy, settings: Settings, ranks: int) -> Price:
-        """Time of numbers of four bytes, memory of those of the settings."""
+        """Return the price: time in fp32, memory in the precision of the settings."""
         if not isinstance(strategy, Priced):
             return Price(unpriced=f"{type(strategy).__name__} has no cost(problem, machine)")
         number = TYPES[settings.precision].rows.itemsize
@@ -108,7 +105,7 @@ class Estimator:
         return replace(price, memory=memory, notes=(*price.notes, "time is that of fp32"))
 
     def request(self, ranks: int) -> Request:
-        """Return the run on so many ranks."""
+        """Return the request for `ranks` ranks."""
         if ranks not in self._requests:
             machine, count = setting_of(self.settings, ranks, self.say, measuring=self.measuring)
             self._requests[ranks] = Request.of(self.workload, machine, count, seed=self.settings.seed)
@@ -120,7 +117,7 @@ _BOUNDS: dict[Bound, str] = {"exact": "", "mean": "~ ", "most": "<= "}
 
 
 def row_of(e: Estimate) -> tuple[str, ...]:
-    """A line of the table."""
+    """Return a row of the table."""
     quality = ", ".join(e.exactness)
     if e.refused:
         return (e.name, str(e.ranks), quality, "-", "-", "-", "does not run")
@@ -136,7 +133,7 @@ def sent(e: Estimate) -> str:
 
 
 def details(e: Estimate) -> list[str]:
-    """Where time, bytes and memory of one run go."""
+    """Return lines on time, bytes and memory of one run."""
     lines, price = [], e.price
     if e.known:
         phases = ", ".join(f"{k} {seconds_text(v)}" for k, v in price.phases.items() if v)
@@ -150,7 +147,7 @@ def details(e: Estimate) -> list[str]:
 
 
 def why(estimates: list[Estimate], machine: Machine, *, on_gpu: bool) -> list[str]:
-    """The sentences below the table."""
+    """Return the sentences below the table."""
     rates = machine.rates[0]
     worst = max(rates.residuals.values(), default=None)
     doubt = f"; the fit of kernels is off by {worst:.0%} at worst (median of a kind)" if worst is not None else ""

@@ -1,7 +1,7 @@
-"""From a model to its ModelIR: the operations that it dispatches on meta tensors. Nothing is computed.
+"""From a model to its ModelIR: record its operations on meta tensors, without computing values.
 
-The model runs on a Graph that records its folds, dropout and moments as operations. A tensor's first dimension tells
-what it is about: rows, edges or neither.
+The model runs on a Graph that records folds, dropout and moments as operations. The first dimension of a tensor tells
+its kind: rows, edges or neither.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from gnnpar.models.gnn import GNN
 from gnnpar.planner.assemble import Event, FoldArguments, Seen, assemble
 from gnnpar.pricing.ir import ModelIR
 
-ROWS, EDGES = 10007, 20011  # primes: no width of a model is as large by chance
+ROWS, EDGES = 10007, 20011  # primes that no width of a model equals
 _LAYER = re.compile(r"layers\.(\d+)")
 
 
 @dataclass(frozen=True)
 class Tracing:
-    """The Graph of a model that is traced: no structure, only operators that say what was asked."""
+    """A Graph without structure that records the operators of a model."""
 
     recorder: _Recorder
     node_ids: Tensor
@@ -80,9 +80,9 @@ class Tracing:
         width = sum(t[0].numel() for t in src)
         pushed = width + 2 * sum(t[0].numel() for t in dst) if isinstance(agg, Pushable) else 0
         typed = isinstance(agg, Generic) and agg.types > 0
-        first = (self.edge_ids,) if typed else ()  # types of edges
+        first = (self.edge_ids,) if typed else ()  # edge types
         tail = list(src[0].shape[1:])
-        if isinstance(agg, WithValue):  # a user's function, of no rows
+        if isinstance(agg, WithValue):  # a user's function, without rows
             with self.recorder.paused():
                 far, near, beside = (tuple(t[:0] for t in rows) for rows in (src, dst, (*first, *edge)))
                 tail = list(agg.value(far, near, beside, shared).shape[1:])
@@ -96,14 +96,14 @@ class Tracing:
 
 @runtime_checkable
 class WithValue(Protocol):
-    """A fold whose rows a function makes."""
+    """A fold with rows made by a function."""
 
     @property
     def value(self) -> EdgeFunction: ...
 
 
 def _split(agg: Aggregator, dst: Rows, edge: Rows, tail: list[int]) -> tuple[int, ...]:
-    """`Fold.split` but for its last number; () where the fold does not merge."""
+    """Return `Fold.split` without its last number; () if the fold does not merge."""
     if not merges(agg, edge):
         return ()
     types = agg.partial_types or 0
@@ -113,10 +113,8 @@ def _split(agg: Aggregator, dst: Rows, edge: Rows, tail: list[int]) -> tuple[int
 
 
 def record(model: nn.Module, in_dim: int, *, learned: int = 0) -> ModelIR:
-    """Run the model on meta tensors. `learned`: so many of the features train.
-
-    Raises ValueError that names the module that cannot be traced.
-    """
+    """Run the model on meta tensors. learned: number of feature columns that are trained. ValueError with the name of a
+    module that cannot be traced."""
     twin = copy.deepcopy(model).to("meta")
     recorder = _Recorder(twin)
     x = torch.empty(ROWS, in_dim, device="meta")
@@ -149,14 +147,14 @@ def _graph(x: Tensor, model: nn.Module, recorder: _Recorder) -> Tracing:
 
 
 class _Recorder(TorchDispatchMode):
-    """Record every operation with the shapes it saw. `path`: names of the modules that are running."""
+    """Record every operation with its shapes. path: names of the running modules."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.events: list[Event] = []
         self.path: list[str] = []
         self._recording = True
-        self._alive: list[Tensor] = []  # so that an id stands for one tensor
+        self._alive: list[Tensor] = []  # keeps ids unique
         self._names = {id(parameter): f"p:{name}" for name, parameter in model.named_parameters()}
         for name, module in model.named_modules():
             module.register_forward_pre_hook(lambda *_, name=name: self.path.append(name))

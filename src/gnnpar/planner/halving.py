@@ -1,7 +1,5 @@
-"""Measured successive halving: the plans predicted best are run for a few epochs, the better half of them for more.
-
-What is measured decides; what is predicted says whom to measure.
-"""
+"""Successive halving by measurement: run the plans predicted best for a few epochs, and the better half for more.
+Predictions choose the plans to measure, measurements choose the plan."""
 
 from __future__ import annotations
 
@@ -24,13 +22,13 @@ from gnnpar.settings import Settings
 from gnnpar.training.result.header import WARMUP_EPOCHS
 
 EPOCHS = 8
-"""That are timed in the first round; twice as many in every further one."""
+"""Timed epochs of the first round; each further round has twice as many."""
 Run = Callable[[Plan, int], float]
 Say = Callable[[str], None]
 
 
 def check(settings: Settings, ranks: int, count: int) -> None:
-    """ValueError where launches here would say nothing about the topology."""
+    """ValueError if launches on this machine would not measure the topology."""
     name = settings.names.get("topology", "")
     if isinstance(settings.topology, Machines):
         raise ValueError(
@@ -49,9 +47,8 @@ def check(settings: Settings, ranks: int, count: int) -> None:
 def halved(
     planned: Planned, count: int, plan_of: Callable[[Evaluated], Plan], run: Run, say: Say
 ) -> tuple[Planned, dict[str, float]]:
-    """The answer with the fastest of the last round first, and label -> measured seconds an epoch of the `count` best
-    that may be chosen, each as of its last round.
-    """
+    """Measure the `count` best candidates that may be chosen. Return the answer with the fastest of the last round
+    first, and label -> measured seconds per epoch in the candidate's last round."""
     left = [p for p in planned.evaluated if not p.refused][:count]
     plans = {p.candidate.label: plan_of(p) for p in left}
     seconds: dict[str, float] = {}
@@ -69,10 +66,10 @@ def halved(
 
 
 def launcher(overrides: Sequence[str], ranks: int) -> Run:
-    """Runs a plan through `gnnpar train`, with what else the user set."""
+    """Return a function that runs a plan through `gnnpar train` with the user's other settings."""
 
     def run(plan: Plan, epochs: int) -> float:
-        total = WARMUP_EPOCHS + 1 + epochs  # one records memory and is not timed
+        total = WARMUP_EPOCHS + 1 + epochs  # one epoch records memory and is not timed
         with tempfile.TemporaryDirectory(prefix="gnnpar-") as folder:
             file = plan.save(Path(folder) / "plan")
             rest = [o for o in overrides if not o.startswith(("world_size=", "epochs=", "eval_every=", "topology"))]

@@ -1,4 +1,4 @@
-"""From settings to the planner's view of where ranks run: devices, links and what each device needs for its work."""
+"""From settings to the planner's machine: devices, links, and rates of each rank."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from gnnpar.pricing.rates import derived
 from gnnpar.pricing.topology import Machines, hosts_of_one_machine, one_host
 from gnnpar.settings import Cluster, Measured, Paced, Settings
 
-_PAYLOAD = 0.94  # of a link's rate, what headers leave
+_PAYLOAD = 0.94  # of a link's rate, without headers
 _ROUND_TRIP_SECONDS = 2e-4
 
 
 def setting_of(
     settings: Settings, ranks: int | None, say: Callable[[str], None] = lambda _: None, *, measuring: bool = True
 ) -> tuple[Machine, int]:
-    """(where each rank runs, how many ranks). `ranks` None: as many as the topology has devices, else world_size.
-    `measuring` false: what this machine has not measured before is nominal."""
+    """Return the machine with the place of each rank, and the number of ranks. ranks=None: one per device of the
+    topology, else world_size. measuring=False: nominal rates if nothing is cached."""
     topology = settings.topology
     cores = cores_of(settings)
     if isinstance(topology, Machines):
@@ -33,7 +33,7 @@ def setting_of(
     count = ranks or settings.world_size
     launch, speeds = settings.launch, (1.0,) * count
     if isinstance(launch, Paced) and count > 1:
-        cores = round(cores * dilation(launch, count * threads_of(settings, count), cores))  # those that ranks see
+        cores = round(cores * dilation(launch, count * threads_of(settings, count), cores))  # the cores that ranks see
         speeds = launch_speeds(launch, count) or speeds
     calibration = _calibration(settings, count, cores, say, measuring)
     fabric = _here(settings, count, calibration)
@@ -41,12 +41,12 @@ def setting_of(
 
 
 def cores_of(settings: Settings) -> int:
-    """Of this machine."""
+    """Return the cores of this machine."""
     return num_cores() if settings.topology.cores == "auto" else settings.topology.cores
 
 
 def threads_of(settings: Settings, ranks: int) -> int:
-    """Of each rank on this machine."""
+    """Return the threads of each rank on this machine."""
     if settings.threads_per_rank != "auto":
         return settings.threads_per_rank
     return 1 if is_dilated(settings.launch) else max(1, cores_of(settings) // ranks)
@@ -55,7 +55,7 @@ def threads_of(settings: Settings, ranks: int) -> int:
 def _calibration(
     settings: Settings, ranks: int, cores: int, say: Callable[[str], None], measuring: bool
 ) -> Calibration:
-    """Of as many ranks as have a core of their own; more of them share."""
+    """Calibrate as many ranks as have a core of their own; further ranks share cores."""
     threads = threads_of(settings, ranks)
     measured = max(1, min(ranks, cores_of(settings) // threads))
     cache = settings.cache_dir if os.access(settings.cache_dir, os.W_OK) or not settings.cache_dir.exists() else None
@@ -65,7 +65,7 @@ def _calibration(
 
 
 def _here(settings: Settings, ranks: int, calibration: Calibration) -> Fabric:
-    """This machine, or the hosts that launch=paced makes of it."""
+    """Return this machine, or the emulated hosts of launch=paced."""
     available = float(psutil.virtual_memory().available)
     theta, gamma = calibration.link
     launch = settings.launch
@@ -94,7 +94,7 @@ def _bytes_per_second(gbps: float) -> float:
 def _machines(
     settings: Settings, fabric: Fabric, ranks: int | None, cores: int, say: Callable[[str], None], measuring: bool
 ) -> tuple[Machine, int]:
-    """A topology file: devices without speeds are as a core of this machine."""
+    """Return the machine of a topology file. A device without speeds counts as a core of this machine."""
     count = ranks or fabric.size
     fabric = fabric.first(count)
     here = None

@@ -1,13 +1,13 @@
-"""Recompute instead of communicate, decided exactly by a minimum cut. Source: TAG (arXiv 2302.06126), lossless gradient
-aggregation.
+"""Recompute instead of communicating, decided exactly by a minimum cut. Source: TAG (arXiv 2302.06126), lossless
+gradient aggregation.
 
-Some operations may be duplicated: every replica runs them in full, which costs computing and saves the sum of what they
-make. A tensor that feeds a duplicated operation from one that is not must be broadcast, once however many read it:
+An operation may be duplicated: every replica runs it in full, which costs compute and saves the sum of its outputs. A
+tensor read by a duplicated operation and made by one that is not duplicated must be broadcast, once for all readers:
 
-    min  sum_i w_i x_i  +  sum_t beta_t max over readers j of t of (x_j - x_producer)+
+min  sum_i w_i x_i  +  sum_t beta_t max over readers j of t of (x_j - x_producer)+
 
-w_i = extra seconds of computing - seconds of communication saved, of either sign. It is a project selection, whose
-minimum cut is a linear program with integral vertices: one variable for each maximum, bounded by each reader's row.
+w_i = extra compute seconds - communication seconds saved, of either sign. It is a project selection: its minimum cut is
+a linear program with integral vertices, with one variable per maximum, bounded by a row per reader.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Tensor:
-    """What one operation makes for others. `producer` None: every replica has it anyway. `seconds`: to broadcast it."""
+    """The output of an operation. producer=None: every replica has it. seconds: to broadcast it."""
 
     producer: int | None
     readers: tuple[int, ...]
@@ -29,17 +29,17 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Choice:
-    """Operations to duplicate, and what that changes in seconds (<= 0)."""
+    """Operations to duplicate, and the change in seconds (<= 0)."""
 
     duplicated: frozenset[int]
     seconds: float
 
 
 def duplicate(weights: Sequence[float], tensors: Sequence[Tensor]) -> Choice:
-    """Return the best set of operations, the smallest of equal ones. weights[i] as above."""
+    """Return the best set of operations, the smallest of equal ones. weights[i]: w_i above."""
     from scipy.optimize import linprog
 
-    sent = [t for t in tensors if t.producer is not None]  # what every replica has costs nothing
+    sent = [t for t in tensors if t.producer is not None]  # a tensor of every replica costs nothing
     pairs = [(number, t.producer, reader) for number, t in enumerate(sent) for reader in t.readers]
     readers = np.zeros((len(pairs), len(weights) + len(sent)))
     for row, (number, producer, reader) in zip(readers, pairs, strict=True):
@@ -55,7 +55,7 @@ def duplicate(weights: Sequence[float], tensors: Sequence[Tensor]) -> Choice:
 
 
 def cost(chosen: frozenset[int], weights: Sequence[float], tensors: Sequence[Tensor]) -> float:
-    """The objective of a set."""
+    """Return the objective of a set."""
     total = sum(weights[i] for i in chosen)
     for t in tensors:
         if t.producer is not None and t.producer not in chosen and any(j in chosen for j in t.readers):
@@ -66,9 +66,10 @@ def cost(chosen: frozenset[int], weights: Sequence[float], tensors: Sequence[Ten
 def sufficient_factors(
     rows: float, width_in: int, width_out: int, *, replicas: int, rate: float, seconds_per_flop: float
 ) -> tuple[float, float]:
-    """(seconds of sending the factors and multiplying them everywhere, seconds of the sum it replaces).
+    """Return seconds to send the factors and multiply them everywhere, and seconds of the sum that this replaces.
 
-    rows: of each replica. All-gather of X and dZ, then (P - 1) rows more of dW = X^T dZ; against a ring sum of dW.
+    Sending is an all-gather of X and dZ, then (P - 1) rows more of dW = X^T dZ, against a ring sum of dW. rows: per
+    replica.
     """
     others = replicas - 1
     gathered = others * rows * (width_in + width_out) * 4 / rate

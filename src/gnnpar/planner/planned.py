@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 
 
 def workload_of(settings: Settings, say: Say = lambda _: None) -> Workload:
-    """Return the graph and the model of settings without their strategy. ValueError where there are no prices."""
+    """Return graph and model of the settings without their strategy. ValueError if strategies have no prices."""
     if settings.task.decoder is not None:
         raise ValueError(
             f"task={settings.names.get('task')} sends rows of pairs, which the planner does not price; choose a "
@@ -68,10 +68,10 @@ def planned(
     recompute: bool = False,
     measuring: bool = True,
 ) -> Planned:
-    """Search for these settings. ValueError says what cannot be, in one line.
+    """Search for these settings. ValueError says in one line why there is no plan.
 
-    `budget`: evaluations. `fewer`: may devices stay unused? `recompute`: first_layer is the planner's choice, too.
-    `measuring`: of this machine's speed, where it is not cached.
+    budget: evaluations. fewer: devices may stay unused. recompute: first_layer is a choice of the planner. measuring:
+    measure this machine if it is not cached.
     """
     machine, count = setting_of(settings, ranks, say, measuring=measuring)
     workload, own_places = workload_of(settings, say), isinstance(settings.topology, Machines)
@@ -88,15 +88,15 @@ def planned(
 def with_one_device(
     planned: Planned, settings: Settings, say: Callable[[str], None] = lambda _: None, *, measuring: bool = True
 ) -> Planned:
-    """With strategies of one rank among the candidates that are not chosen: the whole graph on the topology's first
-    device, else on this machine with the threads that a run of one rank has."""
+    """Add strategies of one rank, which are not chosen: the whole graph on the topology's first device, or on this
+    machine with the threads of a run of one rank."""
     if any(e.candidate.ranks == 1 for e in planned.evaluated):
         return planned
     request, there = planned.request, planned.request.machine
     machine = Machine(there.fabric.first(1), there.rates[:1])
     if not isinstance(settings.topology, Machines):
         here = setting_of(settings, 1, say if measuring else lambda _: None, measuring=measuring)[0]
-        same = here.rates[0].source == machine.rates[0].source  # nominal ones say nothing beside measured ones
+        same = here.rates[0].source == machine.rates[0].source  # nominal and measured rates cannot be compared
         machine = here if same else machine
     of_one = {name: each for name, each in request.registry.strategies.items() if each.capabilities.max_ranks == 1}
     alone = listed(replace(request, machine=machine, ranks=1, registry=replace(request.registry, strategies=of_one)))
@@ -108,7 +108,7 @@ def with_one_device(
 
 
 def _keeping(settings: Settings, workload: Workload) -> tuple[ModelIR, Held] | None:
-    """The model with first_layer=cached, and what it keeps; None where learned rows stand in front of layer 0."""
+    """Return the model with first_layer=cached and its cached rows; None if learned features precede layer 0."""
     dataset, model = workload.dataset, workload.model
     if dataset.learned or model is None:
         return None
@@ -122,10 +122,8 @@ def _keeping(settings: Settings, workload: Workload) -> tuple[ModelIR, Held] | N
 
 
 def plan_of(planned: Planned, yaml_of: Callable[[str], JsonObject], settings: Settings) -> Plan:
-    """Return the plan of the chosen candidate, with devices, prediction and what it is for.
-
-    yaml_of: name of a strategy -> its resolved YAML.
-    """
+    """Return the plan of the chosen candidate, with devices, prediction and purpose. yaml_of: name of a strategy -> its
+    resolved YAML."""
     chosen, request = planned.chosen, planned.request
     candidate, fabric = chosen.candidate, chosen.at(request.machine).fabric
     plan = planned.plan(fabric.topology(candidate.ranks), yaml_of(candidate.family))
@@ -152,7 +150,7 @@ COLUMNS = ("strategy", "epoch", *PHASES, "peak memory", "")
 def table_rows(
     evaluated: tuple[Evaluated, ...], limit: int, measured: Mapping[str, float] = {}
 ) -> list[tuple[str, ...]]:
-    """A row a candidate: the best of all, and of every family at least one. `measured`: label -> seconds an epoch."""
+    """Return a row per candidate: the best ones, and at least one per family. measured: label -> seconds per epoch."""
     shown: list[Evaluated] = []
     seen: set[str] = set()
     for i, e in enumerate(evaluated):
@@ -175,7 +173,7 @@ def _row(e: Evaluated, first: bool, measured: Mapping[str, float]) -> tuple[str,
 
 
 def timeline(planned: Planned) -> Timeline:
-    """An epoch of the chosen candidate in the event simulator."""
+    """Simulate an epoch of the chosen candidate."""
     chosen, request = planned.chosen, planned.request
     machine = chosen.at(request.machine)
     parts = request.partition(chosen.candidate.parts)
@@ -194,7 +192,7 @@ def _places(planned: Planned) -> str:
 
 
 def why(planned: Planned, simulated_seconds: float) -> list[str]:
-    """The sentences below the table."""
+    """Return the sentences below the table."""
     rates = planned.request.machine.rates[0]
     worst = max(rates.residuals.values(), default=None)
     doubt = f"; the fit of kernels is off by {worst:.0%} at worst (median of a kind)" if worst is not None else ""

@@ -1,9 +1,8 @@
-"""The planner: every candidate priced by time and memory, the best allowed one chosen, and why.
+"""The planner: price every candidate by time and memory, choose the best allowed one, and say why.
 
-Candidates are those that the strategies of the registry name; each prices itself.
-`search.named` moves through what uniform grids in the given order leave out. The objective is seconds an epoch times
-the user's factor of its quality class; nothing beyond the allowed classes is chosen, but it is priced, so that the
-table shows what they would give.
+The strategies of the registry name the candidates, and each candidate prices itself. `search.named` also explores
+points beyond uniform grids in the given order. The objective is seconds per epoch times the user's factor for the
+quality class. Classes that are not allowed are priced for the table, but never chosen.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ from gnnpar.pricing.work import Held, Work
 from gnnpar.settings import instantiate
 from gnnpar.track.text import counted
 
-USABLE = 0.92  # of a device's memory
-NEAR = 1.1  # times the best, within which a recommended candidate is chosen before one that is not
+USABLE = 0.92  # share of a device's memory
+NEAR = 1.1  # prefer a recommended candidate within this factor of the best one
 NOT_RECOMMENDED = {
     "bns": "inferior accuracy at rate 0.1",
     "cagnet": "0.94 times vanilla",
@@ -47,17 +46,18 @@ NOT_RECOMMENDED = {
     "minibatch": "longer to the same accuracy",
     "sancus": "inferior accuracy on 4 parts",
 }
-"""Family -> reason, as in experiments/compare_all/decisions.md."""
+"""Family -> why experiments advise against it, as in experiments/compare_all/decisions.md."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What there is to plan. `partition`: parts -> statistics. `factors`: quality class -> epochs it costs, >= 1.
+    """A planning problem. partition: parts -> statistics. factors: quality class -> epochs it costs, >= 1.
 
-    `kept`: what layer 0 of `ir` keeps in every candidate. `held`: another model that keeps it, to choose from.
-    `problem`: the run, for strategies that price only what their YAML says; None leaves them out, and makes no plan.
-    `edge_data`: what edges have. For searches: may ranks be put on any device (`places`), may there be `fewer` of them,
-    and what a partition with given shares of the nodes comes to (`uneven`; None: parts are equal)."""
+    kept: cache of layer 0 of `ir` in every candidate. held: another model with a cache, as an alternative.
+    problem: the run, for strategies that price only their own YAML; None leaves them out and makes no plan.
+    edge_data: of the edges. For searches: `places` (ranks on any device), `fewer` (fewer ranks), `uneven` (statistics
+    of a partition with given shares of the nodes; None: equal parts).
+    """
 
     ir: ModelIR
     graph: GraphStats
@@ -78,7 +78,7 @@ class Request:
 
     @staticmethod
     def of(workload: Workload, machine: Machine, ranks: int, *, seed: int = 0, places: bool = False) -> Request:
-        """Return the request for a workload that has its model, lossless strategies alone."""
+        """Return the request for a workload with its model, with lossless strategies only."""
         model, dataset = workload.model, workload.dataset
         assert model is not None, "the planner reads the model"
         ir, graph = recorded(model, dataset), GraphStats.of(dataset)
@@ -123,38 +123,38 @@ class Request:
         return self.problem.workload
 
     def work(self, parts: PartStats, rates: tuple[Rates, ...], *, held: bool = False) -> Work:
-        """Of the model on a partition, or of that which is `held`. rates: of rank after rank, one a part or more."""
+        """Return the work of the model, or of the `held` one, on a partition. rates: of consecutive ranks, one per part
+        or more."""
         ir, kept = self.held if held and self.held is not None else (self.ir, self.kept)
         return Work(ir, self.graph, parts, rates[: parts.parts], kept)
 
     def candidates(self, ranks: int) -> list[Candidate]:
-        """On exactly so many ranks, layers cut evenly."""
+        """Return the candidates on exactly `ranks` ranks, with layers cut evenly."""
         scope = Scope(ir=self.ir, nodes=self.graph.nodes, cached=self.kept != "no")
         return self.registry.candidates(scope, ranks, self.problem, self.allowed)
 
     @cached_property
     def recompute(self) -> Recompute | None:
-        """What the minimum cut would recompute; None where there is no halo, or layer 0 cannot be kept."""
+        """The minimum cut's choice of recomputation; None without a halo, or if layer 0 cannot be cached."""
         if self.held is None or self.ranks == 1:
             return None
         parts, rates = self.partition(self.ranks), self.machine.rates
         return decide(self.work(parts, rates), self.work(parts, rates, held=True), self.machine)
 
     def factored(self, parts: int) -> bool:
-        """Is the gradient of some weight made by sufficient factors?"""
+        """Return True if the gradient of some weight is made by sufficient factors."""
         return by_factors(self.work(self.partition(parts), self.machine.rates), self.machine)[0] > 0
 
     @property
     def holds(self) -> bool:
-        """Is it worth keeping layer 0?"""
+        """Return True if caching layer 0 pays."""
         return self.recompute is not None and self.recompute.held != "no"
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A candidate with its price; `refused`: why it cannot be chosen, empty where it can.
-
-    `devices`: of each rank, () for the first ones as given. `shares`: of the nodes by part, () where all are equal."""
+    """A candidate with its price. refused: why it cannot be chosen, else empty. devices: of each rank, () for the first
+    ones in order. shares: of the nodes by part, () for equal parts."""
 
     candidate: Candidate
     price: Price
@@ -165,7 +165,7 @@ class Evaluated:
 
     @property
     def discouraged(self) -> str:
-        """Why experiments advise against it; empty: they do not."""
+        """Why experiments advise against it, else empty."""
         return NOT_RECOMMENDED.get(self.candidate.family, "")
 
     @property
@@ -173,7 +173,7 @@ class Evaluated:
         return (self.price.label or self.candidate.label) + (", uneven parts" if self.shares else "")
 
     def at(self, machine: Machine) -> Machine:
-        """Where its ranks run."""
+        """Return the machine with this candidate's ranks in place."""
         if not self.devices:
             return machine
         return Machine(machine.fabric.choose(self.devices), tuple(machine.rates[d] for d in self.devices))
@@ -184,7 +184,7 @@ class Evaluated:
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """The answer to a request: candidates, the best first, and what searching took."""
+    """The answer to a request: candidates, the best first, and the cost of the search."""
 
     request: Request
     evaluated: tuple[Evaluated, ...]
@@ -198,14 +198,12 @@ class Planned:
 
     @property
     def searched(self) -> JsonDict:
-        """The search as plan.json has it."""
+        """Return the entry of plan.json on the search."""
         return {"name": self.search, "evaluations": self.evaluations, "cpu_seconds": round(self.cpu_seconds, 3)}
 
     def plan(self, topology: Topology, resolved: JsonObject | None = None) -> Plan:
-        """Return the plan of the chosen candidate: its strategy's own, with its cuts, YAML and prediction.
-
-        `resolved`: YAML of the strategy, where it is not that of the registry.
-        """
+        """Return the plan of the chosen candidate: its strategy's own, with its cuts, YAML and prediction. resolved:
+        YAML of the strategy, if it is not the registry's."""
         chosen, candidate = self.chosen, self.chosen.candidate
         yaml = {**(resolved or self.request.registry.yaml[candidate.family]), **candidate.fields}
         learned = self.request.workload.dataset.learned
@@ -231,12 +229,12 @@ def recorded(model: GNN, dataset: Dataset) -> ModelIR:
 
 
 def with_shares(workload: Workload, shares: tuple[float, ...]) -> Workload:
-    """Return the workload with parts of these shares of the nodes; as it is where there are none."""
+    """Return the workload with parts of these shares of the nodes; unchanged without shares."""
     return replace(workload, partition=Shares.around(workload.partition, shares)) if shares else workload
 
 
 def search(request: Request) -> tuple[Evaluated, ...]:
-    """All uniform grids, those that can be chosen first, by objective. ValueError where none can."""
+    """Price all uniform grids; eligible ones first, by objective. ValueError if none is eligible."""
     evaluated = listed(request)
     if not evaluated or evaluated[0].refused:
         raise ValueError(nothing_fits(evaluated, request))
@@ -244,7 +242,7 @@ def search(request: Request) -> tuple[Evaluated, ...]:
 
 
 def advised(evaluated: tuple[Evaluated, ...]) -> tuple[Evaluated, ...]:
-    """The same; where the first is discouraged, the best one `NEAR` it that is not comes before it."""
+    """Move the best recommended candidate within `NEAR` of the first one before it, if the first is discouraged."""
     best = evaluated[0]
     near = (e for e in evaluated if not e.refused and not e.discouraged and e.objective <= NEAR * best.objective)
     first = (best.discouraged and next(near, None)) or best
@@ -252,7 +250,7 @@ def advised(evaluated: tuple[Evaluated, ...]) -> tuple[Evaluated, ...]:
 
 
 def listed(request: Request) -> tuple[Evaluated, ...]:
-    """The same, whether or not one can be chosen."""
+    """Price all uniform grids, also if none is eligible."""
 
     @cache
     def work(parts: int, *, held: bool = False) -> Work:
@@ -267,7 +265,7 @@ def listed(request: Request) -> tuple[Evaluated, ...]:
 
 
 def rank_counts(request: Request) -> list[int]:
-    """All ranks that are asked for; where fewer may do also those without some classes of devices, and halves."""
+    """Return the numbers of ranks to price: all, and with `fewer` also halves and those without some device classes."""
     count = request.ranks
     if not request.fewer:
         return [count]
@@ -278,7 +276,7 @@ def rank_counts(request: Request) -> list[int]:
 
 
 def evaluate(candidate: Candidate, work: Work, request: Request) -> Evaluated:
-    """Time, memory, and whether it may be chosen."""
+    """Price a candidate by time and memory, and check whether it may be chosen."""
     price = candidate.price(work, request.machine)
     if price.unpriced:
         return Evaluated(candidate, price, math.inf, f"unpriced: {price.unpriced}")
@@ -287,7 +285,7 @@ def evaluate(candidate: Candidate, work: Work, request: Request) -> Evaluated:
 
 
 def refused(candidate: Candidate, memory: tuple[Memory, ...], request: Request) -> str:
-    """Why a candidate cannot be chosen; empty where it can."""
+    """Return why a candidate cannot be chosen, else an empty string."""
     if beyond := sorted(candidate.quality - request.allowed - {"exact"}):
         return f"{beyond[0]} is not allowed"
     if request.edge_data:
@@ -298,7 +296,7 @@ def refused(candidate: Candidate, memory: tuple[Memory, ...], request: Request) 
 
 
 def lacking(memory: tuple[Memory, ...], request: Request) -> str:
-    """The first rank whose device has too little memory; empty where all have enough."""
+    """Return a line on the first rank without enough memory, else an empty string."""
     for rank, (need, device) in enumerate(zip(memory, request.machine.fabric.devices, strict=False)):
         if need.total > request.usable * device.memory_bytes:
             return f"rank {rank} needs {bytes_text(need.total)} of {bytes_text(device.memory_bytes)}"
@@ -306,7 +304,7 @@ def lacking(memory: tuple[Memory, ...], request: Request) -> str:
 
 
 def nothing_fits(evaluated: Sequence[Evaluated], request: Request) -> str:
-    """One line: what the nearest candidate lacks."""
+    """Return a line on the memory that the nearest candidate lacks."""
     allowed = [e for e in evaluated if e.price.phases and not e.refused.endswith("not allowed")]
     if not allowed:
         quality, ranks = ", ".join(sorted(request.allowed)), counted(request.ranks, "rank")
@@ -319,7 +317,7 @@ def nothing_fits(evaluated: Sequence[Evaluated], request: Request) -> str:
 
 
 def reasons(evaluated: tuple[Evaluated, ...]) -> list[str]:
-    """Why the first was chosen, in sentences: what it saves over the best of each other family, and by which phase."""
+    """Return sentences on the choice: time saved over the best of each other family, by phase."""
     best, lines = evaluated[0], []
     seen = {best.candidate.family}
     for other in evaluated[1:]:

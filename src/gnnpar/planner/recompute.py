@@ -1,13 +1,12 @@
-"""What to recompute instead of receiving it, by a minimum cut: rows of remote nodes, and gradients of weights.
+"""Recompute rows of remote nodes or gradients of weights instead of receiving them, chosen by a minimum cut.
 
 Source: TAG (arXiv 2302.06126), duplicated gradients. Operations of the cut: the message of every layer on a part's halo
-rows. Recomputing a message needs the rows it is made of: the features, fetched once a run, or for a deeper layer what
-the halo's own in-neighbours send. Making a weight's gradient everywhere needs its factors, gathered, and saves their
-sum over ranks; no other operation reads them, so each weight is decided alone.
+rows. Recomputing a message needs its inputs: features, fetched once a run, or for a deeper layer the rows of the halo's
+own in-neighbours. Making a weight's gradient on every rank needs its factors, gathered, and saves their sum over ranks.
+No other operation reads them, so each weight is decided alone.
 
-The runner executes it for layer 0 (first_layer=cached): what linear folds of the features give is held, and of other
-folds the halo's features, from which messages are made anew; and for weights (strategy.reduce=factors). Deeper layers
-are counted, and told.
+The runner executes it for layer 0 (first_layer=cached, which caches the sums of linear folds, and the halo's features
+for other folds) and for weights (strategy.reduce=factors). Deeper layers are counted and reported only.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from gnnpar.pricing.quantity import bytes_text, seconds_text
 from gnnpar.pricing.work import DIRECTIONS, Held, Work
 
 RUN_EPOCHS = 100
-"""Over which what is fetched once is spread."""
+"""Epochs over which a one-time fetch is spread."""
 
 
 @dataclass(frozen=True)
 class Recompute:
-    """`layers`: whose halo the cut would recompute; `factors`: (weights by sufficient factors, all); `seconds`: saved
-    an epoch; `nbytes`: of layer 0 that no longer travel, an epoch of all ranks."""
+    """The cut's choice. layers: with recomputed halo. factors: (weights by sufficient factors, all). seconds: saved per
+    epoch. nbytes: no longer sent in layer 0, per epoch over all ranks."""
 
     held: Held
     layers: tuple[int, ...]
@@ -38,7 +37,7 @@ class Recompute:
     nbytes: float
 
     def describe(self, *, chosen: bool) -> str:
-        """One line for the user. `chosen`: does the plan do so?"""
+        """Return one line for the user. chosen: the plan does so."""
         cheaper, weights = self.factors
         rest = f"; weights by sufficient factors: {cheaper} of {weights}" + " (strategy.reduce=factors)" * (cheaper > 0)
         if deeper := [i for i in self.layers if i > 0]:
@@ -54,14 +53,14 @@ class Recompute:
 
 
 def how_held(model: GNN, ir: ModelIR) -> Held:
-    """Return what layer 0 of a model with first_layer=cached keeps: rows where its fold or dropped features change."""
+    """Return the cache of layer 0 with first_layer=cached: rows if its fold or the dropped features change."""
     folds = ir.folds(0)
     fixed = folds and all(f.linear and not f.learned for f in folds) and not model.config.input_dropout
     return "result" if fixed else "rows"
 
 
 def decide(live: Work, held: Work, machine: Machine) -> Recompute:
-    """The cut for graph parallelism over the parts of `live`. `held`: the same with what layer 0 would keep."""
+    """Return the cut for graph parallelism over the parts of `live`. held: the same work with layer 0 cached."""
     depth = live.ir.num_layers
     weights: list[float] = []
     tensors: list[Tensor] = []
@@ -73,7 +72,7 @@ def decide(live: Work, held: Work, machine: Machine) -> Recompute:
         source = None if layer == 0 else layer - 1
         tensors.append(Tensor(source, (layer,), needed))
     weights[0] = _layer_seconds(held, 0) - _layer_seconds(live, 0) - _received(live, machine, 0)
-    weights[0] += _features(held, machine)  # a producer that everybody has broadcasts for nothing
+    weights[0] += _features(held, machine)  # a producer on every rank broadcasts for free
     chosen = duplicate(weights, tensors).duplicated
     fires = 0 in chosen
     return Recompute(
@@ -87,7 +86,7 @@ def decide(live: Work, held: Work, machine: Machine) -> Recompute:
 
 
 def by_factors(work: Work, machine: Machine) -> tuple[int, int]:
-    """Return the number of weights that take less time by sufficient factors, of all rows, and of all weights."""
+    """Return the number of weights that are faster by sufficient factors of all rows, and of all weights."""
     parts, rates = work.parts.parts, work.rates[0]
     if parts == 1:
         return 0, 0
@@ -102,12 +101,12 @@ def by_factors(work: Work, machine: Machine) -> tuple[int, int]:
 
 
 def _layer_seconds(work: Work, layer: int) -> float:
-    """Computing of the slowest part, both directions."""
+    """Return compute seconds of the slowest part, both directions."""
     return sum(max(work.piece(layer, p, d).compute for p in range(work.parts.parts)) for d in DIRECTIONS)
 
 
 def _received(work: Work, machine: Machine, layer: int) -> float:
-    """What a layer's exchanges take, with packing and unpacking."""
+    """Return seconds of a layer's exchanges, with packing and unpacking."""
     parts = range(work.parts.parts)
     pieces = [work.piece(layer, p, d) for d in DIRECTIONS for p in parts]
     wire = sum(machine.exchange(work.flows(layer, d)) for d in DIRECTIONS)
@@ -115,7 +114,7 @@ def _received(work: Work, machine: Machine, layer: int) -> float:
 
 
 def _extra(work: Work, layer: int) -> float:
-    """Computing that the halo's rows add: folds over their in-edges, and the dense work in front of the message."""
+    """Return compute seconds for the halo's rows: folds over their in-edges, and the dense work before the message."""
     largest = 0.0
     for p, rates in enumerate(work.rates):
         rows = sum(work.parts.halo[p])
@@ -129,14 +128,14 @@ def _extra(work: Work, layer: int) -> float:
 
 
 def _features(held: Work, machine: Machine) -> float:
-    """Fetching the halo's features once, spread over a run."""
+    """Return seconds to fetch the halo's features once, spread over a run."""
     row = 4.0 * held.ir.in_dim
     flows = [(q, p, row * rows) for p, halos in enumerate(held.parts.halo) for q, rows in enumerate(halos) if rows]
     return machine.exchange(flows) / RUN_EPOCHS
 
 
 def _second_halo(work: Work, machine: Machine, widths: tuple[int, ...]) -> float:
-    """Receiving, both ways, what the halo's in-neighbours have: at most all rows of the others."""
+    """Return seconds to receive, both ways, the rows of the halo's in-neighbours: at most all rows of the others."""
     degree = work.graph.edges / max(1, work.graph.nodes)
     width = sum(widths)
     parts, total = work.parts, sum(work.parts.nodes)

@@ -1,9 +1,9 @@
-"""The strategies there are: a YAML each in the folder strategy/ of gnnpar's conf, of installed packages' and of the
-working folder.
+"""Available strategies: a YAML each in the folder strategy/ of gnnpar's conf, of installed packages, and of the working
+folder.
 
-A file is read without Hydra, because ranks plan, too: its plain keys count; what refers to other groups (codec) has the
-default of the class. Nobody has chosen these files by name, so those of the working folder are opened with --trust
-alone: a row is composed by Hydra later, and its defaults may lead to any class.
+Files are read without Hydra, since ranks plan too. Plain keys count; references to other groups (codec) take the
+class's default. Files of the working folder need --trust: the user did not name them, and their defaults may lead to
+any class.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ GROUP = "strategy"
 
 @dataclass(frozen=True)
 class Registry:
-    """By name. `yaml`: plain keys of its file. `broken`: why a file makes no strategy. `with_codec`: those that take
-    codec= of the command line."""
+    """Strategies by name. yaml: plain keys of a file. broken: why a file makes no strategy. with_codec: strategies that
+    take the command line's codec=."""
 
     strategies: Mapping[str, Strategy]
     yaml: Mapping[str, JsonDict] = field(default_factory=dict)
@@ -46,8 +46,8 @@ class Registry:
     def candidates(
         self, scope: Scope, ranks: int, problem: Problem | None = None, allowed: frozenset[Quality] = frozenset()
     ) -> list[Candidate]:
-        """All configurations on exactly so many ranks. `problem`: for strategies that price their YAML alone; those
-        that sample are left out unless `sampled` is allowed, because their price is that of samples drawn for it."""
+        """Return all configurations on exactly `ranks` ranks. problem: for strategies that price only their YAML.
+        Sampling ones need `sampled` to be allowed, since pricing draws samples."""
         candidates: dict[Candidate, None] = {}
         for name, strategy in self.strategies.items():
             if (scope.ir.moments or scope.ir.totals) and not strategy.capabilities.moments:
@@ -61,7 +61,7 @@ class Registry:
         return list(candidates)
 
     def unpriced(self, allowed: frozenset[Quality] = frozenset()) -> dict[str, str]:
-        """Name -> why it is no candidate where these classes are allowed."""
+        """Return name -> why a strategy is no candidate for these classes."""
         unpriced = dict(self.broken)
         for name, strategy in self.strategies.items():
             if not isinstance(strategy, Priced):
@@ -71,21 +71,21 @@ class Registry:
         return unpriced
 
     def strategy_of(self, candidate: Candidate) -> Strategy:
-        """Return what runs a candidate: its strategy, with the fields that the candidate sets."""
+        """Return the strategy of a candidate, with the fields that the candidate sets."""
         if not candidate.fields:
             return self.strategies[candidate.family]
         return instantiate({**self.yaml[candidate.family], **candidate.fields}, "strategy")
 
 
 def _left_out(strategy: Strategy, allowed: frozenset[Quality]) -> bool:
-    """Does it sample, as its YAML has it, where that is not allowed?"""
+    """Return True if the strategy's YAML samples and sampling is not allowed."""
     sampled = not isinstance(strategy, Enumerated) and "sampled" in strategy.exactness
     return sampled and "sampled" not in allowed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Configured(Candidate):
-    """A strategy exactly as its YAML has it, for one that prices itself but names no other configurations."""
+    """A strategy exactly as its YAML configures it, for one that names no candidates and prices itself."""
 
     strategy: Strategy = field(compare=False, repr=False)
     problem: Problem | None = field(default=None, compare=False, repr=False)
@@ -130,7 +130,7 @@ class Configured(Candidate):
 
 
 def registry() -> Registry:
-    """gnnpar's strategies, those of installed packages and, with --trust, of the folder that gnnpar is called from."""
+    """Return strategies of gnnpar, of installed packages and, with --trust, of the working folder."""
     installed, here = (conf_dir(), *installed_confs()), Path.cwd()
     if os.environ.get(TRUST) == "1":
         return _read((*installed, here))
@@ -141,7 +141,7 @@ def registry() -> Registry:
 
 
 def shipped() -> Registry:
-    """gnnpar's own."""
+    """Return gnnpar's own strategies."""
     return _read((conf_dir(),))
 
 
@@ -183,7 +183,7 @@ def _refers(value: object) -> bool:
 
 
 def _keys(name: str, paths: Mapping[str, Path], extending: tuple[str, ...] = ()) -> JsonDict:
-    """Of a file and of the strategies that it extends. Nobody need have named it: ValueError where it is none."""
+    """Return the keys of a file and of the strategies that it extends. ValueError for an invalid file."""
     data = yaml.safe_load(paths[name].read_text(encoding="utf-8")) or {}
     if name in extending:
         raise ValueError(f"it extends itself: {' -> '.join((*extending, name))}")

@@ -1,7 +1,7 @@
-"""strategy=tag after the warm-up: predicted against measured and, on request, a better plan where they differ.
+"""strategy=tag after the warm-up: compare predicted and measured times, and on request plan again if they differ.
 
-The machine's figures are corrected by measured over predicted, phase by phase, and everything is planned again. A run
-goes on with another plan where that is predicted to be faster than what was measured, from a checkpoint of its own.
+The machine's rates are corrected by measured over predicted, phase by phase. A run switches to another plan, from a
+checkpoint, if its predicted epoch is shorter than the measured one.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from gnnpar.training.plans import with_strategy, workload_of
 from gnnpar.training.result.header import WARMUP_EPOCHS
 
 ABOVE = 0.2
-"""Share by which an epoch may differ from its prediction."""
+"""Relative difference between an epoch and its prediction that is tolerated."""
 EPOCHS = 8
-"""That are compared, after the warm-up and the epoch that records memory."""
-_GAIN = 0.95  # of the measured epoch: what another plan must stay below
-_SHARE, _LIMIT = 0.1, 8.0  # phases below this share of the epoch are not corrected, none by more than this factor
+"""Epochs to compare, after the warm-up and the epoch that records memory."""
+_GAIN = 0.95  # another plan must be below this share of the measured epoch
+_SHARE, _LIMIT = 0.1, 8.0  # correct no phase below this share of the epoch, and none by more than this factor
 _MEASURED = {
     "compute": ("compute", "other"),
     "encode": ("encode",),
@@ -42,7 +42,7 @@ Row = JsonObject
 
 @dataclass(frozen=True)
 class MeasuredPlan:
-    """The plan source of strategy=tag: plans for the measured machine, and again where epochs take longer than
+    """The plan source of strategy=tag: plans for the measured machine, and again if epochs take longer than
     predicted."""
 
     def plan(self, settings: Settings, world: World, workload: Workload) -> Plan:
@@ -52,13 +52,13 @@ class MeasuredPlan:
         return settings.strategy.plan(replace(workload, setting=setting), Topology(world.size))
 
     def replanner(self, run: Run) -> Callable[[int, Row], NewPlan | None] | None:
-        """A run plans again once at most."""
+        """Return the comparison of a run, which plans again at most once."""
         return partial(replanned, run, Replanner(run.since)) if wanted(run.settings) and not run.since else None
 
 
 @dataclass
 class Replanner:
-    """Rank 0's memory of a plan's epochs. `since`: the first epoch of the plan."""
+    """Rank 0's record of a plan's epochs. since: first epoch of the plan."""
 
     since: int
     rows: list[Row] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Replanner:
 
     @property
     def phases(self) -> dict[str, float]:
-        """As the planner names them, means an epoch."""
+        """Mean seconds per epoch by the planner's phases."""
         return {
             phase: fmean(sum(row[f"time/{name}_seconds"] for name in names) for row in self.rows)
             for phase, names in _MEASURED.items()
@@ -86,12 +86,12 @@ class Replanner:
 
 
 def wanted(settings: Settings) -> bool:
-    """Is a plan compared, and made again?"""
+    """Return True if a plan is compared and may be replaced."""
     return settings.plan is None and settings.strategy.capabilities.plans_again
 
 
 def not_compared(world: World) -> str:
-    """Why times of this world say nothing of a plan; empty where they do."""
+    """Return why times of this world do not test a plan, else an empty string."""
     if world.how == "threads":
         return "ranks are threads of one process"
     if world.oversubscribed:
@@ -104,7 +104,7 @@ def deviation(predicted: JsonObject, seconds: float) -> float:
 
 
 def factors(predicted: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
-    """Phase -> measured over predicted; 1 where a phase is a small share of the epoch either way."""
+    """Return phase -> measured over predicted; 1 for a small phase."""
     ratios = {}
     totals = sum(predicted.values()), sum(measured.values())
     for phase, seconds in measured.items():
@@ -115,9 +115,9 @@ def factors(predicted: Mapping[str, float], measured: Mapping[str, float]) -> di
 
 
 def corrected(machine: Machine, by: Mapping[str, float]) -> Machine:
-    """Rates and links with the seconds that they really take."""
+    """Return the machine with rates and links scaled to the measured seconds."""
     compute, encode, wire = by["compute"], by["encode"], by["wire"]
-    moved = encode / compute  # encoding is scaled as computing is
+    moved = encode / compute  # encoding scales with computing
     rates = tuple(
         replace(
             r,
@@ -135,7 +135,7 @@ def corrected(machine: Machine, by: Mapping[str, float]) -> Machine:
 
 
 def compared(predicted: JsonObject, measured: Replanner) -> tuple[str, dict[str, float]]:
-    """(what differs and in which phases, the factors); the text is empty where the prediction holds."""
+    """Return a text on the phases that differ (empty if the prediction holds), and the factors."""
     off = deviation(predicted, measured.seconds)
     by = factors(predicted["phases"], measured.phases)
     if abs(off) <= ABOVE:
@@ -149,7 +149,7 @@ def compared(predicted: JsonObject, measured: Replanner) -> tuple[str, dict[str,
 
 
 def better(plan: Plan, before: JsonObject, measured: Replanner, epoch: int, why: str) -> Plan | None:
-    """The new plan with what it replaces, where it is another one and worth the change."""
+    """Return another plan, with the one that it replaces, if the change pays; else None."""
     predicted = plan.predicted
     assert predicted is not None
     if predicted["candidate"] == before["candidate"] or predicted["epoch_seconds"] > _GAIN * measured.seconds:
@@ -165,10 +165,8 @@ def better(plan: Plan, before: JsonObject, measured: Replanner, epoch: int, why:
 
 
 def replanned(run: Run, comparing: Replanner, epoch: int, row: Row) -> NewPlan | None:
-    """After the epochs that are compared: another plan, where it is better; one line says why. Collective.
-
-    Ranks other than 0 learn that there is one, and no more.
-    """
+    """Return a better plan after the compared epochs, if there is one, and print why. Collective. Other ranks than 0
+    learn only that there is one."""
     if run.comm.rank == 0:
         comparing.add(row)
     if epoch != comparing.due:
@@ -179,7 +177,7 @@ def replanned(run: Run, comparing: Replanner, epoch: int, row: Row) -> NewPlan |
 
 
 def plan_again(run: Run, epoch: int, comparing: Replanner) -> NewPlan | None:
-    """A better plan than the run's, where what was measured says so; one line says why. On rank 0."""
+    """Return a better plan than the run's for the measured rates, if there is one, and print why. On rank 0."""
     settings, predicted = run.settings, run.predicted
     if predicted is None or not comparing.rows:
         return None
@@ -205,4 +203,4 @@ def plan_again(run: Run, epoch: int, comparing: Replanner) -> NewPlan | None:
 
 
 def _silent(line: str) -> None:
-    """The planner prints nothing when it plans again: `plan_again` prints one line."""
+    """Print nothing: `plan_again` prints one line."""

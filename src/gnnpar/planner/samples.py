@@ -1,7 +1,7 @@
-"""Short measurements of one rank's kernels and links: rows of (what it was asked, seconds) for `calibrate` to fit.
+"""Short measurements of one rank's kernels and links: rows of (work, seconds) for `calibrate` to fit.
 
-All ranks of a world measure at once, each sample behind a barrier, so that what they share (memory, cores, links) is in
-the figures. Torch runs with as many threads as a rank will have.
+All ranks measure at once, each sample behind a barrier, so that shared resources (memory, cores, links) count. Torch
+runs with as many threads as a rank will have.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ _FOLDS = (
 )
 _MOST_EDGES_V2 = 60_000  # an edge takes four times as long as in Softmax
 _NUMBERS = (2_000, 60_000, 600_000, 2_000_000)
-_BURST = 9  # messages posted at once: what more of them take is the ranks' own work
+_BURST = 9  # messages posted at once, to measure the ranks' own work per message
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)
 
 
 @dataclass
 class Samples:
-    """What was measured, by kind. gemm: (flops, numbers, s); elementwise: (numbers, s); fold: kind -> direction ->
-    (edges, rows, width, s); links: peer -> (bytes, s); reduce: (bytes, s); trials: see `visits`."""
+    """Measurements by kind. gemm: (flops, elements, s). elementwise: (elements, s). fold: kind -> direction -> (edges,
+    rows, width, s). links: peer -> (bytes, s). reduce: (bytes, s). trials: see `visits`."""
 
     gemm: list[tuple[float, float, float]] = field(default_factory=list)
     elementwise: list[tuple[float, float]] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Samples:
 
 
 def measure(comm: Communicator, until: float = math.inf) -> Samples:
-    """Everything, on this rank. Collective. until: time.monotonic() from which on a sample is taken fewer times."""
+    """Measure everything on this rank. Collective. until: time.monotonic() after which samples repeat less."""
     samples = Samples()
     watch = _Watch(comm, until)
     _products(watch, samples)
@@ -99,8 +99,8 @@ class _Watch:
     until: float
 
     def __call__(self, body: Callable[[], object]) -> float:
-        """Seconds, all ranks at once: the second best of several, which what else runs here rarely touches."""
-        late = self.comm.broadcast(time.monotonic() > self.until)  # as rank 0 has it
+        """Return seconds with all ranks at once: the second best of several, to exclude other load."""
+        late = self.comm.broadcast(time.monotonic() > self.until)  # as on rank 0
         warmup, repeats = (_WARMUP_LATE, _REPEATS_LATE) if late else (_WARMUP, _REPEATS)
         times = []
         self.comm.barrier()
@@ -117,7 +117,7 @@ class _Watch:
 
 
 def _products(watch: _Watch, samples: Samples) -> None:
-    """Forward and the weight's gradient; the input's is another product of the same size."""
+    """Measure a product forward and its weight's gradient; the input's gradient is a product of the same size."""
     for n, a, b in _GEMMS:
         x, weight, grad = watch.rand(n, a), watch.rand(b, a), watch.rand(n, b)
         cost = (2.0 * n * a * b, n * (a + b) + a * b)
@@ -126,7 +126,7 @@ def _products(watch: _Watch, samples: Samples) -> None:
 
 
 def _elementwise(watch: _Watch, samples: Samples) -> None:
-    """Under autograd, forward and backward halves together; the constant is a kernel's and a node's of the tape."""
+    """Measure under autograd, both directions; the constant is a kernel's and a tape node's."""
     for numbers in _NUMBERS:
         x = watch.rand(numbers // 64 + 1, 64).requires_grad_()
         seed = torch.ones_like(x)
@@ -164,13 +164,13 @@ def _folds(watch: _Watch, samples: Samples, agg: Aggregator) -> None:
 
 
 def _block(n: int, e: int, generator: torch.Generator) -> Block:
-    """Random in-edges, sorted by destination and source."""
+    """Return random in-edges, sorted by destination and source."""
     pairs = torch.randint(0, n * n, (e,), generator=generator).sort().values
     return Block.from_edges(pairs // n, pairs % n, num_dst=n, num_src=n, src_ids=torch.arange(n))
 
 
 def _operands(watch: _Watch, kind: str, n: int, width: int) -> tuple[Operands, int]:
-    """(operands, numbers of a source row)."""
+    """Return operands, and elements per source row."""
     if kind not in ("Softmax", "SoftmaxV2"):
         return Operands((watch.rand(n, width),)), width
     heads = 4
@@ -183,7 +183,7 @@ def _operands(watch: _Watch, kind: str, n: int, width: int) -> tuple[Operands, i
 
 
 def _rows(watch: _Watch, samples: Samples) -> None:
-    """Packing, adding back, masks and codes, a number."""
+    """Measure packing, adding back, masks and codes, per element."""
     n, width = 6000, 64
     x = watch.rand(n, width)
     index = torch.randperm(n)[: n // 2].sort().values.to(x.device)
@@ -205,7 +205,7 @@ def _rows(watch: _Watch, samples: Samples) -> None:
 
 
 def _order(watch: _Watch, samples: Samples) -> None:
-    """What the order of an epoch's chunks takes: columns of every chunk, and readers of both tables."""
+    """Measure the ordering of an epoch's chunks: columns of every chunk, and readers of both tables."""
     n, e, num = 6000, 90000, 8
     generator = torch.Generator().manual_seed(0)
     rows, device = torch.arange(n), watch.comm.device
@@ -236,7 +236,7 @@ def _order(watch: _Watch, samples: Samples) -> None:
 
 
 def _step(watch: _Watch, samples: Samples) -> None:
-    """An optimizer's step of a small and a larger model."""
+    """Measure an optimizer's step of a small and a larger model."""
     for name, width in (("small", 16), ("large", 512)):
         weights = [torch.nn.Parameter(watch.rand(width, width)) for _ in range(6)]
         optimizer = torch.optim.Adam(weights, foreach=True)
@@ -247,7 +247,7 @@ def _step(watch: _Watch, samples: Samples) -> None:
 
 
 def _messages(watch: _Watch, samples: Samples) -> None:
-    """Rings over every distance, sums over all ranks, and computing beside a message."""
+    """Measure rings over every distance, sums over all ranks, and computing beside a message."""
     comm = watch.comm
     for hop in range(1, comm.size):
         rows = [(float(size), watch(lambda size=size, hop=hop: _ring(comm, hop, size))) for size in SIZES]
@@ -273,7 +273,7 @@ def _messages(watch: _Watch, samples: Samples) -> None:
 
 
 def _ring(comm: Communicator, hop: int, nbytes: int, meanwhile: Callable[[], None] = lambda: None) -> None:
-    """Every rank sends to the rank `hop` ahead."""
+    """Send from every rank to the rank `hop` ahead."""
     target, source = (comm.rank + hop) % comm.size, (comm.rank - hop) % comm.size
     buffer = torch.zeros(nbytes, dtype=torch.uint8, device=comm.device)
     pending = comm.exchange({target: buffer}, {source: nbytes}, Site(0, -1, 0, "setup"))
@@ -283,7 +283,7 @@ def _ring(comm: Communicator, hop: int, nbytes: int, meanwhile: Callable[[], Non
 
 
 def _burst(comm: Communicator, count: int) -> None:
-    """Several small messages at once, both ways."""
+    """Send several small messages at once, both ways."""
     target, source = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     buffer = torch.zeros(64, dtype=torch.uint8, device=comm.device)
     posted = [comm.exchange({target: buffer}, {source: 64}, Site(0, -1, 0, "setup")) for _ in range(count)]

@@ -1,9 +1,8 @@
-"""Event simulator of a task graph: serial streams on devices, flows that share links max-min fairly.
+"""Event simulator of a task graph: serial streams on devices, and flows that share links max-min fairly.
 
-A stream runs one task at a time, by priority and then by number; a flow waits out its
-latency, then for its stream, and progresses at its fair share; while a flow touches a device, computing there is
-`slowdown` times slower. A task's output is held from its start until its last consumer has ended. Ties go to the lower
-number: same input, same timeline.
+A stream runs one task at a time, by priority, then by number. A flow waits for its latency, then for its stream, and
+progresses at its fair share. While a flow touches a device, compute there is `slowdown` times slower. A task's output
+is held from its start until its last consumer ends. Ties go to the lower number, so equal input gives equal timelines.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.tasks import Task
 from gnnpar.pricing.work import Work
 
-_END = 1e-12  # of a task's work: rounding may leave so much
+_END = 1e-12  # relative tolerance of event times, for rounding
 
 
 class Span(NamedTuple):
-    """When a task ran, in seconds."""
+    """Start and end of a task, in seconds."""
 
     start: float
     end: float
@@ -32,7 +31,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """`link_bytes`: what crossed each link; `peak_bytes`: most held at once on each device."""
+    """The timeline of an epoch. link_bytes: sent over each link. peak_bytes: most held at once on each device."""
 
     tasks: tuple[Task, ...]
     spans: tuple[Span, ...]
@@ -44,12 +43,13 @@ class Timeline:
         return max((span.end for span in self.spans), default=0.0)
 
     def busy(self, device: int) -> float:
-        """Seconds the device computes."""
+        """Return the seconds in which the device computes."""
         pairs = zip(self.tasks, self.spans, strict=True)
         return sum(s.end - s.start for t, s in pairs if t.kind == "compute" and device in t.devices)
 
     def chrome_trace(self) -> JsonDict:
-        """Trace events for Perfetto or chrome://tracing: a process a device, a thread a stream; microseconds."""
+        """Return trace events for Perfetto or chrome://tracing: a process per device, a thread per stream,
+        microseconds."""
         threads: dict[Hashable, int] = {}
         events: list[JsonDict] = []
         for task, span in zip(self.tasks, self.spans, strict=True):
@@ -78,12 +78,12 @@ def _meta(kind: str, pid: int, tid: int, name: str) -> JsonDict:
 
 
 def simulate(tasks: Sequence[Task], capacity: Sequence[float], *, slowdown: float = 1.0) -> Timeline:
-    """Run the graph. `capacity`: bytes/s of each link. ValueError where tasks wait for each other."""
+    """Run the graph. capacity: bytes/s of each link. ValueError for a cycle of tasks."""
     return _Simulation(tasks, capacity, slowdown).run()
 
 
 def simulated(candidate: Candidate, work: Work, machine: Machine) -> Timeline:
-    """An epoch of a candidate, event by event."""
+    """Simulate an epoch of a candidate."""
     lost = machine.lost(range(candidate.ranks))
     capacity = [link.rate for link in machine.fabric.links]
     return simulate(candidate.tasks(*candidate.in_engine(work, machine)), capacity, slowdown=1.0 + lost)
@@ -153,7 +153,7 @@ class _Simulation:
         self.stale = True
 
     def _share(self) -> None:
-        """Rates of everything active: fair shares of links, and slower computing beside flows."""
+        """Set the rates of all active tasks: fair shares of links, and slower compute beside flows."""
         self.stale = False
         flows = sorted(i for i in self.left if self.tasks[i].kind == "flow")
         shares = fair_rates([self.tasks[i].demand for i in flows], self.capacity)
@@ -164,7 +164,7 @@ class _Simulation:
                 self.rate[i] = 1.0 / self.slowdown if self.tasks[i].devices[0] in touched else 1.0
 
     def _advance(self) -> int:
-        """To the next event; how many tasks ended."""
+        """Advance to the next event; return the number of tasks that ended."""
         finish = {i: self._seconds_left(i) for i in self.left}
         step = min(finish.values(), default=float("inf"))
         if self.late and self.late[0][0] - self.now < step:
@@ -207,11 +207,12 @@ Demand = Mapping[int, float]
 
 
 def fair_rates(flows: Sequence[Demand], capacity: Sequence[float]) -> list[float]:
-    """Max-min fair rate of each flow over shared links, by progressive filling.
+    """Return the max-min fair rate of each flow over shared links, by progressive filling.
 
-    Every flow's rate grows at the same pace until a link on its way is full; the flows of that link are then fixed and
-    the others grow on. A flow that passes a link `demand` times (a ring collective) takes that much of it.
-    flows[i]: link -> demand; a flow over no link is infinitely fast."""
+    All rates grow at the same pace until a link is full; the flows over it are then fixed, and the others grow on. A
+    flow that passes a link `demand` times (a ring collective) takes that multiple. flows[i]: link -> demand. A flow
+    over no link is infinitely fast.
+    """
     rates = [0.0 if flow else float("inf") for flow in flows]
     growing = {i for i, flow in enumerate(flows) if flow}
     left = {link: capacity[link] for flow in flows for link in flow}

@@ -1,12 +1,11 @@
-"""TAG: plan for the model, graph and machine at hand, then run what was chosen.
+"""TAG: plan for the model, graph and machine, then run the chosen plan.
 
 Zhang et al., Expediting Distributed DNN Training with Device Topology-Aware Graph Deployment, TPDS 2023 (arXiv
-2302.06126), carried over to full-graph training. plan() searches what `quality` allows on the measured machine and
-returns the plan of the best, which carries the YAML of its strategy; build() is that strategy's own.
+2302.06126), applied to full-graph training. plan() searches the classes in `quality` on the measured machine and
+returns the best plan, which carries the YAML of its strategy; build() is that strategy's own.
 
-Deviations: candidates are priced by closed forms, cuts come from exact dynamic programming, and the tree is ours
-(`search=guided` of `gnnpar plan`); ranks stay on their devices. TAG is lossless, and so is this by default: lossy
-classes have to be named.
+Deviations: closed forms price candidates, exact dynamic programming finds cuts, and the tree differs (`search=guided`
+of `gnnpar plan`). Ranks stay on their devices. TAG is lossless, and so is the default: lossy classes must be named.
 """
 
 from __future__ import annotations
@@ -35,9 +34,12 @@ from gnnpar.settings import instantiate
 
 @dataclass(frozen=True, kw_only=True)
 class TAG:
-    """`quality`: classes of inexactness that may be chosen. `rates`: measured on this machine (once, then cached), or
-    nominal ones of a server core. `replan`: compare predicted and measured after the warm-up and, where they differ by
-    more than a fifth, plan again with what was measured and go on with a better plan."""
+    """Configuration of TAG.
+
+    quality: classes of inexactness that may be chosen. rates: measured on this machine (once, then cached), or nominal
+    ones of a server core. replan: compare predicted and measured after the warm-up, and plan again if they differ by
+    over a fifth.
+    """
 
     quality: tuple[Quality, ...] = ("exact",)
     rates: Literal["measured", "nominal"] = "measured"
@@ -49,7 +51,7 @@ class TAG:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of whatever it may choose."""
+        """Capabilities of all strategies that it may choose."""
         return Capabilities(
             chunks=True,
             no_pyg="prices the operations of layers",
@@ -62,10 +64,10 @@ class TAG:
         return replace(self, quality=("exact",), rates="nominal")
 
     def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
-        """There is always a candidate that runs."""
+        """Accept any request, since some candidate always runs."""
 
     def plan(self, workload: Workload, topology: Topology) -> Plan:
-        """Return the plan of the best candidate. Its `strategy` is the YAML of what runs it."""
+        """Return the plan of the best candidate. Its `strategy` is the YAML of the strategy that runs it."""
         found = self.choose(workload, topology.num_ranks)
         best = found.chosen
         workload.say(f"tag: {best.label}, predicted {seconds_text(best.price.seconds)} an epoch")
@@ -79,11 +81,11 @@ class TAG:
         return run(replace(request, allowed=frozenset({*self.quality, "exact"})))
 
     def candidates(self, scope: Scope, ranks: int) -> tuple[Candidate, ...]:
-        """None of its own: it chooses among those of the others."""
+        """Return none: it chooses among the candidates of other strategies."""
         return ()
 
     def cost(self, problem: Problem, machine: Machine) -> Price:
-        """Return the price of the strategy that it chooses, as a run chooses it."""
+        """Return the price of the strategy that a run would choose."""
         workload = replace(
             problem.workload, model=problem.model, setting=lambda: machine, first_layer=problem.first_layer
         )
@@ -93,7 +95,7 @@ class TAG:
             problem = replace(problem, work_of=lambda parts: replace(work_of(parts), parts=uneven(best.shares)))
         chosen = found.request.registry.strategy_of(best.candidate)
         assert isinstance(chosen, Priced), "what was chosen has a price"
-        as_configured = chosen.cost(problem, machine)  # its cuts are even: bytes are the same wherever a cut is
+        as_configured = chosen.cost(problem, machine)  # with even cuts; bytes are equal for all cuts
         notes = (f"chooses {best.label}",)
         if self.replan:
             notes += ("replan=true may go over to another plan after the warm-up: all figures are those of the first",)
@@ -106,7 +108,7 @@ class TAG:
         return Machine(one_host(ranks, memory_bytes=1e12, rate=1e9, latency=5e-5), (NOMINAL,) * ranks)
 
     def chosen(self, plan: Plan) -> Strategy:
-        """Return the strategy that a plan names. ValueError where it is none that can run."""
+        """Return the strategy that a plan names. ValueError if it cannot run."""
         strategy = instantiate({key: value for key, value in plan.strategy.items() if key != "name"}, "strategy")
         if isinstance(strategy, TAG):
             raise ValueError("the plan cannot run: strategy=tag has to say what it chose; plan again")

@@ -1,8 +1,8 @@
-"""What engines and views take besides kernels and messages: epochs of trials, less what the closed form says of them.
+"""Overhead of engines and views besides kernels and messages: measured trial epochs minus the closed form.
 
-On a graph of a few hundred nodes nearly all of an epoch is the interpreter's: two depths tell what a layer takes, and
-what an epoch does. On one of some thousands kernels are: how much slower than alone in a loop, where their rows are
-still in the cache. The trials are these three: nothing that is predicted later is looked at.
+On a graph of a few hundred nodes the interpreter takes nearly all of an epoch; two depths separate its time per layer
+and per epoch. On some thousands of nodes kernels take most: the trial gives their slowdown against a loop, which has
+its rows in the cache. Predictions use no other epochs.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from gnnpar.training.optim import Adam
 
 Epochs = Mapping[str, Mapping[str, float]]
 """engine -> graph -> seconds an epoch"""
-_LEAST, _MOST = 0.8, 2.0  # what a factor of kernels may be
+_LEAST, _MOST = 0.8, 2.0  # bounds of the kernels' slowdown
 _WARMUP, _EPOCHS = 4, 20
 _WARMUP_LATE, _EPOCHS_LATE = 1, 3
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A graph and a model to train on it. `shallow` and `deep` are tiny, `small` is all kernels."""
+    """A graph and a model to train on it. `shallow` and `deep` are tiny, `small` is dominated by kernels."""
 
     name: str
     nodes: int
@@ -61,7 +61,7 @@ class Trial:
 
 
 def trials(ranks: int) -> tuple[Trial, Trial, Trial]:
-    """A pipeline has as many layers as stages or more."""
+    """Return the three trials. A pipeline has at least as many layers as stages."""
     few = max(2, ranks)
     return (
         Trial("shallow", 400, 6.0, 16, few),
@@ -71,9 +71,11 @@ def trials(ranks: int) -> tuple[Trial, Trial, Trial]:
 
 
 def candidates(trial: Trial, ranks: int) -> list[Candidate]:
-    """The first of every engine that the strategies of gnnpar name, one that is not stale before those that are, which
-    leave messages out or let them pass beside other epochs; of one rank also where there are more, since a plan may
-    leave them unused."""
+    """Return one candidate per engine named by gnnpar's strategies.
+
+    Candidates that are not stale come first, since stale ones leave out messages or overlap them. Also return one of a
+    single rank, since a plan may leave ranks unused.
+    """
     model, registry = trial.model(), shipped()
     scope = Scope(ir=record(model, trial.width), nodes=trial.nodes)
     of_engine: dict[str, Candidate] = {}
@@ -84,12 +86,12 @@ def candidates(trial: Trial, ranks: int) -> list[Candidate]:
 
 
 def with_visits(rates: Rates, link: tuple[float, float], ranks: int, epochs: Epochs) -> Rates:
-    """The rates with what the trials took. `link`: (seconds a byte, latency)."""
+    """Return the rates with the overhead of the trials. link: (seconds a byte, latency)."""
     shallow, deep, small = (_Form(trial, link, ranks) for trial in trials(ranks))
     visits: dict[str, tuple[float, float, float]] = {}
     for engine, took in epochs.items():
         layer, epoch, factor = 0.0, 0.0, 1.0
-        for _ in range(3):  # each of them stands in the other's way, a little
+        for _ in range(3):  # the factors influence each other slightly
             left, slope = {}, {}
             for form in (shallow, deep):
                 plain, unit = (form(rates, engine, (v, 0.0, factor)) for v in (0.0, 1.0))
@@ -116,7 +118,7 @@ class _Form:
         self.parts = {p: PartStats.of(data.edge_index, Random().part_of(data, p), p) for p in {1, self.ranks}}
 
     def __call__(self, rates: Rates, engine: str, visit: tuple[float, float, float]) -> float:
-        """Seconds an epoch, had the engine this visit."""
+        """Return predicted seconds per epoch for an overhead of the engine."""
         candidate = self.candidates[engine]
         each = (replace(rates, visits={engine: visit}),) * self.ranks
         theta, latency = self.link
@@ -126,7 +128,7 @@ class _Form:
 
 
 def _root(seconds: Callable[[float], float], target: float) -> float:
-    """The factor at which a growing function reaches the target, by bisection."""
+    """Return the factor at which a growing function reaches the target, by bisection."""
     low, high = _LEAST, _MOST
     for _ in range(30):
         middle = (low + high) / 2
@@ -135,8 +137,8 @@ def _root(seconds: Callable[[float], float], target: float) -> float:
 
 
 def trial_epochs(comm: Communicator, until: float = math.inf) -> dict[str, dict[str, float]]:
-    """engine -> trial -> seconds an epoch of this rank. Collective. until: time.monotonic() from which on a trial is
-    shorter."""
+    """Return engine -> trial -> seconds per epoch of this rank. Collective. until: time.monotonic() after which trials
+    are shorter."""
     measured: dict[str, dict[str, float]] = {}
     alone = ThreadWorld(1).communicators()[0]
     for trial in trials(comm.size):
@@ -144,11 +146,11 @@ def trial_epochs(comm: Communicator, until: float = math.inf) -> dict[str, dict[
         given = comm.broadcast(data)
         assert isinstance(given, Dataset)
         for candidate in candidates(trial, comm.size):
-            late = comm.broadcast(time.monotonic() > until)  # as rank 0 has it
+            late = comm.broadcast(time.monotonic() > until)  # as on rank 0
             epochs = (_WARMUP_LATE, _EPOCHS_LATE) if late else (_WARMUP, _EPOCHS)
             among = comm if candidate.ranks == comm.size else alone
             here = _epoch_seconds(candidate, trial, given, among, epochs) if among is comm or comm.rank == 0 else None
-            seconds = here if among is comm else comm.broadcast(here)  # the others wait for what one does alone
+            seconds = here if among is comm else comm.broadcast(here)  # all wait for a candidate of one rank
             assert isinstance(seconds, float)
             measured.setdefault(candidate.engine, {})[trial.name] = seconds
     return measured
@@ -157,7 +159,7 @@ def trial_epochs(comm: Communicator, until: float = math.inf) -> dict[str, dict[
 def _epoch_seconds(
     candidate: Candidate, trial: Trial, data: Dataset, comm: Communicator, epochs: tuple[int, int]
 ) -> float:
-    """epochs: to warm up, and to take the median of."""
+    """Return the median of epoch seconds. epochs: to warm up, and to time."""
     model, task = trial.model(), make_task(data.task, data.num_classes)
     strategy = shipped().strategy_of(candidate)
     workload = Workload(data, Random(), trial.layers, model=model)

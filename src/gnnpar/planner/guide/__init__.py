@@ -1,1 +1,1 @@
-"""A graph network that looks at model, graph and topology, and says which choices a tree search should try first."""
+"""Guide: a graph network that reads model, graph and topology, and ranks the choices of a tree search."""

@@ -1,10 +1,10 @@
-"""What the guide sees: a heterogeneous graph of op groups, classes of devices, links and sizes of partitions, and
-numbers of each choice.
+"""Input of the guide: a heterogeneous graph of op groups, device classes, links and partition sizes, and features of
+each choice.
 
-Source: TAG (arXiv 2302.06126). Times and sizes are logarithms of ratios to one scale: the seconds that all devices
-together need to compute an epoch; sizes count as the time to move them over the fastest link, as in TAG. Deviations: an
-op group is a run of at most ceil(L / 16) layers, partition nodes are numbers of parts (2, 4, ...) as those of a grid do
-not exist yet, and there is no feedback of a simulator, so that the graph is encoded once for a whole search.
+Source: TAG (arXiv 2302.06126). Times and sizes are logarithms of ratios to the seconds that all devices together need
+to compute an epoch. Sizes count as the time to move them over the fastest link, as in TAG. Deviations: an op group is a
+run of at most ceil(L / 16) layers; partition nodes are numbers of parts (2, 4, ...), since a grid's parts do not exist
+yet; there is no feedback from a simulator, so the graph is encoded once per search.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ RELATIONS = (
     ("part", "cuts", "op"),
     ("part", "finer", "part"),
 )
-PRICED = (("op", "on", "device"), ("device", "runs", "op"))  # relations with a number an edge
+PRICED = (("op", "on", "device"), ("device", "runs", "op"))  # relations with one feature per edge
 NAMES = ("grid", "chunks", "bits", "overlap", "prefetch", "backward", "remat", "layout", "shares", "next")
-"""Names of the space that the guide can tell apart; to a knob of another name it is blind."""
+"""Names of the space that the guide reads. It ignores knobs of other names."""
 CHOICE_WIDTH = len(NAMES) + 5 + 16
 _BLOCKS = 16
 
 
 @dataclass(frozen=True)
 class Scene:
-    """`nodes[type]` [count, WIDTHS[type]]; `edges[relation]` [2, count] of (source, target); `prices` [count, 1] of
-    PRICED relations; `device_of`: number of a device node -> its kind."""
+    """nodes[type]: [count, WIDTHS[type]]. edges[relation]: [2, count] of (source, target). prices: [count, 1] of PRICED
+    relations. device_of: number of a device node -> its kind."""
 
     nodes: dict[str, Tensor]
     edges: dict[tuple[str, str, str], Tensor]
@@ -53,12 +53,12 @@ class Scene:
 
 
 def _log(value: float, scale: float) -> float:
-    """Decades of a ratio over 3, within +-2."""
+    """Return decades of a ratio over 3, clamped to +-2."""
     return max(-2.0, min(2.0, math.log10(max(value, 1e-30) / scale) / 3))
 
 
 def scene(points: Points) -> Scene:
-    """Of a request."""
+    """Return the scene of a request."""
     request, classes = points.request, points.places.classes
     fabric, ir = request.machine.fabric, request.ir
     rates = [request.machine.rates[c[0]] for c in classes]
@@ -117,7 +117,7 @@ def _whole(points: Points, rates: Rates) -> Work:
 
 
 def _block_seconds(points: Points, rates: Rates, block: range) -> float:
-    """Computing of these layers on one device."""
+    """Return compute seconds of these layers on one device."""
     work = _whole(points, rates)
     alike = points.request.ir.alike(block)
     return sum(count * work.piece(i, 0, d).compute for i, count in alike for d in DIRECTIONS)
@@ -126,7 +126,7 @@ def _block_seconds(points: Points, rates: Rates, block: range) -> float:
 def _op(
     points: Points, block: range, seconds: Sequence[float], scale: float, moved: tuple[float, float]
 ) -> list[float]:
-    """moved: (bytes of one number of each halo row, bytes/s of the fastest link)."""
+    """Return features of an op group. moved: (bytes per element of each halo row, bytes/s of the fastest link)."""
     ir, graph = points.request.ir, points.request.graph
     folds = [f for i in block for f in ir.folds(i)]
     width = sum(f.width * (1 + f.learned) for f in folds)
@@ -158,7 +158,8 @@ def _device(points: Points, members: Sequence[int], alone: float, scale: float) 
 
 
 def _used_links(points: Points) -> dict[int, list[int]]:
-    """Number of a link -> classes whose first device sends over it to another class, or to its neighbour."""
+    """Return number of a link -> classes with a first device that sends over it to another class, or to its
+    neighbour."""
     fabric, classes = points.request.machine.fabric, points.places.classes
     candidates_of: dict[int, list[int]] = {}
     for c, members in enumerate(classes):
@@ -182,8 +183,8 @@ def _part(points: Points, parts: int) -> list[float]:
 
 
 def choice_features(points: Points, prefix: Point, rest: Point) -> tuple[Tensor, list[str]]:
-    """[choices, CHOICE_WIDTH] of the name after `prefix`, completed as in `rest`; and the kind each would place, ''
-    where it places none."""
+    """Return features [choices, CHOICE_WIDTH] of the name after `prefix`, completed as in `rest`, and the device kind
+    that each choice places ('' if none)."""
     names = list(points.space.choices)
     name, at = names[len(prefix)], len(prefix)
     rows, kinds = [], []
@@ -223,7 +224,8 @@ def _row(points: Points, name: str, chosen: Values, *, same: bool) -> list[float
 
 
 def _kind(grid: Candidate) -> tuple[float, ...]:
-    """Of a grid: one rank; all layers on every rank, its halo whole or in rounds; stages of one part, or several."""
+    """Return one-hot features of a grid: one rank; all layers on every rank with the whole halo, or in rounds; stages
+    of one part; stages of several parts."""
     alone, flat = grid.ranks == 1, grid.stages == 1 and grid.ranks > 1
     kinds = (
         alone,

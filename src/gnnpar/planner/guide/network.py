@@ -1,8 +1,7 @@
 """The guide network: relation-wise attention over the scene, and a score for each choice of the next name.
 
-Source: TAG (arXiv 2302.06126), whose network has 14 M parameters: here two layers of 32, LayerNorm, 43 k parameters, a
-policy alone: values come from the cost model, which is as quick. Encoding is once an instance; scoring once a node of
-the tree.
+Source: TAG (arXiv 2302.06126) with 14 M parameters. Here: two layers of width 32 with LayerNorm, 43 k parameters, a
+policy only, since the cost model gives values as fast. Encode once per request, score once per node of the tree.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Guide(nn.Module):
         return GATv2Conv((self.width, self.width), self.width, edge_dim=price, add_self_loops=False)
 
     def encode(self, scene: Scene) -> tuple[Tensor, Tensor]:
-        """(the whole scene [width], device nodes [D, width])."""
+        """Return the embedding of the scene [width] and of its device nodes [D, width]."""
         h = {name: torch.tanh(self.enter[name](x)) for name, x in scene.nodes.items()}
         for layer, norms in zip(self.layers, self.norms, strict=True):
             messages = layer(h, scene.edges, edge_attr_dict=scene.prices)
@@ -47,12 +46,13 @@ class Guide(nn.Module):
         return torch.tanh(self.whole(torch.cat(means))), h["device"]
 
     def score(self, whole: Tensor, devices: Tensor, rows: Tensor, picks: Tensor) -> Tensor:
-        """Logits. Shapes: rows [choices, CHOICE_WIDTH]; picks [choices, D], the mean over what a choice would place."""
+        """Return logits. Shapes: rows [choices, CHOICE_WIDTH]; picks [choices, D], weights of the devices that a choice
+        places."""
         together = torch.cat([whole.expand(len(rows), -1), picks @ devices, rows], dim=1)
         return self.choice(together).squeeze(1)
 
 
 def picks_of(kinds: Sequence[str], devices: Sequence[str]) -> Tensor:
-    """[choices, D]: equal weights on the classes of the kind a choice places, 0 where it places none."""
+    """Return [choices, D] equal weights on the classes of the kind that a choice places, 0 if it places none."""
     marks = torch.tensor([[float(kind == device) for device in devices] for kind in kinds])
     return marks / marks.sum(1, keepdim=True).clamp_min(1.0)

@@ -1,4 +1,4 @@
-"""A guide as the prior of a tree search, and the weights that come with the package."""
+"""A guide as the prior of a tree search, and the weights shipped with the package."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WEIGHTS = Path(__file__).with_name("weights.pt")
 
 
 def prior_of(guide: Guide, points: Points) -> Prior:
-    """The scene is encoded when the first prior is asked for."""
+    """Return the guide's prior. It encodes the scene on first use."""
 
     @cache
     def encoded() -> tuple[torch.Tensor, torch.Tensor, tuple[str, ...]]:
@@ -38,10 +38,10 @@ def prior_of(guide: Guide, points: Points) -> Prior:
 
 @cache
 def load(file: Path = WEIGHTS) -> Guide:
-    """From a file of half-precision weights; ValueError where it is none of this architecture."""
+    """Load a guide from half-precision weights. ValueError for another architecture."""
     try:
         state = torch.load(file, weights_only=True)
-        with torch_seeded(0):  # its first weights are replaced; the caller's random numbers stay
+        with torch_seeded(0):  # its initial weights are replaced; keep the caller's random state
             guide = Guide()
         guide.load_state_dict({name: value.float() for name, value in state.items()})
     except (OSError, RuntimeError, AttributeError) as error:
@@ -50,5 +50,5 @@ def load(file: Path = WEIGHTS) -> Guide:
 
 
 def shipped(points: Points) -> Prior:
-    """The prior of the weights that come with the package."""
+    """Return the prior of the weights shipped with the package."""
     return prior_of(load(), points)

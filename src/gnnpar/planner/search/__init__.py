@@ -1,1 +1,1 @@
-"""Searches over candidates: grids by enumeration, stages by dynamic programming, product spaces by evaluations."""
+"""Searches over candidates: enumeration of grids, dynamic programming over stages, product spaces by evaluations."""

@@ -1,4 +1,4 @@
-"""The searches by name, on a request: what each found, how many evaluations and CPU seconds it took."""
+"""Searches by name: best candidates, evaluations, and CPU seconds."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gnnpar.planner.search.points import Points
 from gnnpar.planner.search.space import Evaluator, draw
 from gnnpar.planner.search.tree import climb, published
 
-DEFAULT = "guided"  # best of all at equal CPU seconds in experiments/planner_search
+DEFAULT = "guided"  # best at equal CPU seconds in experiments/planner_search
 BUDGET = 120  # evaluations
 
 
 def guided(evaluate: Evaluator, points: Points, seed: int) -> None:
-    from gnnpar.planner.guide.prior import shipped  # torch_geometric takes seconds to import
+    from gnnpar.planner.guide.prior import shipped  # importing torch_geometric takes seconds
 
     climb(evaluate, seed=seed, prior=shipped(points))
 
@@ -27,7 +27,7 @@ SEARCHES: dict[str, Search] = {
     "tag": lambda evaluate, points, seed: published(evaluate, seed=seed),
     "random": lambda evaluate, points, seed: draw(evaluate, seed=seed),
 }
-"""Name -> search(evaluator, points, seed), beside `enumerate`. A study may add its own."""
+"""Name -> search(evaluator, points, seed), besides `enumerate`. A study may add its own."""
 
 
 def names() -> tuple[str, ...]:
@@ -36,11 +36,11 @@ def names() -> tuple[str, ...]:
 
 
 def run(request: Request, name: str = DEFAULT, *, budget: int = BUDGET, seed: int = 0) -> Planned:
-    """Search for a plan. Raises ValueError where nothing can be chosen.
+    """Search for a plan. ValueError if no candidate is eligible.
 
-    `enumerate` prices uniform grids on the devices as given, whatever the budget. They are in every answer: none is
-    worse than enumeration, and the table shows what is not allowed. The other searches start from graph parallelism on
-    all devices, and also search places, sizes of parts and numbers of ranks.
+    `enumerate` prices uniform grids on the devices in order, whatever the budget. Every answer includes them, so no
+    search is worse than enumeration, and the table shows classes that are not allowed. Other searches start from graph
+    parallelism on all devices, and also vary places, part sizes and numbers of ranks.
     """
     began = time.process_time()
     if name == "enumerate":
@@ -55,8 +55,8 @@ def run(request: Request, name: str = DEFAULT, *, budget: int = BUDGET, seed: in
 
 
 def _settled(points: Points, grids: tuple[Evaluated, ...]) -> tuple[Evaluated, ...]:
-    """All that was priced, the best first. Uneven parts are made and priced again before one of them is chosen; those
-    that were only estimated are left out."""
+    """Return all priced candidates, the best first. Uneven parts are made and priced again before one is chosen;
+    candidates with estimated parts are left out."""
     request = points.request
     table = {
         (p.candidate, p.devices or tuple(range(p.candidate.ranks)), p.shares): p
@@ -78,7 +78,7 @@ def _settled(points: Points, grids: tuple[Evaluated, ...]) -> tuple[Evaluated, .
     return advised(tuple(named.values()))
 
 
-_PARTITIONS = 4  # uneven ones that are made before equal parts are taken
+_PARTITIONS = 4  # uneven partitions to make before falling back to equal parts
 
 
 def _rank(p: Evaluated) -> tuple[bool, float, bool, str]:
@@ -86,7 +86,7 @@ def _rank(p: Evaluated) -> tuple[bool, float, bool, str]:
 
 
 def _made(best: Evaluated, request: Request) -> Evaluated:
-    """With the statistics of the partition itself."""
+    """Price a candidate again with the statistics of its real partition."""
     assert request.uneven is not None, "shares are searched only where they can be made"
     machine = best.at(request.machine)
     work = request.work(request.uneven(best.shares), machine.rates, held=best.candidate.held)

@@ -1,8 +1,5 @@
-"""Which device each rank of a grid is put on: an order of the topology's classes of devices, and a layout of the grid.
-
-Hosts of one kind are interchangeable but for their links, so an order names kinds: the next class is the nearest one
-left of that kind to the class before.
-"""
+"""Placement of a grid's ranks on devices: an order of the topology's device classes, and a layout of the grid. Hosts of
+one kind differ only in their links, so an order names kinds: the next class is the nearest unused one of that kind."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ MOST_DECISIONS = 8
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Of a fabric. `free` False: ranks are its devices as given."""
+    """Placements on a fabric. free=False: ranks take the devices in order."""
 
     fabric: Fabric
     free: bool = True
@@ -33,20 +30,20 @@ class Places:
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
-        """In order of appearance."""
+        """Kinds in order of appearance."""
         return tuple(dict.fromkeys(self.kind(i) for i in range(len(self.classes))))
 
     @cached_property
     def decisions(self) -> int:
-        """How many of the next kinds are chosen; what is left after them follows as given."""
+        """Number of kinds to choose; the other classes follow in the given order."""
         return min(MOST_DECISIONS, len(self.classes) - 1) if len(self.kinds) > 1 else 0
 
     def order(self, chosen: Sequence[str]) -> list[int]:
-        """Devices, class by class. A kind of which nothing is left stands for the first kind that has some."""
+        """Return devices class by class. A kind without unused classes counts as the first kind with some."""
         return [device for number in self._classes(chosen)[0] for device in self.classes[number]]
 
     def settled(self, chosen: Sequence[str], ranks: int) -> tuple[str, ...]:
-        """The kinds that these decisions come to; those behind the last device that is used are as given."""
+        """Return the kinds that these decisions result in; kinds after the last used device are in the given order."""
         order, kinds = self._classes(chosen)
         used, devices = 0, 0
         while devices < ranks and used < len(kinds):
@@ -68,13 +65,13 @@ class Places:
         return taken + left, tuple(settled)
 
     def _distance(self, a: int, b: int) -> tuple[float, float]:
-        """Of two classes: (seconds a byte, latency) between their first devices."""
+        """Return (seconds a byte, latency) between the first devices of two classes."""
         one, other = self.classes[a][0], self.classes[b][0]
         return 1 / self.fabric.rate(one, other), self.fabric.latency(one, other)
 
 
 def laid_out(order: Sequence[int], stages: int, parts: int, layout: Layout) -> tuple[int, ...]:
-    """Device of each rank s x parts + p: neighbours in the order are a stage's parts, or a part's stages."""
+    """Return the device of each rank s x parts + p: neighbours in the order are a stage's parts, or a part's stages."""
     if layout == "stages":
         return tuple(order[: stages * parts])
     return tuple(order[p * stages + s] for s in range(stages) for p in range(parts))

@@ -1,8 +1,8 @@
-"""The planner's product space: what every name may be for a request, and which candidate a point is.
+"""The planner's product space: the choices of every name for a request, and the candidate of a point.
 
-A point is a grid (a candidate with its knobs as they are), the knobs of all candidates, the sizes of its parts and the
-devices of its ranks. Cuts, and whether layer 0 is held, are no names: the best ones follow. Names that a candidate does
-not have are set to their default, so that each candidate is one point. Only allowed classes of quality are there.
+A point is a grid (a candidate with default knobs), the knobs of all candidates, sizes of parts and devices of ranks.
+Cuts and the cache of layer 0 are no names: the best ones follow. Names that a candidate does not have take their
+default, so each candidate is one point. Only allowed quality classes are included.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from gnnpar.pricing.work import DIRECTIONS, Work
 from gnnpar.track.text import counted
 
 POWERS = {"even": 0.0, "speed": 1.0, "half": 0.5}
-"""How parts are shared: by this power of the speed of their devices."""
+"""Exponents: parts are shared by this power of the speed of their devices."""
 
 
 @dataclass(eq=False)
 class Points:
-    """`space` and `evaluated` of a request. Everything that is made on the way is retained."""
+    """The `space` and evaluations of a request, with all partial results cached."""
 
     request: Request
     made: dict[tuple, PartStats] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Points:
         return grid.turned({name: value}).quality <= self.request.allowed | {"exact"}
 
     def _grids(self) -> list[Candidate]:
-        """All candidates with the defaults of their knobs; of equal numbers of ranks, those of few stages first."""
+        """Return all candidates with default knobs; for equal numbers of ranks, few stages first."""
         request, candidates = self.request, {}
         for ranks in rank_counts(request):
             of_ranks = dict.fromkeys(self.grid_of(c) for c in request.candidates(ranks))
@@ -72,7 +72,7 @@ class Points:
         return replace(candidate.turned({name: values[0] for name, values in knobs.items()}), held=False)
 
     def canonical(self, point: Point) -> Point:
-        """The first of all points that are the same candidate in the same place."""
+        """Return the first of all points that are the same candidate in the same place."""
         chosen = self.space.at(point)
         grid: Candidate = chosen["grid"]
         names = list(self.space.choices)
@@ -95,7 +95,7 @@ class Points:
         return tuple(index.values())
 
     def point_of(self, candidate: Candidate) -> Point | None:
-        """Of a candidate on the devices as given; None where it is not in the space."""
+        """Return the point of a candidate on the devices in order; None outside the space."""
         space, grid = self.space, self.grid_of(candidate)
         knobs = {name: candidate.turns[name] for name in grid.knobs(self.request.ir)}
         wanted: dict[str, object] = {"grid": grid, **knobs}
@@ -104,7 +104,7 @@ class Points:
         return tuple(space.choices[n].index(wanted[n]) if n in wanted else 0 for n in space.choices)
 
     def candidate(self, point: Point) -> tuple[Candidate, tuple[int, ...], str]:
-        """(without its cuts, device of each rank, how nodes are shared)."""
+        """Return the candidate without cuts, the device of each rank, and the kind of shares."""
         chosen = self.space.at(self.canonical(point))
         candidate: Candidate = chosen["grid"].turned(chosen)
         order = self.places.order([chosen[f"next.{i}"] for i in range(self.places.decisions)])
@@ -112,7 +112,7 @@ class Points:
         return candidate, devices, chosen["shares"]
 
     def evaluated(self, point: Point) -> Evaluated:
-        """Time and memory of a point, with the best cuts there are, layer 0 held or not."""
+        """Price a point by time and memory, with the best cuts, and layer 0 cached or not."""
         point = self.canonical(point)
         if point not in self.evaluations:
             candidate, devices, kind = self.candidate(point)
@@ -130,7 +130,7 @@ class Points:
         return self.evaluations[point]
 
     def objective(self, chosen: Values) -> float:
-        """Seconds to be made small; infinite where it cannot be chosen."""
+        """Return the objective in seconds; infinite if the point is not eligible."""
         evaluation = self.evaluated(tuple(values.index(chosen[name]) for name, values in self.space.choices.items()))
         return math.inf if evaluation.refused else evaluation.objective
 
@@ -139,7 +139,7 @@ class Points:
         return Machine(whole.fabric.choose(devices), tuple(whole.rates[d] for d in devices))
 
     def statistics(self, parts: int, shares: tuple[float, ...]) -> PartStats:
-        """Uneven parts are estimated from even ones."""
+        """Return statistics of parts. Uneven parts are estimated from even ones."""
         key = (parts, shares)
         if key not in self.made:
             even = self.request.partition(parts)
@@ -147,7 +147,7 @@ class Points:
         return self.made[key]
 
     def shares(self, candidate: Candidate, machine: Machine, kind: str) -> tuple[float, ...]:
-        """Of each part: a power of the speed of the slowest device that holds it; () where all are equal."""
+        """Return each part's share: a power of the speed of its slowest device; () for equal shares."""
         if kind == "even" or candidate.parts == 1:
             return ()
         speeds = []
@@ -159,7 +159,7 @@ class Points:
         return () if len(set(shares)) == 1 else shares
 
     def seconds_alone(self, rates: Rates) -> float:
-        """Computing of the whole graph on one device."""
+        """Return compute seconds of the whole graph on one device."""
         key = id(rates)
         if key not in self.per_unit:
             graph, ir = self.request.graph, self.request.ir

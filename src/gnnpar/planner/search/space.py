@@ -1,7 +1,7 @@
 """A product space, its evaluations and random draws from it (`tree`: MCTS).
 
-A point is one choice for every name; `price` gives seconds, infinite where the point cannot run. A search spends at
-most `budget` evaluations of different points; a repeated point costs nothing.
+A point is one choice for every name. `price` gives seconds, infinite if the point cannot run. A search spends at most
+`budget` evaluations of distinct points; repeated points are free.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Price = Callable[[JsonObject], float]
 
 @dataclass(frozen=True)
 class Space:
-    """Names with what each may be; the first choice is the default. Heavier names come first."""
+    """Names with their choices; the first choice is the default. Names with more effect come first."""
 
     choices: Mapping[str, Sequence[object]]
 
@@ -38,7 +38,7 @@ class Space:
 
 @dataclass
 class Evaluator:
-    """Counts, remembers, and keeps the best. `canonical`: which of equal points counts."""
+    """Counts and caches evaluations, and keeps the best. canonical: the representative of equal points."""
 
     space: Space
     price: Price
@@ -64,7 +64,7 @@ class Evaluator:
 
 
 def draw(evaluate: Evaluator, *, seed: int) -> None:
-    """Points at random: what any search must beat."""
+    """Evaluate random points: the baseline for every search."""
     rng, sizes = random.Random(seed), evaluate.space.sizes
     evaluate((0,) * len(sizes))
     for _ in range(20 * evaluate.budget):

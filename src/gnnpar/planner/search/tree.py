@@ -1,7 +1,5 @@
-"""Monte-Carlo tree search over the names of a space, in order: ours, with or without a guide's priors, and TAG's.
-
-A node is a prefix of choices; every playout prices one whole point. Source: TAG (arXiv 2302.06126), its search.
-"""
+"""Monte-Carlo tree search over the names of a space, in order: with or without a guide's priors, and as published by
+TAG. A node is a prefix of choices; every playout prices one whole point. Source: TAG (arXiv 2302.06126), its search."""
 
 from __future__ import annotations
 
@@ -13,23 +11,23 @@ from dataclasses import dataclass, field
 from gnnpar.planner.search.space import Evaluator, Point
 
 Prior = Callable[[Point, Point], Sequence[float]]
-"""(choices made, how the rest would be completed) -> a probability for each choice of the next name."""
+"""(choices so far, completion of the rest) -> a probability for each choice of the next name."""
 
 
 @dataclass
 class Node:
-    """Of a prefix of choices. `prior` of its children: empty until it is asked for."""
+    """A prefix of choices. prior: of its children, empty until used."""
 
     visits: int = 0
     total: float = 0.0
     most: float = -math.inf
     prior: Sequence[float] = ()
     children: dict[int, Node] = field(default_factory=dict)
-    closed: bool = False  # every point below was priced: prices do not change, so nothing is to be found there
+    closed: bool = False  # every point below is priced; prices are constant
 
     @property
     def value(self) -> float:
-        """We want the best plan, not the best average."""
+        """Value of a node, with the best below it, since the search looks for the best plan."""
         return 0.5 * self.total / max(1, self.visits) + 0.5 * self.most if self.visits else -math.inf
 
     def add(self, reward: float) -> None:
@@ -39,11 +37,11 @@ class Node:
 
 
 def climb(evaluate: Evaluator, *, seed: int, prior: Prior | None = None) -> Node:
-    """Our tree: the rest of a prefix is completed by the incumbent. Returns its root.
+    """Search by a tree that completes prefixes with the incumbent. Return its root.
 
-    A playout's reward is ln(default / seconds), -1 where the point cannot be. Selection is PUCT on values normalised
-    over the tree, a mean of the mean and the best below; children widen with the root of the visits, by prior where
-    there is one.
+    A playout's reward is ln(default / seconds), -1 for an infeasible point. Selection is PUCT on values normalised over
+    the tree, the average of the mean and the best below. Children widen with the root of the visits, by prior if there
+    is one.
     """
     rng, sizes = random.Random(seed), evaluate.space.sizes
     base = evaluate((0,) * len(sizes))
@@ -78,7 +76,8 @@ def climb(evaluate: Evaluator, *, seed: int, prior: Prior | None = None) -> Node
 
 
 def _select(node: Node, size: int, bounds: Sequence[float], rng: random.Random) -> int:
-    """Widen while it is allowed, then PUCT. Without a prior a new child is drawn, with one it is the likeliest."""
+    """Add a child if widening allows, else select by PUCT. A new child is the likeliest by prior, or random without
+    one."""
     fresh = [c for c in range(size) if c not in node.children]
     if size == 1:
         return 0
@@ -89,7 +88,7 @@ def _select(node: Node, size: int, bounds: Sequence[float], rng: random.Random) 
     explore = 1.25 + math.log((node.visits + 19653) / 19652)
     prior = node.prior or [1 / size] * size
     known = [child.value for child in node.children.values()]
-    unseen = (sum(known) / len(known) - bounds[0]) / span if known else 0.0  # a new child is worth what the others are
+    unseen = (sum(known) / len(known) - bounds[0]) / span if known else 0.0  # a new child starts at its siblings' mean
 
     def score(choice: int) -> float:
         child = node.children.get(choice)
@@ -105,11 +104,11 @@ def _select(node: Node, size: int, bounds: Sequence[float], rng: random.Random) 
 
 
 def published(evaluate: Evaluator, *, seed: int) -> None:
-    """TAG's tree with a uniform prior, as its code has it.
+    """Search by TAG's published tree with a uniform prior.
 
-    Reward T_base/T - 1, its fourth root above 1, -1 where the point cannot be; the value of a child is the mean; all
-    children at once, in random order; c = sqrt(children / 10). Names that are not decided copy the first decision where
-    they are of its kind (`next.0`, `next.1`, ...), else they are as in the baseline.
+    Reward T_base/T - 1, its fourth root above 1, -1 for an infeasible point. The value of a child is its mean. All
+    children are added at once, in random order; c = sqrt(children / 10). Undecided names copy the first decision of
+    their kind (`next.0`, `next.1`, ...), else the baseline.
     """
     rng, space = random.Random(seed), evaluate.space
     sizes, kinds = space.sizes, [name.partition(".")[0] for name in space.choices]
