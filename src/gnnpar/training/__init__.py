@@ -1,8 +1,8 @@
-"""The training of one rank. From the command to `Engine.train_epoch` a reader opens, in this order and never back:
+"""The training of one rank. The path from the command to `Engine.train_epoch`:
 
-    __main__.py, cli/train.py     the command, and how it puts a run together (`run_training`)
-    launch/launch.py              ranks as threads, or joined; started ranks go through launch/processes.py
-    training/loop.py              prepare, epochs, train_epoch
+__main__.py, cli/train.py     the command, which puts a run together (`run_training`)
+launch/launch.py              ranks as threads, or joined; started ranks go through launch/processes.py
+training/loop.py              prepare, epochs, train_epoch
 
-What `loop.py` uses has a file each: plans, evaluation, measurement, memory, traces, diagnosis, checkpoints, results.
+`loop.py` uses one file each for plans, evaluation, measurement, memory, traces, diagnosis, checkpoints and results.
 """

@@ -2,7 +2,7 @@
 
 The host fills the keys of masks and the numbers of the optimizer into tensors. The first epochs run uncaptured on the
 stream of the capture, as torch requires, to compile kernels, make workspaces and connect communicators. The capture is
-thread-local, because NCCL's watchdog runs in another thread. A replay has no phases, and repeats the bytes of the
+thread-local, because NCCL's watchdog runs in another thread. A replay measures no phases, and reports the bytes of the
 captured epoch.
 """
 
@@ -18,7 +18,7 @@ from gnnpar.settings import Stepper
 from gnnpar.training.result.header import WARMUP_EPOCHS
 
 WARM_UP = WARMUP_EPOCHS
-"""Epochs before the capture, which timing statistics leave out, too."""
+"""Epochs before the capture, also left out of timing statistics."""
 
 
 class _Launches:
@@ -49,7 +49,7 @@ class CapturedEpochs:
         self._keys = KeyTable(seed, comm.device)
         self._stream = cuda.Stream(comm.device)
         self._graph: cuda.CUDAGraph | None = None
-        self._loss: Tensor | None = None  # of the graph: each replay writes it
+        self._loss: Tensor | None = None  # written by each replay
         self._traffic: EpochTraffic | None = None  # of one replay
         self._done = 0
 
@@ -92,7 +92,7 @@ class CapturedEpochs:
 
 
 def captured_epochs(engine: object, optimizer: Stepper, comm: Communicator, seed: int) -> CapturedEpochs:
-    """Return the captured epochs of an engine. Raises TypeError where it has no launch_epoch."""
+    """Return the captured epochs of an engine. Raise TypeError if it has no launch_epoch."""
     if not isinstance(engine, Capturable):
         raise TypeError(
             f"{type(engine).__name__} has no launch_epoch, and its strategy declares captured=True; add it, or declare "

@@ -26,7 +26,7 @@ def check(settings: Settings, world: World) -> None:
 
 
 def refuse_unbuilt(settings: Settings, world: World) -> None:
-    """Raise ValueError for a PyG model that cannot be made. Reads the dataset where the model needs its widths."""
+    """Raise ValueError for a PyG model that cannot be built. Read the dataset if the model needs its widths."""
     if not settings.model.wraps or world.how == "joined" or settings.shards.folder is not None:
         return
     try:
@@ -41,7 +41,7 @@ _ANY_WIDTHS = 11, 5
 
 
 def refuse_capture(settings: Settings, world: World) -> None:
-    """Raise ValueError where epochs cannot be captured as a CUDA graph."""
+    """Raise ValueError if epochs cannot be captured as a CUDA graph."""
     if not settings.launch.cuda_graph:
         return
     names, off = settings.names, "or set launch.cuda_graph=false"
@@ -64,7 +64,7 @@ def refuse_capture(settings: Settings, world: World) -> None:
 
 
 def refuse_learned_features(settings: Settings) -> None:
-    """Raise ValueError where features cannot be learned with the strategy, the model or another key."""
+    """Raise ValueError if features cannot be learned with the strategy, the model or another key."""
     how, strategy, model = f"features={settings.features}", settings.strategy, settings.model
     if settings.features == "given":
         return
@@ -83,19 +83,19 @@ def refuse_learned_features(settings: Settings) -> None:
 
 
 def check_strategy(settings: Settings, size: int) -> None:
-    """Raise ValueError where the strategy cannot train with these ranks, layers and epochs."""
+    """Raise ValueError if the strategy cannot train with these ranks, layers and epochs."""
     strategy: Strategy = settings.strategy
     refuse(strategy, settings.model, settings.names, settings.task)
     refuse_row_order(strategy, settings.row_order, settings.task, settings.names)
     refuse_learned_features(settings)
     check_first_layer(strategy, settings.first_layer)
-    if isinstance(settings.dataset, Generated):  # others are read by rank 0, which refuses the same then
+    if isinstance(settings.dataset, Generated):  # rank 0 reads other datasets, and refuses them then
         refuse_empty_clusters(strategy, settings.dataset.generated_nodes)
     ranks, layers = (size, settings.model.num_layers) if settings.plan is None else Plan.size(settings.plan)
     try:
         strategy.check(ranks, layers, settings.epochs)
     except ValueError as error:
         own = settings.resolved["strategy"].get("codec") != settings.resolved["codec"]
-        if own and str(error).startswith("codec."):  # the strategy's YAML has a codec of its own
+        if own and str(error).startswith("codec."):  # the strategy's YAML sets its own codec
             raise ValueError(f"strategy.{error}") from error
         raise

@@ -1,4 +1,4 @@
-"""Explain numbers that are not finite and memory that ran out, and name a setting to change."""
+"""Explain non-finite numbers and exhausted memory, and name a setting to change."""
 
 from __future__ import annotations
 
@@ -27,10 +27,8 @@ def finite_weights(engine: Engine) -> bool:
 
 
 def first_not_finite(engine: Engine, model: GNN, shard: Shard, comm: Communicator, epoch: int) -> str:
-    """Name the first tensor of a training pass that is not finite, and its layer. Collective.
-
-    The pass is repeated exactly (no codec, no history) with the weights from before the epoch.
-    """
+    """Name the first non-finite tensor of a training pass, and its layer. Collective. Repeat the pass exactly (no
+    codec, no history) with the weights from the start of the epoch."""
     held = _first_of([("the features", shard.x), *engine.named_parameters()])
     if any(comm.broadcast(comm.gather(held))):
         mine = (held, None, None)
@@ -42,7 +40,7 @@ def first_not_finite(engine: Engine, model: GNN, shard: Shard, comm: Communicato
         mine = (None, output, _first_of(back))
     everyone = comm.broadcast(comm.gather(mine))
     named = [(rank, what) for kind in zip(*everyone, strict=True) for rank, what in enumerate(kind) if what]
-    if not named:  # outputs come before gradients, whichever stage they are of
+    if not named:  # outputs come before gradients, in any stage
         return "every tensor of an exact pass is finite: what the strategy does otherwise (codec, history) is not"
     rank, what = named[0]
     return f"the first tensor that is not finite is {what}{_layer(what, model)}, on rank {rank}"
@@ -60,7 +58,7 @@ def _layer(what: str, model: GNN) -> str:
 
 @contextmanager
 def _watched(model: nn.Module) -> Iterator[list[tuple[int, str]]]:
-    """Collect (position in the pass, module) of modules with outputs that are not finite, innermost first."""
+    """Collect (position in the pass, module) of modules with non-finite outputs, innermost first."""
     found: list[tuple[int, str]] = []
     lock, count = threading.Lock(), iter(range(1 << 62))
 
@@ -82,7 +80,7 @@ def _watched(model: nn.Module) -> Iterator[list[tuple[int, str]]]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that memory of the host or GPU ran out."""
+    """Return whether an error reports exhausted host or GPU memory."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(word in str(error) for word in _OUT_OF_MEMORY)
@@ -99,7 +97,7 @@ def out_of_memory(error: BaseException, settings: Settings, world_size: int) -> 
 
 
 def what_needs_less(settings: Settings, world_size: int) -> str:
-    """Name the next setting that needs less: of the strategy, else SAR, else out of core."""
+    """Name the next setting that needs less memory: of the strategy, else SAR, else out of core."""
     strategy: Strategy = settings.strategy
     if (less_memory := strategy.capabilities.less_memory) is not None:
         return less_memory(world_size)

@@ -1,4 +1,4 @@
-"""Evaluate exact logits, and compare the strategy's gradient with the exact one. Untimed."""
+"""Evaluate exact logits, and compare the strategy's gradient with the exact one, outside of timed epochs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,8 @@ def evaluate(engine: Engine, objective: Objective) -> JsonDict:
 
 
 def fidelity(gradient: Mapping[str, Tensor], exact: Mapping[str, Tensor], comm: Communicator) -> JsonDict:
-    """Return cosine and relative error, overall and by layer, on rank 0; else {}. Collective.
-
-    Each name counts once: ranks hold different parameters (stages) or the same ones (parts).
-    """
+    """Return cosine and relative error, overall and by layer, on rank 0; else {}. Collective. Each name counts once,
+    whether ranks hold different parameters (stages) or the same ones (parts)."""
     mine = {name: _overlap(gradient[name], exact[name]) for name in exact}
     everyone = comm.gather(mine)
     if everyone is None:
@@ -60,7 +58,7 @@ def _overlap(gradient: Tensor, exact: Tensor) -> Tensor:
 
 
 def _agreement(overlap: Tensor) -> tuple[float | None, float | None]:
-    """Return cosine and relative error; None where a gradient is 0."""
+    """Return cosine and relative error; None for a zero gradient."""
     dot, square, exact, difference = overlap.tolist()
     norm = math.sqrt(square * exact)
     return dot / norm if norm else None, math.sqrt(difference / exact) if exact else None

@@ -1,7 +1,5 @@
-"""The training of one rank, from top to bottom: plan, shard, build, restore a checkpoint, then epochs.
-
-Only rank 0 reads the dataset, plans, and talks to trackers; every figure it logs is already reduced over ranks.
-"""
+"""The training of one rank, from top to bottom: plan, shard, build, restore a checkpoint, then epochs. Only rank 0
+reads the dataset, plans, and calls trackers. Every figure it logs is already reduced over ranks."""
 
 from __future__ import annotations
 
@@ -67,14 +65,14 @@ Replanner = Callable[[int, Row], NewPlan | None]
 
 
 class PlanSource(Protocol):
-    """Make the plan of a run, and new ones while it lasts. Pickled for ranks that are processes."""
+    """Make the plan of a run, and new ones during it. Pickled for ranks that are processes."""
 
     def plan(self, settings: Settings, world: World, workload: Workload) -> Plan:
         """Make a plan, on rank 0."""
         ...
 
     def replanner(self, run: Run) -> Replanner | None:
-        """Return what to call after every epoch of this plan, if anything."""
+        """Return a function to call after every epoch of this plan, or None."""
         ...
 
 
@@ -116,7 +114,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Job:
-    """What all ranks know of a run before it begins. `run_dir`: of rank 0, after `train` has broadcast it."""
+    """Facts of a run that all ranks share before it begins. run_dir: of rank 0, after `train` has broadcast it."""
 
     settings: Settings
     world: World
@@ -137,10 +135,8 @@ class EndWithOthers(Null):
 
 
 def train(job: Job, comm: Communicator, host: Host, *, start: Start | None, tracker: Tracker) -> None:
-    """Train to the end, or to the end of the epoch in which the host asks to stop. Collective. Raises Interrupted.
-
-    `tracker` and `start`: of rank 0. All ranks write their checkpoints under its `run_dir`.
-    """
+    """Train to the end, or to the end of the epoch in which the host requests a stop. Collective. Raises Interrupted.
+    tracker, start: of rank 0. All ranks write their checkpoints under its `run_dir`."""
     job = replace(job, run_dir=comm.broadcast(job.run_dir.absolute()))
     tracker = Tee(trackers=(EndWithOthers(host.others_failed), tracker)) if comm.rank == 0 else Null()
     try:
@@ -161,9 +157,9 @@ def train(job: Job, comm: Communicator, host: Host, *, start: Start | None, trac
 class Run:
     """The objects that one rank trains with.
 
-    mesh: stage -> ranks of its parts. identity: of this run, in checkpoints. restored: `Progress` in the checkpoint it
-    resumes. captured: None where epochs are not replayed. profile_hash: of measurements that decide on numbers.
-    predicted: by a planner, of the plan. replanned: the plan of rank 0 where the run planned again.
+    mesh: stage -> ranks of its parts. identity: of this run, in checkpoints. restored: `Progress` of the resumed
+    checkpoint. captured: None unless epochs are replayed. profile_hash: of measurements that decide on numbers.
+    predicted: the planner's prediction. replanned: rank 0's plan if the run planned again.
     """
 
     job: Job
@@ -195,22 +191,20 @@ class Run:
 
     @property
     def since(self) -> int:
-        """Return the epoch in which the plan began."""
+        """First epoch of the plan."""
         return since_of(self.predicted)
 
 
 def since_of(predicted: JsonObject | None) -> int:
-    """Return the epoch in which the plan of these predictions began."""
+    """Return the first epoch of the plan with these predictions."""
     return ((predicted or {}).get("replanned") or {}).get("epoch", 0)
 
 
 def prepare(
     job: Job, comm: Communicator, host: Host, tracker: Tracker, start: Start, new: NewPlan | None = None
 ) -> Run:
-    """Build dataset, plan, shard, model, engine and optimizer of one rank, and restore a checkpoint. Collective.
-
-    `new`: a plan to continue with.
-    """
+    """Build dataset, plan, shard, model, engine and optimizer of one rank, and restore a checkpoint. Collective. new: a
+    plan to continue with."""
     settings, run_dir = job.settings, job.run_dir
     setup_seconds: dict[str, float] = {}
     start = comm.broadcast(start)
@@ -283,10 +277,8 @@ def prepare(
 def build_model(
     settings: Settings, dataset: Dataset | None, source: Source | None, comm: Communicator
 ) -> tuple[int, EdgeSizes, GNN, Task]:
-    """Return the number of features, the sizes of edge data, the model and the task. `dataset`: on rank 0. Collective.
-
-    Raises ValueError where the model cannot train on the dataset.
-    """
+    """Return the number of features, the sizes of edge data, the model and the task. dataset: on rank 0. Collective.
+    Raises ValueError if the model cannot train on the dataset."""
     facts = dataset and (dataset.num_features, dataset.task, dataset.num_classes, dataset.edge_sizes)
     num_features, task_name, num_classes, edge_sizes = comm.broadcast(facts)
     task = settings.task.of(task_name, num_classes)
@@ -314,7 +306,7 @@ def shard_of(source: Source, settings: Settings, model: GNN, num_features: int, 
 
 
 def in_rows(shard: Shard, settings: Settings, task: Task, comm: Communicator) -> Shard:
-    """Order the rows of a shard as `row_order` says. Raises MemoryError where outputs of its nodes do not fit."""
+    """Order the rows of a shard by `row_order`. Raise MemoryError if outputs of its nodes do not fit."""
     how = settings.row_order if orders_rows(settings.strategy, settings.task) else "none"
     shard, changed = in_order(shard, how)
     if changed and comm.rank == 0:
@@ -327,7 +319,7 @@ def in_rows(shard: Shard, settings: Settings, task: Task, comm: Communicator) ->
 
 
 def refuse_no_validation(shard: Shard, comm: Communicator) -> None:
-    """Raise ValueError on all ranks where early stopping has no validation examples. Collective."""
+    """Raise ValueError on all ranks for early stopping without validation examples. Collective."""
     mine = len(shard.rows_of_split["val"]) if shard.pairs is None else len(shard.pairs.val)
     counts = comm.gather(mine)
     if not comm.broadcast(None if counts is None else sum(counts)):
@@ -349,7 +341,7 @@ def save_profile(engine: Engine, comm: Communicator, run_dir: Path) -> str:
 
 @dataclass
 class Progress:
-    """What the loop remembers from epoch to epoch, equal on every rank. Saved in checkpoints."""
+    """State of the loop between epochs, equal on every rank. Saved in checkpoints."""
 
     train_seconds: float = 0.0
     num_bytes: int = 0
@@ -358,7 +350,7 @@ class Progress:
     begun_otherwise: Sequence[str] = ()
 
     def stops(self, val: float | None, settings: Settings) -> bool:
-        """Return whether to stop early after one more evaluation. `val`: higher is better; None: undefined."""
+        """Return whether to stop early after another evaluation. val: higher is better; None: undefined."""
         stopping = settings.early_stopping
         if val is None:
             if stopping.patience is None or self.best_val is not None:
@@ -374,13 +366,13 @@ class Progress:
         return self.has_stopped(settings)
 
     def has_stopped(self, settings: Settings) -> bool:
-        """Return whether the run has stopped early, maybe before it was resumed."""
+        """Return whether the run has stopped early, also before it was resumed."""
         patience = settings.early_stopping.patience
         return patience is not None and self.evaluations_since >= patience
 
 
 def epochs(run: Run, tracker: Tracker, policy: CheckpointPolicy) -> NewPlan | None:
-    """Train the remaining epochs, or those before another plan, which is returned. Collective."""
+    """Train the remaining epochs, or until another plan, which is returned. Collective."""
     settings, comm = run.settings, run.comm
     progress = Progress(**(run.restored or {}))
     if run.first_epoch and progress.has_stopped(settings):
@@ -430,13 +422,13 @@ def evaluated(run: Run) -> JsonDict:
 
 
 def val_of(row: Row) -> float | None:
-    """Return the validation metric of a row such that higher is better; None without one."""
+    """Return the validation metric of a row, negated if lower is better; None without one."""
     val = row.get("metric/val")
     return None if val is None else goodness(row["metric/name"], val)
 
 
 def asked_to_stop(callbacks: Sequence[Callback], epoch: int, row: Row) -> bool:
-    """Call all callbacks, on rank 0. Return whether one asks to end the run."""
+    """Call all callbacks, on rank 0. Return whether one requests the end of the run."""
     asked = []
     for each in callbacks:
         try:
@@ -456,7 +448,7 @@ def train_epoch(
     profiling = run.world.how != "threads" and epoch - run.since == memory_epoch(settings.epochs - run.since)
     exact = engine.exact_gradient(epoch) if probing else None
     optimizer.schedule(epoch)
-    if profiling:  # releases of earlier allocations are not seen: let the epoch allocate its gradients itself
+    if profiling:  # the recorder misses releases of earlier allocations, so let the epoch allocate its own gradients
         optimizer.zero_grad()
     meter = EpochMeter(comm, run.host.sent_bytes)
     tracing = settings.trace and epoch == traced_epoch(settings.epochs)
@@ -496,7 +488,7 @@ def train_epoch(
 
 
 def broken(run: Run, epoch: int, loss: float) -> str:
-    """Return in one line which number of an epoch is not finite. Collective."""
+    """Return a line that names the non-finite number of an epoch. Collective."""
     what = first_not_finite(run.engine, run.model, run.shard, run.comm, epoch)
     problem = f"the loss is {loss} in epoch {epoch}"
     if math.isfinite(loss):
@@ -506,7 +498,7 @@ def broken(run: Run, epoch: int, loss: float) -> str:
 
 
 def memory_epoch(epochs: int) -> int:
-    """Return the epoch whose allocations are recorded: the first after the warm-up, or sooner; -1: none."""
+    """Return the epoch with recorded allocations: the first after the warm-up, or sooner; -1: none."""
     return min(WARMUP_EPOCHS, epochs - 2) if epochs > 2 else -1
 
 
@@ -527,7 +519,7 @@ def stopwatch(seconds: dict[str, float], name: str) -> Iterator[None]:
 
 
 def edge_changes(settings: Settings, graph: Dataset) -> dict[str, int]:
-    """Count edges that preparation added or removed. Added self loops count for PyG models only: others need them."""
+    """Count edges that preparation added or removed. Count self loops for PyG models only; other models need them."""
     counts = graph.edge_changes._asdict()
     if "self_loops" not in vars(settings.model):
         del counts["self_loops_added"]
@@ -546,7 +538,7 @@ def start_facts(
     facts |= edge_changes(settings, graph) if isinstance(graph, Dataset) else {}
     facts |= {k: v for k, v in plan.statistics.items() if not isinstance(v, (list, dict)) and k not in facts}
     lists = {k: v for k, v in plan.statistics.items() if isinstance(v, list) and k != "halo_from"}
-    mesh, layers_of = plan.placement.mesh, plan.placement.layers_of  # virtual stages go round the mesh
+    mesh, layers_of = plan.placement.mesh, plan.placement.layers_of  # virtual stages wrap around the mesh
     stages = [(mesh[i % len(mesh)], layers) for i, layers in enumerate(layers_of)]
     facts["mesh"] = [{"ranks": list(ranks), "layers": [layers.start, layers.stop]} for ranks, layers in stages]
     facts["layers"] = [

@@ -1,7 +1,5 @@
-"""Exact peak memory of one training epoch, from the events of the allocator, on a CPU, too.
-
-A step with an exact peak of 98 MiB shows anything from 0 to 180 MiB in the resident set.
-"""
+"""Exact peak memory of one training epoch, from allocator events, also on a CPU. The resident set is no substitute: a
+step with an exact peak of 98 MiB changes it by 0 to 180 MiB."""
 
 from __future__ import annotations
 
@@ -21,16 +19,14 @@ from gnnpar.files import JsonDict
 
 @dataclass
 class MemoryReport:
-    """Bytes of one epoch: the peak of the allocator, and of the activations that autograd saved.
-
-    `pinned`: the peak of pinned host memory on a GPU.
-    """
+    """Bytes of one epoch: the peak of the allocator, and of the activations that autograd saved. pinned: the peak of
+    pinned host memory on a GPU."""
 
     peak: int | None = None
     pinned: int | None = None
     activations: int = 0
-    _there: frozenset[int] = frozenset()  # storages that were held before
-    _holders: dict[int, int] = field(default_factory=dict)  # storage -> saved tensors that need it
+    _there: frozenset[int] = frozenset()  # storages held at the start
+    _holders: dict[int, int] = field(default_factory=dict)  # storage -> saved tensors that use it
     _level: int = 0
 
     def saved(self, tensor: Tensor) -> Tensor | _Saved:
@@ -82,9 +78,9 @@ def measure_epoch(device: torch.device) -> Iterator[MemoryReport]:
             report.peak = torch.cuda.max_memory_allocated(device)
             report.pinned = torch.cuda.host_memory_stats().get("allocated_bytes.peak")
             return
-        # what torch.profiler is made of: that imports torch's compiler, 1.5 s of CPU
+        # torch.profiler's backend; importing torch.profiler loads torch's compiler, 1.5 s of CPU
         with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profile:
-            # Operator records are off: gloo ends its own in other threads, also after the profiler has stopped, which
+            # Operator records are off: gloo ends its own in other threads, also after the profiler stops, which
             # corrupted the heap in 5 of 14 runs. Allocations are reported all the same.
             _record_operators(False)
             try:
@@ -98,7 +94,7 @@ def _record_operators(on: bool) -> None:
     torch._C._autograd._enable_record_function(on)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _highest(profile: Any) -> int:  # Any: torch declares no types of what kineto gives
+def _highest(profile: Any) -> int:  # Any: torch declares no types for kineto's results
     """Return the largest sum of allocations minus releases over time."""
     events = [e for e in profile.kineto_results.events() if e.name() == "[memory]"]
     level = highest = 0
@@ -126,7 +122,7 @@ def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
         try:
             storage = tensor.untyped_storage()
             found[storage.data_ptr()] = storage.nbytes()
-        except (NotImplementedError, RuntimeError):  # sparse tensors have none, traced ones no address
+        except (NotImplementedError, RuntimeError):  # sparse tensors have no storage, traced ones no address
             continue
     return found
 

@@ -19,14 +19,14 @@ class EpochMeter:
 
     def __init__(self, comm: Communicator, interface: Callable[[], int] | None = None) -> None:
         self.comm = comm
-        self.interface = interface  # reads the bytes that this rank's host has sent
+        self.interface = interface  # counts the bytes that this rank's host has sent
         self.wire = 0
         self.seconds = self.cpu_seconds = 0.0
         self._cpu_clock = time.thread_time if comm.transport == "threads" else time.process_time
 
     def __enter__(self) -> Self:
         self.comm.barrier()
-        self.comm.ledger.drain()  # what evaluation and probes sent is not training
+        self.comm.ledger.drain()  # drop the bytes of evaluation and probes
         self.wire = self.interface() if self.interface else 0
         self._cpu = self._cpu_clock()
         self._began = perf_counter()

@@ -1,12 +1,12 @@
 """Steps of torch's optimizers on the device alone: the host does not wait, and a CUDA graph can hold them.
 
-The host fills the learning rate and what follows from the step count into a tensor before a step. Nothing is read back:
-where a gradient is not finite, parameters and their state stay unchanged.
+The host fills the learning rate and the numbers that depend on the step count into a tensor before a step. Nothing is
+read back: with a non-finite gradient, parameters and their state stay unchanged.
 
-The arithmetic is that of torch's own step on a CPU, to the bit.
+The arithmetic equals torch's own step on a CPU, to the bit.
 """
 
-# torch's own optimizers are made of these functions on lists, which it calls private
+# torch's own optimizers use these list functions, which torch declares private
 # pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Before(NamedTuple):
 
 
 def largest_of(tensors: list[Tensor]) -> list[Tensor]:
-    """Return the largest magnitude of each tensor, nan where it has one. Shapes: [...], not empty -> []."""
+    """Return the largest magnitude of each tensor, nan if it has one. Shapes: [...], not empty -> []."""
     return list(torch._foreach_norm(tensors, torch.inf))
 
 
@@ -93,8 +93,8 @@ def sgd(group: Group, before: Before, numbers: Sequence[Tensor]) -> list[list[Te
 class DeviceStep:
     """Steps of one optimizer, with its state as in torch. Frozen parameters have no state.
 
-    `prepare` is the host's part of a step, `launch` the device's; a captured `launch` is replayed after each `prepare`.
-    A refused step counts, too.
+    `prepare` runs the host's part of a step, `launch` the device's. A captured `launch` is replayed after each
+    `prepare`. A refused step counts, too.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -142,7 +142,7 @@ class DeviceStep:
         return () if self._kind == "SGD" and not group["momentum"] else MOMENTS[self._kind]
 
     def _state_of(self, group: Group, parameter: Tensor) -> dict[str, Tensor]:
-        """Return the state of a parameter, made as torch does at the first step."""
+        """Return the state of a parameter, created at the first step as in torch."""
         if not (names := self._moments(group)):
             return {}
         state = self._optimizer.state[parameter]

@@ -138,8 +138,8 @@ class SGD(Schedule):
 class Stepper:
     """The optimizer of an engine: zero_grad, then step once the gradient is the global one.
 
-    `refused`: the last step left the weights unchanged, because a gradient was not finite. Reading it waits for a GPU.
-    On a GPU, a step is `prepare`, on the host, and `launch`, which a CUDA graph may hold.
+    refused: the last step left the weights unchanged, because a gradient was not finite. Reading it waits for a GPU. On
+    a GPU, a step is `prepare` on the host, and `launch`, which a CUDA graph may hold.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Stepper:
         refuse_closure(optimizer)
         self.optimizer, self.config, self.epochs, self.names = optimizer, config, epochs, names
         self._refused = False
-        self._finite: torch.Tensor | None = None  # of the last step, where it was the device's
+        self._finite: torch.Tensor | None = None  # of the last step, if it ran on the device
         on_cpu = all(p.device.type == "cpu" for p in self.parameters)
         self._on_device = None if on_cpu else DeviceStep(optimizer)
         self.schedule(0)
@@ -174,10 +174,8 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
 
     def step(self, norm: float | None = None) -> None:
-        """Clip by the global norm when asked, then update. `norm`: the gradient's over all stages, which act as one.
-
-        The host does not wait for a GPU.
-        """
+        """Clip by the global norm if configured, then update. norm: of the gradient over all stages, which act as one.
+        The host does not wait for a GPU."""
         if self._on_device is not None:
             self.prepare()
             self.launch(norm)

@@ -98,7 +98,7 @@ def saved_plan(start: Start, dataset: Dataset, model: GNN) -> Plan | None:
 
 
 def with_strategy(plan: Plan, settings: Settings) -> Plan:
-    """Add the strategy to a plan that names none, without the folders that it writes to."""
+    """Add the strategy to a plan without one, except its output folders."""
     if plan.strategy:
         return plan
     fields = {k: None if k in WRITTEN_FOLDERS else v for k, v in settings.resolved["strategy"].items()}
@@ -119,13 +119,13 @@ def workload_of(settings: Settings, dataset: Dataset, model: GNN, device: torch.
 
 
 def log_problems(line: str) -> None:
-    """Print what a partitioner reports, except that it is done."""
+    """Print messages of a partitioner, except that it is done."""
     if not line.startswith("partitioned "):
         say(line)
 
 
 def partition_cache(settings: Settings) -> Path | None:
-    """Return the folder of cached partitions; None where it cannot be written."""
+    """Return the folder of cached partitions; None if it is not writable."""
     folder = settings.cache_dir / "partitions"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -156,13 +156,13 @@ def layer_seconds(
 
 
 def _run(model: GNN, graph: WholeGraph, i: int, x: Tensor, entering: Rows) -> tuple[Rows, float]:
-    """Return (carry, seconds) of one layer."""
+    """Return activations and seconds of one layer."""
     leaves = tuple(t.clone().requires_grad_() for t in entering)
     _synchronize(x)
     began = perf_counter()
     carry = model.run_layer(i, graph, model.begin(graph, x) if i == 0 else leaves)
     ends = (model.end(graph, carry),) if i == model.num_layers - 1 else carry
-    if wanted := [t for t in ends if t.requires_grad]:  # none of frozen layers
+    if wanted := [t for t in ends if t.requires_grad]:  # none for frozen layers
         torch.autograd.backward(wanted, [torch.ones_like(t) for t in wanted])
     _synchronize(x)
     return carry, perf_counter() - began
@@ -174,15 +174,15 @@ def _synchronize(x: Tensor) -> None:
 
 
 def given_plan(file: Path, settings: Settings) -> Plan:
-    """Read plan=FILE. Raises ValueError where the strategy cannot run it, or a field has no effect."""
+    """Read plan=FILE. Raise ValueError if the strategy cannot run it, or a field has no effect."""
     plan = Plan.load(file)
     plan.verify()
     check_plan(settings.strategy, plan)
     if unknown := sorted(plan.setup.keys() - {*PLAN_SETUP, "names"}):
         raise ValueError(f"plan={file}: nothing reads setup.{unknown[0]}; remove it")
-    if plan.predicted:  # when another run planned again says nothing of this one's epochs
+    if plan.predicted:  # another run's replanning does not concern this one
         plan = replace(plan, predicted={key: value for key, value in plan.predicted.items() if key != "replanned"})
     resolved = settings.resolved
     if any(plan.setup.get(key, resolved[key]) != resolved[key] for key in ("model", "precision", "first_layer")):
-        plan = replace(plan, predicted=None)  # the prediction is of another model than the one that runs
+        plan = replace(plan, predicted=None)  # the prediction is for another model
     return plan

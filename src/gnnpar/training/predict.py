@@ -28,11 +28,11 @@ from gnnpar.training.result.record import agreed_on
 
 @dataclass(frozen=True)
 class Prediction:
-    """The launcher's `Work`.
+    """The launcher's `Work` that predicts.
 
-    trained: the folder of a checkpoint. scratch: for the plan. partial: of rank 0, renamed to `out` at the end.
-    pairs: a file [n, 2] of pairs of nodes to score instead. remedy: what to do about another graph than the run's;
-    empty where any graph will do.
+    trained: the folder of a checkpoint. scratch: for the plan. partial: of rank 0, renamed to `out` at the end. pairs:
+    a file [n, 2] of node pairs to score instead. remedy: advice for another graph than the run's; empty to allow any
+    graph.
     """
 
     settings: Settings
@@ -50,7 +50,7 @@ class Prediction:
         yield self.predict
 
     def predict(self, comm: Communicator, host: Host) -> None:
-        """Write exact logits [nodes, outputs], or scores [pairs]; no rank holds more than its own rows. Collective."""
+        """Write exact logits [nodes, outputs], or scores [pairs]. Each rank holds its own rows only. Collective."""
         job = Job(self.settings, self.world, self.scratch, self.plan_source)
         run = prepare(job, comm, host, Null(), Start())
         found = checkpoint.read(self.trained)
@@ -83,7 +83,7 @@ class Prediction:
 
 
 def _refuse_unlike(mine: str, what: str, comm: Communicator) -> None:
-    """Raise ValueError on all ranks where one has another hash than rank 0. Collective."""
+    """Raise ValueError on all ranks if a rank's hash differs from rank 0's. Collective."""
     everyone = comm.broadcast(comm.gather(mine))
     if others := [rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]]:
         raise ValueError(
@@ -92,7 +92,7 @@ def _refuse_unlike(mine: str, what: str, comm: Communicator) -> None:
 
 
 def _refuse_another_graph(found: checkpoint.Checkpoint, mine: JsonObject, remedy: str) -> None:
-    """Raise ValueError for another graph than the run's, where `remedy` is given, or one with data of other kinds."""
+    """Raise ValueError for another graph than the run's if `remedy` is given, or for one with other kinds of data."""
     theirs = found.manifest["run"]
     for name in ("graph", "split"):
         if remedy and theirs[name] != mine[name]:
@@ -115,8 +115,8 @@ def _refuse_another_graph(found: checkpoint.Checkpoint, mine: JsonObject, remedy
 
 
 def _make_array(file: Path, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-    """Make a .npy file of zeros. Raises WriteError where the disk lacks room: a page that is missing later, when it is
-    written through a mapping, kills the process."""
+    """Create a .npy file of zeros. Raise WriteError without room on the disk: a page that is missing when it is written
+    through a mapping would kill the process."""
     try:
         np.lib.format.open_memmap(file, "w+", dtype, shape)
         with file.open("rb+") as made:
@@ -126,7 +126,7 @@ def _make_array(file: Path, dtype: np.dtype, shape: tuple[int, ...]) -> None:
 
 
 def _mapped(file: Path) -> np.memmap:
-    """Map a .npy file to write into. Raises WriteError on a host that does not have it."""
+    """Map a .npy file for writing. Raise WriteError on a host that does not have it."""
     try:
         return np.lib.format.open_memmap(file, "r+")
     except OSError as error:
@@ -135,10 +135,8 @@ def _mapped(file: Path) -> np.memmap:
 
 
 def scored(file: Path, rows: Tensor, run: Run, num_nodes: int) -> tuple[Tensor, np.ndarray]:
-    """Return this rank's share of the scores of the pairs in a file, and their places. Collective.
-
-    Raises ValueError for ids outside the graph. Shapes: rows [nodes of the rank, width] -> [n], [n].
-    """
+    """Return this rank's share of the scores of the pairs in a file, and their indices. Collective. Raises ValueError
+    for ids outside the graph. Shapes: rows [nodes of the rank, width] -> [n], [n]."""
     assert isinstance(run.objective, PairObjective)
     table, rank, size = load_npy(file, mapped=True), run.comm.rank, run.comm.size
     low, high = int(table.min()), int(table.max())
@@ -152,7 +150,7 @@ def scored(file: Path, rows: Tensor, run: Run, num_nodes: int) -> tuple[Tensor, 
 
 @dataclass(frozen=True)
 class Hooks:
-    """`RunHooks` that do nothing. `run_dir`: of the plan."""
+    """`RunHooks` without effect. run_dir: of the plan."""
 
     settings: Settings
     run_dir: Path

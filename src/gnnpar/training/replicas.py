@@ -9,10 +9,8 @@ from gnnpar.training.checkpoint.state import tree_hash
 
 
 def refuse_unequal_weights(model: nn.Module, comm: Communicator) -> None:
-    """Raise ValueError on every rank where one has other initial parameters or buffers than rank 0. Collective.
-
-    A model causes it that draws from numpy, random, the time or another generator, which gnnpar does not seed.
-    """
+    """Raise ValueError on every rank if initial parameters or buffers differ from rank 0's. Collective. The cause is a
+    model that draws from numpy, random, the time or another generator that gnnpar does not seed."""
     held = (*model.named_parameters(), *model.named_buffers())
     everyone = comm.gather({name: tree_hash(tensor) for name, tensor in held}) or []
     unlike = [

@@ -1,4 +1,4 @@
-"""Runs from shards on disk: what they cannot serve, and how a rank opens its part."""
+"""Runs from shards on disk: unsupported settings, and opening a rank's part."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Source:
         return comm.broadcast(merged_histogram(parts or ()))
 
     def part(self, model: GNN, comm: Communicator, *, check: Check) -> Shard:
-        """Open this rank's part, memory-mapped. Raises ValueError where ranks have other shards. Collective."""
+        """Open this rank's part, memory-mapped. Raise ValueError if ranks have different shards. Collective."""
         from gnnpar.partition.read import open_part
         from gnnpar.partition.shard import comm_check
 

@@ -1,7 +1,7 @@
 """trace=true: write trace.json of one epoch, and schedule.svg and schedule.txt of a pipeline.
 
-Every engine gives the phases of its clock. An engine with a `timeline` also gives its actions: (text, start, end) on
-the host's monotonic clock. Times are seconds from the start of the epoch, which ranks enter together.
+Every engine reports the phases of its clock. An engine with a `timeline` also reports its actions: (text, start, end)
+on the host's monotonic clock. Times are seconds from the start of the epoch, which ranks enter together.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Checkpoints: files, when they are written, and resuming."""
+"""Checkpoints: files, policy and resuming."""

@@ -33,7 +33,7 @@ from gnnpar.partition import learned
 from gnnpar.training.checkpoint.state import read_tree, write_tree
 
 FOLDER, MANIFEST = "checkpoint", "manifest.json"
-BEST = "best"  # holds the weights of the best epoch on validation, where no checkpoint was due after it
+BEST = "best"  # the best epoch's weights, if it has no checkpoint of its own
 _PARTIAL, _OLD = ".partial", ".old"
 Say = Callable[[str], None]
 
@@ -56,14 +56,12 @@ class Checkpoint:
 
     @property
     def val(self) -> float | None:
-        """Return the validation metric of its weights; None where they were not evaluated."""
+        """Validation metric of its weights; None if they were not evaluated."""
         return self.manifest["val"]
 
     def rank(self, rank: int, device: torch.device) -> JsonDict:
-        """Return the state of a rank: model, optimizer, engine, random.
-
-        Raises ValueError where the file cannot be opened, or is of another checkpoint than rank 0's manifest.
-        """
+        """Return the state of a rank: model, optimizer, engine, random. Raises ValueError if the file cannot be opened,
+        or belongs to another checkpoint than the manifest."""
         file = self.folder / name_of(rank)
         try:
             same = file_hash(file) == self.manifest["files"][file.name]["sha256"]
@@ -83,7 +81,7 @@ class Checkpoint:
         return tree
 
     def merged(self, device: torch.device) -> tuple[JsonDict, JsonDict]:
-        """Return (weights, optimizer) by parameter name, of all ranks together."""
+        """Return weights and optimizer state by parameter name, merged over all ranks."""
         model: JsonDict = {}
         optimizer: JsonDict = {"kind": "", "state": {}}
         for rank in range(len(self.manifest["files"])):
@@ -112,8 +110,8 @@ def save(
 ) -> bool:
     """Write checkpoint/epoch-N and drop old ones. Return on rank 0 whether it was written. Collective.
 
-    `manifest`: called on rank 0 once all files are written. `name`: of the folder, instead of epoch-N. On a full disk
-    `say` gets a line and earlier checkpoints stay.
+    manifest: called on rank 0 once all files are written. name: of the folder, instead of epoch-N. On a full disk,
+    earlier checkpoints stay and `say` gets a line.
     """
     final = folder / FOLDER / (name or f"epoch-{epoch:06d}")
     partial = final.with_name(final.name + _PARTIAL)
@@ -123,7 +121,7 @@ def save(
         mine["sha256"] = write_tree(partial / name_of(comm.rank), tree)
     except OSError as error:
         mine |= {"error": f"{error.strerror or error} ({partial})", "full": error.errno in DISK_FULL}
-    except RuntimeError as error:  # torch's own writer tells a full disk so
+    except RuntimeError as error:  # torch's own writer raises it for a full disk
         mine["full"] = True
         mine["error"] = f"{' '.join(str(error).split())[:200]} ({partial})"
     everyone = comm.gather(mine)
@@ -197,12 +195,12 @@ def read(folder: Path) -> Checkpoint:
 
 
 def latest(run_dir: Path, say: Say) -> Checkpoint | None:
-    """Return the last good checkpoint of a run; `say` gets a line for each damaged one."""
+    """Return the last valid checkpoint of a run; call `say` for each damaged one."""
     return _first_good(folders(run_dir), say, "going back to the one before")
 
 
 def best(run_dir: Path, say: Say) -> Checkpoint | None:
-    """Return the good checkpoint with the highest validation metric, the first of equals; else the last."""
+    """Return the valid checkpoint with the highest validation metric, the first of equals; without metrics the last."""
     return _first_good(_by_val(run_dir), say, "taking the next best") or latest(run_dir, say)
 
 
@@ -221,7 +219,7 @@ def best_val(run_dir: Path) -> float:
 
 
 def prune(run_dir: Path, *, keep: int) -> None:
-    """Drop all checkpoints but the last `keep` and the best on validation."""
+    """Drop all checkpoints but the last `keep` and the best one on validation."""
     there = everything(run_dir)
     kept = {*there[:keep], *_by_val(run_dir)[:1]}
     for folder in there:
@@ -230,7 +228,7 @@ def prune(run_dir: Path, *, keep: int) -> None:
 
 
 def drop_old(run_dir: Path) -> bool:
-    """Drop all checkpoints but the last good one. Return whether there were others."""
+    """Drop all checkpoints but the last valid one. Return whether there were others."""
     there = everything(run_dir)
     last = latest(run_dir, lambda line: None) if len(there) > 1 else None
     if last is None:
@@ -264,7 +262,7 @@ def _epoch(folder: Path) -> int:
 
 
 def _told(folder: Path, name: str) -> float | None:
-    """Return a number of a manifest without reading tensors; None where there is none."""
+    """Return a number of a manifest without reading tensors; None if missing."""
     try:
         value = read_checked_json(folder / MANIFEST).get(name)
     except (OSError, ValueError):

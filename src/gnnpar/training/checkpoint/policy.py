@@ -37,7 +37,7 @@ class CheckpointPolicy:
         self._when, self._epochs, self._run_dir = settings.checkpoint, settings.epochs, run_dir
         self.stop_asked, self._say, self._saved_at = stop_asked, say, time.monotonic()
         self._best_val = checkpoint.best_val(run_dir)
-        self._best: tuple[int, JsonDict, JsonDict] | None = None  # epochs done, tree, what its manifest says
+        self._best: tuple[int, JsonDict, JsonDict] | None = None  # epochs done, tree, manifest entries
 
     def decide(self, comm: Communicator, done: int, everyone: Sequence[JsonObject] | None, *, ends: bool) -> Decision:
         """Decide after `done` epochs from the reports of all ranks. `ends`: no epoch follows. Collective."""
@@ -54,8 +54,8 @@ class CheckpointPolicy:
         return bool(when.keep) and (ends or regularly or 0 < when.minutes <= minutes)
 
     def remember(self, run: Run, done: int, progress: JsonObject, val: float | None) -> None:
-        """Copy the weights to the CPU where `val`, of validation, is the best so far; the next checkpoint takes them to
-        the disk. Collective."""
+        """Copy the weights to the CPU if `val`, of validation, is the best so far. The next checkpoint writes them.
+        Collective."""
         if val is None or not self._when.keep or not run.comm.broadcast(val > self._best_val):
             return
         weights = {
@@ -73,7 +73,7 @@ class CheckpointPolicy:
             self._write(run, *best, name=checkpoint.BEST)
 
     def save(self, run: Run, done: int, progress: JsonObject, val: float | None, plan: Plan | None = None) -> bool:
-        """Write a checkpoint. Return on rank 0 whether it was written. `plan`: a new one, on rank 0. Collective."""
+        """Write a checkpoint. Return on rank 0 whether it was written. plan: a new plan, on rank 0. Collective."""
         self.save_best(run, unless=done)
         run.engine.drain()
         tree = {
@@ -92,7 +92,7 @@ class CheckpointPolicy:
         self, run: Run, done: int, tree: JsonObject, made: JsonDict, plan: Plan | None = None, name: str = ""
     ) -> bool:
         def manifest() -> JsonDict:
-            if not name:  # the rows of the best epoch are older
+            if not name:  # the rows of an earlier epoch are on the disk already
                 sync_rows(self._run_dir)
             if plan is not None:
                 made["plan"] = plan.as_data({name: checkpoint.name_of(0) for name in plan.arrays})
@@ -108,6 +108,6 @@ class CheckpointPolicy:
 
 
 def random_state(device: torch.device) -> JsonDict:
-    """Return the state of torch's generators, from which models and strategies of users may draw."""
+    """Return the state of torch's generators, which users' models and strategies may use."""
     cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     return {"cpu": torch.get_rng_state(), "cuda": cuda}

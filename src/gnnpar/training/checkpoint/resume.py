@@ -1,4 +1,4 @@
-"""Find the checkpoint to start from, and restore what fits this run.
+"""Find the checkpoint to start from, and restore the parts that fit this run.
 
 An equal run (graph, model, strategy, partition, ranks, precision, seed) resumes bit for bit. With other ranks or
 another strategy, model and optimizer are restored and one line names the rest. Other graphs, splits and models are
@@ -32,7 +32,7 @@ from gnnpar.training.checkpoint.state import is_extra
 from gnnpar.training.result.header import CHANGES_NUMBERS, CHANGES_TIMES
 
 _SAME = ("world_size", "strategy", "partition", "precision", "first_layer", "row_order", "seed")
-_OUTPUTS = ("predictions.npy", "scores.npy", "export", "wandb.json")  # of `predict`, `export` and wandb in a run folder
+_OUTPUTS = ("predictions.npy", "scores.npy", "export", "wandb.json")  # of `predict`, `export` and wandb
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def check(settings: Settings) -> None:
 
 
 def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool, say: Say) -> Start:
-    """Find the checkpoint to begin with, on rank 0. `restarted`: by torchrun, after a rank was lost."""
+    """Find the checkpoint to start from, on rank 0. restarted: by torchrun, after a rank was lost."""
     found = None
     if restarted or settings.resume == "auto":
         found = checkpoint.latest(run_dir, say)
@@ -79,7 +79,7 @@ def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool, 
         if found is None:
             raise ValueError(f"resume={path} has no good checkpoint left; give another run's folder, or leave it out")
     if found is None:
-        if settings.resume == "auto" or restarted:  # damaged ones of later epochs would push out new ones
+        if settings.resume == "auto" or restarted:  # damaged ones of later epochs would displace new ones
             _put_aside(run_dir, say, "has no good checkpoint")
         return Start(profile=_profile_in(run_dir, num_ranks) if restarted else None)
     if found.epoch > settings.epochs:
@@ -114,10 +114,10 @@ def _profile_in(run_dir: Path, num_ranks: int) -> Path | None:
 
 
 def begun_otherwise(found: Checkpoint, resolved: JsonObject) -> tuple[str, ...]:
-    """Return settings that change numbers or times, and were otherwise in some epochs behind a checkpoint."""
+    """Return settings that change numbers or times and had another value in earlier epochs of a checkpoint."""
     theirs = found.manifest["run"]["settings"]
     deciding = [*CHANGES_NUMBERS, *CHANGES_TIMES]
-    if resolved.get("optim", {}).get("schedule") == "cosine":  # to 0 at the last epoch
+    if resolved.get("optim", {}).get("schedule") == "cosine":  # reaches 0 at the last epoch
         deciding.append("epochs")
     common = [name for name in deciding if name in theirs and name in resolved]
     changed = {name for name in common if _without_profiles(theirs[name]) != _without_profiles(resolved[name])}
@@ -152,7 +152,7 @@ def _put_aside(run_dir: Path, say: Say, why: str, note: str = "") -> None:
 def _goes_on_in(settings: Settings, run_dir: Path) -> bool:
     if isinstance(settings.resume, Path):
         there, own = settings.resume.resolve(), run_dir.resolve()
-        return there == own or there.is_relative_to(own / checkpoint.FOLDER)  # not of a run that lies below
+        return there == own or there.is_relative_to(own / checkpoint.FOLDER)  # not of a run in a subfolder
     return settings.resume == "auto" and bool(checkpoint.folders(run_dir))
 
 
@@ -261,7 +261,7 @@ def refuse_another(found: Checkpoint, mine: JsonObject) -> None:
 
 
 def differences(found: Checkpoint, mine: JsonObject) -> list[str]:
-    """Return why a run cannot resume bit for bit, such as 'world_size 4 -> 2'; empty where it can."""
+    """Return why a run cannot resume bit for bit, such as 'world_size 4 -> 2'; empty if it can."""
     theirs, lines = found.manifest["run"], []
     for name in _SAME:
         told, have = (_without_profiles(run.get(name)) for run in (theirs, mine))
@@ -276,7 +276,7 @@ def differences(found: Checkpoint, mine: JsonObject) -> list[str]:
 
 
 def _without_profiles(tree: object) -> object:
-    """Leave out paths of profiles, which do not say what was measured."""
+    """Leave out paths of profiles, which do not identify measurements."""
     if isinstance(tree, Mapping):
         return {k: _without_profiles(v) for k, v in tree.items() if k != "profile"}
     return tree
@@ -314,10 +314,8 @@ def restore(
 
 
 def load_weights(engine: Engine, model: nn.Module, given: tuple[JsonDict, JsonDict], found: Checkpoint) -> None:
-    """Load the weights that an engine holds, and its learned vectors. Raises ValueError for missing or other shapes.
-
-    `given`: (weights, optimizer) of a rank or of `Checkpoint.merged`; the optimizer gets slots of these vectors.
-    """
+    """Load the weights that an engine holds, and its learned vectors. Raise ValueError for missing or other shapes.
+    given: (weights, optimizer) of a rank or of `Checkpoint.merged`; the optimizer gets the state of these vectors."""
     (weights, optimizer), mine = given, dict(engine.named_weights())
     learned.deal(weights, optimizer["state"], mine)
     for name, weight in mine.items():

@@ -1,1 +1,1 @@
-"""What a run leaves: result.json, the trained model, its export."""
+"""Results of a run: result.json, the trained model, its export."""

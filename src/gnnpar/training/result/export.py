@@ -1,8 +1,8 @@
-"""Export a trained model to files that torch alone reads.
+"""Export a trained model to files that need torch only.
 
-weights.pt (a state dict, read with weights_only=True), model.json (what it is, how features and edges are prepared,
+weights.pt (a state dict, read with weights_only=True), model.json (description, preparation of features and edges,
 checksums), program.pt2 (torch.export of the forward pass in plain torch operations), predict.py (which uses them), and
-where it is asked for model.onnx.
+on request model.onnx.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _WHOLE = "a convolution that reads whole neighbourhoods has no form in plain tor
 
 
 class PlainGraph:
-    """A graph in torch's own operations, for tracing: no kernels, no blocks, edges in any order; it evaluates only.
+    """A graph in torch's own operations, for tracing: no kernels, no blocks, edges in any order, evaluation only.
 
-    Sum, Max, Softmax, SoftmaxV2 and Generic by `index_add` and `scatter_reduce`; ValueError names any other aggregator.
+    Sum, Max, Softmax, SoftmaxV2 and Generic use `index_add` and `scatter_reduce`; other aggregators raise ValueError.
 
     Shapes: edge_index [2, E], (source, destination), of N nodes.
     """
@@ -75,25 +75,25 @@ class PlainGraph:
 
     @property
     def in_weight(self) -> None:
-        """Edges have no weights here."""
+        """None: edges have no weights."""
 
     def type_degree(self, types: int) -> Tensor:
         return by_type(None, self.in_degree, types)
 
     @property
     def edge_attr(self) -> None:
-        """Edges have no attributes here."""
+        """None: edges have no attributes."""
 
     @property
     def edge_type(self) -> None:
-        """Edges have no types here."""
+        """None: edges have no types."""
 
     @property
     def num_nodes(self) -> int:
         return self._num_nodes
 
     def moments(self, x: Tensor) -> None:
-        """Do nothing: the graph only evaluates."""
+        """Return None: the graph only evaluates."""
 
     def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
         return part
@@ -157,14 +157,14 @@ class PlainGraph:
         return rows.new_full((self._num_nodes, *rows.shape[1:]), -torch.inf).scatter_reduce(0, index, rows, "amax")
 
     def _attended(self, score: Tensor, value: Tensor) -> Tensor:
-        """Shapes: score [E, H], value [E, H, D] -> [N, H, D]; 0 without an in-edge."""
+        """Attend to in-neighbours. Shapes: score [E, H], value [E, H, D] -> [N, H, D]; 0 without an in-edge."""
         weight = (score - self._largest(score)[self._dst]).exp()
         total = self._added(weight).clamp_min(torch.finfo(score.dtype).tiny)
         return self._added(weight[..., None] * value) / total[..., None]
 
 
 class Plain(nn.Module):
-    """(x [N, F], edge_index [2, E], prepared) -> exact logits [N, classes]."""
+    """A module of (x [N, F], edge_index [2, E], prepared) -> exact logits [N, classes]."""
 
     def __init__(self, model: GNN) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ def onnx_of(model: GNN) -> bytes:
         return onnx_bytes(
             Plain(copy.deepcopy(model).float()).eval(), sample_of(model, torch.float32), _ANY_SIZE, "logits"
         )
-    except Exception as error:  # operations without an ONNX form raise errors of all kinds
+    except Exception as error:  # the exporter may raise anything
         raise ValueError(_no_form(model, "ONNX file", error)) from error
 
 
@@ -200,12 +200,12 @@ def traced(model: GNN) -> torch.export.ExportedProgram:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.export.export(Plain(model).eval(), inputs, dynamic_shapes=_ANY_SIZE)
-    except Exception as error:  # a model of the user may raise errors of all kinds
+    except Exception as error:  # a user's model may raise anything
         hint = "; a forward pass can be traced that uses tensors and the graph alone"
         raise ValueError(_no_form(model, "program", error) + hint) from error
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
-            node.meta.pop("stack_trace", None)  # lines of the source, with the folders of this machine
+            node.meta.pop("stack_trace", None)  # source lines with local paths
     return program
 
 
@@ -216,10 +216,8 @@ def _no_form(model: GNN, form: str, error: Exception) -> str:
 
 
 def export(trained: Trained, folder: Path, *, onnx: bool = False) -> list[str]:
-    """Write the files of an export. Return lines on what could not be made. Raises WriteError.
-
-    `onnx`: an ONNX file, too, which needs the extra [onnx].
-    """
+    """Write the files of an export. Return a line per file that could not be made. Raises WriteError. onnx: also write
+    an ONNX file, which needs the extra [onnx]."""
     model = trained.model.cpu().eval()
     folder.mkdir(parents=True, exist_ok=True)
     names = (MODEL, WEIGHTS, PROGRAM, SCRIPT, ONNX)
@@ -253,7 +251,7 @@ def export(trained: Trained, folder: Path, *, onnx: bool = False) -> list[str]:
 
 
 def _is_export(model: Path) -> bool:
-    """Return whether a model.json is one of `described`: other programs use the name, too."""
+    """Return whether a model.json is one of `described`: other programs use the name too."""
     try:
         found = read_json(model)
     except (OSError, ValueError):
@@ -262,7 +260,7 @@ def _is_export(model: Path) -> bool:
 
 
 def _write(file: Path, save: Callable[[IO[bytes]], object]) -> None:
-    """Write atomically. torch writes to memory first, because its errors of a full disk cannot be recognised."""
+    """Write atomically. Torch writes to memory first, because its errors for a full disk cannot be recognised."""
     whole = io.BytesIO()
     save(whole)
     with open_whole(file) as out:

@@ -38,9 +38,9 @@ CHANGES_NUMBERS = (
     "eval_every",
     "early_stopping",
 )
-"""Settings that change losses, weights or which epoch is the best, and may differ on resume."""
+"""Settings that change losses, weights or the choice of the best epoch, and may differ on resume."""
 CHANGES_TIMES = ("comm", "launch", "device", "threads_per_rank")
-"""Settings that change times alone."""
+"""Settings that change only times."""
 
 
 def header(settings: Settings, world: World) -> JsonDict:
@@ -70,7 +70,7 @@ def header(settings: Settings, world: World) -> JsonDict:
         "hardware": hardware(world),
         "commit": commit(),
         "load_before": os.getloadavg()[0],
-        "restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),  # torchrun's of this host
+        "restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),  # set by torchrun
     }
 
 
@@ -82,7 +82,7 @@ def dataset_name(settings: Settings) -> str:
 
 
 def _compared(settings: Settings) -> JsonDict:
-    """Return the settings that tell configurations apart, with launch.cuda_graph and forced kernels."""
+    """Return the settings that distinguish configurations, with launch.cuda_graph and forced kernels."""
     kept = comparable(settings) | ({"launch": {"cuda_graph": True}} if settings.launch.cuda_graph else {})
     return kept | ({"kernels": forced} if (forced := os.environ.get(KERNELS)) else {})
 
@@ -143,7 +143,7 @@ def processor() -> str:
 
 
 def commit() -> str | None:
-    """Return the commit of the checkout, with + where files differ; None for an installed wheel."""
+    """Return the commit of the checkout, with + if files differ; None for an installed wheel."""
     root = checkout_dir()
     if root is None:
         return None

@@ -1,6 +1,6 @@
 """Export a module to ONNX. Needs the extra [onnx]."""
 
-# results of torch's ONNX exporter have no types where onnx is not installed
+# torch's ONNX exporter has no types without onnx
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NEEDED = ("onnx", "onnxscript")
 
 
 def missing() -> str:
-    """Return the first package of the extra that is not installed; '' where all are."""
+    """Return the first missing package of the extra, else ''."""
     return next((name for name in NEEDED if importlib.util.find_spec(name) is None), "")
 
 
@@ -41,7 +41,7 @@ def onnx_bytes(
     assert exported is not None
     proto = exported.model_proto
     for node in [*proto.graph.node, *(node for function in proto.functions for node in function.node)]:
-        node.ClearField("metadata_props")  # lines of the source, with the folders of this machine
+        node.ClearField("metadata_props")  # source lines with local paths
     return proto.SerializeToString()
 
 

@@ -28,7 +28,7 @@ from gnnpar.training.result.result import Status, forget, read_result, write_res
 
 _BURST_SHARE = 0.05
 _BUSY = "busy machine: "
-_SPARE_CORES = 0.5  # what other programs may use of cores that the run needs
+_SPARE_CORES = 0.5  # cores that other programs may use although the run needs them
 
 
 class RunRecord:
@@ -43,7 +43,7 @@ class RunRecord:
         return agreed_on(self.settings)
 
     def unseen(self, folder: Path) -> str:
-        """Return why a joined rank cannot write checkpoints into a folder that it does not see."""
+        """Return why a joined rank cannot write checkpoints into a folder that it cannot see."""
         if not self.settings.checkpoint.keep:
             return ""
         return (
@@ -64,7 +64,7 @@ class RunRecord:
         if not self.header["restarts"]:
             resume.clean(self.settings, self.run_dir, say)
         reserve_room(self.run_dir)
-        if self.world.how == "joined":  # for a rank that is killed; replaced by a later result
+        if self.world.how == "joined":  # in case a rank is killed; replaced by a later result
             self._write("failed", "ended without saying why")
         self._begun = True
 
@@ -89,15 +89,15 @@ class RunRecord:
         return f"{line}; the last checkpoint is {saved[0].name}: {again}"
 
     def on_end(self, outcome: Outcome) -> Outcome:
-        """Write how the run ended into result.json, unless rank 0 has written that it completed."""
+        """Write the outcome into result.json, unless rank 0 has written that the run completed."""
         there = read_result(self.run_dir)
         complete = there is not None and there["status"] == "completed"
-        if complete and not self._begun:  # of a run before, which ranks that do not meet leave alone
+        if complete and not self._begun:  # an earlier run's result stays if ranks fail to meet
             return outcome
         try:
             if there is None or not complete or outcome.status != "completed":
                 there = self._write(outcome.status, outcome.error)
-        except OSError as error:  # the disk is full, and that is most likely why the run ended
+        except OSError as error:  # the disk is full, the likely cause of the failure
             reason = f"{self.run_dir / 'result.json'} cannot be written ({error.strerror})"
             return Outcome("failed", "; ".join(filter(None, (outcome.error, reason))), outcome.traceback)
         if line := undercut_by_bursts(there):
@@ -127,12 +127,12 @@ class RunRecord:
             with pulse(doing):
                 yield tracker
         except KeyboardInterrupt:
-            with suppress(OSError):  # `on_end` writes it again, and reports that it cannot
+            with suppress(OSError):  # `on_end` writes it again, and reports a failure
                 tracker.close(self._write("interrupted", "interrupted by a signal"))
             raise
         except BaseException as error:
-            rank = getattr(error, "gnnpar_rank", 0)  # comm.threads leaves it: exceptions declare no such attribute
-            with suppress(OSError):  # as above; what failed first is the reason
+            rank = getattr(error, "gnnpar_rank", 0)  # set by comm.threads; exceptions declare no such attribute
+            with suppress(OSError):  # keep the first error
                 tracker.close(self._write("failed", f"rank {rank}: {reason_of(error)}"))
             raise
         if missing := missing_epochs(self.run_dir, rows.count):
@@ -177,18 +177,18 @@ def remarks(settings: Settings, world: World) -> Iterator[str]:
 
 
 def contention(num_threads: int, cores: int) -> str:
-    """Return 'other programs keep 1.6 of 2 cores busy' where threads would share cores, else ''."""
+    """Return 'other programs keep 1.6 of 2 cores busy' if threads would share cores, else ''."""
     busy = busy_cores()
     return f"other programs keep {busy:.1f} of {cores} cores busy" if busy + num_threads > cores + _SPARE_CORES else ""
 
 
 def busy_cores() -> float:
-    """Measure the cores that other programs use, for a tenth of a second."""
+    """Measure for a tenth of a second the cores that other programs use."""
     return psutil.cpu_percent(interval=0.1) / 100 * (os.cpu_count() or 1)
 
 
 def undercut_by_bursts(result: JsonObject) -> str:
-    """Return a line where links pass much of an epoch in bursts above their rate."""
+    """Return a line if links pass much of an epoch in bursts above their rate."""
     share = (result["paced"] or {}).get("burst_share") or 0.0
     if share <= _BURST_SHARE:
         return ""
@@ -206,9 +206,9 @@ def _flat(tree: object, name: str = "") -> Iterator[tuple[str, object]]:
 
 
 def agreed_on(settings: Settings) -> dict[str, str]:
-    """Return what ranks must have in common: settings that can change a number, and versions of libraries."""
+    """Return settings that must be equal on all ranks: those that can change a number, and versions of libraries."""
     flat = {name: show(value) for name, value in _flat(comparable(settings))}
-    folder = settings.resolved.get("shards", {}).get("folder")  # each host may have them elsewhere
+    folder = settings.resolved.get("shards", {}).get("folder")  # may differ between hosts
     flat["shards"] = "none" if folder is None else read_manifest(Path(str(folder))).fingerprint[:12]
     names = ("gnnpar", "torch", "torch_geometric")
     versions = {f"the version of {name}": str(installed(name)) for name in names}

@@ -1,7 +1,5 @@
-"""result.json: a pure function of the header, plan.json, the rows of metrics.jsonl and how the run ended.
-
-Rank 0 writes it at its end; where the run did not complete, the process that supervises the ranks does.
-"""
+"""result.json: a pure function of the header, plan.json, the rows of metrics.jsonl and the outcome of the run. Rank 0
+writes it at its end. If the run did not complete, the process that supervises the ranks writes it."""
 
 from __future__ import annotations
 
@@ -44,7 +42,7 @@ def write_result(run_dir: Path, header: Row, status: Status, error: str | None) 
 
 
 def _plan_in(run_dir: Path) -> JsonDict | None:
-    """Return plan.json of a run folder; None where there is none that can be read."""
+    """Return plan.json of a run folder; None if it is missing or unreadable."""
     try:
         return Plan.data(run_dir / "plan.json")
     except ValueError:
@@ -58,7 +56,7 @@ def forget(run_dir: Path) -> None:
 
 
 def read_result(run_dir: Path) -> JsonDict | None:
-    """Return result.json of a run folder; None where there is none with a status."""
+    """Return result.json of a run folder; None if it is missing or has no status."""
     try:
         result = read_json(run_dir / FILE)
     except (OSError, ValueError):
@@ -68,13 +66,13 @@ def read_result(run_dir: Path) -> JsonDict | None:
 
 
 def valid_result(run_dir: Path) -> JsonDict | None:
-    """Return result.json where it follows its schema."""
+    """Return result.json if it follows its schema."""
     result = read_result(run_dir)
     return None if result is None or fault(result) else result
 
 
 def fault(result: JsonObject) -> str:
-    """Return where and why a result does not follow the schema, else ''. Unknown and later fields may differ."""
+    """Return the first deviation from the schema with its place, else ''. Unknown and later fields may differ."""
     for error in _validator().iter_errors(result):
         if error.validator == "additionalProperties":
             continue
@@ -89,7 +87,7 @@ def fault(result: JsonObject) -> str:
 
 
 _OF_ANY_SIZE = {"fidelity", "assignment", "settings"}
-"""Fields whose numbers need not be finite."""
+"""Fields that may hold non-finite numbers."""
 
 _ADDED = {"session", "block", "load", "fidelity", "assignment", "predicted", "paced", "restarts", "code"}
 
@@ -102,7 +100,7 @@ def _validator() -> jsonschema.Draft202012Validator:
 
 
 def build_result(header: Row, plan: Row | None, rows: Sequence[Row], status: Status, error: str | None) -> JsonDict:
-    """Schema 1. Figures that no epoch supports are null."""
+    """Build result.json, schema 1. Figures without epochs are null."""
     replanned = ((plan or {}).get("predicted") or {}).get("replanned")
     begun = header.get("begun_otherwise", {}).get("epochs", 0)
     since = max(replanned["epoch"] if replanned else 0, begun)
@@ -183,10 +181,8 @@ def predicted(plan: Row | None, timed: Sequence[Row], rows: Sequence[Row]) -> Js
 
 
 def timed_rows(rows: Sequence[Row], *, since: int = 0) -> tuple[list[Row], int]:
-    """Return the timed rows after the warm-up, and the warm-up; all rows where none are left.
-
-    `since`: the epoch in which the last plan began.
-    """
+    """Return the timed rows after the warm-up, and the warm-up; all rows if none are left. since: the first epoch of
+    the last plan."""
     rows = [row for row in rows if row["epoch"] >= since] or rows
     late = [row for row in rows if row["epoch"] >= since + WARMUP_EPOCHS and row["time/timed"]]
     if late:
@@ -215,7 +211,7 @@ def epoch_time(result: JsonObject) -> float | None:
 
 
 def epochs_differ(result: JsonObject) -> bool:
-    """Return whether epochs cost differently by design: by keys of the strategy, or a fractional mean of bytes."""
+    """Return whether epochs differ in cost by design: by keys of the strategy, or a fractional mean of bytes."""
     pending: list[object] = [result.get("settings", {}).get("strategy")]
     while pending:
         if isinstance(node := pending.pop(), Mapping):
@@ -251,7 +247,7 @@ def cold_start(first: Row) -> dict[str, float]:
 
 
 def bytes_per_epoch(timed: Sequence[Row]) -> dict[str, int | float]:
-    """Return exact means; whole numbers where every epoch sends the same."""
+    """Return exact means; whole numbers if every epoch sends the same."""
     names = [n for n in BYTE_PHASES if n not in RARE_PHASES or any(f"comm/{n}_bytes" in row for row in timed)]
     figures = {name: _mean(timed, f"comm/{name}_bytes") or 0 for name in ("total", *names, "metadata")}
     return {name: int(value) if value == int(value) else value for name, value in figures.items()}
@@ -273,7 +269,7 @@ def links(facts: Row | None, timed: Sequence[Row]) -> JsonDict | None:
 
 
 def burst_share(links: Row, wire_bytes: float | None) -> float | None:
-    """Return the share of an epoch's bytes that links pass in bursts after each pause."""
+    """Return the share of an epoch's bytes that links pass in bursts after pauses."""
     if not wire_bytes:
         return None
     return min(1.0, links["rates"]["burst_kib"] * 1024 * links["hosts"] / wire_bytes)
@@ -349,7 +345,7 @@ def _mean(rows: Sequence[Row], key: str) -> float | None:
 
 def _mean_list(rows: Sequence[Row], key: str) -> list[float]:
     lists = [row[key] for row in rows if row.get(key)]
-    lists = [each for each in lists if len(each) == len(lists[-1])]  # a resumed run may have had other ranks before
+    lists = [each for each in lists if len(each) == len(lists[-1])]  # a resumed run may have had other ranks
     return [statistics.fmean(column) for column in zip(*lists, strict=True)] if lists else []
 
 

@@ -1,4 +1,5 @@
-"""`gnnpar.load(run_folder)`: the trained model of a run, on one device, for any graph with such features."""
+"""`gnnpar.load(run_folder)`: the trained model of a run, on one device, for any graph with the same kinds of
+features."""
 
 from __future__ import annotations
 
@@ -36,15 +37,16 @@ from gnnpar.training.result.result import valid_result
 
 
 class Trained(nn.Module):
-    """Call it with a PyG `Data` or `HeteroData`, or with x [N, F], edge_index [2, E] and edge_weight [E], edge_type
-    [E], edge_attr [E, D], if any: exact logits [N, classes], no dropout. The graph may also be an adj_t (a
-    SparseTensor, or a tensor in one of torch's sparse layouts) in either's place.
+    """A trained model: call it to get exact logits [N, classes], without dropout.
 
-    Edges and features are prepared as those of the run were (self loops, reverse edges, repeated edges, row sums);
-    edges that a file lists as pairs are to be given in both directions. `prepared=True` takes all as it is. `settings`:
-    of the run. `epoch`: epochs done. `val`: validation metric.
-    `edges`: what the edges that it was trained on carry. `vectors` [N, d]: of the nodes, where features=learned or both
-    (None: given); the graph is then the one that it was trained on, whose x is not read by features=learned.
+    Arguments: a PyG `Data` or `HeteroData`, or x [N, F], edge_index [2, E] and, if used, edge_weight [E], edge_type
+    [E], edge_attr [E, D]. An adj_t (a SparseTensor, or a sparse tensor of torch) may replace edge_index.
+
+    Edges and features are prepared as in the run (self loops, reverse edges, repeated edges, row sums). Pass edges that
+    a file lists as pairs in both directions. `prepared=True` skips the preparation.
+    settings: of the run. epoch: epochs done. val: validation metric. edges: kinds of edge data in training. vectors
+    [N, d]: of the nodes, for features=learned or both (else None). The graph is then the training graph;
+    features=learned does not read its x.
     """
 
     vectors: Tensor | None
@@ -56,7 +58,7 @@ class Trained(nn.Module):
         self.register_buffer("vectors", vectors)
         self.eval()
 
-    # Any: an object of PyG or a sparse tensor of another library, see above
+    # Any: an object of PyG or a sparse tensor of another library
     def forward(
         self,
         x: Any,
@@ -124,11 +126,9 @@ def load(
     device: str | torch.device = "cpu",
     trust: bool = False,
 ) -> Trained:
-    """Return the model of a run's folder, or of one checkpoint in it. best: on validation, of the kept checkpoints.
-
-    Raises ValueError where there is no good checkpoint, or it names classes of neither gnnpar nor an installed plugin:
-    `trust=True` allows these, and so does having trained with them in this working directory.
-    """
+    """Return the model of a run's folder, or of one checkpoint in it. which=best: on validation, of the kept
+    checkpoints. Raises ValueError if there is no valid checkpoint, or if it names classes outside gnnpar and installed
+    plugins. `trust=True` allows these classes, and so does having trained with them in this working directory."""
     if which not in ("best", "last"):
         raise ValueError(
             f"which={which!r} is neither 'best' nor 'last': name one of them, or give a checkpoint's folder"
@@ -137,7 +137,7 @@ def load(
     try:
         there = torch.device(device)
         torch.empty(0, device=there)
-    except (RuntimeError, TypeError, AssertionError) as error:  # the last: a torch without CUDA
+    except (RuntimeError, TypeError, AssertionError) as error:  # AssertionError: torch without CUDA
         line = str(error).split("\n", maxsplit=1)[0]
         raise ValueError(f"device={device!r} is none that this machine has: {line}") from error
     with torch_as_usual():
@@ -158,10 +158,8 @@ def opened(found: Checkpoint, settings: Settings, device: str | torch.device = "
 def find(
     folder: Path, which: Literal["best", "last"], *, trust: bool = False, named: object = None
 ) -> tuple[Checkpoint, Settings]:
-    """Return a checkpoint in a run's folder, or the one that the folder is, and the settings of its run.
-
-    `named`: settings with classes that the caller has chosen. Raises as `load` does.
-    """
+    """Return the checkpoint in a run's folder, or in the given checkpoint folder, and the settings of its run. named:
+    settings with classes that the caller has chosen. Raises as `load` does."""
     if checkpoint.is_one(folder):
         found = checkpoint.read(folder)
     else:
@@ -177,7 +175,7 @@ def find(
 
 
 def _say_if_lost(folder: Path, found: Checkpoint) -> None:
-    """Print a line where the checkpoint of the best epoch was not kept."""
+    """Print a line if the checkpoint of the best epoch was not kept."""
     measured = (valid_result(folder) or {}).get("metric") or {}
     best = measured.get("best_epoch")
     if best is not None and best + 1 != found.epoch:
@@ -185,7 +183,7 @@ def _say_if_lost(folder: Path, found: Checkpoint) -> None:
 
 
 def check_weights(model: GNN, weights: Mapping[str, Any], folder: Path) -> None:
-    """Raise ValueError where the weights of a checkpoint do not fit the model that it names."""
+    """Raise ValueError if the weights of a checkpoint do not fit its model."""
     needed = model.weights
     for name, parameter in needed.items():
         if name in weights and is_extra(name):
