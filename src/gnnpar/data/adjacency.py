@@ -24,7 +24,7 @@ class EdgeList(NamedTuple):
 def edges_of(data: object) -> EdgeList:
     """Return the edges of a PyG `Data`: edge_index, else adj_t, with edge_weight, edge_type and edge_attr."""
     names = ("edge_index", "adj_t", "edge_weight", "edge_type", "edge_attr")
-    edge_index, adj_t, *held = (getattr(data, name, None) for name in names)  # PyG's, or whatever else has them
+    edge_index, adj_t, *held = (getattr(data, name, None) for name in names)  # PyG's Data or the like
     graph = adj_t if edge_index is None else edge_index
     if graph is None:
         raise ValueError(f"{type(data).__name__} has neither edge_index nor adj_t; give it one of them")
@@ -46,7 +46,7 @@ def edge_list_of(given: Any) -> EdgeList:  # Any: a tensor, or a SparseTensor, w
     shape = list(given.shape if isinstance(given, Tensor) else given.sizes())
     if len(shape) != 2 or shape[0] != shape[1]:
         raise ValueError(f"adj_t is {shape}; it must be [nodes, nodes]")
-    # PyG marks a COO matrix as coalesced, which keeps repeated edges; detached, so that the caller's stays as it is
+    # PyG marks a COO matrix as coalesced, which keeps repeated edges; detach leaves the caller's unchanged
     (rows, columns), values = to_edge_index(given.detach())
     weight = None if bool((values == 1).all()) else _flat(values)
     return EdgeList(torch.stack([columns, rows]), EdgeData(weight=weight))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-Ends = tuple[np.ndarray, np.ndarray]  # i, j; -1 in j for an empty cell
+Ends = tuple[np.ndarray, np.ndarray]  # -1 in j for an empty cell
 Draw = Callable[[int, np.random.Generator], Ends]
 
 _ATTEMPTS = 60
@@ -27,7 +27,7 @@ class Nodes:
     weight: np.ndarray  # expected degree, relative
     bridge: np.ndarray  # bool: has edges to the other side
     lateral: np.ndarray  # bool: has edges to other communities of its side
-    reach: np.ndarray  # where the communities of the other side that it has edges to begin
+    reach: np.ndarray  # first of the communities on the other side that it has edges to
     num_communities: int
     num_classes: int
     num_signatures: int
@@ -67,7 +67,7 @@ def bridges(nodes: Nodes) -> Draw:
 
 
 def _reaches(nodes: Nodes, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-    """Whether i has bridges to the community of j: consecutive communities, from a random first one."""
+    """Return whether i has bridges to the community of j: consecutive communities, from a random first one."""
     size = _communities_of_side(nodes)[nodes.side[j]]
     return (nodes.community[j] // 2 - nodes.reach[i]) % size < np.maximum(1, np.rint(nodes.bridge_reach * size))
 
@@ -115,10 +115,8 @@ def _everyone(weight: np.ndarray) -> Callable[[int, np.random.Generator], np.nda
 
 
 def distinct(draw: Draw, count: int, *, num_nodes: int, rng: np.random.Generator, taken: np.ndarray) -> np.ndarray:
-    """Draw `count` distinct undirected pairs, without those in `taken`, as sorted keys low * N + high.
-
-    Return fewer where a dense block has no more pairs.
-    """
+    """Draw `count` distinct undirected pairs, without those in `taken`, as sorted keys low * N + high. Return fewer if
+    a dense block has no more pairs."""
     taken = np.sort(taken)
     found, yielded = np.empty(0, dtype=np.int64), 0.8  # new pairs per draw, of the last batch
     for _ in range(_ATTEMPTS):

@@ -1,7 +1,5 @@
-"""Arrays in .npy files, read and written by slices of rows, for graphs beyond memory.
-
-A slice is read as a copy, not mapped: the resident set is the chunk and not the file.
-"""
+"""Arrays in .npy files, read and written by slices of rows, for graphs beyond memory. A slice is copied, not mapped, so
+that only the chunk is resident and not the file."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from torch import Tensor
 
 from gnnpar.files import require_file
 
-_PARSER = threading.Lock()  # CPython 3.11.7 raises SystemError where two threads parse headers (ast) at once
+_PARSER = threading.Lock()  # CPython 3.11.7 raises SystemError if two threads parse headers (ast) at once
 
 
 class Slices(Protocol):
@@ -62,7 +60,7 @@ def tensor_of(array: np.ndarray, title: str) -> Tensor:
 
 
 class Column:
-    """A .npy file. Raises ValueError if it is not one, or has another size than its header says."""
+    """A .npy file. Raises ValueError for another format, or a size that differs from its header."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -103,7 +101,7 @@ class ColumnWriter:
 
     def _header(self) -> None:
         header = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.num_rows, *self.width)}
-        np.lib.format.write_array_header_1_0(self._out, header)  # padded: it is as long for any number of rows
+        np.lib.format.write_array_header_1_0(self._out, header)  # padded to the same length for any number of rows
 
     def write(self, rows: np.ndarray) -> None:
         assert rows.shape[1:] == self.width

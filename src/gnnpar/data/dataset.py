@@ -1,7 +1,5 @@
-"""Dataset: a graph after preprocessing and before partitioning.
-
-`in_degree` is global: it is counted here and travels with the rows, so that no rank normalises by a local degree.
-"""
+"""Dataset: a graph after preprocessing and before partitioning. `in_degree` is global: it is counted here and sent with
+the rows, so that no rank normalises by a local degree."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ class EdgeChanges(NamedTuple):
 
     self_loops_added: int = 0
     self_loops_removed: int = 0
-    repeated_edges_dropped: int = 0  # 0 where the reverse of every edge was added
+    repeated_edges_dropped: int = 0  # 0 if the reverse of every edge was added
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -46,10 +44,10 @@ class Dataset:
     """A whole graph with features, labels and a split.
 
     Shapes: N nodes, E edges, F features, C classes or targets. Edge j -> i is column (j, i) of `edge_index`; columns
-    are sorted by (destination, source) and an edge's id is its position in that order. y: [N] int64 (single_label,
+    are sorted by (destination, source), and an edge's id is its position in that order. y: [N] int64 (single_label,
     binary; -1 = unlabelled) or [N, C] float32 (multi_label, regression; nan = unknown, a row of nan = unlabelled).
-    Unlabelled nodes are in no split. `pairs`: of link prediction, which reads no y and no masks. Under precision=fp64
-    x, targets, weights and attributes given as float64 stay float64; `rounded`: they were rounded to float32.
+    Unlabelled nodes are in no split. pairs: of link prediction, which reads no y and no masks. Under precision=fp64, x,
+    targets, weights and attributes given as float64 stay float64. rounded: they were rounded to float32.
     """
 
     name: str
@@ -111,10 +109,10 @@ class Dataset:
         schema: Schema | None = None,
         edge_changes: EdgeChanges = EdgeChanges(),
     ) -> Dataset:
-        """Count degrees and hash contents of tensors that are already preprocessed (edges sorted, multi-edges allowed).
+        """Count degrees and hash contents of preprocessed tensors (edges sorted, multi-edges allowed).
 
-        Shapes: x [N, F], y [N] or [N, C], edge_index [2, E], masks 3 x [N]; `edges`: of E.
-        `num_edge_types`: where some of the types have no edge. `schema`: of a HeteroData.
+        Shapes: x [N, F], y [N] or [N, C], edge_index [2, E], masks 3 x [N]. edges: data of the E edges. num_edge_types:
+        if some types have no edge. schema: of a HeteroData.
         """
         num_nodes = x.shape[0]
         src, dst = edge_index
@@ -149,8 +147,7 @@ class Dataset:
 
 
 def sizes_of(edges: EdgeData, in_degree: Tensor, num_types: int | None = None) -> EdgeSizes:
-    """Return the sizes of the edge data of a graph. `num_types`: where the largest types have no edge. Shapes:
-    in_degree [N]."""
+    """Return the sizes of a graph's edge data. num_types: if the largest types have no edge. Shapes: in_degree [N]."""
     types = 0
     if edges.type is not None:
         types = max(num_types or 1, int(edges.type.max()) + 1 if len(edges.type) else 1)

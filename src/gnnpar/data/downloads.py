@@ -15,14 +15,12 @@ from pathlib import Path
 from gnnpar.files import open_whole
 
 _LOG = logging.getLogger(__name__)
-_SECONDS = 30.0  # without a byte
+_SECONDS = 30.0  # time-out without a byte
 
 
 def fetch(addresses: Mapping[str, str], folder: Path) -> None:
-    """Download files into a folder. Raises ValueError, OSError and HTTPException.
-
-    `addresses`: file -> URL; of a file in a zip archive, URL#MEMBER.
-    """
+    """Download files into a folder. Raises ValueError, OSError and HTTPException. addresses: file -> URL; for a file in
+    a zip archive, URL#MEMBER."""
     archive = folder / "archive.zip"
     for name, address in addresses.items():
         file, (url, _, member) = folder / name, address.partition("#")

@@ -1,8 +1,8 @@
 """Preprocess graphs beyond memory: the result of `prepare`, in chunks, with a bucket sort of the edges on disk.
 
 Three passes over the edges: count the in-edges of every row, write the edges into buckets of consecutive rows that fit
-in memory, sort each bucket. Memory is O(nodes) + one bucket. Scratch space is 8 bytes an edge, and 4 bytes a weight,
-8 a type, 4 a number of an attribute row (8 bytes a float64).
+in memory, sort each bucket. Memory is O(nodes) + one bucket. Scratch space per edge is 8 bytes, plus 4 for a weight, 8
+for a type, and 4 for each attribute (8 for a float64).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def streamed(
     rounded: bool = False,
     on_progress: OnProgress = no_progress,
 ) -> Stored:
-    """Return the graph that `prepare` makes, its edges in files in `scratch`. `raw`: checked, for labels and masks."""
+    """Return the same graph as `prepare`, with its edges in files in `scratch`. raw: checked, for labels and masks."""
     assert raw.num_classes is not None
     train, val, test = make_split(raw, config, seed=seed)
     check_split(raw, (train, val, test))
@@ -80,7 +80,7 @@ def streamed(
 
 
 class PreparedRows:
-    """Features by slices of rows, checked and normalised as in `prepare`. `wide`: they are given in a wide dtype."""
+    """Features by slices of rows, checked and normalised as in `prepare`. wide: given in a wide dtype."""
 
     def __init__(
         self, config: Preprocess, name: str, shape: tuple[int, ...], read: Callable[[slice], Tensor], *, wide: bool
@@ -207,7 +207,7 @@ def _bounds(counts: np.ndarray, most: int) -> np.ndarray:
 
 
 def _deal(edges: Iterator[EdgeChunk], folder: Path, bounds: np.ndarray, num_nodes: int, record: np.dtype) -> None:
-    """Write each edge as a record into the file of its bucket: key = (row - first row of the bucket) * N + source, and
+    """Write each edge as a record into the file of its bucket: key = (row - first row of the bucket) * N + source, then
     its data."""
     files = [(folder / f"bucket-{b}").open("wb") for b in range(len(bounds) - 1)]
     try:

@@ -1,7 +1,7 @@
 """Raw files in `data_dir`, which may be read-only, and derived files in a cache folder.
 
 Cache folders are in `GNNPAR_CACHE` (default: gnnpar in the user's cache folder). They are built in a temporary folder
-and renamed, so that two runs at once, or a run that is killed, never see an incomplete one.
+and renamed, so that concurrent or killed runs never leave or see an incomplete one.
 """
 
 import contextlib
@@ -35,10 +35,8 @@ def cache_root() -> Path:
 def find_path(
     name: str, path: str | None, data_dir: Path | None, *, example: str, kind: Literal["file", "folder"] = "file"
 ) -> Path:
-    """Return the file or folder of a dataset, in the working folder or in data_dir. `example`: of giving its path.
-
-    Raises ValueError if neither has it, or each has another one.
-    """
+    """Return the file or folder of a dataset, in the working folder or in data_dir. example: how to give its path.
+    Raises ValueError if neither has it, or if they have different ones."""
     if not path:
         raise ValueError(f"dataset.path is not set; name the {kind}, e.g. {example}.")
     given = expanded(path)
@@ -90,7 +88,7 @@ def fingerprint(folder: Path, files: Sequence[str]) -> str:
 
 
 def link_files(source: Path, target: Path, files: Sequence[str]) -> None:
-    """Make the files visible in `target`: by symlink, by copy where links are not allowed."""
+    """Make the files visible in `target`: by symlink, or by copy if links are not allowed."""
     target.mkdir(parents=True, exist_ok=True)
     for name in files:
         try:
@@ -100,7 +98,7 @@ def link_files(source: Path, target: Path, files: Sequence[str]) -> None:
 
 
 def cached_folder(key: str, build: Callable[[Path], None]) -> Path:
-    """Return the cache folder `key`, made by `build(temporary folder)` where missing; safe for concurrent runs."""
+    """Return the cache folder `key`, built by `build(temporary folder)` if missing. Safe for concurrent runs."""
     from filelock import FileLock, Timeout
 
     final = cache_root() / key
@@ -121,7 +119,7 @@ def cached_folder(key: str, build: Callable[[Path], None]) -> Path:
     with held:
         if final.is_dir():
             return final
-        for left in final.parent.glob(f".{glob.escape(final.name)}.*.partial"):  # by a process that was killed
+        for left in final.parent.glob(f".{glob.escape(final.name)}.*.partial"):  # of a killed process
             shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{final.name}.", suffix=".partial") as scratch:
             made = Path(scratch) / "made"
@@ -130,14 +128,14 @@ def cached_folder(key: str, build: Callable[[Path], None]) -> Path:
             try:
                 made.rename(final)
             except OSError:
-                if not final.is_dir():  # another host, which does not see the lock, may have been first
+                if not final.is_dir():  # a host that does not see the lock may have been first
                     raise
     return final
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence the libraries that read and process."""
+    """Silence the libraries that read and process datasets."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
 
@@ -147,7 +145,7 @@ def reachable(url: str) -> bool:
     try:
         with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_PROBE_SECONDS):
             return True
-    except urllib.error.HTTPError as error:  # an answer, if not a kind one
+    except urllib.error.HTTPError as error:  # also an answer
         error.close()
         return True
     except OSError:
@@ -156,10 +154,8 @@ def reachable(url: str) -> bool:
 
 @dataclass(frozen=True)
 class RawFiles:
-    """Raw files of a dataset: `files` in the folder `inside` of data_dir/`folder`.
-
-    `addresses`: their URLs, as of `fetch`; None: they are too large to download unasked.
-    """
+    """Raw files of a dataset: `files` in the folder `inside` of data_dir/`folder`. addresses: their URLs, as for
+    `fetch`; None: too large to download automatically."""
 
     name: str
     folder: str
@@ -190,7 +186,7 @@ def from_cache(
         try:
             with quiet():
                 make(there, root)
-        except Exception as error:  # libraries raise many kinds
+        except Exception as error:  # libraries raise errors of all kinds
             raise ValueError(
                 f"dataset {raw.name}: the files in {there} cannot be read ({one_line(error)}); "
                 "compare their checksums or fetch them again."

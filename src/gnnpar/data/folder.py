@@ -59,7 +59,7 @@ class Folder(Preprocess):
 
     name: str = "folder"
     path: str | None = None
-    task: TaskChoice = "auto"  # auto: multi_label where y is [N, C > 1]
+    task: TaskChoice = "auto"  # multi_label if y is [N, C > 1]
     num_classes: Annotated[int, Ge(2)] | None = None
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
@@ -77,13 +77,14 @@ class Folder(Preprocess):
         return prepare(files.raw(self, x, edge_index, carried), self, seed=seed)
 
     def stored(self, data_dir: Path | None, seed: int, scratch: Path, on_progress: OnProgress = no_progress) -> Stored:
-        """The same graph, its edges in canonical order in `scratch`. Disk: 12 bytes an edge, 8 of them for a while."""
+        """Return the graph with its edges in canonical order in `scratch`. Disk: 12 bytes an edge, 8 of them
+        temporarily."""
         files = _Files.find(self, data_dir)
         wide_x = is_wide(_tensor(files.x, slice(0)))
         x = PreparedRows(self, self.name, files.x.shape, partial(_tensor, files.x), wide=wide_x)
         num_nodes = len(files.x)
         what = f"dataset {self.name} of {num_nodes:,} nodes and {files.num_edges:,} edges"
-        if "attr" in files.carried:  # which are sorted with the edges
+        if "attr" in files.carried:  # sorted with the edges
             wide = 12 * files.carried["attr"].shape[1] * min(files.num_edges, BUCKET_EDGES)
             require_memory(wide, f"{what}, even in chunks,", "give fewer columns of attributes")
         nbytes = (12 + files.bytes_carried) * files.num_edges * (1 + self.symmetrize)
@@ -181,8 +182,7 @@ class _Files:
 
     def edges(self, types: Mapping[str, type[np.generic]] | None = None, name: str = "") -> Iterator[EdgeChunk]:
         """Yield (sources, destinations, edge data) in the order of the file; at least one chunk, which may be empty.
-
-        Ids are int64. `types`: dtypes of edge data; None: those of the files."""
+        Ids are int64. types: dtypes of edge data; None: those of the files."""
         pointers = None if self.pointers is None else self.pointers[0 : len(self.pointers)].astype(np.int64)
         if pointers is not None and (
             pointers[0] != 0 or pointers[-1] != len(self.src) or bool((np.diff(pointers) < 0).any())

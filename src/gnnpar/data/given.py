@@ -1,7 +1,5 @@
-"""Write a graph in memory as a saved `Data` in the cache folder, for ranks that are processes.
-
-The file is named by its content: the same graph is written once.
-"""
+"""Write a graph in memory as a saved `Data` in the cache folder, for ranks that are processes. The file is named by its
+content, so each graph is written once."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ def write_given(given: object, *, labelled: bool = True, featured: bool = True) 
         raise ValueError(f"dataset given: {NO_FEATURES}.")
     masks = {} if raw.masks is None else dict(zip(_MASKS, raw.masks, strict=True))
     carried = {f"edge_{kind}": raw.edges.tensors[kind] for kind in EDGE_KINDS if kind in raw.edges.kinds}
-    x = raw.x.float() if raw.x.dtype == torch.bfloat16 else raw.x  # NumPy has none
+    x = raw.x.float() if raw.x.dtype == torch.bfloat16 else raw.x  # NumPy has no bfloat16
     tensors = {"x": x, "y": raw.y, "edge_index": raw.edge_index, **carried, **masks}
     label = " ".join(f"{key}:{tensor.dtype}" for key, tensor in tensors.items())
     schema = {} if raw.schema is None else {SCHEMA: raw.schema.text}
@@ -115,7 +113,7 @@ def _array(key: str, value: object) -> np.ndarray:
         raise ValueError(f"dataset given: {key} has masked entries; fill them, e.g. by x.filled(0).")
     try:
         return np.asarray(value)
-    except ValueError as error:  # rows of several lengths
+    except ValueError as error:  # rows of different lengths
         raise ValueError(f"dataset given: {key} has rows of several lengths; give each as many numbers.") from error
 
 

@@ -1,7 +1,7 @@
 """PyG's `HeteroData` as one typed graph: nodes of all types in a row, one type of edge for each of its edge types.
 
-Features of a type of nodes have columns of their own, and so has the type itself: a row is (0, .., x, .., 0 | 0, 1, 0).
-A dense layer on such rows, model.encoder=linear, is one encoder for each type: its own matrix and its own bias.
+Each node type has its own feature columns and a one-hot column: a row is (0, .., x, .., 0 | 0, 1, 0). A dense layer on
+such rows, model.encoder=linear, is one encoder per type, with its own matrix and bias.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _EdgeType = tuple[str, str, str]  # source, relation, destination
 
 
 def homogeneous(data: HeteroData, *, known: Schema | None = None, double: bool = False) -> Data:
-    """Return the typed graph that a HeteroData is trained as, without labels, for a module of your own.
+    """Return the typed graph of a HeteroData, without labels, for a module of your own.
 
     Fields: x [N, F], edge_index [2, E] and edge_type [E] as in `flattened`, edge_weight and edge_attr if present, and
-    the text of a `Schema`. Numbers are float32 (`double`: as precision=fp64 keeps them). Raises ValueError if it cannot
-    be laid out so, or its types are not the types `known` to a model.
+    the text of a `Schema`. Numbers are float32 (`double`: as precision=fp64 keeps them). Raises ValueError for an
+    unsupported layout, or for types that differ from those `known` to a model.
     """
     from torch_geometric.data import Data, HeteroData
 
@@ -98,7 +98,8 @@ def _schema(name: str, data: HeteroData, target: str | None = None) -> Schema:
 
 
 def schema_in(name: str, fields: Mapping[str, object], width: int) -> Schema | None:
-    """Return the schema in the field SCHEMA, None without one. Raises ValueError if it is not of `width` columns."""
+    """Return the schema in the field SCHEMA, None without one. Raises ValueError if it does not have `width`
+    columns."""
     text = fields.get(SCHEMA)
     if text is None:
         return None

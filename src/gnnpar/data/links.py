@@ -22,7 +22,7 @@ from gnnpar.files import require_memory
 from gnnpar_kernels import fold_key
 from gnnpar_kernels.hashing import entry_hash
 
-_TRAIN, _EVALUATION = 1, 2  # what a key of negatives is for
+_TRAIN, _EVALUATION = 1, 2  # purposes of a key of negatives
 _MAX_NODES = 1 << 31  # a 32-bit number chooses among them
 
 
@@ -30,9 +30,9 @@ _MAX_NODES = 1 << 31  # a 32-bit number chooses among them
 class Link:
     """Scores of pairs: binary cross entropy over positives and negatives; MRR and Hits@K as in OGB's evaluators.
 
-    Shapes: logits [n, 1 + k], scores of pairs with the same source, the positive first, then its negatives; y alike, of
-    1 and 0; statistics [rows, 2], stacked over ranks: (reciprocal rank, score) of each positive, then (nan, score) of
-    the best `hits` negatives.
+    Shapes: logits [n, 1 + k], scores of pairs with the same source, the positive first, then its negatives; y the same,
+    of 1 and 0; statistics [rows, 2], stacked over ranks: (reciprocal rank, score) of each positive, then (nan, score)
+    of the best `hits` negatives.
     """
 
     width: Annotated[int, Ge(1)] = 64
@@ -223,9 +223,8 @@ class OwnPairs:
 
 
 def split(dataset: Dataset, task: Link, seed: int) -> Dataset:
-    """Return the graph of training edges with the pairs of the three splits, drawn from (graph, seed) alone.
-
-    Raises ValueError where a split is empty or a node has no negative."""
+    """Return the graph of training edges with the pairs of the three splits, drawn from (graph, seed) alone. Raises
+    ValueError if a split is empty or a node has no negative."""
     num_nodes = dataset.num_nodes
     if num_nodes >= _MAX_NODES:
         raise ValueError(f"dataset {dataset.name} has {num_nodes:,} nodes; task=link draws from fewer than 2^31")
@@ -292,7 +291,8 @@ def split(dataset: Dataset, task: Link, seed: int) -> Dataset:
 
 
 def _with_negatives(ends: Tensor, chosen: np.ndarray, everyone: NotChosen, count: int, seed: int) -> Tensor:
-    """Shapes: ends [2, pairs], chosen [n] -> [n, 2 + count]: source, destination, negatives."""
+    """Append negatives to the chosen pairs. Shapes: ends [2, pairs], chosen [n] -> [n, 2 + count]: source, destination,
+    negatives."""
     numbers = torch.from_numpy(chosen)
     source, destination = ends[:, numbers]
     drawn = everyone.draw(source, numbers, count, fold_key(seed, _EVALUATION))

@@ -1,4 +1,4 @@
-"""Losses of task.loss by name: (outputs, y) -> one value a row [N], or an entry [N, C]."""
+"""Losses of task.loss by name: (outputs, y) -> one value per row [N], or per entry [N, C]."""
 
 from __future__ import annotations
 

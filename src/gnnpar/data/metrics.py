@@ -1,7 +1,5 @@
-"""Metrics of task.metric and task.metrics by name: functions of the outputs and labels of a whole split.
-
-Entries of nan in a matrix of labels are unknown, and count nowhere.
-"""
+"""Metrics of task.metric and task.metrics by name: functions of the outputs and labels of a whole split. Entries of nan
+in a matrix of labels are unknown and ignored."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ def confusion(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def f1(task: TaskName, logits: Tensor, y: Tensor, *, macro: bool) -> float:
-    """Return F1 as scikit-learn: a class that is neither predicted nor present is left out, such a label counts 0."""
+    """Return F1 as scikit-learn: skip a class that is neither predicted nor present; such a label counts 0."""
     counts = confusion(logits, y)
     counts = counts if macro else counts.sum(1, keepdim=True)
     hits, wrong = counts[0], counts[1:].sum(0)
@@ -58,7 +56,7 @@ def mae(task: TaskName, output: Tensor, y: Tensor) -> float:
 
 
 def rmse(task: TaskName, output: Tensor, y: Tensor) -> float:
-    """Return the mean over targets, as scikit-learn."""
+    """Return the root mean squared error, averaged over targets as in scikit-learn."""
     return float((output.double() - y).square().nanmean(0).sqrt().mean())
 
 
@@ -77,10 +75,8 @@ def moments(output: Tensor, y: Tensor) -> Tensor:
 
 
 def explained(moments: Tensor) -> float:
-    """Return R^2 from moments of several parts, [P, 4, T], the mean over targets; nan where a target is constant.
-
-    Means are merged (Chan et al. 1982), so that an offset of the targets costs no digits.
-    """
+    """Return R^2 from moments of several parts, [P, 4, T], the mean over targets; nan for a constant target. Means are
+    merged (Chan et al. 1982), so that an offset of the targets costs no digits."""
     count, mean, spread, errors = moments.unbind(1)
     total = count.sum(0)
     center = (count * mean).sum(0) / total.clamp(min=1)

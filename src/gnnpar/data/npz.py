@@ -47,7 +47,7 @@ class NPZ(Preprocess):
 
     name: str = "npz"
     path: str | None = None
-    task: TaskChoice = "auto"  # auto: multi_label where y is [N, C > 1]
+    task: TaskChoice = "auto"  # multi_label if y is [N, C > 1]
     features: Literal["file", "identity", "degree"] = "file"
 
     @property
@@ -67,7 +67,7 @@ def _open(config: NPZ, data_dir: Path | None) -> dict[str, np.ndarray]:
     try:
         with np.load(found, allow_pickle=False) as archive:
             arrays = {key: archive[key] for key in archive.files}
-    except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds
+    except Exception as error:  # zipfile, zlib and numpy raise errors of all kinds
         text = " ".join(str(error).split())[:200] or type(error).__name__
         raise ValueError(
             f"dataset {config.name}: {found} cannot be read as .npz ({text}); save it with numpy.savez."
@@ -112,7 +112,7 @@ def _features(config: NPZ, edge_index: Tensor, *, num_nodes: int, pairs: bool) -
     if config.features == "identity":
         require_memory(12 * num_nodes**2, f"dataset.features=identity of {num_nodes:,} nodes", "set features=degree")
         return torch.eye(num_nodes)
-    # a wrong shape and wrong ids are reported by the check of edges
+    # the check of edges reports a wrong shape and wrong ids
     ends = edge_index.flatten() if pairs or config.symmetrize or len(edge_index) != 2 else edge_index[1]
     valid = ends[(ends >= 0) & (ends < num_nodes)].to(torch.int64)
     bucket = torch.bincount(valid, minlength=num_nodes).add(1).float().log2().long()

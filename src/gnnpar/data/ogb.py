@@ -1,7 +1,7 @@
 """Datasets of the Open Graph Benchmark (Hu et al. 2020), read from its unpacked files.
 
-Files in `data_dir/ogbn_NAME/` (raw/ and split/) are read once, into arrays in the cache folder. ogbn-arxiv (81 MB) is
-downloaded where it is missing; the others (1.4 and 57 GB) have to be put in place by hand.
+Files in `data_dir/ogbn_NAME/` (raw/ and split/) are read once, into arrays in the cache folder. A missing ogbn-arxiv
+(81 MB) is downloaded; the others (1.4 and 57 GB) have to be put in place by hand.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ _ARRAYS = ("x", "y", "edge_index", *_PARTS)
 
 @dataclass(frozen=True)
 class _Source:
-    """`split`: OGB's name of it. `pairs`: an edge is listed once, for both directions. `binary`: .npz."""
+    """One dataset. split: OGB's name of it. pairs: an edge is listed once, for both directions. binary: .npz."""
 
     folder: str
     num_classes: int
@@ -80,7 +80,7 @@ def _raw_graph(name: str, data_dir: Path | None) -> RawGraph:
 
 
 def _read(source: _Source, folder: Path) -> Arrays:
-    """Return the arrays of OGB's files. Raises ValueError where they disagree, or hold no numbers."""
+    """Return the arrays of OGB's files. Raises ValueError if they disagree, or hold no numbers."""
     raw, split = folder / "raw", folder / "split" / source.split
     if source.binary:
         with np.load(raw / "data.npz", allow_pickle=False) as data, np.load(raw / "node-label.npz") as labels:

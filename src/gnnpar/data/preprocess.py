@@ -20,7 +20,7 @@ from gnnpar.folds.edge_data import EdgeData, SelfLoops
 from gnnpar.track.console import say
 
 AutoLoops = SelfLoops | Literal["auto"]
-"""auto: `Preprocess.usual_loops`, or what a PyG model needs (`settings.build_settings`)."""
+"""auto: `Preprocess.usual_loops`, or the loops that a PyG model needs (`settings.build_settings`)."""
 
 Masks = tuple[Tensor, Tensor, Tensor]
 
@@ -32,7 +32,7 @@ class DatasetConfig(Protocol):
     def name(self) -> str: ...
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
-        """Read or generate the graph. `seed`: of the run, used where a seed field is null."""
+        """Read or generate the graph. seed: of the run, used if a seed field is null."""
         ...
 
 
@@ -48,12 +48,12 @@ class Generated(Protocol):
 class Preprocess:
     """Preprocessing of a graph: part of a dataset's definition, and so of its hashes."""
 
-    self_loops: AutoLoops = "auto"  # true: exactly one a node; false: none; keep: the graph's own; auto: `usual_loops`
+    self_loops: AutoLoops = "auto"  # true: one per node; false: none; keep: the graph's own; auto: `usual_loops`
     symmetrize: bool = False  # add the reverse of every edge
     drop_duplicates: bool | Literal["auto"] = "auto"  # auto: true
     normalize: Literal["none", "row", "standard"] = "none"  # row: rows sum to 1; standard: training mean 0, deviation 1
     split: Literal["public", "per_class", "random"] = "public"
-    split_index: Annotated[int, Ge(0)] | None = 0  # which of several public splits; null: that of the run's seed
+    split_index: Annotated[int, Ge(0)] | None = 0  # number of the public split; null: by the run's seed
     split_seed: Annotated[int, Ge(0)] | None = 0  # of per_class and random; null: the run's seed
     train_per_class: Annotated[int, Ge(1)] = 20  # per_class: 20 train, 30 val, the rest test (Shchur et al. 2018)
     val_per_class: Annotated[int, Ge(0)] = 30
@@ -84,12 +84,12 @@ class Preprocess:
 
     @property
     def preparation(self) -> Mapping[str, object]:
-        """Keys that decide how edges and features are prepared, for exports and predictions."""
+        """Keys that control how edges and features are prepared, for exports and predictions."""
         edges = {"self_loops": self.loops, "symmetrize": self.symmetrize, "drop_duplicates": self.merges}
         return edges | {"normalize": self.normalize, "features": "file"}
 
     def without_labels(self) -> Self:
-        """Return the configuration that reads no labels and masks, where the reader has one."""
+        """Return the configuration without labels and masks, if the reader supports it."""
         return self
 
 
@@ -127,14 +127,14 @@ def prepare(raw: RawGraph, config: Preprocess, *, seed: int) -> Dataset:
 
 
 def changes(before: Tensor, after: Tensor, *, both_ways: bool) -> EdgeChanges:
-    """Count self loops added and removed, and edges dropped. `both_ways`: reverses were added. Shapes: [2, E]."""
+    """Count self loops added and removed, and edges dropped. both_ways: reverses were added. Shapes: [2, E]."""
     loops, kept = (int((edges[0] == edges[1]).sum()) for edges in (before, after))
     dropped = 0 if both_ways else before.shape[1] - loops - (after.shape[1] - kept)
     return EdgeChanges(max(0, kept - loops), max(0, loops - kept), dropped)
 
 
 def edges_as(config: Preprocess, name: str, edges: EdgeList, *, num_nodes: int, pairs: bool) -> EdgeList:
-    """Return canonical edges as the configuration asks. `pairs`: each edge is listed once, for both directions."""
+    """Return canonical edges as configured. pairs: each edge is listed once, for both directions."""
     return canonical_edges(
         edges,
         name=name,
@@ -159,8 +159,8 @@ def canonical_edges(
 ) -> EdgeList:
     """Return edges with their data, sorted by (destination, source), type, weight and attributes.
 
-    Edges of different types are not repetitions of each other. An added self loop has weight 1, or the weight of the
-    loops it replaces. Raises ValueError where repetitions to drop differ in weight or attributes. Shapes: [2, E].
+    Edges of different types do not repeat each other. An added self loop has weight 1, or the weight of the loops it
+    replaces. Raises ValueError if repetitions to drop differ in weight or attributes. Shapes: [2, E].
     """
     src, dst = edges.edge_index.numpy()
     apart = src != dst
@@ -184,7 +184,7 @@ def canonical_edges(
 
 
 def refuse_loops(name: str, kinds: Iterable[str]) -> None:
-    """Raise ValueError where edges have types or attributes, which added self loops lack."""
+    """Raise ValueError if edges have types or attributes, which added self loops lack."""
     titles = {"type": "types", "attr": "attributes"}
     if lacking := [titles[kind] for kind in sorted(kinds) if kind in titles]:
         raise ValueError(
@@ -214,11 +214,9 @@ class LoopWeights:
 def sorted_edges(
     name: str, key: np.ndarray, values: EdgeValues, num_nodes: int, *, drop_duplicates: bool, first_row: int = 0
 ) -> tuple[np.ndarray, EdgeValues]:
-    """Sort keys (row * nodes + source) and edge data by key, type, weight and attributes, without repetitions if asked.
-
-    Raises ValueError where repetitions to drop differ in weight or attributes. `first_row`: added to rows in messages.
-    Shapes: [E] -> [E'].
-    """
+    """Sort keys (row * nodes + source) and edge data by key, type, weight and attributes, without repetitions on
+    request. Raises ValueError if repetitions to drop differ in weight or attributes. first_row: added to rows in
+    messages. Shapes: [E] -> [E']."""
     if values:
         order = np.lexsort([values[kind] for kind in ("weight", "type") if kind in values] + [key])
         key, values = key[order], {kind: value[order] for kind, value in values.items()}
@@ -248,8 +246,8 @@ def sorted_edges(
 
 
 def _by_attributes(values: EdgeValues, same: np.ndarray) -> EdgeValues:
-    """Sort edges that differ in attributes alone by their attributes. `same` [E - 1]: whether an edge has the key and
-    type of its predecessor."""
+    """Sort edges that differ only in attributes by their attributes. same [E - 1]: whether an edge has the key and type
+    of its predecessor."""
     if "attr" not in values:
         return values
     if "weight" in values:
@@ -299,7 +297,7 @@ _ROWS_AT_ONCE = 1 << 16  # in float64
 
 
 def make_split(raw: RawGraph, config: Preprocess, *, seed: int) -> Masks:
-    """Return training, validation and test masks, [N] bool each. `seed`: of the run, used where a field is null."""
+    """Return training, validation and test masks, [N] bool each. seed: of the run, used if a field is null."""
     if config.split == "public":
         return _public_split(raw, seed if config.split_index is None else config.split_index)
     seed = seed if config.split_seed is None else config.split_seed

@@ -1,6 +1,6 @@
-"""Real datasets through PyG's own classes, which are imported when a graph is processed or downloaded.
+"""Real datasets through PyG's own classes, imported when a graph is processed or downloaded.
 
-Raw files in `data_dir/NAME/raw/` are used without a download; PyG processes links to them in the cache folder, because
+Raw files in `data_dir/NAME/raw/` are used without a download. PyG processes links to them in the cache folder, because
 it writes beside its raw files. Missing files are downloaded into the cache.
 """
 
@@ -32,9 +32,9 @@ class _Source:
     """One PyG dataset: its class, its folder and its raw files."""
 
     cls: str
-    folder: str  # of data_dir, and of PyG's root where PyG takes a name
+    folder: str  # in data_dir, and in PyG's root if PyG takes a name
     files: tuple[str, ...]
-    named: str | None = None  # the name argument; None where the class takes only a root
+    named: str | None = None  # the name argument; None if the class takes only a root
     task: TaskName = "single_label"
 
     @property
@@ -45,7 +45,7 @@ class _Source:
         return vars(datasets)[self.cls]
 
     def addresses(self) -> dict[str, str]:
-        """Return the URLs in PyG's class, as of `downloads.fetch`."""
+        """Return the URLs in PyG's class, as for `downloads.fetch`."""
         known = vars(self.dataset)
         if self.files == _GRAPH_FILES:  # on Google Drive
             return {file: _DRIVE + known[f"{Path(file).stem}_id"] for file in self.files}
@@ -124,7 +124,7 @@ _OF_ARRAYS = {
 
 
 class _Arrays(pickle.Unpickler):
-    """Unpickle arrays, sparse matrices, lists and dicts. UnpicklingError for any other name."""
+    """Unpickle arrays, sparse matrices, lists and dicts only. UnpicklingError for any other name."""
 
     def find_class(self, module: str, name: str) -> object:
         if (module, name) not in _OF_ARRAYS:

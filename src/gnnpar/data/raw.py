@@ -19,7 +19,7 @@ from gnnpar.track.console import say
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _WIDE = (torch.float64, torch.int64, torch.int32, torch.uint64, torch.uint32)
-_FEWEST_STEPS = 1 << 14  # of float32 between the smallest and the largest number of a column, where some become equal
+_FEWEST_STEPS = 1 << 14  # float32 steps over the range of a column; with fewer, some numbers become equal
 
 TaskChoice = Literal["auto", "single_label", "binary", "multi_label", "regression", "link"]
 
@@ -28,9 +28,9 @@ TaskChoice = Literal["auto", "single_label", "binary", "multi_label", "regressio
 class RawGraph:
     """A graph as read, before preprocessing.
 
-    Shapes: x [N, F]; y [N], [N, 1] or [N, C]; edge_index [2, E], or an adj_t [N, N] (data/adjacency.py);
-    masks None or 3 x [N] or [N, S] (S numbered splits); `edges`: weight [E], type [E], attr [E, D], by the columns of
-    edge_index. `num_edge_types`: where some of the types have no edge. `schema`: of a HeteroData.
+    Shapes: x [N, F]; y [N], [N, 1] or [N, C]; edge_index [2, E], or an adj_t [N, N] (data/adjacency.py); masks None or
+    3 x [N] or [N, S] (S numbered splits); edges: weight [E], type [E], attr [E, D], by the columns of edge_index.
+    num_edge_types: if some types have no edge. schema: of a HeteroData.
     """
 
     name: str
@@ -54,7 +54,7 @@ def task_of(y: Tensor, choice: TaskChoice) -> TaskName:
 
 
 def _is_one_hot(y: Tensor) -> bool:
-    """Return True if y is [N, C > 1] with one 1 a row. Rows of only nan or only -1 are unlabelled."""
+    """Return True if y is [N, C > 1] with one 1 per row. Rows of only nan or only -1 are unlabelled."""
     if y.ndim != 2 or y.shape[1] < 2 or y.is_complex():
         return False
     labelled = y[~((y != y) | (y == -1)).all(1)]
@@ -100,8 +100,8 @@ def is_wide(values: Tensor) -> bool:
 def merged_in(values: Tensor, stored: Tensor) -> str | None:
     """Describe the first column in which `stored` merges distinct numbers, such as ids and times; None: no column.
 
-    An integer column merges if a number changes. A floating-point column merges if distinct numbers become equal and
-    it holds whole numbers or has a narrow range. 0 counts as missing. Shapes: values, stored [n] or [n, columns].
+    An integer column merges if a number changes. A floating-point column merges if distinct numbers become equal and it
+    holds whole numbers or has a narrow range. 0 counts as missing. Shapes: values, stored [n] or [n, columns].
     """
     if not is_wide(values) or values.dtype == stored.dtype or not values.numel():
         return None
@@ -354,7 +354,7 @@ def has_label(y: Tensor, task: TaskName) -> Tensor:
 
 
 def _class_ids(raw: RawGraph, y: Tensor) -> tuple[Tensor, int]:
-    if y.is_floating_point():  # NaN stands for "no label" in some files
+    if y.is_floating_point():  # some files store "no label" as NaN
         known = y.nan_to_num(nan=-1.0)
         wrong = int((known != known.round()).sum() + torch.isinf(y).sum())
         wrong += int((known.abs() >= 2.0**62).sum())
@@ -415,7 +415,7 @@ def check_split(raw: RawGraph, masks: tuple[Tensor, Tensor, Tensor]) -> None:
                 "make them disjoint."
             )
     labelled = has_label(raw.y, raw.task)
-    if raw.task in MATRICES:  # entries that are unknown, of whole rows too, count nowhere
+    if raw.task in MATRICES:  # unknown entries and rows are ignored
         if not bool((masks[0] & labelled).any()):
             raise ValueError(f"dataset {raw.name}: no node of the train split has a label; fix y or train_mask.")
         return

@@ -31,19 +31,19 @@ from gnnpar.data.stored import OnProgress, Stored, no_progress
 from gnnpar.files import require_disk, require_memory
 from gnnpar_kernels.hashing import entry_hash, fold_key, key_words
 
-CHUNK_PAIRS = 1 << 17  # of a pass over all pairs: 32 bits a pair and level, as int64
-NODE_BYTES = 48  # held for a node in a pass over edges: label, masks, counts, row pointers
-PAIR_DISK = 24  # bytes of scratch files: 12 an edge, of both directions
+CHUNK_PAIRS = 1 << 17  # in a pass over all pairs: 32 bits per pair and level, as int64
+NODE_BYTES = 48  # per node in a pass over edges: label, masks, counts, row pointers
+PAIR_DISK = 24  # scratch files: 12 bytes an edge, both directions
 Share = Annotated[float, Gt(0), Le(1)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RMAT(Preprocess):
-    """The generator; every field a key of `dataset=rmat`. The quadrant (1, 1) has what `a`, `b` and `c` leave."""
+    """The generator; every field is a key of `dataset=rmat`. The quadrant (1, 1) has the rest of `a`, `b` and `c`."""
 
     name: str = "rmat"
     scale: Annotated[int, Ge(4), Le(30)] = 14  # 2^scale nodes
-    edge_factor: Annotated[int, Ge(1), Le(1024)] = 16  # pairs drawn a node, each in both directions
+    edge_factor: Annotated[int, Ge(1), Le(1024)] = 16  # pairs drawn per node, each in both directions
     a: Share = 0.57  # shares of the quadrants: (0, 0),
     b: Share = 0.19  # (0, 1),
     c: Share = 0.19  # (1, 0)
@@ -77,7 +77,7 @@ class RMAT(Preprocess):
         return prepare(graph.raw(graph.rows(0, self.generated_nodes), pairs), self, seed=seed)
 
     def stored(self, data_dir: Path | None, seed: int, scratch: Path, on_progress: OnProgress = no_progress) -> Stored:
-        """The same graph, its edges in canonical order in `scratch`."""
+        """Return the graph with its edges in canonical order in `scratch`."""
         del data_dir
         graph = _Graph.of(self, seed)
         x = PreparedRows(self, self.name, (self.generated_nodes, self.num_features), graph.sliced, wide=False)
@@ -134,7 +134,7 @@ class _Graph:
         return ids
 
     def labels(self, first: int, last: int) -> Tensor:
-        """Shapes: [n] int64."""
+        """Return the labels of a range of ids. Shapes: [n] int64."""
         return entry_hash(torch.arange(first, last), 1, key=fold_key(self.seed, 2))[:, 0] % self.config.num_classes
 
     def rows(self, first: int, last: int) -> Tensor:

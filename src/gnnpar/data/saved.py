@@ -1,9 +1,6 @@
-"""PyG's `Data`, or `HeteroData`, as a file or in memory: torch.save(data, "my.pt"), then dataset=pt dataset.path=my.pt;
-or the processed/data.pt of an InMemoryDataset.
-
-Reads x, edge_index or adj_t, edge_weight, edge_type, edge_attr, y and the masks. Files are loaded with weights_only:
-no code of a file runs.
-"""
+"""PyG's `Data` or `HeteroData`, as a file or in memory: torch.save(data, "my.pt"), then dataset=pt dataset.path=my.pt;
+or the processed/data.pt of an InMemoryDataset. Reads x, edge_index or adj_t, edge_weight, edge_type, edge_attr, y and
+the masks. Files are loaded with weights_only, so no code of a file runs."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ class PT(Preprocess):
 
     name: str = "pt"
     path: str | None = None
-    task: TaskChoice = "auto"  # auto: multi_label where y is [N, C > 1]
+    task: TaskChoice = "auto"  # multi_label if y is [N, C > 1]
 
     def without_labels(self) -> Self:
         return replace(self, task="link")

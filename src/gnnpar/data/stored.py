@@ -19,8 +19,8 @@ from gnnpar.folds.edge_data import EDGE_KINDS, EdgeSizes, Schema, degree_histogr
 
 CHUNK_EDGES = 1 << 20
 CHUNK_ROWS = 1 << 16
-CHUNK_VALUES = 1 << 25  # of rows that are wide: 128 MiB
-OnProgress = Callable[[str, float], None]  # (stage, share of it that is done)
+CHUNK_VALUES = 1 << 25  # elements of wide rows: 128 MiB
+OnProgress = Callable[[str, float], None]  # (stage, share done)
 
 
 def no_progress(stage: str, share: float) -> None:
@@ -35,7 +35,7 @@ def row_chunks(x: Slices) -> Iterator[slice]:
 
 
 class Edges(NamedTuple):
-    """In-edges of some rows, in order; `first`: the id of the first. Shapes: src, dst [n]; values [n] or [n, D]."""
+    """In-edges of some rows, in order. first: id of the first edge. Shapes: src, dst [n]; values [n] or [n, D]."""
 
     first: int
     src: np.ndarray
@@ -47,8 +47,8 @@ class Edges(NamedTuple):
 class Stored:
     """A whole graph as `Dataset` describes it, in-edges as CSR by destination, sources ascending.
 
-    Shapes: x [N, F], indices [E] and what edges carry (weight [E], type [E] int64, attr [E, D]) by slices; y [N] or
-    [N, C], masks 3 x [N] and indptr [N + 1] int64 in memory.
+    Shapes: x [N, F], indices [E] and edge data (weight [E], type [E] int64, attr [E, D]) by slices; y [N] or [N, C],
+    masks 3 x [N] and indptr [N + 1] int64 in memory.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Stored:
     task: TaskName
     graph_hash: str = ""
     split_hash: str = ""
-    num_edge_types: int | None = None  # None: the largest type says it
+    num_edge_types: int | None = None  # None: from the largest type
     schema: Schema | None = None
     carried: Mapping[str, Slices] = field(default_factory=dict[str, Slices])
     rounded: bool = False
@@ -103,7 +103,7 @@ class Stored:
 
     @cached_property
     def in_weight(self) -> Tensor | None:
-        """[N] float64: sums of the weights of in-edges, added in their order; None: edges have no weights."""
+        """[N] float64: sums of the weights of in-edges, added in their order; None without weights."""
         if "weight" not in self.carried:
             return None
         total = np.zeros(self.num_nodes)
@@ -174,5 +174,6 @@ class Streamed(Protocol):
     """The configuration of a dataset that can be read in chunks."""
 
     def stored(self, data_dir: Path | None, seed: int, scratch: Path, on_progress: OnProgress = ...) -> Stored:
-        """Return the graph, its edges in canonical order in the folder `scratch`. `on_progress`: stage, share done."""
+        """Return the graph with its edges in canonical order in the folder `scratch`. on_progress: stage, share
+        done."""
         ...

@@ -38,7 +38,7 @@ Fraction = Annotated[float, Ge(0), Le(1)]
 
 @dataclass(frozen=True, kw_only=True)
 class SBM(Preprocess):
-    """The block model; every field a key of `dataset=sbm`."""
+    """The block model; every field is a key of `dataset=sbm`."""
 
     name: str = "sbm"
     num_nodes: Annotated[int, Ge(16)] = 3000
@@ -104,7 +104,7 @@ def _draw_nodes(config: SBM, num_nodes: int, rng: np.random.Generator) -> Nodes:
     community = rng.permutation(num_nodes) % config.num_communities
     label = _draw_labels(config, community, rng)
     weight = (1.0 - rng.random(num_nodes)) ** (-1.0 / (config.degree_exponent - 1.0))
-    # a hub has at most half of its community as neighbours, beyond which most draws would repeat an edge
+    # a hub has at most half of its community as neighbours; beyond it most draws would repeat an edge
     inside = config.avg_degree * (1.0 - config.bridge_share - config.lateral_share)
     most = max(1.5, 0.5 * num_nodes / config.num_communities / max(inside, 1.0))
     return Nodes(
@@ -146,10 +146,8 @@ def _dealt(group: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarra
 
 
 def _draw_pairs(config: SBM, nodes: Nodes, rng: np.random.Generator) -> np.ndarray:
-    """Draw distinct undirected pairs, [2, N * avg_degree / 2]; pairs of equal classes by chance count as homophily.
-
-    Where a kind of edge runs out of free pairs, in a small or dense graph, the next kind draws the rest.
-    """
+    """Draw distinct undirected pairs, [2, N * avg_degree / 2]. Pairs of equal classes by chance count as homophily. If
+    a kind of edge runs out of free pairs, in a small or dense graph, the next kind draws the rest."""
     num_nodes = len(nodes.label)
     wanted = round(num_nodes * config.avg_degree / 2)
     keys = np.empty(0, dtype=np.int64)

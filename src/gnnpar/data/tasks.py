@@ -49,12 +49,12 @@ class Task(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Labelled(ABC):
-    """A task with nodes as examples. Entries of nan in a matrix y are unknown, and count in no loss and no metric.
+    """A task with nodes as examples. Entries of nan in a matrix y are unknown, and ignored in losses and metrics.
 
     loss: (outputs, y) -> losses [N] or [N, C], or their mean; None: the task's own. class_weight [C]: weight of rows by
     class. scale: factor that makes `loss_sum` / training rows the mean over weights, or over known entries, of the
-    whole graph. metrics: name -> function of (outputs, y) of a split, rows in the order of nodes. main: the metric that
-    decides; None: the task's own.
+    whole graph. metrics: name -> function of (outputs, y) of a split, rows in the order of nodes. main: the metric for
+    model selection; None: the task's own.
     """
 
     num_classes: int
@@ -116,7 +116,7 @@ class Labelled(ABC):
 
     def counts(self, y: Tensor) -> Tensor | None:
         """Return the counts that `fitted` needs, to be summed over ranks: training rows by class [C], or known entries
-        [1]; None: nothing."""
+        [1]; None: no counts."""
         if self.name in MATRICES:
             return (~y.isnan()).sum().double()[None]
         return None if self.class_weight is None else y.bincount(minlength=self.num_classes).double()
@@ -138,8 +138,8 @@ class Labelled(ABC):
         return replace(self, class_weight=weights, scale=rows / total)
 
     def check_loss(self, like: Tensor, *, in_parts: bool) -> None:
-        """Try a user's loss on 64 rows in the dtype of `like`. Raises ValueError where its shape is wrong, and, if rows
-        are computed `in_parts`, where the loss of all rows is not the mean over parts."""
+        """Try a user's loss on 64 rows in the dtype of `like`. Raises ValueError if its shape is wrong, and, if rows
+        are computed `in_parts`, if the loss of all rows is not the mean over parts."""
         generator = torch.Generator().manual_seed(0)
         logits = torch.randn(64, self.out_dim, generator=generator, dtype=torch.float64)
         y = torch.rand(64, self.num_classes, generator=generator)
@@ -189,11 +189,8 @@ class SingleLabel(Labelled):
 
 @dataclass(frozen=True, eq=False)
 class Binary(Labelled):
-    """Two classes, one logit: binary cross entropy and the area under the ROC curve.
-
-    Shapes: logits [N, 1], y [N] int64 of 0/1; losses take [N] and [N]; statistics [N, 2] = score, label.
-    The area is nan where a class is absent.
-    """
+    """Two classes, one logit: binary cross entropy and the area under the ROC curve. Shapes: logits [N, 1], y [N] int64
+    of 0/1; losses take [N] and [N]; statistics [N, 2] = score, label. The area is nan if a class is absent."""
 
     name: TaskName = "binary"
     own_metric: str = "roc_auc"
@@ -240,11 +237,8 @@ class MultiLabel(Labelled):
 
 @dataclass(frozen=True, eq=False)
 class Regression(Labelled):
-    """T numbers: squared error and R^2, both averaged over targets.
-
-    Shapes: output [N, T], y [N, T], nan: unknown; statistics [1, 4 T], `moments` in one row. R^2 is nan where a target
-    is constant.
-    """
+    """T numbers: squared error and R^2, both averaged over targets. Shapes: output [N, T], y [N, T], nan: unknown;
+    statistics [1, 4 T], `moments` in one row. R^2 is nan for a constant target."""
 
     name: TaskName = "regression"
     own_metric: str = "r2"
@@ -259,10 +253,8 @@ class Regression(Labelled):
 
 
 class TaskConfig(Protocol):
-    """A frozen dataclass with the keys of conf/task/*.yaml.
-
-    `decoder`: how pairs of nodes are scored, where pairs are the examples; None: nodes are.
-    """
+    """A frozen dataclass with the keys of conf/task/*.yaml. decoder: how to score pairs of nodes, if pairs are the
+    examples; None: nodes are the examples."""
 
     @property
     def decoder(self) -> Literal["dot", "mlp"] | None: ...
@@ -277,11 +269,11 @@ class TaskConfig(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Labels:
-    """The task of the dataset's labels, one example a node.
+    """The task of the dataset's labels, one example per node.
 
     loss: a name of LOSSES, or a function by module.name. class_weight, label_smoothing: as in torch's CrossEntropyLoss;
-    balanced: in inverse proportion to training rows. metric: the one that decides, by default the task's own. metrics:
-    more of them; names of METRICS, or functions by module.name. given: the caller's functions, under "loss" and
+    balanced: in inverse proportion to training rows. metric: for model selection, by default the task's own. metrics:
+    further ones; names of METRICS, or functions by module.name. given: the caller's functions, under "loss" and
     "metrics.NAME".
     """
 
@@ -307,7 +299,7 @@ class Labels:
         return made
 
     def functions(self) -> dict[str, Rows]:
-        """Return the user's functions by key, "loss" and "metrics.NAME". Raises ValueError where an import fails."""
+        """Return the user's functions by key, "loss" and "metrics.NAME". Raises ValueError if an import fails."""
         names = {f"metrics.{name}": each for name, each in self._named_metrics().items()} | {"loss": self.loss or ""}
         return {key: self.given.get(key) or imported(key, name) for key, name in names.items() if _OWN.search(name)}
 
@@ -347,7 +339,7 @@ class Labels:
         )
 
 
-_OWN = re.compile("[.:]")  # in names of functions, and in no name of LOSSES and METRICS
+_OWN = re.compile("[.:]")  # only names of functions contain these
 
 
 def imported(key: str, name: str) -> Rows:

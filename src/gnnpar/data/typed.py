@@ -1,10 +1,11 @@
 """sbm_typed: a small block model with types of edges. Labels depend on the types and on the edges that a cut removes.
 
-Nodes live in communities, half of them on each side; most pairs are of one community (`inside_share`), the others join
-the sides. A class is a pair (group, signature). A node's features show its group, weakly its signature, and a topic: a
-random signature. An edge j -> i that joins the sides has the type (topic of j - signature of i) modulo `signatures`, so
-that a topic received over type t is t more than the own signature; edges of a community have random types. Without the
-types, the topics of neighbours are uniform noise. `several`: share of edges with a second edge of another type.
+Nodes live in communities, half of them on each side. Most pairs are inside a community (`inside_share`), the others
+join the sides. A class is a pair (group, signature). A node's features show its group, weakly its signature, and a
+topic: a random signature. An edge j -> i that joins the sides has the type (topic of j - signature of i) modulo
+`signatures`, so that a topic received over type t is the own signature + t. Edges of a community have random types.
+Without the types, the topics of neighbours are uniform noise. several: share of edges with a second edge of another
+type.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ Fraction = Annotated[float, Ge(0), Le(1)]
 
 @dataclass(frozen=True, kw_only=True)
 class TypedSBM(Preprocess):
-    """The block model with types; every field a key of `dataset=sbm_typed`."""
+    """The block model with types; every field is a key of `dataset=sbm_typed`."""
 
     name: str = "sbm_typed"
     num_nodes: Annotated[int, Ge(16)] = 1000
@@ -42,7 +43,7 @@ class TypedSBM(Preprocess):
     topic_signal: Annotated[float, Ge(0)] = 2.0
     feature_noise: Annotated[float, Ge(0)] = 0.25
     graph_seed: Annotated[int, Ge(0)] | None = 0  # null: the run's seed
-    usual_loops: ClassVar[SelfLoops] = False  # a loop that is added has no type
+    usual_loops: ClassVar[SelfLoops] = False  # an added loop has no type
     split: Literal["public", "per_class", "random"] = "random"
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
@@ -51,7 +52,7 @@ class TypedSBM(Preprocess):
 
 
 def generate(config: TypedSBM, *, seed: int) -> RawGraph:
-    """Generate the graph of a configuration, the same for the same seed. Both directions of a pair are edges."""
+    """Generate the graph of a configuration, equal for equal seeds. Both directions of a pair are edges."""
     rng, nodes, kinds = np.random.default_rng(seed), config.num_nodes, config.signatures
     nbytes = nodes * (8 * config.num_features + 16 * config.avg_degree) + 8 * config.num_features * kinds
     require_memory(nbytes, f"dataset {config.name} with {nodes:,} nodes", "lower dataset.num_nodes or num_features")
@@ -77,7 +78,7 @@ def generate(config: TypedSBM, *, seed: int) -> RawGraph:
 
 
 def _pairs(config: TypedSBM, community: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Draw both directions of distinct pairs, of a community or of communities of different sides."""
+    """Draw both directions of distinct pairs, inside a community or between communities of different sides."""
     nodes = config.num_nodes
     wanted = round(nodes * config.avg_degree / 2)
     inside = round(wanted * config.inside_share)

@@ -1,9 +1,9 @@
 """wordnet: the synsets of WordNet 3.0 (Fellbaum 1998) as a graph, from the dictionary files of Debian's wordnet-base.
 
 A node is a synset, in the order of FILES and their lines. Its class is its lexicographer file (noun.animal,
-verb.motion, ...). An edge is a pointer of a synset or of one of its words; its type is the place of its symbol in
-POINTERS. x says which of the F words that most glosses have its gloss has (0 or 1); words of the synset itself are not
-read. Format of the files: wndb(5WN).
+verb.motion, ...). An edge is a pointer of a synset or of one of its words; its type is the index of its symbol in
+POINTERS. x [N, F] tells whether the gloss has each of the F commonest words (0 or 1); words of the synset itself are
+not read. Format of the files: wndb(5WN).
 """
 
 import re
@@ -30,18 +30,18 @@ INSTALLED = Path("/usr/share/wordnet")
 
 @dataclass(frozen=True, kw_only=True)
 class WordNet(Preprocess):
-    """Every field a key of `dataset=wordnet`. `path`: null is the folder wordnet of data_dir, or INSTALLED."""
+    """Every field is a key of `dataset=wordnet`. path: null is the folder wordnet of data_dir, or INSTALLED."""
 
     name: str = "wordnet"
     path: str | None = None
-    types: bool = False  # pointers of several kinds between two synsets are an edge each
+    types: bool = False  # one edge per kind of pointer between two synsets
     num_features: Annotated[int, Ge(1)] = 256
     split: Literal["public", "per_class", "random"] = "random"
     train_fraction: Annotated[float, Gt(0), Lt(1)] = 0.2
 
     @property
     def loops(self) -> SelfLoops:
-        """A loop that is added has no type."""
+        """Self loops: none with types, since an added loop has no type."""
         return not self.types if self.self_loops == "auto" else self.self_loops
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
@@ -49,7 +49,7 @@ class WordNet(Preprocess):
 
 
 class _Synset(NamedTuple):
-    """`pointers`: (symbol, file, offset)."""
+    """One synset. pointers: (symbol, file, offset)."""
 
     lexicographer: int
     pointers: list[tuple[str, str, str]]
@@ -125,7 +125,7 @@ def _synset(line: str) -> tuple[str, _Synset]:
 
 
 def _features(glosses: list[str], width: int) -> np.ndarray:
-    """Return which gloss has which of the commonest words, [N, width] float32; of equal words the first by name."""
+    """Return which gloss has which of the commonest words, [N, width] float32; ties go to the first by name."""
     texts = [set(re.findall(r"[a-z]+", gloss.lower())) for gloss in glosses]
     counts = Counter(word for text in texts for word in text)
     words = sorted(counts, key=lambda word: (-counts[word], word))[:width]
