@@ -1,4 +1,4 @@
-"""The verdict of a comparison in one or two sentences a task, with the evidence."""
+"""The verdict of a comparison in one or two sentences per task, with the evidence."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gnnpar.report.statistics import FEWEST_BLOCKS, FEWEST_SEEDS, Verdict
 from gnnpar.track.console import seconds
 from gnnpar.track.text import counted
 
-_SURE = 0.2  # share by which a prediction may be off before it is what misled the planner
+_SURE = 0.2  # relative error above which a prediction counts as misleading
 
 
 def answers(groups: Sequence[Group], baseline: str) -> list[str]:
-    """Return one line a task, and another if `tag` did not choose the fastest."""
+    """Return one line per task, and another if `tag` did not choose the fastest."""
     names = curves.tasks(groups)
     lines = []
     for arena, name in names.items():
@@ -57,8 +57,8 @@ def _answer(rivals: Sequence[Group], baseline: str) -> str:
 
 
 def _open(best: Group, timed: Sequence[Group], baseline: str) -> str:
-    """Return what is not settled, and what to try next."""
-    blocks = min(len(group.ratios) + group.left_out for group in timed)  # the line on load names those left out
+    """Return open questions, and the next step for them."""
+    blocks = min(len(group.ratios) + group.left_out for group in timed)  # the line on load names blocks left out
     seeds = min((g.difference.n for g in timed if g.difference is not None), default=len(best.accuracies))
     wanted, doubts = [], _busy(timed)
     if blocks < FEWEST_BLOCKS:
@@ -68,7 +68,7 @@ def _open(best: Group, timed: Sequence[Group], baseline: str) -> str:
     if doubts:
         wanted.append(f"speed ({'; '.join(doubts)})")
     if best.verdict == "baseline":
-        pass  # its own accuracy claims nothing
+        pass  # its accuracy supports no claim
     elif best.verdict in ("not enough runs", "inconclusive") or (not best.verdict and seeds < FEWEST_SEEDS):
         few = f"{counted(seeds, 'seed')} of {FEWEST_SEEDS}: seed=0,1,2,3,4" if seeds < FEWEST_SEEDS else best.verdict
         wanted.append(f"accuracy ({few})")
@@ -131,7 +131,7 @@ def _evidence(group: Group, baseline: str) -> str:
 
 
 def _sound(groups: Sequence[Group]) -> list[Group]:
-    """Return the groups with a time that says something about speed."""
+    """Return the groups with a meaningful time."""
     return [group for group in groups if group.epoch_seconds is not None and not group.timeless]
 
 
@@ -167,7 +167,7 @@ class Answer(NamedTuple):
 
 
 def at_a_glance(groups: Sequence[Group], baseline: str) -> list[Answer]:
-    """Return fastest, least sent, least memory and accuracy; the negative control competes in none."""
+    """Return fastest, least sent, least memory and accuracy, without the negative control."""
     rivals = [group for group in groups if not group.control and group.completed]
     if not rivals:
         return []
@@ -217,7 +217,7 @@ def _least(groups: Sequence[Group], what: Literal["sent", "memory"]) -> Answer |
 
 
 def _accuracy(groups: Sequence[Group]) -> Answer | None:
-    """Return how many show no loss, and the best if a paired test names one."""
+    """Return the number of groups without loss, and the best one if a paired test names it."""
     judged = [g for g in groups if g.verdict not in ("", "baseline")]
     if not judged:
         return None

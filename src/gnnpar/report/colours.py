@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gnnpar.track.keys import BYTE_PHASES, PHASES
 
-SIX = ("#2b7bba", "#d1602b", "#16916c", "#8064b8", "#c65f98", "#a87a10")  # 3:1 or more on white and on the dark page
-GREY = "#8b949d"  # of what has no colour, and of times that are no statement on speed
+SIX = ("#2b7bba", "#d1602b", "#16916c", "#8064b8", "#c65f98", "#a87a10")  # contrast 3:1 or more on light and dark pages
+GREY = "#8b949d"  # for items without a colour, and for times that do not measure speed
 _PREFERRED = {"graph_parallel": 0, "hybrid": 1, "sar": 2, "single": 3, "gnnpipe": 4, "adaqp": 5}
 
 TIME: Mapping[str, str] = dict(
@@ -25,14 +25,14 @@ MEMORY = {
     "optimizer": "#b9bfc6",
     "host": "#e6d9c2",
 }
-SHADES = ("#1f5d91", "#4f92c9", "#2f7f9e", "#7fb6d9", "#3f6fb5", "#a3c7e3")  # of layers, one after the other
-OTHER = "#b9bfc6"  # of small parts together
+SHADES = ("#1f5d91", "#4f92c9", "#2f7f9e", "#7fb6d9", "#3f6fb5", "#a3c7e3")  # layers in order
+OTHER = "#b9bfc6"  # small parts together
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
 def of_strategies(chosen: Sequence[str], names: Iterable[str]) -> Mapping[str, str]:
-    """Return a colour for each of at most six strategies, grey for the others. Those in _PREFERRED keep theirs on every
-    page; the rest take free colours in order."""
+    """Return a colour for each of at most six strategies, grey for the others. Strategies in _PREFERRED have the same
+    colour on every page; the rest take free colours in order."""
     tints = {name: SIX[_PREFERRED[name]] for name in chosen if name in _PREFERRED}
     free = [tint for tint in SIX if tint not in tints.values()]
     tints |= dict(zip([name for name in chosen if name not in tints], free, strict=False))

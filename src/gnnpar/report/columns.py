@@ -1,9 +1,9 @@
 """Columns of a study by name, and arithmetic over them that pairs runs by seed and block.
 
-A column is text with {EXPRESSION:FORMAT} in it. An expression has names of MEASURES, keys of result.json with dots
-between them, numbers, + - * /, and FUNCTIONS. A name in brackets is another job: `epoch_s(vanilla)` is that of the
-method vanilla in the same cell. FORMAT is Python's; with 'i' behind it the interval follows, with 'x' also, unless all
-samples agree; '±' and '+±' choose their own decimals.
+A column is text with {EXPRESSION:FORMAT} in it. An expression contains names of MEASURES, keys of result.json with dots
+between them, numbers, + - * /, and FUNCTIONS. A call names another job: `epoch_s(vanilla)` is epoch_s of the method
+vanilla in the same cell. FORMAT is Python's, followed by 'i' to show the interval, or 'x' to show it unless all samples
+agree; '±' and '+±' choose their own decimals.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from gnnpar.settings import ConfigError, closest, show
 from gnnpar.training.result.result import epoch_time, schema_path
 
 Pair = tuple[int, int]  # (seed, block)
-Runs = Mapping[tuple[str, ...], Mapping[Pair, JsonObject]]  # place of a job on the axes -> its results
+Runs = Mapping[tuple[str, ...], Mapping[Pair, JsonObject]]  # job's position on the axes -> its results
 How = Literal["mean", "geometric", "max"]
 _MIB = 2**20
 
 
 class Measure(NamedTuple):
-    """`of`: the number of a run, None where it has none. timed: only runs of one session are compared."""
+    """A column's source. of: returns the number of a run, or None. timed: compare only runs of one session."""
 
     of: Callable[[JsonObject], float | None]
     form: str
@@ -44,14 +44,14 @@ class Measure(NamedTuple):
 
 
 def _share(result: JsonObject) -> float | None:
-    """Return the percentage of an epoch that passes in communication: what no work hides."""
+    """Return the percentage of an epoch spent in communication that computation does not hide."""
     parts = [result["breakdown_seconds"][part] for part in ("exposed_wire", "exposed_skew", "reduce")]
     epoch = result["epoch_seconds"]["mean"]
     return None if not epoch or None in parts else 100 * sum(parts) / epoch
 
 
 def _peak(result: JsonObject) -> float | None:
-    """Return MiB of the fullest rank."""
+    """Return MiB of the rank with the largest peak."""
     peak = result["memory_bytes"]["peak"]
     return max(peak) / _MIB if peak and None not in peak else None
 
@@ -72,9 +72,9 @@ MEASURES: dict[str, Measure] = {
     "points": Measure(_points, "±"),
 }
 _LIVE = " + ".join(f"memory_bytes.live.{part}" for part in ("parameters", "optimizer", "features"))
-SHORT = {  # name -> what it stands for, its format
+SHORT = {  # name -> expression, format
     "epoch_ms": ("1000 * epoch_s", ".0f"),
-    "own_mib": (f"peak_mib - ({_LIVE}) / {_MIB}", ".1f"),  # without what every strategy holds
+    "own_mib": (f"peak_mib - ({_LIVE}) / {_MIB}", ".1f"),  # without the memory that every strategy holds
     "cosine": ("fidelity.cosine.mean", ".4f"),
 }
 FUNCTIONS = {"times": ".2fx", "over": "+±", "verdict": "", "runs": ""}
@@ -84,7 +84,7 @@ _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.m
 
 
 class Samples(NamedTuple):
-    """(seed, block) -> number and session; how they are averaged; timed: only runs of one session are compared."""
+    """(seed, block) -> number and session, with the kind of average. timed: compare only runs of one session."""
 
     of: Mapping[Pair, tuple[float, str]]
     how: How = "mean"
@@ -125,7 +125,7 @@ class Samples(NamedTuple):
         return mean(self.by(by), fewest=FEWEST_BLOCKS) if self.timed else mean(self.by(0))
 
     def refuse_few(self, study: Study) -> None:
-        """Raise ConfigError where a study of methods has fewer blocks or seeds than an interval needs."""
+        """Raise ConfigError if a study of methods has fewer blocks or seeds than an interval needs."""
         blocks, seeds = study.blocks, len(study.seed_list)
         unit, there, fewest = "seeds", seeds, FEWEST_SEEDS
         if self.timed or self.how == "geometric":
@@ -139,7 +139,7 @@ Value = Samples | float | str | None
 
 @dataclass(frozen=True)
 class Cell:
-    """The job at which a column is read. at: axis -> name; rows: `at` of every row of the table."""
+    """The job of a column. at: axis -> name. rows: `at` of every row of the table."""
 
     study: Study
     runs: Runs
@@ -195,7 +195,7 @@ class Cell:
         return next((verdicts[i] for i in verdicts if self.rows[i] == self.at), NOTHING)  # corrected for all rows
 
     def _to(self, args: Sequence[ast.expr]) -> Cell:
-        """Return the cell of another job: each argument is a name of one axis."""
+        """Return the cell of another job; each argument is a name on one axis."""
         at = dict(self.at)
         for arg in args:
             name = str(arg.value) if isinstance(arg, ast.Constant) else ast.unparse(arg)
@@ -218,7 +218,7 @@ class Cell:
         return {pair: result for pair, result in every.items() if result.get("status", "completed") == "completed"}
 
     def failure(self) -> str:
-        """Return the reason where all runs of the job failed, else ''."""
+        """Return the reason if all runs of the job failed, else ''."""
         if self.at.keys() < self.study.axes.keys() or self.results():
             return ""
         return next((" ".join(str(result["error"]).split()) for result in self.runs.get(self.place(), {}).values()), "")
@@ -232,7 +232,7 @@ class Cell:
         return Samples(found, measure.how, measure.timed)
 
     def _measure(self, name: str) -> Value:
-        """Return a measure of the job's runs; of a key of result.json its numbers, or the text of the first run."""
+        """Return a measure of the job's runs; for a key of result.json its numbers, or the text of the first run."""
         if name in MEASURES:
             return self._samples(name)
         if name.partition(".")[0] not in _keys():
@@ -245,7 +245,7 @@ class Cell:
 
 
 def timeless(study: Study, result: JsonObject) -> bool:
-    """Return True where ranks share cores and the study does not ask for their times."""
+    """Return True if ranks share cores and the study does not request their times."""
     return not study.shared_cores and no_speed(result)
 
 
@@ -276,12 +276,12 @@ def _keys() -> frozenset[str]:
 
 
 def is_name(study: Study, text: str) -> bool:
-    """Return True for a column that has names of axes alone."""
+    """Return True for a column of axis names only."""
     return all(each in study.axes for _, each, _, _ in string.Formatter().parse(text) if each is not None)
 
 
 def values(cell: Cell, text: str) -> Iterator[tuple[str, Value, str]]:
-    """Return (text before it, value, format) of each expression of a column; '' is the value behind the last."""
+    """Return (text before it, value, format) of each expression of a column; '' is the value after the last."""
     for before, expression, form, _ in string.Formatter().parse(text):
         value = "" if expression is None else cell.value(expression)
         try:
@@ -300,7 +300,7 @@ def filled(cell: Cell, text: str) -> str:
 
 
 def exact(cell: Cell, text: str) -> Json:
-    """Return value, low, high and n of a column that is one expression, null for unknown; the text of others."""
+    """Return value, low, high and n of a column that is one expression, null for unknown; else the text."""
     found = [value for _, value, _ in values(cell, text) if value != ""]
     if len(found) != 1 or not isinstance(found[0], Samples):
         return filled(cell, text)

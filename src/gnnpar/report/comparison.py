@@ -34,12 +34,12 @@ class Comparison:
 
     @property
     def answers(self) -> list[str]:
-        """One or two lines a task: what to use, why, and what is not settled."""
+        """One or two lines per task: the best strategy, why, and open questions."""
         return answers(self.groups, self.baseline)
 
     @property
     def commands(self) -> list[str]:
-        """Commands that time runs in the same session as their baseline."""
+        """Commands to time runs in the same session as their baseline."""
         return _time_again(self.results, self.baseline)
 
     @property
@@ -69,7 +69,7 @@ def compare(
 
 
 def _time_again(results: Sequence[tuple[Path, Result]], baseline: str) -> list[str]:
-    """Return the lines that say how to time runs in the same session as their baseline."""
+    """Return lines on how to time runs in the same session as their baseline."""
     bases = {id(run) for run in baselines(baseline, [result for _, result in results])}
     jobs: dict[Path, dict[str, None]] = {}
     alone: dict[str, None] = {}

@@ -49,7 +49,7 @@ def curve_of(folder: Path) -> Curve | None:
 
 
 def mean_curve(curves: Sequence[Curve]) -> Curve | None:
-    """Return the mean over runs at the epochs that all have, up to the end of the shortest."""
+    """Return the mean over runs at their common epochs, up to the end of the shortest."""
     common = [epoch for epoch in (curves[0].epochs if curves else ()) if all(epoch in c.epochs for c in curves)]
     if len(common) < 2:
         return None
@@ -63,7 +63,7 @@ def mean_curve(curves: Sequence[Curve]) -> Curve | None:
 
 
 def curves_of(group: Group, axis: str) -> list[Curve]:
-    """Return a curve a run; over seconds, of runs on a quiet machine if there are any."""
+    """Return a curve per run; over seconds, for runs on an idle machine if there are any."""
     rows = quiet(group.rows, "busy")[0] if axis == "seconds" else group.rows
     curves = [curve_of(Path(row["folder"])) for row in rows]
     return [curve for curve in curves if curve is not None]
@@ -133,7 +133,7 @@ def varying(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
         facts |= {"seed": ", ".join(map(str, seeds))}
         flats.append({key: str(value) for key, value in facts.items() if key not in _NAMED})
     columns = {key: tuple(f.get(key, "") for f in flats) for f in flats for key in f}
-    first: dict[tuple[str, ...], str] = {}  # settings that vary together, a codec's name in two places, stand once
+    first: dict[tuple[str, ...], str] = {}  # list settings that vary together (a codec's name in two places) once
     for key, column in columns.items():
         if len(set(column)) > 1:
             first.setdefault(column, key)

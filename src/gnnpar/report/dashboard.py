@@ -1,7 +1,5 @@
-"""A shared wandb workspace and a report that compare the strategies of a study, as specifications made offline.
-
-Built through the `wandb-workspaces` package (extra [dashboard]). A panel shows only what the runs have logged.
-"""
+"""A shared wandb workspace and a report that compare the strategies of a study, as specifications made offline. Built
+by the `wandb-workspaces` package (extra [dashboard]). A panel shows only metrics that the runs have logged."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ class Panel:
     kind: Literal["line", "bars"] = "line"
 
 
-Built = Any  # of wandb-workspaces, an extra that is imported when it is asked for
+Built = Any  # Any: of wandb-workspaces, an optional extra
 
 AGAINST = {"training seconds": "against_seconds", "gigabytes sent": "against_gigabytes"}
 SECTIONS: dict[str, tuple[Panel, ...]] = {
@@ -97,7 +95,7 @@ def report(
     rule = "|" + " --- |" * len(table[0])
     blocks: list[Built] = [wr.MarkdownBlock("\n".join([head, rule, *rows]))]
     for name, panels in sections.items():
-        # without entity and project a run set is of the report's project
+        # without entity and project, a run set belongs to the report's project
         runs = wr.Runset(name=study, filters=of_study(study), groupby=["JobType"])  # pyright: ignore[reportPrivateImportUsage]
         blocks += [wr.H2(name), wr.PanelGrid(runsets=[runs], panels=list(map(plot, panels)))]
     return wr.Report(  # pyright: ignore[reportPrivateImportUsage]
@@ -110,7 +108,7 @@ def report(
 
 
 def of_study(study: str) -> Built:
-    """Return a filter by study. Raises ValueError for characters that wandb's expressions do not take."""
+    """Return a filter by study. Raises ValueError for characters that wandb's expressions do not allow."""
     from wandb_workspaces import expr
 
     if odd := "".join(sorted({c for c in study if c in "'\"\\=<>" or not c.isprintable()})):

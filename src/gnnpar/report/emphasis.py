@@ -13,8 +13,8 @@ WIDEST = 28  # characters of a label
 
 
 def strategies_in_colour(groups: Sequence[Group], baseline: str) -> list[str]:
-    """Return at most six: the baseline, then the fastest, the most accurate, the one that sends least and the one that
-    needs least memory in any task, then the others by speed. The negative control wins nothing."""
+    """Return at most six strategies: the baseline, the fastest, the most accurate, and those with the least bytes and
+    memory in any task, then the others by speed. The negative control is excluded."""
     names = [baseline] if any(group.first["strategy"] == baseline for group in groups) else []
     rivals = [group for group in groups if not group.control and group.completed]
     tasks = [[group for group in rivals if group.arena == arena] for arena in dict.fromkeys(g.arena for g in rivals)]
@@ -39,7 +39,7 @@ def groups_in_colour(groups: Sequence[Group], strategies: Sequence[str]) -> list
 
 
 def six_parts(bars: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
-    """Reduce bars to at most six parts: those with the largest shares, and OTHER for the sum of the rest."""
+    """Reduce bars to at most six parts: the largest shares, and OTHER for the sum of the rest."""
     shares: dict[str, float] = {}
     for bar in bars:
         total = sum(bar.values())
@@ -58,7 +58,7 @@ def six_parts(bars: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
 
 
 def short_name(group: Group, others: Sequence[Group]) -> str:
-    """Return the strategy and what sets the group apart from others of its name, in at most WIDEST characters."""
+    """Return the strategy and its distinguishing settings, in at most WIDEST characters."""
     same = [other for other in others if other.first["strategy"] == group.first["strategy"]]
     parts = [group.first["strategy"]]
     for of in (lambda g: g.first["variant"], lambda g: g.changed, lambda g: g.ranks):

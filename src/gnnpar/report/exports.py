@@ -16,7 +16,7 @@ from gnnpar.settings import ConfigError, closest
 
 
 def as_csv(rows: Sequence[JsonObject], groups: Sequence[Group] | None = None) -> str:
-    """Return exact values, a line a row, or a line a group if groups are given."""
+    """Return exact values, a line per row, or a line per group if groups are given."""
     lines = list(rows) if groups is None else [cells(group) for group in groups]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")

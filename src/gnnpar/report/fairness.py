@@ -1,4 +1,4 @@
-"""What must be equal before two runs are compared, and what a reader has to know (protocol, rules 1, 5, 7)."""
+"""Conditions for a fair comparison of two runs, and the remarks that a reader needs (protocol, rules 1, 5, 7)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gnnpar.report.runs import Result, configuration_of, is_busy, is_control, is
 from gnnpar.track.text import counted
 from gnnpar.training.result.result import epoch_time
 
-# what must be equal before two epoch times may form a ratio: name -> path in result.json
+# must be equal before two epoch times may form a ratio: name -> path in result.json
 FAIR: Mapping[str, tuple[str, ...]] = {
     "graph": ("hashes", "graph"),
     "split": ("hashes", "split"),
@@ -44,12 +44,13 @@ FAIR: Mapping[str, tuple[str, ...]] = {
 TIME_ONLY = frozenset(
     {"row_order", "cuda_graph", "kernels", "block", "session", "device", "hardware", "provenance", "link rates"}
 )
-# no ratio is refused for these, but a line names them: name -> path
+# differences that a line names, but that refuse no ratio: name -> path
 WATCHED = {"commits": ("commit",), "torch versions": ("versions", "torch"), "machines": ("hardware",)}
 
 
 def differences(a: Result, b: Result) -> list[str]:
-    """Return the names of what makes a ratio unfair. A measured run of one rank, without links, is fair beside any."""
+    """Return the names of the differences that make a ratio unfair. A measured run of one rank without links is fair
+    with any."""
     provenances, transports = ({r[name] for r in (a, b)} for name in ("provenance", "transport"))
     skipped = ("provenance", "link rates") if "none" in transports and provenances == {"measured", "paced"} else ()
     return [name for name in FAIR if name not in skipped and _fact(a, name) != _fact(b, name)]
@@ -60,17 +61,14 @@ def _fact(result: Result, name: str) -> object:
 
 
 def unequal_accuracy(a: Result, b: Result) -> list[str]:
-    """Return the names of what makes a paired difference of accuracies unfair."""
+    """Return the names of the differences that make a paired difference of accuracies unfair."""
     return [name for name in differences(a, b) if name not in TIME_ONLY]
 
 
 @dataclass(frozen=True, eq=False)
 class Baseline:
-    """A strategy that runs are compared with: each configuration with one of `ranked`, in ratios and verdicts.
-
-    ranked: its configurations, first the exact ones and those that round to bf16 (rule 2), then those with a core for
-    each thread, then the fastest.
-    """
+    """The strategy to compare with: each configuration uses one of `ranked`, in ratios and verdicts. ranked: its
+    configurations, by exactness (rounding to bf16 counts as exact, rule 2), then a core per thread, then speed."""
 
     strategy: str
     ranked: Sequence[Sequence[Result]]
@@ -100,14 +98,14 @@ def _rank(runs: Sequence[Result]) -> tuple[bool, bool, float]:
 
 
 def nearest_of(runs: Sequence[Result], bases: Sequence[Result]) -> int:
-    """Return in how many ways the most similar pair differs."""
+    """Return the number of differences of the most similar pair."""
     return min(len(differences(run, base)) for run in runs for base in bases)
 
 
 def ratio_of(
     result: Result, bases: Sequence[Result], baseline: str, allow_unfair: bool = False
 ) -> tuple[float | None, str, bool]:
-    """Return the ratio to the fastest undisturbed baseline of its block, or why there is none; whether a machine was
+    """Return the ratio to the fastest undisturbed baseline of its block or why it is missing, and whether a machine was
     busy."""
     mine = epoch_time(result)
     if mine is None or result["status"] != "completed":
@@ -125,20 +123,20 @@ def ratio_of(
 
 
 def why_unequal(names: Sequence[str], baseline: str) -> str:
-    """Return the reason of a blank cell."""
+    """Return the reason for a blank cell."""
     if list(names) == ["session"]:
         return f"{baseline} was timed in another session"
     return f"{baseline} differs in {', '.join(name for name in names if name != 'session')}"
 
 
 def baselines(strategy: str, results: Sequence[Result]) -> list[Result]:
-    """Return the runs of a strategy that others may be compared with, without the negative control if possible."""
+    """Return the runs of a strategy to compare others with, without the negative control if possible."""
     runs = [r for r in results if r["strategy"] == strategy]
     return [r for r in runs if not is_control(r)] or runs
 
 
 def exact_runs_of(strategy: str, results: Sequence[Result]) -> list[Result]:
-    """Return the completed baselines that accuracies are compared with; the exact ones, if there are any."""
+    """Return the completed baselines to compare accuracies with; the exact ones, if there are any."""
     runs = [r for r in baselines(strategy, results) if r["status"] == "completed"]
     return [r for r in runs if is_exact(r)] or runs
 
@@ -171,7 +169,8 @@ def warnings(results: Sequence[Result], baseline: str) -> list[str]:
 
 
 def exchanged(results: Sequence[Result]) -> list[str]:
-    """Return a line for each configuration with runs of one seed on several graphs or splits: its data has changed."""
+    """Return a line for each configuration with runs of one seed on several graphs or splits, since its data has
+    changed."""
     data: dict[tuple[Hashable, str, int | None], set[str]] = {}
     names: dict[Hashable, str] = {}
     for result in results:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FORMATS = ("svg", "pdf", "png")
-_WIDTH = 7.0  # inches: the text of a page, or both columns
+_WIDTH = 7.0  # inches: text width of a page, or both columns
 _CURVES = 2.8  # inches: height of a panel of curves
-_LINE = 8.5  # points from one label of a curve to the next
+_LINE = 8.5  # points between labels of curves
 _SOFT = "#5a6572"
 _STYLE: dict[Any, Any] = {  # Any: matplotlib's keys are a Literal of all of them
     "font.size": 8,
@@ -47,7 +47,7 @@ Rows = list[JsonDict]
 
 
 class Drawing(NamedTuple):
-    """rows: lines of the csv from a task's groups; draw: draws them on axes; height: inches a group, and at least."""
+    """rows: lines of the csv from a task's groups. draw: draws them on axes. height: inches per group, and at least."""
 
     rows: Callable[[Sequence[Group]], Rows]
     draw: Callable[[Axes, Rows], None]
@@ -62,7 +62,7 @@ def on_paper() -> AbstractContextManager[None]:
 
 
 def write_figures(comparison: Comparison, folder: Path) -> list[Path]:
-    """Write NAME.svg, .pdf, .png and .csv with a panel a task, for figures with data; return the files."""
+    """Write NAME.svg, .pdf, .png and .csv with a panel per task, for figures with data; return the files."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--figures {folder} is a file; name a folder")
     folder.mkdir(parents=True, exist_ok=True)
@@ -116,12 +116,12 @@ def _figure(path: Path, rows: Mapping[str, Rows], drawing: Drawing) -> list[Path
     for axes in panels[len(rows) :]:
         axes.set_visible(False)
     named = dict(pair for axes in panels for pair in zip(*axes.get_legend_handles_labels()[::-1], strict=True))
-    if named:  # of the parts of bars; curves have their labels beside them
+    if named:  # legend of the parts of bars; curves have labels beside them
         figure.legend(named.values(), named, loc="outside lower center", ncols=6)
     files = [path.with_suffix(f".{form}") for form in FORMATS]
     dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}
     for file in files:
-        drawn = io.BytesIO()  # matplotlib's own writers lose what a full disk says
+        drawn = io.BytesIO()  # matplotlib's own writers hide errors of a full disk
         figure.savefig(drawn, format=file.suffix[1:], metadata=dates[file.suffix])
         with open_whole(file) as out:
             out.write(drawn.getvalue())
@@ -143,7 +143,7 @@ def _by_configuration(rows: Rows) -> list[Rows]:
 
 
 def _speedups(groups: Sequence[Group]) -> Rows:
-    """Return one row a configuration (block empty), and one a block of it."""
+    """Return one row per configuration (block empty), and one per block of it."""
     rows: Rows = []
     for group in groups:
         if group.speedup is not None:
@@ -176,7 +176,7 @@ def _draw_speedups(axes: Axes, rows: Rows, baseline: str, tint: Mapping[str, str
 
 
 def _parts(groups: Sequence[Group], field: str, parts_of: Callable[[Group], dict[str, float] | None]) -> Rows:
-    """Return one row a part of a configuration, mean over its runs; at most six parts, the small ones together."""
+    """Return one row per part of a configuration, mean over its runs; at most six parts, the small ones together."""
     given = [(group, parts) for group in groups if (parts := parts_of(group))]
     if not any(sum(parts.values()) for _, parts in given):
         return []
@@ -208,12 +208,12 @@ def _draw_parts(axes: Axes, rows: Rows, tints: Mapping[str, str], quantity: str)
 
 
 def _curves(groups: Sequence[Group], chosen: Sequence[str], axis: str) -> Rows:
-    """Return one row an evaluation: the mean over runs (run empty), and each run of configurations in colour."""
-    shown = [g for g in groups if not (axis == "seconds" and g.timeless)]  # grey times are no curve on paper
+    """Return one row per evaluation: the mean over runs (run empty), and each run of configurations in colour."""
+    shown = [g for g in groups if not (axis == "seconds" and g.timeless)]  # without times that do not measure speed
     drawn = [(group, runs) for group in shown if (runs := curves.curves_of(group, axis))]
     in_colour = groups_in_colour([group for group, _ in drawn], chosen)
     rows: Rows = []
-    for group, runs in sorted(drawn, key=lambda pair: pair[0] in in_colour):  # grey ones below
+    for group, runs in sorted(drawn, key=lambda pair: pair[0] in in_colour):  # draw grey ones first
         mean = curves.mean_curve(runs)
         several = runs if mean is None or (len(runs) > 1 and group in in_colour) else []
         target = "" if group.target is None else 100 * group.target
@@ -261,7 +261,7 @@ def _draw_curves(axes: Axes, rows: Rows, axis: str, tint: Mapping[str, str]) -> 
 def _label_curves(axes: Axes, labels: Sequence[tuple[str, float, float, str]]) -> None:
     """Write names right of the axes, as near to the ends of their curves as they fit, with lines to them."""
     low, high = axes.get_ylim()
-    gap = _LINE * (high - low) / (0.7 * 72 * _CURVES)  # 0.7: what titles and ticks leave of a panel
+    gap = _LINE * (high - low) / (0.7 * 72 * _CURVES)  # 0.7: share of a panel without titles and ticks
     ordered = sorted(labels, key=lambda label: label[2])
     heights = [y for _, _, y, _ in ordered]
     for _ in range(60):

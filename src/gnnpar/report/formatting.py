@@ -1,4 +1,4 @@
-"""Figures as people read them, the same in the terminal, the exports and the page."""
+"""Formatted figures, the same in the terminal, the exports and the page."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def interval(estimate: Estimate | None, *, signed: bool = False) -> str:
 
 
 def _decimals(half: float) -> int:
-    """Return the decimals that an interval of this half width supports: two of its figures, at most three decimals."""
+    """Return the decimals that an interval of this half width supports: two of its digits, at most three decimals."""
     return 1 if half != half or half >= 1 else 2 if half >= 0.1 else 3 if half > 0 else 2
 
 
 def ratio(estimate: Estimate | None) -> str:
-    """Return '1.52 [1.40, 1.63]': the interval of a geometric mean is not symmetric."""
+    """Return '1.52 [1.40, 1.63]': the interval of a geometric mean is asymmetric."""
     if estimate is None:
         return NOTHING
     if estimate.low != estimate.low:
@@ -54,7 +54,7 @@ def to_target(value: Median | None, unit: str) -> str:
 
 
 def marked(text: str, busy: bool) -> str:
-    """Mark a number that comes from runs on a busy machine alone."""
+    """Mark a number from runs on a busy machine only."""
     return f"{text} busy" if busy and text != NOTHING else text
 
 
@@ -71,7 +71,7 @@ def seconds_to_target(group: Group) -> str:
 
 
 def race(group: Group, rivals: Sequence[Group]) -> str:
-    """Return '2 of 3 to target, 3.1 s; graph_parallel 1.2 s' if another group reaches the target before, else ''."""
+    """Return '2 of 3 to target, 3.1 s; graph_parallel 1.2 s' if another group reaches the target earlier, else ''."""
     known = [(g.seconds_to_target, g) for g in rivals if g.seconds_to_target is not None and not g.timeless]
     mine = next((ends.low for ends, g in known if g is group), 0.0)
     before = [(ends.high, g) for ends, g in known if ends.high < mine]
@@ -101,7 +101,7 @@ def runs_of(group: Group) -> str:
 
 
 def verdict_of(group: Group) -> str:
-    """Return the verdict on the group, with that on the negative control where it takes the claim away."""
+    """Return the verdict on the group, with that on the negative control if it invalidates the claim."""
     if group.control:
         return f"control: {group.verdict or 'unpaired'}"
     if group.verdict == "not inferior" and group.control_verdict == "not inferior":
@@ -114,7 +114,7 @@ def control_of(group: Group) -> str:
 
 
 def blanks(rows: Sequence[JsonObject], groups: Sequence[Group] = ()) -> dict[tuple[str, str], list[str]]:
-    """Return ("ratio" or "difference", why there is none) -> names with blank cells, in the order of the footnotes."""
+    """Return ("ratio" or "difference", reason) -> names with blank cells, in the order of the footnotes."""
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row["ratio"] is None and row["status"] == "completed":
@@ -126,7 +126,7 @@ def blanks(rows: Sequence[JsonObject], groups: Sequence[Group] = ()) -> dict[tup
     return found
 
 
-# columns of a table of runs: heading, column of `table_rows`, is it text?
+# columns of a table of runs: heading, column of `table_rows`, whether it is text
 RUN_COLUMNS = (
     ("strategy", "strategy", True),
     ("model", "model", True),
@@ -175,7 +175,7 @@ def times_of(row: JsonObject) -> str:
     return f"{row['provenance']} {row['links']}".strip()
 
 
-# columns of a table of groups: heading -> is it text?, the cell of a group
+# columns of a table of groups: heading -> whether it is text, the cell of a group
 GROUP_COLUMNS: Mapping[str, tuple[bool, Callable[[Group], str]]] = {
     "strategy": (True, lambda group: group.title),
     **{name: (True, lambda group, name=name: group.first[name]) for name in ("exactness", "model", "dataset")},

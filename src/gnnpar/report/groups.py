@@ -1,7 +1,5 @@
-"""One row a group: runs that differ in seed and block alone, with intervals (protocol, rules 5, 11, 12, 13).
-
-Speed-ups are formed inside blocks, accuracies paired by seed; what did not complete is counted, never dropped.
-"""
+"""One row per group: runs that differ only in seed and block, with intervals (protocol, rules 5, 11, 12, 13). Speed-ups
+are formed inside blocks, accuracies paired by seed. Incomplete runs are counted, never dropped."""
 
 from __future__ import annotations
 
@@ -30,19 +28,19 @@ _ARENA = ("dataset", "task", "model", "optim", "precision", "first_layer", "epoc
 
 @dataclass(eq=False)
 class Group:
-    """Runs of one configuration. times: (seed, block) -> epoch seconds; accuracies: seed -> percent."""
+    """Runs of one configuration. times: (seed, block) -> epoch seconds. accuracies: seed -> percent."""
 
     rows: list[JsonDict]
     results: list[Result]
-    arena: str  # what must be equal to be compared at all: data, model, optimizer, budget
-    changed: str = ""  # settings outside the strategy that set it apart from a group of the same name
+    arena: str  # must be equal for any comparison: data, model, optimizer, budget
+    changed: str = ""  # settings outside the strategy that distinguish groups of the same name
     times: dict[Hashable, float] = field(default_factory=dict)
     accuracies: dict[int, float] = field(default_factory=dict)
     epoch_seconds: Estimate | None = None
     speedup: Estimate | None = None
-    time_busy: bool = False  # other load disturbed all runs behind its times; behind its ratios
+    time_busy: bool = False  # other load disturbed all runs with times; with ratios
     ratio_busy: bool = False
-    left_out: int = 0  # blocks without a ratio, as other load disturbed theirs
+    left_out: int = 0  # blocks without a ratio, since other load disturbed them
     ratios: dict[Hashable, float] = field(default_factory=dict)  # (seed, block) -> times faster than the baseline
     why_no_speedup: str = ""
     why_no_difference: str = ""
@@ -53,7 +51,7 @@ class Group:
     target: float | None = None
     seconds_to_target: Median | None = None
     bytes_to_target: Median | None = None
-    best: set[str] = field(default_factory=set)  # columns in which a paired test puts it before all others
+    best: set[str] = field(default_factory=set)  # columns in which a paired test ranks it first
 
     @property
     def first(self) -> JsonObject:
@@ -69,7 +67,7 @@ class Group:
 
     @property
     def title(self) -> str:
-        """Strategy and settings that set it apart."""
+        """Strategy and distinguishing settings."""
         return " ".join(filter(None, (self.first["strategy"], self.first["variant"], self.changed)))
 
     @property
@@ -295,7 +293,7 @@ def _mark(groups: Sequence[Group], column: str, values: Sequence[Mapping[K, floa
 
 
 def notes(groups: Sequence[Group]) -> list[str]:
-    """Return a line for each task with an epoch of many steps in some rows only, with too few runs, or with a negative
+    """Return a line for each task with epochs of many steps in some rows only, with too few runs, or with a negative
     control that is absent or passes."""
     lines = []
     for arena in dict.fromkeys(group.arena for group in groups):
@@ -319,14 +317,14 @@ def notes(groups: Sequence[Group]) -> list[str]:
             lines.append(f"{task}: no negative control, so equal accuracy proves little; train codec=drop beside it")
         elif controls & {"inconclusive", "unpaired", "not enough runs"}:
             lines.append(f"{task}: the negative control is inconclusive; train more seeds")
-    return list(dict.fromkeys(lines))  # what holds for two settings of a task is one line
+    return list(dict.fromkeys(lines))  # list a line once for two settings of a task
 
 
-CLAIMS = ("not inferior", "inferior", "inconclusive")  # verdicts that enough runs stand behind
+CLAIMS = ("not inferior", "inferior", "inconclusive")  # verdicts supported by enough runs
 
 
 def too_few(groups: Sequence[Group]) -> str:
-    """Return which verdict or interval needs more runs, or ''."""
+    """Return a line on a verdict or interval that needs more runs, or ''."""
     seeds = [g.difference.n for g in groups if g.difference and g.verdict == "not enough runs"]
     blocks = [g.speedup.n for g in groups if g.speedup and g.speedup.n < statistics.FEWEST_BLOCKS]
     lines = []

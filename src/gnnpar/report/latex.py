@@ -13,10 +13,10 @@ from gnnpar.report.table import Table
 
 TEXT_WIDTH = 345.0  # points: \textwidth of the article class at 10 pt
 _CHARACTER, _SEPARATION = 4.25, 6.0  # points: of \footnotesize, and between two columns
-_LONGEST = 27  # characters of a text that stay on one line
+_LONGEST = 27  # longest text on one line, in characters
 _WRAPPED = rf">{{\raggedright\arraybackslash\hangindent=1em}}p{{{_CHARACTER * _LONGEST:.0f}pt}}"
 _GROUPS = ("dataset", "model")  # headings above rows
-# columns that a narrow page leaves out, in this order; a verdict never stands without its control
+# columns to drop on a narrow page, in this order; a verdict never appears without its control
 _DISPENSABLE = (
     ("error",),
     ("cosine",),
@@ -59,7 +59,7 @@ def as_latex(table: Table, notes: Sequence[str] = (), *, keep: bool = False) -> 
     r"""Return a tabular in \footnotesize; needs \usepackage{booktabs,siunitx}, siunitx of 2021 or later.
 
     Rows are grouped by dataset and model. Constant columns and columns beyond the width of the page are left out
-    (`keep`: they stay), and named in comments above, as notes are.
+    (`keep`: kept), and named in comments above, as notes are.
     """
     table, constant = (table, {}) if keep else table.without_constant()
     grouping = [i for i, name in enumerate(table.headings) if name in _GROUPS and len(table.headings) > len(_GROUPS)]
@@ -84,7 +84,7 @@ def as_latex(table: Table, notes: Sequence[str] = (), *, keep: bool = False) -> 
     above = [f"% everywhere: {name} {value}" for name, value in constant.items()]
     above += [f"% left out, the page is too narrow: {', '.join(left_out)}; --columns chooses"] * bool(left_out)
     above += [f"% {note}" for note in notes]
-    above = [" ".join(line.split()) for line in above]  # a name with a line break in it ends no comment
+    above = [" ".join(line.split()) for line in above]  # a line break in a name must not end the comment
     headings = [" & ".join(column.heading[line] for column in flat) + r" \\" for line in (0, 1)]
     lines = [
         *above,
@@ -106,14 +106,14 @@ def _width(columns: Sequence[Sequence[Column]]) -> float:
 
 
 def _columns(table: Table, i: int) -> list[Column]:
-    """Return a column as it is set; two for values with intervals in brackets."""
+    """Return the formatted column; two for values with intervals in brackets."""
     headings, texts, lines, bold = table
     cells = [line[i] for line in lines]
     marked = [(k, i) in bold for k in range(len(lines))]
     if texts[i] or not any(re.match(_NUMBER, cell) for cell in cells) or re.fullmatch(r"\d+x\d+", cells[0]):
         shown = [rf"\textbf{{{_tex(cell)}}}" if mark else _tex(cell) for cell, mark in zip(cells, marked, strict=True)]
         column = _column("l" if texts[i] else "r", headings[i], "", cells, shown)
-        wide = column.width > _LONGEST  # names of strategies with their variants go on in a second line
+        wide = column.width > _LONGEST  # names of strategies with their variants continue on a second line
         if not wide or not texts[i]:
             return [column]
         broken = [cell.replace(r"\_", r"\_\allowbreak{}") if len(cell) > _LONGEST else cell for cell in shown]
@@ -140,7 +140,7 @@ def _column(spec: str, name: str, unit: str, cells: Sequence[str], shown: list[s
 
 
 def _numbers(name: str, unit: str, cells: Sequence[str], marked: Sequence[bool]) -> Column:
-    """Return an S column of siunitx, aligned at the decimal point; other texts stand in braces."""
+    """Return an S column of siunitx, aligned at the decimal point; other texts are put in braces."""
     found = [re.fullmatch(rf"({_NUMBER})(?: ± ({_NUMBER}))?", cell) for cell in cells]
     values = [(match[1], match[2]) for match in found if match]
     if not values:
@@ -178,4 +178,4 @@ def _in_unit(cell: str, unit: str) -> str:
 
 def _tex(text: str) -> str:
     escaped = text.translate(_ESCAPED)
-    return f"{{[}}{escaped[1:]}" if escaped.startswith("[") else escaped  # which \\ and \midrule read as a length
+    return f"{{[}}{escaped[1:]}" if escaped.startswith("[") else escaped  # \\ and \midrule would read it as a length

@@ -1,4 +1,4 @@
-"""One row a run: the cells of the comparison, from result.json."""
+"""One row per run: the cells of the comparison, from result.json."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ if TYPE_CHECKING:
 
 
 def load(*folders: str | os.PathLike[str], baseline: str = "single", allow_unfair: bool = False) -> pd.DataFrame:
-    """Return one row a run below the folders (also patterns, 'multirun/**'): the columns of `gnnpar compare`, then
+    """Return one row per run below the folders (also patterns, 'multirun/**'): the columns of `gnnpar compare`, then
     every setting as settings.KEY. Times in seconds, sizes in bytes; `ratio` = epoch time of the baseline / of the run.
     """
     import pandas as pd
@@ -95,7 +95,7 @@ def load(*folders: str | os.PathLike[str], baseline: str = "single", allow_unfai
 
 
 def history(run: str | os.PathLike[str]) -> pd.DataFrame:
-    """Return metrics.jsonl of a run folder, one row an epoch; names and units as in gnnpar.track.keys."""
+    """Return metrics.jsonl of a run folder, one row per epoch; names and units as in gnnpar.track.keys."""
     import pandas as pd
 
     rows = read_rows(Path(run))

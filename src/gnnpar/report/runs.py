@@ -39,7 +39,8 @@ def below(folder: Path) -> list[Path]:
 
 
 def folders_of(pattern: str | os.PathLike[str]) -> list[Path]:
-    """Return the folders that a path or a glob pattern names; an existing folder of that very name comes first."""
+    """Return the folders that a path or a glob pattern names. An existing folder of exactly that name takes
+    precedence."""
     plain = os.path.expanduser(pattern)
     names = [plain] if os.path.isdir(plain) else glob.glob(plain, recursive=True)
     folders = sorted({Path(name) for name in names if os.path.isdir(name)}, key=_natural)
@@ -85,11 +86,11 @@ def flat(settings: JsonObject, prefix: str = "") -> dict[str, str]:
     return texts
 
 
-_REPEATED = ("seed", "block")  # settings that runs of one configuration may differ in
+_REPEATED = ("seed", "block")  # settings that may differ between runs of one configuration
 
 
 def own_settings(result: Result) -> dict[str, str]:
-    """Return the settings of a configuration, without seed, block and those that its strategy does not read."""
+    """Return the settings of a configuration, without seed, block and settings that its strategy does not read."""
     settings = result.get("settings", {})
     left_out = {*_REPEATED, *unread(settings)}
     return flat({key: value for key, value in settings.items() if key not in left_out})
@@ -102,7 +103,7 @@ def model_of(result: Result) -> str:
 
 
 def dataset_of(result: Result) -> str:
-    """Return the name of the dataset; of a file, dataset.name."""
+    """Return the name of the dataset; for a file, dataset.name."""
     name, path = (value_at(result, ("settings", "dataset", key)) for key in ("name", "path"))
     return name if isinstance(name, str) and path is not None else result["dataset"]
 
@@ -112,7 +113,7 @@ def title(result: Result) -> str:
     return f"{result['strategy']}/{model_of(result)}"
 
 
-_BUSY = 1.5  # load of a machine, a core: what runs of one sweep leave for each other stays below
+_BUSY = 1.5  # load per core; runs of one sweep stay below it
 
 
 def is_busy(result: Result) -> bool:
@@ -122,8 +123,8 @@ def is_busy(result: Result) -> bool:
 
 
 def went_on_from(result: Result) -> tuple[int, tuple[str, ...]] | None:
-    """Return how many epochs a resumed run has from other settings, and the settings that affect numbers; None without
-    them."""
+    """Return the number of epochs that a resumed run has from other settings, and these settings if they affect
+    numbers; else None."""
     found = result.get("begun_otherwise")
     if not isinstance(found, Mapping):
         return None
@@ -139,7 +140,7 @@ def configuration_of(result: Result) -> Hashable:
     return (*(result[name] for name in named), *where, went_on_from(result), *settings)
 
 
-_ELSEWHERE = ("strategy", "world_size", "threads_per_rank")  # settings that have columns of their own
+_ELSEWHERE = ("strategy", "world_size", "threads_per_rank")  # settings with columns of their own
 
 
 def told_apart(results: Sequence[Result]) -> list[tuple[str, str]]:
@@ -156,7 +157,7 @@ def told_apart(results: Sequence[Result]) -> list[tuple[str, str]]:
 
 
 def _differing(places: Sequence[Hashable], flats: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return for each the settings that differ between those of the same place."""
+    """Return for each item the settings that differ between items with the same place."""
     seen: dict[Hashable, list[Mapping[str, str]]] = {}
     for place, settings in zip(places, flats, strict=True):
         seen.setdefault(place, []).append(settings)
@@ -178,17 +179,15 @@ def is_exact(result: Result) -> bool:
 
 
 def exactness_of(result: Result) -> str:
-    """Return the classes of exactness, marked if nothing has checked that the run is exact.
-
-    Runs without `verified` count as checked if model and strategy are gnnpar's own.
-    """
+    """Return the classes of exactness, marked if no check has verified the run as exact. Runs without `verified` count
+    as checked if model and strategy are gnnpar's own."""
     groups = {name: value_at(result, ("settings", name)) for name in ("model", "strategy")}
     known = result.get("verified", "checked" if all(map(is_own, classes_in(groups))) else "no") != "no"
     return " ".join(result["exactness"]) + (" (not checked)" if is_exact(result) and not known else "")
 
 
 def no_speed(row: JsonObject) -> bool:
-    """Return True for more threads than cores, or ranks as threads: no statement on speed (rule 6)."""
+    """Return True for more threads than cores, or ranks as threads: times do not measure speed (rule 6)."""
     return bool(row["oversubscribed"]) or row["provenance"] == "emulated"
 
 

@@ -1,4 +1,4 @@
-"""Estimates with intervals, as the protocol asks (rules 5 and 12): paired by seed and split, ratios inside blocks."""
+"""Estimates with intervals by the protocol (rules 5 and 12): paired by seed and split, ratios inside blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 Verdict = Literal["not inferior", "inferior", "inconclusive", "not enough runs"]
-FEWEST_SEEDS = 5  # for an interval of a mean and for a verdict: two seeds that agree prove nothing
+FEWEST_SEEDS = 5  # for an interval of a mean and for a verdict
 FEWEST_BLOCKS = 3  # for an interval of a ratio
 _LEVEL = 0.95
 
@@ -37,10 +37,8 @@ def mean(values: Sequence[float], *, level: float = _LEVEL, fewest: int = FEWEST
 
 
 def geometric_mean(ratios: Sequence[float]) -> Estimate:
-    """Return the geometric mean of positive ratios, one a block, with Student's interval of their logarithms.
-
-    No bootstrap: its percentiles at 95 % cover the truth in 75 % of cases with 3 blocks and in 85 % with 5.
-    """
+    """Return the geometric mean of positive ratios, one per block, with Student's interval of their logarithms. No
+    bootstrap: its percentiles at 95 % cover the truth in 75 % of cases with 3 blocks and in 85 % with 5."""
     logs = mean(np.log(_samples(ratios)).tolist(), fewest=FEWEST_BLOCKS)
     value, low, high = (math.exp(min(each, _LARGEST)) for each in (logs.value, logs.low, logs.high))
     return Estimate(value, low, high, logs.n)
@@ -59,9 +57,9 @@ def non_inferiority(differences: Sequence[float], margin: float) -> Verdict:
 
 
 def family(studies: Sequence[Sequence[float]], margin: float) -> list[Verdict]:
-    """`non_inferiority` of several studies that are quoted together, corrected by Holm's step-down (1979).
+    """Return `non_inferiority` of several studies quoted together, corrected by Holm's step-down (1979).
 
-    With probability 0.95 at least, none of the 'not inferior' is false, and none of the 'inferior': a verdict of m
+    With probability of at least 0.95, none of the 'not inferior' is false, and none of the 'inferior': a verdict of m
     studies is tested at 0.05 / m, the next at 0.05 / (m - 1), from the surest on until one fails.
     """
     if margin <= 0:
@@ -82,7 +80,7 @@ def family(studies: Sequence[Sequence[float]], margin: float) -> list[Verdict]:
 
 def _p_above(x: np.ndarray) -> float:
     """Return p of Student's one-sided test that the mean of x [n] is above 0."""
-    from scipy.special import stdtr  # scipy.stats, which calls it, takes two seconds to import
+    from scipy.special import stdtr  # scipy.stats takes two seconds to import
 
     error = float(x.std(ddof=1)) / math.sqrt(len(x))
     if error == 0:

@@ -46,7 +46,7 @@ def check(study: Study) -> None:
 
 
 def tables(study: Study, runs: Runs) -> list[tuple[str, Shown]]:
-    """Return the title and the cells of every table that has runs, without columns that no row knows."""
+    """Return the title and the cells of every table with runs, without columns that are unknown in every row."""
     shown: list[tuple[str, Shown]] = []
     for table in _tables(study).values():
         columns = _columns(study, table)
@@ -84,7 +84,7 @@ def as_markdown(shown: Sequence[tuple[str, Shown]]) -> str:
 
 
 def _tables(study: Study) -> dict[str, Table]:
-    """Return key of the file -> table. The default one has intervals where there are enough blocks and seeds."""
+    """Return key of the file -> table. The default one has intervals if there are enough blocks and seeds."""
     given = {f"tables[{i}]": table for i, table in enumerate(study.tables)}
     if study.table:
         return {"table": Table(columns=study.table)} | given
@@ -97,7 +97,7 @@ def _tables(study: Study) -> dict[str, Table]:
 
 
 def _columns(study: Study, table: Table) -> dict[str, str]:
-    """Return heading -> text; columns that are names alone stand behind the axes."""
+    """Return heading -> text; columns that are names alone come after the axes."""
     if isinstance(table.columns, dict):
         return table.columns
     found = {axis: f"{{{axis}}}" for axis in _axes(study, table)}
@@ -107,12 +107,12 @@ def _columns(study: Study, table: Table) -> dict[str, str]:
 
 
 def _axes(study: Study, table: Table) -> list[str]:
-    """Return the axes that make rows: those that no title has."""
+    """Return the axes that make rows: those without a place in a title."""
     return table.rows or [axis for axis in study.axes if f"{{{axis}}}" not in table.title]
 
 
 def _sections(study: Study, runs: Runs, table: Table, *, check: bool = False) -> Iterator[list[Cell]]:
-    """Return the rows of a table, or of one for each name in its title; check: also rows without runs."""
+    """Return the rows of a table, or of one for each name in its title. check: also rows without runs."""
     axes = _axes(study, table)
     _refuse_unknown("rows: ", study, axes)
     for title in _places(study, [axis for axis in study.axes if f"{{{axis}}}" in table.title]):
@@ -130,14 +130,14 @@ def _refuse_unknown(key: str, study: Study, axes: Sequence[str]) -> None:
 
 
 def _places(study: Study, axes: Sequence[str], fixed: Mapping[str, str] | None = None) -> list[dict[str, str]]:
-    """Return names of these axes that jobs have, in the order of the file."""
+    """Return the names on these axes that jobs have, in the order of the file."""
     there = [study.named(variant.place).items() for variant in study.variants()]
     rows = [dict(zip(axes, names, strict=True)) for names in itertools.product(*(study.axes[axis] for axis in axes))]
     return [row for row in rows if any((dict(fixed or {}) | row).items() <= place for place in there)]
 
 
 def _lines(cells: Sequence[Cell], table: Table) -> list[list[str]]:
-    """Return the cells' texts; where no run completed, the reason is in the first column behind the names."""
+    """Return the cells' texts; without a completed run, the first column after the names has the reason."""
     lines: list[list[str]] = []
     for cell in cells:
         columns = list(_columns(cell.study, table).values())
@@ -156,7 +156,7 @@ def _title(cells: Sequence[Cell], table: Table, places: Iterable[Sequence[str]])
 
 
 def draw(study: Study, about: Figure, runs: Runs) -> Drawn:
-    """Draw the figure of a study in the style that is in force, with intervals as error bars."""
+    """Draw the figure of a study in the current style, with intervals as error bars."""
     import matplotlib.pyplot as plt
 
     panels = _places(study, about.panels)

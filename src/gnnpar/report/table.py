@@ -42,7 +42,7 @@ _BEST = {"accuracy": "test at best val, %", "speedup": "speed-up"}
 
 
 def group_table(groups: Sequence[Group], baseline: str) -> Table:
-    """Return one line a group, without the columns that are empty in every line."""
+    """Return one line per group, without the columns that are empty in every line."""
     cells = [words.group_cells(group) for group in groups]
     used = [name for name in words.GROUP_COLUMNS if any(line[name] not in (words.NOTHING, "") for line in cells)]
     bold = {
@@ -54,7 +54,7 @@ def group_table(groups: Sequence[Group], baseline: str) -> Table:
 
 
 def row_table(rows: Sequence[JsonObject], baseline: str) -> Table:
-    """Return one line a run; nothing is bold, as one run proves nothing."""
+    """Return one line per run, without bold, since one run proves nothing."""
     columns = [each for each in words.RUN_COLUMNS if each[1] not in _LEFT_OUT]
     headings = [f"x {baseline}" if name == "speed-up" else name for name, _, _ in columns]
     lines = [[words.run_text(row, column) for _, column, _ in columns] for row in rows]

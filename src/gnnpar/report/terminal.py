@@ -1,4 +1,4 @@
-"""The comparison in the terminal: one row a run, or one a group."""
+"""The comparison in the terminal: one row per run, or one per group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNFAIR = "UNFAIR: ratios between runs that differ"
 
 
 def show_rows(rows: Sequence[JsonObject], *, baseline: str, allow_unfair: bool) -> None:
-    """Print one row a run. Grey times come from more threads than cores and are no speed."""
+    """Print one row per run. Grey times come from more threads than cores and do not measure speed."""
     columns = [each for each in words.RUN_COLUMNS if each[1] not in ("block", "gradient_cosine")]
     columns.insert(1, ("exactness", "exactness", True))
     headings = [f"x {baseline}" if name == "speed-up" else name for name, _, _ in columns]
@@ -32,7 +32,7 @@ def show_rows(rows: Sequence[JsonObject], *, baseline: str, allow_unfair: bool) 
 
 
 def show_groups(groups: Sequence[Group], rows: Sequence[JsonObject], *, baseline: str, allow_unfair: bool) -> None:
-    """Print one row a group; the best accuracy and speed-up by a paired test in bold."""
+    """Print one row per group; the best accuracy and speed-up by a paired test in bold."""
     console, reasons = _console(), list(words.blanks(rows, groups))
     shown, constant = group_table(groups, baseline).without_constant(("model", "dataset", "runs", "times"))
     shown = shown._replace(headings=[name.replace("test at ", "test at\n") for name in shown.headings])
@@ -57,7 +57,7 @@ def show_groups(groups: Sequence[Group], rows: Sequence[JsonObject], *, baseline
         say(f"target on validation: {texts}")
 
 
-# columns that a narrow terminal leaves out, in this order; a verdict never stands without its control
+# columns to drop on a narrow terminal, in this order; a verdict never appears without its control
 _DISPENSABLE = ("error", "exactness", "cosine", "sent to target", "peak/rank", "to target", "runs", "sent/epoch")
 
 

@@ -1,1 +1,1 @@
-"""report.html: one page that needs no network."""
+"""report.html: one self-contained page."""

@@ -1,4 +1,4 @@
-"""report.html: everything `compare` knows on one self-contained page, no network, scripts and styles inside."""
+"""report.html: all results of `compare` on one page, with scripts and styles inside."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from gnnpar.report.rows import table_rows
 from gnnpar.report.runs import no_speed
 from gnnpar.settings import ConfigError
 
-SCHEDULE = "schedule.svg"  # a run that has a picture of its schedule leaves it under this name
+SCHEDULE = "schedule.svg"  # file name of a run's picture of its schedule
 
-STACKED = {"time": colours.TIME, "bytes": colours.BYTES, "memory": colours.MEMORY}  # sections of parts that add up
+STACKED = {"time": colours.TIME, "bytes": colours.BYTES, "memory": colours.MEMORY}  # sections with parts that add up
 
 
 def write_page(comparison: Comparison, file: Path, *, headline: str = "") -> Path:
@@ -147,7 +147,7 @@ _MOST_BASELINES = 24  # each has a picture of all others
 
 
 def speedups(comparison: Comparison, tint: Mapping[str, str]) -> dict[str, JsonDict]:
-    """Return arena -> baseline -> picture, for the reader to choose from. Only the one asked for may be unfair."""
+    """Return arena -> baseline -> picture, for the reader to choose from. Only the requested one may be unfair."""
     pictured: dict[str, JsonDict] = {}
     names = dict.fromkeys([comparison.baseline, *(row["strategy"] for row in comparison.rows)])
     for baseline in islice(names, _MOST_BASELINES):
@@ -173,7 +173,7 @@ def _memory(group: Group) -> dict[str, float] | None:
 
 
 def schedules(comparison: Comparison) -> list[tuple[str, str]]:
-    """Return the pictures that runs have left of their schedules, one a group: (caption, data address)."""
+    """Return the pictures of schedules, one per group: (caption, data address)."""
     pictured = []
     for group in comparison.groups:
         for row in group.rows:

@@ -1,8 +1,8 @@
 """The pictures of the page, as plotly specifications: plain data, drawn in the browser.
 
-One picture a task (dataset and model), groups from top to bottom, a strategy's colour the same in all of them. Colours
-of text, grid and background are the page's: report.js fills them in, for light, dark and paper; it also places the
-labels of curves beside their ends (`labels`), where they do not overlap.
+One picture per task (dataset and model), groups from top to bottom, a strategy in the same colour everywhere. report.js
+fills in the page's colours of text, grid and background (light, dark, paper), and places the labels of curves beside
+their ends (`labels`) without overlap.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ LABELS = {"exposed_wire": "exposed, wire", "exposed_skew": "exposed, skew", "hos
 
 
 def label(group: Group, *, busy: bool = False) -> str:
-    """Return two lines for an axis: the strategy, and the settings that set the group apart."""
+    """Return two lines for an axis: the strategy, and the settings that distinguish the group."""
     first = group.first
     details = " ".join(filter(None, (first["variant"], group.changed, group.ranks)))
     return f"{escape(marked(first['strategy'], busy))}<br><span style='font-size:10px'>{escape(cut(details))}</span>"
 
 
 def speedup(groups: Sequence[Group], baseline: str, colour: Mapping[str, str]) -> Spec:
-    """Draw a marker a group with its interval, and a dot a block; grey if times are no statement on speed."""
+    """Draw a marker per group with its interval, and a dot per block; grey if times do not measure speed."""
     shown = [group for group in groups if group.speedup is not None]
     names = [label(group, busy=group.ratio_busy) for group in shown]
     data: list[Spec] = []
@@ -149,7 +149,7 @@ def _bars(
 
 
 def layers(groups: Sequence[Group]) -> Spec | None:
-    """Draw stacked bars, one part a layer; return None if nothing is sent or known."""
+    """Draw stacked bars, one part per layer; return None if nothing is sent or known."""
     depths = {id(group): curves.layer_bytes(group) for group in groups}
     deepest = max(map(len, depths.values()), default=0)
     tints = {f"layer {k}": colours.SHADES[k % len(colours.SHADES)] for k in range(deepest)}
@@ -161,8 +161,8 @@ def layers(groups: Sequence[Group]) -> Spec | None:
 
 
 def accuracy(groups: Sequence[Group], colour: Mapping[str, str], axis: str) -> Spec | None:
-    """Draw the validation metric over `axis` (seconds, bytes). At most six groups are in colour, with a label
-    and a thin line for each run; of the others only the mean, in grey."""
+    """Draw the validation metric over `axis` (seconds, bytes). At most six groups are in colour, with a label and a
+    thin line for each run; other groups show the mean only, in grey."""
     drawn = [(group, runs) for group in groups if (runs := curves.curves_of(group, axis))]
     if not drawn:
         return None
@@ -173,7 +173,7 @@ def accuracy(groups: Sequence[Group], colour: Mapping[str, str], axis: str) -> S
     in_colour = groups_in_colour([group for group, _ in drawn], [s for s, c in colour.items() if c != colours.GREY])
     data: list[Spec] = []
     labels: list[Spec] = []
-    for group, runs in sorted(drawn, key=lambda pair: pair[0] in in_colour):  # grey ones below
+    for group, runs in sorted(drawn, key=lambda pair: pair[0] in in_colour):  # draw grey ones first
         strategy = group.first["strategy"]
         pale = axis == "seconds" and group.timeless
         tint = colours.GREY if pale or group not in in_colour else colour[strategy]

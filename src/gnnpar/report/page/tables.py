@@ -1,4 +1,4 @@
-"""The cells of the page's tables: texts for people, exact values as attributes."""
+"""The cells of the page's tables: formatted texts, with exact values as attributes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ALWAYS = ("strategy", "model", "seed", "world_size", "epoch_seconds", "bytes_pe
 
 
 class Cell(NamedTuple):
-    """A text, a smaller one below it, the classes of its style, and why it is blank."""
+    """A text, a smaller one below it, the classes of its style, and the reason if it is blank."""
 
     text: str
     below: str = ""
@@ -60,7 +60,7 @@ def _group_cells(group: Group, baseline: str, mixed: bool) -> dict[str, Cell]:
 
 
 def run_columns(rows: Sequence[JsonObject]) -> list[tuple[str, str, bool]]:
-    """Return the columns that are neither empty nor the same name everywhere."""
+    """Return the columns that are neither empty nor constant."""
     texts = {column: {words.run_text(row, column) for row in rows} for _, column, _ in words.RUN_COLUMNS}
     same = [name for name in ("dataset", "provenance") if len(texts[name]) == 1 and len(rows) > 1]
     return [c for c in words.RUN_COLUMNS if c[1] in _ALWAYS or (c[1] not in same and texts[c[1]] != {NOTHING})]
