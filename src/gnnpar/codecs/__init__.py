@@ -1,1 +1,1 @@
-"""What goes on the wire: how rows become bytes and bytes rows."""
+"""Codecs: encode rows as bytes for the wire, and decode them."""

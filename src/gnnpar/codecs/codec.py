@@ -1,4 +1,4 @@
-"""The Protocols of a codec, and the three that need no statistics: identity, bf16 and drop."""
+"""Protocols of a codec, and the three codecs without statistics: identity, bf16 and drop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Exactness = Literal["exact", "rounded", "quantized", "stale", "sampled"]
 
 
 class SavedProfile(Protocol):
-    """What was measured beforehand and decides on numbers: saved with a run, and hashed."""
+    """A measurement that decides on numbers: saved with a run, and hashed."""
 
     @property
     def hash(self) -> str: ...
@@ -30,29 +30,29 @@ class SavedProfile(Protocol):
 class Codec(Wire, Protocol):
     """The runtime object of one rank; it may hold state.
 
-    Random numbers are keyed by (seed, epoch, layer, call, operand, global row id) and never by the phase: a row that
-    is sent again for rematerialisation must arrive as the same numbers.
+    Random numbers are keyed by (seed, epoch, layer, call, operand, global row id) and never by the phase: a row that is
+    sent again for rematerialisation must decode to the same numbers.
     """
 
     @property
     def profile(self) -> SavedProfile | None:
-        """What it measured to choose bits; None: nothing."""
+        """The measurement by which it chooses bits, or None."""
         ...
 
     @property
     def decodes_late(self) -> bool:
-        """May a message be decoded after later epochs have begun? Its `decoder` then stays right, and decoding changes
-        nothing in the codec. Where not, messages in flight are drained before `begin_epoch`."""
+        """Whether a message may be decoded after later epochs have begun, without changing the codec. If not, messages
+        in flight are drained before `begin_epoch`."""
         ...
 
     @property
     def held_nbytes(self) -> int:
-        """Bytes of rows that it keeps between epochs."""
+        """Return bytes of rows kept between epochs."""
         ...
 
     def begin_epoch(self, epoch: int) -> None: ...
     def facts(self) -> JsonDict:
-        """Metrics of the epoch that has begun by their names in track.keys, once; on rank 0."""
+        """Return metrics of the current epoch by their names in track.keys, once; on rank 0."""
         ...
 
     def state_dict(self) -> StateDict: ...
@@ -61,11 +61,11 @@ class Codec(Wire, Protocol):
 
 @dataclass(frozen=True)
 class WirePrice:
-    """What some rows cost on the wire: bytes of payload and of metadata (scales, zero points).
+    """Bytes of rows on the wire: payload, and metadata (scales, zero points).
 
-    `bound`: whether the bytes are exact, a mean (of bits drawn at random), or the most there can be (of bits chosen in
-    training). `bits`: the widest number that is encoded, by whose rate the time of encoding is estimated: 1 to 8 are
-    quantized, 16 are rounded, 32 are copied as they are; None: nothing is sent. `notes`: what the figures leave out.
+    bound: whether the bytes are exact, a mean (of random bits), or a maximum (of bits chosen in training). bits: of the
+    widest encoded number, for the time of encoding: 1 to 8 are quantized, 16 rounded, 32 copied; None: nothing is sent.
+    notes: costs that the figures leave out.
     """
 
     payload: float
@@ -80,7 +80,7 @@ class WirePrice:
 
 
 class CodecConfig(Protocol):
-    """Frozen dataclass: fields = YAML keys."""
+    """Configuration of a codec. A frozen dataclass; fields are YAML keys."""
 
     @property
     def exactness(self) -> frozenset[Exactness]: ...
@@ -88,31 +88,29 @@ class CodecConfig(Protocol):
     def price(
         self, num_rows: float, widths: Sequence[int], *, itemsize: int = 4, gradient: bool = False
     ) -> WirePrice | None:
-        """Bytes of `num_rows` rows in one direction, as `nbytes` of the runtime object counts them; None: unknown.
-
-        widths: numbers of each operand in a row, features first, then scores; itemsize: bytes of one in memory;
-        gradient: of gradient rows on their way back. An upper bound where bits are chosen in training.
-        """
+        """Return the bytes of `num_rows` rows in one direction, as counted by `nbytes` of the runtime object; None:
+        unknown. An upper bound if bits are chosen in training. widths: elements of each operand in a row, features
+        first, then scores. itemsize: bytes per element in memory. gradient: of gradient rows on their way back."""
         ...
 
 
 @runtime_checkable
 class Periodic(Protocol):
-    """A configuration that chooses anew every so many epochs."""
+    """A configuration that chooses again after a number of epochs."""
 
     def check_run(self, epochs: int) -> None:
-        """Refuse a run of too few epochs."""
+        """Raise ValueError for a run with too few epochs."""
         ...
 
 
 def check_epochs(config: CodecConfig, epochs: int) -> None:
-    """Refuse a codec that cannot run for so few epochs."""
+    """Raise ValueError for a codec that cannot run for so few epochs."""
     if isinstance(config, Periodic):
         config.check_run(epochs)
 
 
 class ConfigDefaults:
-    """Members of a CodecConfig that nobody has to write: it has no price."""
+    """Defaults of a CodecConfig: no price."""
 
     def price(
         self, num_rows: float, widths: Sequence[int], *, itemsize: int = 4, gradient: bool = False
@@ -121,7 +119,7 @@ class ConfigDefaults:
 
 
 class CodecDefaults(WireDefaults):
-    """Members of a Codec that measures nothing and keeps nothing between epochs."""
+    """Defaults of a Codec without measurements and without state between epochs."""
 
     decodes_late: bool = False
 
@@ -137,7 +135,7 @@ class CodecDefaults(WireDefaults):
         return {}
 
     def begin_epoch(self, epoch: int) -> None:
-        """Nothing changes between epochs."""
+        """Do nothing."""
 
     def state_dict(self) -> StateDict:
         return {}
@@ -189,12 +187,12 @@ class _Cast(CodecDefaults):
         return tuple(rows[i] for i in range(len(like)))
 
     def _order(self, like: Sequence[RowLike]) -> list[int]:
-        """Operands as they lie in a buffer: wider numbers first, so that all are aligned."""
+        """Return operands in the order of a buffer: wider numbers first, so that all are aligned."""
         return sorted(range(len(like)), key=lambda i: -self._on_wire(like[i]).dtype.itemsize)
 
 
 class _Nothing(CodecDefaults):
-    """No bytes; the receiver reads zeros."""
+    """Send no bytes; the receiver reads zeros."""
 
     decodes_late = True
 
@@ -223,7 +221,7 @@ class FirstAndRest(WireDefaults):
         return first + self.rest.metadata_nbytes(num_rows, like[1:], site, peer)
 
     def encode(self, rows: Rows, index: Tensor | None, site: Site, peer: int) -> Tensor:
-        """The rest comes first in the buffer: it has the wider type, so both parts are aligned."""
+        """Encode all operands. The rest comes first in the buffer: it has the wider type, so both parts are aligned."""
         if len(rows) == 1:
             return self.first.encode(rows, index, site, peer)
         rest, first = self.rest.encode(rows[1:], index, site, peer), self.first.encode(rows[:1], index, site, peer)
@@ -241,7 +239,7 @@ class FirstAndRest(WireDefaults):
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """Rows as they are."""
+    """Rows without change."""
 
     exactness = frozenset[Exactness]({"exact"})
 
@@ -254,7 +252,7 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True)
 class BFloat16:
-    """Rows rounded to bfloat16 on the wire: half the bytes of fp32, the baseline that quantization has to beat."""
+    """Rows rounded to bfloat16 on the wire: half the bytes of fp32, the baseline for quantization."""
 
     exactness = frozenset[Exactness]({"rounded"})
 
@@ -266,7 +264,7 @@ class BFloat16:
 
 
 def is_constant(config: CodecConfig) -> bool:
-    """Does the codec make the same of equal rows in every epoch, without keys and statistics, on the device alone?"""
+    """Return True if equal rows encode equally in every epoch, without keys and statistics, on the device alone."""
     return isinstance(config, (Identity, BFloat16))
 
 

@@ -1,14 +1,13 @@
-"""Differences: a row travels as its quantized difference from the row that both ends hold of the last epoch.
+"""Differences: send a row as its quantized difference from the row that both ends hold of the last epoch.
 
-h_e = h_{e-1} + Q(x_e - h_{e-1}), at both ends from the same bytes; h_e is what is read. What rounding left out of h_e
-is part of the next difference, which is error feedback without a buffer of its own (EF21: Richtarik, Sokolov,
-Fatkhullin, EF21: A New, Simpler, Theoretically Better, and Practically Faster Error Feedback, NeurIPS 2021, arXiv
-2106.05203).
+h_e = h_{e-1} + Q(x_e - h_{e-1}), at both ends from the same bytes; h_e is the row that is read. The rounding error of
+h_e is part of the next difference: error feedback without a separate buffer (EF21: Richtarik, Sokolov, Fatkhullin,
+EF21: A New, Simpler, Theoretically Better, and Practically Faster Error Feedback, NeurIPS 2021, arXiv 2106.05203).
 
-Which bits a row has follows from what both ends decoded in the last two epochs, so that nothing is sent for it: with r
-the range of h_{e-1} and d that of h_{e-1} - h_{e-2}, the fewest bits b with d / (2^b - 1) <= r / (2^bits - 1), whose
-steps are no coarser than those of codec=uniform in `bits`. Where d >= r, as with other dropout masks in every epoch,
-the row travels itself, as codec=uniform has it. Rows that SAR pushes always do.
+Both ends compute a row's bits from the rows decoded in the last two epochs, so nothing is sent for them. With r the
+range of h_{e-1} and d that of h_{e-1} - h_{e-2}: the fewest bits b with d / (2^b - 1) <= r / (2^bits - 1), so that
+steps are no coarser than those of codec=uniform in `bits`. If d >= r, as with new dropout masks in every epoch, the row
+itself is sent, as by codec=uniform. Rows that SAR pushes are always sent themselves.
 
 Deviation from EF21: rounding is stochastic, as everywhere in this project, and bits change.
 """
@@ -37,10 +36,11 @@ At = tuple[Key, int, bool]  # the exchange, the peer, and whether rows go there
 
 @dataclass(frozen=True, kw_only=True)
 class Delta:
-    """`bits`: of a row whose difference is as wide as itself, and of all rows in the first two epochs; 32: differences
-    as they are. `least_bits`: down to which bits fall; as many as `bits`: they are fixed, and steps narrow instead.
+    """Configuration of the differences.
 
-    `score_bits`: operands beside the feature rows, which travel as they are and not as differences.
+    bits: of a row with a difference as wide as itself, and of all rows in the first two epochs; 32: exact differences.
+    least_bits: lower limit of bits; equal to `bits`: bits are fixed, and steps narrow instead. score_bits: of operands
+    beside the feature rows, which are sent themselves and not as differences.
     """
 
     bits: Literal[2, 4, 8, 32] = 8
@@ -68,7 +68,7 @@ class Delta:
 
 
 def refuse_delta(codec: CodecConfig, strategy: str, why: str) -> None:
-    """ValueError where a strategy does not send the same rows in every epoch."""
+    """Raise ValueError for a strategy that does not send the same rows in every epoch."""
     if isinstance(codec, Delta):
         raise ValueError(
             f"codec=delta sends each row as its difference from the last epoch's, but strategy={strategy} {why}: "
@@ -77,10 +77,8 @@ def refuse_delta(codec: CodecConfig, strategy: str, why: str) -> None:
 
 
 class _Held:
-    """The rows of one list as both ends have them. `fresh`: those of this epoch, as far as they are known.
-
-    Shapes: rows, fresh [n, D]; codes [n] uint8; itself [n]: travels the row, and no difference?
-    """
+    """The rows of one list, equal at both ends. fresh: of this epoch, as far as received. Shapes: rows, fresh [n, D];
+    codes [n] uint8; itself [n]: whether the row itself is sent."""
 
     def __init__(self, num_rows: int) -> None:
         self._num_rows = num_rows
@@ -94,7 +92,7 @@ class _Held:
         return sum(t.nbytes for t in (self.rows, self.fresh, self.codes, self.itself) if t is not None)
 
     def reference(self, at: slice | Tensor) -> Tensor | None:
-        """What is taken from rows before they travel; None: nothing."""
+        """Return the rows to subtract before sending; None: nothing."""
         if self.rows is None:
             return None
         if self.itself is None:
@@ -102,19 +100,19 @@ class _Held:
         return self.rows[at].masked_fill(self.itself[at, None], 0.0)
 
     def advanced(self, first: int, decoded: Tensor) -> Tensor:
-        """The rows from `first` on of which these differences came. Shapes: [m, ...] -> [m, ...]."""
+        """Add decoded differences to the rows from `first` on. Shapes: [m, ...] -> [m, ...]."""
         at = slice(first, first + len(decoded))
         reference = self.reference(at)
         wide = decoded.flatten(1).to(accumulate_dtype(decoded.dtype))
         rows = wide if reference is None else reference + wide
         if self.fresh is None:
             unsent = rows.new_zeros(self._num_rows, rows.shape[1]) if self.rows is None else self.rows.clone()
-            self.fresh = unsent  # until they come
+            self.fresh = unsent  # until they arrive
         self.fresh[at] = rows
         return rows.to(decoded.dtype).view_as(decoded)
 
     def commit(self, bits: int, least_bits: int) -> None:
-        """The epoch is over: its rows are the last ones, and say which bits the next ones have."""
+        """End the epoch: its rows become the last ones, and set the bits of the next ones."""
         if self.fresh is None:
             return
         if self.rows is not None and bits != 32:
@@ -129,7 +127,7 @@ class _Held:
 
 
 def _range(rows: Tensor) -> Tensor:
-    """Shapes: [n, D] -> [n]; 0 where a row has no columns."""
+    """Return the range of each row. Shapes: [n, D] -> [n]; 0 for rows without columns."""
     if not rows.shape[1]:
         return rows.new_zeros(len(rows))
     low, high = rows.aminmax(dim=1)
@@ -137,7 +135,7 @@ def _range(rows: Tensor) -> Tensor:
 
 
 class _Delta(QuantizedRows):
-    """Within an epoch every encoding of a row is the same: what is held changes when the next one begins."""
+    """Encoding by differences. Within an epoch a row always encodes equally: held rows change at the next epoch."""
 
     decodes_late = False
 
@@ -195,7 +193,7 @@ class _Delta(QuantizedRows):
         assert reference is not None
         spread = tuple(t.new_zeros(self.lists.num_rows, *t.shape[1:]) for t in rows)
         for into, part in zip(spread, _differences(rows, index, reference), strict=True):
-            into[index] = part  # noise goes by the node, and nodes by their places
+            into[index] = part  # noise is keyed by node, and nodes by their places
         first, *rest = super().as_received(spread, index, site, peer)
         whole = reference + first.flatten(1).to(reference.dtype)
         return (whole.to(first.dtype).view_as(first), *rest)
@@ -215,7 +213,7 @@ class _Delta(QuantizedRows):
             held.commit(self._config.bits, self._config.least_bits)
 
     def _of(self, site: Site, peer: int, *, sending: bool) -> _Held | None:
-        """None: of what SAR pushes nothing is held."""
+        """Return the held rows, or None for rows that SAR pushes."""
         key = Key.of(site)
         if key.direction == "push":
             return None
@@ -227,7 +225,7 @@ class _Delta(QuantizedRows):
 
 
 def _differences(rows: Rows, index: Tensor | None, reference: Tensor | None) -> Rows:
-    """rows[index], the first of them less what is held. Shapes: reference [n, D]."""
+    """Return rows[index], the first operand minus held rows. Shapes: reference [n, D]."""
     chosen = rows if index is None else tuple(t.index_select(0, index) for t in rows)
     first = chosen[0].detach()
     if reference is not None:

@@ -1,6 +1,6 @@
-"""Rows in few bits: what every quantizing codec shares. Each operand has a step and a zero point a row of its own.
+"""Base of all quantizing codecs: rows in few bits, with a step and a zero point per row and operand.
 
-Format and rounding are `gnnpar_kernels.wire`: unbiased, since rounding uses the metadata that travel, clamped, one
+Format and rounding are `gnnpar_kernels.wire`: unbiased, since rounding uses the metadata that are sent, clamped, one
 buffer per peer. One launch encodes the rows of all widths.
 
 Random numbers are keyed by (seed, epoch, layer, call, direction, operand, sender) and by (receiver, node) of each row:
@@ -25,12 +25,12 @@ from gnnpar_kernels.wire import FP32, NAN, has_metadata, metadata_nbytes, row_nb
 
 Direction = Literal["forward", "backward", "push"]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward", "push")
-NO_RANGE = NAN << 16 | NAN  # the metadata of a row that is not finite
-RAW = FP32  # rows as they are, in their own type
+NO_RANGE = NAN << 16 | NAN  # the metadata of a non-finite row
+RAW = FP32  # rows in their own type
 
 
 class Key(NamedTuple):
-    """What has bits of its own: one exchange of an epoch, in one direction. Never an epoch or a piece."""
+    """Unit of the choice of bits: one exchange of an epoch, in one direction. It has no epoch and no piece."""
 
     layer: int
     call: int
@@ -43,12 +43,13 @@ class Key(NamedTuple):
 
     @property
     def name(self) -> str:
-        """'forward0', or 'forward0.1' of a second aggregation in the layer. Calls of partial rows begin at 64."""
+        """Return 'forward0', or 'forward0.1' for a second aggregation in the layer. Calls of partial rows begin at
+        64."""
         return f"{self.direction}{self.layer}" + (f".{self.call}" if self.call else "")
 
 
 class Packing(NamedTuple):
-    """How n rows of one operand lie in a buffer: one code, or a code a row with offsets; and the bytes they take."""
+    """Layout of n rows of one operand in a buffer: one code, or a code per row with offsets; and their bytes."""
 
     code: int | Tensor
     offsets: Tensor | None
@@ -57,26 +58,24 @@ class Packing(NamedTuple):
 
 
 class QuantizedRows(CodecDefaults):
-    """The wire half of a codec. `codes` says in which bits the first operand of an exchange travels.
-
-    Operands after the first (scores of attention) travel in `score_bits`; where a row is so narrow that its metadata
-    would weigh more than fp32, as it is.
-    """
+    """The wire half of a codec. `codes` gives the bits of the first operand of an exchange. Further operands (scores of
+    attention) use `score_bits`, or their own type if a row is so narrow that its metadata would outweigh fp32."""
 
     decodes_late = True  # bits are looked up when a message is posted
 
     def __init__(self, lists: RowLists, *, seed: int, score_bits: int) -> None:
         self.lists, self.seed, self.score_bits = lists, seed, score_bits
-        self._packings: dict[tuple[object, ...], Packing] = {}  # by all that `_pack` depends on
+        self._packings: dict[tuple[object, ...], Packing] = {}  # by all arguments of `_pack`
         self._joined: dict[tuple[object, ...], tuple[Tensor, Tensor, Packing]] = {}  # of all peers: index, ids, packing
         self._suspects: list[tuple[Tensor, str]] = []
 
     def codes(self, key: Key, peer: int, *, sending: bool) -> int | Tensor:
-        """One code, or one for each row of the peer's whole list, [n] uint8."""
+        """Return one code, or one per row of the peer's whole list, [n] uint8."""
         raise NotImplementedError
 
     def begin_epoch(self, epoch: int) -> None:
-        """On a GPU rows without a range are noticed here, one epoch late: nothing waits for the device before."""
+        """Begin an epoch. On a GPU, rows without a range are reported here, one epoch late, so that nothing waits
+        earlier."""
         suspects, self._suspects = self._suspects, []
         if suspects:  # read together: the host waits once an epoch
             lost = torch.stack([each for each, _ in suspects]).cpu()
@@ -98,7 +97,7 @@ class QuantizedRows(CodecDefaults):
         return self._encode(rows, index, self.ids_of(index, num_rows, site, peer), packings, site, peer)
 
     def encode_all(self, outgoing: Mapping[int, Outgoing], site: Site) -> Mapping[int, Tensor]:
-        """One launch where whole lists of one operand go out, else one a peer and operand."""
+        """Encode messages to all peers: one launch for whole lists of one operand, else one per peer and operand."""
         rows: Rows = next((out.rows for out in outgoing.values()), ())
         if len(outgoing) < 2 or len(rows) != 1 or not all(self._is_list(p, out, rows) for p, out in outgoing.items()):
             return super().encode_all(outgoing, site)
@@ -130,23 +129,23 @@ class QuantizedRows(CodecDefaults):
     def as_received(self, rows: Rows, index: Tensor, site: Site, peer: int) -> Rows:
         like = RowLike.of(rows)
         codes = self.codes(Key.of(site), peer, sending=True)
-        if isinstance(codes, Tensor):  # any rows of the list, so their positions in it are looked up
+        if isinstance(codes, Tensor):  # any rows of the list, so look up their positions in it
             codes = codes[torch.searchsorted(self.lists.sent[peer], index)]
         packings = [_pack(self._code(i, each, codes), len(index), each) for i, each in enumerate(like)]
         ids = self.ids_of(index, len(index), site, peer)
         return decode_rows(self._encode(rows, index, ids, packings, site, peer), len(index), like, packings)
 
     def _is_list(self, peer: int, out: Outgoing, rows: Rows) -> bool:
-        """Are they the whole list of rows that the peer reads, out of `rows`?"""
+        """Return True if `rows` by the message's index are the whole list of rows for the peer."""
         return out.rows is rows and out.index is not None and out.index is self.lists.sent.get(peer)
 
     def forget_packings(self) -> None:
-        """After codes have changed."""
+        """Drop cached packings after codes have changed."""
         self._packings.clear()
         self._joined.clear()
 
     def ids_of(self, index: Tensor | None, num_rows: int, site: Site, peer: int) -> Tensor:
-        """What the noise of each outgoing row is keyed by: its node, and who will read it."""
+        """Return the noise key of each outgoing row: its node and its reader."""
         if index is not None:
             return self.lists.node_ids[index] + (peer << 48)
         ids = self.lists.read[peer]
@@ -208,15 +207,15 @@ class QuantizedRows(CodecDefaults):
 
 
 def is_wide(width: int, itemsize: int) -> bool:
-    """Is a row of numbers of so many bytes, of 4 where they are wider, longer than its metadata and a word?"""
+    """Return True if a row of numbers (at most 4 bytes each) is longer than its metadata and a word."""
     return min(itemsize, 4) * width > metadata_nbytes(width, 8) + 4
 
 
 def price_of_codes(
     num_rows: float, widths: Sequence[int], firsts: Sequence[int], scores: int, *, itemsize: int
 ) -> tuple[float, float]:
-    """Bytes of (payload, metadata) of rows whose first operand travels in each of the codes `firsts` alike often, all
-    others in the code `scores`."""
+    """Return bytes of (payload, metadata) of rows with the first operand in each of the codes `firsts` equally often,
+    and all others in the code `scores`."""
     payload = metadata = 0.0
     for operand, width in enumerate(widths):
         codes = firsts if operand == 0 else (scores,)
@@ -244,7 +243,7 @@ def _is_raw(how: Packing) -> bool:
 
 
 def _join(packings: Collection[Packing]) -> Packing:
-    """One packing of all, which all have one code or all a code a row."""
+    """Join packings that all have one code, or all a code per row."""
     nbytes, metadata = sum(p.nbytes for p in packings), sum(p.metadata for p in packings)
     first = next(iter(packings)).code
     if isinstance(first, int):
@@ -261,8 +260,8 @@ def _join(packings: Collection[Packing]) -> Packing:
 
 
 def _places(packings: Sequence[Packing]) -> list[slice]:
-    """Where each operand lies: rows as they are come first, so that 8-byte numbers are aligned; but those that do not
-    fill words come last, so that the words of codes are."""
+    """Return the place of each operand. Raw rows come first, so that 8-byte numbers are aligned; those that do not fill
+    words come last, so that the words of codes are aligned."""
     first = [_is_raw(how) and how.nbytes % 4 == 0 for how in packings]
     last = [_is_raw(how) and how.nbytes % 4 != 0 for how in packings]
     places, start = [slice(0)] * len(packings), 0
@@ -273,7 +272,7 @@ def _places(packings: Sequence[Packing]) -> list[slice]:
 
 
 def decode_rows(buffer: Tensor, num_rows: int, like: Sequence[RowLike], packings: Sequence[Packing]) -> Rows:
-    """All operands of a buffer that was packed so."""
+    """Return all operands of a buffer with these packings."""
     rows: list[Tensor] = []
     for each, how, place in zip(like, packings, _places(packings), strict=True):
         part = buffer[place]

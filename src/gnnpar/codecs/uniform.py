@@ -1,4 +1,4 @@
-"""Bits that no statistics choose: the same for every row, or drawn at random (AdaQP's ablations)."""
+"""Bits without statistics: equal for every row, or random (AdaQP's ablations)."""
 
 from __future__ import annotations
 
@@ -23,26 +23,24 @@ CODES = {"fp8": FP8, "bf16": BF16, 32: FP32}
 
 
 def code_of(bits: Bits) -> int:
-    """The code of `gnnpar_kernels.wire`."""
-    return CODES.get(bits, bits)  # type: ignore[return-value]  # what is not in the table is a code
+    """Return the code of `gnnpar_kernels.wire`."""
+    return CODES.get(bits, bits)  # type: ignore[return-value]  # other values are codes
 
 
 def bits_of_code(code: int) -> int:
-    """Bits of a number in a code."""
+    """Return the bits of a number in a code."""
     return {FP8: 8, BF16: 16, FP32: 32}.get(code, code)
 
 
 def bits_of(code: int) -> int | str:
-    """The other way round, for people."""
+    """Return the bits of a code as in the configuration."""
     return {code: name for name, code in CODES.items()}.get(code, code)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Uniform:
-    """Every row in `bits`, every gradient row in `gradient_bits` (null: the same).
-
-    `score_bits`: operands beside the feature rows (attention scores), each with a scale of its own.
-    """
+    """Every row in `bits`, every gradient row in `gradient_bits` (null: the same). score_bits: operands beside the
+    feature rows (attention scores), each with its own scale."""
 
     bits: Bits = 8
     gradient_bits: Bits | None = None
@@ -76,7 +74,7 @@ class _Uniform(QuantizedRows):
 
 @dataclass(frozen=True, kw_only=True)
 class Random:
-    """Each row in bits drawn from `menu`, anew every `period` epochs. Rows pushed by SAR travel in the most bits."""
+    """Each row in bits drawn from `menu`, again every `period` epochs. Rows pushed by SAR use the most bits."""
 
     menu: tuple[GridBits, ...] = (2, 4, 8)
     period: Annotated[int, Ge(1)] = 20
@@ -90,7 +88,7 @@ class Random:
         return _Random(lists, seed, self)
 
     def price(self, num_rows: float, widths: Sequence[int], *, itemsize: int = 4, gradient: bool = False) -> WirePrice:
-        """The mean of the menu: bits are drawn evenly."""
+        """Return the mean over the menu, since bits are drawn evenly."""
         nbytes = price_of_codes(num_rows, widths, self.menu, code_of(self.score_bits), itemsize=itemsize)
         notes = (f"bytes are the mean of the menu {list(self.menu)}, time is that of {max(self.menu)} bits",)
         return WirePrice(*nbytes, max(self.menu), "mean", notes)
@@ -113,7 +111,7 @@ class _Random(QuantizedRows):
             self.forget_packings()
 
     def codes(self, key: Key, peer: int, *, sending: bool) -> int | Tensor:
-        """Both ends draw the same: the draw is keyed by (sender, receiver, node)."""
+        """Draw codes, equal on both ends: the draw is keyed by (sender, receiver, node)."""
         if key.direction == "push":
             return int(self._menu.max())
         if (drawn := self._drawn.get((key, peer, sending))) is None:
@@ -121,7 +119,7 @@ class _Random(QuantizedRows):
         return drawn
 
     def _draws(self, key: Key, peer: int, sending: bool) -> Tensor:
-        mine = sending == (key.direction == "forward")  # are they rows of nodes that this rank owns?
+        mine = sending == (key.direction == "forward")  # whether this rank owns the nodes of the rows
         ids = self.lists.node_ids[self.lists.sent[peer]] if mine else self.lists.read[peer]
         ends = (self.lists.part, peer) if sending else (peer, self.lists.part)
         seed = fold_key(self.seed, self._draw, key.layer, key.call, DIRECTIONS.index(key.direction), *ends)
@@ -130,7 +128,7 @@ class _Random(QuantizedRows):
 
 
 def checked_menu(menu: Sequence[int]) -> tuple[int, ...]:
-    """Ascending, without doubles."""
+    """Return the menu ascending, without duplicates."""
     chosen = tuple(int(bits) for bits in menu)
     if not chosen or any(bits not in (1, 2, 4, 8) for bits in chosen) or sorted(set(chosen)) != list(chosen):
         raise ValueError(f"menu={list(chosen)} must be a list of 1, 2, 4, 8 in ascending order, each at most once")
@@ -138,7 +136,7 @@ def checked_menu(menu: Sequence[int]) -> tuple[int, ...]:
 
 
 def check_period(period: int, epochs: int) -> None:
-    """Refuse a period in which a run has no second assignment."""
+    """Raise ValueError for a period without a second assignment in the run."""
     if period > epochs:
         raise ValueError(
             f"codec.period={period} is longer than the run of {epochs} epochs; set it to {max(1, epochs // 5)}, "

@@ -1,1 +1,1 @@
-"""Folds over blocks of in-edges. They know tensors and kernels only."""
+"""Folds (aggregations) over blocks of in-edges. They depend on tensors and kernels only."""

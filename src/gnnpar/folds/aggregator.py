@@ -20,30 +20,30 @@ class EdgeDropout(NamedTuple):
 
 
 class Aggregator(Protocol):
-    """out_i = finish(fold over in-edges j -> i). A stateless value; the kernels do the work.
+    """out_i = finish(fold over in-edges j -> i). A stateless value; kernels do the work.
 
-    Splitting the in-edges into blocks, in any order, gives the same result up to rounding; a fixed order gives the
-    same bits. An empty state means that nothing was folded yet; `update` may change the state it is given in place.
+    Splitting the in-edges into blocks, in any order, gives the same result up to rounding; a fixed order gives the same
+    bits. An empty state means that nothing was folded yet. `update` may change the given state in place.
     """
 
     @property
     def needs_src(self) -> bool:
-        """Must the gradient see the source rows again? False for Sum: linear folds never refetch."""
+        """Whether the gradient reads the source rows again. False for Sum: linear folds never refetch."""
         ...
 
     @property
     def linear(self) -> bool:
-        """Is the fold a fixed linear map of its source rows, so that constant rows give a constant result?"""
+        """Whether the fold is a fixed linear map of its source rows, so that constant rows give a constant result."""
         ...
 
     @property
     def summed(self) -> bool:
-        """Does the result grow with the number of in-edges, so that k of d of them give k / d of it on average?"""
+        """Whether the result grows with the number of in-edges, so that k of d of them give k / d of it on average."""
         ...
 
     @property
     def separates(self) -> Separates:
-        """By what a fold of slices of its operands is the slice of its fold, so that ranks may share the work.
+        """Slices of the operands whose fold is a slice of the result, so that ranks may share the work.
 
         columns: any entries of the rows of sources (there is one operand). heads: dimension 1 of every operand and of
         the result, dimension 0 of shared tensors. no: neither.
@@ -52,48 +52,43 @@ class Aggregator(Protocol):
 
     @property
     def separates_values(self) -> bool:
-        """Do weights depend on all operands but the first alone?
-
-        Then the last dimension of the first operand and of the result also separates, with all others whole, whose
-        gradients are sums over the slices.
-        """
+        """Whether weights depend only on the operands after the first. Then the last dimension of the first operand and
+        of the result also separates. All other operands stay whole; their gradients are sums over the slices."""
         ...
 
     @property
     def whole_neighborhood(self) -> bool:
-        """Must one block hold all in-edges of a destination? True for what is no fold over blocks."""
+        """Whether one block must hold all in-edges of a destination, since this is no fold over blocks."""
         ...
 
     @property
     def needs_edge_ids(self) -> bool:
-        """Does this value read Block.edge_ids (attention dropout)?"""
+        """Whether it reads Block.edge_ids (attention dropout)."""
         ...
 
     def init(self, num_dst: int, x: Operands) -> Rows: ...
     def update(self, state: Rows, block: Block, x: Operands) -> Rows: ...
     def finish(self, state: Rows) -> tuple[Tensor, Rows]:
-        """(out, saved); saved is O(N), never O(E)."""
+        """Return (out, saved); saved is O(N), never O(E)."""
         ...
 
     def prepare(self, saved: Rows, grad_out: Tensor) -> Rows:
-        """What both gradients below read in place of `saved`, made once per backward."""
+        """Return the input of both gradients below, made from `saved` once per backward."""
         ...
 
     def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
-        """The gradient's share of this block; shares add up over blocks.
-
-        x.src holds the source rows when `needs_src`, else tensors of their shape whose values are not read. `dst` is ()
-        where it has no share by block.
-        """
+        """Return this block's term of the gradient; terms add up over blocks. x.src holds the source rows if
+        `needs_src`, else tensors of their shape with unused values. `dst` is () if it has no term per block."""
         ...
 
     def grad_dst(self, prepared: Rows, grad_out: Tensor) -> Rows:
-        """The destinations' gradient where it follows from what was saved, without an edge; () where it has shares."""
+        """Return the destinations' gradient if it follows from saved values without an edge; () if blocks have
+        terms."""
         ...
 
 
 class ByBlock:
-    """An aggregation whose gradient is the sum of its blocks' shares alone; it separates only if it says so."""
+    """An aggregation with a gradient that is the sum of its blocks' terms. It separates only if it declares so."""
 
     @property
     def separates(self) -> Separates:
@@ -116,19 +111,19 @@ class ByBlock:
 
 @runtime_checkable
 class Pushable(Aggregator, Protocol):
-    """A fold whose gradient separates by side, so that no remote source row is needed for it.
-
-    The rank of the destinations has their part at once; their `pushed` rows, on the rank of the sources, give the rest.
-    """
+    """A fold with a gradient that separates by side, so that it needs no remote source row. The rank of the
+    destinations has its part at once; the destinations' `pushed` rows, on the rank of the sources, give the rest."""
 
     def pushing(self) -> Self:
-        """The same fold, saving what `grad_dst` reads: without that, destinations' gradients have shares in blocks."""
+        """Return the same fold, saving the input of `grad_dst`: otherwise destinations' gradients have terms per
+        block."""
         ...
 
     def pushed(self, x: Operands, prepared: Rows, grad_out: Tensor) -> Rows:
-        """Rows of the destinations, the gradient of the output first, then statistics, which must travel exactly."""
+        """Return rows of the destinations: the gradient of the output, then statistics, which must be sent exactly."""
         ...
 
     def grad_src(self, back: Csr, src: Rows, pushed: Rows) -> Rows:
-        """The share of a block, given transposed (row = source, index = pushed row), in the sources' gradients."""
+        """Return a block's term of the sources' gradients. The block is transposed (row = source, index = pushed
+        row)."""
         ...

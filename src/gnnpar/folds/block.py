@@ -15,21 +15,21 @@ from gnnpar.folds.edge_data import EdgeData
 from gnnpar_kernels import Csr
 from gnnpar_kernels.csr import accumulate_dtype
 
-Rows = tuple[Tensor, ...]  # row-aligned tensors, each [N, ...]: the unit that travels
+Rows = tuple[Tensor, ...]  # row-aligned tensors, each [N, ...]: the unit of a message
 
 
 class Operands(NamedTuple):
-    """What an aggregation reads. Gradients come back in the same shape."""
+    """Operands of an aggregation. Gradients have the same structure."""
 
-    src: Rows  # rows of sources: travel, cost bytes
-    dst: Rows = ()  # rows of destinations: stay
-    edge: Rows = ()  # one row per in-edge of this block: live on the destination's rank, never travel
+    src: Rows  # rows of sources: sent, cost bytes
+    dst: Rows = ()  # rows of destinations: local
+    edge: Rows = ()  # one row per in-edge of this block, on the destination's rank: never sent
     shared: Rows = ()  # replicated tensors (learned matrices)
 
 
 class ByType(NamedTuple):
-    """Edges by pair, which is destination * types + type: their order [E], CSR pointers, and the pairs of the CSR's
-    rows (None: all). Blocks with the same rows and types and other columns may share it."""
+    """Edges by pair, destination * types + type: their order [E], CSR pointers, and the pairs of the CSR's rows (None:
+    all). Blocks with the same rows and types and other columns may share it."""
 
     order: Tensor
     indptr: Tensor
@@ -40,10 +40,10 @@ class ByType(NamedTuple):
 class Block:
     """In-edges of `num_dst` destinations from `num_src` sources, CSR by destination.
 
-    Shapes: indptr [R + 1], indices [E] (columns), both int32 while E < 2^31; rows [R] (destinations that the R CSR
-    rows stand for, ascending; None: all of them); src_ids [num_src] global ids of the columns, ascending unless
-    `ascends` is false; `edges`: ids, weights and types of the E edges, in their order, where they have some. `by_type`:
-    number of types -> how the edges are sorted by them, kept.
+    Shapes: indptr [R + 1], indices [E] (columns), both int32 while E < 2^31; rows [R] (destinations of the R CSR rows,
+    ascending; None: all of them); src_ids [num_src] global ids of the columns, ascending unless `ascends` is false.
+    edges: ids, weights and types of the E edges in order, if any. by_type: cache, number of types -> edges sorted by
+    them.
     """
 
     indptr: Tensor
@@ -77,7 +77,7 @@ class Block:
 
     @property
     def num_listed(self) -> int:
-        """Rows of the CSR: destinations in `rows`, all where it is None."""
+        """Number of CSR rows: destinations in `rows`, or all if it is None."""
         return len(self.indptr) - 1
 
     @property
@@ -99,7 +99,7 @@ class Block:
 
     @cached_property
     def destinations(self) -> Tensor | None:
-        """The destinations that have an edge here, ascending; None: all of them."""
+        """The destinations with an edge here, ascending; None: all of them."""
         used = self.indptr.diff() > 0
         if self.rows is not None:
             return self.rows[used]
@@ -107,15 +107,15 @@ class Block:
 
     @cached_property
     def columns(self) -> Tensor | None:
-        """The sources that have an edge here, ascending; None: all of them."""
+        """The sources with an edge here, ascending; None: all of them."""
         used = torch.bincount(self.indices, minlength=self.num_src) > 0
         return None if bool(used.all()) else used.nonzero().flatten()
 
     @cached_property
     def reverse(self) -> Csr:
-        """The transposed CSR (row = source, index = destination), built at the first gradient and kept."""
+        """The transposed CSR (row = source, index = destination), built at the first gradient and cached."""
         order, rows = self._order_by_source(), None
-        if self.indices.is_cuda:  # nothing waits for the device: a sample of a mini-batch has a new one every step
+        if self.indices.is_cuda:  # no wait for the device: each sampled mini-batch has a new block
             places = torch.arange(self.num_src + 1, dtype=self.indices.dtype, device=self.indices.device)
             indptr = torch.searchsorted(self.indices[order], places, out_int32=self.indptr.dtype == torch.int32)
         else:
@@ -130,7 +130,7 @@ class Block:
 
     @cached_property
     def reverse_order(self) -> Tensor:
-        """Place in `forward` of every edge of `reverse`: [E] of the indices' dtype, kept for folds that read it."""
+        """Place in `forward` of every edge of `reverse`: [E] of the indices' dtype, cached for folds that read it."""
         return torch.argsort(self.indices, stable=True).to(self.indices.dtype)
 
     def _order_by_source(self) -> Tensor:
@@ -138,7 +138,7 @@ class Block:
         return torch.argsort(self.indices, stable=True) if kept is None else kept
 
     def scaled(self, dst: Tensor, src: Tensor) -> Block:
-        """The same edges with weights dst_i w_ij src_j. Shapes: dst [num_dst], src [num_src]."""
+        """Return the edges with weights dst_i w_ij src_j. Shapes: dst [num_dst], src [num_src]."""
         weight = dst[self.edge_dst] * src[self.indices]
         weight = weight if self.weights is None else weight * self.weights
         block = replace(self, edges=replace(self.edges, weight=weight), by_type={})
@@ -146,7 +146,8 @@ class Block:
         return block
 
     def forward_by_type(self, types: int) -> Csr:
-        """CSR by pair: row = destination * types + type of the edge; kept. Edges without types are all of type 0."""
+        """Return the CSR by pair, row = destination * types + type of the edge; cached. Edges without types have type
+        0."""
         csr = self._csr_by_type.get(types)
         if csr is None:
             found = self.sorted_by_type(types)
@@ -156,8 +157,8 @@ class Block:
         return csr
 
     def pairs(self, types: int) -> Block:
-        """The same edges, in the order of `sorted_by_type`; destinations are the pairs, destination * types + type;
-        kept."""
+        """Return the edges in the order of `sorted_by_type`, with pairs (destination * types + type) as destinations;
+        cached."""
         pairs = self._pairs.get(types)
         if pairs is None:
             order, indptr, rows = self.sorted_by_type(types)
@@ -171,7 +172,7 @@ class Block:
         return {}
 
     def sorted_by_type(self, types: int) -> ByType:
-        """The edges by pair; kept."""
+        """Return the edges by pair; cached."""
         found = self.by_type.get(types)
         if found is None:
             found = self.by_type[types] = self._sorted_by_type(types)
@@ -182,7 +183,7 @@ class Block:
         return {}
 
     def _sorted_by_type(self, types: int) -> ByType:
-        if not self.num_edges:  # nothing to count, which waits for a device
+        if not self.num_edges:  # counting would wait for the device
             return ByType(self.indices.long(), self.indptr.new_zeros(self.num_dst * types + 1), None)
         pair = self.edge_dst * types
         if self.types is not None:
@@ -198,8 +199,8 @@ class Block:
         return ByType(order, _indptr(torch.bincount(pair, minlength=self.num_dst * types), self.indptr.dtype), None)
 
     def spans(self, num_edges: int) -> list[tuple[slice, Tensor]]:
-        """Whole CSR rows as runs of at most about `num_edges` edges (more only where one row has more), and the
-        destinations of each run. Cut once: the host has to know the pointers."""
+        """Return runs of whole CSR rows with at most about `num_edges` edges (more if one row has more), and the
+        destinations of each run. Cached, since the host has to read the pointers."""
         cut = self._spans.get(num_edges)
         if cut is None:
             cut = self._spans[num_edges] = list(self._cut_spans(num_edges))
@@ -226,8 +227,8 @@ class Block:
                 yield span, dst[begins]
 
     def types_of(self, span: slice) -> Tensor:
-        """Types of consecutive edges, 0 where they have none, [e] int64; for each span one tensor, by which
-        `sorted_by_kind` knows what it has found. Kept."""
+        """Return types of consecutive edges, 0 without types, [e] int64; cached, one tensor per span, since
+        `sorted_by_kind` caches by tensor."""
         key = span.start, span.stop
         found = self._types.get(key)
         if found is None:
@@ -241,13 +242,13 @@ class Block:
 
     @cached_property
     def edge_places(self) -> Tensor | None:
-        """Where the row of each edge stands among edge rows that ascend by id, [E] int64; None: where the edge does."""
+        """Place of each edge's row among edge rows by ascending id, [E] int64; None: the edge's own place."""
         ids = self.edge_ids
         return None if ids is None or bool((ids.diff() > 0).all()) else ids.argsort().argsort()
 
     @cached_property
     def by_id(self) -> tuple[Block, Tensor]:
-        """The same edges over columns by ascending id, and the columns here in that order, [num_src]."""
+        """Return the edges over columns by ascending id, and the columns here in that order, [num_src]."""
         assert self.src_ids is not None
         order = self.src_ids.argsort()
         place = torch.empty_like(order)
@@ -256,8 +257,8 @@ class Block:
         return replace(self, indices=indices, src_ids=self.src_ids[order], by_type={}, ascends=True), order
 
     def of_type(self, number: int) -> tuple[Block, Tensor]:
-        """The sub-block of the edges of one type, and their places among the edges here, [e] int64; kept. Edges without
-        types are all of type 0."""
+        """Return the sub-block of the edges of one type, and their places among the edges here, [e] int64; cached.
+        Edges without types have type 0."""
         found = self._of_type.get(number)
         if found is None:
             types = self.indices.new_zeros(1).expand(self.num_edges) if self.types is None else self.types
@@ -270,8 +271,8 @@ class Block:
         return {}
 
     def restrict(self, keep: Tensor) -> Block:
-        """The sub-block of the edges where `keep` [E] is true, or at these ascending places; rows without an edge left
-        are compressed away."""
+        """Return the sub-block of the edges where `keep` [E] is true, or at these ascending places, without empty
+        rows."""
         kept = Block.from_edges(
             self.edge_dst[keep],
             self.indices[keep],
@@ -284,7 +285,7 @@ class Block:
         return replace(kept, ascends=self.ascends)
 
     def between(self, first: int, last: int) -> Block:
-        """The sub-block of the columns [first, last), which it numbers from 0; rows without an edge are left out."""
+        """Return the sub-block of the columns [first, last), renumbered from 0, without empty rows."""
         if (first, last) == (0, self.num_src):
             return self
         keep = ((self.indices >= first) & (self.indices < last)).nonzero().flatten()
@@ -301,7 +302,7 @@ class Block:
         return replace(cut, ascends=self.ascends)
 
     def transposed(self) -> Block:
-        """The same edges from the sources' side: its rows are my columns, its columns the rows of my CSR."""
+        """Return the edges from the sources' side: its rows are the columns here, its columns the CSR rows here."""
         order = torch.argsort(self.indices, stable=True)
         return Block.from_edges(
             self.indices[order].long(),
@@ -313,7 +314,7 @@ class Block:
         )
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Block:
-        """On a device, weights in `dtype`."""
+        """Return the block on a device, weights in `dtype`."""
         structure = {name: t.to(device) for name, t in self._structure.items()}
         return replace(self, **structure, edges=self.edges.to(device, dtype), by_type={})
 
@@ -324,7 +325,7 @@ class Block:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of structure held, the transposed CSR and cached edge lists included once they are built."""
+        """Return bytes of structure held, including the transposed CSR and cached edge lists once built."""
         kept = map(self.__dict__.get, ("edge_dst", "columns", "reverse_order", "edge_places"))
         cached = (*kept, *self.__dict__.get("reverse", ()))
         cached += tuple(_kinds[types][0] for types in self.__dict__.get("_types", {}).values() if types in _kinds)
@@ -349,7 +350,7 @@ class Block:
         edges: EdgeData | None = None,
         compress: bool = False,
     ) -> Block:
-        """Build from an edge list sorted by destination. `compress` keeps only destinations that have an edge."""
+        """Build from an edge list sorted by destination. compress: keep only destinations with an edge."""
         index_type = index_dtype(dst.numel(), num_dst, num_src)
         indptr, rows = layout(torch.bincount(dst, minlength=num_dst), index_type, compress=compress)
         return Block(indptr, src.to(index_type), num_dst, num_src, rows, src_ids, edges or EdgeData())
@@ -359,8 +360,8 @@ _kinds: MutableMapping[Tensor, tuple[Tensor, list[int]]] = WeakTensorKeyDictiona
 
 
 def sorted_by_kind(types: Tensor, num: int) -> tuple[Tensor, list[int]]:
-    """(order, sizes): the edges by type, [e] int64, and how many are of each of `num` types. The host has to know the
-    sizes: found once for a tensor, as long as it lives. ValueError where there are more types."""
+    """Return the order of the edges by type, [e] int64, and the number of edges of each of `num` types. Cached per
+    tensor, since the host has to read the sizes. ValueError for more types."""
     found = _kinds.get(types)
     if found is None or len(found[1]) != num:
         sizes = torch.bincount(types, minlength=num).cpu()
@@ -386,22 +387,23 @@ def refuse_short(block: Block, rows: Rows) -> None:
 
 
 def chosen(values: Tensor | None, rows: Tensor | slice) -> Tensor | None:
-    """Some of the rows, where there are any."""
+    """Return some of the rows, if there are any."""
     return None if values is None else values[rows]
 
 
 def widened(x: Tensor) -> Tensor:
-    """In the type of its sums: fp32 where it has 16 bits, else x itself."""
+    """Return x in the type of its sums: fp32 for 16 bits, else unchanged."""
     return x.to(accumulate_dtype(x.dtype))
 
 
 def index_dtype(num_edges: int, num_dst: int, num_src: int) -> torch.dtype:
-    """int32 where everything fits."""
+    """Return int32 if everything fits, else int64."""
     return torch.int32 if max(num_edges, num_dst, num_src) < 2**31 else torch.int64
 
 
 def layout(counts: Tensor, dtype: torch.dtype, *, compress: bool) -> tuple[Tensor, Tensor | None]:
-    """(indptr, rows) of a block whose destinations have so many edges each; `compress` lists those that have any."""
+    """Return (indptr, rows) of a block from the number of edges per destination. compress: list only destinations with
+    edges."""
     rows = None
     if compress and bool((counts == 0).any()):
         rows = counts.nonzero().flatten()

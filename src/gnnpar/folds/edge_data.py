@@ -1,4 +1,4 @@
-"""What edges carry beside their ends: ids, weights, types and rows of attributes, which go where their edges go."""
+"""Edge data: ids, weights, types and attribute rows, in the order of the edges."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 
 EdgeKind = Literal["weight", "type", "attr"]
-"""What a graph may give its edges: a number, one of several relations, a row of numbers."""
+"""Data of an edge: a number, one of several relations, a row of numbers."""
 
 SelfLoops = bool | Literal["keep"]
-"""Of a graph: exactly one a node, none, or those that it came with."""
+"""Self loops of a graph: exactly one per node, none, or the given ones."""
 
-IN_BLOCKS: frozenset[EdgeKind] = frozenset({"weight", "type"})  # what blocks hold, as they hold columns
-EDGE_KINDS: tuple[EdgeKind, ...] = ("weight", "type", "attr")  # in the order in which they are hashed
+IN_BLOCKS: frozenset[EdgeKind] = frozenset({"weight", "type"})  # data that blocks hold, like columns
+EDGE_KINDS: tuple[EdgeKind, ...] = ("weight", "type", "attr")  # in hashing order
 ALL_KINDS: frozenset[EdgeKind] = frozenset(EDGE_KINDS)
 
 
 Degrees = tuple[tuple[int, int], ...]
-"""A histogram of in-degrees: (degree, nodes that have it), ascending, degrees that no node has left out."""
+"""A histogram of in-degrees: (degree, number of nodes), ascending, without zero counts."""
 
 
 _NAME = re.compile(r"[\w .:/+&-]{1,200}")
@@ -33,11 +33,10 @@ _NAME = re.compile(r"[\w .:/+&-]{1,200}")
 
 @dataclass(frozen=True)
 class Schema:
-    """Types of nodes and of edges of a `HeteroData` that is laid out as one graph.
+    """Types of nodes and edges of a `HeteroData` that is laid out as one graph.
 
-    `nodes`: (type, width of its features), in the order in which nodes, and columns of features, follow each other; 0:
-    the type has no features. `edges`: (source, relation, destination) of each type of edges, by its number. `target`:
-    the type of nodes that has labels; None: none has.
+    nodes: (type, width of its features), in the order of nodes and of feature columns; 0: no features. edges: (source,
+    relation, destination) of each edge type, by number. target: the node type with labels, or None.
     """
 
     nodes: tuple[tuple[str, int], ...]
@@ -45,7 +44,8 @@ class Schema:
     target: str | None = None
 
     def __post_init__(self) -> None:
-        """ValueError where a name is more than a word: PyG's `to_hetero` writes them into code, which runs."""
+        """Raise ValueError for a name that is not a single word: PyG's `to_hetero` writes names into code, which
+        runs."""
         for name in (*self.names, *(part for edge in self.edges for part in edge), self.target):
             if isinstance(name, str) and not _NAME.fullmatch(name):
                 raise ValueError(
@@ -55,28 +55,28 @@ class Schema:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the types of nodes."""
+        """Names of the node types."""
         return tuple(name for name, _ in self.nodes)
 
     @property
     def width(self) -> int:
-        """Of a row of features: the columns of all types, and one that says the type where there are several."""
+        """Width of a feature row: the columns of all types, and a one-hot column per type if there are several."""
         return sum(width for _, width in self.nodes) + (len(self.nodes) if len(self.nodes) > 1 else 0)
 
     @property
     def columns(self) -> tuple[slice, ...]:
-        """Of a row, those of each type of nodes."""
+        """Columns of each node type."""
         ends = [0, *accumulate(width for _, width in self.nodes)]
         return tuple(slice(first, last) for first, last in pairwise(ends))
 
     @property
     def text(self) -> str:
-        """As JSON, for `of`."""
+        """Return JSON, for `of`."""
         return json.dumps([self.nodes, self.edges, self.target])
 
     @staticmethod
     def of(text: str) -> Schema:
-        """ValueError where it is none."""
+        """Parse JSON. ValueError for other text."""
         try:
             listed, joined, target = json.loads(text)
             nodes, edges = tuple((name, width) for name, width in listed), tuple((a, r, b) for a, r, b in joined)
@@ -96,9 +96,9 @@ class Schema:
 
 
 class EdgeSizes(NamedTuple):
-    """Of a whole graph: the number of types of its edges, and the width of their attributes, 0: they have none; the
-    histogram of in-degrees, (): not counted; its types of nodes, None: it was no HeteroData; whether it has self loops,
-    True: not counted."""
+    """Sizes of a whole graph's edge data: number of edge types; width of attributes, 0 without; histogram of
+    in-degrees, () if not counted; node types, None without a HeteroData; whether it has self loops, True if not
+    counted."""
 
     types: int = 0
     attr: int = 0
@@ -108,14 +108,14 @@ class EdgeSizes(NamedTuple):
 
 
 def degree_histogram(in_degree: Tensor) -> Degrees:
-    """Of the in-degrees of all nodes. Shapes: in_degree [N], whole numbers."""
+    """Return the histogram of the in-degrees of all nodes. Shapes: in_degree [N], whole numbers."""
     counts = torch.bincount(in_degree.long())
     present = counts.nonzero().flatten()
     return tuple((int(degree), int(counts[degree])) for degree in present)
 
 
 def merged_histogram(parts: Iterable[Degrees]) -> Degrees:
-    """Of the nodes of all parts."""
+    """Return the histogram of the nodes of all parts."""
     total = Counter[int]()
     for part in parts:
         total.update(dict(part))
@@ -124,11 +124,8 @@ def merged_histogram(parts: Iterable[Degrees]) -> Degrees:
 
 @dataclass(frozen=True, eq=False)
 class EdgeData:
-    """Of E edges, in their order; None: they have none.
-
-    Shapes: ids [E] int64, global; weight [E] floating-point (None: all are 1); type [E] int64, from 0; attr [E, D]
-    floating-point. All but `ids` are constants of the graph.
-    """
+    """Data of E edges in order; None: no such data. Shapes: ids [E] int64, global; weight [E] floating-point (None: all
+    are 1); type [E] int64, from 0; attr [E, D] floating-point. All but `ids` are constants of the graph."""
 
     ids: Tensor | None = None
     weight: Tensor | None = None
@@ -137,27 +134,27 @@ class EdgeData:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """What there is, by the name of the field."""
+        """Return the tensors by field."""
         named = {"ids": self.ids, "weight": self.weight, "type": self.type, "attr": self.attr}
         return {name: t for name, t in named.items() if t is not None}
 
     @property
     def kinds(self) -> frozenset[EdgeKind]:
-        """What the graph gives these edges."""
+        """Return the kinds of data."""
         return frozenset(kind for kind in EDGE_KINDS if kind in self.tensors)
 
     def at(self, edges: Tensor | slice) -> EdgeData:
-        """Of some edges: their places, a mask, a slice or a new order."""
+        """Return the data of selected edges: indices, a mask, a slice or a new order."""
         return EdgeData(**{name: t[edges] for name, t in self.tensors.items()})
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> EdgeData:
-        """On a device, floating-point numbers in `dtype`."""
+        """Return the data on a device, floating-point numbers in `dtype`."""
         return EdgeData(
             **{name: t.to(device, dtype if t.is_floating_point() else None) for name, t in self.tensors.items()}
         )
 
     @staticmethod
     def cat(parts: Sequence[EdgeData]) -> EdgeData:
-        """Of the edges of all parts, one part after the other; each part has the same. [e_1], [e_2], ... -> [E]."""
+        """Concatenate the data of parts, which all have the same kinds. [e_1], [e_2], ... -> [E]."""
         names = parts[0].tensors if parts else {}
         return EdgeData(**{name: torch.cat([part.tensors[name] for part in parts]) for name in names})

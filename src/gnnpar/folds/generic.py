@@ -1,4 +1,4 @@
-"""Your own message: two functions of one edge, folded and differentiated block by block, no kernel to write."""
+"""Fold of a user's message: two functions of one edge, folded and differentiated block by block, without a kernel."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ EdgeFunction = Callable[[Rows, Rows, Rows, Rows], Tensor]
 
 _EdgeRows = tuple[Rows, Rows, Rows, Rows]  # the arguments of an edge function
 
-_EDGES_AT_ONCE = 1 << 16  # bounds the per-edge tensors that are alive; rows are never split
-_BYTES_ON_A_CORE = 1 << 21  # of one per-edge tensor on a CPU: what the next operation reads is still in the cache
+_EDGES_AT_ONCE = 1 << 16  # bounds the per-edge tensors alive; rows are never split
+_BYTES_ON_A_CORE = 1 << 21  # bytes of one per-edge tensor on a CPU, to stay in the cache for the next operation
 
 
 @dataclass(frozen=True)
 class Generic(MergesSums, MergesSoftmax, ByBlock):
     """out_i = sum_j softmax_j(score_ij) value_ij with a score, sum_j value_ij without.
 
-    `score` gives [e, H], `value` gives [e, H, D] (with a score) or [e, ...]. The gradient is autograd inside a slice
-    of edges against the fold's own logsumexp: it costs recomputation, not memory. `weighted`: the weights of edges, 1
-    where the graph has none, are the last edge rows, [e]. `types`, where it is not 0: the types of edges, 0 <= type <
-    types and 0 where the graph has none, are the first edge rows, [e] int64. `within`: the in-edges of each type are
-    folded apart, each with a softmax of its own. Row-local state goes into `src` and
-    `dst`, learned tensors into `shared`; a function must not close over a tensor that requires grad. `by_heads`: both
-    functions treat every head by itself, dimension 1 of rows and 0 of shared tensors.
+    `score` gives [e, H], `value` gives [e, H, D] (with a score) or [e, ...]. The gradient is autograd inside a slice of
+    edges against the fold's own logsumexp: it costs recomputation, not memory.
+    weighted: append edge weights [e] to the edge rows, 1 without weights. types (not 0): prepend edge types [e] int64,
+    0 <= type < types, 0 without types. within: fold the in-edges of each type separately, each with its own softmax.
+    by_heads: both functions treat every head separately, dimension 1 of rows and 0 of shared tensors.
+    Row-local state goes into `src` and `dst`, learned tensors into `shared`. A function must not close over a tensor
+    that requires grad.
 
     Shapes: src (any [M, ...]), dst (any [N, ...]), edge (any [E, ...]) -> out [N, ...], or [N, types, ...] `within`.
     """
@@ -49,7 +49,7 @@ class Generic(MergesSums, MergesSoftmax, ByBlock):
 
     @property
     def separates(self) -> Separates:
-        """The mask of attention dropout is drawn for all heads of an edge together."""
+        """Separation by heads, except with attention dropout, which draws one mask per edge for all heads."""
         return "heads" if self.by_heads and self.dropout is None else "no"
 
     @property
@@ -109,11 +109,11 @@ class Generic(MergesSums, MergesSoftmax, ByBlock):
 
     @property
     def _results(self) -> int:
-        """Of a destination."""
+        """Number of results per destination."""
         return self.types if self.within else 1
 
     def _listed(self, rows: Tensor) -> Tensor:
-        """A row of each result. Shapes: [N, ...], or [N, types, ...] -> [N * results, ...]."""
+        """Return the rows of each result. Shapes: [N, ...], or [N, types, ...] -> [N * results, ...]."""
         return rows.flatten(0, 1) if self.within else rows
 
     def _attend(self, state: Rows, piece: _Slice, score: Tensor, value: Tensor, num_dst: int) -> Rows:
@@ -134,7 +134,7 @@ class Generic(MergesSums, MergesSoftmax, ByBlock):
         return m, total, acc
 
     def _empty(self, block: Block, x: Operands, num: int) -> Rows:
-        """The state of a block without edges: the functions are asked for their shapes on zero edges."""
+        """Return the state of a block without edges, with shapes from the functions on zero edges."""
         none, nothing = torch.zeros(0, dtype=torch.long, device=block.indices.device), slice(0, 0)
         weights = (_weights(block, x, nothing),) if self.weighted else ()
         rows = _gather(x, none, none, nothing, (none,) if self.types else (), weights)
@@ -153,7 +153,7 @@ class Generic(MergesSums, MergesSoftmax, ByBlock):
         return out, (out, torch.where(total > 0, m + total.log(), torch.inf))
 
     def prepare(self, saved: Rows, grad_out: Tensor) -> Rows:
-        """(logsumexp, <grad_out, out>), [N, H], or [N, types, H] each; () without a score."""
+        """Return (logsumexp, <grad_out, out>), each [N, H], or [N, types, H]; () without a score."""
         return (saved[1], (grad_out * saved[0]).sum(-1)) if saved else ()
 
     def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
@@ -175,7 +175,8 @@ class Generic(MergesSums, MergesSoftmax, ByBlock):
     def _differentials(
         self, leaves: _EdgeRows, piece: _Slice, prepared: Rows, grad_edges: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Results of the edge functions, gradients: alpha K dO of the value, alpha (K <dO, v> - delta) of the score."""
+        """Return results of the edge functions, and gradients: alpha K dO of the value, alpha (K <dO, v> - delta) of
+        the score."""
         value = self.value(*leaves)
         if self.score is None:
             return [value], [grad_edges]
@@ -206,7 +207,7 @@ class Generic(MergesSums, MergesSoftmax, ByBlock):
                 into.add_(g)
 
     def _slices(self, block: Block, x: Operands) -> Iterator[_Slice]:
-        """Whole CSR rows, at most about `_edges_at_once` at a time (more only where one row has more)."""
+        """Yield whole CSR rows, at most about `_edges_at_once` edges at a time (more if one row has more)."""
         edges = block.pairs(self.types) if self.within else block
         for span, rows in edges.spans(_edges_at_once(x)):
             src, into, edge_ids = edges.indices[span].long(), edges.edge_dst[span], chosen(edges.edge_ids, span)
@@ -219,8 +220,8 @@ class Generic(MergesSums, MergesSoftmax, ByBlock):
 
 @dataclass(frozen=True, eq=False)
 class _Slice:
-    """Consecutive edges of a block and their gathered rows. `at`: their places among the edge rows; `into`: their rows
-    among the results; `rows_with_edges`: these, each once."""
+    """Consecutive edges of a block and their gathered rows. at: their indices among the edge rows. into: their rows
+    among the results. rows_with_edges: these, without duplicates."""
 
     at: slice | Tensor
     rows_with_edges: Tensor
@@ -232,14 +233,15 @@ class _Slice:
 
     @property
     def place_among_them(self) -> Tensor:
-        """Of every edge's result. Shapes: [e] int64."""
+        """Index of each edge's result in `rows_with_edges`. Shapes: [e] int64."""
         starts = torch.zeros_like(self.into)
         starts[1:] = self.into[1:] != self.into[:-1]
         return starts.cumsum(0)
 
 
 def _gather(x: Operands, src: Tensor, dst: Tensor, at: slice | Tensor, first: Rows, last: Rows) -> _EdgeRows:
-    """Edge functions compute in fp32 where rows have 16 bits. `first`, `last`: edge rows around those of x."""
+    """Return the arguments of the edge functions, in fp32 for rows of 16 bits. first, last: edge rows around those of
+    x."""
     by_src, by_dst = (tuple(widened(t.index_select(0, at)) for t in ts) for ts, at in ((x.src, src), (x.dst, dst)))
     edge = (*first, *(widened(t[at]) for t in x.edge), *last)
     return by_src, by_dst, edge, tuple(map(widened, x.shared))

@@ -18,7 +18,7 @@ from gnnpar_kernels import extremum, extremum_finish, extremum_grad
 class Max(ByBlock):
     """out_i = max_j x_j (0 without in-edges). Ties go to the smallest global id, so any split of the edges agrees.
 
-    A block must hold all edges between its rows and its columns: then the winner's id says whose edge it was.
+    A block must hold all edges between its rows and its columns: the winner's id then identifies its edge.
 
     Shapes: src (x [M, F],) -> out [N, F]; the gradient goes to the winner alone.
     """
@@ -40,8 +40,8 @@ class Max(ByBlock):
         return self
 
     def partial(self, out: Tensor, saved: Rows, dtype: torch.dtype) -> Rows:
-        """Maxima, and the ids of their winners: among equals of several ranks the smallest wins. Ids have 32 bits where
-        values have no more, which then begin at a multiple of their size in a message."""
+        """Return maxima and the ids of their winners: among equals of several ranks the smallest id wins. Ids have 32
+        bits if values have no more, so that values are aligned in a message."""
         return out.to(dtype), saved[0] if dtype == torch.float64 else saved[0].int()
 
     def exact_numbers(self, shape: Sequence[int]) -> tuple[int, int]:

@@ -17,19 +17,19 @@ from gnnpar.folds.block import Rows
 class Mergeable(Aggregator, Protocol):
     """A fold that may be split over ranks by its edges.
 
-    The rank of the sources folds a block of its own (`at_source`) and sends `partial` rows, one a destination; the rank
-    of the destinations merges them into its state. Merging is row-local, so what comes back in backward is the gradient
-    of the partial rows alone, which the rank of the sources differentiates.
+    The rank of the sources folds its own block (`at_source`) and sends `partial` rows, one per destination. The rank of
+    the destinations merges them into its state. Merging is row-local, so backward sends the gradient of the partial
+    rows only, which the rank of the sources differentiates.
     """
 
     @property
     def partial_types(self) -> int | None:
-        """0: one partial row for a destination. Else the number of types: one for each pair, numbered
-        destination * types + type. None: the fold, as it is configured, does not merge."""
+        """0: one partial row per destination. Else the number of types: one row per pair, numbered destination * types
+        + type. None: the fold, as configured, does not merge."""
         ...
 
     def at_source(self) -> Aggregator:
-        """Return the fold for the rank of the sources, whose block has no types where partial rows are of pairs."""
+        """Return the fold for the rank of the sources. Its block has no types if partial rows are of pairs."""
         ...
 
     def partial(self, out: Tensor, saved: Rows, dtype: torch.dtype) -> Rows:
@@ -37,29 +37,29 @@ class Mergeable(Aggregator, Protocol):
         ...
 
     def exact_numbers(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Return the numbers beside the values in a row of (`partial`, `grad_partial`). `shape`: of a result's row."""
+        """Return the numbers beside the values in a row of (`partial`, `grad_partial`). shape: of a result's row."""
         ...
 
     def merge(self, state: Rows, at: Tensor, partial: Rows) -> Rows:
-        """Merge partial rows into the state, in place. `at`: their destinations, or pairs, each once."""
+        """Merge partial rows into the state, in place. at: their distinct destinations or pairs."""
         ...
 
     def grad_partial(self, exact: Rows, at: Tensor, prepared: Rows, grad_out: Tensor) -> Rows:
-        """Return the gradients of the partial rows of `at`, whose exact operands are `exact`."""
+        """Return the gradients of the partial rows of `at` with exact operands `exact`."""
         ...
 
     def prepare_partial(self, saved: Rows, back: Rows) -> tuple[Rows, Tensor]:
-        """Return (prepared, grad_out) for `at_source().grad`. `back`: rows of `grad_partial`."""
+        """Return (prepared, grad_out) for `at_source().grad`. back: rows of `grad_partial`."""
         ...
 
 
 def merges(agg: Aggregator, edge: Rows) -> TypeGuard[Mergeable]:
-    """Return True if the fold may be split over ranks. Rows of edges do not travel, so it may not with them."""
+    """Return True if the fold may be split over ranks. A fold with edge rows may not, since they are not sent."""
     return not edge and isinstance(agg, Mergeable) and agg.partial_types is not None
 
 
 class MergesSums:
-    """A sum: a partial row is a sum, and its gradient that of the result."""
+    """A sum: a partial row is a sum, with the gradient of the result."""
 
     @property
     def partial_types(self) -> int | None:
@@ -90,8 +90,8 @@ class MergesSoftmax(ABC):
     """A softmax over in-edges: a partial row is the output o_q and the logsumexp l_q of some of the edges.
 
     With w = exp(l_q - l), where l is the logsumexp of all: out = sum_q w o_q. An edge's weight is w times its weight
-    among its own, so the gradients of the partial fold are those of the whole with grad_out and <grad_out, out> scaled
-    by w: F + H numbers a row in each direction, for F values of H heads.
+    within its part, so the gradients of the partial fold are those of the whole with grad_out and <grad_out, out>
+    scaled by w: F + H numbers per row in each direction, for F values of H heads.
     """
 
     @property

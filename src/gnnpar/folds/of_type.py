@@ -1,4 +1,4 @@
-"""A fold over the in-edges of one type alone: what a model of dictionaries by type asks of a typed graph."""
+"""A fold over the in-edges of one type, for models of dictionaries by type on a typed graph."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gnnpar.folds.wrapped import Wrapped
 
 @dataclass(frozen=True)
 class OfType(Wrapped):
-    """`fold`, to which edges of other types than `number` are not there. Operands and results are those of all rows.
+    """`fold` without the edges of other types than `number`. Operands and results are those of all rows.
 
-    Rows of edges are given, and their gradients come back, for all edges of a block; those of other types are not read.
-    It is not Pushable: under `sar`, sources' rows come again for the gradient.
+    Edge rows and their gradients are of all edges of a block; those of other types are not read. It is not Pushable:
+    under `sar`, sources' rows are sent again for the gradient.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""Attention over in-edges with additive scores (GAT), as an online softmax whose state chains over blocks."""
+"""Attention over in-edges with additive scores (GAT), as an online softmax with a state that chains over blocks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Softmax(MergesSoftmax):
 
     `branch` also sums the sources with a positive score [N, H, D] and their weights [N, H]. The gradients of a row's
     activated scores sum to zero and the activation has two slopes, so these sums give the gradient of a_dst without
-    another pass over the edges, and the fold is Pushable. By default that is done where gradients are recorded.
+    another pass over the edges, and the fold is Pushable. By default this is done if gradients are recorded.
 
     Shapes: src (x [M, H, D], a_src [M, H]), dst (a_dst [N, H],) -> out [N, H, D]. Saved: out and logsumexp [N, H].
     Source: Velickovic et al. 2018, equation 3; online softmax as in flash attention.
@@ -36,7 +36,7 @@ class Softmax(MergesSoftmax):
 
     @property
     def separates(self) -> Separates:
-        """The mask of attention dropout is drawn for all heads of an edge together."""
+        """Separation by heads, except with attention dropout, which draws one mask per edge for all heads."""
         return "heads" if self.dropout is None else "no"
 
     @property
@@ -73,7 +73,7 @@ class Softmax(MergesSoftmax):
         return out, logsumexp, row_dots(out, grad_out, dtype=logsumexp.dtype), *branch
 
     def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
-        features, a_src = map(widened, x.src)  # gradients of 16-bit rows are added up in fp32
+        features, a_src = map(widened, x.src)  # gradients of 16-bit rows are summed in fp32
         out, logsumexp, delta = prepared[:3]
         tensors = (features, a_src, widened(x.dst[0]), out, logsumexp, grad_out)
         csr = block.reverse
@@ -115,7 +115,8 @@ class Softmax(MergesSoftmax):
         return prepared[1], prepared[2]
 
     def prepare_partial(self, saved: Rows, back: Rows) -> tuple[Rows, Tensor]:
-        """A sum over the positive branch of all edges gives the destinations' gradient; each rank has its share."""
+        """Return (prepared, grad_out). The destinations' gradient is a sum over the positive branch of all edges, in
+        one term per rank."""
         out, logsumexp, *branch = saved
         return (out, logsumexp, back[1], *branch), back[0]
 
@@ -123,7 +124,8 @@ class Softmax(MergesSoftmax):
         return replace(self, branch=True)
 
     def pushed(self, x: Operands, prepared: Rows, grad_out: Tensor) -> Rows:
-        """(grad_out [N, H, D] in the type of the source rows, a_dst, logsumexp, <grad_out, out>, each [N, H])."""
+        """Return (grad_out [N, H, D] in the type of the source rows, a_dst, logsumexp, <grad_out, out>, each
+        [N, H])."""
         _, logsumexp, delta, *_ = prepared
         return grad_out.to(x.src[0].dtype), widened(x.dst[0]), logsumexp, delta
 

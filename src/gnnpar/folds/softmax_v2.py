@@ -1,4 +1,5 @@
-"""Attention over in-edges whose scores read both ends' rows (GATv2), as an online softmax that chains over blocks."""
+"""Attention over in-edges with scores that read both ends' rows (GATv2), as an online softmax that chains over
+blocks."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from gnnpar_kernels import attend_finish, attend_v2, attend_v2_grad, row_dots
 class SoftmaxV2(MergesSoftmax, ByBlock):
     """out_i = sum_j alpha_ij x_j, alpha_ij = softmax_j(a . leaky_relu(x_j + y_i)), per head.
 
-    The score is no sum of a number of each end, so gradients of destinations need the source rows: it is not Pushable.
+    The score is not a sum of one term per end, so gradients of destinations need the source rows: it is not Pushable.
 
     Shapes: src (x [M, H, D],), dst (y [N, H, D],), shared (a [H, D],) -> out [N, H, D]. Saved: out and logsumexp
     [N, H]. Source: Brody et al. 2022, equation 7; online softmax as in flash attention.
@@ -30,7 +31,7 @@ class SoftmaxV2(MergesSoftmax, ByBlock):
 
     @property
     def separates(self) -> Separates:
-        """The mask of attention dropout is drawn for all heads of an edge together."""
+        """Separation by heads, except with attention dropout, which draws one mask per edge for all heads."""
         return "heads" if self.dropout is None else "no"
 
     @property
@@ -70,14 +71,14 @@ class SoftmaxV2(MergesSoftmax, ByBlock):
         return (saved[1], back[1]), back[0]
 
     def prepare(self, saved: Rows, grad_out: Tensor) -> Rows:
-        """(logsumexp, <grad_out, out>), each [N, H]."""
+        """Return (logsumexp, <grad_out, out>), each [N, H]."""
         out, logsumexp = saved
         return logsumexp, row_dots(out, grad_out, dtype=logsumexp.dtype)
 
     def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
         logsumexp, delta = prepared
-        order = block.reverse_order  # before `reverse`, which takes it over
-        rows, near, attention = widened(x.src[0]), widened(x.dst[0]), widened(x.shared[0])  # fp32 adds up gradients
+        order = block.reverse_order  # before `reverse`, which drops it
+        rows, near, attention = widened(x.src[0]), widened(x.dst[0]), widened(x.shared[0])  # to sum in fp32
         tensors = (rows, near, attention, logsumexp, grad_out, delta)
         grad_x, grad_y, grad_a = attend_v2_grad(
             block.forward, block.reverse, order, *tensors, slope=self.slope, drop=self.dropout

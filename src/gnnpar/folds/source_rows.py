@@ -13,10 +13,8 @@ from gnnpar.folds.block import Block, Operands, Rows
 
 @dataclass(frozen=True)
 class SourceRows(ByBlock):
-    """One row per in-edge, that of its source, by ascending edge id.
-
-    No fold over blocks: one block holds all in-edges. Shapes: src ([M, ...],) -> [E, ...].
-    """
+    """The source's row of each in-edge, by ascending edge id. No fold over blocks: one block holds all in-edges.
+    Shapes: src ([M, ...],) -> [E, ...]."""
 
     needs_src = False
     linear = False
@@ -34,7 +32,7 @@ class SourceRows(ByBlock):
         return ()
 
     def update(self, state: Rows, block: Block, x: Operands) -> Rows:
-        """ValueError where a block of the same destinations came before."""
+        """Return the rows. ValueError for a second block of the same destinations."""
         if state:
             raise ValueError(
                 "a convolution reads whole neighbourhoods, and the strategy folds them in pieces: use single, "
@@ -51,6 +49,6 @@ class SourceRows(ByBlock):
 
 
 def _by_id(block: Block) -> Tensor:
-    """The column of each edge, edges by ascending id. Shapes: [E] int64."""
+    """Return the column of each edge, by ascending edge id. Shapes: [E] int64."""
     columns, places = block.indices.long(), block.edge_places
     return columns if places is None else torch.empty_like(columns).index_copy_(0, places, columns)

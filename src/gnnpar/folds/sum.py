@@ -1,7 +1,5 @@
-"""Sum over in-edges: Y = A X. GCN, GraphSAGE-mean, GIN, GCNII. `weighted`: by the weights of edges, if any.
-
-`types`: the edges of each type apart, R-GCN's Y_r = A_r X.
-"""
+"""Sum over in-edges: Y = A X, for GCN, GraphSAGE-mean, GIN, GCNII. weighted: by edge weights, if any. types: one sum
+per edge type, R-GCN's Y_r = A_r X."""
 
 from __future__ import annotations
 
@@ -18,11 +16,11 @@ from gnnpar_kernels.csr import accumulate_dtype
 
 @dataclass(frozen=True)
 class Sum(MergesSums, ByBlock):
-    """out_i = sum_j x_j; `weighted`: sum_j w_ij x_j with the weights of the graph, 1 where it has none.
+    """out_i = sum_j x_j; `weighted`: sum_j w_ij x_j with the weights of the graph, 1 without weights.
 
-    `types`, where it is not 0: out_ir is the sum over the in-edges of type r, 0 <= r < types: the same sum, whose
-    destinations are the pairs (i, r). Rows travel as for one sum. Edges of a graph without types are all of type 0.
-    Weights that factor into rows (symmetric normalisation, mean) belong to the model.
+    types (not 0): out_ir is the sum over the in-edges of type r, 0 <= r < types: the same sum with pairs (i, r) as
+    destinations. Rows are sent as for one sum. Edges of a graph without types have type 0. Weights that factor into
+    rows (symmetric normalisation, mean) belong to the model.
 
     Shapes: src (x [M, ...],) -> out [N, ...], or [N, types, ...].
     """
@@ -68,13 +66,13 @@ class Sum(MergesSums, ByBlock):
         return Operands(src=(self.grad_src(block.reverse, grad_out, block.num_src),))
 
     def grad_src(self, back: Csr, grad_out: Tensor, num_src: int) -> Tensor:
-        """The gradient of the rows of a transposed CSR. Shapes: grad_out as `out` -> [num_src, ...]."""
+        """Return the gradient of the rows of a transposed CSR. Shapes: grad_out as `out` -> [num_src, ...]."""
         if self.types:
             back, grad_out = self._by_pair(back, len(grad_out)), grad_out.flatten(0, 1)
         return self._sums(back, grad_out, num_src)
 
     def _by_pair(self, back: Csr, num_dst: int) -> Csr:
-        """The transposed CSR whose indices are pairs (destination, type)."""
+        """Return the transposed CSR with pairs (destination, type) as indices."""
         indptr, indices = back.indptr, back.indices
         if num_dst * self.types >= 2**31:
             indptr, indices = indptr.long(), indices.long()
@@ -84,7 +82,7 @@ class Sum(MergesSums, ByBlock):
         return back._replace(indptr=indptr, indices=indices)
 
     def _sums(self, csr: Csr, x: Tensor, num_rows: int, out: Tensor | None = None) -> Tensor:
-        """The sums of the rows of a CSR, added to `out`. Shapes: x [M, ...] -> [num_rows, ...]."""
+        """Return the sums of the rows of a CSR, added to `out`. Shapes: x [M, ...] -> [num_rows, ...]."""
         weights = csr.weights if self.weighted else None
         if out is None and (dtype := accumulate_dtype(x.dtype)) != x.dtype:
             out = x.new_zeros(num_rows, *x.shape[1:], dtype=dtype)

@@ -1,4 +1,4 @@
-"""A fold around another: it is what the other one is, but for what it overrides."""
+"""A fold around another one, equal to it except for overridden members."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gnnpar.folds.block import Block, Operands, Rows
 
 @dataclass(frozen=True)
 class Wrapped:
-    """An `Aggregator` that does what `fold` does. Not Pushable, whatever `fold` is."""
+    """An `Aggregator` that delegates to `fold`. Not Pushable, even if `fold` is."""
 
     fold: Aggregator
 

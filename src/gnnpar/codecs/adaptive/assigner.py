@@ -1,8 +1,6 @@
-"""Who gets how many bits: traces of all ranks to rank 0, one problem an exchange, and the answer back to both ends.
-
-Three messages, all of phase "assign": weighted variances of the groups to rank 0; chosen widths to the senders; and a
-byte a row from each sender to its receiver, so both ends know every size beforehand.
-"""
+"""Assign bits to rows: send traces of all ranks to rank 0, solve a problem per exchange, and send the answer to both
+ends. Three messages, all of phase "assign": weighted variances of the groups to rank 0; chosen widths to the senders;
+and a byte per row from each sender to its receiver, so both ends know every size beforehand."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ Counts = list[dict[str, dict[int, int]]]  # by sender, direction, receiver: rows
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """How the assigner weighs; fields as in the codec's configuration."""
+    """Weights and limits of the assigner; fields as in the codec's configuration."""
 
     menu: tuple[int, ...]
     group_size: int
@@ -51,7 +49,7 @@ class Rules:
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """Codes [n] uint8 of the rows that go to, and come from, each peer; `facts`: metrics of an epoch, on rank 0."""
+    """Codes [n] uint8 of the rows to and from each peer. facts: metrics of an epoch, on rank 0."""
 
     sending: dict[tuple[Key, int], Tensor]
     receiving: dict[tuple[Key, int], Tensor]
@@ -59,7 +57,7 @@ class Assignment:
 
 
 class Assigner:
-    """Collective when made and whenever it assigns."""
+    """Assigns bits. Collective in its constructor and in `assign`."""
 
     def __init__(self, rules: Rules, lists: RowLists, comm: Communicator, scores: Scores, profile: Profile) -> None:
         self.rules, self.lists, self.comm, self.scores, self.profile = rules, lists, comm, scores, profile
@@ -79,7 +77,8 @@ class Assigner:
         widths: Mapping[Key, int],
         epoch: int,
     ) -> Assignment:
-        """From variances [n, m] of the rows sent before, by exchange and peer, and their readers' energies [n]."""
+        """Assign bits, given variances [n, m] of the rows sent before, by exchange and peer, and their readers'
+        energies [n]."""
         began = perf_counter()
         known = self.comm.broadcast(self.comm.gather(dict(widths)))
         all_widths: dict[Key, int] = {key: width for each in known for key, width in each.items()}
@@ -107,7 +106,7 @@ class Assigner:
         return sorted(self.counts[sender][key.direction])
 
     def _weight(self, key: Key, peer: int, energies: Mapping[tuple[Key, int], Tensor]) -> Tensor:
-        """Energies where they are known; else scores by degree, in units of the nearest exchange that has energies."""
+        """Return energies if known, else scores by degree in units of the nearest exchange with energies."""
         if energies and key.direction == "forward":
             return self.rules.forward_weight * self._relative(key, peer, energies)
         return self._relative(key, peer, energies)
@@ -126,7 +125,7 @@ class Assigner:
         return (self.scores.forward if key.direction == "forward" else self.scores.backward)(key.layer, peer)
 
     def _grouped(self, weighted: Tensor) -> Tensor:
-        """Sums of consecutive rows. Shapes: [n, m] -> [G, m]."""
+        """Sum consecutive rows. Shapes: [n, m] -> [G, m]."""
         size = self.rules.group_size
         if size == 1:
             return weighted
@@ -134,14 +133,14 @@ class Assigner:
         return weighted.new_zeros(-(-len(weighted) // size), weighted.shape[1]).index_add_(0, group, weighted)
 
     def _num_groups(self, keys: Iterable[Key], sender: int) -> list[int]:
-        """Of each message of a sender, in the order in which they are sent."""
+        """Return the number of groups of each message of a sender, in sending order."""
         size = self.rules.group_size
         return [-(-self.counts[sender][k.direction][p] // size) for k in keys for p in self._peers(k, sender)]
 
     def _solve(
         self, keys: list[Key], widths: Mapping[Key, int], groups: Mapping[tuple[Key, int], Tensor], site: Site
     ) -> tuple[list[Tensor], JsonDict]:
-        """Codes of this rank's groups by message, and the facts on rank 0."""
+        """Return codes of this rank's groups by message, and the facts on rank 0."""
         comm, device = self.comm, self.comm.device
         flat = torch.cat([g.flatten() for g in groups.values()] or [torch.zeros(0, device=device)]).float()
         sizes = {r: sum(self._num_groups(keys, r)) for r in range(comm.size)}
@@ -161,7 +160,7 @@ class Assigner:
     def _solve_all(
         self, keys: list[Key], widths: Mapping[Key, int], flat: Mapping[int, Tensor]
     ) -> tuple[dict[int, Array], JsonDict]:
-        """On rank 0: codes of every rank's groups in the order of its messages, and what there is to say."""
+        """Return, on rank 0, codes of every rank's groups in the order of its messages, and the facts."""
         menu = np.array(self.rules.menu, dtype=np.uint8)
         rest = {r: values.double().view(-1, len(menu)).numpy() for r, values in flat.items()}
         codes: dict[int, list[Array]] = {r: [] for r in flat}
@@ -186,7 +185,7 @@ class Assigner:
         return {r: np.concatenate([*c, menu[:0]]) for r, c in codes.items()}, facts
 
     def _choices(self, problems: list[Problem]) -> list[list[Array]]:
-        """Every exchange on its own, or those of either direction together where they have the same pairs."""
+        """Solve every exchange on its own, or all exchanges of a direction together if they have the same pairs."""
         solve = SOLVERS[self.rules.solver]
         pairs = {tuple((p.sender, p.receiver) for p in problem.pairs) for problem in problems}
         if self.rules.scope == "exchange" or len(pairs) != 1:
@@ -194,7 +193,7 @@ class Assigner:
         return split(solve(merged(problems)), problems)
 
     def _problem(self, key: Key, width: int, rest: dict[int, Array]) -> Problem:
-        """Takes the exchange's groups off the front of each rank's list."""
+        """Build an exchange's problem, taking its groups off the front of each rank's list."""
         rules = self.rules
         pairs: list[Pair] = []
         bits = rules.forward_budget_bits if key.direction == "forward" else rules.backward_budget_bits
@@ -242,7 +241,7 @@ class Assigner:
 
 
 def check_group_size(size: int, rows: int, direction: str, sender: int, receiver: int) -> None:
-    """Refuse a group that no message can hold."""
+    """Raise ValueError for a group that no message can hold."""
     if size > 1 and size > rows:
         raise ValueError(
             f"codec.group_size={size}, but the {direction} message from rank {sender} to {receiver} has {rows} rows; "

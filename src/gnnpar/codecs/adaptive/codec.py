@@ -1,14 +1,14 @@
-"""AdaQP's codec: bits by row, chosen for little variance in little time, and chosen anew as training goes on.
+"""AdaQP's codec: bits per row, chosen to balance variance and time, and chosen again during training.
 
-Wan, Zhao, Wu, MLSys 2023 (arXiv 2306.01381). Epochs before `warmup` travel in `first_bits`; then every `period` epochs
-the rows of each exchange get 2, 4 or 8 bits that minimise variance_weight variance + (1 - variance_weight) time.
+Wan, Zhao, Wu, MLSys 2023 (arXiv 2306.01381). Epochs before `warmup` use `first_bits`. Then, every `period` epochs, the
+rows of each exchange get 2, 4 or 8 bits that minimise variance_weight variance + (1 - variance_weight) time.
 
-Deviations: metadata are unbiased and codes clamped; bits are chosen after `warmup` epochs, not a fifth of the
-training; variances are traced in the `trace_epochs` before a choice alone, in training alone, and exactly by default
-(trace=range is the paper's D/6 proxy); groups have one row by default; thresholds replace the mixed-integer program,
-which is solver=highs; rows are weighed by the gradients that come back for them, and all exchanges of an epoch are one
-problem (the paper: importance=square_of_sum scope=exchange); metadata are charged; links are profiled with a few
-megabytes. objective=overlap and budget_bits are ours.
+Deviations: metadata are unbiased and codes clamped; bits are chosen after `warmup` epochs, not a fifth of the training;
+variances are traced only in training and in the `trace_epochs` before a choice, and exactly by default (trace=range is
+the paper's D/6 proxy); groups have one row by default; thresholds replace the mixed-integer program, which is
+solver=highs; rows are weighted by the gradients that come back for them, and all exchanges of an epoch are one problem
+(the paper: importance=square_of_sum scope=exchange); metadata count as bytes; links are profiled with a few megabytes.
+objective=overlap and budget_bits are additions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from gnnpar.folds.block import Rows
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptive:
-    """Fields as in conf/codec/adaptive.yaml; `powers`: what a model's layers say about their edge weights."""
+    """Configuration, with the fields of conf/codec/adaptive.yaml. powers: exponents of a model's edge weights, per
+    layer."""
 
     menu: tuple[GridBits, ...] = (2, 4, 8)
     first_bits: GridBits = 8
@@ -67,7 +68,7 @@ class Adaptive:
                 raise ValueError(f"{name}={bits:g} is outside menu={list(self.menu)}; give a number between its ends")
 
     def price(self, num_rows: float, widths: Sequence[int], *, itemsize: int = 4, gradient: bool = False) -> WirePrice:
-        """The most there can be: every row in the most bits of the menu, or in `first_bits`."""
+        """Return an upper bound: every row in the most bits of the menu, or in `first_bits`."""
         bits = max(*self.menu, self.first_bits)
         nbytes = price_of_codes(num_rows, widths, [bits], code_of(self.score_bits), itemsize=itemsize)
         notes = (
@@ -97,21 +98,21 @@ class Adaptive:
 
 
 def with_edge_weights(config: CodecConfig, model: Convolutional) -> CodecConfig:
-    """A codec that weighs rows gets the edge weights of the model's convolutions."""
+    """Return the codec with the edge weights of the model's convolutions, if it weights rows."""
     if isinstance(config, Adaptive) and not config.powers:
         return replace(config, powers=powers_of(model.convolutions))
     return config
 
 
 class AdaptiveRows(QuantizedRows):
-    """The runtime half. Rows that SAR pushes, and those of epochs without traces, travel in `first_bits`."""
+    """The runtime half. Rows that SAR pushes, and rows of epochs without traces, use `first_bits`."""
 
     decodes_late = False  # decoding traces, for the assignment that a later epoch may begin with
 
     def __init__(self, config: Adaptive, assigner: Assigner, lists: RowLists, seed: int) -> None:
         super().__init__(lists, seed=seed, score_bits=code_of(config.score_bits))
         self._config, self._assigner = config, assigner
-        self._codes: dict[tuple[Key, int, bool], Tensor] = {}  # by exchange, peer, sending?
+        self._codes: dict[tuple[Key, int, bool], Tensor] = {}  # by exchange, peer, sending
         self._traces: dict[tuple[Key, int], Tensor] = {}
         self._energies: dict[tuple[Key, int], Tensor] = {}
         self._widths: dict[Key, int] = {}
@@ -130,7 +131,7 @@ class AdaptiveRows(QuantizedRows):
         self._tracing = self._next_after(epoch) - epoch <= self._config.trace_epochs
 
     def facts(self) -> JsonDict:
-        """Metrics of the epoch that has begun, once; not empty after an assignment, on rank 0."""
+        """Return the metrics of the current epoch, once; not empty after an assignment, on rank 0."""
         facts, self._facts = self._facts, {}
         return facts
 
@@ -165,7 +166,7 @@ class AdaptiveRows(QuantizedRows):
         return partial(self.decode, num_rows=num_rows, like=like, site=site, peer=peer)
 
     def state_dict(self) -> StateDict:
-        """Bits, traces and when they were chosen; the profile too, since it is part of every later choice."""
+        """Return bits, traces and the epoch of their choice, and the profile, which later choices use."""
         return {
             "codes": self._codes,
             "traces": self._traces,
@@ -191,12 +192,12 @@ class AdaptiveRows(QuantizedRows):
         return epoch >= self._config.warmup and (epoch - self._config.warmup) % self._config.period == 0
 
     def _next_after(self, epoch: int) -> int:
-        """The first epoch after this one that assigns."""
+        """Return the next epoch that assigns."""
         warmup, period = self._config.warmup, self._config.period
         return warmup if epoch < warmup else epoch + period - (epoch - warmup) % period
 
     def _has_traces(self) -> bool:
-        """Does any rank have some? Not in a run that was begun here."""
+        """Return True if any rank has traces, as in a resumed run."""
         return bool(self._widths) or self._assigner.comm.size > 1
 
     def _assign(self, epoch: int) -> None:
@@ -210,14 +211,14 @@ class AdaptiveRows(QuantizedRows):
         self.forget_packings()
 
     def _note(self, like: Sequence[RowLike], site: Site) -> None:
-        """Widths come from every rank that sends or receives."""
+        """Record widths, on every rank that sends or receives."""
         if self._tracing and site.phase in ("forward", "backward") and like:
             width, itemsize = like[0].width, like[0].dtype.itemsize
             if is_wide(width, itemsize):
                 self._widths[Key.of(site)] = width
 
     def _trace(self, x: Tensor, index: Tensor | None, site: Site, peer: int) -> None:
-        """Of rows that may be a piece of their list."""
+        """Trace rows, possibly a piece of their list."""
         rows = x if index is None else x.index_select(0, index)
         total = self._list(self._traces, Key.of(site), peer, (len(self._config.menu),), x.device)
         part = row_variances(rows, self._config.menu, trace=self._config.trace)
@@ -226,7 +227,7 @@ class AdaptiveRows(QuantizedRows):
     def _list(
         self, of: dict[tuple[Key, int], Tensor], key: Key, peer: int, shape: tuple[int, ...], device: torch.device
     ) -> Tensor:
-        """Of all rows that go to a peer in an exchange; pieces are put into it."""
+        """Return the list of all rows to a peer in an exchange, into which pieces are written."""
         if (key, peer) not in of:
             of[key, peer] = torch.zeros(self._assigner.mine[key.direction][peer], *shape, device=device)
         return of[key, peer]

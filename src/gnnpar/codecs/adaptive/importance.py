@@ -1,20 +1,20 @@
-"""How much the variance of a sent row matters where it is read: from the weights of its edges, by global degrees.
+"""Effect of a sent row's variance on its readers, from the weights of its edges, by global degrees.
 
-Forward: a row u for part p is added to p's destinations v with weight alpha_v. alpha_v = d_v^-1/2 for GCN (the source's
-factor is in the row already), 1/d_v for a mean, 1 for a sum. Attention weights of a destination add up to 1, so their
-mean, 1/d_v, stands for them; an entry of a maximum has one winner, so the same. A convolution says its own exponents:
-`degree_powers = (destination, source)`, (-1, 0) where it says nothing.
+Forward: a row u for part p is added to p's destinations v with weight alpha_v. alpha_v = d_v^-1/2 for GCN (the row
+already contains the source's factor), 1/d_v for a mean, 1 for a sum. Attention weights of a destination add up to 1, so
+their mean, 1/d_v, approximates them; an entry of a maximum has one winner, so the same. A convolution declares its
+exponents `degree_powers = (destination, source)`, by default (-1, 0).
 
-Backward: the gradient row of u has one reader, its owner, who multiplies it with the source's factor.
+Backward: the gradient row of u has one reader, its owner, which multiplies it by the source's factor.
 
-square_of_sum is (sum of alpha)^2, AdaQP's; sum_of_squares is the variance that arrives if destinations are weighed
-apart. energy is ours, and counts across exchanges: a weight's gradient holds products x_u g_u^T of a row and the
+square_of_sum is (sum of alpha)^2, as in AdaQP. sum_of_squares is the variance that arrives if destinations are weighted
+separately. energy is an addition and compares exchanges: a weight's gradient holds products x_u g_u^T of a row and the
 gradient that comes back for it, so noise in the row counts with |g_u|^2 and noise in the gradient row with |x_u|^2.
-Both ends see both. Where nothing comes back (features) degrees stand in, scaled to the nearest layer. Noise of a row
-also reaches all later layers and the loss, which the product does not see: forward_weight. Variance of the gradient
-over that of 4 bits throughout, at the same bytes, for weights 2, 4, 6 (3 layers, 2 METIS parts; a power-law graph of
-500 nodes, and sbm): GCN 0.88 0.86 0.83 and 1.03 0.97 0.95, GraphSAGE 0.76 0.62 0.60 and 0.94 0.89 0.85, GAT 0.69 0.81
-0.87 and 0.54 0.48 0.55. 4 is below 1 in all of them.
+Both ends see both. If no gradient comes back (features), degrees are used, scaled to the nearest layer. Noise of a row
+also reaches all later layers and the loss, which the product ignores: forward_weight. Variance of the gradient over
+that of 4 bits throughout, at the same bytes, for weights 2, 4, 6 (3 layers, 2 METIS parts; a power-law graph of 500
+nodes, and sbm): GCN 0.88 0.86 0.83 and 1.03 0.97 0.95, GraphSAGE 0.76 0.62 0.60 and 0.94 0.89 0.85, GAT 0.69 0.81 0.87
+and 0.54 0.48 0.55. 4 is below 1 in all of them.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from gnnpar.comm.rows import PartEdges
 from gnnpar.folds.block import Block
 
 Importance = Literal["square_of_sum", "sum_of_squares", "energy"]
-Powers = tuple[float, float]  # of the in-degree of an edge's destination and of its source
+Powers = tuple[float, float]  # exponents of the in-degrees of an edge's destination and source
 MEAN: Powers = (-1.0, 0.0)
 
 
 @runtime_checkable
 class WeighsEdges(Protocol):
-    """A convolution that says its exponents."""
+    """A convolution that declares its exponents."""
 
     degree_powers: Powers
 
 
 class Convolutional(Protocol):
-    """A model that says its convolutions, layer by layer."""
+    """A model that lists its convolutions, layer by layer."""
 
     @property
     def convolutions(self) -> Sequence[object]: ...
@@ -53,10 +53,8 @@ def powers_of(convolutions: Sequence[object]) -> tuple[Powers, ...]:
 
 
 def column_scores(block: Block, alpha: Tensor, form: Importance) -> Tensor:
-    """Score of each column of a block; alpha [num_dst] is the weight of edges by destination.
-
-    Shapes: -> [num_src] fp32.
-    """
+    """Return the score of each column of a block. alpha [num_dst]: weight of edges by destination. Shapes: -> [num_src]
+    fp32."""
     weights = alpha[block.edge_dst].float()
     if block.weights is not None:
         weights = weights * block.weights.float()
@@ -68,7 +66,7 @@ def column_scores(block: Block, alpha: Tensor, form: Importance) -> Tensor:
 
 
 def edges_of(lists: RowLists) -> PartEdges:
-    """ValueError where rows are no halo rows of a part of a graph."""
+    """Return the edges of a part. ValueError if the rows are not halo rows of a part of a graph."""
     if lists.edges is None:
         raise ValueError(
             "codec=adaptive weighs rows by the edges that read them, and there are none between these ranks: "
@@ -78,7 +76,8 @@ def edges_of(lists: RowLists) -> PartEdges:
 
 
 class Scores:
-    """Scores of the rows this rank sends, made by their readers once at the start. Collective when made."""
+    """Scores of the rows this rank sends, computed by their readers once at the start. Its constructor is
+    collective."""
 
     def __init__(self, lists: RowLists, comm: Communicator, powers: Sequence[Powers], form: Importance) -> None:
         edges = edges_of(lists)
@@ -98,11 +97,11 @@ class Scores:
             start += len(lists.read[p])
 
     def forward(self, layer: int, peer: int) -> Tensor:
-        """Of the rows in boundary[peer]."""
+        """Return the scores of the rows in boundary[peer]."""
         return self._forward[self._power(layer)[0]][peer]
 
     def backward(self, layer: int, peer: int) -> Tensor:
-        """Of the gradient rows of halo[peer]."""
+        """Return the scores of the gradient rows of halo[peer]."""
         degrees = self._read_in_degree[self._halo_rows[peer]].float().clamp_min(1)
         return degrees ** (2 * self._power(layer)[1])
 

@@ -1,9 +1,9 @@
-"""What a message costs, seconds = theta bytes + gamma for each ordered pair of ranks, measured once at the start.
+"""Cost of a message, seconds = theta bytes + gamma for each ordered pair of ranks, measured once at the start.
 
-Ring rounds as in training: in round r every rank sends to rank + r at once, so contention is in the figures. Five sizes
-of at most a megabyte, five times each; the fastest counts. The same file holds what one column of the inner fold costs
-on each rank, for the objective that knows of overlap. What is measured decides which bits are chosen: it is hashed in
-result.json, kept in profile.json, and profile=path gives it back.
+Ring rounds as in training: in round r every rank sends to rank + r at once, so the figures include contention. Five
+sizes of at most a megabyte, five times each; the fastest counts. The file also holds the cost of one column of the
+inner fold on each rank, for the objective with overlap. Measurements decide the bits, so they are hashed in result.json
+and kept in profile.json, and profile=path reads them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from gnnpar_kernels import spmm
 
 SIZES = (1 << 12, 1 << 15, 1 << 17, 1 << 19, 1 << 20)
 _REPEATS, _COLUMNS = 5, 32
-_LEAST_SECONDS, _MOST_SECONDS = 1e-15, 3600.0  # of what a profile may say that anything costs
+_LEAST_SECONDS, _MOST_SECONDS = 1e-15, 3600.0  # bounds of all costs in a profile
 NOMINAL_SECONDS_PER_BYTE, NOMINAL_LATENCY_SECONDS = 8e-9, 5e-5  # 1 Gbit/s: worlds without links (threads, one rank)
 
 
 @dataclass(frozen=True)
 class Profile:
-    """`links`: (sender, receiver) -> (seconds per byte, seconds). `fold_seconds`: of one column of each rank's fold."""
+    """Measured costs. links: (sender, receiver) -> (seconds per byte, seconds). fold_seconds: one column of each rank's
+    fold."""
 
     num_ranks: int
     links: dict[tuple[int, int], tuple[float, float]]
@@ -54,7 +55,7 @@ class Profile:
 
     @staticmethod
     def read(path: Path, num_ranks: int) -> Profile:
-        """ValueError where it is of no use here."""
+        """Read a profile. ValueError if it cannot be used."""
         try:
             profile = Profile.of_json(read_json(Path(path)))
         except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
@@ -64,7 +65,7 @@ class Profile:
         return profile
 
     def check(self, num_ranks: int, what: str) -> None:
-        """ValueError where it is of no use to so many ranks."""
+        """Raise ValueError if the profile cannot be used for this number of ranks."""
         if self.num_ranks != num_ranks:
             raise ValueError(f"{what} is of {counted(self.num_ranks, 'rank')}, but there are {num_ranks}")
         pairs = {(s, d) for s in range(num_ranks) for d in range(num_ranks) if s != d}
@@ -76,17 +77,17 @@ class Profile:
 
 
 def nominal(num_ranks: int) -> Profile:
-    """All links alike."""
+    """Return a profile with equal nominal links."""
     link = NOMINAL_SECONDS_PER_BYTE, NOMINAL_LATENCY_SECONDS
     pairs = {(s, d): link for s in range(num_ranks) for d in range(num_ranks) if s != d}
     return Profile(num_ranks, pairs, (0.0,) * num_ranks)
 
 
-_measured: MutableMapping[Communicator, Profile] = WeakKeyDictionary()  # two codecs of a run choose by the same
+_measured: MutableMapping[Communicator, Profile] = WeakKeyDictionary()  # two codecs of a run use the same one
 
 
 def open_profile(path: Path | None, lists: RowLists, comm: Communicator) -> Profile:
-    """Read, measured, or nominal where ranks have no links. Collective; the same on every rank."""
+    """Return the profile: read, measured, or nominal if ranks have no links. Collective; the same on every rank."""
     if path is None and comm in _measured:
         return _measured[comm]
     profile: Profile | None = None
@@ -104,7 +105,7 @@ def open_profile(path: Path | None, lists: RowLists, comm: Communicator) -> Prof
 
 
 def measure(lists: RowLists, comm: Communicator) -> Profile | None:
-    """Collective; on rank 0."""
+    """Measure on all ranks; return the profile on rank 0. Collective."""
     mine: dict[tuple[int, int], tuple[float, float]] = {}
     for hop in range(1, comm.size):
         sender = (comm.rank - hop) % comm.size
@@ -118,11 +119,8 @@ def measure(lists: RowLists, comm: Communicator) -> Profile | None:
 
 
 def fit(nbytes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
-    """(seconds per byte, seconds) by least squares of relative errors.
-
-    A byte costs at least a tenth of what the largest message took for each: where noise hides the slope, bytes are not
-    free.
-    """
+    """Return (seconds per byte, seconds) by least squares of relative errors. A byte costs at least a tenth of the
+    largest message's seconds per byte, since noise may hide the slope."""
     sizes, times = np.asarray(nbytes, dtype=float), np.asarray(seconds, dtype=float)
     weight = 1.0 / np.maximum(times, 1e-9)
     theta, gamma = np.polyfit(sizes, times, 1, w=weight)
@@ -132,7 +130,7 @@ def fit(nbytes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
 
 
 def _once(comm: Communicator, hop: int, nbytes: int) -> float:
-    """Seconds until a message of the rank `hop` before this one is here, all ranks sending at once."""
+    """Return seconds until the message from the rank `hop` before this one arrives, all ranks sending at once."""
     target, source = (comm.rank + hop) % comm.size, (comm.rank - hop) % comm.size
     buffer = torch.zeros(nbytes, dtype=torch.uint8, device=comm.device)
     comm.barrier()
@@ -147,7 +145,7 @@ def _once(comm: Communicator, hop: int, nbytes: int) -> float:
 
 
 def _fold_seconds(lists: RowLists, comm: Communicator) -> float:
-    """Of the inner block's sum, by column."""
+    """Return seconds of the inner block's sum, per column."""
     inner = edges_of(lists).inner
     x = torch.zeros(lists.num_rows, _COLUMNS, device=comm.device)
     best = float("inf")

@@ -1,14 +1,14 @@
-"""The choice of widths for one exchange: variance against time, one width for each group of rows.
+"""The choice of widths for one exchange: variance against time, one width per group of rows.
 
-    minimise  w (V - V_u) / (V_n - V_u) + (1 - w) (T - T_u) / (T_n - T_u)
+minimise  w (V - V_u) / (V_n - V_u) + (1 - w) (T - T_u) / (T_n - T_u)
 
 V is the sum of the groups' weighted variances. T = sum of Z_r over ring rounds r = 1 .. W - 1; Z_r is the slowest of
 the pairs (s, s + r), each theta bytes + gamma. V_n, V_u: V with all groups at the fewest, the most bits; T_n: T at the
 most; T_u: the same sum with the fastest pair of each round at the fewest bits (AdaQP's scaling; T never reaches it).
 
-overlap: a round costs max(Z_r, h_r), h_r being its share of the compute that hides it. budget: the variance alone is
-minimised, and each pair sends at most so many bytes. All exchanges of an epoch may be one problem (`merged`): then a
-round's slowest pair is slowest over the epoch.
+overlap: a round costs max(Z_r, h_r), with h_r its share of the compute that hides it. budget: only the variance is
+minimised, and each pair sends at most its budget of bytes. All exchanges of an epoch may be one problem (`merged`): a
+round's slowest pair is then slowest over the epoch.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Array = np.ndarray
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """The groups one rank sends to another.
+    """The groups one rank sends to another. Times in seconds.
 
-    `budget_nbytes`: what it may send, where a budget is set. Times in seconds.
+    budget_nbytes: limit of its bytes, if a budget is set.
 
-    Shapes: variance [G, m] weighted, by group and menu entry; rows [G]; row_nbytes [m], or [G, m] where widths differ.
+    Shapes: variance [G, m] weighted, by group and menu entry; rows [G]; row_nbytes [m], or [G, m] if widths differ.
     """
 
     sender: int
@@ -42,7 +42,7 @@ class Pair:
 
     @cached_property
     def nbytes(self) -> Array:
-        """[G, m]."""
+        """Return bytes by group and menu entry, [G, m]."""
         return self.rows[:, None] * np.atleast_2d(self.row_nbytes)
 
     def seconds(self, nbytes: float) -> float:
@@ -54,7 +54,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Value:
-    """What a choice is worth. `seconds`: the sum over rounds, hidden time counted as it is."""
+    """The value of a choice. seconds: the sum over rounds, hidden time counted in full."""
 
     objective: float
     variance: float
@@ -63,7 +63,7 @@ class Value:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """One exchange of one direction. `variance_weight` is w; hidden_seconds: of compute that hides a round."""
+    """One exchange of one direction. variance_weight: w. hidden_seconds: of compute that hides a round."""
 
     pairs: tuple[Pair, ...]
     num_ranks: int
@@ -72,7 +72,7 @@ class Problem:
 
     @cached_property
     def rounds(self) -> list[list[int]]:
-        """Pairs by ring round."""
+        """Return the pairs by ring round."""
         rounds: dict[int, list[int]] = {}
         for i, pair in enumerate(self.pairs):
             rounds.setdefault((pair.receiver - pair.sender) % self.num_ranks, []).append(i)
@@ -80,7 +80,7 @@ class Problem:
 
     @cached_property
     def scales(self) -> tuple[float, float, float, float]:
-        """(V_u, V_n - V_u, T_u, T_n - T_u); a span is 0 where there is nothing to choose."""
+        """Return (V_u, V_n - V_u, T_u, T_n - T_u); a span is 0 without a choice."""
         v_n = sum(float(p.variance[:, 0].sum()) for p in self.pairs)
         v_u = sum(float(p.variance[:, -1].sum()) for p in self.pairs)
         t_n = sum(self.hidden(max(self.pairs[i].uniform_seconds(-1) for i in r)) for r in self.rounds)
@@ -89,7 +89,7 @@ class Problem:
 
     @property
     def weights(self) -> tuple[float, float]:
-        """What one unit of variance and one second cost in the objective."""
+        """Return the weights of one unit of variance and of one second in the objective."""
         _, variances, _, seconds = self.scales
         if any(np.isfinite(pair.budget_nbytes) for pair in self.pairs):
             return (1.0 / variances if variances else 0.0), 0.0
@@ -100,7 +100,7 @@ class Problem:
         return max(seconds, self.hidden_seconds)
 
     def value(self, choice: Sequence[Array]) -> Value:
-        """Of menu entries [G] for every pair."""
+        """Return the value of menu entries [G] for every pair."""
         variance = 0.0
         times: list[float] = []
         for pair, entries in zip(self.pairs, choice, strict=True):
@@ -119,7 +119,7 @@ def uniform_choice(problem: Problem, entry: int) -> list[Array]:
 
 
 def merged(problems: Sequence[Problem]) -> Problem:
-    """One problem of several with the same pairs: their groups one behind the other."""
+    """Merge problems with the same pairs into one, with their groups concatenated."""
     pairs: list[Pair] = []
     for several in zip(*(p.pairs for p in problems), strict=True):
         first = several[0]
@@ -141,7 +141,7 @@ def merged(problems: Sequence[Problem]) -> Problem:
 
 
 def split(choice: Sequence[Array], problems: Sequence[Problem]) -> list[list[Array]]:
-    """A choice of the merged problem, by problem."""
+    """Split a choice of the merged problem by problem."""
     ends = [
         np.cumsum([len(p.rows) for p in several])[:-1] for several in zip(*(p.pairs for p in problems), strict=True)
     ]

@@ -1,9 +1,9 @@
-"""The choice of widths: by thresholds, in milliseconds, and as a mixed-integer program, solved by HiGHS: their oracle.
+"""Solvers of the choice of widths: thresholds, in milliseconds, and a mixed-integer program by HiGHS as their oracle.
 
-Thresholds are exact up to one group a pair. Within a pair a byte costs the same wherever it is spent, so steps to more
-bits are taken in order of variance saved per byte (on each group's convex hull). Rounds share no variable, so each is a
-search over its own time Z: all pairs of the round may use Z, and the sum of their variances plus the price of Z is
-least at a breakpoint of one of them.
+Thresholds are exact up to one group per pair. Within a pair all bytes cost the same, so steps to more bits are taken in
+order of variance saved per byte (on each group's convex hull). Rounds share no variable, so each is a search over its
+own time Z: all pairs of the round may use Z, and the sum of their variances plus the price of Z is least at a
+breakpoint of one of them.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ import numpy as np
 
 from gnnpar.codecs.adaptive.problem import Array, Pair, Problem
 
-_FREE = 1e-6  # bytes: rows are made of words, so that 4 bits of a narrow row may cost what 2 bits cost
-_LOOK_AHEAD = 200  # steps tried once more for the bytes that the first step too long leaves over
+_FREE = 1e-6  # bytes: rows are whole words, so 4 bits of a narrow row may cost as much as 2 bits
+_LOOK_AHEAD = 200  # later steps to try for the bytes left over by the first step that does not fit
 _SECONDS, _GAP = 60.0, 1e-4  # limits of HiGHS: time, and distance from the optimum
 
 
 class _Steps(NamedTuple):
-    """Steps of a pair, best first, and what was spent and saved before each of them and after the last.
-
-    Shapes: group, entry, nbytes [K]; spent, variance [K + 1].
-    """
+    """Steps of a pair, best first, and the totals before each of them and after the last. Shapes: group, entry, nbytes
+    [K]; spent, variance [K + 1]."""
 
     group: Array
     entry: Array
@@ -34,7 +32,7 @@ class _Steps(NamedTuple):
 
 
 def solve_thresholds(problem: Problem) -> list[Array]:
-    """Menu entries [G] of every pair."""
+    """Return menu entries [G] of every pair, by thresholds."""
     choice: list[Array] = [np.zeros(0, dtype=np.int64)] * len(problem.pairs)
     per_variance, per_second = problem.weights
     for members in problem.rounds:
@@ -58,7 +56,7 @@ def solve_thresholds(problem: Problem) -> list[Array]:
 
 
 def _steps(pair: Pair) -> _Steps:
-    """Every group climbs its convex hull, from the fewest bits on."""
+    """Return the steps of every group along its convex hull, from the fewest bits on."""
     variance, nbytes = pair.variance, pair.nbytes
     groups: list[Array] = []
     entries: list[Array] = []
@@ -93,7 +91,7 @@ def _joined(arrays: list[Array]) -> Array:
 
 
 def _take(pair: Pair, steps: _Steps, allowed: float) -> Array:
-    """The first steps as far as the bytes allow, then later ones that still fit."""
+    """Take the first steps within the allowed bytes, then later ones that still fit."""
     entries = np.zeros(len(pair.rows), dtype=np.int64)
     tolerance = 1e-9 * max(float(steps.spent[-1]), 1.0)
     count = max(int(np.searchsorted(steps.spent, allowed + tolerance, side="right")) - 1, 0)

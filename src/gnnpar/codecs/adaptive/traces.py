@@ -1,8 +1,8 @@
-"""What quantizing a row would cost: its variance under stochastic rounding at every width of a menu.
+"""Traces: a row's variance under stochastic rounding at every width of a menu.
 
 With step S_b and p_i the fraction of (x_i - zero) / S_b, the variance of the decoded row is exactly S_b^2 sum p(1 - p).
-AdaQP traces D/6 (max - min)^2 / (2^b - 1)^2 instead, which is this with p uniform; rows with many exact zeros, as a
-ReLU leaves them, have about half of it.
+AdaQP traces D/6 (max - min)^2 / (2^b - 1)^2 instead, which assumes uniform p. Rows with many exact zeros, as after a
+ReLU, have about half of it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ _CHUNK = 1 << 18  # entries at a time: they stay in cache
 
 
 def row_variances(x: Tensor, menu: Sequence[int], *, trace: Trace) -> Tensor:
-    """Variance of each row's quantization error, summed over its entries.
-
-    Shapes: x [n, D] -> [n, len(menu)] fp32.
-    """
+    """Return the variance of each row's quantization error, summed over its entries. Shapes: x [n, D] -> [n, len(menu)]
+    fp32."""
     if not x.numel():
         return torch.zeros(len(x), len(menu), device=x.device)
     of = _exact if trace == "exact" else _range
