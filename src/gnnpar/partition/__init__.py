@@ -1,1 +1,1 @@
-"""Who owns what: partitioners, chunks, a rank's shard, and shards on disk."""
+"""Partitioners, chunks, a rank's shard, and shards on disk."""

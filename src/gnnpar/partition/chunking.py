@@ -1,8 +1,8 @@
-"""Chunkers: which chunk of its part a node belongs to. Hierarchical: chunks are cut inside each part of a partition.
+"""Chunkers: assign nodes to chunks of their part. Chunks are cut inside each part of a partition.
 
-GNNPipe (Chen et al., arXiv 2308.10087) cuts K chunks first and makes each part a run of chunk
-numbers, which is no good partition: on Reddit two such parts exchange 53 % more rows than two METIS parts. Here the
-nodes are cut into P parts first and each part into its chunks. K chunks in all, K/P a part.
+GNNPipe (Chen et al., arXiv 2308.10087) cuts K chunks first and makes each part a run of chunk numbers, which is a poor
+partition: on Reddit two such parts exchange 53 % more rows than two METIS parts. Here the nodes are cut into P parts
+first and each part into its chunks: K chunks in all, K/P per part.
 """
 
 from __future__ import annotations
@@ -27,19 +27,17 @@ _NODE_WEIGHT = 50  # GNNPipe's weight of a node beside its in-edges: 50 + degree
 
 
 class Chunker(Protocol):
-    """Frozen dataclass: fields = YAML keys."""
+    """A way to cut parts into chunks. A frozen dataclass; fields are YAML keys."""
 
     def assign(self, graph: Dataset | Edges, part_of: Tensor, chunks_per_part: int, seed: int) -> Tensor:
-        """int64 [N], the chunk of every node, numbered inside its part; no chunk is empty (ValueError)."""
+        """Return the chunk of every node, numbered inside its part, int64 [N]. ValueError for an empty chunk."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Balanced:
-    """GNNPipe's: METIS into `fold` K parts of equal weight 50 + degree, shuffled by the seed, merged by `fold`.
-
-    Gives up some of the cut for chunks that cost the same.
-    """
+    """GNNPipe's chunker: METIS into `fold` K parts of equal weight 50 + degree, shuffled by the seed, merged by `fold`.
+    It cuts more edges to get chunks of equal cost."""
 
     fold: int = 4
 
@@ -58,7 +56,7 @@ class Balanced:
 
 @dataclass(frozen=True, kw_only=True)
 class Metis:
-    """Plain METIS into K chunks with equal numbers of nodes: the least cut, uneven costs."""
+    """Plain METIS into K chunks with equal numbers of nodes: the least cut, unequal costs."""
 
     def assign(self, graph: Dataset | Edges, part_of: Tensor, chunks_per_part: int, seed: int) -> Tensor:
         def cut(edge_index: Tensor, degree: Tensor, chunks: int, seed: int) -> Tensor:
@@ -85,7 +83,7 @@ def _inside(
     seed: int,
     cut: Callable[[Tensor, Tensor, int, int], Tensor],
 ) -> Tensor:
-    """Cut every part by itself: cut(edges inside it, in-degrees in the whole graph, chunks, seed) -> chunk_of."""
+    """Cut every part separately: cut(edges inside it, in-degrees in the whole graph, chunks, seed) -> chunk_of."""
     edge_index, num_nodes = (graph.edge_index, graph.num_nodes) if isinstance(graph, Dataset) else graph
     if chunks < 1:
         raise ValueError(f"{chunks} chunks a part: at least one is needed")
@@ -122,7 +120,7 @@ def _none_empty(chunk_of: Tensor, chunks: int, part: int, parts: int) -> None:
 
 
 def metis(edge_index: Tensor, num_nodes: int, parts: int, *, seed: int, weight: Tensor | None = None) -> Tensor:
-    """METIS k-way, int64 [N]; a part may be empty where nodes are few. `weight`: int64 [N]."""
+    """Return a METIS k-way partition, int64 [N]; a part may be empty in a small graph. weight: int64 [N]."""
     if parts == 1:
         return torch.zeros(num_nodes, dtype=torch.int64)
     import pymetis
@@ -169,17 +167,15 @@ def _key(dataset: Dataset, part_of: Tensor, chunks: int, by: Chunker, seed: int)
 
 
 def quotient(edge_index: Tensor, chunk_of: Tensor, chunks: int) -> Tensor:
-    """int64 [K, K]: edges into chunk i (row) from chunk j (column)."""
+    """Return the numbers of edges into chunk i (row) from chunk j (column), int64 [K, K]."""
     src, dst = chunk_of[edge_index]
     return torch.bincount(dst * chunks + src, minlength=chunks * chunks).view(chunks, chunks)
 
 
 def chunk_statistics(edge_index: Tensor, part_of: Tensor, chunk_of: Tensor) -> JsonDict:
-    """What a chunking costs: sizes and imbalance of chunks over all parts, and rho, the share of cross-chunk edges.
-
-    Edges between parts count as cross-chunk unless their chunks have the same number: those are computed in the same
-    slot and read each other's rows fresh. Imbalance: largest over mean.
-    """
+    """Return the costs of a chunking: sizes and imbalance of chunks over all parts, and rho, the share of cross-chunk
+    edges. Edges between parts count as cross-chunk unless their chunks have the same number: those are computed in the
+    same slot and read each other's rows fresh. Imbalance: largest over mean."""
     chunks = int(chunk_of.max()) + 1 if len(chunk_of) else 1
     parts = int(part_of.max()) + 1 if len(part_of) else 1
     piece_of = part_of * chunks + chunk_of

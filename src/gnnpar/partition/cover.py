@@ -1,9 +1,9 @@
-"""Minimum vertex covers of cut edges: which rows travel, and which destinations are folded where their sources are.
+"""Minimum vertex covers of cut edges: choose the rows to send, and the destinations to fold at their sources.
 
 The edges from part q to part p form a bipartite graph. A cut edge reaches p either in the row of its source or in a
-partial row of its destination, which q has folded, so any choice is a vertex cover; the least is a minimum one. By
-König's theorem it follows from a maximum matching where all rows weigh the same, else from a minimum cut (Ford and
-Fulkerson). Both are found in O(E sqrt(V)) by SciPy.
+partial row of its destination, folded by q, so any choice is a vertex cover, and the smallest one sends least. By
+König's theorem it follows from a maximum matching if all rows weigh the same, else from a minimum cut (Ford and
+Fulkerson). SciPy finds both in O(E sqrt(V)).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from scipy.sparse import csr_matrix
 
-_MOST = 1000  # weights are rounded to fractions of at most this: capacities of a flow are 32-bit
+_MOST = 1000  # largest numerator and denominator of rounded weights: capacities of a flow are 32-bit
 
 
 def least_cover(dst: Tensor, src: Tensor, num_dst: int, num_src: int, *, weights: tuple[int, int] = (1, 1)) -> Tensor:
-    """Return the destinations of a minimum vertex cover; the sources of all edges to others are the rest of it.
+    """Return the destinations of a minimum vertex cover; the rest of it are the sources of edges to other destinations.
 
-    `weights`: of a source and of a destination. Sources are preferred where both are as good. Shapes: dst, src [E]
-    -> [num_dst] bool.
+    weights: of a source and of a destination. Sources are preferred for equal covers. Shapes: dst, src [E] -> [num_dst]
+    bool.
     """
     chosen = torch.zeros(num_dst, dtype=torch.bool)
     if len(dst):
@@ -37,7 +37,7 @@ def least_cover(dst: Tensor, src: Tensor, num_dst: int, num_src: int, *, weights
 
 
 def _adjacency(rows: NDArray[np.int64], columns: NDArray[np.int64], num_rows: int, num_columns: int) -> csr_matrix:
-    """Each edge once, as ones of 32 bits."""
+    """Return the adjacency matrix, repeated edges once, with 32-bit ones."""
     from scipy.sparse import csr_matrix
 
     edges = csr_matrix((np.ones(len(rows), np.int32), (rows, columns)), shape=(num_rows, num_columns))
@@ -58,7 +58,7 @@ def _in_lowest_terms(a: int, b: int) -> tuple[int, int]:
 
 
 def _by_matching(edges: csr_matrix) -> NDArray[np.int64]:
-    """Columns that an alternating path reaches from a row without a partner."""
+    """Return the columns that an alternating path reaches from an unmatched row."""
     from scipy.sparse.csgraph import maximum_bipartite_matching
 
     partner = maximum_bipartite_matching(edges, perm_type="column")  # of each row, -1: none
@@ -67,7 +67,7 @@ def _by_matching(edges: csr_matrix) -> NDArray[np.int64]:
 
 
 def _by_flow(edges: csr_matrix, of_row: int, of_column: int) -> NDArray[np.int64]:
-    """Columns on the near side of a minimum cut."""
+    """Return the columns on the near side of a minimum cut."""
     from scipy.sparse import csr_matrix
     from scipy.sparse.csgraph import maximum_flow
 
@@ -86,14 +86,14 @@ def _by_flow(edges: csr_matrix, of_row: int, of_column: int) -> NDArray[np.int64
     sent = flow.data > 0
     filled = sent & (flow.row == begin) & (flow.data == of_row)
     open_rows = np.setdiff1d(np.arange(rows), flow.col[filled])
-    back = sent & (flow.row < rows)  # an edge that carries some may give it back
+    back = sent & (flow.row < rows)  # an edge with flow may return it
     return _columns_reached(edges, open_rows, flow.col[back] - rows, flow.row[back])
 
 
 def _columns_reached(
     edges: csr_matrix, begins: NDArray[np.int64], back_columns: NDArray[np.int64], back_rows: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Columns reached from rows `begins`, by edges forwards and by the pairs given backwards."""
+    """Return the columns reached from rows `begins`, by edges forwards and by the given pairs backwards."""
     from scipy.sparse import csr_matrix
     from scipy.sparse.csgraph import breadth_first_order
 
@@ -107,8 +107,8 @@ def _columns_reached(
 
 
 class CoverCounts(NamedTuple):
-    """Of a cover of all cut edges, [p][q] of part p from part q: halo rows that travel, partial rows, and edges folded
-    where their sources are."""
+    """Counts of a cover of all cut edges, [p][q] of part p from part q: halo rows, partial rows, and edges folded at
+    their sources."""
 
     rows: tuple[tuple[float, ...], ...]
     partial: tuple[tuple[float, ...], ...]
@@ -118,10 +118,8 @@ class CoverCounts(NamedTuple):
 def count_cover(
     edge_index: Tensor, part_of: Tensor, parts: int, weights: tuple[int, int], *, edge_type: Tensor | None, types: int
 ) -> CoverCounts:
-    """Count the least covers between all parts. `types`: partial rows are of pairs of a destination and a type.
-
-    Shapes: edge_index [2, E], part_of [N], edge_type [E].
-    """
+    """Count the minimum covers between all parts. types: partial rows are of pairs of a destination and a type. Shapes:
+    edge_index [2, E], part_of [N], edge_type [E]."""
     src, dst = edge_index
     source, target = part_of[src], part_of[dst]
     pair = torch.where(source == target, parts * parts, target * parts + source)

@@ -1,7 +1,5 @@
-"""A vector of each node that trains with the model (features=learned, both): a rank holds the rows of its own nodes.
-
-Among a rank's weights they have a name with its part in it, and so have the ids of their nodes.
-"""
+"""Trained vectors of nodes (features=learned, both): a rank holds the rows of its own nodes. In a rank's weights, the
+names of the vectors and of their node ids contain the part's number."""
 
 from __future__ import annotations
 
@@ -15,10 +13,10 @@ from gnnpar.files import JsonDict
 from gnnpar_kernels.hashing import entry_hash, fold_key
 
 WEIGHT = "features.weight"
-"""The name of the vectors of all nodes, [nodes, width]."""
+"""Name of the vectors of all nodes, [nodes, width]."""
 PIECE, NODES = "features.piece", "features.nodes"
-"""Before the number of a part: names of its vectors [n, width], and of the ids of its nodes, int64 [n]."""
-_KEY = 0x0E3B  # keeps these keys apart from others
+"""Name prefixes, before the part's number: its vectors [n, width], and the ids of its nodes, int64 [n]."""
+_KEY = 0x0E3B  # separates these keys from others
 _ROWS_AT_ONCE = 1 << 16
 
 
@@ -29,13 +27,13 @@ def initial_vectors(node_ids: Tensor, width: int, seed: int) -> Tensor:
 
 
 def _normal(ids: Tensor, width: int, seed: int) -> Tensor:
-    """Box and Muller's transform of two hashes of 32 bits."""
+    """Return the Box-Muller transform of two 32-bit hashes."""
     radius, angle = (entry_hash(ids, width, key=fold_key(seed, _KEY, i)).double() * 2**-32 for i in range(2))
     return (-2 * (radius + 2**-32).log()).sqrt() * (2 * math.pi * angle).cos()
 
 
 def join(weights: dict[str, Tensor], state: JsonDict) -> None:
-    """Replace the pieces of all parts by WEIGHT, in weights by name and in an optimizer's slots by name."""
+    """Replace the pieces of all parts by WEIGHT, in weights by name and in an optimizer's state by name."""
     if not (given := [name for name in weights if name.startswith(NODES)]):
         return
     order = torch.cat([weights.pop(name) for name in given]).argsort()
@@ -49,7 +47,7 @@ def join(weights: dict[str, Tensor], state: JsonDict) -> None:
 
 
 def deal(weights: dict[str, Tensor], state: JsonDict, own: Mapping[str, Tensor]) -> None:
-    """Add the piece of the nodes in `own`, a rank's weights, to what `join` has put together."""
+    """Add the piece of the nodes in `own`, a rank's weights, to the vectors merged by `join`."""
     for name, nodes in own.items():
         if name.startswith(NODES) and WEIGHT in weights:
             piece = name.replace(NODES, PIECE)

@@ -1,7 +1,5 @@
-"""manifest.json of a folder of shards: the graph, its partition, and every file with its checksum.
-
-Reading imports no torch; an error is one ValueError with the name of the folder.
-"""
+"""manifest.json of a folder of shards: the graph, its partition, and every file with its checksum. Reading does not
+import torch. Errors are one ValueError with the name of the folder."""
 
 from __future__ import annotations
 
@@ -45,9 +43,9 @@ class FileFacts:
 class Manifest:
     """Facts of the whole graph, of its partition, and of every file (name relative to the folder).
 
-    `setup`: the configuration that made it: names, dataset, partition. `edge_ids`: whether blocks have global edge ids.
-    `edge_types`: number of types of edges, `edge_attr`: width of their attributes; 0: none. `node_types`: the text of
-    the `Schema` of a HeteroData; empty: it was none. `rounded`: of a Dataset.
+    setup: the configuration that made it (names, dataset, partition). edge_ids: whether blocks have global edge ids.
+    edge_types: number of edge types; edge_attr: width of attributes; 0: none. node_types: JSON of the `Schema` of a
+    HeteroData, or empty. rounded: of a Dataset.
     """
 
     schema: int
@@ -72,7 +70,7 @@ class Manifest:
 
     @property
     def edge_sizes(self) -> EdgeSizes:
-        """As of a Dataset, without degrees."""
+        """Sizes as of a Dataset, without degrees."""
         from gnnpar.folds.edge_data import EdgeSizes, Schema  # imports torch
 
         found = Schema.of(self.node_types) if self.node_types else None
@@ -80,7 +78,7 @@ class Manifest:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal shards."""
+        """Hash that is equal for equal shards."""
         return checksum(asdict(self))
 
     def of_part(self, part: int) -> dict[str, FileFacts]:
@@ -102,7 +100,7 @@ def clear(folder: Path) -> Iterator[None]:
     """Context manager: raise any error as one ValueError with the name of the folder."""
     try:
         yield
-    except Exception as error:  # pydantic, numpy and torch raise a dozen kinds
+    except Exception as error:  # pydantic, numpy and torch raise errors of all kinds
         if type(error) is ValueError and str(error).startswith("shards="):
             raise
         what = (
@@ -144,7 +142,7 @@ def _typed(data: JsonObject) -> Manifest:
         raise ValueError(f"{place or 'the manifest'}: {first['msg']}") from None
 
 
-_FEW_TYPES = 1 << 16  # of edges; a shard holds a count for each node and type
+_FEW_TYPES = 1 << 16  # edge types; a shard holds a count per node and type
 
 
 def _problems(manifest: Manifest) -> Iterator[str]:

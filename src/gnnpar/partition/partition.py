@@ -1,4 +1,4 @@
-"""Partitioners: which part a node belongs to. Results are cached on disk by content hash."""
+"""Partitioners: assign nodes to parts. Results are cached on disk by content hash."""
 
 from __future__ import annotations
 
@@ -23,42 +23,41 @@ from gnnpar.track.text import counted
 
 
 class Partitioner(Protocol):
-    """Frozen dataclass: fields = YAML keys. Parts of gnnpar's own classes are cached by fields; those of other
-    classes, which may change or read files, are not."""
+    """A way to cut a graph. A frozen dataclass; fields are YAML keys. Parts of gnnpar's own classes are cached by their
+    fields; those of other classes, which may change or read files, are not."""
 
     def part_of(self, dataset: Dataset | Stored, parts: int) -> Tensor:
-        """int64 [N], the part of every node; every part has at least one node."""
+        """Return the part of every node, int64 [N]; every part has at least one node."""
         ...
 
 
 @runtime_checkable
 class EdgePartitioner(Partitioner, Protocol):
-    """One that cuts nodes and places edges: a vertex cut."""
+    """A vertex cut: a partitioner that cuts nodes and assigns edges."""
 
     def edge_part_of(self, dataset: Dataset | Stored, parts: int) -> Tensor:
-        """int64 [E], the part of every edge."""
+        """Return the part of every edge, int64 [E]."""
         ...
 
 
 _OBJECTIVES = {"cut": 0, "volume": 1}  # METIS_OBJTYPE_CUT, METIS_OBJTYPE_VOL
 
 
-_LARGEST_SUM = 2**31 - 1  # of the weights of all nodes: METIS adds them in 32 bits
+_LARGEST_SUM = 2**31 - 1  # limit of the weights of all nodes: METIS adds them in 32 bits
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metis:
-    """METIS through pymetis. `objective`: cut edges or communication volume; `balance`: what parts get equally.
-
-    METIS sees the graph symmetrised and without self loops.
-    """
+    """METIS through pymetis. objective: cut edges or communication volume. balance: quantity shared equally. METIS gets
+    the graph symmetrised and without self loops."""
 
     objective: Literal["cut", "volume"] = "cut"
     balance: Literal["nodes", "edges", "train"] = "nodes"
     seed: Annotated[int, Ge(0)] = 0
 
     def part_of(self, dataset: Dataset | Stored, parts: int, *, shares: tuple[float, ...] | None = None) -> Tensor:
-        """`shares`: of each part in what is balanced, together 1; None: equal ones."""
+        """Return the part of every node. shares: each part's share of the balanced quantity, with sum 1; None: equal
+        ones."""
         if parts == 1:
             return torch.zeros(dataset.num_nodes, dtype=torch.int64)
         import pymetis
@@ -91,7 +90,7 @@ def train_weights(train_mask: Tensor) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class Random:
-    """Equal parts of nodes drawn at random: the worst cut there is."""
+    """Equal parts of random nodes: the worst cut."""
 
     seed: Annotated[int, Ge(0)] = 0
 
@@ -161,10 +160,8 @@ def partition_edges(
     cache: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Tensor:
-    """Return a vertex cut, from the cache if possible. Shapes: part_of [N] of `partition` -> int64 [E].
-
-    A partitioner of nodes gives the vertex cut that follows from its parts.
-    """
+    """Return a vertex cut, from the cache if possible. Shapes: part_of [N] of `partition` -> int64 [E]. A partitioner
+    of nodes gives the vertex cut that follows its parts."""
     if not isinstance(by, EdgePartitioner):
         return following(part_of, dataset.edge_index)
     cache = cache_of(by, cache) if dataset.num_edges else None
@@ -173,7 +170,7 @@ def partition_edges(
 
 
 def cache_of(by: object, cache: Path | None) -> Path | None:
-    """Return `cache` for gnnpar's own partitioners and chunkers; None for others: their code may change."""
+    """Return `cache` for gnnpar's own partitioners and chunkers; None for others, since their code may change."""
     return cache if type(by).__module__.partition(".")[0] == "gnnpar" else None
 
 
@@ -227,7 +224,7 @@ def _key(dataset: Dataset | Stored, parts: int, by: Partitioner) -> str:
 
 
 def fields_of(by: object) -> dict[str, object]:
-    """Return the fields of a partitioner or a chunker; none if it is no dataclass."""
+    """Return the fields of a partitioner or a chunker; none unless it is a dataclass."""
     return asdict(by) if is_dataclass(by) and not isinstance(by, type) else {}
 
 

@@ -1,7 +1,7 @@
-"""Open one rank's shard from the folder that `write.write_shards` made, every array as a mapping of its file.
+"""Open one rank's shard from a folder of `write.write_shards`, with every array mapped from its file.
 
 Mappings are private (copy on write): torch needs writable memory, and no write reaches the file. Only this rank's
-folder is opened, and pages are read when they are used.
+folder is opened, and pages are read on use.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gnnpar.partition.shard import Shard, degrees_by_type
 
 
 def open_part(folder: Path, manifest: Manifest, part: int, *, edge_ids: bool = False, check: Check = "full") -> Shard:
-    """Return the mapped shard of a part. Raises ValueError for a file that is missing, damaged or of another shape."""
+    """Return the mapped shard of a part. Raises ValueError for a missing or damaged file, or one of another shape."""
     files = manifest.of_part(part)
     for name, facts in files.items():
         verify(folder, f"{folder_of(part)}/{name}", facts, check)
@@ -106,7 +106,7 @@ class _Part:
         edge_ids = self.array(f"{name}.edge_ids", torch.int64, (num_edges,)) if self.edge_ids else None
         if int(indptr[0]) or int(indptr[-1]) != num_edges or not ascends(indptr):
             raise ValueError(f"{name} lists {int(indptr[-1])} edges and holds {num_edges}")
-        if num_edges:  # kernels read where they say, without a check of bounds
+        if num_edges:  # kernels read these indices without a check of bounds
             low, high = (int(v) for v in torch.aminmax(indices))
             if low < 0 or high >= len(ids):
                 raise ValueError(f"{name} reads rows {low} to {high} of {len(ids)}")

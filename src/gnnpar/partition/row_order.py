@@ -1,9 +1,9 @@
-"""The order of a part's own rows in memory: rows that read each other stand near each other.
+"""The order of a part's own rows in memory: place rows that read each other close together.
 
-A sum reads a row of features for every edge. Where neighbours stand anywhere in a table beyond the cache, each is a
-miss; where a block of rows reads mostly itself, it stays in the cache. METIS cuts the part into such blocks. Nothing
-else changes: edges of a row stay in their order, so that its sum has the same bits; dropout, predictions and files go
-by global ids. Sums over rows (the loss, gradients of weights) add in another order.
+A sum reads a row of features for every edge. With neighbours scattered over a table larger than the cache, each read is
+a miss; if a block of rows reads mostly itself, it stays in the cache. METIS cuts the part into such blocks. Edges of a
+row keep their order, so its sum has the same bits; dropout, predictions and files use global ids. Sums over rows (the
+loss, gradients of weights) add in another order.
 """
 
 from __future__ import annotations
@@ -19,17 +19,15 @@ from gnnpar.partition.chunking import metis
 from gnnpar.partition.shard import Shard
 
 Order = Literal["none", "metis", "auto"]
-BLOCK_ROWS = 1536  # of 128 fp32 numbers: 768 KiB, a share of a core's L2 cache
-FEWEST_ROWS = 6 * BLOCK_ROWS  # below, a table stays in the cache in any order
-GAIN = 0.6  # auto: at most this share of the fetches before
+BLOCK_ROWS = 1536  # rows of 128 fp32 numbers: 768 KiB, a share of a core's L2 cache
+FEWEST_ROWS = 6 * BLOCK_ROWS  # a smaller table stays in the cache in any order
+GAIN = 0.6  # auto: at most this share of the original fetches
 _WINDOWS = 32
 
 
 def in_order(shard: Shard, how: Order) -> tuple[Shard, str]:
-    """The shard with its rows in blocks, and a line that says what that changed; as it is and '' where nothing did.
-
-    auto: only where a table of rows is beyond a cache, and blocks save two fifths of the fetches (`fetches`).
-    """
+    """Return the shard with its rows in blocks, and a line on the effect; or the shard itself and ''. auto: only if a
+    table of rows exceeds the cache, and blocks save two fifths of the fetches (`fetches`)."""
     if how == "none" or (how == "auto" and shard.num_inner < FEWEST_ROWS):
         return shard, ""
     inner = shard.inner
@@ -46,10 +44,8 @@ def in_order(shard: Shard, how: Order) -> tuple[Shard, str]:
 
 
 def fetches(block: Block, rows: int = BLOCK_ROWS) -> float:
-    """Distinct sources an edge, over windows of so many destinations: what a cache of that many rows does not give.
-
-    0 where all edges of a window read one row, 1 where each reads another. Of at most 32 windows, evenly spread.
-    """
+    """Return distinct sources per edge, over windows of `rows` destinations: the misses of a cache of that many rows.
+    Near 0 if all edges of a window read one row, 1 if each reads another. Over at most 32 evenly spread windows."""
     ends = block.indptr.long().cpu()
     starts = range(0, block.num_listed, rows)
     read = distinct = 0
@@ -60,10 +56,8 @@ def fetches(block: Block, rows: int = BLOCK_ROWS) -> float:
 
 
 def permuted(shard: Shard, order: Tensor) -> Shard:
-    """The same part, its i-th row what was its row order[i]. Shapes: order [N], a permutation.
-
-    What is sent and received stays in its order: rows of a peer by ascending global id.
-    """
+    """Return the part with row order[i] in place i. Shapes: order [N], a permutation. Rows are sent and received in the
+    same order: rows of a peer by ascending global id."""
     place = torch.empty_like(order)
     place[order] = torch.arange(len(order), device=order.device)
     assert shard.copies is None and shard.pairs is None and shard.num_chunks == 1
@@ -85,7 +79,7 @@ def permuted(shard: Shard, order: Tensor) -> Shard:
 
 
 def _renumbered(block: Block, place: Tensor, *, columns: bool) -> Block:
-    """Its rows, and its columns too where they are the same nodes, at their new places. Shapes: place [num_dst]."""
+    """Move rows to their new places, and columns too if they are the same nodes. Shapes: place [num_dst]."""
     dst = place[block.edge_dst]
     order = torch.argsort(dst, stable=True)
     sources = block.indices[order]

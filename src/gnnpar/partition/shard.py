@@ -1,4 +1,4 @@
-"""Everything one rank holds of the dataset under a partition. The only door to data on a rank is `Shard.open`."""
+"""A rank's data under a partition. `Shard.open` is the only way to get it."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _ALL = slice(None)
 class Shard:
     """One part: N inner nodes, the blocks of their in-edges, and the lists of a halo exchange.
 
-    Shapes: node_ids [N] ascending global ids; x [N, F]; y [N] or [N, C]; masks [N]; in_degree [N] global, in the
-    dtype of x; in_weight [N] the same of weighted edges (fp64 until `to`), None where edges have no weights;
-    type_degree [N, types] in-degrees by type of edge, None where edges have no types.
-    `chunk_of` [N], `halo_chunk_of`: the chunk of a row within its part, where parts are cut into `num_chunks`. A stage
-    of a pipeline that is not the first holds features of no width, one that is not the last no labels and masks.
-    `halo[p]` are the in-edges from part p, its columns the halo nodes of p by ascending global id; `boundary[p]` [b]
-    are the inner rows that p needs, in the order in which p's block numbers them. `copies`: this rank's part of a
-    vertex cut, where there is one. edge_attr [E, D]: attributes of all in-edges of its nodes, by ascending edge id;
-    `edge_sizes`: of the whole graph, degrees and loops not counted. `pairs`: examples of link prediction that begin at
-    nodes of this part. `normalised`: the weights of edges are w_ij d_i^-1/2 d_j^-1/2, degrees are what they were.
-    `learned` [N, d]: vectors of its nodes that train, from `to` on; `learns` says which. Ranks share no row of them.
+    Shapes: node_ids [N] ascending global ids; x [N, F]; y [N] or [N, C]; masks [N]; in_degree [N] global, in the dtype
+    of x; in_weight [N] the same with edge weights (fp64 until `to`), None without weights; type_degree [N, types]
+    in-degrees by edge type, None without types.
+    chunk_of [N], halo_chunk_of: the chunk of a row within its part, if parts are cut into `num_chunks`. Pipeline stages
+    after the first hold features of width 0, stages before the last no labels and masks.
+    halo[p]: the in-edges from part p, with the halo nodes of p by ascending global id as columns. boundary[p] [b]: the
+    inner rows that p needs, in the order of p's columns. copies: this rank's part of a vertex cut, if there is one.
+    edge_attr [E, D]: attributes of all in-edges of its nodes, by ascending edge id. edge_sizes: of the whole graph,
+    without degrees and loops. pairs: examples of link prediction with a source in this part. normalised: edge weights
+    are w_ij d_i^-1/2 d_j^-1/2, with unchanged degrees. learned [N, d]: trained vectors of its nodes, from `to` on, as
+    `learns` says; each row is on one rank.
     """
 
     part: int
@@ -57,16 +57,16 @@ class Shard:
     inner: Block
     halo: dict[int, Block]
     boundary: dict[int, Tensor]
-    halo_in_degree: Tensor  # of the halo nodes, parts in ascending order
-    num_nodes: int  # of the whole graph, like the next three
+    halo_in_degree: Tensor  # halo nodes, parts in ascending order
+    num_nodes: int  # of the whole graph, as are the next three
     num_train: int
     num_classes: int
     num_edges: int
     chunk_of: Tensor | None = None
-    halo_chunk_of: Tensor | None = None  # of the halo nodes, parts in ascending order
+    halo_chunk_of: Tensor | None = None  # halo nodes, parts in ascending order
     num_chunks: int = 1
     in_weight: Tensor | None = None
-    halo_in_weight: Tensor | None = None  # of the halo nodes, parts in ascending order
+    halo_in_weight: Tensor | None = None  # halo nodes, parts in ascending order
     type_degree: Tensor | None = None
     edge_attr: Tensor | None = None
     edge_sizes: EdgeSizes = EdgeSizes()
@@ -81,53 +81,54 @@ class Shard:
         return len(self.node_ids)
 
     def inputs(self, rows: Tensor | slice = _ALL) -> Tensor:
-        """What a model reads of its nodes, or of some rows: features, and beside them vectors that train. [n, F + d]"""
+        """Return the model's input of its nodes, or of some rows: features, and trained vectors beside them.
+        [n, F + d]"""
         x = self.x if rows is _ALL else self.x[rows]
         return x if self.learned is None else torch.cat([x, self.learned[rows].to(x.dtype)], dim=1)
 
     @property
     def own_parameters(self) -> dict[str, nn.Parameter]:
-        """By name: those of no other rank."""
+        """Return by name the parameters that no other rank has."""
         return {} if self.learned is None else {f"{PIECE}{self.part}": self.learned}
 
     @property
     def own_weights(self) -> dict[str, Tensor]:
-        """The same, and what tells their rows apart."""
+        """Return the same, and the ids of their rows."""
         if self.learned is None:
             return {}
         return {f"{PIECE}{self.part}": self.learned.detach(), f"{NODES}{self.part}": self.node_ids}
 
     @property
     def peers(self) -> tuple[int, ...]:
-        """Parts this one exchanges rows with, ascending."""
+        """Parts to exchange rows with, ascending."""
         return tuple(sorted(self.halo.keys() | self.boundary.keys()))
 
     @property
     def edge_kinds(self) -> frozenset[EdgeKind]:
-        """What edges carry."""
+        """Kinds of edge data."""
         return replace(self.inner.edges, attr=self.edge_attr).kinds
 
     @property
     def num_halo(self) -> dict[int, int]:
-        """peer -> halo rows received from it."""
+        """Number of halo rows received from each peer."""
         return {p: b.num_src for p, b in self.halo.items()}
 
     @cached_property
     def rows_of_split(self) -> dict[str, Tensor]:
-        """The owned rows of each split, found once: masks make the host wait for the device."""
+        """Owned rows of each split; cached, since masks make the host wait for the device."""
         masks = {"train": self.train_mask, "val": self.val_mask, "test": self.test_mask}
         return {split: mask.nonzero().flatten() for split, mask in masks.items()}
 
     @cached_property
     def edge_type(self) -> Tensor | None:
-        """[E] types of all in-edges of its nodes, by ascending edge id, which the blocks hold; None: they have none."""
+        """[E] types of all in-edges of its nodes, by ascending edge id, from the blocks; None without types."""
         found = [(b.edge_ids, b.types) for b in (self.inner, *self.halo.values())]
         ids, types = ([t for t in each if t is not None] for each in zip(*found, strict=True))
         return torch.cat(types)[torch.cat(ids).argsort()] if ids and types else None
 
     @cached_property
     def in_edges(self) -> InEdges:
-        """The in-edges of the inner rows by ascending edge id."""
+        """In-edges of the inner rows by ascending edge id."""
         blocks = [self.inner, *self.halo.values()]
         own = [self.inner.indices.long(), *(torch.full_like(b.edge_dst, -1) for b in self.halo.values())]
         return edges_by_id(
@@ -136,7 +137,7 @@ class Shard:
 
     @property
     def row_lists(self) -> RowLists:
-        """What a codec has to know of it."""
+        """Return the description of the exchange that a codec needs."""
         read = {p: block.src_ids for p, block in self.halo.items() if block.src_ids is not None}
         edges = PartEdges(self.inner, self.halo, self.in_degree, self.halo_in_degree)
         return RowLists(self.part, self.parts, self.node_ids, self.boundary, read, edges)
@@ -148,7 +149,7 @@ class Shard:
         return torch.cat([i for i in ids if i is not None] or [self.node_ids[:0]])
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Shard:
-        """On a device: rows of features in `dtype`, other floating-point numbers in the type of its sums."""
+        """Move to a device: rows of features in `dtype`, other floating-point numbers in the type of its sums."""
         wide = accumulate_dtype(dtype)
 
         def type_of(name: str, value: Tensor) -> torch.dtype | None:
@@ -193,10 +194,10 @@ class Shard:
         edge_ids: bool = False,
         placement: Placement | None = None,
     ) -> Shard:
-        """Cut on rank 0, which alone holds the dataset, and hand every rank its own. Collective.
+        """Cut on rank 0, which alone holds the dataset, and send every rank its shard. Collective.
 
-        `comm` is the group of the parts, in order; with a `placement`, of all its stages, each of which holds every
-        part. `edge_ids`: keep global edge ids (attention dropout reads them).
+        comm: the group of the parts, in order; with a `placement`, of all its stages, each of which holds every part.
+        edge_ids: keep global edge ids (attention dropout reads them).
         """
         shards = None
         mesh = (tuple(range(comm.size)),) if placement is None else placement.mesh
@@ -219,7 +220,7 @@ class Shard:
 
 
 def _of_stage(shard: Shard, stage: int, stages: int) -> Shard:
-    """What a stage needs: features in the first, labels in the last, structure everywhere."""
+    """Return the data of a stage: features in the first, labels in the last, structure everywhere."""
     if stage > 0:
         shard = replace(shard, x=shard.x[:, :0], learns=None)
     if stage < stages - 1:
@@ -234,7 +235,7 @@ def _of_stage(shard: Shard, stage: int, stages: int) -> Shard:
 
 
 def with_chunks(shards: list[Shard], chunk_of: Tensor) -> list[Shard]:
-    """All shards, told the chunk of every row they hold. Shapes: chunk_of [num_nodes]."""
+    """Set the chunk of every row in all shards. Shapes: chunk_of [num_nodes]."""
     num_chunks = int(chunk_of.max()) + 1
     return [
         replace(s, chunk_of=chunk_of[s.node_ids], halo_chunk_of=chunk_of[s.halo_ids], num_chunks=num_chunks)
@@ -243,8 +244,8 @@ def with_chunks(shards: list[Shard], chunk_of: Tensor) -> list[Shard]:
 
 
 def comm_check(comm: Communicator, shard: Shard) -> None:
-    """Every pair agrees on the rows it exchanges and on their degrees, before the first message: a wrong size would
-    abort gloo, and normalisation reads the degrees. Collective; all ranks raise the same ValueError."""
+    """Raise the same ValueError on all ranks if two of them disagree on exchanged rows or their degrees. Collective. It
+    runs before the first message, since a wrong size would abort gloo. Normalisation reads the degrees."""
     mine = _degrees(shard.in_degree, shard.in_weight)
     sent = {p: (_digest(ids), _digest(mine[shard.boundary[p]])) for p, ids in _sent_ids(shard).items()}
     sizes = [shard.halo[p].num_src for p in sorted(shard.halo)]
@@ -268,7 +269,7 @@ def _sent_ids(shard: Shard) -> dict[int, Tensor]:
 
 
 def _degrees(in_degree: Tensor, in_weight: Tensor | None) -> Tensor:
-    """[N], or [N, 2] with weighted degrees."""
+    """Return degrees [N], or [N, 2] with weighted degrees."""
     return in_degree if in_weight is None else torch.stack([in_degree.double(), in_weight.double()], dim=1)
 
 
@@ -277,7 +278,7 @@ def _digest(ids: Tensor) -> str:
 
 
 class Whole(NamedTuple):
-    """What `cut` reads of a dataset. An edge's id is its position."""
+    """Input of `cut`. An edge's id is its position."""
 
     x: Tensor
     y: Tensor
@@ -297,7 +298,8 @@ class Whole(NamedTuple):
 
 
 def cut(dataset: Dataset | Whole, part_of: Tensor, parts: int, *, edge_ids: bool = False) -> list[Shard]:
-    """All shards of a partition. One stable sort of the edges by (destination part, source part), then slices."""
+    """Return all shards of a partition, by one stable sort of the edges by (destination part, source part), then
+    slices."""
     src, dst = dataset.edge_index
     pair = part_of[dst] * parts + part_of[src]
     order = torch.argsort(pair, stable=True)  # inside a pair the order stays (dst, src)
@@ -334,7 +336,7 @@ def cut(dataset: Dataset | Whole, part_of: Tensor, parts: int, *, edge_ids: bool
 
 
 def _degrees_by_type(dataset: Dataset | Whole) -> Tensor | None:
-    """[num_nodes, types] in the dtype of x; None where edges have no types."""
+    """Return in-degrees by type, [num_nodes, types] in the dtype of x; None without types."""
     types, dst = dataset.edges.type, dataset.edge_index[1]
     if types is None:
         return None
@@ -343,7 +345,7 @@ def _degrees_by_type(dataset: Dataset | Whole) -> Tensor | None:
 
 
 def degrees_by_type(blocks: Sequence[Block], types: int) -> Tensor:
-    """In-degrees by type of the destinations of blocks, which have `types` types. Shapes: -> [num_dst, types] int64."""
+    """Return in-degrees by type of the destinations of blocks with `types` types. Shapes: -> [num_dst, types] int64."""
     total = torch.zeros(blocks[0].num_dst, types, dtype=torch.int64, device=blocks[0].indptr.device)
     for block in blocks:
         assert block.types is not None
@@ -358,17 +360,17 @@ def _counted(dst: Tensor, types: Tensor, num_dst: int, num_types: int) -> Tensor
 
 
 def _held(dataset: Dataset | Whole, edges: Tensor, *, edge_ids: bool) -> EdgeData:
-    """What a block of these edges holds of them: all but attributes, which are rows of a shard."""
+    """Return the data of these edges for a block: all but attributes, which are rows of a shard."""
     held = replace(dataset.edges, ids=None, attr=None).at(edges)
     return replace(held, ids=edges if edge_ids else None)
 
 
 @dataclass(frozen=True, eq=False)
 class Copies:
-    """One part of a vertex cut: its edges, and a copy of every node that has one.
+    """One part of a vertex cut: its edges, and a copy of each of their nodes.
 
-    `shard` owns all of its n nodes, with the in-degrees of the whole graph, and reads no others. Shapes: share [n]: of
-    a node's edges to other nodes, in both directions; the shares of a node are 1 together. number [n]: copies of it.
+    `shard` owns all of its n nodes, with the in-degrees of the whole graph, and has no halo. Shapes: share [n]: share
+    of a node's edges to other nodes, in both directions; a node's shares add up to 1. number [n]: copies of it.
     """
 
     shard: Shard
@@ -376,7 +378,7 @@ class Copies:
     number: Tensor
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Copies:
-        """On a device: rows of features in `dtype`, other floating-point numbers in the type of its sums."""
+        """Move to a device: rows of features in `dtype`, other floating-point numbers in the type of its sums."""
         share = self.share.to(device, accumulate_dtype(dtype))
         return Copies(self.shard.to(device, dtype), share, self.number.to(device))
 
@@ -384,7 +386,7 @@ class Copies:
 def cut_nodes(
     dataset: Dataset | Whole, part_of: Tensor, edge_part_of: Tensor, parts: int, *, edge_ids: bool = False
 ) -> list[Copies]:
-    """All parts of a vertex cut. A self loop is in every part that has a copy of its node."""
+    """Return all parts of a vertex cut. A self loop is in every part with a copy of its node."""
     src, dst = dataset.edge_index
     apart, num_nodes = src != dst, dataset.num_nodes
     degree = torch.bincount(torch.cat([src[apart], dst[apart]]), minlength=num_nodes)
@@ -415,12 +417,12 @@ def cut_nodes(
 
 
 def split(shard: Shard, part_of: Tensor, parts: int) -> list[Shard]:
-    """Shards of a partition, out of the only shard of a whole graph."""
+    """Split the only shard of a whole graph into shards of a partition."""
     return cut(whole_of(shard), part_of, parts, edge_ids=shard.inner.edge_ids is not None)
 
 
 def whole_of(shard: Shard) -> Whole:
-    """What the only shard of a whole graph has."""
+    """Return the input of `cut` from the only shard of a whole graph."""
     assert shard.parts == 1, "only a whole graph can be cut"
     inner = shard.inner
     return Whole(
@@ -480,10 +482,10 @@ def _shard(
 
 
 def partition_statistics(dataset: Dataset, part_of: Tensor, parts: int) -> JsonDict:
-    """What a partition costs: nodes, edges and halo rows per part, cut edges, replication factor alpha.
+    """Return the costs of a partition: nodes, edges and halo rows per part, cut edges, replication factor alpha.
 
-    alpha = halo rows of all parts / N, the mean number of remote copies of a node. halo_from[i][j]: the rows that part
-    i reads from part j in an aggregation.
+    alpha = halo rows of all parts / N, the mean number of remote copies of a node. halo_from[i][j]: rows that part i
+    reads from part j in an aggregation.
     """
     src, dst = dataset.edge_index
     source_part, target_part = part_of[src], part_of[dst]
@@ -498,7 +500,8 @@ def partition_statistics(dataset: Dataset, part_of: Tensor, parts: int) -> JsonD
 
 
 def statistics_of(nodes: Tensor, train: Tensor, edges: Tensor, halo_from: Tensor) -> JsonDict:
-    """`partition_statistics` from counts. Shapes: nodes, train [P]; edges into i from j, and halo rows, [P, P]."""
+    """Return `partition_statistics` from counts. Shapes: nodes, train [P]; edges into i from j, and halo rows,
+    [P, P]."""
     num_edges, cut_edges = int(edges.sum()), int(edges.sum() - edges.diagonal().sum())
     return {
         "parts": len(nodes),
@@ -515,7 +518,7 @@ def statistics_of(nodes: Tensor, train: Tensor, edges: Tensor, halo_from: Tensor
 
 
 def edges_by_id(edges: EdgeData, source: Tensor, row: Tensor) -> InEdges:
-    """In-edges in the order of edge operands; ValueError where they have no ids. Shapes: source [E], row [E]."""
+    """Return in-edges in the order of edge operands. ValueError without ids. Shapes: source [E], row [E]."""
     if edges.ids is None:
         raise ValueError("edge operands need edge ids on the shard: give the model needs_edge_ids = True.")
     order = edges.ids.argsort()

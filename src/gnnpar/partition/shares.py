@@ -1,4 +1,4 @@
-"""Parts of unequal size, for devices of unequal speed: a partitioner around those that can make them."""
+"""Parts of unequal size, for devices of unequal speed: a wrapper of partitioners that support them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gnnpar.partition.partition import Metis, Partitioner, Random, Range
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
-    """`shares`: of the nodes, by part. `kind` and `balance` tell cached partitions apart."""
+    """A partitioner with `shares` of the nodes, by part. kind, balance: part of the cache key."""
 
     by: Partitioner
     shares: tuple[float, ...]

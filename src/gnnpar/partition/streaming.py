@@ -1,4 +1,4 @@
-"""Streaming partitioners: every node is placed as it comes by, from the parts of its in-neighbours, and stays there.
+"""Streaming partitioners: place each node once, in order, by the parts of its in-neighbours.
 
 LDG: Stanton and Kliot, Streaming Graph Partitioning for Large Distributed Graphs, KDD 2012: part i with the largest
 |N(v) n P_i| (1 - |P_i| / C). Fennel: Tsourakakis, Gkantsidis, Radunovic, Vojnovic, FENNEL: Streaming Graph Partitioning
@@ -7,7 +7,7 @@ alpha = sqrt(k) m / n^(3/2). Nodes come in the order of their ids; memory is O(n
 
 Deviations: `balance=edges` counts in-edges for the sizes; `passes` > 1 streams again with all neighbours known
 (Nishimura and Ugander, KDD 2013); no part stays empty. Scores are whole numbers (Fennel's cost in 2^-20 of an edge,
-rounded down by an exact square root): no rounding differs between machines. Ties go to the emptier part, then to the
+rounded down by an exact square root), so rounding is equal on all machines. Ties go to the emptier part, then to the
 lower number.
 """
 
@@ -27,13 +27,14 @@ from gnnpar.data.dataset import Dataset
 from gnnpar.data.stored import Stored
 
 BLOCK_NODES = 1 << 12
-UNIT = 1 << 20  # of Fennel's scores: one neighbour
-Price = Callable[[int], int]  # of the load of a part
+UNIT = 1 << 20  # one neighbour in Fennel's scores
+Price = Callable[[int], int]  # function of the load of a part
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Streamed:
-    """`slack`: how far above its share a part may be. `balance`: what is shared equally. `passes`: over all nodes."""
+    """Fields of streaming partitioners. slack: excess of a part over its share. balance: quantity shared equally.
+    passes: over all nodes."""
 
     slack: Annotated[float, Ge(0)] = 0.05
     balance: Literal["nodes", "edges"] = "nodes"
@@ -75,23 +76,23 @@ class Fennel(_Streamed):
 
 
 def _capacity(total: int, parts: int, slack: float) -> int:
-    """Most that a part holds: its share, and `slack` of it more; rounded up, so that all fits."""
+    """Return the capacity of a part: its share plus `slack` of it, rounded up so that all nodes fit."""
     share = -(-total // parts)
     return max(share, int(share * (1 + slack)))
 
 
 class _Stream:
-    """Nodes placed so far. A block of nodes is counted at once, what its nodes are to each other one by one."""
+    """Nodes placed so far. Neighbours before a block are counted at once, neighbours inside it one by one."""
 
     def __init__(self, graph: Stored, parts: int, weight: np.ndarray, capacity: int) -> None:
         self.graph, self.parts, self.weight, self.capacity = graph, parts, weight, capacity
         self.part = np.full(graph.num_nodes, -1, dtype=np.int32)
         self.load, self.size = [0] * parts, [0] * parts
-        self.factor: Price = lambda load: 1  # of a neighbour in a part
-        self.cost: Price = lambda load: 0  # of the part
+        self.factor: Price = lambda load: 1  # factor of a neighbour in a part
+        self.cost: Price = lambda load: 0  # cost of the part
 
     def run(self) -> None:
-        """Every node once, in the order of ids."""
+        """Place every node once, in the order of ids."""
         num_nodes = self.graph.num_nodes
         for first in range(0, num_nodes, BLOCK_NODES):
             self._block(first, min(first + BLOCK_NODES, num_nodes))
@@ -106,7 +107,7 @@ class _Stream:
             if was >= 0:
                 self._move(was, -weight[i], factors, costs)
             left = self.graph.num_nodes - first - i
-            alone = was >= 0 and not self.size[was]  # nobody else keeps its part from being empty
+            alone = was >= 0 and not self.size[was]  # the only node of its part
             chosen = was if alone else self._choose(mine, weight[i], left, factors, costs)
             self._move(chosen, weight[i], factors, costs)
             placed.append(chosen)
@@ -123,7 +124,7 @@ class _Stream:
         factors[part], costs[part] = self.factor(self.load[part]), self.cost(self.load[part])
 
     def _choose(self, counts: list[int], weight: int, left: int, factors: list[int], costs: list[int]) -> int:
-        """The best part with room; the emptiest where none has; an empty one where all nodes left are needed for it."""
+        """Return the best part with room, else the emptiest; an empty part if it needs one of the last nodes."""
         load, size = self.load, self.size
         if left <= self.parts and left <= size.count(0):
             return size.index(0)
@@ -137,7 +138,8 @@ class _Stream:
         return best if best >= 0 else load.index(min(load))
 
     def _neighbours(self, first: int, last: int) -> tuple[list[list[int]], dict[int, list[int]]]:
-        """(in-neighbours of each node of a block by part, node -> later nodes of the block that it is one of)."""
+        """Return in-neighbours of each node of a block by part, and node -> later nodes of the block that it points
+        to."""
         ends = self.graph.indptr[first : last + 1]
         src = np.asarray(self.graph.indices[int(ends[0]) : int(ends[-1])])
         row = np.repeat(np.arange(last - first), np.diff(ends))

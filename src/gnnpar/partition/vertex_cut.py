@@ -1,15 +1,15 @@
-"""Vertex cuts: which part an edge belongs to. A node has a copy in every part that holds one of its edges.
+"""Vertex cuts: assign edges to parts. A node has a copy in every part that holds one of its edges.
 
 Random; DBH: Xie, Yan, Li, Zhang, Distributed Power-law Graph Computing: Theoretical and Empirical Analysis, NIPS 2014:
-an edge goes where the hash of its end with fewer neighbours says. HDRF: Petroni, Querzoni, Daudjee, Kamali, Iacoboni,
-HDRF: Stream-Based Partitioning for Power-Law Graphs, CIKM 2015: edge after edge, the part with the largest
-g(u, p) + g(v, p) + balance (largest - |p|) / (1 + largest - smallest), where g(v, p) = 2 - d_v / (d_u + d_v) if v has a
-copy in p, else 0. NE: Zhang, Wei, Liu, Tang, Li, Graph Edge Partitioning via Neighborhood Heuristic, KDD 2017: a part
-grows from a node by the neighbours of the node inside that has fewest edges left to the outside, until it is full.
+an edge goes to the hash of its end with fewer neighbours. HDRF: Petroni, Querzoni, Daudjee, Kamali, Iacoboni, HDRF:
+Stream-Based Partitioning for Power-Law Graphs, CIKM 2015: edge after edge, the part with the largest g(u, p) + g(v, p)
++ balance (largest - |p|) / (1 + largest - smallest), where g(v, p) = 2 - d_v / (d_u + d_v) if v has a copy in p, else
+0. NE: Zhang, Wei, Liu, Tang, Li, Graph Edge Partitioning via Neighborhood Heuristic, KDD 2017: a part grows from a node
+by the neighbours of its node with the fewest edges left to the outside, until it is full.
 
-What is placed is a pair of neighbours: all edges between two nodes, in both directions, lie in one part. Self loops are
-in every part that has a copy of their node. Deviations: HDRF knows degrees beforehand (the paper counts those so far),
-and edges come in an order that is drawn; ties go to the part with fewer edges, then to the lower number.
+A pair of neighbours is placed as a unit: all edges between two nodes, in both directions, lie in one part. Self loops
+are in every part with a copy of their node. Deviations: HDRF knows degrees beforehand (the paper counts those so far),
+and edges come in random order; ties go to the part with fewer edges, then to the lower number.
 """
 
 from __future__ import annotations
@@ -30,11 +30,8 @@ from gnnpar.files import JsonDict
 
 
 class Pairs(NamedTuple):
-    """Pairs of different nodes that are neighbours, each once.
-
-    Shapes: low, high [M], low < high; degree [N]: pairs that a node is in; of_edge [E]: the pair of an edge, -1 for a
-    self loop.
-    """
+    """Distinct pairs of different nodes that are neighbours. Shapes: low, high [M], low < high; degree [N]: number of
+    pairs of a node; of_edge [E]: the pair of an edge, -1 for a self loop."""
 
     low: Tensor
     high: Tensor
@@ -43,7 +40,7 @@ class Pairs(NamedTuple):
 
 
 def pairs_of(edge_index: Tensor, num_nodes: int) -> Pairs:
-    """Of a graph whose edges may be directed or repeated."""
+    """Return the pairs of a graph with possibly directed or repeated edges."""
     src, dst = edge_index
     apart = src != dst
     keys = torch.minimum(src, dst) * num_nodes + torch.maximum(src, dst)
@@ -56,20 +53,21 @@ def pairs_of(edge_index: Tensor, num_nodes: int) -> Pairs:
 
 
 def following(part_of: Tensor, edge_index: Tensor) -> Tensor:
-    """A vertex cut from a partition of nodes: an edge goes with its end that has fewer neighbours. Shapes: -> [E]."""
+    """Return a vertex cut from a partition of nodes: an edge goes to the part of its end with fewer neighbours, [E]."""
     src, dst = edge_index
     return part_of[torch.where(_yields(pairs_of(edge_index, len(part_of)).degree, src, dst), src, dst)]
 
 
 def _yields(degree: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Does an edge go with its first end? The same for both directions. Shapes: first, second [n] -> [n] bool."""
+    """Return True if an edge goes with its first end, equal for both directions. Shapes: first, second [n] -> [n]
+    bool."""
     fewer, equal = degree[first] < degree[second], degree[first] == degree[second]
     return fewer | (equal & (first < second))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _VertexCut:
-    """A node's own part, which evaluates it, is the one with most of its edges."""
+    """Base of vertex cuts. A node's own part, which evaluates it, is the one with most of its edges."""
 
     seed: Annotated[int, Ge(0)] = 0
 
@@ -78,7 +76,7 @@ class _VertexCut:
         return self._owners(pairs, self._placed(pairs, parts), parts)
 
     def edge_part_of(self, dataset: Dataset | Stored, parts: int) -> Tensor:
-        """int64 [E]; a self loop's is its node's own part."""
+        """Return the part of every edge, int64 [E]; a self loop is in its node's own part."""
         pairs = pairs_of(dataset.edge_index, dataset.num_nodes)
         placed = self._placed(pairs, parts)
         own = self._owners(pairs, placed, parts)[dataset.edge_index[1]]
@@ -93,13 +91,13 @@ class _VertexCut:
         return owner
 
     def _placed(self, pairs: Pairs, parts: int) -> Tensor:
-        """int64 [M], the part of every pair."""
+        """Return the part of every pair, int64 [M]."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class RandomEdges(_VertexCut):
-    """Equal parts of pairs drawn at random: the most copies there are."""
+    """Equal parts of random pairs: the most copies."""
 
     def _placed(self, pairs: Pairs, parts: int) -> Tensor:
         num = len(pairs.low)
@@ -118,7 +116,7 @@ class DBH(_VertexCut):
 
 @dataclass(frozen=True, kw_only=True)
 class HDRF(_VertexCut):
-    """High degree replicated first. `balance`: the paper's lambda; above 1 edges are nearly equal."""
+    """High degree replicated first. balance: the paper's lambda; above 1, parts have nearly equal numbers of edges."""
 
     balance: Annotated[float, Ge(0)] = 1.1
 
@@ -150,7 +148,7 @@ class HDRF(_VertexCut):
 
 @dataclass(frozen=True, kw_only=True)
 class NE(_VertexCut):
-    """Neighbourhood expansion: parts grow one after the other, and are equal."""
+    """Neighbourhood expansion: equal parts, grown one after the other."""
 
     def _placed(self, pairs: Pairs, parts: int) -> Tensor:
         num = len(pairs.low)
@@ -164,7 +162,7 @@ class NE(_VertexCut):
 
 
 class _Growth:
-    """Pairs placed so far. `left`: pairs of a node not yet placed; `order`: in which nodes are taken to start from."""
+    """Pairs placed so far. left: pairs of a node not yet placed. order: of start nodes."""
 
     def __init__(self, pairs: Pairs, order: list[int]) -> None:
         ends = torch.cat([pairs.low, pairs.high])
@@ -178,7 +176,7 @@ class _Growth:
         self._order, self._started = order, 0
 
     def fill(self, part: int, size: int) -> None:
-        """Place `size` pairs, or all that are left. Nodes with fewest pairs left to the outside are expanded first."""
+        """Place `size` pairs, or all remaining ones. Expand nodes with the fewest pairs left to the outside first."""
         inside: set[int] = set()  # nodes of the part
         queue: list[tuple[int, int]] = []
         while size:
@@ -201,13 +199,13 @@ class _Growth:
                             heappush(queue, (self.left[end], end))
 
     def _start(self) -> int | None:
-        """The first node in the order that has pairs left."""
+        """Return the first node in the order with pairs left."""
         while self._started < len(self._order) and not self.left[self._order[self._started]]:
             self._started += 1
         return self._order[self._started] if self._started < len(self._order) else None
 
     def _next(self, queue: list[tuple[int, int]]) -> int | None:
-        """The node inside with fewest pairs left, if any; a place in the queue counts while its number is true."""
+        """Return the node inside with the fewest pairs left, if any; skip outdated queue entries."""
         while queue:
             left, node = heappop(queue)
             if left and left == self.left[node]:
@@ -220,7 +218,8 @@ class _Growth:
 
 
 def copies_of(edge_index: Tensor, part_of: Tensor, edge_part_of: Tensor, parts: int) -> list[Tensor]:
-    """Nodes of every part, ascending: the ends of its edges; a node without neighbours is in its own part."""
+    """Return the nodes of every part, ascending: the ends of its edges; a node without neighbours is in its own
+    part."""
     src, dst = edge_index
     apart = src != dst
     alone = torch.ones_like(part_of, dtype=torch.bool)
@@ -235,7 +234,8 @@ def copies_of(edge_index: Tensor, part_of: Tensor, edge_part_of: Tensor, parts: 
 
 
 def vertex_cut_statistics(edge_index: Tensor, part_of: Tensor, edge_part_of: Tensor, parts: int) -> JsonDict:
-    """What a vertex cut costs: nodes and edges of each part, and the replication factor, copies of all parts / N."""
+    """Return the costs of a vertex cut: nodes and edges of each part, and the replication factor, copies of all parts /
+    N."""
     src, dst = edge_index
     apart = src != dst
     loops = torch.bincount(dst[~apart], minlength=len(part_of))

@@ -1,7 +1,7 @@
-"""Write the shards of `shard.cut` to disk, a folder a rank, while reading the graph in chunks.
+"""Write the shards of `shard.cut` to disk, a folder per rank, while reading the graph in chunks.
 
-Memory: O(nodes) and a chunk. Edges inside a part go into its block; edges between parts go into a scratch file a pair,
-until their sources are known. Everything is written under a temporary name, renamed after the manifest.
+Memory: O(nodes) and a chunk. Edges inside a part go into its block. Edges between parts go into a scratch file per
+pair, until their sources are known. Files are written under a temporary name, renamed after the manifest.
 """
 
 from __future__ import annotations
@@ -39,13 +39,11 @@ def write_shards(
     setup: Mapping[str, JsonDict],
     on_progress: OnProgress = no_progress,
 ) -> Manifest:
-    """Write all shards of a partition, int64 [N], to the new folder `out`. Needs 8 more bytes of disk a cut edge.
-
-    Shapes of the files: those of `Shard` and `Block`; part_of.npy [N] is the partition.
-    """
+    """Write all shards of a partition, int64 [N], to the new folder `out`. Needs 8 more bytes of disk per cut edge.
+    Shapes of the files: as in `Shard` and `Block`; part_of.npy [N] is the partition."""
     if out.exists():
         raise ValueError(f"out={out} is there already: remove it, or name another folder")
-    files = parts**2 * (1 + edge_ids + len(graph.carried)) + 64  # a scratch file a pair of parts
+    files = parts**2 * (1 + edge_ids + len(graph.carried)) + 64  # a scratch file per pair of parts
     require_files(files, f"writing {parts} parts", "cut fewer parts")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +121,7 @@ class _Writer:
         """Write inner blocks, and other edges as (local row, local source) to scratch files."""
         with ExitStack() as opened:
             columns: dict[tuple[int, int], ColumnWriter] = {}
-            values: dict[tuple[int, int, str], ColumnWriter] = {}  # of edges: ids, weights, types
+            values: dict[tuple[int, int, str], ColumnWriter] = {}  # ids, weights, types of edges
             for p in range(self.parts):
                 file = ColumnWriter(self.file(p, "inner.indices"), INDEX_TYPES[self.inner_type])
                 columns[p, p] = opened.enter_context(file)
@@ -192,7 +190,7 @@ class _Writer:
             np.save(self.file(p, f"{block}.rows"), rows.numpy())
 
     def cut_blocks(self) -> None:
-        """Write halo blocks and send lists, a pair of parts at a time."""
+        """Write halo blocks and send lists, one pair of parts at a time."""
         degree = self.graph.in_degree.to(torch.float32).numpy()
         weight = None if self.graph.in_weight is None else self.graph.in_weight.numpy()
         for p in range(self.parts):

@@ -1,1 +1,1 @@
-"""What `gnnpar check` runs: conformance with the single device, laws of codecs."""
+"""Checks of `gnnpar check`: conformance with the single device, laws of codecs."""

@@ -1,4 +1,4 @@
-"""What every codec owes the strategies that use it: sizes both ends know, the same numbers each time, true labels."""
+"""Laws of codecs that strategies rely on: sizes known at both ends, equal numbers each time, correct labels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHAPES = ((12,), (2, 5), (3,))  # operands of one message: features, heads, scor
 
 @dataclass(frozen=True)
 class Law:
-    """One law and what was seen; `passed` is the verdict."""
+    """One law with its evidence. passed: the verdict."""
 
     name: str
     passed: bool
@@ -43,20 +43,20 @@ class End(NamedTuple):
 
 
 def check_codec(config: CodecConfig) -> list[Law]:
-    """Every law on a small graph of three parts. A codec that raises breaks the law that was being looked at."""
+    """Check every law on a small graph of three parts. A codec that raises breaks the current law."""
     laws = []
     for name, look in _LAWS.items():
         try:
             seen = look(config)
             laws.append(Law(name, True, seen))
-        except Exception as error:  # a codec of the user's own may fail in any way: a row of the table
+        except Exception as error:  # a user's codec may raise anything: report it as a row of the table
             text = " ".join(str(error).split())
             laws.append(Law(name, False, text if isinstance(error, _Broken) else f"{type(error).__name__}: {text}"))
     return laws
 
 
 class _Broken(Exception):
-    """A law that does not hold, in words."""
+    """Raised with a description of the broken law."""
 
 
 def _owe(holds: bool, words: str) -> None:
@@ -65,7 +65,7 @@ def _owe(holds: bool, words: str) -> None:
 
 
 def ends_of(config: CodecConfig) -> list[End]:
-    """A codec on each of three ranks, in its first epoch."""
+    """Return a codec on each of three ranks, in its first epoch."""
     data = small_graph()
     part_of = Workload(data, Random(), 1).part_of(WORLD)
 
@@ -79,7 +79,7 @@ def ends_of(config: CodecConfig) -> list[End]:
 
 
 def messages(ends: Sequence[End], shapes: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, int, Rows, Tensor]]:
-    """(sender, receiver, rows of the sender, index of those that go)."""
+    """Yield (sender, receiver, rows of the sender, index of the sent ones)."""
     gen = torch.Generator().manual_seed(0)
     for sender, (_, shard) in enumerate(ends):
         rows = tuple(torch.randn(shard.num_inner, *shape, generator=gen) * 10**i for i, shape in enumerate(shapes))

@@ -1,7 +1,5 @@
-"""Does a strategy, in its exact limit, equal the single device, and where it is inexact, its oracle?
-
-fp64, ranks as threads, dropout on.
-"""
+"""Compare a strategy in its exact limit with the single device, and an inexact strategy with its oracle. fp64, ranks as
+threads, dropout on."""
 
 from __future__ import annotations
 
@@ -38,14 +36,14 @@ from gnnpar_kernels.csr import accumulate_dtype
 
 EPOCHS = 2
 ORACLE_EPOCHS = 4
-"""Rows of earlier epochs, and means over epochs, differ from each other by then."""
+"""Enough epochs for stale rows, and means over epochs, to differ."""
 CPU = torch.device("cpu")
 AS_CONFIGURED = "single device, as configured"
 
 
 @dataclass(frozen=True)
 class Case:
-    """One model on one world: the worst relative differences over the epochs compared. `reference`: with what."""
+    """One model on one world: the largest relative differences over the compared epochs. reference: compared with."""
 
     model: str
     world: int
@@ -64,7 +62,7 @@ class Case:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What a run leaves to compare: loss and gradient of every epoch, logits [N, C] in global order."""
+    """Results of a run to compare: loss and gradient of every epoch, logits [N, C] in global order."""
 
     losses: list[float]
     gradients: list[dict[str, Tensor]]
@@ -73,9 +71,9 @@ class Outcome:
 
 
 def small_graph(*, num_nodes: int = 60, num_edges: int = 400, seed: int = 0) -> Dataset:
-    """Directed, with self loops on most nodes, isolated nodes and repeated edges."""
+    """Return a directed graph with self loops on most nodes, isolated nodes and repeated edges."""
     gen = torch.Generator().manual_seed(seed)
-    alone = max(0, min(2, num_nodes - 2))  # the last nodes have no edge at all
+    alone = max(0, min(2, num_nodes - 2))  # the last nodes have no edge
     ends = torch.randint(0, max(1, num_nodes - alone), (2, num_edges), generator=gen)
     loops = torch.arange(max(1, num_nodes - alone)).expand(2, -1)
     repeated = ends[:, : num_edges // 20]
@@ -90,7 +88,7 @@ def small_graph(*, num_nodes: int = 60, num_edges: int = 400, seed: int = 0) -> 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One training to compare: what every rank does, given its communicator. Picklable, so ranks may be processes."""
+    """One training to compare: the function of every rank. Picklable, so ranks may be processes."""
 
     strategy: Strategy
     model: GNN
@@ -105,7 +103,7 @@ class Job:
     row_order: Order = "none"
 
     def __call__(self, comm: Communicator) -> tuple[list[float], list[dict[str, Tensor]], Tensor, Tensor, list[dict]]:
-        """(losses, gradients, node ids, logits, bytes by phase) of this rank."""
+        """Return (losses, gradients, node ids, logits, bytes by phase) of this rank."""
         task = self.task.of(self.dataset.task, self.dataset.num_classes)
         model = on_device(copy.deepcopy(self.model).to(accumulate_dtype(self.dtype)), comm.device)
         given = self.dataset if comm.rank == 0 else None
@@ -158,7 +156,7 @@ def make_job(
     task: TaskConfig = Labels(),
     row_order: Order = "none",
 ) -> Job:
-    """Build the model once (threads share torch's random state) and plan. `dataset`: with the examples of the task."""
+    """Build the model once (threads share torch's random state) and plan. dataset: with the examples of the task."""
     model = config.on(dataset.edge_sizes).build(
         dataset.num_features,
         task.of(dataset.task, dataset.num_classes).out_dim,
@@ -172,7 +170,7 @@ def make_job(
 
 
 def merge_ranks(job: Job, results: Sequence[tuple]) -> Outcome:
-    """What all ranks of a job left, in global terms."""
+    """Merge the results of all ranks of a job in global terms."""
     out_dim = results[0][3].shape[1]
     logits = torch.full((job.dataset.num_nodes, out_dim), torch.nan, dtype=accumulate_dtype(job.dtype))
     merged: list[dict[str, Tensor]] = [{} for _ in range(job.epochs)]
@@ -189,7 +187,7 @@ def merge_ranks(job: Job, results: Sequence[tuple]) -> Outcome:
 def train_in_threads(
     strategy: Strategy, config: ModelSource, dataset: Dataset, *, world: int, device: torch.device = CPU, **options
 ) -> Outcome:
-    """Train on a world of threads that share a device; options as in make_job. The outcome is on the CPU."""
+    """Train on a world of threads that share a device. Options as in make_job. The outcome is on the CPU."""
     job = make_job(strategy, config, dataset, world=world, **options)
     return merge_ranks(job, ThreadWorld(world, device=device).run(job))
 
@@ -206,14 +204,14 @@ def check(
     row_order: Order = "none",
     device: torch.device = CPU,
 ) -> list[Case]:
-    """Every model on every world the strategy can use: its exact limit against the single device, and itself, as it is
-    configured, where it says that it is exact; then, where it has an oracle and is not exact, itself against that.
+    """Compare every model on every world that the strategy can use.
 
-    dataset: a small graph where there is none. as_it_is: its edges and what they carry are a user's; otherwise they are
-    made what the model reads. given: the same graph as it came, on which PyG runs a PyG model.
-    Ranks run on `device`, what they are compared with on the CPU. A model that is not sound has one case, which names
-    the fault.
-    ValueError where `exact_limit` is not exact by its own words.
+    Compare its exact limit with the single device, and the strategy as configured if it claims to be exact. If it is
+    inexact and has an oracle, compare it with that.
+    dataset: a graph to use, by default a small one. as_it_is: keep its edges and their data; otherwise they are
+    replaced as the model requires. given: the same graph unprepared, on which PyG runs a PyG model.
+    Ranks run on `device`, references on the CPU. An unsound model has one case, which names the fault. ValueError if
+    `exact_limit` does not claim to be exact.
     """
     dataset = dataset or small_graph()
     limit = strategy.exact_limit()
@@ -249,7 +247,7 @@ def check(
 
 @dataclass(frozen=True, kw_only=True)
 class _Oracle(Single):
-    """One device that computes what `strategy` computes under `parts`, a plan of several ranks."""
+    """One device that computes the result of `strategy` under `parts`, a plan of several ranks."""
 
     strategy: WithOracle | WithOracleEngine
     parts: Plan
@@ -260,7 +258,7 @@ class _Oracle(Single):
         return engine
 
     def engine(self, context: BuildContext) -> Engine | None:
-        """None where the strategy, as it is configured, has no oracle."""
+        """Return the oracle's engine, or None if the configured strategy has none."""
         if isinstance(self.strategy, WithOracleEngine):
             return self.strategy.oracle_engine(self.parts, context)
         view = self.strategy.oracle(self.parts, context.shard, seed=context.seed)
@@ -277,7 +275,7 @@ def _oracle_case(
     device: torch.device,
     how: JsonDict,
 ) -> list[Case]:
-    """None where the strategy, as it is configured, has no oracle."""
+    """Compare with the oracle; return no case if the configured strategy has none."""
     assert isinstance(strategy, WithOracle | WithOracleEngine)
     job = make_job(strategy, config, dataset, world=world)
     (comm,), none = ThreadWorld(1).communicators(), torch.zeros(dataset.num_nodes).long()
@@ -293,7 +291,8 @@ def _oracle_case(
 
 
 def runs_on(strategy: Strategy, world: int, config: ModelSource, *, epochs: int = EPOCHS) -> bool:
-    """Can it use so many ranks? A pipeline has no more stages than the model layers."""
+    """Return True if the strategy can use `world` ranks. A pipeline has at most as many stages as the model has
+    layers."""
     limit = strategy.capabilities.max_ranks
     if limit is not None and world > limit:
         return False
@@ -314,10 +313,10 @@ def compared(
     device: torch.device,
     how: JsonDict,
 ) -> Case:
-    """One model under one strategy on one world against `reference`. `how`: options of `make_job`."""
+    """Compare one model under one strategy on one world with `reference`. how: options of `make_job`."""
     try:
         got = train_in_threads(limit, config, dataset, world=world, device=device, **how)
-    except Exception as error:  # a strategy of the user's own may fail in any way: a row of the table
+    except Exception as error:  # a user's strategy may raise anything: report it as a row of the table
         return _failed(name, world, f"{type(error).__name__}: {error}")
     worst, parameter = 0.0, ""
     for mine, theirs in zip(got.gradients, reference.gradients, strict=True):
@@ -332,7 +331,8 @@ def compared(
 
 
 def graph_for(strategy: Strategy, config: ModelSource, dataset: Dataset) -> Dataset:
-    """The same graph, whose edges carry what the model reads and the strategy takes; weights for PyG models alone."""
+    """Return the graph with the edge data that the model reads and the strategy supports; weights for PyG models
+    only."""
     if not config.wraps:
         carried = config.edge_data & strategy.capabilities.edge_data - {"weight"}
         return with_edge_data(dataset, carried - dataset.edges.kinds)

@@ -1,4 +1,4 @@
-"""How far tensors are from those expected, relative to the largest entry."""
+"""Differences of tensors from expected ones, relative to the largest entry."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 TOLERANCE = 1e-9
 """Largest difference allowed, per tensor, relative to the reference's largest entry."""
 ROUNDING = 1e-6
-"""A gradient whose largest entry is below this share of the model's largest is compared with that share: what is 0 by
-its mathematics, as that of the bias of keys under a softmax, is rounding alone."""
+"""A gradient with a smaller largest entry, relative to the model's largest, is compared with this share: gradients that
+are 0 mathematically, such as that of the bias of keys under a softmax, contain rounding only."""
 
 
 def rounding(gradients: Iterable[Tensor], rows: int) -> float:
-    """What the entries of a gradient are at least compared with. One that is 0 because the `rows` that it sums cancel,
-    as that of a bias in front of a batch norm, is off by a rounding of each of them."""
+    """Return a lower bound for the scale of a gradient. A gradient that is 0 because the `rows` in its sum cancel, such
+    as that of a bias before a batch norm, is off by a rounding per row."""
     listed = [g for g in gradients if g.numel()]
     largest = max((float(g.abs().max()) for g in listed), default=0.0)
     eps = max((torch.finfo(g.dtype).eps for g in listed if g.dtype == torch.float64), default=0.0)
@@ -24,8 +24,8 @@ def rounding(gradients: Iterable[Tensor], rows: int) -> float:
 
 
 def relative_error(got: Tensor | None, expected: Tensor, *, least: float = 0.0) -> float:
-    """Largest difference over the largest entry expected, or over `least`; infinite where something is missing or not a
-    number."""
+    """Return the largest difference over the largest expected entry, or over `least`; infinite for missing or
+    non-finite entries."""
     if got is None or got.shape != expected.shape:
         return float("inf")
     if not expected.numel():

@@ -1,4 +1,4 @@
-"""What the edges of a small graph carry where a model under test reads it."""
+"""Edge data of a small graph, as the model under test reads it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ TYPES, WIDTH, _SEED = 3, 3, 3
 
 
 def drawn(num_edges: int, kinds: Collection[EdgeKind], like: EdgeData | None = None) -> EdgeData:
-    """Weights between 0.5 and 1.5, types, and normal rows of attributes: those of `kinds`. `like`: of a user's graph,
-    which are taken in their place."""
+    """Draw weights between 0.5 and 1.5, types, and normal rows of attributes, for the given kinds. like: a user's edge
+    data, used instead."""
     if like is not None:
         there = {kind: t for kind, t in like.tensors.items() if kind in kinds and len(t)}
         return EdgeData(**{kind: t[torch.arange(num_edges) % len(t)] for kind, t in there.items()})
@@ -28,8 +28,7 @@ def drawn(num_edges: int, kinds: Collection[EdgeKind], like: EdgeData | None = N
 
 
 def with_edge_data(dataset: Dataset, kinds: Collection[EdgeKind], like: Dataset | None = None) -> Dataset:
-    """The same graph, whose edges carry what is drawn, and nothing else; as it is where that is nothing. `like`: as for
-    `drawn`."""
+    """Return the graph with drawn edge data and nothing else; unchanged without any. like: as for `drawn`."""
     if not kinds:
         return dataset
     return Dataset.of(

@@ -1,6 +1,5 @@
-"""Before several ranks train a user's model, or with a user's strategy: does a small graph in parts give the loss,
-gradients and logits of the whole graph on one device?
-"""
+"""Probe of a user's model or strategy before several ranks train: compare loss, gradients and logits of a small graph
+in parts with those of the whole graph on one device."""
 
 from __future__ import annotations
 
@@ -20,15 +19,13 @@ from gnnpar.verify.conformance import CPU, Case, Outcome, compared, runs_on, tra
 from gnnpar.verify.soundness import cannot_run, mixing_of_rows, small_like
 
 Verified = Literal["probed", "checked", "no"]
-"""What stands behind the exactness of a run: a probe; the conformance suite; its own word."""
+"""Evidence that a run is exact: a probe; the conformance suite; the strategy's own claim."""
 _DIFFERS = 1e-6  # rows that depend on others differ by far more, sums in another order by far less
 
 
 def probe(settings: Settings, size: int) -> Verified:
-    """Return what stands behind the exactness of a run on `size` ranks. One rank computes all rows: nothing is asked.
-
-    ConfigError where ranks would train another model than one device, or a strategy is not as exact as it says.
-    """
+    """Return the evidence that a run on `size` ranks is exact. One rank computes all rows and needs none. ConfigError
+    if ranks would train another model than one device, or if a strategy is less exact than it claims."""
     groups = (settings.resolved.get(name) for name in ("strategy", "model"))
     own_strategy, own_model = (all(map(is_own, classes_in(group))) for group in groups)
     if own_strategy and (own_model or size == 1):
@@ -50,22 +47,22 @@ def probe(settings: Settings, size: int) -> Verified:
 
 
 class Small(NamedTuple):
-    """A small graph, and what one device makes of it."""
+    """A small graph, and the results of one device on it."""
 
     graph: Dataset
     whole: Outcome
 
 
 def _small(settings: Settings) -> Small | None:
-    """The widths that a model has written in, and the rows that it can read, are known to the dataset alone, which is
-    loaded where the model runs on no other. None: it does not run there, either, and a rank says what is wrong."""
+    """Return the small graph and its results. Load the dataset if the model runs with its widths and rows only. None if
+    it fails there too: a rank reports the error."""
     error, like = Exception(), None
     for load in (lambda: None, lambda: _dataset(settings)):
         try:
             like = load()
             graph = small_like(settings.model, like)
             whole = train_in_threads(Single(), settings.model, graph, world=1, epochs=1)
-        except Exception as raised:  # whatever a model does with another graph than its own
+        except Exception as raised:  # a model may raise anything on another graph
             error = raised
         else:
             if bool(whole.logits.isfinite().all()):
@@ -76,7 +73,7 @@ def _small(settings: Settings) -> Small | None:
 
 
 def _dataset(settings: Settings) -> Dataset:
-    """With the number of logits in the place of classes, whatever the task."""
+    """Return the dataset with the number of logits in place of classes, for any task."""
     source = source_of(settings)
     dataset = settings.load_dataset() if source is None else source.dataset(settings)
     return replace(
@@ -87,31 +84,31 @@ def _dataset(settings: Settings) -> Dataset:
 def _has_a_row_a_node(settings: Settings, dataset: Dataset) -> bool:
     try:
         held = settings.build_model(dataset.num_features, dataset.num_classes, dataset.edge_sizes).state_dict()
-    except Exception:  # a rank says what is wrong
+    except Exception:  # a rank reports the error
         return False
     return any(t.ndim and len(t) == dataset.num_nodes for t in held.values())
 
 
 def _in_parts(strategy: Strategy, settings: Settings, small: Small, parts: int) -> tuple[Case, bool]:
-    """And whether it differs from one device."""
+    """Compare a strategy with one device; return the case, and whether it differs."""
     case = compared(strategy, "", settings.model, small.graph, parts, small.whole, CPU, {"epochs": 1})
     return case, max(case.loss_error, case.worst_gradient_error, case.logits_error) > _DIFFERS
 
 
 def _refuse_mixing(settings: Settings, small: Small) -> None:
-    case, differs = _in_parts(GraphParallel(), settings, small, 4)  # a maximum over edges may be one of two parts
+    case, differs = _in_parts(GraphParallel(), settings, small, 4)  # two parts may hide a faulty maximum
     if not differs or not _is_made_alike(settings, small):
         return
     why = f"the model mixes rows ({case.error or 'parts of a graph give others than the whole'})"
     try:
         fault = mixing_of_rows(settings.model, small.graph)
-    except Exception:  # it reads no rows but those of its graph
+    except Exception:  # the model reads rows of its own graph only
         fault = None
     raise _refused(settings, str(fault or " ".join(why.split())[:400]))
 
 
 def _is_made_alike(settings: Settings, small: Small) -> bool:
-    """Has the model the same weights whenever it is made? Where it has not, ranks say so."""
+    """Return True if equal seeds give equal weights. If not, ranks report it."""
     graph, logits = small.graph, small.whole.logits.shape[1]
     first, again = (
         settings.model.on(graph.edge_sizes).build(graph.num_features, logits, seed=0).state_dict() for _ in range(2)
@@ -120,8 +117,8 @@ def _is_made_alike(settings: Settings, small: Small) -> bool:
 
 
 def _keeps_its_word(settings: Settings, small: Small) -> bool:
-    """Is a strategy that says that it is exact equal to the single device? ConfigError where it is not; False where it
-    says something else, or cannot run on two ranks here."""
+    """Return True if a strategy that claims to be exact equals the single device. ConfigError if it does not. False if
+    it makes no such claim, or cannot run on two ranks here."""
     strategy, name = settings.strategy, settings.names.get("strategy")
     if strategy.exactness != {"exact"} or not runs_on(strategy, 2, settings.model, epochs=1):
         return False

@@ -1,7 +1,7 @@
-"""Is a model what every strategy may assume of one? Alive, local to rows, differentiable, the same in equal runs.
+"""Checks of a model that every strategy relies on: not dead, row-local, differentiable, deterministic.
 
-A dead model equals the single device under every strategy, so equality alone certifies nothing. Everything here runs
-on one device, in fp64, with dropout on; a fault names the module that has it.
+A dead model equals the single device under every strategy, so equality alone proves nothing. All checks run on one
+device, in fp64, with dropout on. A fault names its module.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from gnnpar.verify.edges import with_edge_data
 
 STEPS = 3
 TOLERANCE = 1e-9
-"""Of two outputs that must be equal, relative to the largest entry."""
+"""Tolerance of outputs that must be equal, relative to the largest entry."""
 STEP = 1e-6
-"""Of a difference quotient, which must equal the gradient to 1e-4."""
+"""Step of a difference quotient, which must equal the gradient to 1e-4."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a model. `module`: its name in the model; empty: the model itself."""
+    """A fault of a model. module: its name in the model; empty: the model itself."""
 
     module: str
     what: str
@@ -51,7 +51,7 @@ class Fault:
 
 @dataclass
 class _Count:
-    """Aggregations and sums over all rows so far. `inside`: an aggregation runs, whose modules act on rows of edges."""
+    """Aggregations and sums over all rows so far. inside: an aggregation runs, so modules act on rows of edges."""
 
     done: int = 0
     totals: int = 0
@@ -60,7 +60,7 @@ class _Count:
 
 @dataclass
 class _Totals:
-    """Sums over all rows of the first run, in their order, and the number of rows; later runs get the same."""
+    """Sums over all rows in the first run, in order, and the number of rows; later runs get the same values."""
 
     found: list[Tensor] = field(default_factory=list[Tensor])
     rows: int = 0
@@ -68,8 +68,8 @@ class _Totals:
 
 @dataclass(eq=False)
 class _CountedGraph(WholeGraph):
-    """The whole graph on one device, counting its aggregations. Moments, and totals where they are given, are fixed:
-    all else has to be local to rows."""
+    """The whole graph on one device, with a count of aggregations. Moments, and given totals, are fixed, so that all
+    else must be row-local."""
 
     count: _Count = field(default_factory=_Count)
     totals: _Totals | None = None
@@ -100,7 +100,7 @@ class _CountedGraph(WholeGraph):
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """One call of a module: its tensors (detached copies), and how often it aggregated. `wrote`: into an input."""
+    """One call of a module: its tensors (detached copies), and its number of aggregations. wrote: into an input."""
 
     module: str
     inputs: tuple[Tensor, ...]
@@ -111,10 +111,10 @@ class _Call:
 
 @lru_cache(maxsize=64)
 def find_fault(config: ModelSource, dataset: Dataset | None = None) -> Fault | None:
-    """The first fault of a model, the most specific first; None: it is sound. ValueError where it cannot be built.
-    `dataset`: a user's, as for `small_like`."""
+    """Return the first fault of a model, the most specific first; None if it is sound. ValueError if it cannot be
+    built. dataset: a user's, as for `small_like`."""
     trial, threads = _Trial(config, small_like(config, dataset)), torch.get_num_threads()
-    torch.set_num_threads(1)  # tensors of 41 rows: more threads only wait for each other
+    torch.set_num_threads(1)  # tensors of 41 rows: more threads would only wait
     try:
         with torch.random.fork_rng(devices=[]):
             return next(trial.faults(), None)
@@ -123,15 +123,14 @@ def find_fault(config: ModelSource, dataset: Dataset | None = None) -> Fault | N
 
 
 def mixing_of_rows(config: ModelSource, data: Dataset) -> Fault | None:
-    """The first fault by which rows depend on those of other nodes, or on their place among them. `data`: as of
-    `small_like`."""
+    """Return the first fault that makes rows depend on other nodes or on their position. data: from `small_like`."""
     trial = _Trial(config, data)
     calls = trial.record(trial.model, trial.shard)
     return next(chain(trial._not_local(calls), trial._reads_position(calls)), None)
 
 
 class _Trial:
-    """A model on a small graph whose node 0 has no edges."""
+    """A model on a small graph with an isolated node 0."""
 
     def __init__(self, config: ModelSource, data: Dataset) -> None:
         self.task = make_task(data.task, data.num_classes)
@@ -144,7 +143,7 @@ class _Trial:
         self.edge_index, self.schema = data.edge_index, data.edge_sizes.schema
         x = self.shard.x
         self.features = x.shape[1] if self.schema is None else self.schema.columns[-1].stop
-        self.counts = (x == x.round()).all(0)  # columns that may be numbers of categories: what is in none stays out
+        self.counts = (x == x.round()).all(0)  # columns of possible category numbers: keep values in range
         self.counts[self.features :] = False
         self.totals = _Totals(rows=self.shard.num_nodes)
         self.record = partial(_record, schema=self.schema, totals=self.totals)
@@ -154,7 +153,7 @@ class _Trial:
             calls = self.record(self.model, self.shard)
         except ValueError:
             raise
-        except Exception as error:  # whatever a forward does with another graph than the user's
+        except Exception as error:  # a forward may raise anything on another graph
             yield cannot_run(error)
             return
         yield from self._shape(calls)
@@ -176,7 +175,7 @@ class _Trial:
             yield Fault("", f"gives {got[0] if len(got) == 1 else got} instead of one row of logits a node, {wanted}")
 
     def _state(self) -> Iterator[Fault]:
-        """Buffers and inputs that a forward pass changes."""
+        """Yield faults of buffers and inputs that a forward pass changes."""
         model, x = copy.deepcopy(self.model), self.shard.x.clone()
         calls = self.record(model, replace(self.shard, x=x))
         for (name, now), (_, before) in zip(model.named_buffers(), self.model.named_buffers(), strict=True):
@@ -204,7 +203,7 @@ class _Trial:
                 )
 
     def _not_local(self, calls: Sequence[_Call]) -> Iterator[Fault]:
-        """A changed row of features may change that row and, an aggregation at a time, those that it has edges to."""
+        """Yield modules in which a changed row of features changes rows beyond its out-neighbours, per aggregation."""
         num_nodes = len(self.shard.x)
         for node in (0, 1, num_nodes // 2, num_nodes - 1):
             for size in (1.0, 1e3):
@@ -224,7 +223,7 @@ class _Trial:
                         )
 
     def _reads_position(self, calls: Sequence[_Call]) -> Iterator[Fault]:
-        """Without node 0, which no edge has, the other rows stay what they are."""
+        """Yield modules with other rows that change without node 0, which has no edges."""
         for before, after in zip(calls, self.record(self.model, self.rest), strict=False):
             others = [t[1:] for t in before.outputs if t.shape[:1] == self.shard.node_ids.shape]
             rows = [t for t in after.outputs if t.shape[:1] == self.rest.node_ids.shape]
@@ -237,7 +236,7 @@ class _Trial:
 
     def _dead_outputs(self, calls: Sequence[_Call]) -> Iterator[Fault]:
         x, features = torch.where(self.counts, self.shard.x.roll(1, 0), torch.randn_like(self.shard.x)), self.features
-        x[:, features:] = self.shard.x[:, features:]  # which type a node has
+        x[:, features:] = self.shard.x[:, features:]  # the node's type
         other = self.record(self.model, replace(self.shard, x=x))
         for before, after in zip(calls, other, strict=False):
             if not before.inputs or not before.outputs:
@@ -258,15 +257,16 @@ class _Trial:
                 yield Fault(name, "has a gradient that is not finite")
 
     def _may_be_unread(self, name: str, gradient: Tensor | None) -> bool:
-        """Of rows of a type that nobody reads, as the last layer of a model of dictionaries has them? Whether something
-        is detached is seen by `_wrong_gradients`."""
+        """Return True if a gradient may be missing since nobody reads rows of a type, as in the last layer of a model
+        of dictionaries. `_wrong_gradients` finds detached tensors."""
         if self.schema is None:
             return False
         own = any(name.endswith("." + "__".join(key)) for key in self.schema.edges)  # HGTConv's prior of an edge type
         return gradient is None or (own and not bool(gradient.any()))
 
     def _wrong_gradients(self) -> Iterator[Fault]:
-        """Along a random direction, a difference quotient of the loss against the gradient; off the kinks at zero."""
+        """Yield faults of gradients: compare difference quotients of the loss along a random direction, off the kinks
+        at zero."""
         model, draw = copy.deepcopy(self.model), torch.Generator().manual_seed(5)
         with torch.no_grad():
             for parameter in model.parameters():
@@ -329,8 +329,8 @@ def cannot_run(error: Exception) -> Fault:
 
 
 def small_like(config: ModelSource, dataset: Dataset | None = None) -> Dataset:
-    """A small graph that the model reads: of 6 features and 3 classes, or, where there is a `dataset`, with its widths,
-    its number of logits, rows of its features, and what its edges carry."""
+    """Return a small graph that the model reads, with 6 features and 3 classes. With a `dataset`: its widths, its
+    number of logits, rows of its features, and its kinds of edge data."""
     like, classes = (
         (None, 3) if dataset is None else (dataset.edges, make_task(dataset.task, dataset.num_classes).out_dim)
     )
@@ -350,7 +350,7 @@ def small_like(config: ModelSource, dataset: Dataset | None = None) -> Dataset:
 
 
 def _graph(*, classes: int, rows: Tensor | None, num_nodes: int = 41, num_edges: int = 160) -> Dataset:
-    """Directed, with self loops on all nodes but the first, which has no edge."""
+    """Return a directed graph with self loops on all nodes but the first, which has no edge."""
     draw = torch.Generator().manual_seed(1)
     ends = torch.randint(1, num_nodes, (2, num_edges), generator=draw)
     edges = torch.cat([ends, torch.arange(1, num_nodes).expand(2, -1)], 1).unique(dim=1)
@@ -392,15 +392,15 @@ def _view(shard: Shard, totals: _Totals | None = None) -> _CountedGraph:
 
 
 def _record(model: GNN, shard: Shard, schema: Schema | None, totals: _Totals) -> list[_Call]:
-    """Every call of a module in one training pass, in the order in which they end. `schema`: rows of one type are noted
-    where they stand among those of all."""
+    """Record every call of a module in one training pass, in the order in which they end. schema: place rows of one
+    type among those of all."""
     calls: list[_Call] = []
     view, running = _view(shard, totals), []
     layout = None if schema is None else Layout.of(schema, shard.x)
 
     def noted(t: Tensor) -> Tensor:
         if layout is not None and isinstance(t, EdgeRows):
-            return t.detach().as_subclass(Tensor)[None].clone()  # they are as many as nodes by chance
+            return t.detach().as_subclass(Tensor)[None].clone()  # as many as nodes by chance
         kind = layout.kind_of(t) if layout is not None and isinstance(t, NodeRows) else None
         if layout is None or kind is None:
             return t.detach().as_subclass(Tensor).clone()
@@ -423,7 +423,7 @@ def _record(model: GNN, shard: Shard, schema: Schema | None, totals: _Totals) ->
     hooks = []
     inside = model.on_edges
     for name, module in model.named_modules():
-        if inside and name.startswith(inside):  # on rows of edges, too
+        if inside and name.startswith(inside):  # also on rows of edges
             continue
         hooks.append(module.register_forward_pre_hook(before))
         hooks.append(module.register_forward_hook(lambda _, inputs, output, name=name: after(name, inputs, output)))
@@ -445,7 +445,8 @@ def _tensors(values: object) -> list[Tensor]:
 
 
 def _changed_rows(before: Sequence[Tensor], after: Sequence[Tensor], num_nodes: int, *, exact: bool = False) -> Tensor:
-    """[N] of those tensors that have a row a node. exact: in any bit, which a module may make more of."""
+    """Return the changed rows, [N], of tensors with one row per node. exact: any changed bit counts, since modules may
+    amplify it."""
     changed = torch.zeros(num_nodes, dtype=torch.bool)
     for a, b in zip(before, after, strict=True):
         if a.shape == b.shape and a.shape[:1] == changed.shape:

@@ -1,4 +1,4 @@
-"""A small typed graph, laid out as one, and its dictionaries by type as a HeteroData has them."""
+"""A small typed graph, laid out as one, and its dictionaries by type as in a HeteroData."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ def typed_graph(
     like: EdgeData | None = None,
     seed: int = 0,
 ) -> Dataset:
-    """Types have 23, 29, 35, ... nodes, those of `labelled` with labels, and each edge type about 5 edges a
-    destination, a few of them self loops where `loops` and both ends are of one type. The first node has no edge.
-    `like`: as for `drawn`.
+    """Return a typed graph with 23, 29, 35, ... nodes per type and about 5 edges per destination and edge type.
+
+    The first node has no edge. labelled: types with labels. loops: add a few self loops if both ends are of one type.
+    like: as for `drawn`.
     """
     draw = torch.Generator().manual_seed(seed)
     counts = [_NODES + _MORE * i for i in range(len(schema.nodes))]
@@ -73,8 +74,7 @@ def typed_graph(
 
 
 class Dictionaries(NamedTuple):
-    """Of a typed graph, in PyG's form: rows and edges by type, edges numbered within their types, and of what edges
-    carry the same, by kind."""
+    """A typed graph in PyG's form: rows and edges by type, edges numbered within their types, and edge data by kind."""
 
     x: dict[str, Tensor]
     edge_index: dict[tuple[str, str, str], Tensor]
@@ -82,7 +82,7 @@ class Dictionaries(NamedTuple):
 
 
 def dictionaries(dataset: Dataset, x: Tensor) -> Dictionaries:
-    """Nodes stand in the order of their types. Shapes: x [N, schema.width]."""
+    """Return the dictionaries. Nodes are in the order of their types. Shapes: x [N, schema.width]."""
     schema, types = dataset.edge_sizes.schema, dataset.edges.type
     assert schema is not None
     assert types is not None

@@ -1,4 +1,4 @@
-"""Does a PyG model train on gnnpar's folds as in PyG's own loop? One device, fp64, dropout on."""
+"""Compare the training of a PyG model on gnnpar's folds with PyG's own loop. One device, fp64, dropout on."""
 
 from __future__ import annotations
 
@@ -39,16 +39,15 @@ from gnnpar.verify.typed import CLASSES, dictionaries, typed_graph
 
 SEED, STEPS = 3, 3
 ADAM = Adam(lr=0.01, eps=1e-4)
-"""With an eps that leaves gradients of rounding alone, which are 0 by their mathematics, what they are."""
+"""Adam's eps, large enough to keep gradients of pure rounding, which are 0 mathematically, small."""
 _ORDER = "the order of parameters"
 Outputs = list[tuple[str, Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
 class Difference:
-    """Largest differences, each relative to the largest entry that PyG has. `state`: of parameters and buffers after
-    the steps. `module`: the first that differs. `replaced`: the first parameter that is another tensor after a forward.
-    """
+    """Largest differences, each relative to PyG's largest entry. state: of parameters and buffers after the steps.
+    module: the first that differs. replaced: the first parameter that is another tensor after a forward."""
 
     loss: float
     logits: float
@@ -59,7 +58,7 @@ class Difference:
 
 
 class Trained(NamedTuple):
-    """What some steps leave: losses and gradients of each, logits in evaluation, outputs of modules."""
+    """Results of some steps: losses and gradients of each, logits in evaluation, outputs of modules."""
 
     losses: list[float]
     gradients: list[dict[str, Tensor]]
@@ -68,9 +67,12 @@ class Trained(NamedTuple):
 
 
 def prepared(dataset: Dataset, model: ModelSource, *, carried: frozenset[EdgeKind] = ALL_KINDS) -> Dataset:
-    """The dataset as the model says that its datasets are: one self loop a node, none, or one at every second node
-    where they are kept; no edge twice, unless loops are kept; and of what edges carry all that the model reads and that
-    is `carried`. For a model of dictionaries, a graph of the types that it reads, unless the dataset is one."""
+    """Return the dataset as the model requires.
+
+    Self loops: one per node, none, or one at every second node if they are kept. Repeated edges only if loops are kept.
+    Edge data: all kinds that the model reads among `carried`. For a model of dictionaries, a graph of its types, unless
+    the dataset is typed.
+    """
     assert isinstance(model, PyG)
     if (typed := typed_dataset(model)) is not None:
         return typed if dataset.edge_sizes.schema is None else dataset
@@ -97,8 +99,8 @@ def prepared(dataset: Dataset, model: ModelSource, *, carried: frozenset[EdgeKin
 
 
 def typed_dataset(model: ModelSource, classes: int = CLASSES, like: EdgeData | None = None) -> Dataset | None:
-    """A small typed graph that a model of dictionaries runs on, with labels for the types that it gives logits for;
-    None: it reads none. `like`: what edges of a user's graph carry."""
+    """Return a small typed graph for a model of dictionaries, with labels for the types with logits; None for other
+    models. like: edge data of a user's graph."""
     assert isinstance(model, PyG)
     if (schema := model.sample_schema) is None:
         return None
@@ -112,9 +114,11 @@ def typed_dataset(model: ModelSource, classes: int = CLASSES, like: EdgeData | N
 
 
 def difference(config: ModelSource, dataset: Dataset, tolerance: float, given: Dataset | None = None) -> Difference:
-    """Of training the model on `dataset` and PyG's own loop on `given`, the graph as it came (None: `dataset`): three
-    steps of Adam, all that the module holds after them, and its logits. Attention dropout is off: PyG draws it in the
-    order of its own list of edges."""
+    """Compare training the model on `dataset` with PyG's own loop on `given`, the unprepared graph (None: `dataset`).
+
+    Three steps of Adam; compares all state of the module and its logits. Attention dropout is off, since PyG draws it
+    in the order of its own edges.
+    """
     assert isinstance(config, PyG)
     given, task = given or dataset, make_task(dataset.task, dataset.num_classes)
     ours = config.on(dataset.edge_sizes).build(dataset.num_features, task.out_dim, seed=SEED).double()
@@ -149,12 +153,12 @@ def difference(config: ModelSource, dataset: Dataset, tolerance: float, given: D
 
 
 def _held(model: PyGNet) -> dict[str, int]:
-    """The parameters that a module holds, each under all of its names, and which tensor it is."""
+    """Return the parameters of a module under all of their names, with the identity of each tensor."""
     return {name: id(p) for name, p in model.named_parameters(remove_duplicate=False)}
 
 
 def _plain_loop(theirs: PyGNet, dataset: Dataset, task: Task, shard: Shard) -> Trained:
-    """The module as its user trains it, without gnnpar but for the masks of dropout, which are those of `shard`."""
+    """Train the module as its user does, with dropout masks of `shard` only from gnnpar."""
     net, x, y = theirs.net, dataset.x.double(), dataset.y
     layout = None if theirs.schema is None else Layout.of(theirs.schema, shard.x)
     edges, carried = dataset.edge_index, dataset.edges.to(x.device, torch.float64).tensors
@@ -197,7 +201,7 @@ def _plain_loop(theirs: PyGNet, dataset: Dataset, task: Task, shard: Shard) -> T
 
 @contextmanager
 def _recorded(model: PyGNet) -> Iterator[Outputs]:
-    """Outputs of the convolutions and of all modules outside of them, in the order in which they end."""
+    """Record outputs of the convolutions and of all modules outside them, in the order in which they end."""
     found: Outputs = []
     inside = tuple(f"{name}." for name in model.convs)
 
