@@ -24,7 +24,7 @@ _LAZY = dict.fromkeys(("check", "compare", "distribute", "plan", "sweep", "train
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is first used: ranks import this package and must start quickly."""
+    """Import a public name on first use: ranks import this package and must start quickly."""
     if name in _LAZY:
         return vars(import_module(_LAZY[name]))[name]
     raise AttributeError(f"module 'gnnpar' has no attribute {name!r}")

@@ -1,7 +1,5 @@
-"""The command line: `gnnpar SUBCOMMAND ...`, also `python -m gnnpar`.
-
-Ranks import this module when they are spawned, so it imports nothing until a command is asked for.
-"""
+"""The command line: `gnnpar SUBCOMMAND ...`, also `python -m gnnpar`. Spawned ranks import this module, so it imports
+nothing until a command runs."""
 
 import io
 import os
@@ -45,7 +43,7 @@ _RUNS = ("train", "study", "ablate")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Return 0: done, 1: a run failed, 2: the command or its configuration is wrong."""
+    """Return 0: done, 1: a run failed, 2: wrong command or configuration."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -67,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1 if isinstance(error, BrokenPipeError) or code is None else code
     except BaseException:
-        if interrupted.is_set():  # libraries that are interrupted while they are imported raise errors of their own
+        if interrupted.is_set():  # libraries interrupted during import raise errors of other types
             return 1
         raise
 
@@ -111,7 +109,7 @@ def dispatch(arguments: list[str]) -> int:
         if command == "--install-completion":
             try:
                 completion.install(Path.home())
-            except (ValueError, OSError, RuntimeError) as error:  # the last: a user without a home
+            except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: a user without a home
                 return refuse(ValueError(str(error)))
         else:
             lines = completion.complete(" ".join(rest)) if command == "--complete" else [completion.SCRIPT.rstrip()]

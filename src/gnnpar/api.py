@@ -57,7 +57,7 @@ def _alone() -> Iterator[None]:
 
 
 class TrainingFailed(RuntimeError):
-    """A run that began and failed; its line says which rank and why. `folder`: of the run."""
+    """A started run failed; its line names the rank and the reason. folder: of the run."""
 
     def __init__(self, line: str, folder: Path) -> None:
         super().__init__(line)
@@ -66,15 +66,15 @@ class TrainingFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run, read from its folder when asked. `named`: its settings, if this process has trained it; the files
-    of the folder may name their classes."""
+    """A finished run, read from its folder on demand. named: its settings, if this process has trained it; the files of
+    the folder may name their classes."""
 
     folder: Path
     named: object = field(default=None, repr=False)
 
     @property
     def result(self) -> JsonDict:
-        """result.json. ConfigError where it is missing or damaged."""
+        """result.json. ConfigError if it is missing or damaged."""
         from gnnpar.training.result.result import valid_result
 
         if (result := valid_result(self.folder)) is None:
@@ -83,7 +83,7 @@ class Run:
 
     @property
     def history(self) -> pd.DataFrame:
-        """metrics.jsonl, a row an epoch."""
+        """metrics.jsonl, a row per epoch."""
         from gnnpar.report import history
 
         return history(self.folder)
@@ -133,8 +133,8 @@ def sweep(
 ) -> Compared:
     """Train every combination of the values given as lists: sweep([GCN, GAT], data, strategy=["single", "sar"]).
 
-    Runs are sequential; failed ones are reported and left out. folder: of the sweep, by default multirun/DATE/TIME;
-    ConfigError where it holds runs already: `gnnpar train -m` resumes sweeps.
+    Runs are sequential; failed ones are reported and left out. folder: of the sweep, by default multirun/DATE/TIME.
+    ConfigError if it already holds runs: `gnnpar train -m` resumes sweeps.
     """
     models = model if isinstance(model, list) else [model]
     listed = {key: list(value) for key, value in axes.items() if isinstance(value, list | tuple)}
@@ -169,7 +169,7 @@ def distribute(
 ) -> Session:
     """Return this process as one rank of a training with the caller's own loop. Collective.
 
-    Every process of torchrun or Slurm calls it; without these there is one rank. Arguments as of `train`; `epochs` is
+    Every process of torchrun or Slurm calls it; without these there is one rank. Arguments as for `train`; `epochs` is
     for schedules of the learning rate. folder: for plan.json.
 
         with gnnpar.distribute(Net, data, strategy="sar") as session:
@@ -194,7 +194,7 @@ def distribute(
 
 @dataclass(frozen=True)
 class Compared:
-    """Runs side by side, as `gnnpar compare` has them."""
+    """Runs side by side, as in `gnnpar compare`."""
 
     runs: tuple[Run, ...]
     baseline: str
@@ -202,7 +202,7 @@ class Compared:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """One row a run: times in seconds, sizes in bytes; `ratio` = epoch time of the baseline / of the run."""
+        """One row per run: times in seconds, sizes in bytes; `ratio` = epoch time of the baseline / of the run."""
         from gnnpar.report import load
 
         folders = [run.folder for run in self.runs]
@@ -210,11 +210,11 @@ class Compared:
 
     @property
     def answers(self) -> list[str]:
-        """What to use, why, and what is not settled: a line or two a task."""
+        """One or two lines per task: the best strategy, why, and open questions."""
         return self._comparison().answers
 
     def page(self, file: str | os.PathLike[str]) -> Path:
-        """Write the page of `gnnpar compare --html`, which needs no network."""
+        """Write the self-contained page of `gnnpar compare --html`."""
         from gnnpar.report.page.page import write_page
 
         return write_page(self._comparison(), path_of(file, "file"))
@@ -252,7 +252,7 @@ _SHOWN = (
 def compare(
     runs: Sequence[Run | str | os.PathLike[str]], *, baseline: str = "single", allow_unfair: bool = False
 ) -> Compared:
-    """Runs, or folders of runs and sweeps, side by side; a ratio only where it is fair."""
+    """Compare runs, or folders of runs and sweeps; ratios only where they are fair."""
     from gnnpar.report.runs import collect
 
     if isinstance(runs, Run | str | os.PathLike) or not isinstance(runs, Iterable):
@@ -283,7 +283,7 @@ def plan(
     out: str | os.PathLike[str] = ".",
     **overrides: object,
 ) -> Planned:
-    """Which strategy to use, with which parameters: the search of `gnnpar plan`. quality: exact, or exact,stale,..."""
+    """Search for a strategy and its parameters, as `gnnpar plan` does. quality: exact, or exact,stale,..."""
     from gnnpar.cli import plan as command
 
     place = path_of(out, "out")
@@ -310,8 +310,7 @@ def check(
     worlds: Sequence[int] = (1, 2, 3, 4),
     **overrides: object,
 ) -> list[Case]:
-    """Check the model, and the strategy against the single device, on a small graph or on `data`, as of `train`.
-
+    """Check the model, and the strategy against the single device, on a small graph or on `data`, as for `train`.
     Prints the table of `gnnpar check`; a case has `passed` and `error`."""
     from gnnpar.cli.check import asks_for_graph, cases_of, refuse_unread
 
@@ -351,8 +350,8 @@ def _train(settings: Settings, folder: Path, callbacks: Sequence[Callback] = ())
 
 
 def _settings(model: Model, data: object, overrides: Mapping[str, object], study: str = "") -> Settings:
-    """Compose as the command line does, and put in a model given as an object. `data` None: `overrides` name a dataset
-    or a plan."""
+    """Compose as the command line does, and insert a model given as an object. data=None: `overrides` name a dataset or
+    a plan."""
     if data is None and not {"dataset", "plan"} & overrides.keys():
         raise ConfigError("data is None: give a graph, or the name of a dataset")
     if of_hydra := next((key for key in overrides if group_of(key) == "hydra"), None):
@@ -524,7 +523,7 @@ def _text(value: object) -> str:
 
 
 def _plain(value: object, key: str) -> object:
-    """Return plain data of YAML, numbers of NumPy and torch as Python's. ConfigError where a value has no such form."""
+    """Return plain data of YAML, with numbers of NumPy and torch as Python's. Raise ConfigError for other values."""
     if isinstance(value, Mapping):
         return {str(name): _plain(each, f"{key}.{name}") for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -538,7 +537,7 @@ def _plain(value: object, key: str) -> object:
 
 
 def _number(value: object) -> object:
-    """Convert a number of NumPy or torch to Python's; return anything else as it is."""
+    """Convert a number of NumPy or torch to Python's; return anything else unchanged."""
     import numpy as np
     import torch
 
@@ -551,11 +550,11 @@ def _run_folder(folder: str | os.PathLike[str] | None) -> Path:
 
 
 def _dated(parent: str) -> Path:
-    """Make parent/DATE/TIME, as the command line does, with a number where it is taken."""
+    """Make parent/DATE/TIME, as the command line does, with a number if it is taken."""
     first = Path(parent) / time.strftime("%Y-%m-%d/%H-%M-%S")
     first.parent.mkdir(parents=True, exist_ok=True)
     for each in numbered(first):
-        with suppress(FileExistsError):  # of a run that has begun in the same second
+        with suppress(FileExistsError):  # of a run started in the same second
             each.mkdir()
             return each
     raise AssertionError("unreachable: one of all numbers is free")

@@ -1,4 +1,4 @@
-"""Atomic file writes, checksummed JSON, fsync; a lock on a folder; what fits into memory and onto the disk."""
+"""Atomic file writes, checksummed JSON, fsync; a lock on a folder; limits of memory and disk."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ import psutil
 
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 """A JSON value to write or pass on."""
-JsonObject = Mapping[str, Any]  # Any: the schema of a file says what its keys hold, and is checked where it is read
+JsonObject = Mapping[str, Any]  # Any: the schema of a file gives the types of its keys, and is checked on reading
 """An object of JSON or YAML that is read by its keys: a row of metrics, a result, resolved settings."""
 JsonDict = dict[str, Any]  # Any: as above
-"""The same while it is made."""
+"""The same under construction."""
 
-StateDict = dict[Any, Any]  # Any: its owner alone reads it; `Engine.state_dict` says what a tree may hold
-"""What a checkpoint has of one object."""
+StateDict = dict[Any, Any]  # Any: only its owner reads it; `Engine.state_dict` says what a tree may hold
+"""State of one object in a checkpoint."""
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _RESERVED, _RESERVED_BYTES = ".reserved", 1 << 20
@@ -74,7 +74,7 @@ def remove(path: Path) -> None:
 
 
 def require_writable(file: Path) -> None:
-    """Raise WriteError where `file` is a directory or a device: call it before the work."""
+    """Raise WriteError if `file` is a directory or a device. Call it before the work."""
     if file.is_dir():
         raise WriteError(errno.EISDIR, "it is a folder; name a file", str(file))
     if file.exists() and not file.is_file():
@@ -83,10 +83,8 @@ def require_writable(file: Path) -> None:
 
 @contextmanager
 def open_whole(file: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
-    """Write a file aside; it takes its name when the block ends, and is removed where the block raises.
-
-    `sync`: fsync before the rename. Raises WriteError for every OSError of the writing.
-    """
+    """Write a temporary file, renamed when the block ends, and removed if the block raises. sync: fsync before the
+    rename. Raises WriteError for every OSError of the writing."""
     partial = file.with_name(f"{file.name}.{threading.get_native_id()}.partial")
     try:
         with partial.open("wb+") as out:
@@ -110,26 +108,26 @@ def write_text_whole(file: Path, text: str, *, sync: bool = False) -> None:
 
 
 def write_json_whole(file: Path, data: object, *, indent: int | None = 1, sync: bool = False) -> None:
-    """Write JSON and a line end atomically. Raises WriteError; TypeError for what JSON has no form for."""
+    """Write JSON and a line end atomically. Raise WriteError; TypeError for objects without a JSON form."""
     write_text_whole(file, json.dumps(data, indent=indent) + "\n", sync=sync)
 
 
 def require_file(file: Path) -> int:
-    """Return the size of a regular file. Raises OSError for a pipe or a device, where a reader would wait."""
+    """Return the size of a regular file. Raise OSError for a pipe or a device, where a reader would wait."""
     if not file.is_file():
-        file.stat()  # which says that there is none
+        file.stat()  # raises for a missing file
         raise OSError(errno.EINVAL, "it is no file", str(file))
     return file.stat().st_size
 
 
 def read_json(file: Path) -> JsonDict:
-    """Return the object in a JSON file. Raises OSError, and ValueError where it holds none."""
+    """Return the object in a JSON file. Raise OSError, and ValueError for other content."""
     require_file(file)
     return parse_json(file.read_bytes().decode())
 
 
 def parse_json(text: str | bytes) -> JsonDict:
-    """Parse a JSON object whose whole numbers fit 64 bits, as arrays need them. Raises ValueError."""
+    """Parse a JSON object with whole numbers of at most 64 bits, as arrays need them. Raises ValueError."""
     try:
         data = json.loads(text, parse_int=_integer)
     except RecursionError:
@@ -150,18 +148,16 @@ _LOADING = threading.RLock()
 
 def load_tensors(file: Path, *, places: str | dict[str, str] = "cpu", known: Iterable[type] = ()) -> object:
     """Return tensors, plain values and objects of the classes in `known` from a file of torch.save; no code runs.
-
-    `places`: as map_location. Raises whatever torch.load raises.
-    """
+    places: as map_location. Raises any error of torch.load."""
     import torch
 
-    with _LOADING:  # the allowed classes are those of the whole process
+    with _LOADING:  # allowed classes are global to the process
         before = torch.serialization.get_safe_globals()
         torch.serialization.clear_safe_globals()  # PyG allows ClusterData, which loads files that its arguments name
         try:
             torch.serialization.add_safe_globals(list(known))
             checked = torch.sparse.check_sparse_tensor_invariants(True)  # sums write where indices say
-            with checked, file.open("rb") as content:  # torch opens names of UTF-8 alone
+            with checked, file.open("rb") as content:  # torch opens only names in UTF-8
                 return torch.load(content, map_location=places, weights_only=True)
         finally:
             torch.serialization.clear_safe_globals()
@@ -174,7 +170,7 @@ def write_checked_json(file: Path, data: JsonObject) -> None:
 
 
 def read_checked_json(file: Path) -> JsonDict:
-    """Read JSON of `write_checked_json`. Raises OSError, and ValueError where its checksum is wrong."""
+    """Read JSON of `write_checked_json`. Raise OSError, and ValueError for a wrong checksum."""
     data = read_json(file)
     if data.pop("checksum", None) != checksum(data):
         raise ValueError("its checksum is wrong")
@@ -206,17 +202,17 @@ def sync_folder(folder: Path) -> None:
 
 
 class FolderInUse(ValueError):
-    """Another process works in the folder: one line with its pid and host, and what to do."""
+    """Another process works in the folder: one line with its pid and host, and a remedy."""
 
 
 @contextmanager
 def working_in(folder: Path, *, otherwise: str, say: Callable[[str], None]) -> Iterator[None]:
     """Make a folder and lock it for this process: the operating system releases the lock when the process ends.
 
-    `otherwise`: what to choose instead, for FolderInUse. `say`: told of an earlier process that did not release the
-    lock. Raises WriteError where the folder cannot be written.
+    otherwise: alternative for the message of FolderInUse. say: called if an earlier process did not release the lock.
+    Raises WriteError if the folder cannot be written.
     """
-    from filelock import FileLock, Timeout  # 0.1 s, which commands that lock nothing need not wait for
+    from filelock import FileLock, Timeout  # takes 0.1 s to import
 
     file = folder / LOCK
     lock = FileLock(file, timeout=0, thread_local=False)
@@ -241,7 +237,7 @@ def working_in(folder: Path, *, otherwise: str, say: Callable[[str], None]) -> I
 
 
 def _read(file: Path) -> str:
-    """Return the line in a lock file; '' for none, or one that is not printable."""
+    """Return the line in a lock file; '' if there is none, or if it is not printable."""
     with suppress(OSError):
         line = file.read_bytes()[:200].decode(errors="replace")
         return line if line.isprintable() else ""
@@ -255,14 +251,14 @@ def numbered(folder: Path) -> Iterator[Path]:
 
 
 def started(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot; None: it has ended, or this is not Linux."""
+    """Return when a process started, in clock ticks since boot; None if it has ended, or outside Linux."""
     if sys.platform != "linux":
         return None
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    fields = stat.rpartition(")")[2].split()  # the name before may hold spaces
+    fields = stat.rpartition(")")[2].split()  # the name may contain spaces
     return None if fields[0] in "ZX" else int(fields[19])
 
 
@@ -277,7 +273,7 @@ def memory_bytes() -> int:
 
 
 def require_disk(nbytes: float, folder: Path, what: str, change: str) -> None:
-    """Raise ValueError where `what`, which takes `nbytes` at least, does not fit onto the disk of `folder`."""
+    """Raise ValueError if `what`, which takes `nbytes` at least, does not fit onto the disk of `folder`."""
     free = shutil.disk_usage(folder).free
     if nbytes > free:
         raise ValueError(
@@ -286,7 +282,7 @@ def require_disk(nbytes: float, folder: Path, what: str, change: str) -> None:
 
 
 def require_memory(nbytes: float, what: str, change: str) -> None:
-    """Raise ValueError where `what`, which takes `nbytes` at least, does not fit into memory. `change`: the remedy."""
+    """Raise ValueError if `what`, which takes `nbytes` at least, does not fit into memory. change: the remedy."""
     there = memory_bytes()
     if nbytes > there:
         raise ValueError(
@@ -295,7 +291,7 @@ def require_memory(nbytes: float, what: str, change: str) -> None:
 
 
 def require_files(count: int, what: str, change: str) -> None:
-    """Raise the limit of open files to `count`, also for processes started later. ValueError where it is too low."""
+    """Raise the limit of open files to `count`, also for processes started later. ValueError if that is not allowed."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (math.inf if limit == resource.RLIM_INFINITY else limit for limit in limits)
     if hard < count:

@@ -1,4 +1,5 @@
-"""Folders of gnnpar's YAML (inside the wheel, or beside src/ in a checkout), of plugins, and of caches; own modules."""
+"""Folders of gnnpar's YAML (inside the wheel, or beside src/ in a checkout), of plugins, and of caches; user
+modules."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ GROUP = "gnnpar.conf"
 
 
 def expanded(path: str | Path) -> Path:
-    """Replace ~ by the home folder. Raises ValueError where there is no such user."""
+    """Replace ~ by the home folder. Raise ValueError for an unknown user."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -26,7 +27,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def own_cache() -> Path:
-    """Return gnnpar in XDG_CACHE_HOME or ~/.cache. Raises ValueError where this user has no home."""
+    """Return gnnpar in XDG_CACHE_HOME or ~/.cache. Raise ValueError if this user has no home."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     try:
         return (Path(home) if os.path.isabs(home) else expanded("~/.cache")) / "gnnpar"  # XDG ignores relative paths
@@ -35,7 +36,7 @@ def own_cache() -> Path:
 
 
 def path_of(given: object, name: str) -> Path:
-    """Return the path in an argument, ~ replaced by the home folder. Raises ValueError for bytes, numbers, files."""
+    """Return the path in an argument, ~ replaced by the home folder. Raise ValueError for bytes, numbers, files."""
     if isinstance(given, str | os.PathLike) and isinstance(path := os.fspath(given), str):
         if not path:
             raise ValueError(f"{name} is empty, and names nothing: give . for the working directory")
@@ -53,10 +54,8 @@ def conf_dir() -> Path:
 
 
 def installed_confs() -> list[Path]:
-    """Return the folders of YAML of installed packages, each named by an entry point of GROUP.
-
-    Raises ValueError where an entry point names no installed package.
-    """
+    """Return the folders of YAML of installed packages, each named by an entry point of GROUP. Raises ValueError if an
+    entry point names no installed package."""
     found = []
     for point in _points(tuple(sys.path)):
         try:
@@ -97,16 +96,14 @@ def is_brought_group(name: str) -> bool:
 
 
 def locate(target: str) -> object:
-    """Return what a `_target_` names. Raises ImportError, AttributeError or ValueError where there is no such thing.
-
-    A module of the user's own is looked up in the working directory, after everything that is installed.
-    """
+    """Return the object that a `_target_` names. Raise ImportError, AttributeError or ValueError if it does not exist.
+    A user's module is looked up in the working directory, after installed packages."""
     if _NAME.fullmatch(target) is None:
         raise ValueError("that is no name of a class in a module")
     module, _, name = target.rpartition(".")
     there = _imported(module)
     try:
-        return getattr(there, name)  # by name: that is what a _target_ is
+        return getattr(there, name)  # a _target_ is a name
     except AttributeError as error:
         near = difflib.get_close_matches(name, [each for each in vars(there) if not each.startswith("_")], n=1)
         raise AttributeError(f"{error}{f', did you mean {near[0]}?' if near else ''}") from error
@@ -116,11 +113,11 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
 def _imported(module: str) -> ModuleType:
-    """Import a module; the working directory comes after everything that is installed."""
+    """Import a module; the working directory comes after installed packages."""
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)
         importlib.invalidate_caches()
-    before, sys.argv = sys.argv, [f"{module.replace('.', os.sep)}.py"]  # a script may parse them when it is imported
+    before, sys.argv = sys.argv, [f"{module.replace('.', os.sep)}.py"]  # a script may parse them on import
     try:
         return importlib.import_module(module)
     except SystemExit as error:

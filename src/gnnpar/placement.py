@@ -1,4 +1,4 @@
-"""Plans: how a run is laid out, written by hand, derived by a strategy or found by a planner."""
+"""Plans: the layout of a run, written by hand, derived by a strategy or found by a planner."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Topology:
-    """The ranks of a run. `hosts[i]`: the number of ranks on host i; empty: one host."""
+    """The ranks of a run. hosts[i]: number of ranks on host i; empty: one host."""
 
     num_ranks: int
     hosts: tuple[int, ...] = ()
@@ -31,11 +31,8 @@ class Topology:
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """Where nodes, edges and layers lie. `mesh`: stage -> ranks of its parts; `layers_of`: stage -> layers.
-
-    Shapes: part_of, chunk_of [N]; edge_part_of [E], the part of each edge in a vertex cut, None: that of its
-    destination.
-    """
+    """Placement of nodes, edges and layers. mesh: stage -> ranks of its parts. layers_of: stage -> layers. Shapes:
+    part_of, chunk_of [N]; edge_part_of [E], the part of each edge in a vertex cut, None: that of its destination."""
 
     mesh: tuple[tuple[int, ...], ...]
     part_of: Tensor
@@ -46,11 +43,11 @@ class Placement:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A placement, the strategy that runs, and hashes of the graph and the split that it was made for.
+    """A placement, the strategy, and hashes of the graph and the split that it was made for.
 
-    `statistics`: of the partition (nodes, edges, halo rows a part, cut, alpha). `predicted`: by a planner.
-    `quality`: allowed classes of inexactness, None: any. `devices`: rank -> its place in the planner's topology.
-    `setup`: the settings that it was made for (settings.PLAN_SETUP), which `gnnpar train plan=` takes over.
+    statistics: of the partition (nodes, edges, halo rows per part, cut, alpha). predicted: by a planner. quality:
+    allowed classes of inexactness, None: any. devices: rank -> its place in the planner's topology. setup: the settings
+    that it was made for (settings.PLAN_SETUP), which `gnnpar train plan=` adopts.
     """
 
     placement: Placement
@@ -79,7 +76,7 @@ class Plan:
         return sum(map(len, self.placement.mesh))
 
     def without_nodes(self) -> Plan:
-        """Return the plan without its arrays, as ranks other than the first need it."""
+        """Return the plan without its arrays, for ranks other than the first."""
         nodes = replace(self.placement, part_of=self.part_of[:0], chunk_of=None, edge_part_of=None)
         return replace(self, placement=nodes)
 
@@ -160,8 +157,8 @@ class Plan:
                     yield f"{kind} {empty[0]} has no node"
 
     def save(self, folder: Path, *, part_of: Path | None = None) -> Path:
-        """Write plan.json, and its arrays beside it in files named by their hash. `part_of`: the file of a partition of
-        which this plan has the hash alone."""
+        """Write plan.json, and its arrays beside it in files named by their hash. part_of: the file of a partition of
+        which this plan has only the hash."""
         folder.mkdir(parents=True, exist_ok=True)
         named = {} if part_of is None else {"part_of": f"{self.hashes['partition'][:16]}.npy"}
         if part_of is not None:
@@ -174,13 +171,13 @@ class Plan:
 
     @property
     def arrays(self) -> dict[str, Tensor]:
-        """Return the arrays that there are by name: part_of [N], chunk_of [N], edge_part_of [E]."""
+        """Return the existing arrays by name: part_of [N], chunk_of [N], edge_part_of [E]."""
         placement = self.placement
         arrays = {"part_of": self.part_of, "chunk_of": placement.chunk_of, "edge_part_of": placement.edge_part_of}
         return {k: v for k, v in arrays.items() if v is not None}
 
     def as_data(self, names: Mapping[str, str]) -> JsonDict:
-        """Return the content of plan.json. `names`: array -> its file."""
+        """Return the content of plan.json. names: array -> its file."""
         return {
             "schema": 1,
             "mesh": self.placement.mesh,
@@ -217,13 +214,13 @@ class Plan:
 
     @staticmethod
     def size(file: Path) -> tuple[int, int]:
-        """Return (ranks, layers) of the plan in a file. Raises ValueError where it is no plan."""
+        """Return (ranks, layers) of the plan in a file. Raise ValueError if it is not a plan."""
         data = Plan.data(file)
         return sum(map(len, data["mesh"])), data["layers_of"][-1][1]
 
     @staticmethod
     def data(file: Path) -> JsonDict:
-        """Return the checked content of plan.json. Raises ValueError where it is no plan."""
+        """Return the checked content of plan.json. Raise ValueError if it is not a plan."""
         with clear(file):
             _check(data := read_json(file))
             return data
@@ -234,7 +231,7 @@ def clear(file: Path) -> Iterator[None]:
     """Raise any error of the block as a ValueError that names the plan's file."""
     try:
         yield
-    except Exception as error:  # numpy and torch raise a dozen kinds
+    except Exception as error:  # numpy and torch raise errors of all kinds
         if type(error) is ValueError and str(file.parent) in str(error):
             raise
         what = " ".join(str(error).split())[:200] or type(error).__name__
@@ -281,7 +278,7 @@ def _schema() -> type[BaseModel]:
 
 
 def _check(data: JsonObject) -> None:
-    """Raise ValueError in one line where `data` is no plan of schema 1."""
+    """Raise ValueError in one line if `data` is not a plan of schema 1."""
     from pydantic import ValidationError
 
     try:

@@ -1,4 +1,4 @@
-"""The setting `precision`: the types of rows and of parameters, and how layers compute with both (ADR 46)."""
+"""The setting `precision`: the types of rows and of parameters, and how layers combine them (ADR 46)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gnnpar_kernels.csr import accumulate_dtype
 
 
 class Types(NamedTuple):
-    """`rows`: of features, of what layers make and store, and of what travels between ranks. `parameters`: of weights,
-    their gradients, the optimizer's state, sums over in-edges, statistics and the loss."""
+    """rows: type of features, of layers' outputs and stored rows, and of messages between ranks. parameters: type of
+    weights, their gradients, the optimizer's state, sums over in-edges, statistics and the loss."""
 
     rows: torch.dtype
     parameters: torch.dtype
@@ -32,10 +32,8 @@ def is_narrow(dtype: torch.dtype) -> bool:
 
 
 def mixed(x: Tensor) -> AbstractContextManager[object]:
-    """Context manager: where x is narrow, matrix products read narrow operands and add up in fp32 (torch.autocast).
-
-    Casts of parameters are not cached: they would outlive an optimizer's step, or lack a gradient after no_grad.
-    """
+    """Context manager: for narrow x, matrix products read narrow operands and add up in fp32 (torch.autocast). Casts of
+    parameters are not cached: they would outlive an optimizer's step, or lack a gradient after no_grad."""
     if not is_narrow(x.dtype):
         return nullcontext()
     return torch.autocast(x.device.type, x.dtype, cache_enabled=False)

@@ -1,4 +1,4 @@
-"""One rank of a training loop of the caller: what `gnnpar.distribute` returns, under torchrun or alone."""
+"""One rank of the caller's training loop: the result of `gnnpar.distribute`, under torchrun or alone."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from gnnpar.training.result.result import read_result
 
 
 class Session:
-    """A context manager; where one rank raises, the others end and name it. `close` ends the session without `with`.
+    """A context manager; if one rank raises, the others end and name it. `close` ends the session without `with`.
 
-    Every method except `parameters` is collective. `epoch`: epochs done. `node_ids`: global ids of the rows that
-    `predict` returns on this rank.
+    Every method except `parameters` is collective. epoch: epochs done. node_ids: global ids of the rows that `predict`
+    returns on this rank.
     """
 
     def __init__(self, run: Run, monitored: ExitStack) -> None:
@@ -78,13 +78,14 @@ class Session:
         return self._run.engine.predict()
 
     def evaluate(self) -> dict[str, float | None]:
-        """Return the task's metric on train, val and test; None where a split is empty."""
+        """Return the task's metric on train, val and test; None for an empty split."""
         run = self._run
         metrics = evaluate(run.engine, run.objective)
         return {split: metrics[f"metric/{split}"] for split in SPLITS}
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Gather the rows of every rank: [nodes of this rank, ...], as `node_ids` -> [N, ...] in the order of nodes."""
+        """Gather the rows of every rank: [nodes of this rank, ...], in the order of `node_ids` -> [N, ...] in the order
+        of nodes."""
         comm = self._run.comm
         if len(rows) != len(self.node_ids):
             raise ValueError(
@@ -128,7 +129,7 @@ class Session:
 
 
 class _Given:
-    """A torch optimizer of the caller as engines step one, also where a gradient is not finite."""
+    """A caller's torch optimizer with the interface of engines, also for non-finite gradients."""
 
     refused = False
 
@@ -144,11 +145,8 @@ class _Given:
 
 
 def open_session(settings: Settings, plan_source: PlanSource, folder: Path) -> Session:
-    """Join the other ranks, read the graph, plan, and build this rank's part. Collective.
-
-    `folder`: for plan.json, that of rank 0 is used. Raises ConfigError where the session cannot begin, PeerLost where a
-    rank does not come or is lost later.
-    """
+    """Join the other ranks, read the graph, plan, and build this rank's part. Collective. folder: for plan.json; rank
+    0's is used. Raises ConfigError if the session cannot begin, PeerLost if a rank is missing or is lost later."""
     check_rank(os.environ)
     rank = int(os.environ.get("RANK", "0"))
     with ExitStack() as inside:
@@ -168,7 +166,7 @@ def open_session(settings: Settings, plan_source: PlanSource, folder: Path) -> S
 
 
 def joined_world(settings: Settings) -> World:
-    """Return the world of the ranks that were started. Raises ConfigError where there are too few for the settings."""
+    """Return the world of the started ranks. Raise ConfigError if there are too few for the settings."""
     world = world_of(settings)
     if world.how not in ("joined", "alone"):
         raise ConfigError(
@@ -182,7 +180,7 @@ def joined_world(settings: Settings) -> World:
 
 
 def claim(folder: Path, inside: ExitStack) -> None:
-    """Lock the folder until `inside` ends. Raises ConfigError where a run works or has completed in it."""
+    """Lock the folder until `inside` ends. Raise ConfigError if a run works or has completed in it."""
     try:
         inside.enter_context(working_in(folder, otherwise="choose another folder=", say=say))
     except (FolderInUse, WriteError) as error:

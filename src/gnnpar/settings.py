@@ -1,8 +1,8 @@
 """The typed shape of conf/config.yaml.
 
 Hydra composes plain YAML; `build_settings` turns it into frozen dataclasses and checks every key, type, range and
-Literal on the way, before any rank starts. The dataclass is the schema: there is no second description of a group.
-This module imports neither Hydra nor the project's upper layers, because every rank unpickles a Settings.
+Literal before any rank starts. The dataclass is the only schema of a group. This module imports neither Hydra nor the
+project's upper layers, because every rank unpickles a Settings.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ Positive = Annotated[int, at.Ge(1)]
 Count = Annotated[int, at.Ge(0)]
 Rate = Annotated[float, at.Gt(0)]
 PLAN_SETUP = ("model", "dataset", "partition", "first_layer", "seed")
-"""Settings in a plan beside its strategy: a file sets no folders, trackers or launchers."""
+"""Settings of a plan beside its strategy: a file sets no folders, trackers or launchers."""
 WRITTEN_FOLDERS = ("cache_dir", "host_dir", "submitit_folder")
 """Keys of folders that a run or a launcher writes to, at any depth: plans and foreign sweeps must not set them."""
 MAX_RANKS = 4096
-"""Tables of a row and a column a rank stay below a GiB."""
+"""Largest number of ranks: tables with a row and a column per rank stay below a GiB."""
 MAX_THREADS = 1024
-"""Of a rank; loops of torch that run on 2,048 end it by a signal (torch 2.13, `index_add_`)."""
+"""Largest number of threads of a rank: with 2,048, loops of torch crash (torch 2.13, `index_add_`)."""
 Ranks = Annotated[int, at.Ge(1), at.Le(MAX_RANKS)]
 Threads = Annotated[int, at.Ge(1), at.Le(MAX_THREADS)] | Literal["auto"]
 
 
 class ConfigError(ValueError):
-    """A wrong configuration, in one line: the key, the value, what is allowed and what to change."""
+    """A wrong configuration, in one line: the key, the value, the problem, the allowed values, the fix."""
 
     def __str__(self) -> str:
         return printable(super().__str__())  # parts of it may come from files, and tracebacks print it
@@ -84,7 +84,7 @@ def config_errors() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Comm:
-    """How ranks communicate: processes over gloo or NCCL, or threads of one process (bytes exact, time not).
+    """Communication of ranks: processes over gloo or NCCL, or threads of one process (bytes exact, time not).
 
     For ranks that torchrun or Slurm started: `connect_seconds` to wait for each other, `lost_seconds` without an answer
     until a host is lost.
@@ -93,12 +93,12 @@ class Comm:
     backend: Literal["gloo", "nccl", "threads"] = "gloo"
     timeout_seconds: Annotated[float, at.Gt(0), at.Le(10_000_000)] = 1800.0
     connect_seconds: Annotated[float, at.Gt(0), at.Le(1_000_000)] = 120.0
-    lost_seconds: Annotated[float, at.Ge(3), at.Le(86_400)] = 30.0  # a socket's keep-alive has a bound of its own
+    lost_seconds: Annotated[float, at.Ge(3), at.Le(86_400)] = 30.0  # sockets have their own bounds for keepalive
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """How `gnnpar train` starts its ranks. `cuda_graph`: on a GPU, capture an epoch as a CUDA graph and replay it."""
+    """How `gnnpar train` starts its ranks. cuda_graph: on a GPU, capture an epoch as a CUDA graph and replay it."""
 
     max_restarts: Count = 0
     grace_seconds: Annotated[float, at.Ge(0)] = 30.0
@@ -107,26 +107,25 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """What one host offers. `cores`: physical cores that ranks may use; auto reads the machine."""
+    """Resources of one host. cores: physical cores that ranks may use; auto reads the machine."""
 
     cores: Positive | Literal["auto"] = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured(Host):
-    """This machine, measured for the planner. `refresh`: measure again."""
+    """This machine, measured for the planner. refresh: measure again."""
 
     refresh: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Paced(Launch):
-    """Several hosts emulated on one machine by paced links. `hosts`: auto is one a rank.
+    """Several hosts emulated on one machine by paced links. hosts: auto is one per rank.
 
-    `burst_kib`: what an idle link passes unpaced; auto is 2 ms of its rate, 256 at 1 Gbit/s.
-    `dilation`: D gives each rank 1 / D of its cores, each link 1 / D of its rate, and slows the clocks of ranks by D;
-    auto is the least D that gives all ranks their cores.
-    `speeds`: for each rank, the share of its cores that it gets; null is all of them.
+    burst_kib: bytes that an idle link passes unpaced; auto is 2 ms of its rate, 256 at 1 Gbit/s. dilation: D gives each
+    rank 1 / D of its cores, each link 1 / D of its rate, and slows the clocks of ranks by D; auto is the least D that
+    gives all ranks their cores. speeds: for each rank, its share of its cores; null is all of them.
     """
 
     rate_gbps: Rate = 1.0
@@ -138,10 +137,8 @@ class Paced(Launch):
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster(Host):
-    """Several hosts and the rates of their links in 10^9 bit/s; null: launch.rate_gbps, or no limit of its own.
-
-    `host_gbps`: of each host, in either direction. `link_gbps`: [sender][receiver], null on the diagonal.
-    """
+    """Several hosts and the rates of their links in 10^9 bit/s; null: launch.rate_gbps, or no further limit. host_gbps:
+    of each host, in either direction. link_gbps: [sender][receiver], null on the diagonal."""
 
     host_gbps: tuple[Rate, ...] | None = None
     link_gbps: tuple[tuple[Rate | None, ...], ...] | None = None
@@ -168,10 +165,8 @@ class Cluster(Host):
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """When checkpoints are written: after `every` epochs and after `minutes` (0: not), at the end, and on SIGTERM.
-
-    `keep`: how many stay, beside the weights of the best epoch on validation; 0: none at all.
-    """
+    """When to write checkpoints: after `every` epochs and after `minutes` (0: not), at the end, and on SIGTERM. keep:
+    how many to keep, beside the weights of the best epoch on validation; 0: no checkpoints."""
 
     every: Count = 0
     minutes: Annotated[float, at.Ge(0)] = 10.0
@@ -180,7 +175,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Shards:
-    """Train from a folder of `gnnpar partition`. `check`: every byte of a rank's files (full), or their headers."""
+    """Train from a folder of `gnnpar partition`. check: every byte of a rank's files (full), or their headers."""
 
     folder: Path | None = None
     check: Literal["full", "header"] = "full"
@@ -195,10 +190,8 @@ class EarlyStopping:
 
 
 class Stepper(Protocol):
-    """An optimizer with its schedule. `refused`: the last step was left out, as a gradient was not finite.
-
-    A step on a GPU is `prepare` on the host and then `launch`, which a CUDA graph may capture.
-    """
+    """An optimizer with its schedule. refused: the last step was skipped for a non-finite gradient. A step on a GPU is
+    `prepare` on the host and then `launch`, which a CUDA graph may capture."""
 
     optimizer: torch.optim.Optimizer
 
@@ -224,14 +217,14 @@ class OptimizerConfig(Protocol):
 
 
 class TrackerConfig(Protocol):
-    """A frozen dataclass with the keys of conf/tracker. `job`: fields of result.json that are known before a run."""
+    """A frozen dataclass with the keys of conf/tracker. job: fields of result.json that are known before a run."""
 
     def build(self, run_dir: Path, epochs: int, job: JsonObject) -> Tracker: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings of one run, which every rank gets."""
+    """The settings of one run, passed to every rank."""
 
     strategy: Strategy
     model: ModelSource
@@ -270,7 +263,7 @@ class Settings:
     checkpoint: Checkpoint
     resume: Literal["auto"] | Path | None
     names: Mapping[str, str] = field(default_factory=dict)  # group -> the file chosen in it; not a YAML key
-    resolved: JsonObject = field(default_factory=dict)  # the YAML this came from, resolved; not a YAML key
+    resolved: JsonObject = field(default_factory=dict)  # the resolved YAML of these settings; not a YAML key
     study: str = ""  # the sweep this run belongs to; not a YAML key
 
     @property
@@ -278,7 +271,7 @@ class Settings:
         return self.first_layer == "cached"
 
     def build_model(self, in_dim: int, out_dim: int, edges: EdgeSizes | None = None) -> GNN:
-        """Build the model with fresh weights. `edges`: of the dataset."""
+        """Build the model with fresh weights. edges: of the dataset."""
         model = self.model if edges is None else self.model.on(edges)
         built = model.build(in_dim, out_dim, seed=self.seed, cached_first_layer=self.caches_first_layer)
         if self.task.decoder is None:
@@ -288,7 +281,7 @@ class Settings:
         return with_scorer(built, self.task.decoder, self.seed)
 
     def read_dataset(self) -> DatasetConfig:
-        """Return the dataset as the task and the precision read it."""
+        """Return the dataset as configured by task and precision."""
         from gnnpar.data.preprocess import Preprocess
 
         dataset = self.dataset
@@ -297,13 +290,13 @@ class Settings:
         return dataset.in_float64() if self.precision == "fp64" and isinstance(dataset, Preprocess) else dataset
 
     def load_dataset(self) -> Dataset:
-        """Load the dataset with the examples of the task and the features that features= asks for."""
+        """Load the dataset with the examples of the task and the features of features=."""
         dataset = self.read_dataset()
         prepared = self.task.prepare(dataset.load(self.data_dir, self.seed), self.seed)
         return prepared.with_features(self.features, self.features_dim, self.seed)
 
 
-_MEMBERS = {  # group -> members that its object needs
+_MEMBERS = {  # group -> required members of its object
     "model": ("build", "on", "num_layers", "in_one_piece", "wraps"),
     "dataset": ("load",),
     "task": ("prepare", "of", "decoder"),
@@ -316,7 +309,7 @@ NOT_KEYS = ("names", "resolved", "study")
 
 
 def build_settings(config: JsonObject, names: Mapping[str, str], study: str = "") -> Settings:
-    """Build settings from a resolved configuration. Raises ConfigError for the first thing that is wrong."""
+    """Build settings from a resolved configuration. Raise ConfigError for the first error."""
     values = _construct_values(Settings, config, path="", skip=NOT_KEYS)
     for name in ("data_dir", "cache_dir"):
         try:
@@ -340,15 +333,12 @@ def build_settings(config: JsonObject, names: Mapping[str, str], study: str = ""
 
 
 def _as_given(dataset: DataclassInstance, model: object) -> JsonDict | None:
-    """Return the values of a dataset's keys that are auto; None: there is none.
-
-    A PyG model runs on the edges as they were given, with the self loops that its convolutions add; other models on
-    what the dataset's class says.
-    """
+    """Return the values of a dataset's keys that are auto; None if there is no such key. A PyG model runs on the given
+    edges, with the self loops that its convolutions add; other models use the default of the dataset's class."""
     keys = {name: vars(dataset)[name] for name in ("self_loops", "drop_duplicates") if name in vars(dataset)}
     if "auto" not in keys.values():
         return None
-    from gnnpar.data.preprocess import Preprocess  # imports torch, which the module of a dataset has done
+    from gnnpar.data.preprocess import Preprocess  # imports torch, as the module of a dataset has
 
     wanted: JsonDict = {"self_loops": True, "drop_duplicates": True}
     if isinstance(dataset, Preprocess):
@@ -360,15 +350,15 @@ def _as_given(dataset: DataclassInstance, model: object) -> JsonDict | None:
 
 @runtime_checkable
 class WithLoops(Protocol):
-    """A model that says which self loops its graph has."""
+    """A model that declares the self loops of its graph."""
 
     @property
     def loops(self) -> object: ...
 
 
 def _check_strategy(strategy: object, names: Mapping[str, str]) -> None:
-    """Raise ConfigError for a class, of the user perhaps, that lacks a member of the Protocol."""
-    from gnnpar.parallel.strategy import check_members  # imports torch, which the module of a strategy has done
+    """Raise ConfigError for a class, possibly a user's, that lacks a member of the Protocol."""
+    from gnnpar.parallel.strategy import check_members  # imports torch, as the module of a strategy has
 
     try:
         check_members(strategy)
@@ -420,14 +410,14 @@ def _construct_values(
     return {key: _value(hints[key], value, _join(path, key)) for key, value in node.items()}
 
 
-def _value(hint: object, value: object, path: str) -> Any:  # Any: of the type that the hint says
+def _value(hint: object, value: object, path: str) -> Any:  # Any: of the hint's type
     if isinstance(value, Mapping):
         if "_target_" in value:
             if _is_plain(hint):
                 raise ConfigError(f"{path}={show(value)} must be {describe(hint)}")
             wanted = _dataclasses_in(hint)
             named = _locate(value["_target_"], path) if wanted else None
-            if wanted and not (isinstance(named, type) and set(wanted) & set(named.__mro__)):  # and is not called
+            if wanted and not (isinstance(named, type) and set(wanted) & set(named.__mro__)):  # not called
                 raise ConfigError(f"{path}={show(value['_target_'])} is no {' or '.join(c.__name__ for c in wanted)}")
             built = instantiate(value, path)
             for protocol in filter(_is_protocol, _options(hint)):
@@ -478,7 +468,7 @@ def _numbers(value: object) -> Iterator[float]:
 
 
 def describe(hint: object) -> str:
-    """Return in words what a type allows."""
+    """Describe the values that a type allows."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         bounds = [b for b in map(_bound, args[1:]) if b]
@@ -501,7 +491,7 @@ def describe(hint: object) -> str:
 
 
 def _bound(constraint: object) -> str:
-    """Return '>= 0 and < 1'. 0.0 reads 0: of two equal hints Python keeps the one that was imported first."""
+    """Return '>= 0 and < 1'. 0.0 prints as 0: of two equal hints Python keeps the one that was imported first."""
     if not isinstance(constraint, (at.Ge, at.Gt, at.Le, at.Lt, at.Interval)):
         return ""
     limits = dataclasses.asdict(constraint)

@@ -1,8 +1,5 @@
-"""Check which classes the `_target_` of a file may name.
-
-A plan, a checkpoint, shards or a sweep runs no code of its own: it names classes in the YAML of gnnpar and of installed
-plugins; any other has to be named by the user (docs/adr/0034).
-"""
+"""Check the classes that the `_target_` of a file may name. A plan, a checkpoint, shards or a sweep contains no code:
+it names classes in the YAML of gnnpar and of installed plugins; the user must name any other class (docs/adr/0034)."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from gnnpar.paths import conf_dir, installed_confs, own_cache, plugin_packages
 from gnnpar.track.text import printable
 
 TRUST = "GNNPAR_TRUST"
-"""The environment variable that --trust sets for every process of the command: 1 lets files name any class."""
+"""Environment variable that --trust sets for every process of the command: 1 lets files name any class."""
 
 
 def is_own(target: str) -> bool:
@@ -28,13 +25,11 @@ def is_own(target: str) -> bool:
 
 
 def note_named(tree: object) -> None:
-    """Note in the user's cache the classes that are trained with in this working directory.
-
-    `refuse_foreign` allows them in files opened there. With --trust nothing is noted: a file may have named them.
-    """
+    """Record in the user's cache the classes used for training in this working directory. `refuse_foreign` allows them
+    in files opened there. Nothing is recorded with --trust: a file may have named them."""
     for name in classes_in(tree) if os.environ.get(TRUST) != "1" else ():
         if not _is_trusted(name):
-            with suppress(OSError, ValueError):  # without a home, --trust is asked for
+            with suppress(OSError, ValueError):  # without a home, --trust is required
                 note = _note(name)
                 note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 note.touch()
@@ -53,11 +48,11 @@ def _is_noted(name: str) -> bool:
 def refuse_foreign(
     tree: object, source: str, *, remedy: str, named: object = None, trust: bool = False, noted: bool = False
 ) -> None:
-    """Raise ValueError where the tree of a file names a class that is not allowed. Nothing is imported.
+    """Raise ValueError if the tree of a file names a class that is not allowed. Nothing is imported.
 
     Allowed are classes in the YAML of gnnpar and of installed plugins, in `named`, the user's configuration, and, with
-    `noted`, those of `note_named`. `trust`, or --trust: any, with a line on stderr. `source`: the file, for messages.
-    `remedy`: what to do instead.
+    `noted`, those of `note_named`. trust, or --trust: any, with a line on stderr. source: the file, for messages.
+    remedy: advice in the error.
     """
     allowed = set(classes_in(named))
     for name in dict.fromkeys(classes_in(tree)):
@@ -91,9 +86,9 @@ def classes_in(tree: object) -> Iterator[str]:
     for node in _values(tree):
         if isinstance(node, Mapping) and "_target_" in node:
             yield str(node["_target_"])
-            if isinstance(target := node.get("target"), str):  # of a PyG model: its class is imported, too
+            if isinstance(target := node.get("target"), str):  # a PyG model's class is imported, too
                 yield target
-            if node["_target_"] == "gnnpar.data.tasks.Labels":  # and functions of the user's own
+            if node["_target_"] == "gnnpar.data.tasks.Labels":  # and the user's functions
                 for name in _values([node.get("loss"), node.get("metrics")]):
                     if isinstance(name, str) and re.search("[.:]", name):
                         yield name.replace(":", ".")

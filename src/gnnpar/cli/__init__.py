@@ -1,1 +1,1 @@
-"""The subcommands of `gnnpar`, one file each: `run(argv) -> exit code`. main.py runs them by name."""
+"""The subcommands of `gnnpar`, one file each: `run(argv) -> exit code`. main.py calls them by name."""

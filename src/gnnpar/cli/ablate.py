@@ -1,4 +1,4 @@
-"""`gnnpar ablate FILE`: `gnnpar study FILE` of a file of factors."""
+"""`gnnpar ablate FILE`: `gnnpar study FILE` for a file of factors."""
 
 from gnnpar.cli.study import run
 

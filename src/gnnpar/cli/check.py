@@ -36,7 +36,7 @@ On a small graph, or with dataset=... on that, whole, in fp64, in every world: g
 
 
 def run(argv: list[str]) -> int:
-    """Return 0: all cases pass, 1: some do not."""
+    """Return 0 if all cases pass, else 1."""
     parser = ArgumentParser("gnnpar check", description=HELP)
     parser.add_argument("--worlds", default="1,2,3,4", help="world sizes, as threads (1,2,3,4)")
     parser.add_argument("overrides", nargs="*", help="strategy=NAME, model=NAME[,NAME], key=value ...")
@@ -118,7 +118,7 @@ def asks_for_graph(override: str) -> bool:
 
 
 def run_codec(codec: CodecConfig, title: str) -> int:
-    """Return 0: the codec keeps all laws, 1: it breaks one."""
+    """Return 0 if the codec keeps all laws, else 1."""
     from gnnpar.verify.codec_laws import check_codec
 
     laws = check_codec(codec)
@@ -139,7 +139,7 @@ def model_names() -> list[str]:
     """Return every model: of gnnpar, of installed packages and, with --trust, of the working directory."""
     folders = [conf_dir(), *installed_confs(), *([Path.cwd()] if os.environ.get(TRUST) == "1" else [])]
     names = {file.stem for folder in folders for file in folder.glob("model/*.yaml")}
-    return sorted(names - {"pyg"})  # which is none before it has a target
+    return sorted(names - {"pyg"})  # pyg is no model without a target
 
 
 def show(cases: Sequence[Case], strategy: str) -> None:

@@ -1,4 +1,4 @@
-"""`gnnpar cite [strategy=NAME]`: BibTeX of gnnpar, and of the papers that a strategy's docstrings name."""
+"""`gnnpar cite [strategy=NAME]`: BibTeX of gnnpar, and of the papers in a strategy's docstrings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gnnpar compare FOLDER ...`: runs side by side, and a ratio only where it is fair (docs: protocol, rule 1)."""
+"""`gnnpar compare FOLDER ...`: a table of runs, with ratios only between comparable runs (docs: protocol, rule 1)."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def export(comparison: Comparison, form: str, asked: bool | None, group: bool, columns: Sequence[str] = ()) -> str:
-    """The comparison in one of the formats; CSV has a line a run unless groups were asked for. columns: of a table in
-    Markdown or LaTeX."""
+    """Return the comparison in one of the formats. CSV has a line per run unless groups were requested. columns: of a
+    table in Markdown or LaTeX."""
     if form == "json":
         stamps = {
             "baseline": comparison.baseline,
@@ -133,7 +133,7 @@ def show(comparison: Comparison, group: bool) -> None:
 
 
 def _say(options: argparse.Namespace, line: str) -> None:
-    """Where the table goes to a file, stdout is left to it."""
+    """Print a line, on stderr if stdout has the comparison in a format for other programs."""
     if options.format:
         sys.stderr.write(line + "\n")
     else:

@@ -1,7 +1,7 @@
 """Shell completion of commands, options, groups and keys: `gnnpar --install-completion`.
 
-The shell's function calls `gnnpar --complete LINE`, which reads YAML and parsers and imports nothing heavy. Hydra's own
-completion knows no commands, and takes 0.9 s of CPU time a word, this 0.5 s.
+The shell's function calls `gnnpar --complete LINE`, which reads YAML and parsers without heavy imports. Hydra's own
+completion lacks commands, and takes 0.9 s of CPU time per word, this 0.5 s.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _gnnpar() {
 complete -o default -F _gnnpar gnnpar
 """
 _COMPOSING = ("train", "partition", "plan", "estimate", "check")  # commands that take overrides
-_PLAIN = re.compile(r"[\w.+-]+")  # names of files in the working directory are typed into the shell as they are
+_PLAIN = re.compile(r"[\w.+-]+")  # names of files are typed into the shell without quotes
 _ROOT = ("--help", "--version", "--install-completion", "--show-completion")
 
 
 def complete(line: str) -> list[str]:
-    """Return the completions of the last word. bash cuts words at =, so of `model=g` it wants `gat`."""
+    """Return the completions of the last word. bash splits words at =, so it needs `gat` for `model=g`."""
     words = line.split()[1:]
     last = "" if line[-1:].isspace() or not words else words.pop()
     if not words:
@@ -80,7 +80,7 @@ def keys_of(words: Sequence[str]) -> list[str]:
     keys = _flat({key: value for key, value in tree.items() if key not in ("defaults", "hydra")})
     for group, options in group_options().items():
         file = conf_dir() / group / f"{chosen.get(group)}.yaml"
-        if chosen.get(group) in options and file.is_file():  # a name with .. is no option, and another file
+        if chosen.get(group) in options and file.is_file():  # a name with .. is another file
             keys += [f"{group}.{key}" for key in _flat(yaml.safe_load(file.read_text(encoding="utf-8")) or {})]
     return keys
 
@@ -96,7 +96,7 @@ def _flat(tree: dict[str, object], prefix: str = "") -> list[str]:
 
 
 def install(home: Path) -> None:
-    """Write the script below the home folder, and the line that reads it into the start file of the shell, once."""
+    """Write the script below the home folder, and once the line in the shell's start file that reads it."""
     shell = Path(os.environ.get("SHELL", "")).name
     if shell not in ("bash", "zsh"):
         raise ConfigError(

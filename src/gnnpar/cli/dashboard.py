@@ -71,7 +71,7 @@ class Saved(Protocol):
 
 
 def save(things: Mapping[str, Saved]) -> int:
-    """Save on the server. Return 1 where it refuses one."""
+    """Save on the server. Return 1 if it refuses one."""
     for name, thing in things.items():
         try:
             thing.save()
@@ -92,7 +92,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def place_of(folders: Sequence[Path], entity: str) -> tuple[str, str, str]:
-    """Return the entity, project and study of the runs. ConfigError where they differ."""
+    """Return the entity, project and study of the runs. Raise ConfigError if they differ."""
     files = [folder / LINK for folder in folders]
     if missing := [file.parent for file in files if not file.exists()]:
         raise ConfigError(f"{missing[0]} has no wandb run; train with tracker=wandb")

@@ -1,4 +1,4 @@
-"""`gnnpar doctor`: what this machine can run."""
+"""`gnnpar doctor`: report the capabilities of this machine."""
 
 from __future__ import annotations
 

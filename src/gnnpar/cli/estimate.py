@@ -1,4 +1,4 @@
-"""`gnnpar estimate`: time, bytes and memory of a run, of every strategy or of one as configured, without running it."""
+"""`gnnpar estimate`: predict time, bytes and memory of a run, for every strategy or one as configured."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROUNDED = "codec=bf16"
 
 
 def run(argv: list[str]) -> int:
-    """Return 0: the table is printed, whether or not a row fits."""
+    """Print the table. Return 0, even if no row fits."""
     parser = ArgumentParser("gnnpar estimate", description=HELP)
     parser.add_argument("--json", action="store_true", help="the table as JSON")
     parser.add_argument("--no-measure", action="store_true", help=NO_MEASURE)
@@ -84,8 +84,8 @@ def estimated(estimator: Estimator, name: str, overrides: Sequence[str]) -> Esti
 
 
 def rows(overrides: Sequence[str], registry: Registry) -> list[tuple[str, list[str]]]:
-    """Return (name, overrides) of every row: each strategy, and each that takes codec= once more with the codec that is
-    asked for, or bf16."""
+    """Return (name, overrides) of every row: each strategy, and each that takes codec= once more with the requested
+    codec or bf16."""
     codec = [o for o in overrides if sets_codec(o)]
     rest = [o for o in overrides if o not in codec]
     other = codec or [ROUNDED]
@@ -112,7 +112,7 @@ def title(overrides: Sequence[str], settings: Settings) -> str:
 
 
 def refuse(overrides: Sequence[str]) -> None:
-    """Raise ConfigError for plan=, which has a prediction, and for sweeps."""
+    """Raise ConfigError for plan=, which has its own prediction, and for sweeps."""
     for asked in overrides:
         if sets([asked], "plan"):
             raise ConfigError(f"{asked}: gnnpar plan has priced it (predicted in the file); leave plan= out")

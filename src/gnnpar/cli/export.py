@@ -1,4 +1,4 @@
-"""`gnnpar export RUN`: the trained model as files that need no gnnpar."""
+"""`gnnpar export RUN`: write the trained model as files that do not need gnnpar."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from gnnpar.track.console import complain, say
 
 
 def run(argv: list[str]) -> int:
-    """Return 0: all is written, 1: the model has no program (its weights are there), 2: there is no good checkpoint."""
+    """Return 0 if all is written, 1 if the model has no program (its weights are written), 2 without a valid
+    checkpoint."""
     parser = ArgumentParser("gnnpar export", description="A trained model as files that need no gnnpar.")
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, or one of its checkpoints")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to (export/ of the run)")

@@ -1,4 +1,4 @@
-"""The subcommands of `gnnpar` by name, and what becomes of their errors: a wrong configuration is one line and 2."""
+"""The subcommands of `gnnpar` by name, and their error lines: a wrong configuration is one line and exit code 2."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _WRONG_PATH += (errno.ENAMETOOLONG, errno.ELOOP)
 
 
 def file_line(error: OSError) -> str:
-    """Return the problem with the file that an OSError names."""
+    """Return the error line for the file of an OSError."""
     if isinstance(error, WriteError) or error.filename is None:
         return str(error) if error.strerror is None or error.filename is not None else error.strerror
     if error.errno in (errno.EEXIST, errno.ENOTDIR):
@@ -55,7 +55,7 @@ def file_line(error: OSError) -> str:
 
 def run(command: str, argv: list[str]) -> int:
     """Call `run(argv)` of a subcommand's file. Return its exit code."""
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come to us instead of being printed and exited on
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # raise exceptions instead of printing and exiting
     try:
         if "" in argv:
             raise ConfigError("an argument is empty: has a variable of the shell no value?")
@@ -67,7 +67,7 @@ def run(command: str, argv: list[str]) -> int:
         return refuse(error)
     except KeyboardInterrupt:
         in_main = threading.current_thread() is threading.main_thread()
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main else None  # a second Ctrl-C changes nothing
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main else None  # ignore a second Ctrl-C
         if any(thread.name.startswith("rank") for thread in threading.enumerate()):  # still in an epoch of minutes
             sys.stdout.flush()
             os._exit(1)
@@ -88,7 +88,7 @@ def run(command: str, argv: list[str]) -> int:
 
 
 def _trusting(argv: Sequence[str]) -> tuple[list[str], AbstractContextManager[None]]:
-    """Return the arguments without --trust, and the context that it is in force in. Names follow --."""
+    """Return the arguments without --trust, and the context with its effect. Names follow --."""
     end = argv.index("--") if "--" in argv else len(argv)
     asked = "--trust" in argv[:end]
     kept = [argument for argument in argv[:end] if argument != "--trust"]

@@ -1,4 +1,4 @@
-"""`gnnpar new strategy|model|codec NAME`: a small working one of your own, with YAML and test."""
+"""`gnnpar new strategy|model|codec NAME`: write a small working one, with YAML and test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gnnpar.settings import ConfigError, config_errors
 from gnnpar.track.console import say
 
 KINDS = {"strategy": "parallel", "model": "models", "codec": "codecs"}
-"""Configuration group -> the package it lives in: a strategy is a folder there, the others are modules."""
+"""Configuration group -> its package. A strategy is a folder in it, the others are modules."""
 TESTS = {"strategy": "conformance", "model": "models", "codec": "codecs"}
 HELP = """Writes a small working strategy, model or codec, its YAML and its test. In the repository of gnnpar they go
 where the others are; in any other folder they are yours: gnnpar finds them when it is called from there."""
@@ -26,7 +26,7 @@ where the others are; in any other folder they are yours: gnnpar finds them when
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Where the files go, and the module's name for imports. `package`: the `__init__.py` of a method's folder."""
+    """Places of the files, and the module's name for imports. package: the `__init__.py` of a method's folder."""
 
     package: Path | None
     module: Path
@@ -52,7 +52,7 @@ def run(argv: list[str]) -> int:
 
 
 def write(kind: str, name: str, folder: Path) -> list[Path]:
-    """Write the module, its YAML and its test. Raises ConfigError where one of them exists or the name is bad."""
+    """Write the module, its YAML and its test. Raise ConfigError for an existing file or a bad name."""
     check_name(kind, name)
     places = places_of(kind, name, folder)
     files = [places.module, places.config, places.test]
@@ -82,7 +82,7 @@ def check_name(kind: str, name: str) -> None:
 
 
 def places_of(kind: str, name: str, folder: Path) -> Places:
-    """Return the places in the repository, or those in another folder, where Hydra and Python look for them."""
+    """Return the places in the repository, or in another folder where Hydra and Python find them."""
     root = checkout_dir()
     if root is not None and folder.resolve() == root.resolve():
         package = folder / "src" / "gnnpar" / KINDS[kind]
@@ -104,7 +104,7 @@ def places_of(kind: str, name: str, folder: Path) -> Places:
 
 
 def class_name(name: str) -> str:
-    """my_strategy -> MyStrategy."""
+    """Convert my_strategy to MyStrategy."""
     return "".join(word.capitalize() for word in name.split("_"))
 
 

@@ -1,4 +1,4 @@
-"""`gnnpar partition`: a dataset cut into shards on disk, a folder a rank, for graphs that no process can hold."""
+"""`gnnpar partition`: cut a dataset into shards on disk, a folder per rank, for graphs larger than memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ edge ids.
 
 
 def run(argv: list[str]) -> int:
-    """Return 0: the shards are there."""
+    """Write the shards. Return 0."""
     if not argv or {"-h", "--help"} & set(argv):
         sys.stdout.write(USAGE)
         return 0 if argv else 2
@@ -63,7 +63,7 @@ def run(argv: list[str]) -> int:
 
 
 def cut_into(settings: Settings, out: Path) -> None:
-    """Read, partition and write. Scratch files lie beside `out`."""
+    """Read, partition and write. Scratch files are placed beside `out`."""
     from gnnpar.data.stored import Stored, Streamed
     from gnnpar.partition.partition import EdgePartitioner, partition, partition_edges
     from gnnpar.partition.vertex_cut import vertex_cut_statistics
@@ -126,7 +126,7 @@ def needs_edge_ids(settings: Settings, graph: Stored) -> bool:
 
 
 def setup_of(settings: Settings) -> dict[str, JsonDict]:
-    """Return the settings that a run from the shards inherits; this command's seed has drawn graph and split."""
+    """Return the settings that a run from the shards inherits. Graph and split were drawn with this command's seed."""
     groups = ("dataset", "partition")
     names = {group: settings.names.get(group, group) for group in groups}
     dataset = dict(settings.resolved["dataset"])
@@ -137,7 +137,7 @@ def setup_of(settings: Settings) -> dict[str, JsonDict]:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, float], None]]:
-    """Yield on_progress(stage, share), which draws a bar a stage on a terminal, else prints a line a stage."""
+    """Yield on_progress(stage, share), which draws a bar per stage on a terminal, else prints a line per stage."""
     began, bars = time.perf_counter(), dict[str, TaskID]()
     columns = (TextColumn("{task.description:14}"), BarColumn(24), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=stdout(), disable=not stdout().is_terminal) as shown:

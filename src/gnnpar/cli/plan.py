@@ -1,4 +1,4 @@
-"""`gnnpar plan`: which strategy to use for a model, a dataset and a topology; leaves plan.json."""
+"""`gnnpar plan`: choose a strategy for a model, a dataset and a topology, and write plan.json."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NO_MEASURE = "do not measure this machine's speed (20 s, once): nominal rates wh
 
 
 def run(argv: list[str]) -> int:
-    """Return 0: a plan was found and written."""
+    """Find and write a plan. Return 0."""
     parser = ArgumentParser("gnnpar plan", description=HELP)
     parser.add_argument("--quality", default="exact", help=f"what is allowed: of {', '.join(QUALITIES)} (exact)")
     parser.add_argument("--factor", default="", help="epochs a class costs: stale=1.2,quantized=1.05 (1 each)")
@@ -93,7 +93,7 @@ def run(argv: list[str]) -> int:
 
 
 class Searching(TypedDict, total=False):
-    """Arguments of `planner.planned.planned` that say how to search."""
+    """Search arguments of `planner.planned.planned`."""
 
     search: str
     budget: int
@@ -110,7 +110,7 @@ def searched(
     say: Callable[[str], None],
     measuring: bool = True,
 ) -> Planned:
-    """Return the planner's answer, which chooses `world_size` and `first_layer` where no override sets them."""
+    """Return the planner's answer. It chooses `world_size` and `first_layer` unless an override sets them."""
     from gnnpar.planner import planned as planner
 
     with config_errors():
@@ -128,17 +128,17 @@ def searched(
 
 
 def plan_of(planned: Planned, overrides: Sequence[str], settings: Settings) -> Plan:
-    """Return the chosen plan, with the YAML that its strategy has beside these overrides."""
+    """Return the chosen plan, with the YAML that its strategy has under these overrides."""
     from gnnpar.planner import planned as planner
 
     try:
         return planner.plan_of(planned, partial(strategy_yaml, overrides), settings)
-    except ValueError as error:  # of a codec, say, that the chosen strategy does not take
+    except ValueError as error:  # for example of a codec that the chosen strategy does not take
         raise ConfigError(f"{planned.chosen.label}: {' '.join(str(error).split())}") from error
 
 
 def candidates(planned: Planned, measured: Mapping[str, float] = {}) -> list[JsonObject]:
-    """Return every candidate, best first, as JSON. `measured`: label -> seconds an epoch."""
+    """Return every candidate, best first, as JSON. measured: label -> seconds per epoch."""
     return [
         each.as_predicted()
         | {
@@ -158,7 +158,7 @@ def by_measuring(
     overrides: Sequence[str],
     say: Callable[[str], None],
 ) -> tuple[Planned, dict[str, float]]:
-    """Launch `count` plans. Return the answer with the fastest first, and label -> measured seconds an epoch."""
+    """Launch `count` plans. Return the answer with the fastest first, and label -> measured seconds per epoch."""
     from gnnpar.planner import halving
 
     ranks = planned.chosen.candidate.ranks
@@ -248,5 +248,5 @@ def refuse_strategy(overrides: Sequence[str]) -> None:
 
 
 def strategy_yaml(overrides: Sequence[str], name: str) -> JsonObject:
-    """Return the resolved YAML of a strategy beside these overrides."""
+    """Return the resolved YAML of a strategy under these overrides."""
     return compose([*overrides, f"strategy={name}"]).resolved["strategy"]

@@ -1,4 +1,5 @@
-"""`gnnpar predict RUN ...`: a trained model's logits of every node of a graph, distributed, out of core if need be."""
+"""`gnnpar predict RUN ...`: write a trained model's logits of every node of a graph, distributed, out of core if
+needed."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ _OF_THE_RUN += ("optim", "epochs", "resume", "plan")
 
 
 def run(argv: list[str]) -> int:
-    """Return 0: the file is written, 1: a rank failed, 2: there is no good checkpoint or the overrides are wrong."""
+    """Return 0 if the file is written, 1 if a rank failed, 2 without a valid checkpoint or for wrong overrides."""
     parser = ArgumentParser("gnnpar predict", description=HELP)
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, or one of its checkpoints")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to (predictions.npy or scores.npy of the run)")
@@ -66,7 +67,7 @@ def run(argv: list[str]) -> int:
         try:
             outcome = launch(world, work, Hooks(settings, scratch), how=settings.launch, comm=settings.comm)
         finally:
-            partial.unlink(missing_ok=True)  # whatever became of rank 0
+            partial.unlink(missing_ok=True)  # for any outcome on rank 0
     if outcome.exit_code:
         complain(outcome.error or "the prediction has failed and gives no reason")
     elif int(os.environ.get("RANK", "0")) == 0:
@@ -75,7 +76,7 @@ def run(argv: list[str]) -> int:
 
 
 def checked_pairs(file: Path, trained: Settings) -> Path:
-    """Return the file. ValueError where it holds no pairs of nodes, or the run does not score them."""
+    """Return the file. Raise ValueError if it holds no pairs of nodes, or the run does not score pairs."""
     from gnnpar.data.columns import load_npy
 
     if trained.task.decoder is None:
@@ -94,7 +95,7 @@ def checked_pairs(file: Path, trained: Settings) -> Path:
 
 
 def with_model_of(trained: Settings, found: Checkpoint, overrides: Sequence[str]) -> Settings:
-    """Compose the overrides with the model of a run, and its dataset where they name none."""
+    """Compose the overrides with the model of a run, and with its dataset unless they name one."""
     from gnnpar.config.compose import chosen_of_several, compose
 
     if (several := chosen_of_several(overrides)) is not None:
@@ -126,7 +127,7 @@ def with_model_of(trained: Settings, found: Checkpoint, overrides: Sequence[str]
 
 
 def bound_to_its_graph(trained: Settings, settings: Settings, overrides: Sequence[str]) -> str:
-    """Return what to do where the graph differs from that of the run; empty: any graph will do."""
+    """Return advice for a graph that differs from the run's; empty if any graph is allowed."""
     from gnnpar.data.preprocess import Preprocess
 
     if not any(group_of(o) in _GRAPH for o in overrides):
@@ -143,7 +144,7 @@ def bound_to_its_graph(trained: Settings, settings: Settings, overrides: Sequenc
 
 
 def prepared_as(trained: Settings, settings: Settings, found: Checkpoint, overrides: Sequence[str]) -> DatasetConfig:
-    """Return the dataset that is asked for, prepared as that of the run except for keys that overrides set."""
+    """Return the requested dataset, prepared as that of the run except for keys that overrides set."""
     from gnnpar.data.preprocess import Preprocess
 
     mine, theirs, shards = settings.dataset, trained.dataset, settings.shards.folder
@@ -169,8 +170,8 @@ def prepared_as(trained: Settings, settings: Settings, found: Checkpoint, overri
 
 
 def run_folder(given: Path, found: Path) -> Path:
-    """Return the folder for files made from a run: the run's own, or that of a checkpoint without a run. `found`:
-    the checkpoint."""
+    """Return the folder for files made from a run: the run's own, or that of a checkpoint without a run. found: the
+    checkpoint."""
     from gnnpar.training.checkpoint import files as checkpoint
 
     alone = found == given and given.resolve().parent.name != checkpoint.FOLDER

@@ -1,4 +1,4 @@
-"""`gnnpar status FOLDER ...`: which jobs of a sweep are done, which failed and why, which are missing."""
+"""`gnnpar status FOLDER ...`: list done, failed and missing jobs of a sweep."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gnnpar.track.text import one_line
 
 
 def run(argv: list[str]) -> int:
-    """Return 0: every planned job is done, 1: some are not."""
+    """Return 0 if every planned job is done, else 1."""
     parser = ArgumentParser("gnnpar status", description="What is done of a sweep, and what not, and why.")
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--json", action="store_true", help="every job with its state, as JSON")

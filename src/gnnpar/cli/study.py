@@ -1,7 +1,7 @@
 """`gnnpar study FILE`: run cells x methods, or factors, in randomised blocks; print tables, draw a figure.
 
-Time ratios are formed inside blocks, one a block (protocol, rule 5); bytes, memory and accuracy are paired by seed,
-their blocks averaged, because another launch of a seed is no new sample of them (rule 12).
+Time ratios are formed inside blocks, one per block (protocol, rule 5). Bytes, memory and accuracy are paired by seed
+and averaged over blocks, because another launch of a seed is no new sample of them (rule 12).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Results = Mapping[tuple[Variant, int, int], JsonObject]
 
 
 def run(argv: list[str]) -> int:
-    """Return 0: every run completed, 1: some failed. The tables have the reasons of those."""
+    """Return 0 if every run completed, else 1. The tables have the reasons of failed runs."""
     options = parse(argv)
     if "RANK" in os.environ:
         raise ConfigError("a study starts its own ranks and cannot join those of torchrun; start it once, without")
@@ -97,7 +97,7 @@ def file_of(named: Path) -> Path:
 
 
 def check(file: Path, variants: Sequence[Variant]) -> None:
-    """Raise ConfigError where a variant does not compose, or is the same run as another one."""
+    """Raise ConfigError if a variant does not compose, or is the same run as another one."""
     seen: dict[str, Variant] = {}
     with pulse(lambda: f"{file}: looking at {len(variants):,} variants"):
         for variant in variants:
@@ -114,7 +114,7 @@ def check(file: Path, variants: Sequence[Variant]) -> None:
 
 
 def refuse_classes(file: Path, variant: Variant, tree: JsonObject) -> None:
-    """Raise ConfigError for a class that neither gnnpar, nor a plugin, nor YAML that the study chooses names."""
+    """Raise ConfigError for a class named neither by gnnpar, nor a plugin, nor YAML that the study chooses."""
     remedy = "put it into a YAML file of its group and choose it by name, or --trust"
     with config_errors():
         refuse_foreign(tree, str(file), remedy=remedy, named=chosen_files(variant.overrides))
@@ -127,7 +127,7 @@ def ended(folder: Path, keys: Mapping[tuple[Variant, int, int], str]) -> dict[tu
 
 
 def refuse_other_data(results: Results, folder: Path) -> None:
-    """Raise ConfigError where runs of one seed and dataset had different graphs or splits: its data has changed between
+    """Raise ConfigError if runs of one seed and dataset had different graphs or splits, since the data changed between
     two starts of the study."""
     seen: dict[tuple[str, int], tuple[str, str]] = {}
     for (_, seed, _), result in results.items():

@@ -1,4 +1,4 @@
-"""`gnnpar train`: one job or a sweep, from the command line to an exit code."""
+"""`gnnpar train`: run one job or a sweep."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def run(argv: list[str]) -> int:
-    """Return the worst exit code of the jobs."""
+    """Return the largest exit code of the jobs."""
     if "--help" in argv or "-h" in argv:
         sys.stdout.write(train_help(argv))
         return 0
@@ -59,15 +59,15 @@ def show(sweep: Path) -> None:
 
 
 def job(config: object) -> float:
-    """Run one Hydra job, also in a process that a launcher has started. Return its exit code, or its metric to a
-    sweeper that searches."""
+    """Run one Hydra job, also in a launcher's process. Return its exit code, or its metric for a sweeper that
+    searches."""
     job = HydraJob.running(config)
     return train_one(job) if job.sweep is None else run_job(job, job.sweep)
 
 
 def train_one(job: HydraJob) -> int:
-    """Return 0: completed, 1: failed, 2: the configuration is wrong. Raises KeyboardInterrupt where interrupted."""
-    if int(os.environ.get("RANK", "0")) != 0:  # of joined ranks, the first has the folder
+    """Return 0: completed, 1: failed, 2: wrong configuration. Raise KeyboardInterrupt if interrupted."""
+    if int(os.environ.get("RANK", "0")) != 0:  # joined rank 0 has the folder
         return run_one(job)
     with ExitStack() as inside:
         with refusals():
@@ -80,7 +80,7 @@ def train_one(job: HydraJob) -> int:
 
 @contextmanager
 def refusals(seconds: float = Comm().connect_seconds) -> Iterator[None]:
-    """Tell the other joined ranks of a ValueError in the block. Raise it, or that of another rank."""
+    """Send a ValueError in the block to the other joined ranks. Raise it, or that of another rank."""
     try:
         yield
     except ValueError as error:
@@ -93,7 +93,7 @@ def refusals(seconds: float = Comm().connect_seconds) -> Iterator[None]:
 
 @contextmanager
 def _folder_of(job: HydraJob) -> Iterator[Path]:
-    """Hold the run's folder. outputs/DATE/TIME gets a number where another run of the same second has it."""
+    """Lock the run's folder. Add a number to outputs/DATE/TIME if another run of the same second has it."""
     unnamed = not sets(job.typed, "hydra.run.dir", "hydra.sweep.dir") and _DATED.fullmatch(
         "/".join(job.run_dir.parts[-2:])
     )
@@ -115,8 +115,8 @@ _DATED = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d")
 
 
 def run_job(job: HydraJob, sweep: Path) -> float:
-    """Run one job of a sweep unless it is done. Errors, but for KeyboardInterrupt, are the job's alone; a sweeper that
-    searches gets them, and the best validation metric."""
+    """Run one job of a sweep unless it is done. Keep errors other than KeyboardInterrupt within the job; raise them,
+    and return the best validation metric, for a sweeper that searches."""
     end_with_sweep()
     planned, code = planned_job(job, sweep), 0
     job = replace(job, run_dir=planned.run_dir)
@@ -147,7 +147,7 @@ def run_job(job: HydraJob, sweep: Path) -> float:
 
 
 def planned_job(job: HydraJob, sweep: Path) -> Job:
-    """Return the job of this run's folder, or of a numbered one where another job of another sweeper has that."""
+    """Return the job of this run's folder, or of a numbered one if a job of another sweeper has it."""
     session, own = os.environ.get(SESSION, ""), tuple(o for o in job.overrides if key_of(o) != "resume")
     key = ""
     for folder in numbered(job.run_dir):
@@ -165,13 +165,13 @@ def planned_job(job: HydraJob, sweep: Path) -> Job:
 
 
 def end_with_sweep() -> None:
-    """Stop this job when the process of the sweep ends: workers of joblib would go on."""
+    """Stop this job when the process of the sweep ends: workers of joblib would continue."""
     if os.environ.get(SWEEP) == str(os.getppid()):
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def quiet() -> bool:
-    """Return True if the process of the sweep shows its jobs."""
+    """Return True if the process of the sweep displays its jobs."""
     return progress.SHOWN in os.environ
 
 
@@ -188,7 +188,7 @@ def run_one(job: HydraJob, planned: Job | None = None) -> int:
     if first and planned is None and job.choices.get("tracker") == "console":
         brought = [o for o in job.overrides if sets([o], "plan", "shards", "shards.folder")]
         chosen = brought or [f"{group}={job.choices.get(group)}" for group in ("strategy", "model", "dataset")]
-        say(f"starting: {', '.join(chosen)}")  # torch takes a second or two to import, in every rank
+        say(f"starting: {', '.join(chosen)}")  # importing torch takes a second or two, in every rank
     try:
         with pulse(lambda: "loading torch and the settings" if first and not quiet() else ""):
             settings = composed_settings(job)
@@ -207,7 +207,8 @@ def run_one(job: HydraJob, planned: Job | None = None) -> int:
 
 
 def trained(settings: Settings, run_dir: Path, callbacks: Sequence[Callback] = ()) -> Outcome:
-    """Leave config.yaml, train, and print the figures of a completed run; of a failed one the traceback, if asked."""
+    """Write config.yaml, train, and print the figures of a completed run, or on request the traceback of a failed
+    one."""
     first = os.environ.get("RANK", "0") == "0"
     if first:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -222,10 +223,8 @@ def trained(settings: Settings, run_dir: Path, callbacks: Sequence[Callback] = (
 
 
 def run_training(settings: Settings, run_dir: Path, callbacks: Sequence[Callback] = ()) -> Outcome:
-    """Start the ranks of a run, or join ranks of torchrun or Slurm, train, and write result.json into `run_dir`.
-
-    Raises ValueError where the run cannot begin; joined ranks all raise the same.
-    """
+    """Start the ranks of a run, or join ranks of torchrun or Slurm, train, and write result.json into `run_dir`. Raises
+    ValueError if the run cannot begin; joined ranks all raise the same."""
     from gnnpar.launch.launch import launch, world_of
     from gnnpar.training.checks import check
     from gnnpar.training.loop import Training
@@ -242,10 +241,8 @@ def run_training(settings: Settings, run_dir: Path, callbacks: Sequence[Callback
 
 
 def probed(settings: Settings, size: int) -> str:
-    """Return how the exactness of the strategy and the model was checked; rank 0 alone of joined ranks does so.
-
-    Raises ConfigError where one of them, a class of the user, differs on `size` ranks from one device.
-    """
+    """Return how the exactness of the strategy and the model was checked. Of joined ranks, rank 0 checks. Raises
+    ConfigError if a user's class gives other results on `size` ranks than on one device."""
     if os.environ.get("RANK", "0") != "0":
         return "no"
     if all(map(is_own, classes_in([settings.resolved.get(name) for name in ("strategy", "model")]))):
@@ -275,7 +272,7 @@ def composed_settings(job: HydraJob) -> Settings:
 
 
 def check_world(settings: Settings, overrides: Sequence[str]) -> None:
-    """Raise ConfigError where world_size= differs from the number of ranks that were started."""
+    """Raise ConfigError if world_size= differs from the number of started ranks."""
     started = os.environ.get("WORLD_SIZE") if os.environ.get("RANK") is not None else None
     asked = [o for o in overrides if sets([o], "world_size")]
     if started is not None and asked and int(started) != settings.world_size:
@@ -301,11 +298,11 @@ def summary(run_dir: Path) -> list[str]:
 
 
 REPLAN_ABOVE = 0.2
-"""Share by which an epoch may differ from its prediction before a run says how to plan again."""
+"""Relative error of a predicted epoch above which a run prints how to plan again."""
 
 
 def prediction(result: JsonObject) -> list[str]:
-    """Return a line of predicted against measured figures; none where no planner made the plan."""
+    """Return a line of predicted against measured figures; none without a planner's plan."""
     from gnnpar.track.console import seconds
 
     predicted = result["predicted"]

@@ -1,4 +1,5 @@
-"""How ranks talk: the Communicator Protocol, its two implementations, exact byte accounting and the phase clock."""
+"""Communication between ranks: the Communicator Protocol, its two implementations, exact byte counts, the phase
+clock."""
 
 from gnnpar.comm.clock import PhaseClock
 from gnnpar.comm.communicator import Communicator, Pending, Site

@@ -2,7 +2,7 @@
 
 By default glibc maps large rows anew and returns them at once, so the kernel zeroes their pages in every epoch. GCN 3 x
 128 of 80,000 nodes on 1 thread took 210,000 page faults and 0.95 CPU seconds an epoch; with kept memory 1 and 0.51, and
-1.5 times the resident set. Live bytes are the same. The user's own settings (MALLOC_*_, GLIBC_TUNABLES) come first.
+1.5 times the resident set. Live bytes are equal. The user's own settings (MALLOC_*_, GLIBC_TUNABLES) take precedence.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def return_freed(*, above: int) -> None:
 
 
 def _set(options: dict[int, int]) -> bool:
-    """Return True if this is glibc and it took all options."""
+    """Return True if this is glibc and it accepted all options."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):  # musl, macOS, a static interpreter

@@ -1,7 +1,7 @@
-"""Where the wall time of an epoch goes: every instant belongs to exactly one phase, so the phases add up.
+"""The parts of an epoch's wall time: every instant belongs to exactly one phase, so the phases add up.
 
-Seconds are those of the machine that `launch.dilation` emulates: a rank that gets 1 / D of a core, over links of 1 / D
-of their rate, does in D seconds what it would do in one. All that a rank measures and decides by is read here.
+Seconds are those of the machine that `launch.dilation` emulates: a rank with 1 / D of a core and links with 1 / D of
+their rate takes D seconds for the work of one. All measurements and decisions of ranks use these clocks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ClockPhase = Literal["compute", "sample", "encode", "exposed", "bubble", "reduce
 CLOCK_PHASES: tuple[ClockPhase, ...] = ("compute", "sample", "encode", "exposed", "bubble", "reduce", "other")
 
 
-_seconds_here = 1.0  # of this machine, for one of the emulated machine's
+_seconds_here = 1.0  # of this machine, per second of the emulated machine
 
 
 def dilate(factor: float) -> None:
@@ -62,7 +62,7 @@ class PhaseClock:
 
     @contextmanager
     def paused(self) -> Generator[None]:
-        """Mark nothing inside: an event of a stream that is being captured has no time."""
+        """Mark nothing in the context: an event of a stream under capture has no time."""
         running, self._running = self._running, False
         try:
             yield
@@ -89,7 +89,7 @@ class PhaseClock:
         return seconds
 
     def spans(self) -> list[tuple[ClockPhase, float, float]]:
-        """Return (phase, start, end) of the last window so far, seconds from its start; before it is drained."""
+        """Return (phase, start, end) of the last window so far, in seconds from its start, before it is drained."""
         if not self._marks:
             return []
         first = self._marks[0][1]

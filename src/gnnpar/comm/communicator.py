@@ -1,4 +1,4 @@
-"""The Protocol by which a view reaches the other ranks."""
+"""The Protocol for communication between ranks."""
 
 from __future__ import annotations
 
@@ -15,17 +15,14 @@ from gnnpar.comm.mesh import Axis, Mesh
 Phase = Literal[
     "forward", "backward", "remat", "push", "stage", "reduce", "assign", "pairs", "global", "evaluate", "setup"
 ]
-SavedSite = tuple[int, int, int, Phase, int, int]  # a Site as a checkpoint gives it back
+SavedSite = tuple[int, int, int, Phase, int, int]  # a Site as loaded from a checkpoint
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
 class Site(NamedTuple):
-    """Where in the run a transfer happens: the key of accounting, history and bit-widths.
-
-    `first`: of a peer's list of rows sent in pieces, the piece that begins there. Pieces are no part of a key: a row
-    looks the same on the wire however its list is cut.
-    """
+    """Tag of a transfer: the key of accounting, history and bit-widths. first: start of the piece in the peer's list of
+    rows, if sent in pieces. It is not part of a key: a row is encoded equally however its list is cut."""
 
     epoch: int
     layer: int
@@ -37,7 +34,7 @@ class Site(NamedTuple):
 
 class Pending(Protocol[T_co]):
     def wait(self) -> T_co:
-        """Wait for it and return it. This time is exposed communication."""
+        """Wait for the value and return it. This time is exposed communication."""
         ...
 
 
@@ -60,17 +57,13 @@ class Communicator(Protocol):
     def exchange(
         self, outgoing: Mapping[int, Tensor], incoming_nbytes: Mapping[int, int], site: Site, *, metadata: int = 0
     ) -> Mapping[int, Pending[Tensor]]:
-        """Exchange flat uint8 buffers, a sparse all-to-all; empty ones are not sent, both ends know every size.
-
-        `metadata` says how many of the outgoing bytes are not payload (scales, zero points).
-        """
+        """Exchange flat uint8 buffers, a sparse all-to-all. Empty ones are not sent; both ends know every size.
+        metadata: number of outgoing bytes that are not payload (scales, zero points)."""
         ...
 
     def flush(self, *, keep: int) -> None:
-        """Wait until the buffers of all but the last `keep` exchanges have left this rank.
-
-        Where every rank does so before each exchange, the slowest rank never waits for another one's flush.
-        """
+        """Wait until the buffers of all but the last `keep` exchanges have left this rank. If every rank does so before
+        each exchange, the slowest rank never waits for another one's flush."""
         ...
 
     def all_reduce(self, tensor: Tensor, site: Site | None = None) -> Tensor:
@@ -78,11 +71,11 @@ class Communicator(Protocol):
         ...
 
     def broadcast(self, obj: T | None, src: int = 0) -> T:
-        """Return the object of `src` on every rank; those of others are not read."""
+        """Return the object of `src` on every rank; other ranks' objects are ignored."""
         ...
 
     def scatter(self, objs: Sequence[object] | None) -> object:
-        """Return this rank's object of those that rank 0 gives, one a rank."""
+        """Return this rank's object from the list on rank 0, one per rank."""
         ...
 
     def gather(self, obj: T) -> list[T] | None:
@@ -95,7 +88,7 @@ class Communicator(Protocol):
         ...
 
     def settle_accounts(self) -> None:
-        """Give the ledger the senders' post times, which split exposed time into wire and skew. Untimed, collective."""
+        """Add the senders' post times to the ledger, to split exposed time into wire and skew. Untimed, collective."""
         ...
 
     def close(self) -> None: ...

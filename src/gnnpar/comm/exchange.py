@@ -1,4 +1,4 @@
-"""The one place where rows are encoded, counted, sent and decoded: every strategy sends its rows through it."""
+"""Encode, count, send and decode rows: every strategy sends its rows through this module."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Observer = Callable[[Site, int, Rows], None]
 
 @dataclass(eq=False)
 class Posted:
-    """A posted message: its incoming rows that have not been taken yet, by peer."""
+    """A posted message: incoming rows not taken yet, by peer."""
 
     site: Site
     like: tuple[RowLike, ...]
     incoming: Mapping[int, Incoming]
     pending: dict[int, Pending[Tensor]]
-    decoded: dict[int, Rows] = field(default_factory=dict[int, Rows])  # what `drain` waited for
+    decoded: dict[int, Rows] = field(default_factory=dict[int, Rows])  # received by `drain`
     decoders: Mapping[int, Decoder] = field(default_factory=dict[int, Decoder])
 
     @property
@@ -35,17 +35,17 @@ class CodedExchange:
     """Exchange rows between the ranks of `comm`, encoded by `codec`. Counts bytes and metadata, and marks the clock.
 
     A message may be taken in a later epoch than it was posted in: `store` keeps it under a key until `retrieve`. Its
-    bytes belong to the epoch that posted it, and it is decoded as the codec was when it was posted.
-    `observe(site, peer, rows)`: called with all rows that are taken.
+    bytes belong to the epoch of posting, and it is decoded with the codec's state at posting. observe(site, peer,
+    rows): called with all rows that are taken.
     """
 
     def __init__(self, comm: Communicator, codec: Wire, *, observe: Observer | None = None) -> None:
         self.comm, self.codec, self._observe = comm, codec, observe
-        self._in_flight: dict[Posted, None] = {}  # a set that keeps its order
+        self._in_flight: dict[Posted, None] = {}  # an ordered set
         self._stored: dict[Hashable, Posted] = {}
 
     def observed(self, observe: Observer) -> CodedExchange:
-        """Return an exchange of the same ranks and codec that also gives the rows it takes to `observe`."""
+        """Return an exchange of the same ranks and codec that also passes taken rows to `observe`."""
         return CodedExchange(self.comm, self.codec, observe=observe)
 
     def post(
@@ -57,12 +57,9 @@ class CodedExchange:
         *,
         counted: Site | None = None,
     ) -> Posted:
-        """Encode and send rows by peer, and post receives of rows of the shapes and types `like`, to which rows of a
-        wider type are rounded.
-
-        All ranks post the same messages in the same order. `site`: what bits and noise of the codec go by. `counted`:
-        where the ledger counts the bytes, if elsewhere.
-        """
+        """Encode and send rows by peer, and post receives of rows of the shapes and types `like`. Rows of a wider type
+        are rounded. All ranks post the same messages in the same order. site: key of the codec's bits and noise.
+        counted: site for the ledger, if another one."""
         comm, codec = self.comm, self.codec
         outgoing = {p: _as_like(out, like) for p, out in outgoing.items()}
         buffers: Mapping[int, Tensor] = {}
@@ -94,13 +91,13 @@ class CodedExchange:
             yield peer, self.take(posted, peer)
 
     def store(self, key: Hashable, posted: Posted) -> None:
-        """Keep a message, which may be taken in a later epoch. Raises ValueError where the key is in use."""
+        """Keep a message for a later epoch. Raise ValueError if the key is in use."""
         if key in self._stored:
             raise ValueError(f"a message is stored under {key} already: retrieve it before the next one is stored")
         self._stored[key] = posted
 
     def retrieve(self, key: Hashable) -> Posted | None:
-        """Remove and return the message stored under a key; None where there is none."""
+        """Remove and return the message stored under a key; None if there is none."""
         return self._stored.pop(key, None)
 
     def as_received(self, rows: Rows, index: Tensor, site: Site, peer: int) -> Rows:
@@ -109,7 +106,7 @@ class CodedExchange:
             return self.codec.as_received(rows, index, site, peer)
 
     def drain(self) -> None:
-        """Wait for everything in flight; rows that have not been taken stay."""
+        """Wait for everything in flight; rows not taken are kept."""
         for posted in list(self._in_flight):
             for peer in list(posted.pending):
                 posted.decoded[peer] = self._receive(posted, peer)
@@ -121,7 +118,7 @@ class CodedExchange:
         return sum(t.numel() * t.element_size() for t in rows)
 
     def state_dict(self) -> dict[Hashable, tuple[Site, dict[int, Rows]]]:
-        """Return the stored messages. After `drain`."""
+        """Return the stored messages. Call `drain` first."""
         if self._in_flight:
             raise RuntimeError("messages are in flight: drain the exchange before its state is read")
         return {key: (posted.site, dict(posted.decoded)) for key, posted in self._stored.items()}
@@ -141,7 +138,7 @@ class CodedExchange:
 
 
 def _as_like(out: Outgoing, like: Sequence[RowLike]) -> Outgoing:
-    """Return the rows in the types that the other end expects."""
+    """Return the rows in the types that the receiver expects."""
     if all(t.dtype == each.dtype for t, each in zip(out.rows, like, strict=True)):
         return out
     return replace(out, rows=tuple(t.to(each.dtype) for t, each in zip(out.rows, like, strict=True)))

@@ -12,11 +12,11 @@ _VIRTUAL = ("lo", "docker", "virbr", "br-", "veth", "cni", "flannel")
 
 
 class JoinError(ConnectionError):
-    """This host has no interface for gloo: one line."""
+    """This host has no interface for gloo. The message is one line."""
 
 
 def addresses() -> dict[str, str]:
-    """Return interface -> first IPv4 (else IPv6) address, of those that are up."""
+    """Return interface -> first IPv4 (else IPv6) address, for interfaces that are up."""
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     found: dict[str, str] = {}
     for name, entries in psutil.net_if_addrs().items():
@@ -32,12 +32,12 @@ def loopback() -> str:
 
 
 def asked() -> list[str]:
-    """Return the names in GLOO_SOCKET_IFNAME; for an empty one gloo would take the address of the host name."""
+    """Return the names in GLOO_SOCKET_IFNAME; if empty, gloo uses the address of the host name."""
     return [name for name in os.environ.get(VARIABLE, "").split(",") if name]
 
 
 def check_asked() -> None:
-    """Raise JoinError if GLOO_SOCKET_IFNAME names an interface that this host does not have or that is down."""
+    """Raise JoinError if GLOO_SOCKET_IFNAME names an interface that is missing or down."""
     there = addresses()
     for name in asked():
         if name not in there:
@@ -50,10 +50,10 @@ def check_asked() -> None:
 
 
 def towards(master: str, port: int) -> tuple[str, str, str]:
-    """Return this host's interface and address on the way to `master`, and the address of `master` as used from here.
+    """Return this host's interface and address on the route to `master`, and the address of `master` as seen from here.
 
-    A host name that leads to the loopback on its own host (127.0.1.1 of Debian) is replaced by the address of the
-    first interface that other hosts may reach. Raises OSError if the name is unknown or no route leads there.
+    A host name that resolves to the loopback on its own host (127.0.1.1 of Debian) is replaced by the address of the
+    first interface that other hosts may reach. Raises OSError for an unknown name or without a route.
     """
     last = OSError(f"no address of {master}")
     for family, kind, protocol, _, target in socket.getaddrinfo(master, port, type=socket.SOCK_DGRAM):

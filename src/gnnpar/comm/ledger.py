@@ -1,4 +1,4 @@
-"""Record transfers: exact bytes by phase, and how long receivers waited and for what."""
+"""Ledger of transfers: exact bytes by phase, and the receivers' waiting time by cause."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gnnpar.comm.clock import union_seconds
 
 
 class Receipt(NamedTuple):
-    """One received message on the receiver's clock: posted, waited for from, there, wait over.
+    """One received message on the receiver's clock: posted, wait started, arrived, wait over.
 
-    `number`: of all messages from this peer, in the order of posting, from 0. `staged`: it crossed a boundary between
+    number: among all messages from this peer, in the order of posting, from 0. staged: it crossed a boundary between
     pipeline stages, where waiting for the sender is a bubble.
     """
 
@@ -29,11 +29,11 @@ class Receipt(NamedTuple):
 
 @dataclass(frozen=True)
 class EpochTraffic:
-    """What one rank sent and waited for since the last drain.
+    """Traffic and waiting time of one rank since the last drain.
 
-    Units: bytes are payload plus metadata (`metadata` counts the latter again); seconds are wall time. `exposed_skew`
-    is the part of waiting before the sender had posted, `bubble` the same of messages between pipeline stages,
-    `exposed_wire` the rest; `comm_total` is the time with a transfer in flight towards this rank, overlapped or not.
+    Units: bytes are payload plus metadata (`metadata` counts the latter again); seconds are wall time. exposed_skew is
+    the part of waiting before the sender had posted, bubble the same for messages between pipeline stages, exposed_wire
+    the rest. comm_total is the time with a transfer in flight towards this rank, overlapped or not.
     """
 
     bytes: dict[str, int]
@@ -43,7 +43,7 @@ class EpochTraffic:
     exposed_skew: float
     comm_total: float
     bubble: float = 0.0
-    layer_bytes: dict[int, int] = field(default_factory=dict[int, int])  # of `bytes`, what aggregations sent, by layer
+    layer_bytes: dict[int, int] = field(default_factory=dict[int, int])  # share of aggregations, by layer
 
 
 @dataclass
@@ -51,9 +51,8 @@ class Ledger:
     """Filled by one rank's communicator, drained by the runner once per epoch.
 
     A message may be received in a later epoch than it was posted in: both ends number the messages of a pair, and post
-    times are kept until their messages are received.
-
-    `shared_clock`: all ranks read the same monotonic clock (one host). Otherwise all waiting counts as wire.
+    times are kept until their messages are received. shared_clock: all ranks read the same monotonic clock (one host).
+    Otherwise all waiting counts as wire.
     """
 
     shared_clock: bool = True
@@ -69,7 +68,7 @@ class Ledger:
     _their_posts: dict[int, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
 
     def sent(self, phase: str, nbytes: int, *, peer: int, layer: int) -> None:
-        """Count a message to `peer` that is posted now; `layer` -1: of no aggregation."""
+        """Count a message to `peer` that is posted now. layer=-1: outside aggregations."""
         self._bytes[phase] += nbytes
         if layer >= 0:
             self._layer_bytes[layer] += nbytes
@@ -85,7 +84,7 @@ class Ledger:
         self._metadata += nbytes
 
     def repeat(self, traffic: EpochTraffic) -> None:
-        """Count earlier traffic once more: a replayed CUDA graph sends it again."""
+        """Count earlier traffic once more, for a replayed CUDA graph."""
         for phase, nbytes in traffic.bytes.items():
             self._bytes[phase] += nbytes
         for layer, nbytes in traffic.layer_bytes.items():
@@ -94,7 +93,7 @@ class Ledger:
         self._messages += traffic.messages
 
     def expected(self, peer: int) -> int:
-        """Expect a message from `peer`, not an empty one. Return its number, for the receipt."""
+        """Expect a non-empty message from `peer`. Return its number, for the receipt."""
         number = self._num_expected[peer]
         self._num_expected[peer] += 1
         self._outstanding[peer].add(number)
@@ -110,11 +109,11 @@ class Ledger:
         return self._posts
 
     def learn_posts(self, peer: int, times: Mapping[int, float]) -> None:
-        """Note the post times of messages that `peer` sent to this rank, by number."""
+        """Record the post times of messages that `peer` sent to this rank, by number."""
         self._their_posts[peer].update(times)
 
     def drain(self) -> EpochTraffic:
-        """Return the traffic since the last drain, and start anew."""
+        """Return the traffic since the last drain, and reset."""
         wire = skew = bubble = 0.0
         in_flight: list[tuple[float, float]] = []
         for r in self._receipts:

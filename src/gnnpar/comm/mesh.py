@@ -16,7 +16,7 @@ class Mesh:
 
     @staticmethod
     def grid(world_size: int, *, stages: int = 1, parts: int | None = None) -> Mesh:
-        """Return a full grid; `parts` None: as many as the world allows. Raises ValueError where it does not fit."""
+        """Return a full grid; parts=None: as many as the world allows. Raise ValueError if it does not fit."""
         if parts is None:
             parts = max(1, world_size // stages)
         if stages * parts != world_size:

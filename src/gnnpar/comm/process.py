@@ -1,7 +1,7 @@
 """Ranks as processes over torch.distributed: NCCL on GPUs, gloo elsewhere.
 
-A gloo pair is half duplex. Traffic to higher ranks and traffic to lower ranks therefore use two process groups, whose
-connections run at full rate side by side.
+A gloo pair is half duplex. Traffic to higher ranks and traffic to lower ranks therefore use two process groups with
+separate connections, which run at full rate side by side.
 """
 
 # torch.distributed declares no types of its collectives
@@ -46,10 +46,8 @@ def connect(
     store: Store | None = None,
     beat: Callable[[], None] = lambda: None,
 ) -> ProcessCommunicator:
-    """Join the world that the environment names (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Collective.
-
-    `key`: of the HMAC of objects between ranks of one host. `store`: of joined ranks. `beat`: called at every exchange.
-    """
+    """Join the world named by the environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Collective. key: for the
+    HMAC of objects between ranks of one host. store: of joined ranks. beat: called at every exchange."""
     check_asked()
     timeout = timedelta(seconds=timeout_seconds)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -57,7 +55,7 @@ def connect(
         torch.cuda.set_device(device)
     if backend == "nccl" and os.environ.get("GNNPAR_SHARE_GPU") == "1":
         _share_gpu(rank)
-    os.environ.pop("TORCH_GLOO_LAZY_INIT", None)  # two groups that connect at their first use wait for each other
+    os.environ.pop("TORCH_GLOO_LAZY_INIT", None)  # two groups that connect at their first use deadlock
     if store is not None:
         store.set_timeout(timeout)
     dist.init_process_group(
@@ -99,13 +97,13 @@ def connect(
 
 
 def _share_gpu(rank: int) -> None:
-    """Let ranks of NCCL share a GPU, for tests: ranks with host ids of their own talk by sockets."""
+    """Let ranks of NCCL share a GPU, for tests: with separate host ids they use sockets."""
     os.environ |= {"NCCL_HOSTID": f"rank{rank}", "NCCL_SOCKET_IFNAME": loopback()}
     os.environ |= {"NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
 
 
 def _clock() -> str:
-    """Return the boot id of the kernel, which owns the monotonic clock. Two hosts may have the same name."""
+    """Return the boot id of the kernel, which identifies the monotonic clock. Two hosts may have the same name."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return f"{file.read().strip()} {Path('/proc/self/ns/time').readlink()}"
@@ -114,14 +112,15 @@ def _clock() -> str:
 
 
 def backends() -> dict[str, bool]:
-    """Return which transports this build of torch has."""
+    """Return the transports of this build of torch."""
     return {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
 
 
 class _Watcher:
-    """Wait for messages in order, in a thread: it notes when each arrives, and gloo completes a send only in `wait`.
+    """Wait for messages in order, in a thread that records arrival times. gloo completes a send only in `wait`.
 
-    It never holds the last reference to a buffer: the thread that made a buffer releases it, where a profiler sees it.
+    It never holds the last reference to a buffer, so that the thread that made a buffer releases it, visible to a
+    profiler.
     """
 
     def __init__(self) -> None:
@@ -258,7 +257,7 @@ class ProcessCommunicator:
     ledger: Ledger
     staging: Staging
     beat: Callable[[], None]
-    timeout: timedelta  # of every wait; a group that is not told waits for half an hour
+    timeout: timedelta  # of every wait; the default of a group is half an hour
     key: bytes = field(repr=False)
     watcher: _Watcher = field(default_factory=_Watcher)
     stage_watcher: _Watcher = field(default_factory=_Watcher)  # messages of stages are posted ahead
@@ -266,7 +265,7 @@ class ProcessCommunicator:
     stream_outbox: _StreamOutbox = field(default_factory=_StreamOutbox)
     lanes: Lanes = field(default_factory=dict[tuple[int, int], "dist.ProcessGroup"])
     axis: Axis | None = None  # None: all ranks
-    num_objects: int = 0  # collective calls so far: the same on all ranks
+    num_objects: int = 0  # collective calls so far, equal on all ranks
 
     @property
     def rank(self) -> int:
@@ -316,10 +315,11 @@ class ProcessCommunicator:
         return pending
 
     def _post_nccl(self, sends: dict[int, Tensor], receives: dict[int, int]) -> dict[int, Pending[Tensor]]:
-        """Post one work a peer, so that the first block does not wait for the last.
+        """Post one work per peer, so that the first block does not wait for the last.
 
-        All ranks go by ring distance, sending to one peer and receiving from another, so no circle of waits exists.
-        Between stages, where receives are posted ahead of sends, every ordered pair has a group of its own (`lanes`).
+        All ranks proceed by ring distance, sending to one peer and receiving from another, so no circle of waits
+        exists. Between stages, where receives are posted ahead of sends, every ordered pair has its own group
+        (`lanes`).
         """
         buffers = {p: torch.empty(n, dtype=torch.uint8, device=self.device) for p, n in receives.items()}
         arriving: dict[int, dist.Work] = {}
@@ -340,7 +340,7 @@ class ProcessCommunicator:
             if source in buffers:
                 operations.append(dist.P2POp(dist.irecv, buffers[source], self.ranks[source], group=self.upward))
             if operations:
-                work = dist.batch_isend_irecv(operations)[-1]  # one for the batch, or one for each: the last is last
+                work = dist.batch_isend_irecv(operations)[-1]  # one for the batch, or one per operation
                 if target in sends:
                     sent.append((work, sends[target]))
                 if source in buffers:
@@ -434,7 +434,7 @@ class ProcessCommunicator:
         return replace(self, ranks=mine, group=group, control=control, axis=axis, lanes=lanes, num_objects=0)
 
     def _lanes(self, mesh: Mesh) -> Lanes:
-        """Make a group for each ordered pair of neighbours in the ring of stages, and use it once. Collective."""
+        """Make and use a group for each ordered pair of neighbours in the ring of stages. Collective."""
         lanes: dict[tuple[int, int], dist.ProcessGroup] = {}
         for ranks in mesh.groups("stage"):
             after = zip(ranks, (*ranks[1:], ranks[0]), strict=True)

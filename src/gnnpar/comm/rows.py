@@ -1,4 +1,4 @@
-"""Rows as they travel: their shape, which rows a rank sends to whom, and what an exchange asks of a codec."""
+"""Rows as messages: their shape, senders and readers, and the interface of a codec."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class RowLike(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Return the numbers of a row."""
+        """Number of elements in a row."""
         return torch.Size(self.shape).numel()
 
     @property
     def widened(self) -> RowLike:
-        """Return the same in the type of its sums."""
+        """The same shape in the type of its sums."""
         return self._replace(dtype=accumulate_dtype(self.dtype))
 
     def nbytes(self, num_rows: int) -> int:
@@ -50,11 +50,11 @@ def row_nbytes(like: Sequence[RowLike]) -> int:
 
 @dataclass(frozen=True, eq=False)
 class RowLists:
-    """Which rows a rank sends to whom and reads of whom: all that a codec knows of the graph.
+    """Rows that a rank sends and reads, by peer: the graph as a codec needs it.
 
-    Rank `part` of `parts` exchanges them. Shapes: node_ids [N] global ids of its rows; sent: reader -> [b] rows that
-    it reads; read: sender -> [h] global ids of its rows that are read here. `edges`: where the lists are those of a
-    part of a graph.
+    Rank `part` of `parts` exchanges them. Shapes: node_ids [N] global ids of its rows; sent: reader -> [b] rows that it
+    reads; read: sender -> [h] global ids of its rows that are read here. edges: set if the lists are of a part of a
+    graph.
     """
 
     part: int
@@ -66,16 +66,14 @@ class RowLists:
 
     @property
     def num_rows(self) -> int:
-        """N."""
+        """Number of own rows, N."""
         return len(self.node_ids)
 
 
 @dataclass(frozen=True, eq=False)
 class PartEdges:
-    """In-edges of a part: between its own rows, and from the rows of each sender.
-
-    Shapes: in_degree [N], read_in_degree of the rows read, senders in ascending order; both global.
-    """
+    """In-edges of a part: between its own rows, and from the rows of each sender. Shapes: in_degree [N], read_in_degree
+    of the rows read, senders in ascending order; both global."""
 
     inner: Block
     halo: Mapping[int, Block]
@@ -85,11 +83,8 @@ class PartEdges:
 
 @dataclass(frozen=True, eq=False)
 class Outgoing:
-    """Rows for one peer: rows[index] of every operand, all rows where `index` is None.
-
-    They are the piece that begins at `first` of the list of rows that the peer reads (or, of gradients, of the list
-    that is read from it).
-    """
+    """Rows for one peer: rows[index] of every operand, or all rows if `index` is None. They are the piece that begins
+    at `first` of the list of rows that the peer reads (for gradients: of the list read from it)."""
 
     rows: Rows
     index: Tensor | None = None
@@ -101,7 +96,7 @@ class Outgoing:
 
 
 class Incoming(NamedTuple):
-    """Rows of one peer: so many, the piece that begins at `first` of their list."""
+    """Rows of one peer: their number, and the start of the piece in their list."""
 
     num_rows: int
     first: int = 0
@@ -112,10 +107,10 @@ Decoder = Callable[[Tensor], Rows]
 
 
 class Wire(Protocol):
-    """Rows to bytes and back."""
+    """Encode rows as bytes, and decode them."""
 
     def nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
-        """Return the bytes of the buffer that `peer` sends here; both ends compute it, so no size is sent."""
+        """Return the bytes of the buffer that `peer` sends here. Both ends compute it, so no size is sent."""
         ...
 
     def metadata_nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
@@ -123,14 +118,12 @@ class Wire(Protocol):
         ...
 
     def encode(self, rows: Rows, index: Tensor | None, site: Site, peer: int) -> Tensor:
-        """Return rows[index] (all rows when None) of every operand as one flat uint8 buffer.
-
-        Without an index they are the halo rows of `peer` from site.first on.
-        """
+        """Return rows[index] (all rows for None) of every operand as one flat uint8 buffer. Without an index they are
+        the halo rows of `peer` from site.first on."""
         ...
 
     def encode_all(self, outgoing: Mapping[int, Outgoing], site: Site) -> Mapping[int, Tensor]:
-        """Call `encode` for every peer, in one launch where the codec can."""
+        """Call `encode` for every peer, in one launch if the codec supports it."""
         ...
 
     def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
@@ -138,7 +131,7 @@ class Wire(Protocol):
         ...
 
     def decoder(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Decoder:
-        """Return `decode` for a message that is posted now, whenever it is taken."""
+        """Return `decode` for a message that is posted now, valid at any later time."""
         ...
 
     def as_received(self, rows: Rows, index: Tensor, site: Site, peer: int) -> Rows:
@@ -147,7 +140,7 @@ class Wire(Protocol):
 
 
 class WireDefaults:
-    """Members of a Wire that encodes for one peer after the other, every row by itself, without metadata."""
+    """Defaults of a Wire: encode for one peer after the other, without metadata."""
 
     def encode(self, rows: Rows, index: Tensor | None, site: Site, peer: int) -> Tensor:
         raise NotImplementedError

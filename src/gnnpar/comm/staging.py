@@ -1,7 +1,7 @@
-"""Buffers between a GPU and pinned memory of the host, on streams of their own, for gloo.
+"""Copies between a GPU and pinned host memory, on separate streams, for gloo.
 
-Out: the copies of an exchange wait for what made the buffers, not for what is launched after; one event says when all
-are there. In: a copy does not wait for the kernels that were launched meanwhile, and only what reads it waits for it.
+Out: the copies of an exchange wait for the kernels that made the buffers, not for later ones; one event marks the end
+of all. In: a copy does not wait for kernels launched meanwhile, and only its readers wait for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Staging:
         self._out, self._in = (cuda.Stream(device), cuda.Stream(device)) if on_gpu else (None, None)
 
     def to_host(self, buffers: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """Copy buffers to the host, and wait: gloo reads them at once."""
+        """Copy buffers to the host, and wait, since gloo reads them at once."""
         if self._out is None or not buffers:
             return dict(buffers)
         self._out.wait_stream(cuda.current_stream())

@@ -25,7 +25,7 @@ _POLL_SECONDS = 0.2
 
 
 class ThreadWorld:
-    """Mailboxes and barriers shared by `size` threads. One thread that fails ends the waiting of all others."""
+    """Mailboxes and barriers shared by `size` threads. A failure in one thread ends all waits."""
 
     def __init__(self, size: int, *, device: torch.device | None = None) -> None:
         self.size, self.device = size, device or torch.device("cpu")
@@ -34,13 +34,13 @@ class ThreadWorld:
         self._boxes: dict[Channel, queue.SimpleQueue[object]] = {}
 
     def box(self, key: Channel) -> queue.SimpleQueue[object]:
-        with self._lock:  # two threads may ask for a new box at once
+        with self._lock:  # two threads may create a box at once
             return self._boxes.setdefault(key, queue.SimpleQueue())
 
     def put(self, key: Channel, item: object) -> None:
         self.box(key).put(item)
 
-    def take(self, key: Channel) -> Any:  # Any: what the other end put
+    def take(self, key: Channel) -> Any:  # Any: the sender's object
         """Wait for the one item of this box, and remove the box."""
         box = self.box(key)
         while True:
@@ -68,9 +68,7 @@ class ThreadWorld:
 
     def run(self, body: Callable[[ThreadCommunicator], T], comms: Sequence[ThreadCommunicator] = ()) -> list[T]:
         """Call body(communicator) in every rank's thread. Return the results in rank order, or raise the first failure.
-
-        `comms`: of an earlier run, to go on with; fresh ones if none.
-        """
+        comms: of an earlier run, to continue; new ones by default."""
         results: dict[int, T] = {}
         failures: list[tuple[int, BaseException]] = []
 
@@ -89,7 +87,7 @@ class ThreadWorld:
         for thread in threads:
             thread.start()
         for thread in threads:
-            while thread.is_alive():  # a bounded join lets Ctrl-C through
+            while thread.is_alive():  # a bounded join allows Ctrl-C
                 thread.join(_POLL_SECONDS)
         if failures:
             rank, error = failures[0]
@@ -172,7 +170,7 @@ class ThreadCommunicator:
         }
 
     def flush(self, *, keep: int) -> None:
-        """Nothing to wait for: buffers are handed over."""
+        """Do nothing: buffers are passed by reference."""
 
     def all_reduce(self, tensor: Tensor, site: Site | None = None) -> Tensor:
         if site is not None:
@@ -181,13 +179,13 @@ class ThreadCommunicator:
         with self.clock("reduce"):
             parts = self._all_gather(tensor)
             total = parts[0].clone()
-            for part in parts[1:]:  # rank order: every rank adds the same numbers in the same order
+            for part in parts[1:]:  # in rank order: every rank adds the same numbers in the same order
                 total += part
-            self.barrier()  # nobody changes a tensor that others still read
+            self.barrier()  # do not change a tensor that others still read
         return total
 
     def broadcast(self, obj: T | None, src: int = 0) -> T:
-        return self._all_gather(cast("T", obj if self.rank == src else None))[src]  # what others give is not read
+        return self._all_gather(cast("T", obj if self.rank == src else None))[src]  # other ranks' objects are ignored
 
     def scatter(self, objs: Sequence[object] | None) -> object:
         given = self._all_gather(objs)[0]
@@ -210,7 +208,7 @@ class ThreadCommunicator:
             self.ledger.learn_posts(self.ranks[peer], posts.get(self.me, {}))
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""
 
     def _all_gather(self, obj: T) -> list[T]:
         for peer in self.ranks:
@@ -236,6 +234,7 @@ class Ready:
 
 
 def ring_reduce_nbytes(nbytes: int, *, rank: int, size: int) -> int:
-    """Return the bytes one rank sends in a ring all-reduce: 2 (P - 1) / P of the tensor; ranks sum up exactly."""
+    """Return the bytes one rank sends in a ring all-reduce: 2 (P - 1) / P of the tensor. They sum up exactly over
+    ranks."""
     total = 2 * (size - 1) * nbytes
     return total // size + (rank < total % size)

@@ -1,7 +1,5 @@
-"""The ranks of a run as plain data: a launcher makes `World`, `Host` and `Outcome`, and training reads them.
-
-Neither imports the other; this module is below both.
-"""
+"""The ranks of a run as plain data: a launcher makes `World`, `Host` and `Outcome`, and training reads them. It is
+below both, so that neither imports the other."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from gnnpar.files import JsonDict
 How = Literal["alone", "threads", "processes", "joined"]
 Status = Literal["completed", "failed", "interrupted"]
 
-# The queue of a shaped link holds the burst and this many seconds; what exceeds it is dropped and sent again. Three
+# The queue of a shaped link holds the burst and this many seconds; excess packets are dropped and sent again. Three
 # senders to one receiver at 0.2 Gbit/s sent 14 % again with 0.02 s at the switch, and 0.2 % with 0.1 s.
 LATENCY_SECONDS = 0.02
 SWITCH_LATENCY_SECONDS = 0.1
@@ -36,9 +34,9 @@ class Links:
     """Emulated hosts of one machine, the rates of their links, and the host of every rank.
 
     host_gbps: 10^9 bit/s of each host's link, in each direction. link_gbps: [i][j] limit from host i to host j; None:
-    no other limit. burst_kib: what an idle link passes at once, unpaced. dilation D: ranks get 1 / D of their cores,
-    links carry 1 / D of these rates, and a second lasts D seconds. speeds: the share of its cores that each rank gets;
-    (): all.
+    no further limit. burst_kib: bytes that an idle link passes at once, unpaced. dilation D: ranks get 1 / D of their
+    cores, links carry 1 / D of these rates, and a second lasts D seconds. speeds: share of its cores that each rank
+    gets; (): all.
     """
 
     host_gbps: tuple[float, ...]
@@ -62,7 +60,7 @@ class Links:
         return self.host_of.index(self.host_of[rank]) == rank
 
     def describe(self) -> str:
-        """'2 hosts x 1 Gbit/s'."""
+        """Return a description such as '2 hosts x 1 Gbit/s'."""
         rates = sorted(set(self.host_gbps))
         rate = f"{rates[0]:g}" if len(rates) == 1 else f"{rates[0]:g} to {rates[-1]:g}"
         dilated = f", dilated {self.dilation:g} times" if self.dilation != 1 else ""
@@ -71,13 +69,13 @@ class Links:
         return f"{self.num_hosts} hosts x {rate} Gbit/s{links}{speeds}{dilated}"
 
     def cores(self, threads: int) -> tuple[float, ...]:
-        """Return the cores of this machine for each rank of so many threads; (): no limit."""
+        """Return the cores of this machine for each rank of `threads` threads; (): no limit."""
         if self.dilation == 1 and not self.speeds:
             return ()
         return tuple(threads * speed / self.dilation for speed in self.speeds or (1.0,) * len(self.host_of))
 
     def facts(self) -> JsonDict:
-        """Return what result.json says of the links before they are made."""
+        """Return the facts on links for result.json, before they are made."""
         rates = self.host_gbps
         return {
             "hosts": self.num_hosts,
@@ -97,11 +95,11 @@ class Links:
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """The ranks of a run and what each may use.
+    """The ranks of a run and their resources.
 
     how: alone (one rank in this process), threads, processes (started here), joined (started by torchrun or Slurm).
-    links: the shaped links between the ranks of launch=paced; None: what the machine has.
-    jobs_at_once: runs that a sweep's launcher starts beside each other on this machine, this one included.
+    links: the shaped links between the ranks of launch=paced; None: the machine's own. jobs_at_once: runs that a
+    sweep's launcher starts side by side on this machine, including this one.
     """
 
     how: How
@@ -130,17 +128,17 @@ class World:
 
     @property
     def dilation(self) -> float:
-        """Return the seconds that a second of the ranks' clocks lasts."""
+        """Seconds that a second of the ranks' clocks lasts."""
         return 1.0 if self.links is None else self.links.dilation
 
     @property
     def num_threads(self) -> int:
-        """Return the threads of all runs on this machine."""
+        """Number of threads of all runs on this machine."""
         return self.jobs_at_once * self.local_size * self.threads_per_rank
 
     @property
     def oversubscribed(self) -> bool:
-        """More threads than physical cores: bytes, memory and accuracy stand, times do not."""
+        """Whether there are more threads than physical cores: bytes, memory and accuracy are valid, times are not."""
         return self.num_threads > self.cores * self.dilation
 
 
@@ -176,7 +174,7 @@ def _matmul_switches() -> tuple[_Switch, _Switch]:
 
 @contextmanager
 def torch_given_back() -> Generator[None]:
-    """Restore at the end what `World.prepare` sets of torch."""
+    """Restore torch's settings of `World.prepare` at the end."""
     import torch
 
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
@@ -190,7 +188,7 @@ def torch_given_back() -> Generator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-        if torch.are_deterministic_algorithms_enabled() != deterministic:  # this imports torch's compiler
+        if torch.are_deterministic_algorithms_enabled() != deterministic:  # importing torch's compiler
             torch.use_deterministic_algorithms(deterministic, warn_only=warns)
         _set_matmul_precision(legacy, precisions)
         torch.set_default_dtype(dtype)
@@ -202,7 +200,7 @@ def torch_given_back() -> Generator[None]:
 
 @contextmanager
 def torch_as_usual() -> Generator[None]:
-    """Inside: float32, gradients, and tensors on the CPU by default, whatever the caller has set."""
+    """Within the context: float32, gradients, and tensors on the CPU by default, for any settings of the caller."""
     if (torch := sys.modules.get("torch")) is None:
         yield
         return
@@ -218,10 +216,10 @@ def _no() -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """What a rank's launcher offers to its work.
+    """Services of a rank's launcher.
 
     stop_asked: whether to end after this epoch, with a checkpoint. others_failed: whether another rank has failed.
-    sent_bytes: bytes that the interface of the rank's host has sent; None: not counted by this rank.
+    sent_bytes: bytes sent by the interface of the rank's host; None: not counted by this rank.
     """
 
     stop_asked: Callable[[], bool] = _no
@@ -230,12 +228,12 @@ class Host:
 
 
 class Interrupted(KeyboardInterrupt):
-    """The work has ended in order because `Host.stop_asked` said so."""
+    """Raised when the work ended in order after `Host.stop_asked`."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended; `error` in one line. `quiet`: another rank of this host reports it."""
+    """The end of a run. error: one line. quiet: another rank of this host reports it."""
 
     status: Status
     error: str | None = None
@@ -274,5 +272,5 @@ _PACKAGES = re.compile("site-packages|dist-packages|gnnpar_kernels")
 def num_cores() -> int:
     """Return the physical cores that this process may use."""
     physical = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical  # Linux alone has it
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical  # Linux only
     return max(1, min(physical, allowed))

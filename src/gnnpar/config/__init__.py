@@ -1,1 +1,1 @@
-"""Hydra: composing settings, its application, sweeps, studies. Nothing else drives it."""
+"""Configuration by Hydra: composing settings, its application, sweeps, studies. No other package uses Hydra."""

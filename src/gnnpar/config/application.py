@@ -35,11 +35,11 @@ def run_jobs(
     listed: Sequence[Sequence[str]] | None = None,
     show: Callable[[Path], object] = lambda folder: None,
 ) -> tuple[int, list[str]]:
-    """Run one job, or a sweep. Return the worst exit code, and the keys of the planned jobs of a sweep.
+    """Run one job, or a sweep. Return the largest exit code, and the keys of the planned jobs of a sweep.
 
-    `job`: a top-level function, which launchers import in other processes; `HydraJob.running` reads its argument.
-    `listed`: overrides of each job, instead of those that a sweeper makes of argv. `show`: called with the folder of a
-    sweep that has results.
+    job: a top-level function, which launchers import in other processes; `HydraJob.running` reads its argument. listed:
+    overrides of each job, instead of a sweeper's combinations of argv. show: called with the folder of a sweep with
+    results.
     """
     import hydra
 
@@ -61,14 +61,14 @@ def run_jobs(
     def single(config: object) -> None:
         try:
             codes.append(int(job(config)))
-        except BaseException as error:  # `hydra_errors` would take it for Hydra's
+        except BaseException as error:  # `hydra_errors` would treat it as Hydra's
             raised.append(error)
 
     main: Any = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG)  # Hydra's is untyped
     application: Callable[[], None] = main(job if multirun else single)
     overrides = [word for word in given if not word.startswith("-") and ("=" in word or word.startswith(("+", "~")))]
-    options = [word for word in given if word not in overrides]  # argparse takes overrides in one row
-    options += ["all"] if options[-1:] in (["--info"], ["-i"]) else []  # it would take one of them
+    options = [word for word in given if word not in overrides]  # argparse needs overrides in one row
+    options += ["all"] if options[-1:] in (["--info"], ["-i"]) else []  # otherwise an override would be their argument
     quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
     before, sys.argv = sys.argv, ["gnnpar train", *options, *overrides, *quiet]
     try:
@@ -110,7 +110,8 @@ def _sweep(
 
 
 def _close(start: Start, show: Callable[[Path], object]) -> int:
-    """Say what became of the jobs. Return 0: all done; 2: no job could start, its configuration is wrong; else 1."""
+    """Print the states of the jobs. Return 0 if all are done, 2 if no job could start for a wrong configuration, else
+    1."""
     assert start.folder is not None
     jobs = start.jobs()
     states = {job.folder: job.state() for job in jobs}
@@ -129,8 +130,8 @@ def _close(start: Start, show: Callable[[Path], object]) -> int:
 
 
 def without_folders(argv: Sequence[str], rank: int) -> list[str]:
-    """Return the arguments of a joined rank: one job, and no folder except rank 0's, the same after a restart by
-    torchrun."""
+    """Return the arguments of a joined rank: one job, and no folder except rank 0's, which is the same after a restart
+    by torchrun."""
     if any(flag in argv for flag in MULTIRUN):
         raise ConfigError(
             "a sweep (-m) starts its own ranks and cannot join those of torchrun; start one job at a time"
@@ -141,6 +142,6 @@ def without_folders(argv: Sequence[str], rank: int) -> list[str]:
     if restarts and not any(a.lstrip("+").startswith("hydra.run.dir=") for a in argv):
         import psutil
 
-        began = time.localtime(psutil.Process(os.getppid()).create_time())  # when torchrun was started
+        began = time.localtime(psutil.Process(os.getppid()).create_time())  # start of torchrun
         return [*argv, f"hydra.run.dir={time.strftime('outputs/%Y-%m-%d/%H-%M-%S', began)}"]
     return list(argv)

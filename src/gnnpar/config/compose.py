@@ -30,10 +30,8 @@ KEYS = frozenset(field.name for field in fields(Settings))
 
 
 def compose(overrides: Sequence[str], check: Callable[[JsonObject], None] = lambda tree: None) -> Settings:
-    """Return the settings that `gnnpar train` has with these overrides. Raises ConfigError.
-
-    `check`: called with the resolved configuration before any of its classes is imported.
-    """
+    """Return the settings of `gnnpar train` with these overrides. Raises ConfigError. check: called with the resolved
+    configuration before any of its classes is imported."""
     import hydra
 
     search_installed()
@@ -53,7 +51,7 @@ def chosen_files(overrides: Sequence[str]) -> object:
 
 
 def _file_group(override: str) -> str:
-    """Return the group of files that an override chooses from: model of model@other=gcn."""
+    """Return the group of files that an override chooses from: model for model@other=gcn."""
     return key_of(override).partition("@")[0]
 
 
@@ -91,10 +89,8 @@ _COMPOSING = threading.RLock()
 
 
 def resolved(config: DictConfig, choices: Mapping[str, object], overrides: Sequence[str]) -> Composed:
-    """Resolve a composed configuration and merge what plan=FILE and shards=FOLDER bring.
-
-    `choices`: group -> the file chosen in it, as in hydra.runtime.choices.
-    """
+    """Resolve a composed configuration, and merge plan=FILE and shards=FOLDER. choices: group -> the file chosen in it,
+    as in hydra.runtime.choices."""
     from omegaconf import OmegaConf
 
     names = {group: str(name) for group, name in choices.items() if not group.startswith("hydra")}
@@ -127,14 +123,14 @@ def _sets_several(group: str) -> bool:
 def _refuse_chosen_twice(
     composed: JsonObject, before: JsonObject, choices: Mapping[str, object], overrides: Sequence[str]
 ) -> None:
-    """Raise ConfigError where plan=FILE or shards=FOLDER and a file that sets several groups set the same group."""
+    """Raise ConfigError if plan=FILE or shards=FOLDER sets the same group as a file that sets several groups."""
     several = [group for group in choices if _sets_several(group) and choices[group]]
     brought = [key for key, value in composed.items() if before.get(key) != value]
     if not several or not brought:
         return
     try:
         plain = _composed([each for each in overrides if _file_group(each) not in several])
-    except ConfigError:  # a key that only that file has
+    except ConfigError:  # a key of that file only
         plain = None
     if taken := [key for key in brought if not isinstance(plain, Mapping) or plain.get(key) != before.get(key)]:
         raise ConfigError(
@@ -144,10 +140,8 @@ def _refuse_chosen_twice(
 
 
 def with_references(composed: JsonObject, written: JsonObject, before: JsonObject) -> JsonDict:
-    """Resolve references such as `${dataset.KEY}` again where a plan or shards bring the dataset.
-
-    `written`: the configuration with references; `before`: resolved, without what was brought.
-    """
+    """Resolve references such as `${dataset.KEY}` again after a plan or shards set the dataset. written: the
+    configuration with references. before: resolved, without the plan or shards."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -168,11 +162,8 @@ def with_references(composed: JsonObject, written: JsonObject, before: JsonObjec
 
 @dataclass(frozen=True)
 class HydraJob:
-    """One job of Hydra's application.
-
-    `sweep`: the folder of its sweep, None outside of one. `searching`: the sweeper needs the job's metric and its
-    errors. `typed`: overrides of Hydra's own keys.
-    """
+    """One job of Hydra's application. sweep: the folder of its sweep, or None. searching: the sweeper needs the job's
+    metric and its errors. typed: overrides of Hydra's own keys."""
 
     config: DictConfig
     choices: Mapping[str, object]
@@ -184,7 +175,7 @@ class HydraJob:
 
     @staticmethod
     def running(config: object) -> HydraJob:
-        """Return the job that Hydra runs in this process now; `config`: the argument of Hydra's task function."""
+        """Return the job that Hydra runs in this process now. config: the argument of Hydra's task function."""
         from hydra.core.hydra_config import HydraConfig
 
         job = HydraConfig.get()
@@ -201,12 +192,13 @@ class HydraJob:
         )
 
     def settings(self) -> Settings:
-        """Build the settings. Raises ConfigError, which is the job's error and not the sweep's."""
+        """Build the settings. Raise ConfigError as the job's error, not the sweep's."""
         study = "/".join(self.sweep.parts[-2:]) if self.sweep else ""
         return build_settings(*resolved(self.config, self.choices, self.overrides), study)
 
     def key(self) -> str:
-        """Return the key of the job in its sweep; of its overrides where they are wrong, which the job reports."""
+        """Return the key of the job in its sweep; for wrong overrides, which the job reports, a key of the
+        overrides."""
         try:
             return read_key(*resolved(self.config, self.choices, self.overrides))
         except ConfigError:
@@ -214,14 +206,14 @@ class HydraJob:
 
 
 def as_yaml(settings: Settings) -> str:
-    """Return the resolved configuration, with what a plan or shards have brought."""
+    """Return the resolved configuration, including entries of a plan or shards."""
     from omegaconf import OmegaConf
 
     return OmegaConf.to_yaml(OmegaConf.create(dict(settings.resolved)))
 
 
 def may_be_group(name: str) -> bool:
-    """Return True unless the name is that of a key: a folder `plan` here does not make plan=FILE a choice of a file."""
+    """Return True unless the name is a key: a folder `plan` here does not make plan=FILE choose a file from it."""
     return _GROUP.fullmatch(name) is not None and (name.partition("/")[0] not in KEYS or is_brought_group(name))
 
 
@@ -229,12 +221,12 @@ _GROUP = re.compile(r"[^\W\d][\w-]*(/[^\W\d][\w-]*)*")
 
 
 def is_group(name: str) -> bool:
-    """Return True if an override of this key chooses a file: of gnnpar, of a plugin or of the working directory."""
+    """Return True if an override of this key chooses a file of gnnpar, of a plugin or of the working directory."""
     return is_brought_group(name) or (may_be_group(name) and Path(name).is_dir())
 
 
 def refuse_unclear(overrides: Sequence[str]) -> None:
-    """Raise ConfigError for an empty path, as of an unset shell variable, and for a list where one file is chosen."""
+    """Raise ConfigError for an empty path, as from an unset shell variable, and for a list in place of one file."""
     for override in overrides:
         key, given, value = override.lstrip("+").partition("=")
         if key in _PLACES and given and not value.strip(" '\""):

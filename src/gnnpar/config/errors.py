@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from yaml import YAMLError
 
 CONFIG = "config"
-"""The file of conf/ that lists the groups."""
+"""File of conf/ that lists the groups."""
 PLUGINS = {"hydra/launcher": ("joblib", "submitit_local", "submitit_slurm"), "hydra/sweeper": ("optuna",)}
 """Options of Hydra's groups that extras of gnnpar install."""
 
@@ -26,7 +26,7 @@ class JobFailed(RuntimeError):
 
 @contextmanager
 def hydra_errors(overrides: Sequence[str]) -> Iterator[None]:
-    """Raise what Hydra, OmegaConf and PyYAML raise in the block as a ConfigError of one line."""
+    """Raise errors of Hydra, OmegaConf and PyYAML in the block as a ConfigError of one line."""
     try:
         yield
     except Exception as error:
@@ -36,7 +36,7 @@ def hydra_errors(overrides: Sequence[str]) -> Iterator[None]:
 
 
 def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
-    """Return one line for an exception that Hydra has raised; None for one that is clear, or not Hydra's."""
+    """Return one line for an exception of Hydra; None if its own message is clear, or if it is not Hydra's."""
     import yaml
     from hydra.errors import HydraException, MissingConfigException, OverrideParseException
     from omegaconf.errors import OmegaConfBaseException
@@ -81,7 +81,7 @@ def _yaml_line(error: YAMLError) -> str:
 
 
 def _internal_line(text: str, argv: Sequence[str]) -> str:
-    """Hydra raises TypeError, ValueError and others for values that it did not expect."""
+    """Return the line for an unexpected value, for which Hydra raises TypeError, ValueError and others."""
     none = [override for override in argv if override.endswith("=null") and is_brought_group(override[:-5])]
     if none:
         return f"{none[0]}: a group is chosen by a name, and ~{none[0][:-5]} chooses none; leave it out"

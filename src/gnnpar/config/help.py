@@ -1,8 +1,5 @@
-"""`gnnpar train --help`: the groups, their options and every key as composed.
-
-Hydra's own prints the same after 2.7 s of CPU time, this after 1.25 s: Hydra copies its repository of files for every
-group that it lists.
-"""
+"""`gnnpar train --help`: the groups, their options and every key as composed. Hydra's own help takes 2.7 s of CPU time,
+this 1.25 s: Hydra copies its repository of files for every group in the list."""
 
 from __future__ import annotations
 

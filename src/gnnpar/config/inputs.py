@@ -1,4 +1,4 @@
-"""What plan=FILE and shards=FOLDER bring to a configuration, and overrides as text."""
+"""Merge plan=FILE and shards=FOLDER into a configuration; parse and quote overrides."""
 
 from __future__ import annotations
 
@@ -19,16 +19,14 @@ _BROUGHT = ("dataset", "partition")
 
 
 def with_inputs(config: JsonObject, names: Mapping[str, str], overrides: Iterable[str]) -> Composed:
-    """Merge what shards=FOLDER and plan=FILE bring. Raises ConfigError in one line."""
+    """Merge shards=FOLDER and plan=FILE. Raises ConfigError in one line."""
     overrides = list(overrides)
     return with_plan(*with_shards(config, names, overrides), overrides)
 
 
 def with_plan(config: JsonObject, names: Mapping[str, str], overrides: Iterable[str]) -> Composed:
-    """Merge plan=FILE: its strategy, and the groups it was made for unless an override names them.
-
-    Raises ConfigError where an override asks for another strategy or codec.
-    """
+    """Merge plan=FILE: its strategy, and the groups it was made for unless an override names them. Raises ConfigError
+    if an override sets another strategy or codec."""
     config, names = dict(config), dict(names)
     if (path := config.get("plan")) is None:
         return config, names
@@ -71,7 +69,7 @@ def _word(name: object) -> str:
 
 
 def with_shards(config: JsonObject, names: Mapping[str, str], overrides: Iterable[str]) -> Composed:
-    """Merge shards=FOLDER: its dataset and partition, and a rank a part. Raises ConfigError where overrides ask for
+    """Merge shards=FOLDER: its dataset and partition, and a rank per part. Raise ConfigError if overrides set
     others."""
     config, names = dict(config), dict(names)
     if not isinstance(shards := config.get("shards"), Mapping) or (path := shards.get("folder")) is None:
@@ -100,12 +98,12 @@ def _refuse_foreign(brought: Mapping[str, object], source: str, *, named: object
 
 
 def key_of(override: str) -> str:
-    """Return the key of an override: codec.bits of ++codec.bits=4."""
+    """Return the key of an override: codec.bits for ++codec.bits=4."""
     return override.partition("=")[0].lstrip("+~")
 
 
 def group_of(override: str) -> str:
-    """Return the first part of the key of an override: codec of ++codec.bits=4 and of codec@strategy.codec=bf16."""
+    """Return the first part of the key of an override: codec for ++codec.bits=4 and for codec@strategy.codec=bf16."""
     return re.split("[.@/]", key_of(override))[0]
 
 
@@ -115,18 +113,19 @@ def sets(overrides: Iterable[str], *keys: str) -> bool:
 
 
 def quoted(text: str) -> str:
-    """Return a literal of Hydra's override grammar, where a backslash escapes a quote only."""
+    """Return a literal of Hydra's override grammar, in which a backslash escapes only quotes."""
     return "'" + re.sub(r"(\\*)('|\Z)", lambda end: 2 * end[1] + ("\\'" if end[2] else ""), text) + "'"
 
 
 def as_value(text: str) -> str:
-    """Return a path as the value of an override, quoted where Hydra would parse it as something else."""
+    """Return a path as the value of an override, quoted if Hydra would parse it as something else."""
     plain = re.fullmatch(r"[A-Za-z_][\w.-]*|[\w./-]*/[\w./-]*", text, re.ASCII)
     return text if plain and text.lower() not in ("null", "true", "false", "nan", "inf") else quoted(text)
 
 
 def spelled(overrides: Iterable[str]) -> list[str]:
-    """Rewrite shorthands: shards=FOLDER, other names of codecs, and model.kwargs.KEY, which is a new key to Hydra."""
+    """Rewrite shorthands: shards=FOLDER, other names of codecs, and model.kwargs.KEY, which Hydra treats as a new
+    key."""
     full = (re.sub(r"^(\+*)shards=", r"\1shards.folder=", each) for given in overrides for each in _of_codec(given))
     return [re.sub(r"^model\.kwargs\.", "++model.kwargs.", override) for override in full]
 
@@ -138,7 +137,7 @@ BITS = {"int8": "8", "int4": "4", "int2": "2", "fp8": "fp8"}
 
 
 def _of_codec(override: str) -> list[str]:
-    """Rewrite codec=bfloat16, as tables print it, and codec=int4, unless the working directory has such a file."""
+    """Rewrite codec=bfloat16, as printed in tables, and codec=int4, unless the working directory has such a file."""
     found = re.fullmatch(r"(\+*codec(?:@([\w.]+))?)=(\w+)", override)
     name = found[3] if found else ""
     if found is None or not (name in CODECS or name in BITS) or Path("codec", f"{name}.yaml").exists():

@@ -1,4 +1,4 @@
-"""The jobs of a sweep on disk: `job.json` in each job's folder says what was planned, `result.json` how it ended."""
+"""The jobs of a sweep on disk: `job.json` in each job's folder has the plan, `result.json` the outcome."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ State = Literal["done", "failed", "interrupted", "killed", "running", "missing"]
 STATES: tuple[State, ...] = ("done", "failed", "interrupted", "killed", "running", "missing")
 RECORD = "job.json"
 AT_ONCE, SESSION, SWEEP = "GNNPAR_JOBS_AT_ONCE", "GNNPAR_SESSION", "GNNPAR_SWEEP"
-"""Environment variables of jobs: how many share the machine, the start of the sweep, and its process."""
+"""Environment variables of jobs: number of jobs on the machine, start of the sweep, and its process."""
 NOT_HASHED = ("data_dir", "cache_dir", "tracker", "trace", "checkpoint", "resume")
-"""Keys that do not change what a run computes."""
-_SILENT_SECONDS = 600.0  # a job of another host counts as killed when it has written nothing for so long
+"""Keys that do not change results."""
+_SILENT_SECONDS = 600.0  # a job of another host without writes for this long counts as killed
 
 
 def job_key(resolved: JsonObject, names: Mapping[str, str]) -> str:
@@ -51,8 +51,8 @@ def read_key(resolved: JsonObject, names: Mapping[str, str]) -> str:
 
 
 def unread(resolved: JsonObject) -> set[str]:
-    """Return the keys that the run does not depend on: `codec`, which strategies that use one have among their own
-    keys, and the partition on one device."""
+    """Return the keys that do not affect the run: `codec`, which strategies that use one have among their own keys, and
+    the partition on one device."""
     strategy = resolved.get("strategy")
     target = str(strategy.get("_target_")) if isinstance(strategy, Mapping) else ""
     return {"codec"} | ({"partition", "world_size"} if target.endswith(".Single") else set())
@@ -60,8 +60,8 @@ def unread(resolved: JsonObject) -> set[str]:
 
 @dataclass(frozen=True)
 class Job:
-    """A planned run and its `job.json`. `folder`: relative to the sweep's. `session`: the last start of the sweep that
-    asked for it. `started`: Unix time, None before the first attempt. `refused`: the error is its configuration's."""
+    """A planned run and its `job.json`. folder: relative to the sweep's. session: the last start of the sweep that
+    requested it. started: Unix time, None before the first attempt. refused: the error is in its configuration."""
 
     sweep: Path
     folder: str
@@ -81,7 +81,7 @@ class Job:
 
     @staticmethod
     def read(run_dir: Path) -> Job | None:
-        """Return the job of a run folder; None where its job.json is missing or damaged."""
+        """Return the job of a run folder; None if its job.json is missing or damaged."""
         try:
             data = read_json(run_dir / RECORD)
             folder = Path(str(data["folder"]))
@@ -122,7 +122,7 @@ class Job:
         replace(job, started=job.started or time.time(), error=" ".join(error.split()), refused=refused).save()
 
     def state(self) -> tuple[State, str]:
-        """Return how far the job is, and why it is not done."""
+        """Return the state of the job, and why it is not done."""
         result = valid_result(self.run_dir)
         if result is not None and result["status"] == "completed":
             return "done", ""
@@ -135,7 +135,7 @@ class Job:
         return ("running", "") if self.is_alive() else ("killed", "ended without a message: killed?")
 
     def is_alive(self) -> bool:
-        """Return True if the process that began the job runs; on another host, if it wrote files of late."""
+        """Return True if the process of the job runs; on another host, if it wrote files recently."""
         if self.host != socket.gethostname():
             latest = max((file.stat().st_mtime for file in self.run_dir.iterdir() if file.is_file()), default=0.0)
             return time.time() - latest < _SILENT_SECONDS
@@ -164,7 +164,7 @@ def titles(jobs: Sequence[Job]) -> dict[str, str]:
 
 
 def snapshot(jobs: Sequence[Job]) -> Snapshot:
-    """Return the progress of a sweep. Remaining time: mean of the jobs that have ended, over as many as run now."""
+    """Return the progress of a sweep. Remaining time: mean of ended jobs, divided by the number of running ones."""
     states, names = {job.folder: job.state()[0] for job in jobs}, titles(jobs)
     took = [
         (job.run_dir / "result.json").stat().st_mtime - job.started
@@ -179,7 +179,7 @@ def snapshot(jobs: Sequence[Job]) -> Snapshot:
 
 
 def running_line(job: Job, title: str) -> str:
-    """Return '7: strategy=single seed=1  epoch 31  loss 0.52'."""
+    """Return a line such as '7: strategy=single seed=1  epoch 31  loss 0.52'."""
     rows = read_rows(job.run_dir)
     loss = rows[-1].get("loss/train") if rows else None
     far = "" if loss is None else f"  epoch {rows[-1]['epoch'] + 1}  loss {loss:.4g}"
@@ -187,13 +187,13 @@ def running_line(job: Job, title: str) -> str:
 
 
 def count(states: Iterable[State]) -> dict[State, int]:
-    """Return how many jobs are in each state; states without one are left out."""
+    """Return the number of jobs in each state, without empty states."""
     counted = Counter(states)
     return {state: counted[state] for state in STATES if counted[state]}
 
 
 def in_words(counts: Mapping[State, int]) -> str:
-    """Return '3 of 5 done, 1 failed, 1 missing'."""
+    """Return a text such as '3 of 5 done, 1 failed, 1 missing'."""
     others = [f"{number} {state}" for state, number in counts.items() if state != "done"]
     return ", ".join([f"{counts.get('done', 0)} of {sum(counts.values())} done", *others])
 

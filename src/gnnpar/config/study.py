@@ -1,4 +1,4 @@
-"""Studies: a file that names cells and methods, or factors, and the jobs it asks for, in randomised blocks."""
+"""Studies: a file with cells and methods, or factors, and its jobs in randomised blocks."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _KEY_OF = {"method": "methods", "cell": "cells"}  # axis -> its key in the file
 
 
 Level = str | list[str]
-BASE = "base"  # of a study of factors: the name of the configuration that the others are compared with
+BASE = "base"  # name of the reference configuration in a study of factors
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A configuration to compare. `name`: its difference to the base, '' for the base; overrides: all of the job's."""
+    """A configuration to compare. name: its difference to the base, '' for the base. overrides: all of the job's."""
 
     name: str
     overrides: Overrides
@@ -57,9 +57,7 @@ class Table:
 @dataclass(frozen=True, kw_only=True)
 class Figure:
     """A figure of a study's report: `y`, a column, against the names of the axis `x`; a line for each name of `lines`.
-
-    panels: axes whose names have a panel each. styles: name -> [colour, matplotlib's format]. letters: in points.
-    """
+    panels: axes with a panel per name. styles: name -> [colour, matplotlib's format]. letters: in points."""
 
     x: str
     y: str
@@ -78,11 +76,11 @@ class Figure:
 class Study:
     """The keys of a study file: of methods (cells, methods), or of factors (base, factors, mode).
 
-    cells: name -> overrides of `gnnpar train`, or axis -> name -> overrides, whose products are the cells. methods:
+    cells: name -> overrides of `gnnpar train`, or axis -> name -> overrides, with their products as cells. methods:
     name -> overrides. common: overrides of all jobs; later ones win: common, cells, methods.
-    also: jobs as 'NAME' or 'NAME; NAME' -> overrides, which win over the others. skip: such jobs, which do not run.
-    only: NAME -> names that it goes with. at_most: jobs -> how many runs each has. job: how jobs are called in raw
-    lines, as '{cell}; {method}'. smoke: overrides of a rehearsal.
+    also: jobs as 'NAME' or 'NAME; NAME' -> overrides with the highest precedence. skip: such jobs, which do not run.
+    only: NAME -> names that it combines with. at_most: jobs -> maximum number of runs of each. job: pattern of job
+    names in raw lines, such as '{cell}; {method}'. smoke: overrides of a rehearsal.
     base: overrides. factors: name -> levels, each an override or a list of overrides.
     mode: grid (every combination of one level or none of each factor), one_at_a_time (the base and one level changed),
     leave_one_out (the base has all factors with all their overrides; each variant lacks one factor).
@@ -146,7 +144,7 @@ class Study:
 
     @property
     def axes(self) -> Mapping[str, Mapping[str, Sequence[Level]]]:
-        """Return axis -> name -> overrides, the methods last; of factors one axis of variants."""
+        """Return axis -> name -> overrides, the methods last; for factors one axis of variants."""
         if self.factors:
             return {"variant": {variant.name or BASE: list(variant.overrides) for variant in self.variants()}}
         nested = {axis: names for axis, names in self.cells.items() if isinstance(names, dict)}
@@ -154,7 +152,7 @@ class Study:
         return nested | ({"cell": flat} if flat else {}) | {"method": self.methods}
 
     def _asked(self, place: Sequence[str]) -> bool:
-        """Return False for a job that skip has, or with a name that only lets go with others of its axis."""
+        """Return False for a job in skip, or with a name that `only` combines with others of its axis."""
         wanted = [set(names) for name, names in self.only.items() if name in place]
         others = (
             (name, names & self.axes[axis].keys()) for axis, name in self.named(place).items() for names in wanted
@@ -162,7 +160,7 @@ class Study:
         return all(name in some for name, some in others if some) and not self.among(place, "skip", self.skip)
 
     def matching(self, key: str, pattern: str) -> frozenset[str]:
-        """Return the names in 'NAME; NAME'. Raise ValueError for one that no axis has."""
+        """Return the names in 'NAME; NAME'. Raise ValueError for a name on no axis."""
         known = [name for names in self.axes.values() for name in names]
         for name in (found := pattern.split("; ")):
             if name not in known:
@@ -174,7 +172,7 @@ class Study:
         return dict(zip(self.axes, place, strict=True))
 
     def among(self, place: Sequence[str], key: str, patterns: Sequence[str]) -> bool:
-        """Return True if a pattern has no other names than this place."""
+        """Return True if a pattern has only names of this place."""
         return any(self.matching(key, pattern) <= set(place) for pattern in patterns)
 
     @property
@@ -182,7 +180,7 @@ class Study:
         return self.seeds if isinstance(self.seeds, list) else list(range(self.seeds))
 
     def variants(self) -> list[Variant]:
-        """Return every cell with every method; of factors the base, then every variant that is compared with it."""
+        """Return every cell with every method; for factors the base, then every variant to compare with it."""
         if self.methods:
             made: list[Variant] = []
             for place in itertools.product(*self.axes.values()):
@@ -225,7 +223,7 @@ class Study:
         ]
 
     def most(self, variant: Variant) -> int:
-        """Return how many runs of a variant there are at most, blocks times seeds."""
+        """Return the maximum number of runs of a variant, blocks times seeds."""
         limits = [n for pattern, n in self.at_most.items() if self.among(variant.place, "at_most", [pattern])]
         return min([self.blocks * len(self.seed_list), *limits])
 
@@ -241,7 +239,7 @@ class Study:
 
 
 def read_study(file: Path) -> Study:
-    """Read a study. Raises ConfigError that names the file, the key and the problem."""
+    """Read a study. Raise ConfigError that names the file, the key and the problem."""
     try:
         data = json.loads(json.dumps(yaml.safe_load(file.read_text(encoding="utf-8")), default=str))  # dates as text
     except (OSError, UnicodeDecodeError) as error:
@@ -278,7 +276,7 @@ def job_overrides(variant: Variant, seed: int, block: int) -> list[str]:
 
 
 def _check_shape(data: JsonObject) -> None:
-    """Raise ConfigError where a mapping or list is missing, in clearer words than the type checker's."""
+    """Raise ConfigError for a missing mapping or list, in clearer words than the type checker's."""
     if "methods" in data or "cells" in data:
         return
     for key, value in data.items():

@@ -1,7 +1,5 @@
-"""Sweeps: gnnpar's sweeper of grids and studies, which runs the jobs that have no completed result.
-
-Launchers and other sweepers of Hydra run as they are; a job that is done already ends at once (`gnnpar.cli.train`).
-"""
+"""Sweeps: gnnpar's sweeper of grids and studies, which runs the jobs without a completed result. Launchers and other
+sweepers of Hydra run unchanged; a job that is already done ends at once (`gnnpar.cli.train`)."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ Hydras = Any  # Hydra's objects are not typed
 
 @dataclass
 class Start:
-    """One start of a sweep in this process. `listed`: the jobs of a study. `keys`: of the planned jobs, in order."""
+    """One start of a sweep in this process. listed: the jobs of a study. keys: of the planned jobs, in order."""
 
     listed: Sequence[Overrides] | None = None
     folder: Path | None = None
@@ -58,7 +56,7 @@ class Start:
     inside: ExitStack = field(default_factory=ExitStack)
 
     def jobs(self) -> list[Job]:
-        """Return the jobs that this start has asked for."""
+        """Return the jobs that this start has requested."""
         found = [] if self.folder is None else jobs_below(self.folder)
         return [job for job in found if job.session == os.environ.get(SESSION)]
 
@@ -67,7 +65,7 @@ start = Start()
 
 
 class Show(Callback):
-    """Note the folder of a sweep and show its progress on a terminal."""
+    """Record the folder of a sweep and show its progress on a terminal."""
 
     def on_multirun_start(self, config: Hydras, **_: Hydras) -> None:
         start.folder = Path(str(config.hydra.sweep.dir)).absolute()
@@ -77,8 +75,8 @@ class Show(Callback):
 
 
 def run_missing(arguments: list[str], config: Hydras, loader: Hydras, launcher: Hydras, at_once: int | None) -> None:
-    """Run the jobs of a grid, or of a study, that have no completed result. Every job is composed before the first one
-    starts; one that was begun goes on from its last checkpoint."""
+    """Run the jobs of a grid, or of a study, without a completed result. Compose every job before the first one starts;
+    resume started ones from their last checkpoint."""
     folder = Path(str(config.hydra.sweep.dir)).absolute()
     with config_errors(), working_in(folder, otherwise="choose another hydra.sweep.dir", say=say):
         OmegaConf.save(config, folder / "multirun.yaml")
@@ -118,7 +116,7 @@ def planned(jobs: Sequence[list[str]], folder: Path, compose: Callable[[list[str
 
 
 def plan(overrides: list[str], folder: Path, known: Mapping[str, Job], config: Hydras) -> Job:
-    """Return the job of these overrides: a known one, or a new one in a folder of its own."""
+    """Return the job of these overrides: a known one, or a new one in its own folder."""
     choices = {str(group): name for group, name in config.hydra.runtime.choices.items()}
     own = tuple(o for o in overrides if not o.startswith("hydra"))
     try:
@@ -147,7 +145,7 @@ def plan(overrides: list[str], folder: Path, known: Mapping[str, Job], config: H
 
 
 def launch(jobs: Sequence[Job], launcher: Hydras, config: Hydras) -> None:
-    """Run jobs to their ends. Where a process of the launcher is killed, start those again that had not begun."""
+    """Run jobs to their ends. If a process of the launcher is killed, start those again that had not begun."""
     os.environ[AT_ONCE] = str(beside_each_other(config, len(jobs)))
     try:
         launcher.launch([_job_overrides(job) for job in jobs], initial_job_idx=0)
@@ -165,7 +163,7 @@ def _job_overrides(job: Job) -> list[str]:
 
 
 def beside_each_other(config: Hydras, jobs: int) -> int:
-    """Return how many of so many jobs run on this machine at a time: as many as the launcher has processes."""
+    """Return how many of these jobs run on this machine at a time: one per process of the launcher."""
     kind = str(config.hydra.launcher._target_).lower()
     if "joblib" in kind:
         os.environ[SWEEP] = str(os.getpid())
@@ -175,14 +173,12 @@ def beside_each_other(config: Hydras, jobs: int) -> int:
 
 
 def per_job(argv: Sequence[str]) -> list[str]:
-    """Write keys of a swept group as choices of one value: Hydra looks for other keys in the group's default.
-
-    Raises ConfigError where a sweep has more than MOST_RUNS jobs, or jobs that are the same.
-    """
+    """Write keys of a swept group as choices of one value: Hydra looks for other keys in the group's default. Raises
+    ConfigError for more than MOST_RUNS jobs, or for equal jobs."""
     words = list(argv)
     try:
         parsed = OverridesParser.create().parse_overrides([a for a in argv if not a.startswith("-")])
-    except OverrideParseException:  # Hydra says so
+    except OverrideParseException:  # Hydra reports it
         return words
     grids = [o for o in parsed if o.is_sweep_override() and o.is_discrete_sweep() and "glob(" not in str(o.input_line)]
     for o in grids:

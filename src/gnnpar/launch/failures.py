@@ -1,4 +1,4 @@
-"""Why a rank ended, in one line, and which rank hangs."""
+"""The reason for a rank's end, in one line, and detection of a hanging rank."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FRAME = re.compile(r'File "([^"]*)", line (\d+) in (\S+)')
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a rank ended. `secondary`: it only lost its peer. `lost`: another attempt may succeed."""
+    """Reason for a rank's end. secondary: it only lost its peer. lost: another attempt may succeed."""
 
     rank: int
     reason: str
@@ -49,10 +49,8 @@ def failure_of(rank: int, error: BaseException) -> Failure:
 
 
 class HangTimer:
-    """Write the stacks of all threads to `file` and end this process after `seconds` without a beat.
-
-    It starts after the first epoch: before, rank 0 reads and partitions, and gloo's time-out holds.
-    """
+    """Write the stacks of all threads to `file` and end this process after `seconds` without a beat. It starts after
+    the first epoch: during it, rank 0 reads and partitions, and gloo's time-out applies."""
 
     def __init__(self, file: Path, seconds: float) -> None:
         self._file, self._seconds = file.open("w"), seconds
@@ -79,7 +77,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def hanging(stacks: Mapping[int, Path], stopped: set[int], seconds: float) -> Failure | None:
-    """Return the rank that hangs: a stopped one, else one that its stack shows outside of gnnpar's communicator."""
+    """Return the rank that hangs: a stopped one, else one with a stack outside gnnpar's communicator."""
     frames = {rank: _innermost(file) for rank, file in stacks.items()}
     if not any(frames.values()) and not stopped:
         return None

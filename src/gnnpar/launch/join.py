@@ -1,8 +1,8 @@
 """Join ranks that torchrun, srun or a user started, and end all of them when one is lost.
 
-Rank 0 listens at MASTER_PORT; where torchrun's agent has that port, at an address that it leaves in the agent's store.
-Every other rank connects to it, says what must agree, and hears the verdict and the store of the process group. The
-connection stays: the kernel's keepalive tells a lost host from a slow one.
+Rank 0 listens at MASTER_PORT; if torchrun's agent has that port, at an address that rank 0 puts into the agent's store.
+Every other rank connects to it, sends its record, and receives the verdict and the store of the process group. The
+connection stays open: the kernel's keepalive distinguishes a lost host from a slow one.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.1
 _READ_SECONDS = 1.0  # for the line of another rank of this host to come first
-_TELL_SECONDS = 10.0  # a refusal waits so long for ranks that start later
-_GATHER_SECONDS = 1.0  # losses of one cause, and the reason of a failed rank, arrive within it
+_TELL_SECONDS = 10.0  # time of a refusal for ranks that start later
+_GATHER_SECONDS = 1.0  # for losses of one cause, and the reason of a failed rank, to arrive
 _GRACE_SECONDS = 3.0  # for the main thread to end in order before the watcher ends the process
 _SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 _NO_ANSWER = "no answer for"
@@ -48,10 +48,10 @@ T = TypeVar("T")
 
 
 class PeerLost(Exception):
-    """The run cannot go on. `quiet`: another rank of this host prints the line."""
+    """The run cannot continue. quiet: another rank of this host prints the line."""
 
     def __init__(self, line: str, quiet: bool = False, traceback: str = "") -> None:
-        super().__init__(line, quiet, traceback)  # from which it is unpickled
+        super().__init__(line, quiet, traceback)  # arguments for unpickling
         self.line, self.quiet, self.traceback = line, quiet, traceback
 
     def __str__(self) -> str:
@@ -60,9 +60,12 @@ class PeerLost(Exception):
 
 @dataclass(frozen=True)
 class Joined:
-    """Ranks that agree. `hosts`: 'NAME (ADDRESS)' by rank. `store`: of the process group. `peers`: rank 0's connections
-    to all, the others' to rank 0. `folder`: rank 0's run folder. `restarts`: by torchrun, so far. `listener`: rank 0's,
-    which tells a rank that comes later."""
+    """Ranks that agree.
+
+    hosts: 'NAME (ADDRESS)' by rank. store: of the process group. peers: rank 0's connections to all, the others' to
+    rank 0. folder: rank 0's run folder. restarts: by torchrun, so far. listener: rank 0's, which answers a rank that
+    comes later.
+    """
 
     rank: int
     hosts: list[str]
@@ -74,9 +77,8 @@ class Joined:
 
 
 def join(hooks: RunHooks, seconds: float) -> Joined:
-    """Wait at most `seconds` for all ranks, and compare `hooks.agreed()`. Collective.
-
-    Raises PeerLost if a rank does not come or differs, ConfigError if a rank refuses its settings."""
+    """Wait at most `seconds` for all ranks, and compare `hooks.agreed()`. Collective. Raises PeerLost if a rank is
+    missing or differs, ConfigError if a rank refuses its settings."""
     marker = hooks.run_dir.absolute() / f".joining-{uuid.uuid4().hex[:8]}"
     if os.environ["RANK"] != "0":
         return _join(seconds, hooks.agreed(), hooks.unseen)
@@ -117,8 +119,8 @@ def _join(
     marker: str = "",
     refusing: str = "",
 ) -> Joined:
-    """Join, or raise the error that all ranks raise. `marker`: rank 0's file in the folder of the run. `refusing`: why
-    this rank cannot run."""
+    """Join, or raise the error that all ranks raise. marker: rank 0's file in the folder of the run. refusing: why this
+    rank cannot run."""
     env, end = os.environ, time.monotonic() + seconds
     rank, size, master, port = int(env["RANK"]), int(env["WORLD_SIZE"]), env.get("MASTER_ADDR"), env.get("MASTER_PORT")
     if not master or not port:
@@ -171,7 +173,7 @@ def _until(end: float, connect: Callable[[], T]) -> T:
 
 
 def _way(master: str, port: int) -> tuple[str, str, str]:
-    """As `interfaces.towards`; the loopback if all ranks are on this host."""
+    """Return `interfaces.towards`, or the loopback if all ranks are on this host."""
     env, inside = os.environ, master in ("localhost", "::1") or master.startswith("127.")
     if env.get("LOCAL_WORLD_SIZE", env["WORLD_SIZE"] if inside else "") == env["WORLD_SIZE"]:
         return interfaces.loopback(), "127.0.0.1", "127.0.0.1"
@@ -193,7 +195,7 @@ def _send(peer: socket.socket, message: Record) -> None:
 
 
 def _receive(peer: socket.socket) -> Record:
-    """Read one message, and no byte of the next one. Raises ValueError at the end of the connection."""
+    """Read one message, and no byte of the next one. Raise ValueError at the end of the connection."""
     with peer.makefile("rb", buffering=0) as file:
         return json.loads(file.readline())
 
@@ -210,7 +212,7 @@ def _lead(listener: socket.socket, me: Record, size: int, end: float) -> tuple[R
         except TimeoutError:
             break
         peer.settimeout(_TELL_SECONDS)
-        with suppress(OSError, ValueError):  # no rank, or one that is gone
+        with suppress(OSError, ValueError):  # another program, or a rank that has ended
             _send(peer, me)
             other = _receive(peer)
             if other["rank"] in ranks:
@@ -238,7 +240,7 @@ def _lead(listener: socket.socket, me: Record, size: int, end: float) -> tuple[R
 def _follow(
     agent: Store | None, address: tuple[str, int], me: Record, unseen: Callable[[Path], str], end: float
 ) -> tuple[Record, Record, socket.socket]:
-    """Another rank: connect to rank 0. Return its record, its verdict, and the connection."""
+    """Connect to rank 0 from another rank. Return its record, its verdict, and the connection."""
 
     def connected() -> socket.socket:
         host, port = json.loads(agent.get(_KEY)) if agent else address
@@ -265,7 +267,7 @@ def _follow(
 def _unseen(marker: Path, unseen: Callable[[Path], str]) -> str:
     """Return an error line if this rank does not see rank 0's file in the folder of the run, or ''."""
     with suppress(OSError):
-        os.listdir(marker.parent)  # network file systems look again
+        os.listdir(marker.parent)  # makes network file systems refresh
     return "" if marker.exists() else unseen(marker.parent)
 
 
@@ -326,7 +328,7 @@ class _Watch:
 
     def say(self, message: Record) -> None:
         for peer in self.joined.peers.values():
-            with suppress(OSError):  # it is gone, or has been told
+            with suppress(OSError):  # it has ended, or has been told
                 _send(peer, message)
                 peer.shutdown(socket.SHUT_WR)
 
@@ -336,14 +338,14 @@ class _Watch:
         return {"line": f"rank {me}: {reason}", "lost": [me], "host": self.joined.hosts[me]}
 
     def settled(self, error: Exception) -> PeerLost:
-        """Return the error to end with: this rank's own failure, which all are told, or the loss that caused it."""
+        """Return the error to end with: this rank's own failure, sent to all, or the loss that caused it."""
         mine = failure_of(self.joined.rank, error)
         if mine.secondary:
             self.known.wait(self.seconds + 4 * _GATHER_SECONDS)
         self.ending.acquire()  # never returns if the watcher was first
         if mine.secondary and self.failure is not None:
             if quiet := self._is_quiet(self.failure):
-                time.sleep(_READ_SECONDS)  # the line of the rank that speaks comes first
+                time.sleep(_READ_SECONDS)  # the line of the rank that reports comes first
             return PeerLost(self._line(self.failure), quiet)
         self.say(self.failed(mine.reason))
         return PeerLost(mine.line, traceback=mine.traceback)
@@ -360,7 +362,7 @@ class _Watch:
                 for key, _ in selector.select(_POLL_SECONDS):
                     if listener is not None and key.data is None:
                         with suppress(OSError), listener.accept()[0] as another:
-                            if waiting.keys() == self.joined.peers.keys():  # else it may be one that joins again
+                            if waiting.keys() == self.joined.peers.keys():  # otherwise it may join again
                                 _send(another, {})
                         continue
                     selector.unregister(key.fileobj)
@@ -385,7 +387,8 @@ class _Watch:
             self._end(self.failure)
 
     def _loss(self, silent: dict[int, str]) -> Record:
-        """Return the record of 'ranks 2, 3 on node-b (10.0.0.2): ...'. A host that does not answer is lost whole."""
+        """Return the record of 'ranks 2, 3 on node-b (10.0.0.2): ...'. All ranks of a host that does not answer are
+        lost."""
         hosts, lost, parts = self.joined.hosts, list[int](), list[str]()
         for host in dict.fromkeys(hosts[rank] for rank in sorted(silent)):
             there = [rank for rank, each in enumerate(hosts) if each == host]

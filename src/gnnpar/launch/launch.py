@@ -24,17 +24,17 @@ from gnnpar.settings import MAX_RANKS, Comm, Launch, Settings
 from gnnpar.track.console import say
 from gnnpar.track.text import counted
 
-_RANK_BYTES = 100 << 20  # of an empty rank, beyond what ranks share
-_FILES, _FILES_A_PEER = 64, 8  # that a rank has open; 63 were counted among 8 ranks
+_RANK_BYTES = 100 << 20  # of an empty rank, without memory that ranks share
+_FILES, _FILES_A_PEER = 64, 8  # open files of a rank; 63 were counted among 8 ranks
 _THREADS_SECONDS = 3.0  # for threads of ranks to end after Ctrl-C
 RankWork = Callable[[Communicator, Host], None]
 
 
 class Work(Protocol):
-    """What every rank does. It is pickled for ranks of a fork server."""
+    """The work of every rank. It is pickled for ranks of a fork server."""
 
     def session(self, *, first: bool) -> AbstractContextManager[RankWork]:
-        """Enter once in every process that has ranks. Gives the work of a rank. `first`: rank 0 is in this process."""
+        """Enter once in every process that has ranks. Yield the work of a rank. first: rank 0 is in this process."""
         ...
 
 
@@ -47,7 +47,7 @@ class RunHooks(Protocol):
         ...
 
     def agreed(self) -> Mapping[str, str]:
-        """Return what all joined ranks must have in common. On every rank."""
+        """Return settings that must be equal on all joined ranks. On every rank."""
         ...
 
     def unseen(self, folder: Path) -> str:
@@ -55,19 +55,19 @@ class RunHooks(Protocol):
         ...
 
     def before_start(self, restarts: int) -> None:
-        """Prepare for the first rank. `restarts`: by torchrun, so far."""
+        """Prepare for the first rank. restarts: by torchrun, so far."""
         ...
 
     def on_links(self, reached_gbps: Sequence[float]) -> None:
-        """Note the rates of the shaped links: 10^9 bit/s of payload from each host to the next."""
+        """Record the rates of the shaped links: 10^9 bit/s of payload from each host to the next."""
         ...
 
     def on_restart(self, restarts: int) -> str:
-        """Prepare for a restart of all ranks. Return 'from ...', where they will go on."""
+        """Prepare for a restart of all ranks. Return 'from ...', where they will resume."""
         ...
 
     def on_lost(self, line: str, folder: Path) -> str:
-        """Add what to do to the line of a lost rank. `folder`: rank 0's run_dir. On every rank."""
+        """Add advice to the line of a lost rank. folder: rank 0's run_dir. On every rank."""
         ...
 
     def on_end(self, outcome: Outcome) -> Outcome:
@@ -76,7 +76,7 @@ class RunHooks(Protocol):
 
 
 def world_of(settings: Settings) -> World:
-    """Return how many ranks run, how, and with how many threads each. Raises ValueError if they cannot."""
+    """Return the number of ranks, how they run, and their threads. Raise ValueError if they cannot run."""
     check_rank(os.environ)
     is_joined = os.environ.get("RANK") is not None
     size = int(os.environ["WORLD_SIZE"]) if is_joined else settings.world_size
@@ -86,7 +86,7 @@ def world_of(settings: Settings) -> World:
             name = settings.names.get("strategy")
             raise ValueError(f"strategy={name} runs on {limit} rank, but {size} were started; start {limit}")
         size = limit
-    # a rank that may be restarted must not be a part of this process
+    # a rank that may be restarted must be a separate process
     alone = size == 1 and not settings.launch.max_restarts and not processes.is_fork_of_threads()
     how: How = "joined" if is_joined else "alone" if alone else "processes"
     if how == "processes" and size > 1 and settings.comm.backend == "threads":
@@ -149,7 +149,7 @@ def _device(settings: Settings, how: How, size: int, local_size: int) -> Literal
 
 
 def launch(world: World, work: Work, hooks: RunHooks, *, how: Launch, comm: Comm) -> Outcome:
-    """Run to the end, a failure or an interruption. Raises ValueError, the same on all joined ranks, if one refuses."""
+    """Run to the end, a failure or an interruption. Raise ValueError, the same on all joined ranks, if one refuses."""
     speaks = world.how != "joined" or int(os.environ["RANK"]) == 0
     stop = Stop()
     try:
@@ -239,9 +239,9 @@ def _wait_for_ranks() -> None:
 
 
 def _join(world: World, work: Work, hooks: RunHooks, comm: Comm, stop: Stop, others: Joined | None) -> None:
-    """Run this process as a rank that torchrun, Slurm or a user started. `others`: the ranks it has joined."""
+    """Run this process as a rank that torchrun, Slurm or a user started. others: the ranks it has joined."""
     rank = int(os.environ["RANK"])
-    if rank and others is not None and rank_on_host() == 0:  # rank 0 prints the run, and another host nothing else
+    if rank and others is not None and rank_on_host() == 0:  # rank 0 prints the run, another host nothing else
         say(f"joined: {counted(world.local_size, 'rank')} here of {world.size}; rank 0 prints the run")
     try:
         with watched(others, hooks, comm.lost_seconds):

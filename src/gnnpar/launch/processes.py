@@ -1,7 +1,7 @@
 """Ranks as processes of this host: start them, watch them, and start all again after one is lost.
 
 They meet in a file; gloo listens on the loopback interface alone. A process of one thread forks its ranks, which share
-its imports. A fork of a process with OpenMP's threads would hang: a fork server starts the ranks of such a process.
+its imports. A fork of a process with OpenMP threads would hang, so a fork server starts the ranks of such a process.
 """
 
 from __future__ import annotations
@@ -46,20 +46,21 @@ if TYPE_CHECKING:
     from gnnpar.comm import Communicator
     from gnnpar.launch.launch import RunHooks, Work
 
-_SHUTDOWN_SECONDS = 15.0  # for a rank to end after rank 0 has
+_SHUTDOWN_SECONDS = 15.0  # for a rank to end after rank 0
 _PATIENCE_SECONDS = 5.0
-_TIMER_FIRST_SECONDS = 15.0  # the hang timer ends a rank so long before gloo's time-out
+_TIMER_FIRST_SECONDS = 15.0  # before gloo's time-out, by which the hang timer ends a rank
 _POLL_SECONDS, _LOOK_SECONDS = 0.2, 1.0
 _STOP = "stop"  # file of the parent: end after this epoch
 _MET = "met"  # file of rank 0: all ranks are connected
-_INTERRUPTED = 3  # exit code of a rank that ended because it was asked to
+_INTERRUPTED = 3  # exit code of a rank that ended on request
 multiprocessing.set_forkserver_preload(["torch", "gnnpar.training.loop"])
 
 
 def start(
     world: World, work: Work, hooks: RunHooks, how: Launch, comm: Comm, network: Network | None, stop: Stop
 ) -> None:
-    """Run one process a rank to the end. After a rank was killed or hung, start all again, up to `how.max_restarts`."""
+    """Run one process per rank to the end. After a rank was killed or hung, start all again, up to
+    `how.max_restarts`."""
     restarts = 0
     while True:
         try:
@@ -74,7 +75,7 @@ def start(
 
 
 def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network | None, stop: Stop) -> None:
-    """Run all ranks once. Raises RankFailed if one fails, KeyboardInterrupt if they were asked to end."""
+    """Run all ranks once. Raise RankFailed if one fails, KeyboardInterrupt if they were asked to end."""
 
     def starting() -> str:
         return "" if progress.SHOWN in os.environ or (scratch / _MET).exists() else f"starting {world.size} ranks"
@@ -103,8 +104,8 @@ def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network 
 
 
 def start_ranks(ranks: list[BaseProcess], size: int, body: Callable[[int], None], *, fork: bool) -> None:
-    """Append `size` processes that run body(rank) to `ranks`; they die with this one. Raises RankFailed if one cannot
-    start. `fork`: allowed; CUDA forbids it."""
+    """Append `size` processes that run body(rank) to `ranks`; they die with this one. Raise RankFailed if one cannot
+    start. fork: allowed; CUDA forbids it."""
     if multiprocessing.current_process().daemon:
         raise ValueError(
             "a daemonic process, as those of multiprocessing.Pool, can start no ranks: use "
@@ -112,16 +113,16 @@ def start_ranks(ranks: list[BaseProcess], size: int, body: Callable[[int], None]
         )
     forked = fork and sys.platform == "linux" and has_one_thread()
     if not forked:
-        resource_tracker.ensure_running()  # where it starts it unblocks signals, which are about to be blocked
+        resource_tracker.ensure_running()  # its start unblocks signals, which are about to be blocked
     context = multiprocessing.get_context("fork") if forked else multiprocessing.get_context("forkserver")
     path = [each or os.getcwd() for each in sys.path]
     run, given = (_run, (body, os.getpid())) if forked else (_run_anew, (pickle.dumps(body), dict(os.environ), path))
-    gc.freeze()  # what was imported is shared, and stays so
+    gc.freeze()  # imported modules are shared, and stay so
     try:
         with blocked(), without_main(), patient_streams():
             for rank in range(size):
                 process = context.Process(target=run, args=(rank, *given), name=f"rank{rank}")
-                ranks.append(process)  # first, for an interruption of its start
+                ranks.append(process)  # first, in case its start is interrupted
                 process.start()
     except OSError as error:
         line = f"a process for a rank cannot be started ({error.strerror}; see `ulimit -u`): start fewer ranks"
@@ -161,11 +162,11 @@ def end_with(parent: int, number: signal.Signals) -> None:
 
 
 def is_fork_of_threads() -> bool:
-    """Return True if this process, or one before it, is a fork of a process with threads: OpenMP waits for them."""
+    """Return True if this process, or an ancestor, is a fork of a process with threads, for which OpenMP would wait."""
     return _OF_THREADS[-1]
 
 
-_OF_THREADS = [False]  # a process pushes its own state around a fork; the child keeps it
+_OF_THREADS = [False]  # a process sets its own state around a fork; the child keeps it
 
 
 def _before_fork() -> None:
@@ -192,7 +193,7 @@ def has_one_thread() -> bool:
 
 @contextmanager
 def without_main() -> Iterator[None]:
-    """Hide the main module from processes started inside, which would run the user's script again."""
+    """Hide the main module from processes started in the context, which would run the user's script again."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -203,7 +204,6 @@ def without_main() -> Iterator[None]:
 
 def first_failure(ranks: Sequence[BaseProcess], scratch: Path, seconds: float) -> Failure | None:
     """Wait for all ranks. Return why the first one failed; None: all are done, or rank 0 is and the others do not end.
-
     A rank that is stopped for `seconds` is lost."""
     running, deadline, looked = dict(enumerate(ranks)), math.inf, time.monotonic()
     stopped: dict[int, float] = {}
@@ -213,7 +213,7 @@ def first_failure(ranks: Sequence[BaseProcess], scratch: Path, seconds: float) -
         running = {rank: each for rank, each in running.items() if rank not in ended}
         lost = {rank: code for rank, code in ended.items() if code not in (0, _INTERRUPTED)}
         done = {int(file.stem) for file in scratch.glob("*.done")}
-        if failed := [rank for rank in lost if not done & {0, rank}]:  # the work of rank 0 is done last
+        if failed := [rank for rank in lost if not done & {0, rank}]:  # rank 0 is the last to finish
             rank = min(failed, key=lambda rank: (lost[rank] >= 0 or lost[rank] == -signal.SIGABRT, rank))
             return blame(rank, lost[rank], ranks, scratch, seconds)
         if 0 in ended:
@@ -241,7 +241,7 @@ def blame(rank: int, exit_code: int, ranks: Sequence[BaseProcess], scratch: Path
     """Return the failure that ended the others, given the first rank that was seen to end."""
     stacks = {each: scratch / f"{each}.stack" for each in range(len(ranks))}
     if exit_code > 0 and stacks[rank].exists() and stacks[rank].stat().st_size:
-        time.sleep(_LOOK_SECONDS)  # the timers of the others
+        time.sleep(_LOOK_SECONDS)  # for the timers of the others
         alive = {each: process for each, process in enumerate(ranks) if process.is_alive()}
         if found := hanging(stacks, _stopped(alive), seconds):
             return found
@@ -275,7 +275,7 @@ def environment(**values: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Job:
-    """What a local rank gets from its parent. `scratch`: folder of the attempt; `key`: of the HMAC of objects."""
+    """Arguments of a local rank from its parent. scratch: folder of the attempt. key: for the HMAC of objects."""
 
     world: World
     work: Work
@@ -285,7 +285,7 @@ class Job:
     key: bytes = field(repr=False)
 
     def run(self, rank: int) -> None:
-        """Run a rank. A failure goes to `scratch/<rank>.json`; nothing is printed."""
+        """Run a rank. Write a failure to `scratch/<rank>.json`; print nothing."""
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(self.world.size)}
         os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(self.world.size)}
         stop = Stop(self.scratch / _STOP)
@@ -311,7 +311,7 @@ class Job:
         """Connect, work, disconnect. Return the exit code."""
 
         def stop_asked() -> bool:
-            if self.world.size > 1:  # alone, an epoch may last
+            if self.world.size > 1:  # without peers, an epoch may take any time
                 timer.beat(start=True)
             return stop.asked()
 
@@ -330,7 +330,7 @@ class Job:
                 try:
                     body(comm, host)
                 finally:
-                    timer.stop()  # the end of a session may last
+                    timer.stop()  # the end of a session may take long
         except Interrupted:
             code = _INTERRUPTED
         with suppress(OSError):  # the disk is full
@@ -357,10 +357,8 @@ def connected(
     store: Store | None = None,
     beat: Callable[[], None] = lambda: None,
 ) -> Communicator:
-    """Set torch as the world says, and connect the rank that RANK and WORLD_SIZE name. Collective.
-
-    `key`: of the HMAC of objects. `scratch`: of local ranks; `store`: of joined ranks. `beat`: as of `connect`.
-    """
+    """Set up torch for the world, and connect the rank named by RANK and WORLD_SIZE. Collective. key: for the HMAC of
+    objects. scratch: of local ranks. store: of joined ranks. beat: as in `connect`."""
     import torch
 
     from gnnpar.comm import ThreadWorld

@@ -11,11 +11,11 @@ from pathlib import Path
 from types import FrameType
 
 OF_THE_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
-"""Signals that terminals and schedulers send to all processes; of local ranks, their parent alone answers them."""
+"""Signals that terminals and schedulers send to all processes; for local ranks, only their parent handles them."""
 
 
 class Stop:
-    """A request to end after this epoch. `file`: its existence tells ranks of the request."""
+    """A request to end after this epoch. file: its existence passes the request to ranks."""
 
     def __init__(self, file: Path | None = None) -> None:
         self.file = file
@@ -23,7 +23,7 @@ class Stop:
         self._timer: threading.Timer | None = None
 
     def kept_in(self, file: Path) -> None:
-        """Tell ranks by `file` from now on."""
+        """Pass the request to ranks by `file` from now on."""
         self.file = file
         if self._asked.is_set():
             self.ask()
@@ -31,14 +31,14 @@ class Stop:
     def ask(self) -> None:
         self._asked.set()
         if self.file is not None:
-            with suppress(OSError):  # a full disk; the grace ends the run
+            with suppress(OSError):  # a full disk; the grace period ends the run
                 self.file.touch()
 
     def asked(self) -> bool:
         return self._asked.is_set() or (self.file is not None and self.file.exists())
 
     def ask_within(self, seconds: float) -> None:
-        """Ask, and send this process SIGINT after `seconds`. A second call sends it at once."""
+        """Request the end, and send this process SIGINT after `seconds`. A second call sends it at once."""
         if self._timer is not None:
             self._timer.cancel()
             seconds = 0.0
@@ -54,7 +54,7 @@ class Stop:
 
 
 def answer_in_rank(stop: Stop) -> None:
-    """Answer SIGTERM in a local rank, and ignore the other signals. The parent has blocked them during the start."""
+    """Handle SIGTERM in a local rank, and ignore the other signals. The parent has blocked them during the start."""
     for number in OF_THE_PARENT:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: stop.ask())
@@ -72,7 +72,7 @@ def interruptible(stop: Stop, grace_seconds: float) -> Iterator[None]:
         raise KeyboardInterrupt
 
     def ask(number: int, frame: FrameType | None) -> None:
-        if os.environ.get("RANK"):  # torchrun and srun have a grace of their own
+        if os.environ.get("RANK"):  # torchrun and srun have their own grace period
             stop.ask()
         else:
             stop.ask_within(grace_seconds)
@@ -86,7 +86,7 @@ def interruptible(stop: Stop, grace_seconds: float) -> Iterator[None]:
     finally:
         stop.over()
         for number, handler in before.items():
-            if handler is not None:  # of C, as faulthandler's
+            if handler is not None:  # None: set in C, as by faulthandler
                 signal.signal(number, handler)
 
 

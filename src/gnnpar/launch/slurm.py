@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from gnnpar.settings import MAX_RANKS, ConfigError
 from gnnpar.track.text import printable
 
-_FIRST_PORT, _NUM_PORTS = 20000, 12000  # below the range that Linux gives to outgoing connections
+_FIRST_PORT, _NUM_PORTS = 20000, 12000  # below Linux's range of ports for outgoing connections
 _BOUNDS = {
     "RANK": (0, MAX_RANKS - 1),
     "WORLD_SIZE": (1, MAX_RANKS),
@@ -76,13 +76,13 @@ def as_rank(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def rank_on_host() -> int:
-    """Return LOCAL_RANK; 0 if it is not set or no number."""
+    """Return LOCAL_RANK; 0 if it is not set or not a number."""
     text = os.environ.get("LOCAL_RANK", "0")
     return int(text) if text.isdecimal() else 0
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """'2(x3),1' -> [2, 2, 2, 1]."""
+    """Parse '2(x3),1' to [2, 2, 2, 1]."""
     counts: list[int] = []
     for part in text.split(","):
         found = re.fullmatch(r"(\d{1,4})(?:\(x(\d{1,4})\))?", part.strip())

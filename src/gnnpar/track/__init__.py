@@ -1,1 +1,1 @@
-"""Where numbers go: trackers receive flat dictionaries and know nothing else."""
+"""Trackers, which receive flat dictionaries of metrics."""

@@ -1,7 +1,7 @@
 """A timeline as a Chrome trace: JSON for chrome://tracing and ui.perfetto.dev.
 
-Trace Event Format: complete events (ph X), times in microseconds. One process a rank, one thread a row: compute, send,
-receive, phases. Spans that overlap inside a row get rows of their own, because viewers nest what overlaps.
+Trace Event Format: complete events (ph X), times in microseconds. One process per rank, one thread per row: compute,
+send, receive, phases. Spans that overlap inside a row get separate rows, because viewers nest overlapping spans.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def stdout() -> rich.console.Console:
 def show_table(
     columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, title: str = "", left: Sequence[int] = (0, -1)
 ) -> None:
-    """Print a table. `left`: columns that are aligned to the left; a cell of type str has no markup."""
+    """Print a table. left: columns aligned to the left. A cell of type str has no markup."""
     table = Table(title=title or None, title_justify="left", box=None)
     aligned = {place % len(columns) for place in left}
     for place, name in enumerate(columns):
@@ -58,10 +58,8 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 class _Patient(io.TextIOBase):
-    """A stream that drops text on a full disk or a closed pipe: `gnnpar train ... | head` trains on.
-
-    It holds the stream itself: a live table of rich replaces sys.stdout by one that writes to the console.
-    """
+    """A stream that drops text on a full disk or a closed pipe: `gnnpar train ... | head` continues to train. It holds
+    the stream itself: a live table of rich replaces sys.stdout by one that writes to the console."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -117,7 +115,7 @@ def _print(stream: TextIO, line: str) -> None:
 
 
 _RANK_0_SECONDS = 10.0
-"""For rank 0 to print an error of all ranks: torchrun ends every rank as soon as one has ended."""
+"""Time for rank 0 to print an error of all ranks: torchrun ends every rank as soon as one has ended."""
 
 
 def complain_once(text: str, *, rank: int) -> None:
@@ -133,7 +131,7 @@ SILENT_SECONDS = 5.0
 
 @contextmanager
 def pulse(doing: Callable[[], str]) -> Iterator[None]:
-    """Context manager: print `doing()` every few seconds for as long as it stays the same."""
+    """Context manager: print `doing()` every few seconds while it stays the same."""
     over, began = threading.Event(), time.monotonic()
 
     def tell() -> None:
@@ -154,7 +152,7 @@ def pulse(doing: Callable[[], str]) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Console:
-    """tracker=console. `every`: epochs between lines where there is no terminal."""
+    """tracker=console. every: epochs between lines without a terminal."""
 
     every: Annotated[int, at.Ge(1)] = 10
 
@@ -163,7 +161,7 @@ class Console:
 
 
 class _Figures:
-    """The text of a row: loss, last validation, last probe of the gradient, seconds an epoch."""
+    """The text of a row: loss, last validation, last probe of the gradient, seconds per epoch."""
 
     _val: float | None = None
     _probe = ""
@@ -187,7 +185,7 @@ class Lines:
     def __init__(self, epochs: int, *, every: int) -> None:
         self.epochs, self.every = epochs, every
         self._began = self._said = time.monotonic()
-        self._first: int | None = None  # not 0 in a run that goes on from a checkpoint
+        self._first: int | None = None  # not 0 in a run resumed from a checkpoint
         self._figures = _Figures()
 
     def start(self, facts: JsonObject) -> None:

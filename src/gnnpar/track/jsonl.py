@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object an epoch, always written, complete after every epoch."""
+"""metrics.jsonl: one JSON object per epoch, always written, complete after every epoch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FILE = "metrics.jsonl"
 
 
 class Room(Protocol):
-    """Files to delete on a full disk. `spent`: the last one is gone, and the run has to end."""
+    """Files to delete on a full disk. spent: none is left, and the run has to end."""
 
     @property
     def spent(self) -> bool: ...
@@ -31,8 +31,8 @@ class DiskFull(OSError):
 class Jsonl:
     """Append each row whole and at once: a killed run keeps every finished epoch.
 
-    source: the run folder that a resumed run takes its first `epochs_done` rows from. timed: whether their times and
-    bytes count for this run. room: freed on a full disk before a row is given up. count: rows by now.
+    source: the run folder from which a resumed run copies its first `epochs_done` rows. timed: whether their times and
+    bytes count for this run. room: freed on a full disk before a row is given up. count: rows so far.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Jsonl:
     def start(self, facts: JsonObject) -> None: ...
 
     def log(self, row: JsonObject) -> None:
-        """Append a row. Raises DiskFull if it took the last room, WriteError if it could not be written."""
+        """Append a row. Raise DiskFull if it took the last room, WriteError if it could not be written."""
         keys.check(dict(row))
         line = (json.dumps(keys.readable(dict(row))) + "\n").encode()
         while True:
@@ -89,7 +89,7 @@ class Jsonl:
 
 
 def read_rows(run_dir: Path) -> list[JsonDict]:
-    """Return the rows of a run up to the first line that is not one: a kill may cut the last line short."""
+    """Return the rows of a run up to the first invalid line: a kill may cut the last line short."""
     path, rows = run_dir / FILE, list[JsonDict]()
     if path.is_file():
         with path.open("rb") as file:
@@ -110,7 +110,7 @@ def _row(line: bytes) -> JsonDict | None:
 
 
 def sync_rows(run_dir: Path) -> None:
-    """Write the rows through to the disk: a checkpoint does not outlive the rows of its epochs."""
+    """Sync the rows to the disk, so that no checkpoint is newer than the rows of its epochs."""
     with (run_dir / FILE).open("rb") as file:
         os.fsync(file.fileno())
 
@@ -124,5 +124,5 @@ def missing_epochs(run_dir: Path, count: int) -> str:
 
 
 def _results_only(row: JsonObject) -> JsonDict:
-    """Drop what the earlier run measured of itself."""
+    """Drop the earlier run's measurements of itself."""
     return {k: v for k, v in row.items() if not k.startswith(("memory/", "assign/"))} | {"time/timed": 0}

@@ -1,4 +1,4 @@
-"""Every metric name, its unit and its meaning, in one table. metrics.jsonl uses these names and no others."""
+"""Every metric name, its unit and its meaning, in one table. metrics.jsonl uses only these names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Key(NamedTuple):
 
 PHASES = ("compute", "sample", "encode", "exposed_wire", "exposed_skew", "bubble", "reduce", "other")
 BYTE_PHASES = ("forward", "backward", "remat", "push", "stage", "reduce", "assign", "pairs", "global")
-RARE_PHASES = ("pairs", "global")  # of link prediction, and of sums over all nodes: named where there are some
+RARE_PHASES = ("pairs", "global")  # link prediction, and sums over all nodes: shown only if used
 
 LOSS = "loss/train"
 KEYS: dict[str, Key] = {
@@ -101,7 +101,7 @@ ALWAYS = (LOSS, "time/timed", "time/epoch_seconds", "time/train_seconds", "comm/
 
 
 def is_whole(row: Mapping[str, object]) -> bool:
-    """Return True for a row with all of ALWAYS; the lines of a study have only some."""
+    """Return True for a row with all of ALWAYS; lines of a study have only some of them."""
     return all(name in row and (name == LOSS or row[name] is not None) for name in ALWAYS)
 
 

@@ -14,12 +14,12 @@ from gnnpar.track.text import counted, printable_tree
 
 _MOST_RANKS = 8  # rows and columns of the heat table
 _HEAT = ("dim", "", "yellow", "bold red")  # by quarter of the largest entry
-_PART = {"nodes": "nodes", "edges": "edges", "train_nodes": "train"}  # columns of parts that are shown
+_PART = {"nodes": "nodes", "edges": "edges", "train_nodes": "train"}  # columns of the table of parts
 _TOLD = ("strategy", "model", "dataset", "nodes", "edges", "ranks", "threads", "transport", "links")
 
 
 def picture(facts: JsonObject) -> Group:
-    """Return at most 15 lines on what a run starts with. facts: as given to Tracker.start."""
+    """Return at most 15 lines on a run's layout. facts: as passed to Tracker.start."""
     facts = printable_tree(facts)  # names come from datasets, plans and shards
     shown = [Text(line) for line in (head(facts), mesh(facts), layers(facts)) if line]
     table = [parts(facts)] if facts.get("parts") else []
@@ -29,7 +29,7 @@ def picture(facts: JsonObject) -> Group:
 
 
 def head(facts: JsonObject) -> str:
-    """'graph_parallel gcn sbm  3,000 nodes  50,214 edges  2 ranks x 1 thread over gloo'."""
+    """Return 'graph_parallel gcn sbm  3,000 nodes  50,214 edges  2 ranks x 1 thread over gloo'."""
     named = " ".join(str(facts[name]) for name in ("strategy", "model", "dataset") if facts.get(name))
     sizes = [f"{figure(facts[name])} {name}" for name in ("nodes", "edges") if name in facts]
     if "ranks" in facts:
@@ -41,7 +41,7 @@ def head(facts: JsonObject) -> str:
 
 
 def mesh(facts: JsonObject) -> str:
-    """'stage 0: ranks 0 1, layers 0 to 1; stage 1: ...' where there is more than one."""
+    """Return 'stage 0: ranks 0 1, layers 0 to 1; stage 1: ...' for several stages."""
     stages = facts.get("mesh") or []
     if len(stages) < 2:
         return ""
@@ -53,7 +53,7 @@ def mesh(facts: JsonObject) -> str:
 
 
 def layers(facts: JsonObject) -> str:
-    """'64 -halo-> 64 -halo-> 8  (bfloat16, overlap edges)'; equal layers in a row are counted."""
+    """Return '64 -halo-> 64 -halo-> 8  (bfloat16, overlap edges)'; equal layers in a row are counted."""
     layers: Sequence[JsonObject] = facts.get("layers") or ()
     if not layers:
         return ""
@@ -66,7 +66,7 @@ def layers(facts: JsonObject) -> str:
 
 
 def parts(facts: JsonObject) -> Table:
-    """Return one row a part; to the right how many rows it reads from each other part, in warm colours for many."""
+    """Return one row per part; on the right the rows it reads from each other part, in warm colours for many."""
     rows: Sequence[JsonObject] = facts["parts"]
     halo: Sequence[Sequence[int]] | None = facts.get("halo_from")
     columns = [name for name in rows[0] if name in _PART] if halo else [name for name in rows[0] if name != "part"]

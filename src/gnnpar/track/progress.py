@@ -17,13 +17,13 @@ from rich.text import Text
 from gnnpar.track.console import is_terminal, stdout
 from gnnpar.track.text import printable
 
-SHOWN = "GNNPAR_SWEEP_SHOWN"  # set while the parent shows the jobs: they print nothing
+SHOWN = "GNNPAR_SWEEP_SHOWN"  # set while the parent shows the jobs, which then print nothing
 _MOST_LINES = 8
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A sweep at one moment. `running`: a line a job; `left_seconds`: None while no job has ended."""
+    """A sweep at one moment. running: a line per job. left_seconds: None until a job has ended."""
 
     total: int
     done: int
@@ -33,7 +33,7 @@ class Snapshot:
 
     @property
     def line(self) -> str:
-        """'3 of 12 jobs done, 1 failed, 2 running, about 4 min left'."""
+        """Return '3 of 12 jobs done, 1 failed, 2 running, about 4 min left'."""
         parts = [f"{self.done} of {self.total} jobs done"]
         parts += [f"{self.failed} failed"] if self.failed else []
         parts += [f"{len(self.running)} running"] if self.running else []
@@ -66,7 +66,7 @@ def shown(look: Callable[[], Snapshot]) -> Iterator[None]:
 
 
 def duration(seconds: float) -> str:
-    """'40 s', '12 min', '3.5 h'."""
+    """Return '40 s', '12 min', '3.5 h'."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,7 +1,5 @@
-"""A schedule as a picture, SVG by hand: panels of timelines over each other on one time axis.
-
-A lane a rank: forwards blue, backwards orange, darker for later slots; waiting grey; messages as thin lines below.
-"""
+"""A schedule as an SVG picture: panels of timelines on one time axis. A lane per rank: forwards blue, backwards orange,
+darker for later slots; waiting grey; messages as thin lines below."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ class Panel:
 
 
 def schedule_picture(panels: Sequence[Panel]) -> str:
-    """Return an SVG document. Raises ValueError where all panels are empty."""
+    """Return an SVG document. Raise ValueError if all panels are empty."""
     drawn = [panel for panel in panels if panel.rows]
     if not drawn:
         raise ValueError("a picture of no actions: every panel is empty")
@@ -57,7 +55,7 @@ def _panel(panel: Panel, top: int, until: float, slots: int) -> tuple[list[str],
         y = top + _HEAD + number * _LANE
         lines.append(f'<text x="{_LEFT - 8}" y="{y + 15}" text-anchor="end" fill="{_INK}">rank {rank}</text>')
         mine = [row for row in panel.rows if row[0] == rank]
-        for kind in ("compute", "wait", "message"):  # what waits inside an action is drawn over it
+        for kind in ("compute", "wait", "message"):  # draw waits inside an action over it
             lines += [line for row in mine if (line := _mark(row, kind, y, until, slots))]
         right = _x(until, until)
         lines.append(f'<path d="M{_LEFT} {y + _BAR + 8.5}H{right:.1f}" stroke="{_WAIT}" stroke-width="1" fill="none"/>')
@@ -91,7 +89,7 @@ def _mark(row: Row, kind: str, y: float, until: float, slots: int) -> str:
 
 
 def _colour(direction: str, slot: int, slots: int) -> str:
-    """Blue for forwards, orange for backwards, from light to dark over the slots."""
+    """Return blue for forwards, orange for backwards, from light to dark over the slots."""
     light, dark = {"F": ((189, 215, 238), (31, 97, 157)), "B": ((252, 216, 180), (184, 84, 14))}[direction]
     share = slot / max(1, slots - 1)
     return "#" + "".join(f"{round(a + (b - a) * min(1.0, share)):02x}" for a, b in zip(light, dark, strict=True))
@@ -102,7 +100,7 @@ def _x(seconds: float, until: float) -> float:
 
 
 def _axis(top: float, until: float) -> Iterable[str]:
-    """Milliseconds, at round numbers."""
+    """Yield the axis in milliseconds, with ticks at round numbers."""
     step = _round(until * 1e3 / 8)
     for number in range(int(until * 1e3 / step) + 1):
         x = _x(number * step / 1e3, until)
@@ -112,7 +110,7 @@ def _axis(top: float, until: float) -> Iterable[str]:
 
 
 def _round(value: float) -> float:
-    """1, 2 or 5 times a power of ten, not below `value`."""
+    """Return 1, 2 or 5 times a power of ten, not below `value`."""
     power = 10.0 ** math.floor(math.log10(value))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= value * (1 - 1e-9))
 

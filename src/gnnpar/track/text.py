@@ -8,7 +8,7 @@ from gnnpar.files import JsonDict, JsonObject
 
 
 def printable(text: str) -> str:
-    r"""Escape characters that a terminal obeys or hides: '\x1b[2J', '\u202e'. Line ends and tabs stay."""
+    r"""Escape control and invisible characters of a terminal: '\x1b[2J', '\u202e'. Line ends and tabs stay."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)

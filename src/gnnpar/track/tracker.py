@@ -11,18 +11,18 @@ from gnnpar.files import JsonObject
 
 
 class Tracker(Protocol):
-    """Receives one flat row an epoch. Only rank 0 has one; what it gets is already reduced over ranks."""
+    """Receives one flat row per epoch. Only rank 0 has one; rows are already reduced over ranks."""
 
     def start(self, facts: JsonObject) -> None:
-        """Called once before epoch 0, with the plan's partition statistics and other facts for a table."""
+        """Start, once before epoch 0, with the plan's partition statistics and other facts for a table."""
         ...
 
     def log(self, row: JsonObject) -> None:
-        """Called after each epoch; names as in keys.py."""
+        """Log a row after an epoch; names as in keys.py."""
         ...
 
     def close(self, result: JsonObject | None = None) -> None:
-        """Called once, also after a failure. result: content of result.json; None: unknown."""
+        """Close, once, also after a failure. result: content of result.json; None: unknown."""
         ...
 
 
@@ -57,7 +57,7 @@ class Null:
 
 @dataclass(frozen=True, kw_only=True)
 class Quiet:
-    """tracker=jsonl: nothing beside metrics.jsonl."""
+    """tracker=jsonl: metrics.jsonl only."""
 
     def build(self, run_dir: Path, epochs: int, job: JsonObject) -> Tracker:
         return Null()

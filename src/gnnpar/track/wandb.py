@@ -1,7 +1,7 @@
-"""wandb: a mirror of a run for dashboards, one run a job, opened by rank 0 when its plan is known.
+"""wandb: a mirror of a run for dashboards, one run per job, opened by rank 0 when its plan is known.
 
 The history is metrics.jsonl under the same names (`flat`), and the curves again over training seconds and gigabytes
-sent. An error here is one line on stderr, and training goes on. wandb is imported when a run is opened.
+sent. An error is one line on stderr, and training continues. wandb is imported when a run is opened.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ AXES = {"against_seconds": "time/train_seconds", "against_gigabytes": GIGABYTES}
 
 @dataclass(frozen=True, kw_only=True)
 class Wandb:
-    """tracker=wandb. The terminal shows what tracker=console shows.
+    """tracker=wandb. The terminal shows the same as tracker=console.
 
-    mode: online; offline, for `wandb sync` later; disabled, the terminal alone. group: null for the sweep of the job.
-    connect_seconds: for the server to answer, then the run is kept offline. upload_seconds: for the upload at the end.
+    mode: online; offline, for `wandb sync` later; disabled, the terminal only. group: null for the sweep of the job.
+    connect_seconds: for the server to answer, else the run is kept offline. upload_seconds: for the upload at the end.
     """
 
     mode: Literal["online", "offline", "disabled"] = "online"
@@ -70,7 +70,7 @@ class Mirror:
     def start(self, facts: JsonObject) -> None:
         self._run = open_run(self.config, self.run_dir, self.job)
         self._attempt(lambda run: link(run, self.run_dir))
-        local = self._run is not None and self._run.offline  # then nothing but this machine can be slow
+        local = self._run is not None and self._run.offline  # offline, only this machine can be slow
         seconds = self.config.upload_seconds if local else self.config.connect_seconds
         self._attempt(lambda run: describe(run, self.run_dir, facts), seconds)
 
@@ -125,7 +125,7 @@ def connect(wandb: ModuleType, run_dir: Path, init: Callable[[str, str], Run]) -
             raise ValueError("no API key; set WANDB_API_KEY or call wandb login")
         return init("online", attempt)
     except Exception as error:
-        with suppress(Exception):  # ends what would keep trying beside the training
+        with suppress(Exception):  # end retries beside the training
             within(_START_SECONDS, wandb.teardown)
         for leftover in (run_dir / "wandb").glob(f"run-*-{attempt}"):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -137,7 +137,7 @@ def load() -> ModuleType:
     """Import wandb, silent and without its error reporting.
 
     Error reporting goes to the same server and delays the exit of the process by 20 s if the server does not answer.
-    WANDB_ERROR_REPORTING=true brings it back. Raises ValueError if the program has a run of its own open.
+    WANDB_ERROR_REPORTING=true enables it. Raises ValueError if the program has its own open run.
     """
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
@@ -149,7 +149,7 @@ def load() -> ModuleType:
 
 
 def begin(wandb: ModuleType, config: Wandb, run_dir: Path, arguments: JsonObject, mode: str, run_id: str) -> Run:
-    """Call wandb.init without what disturbs a measurement: console capture, system statistics, saving code."""
+    """Call wandb.init without console capture, system statistics and saved code, which disturb measurements."""
     settings = wandb.Settings(
         silent=True,
         console="off",
@@ -166,7 +166,7 @@ def begin(wandb: ModuleType, config: Wandb, run_dir: Path, arguments: JsonObject
 
 
 def within(seconds: float, act: Callable[[], T]) -> T:
-    """Return or raise what `act` does. Raises TimeoutError after `seconds`; its thread is then left behind."""
+    """Return or raise the result of `act`. Raise TimeoutError after `seconds`; its thread is then abandoned."""
     done: Future[T] = Future()
 
     def run() -> None:
@@ -185,7 +185,7 @@ def within(seconds: float, act: Callable[[], T]) -> T:
 
 
 def identity(config: Wandb, job: JsonObject) -> JsonDict:
-    """Return the arguments of wandb.init that a run is found by: group, job type, name and tags."""
+    """Return the arguments of wandb.init that identify a run: group, job type, name and tags."""
     ranks = counted(job["world_size"], "rank")
     named = (job["strategy"], job["model"], job["dataset"], ranks)
     return {
@@ -208,7 +208,7 @@ def settings_of(job: JsonObject, run_dir: Path) -> JsonDict:
 
 
 def link(run: Run, run_dir: Path) -> None:
-    """Write where the run is on wandb, for gnnpar dashboard."""
+    """Write the run's address on wandb, for gnnpar dashboard."""
     place = {"id": run.id, "entity": run.entity or None, "project": run.project, "group": run.group or None}
     place |= {"mode": "offline" if run.offline else "online", "path": os.path.relpath(run.settings.sync_dir, run_dir)}
     write_json_whole(run_dir / LINK, place)
@@ -230,7 +230,7 @@ def describe(run: Run, run_dir: Path, facts: JsonObject) -> None:
     tables = {"tables/units": wandb.Table(columns=["metric", "unit", "meaning"], data=[*units])}
     if parts := facts.get("parts"):
         tables["tables/partition"] = wandb.Table(columns=list(parts[0]), data=[list(part.values()) for part in parts])
-    run.log(tables, step=0, commit=False)  # goes out with epoch 0
+    run.log(tables, step=0, commit=False)  # sent with epoch 0
     add_artifact(run, "plan", run_dir / "plan.json")
 
 
@@ -251,7 +251,7 @@ def conclude(run: Run, run_dir: Path, result: JsonObject | None) -> None:
 
 
 def bars(unit: str, values: Mapping[str, float]) -> object:
-    """Return a chart with one bar a phase."""
+    """Return a chart with one bar per phase."""
     import wandb
 
     table = wandb.Table(columns=["phase", unit], data=[[name, value] for name, value in values.items()])

@@ -1,7 +1,5 @@
-"""A share of the cores for every rank: groups of the kernel's cpu controller, cgroups v1 or v2. Needs root.
-
-Groups are named gnnpar-PID-START-rankR, as network namespaces; the next run removes those of dead processes.
-"""
+"""A share of the cores for every rank: groups of the kernel's cpu controller, cgroups v1 or v2. Needs root. Groups are
+named gnnpar-PID-START-rankR, as network namespaces. The next run removes groups of dead processes."""
 
 from __future__ import annotations
 
@@ -15,18 +13,18 @@ from pathlib import Path
 from gnnpar.launch.emulated.namespaces import INTERRUPTIONS, is_stale, own_prefix
 from gnnpar.launch.signals import blocked
 
-_PERIOD_US = 4_000  # a rank never waits longer than this for its next share
-_LEAST_US = 1_000  # the kernel takes no smaller share of a period
+_PERIOD_US = 4_000  # longest wait of a rank for its next share
+_LEAST_US = 1_000  # smallest share of a period that the kernel accepts
 _GONE_SECONDS = 2.0  # for the processes of a group to be reaped
 
 
 class SharesError(ValueError):
-    """Shares cannot be given here: one line."""
+    """Shares are not available here. The message is one line."""
 
 
 @dataclass(frozen=True)
 class Controller:
-    """Where the cpu controller is mounted."""
+    """The mounted cpu controller."""
 
     root: Path
     version: int
@@ -69,7 +67,7 @@ def own_controller() -> Controller | None:
 
 
 def missing() -> str | None:
-    """Return what this machine lacks, and what to do; None: nothing known."""
+    """Return the missing requirement of this machine, and its remedy; None if nothing is known to be missing."""
     if (there := own_controller()) is None:
         return "needs the kernel's cpu controller (cgroups), which is not mounted here"
     if os.geteuid() != 0 or not os.access(there.root, os.W_OK):
@@ -79,7 +77,7 @@ def missing() -> str | None:
 
 @contextmanager
 def shared(cores: Sequence[float]) -> Iterator[str]:
-    """Make a group of at most so many `cores` for each rank, and remove it at the end. Gives the prefix of names."""
+    """Make a group of at most `cores` for each rank, and remove it at the end. Yield the prefix of names."""
     prefix, there = own_prefix(), own_controller()
     assert there is not None, "`missing` tells"
     groups = [there.group(prefix, rank) for rank in range(len(cores))]

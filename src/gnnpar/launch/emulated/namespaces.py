@@ -35,7 +35,7 @@ from gnnpar.files import started
 from gnnpar.launch.signals import blocked
 
 INTERFACE = "eth0"
-CONGESTION_CONTROL = "cubic"  # the kernel's own default, so that machines with another one measure the same
+CONGESTION_CONTROL = "cubic"  # the kernel's default, so that all machines measure the same
 FOLDER = Path("/run/netns")
 _NAME = re.compile(r"gnnpar-(\d+)-(\d+)-\w+")
 _SWITCH = "switch"
@@ -45,12 +45,12 @@ _PATH = os.pathsep.join([os.environ.get("PATH") or os.defpath, "/usr/sbin", "/sb
 
 
 class NetworkError(ValueError):
-    """The network cannot be built: one line."""
+    """The network cannot be built. The message is one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Network(Links):
-    """Links between network namespaces; their names begin with `prefix`."""
+    """Links between network namespaces with names that begin with `prefix`."""
 
     prefix: str
 
@@ -79,7 +79,7 @@ class Network(Links):
         enter(self.namespace(host))
 
     def wait_until_up(self, seconds: float) -> None:
-        """Wait for the links: gloo needs IFF_RUNNING, which the kernel sets up to a second after a link carries."""
+        """Wait for the links: gloo needs IFF_RUNNING, which the kernel sets up to a second after a link is up."""
         deadline = time.monotonic() + seconds
         for host in range(self.num_hosts):
             with entered(self.namespace(host)):
@@ -126,7 +126,7 @@ class Network(Links):
                 Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text(CONGESTION_CONTROL, encoding="ascii")
 
     def pace(self) -> None:
-        """Shape both ends of every link of a network that is there."""
+        """Shape both ends of every link of an existing network."""
         into = [self.bucket(gbps, SWITCH_LATENCY_SECONDS) for gbps in self.host_gbps]
         ports = [f"qdisc replace dev port{i} root {bucket}" for i, bucket in enumerate(into)]
         _batch("tc", ports, self.namespace(_SWITCH))
@@ -134,7 +134,8 @@ class Network(Links):
             _batch("tc", self.shape(host), self.namespace(host))
 
     def shape(self, host: int) -> list[str]:
-        """Return the tc commands for what a host sends: one token bucket, or a class for each peer under the host's."""
+        """Return the tc commands for a host's outgoing traffic: one token bucket, or a class per peer under the
+        host's."""
         mine = self.host_gbps[host]
         if self.link_gbps is None:
             return [f"qdisc replace dev {INTERFACE} root {self.bucket(mine)}"]
@@ -173,7 +174,7 @@ def address(host: int) -> str:
 
 
 def missing() -> str | None:
-    """Return what this machine lacks for namespaces, and what to do; None: nothing known."""
+    """Return the missing requirement of this machine for namespaces, and its remedy; None if nothing is known."""
     if not sys.platform.startswith("linux"):
         return f"needs Linux, this is {sys.platform}"
     lacking = [name for name in ("ip", "tc") if shutil.which(name, path=_PATH) is None]
@@ -185,7 +186,7 @@ def missing() -> str | None:
 
 
 def own_prefix() -> str:
-    """Return the prefix of this process's names: its number and when it started."""
+    """Return the prefix of this process's names: its pid and start time."""
     return f"gnnpar-{os.getpid()}-{started(os.getpid())}"
 
 
@@ -210,7 +211,7 @@ def remove_stale() -> list[str]:
 
 
 def delete(gone: Sequence[str]) -> None:
-    """Remove namespaces. One that another process removes at the same time is no error."""
+    """Remove namespaces. Ignore those that another process removes at the same time."""
     for name in gone:
         with suppress(NetworkError):
             _batch("ip", [f"netns del {name}"])
@@ -220,7 +221,7 @@ def delete(gone: Sequence[str]) -> None:
 
 
 def enter(name: str) -> None:
-    """Put the calling thread into a network namespace. `os.setns` is there only from Python 3.12 on."""
+    """Put the calling thread into a network namespace. `os.setns` exists from Python 3.12 on."""
     with (FOLDER / name).open("rb") as file:
         _setns(file.fileno(), name)
 

@@ -1,7 +1,5 @@
-"""launch=paced: from settings to shaped links, and the rate that a link reaches.
-
-The rate that is set counts headers; the rate reached is the payload of one TCP stream.
-"""
+"""launch=paced: from settings to shaped links, and the rate that a link reaches. The rate that is set includes headers;
+the rate reached is the payload of one TCP stream."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ def is_dilated(launch: Launch) -> bool:
 
 
 def dilation(launch: Paced, threads: int, cores: int) -> float:
-    """Return how many times slower `threads` run than on cores of their own. Raises ValueError if they do not fit."""
+    """Return how many times slower `threads` run than with a core each. Raise ValueError if they do not fit."""
     least = max(1.0, threads / cores)
     if launch.dilation == "auto":
         factor = least
@@ -79,12 +77,12 @@ def speeds(launch: Paced, size: int) -> tuple[float, ...]:
 
 
 def burst_kib(gbps: float) -> int:
-    """Return the KiB of 2.1 ms; below 16 KiB a bucket holds too few packets to keep its rate."""
+    """Return the KiB of 2.1 ms, at least 16: a smaller bucket holds too few packets to keep its rate."""
     return max(16, round(256 * gbps))
 
 
 def num_hosts(launch: Paced, cluster: Cluster | None, size: int, topology: str) -> int:
-    """Return the hosts of the topology, else launch.hosts, else one a rank. Raises ValueError for too many hosts."""
+    """Return the hosts of the topology, else launch.hosts, else one per rank. Raise ValueError for too many hosts."""
     if cluster is not None:
         if launch.hosts not in ("auto", cluster.num_hosts):
             named = f"topology={topology} names {cluster.num_hosts}"
@@ -104,7 +102,7 @@ def num_hosts(launch: Paced, cluster: Cluster | None, size: int, topology: str) 
 
 @contextmanager
 def paced(network: Network) -> Iterator[list[float]]:
-    """Build the network, and remove it at the end. Gives `reached_gbps`."""
+    """Build the network, and remove it at the end. Yield `reached_gbps`."""
     try:
         with network.built():
             gbps = reached_gbps(network)
@@ -170,7 +168,7 @@ def _receive(stream: socket.socket, *, skip: int) -> float:
 
 
 def trial() -> str:
-    """Try a network of two hosts. Return in a few words whether launch=paced works here."""
+    """Try a network of two hosts. Return a short text on whether launch=paced works here."""
     if (lack := missing()) is not None:
         return f"no: {lack}"
     network = Network(prefix=own_prefix(), host_gbps=(1.0, 1.0))
