@@ -350,8 +350,7 @@ def _train(settings: Settings, folder: Path, callbacks: Sequence[Callback] = ())
 
 
 def _settings(model: Model, data: object, overrides: Mapping[str, object], study: str = "") -> Settings:
-    """Compose as the command line does, and insert a model given as an object. data=None: `overrides` name a dataset or
-    a plan."""
+    """Compose as the command line does, with a model given as an object. data=None: overrides name dataset or plan."""
     if data is None and not {"dataset", "plan"} & overrides.keys():
         raise ConfigError("data is None: give a graph, or the name of a dataset")
     if of_hydra := next((key for key in overrides if group_of(key) == "hydra"), None):

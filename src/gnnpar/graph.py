@@ -1,5 +1,4 @@
-"""The Protocol that models are written against. All operations of a model are row-local, except `aggregate`, `moments`
-and `total`."""
+"""The Protocol that models are written against. Models are row-local except `aggregate`, `moments` and `total`."""
 
 from __future__ import annotations
 
@@ -72,8 +71,7 @@ class InEdges(NamedTuple):
 
 
 class Graph(Local, Protocol):
-    """A view of the graph. A tensor of a model has one row per owned node; only `aggregate`, `moments` and `total` mix
-    rows."""
+    """A view of the graph. A model's tensors have one row per owned node; `aggregate`, `moments`, `total` mix rows."""
 
     @property
     def num_nodes(self) -> int:

@@ -1,5 +1,4 @@
-"""Folders of gnnpar's YAML (inside the wheel, or beside src/ in a checkout), of plugins, and of caches; user
-modules."""
+"""Folders of gnnpar's YAML (in the wheel, or beside src/ in a checkout), of plugins and caches; user modules."""
 
 from __future__ import annotations
 

@@ -84,8 +84,7 @@ class Session:
         return {split: metrics[f"metric/{split}"] for split in SPLITS}
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Gather the rows of every rank: [nodes of this rank, ...], in the order of `node_ids` -> [N, ...] in the order
-        of nodes."""
+        """Gather all rows: [nodes of this rank, ...], in the order of `node_ids` -> [N, ...] in the order of nodes."""
         comm = self._run.comm
         if len(rows) != len(self.node_ids):
             raise ValueError(

@@ -11,8 +11,7 @@ from gnnpar.track.console import complain, say
 
 
 def run(argv: list[str]) -> int:
-    """Return 0 if all is written, 1 if the model has no program (its weights are written), 2 without a valid
-    checkpoint."""
+    """Return 0 if all is written, 1 if the model has no program (weights are written), 2 without a checkpoint."""
     parser = ArgumentParser("gnnpar export", description="A trained model as files that need no gnnpar.")
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, or one of its checkpoints")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to (export/ of the run)")

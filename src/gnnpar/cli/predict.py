@@ -1,5 +1,4 @@
-"""`gnnpar predict RUN ...`: write a trained model's logits of every node of a graph, distributed, out of core if
-needed."""
+"""`gnnpar predict RUN ...`: write a trained model's logits of all nodes, distributed, out of core if needed."""
 
 from __future__ import annotations
 
@@ -170,8 +169,7 @@ def prepared_as(trained: Settings, settings: Settings, found: Checkpoint, overri
 
 
 def run_folder(given: Path, found: Path) -> Path:
-    """Return the folder for files made from a run: the run's own, or that of a checkpoint without a run. found: the
-    checkpoint."""
+    """Return the folder for files made from a run: its own, or that of the checkpoint `found` without a run."""
     from gnnpar.training.checkpoint import files as checkpoint
 
     alone = found == given and given.resolve().parent.name != checkpoint.FOLDER

@@ -59,8 +59,7 @@ def show(sweep: Path) -> None:
 
 
 def job(config: object) -> float:
-    """Run one Hydra job, also in a launcher's process. Return its exit code, or its metric for a sweeper that
-    searches."""
+    """Run one Hydra job, also in a launcher's process. Return its exit code, or the metric for a searching sweeper."""
     job = HydraJob.running(config)
     return train_one(job) if job.sweep is None else run_job(job, job.sweep)
 
@@ -207,8 +206,7 @@ def run_one(job: HydraJob, planned: Job | None = None) -> int:
 
 
 def trained(settings: Settings, run_dir: Path, callbacks: Sequence[Callback] = ()) -> Outcome:
-    """Write config.yaml, train, and print the figures of a completed run, or on request the traceback of a failed
-    one."""
+    """Write config.yaml, train, and print the figures of a completed run, or on request a failed one's traceback."""
     first = os.environ.get("RANK", "0") == "0"
     if first:
         run_dir.mkdir(parents=True, exist_ok=True)

@@ -43,8 +43,7 @@ class Key(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return 'forward0', or 'forward0.1' for a second aggregation in the layer. Calls of partial rows begin at
-        64."""
+        """Return 'forward0', or 'forward0.1' for a layer's second aggregation. Calls of partial rows begin at 64."""
         return f"{self.direction}{self.layer}" + (f".{self.call}" if self.call else "")
 
 
@@ -74,8 +73,7 @@ class QuantizedRows(CodecDefaults):
         raise NotImplementedError
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begin an epoch. On a GPU, rows without a range are reported here, one epoch late, so that nothing waits
-        earlier."""
+        """Begin an epoch. On a GPU, report rows without a range here, one epoch late, so that nothing waits."""
         suspects, self._suspects = self._suspects, []
         if suspects:  # read together: the host waits once an epoch
             lost = torch.stack([each for each, _ in suspects]).cpu()

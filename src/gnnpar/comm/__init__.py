@@ -1,5 +1,4 @@
-"""Communication between ranks: the Communicator Protocol, its two implementations, exact byte counts, the phase
-clock."""
+"""Communication between ranks: Communicator Protocol, its two implementations, exact byte counts, phase clock."""
 
 from gnnpar.comm.clock import PhaseClock
 from gnnpar.comm.communicator import Communicator, Pending, Site

@@ -234,7 +234,6 @@ class Ready:
 
 
 def ring_reduce_nbytes(nbytes: int, *, rank: int, size: int) -> int:
-    """Return the bytes one rank sends in a ring all-reduce: 2 (P - 1) / P of the tensor. They sum up exactly over
-    ranks."""
+    """Return the bytes one rank sends in a ring all-reduce: 2 (P - 1) / P of the tensor, exact in the sum."""
     total = 2 * (size - 1) * nbytes
     return total // size + (rank < total % size)

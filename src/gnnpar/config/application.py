@@ -110,8 +110,7 @@ def _sweep(
 
 
 def _close(start: Start, show: Callable[[Path], object]) -> int:
-    """Print the states of the jobs. Return 0 if all are done, 2 if no job could start for a wrong configuration, else
-    1."""
+    """Print the states of the jobs. Return 0 if all are done, 2 if a wrong configuration stopped all, else 1."""
     assert start.folder is not None
     jobs = start.jobs()
     states = {job.folder: job.state() for job in jobs}
@@ -130,8 +129,7 @@ def _close(start: Start, show: Callable[[Path], object]) -> int:
 
 
 def without_folders(argv: Sequence[str], rank: int) -> list[str]:
-    """Return the arguments of a joined rank: one job, and no folder except rank 0's, which is the same after a restart
-    by torchrun."""
+    """Return a joined rank's arguments: one job, and no folder except rank 0's, equal after torchrun's restart."""
     if any(flag in argv for flag in MULTIRUN):
         raise ConfigError(
             "a sweep (-m) starts its own ranks and cannot join those of torchrun; start one job at a time"

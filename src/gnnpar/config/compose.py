@@ -197,8 +197,7 @@ class HydraJob:
         return build_settings(*resolved(self.config, self.choices, self.overrides), study)
 
     def key(self) -> str:
-        """Return the key of the job in its sweep; for wrong overrides, which the job reports, a key of the
-        overrides."""
+        """Return the job's key in its sweep; for wrong overrides, which the job reports, a key of the overrides."""
         try:
             return read_key(*resolved(self.config, self.choices, self.overrides))
         except ConfigError:

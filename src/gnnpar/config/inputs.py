@@ -69,8 +69,7 @@ def _word(name: object) -> str:
 
 
 def with_shards(config: JsonObject, names: Mapping[str, str], overrides: Iterable[str]) -> Composed:
-    """Merge shards=FOLDER: its dataset and partition, and a rank per part. Raise ConfigError if overrides set
-    others."""
+    """Merge the dataset, partition and ranks of shards=FOLDER. Raise ConfigError if overrides set others."""
     config, names = dict(config), dict(names)
     if not isinstance(shards := config.get("shards"), Mapping) or (path := shards.get("folder")) is None:
         return config, names
@@ -124,8 +123,7 @@ def as_value(text: str) -> str:
 
 
 def spelled(overrides: Iterable[str]) -> list[str]:
-    """Rewrite shorthands: shards=FOLDER, other names of codecs, and model.kwargs.KEY, which Hydra treats as a new
-    key."""
+    """Rewrite shorthands: shards=FOLDER, codec names, and model.kwargs.KEY, which Hydra treats as a new key."""
     full = (re.sub(r"^(\+*)shards=", r"\1shards.folder=", each) for given in overrides for each in _of_codec(given))
     return [re.sub(r"^model\.kwargs\.", "++model.kwargs.", override) for override in full]
 

@@ -207,8 +207,7 @@ def _bounds(counts: np.ndarray, most: int) -> np.ndarray:
 
 
 def _deal(edges: Iterator[EdgeChunk], folder: Path, bounds: np.ndarray, num_nodes: int, record: np.dtype) -> None:
-    """Write each edge as a record into the file of its bucket: key = (row - first row of the bucket) * N + source, then
-    its data."""
+    """Write each edge into its bucket's file: key = (row - first row of the bucket) * N + source, then its data."""
     files = [(folder / f"bucket-{b}").open("wb") for b in range(len(bounds) - 1)]
     try:
         for src, dst, values in edges:

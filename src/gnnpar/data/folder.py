@@ -77,8 +77,7 @@ class Folder(Preprocess):
         return prepare(files.raw(self, x, edge_index, carried), self, seed=seed)
 
     def stored(self, data_dir: Path | None, seed: int, scratch: Path, on_progress: OnProgress = no_progress) -> Stored:
-        """Return the graph with its edges in canonical order in `scratch`. Disk: 12 bytes an edge, 8 of them
-        temporarily."""
+        """Return the graph, its edges in canonical order in `scratch`. Disk: 12 bytes an edge, 8 of them temporary."""
         files = _Files.find(self, data_dir)
         wide_x = is_wide(_tensor(files.x, slice(0)))
         x = PreparedRows(self, self.name, files.x.shape, partial(_tensor, files.x), wide=wide_x)

@@ -98,8 +98,7 @@ def _schema(name: str, data: HeteroData, target: str | None = None) -> Schema:
 
 
 def schema_in(name: str, fields: Mapping[str, object], width: int) -> Schema | None:
-    """Return the schema in the field SCHEMA, None without one. Raises ValueError if it does not have `width`
-    columns."""
+    """Return the schema in the field SCHEMA, None without one. ValueError unless it has `width` columns."""
     text = fields.get(SCHEMA)
     if text is None:
         return None

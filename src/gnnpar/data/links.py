@@ -291,8 +291,7 @@ def split(dataset: Dataset, task: Link, seed: int) -> Dataset:
 
 
 def _with_negatives(ends: Tensor, chosen: np.ndarray, everyone: NotChosen, count: int, seed: int) -> Tensor:
-    """Append negatives to the chosen pairs. Shapes: ends [2, pairs], chosen [n] -> [n, 2 + count]: source, destination,
-    negatives."""
+    """Append negatives. Shapes: ends [2, pairs], chosen [n] -> [n, 2 + count]: source, destination, negatives."""
     numbers = torch.from_numpy(chosen)
     source, destination = ends[:, numbers]
     drawn = everyone.draw(source, numbers, count, fold_key(seed, _EVALUATION))

@@ -174,6 +174,5 @@ class Streamed(Protocol):
     """The configuration of a dataset that can be read in chunks."""
 
     def stored(self, data_dir: Path | None, seed: int, scratch: Path, on_progress: OnProgress = ...) -> Stored:
-        """Return the graph with its edges in canonical order in the folder `scratch`. on_progress: stage, share
-        done."""
+        """Return the graph, its edges in canonical order in the folder `scratch`. on_progress: (stage, share done)."""
         ...

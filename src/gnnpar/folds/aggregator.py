@@ -82,8 +82,7 @@ class Aggregator(Protocol):
         ...
 
     def grad_dst(self, prepared: Rows, grad_out: Tensor) -> Rows:
-        """Return the destinations' gradient if it follows from saved values without an edge; () if blocks have
-        terms."""
+        """Return the destinations' gradient if it follows from saved values alone; () if blocks have terms."""
         ...
 
 
@@ -115,8 +114,7 @@ class Pushable(Aggregator, Protocol):
     destinations has its part at once; the destinations' `pushed` rows, on the rank of the sources, give the rest."""
 
     def pushing(self) -> Self:
-        """Return the same fold, saving the input of `grad_dst`: otherwise destinations' gradients have terms per
-        block."""
+        """Return the same fold, saving the input of `grad_dst`: else destinations' gradients have terms per block."""
         ...
 
     def pushed(self, x: Operands, prepared: Rows, grad_out: Tensor) -> Rows:
@@ -124,6 +122,5 @@ class Pushable(Aggregator, Protocol):
         ...
 
     def grad_src(self, back: Csr, src: Rows, pushed: Rows) -> Rows:
-        """Return a block's term of the sources' gradients. The block is transposed (row = source, index = pushed
-        row)."""
+        """Return a transposed block's term of the sources' gradients (row = source, index = pushed row)."""
         ...

@@ -146,8 +146,7 @@ class Block:
         return block
 
     def forward_by_type(self, types: int) -> Csr:
-        """Return the CSR by pair, row = destination * types + type of the edge; cached. Edges without types have type
-        0."""
+        """Return the CSR by pair, row = destination * types + type; cached. Edges without types have type 0."""
         csr = self._csr_by_type.get(types)
         if csr is None:
             found = self.sorted_by_type(types)
@@ -157,8 +156,7 @@ class Block:
         return csr
 
     def pairs(self, types: int) -> Block:
-        """Return the edges in the order of `sorted_by_type`, with pairs (destination * types + type) as destinations;
-        cached."""
+        """Return the edges in the order of `sorted_by_type`, destinations = destination * types + type; cached."""
         pairs = self._pairs.get(types)
         if pairs is None:
             order, indptr, rows = self.sorted_by_type(types)
@@ -271,8 +269,7 @@ class Block:
         return {}
 
     def restrict(self, keep: Tensor) -> Block:
-        """Return the sub-block of the edges where `keep` [E] is true, or at these ascending places, without empty
-        rows."""
+        """Return the sub-block of the edges where `keep` [E] is true, or at ascending places, without empty rows."""
         kept = Block.from_edges(
             self.edge_dst[keep],
             self.indices[keep],
@@ -402,8 +399,7 @@ def index_dtype(num_edges: int, num_dst: int, num_src: int) -> torch.dtype:
 
 
 def layout(counts: Tensor, dtype: torch.dtype, *, compress: bool) -> tuple[Tensor, Tensor | None]:
-    """Return (indptr, rows) of a block from the number of edges per destination. compress: list only destinations with
-    edges."""
+    """Return (indptr, rows) of a block from the edges per destination. compress: list only destinations with edges."""
     rows = None
     if compress and bool((counts == 0).any()):
         rows = counts.nonzero().flatten()

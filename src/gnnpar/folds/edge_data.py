@@ -44,8 +44,7 @@ class Schema:
     target: str | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a name that is not a single word: PyG's `to_hetero` writes names into code, which
-        runs."""
+        """Raise ValueError for a name of several words: PyG's `to_hetero` writes names into code that runs."""
         for name in (*self.names, *(part for edge in self.edges for part in edge), self.target):
             if isinstance(name, str) and not _NAME.fullmatch(name):
                 raise ValueError(

@@ -175,8 +175,7 @@ class Generic(MergesSums, MergesSoftmax, ByBlock):
     def _differentials(
         self, leaves: _EdgeRows, piece: _Slice, prepared: Rows, grad_edges: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return results of the edge functions, and gradients: alpha K dO of the value, alpha (K <dO, v> - delta) of
-        the score."""
+        """Return results of the functions and gradients: alpha K dO of value, alpha (K <dO, v> - delta) of score."""
         value = self.value(*leaves)
         if self.score is None:
             return [value], [grad_edges]
@@ -240,8 +239,7 @@ class _Slice:
 
 
 def _gather(x: Operands, src: Tensor, dst: Tensor, at: slice | Tensor, first: Rows, last: Rows) -> _EdgeRows:
-    """Return the arguments of the edge functions, in fp32 for rows of 16 bits. first, last: edge rows around those of
-    x."""
+    """Return the arguments of the functions, in fp32 for 16-bit rows. first, last: edge rows around those of x."""
     by_src, by_dst = (tuple(widened(t.index_select(0, at)) for t in ts) for ts, at in ((x.src, src), (x.dst, dst)))
     edge = (*first, *(widened(t[at]) for t in x.edge), *last)
     return by_src, by_dst, edge, tuple(map(widened, x.shared))

@@ -124,8 +124,7 @@ class Softmax(MergesSoftmax):
         return replace(self, branch=True)
 
     def pushed(self, x: Operands, prepared: Rows, grad_out: Tensor) -> Rows:
-        """Return (grad_out [N, H, D] in the type of the source rows, a_dst, logsumexp, <grad_out, out>, each
-        [N, H])."""
+        """Return (grad_out [N, H, D] in the source rows' type, a_dst, logsumexp, <grad_out, out>, each [N, H])."""
         _, logsumexp, delta, *_ = prepared
         return grad_out.to(x.src[0].dtype), widened(x.dst[0]), logsumexp, delta
 

@@ -1,5 +1,4 @@
-"""Attention over in-edges with scores that read both ends' rows (GATv2), as an online softmax that chains over
-blocks."""
+"""Attention over in-edges with scores that read both ends' rows (GATv2), as an online softmax over blocks."""
 
 from __future__ import annotations
 

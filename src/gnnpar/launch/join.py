@@ -387,8 +387,7 @@ class _Watch:
             self._end(self.failure)
 
     def _loss(self, silent: dict[int, str]) -> Record:
-        """Return the record of 'ranks 2, 3 on node-b (10.0.0.2): ...'. All ranks of a host that does not answer are
-        lost."""
+        """Return the record of 'ranks 2, 3 on node-b (10.0.0.2): ...'. A silent host loses all of its ranks."""
         hosts, lost, parts = self.joined.hosts, list[int](), list[str]()
         for host in dict.fromkeys(hosts[rank] for rank in sorted(silent)):
             there = [rank for rank, each in enumerate(hosts) if each == host]

@@ -52,7 +52,7 @@ def score(src: Rows, dst: Rows, edge: Rows, shared: Rows, *, slope: float) -> Te
 
 
 class RGATConv(nn.Module):
-    """An RGAT layer that concatenates heads, or takes their mean (`average`, last layer). within: softmax per
+    """An RGAT layer. It concatenates heads, or takes their mean (`average`, last layer). within: softmax per
     relation."""
 
     glorot = ("query", "key")

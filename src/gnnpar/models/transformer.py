@@ -23,8 +23,7 @@ from gnnpar.models.initial import Linear
 
 
 def score(src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
-    """Return the scores. Shapes: keys, queries [e, H, D], queries of attributes [e, H, A], attributes [e, A] ->
-    [e, H]."""
+    """Return the scores. Shapes: keys, queries [e, H, D], attribute queries [e, H, A], attributes [e, A] -> [e, H]."""
     alike = (src[0] * dst[0]).sum(-1)
     return alike + (dst[1] * edge[0][:, None]).sum(-1) if edge else alike
 

@@ -107,8 +107,7 @@ def _columns_reached(
 
 
 class CoverCounts(NamedTuple):
-    """Counts of a cover of all cut edges, [p][q] of part p from part q: halo rows, partial rows, and edges folded at
-    their sources."""
+    """Counts of a cover of all cut edges, [p][q] of part p from q: halo rows, partial rows, edges folded at sources."""
 
     rows: tuple[tuple[float, ...], ...]
     partial: tuple[tuple[float, ...], ...]

@@ -21,8 +21,7 @@ _ROWS_AT_ONCE = 1 << 16
 
 
 def initial_vectors(node_ids: Tensor, width: int, seed: int) -> Tensor:
-    """Draw from N(0, 1), as nn.Embedding does, by seed, node and column alone. Shapes: node_ids [n] -> [n, width] fp64
-    on the CPU."""
+    """Draw from N(0, 1), as nn.Embedding does, by seed, node and column: node_ids [n] -> [n, width] fp64 on the CPU."""
     return torch.cat([_normal(ids, width, seed) for ids in node_ids.cpu().split(_ROWS_AT_ONCE)])
 
 

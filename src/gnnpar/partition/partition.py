@@ -56,8 +56,7 @@ class Metis:
     seed: Annotated[int, Ge(0)] = 0
 
     def part_of(self, dataset: Dataset | Stored, parts: int, *, shares: tuple[float, ...] | None = None) -> Tensor:
-        """Return the part of every node. shares: each part's share of the balanced quantity, with sum 1; None: equal
-        ones."""
+        """Return the part of every node. shares: of the balanced quantity by part, with sum 1; None: equal ones."""
         if parts == 1:
             return torch.zeros(dataset.num_nodes, dtype=torch.int64)
         import pymetis

@@ -81,8 +81,7 @@ class Shard:
         return len(self.node_ids)
 
     def inputs(self, rows: Tensor | slice = _ALL) -> Tensor:
-        """Return the model's input of its nodes, or of some rows: features, and trained vectors beside them.
-        [n, F + d]"""
+        """Return the model's input of its nodes, or some rows: features beside trained vectors. [n, F + d]"""
         x = self.x if rows is _ALL else self.x[rows]
         return x if self.learned is None else torch.cat([x, self.learned[rows].to(x.dtype)], dim=1)
 
@@ -298,8 +297,7 @@ class Whole(NamedTuple):
 
 
 def cut(dataset: Dataset | Whole, part_of: Tensor, parts: int, *, edge_ids: bool = False) -> list[Shard]:
-    """Return all shards of a partition, by one stable sort of the edges by (destination part, source part), then
-    slices."""
+    """Return all shards, by one stable sort of the edges by (destination part, source part), then slices."""
     src, dst = dataset.edge_index
     pair = part_of[dst] * parts + part_of[src]
     order = torch.argsort(pair, stable=True)  # inside a pair the order stays (dst, src)
@@ -500,8 +498,7 @@ def partition_statistics(dataset: Dataset, part_of: Tensor, parts: int) -> JsonD
 
 
 def statistics_of(nodes: Tensor, train: Tensor, edges: Tensor, halo_from: Tensor) -> JsonDict:
-    """Return `partition_statistics` from counts. Shapes: nodes, train [P]; edges into i from j, and halo rows,
-    [P, P]."""
+    """Return `partition_statistics` from counts: nodes, train [P]; edges into i from j, and halo rows, [P, P]."""
     num_edges, cut_edges = int(edges.sum()), int(edges.sum() - edges.diagonal().sum())
     return {
         "parts": len(nodes),

@@ -138,8 +138,7 @@ class _Stream:
         return best if best >= 0 else load.index(min(load))
 
     def _neighbours(self, first: int, last: int) -> tuple[list[list[int]], dict[int, list[int]]]:
-        """Return in-neighbours of each node of a block by part, and node -> later nodes of the block that it points
-        to."""
+        """Return in-neighbours of a block's nodes by part, and node -> later nodes of the block that it points to."""
         ends = self.graph.indptr[first : last + 1]
         src = np.asarray(self.graph.indices[int(ends[0]) : int(ends[-1])])
         row = np.repeat(np.arange(last - first), np.diff(ends))

@@ -59,8 +59,7 @@ def following(part_of: Tensor, edge_index: Tensor) -> Tensor:
 
 
 def _yields(degree: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Return True if an edge goes with its first end, equal for both directions. Shapes: first, second [n] -> [n]
-    bool."""
+    """Return True if an edge goes with its first end, equal for both directions. Shapes: [n], [n] -> [n] bool."""
     fewer, equal = degree[first] < degree[second], degree[first] == degree[second]
     return fewer | (equal & (first < second))
 
@@ -218,8 +217,7 @@ class _Growth:
 
 
 def copies_of(edge_index: Tensor, part_of: Tensor, edge_part_of: Tensor, parts: int) -> list[Tensor]:
-    """Return the nodes of every part, ascending: the ends of its edges; a node without neighbours is in its own
-    part."""
+    """Return the nodes of every part, ascending: the ends of its edges, and its own nodes without neighbours."""
     src, dst = edge_index
     apart = src != dst
     alone = torch.ones_like(part_of, dtype=torch.bool)
@@ -234,8 +232,7 @@ def copies_of(edge_index: Tensor, part_of: Tensor, edge_part_of: Tensor, parts: 
 
 
 def vertex_cut_statistics(edge_index: Tensor, part_of: Tensor, edge_part_of: Tensor, parts: int) -> JsonDict:
-    """Return the costs of a vertex cut: nodes and edges of each part, and the replication factor, copies of all parts /
-    N."""
+    """Return the costs of a vertex cut: nodes and edges by part, and the replication factor, all copies / N."""
     src, dst = edge_index
     apart = src != dst
     loops = torch.bincount(dst[~apart], minlength=len(part_of))

@@ -228,8 +228,7 @@ def _parameter(seen: Seen, state: _State) -> str | None:
 
 
 def _save(event: Event, draft: _Draft, state: _State, rows: list[tuple[Seen, int]], out: tuple[Seen, int]) -> None:
-    """Record the tensors that autograd saves: outputs of activations, inputs of norms, both factors of trained
-    products."""
+    """Record tensors that autograd saves: outputs of activations, inputs of norms, both factors of trained products."""
     if not any(state.is_learned(seen) for seen in event.inputs):
         return
     if event.name in _SAVES_OUTPUT:

@@ -44,8 +44,7 @@ _VERSION = 7  # of the measurements and the fit
 
 @dataclass(frozen=True)
 class Calibration:
-    """Rates of one rank among `ranks` with `threads` each, and the link (seconds a byte, latency) between two of
-    them."""
+    """Rates of one rank among `ranks` with `threads` each, and the link between two (seconds a byte, latency)."""
 
     ranks: int
     threads: int

@@ -122,8 +122,7 @@ def _keeping(settings: Settings, workload: Workload) -> tuple[ModelIR, Held] | N
 
 
 def plan_of(planned: Planned, yaml_of: Callable[[str], JsonObject], settings: Settings) -> Plan:
-    """Return the plan of the chosen candidate, with devices, prediction and purpose. yaml_of: name of a strategy -> its
-    resolved YAML."""
+    """Return the plan of the chosen candidate, with devices and prediction. yaml_of: strategy -> resolved YAML."""
     chosen, request = planned.chosen, planned.request
     candidate, fabric = chosen.candidate, chosen.at(request.machine).fabric
     plan = planned.plan(fabric.topology(candidate.ranks), yaml_of(candidate.family))

@@ -123,8 +123,8 @@ class Request:
         return self.problem.workload
 
     def work(self, parts: PartStats, rates: tuple[Rates, ...], *, held: bool = False) -> Work:
-        """Return the work of the model, or of the `held` one, on a partition. rates: of consecutive ranks, one per part
-        or more."""
+        """Return the work of the model, or the `held` one, on a partition. rates: of consecutive ranks, one per
+        part."""
         ir, kept = self.held if held and self.held is not None else (self.ir, self.kept)
         return Work(ir, self.graph, parts, rates[: parts.parts], kept)
 

@@ -1,5 +1,4 @@
-"""Available strategies: a YAML each in the folder strategy/ of gnnpar's conf, of installed packages, and of the working
-folder.
+"""Available strategies: a YAML each in strategy/ of gnnpar's conf, of installed packages, and of the working folder.
 
 Files are read without Hydra, since ranks plan too. Plain keys count; references to other groups (codec) take the
 class's default. Files of the working folder need --trust: the user did not name them, and their defaults may lead to

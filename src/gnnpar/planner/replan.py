@@ -42,7 +42,7 @@ Row = JsonObject
 
 @dataclass(frozen=True)
 class MeasuredPlan:
-    """The plan source of strategy=tag: plans for the measured machine, and again if epochs take longer than
+    """The plan source of strategy=tag: plans for the measured machine, and again if epochs are slower than
     predicted."""
 
     def plan(self, settings: Settings, world: World, workload: Workload) -> Plan:

@@ -48,8 +48,7 @@ class Timeline:
         return sum(s.end - s.start for t, s in pairs if t.kind == "compute" and device in t.devices)
 
     def chrome_trace(self) -> JsonDict:
-        """Return trace events for Perfetto or chrome://tracing: a process per device, a thread per stream,
-        microseconds."""
+        """Return trace events for Perfetto or chrome://tracing: process = device, thread = stream, microseconds."""
         threads: dict[Hashable, int] = {}
         events: list[JsonDict] = []
         for task, span in zip(self.tasks, self.spans, strict=True):

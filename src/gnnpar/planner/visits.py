@@ -137,8 +137,7 @@ def _root(seconds: Callable[[float], float], target: float) -> float:
 
 
 def trial_epochs(comm: Communicator, until: float = math.inf) -> dict[str, dict[str, float]]:
-    """Return engine -> trial -> seconds per epoch of this rank. Collective. until: time.monotonic() after which trials
-    are shorter."""
+    """Return engine -> trial -> seconds per epoch of this rank. Collective. until: monotonic time of shorter trials."""
     measured: dict[str, dict[str, float]] = {}
     alone = ThreadWorld(1).communicators()[0]
     for trial in trials(comm.size):

@@ -49,8 +49,7 @@ WATCHED = {"commits": ("commit",), "torch versions": ("versions", "torch"), "mac
 
 
 def differences(a: Result, b: Result) -> list[str]:
-    """Return the names of the differences that make a ratio unfair. A measured run of one rank without links is fair
-    with any."""
+    """Return the differences that make a ratio unfair. A measured run of one rank without links is fair with any."""
     provenances, transports = ({r[name] for r in (a, b)} for name in ("provenance", "transport"))
     skipped = ("provenance", "link rates") if "none" in transports and provenances == {"measured", "paced"} else ()
     return [name for name in FAIR if name not in skipped and _fact(a, name) != _fact(b, name)]
@@ -105,8 +104,7 @@ def nearest_of(runs: Sequence[Result], bases: Sequence[Result]) -> int:
 def ratio_of(
     result: Result, bases: Sequence[Result], baseline: str, allow_unfair: bool = False
 ) -> tuple[float | None, str, bool]:
-    """Return the ratio to the fastest undisturbed baseline of its block or why it is missing, and whether a machine was
-    busy."""
+    """Return the ratio to the fastest undisturbed baseline of its block, or why it is missing; whether it was busy."""
     mine = epoch_time(result)
     if mine is None or result["status"] != "completed":
         return None, f"run {result['status']}", False
@@ -169,8 +167,7 @@ def warnings(results: Sequence[Result], baseline: str) -> list[str]:
 
 
 def exchanged(results: Sequence[Result]) -> list[str]:
-    """Return a line for each configuration with runs of one seed on several graphs or splits, since its data has
-    changed."""
+    """Return a line per configuration with runs of one seed on several graphs or splits: its data has changed."""
     data: dict[tuple[Hashable, str, int | None], set[str]] = {}
     names: dict[Hashable, str] = {}
     for result in results:

@@ -39,8 +39,7 @@ def below(folder: Path) -> list[Path]:
 
 
 def folders_of(pattern: str | os.PathLike[str]) -> list[Path]:
-    """Return the folders that a path or a glob pattern names. An existing folder of exactly that name takes
-    precedence."""
+    """Return the folders that a path or glob pattern names. An existing folder of exactly that name comes first."""
     plain = os.path.expanduser(pattern)
     names = [plain] if os.path.isdir(plain) else glob.glob(plain, recursive=True)
     folders = sorted({Path(name) for name in names if os.path.isdir(name)}, key=_natural)

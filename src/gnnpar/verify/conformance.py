@@ -291,8 +291,7 @@ def _oracle_case(
 
 
 def runs_on(strategy: Strategy, world: int, config: ModelSource, *, epochs: int = EPOCHS) -> bool:
-    """Return True if the strategy can use `world` ranks. A pipeline has at most as many stages as the model has
-    layers."""
+    """Return True if the strategy can use `world` ranks. A pipeline has at most one stage per layer."""
     limit = strategy.capabilities.max_ranks
     if limit is not None and world > limit:
         return False
@@ -331,8 +330,7 @@ def compared(
 
 
 def graph_for(strategy: Strategy, config: ModelSource, dataset: Dataset) -> Dataset:
-    """Return the graph with the edge data that the model reads and the strategy supports; weights for PyG models
-    only."""
+    """Return the graph with edge data that the model reads and the strategy supports; weights for PyG models only."""
     if not config.wraps:
         carried = config.edge_data & strategy.capabilities.edge_data - {"weight"}
         return with_edge_data(dataset, carried - dataset.edges.kinds)

@@ -265,8 +265,8 @@ class _Trial:
         return gradient is None or (own and not bool(gradient.any()))
 
     def _wrong_gradients(self) -> Iterator[Fault]:
-        """Yield faults of gradients: compare difference quotients of the loss along a random direction, off the kinks
-        at zero."""
+        """Yield faults of gradients against difference quotients of the loss along a random direction, off the
+        kinks."""
         model, draw = copy.deepcopy(self.model), torch.Generator().manual_seed(5)
         with torch.no_grad():
             for parameter in model.parameters():
@@ -445,8 +445,7 @@ def _tensors(values: object) -> list[Tensor]:
 
 
 def _changed_rows(before: Sequence[Tensor], after: Sequence[Tensor], num_nodes: int, *, exact: bool = False) -> Tensor:
-    """Return the changed rows, [N], of tensors with one row per node. exact: any changed bit counts, since modules may
-    amplify it."""
+    """Return the changed rows, [N], of tensors with a row per node. exact: any bit, since modules may amplify it."""
     changed = torch.zeros(num_nodes, dtype=torch.bool)
     for a, b in zip(before, after, strict=True):
         if a.shape == b.shape and a.shape[:1] == changed.shape:

@@ -77,8 +77,8 @@ class Assigner:
         widths: Mapping[Key, int],
         epoch: int,
     ) -> Assignment:
-        """Assign bits, given variances [n, m] of the rows sent before, by exchange and peer, and their readers'
-        energies [n]."""
+        """Assign bits from variances [n, m] of the rows sent before, by exchange and peer, and readers' energies
+        [n]."""
         began = perf_counter()
         known = self.comm.broadcast(self.comm.gather(dict(widths)))
         all_widths: dict[Key, int] = {key: width for each in known for key, width in each.items()}

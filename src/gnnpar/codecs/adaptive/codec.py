@@ -38,8 +38,7 @@ from gnnpar.folds.block import Rows
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptive:
-    """Configuration, with the fields of conf/codec/adaptive.yaml. powers: exponents of a model's edge weights, per
-    layer."""
+    """Configuration with the fields of conf/codec/adaptive.yaml. powers: exponents of edge weights, per layer."""
 
     menu: tuple[GridBits, ...] = (2, 4, 8)
     first_bits: GridBits = 8

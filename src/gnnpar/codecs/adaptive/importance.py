@@ -53,8 +53,7 @@ def powers_of(convolutions: Sequence[object]) -> tuple[Powers, ...]:
 
 
 def column_scores(block: Block, alpha: Tensor, form: Importance) -> Tensor:
-    """Return the score of each column of a block. alpha [num_dst]: weight of edges by destination. Shapes: -> [num_src]
-    fp32."""
+    """Return the score of each column of a block, [num_src] fp32. alpha [num_dst]: edge weights by destination."""
     weights = alpha[block.edge_dst].float()
     if block.weights is not None:
         weights = weights * block.weights.float()
@@ -76,8 +75,7 @@ def edges_of(lists: RowLists) -> PartEdges:
 
 
 class Scores:
-    """Scores of the rows this rank sends, computed by their readers once at the start. Its constructor is
-    collective."""
+    """Scores of the rows this rank sends, computed by their readers at the start. The constructor is collective."""
 
     def __init__(self, lists: RowLists, comm: Communicator, powers: Sequence[Powers], form: Importance) -> None:
         edges = edges_of(lists)

@@ -33,8 +33,7 @@ NOMINAL_SECONDS_PER_BYTE, NOMINAL_LATENCY_SECONDS = 8e-9, 5e-5  # 1 Gbit/s: worl
 
 @dataclass(frozen=True)
 class Profile:
-    """Measured costs. links: (sender, receiver) -> (seconds per byte, seconds). fold_seconds: one column of each rank's
-    fold."""
+    """Costs. links: (sender, receiver) -> (seconds per byte, seconds). fold_seconds: a column of each rank's fold."""
 
     num_ranks: int
     links: dict[tuple[int, int], tuple[float, float]]

@@ -20,8 +20,7 @@ _CHUNK = 1 << 18  # entries at a time: they stay in cache
 
 
 def row_variances(x: Tensor, menu: Sequence[int], *, trace: Trace) -> Tensor:
-    """Return the variance of each row's quantization error, summed over its entries. Shapes: x [n, D] -> [n, len(menu)]
-    fp32."""
+    """Return the variance of each row's quantization error, summed over entries. x [n, D] -> [n, len(menu)] fp32."""
     if not x.numel():
         return torch.zeros(len(x), len(menu), device=x.device)
     of = _exact if trace == "exact" else _range

@@ -134,8 +134,7 @@ class Network(Links):
             _batch("tc", self.shape(host), self.namespace(host))
 
     def shape(self, host: int) -> list[str]:
-        """Return the tc commands for a host's outgoing traffic: one token bucket, or a class per peer under the
-        host's."""
+        """Return the tc commands for a host's outgoing traffic: a token bucket, or a class per peer under its own."""
         mine = self.host_gbps[host]
         if self.link_gbps is None:
             return [f"qdisc replace dev {INTERFACE} root {self.bucket(mine)}"]

@@ -405,8 +405,7 @@ class Here:
         return Ends.of(torch.stack([source, row]), self, None)
 
     def ids(self, num_edges: int) -> Tensor | None:
-        """Return the ids of `num_edges` edges in the code's order, [num_edges]; None if rows of edges differ in
-        number."""
+        """Return the ids of edges in the code's order, [num_edges]; None if rows of edges differ in number."""
         ids = self.g.edge_ids
         if num_edges == len(ids):
             return ids

@@ -508,8 +508,8 @@ class PyGNet(GNN):
         return answer_of(out, typed=layout is not None)
 
     def _all_rows(self, g: Graph, layout: Layout | None) -> AllRows:
-        """Return the rows of all nodes. If all are here and of one type, the user's code reduces them except in a
-        check."""
+        """Return the rows of all nodes. If all are here, of one type, the user's code reduces them, except in
+        checks."""
         names = {id(module): name for name, module in self.named_modules()} if self._measuring else None
         asks = self._measuring or self.tries_totals or layout is not None or len(g.node_ids) != g.num_nodes
         return AllRows(g, layout, names, active=asks)

@@ -67,8 +67,7 @@ _MATRICES: Mapping[type[MessagePassing], tuple[str, ...]] = {
     pyg.GATConv: ("lin",),
     pyg.GATv2Conv: ("lin_l", "lin_r"),
 }
-"""Matrices of convolutions that only call them. The first one multiplies the input (GCNConv) or output of
-`propagate`."""
+"""Matrices of convolutions that only call them. The first multiplies the input (GCNConv) or output of `propagate`."""
 _REDUCTIONS = {pyg.SumAggregation: "sum", pyg.MeanAggregation: "mean", pyg.MaxAggregation: "max"}
 _STEPS = ("message", "aggregate", "update", "edge_update", "message_and_aggregate")
 _METHODS = (*_STEPS, "propagate", "edge_updater", "forward", "collect", "_collect", "_lift", "__lift__")
@@ -295,8 +294,8 @@ class NormalizedSum(_Mapped):
         return self._scale(g, weighted) * (out + loop * source[0] if loop else out)
 
     def _loop_of(self, local: Local, weighted: bool) -> int:
-        """Return the weight of added loops. Without edge weights, PyG adds loops of weight 1 regardless of
-        `improved`."""
+        """Return the weight of added loops: without edge weights, PyG adds loops of weight 1, whatever `improved`
+        is."""
         return self.loop if weighted and local.in_weight is not None else min(1, self.loop)
 
     def _scale(self, local: Local, weighted: bool) -> Tensor:

@@ -1,5 +1,5 @@
-"""Recording of a user's module: each call of a torch function, of a convolution, and of a module without convolutions
-is a step.
+"""Recording of a user's module: calls of torch functions, convolutions and other modules without convolutions are
+steps.
 
 Values are tensors of the module. Two recordings with different numbers of rows and different types classify them: a
 number that is the number of rows in both stands for it, and a tensor with one row for each is one of rows of nodes.

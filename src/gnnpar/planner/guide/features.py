@@ -158,8 +158,7 @@ def _device(points: Points, members: Sequence[int], alone: float, scale: float) 
 
 
 def _used_links(points: Points) -> dict[int, list[int]]:
-    """Return number of a link -> classes with a first device that sends over it to another class, or to its
-    neighbour."""
+    """Return number of a link -> classes with a first device that sends over it to another class or its neighbour."""
     fabric, classes = points.request.machine.fabric, points.places.classes
     candidates_of: dict[int, list[int]] = {}
     for c, members in enumerate(classes):

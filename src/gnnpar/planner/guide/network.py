@@ -46,8 +46,7 @@ class Guide(nn.Module):
         return torch.tanh(self.whole(torch.cat(means))), h["device"]
 
     def score(self, whole: Tensor, devices: Tensor, rows: Tensor, picks: Tensor) -> Tensor:
-        """Return logits. Shapes: rows [choices, CHOICE_WIDTH]; picks [choices, D], weights of the devices that a choice
-        places."""
+        """Return logits. Shapes: rows [choices, CHOICE_WIDTH]; picks [choices, D], weights of a choice's devices."""
         together = torch.cat([whole.expand(len(rows), -1), picks @ devices, rows], dim=1)
         return self.choice(together).squeeze(1)
 

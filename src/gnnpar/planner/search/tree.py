@@ -76,8 +76,7 @@ def climb(evaluate: Evaluator, *, seed: int, prior: Prior | None = None) -> Node
 
 
 def _select(node: Node, size: int, bounds: Sequence[float], rng: random.Random) -> int:
-    """Add a child if widening allows, else select by PUCT. A new child is the likeliest by prior, or random without
-    one."""
+    """Add a child if widening allows, else select by PUCT. A new child is the likeliest by prior, else random."""
     fresh = [c for c in range(size) if c not in node.children]
     if size == 1:
         return 0

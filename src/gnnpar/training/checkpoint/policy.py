@@ -54,8 +54,7 @@ class CheckpointPolicy:
         return bool(when.keep) and (ends or regularly or 0 < when.minutes <= minutes)
 
     def remember(self, run: Run, done: int, progress: JsonObject, val: float | None) -> None:
-        """Copy the weights to the CPU if `val`, of validation, is the best so far. The next checkpoint writes them.
-        Collective."""
+        """Copy the weights to the CPU if `val` is the best so far, for the next checkpoint to write. Collective."""
         if val is None or not self._when.keep or not run.comm.broadcast(val > self._best_val):
             return
         weights = {

@@ -181,8 +181,8 @@ def predicted(plan: Row | None, timed: Sequence[Row], rows: Sequence[Row]) -> Js
 
 
 def timed_rows(rows: Sequence[Row], *, since: int = 0) -> tuple[list[Row], int]:
-    """Return the timed rows after the warm-up, and the warm-up; all rows if none are left. since: the first epoch of
-    the last plan."""
+    """Return the timed rows after the warm-up (all if none are left), and the warm-up. since: the plan's first
+    epoch."""
     rows = [row for row in rows if row["epoch"] >= since] or rows
     late = [row for row in rows if row["epoch"] >= since + WARMUP_EPOCHS and row["time/timed"]]
     if late:

@@ -1,5 +1,4 @@
-"""`gnnpar.load(run_folder)`: the trained model of a run, on one device, for any graph with the same kinds of
-features."""
+"""`gnnpar.load(run_folder)`: a run's trained model, on one device, for any graph with the same kinds of features."""
 
 from __future__ import annotations
 
