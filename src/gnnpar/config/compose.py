@@ -116,7 +116,7 @@ def chosen_of_several(overrides: Sequence[str]) -> str | None:
 
 
 def _sets_several(group: str) -> bool:
-    """Return True for groups such as debug and experiment, whose files set other groups."""
+    """Return True for groups such as debug and experiment with files that set other groups."""
     return not group.startswith("hydra") and group.partition("@")[0] not in iter_groups()
 
 

@@ -35,7 +35,7 @@ def edges_of(data: object) -> EdgeList:
 
 
 def edge_list_of(given: Any) -> EdgeList:  # Any: a tensor, or a SparseTensor, which has no types
-    """Return the edges of an edge_index, unchanged, or of an adj_t, whose values are weights unless all are 1."""
+    """Return the edges of an edge_index, unchanged, or of an adj_t; its values are weights unless all are 1."""
     if isinstance(given, Tensor) and given.layout == torch.strided:
         return EdgeList(given)
     from torch_geometric.typing import SparseTensor  # pyright: ignore[reportAttributeAccessIssue]

@@ -43,7 +43,7 @@ class Aggregator(Protocol):
 
     @property
     def separates(self) -> Separates:
-        """Slices of the operands whose fold is a slice of the result, so that ranks may share the work.
+        """Slices of the operands that fold to a slice of the result, so that ranks may share the work.
 
         columns: any entries of the rows of sources (there is one operand). heads: dimension 1 of every operand and of
         the result, dimension 0 of shared tensors. no: neither.

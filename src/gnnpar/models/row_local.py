@@ -45,7 +45,7 @@ def refuse_noise(model: nn.Module) -> None:
 
 def refuse_row_mixing(model: nn.Module, *, aside: Sequence[nn.Module] = ()) -> None:
     """Raise ValueError with the name of the first module that mixes rows or draws unkeyed noise. aside: modules that do
-    not run, or whose rows the graph mixes."""
+    not run, or with rows that the graph mixes."""
     for name, module in model.named_modules():
         if any(module is each for each in aside):
             continue

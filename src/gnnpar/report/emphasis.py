@@ -1,4 +1,4 @@
-"""Choose what a picture of many configurations draws in colour; the rest stays grey."""
+"""Choose the configurations that a picture draws in colour; the rest stays grey."""
 
 from __future__ import annotations
 

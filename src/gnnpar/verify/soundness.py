@@ -257,7 +257,7 @@ class _Trial:
                 yield Fault(name, "has a gradient that is not finite")
 
     def _may_be_unread(self, name: str, gradient: Tensor | None) -> bool:
-        """Return True if a gradient may be missing since nobody reads rows of a type, as in the last layer of a model
+        """Return True if a gradient may be missing since no layer reads rows of a type, as in the last layer of a model
         of dictionaries. `_wrong_gradients` finds detached tensors."""
         if self.schema is None:
             return False

@@ -111,7 +111,7 @@ def _take(pair: Pair, steps: _Steps, allowed: float) -> Array:
 
 
 def solve_program(problem: Problem) -> list[Array]:
-    """Menu entries [G] of every pair: the best that HiGHS finds within a minute. ValueError where it finds none."""
+    """Return menu entries [G] of every pair, the best by HiGHS within a minute. ValueError if it finds none."""
     x = _run_highs(problem, integral=True)[0]
     if x is None:
         raise ValueError(
@@ -127,13 +127,13 @@ def solve_program(problem: Problem) -> list[Array]:
 
 
 def lower_bound(problem: Problem) -> float:
-    """The objective of the linear relaxation."""
+    """Return the objective of the linear relaxation."""
     return _run_highs(problem, integral=False)[1]
 
 
 def _run_highs(problem: Problem, *, integral: bool) -> tuple[Array | None, float]:
-    """(binaries then Z_r, objective)."""
-    sparse, optimize = import_module("scipy.sparse"), import_module("scipy.optimize")  # by name: without types
+    """Return (binaries then Z_r, objective)."""
+    sparse, optimize = import_module("scipy.sparse"), import_module("scipy.optimize")  # by name: scipy has no types
 
     sizes = [pair.variance.size for pair in problem.pairs]
     starts = np.concatenate([[0], np.cumsum(sizes)])

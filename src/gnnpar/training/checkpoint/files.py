@@ -158,7 +158,7 @@ def _finish(partial: Path, final: Path, manifest: JsonObject, everyone: list[Jso
 
 
 def folders(run_dir: Path) -> list[Path]:
-    """Return folders named as checkpoints, the latest first. Raises OSError where they cannot be listed."""
+    """Return folders named as checkpoints, the latest first. Raises OSError if they cannot be listed."""
     try:
         names = os.listdir(run_dir / FOLDER)
     except (FileNotFoundError, NotADirectoryError):

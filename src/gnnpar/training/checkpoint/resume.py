@@ -196,7 +196,7 @@ def identity(
     predicted: JsonObject | None = None,
     edges: EdgeFacts = EdgeFacts(),
 ) -> JsonDict:
-    """Return what identifies a run in its checkpoints, as plain JSON.
+    """Return the identity of a run in its checkpoints, as plain JSON.
 
     `predicted`: of the plan, by the planner that chose the strategy. `edges`: of the dataset.
     """
