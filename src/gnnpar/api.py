@@ -256,7 +256,7 @@ def compare(
     from gnnpar.report.runs import collect
 
     if isinstance(runs, Run | str | os.PathLike) or not isinstance(runs, Iterable):
-        raise ConfigError(f"runs={str(runs)[:80]} is one, or none: give a list of them")
+        raise ConfigError(f"runs={str(runs)[:80]} must be a list of runs or folders")
     folders = [each.folder if isinstance(each, Run) else path_of(each, "runs").absolute() for each in runs]
     named = {each.folder.resolve(): each.named for each in runs if isinstance(each, Run)}
     results = tuple(Run(folder, named.get(folder.resolve())) for folder, _ in collect(folders))
@@ -290,7 +290,7 @@ def plan(
     if place.exists() and not place.is_dir():
         raise ConfigError(f"out={place} is a file: name a folder, for plan.json")
     if not isinstance(quality, str):
-        raise ConfigError(f"quality={quality!r} is no text: give 'exact', or classes with commas between them")
+        raise ConfigError(f"quality={quality!r} must be text: 'exact', or classes separated by commas")
     given = {**overrides, "topology": topology} | ({} if world_size is None else {"world_size": world_size})
     lines = list(as_overrides(given))
     command.refuse_strategy(lines)

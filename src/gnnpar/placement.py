@@ -307,7 +307,7 @@ def _load_array(file: Path) -> Tensor:
             f"{file} of the plan cannot be read ({type(error).__name__}); it lies beside plan.json"
         ) from error
     if array.ndim != 1 or array_hash(array)[:16] != file.stem:
-        raise ValueError(f"{file} of the plan was changed: its contents are not what its name says; plan again")
+        raise ValueError(f"{file} of the plan was changed: its contents differ from the hash in its name; plan again")
     return array
 
 

@@ -306,15 +306,15 @@ FIVE: Any = 5  # Any: a wrong type on purpose, which the type checker would refu
 @pytest.mark.parametrize(
     ("call", "line"),
     [
-        (lambda: gnnpar.plan("gcn", "sbm", quality=FIVE), "quality=5 is no text"),
+        (lambda: gnnpar.plan("gcn", "sbm", quality=FIVE), "quality=5 must be text"),
         (lambda: gnnpar.check("gcn", worlds=FIVE), "worlds=5 must be a list of numbers of ranks"),
         (lambda: gnnpar.check("gcn", worlds=[FIVE / 2]), r"worlds=\[2.5\] must be a list"),
         (
             lambda: gnnpar.load(".", device="nonsense"),
-            "device='nonsense' is none that this machine has: Expected one of",
+            "device='nonsense' is not available on this machine: Expected one of",
         ),
-        (lambda: gnnpar.load(".", device=FIVE), "device=5 is none that this machine has"),
-        (lambda: gnnpar.compare(FIVE), "runs=5 is one, or none: give a list of them"),
+        (lambda: gnnpar.load(".", device=FIVE), "device=5 is not available on this machine"),
+        (lambda: gnnpar.compare(FIVE), "runs=5 must be a list of runs or folders"),
         (
             lambda: gnnpar.train(torch_geometric.nn.GCN, "sbm", **{"model.kwargs": cast("Any", {"hidden": object})}),
             "model.kwargs.hidden is a type, which no file of settings holds",
@@ -624,7 +624,7 @@ def test_arguments_of_a_model_stay_the_callers(tmp_path: Path) -> None:
         kwargs = _settings(net, "sbm", overrides).resolved["model"]["kwargs"]
         assert kwargs == {**given, "dropout": 0.9}
     assert given == {"hidden_channels": 8, "num_layers": 2}
-    with pytest.raises(ConfigError, match="is one, or none: give a list of them"):
+    with pytest.raises(ConfigError, match="must be a list of runs or folders"):
         gnnpar.compare("/home/me/run")  # pyright: ignore[reportArgumentType]  # as a caller may
 
 

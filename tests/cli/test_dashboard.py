@@ -88,7 +88,7 @@ def test_every_key_of_a_panel_is_in_the_history(sweep: Path, monkeypatch: pytest
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nobody is asked
     out = sweep / "dashboard.json"
     assert run([str(sweep), "--out", str(out)]) == 0
-    with pytest.raises(ConfigError, match="--save needs to know whose project"):
+    with pytest.raises(ConfigError, match="--save: needs the owner of the project"):
         run([str(sweep), "--save"])
     made = json.loads(out.read_text())
     logged = set(flat(row(0)) | against(row(0)))

@@ -92,7 +92,7 @@ def test_new_beside_a_folder_of_the_same_name_is_written(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("My-Own", "My-Own is no name of a strategy; use a small letter, then small letters, digits and _"),
+        ("My-Own", "My-Own cannot name a strategy; use lower-case letters, digits and _, a letter first"),
         ("class", "class is a word of Python; choose another name"),
         ("json", "the Python module json would be imported instead of json.py; choose another name"),
         ("sar", "strategy=sar is in gnnpar already; choose another name"),

@@ -300,7 +300,7 @@ SMALL = ["dataset=sbm", "dataset.num_nodes=60"]
 @pytest.mark.parametrize("nothing", ["model=glob(zzz*)", "seed=range(5,1)"])
 def test_sweep_without_a_job_is_refused(nothing: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("train", ["-m", nothing, f"hydra.sweep.dir={tmp_path}"]) == 2
-    assert "there is no job in this sweep" in capsys.readouterr().err
+    assert "the sweep has no job" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

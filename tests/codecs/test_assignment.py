@@ -135,7 +135,7 @@ def test_a_profile_can_be_given_back(tmp_path):
     path.write_text(json.dumps(profile.as_json()))
     assert Profile.read(path, 2) == profile and Profile.read(path, 2).hash == profile.hash
     assert nominal(2).hash != profile.hash
-    with pytest.raises(ValueError, match=r"is of 2 ranks, but there are 3$"):
+    with pytest.raises(ValueError, match=r"was measured with 2 ranks, this run has 3$"):
         Profile.read(path, 3)
     with pytest.raises(ValueError, match=r"cannot be read .* give the profile.json of a run$"):
         Profile.read(tmp_path / "none.json", 2)

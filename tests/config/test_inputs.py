@@ -63,9 +63,9 @@ def test_experiment_beside_a_plan_is_refused_where_both_set_a_group(
     Path("experiment", "longer.yaml").write_text(f"{begins}epochs: 2\n")
     for several in ("+experiment=other", "debug=tiny"):
         assert run("predict", ["run", several, "--out", "logits.npy"]) == 2
-        assert f"{several} sets what a prediction takes from run/checkpoint" in capsys.readouterr().err
+        assert f"{several}: also sets keys that run/checkpoint" in capsys.readouterr().err
         assert run("check", ["strategy=single", several, "--worlds", "1"]) == 2
-        assert f"{several} sets what gnnpar check does not read, too" in capsys.readouterr().err
+        assert f"{several}: also sets keys that gnnpar check does not read" in capsys.readouterr().err
     common = ["plan=run/plan.json", "threads_per_rank=1"]
     assert run("train", [*common, "+experiment=longer", "hydra.run.dir=a"]) == 0
     assert json.loads(Path("a", "result.json").read_text())["epochs_done"] == 2

@@ -341,7 +341,7 @@ def test_a_graph_without_x_is_refused_with_a_way_on(how: str) -> None:
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        (("strategy=minibatch",), "strategy=minibatch as it is configured reads rows whose gradient"),
+        (("strategy=minibatch",), "strategy=minibatch as it is configured reads rows and returns"),
         (("strategy=cofree",), "strategy=cofree as it is configured"),
         (("strategy=tag",), "strategy=tag as it is configured"),
         (("strategy=sar", "strategy.logical_parts=4"), "strategy=sar as it is configured"),

@@ -179,7 +179,7 @@ def test_a_trained_model_gives_rows_and_goes_on_with_its_task_alone(results, run
     np.save(tmp_path / "pairs.npy", pairs.numpy()[:, :1])
     assert "is int64 [37, 1]; give node ids [pairs, 2], integers" in run_here(*asked).stderr
     refused = run_here("predict", str(folder), "dataset=sbm")
-    assert "whose rows are those of its own training edges; leave it out" in refused.stderr
+    assert "with rows from its own training edges; leave it out" in refused.stderr
     outcome = train(tmp_path / "on", f"resume={folder}", "task=link", "task.negatives=2", "task.eval_negatives=9")
     assert "is of a task with hits=5, this run's has hits=20: set task.hits as it was" in (outcome.error or "")
 

@@ -270,7 +270,7 @@ def test_a_strategy_that_says_exact_and_rounds_is_refused_and_fails_its_check(tm
         ("honest", f"_target_: {__name__}.Lying\n"),
     ):
         (tmp_path / "strategy" / f"{name}.yaml").write_text(kind)
-    with pytest.raises(ConfigError, match=r"^strategy=lying: it says that it is exact, .*gnnpar check strategy=lying"):
+    with pytest.raises(ConfigError, match=r"^strategy=lying: claims to be exact, .*gnnpar check strategy=lying"):
         train("gcn", graph(), 2, strategy="lying", dataset={})
     assert train("gcn", graph(), 2, strategy="honest", dataset={})["verified"] == "probed"
 

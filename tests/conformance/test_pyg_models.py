@@ -320,7 +320,7 @@ def test_rows_of_edges_are_not_read_by_numbers_of_nodes(read, end):
 @pytest.mark.parametrize("draw", ["rrelu", "randn_like", "rand", "bernoulli", "normal_", "gumbel_softmax"])
 def test_noise_that_no_key_says_again_is_refused(draw):
     """It was trained on as exact, with other losses on one rank and on two."""
-    with pytest.raises(ValueError, match=rf"the model calls \w*{draw}\w*, whose noise is not keyed"):
+    with pytest.raises(ValueError, match=rf"the model calls \w*{draw}\w*: its noise is not keyed"):
         find_fault(PyG(target="pyg_nets.Noisy", kwargs={"draw": draw}))
 
 

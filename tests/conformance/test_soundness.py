@@ -159,7 +159,7 @@ SABOTAGES = [
     (Counter, "layers.0.conv gives other values in the second of two equal runs"),
     (Noise, "layers.0.conv gives other values in the second of two equal runs: its noise is not keyed"),
     (FunctionalDropout, "layers.0.conv gives other values in the second of two equal runs: its noise is not keyed"),
-    (IgnoresInput, "layers.0.conv gives the same for another input"),
+    (IgnoresInput, "layers.0.conv gives the same output for another input"),
     (Zeros, "layers.0.conv gives nothing but zeros"),
     (Detached, "layers.0.conv.neighbours.weight has a gradient that its loss does not have"),
     (InPlace, "layers.0.conv writes into its input in place"),

@@ -20,7 +20,7 @@ from gnnpar.parallel.objective import SPLITS
 def test_a_label_beyond_the_number_of_nodes_is_refused(tmp_path: Path) -> None:
     labels: dict[str, Any] = npz_arrays(y=np.array([0, 1, 2, 10**9, 1, 2]))
     np.savez(tmp_path / "g.npz", **labels)
-    with pytest.raises(ValueError, match=r"the largest label, 1000000000, asks for .*; number the classes"):
+    with pytest.raises(ValueError, match=r"the largest label, 1000000000, gives .*; number the classes"):
         NPZ(path=str(tmp_path / "g.npz")).load(None, seed=0)
 
 

@@ -59,7 +59,7 @@ def test_one_rank_has_no_link() -> None:
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        (("comm=threads",), "launch=paced needs comm=gloo: what comm=threads sends takes no link"),
+        (("comm=threads",), "launch=paced needs comm=gloo: comm=threads sends nothing over its links"),
         (("launch.hosts=4",), "launch.hosts=4, but there are 2 ranks; set launch.hosts=2 or lower"),
         ((TOPOLOGY,), "topology=two_racks names 4 hosts for 2 ranks; set world_size"),
         ((TOPOLOGY, "world_size=4", "launch.hosts=3"), "launch.hosts=3, but topology=two_racks names 4"),

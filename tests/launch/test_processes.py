@@ -284,6 +284,6 @@ def test_measuring_rank_that_fails_is_one_line(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     made, make = [], tempfile.NamedTemporaryFile
     monkeypatch.setattr(tempfile, "NamedTemporaryFile", lambda *a, **k: (made.append(k), make(*a, **k))[1])
-    with pytest.raises(ValueError, match="rank 1 of the measurement has ended with exit code 7"):
+    with pytest.raises(ValueError, match="rank 1 of the measurement ended with exit code 7"):
         calibrate.world_samples(2, 1)
     assert made == [] == list(tmp_path.iterdir())

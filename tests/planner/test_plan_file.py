@@ -157,7 +157,7 @@ def test_a_changed_array_is_noticed(tmp_path: Path) -> None:
     import numpy as np
 
     np.save(tmp_path / name, np.zeros(12, dtype=np.int32))
-    with pytest.raises(ValueError, match="was changed: its contents are not what its name says"):
+    with pytest.raises(ValueError, match="was changed: its contents differ from the hash in its name"):
         Plan.load(file)
 
 

@@ -157,9 +157,9 @@ def test_unknown_losses_and_metrics_are_one_line() -> None:
         (
             "task.loss",
             "huber",
-            r"task.loss=huber is no loss of labels that are single_label \(cross_entropy, nll, focal\)",
+            r"task.loss=huber is no loss of single_label labels \(cross_entropy, nll, focal\)",
         ),
-        ("task.metric", "mae", r"task.metrics=mae is no metric of labels that are single_label"),
+        ("task.metric", "mae", r"task.metric=mae is no metric of single_label labels"),
         ("task.class_weight", [1, 2], "task.class_weight has 2 numbers, and y 3 classes"),
     ):
         with pytest.raises(TrainingFailed, match=line):

@@ -103,7 +103,7 @@ def cases_of(
 def refuse_unread(overrides: Sequence[str]) -> None:
     """Raise ConfigError for a key that changes numbers and is not read, or a file that sets several groups."""
     if (several := chosen_of_several(overrides)) is not None:
-        raise ConfigError(f"{several} sets what gnnpar check does not read, too: type what you need of it")
+        raise ConfigError(f"{several}: also sets keys that gnnpar check does not read; set single keys instead")
     for override in overrides:
         if (group := group_of(override)) in _UNREAD and override != "precision=fp64":
             raise ConfigError(

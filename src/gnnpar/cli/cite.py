@@ -12,14 +12,13 @@ from gnnpar.settings import ConfigError
 
 PAPERS = Path(__file__).parents[1] / "papers.bib"
 NUMBER = re.compile(r"arXiv[\s:]*(?P<eprint>\d{4}\.\d{4,5})|doi[\s:]*(?P<doi>10\.\d+/[\w./-]*\w)", re.IGNORECASE)
-HELP = """BibTeX of gnnpar, and with strategy=NAME or plan=FILE of the papers that strategy comes from: those whose
-arXiv number or DOI stands in the docstring of its module. A paper that gnnpar does not know is an entry with its number
-alone."""
+HELP = """BibTeX of gnnpar, and with strategy=NAME or plan=FILE of the strategy's papers, found by the arXiv numbers and
+DOIs in the docstring of its module. A paper unknown to gnnpar is an entry with its number only."""
 
 
 def run(argv: list[str]) -> int:
     parser = ArgumentParser("gnnpar cite", description=HELP)
-    parser.add_argument("overrides", nargs="*", metavar="strategy=NAME", help="whose papers, beside gnnpar itself")
+    parser.add_argument("overrides", nargs="*", metavar="strategy=NAME", help="add the papers of this strategy")
     options = parser.parse_args(argv)
     if wrong := [o for o in options.overrides if not o.startswith(("strategy=", "strategy.", "plan="))]:
         raise ConfigError(f"cite does not know {wrong[0]}; write gnnpar cite strategy=NAME, or plan=FILE")

@@ -36,7 +36,7 @@ def run(argv: list[str]) -> int:
     entity, project, study = place_of([folder for folder, _ in results], options.entity)
     if options.save and not (options.entity or os.environ.get("WANDB_ENTITY")):
         said = f" ({entity}, as the runs say)" if entity else ""
-        raise ConfigError(f"--save needs to know whose project it is; give --entity NAME{said}")
+        raise ConfigError(f"--save: needs the owner of the project; give --entity NAME{said}")
     logged = {name for folder, _ in results for row in read_rows(folder) for name in flat(row) | against(row)}
     sections = dashboard.panels_for(logged)
     where = {"entity": entity, "project": project, "study": study}
@@ -85,7 +85,7 @@ def save(things: Mapping[str, Saved]) -> int:
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("gnnpar dashboard", description="A wandb workspace and report of a study.")
     parser.add_argument("folders", nargs="+", type=Path, help="runs of one study, trained with tracker=wandb")
-    parser.add_argument("--entity", default="", help="whose project it is, where the runs do not say")
+    parser.add_argument("--entity", default="", help="owner of the project, if the runs do not name it")
     parser.add_argument("--out", type=Path, help="write both specifications, as JSON, here instead of stdout")
     parser.add_argument("--save", action="store_true", help="create both on the server")
     return parser.parse_args(argv)

@@ -77,7 +77,7 @@ def run(command: str, argv: list[str]) -> int:
     except BrokenPipeError:
         raise
     except RecursionError as error:
-        line = "what was given is nested too deep: folders in folders, or brackets in brackets"
+        line = "the arguments are nested too deeply (folders or brackets); use fewer levels"
         return refuse(ConfigError(line), error)
     except MemoryError as error:
         refuse(ConfigError("this process may take no more memory (see ulimit -v, -m): give it more"), error)

@@ -76,7 +76,7 @@ def write(kind: str, name: str, folder: Path) -> list[Path]:
 
 def check_name(kind: str, name: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise ConfigError(f"{name} is no name of a {kind}; use a small letter, then small letters, digits and _")
+        raise ConfigError(f"{name} cannot name a {kind}; use lower-case letters, digits and _, a letter first")
     if keyword.iskeyword(name) or keyword.iskeyword(class_name(name)):
         raise ConfigError(f"{name} is a word of Python; choose another name")
 

@@ -35,7 +35,7 @@ NO_MEASURE = "do not measure this machine's speed (20 s, once): nominal rates wh
 def run(argv: list[str]) -> int:
     """Find and write a plan. Return 0."""
     parser = ArgumentParser("gnnpar plan", description=HELP)
-    parser.add_argument("--quality", default="exact", help=f"what is allowed: of {', '.join(QUALITIES)} (exact)")
+    parser.add_argument("--quality", default="exact", help=f"allowed classes, of {', '.join(QUALITIES)} (exact)")
     parser.add_argument("--factor", default="", help="epochs a class costs: stale=1.2,quantized=1.05 (1 each)")
     parser.add_argument("--out", default=".", help="folder for plan.json (.)")
     parser.add_argument("--top", type=int, default=8, help="rows of the table (8), and the best of every family")

@@ -98,7 +98,7 @@ def with_model_of(trained: Settings, found: Checkpoint, overrides: Sequence[str]
     from gnnpar.config.compose import chosen_of_several, compose
 
     if (several := chosen_of_several(overrides)) is not None:
-        raise ConfigError(f"{several} sets what a prediction takes from {found.folder}, too: type what you need of it")
+        raise ConfigError(f"{several}: also sets keys that {found.folder} decides; set single keys instead")
     if asked := next((o for o in overrides if group_of(o) in _OF_THE_RUN), None):
         raise ConfigError(f"{asked}: a prediction takes it from {found.folder}; leave it out")
     settings = compose(overrides)
@@ -110,7 +110,7 @@ def with_model_of(trained: Settings, found: Checkpoint, overrides: Sequence[str]
         raise ConfigError(f"{another}: of which graph? set dataset=NAME, or leave it out to predict the run's own")
     if another and trained.task.decoder is not None:
         raise ConfigError(
-            f"{another}: {found.folder} is of task={names['task']}, whose rows are those of its own training edges; "
+            f"{another}: {found.folder} has task={names['task']}, with rows from its own training edges; "
             "leave it out, or call gnnpar.load(RUN) with another graph"
         )
     own["dataset"] = trained.dataset if another is None else prepared_as(trained, settings, found, overrides)

@@ -105,7 +105,7 @@ def _sweep(
             os.environ.pop(SWEEP, None)
         inside.close()
         if not start.jobs():
-            raise ConfigError(f"{' '.join(argv)}: there is no job in this sweep; does a glob or a range hold nothing?")
+            raise ConfigError(f"{' '.join(argv)}: the sweep has no job; a glob or a range is empty")
         return _close(start, show), start.keys
 
 

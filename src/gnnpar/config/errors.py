@@ -57,6 +57,8 @@ def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
         return f"{match[1]} is there already; write it without +"
     if match := re.search(r"[Ii]n '[^']*': Could not find '([^']+)'|You must specify '([^']+)'", text):
         return f"{match[1] or match[2]} does not exist"
+    if match := re.search(r"Ambiguous value for argument '(.*?)' 1\.", text):
+        return f"{match[1]}: several values are a sweep, which needs -m; write KEY=[A,B] for a list"
     return re.sub(r"\S*/(conf|site-packages)/\S*", "the configuration", text)
 
 
@@ -117,6 +119,8 @@ def no_such_key(key: str, argv: Sequence[str]) -> str:
         rest = [a for a in argv if "=" in a and "," not in a and a.partition("=")[0] != key and "hydra" not in a]
         with composing():
             config = hydra.compose(CONFIG, overrides=rest)
+        if parent and parent.partition(".")[0] not in config:
+            return f"unknown key {key}={show(value)}{closest(parent, map(str, config))}"
         node = OmegaConf.select(config, parent) if parent else config
         return unknown_key(key, value, map(str, node or ())) + _elsewhere(key)
     except Exception:

@@ -370,7 +370,7 @@ def _class_ids(raw: RawGraph, y: Tensor) -> tuple[Tensor, int]:
     if num_classes > max(2, len(y)):
         what = f"dataset.num_classes={num_classes}" if raw.num_classes else f"the largest label, {high},"
         raise ValueError(
-            f"dataset {raw.name}: {what} asks for {num_classes} classes of {len(y)} nodes, and a weight for each; "
+            f"dataset {raw.name}: {what} gives {num_classes} classes for {len(y)} nodes; "
             "number the classes 0, 1, 2, ... without gaps."
         )
     if low < -1 or high >= num_classes:

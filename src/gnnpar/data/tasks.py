@@ -312,8 +312,8 @@ class Labels:
         task, own, losses = make_task(name, num_classes), self.functions(), LOSSES[name]
         if self.loss is not None and "loss" not in own and self.loss not in losses:
             raise ValueError(
-                f"task.loss={self.loss} is no loss of labels that are {name} ({', '.join(losses)}); choose one, or a "
-                "function of yours, module.name"
+                f"task.loss={self.loss} is no loss of {name} labels ({', '.join(losses)}); choose one, or your own "
+                "function, module.name"
             )
         plain = self.loss is None or self.loss == next(iter(losses))
         if self.class_weight is not None and name in MATRICES:
@@ -325,7 +325,8 @@ class Labels:
             found, tasks = METRICS.get(metric, (own.get(f"metrics.{title}"), (name,)))
             if found is None or name not in tasks:
                 known = ", ".join(each for each, (_, tasks) in METRICS.items() if name in tasks)
-                raise ValueError(f"task.metrics={metric} is no metric of labels that are {name} ({known}); choose one")
+                key = "task.metric" if metric == self.metric else "task.metrics"
+                raise ValueError(f"{key}={metric} is no metric of {name} labels ({known}); choose one")
             if (title, metric) != (task.own_metric,) * 2:
                 metrics[title] = partial(found, name) if metric in METRICS else found
         weights = self.class_weight

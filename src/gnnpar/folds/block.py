@@ -378,8 +378,8 @@ def refuse_short(block: Block, rows: Rows) -> None:
     for each in rows:
         if len(each) < block.num_src:
             raise ValueError(
-                f"there are {len(each)} rows for {block.num_src} columns: if this run went on from a checkpoint, its "
-                "state is not of this graph; leave resume out"
+                f"there are {len(each)} rows for {block.num_src} columns: if this run was resumed, its checkpoint is "
+                "of another graph; leave resume out"
             )
 
 

@@ -223,7 +223,7 @@ def _lead(listener: socket.socket, me: Record, size: int, end: float) -> tuple[R
                 line, refused = found, other["refused"]
     if missing := [str(each) for each in range(size) if each not in ranks]:
         those = f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing[:9])} of {size}"
-        came = "did not come within comm.connect_seconds: started, with this address and port?"
+        came = "did not come within comm.connect_seconds: start each with this address and port"
         line = line or f"{_place()}: {those} {came}"
     verdict = {"line": line, "refused": refused}
     if not line:

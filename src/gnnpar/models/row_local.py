@@ -39,7 +39,7 @@ def refuse_noise(model: nn.Module) -> None:
         stacked = isinstance(module, nn.RNNBase) and module.num_layers > 1 and module.dropout > 0
         if stacked or (isinstance(module, _NOISE) and type(module) is not nn.Dropout):
             raise ValueError(
-                f"{name} of the model is a {type(module).__name__} whose noise is not keyed by node; use nn.Dropout"
+                f"{name} of the model is a {type(module).__name__} with noise that is not keyed by node; use nn.Dropout"
             )
 
 
@@ -56,7 +56,7 @@ def refuse_row_mixing(model: nn.Module, *, aside: Sequence[nn.Module] = ()) -> N
 def row_mixing(module: nn.Module) -> str:
     """Return why a module mixes rows; empty if it is not known to."""
     if isinstance(module, _NOISE):
-        return "draws other numbers on every rank: call g.dropout(x, p), whose masks are keyed by node"
+        return "draws other numbers on every rank: call g.dropout(x, p), with masks keyed by node"
     if isinstance(module, nn.Softmax | nn.LogSoftmax) and module.dim == 0:
         return f"mixes the rows of all nodes, of which a rank holds a part: give it dim=-1; {REMEDY}"
     if isinstance(module, _MIXING) or _is_mixing_pyg(module):

@@ -170,7 +170,7 @@ def _refuse_failed(processes: Sequence[BaseProcess]) -> None:
     for rank, process in enumerate(processes):
         if process.exitcode:
             raise ValueError(
-                f"rank {rank} of the measurement has ended with exit code {process.exitcode}; what it said is above"
+                f"rank {rank} of the measurement ended with exit code {process.exitcode}; see its output above"
             )
 
 

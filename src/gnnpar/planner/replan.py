@@ -183,7 +183,7 @@ def plan_again(run: Run, epoch: int, comparing: Replanner) -> NewPlan | None:
         return None
     assert isinstance(settings.strategy, TAG)
     if reason := not_compared(run.world):
-        say(f"tag: {reason}: their times are not compared with what was predicted")
+        say(f"tag: {reason}: times are not compared with the prediction")
         return None
     why, by = compared(predicted, comparing)
     if not why:

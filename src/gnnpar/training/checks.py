@@ -71,7 +71,7 @@ def refuse_learned_features(settings: Settings) -> None:
     if not strategy.capabilities.learned_features:
         raise ValueError(
             f"{how}: strategy={settings.names.get('strategy') or type(strategy).__name__} as it is configured reads "
-            "rows whose gradient does not come back to their rank; choose single, graph_parallel, sar (without "
+            "rows and returns no gradient to their rank; choose single, graph_parallel, sar (without "
             "logical_parts) or another strategy that works on full graphs"
         )
     if settings.caches_first_layer:

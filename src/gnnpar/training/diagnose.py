@@ -41,7 +41,7 @@ def first_not_finite(engine: Engine, model: GNN, shard: Shard, comm: Communicato
     everyone = comm.broadcast(comm.gather(mine))
     named = [(rank, what) for kind in zip(*everyone, strict=True) for rank, what in enumerate(kind) if what]
     if not named:  # outputs come before gradients, in any stage
-        return "every tensor of an exact pass is finite: what the strategy does otherwise (codec, history) is not"
+        return "every tensor of an exact pass is finite, so the codec or history of the strategy is not"
     rank, what = named[0]
     return f"the first tensor that is not finite is {what}{_layer(what, model)}, on rank {rank}"
 

@@ -314,7 +314,7 @@ def in_rows(shard: Shard, settings: Settings, task: Task, comm: Communicator) ->
     outputs = f"{len(shard.y):,} nodes of a rank with {task.out_dim:,} outputs each"
     copies = 1 if settings.strategy.capabilities.chunks else 6  # measured: 6.5 arrays of this shape
     numbers = copies * len(shard.y) * task.out_dim
-    require_memory(4 * numbers, outputs, "is dataset.task what its labels are?")
+    require_memory(4 * numbers, outputs, "check that dataset.task fits the labels")
     return shard
 
 

@@ -112,8 +112,7 @@ class Source:
         assert isinstance(everyone, list)
         if other := next((r for r, told in enumerate(everyone) if told != everyone[0]), None):
             raise ValueError(
-                f"shards={self.folder} of rank {other} are not those of rank 0: copy the folder of one partitioning to "
-                "every host"
+                f"shards={self.folder}: rank {other} has other shards than rank 0; copy the same folder to every host"
             )
         shard = open_part(self.folder, self.manifest, comm.rank, edge_ids=model.needs_edge_ids, check=check)
         comm_check(comm, shard)

@@ -347,7 +347,7 @@ def _untouched_case(name: str, config: ModelSource, dataset: Dataset, given: Dat
     parameter = max(errors, key=lambda each: errors[each])
     error = f"{found.module} is the first module that differs" if found.module else None
     if found.replaced:
-        error = f"{found.replaced} is not after a forward what it was before: what is trained is not what runs"
+        error = f"{found.replaced} is another tensor after a forward: the model does not run on the trained parameter"
     elif error and given is not None and given.num_edges != dataset.num_edges:
         error += (
             f"; PyG runs on the {given.num_edges} edges that were given, of which preprocessing makes "

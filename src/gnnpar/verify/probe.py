@@ -125,9 +125,9 @@ def _keeps_its_word(settings: Settings, small: Small) -> bool:
     case, differs = _in_parts(strategy, settings, small, 2)
     if case.error is None and differs:
         raise ConfigError(
-            f"strategy={name}: it says that it is exact, and on two ranks of a small graph it differs from the single "
+            f"strategy={name}: claims to be exact, but on two ranks of a small graph it differs from the single "
             f"device (loss by {case.loss_error:.1e}, {case.worst_parameter} by {case.worst_gradient_error:.1e}). "
-            f"Correct its exactness, or what it sends (gnnpar check strategy={name})"
+            f"Correct its exactness, or its messages (gnnpar check strategy={name})"
         )
     return case.error is None
 

@@ -244,7 +244,7 @@ class _Trial:
             if all(not t.any() for t in before.outputs) and any(bool(t.any()) for t in before.inputs):
                 yield Fault(before.module, "gives nothing but zeros")
             if not _same(before.inputs, after.inputs) and _same(before.outputs, after.outputs):
-                yield Fault(before.module, "gives the same for another input: what stands before it cannot learn")
+                yield Fault(before.module, "gives the same output for another input: modules before it cannot learn")
 
     def _dead_gradients(self) -> Iterator[Fault]:
         _, gradients = self._differentiate(self.model)

@@ -66,13 +66,13 @@ class Profile:
     def check(self, num_ranks: int, what: str) -> None:
         """Raise ValueError if the profile cannot be used for this number of ranks."""
         if self.num_ranks != num_ranks:
-            raise ValueError(f"{what} is of {counted(self.num_ranks, 'rank')}, but there are {num_ranks}")
+            raise ValueError(f"{what} was measured with {counted(self.num_ranks, 'rank')}, this run has {num_ranks}")
         pairs = {(s, d) for s in range(num_ranks) for d in range(num_ranks) if s != d}
         costs = [*(cost for link in self.links.values() for cost in link), *self.fold_seconds]
         if self.links.keys() != pairs or len(self.fold_seconds) != num_ranks:
             raise ValueError(f"{what} has no link for every pair of {counted(num_ranks, 'rank')}; measure again")
         if not all(cost == 0 or _LEAST_SECONDS <= cost < _MOST_SECONDS for cost in costs):
-            raise ValueError(f"{what} has a cost that is negative, next to nothing, or an hour and more; measure again")
+            raise ValueError(f"{what} has a cost outside 1e-15 to 3600 s; measure again")
 
 
 def nominal(num_ranks: int) -> Profile:

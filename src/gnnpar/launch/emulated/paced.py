@@ -27,7 +27,7 @@ def links_of(settings: Settings, *, size: int, joined: bool, threads: int, cores
     if joined:
         raise ValueError("launch=paced starts its ranks itself and cannot join RANK's world; leave torchrun out")
     if settings.comm.backend != "gloo":
-        raise ValueError(f"launch=paced needs comm=gloo: what comm={settings.comm.backend} sends takes no link")
+        raise ValueError(f"launch=paced needs comm=gloo: comm={settings.comm.backend} sends nothing over its links")
     if (lack := missing()) is not None:
         raise ValueError(f"launch=paced {lack}, or set launch=local")
     cluster = settings.topology if isinstance(settings.topology, Cluster) else None

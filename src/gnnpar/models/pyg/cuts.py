@@ -161,7 +161,7 @@ class _Flow:
             if not self.of_rows.isdisjoint(read):
                 self.of_rows.update(step.results, step.written)
         if tape.out not in self.of_rows:
-            raise ValueError("its forward gives what is not made of the features by its modules and torch's functions")
+            raise ValueError("its modules and torch's functions do not compute its output from the features")
         self.last[tape.out] = end
         change = [0] * (end + 2)
         for name in (name for name in self.of_rows if self.last.get(name, -1) > self.made[name]):
@@ -184,7 +184,7 @@ class _Flow:
         if self.columns[best] >= _NOWHERE:
             kept = next(name for name in self.alive(best) if name not in self.tape.tails)
             made = self.tape.steps[self.made[kept]].title
-            raise ValueError(f"what {made} gives is still read {names}, and is no row of numbers of a node")
+            raise ValueError(f"the output of {made} is read {names}, and does not have one row per node")
         return best
 
 

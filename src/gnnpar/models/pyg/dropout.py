@@ -98,10 +98,10 @@ class _KeyedDropout(TorchFunctionMode):
     ) -> Tensor:
         given = dict(kwargs or {})
         if func in _OTHER_NOISE and given.get("training", True) and not _fills_weights():
-            raise ValueError(f"the model calls {func.__name__}, whose noise is not keyed; F.dropout and nn.Dropout are")
+            raise ValueError(f"the model calls {func.__name__}: its noise is not keyed; use F.dropout or nn.Dropout")
         if func is F.scaled_dot_product_attention and (given.get("dropout_p") or (len(args) > 4 and args[4])):
             raise ValueError(
-                "the model calls scaled_dot_product_attention with dropout_p, whose noise is not keyed; set it to 0"
+                "the model calls scaled_dot_product_attention with dropout_p: its noise is not keyed; set it to 0"
             )
         if func not in _DROPOUTS:
             return func(*args, **given)

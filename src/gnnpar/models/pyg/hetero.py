@@ -188,7 +188,7 @@ class RelationGraph:
             if isinstance(rows, NodeRows) and rows.kind not in wanted:
                 raise Refused(
                     f"is given rows of type {self.layout.schema.names[rows.kind]} for the edge type "
-                    f"({', '.join(self.typed.schema.edges[self.number])}), whose nodes they are not"
+                    f"({', '.join(self.typed.schema.edges[self.number])}) of other types"
                 )
 
     @property

@@ -111,8 +111,8 @@ class Layout:
         plain = rows.plain() if isinstance(rows, NodeRows) else rows
         if (isinstance(rows, NodeRows) and rows.kind != kind) or not rows.ndim or len(rows) != len(self.rows[kind]):
             raise ValueError(
-                f"hands rows of shape {list(rows.shape)} to an edge type whose nodes are of type "
-                f"{self.schema.names[kind]}, which they are not"
+                f"passes rows of shape {list(rows.shape)} to an edge type with nodes of type "
+                f"{self.schema.names[kind]}, which have other rows"
             )
         if len(self.rows) == 1:
             return plain

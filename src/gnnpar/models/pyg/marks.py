@@ -190,7 +190,7 @@ class Types(Given):
 
     def stands_for(self, here: Here) -> Tensor:
         if here.edges.type is None:
-            raise Refused("reads edge_type, and the edges have none here")
+            raise Refused("reads edge_type, but the edges have no types")
         return EdgeRows.of(here.edges.type)
 
 

@@ -59,7 +59,7 @@ def forward_of(norm: nn.BatchNorm1d, g: Graph, layout: Layout | None) -> Callabl
             return own(input)
         source: WithMoments = g if norm.training else _Running()  # may be in evaluation mode while the model trains
         if norm.training and (_IN_A_FOLD.get() or isinstance(input, EdgeRows)):
-            raise ValueError("a BatchNorm1d normalises rows of edges, whose moments are not carried; use LayerNorm")
+            raise ValueError("a BatchNorm1d normalises rows of edges, which is not supported; use LayerNorm")
         if layout is not None and norm.training:
             if not isinstance(input, NodeRows):
                 raise ValueError(

@@ -171,7 +171,7 @@ def remarks(settings: Settings, world: World) -> Iterator[str]:
         on = counted(world.cores, "core")
         yield f"oversubscribed: {ranks} on {on}: times say nothing about speed; bytes and accuracy stand"
     elif world.jobs_at_once == 1 and (others := contention(world.num_threads, world.cores)):
-        yield f"{_BUSY}{others}, and this run needs {world.num_threads}: its times say little"
+        yield f"{_BUSY}{others}, and this run needs {world.num_threads}: its times are unreliable"
     if isinstance(settings.topology, Cluster) and world.links is None and world.size > 1:
         yield f"topology={settings.names.get('topology')} names rates of links, which only launch=paced sets"
 

@@ -138,7 +138,7 @@ def load(
         torch.empty(0, device=there)
     except (RuntimeError, TypeError, AssertionError) as error:  # AssertionError: torch without CUDA
         line = str(error).split("\n", maxsplit=1)[0]
-        raise ValueError(f"device={device!r} is none that this machine has: {line}") from error
+        raise ValueError(f"device={device!r} is not available on this machine: {line}") from error
     with torch_as_usual():
         return opened(*find(place, which, trust=trust), there)
 
