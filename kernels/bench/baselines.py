@@ -17,7 +17,7 @@ OPTIONAL = ("torch_geometric", "torch_sparse", "turbo_gnn")
 
 
 def missing() -> list[str]:
-    """Optional packages that are not installed: their contenders are left out."""
+    """Return optional packages that are not installed; their contenders are left out."""
     return [name for name in OPTIONAL if find_spec(name) is None]
 
 
@@ -27,7 +27,7 @@ def csr_name(device: torch.device) -> str:
 
 
 def spmm(csr: Csr, row: Tensor, column: Tensor, x: Tensor) -> dict[str, Build]:
-    """The sum over neighbours by others. Shapes: row, column [E] int64, the edges of csr; x [N, F] -> [N, F]."""
+    """Return the sum over neighbours by others. Shapes: row, column [E] int64, the edges of csr; x [N, F] -> [N, F]."""
     name = csr_name(x.device)
     contenders: dict[str, Build] = {
         name: lambda: lambda: _matrix(csr, x) @ x,
@@ -63,7 +63,8 @@ def _turbo_gnn() -> Run:
 def gat_layer(
     src: Tensor, dst: Tensor, x: Tensor, grad_out: Tensor, *, heads: int, width: int, v2: bool = False
 ) -> dict[str, Build]:
-    """A GAT or GATv2 layer of PyG, forward and backward. Shapes: src, dst [E], x, grad_out [N, heads * width]."""
+    """Return a GAT or GATv2 layer of PyG, forward and backward. Shapes: src, dst [E], x, grad_out
+    [N, heads * width]."""
     if find_spec("torch_geometric") is None:
         return {}
     return {PYG_V2 if v2 else PYG: partial(_gat_conv, src, dst, x, grad_out, heads, width, v2)}

@@ -3,7 +3,7 @@
 Stages: smoke, prove, tune, bench, e2e, profile; none named: all, in this order. Every check is a process of its own,
 ended with all its children at its time limit or at its stage's, whichever comes first; the next one starts in any case.
 Its line is printed, and DIR/STAGE/CHECK.json and DIR/summary.txt are written, as soon as it ends. A check that passed
-is not run again (`--again` does), so a stage that was cut off goes on where it stopped.
+is not run again (`--again` does), so a stage that was cut off continues where it stopped.
 
 `--rehearse` runs the same checks on a CPU, with small inputs and Triton's interpreter. `--hang STAGE` puts a check that
 never ends in front of a stage: its limits must hold. `--jobs N`: so many checks at a time, in stages that time nothing.
@@ -221,7 +221,7 @@ STAGES = (
 
 
 def _command(check: Check, stage: Stage, out: Path, *, rehearse: bool) -> str:
-    """The line that the shell gets; empty: nothing of this check can run here."""
+    """Return the shell's command line; empty if nothing of this check can run here."""
     told = check.rehearsal if rehearse else check.command
     if not told:
         return ""
@@ -270,7 +270,7 @@ def run_check(check: Check, stage: Stage, out: Path, *, rehearse: bool, left: fl
 
 
 def _end_all(process: subprocess.Popen) -> None:
-    """The check's process and its children: they are one group, which this program started."""
+    """End the check's process and its children, a group that this program started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -313,7 +313,7 @@ def run_stage(stage: Stage, out: Path, *, rehearse: bool, again: bool = False, j
 
 
 def read_record(out: Path, stage: Stage, check: Check) -> Record | None:
-    """What an earlier call left of a check."""
+    """Return the record that an earlier call left of a check."""
     path = out / stage.name / f"{check.name}.json"
     return Record(**json.loads(path.read_text())) if path.exists() else None
 

@@ -24,7 +24,7 @@ class Size:
     seed: int = 0
 
     def scaled(self, factor: float) -> "Size":
-        """The same mean degree and law on a share of the nodes."""
+        """Return a size with the same mean degree and law on a share of the nodes."""
         return replace(self, nodes=max(2, round(self.nodes * factor)), edges=max(1, round(self.edges * factor)))
 
 
@@ -82,7 +82,7 @@ def _csr(row: Tensor, column: Tensor, edge_ids: Tensor, nodes: int) -> Csr:
 
 
 def draw(size: Size, *, device: str) -> Inputs:
-    """A graph of this size, edges sorted by (destination, source); the same at every call on a device."""
+    """Draw a graph of this size, edges sorted by (destination, source); equal at every call on a device."""
     generator = torch.Generator(device).manual_seed(size.seed)
     upto = _weights(size, generator).cumsum(0)
     pairs = _draw(upto, size.edges, generator) * size.nodes + _draw(upto, size.edges, generator)

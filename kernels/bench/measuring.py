@@ -60,7 +60,7 @@ def clock_of(device: str) -> Clock:
 
 
 def ceiling(case: Case, data: Inputs, clock: Clock) -> Measurement:
-    """A case without contenders and without a check: the copy."""
+    """Return the measurement of the copy, a case without contenders and without a check."""
     run = partial(case.race(data).op, kernels)
     run()
     wall, cpu = zip(*(clock(run) for _ in range(9)), strict=True)
@@ -186,7 +186,7 @@ def measure(
 
 
 def percentiles(values: list[float]) -> tuple[float, float, float]:
-    """The 20th, 50th and 80th."""
+    """Return the 20th, 50th and 80th percentile."""
     if not values:
         return UNKNOWN, UNKNOWN, UNKNOWN
     if len(values) == 1:

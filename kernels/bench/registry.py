@@ -314,7 +314,7 @@ def _quantize(width: int, bits: int, dtype: torch.dtype, *, ops: str) -> Case:
 
 
 def copy(nbytes: int) -> Case:
-    """A copy within the device's memory: the ceiling of everything that moves bytes."""
+    """Return a copy within the device's memory: the ceiling of everything that moves bytes."""
 
     def race(data: Inputs) -> Race:
         source = torch.randint(0, 256, (nbytes,), dtype=torch.uint8, device=data.device)

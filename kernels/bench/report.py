@@ -68,7 +68,7 @@ def commit() -> str:
 
 
 def context(device: str) -> Row:
-    """What is the same for all rows of a run."""
+    """Return the fields that are equal in all rows of a run."""
     try:
         triton = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
@@ -154,7 +154,7 @@ def append(path: Path, rows: list[Row]) -> None:
 
 
 def _per_race(rows: list[Row], case: str, column: str, contenders: tuple[str, ...]) -> list[float]:
-    """The least value of these contenders in each race of a case."""
+    """Return the least value of these contenders in each race of a case."""
     least: dict[tuple, float] = {}
     for row in rows:
         if row["case"] == case and row["contender"] in contenders and row[column] != "":

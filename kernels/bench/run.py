@@ -24,7 +24,7 @@ DEFAULT_GRAPHS = {"cpu": "power,uniform", "cuda": "arxiv,reddit,products"}
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
-    """The command line, with what follows from the device filled in."""
+    """Return the command line, with defaults that follow from the device."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     parser.add_argument("--quick", action="store_true", help="first graph, a fifth of it on a CPU; main cases only")
@@ -123,7 +123,7 @@ def run_cases(data: Inputs, given: argparse.Namespace, where: report.Row) -> tup
 def copy_rate(
     data: Inputs, clock: Clock, given: argparse.Namespace, where: report.Row
 ) -> tuple[list[report.Row], float]:
-    """A copy's row, and its GB/s, read and written bytes together."""
+    """Return a copy's row, and its GB/s, read and written bytes together."""
     full = 1 << (30 if data.device.type == "cuda" else 26)
     case = copy(max(1 << 20, int(full * min(given.scale, 1.0))))
     measured = ceiling(case, data, clock)

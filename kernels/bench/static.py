@@ -6,7 +6,7 @@
     python kernels/bench/static.py --table                    # the main shapes: results/static-VERSION.csv
     python kernels/bench/static.py --names                    # their names, without compiling
 
-Kernels of another commit, for the table's lines of before; modules are named as they were:
+Kernels of another commit, for the table's earlier lines; modules are named as they were:
 
     git archive f056489 kernels | tar -x -C build
     PYTHONPATH=build/kernels python kernels/bench/static.py --table f056489
@@ -33,7 +33,7 @@ from triton.compiler import ASTSource
 import gnnpar_kernels
 
 if TYPE_CHECKING:
-    from gnnpar_kernels.triton_tuning import Variant  # not in kernels of before
+    from gnnpar_kernels.triton_tuning import Variant  # not in earlier kernels
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -65,7 +65,7 @@ def variants(module: str, *, first: bool = False) -> list["Variant"]:
 
 
 def modules() -> list[str]:
-    """The modules that compile kernels ahead of time, as `kernel.module`."""
+    """Return the modules that compile kernels ahead of time, as `kernel.module`."""
     root = Path(gnnpar_kernels.__path__[0])
     found = {*root.glob("*/triton*.py"), *root.glob("triton/*.py")}  # the latter before a kernel was a folder
     paths = sorted(path for path in found if "def variants(" in path.read_text())
@@ -139,7 +139,7 @@ COLUMNS: tuple[str, ...] = (
 
 
 def write_table(kernels: str) -> None:
-    """The main variants on all targets by this Triton; rows of other kernels stay."""
+    """Write the main variants on all targets by this Triton; rows of other kernels stay."""
     mine, rows = {"kernels": kernels, "triton": triton.__version__}, []
     if RESULTS.exists():
         with RESULTS.open(newline="") as file:

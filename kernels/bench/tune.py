@@ -29,7 +29,7 @@ Launch = Callable[[], object]
 
 
 def launches(data: Inputs) -> Iterator[Launch]:
-    """What training and evaluation launch of attention, by shape and type."""
+    """Yield the launches of attention in training and evaluation, by shape and type."""
     for (heads, width), dtype in product(HEADS, TYPES):
         yield lambda h=heads, w=width, t=dtype: attention(data, h, w, t)
         yield lambda h=heads, w=width, t=dtype: attention_v2(data, h, w, t)
@@ -56,7 +56,7 @@ def attention_v2(data: Inputs, heads: int, width: int, dtype: torch.dtype) -> No
 
 
 def compile_share(data: Inputs, share: int, jobs: int) -> None:
-    """Every so many launches; times of a small graph are nobody's, and are not kept."""
+    """Every so many launches; times of a small graph are useless, and are not kept."""
     with tempfile.TemporaryDirectory() as folder:
         triton_tuning.FOLDER = Path(folder)
         for number, launch in enumerate(launches(data)):

@@ -10,7 +10,8 @@ from gnnpar_kernels.hashing import GOLDEN, M1, M2, MASK32, Key, signed, signed_w
 
 
 def word(value: int) -> Tensor:
-    """An int32 constant: a tensor as operand costs a call 1 us, a Python number 2 us as it is converted every time."""
+    """Return an int32 constant: a tensor as operand costs a call 1 us, a Python number 2 us as it is converted every
+    time."""
     return torch.tensor(signed(value), dtype=torch.int32)
 
 
@@ -34,14 +35,14 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def row_hash(ids: Tensor, *, key: Key) -> Tensor:
-    """The row's part of the hash. Shapes: ids [n] int64 -> [n] int32."""
+    """Return the row's part of the hash. Shapes: ids [n] int64 -> [n] int32."""
     k0, k1, _ = signed_words(key)
     row = _shifted(_mix(ids.to(torch.int32).bitwise_xor_(k0)))
     return _mix(row.bitwise_xor_((ids >> 32).to(torch.int32)).bitwise_xor_(k1))
 
 
 def column_hash(width: int, *, key: Key) -> Tensor:
-    """The column's part of the hash. Shapes: -> [width] int32."""
+    """Return the column's part of the hash. Shapes: -> [width] int32."""
     _, _, k2 = signed_words(key)
     return _mix(((torch.arange(width) * GOLDEN + k2) & MASK32).to(torch.int32))
 

@@ -31,7 +31,7 @@ def edge_rows(indptr: Tensor, rows: Tensor | None = None) -> Tensor:
 
 
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Sums of 16-bit rows are kept in fp32, of others in their own dtype."""
+    """Return the type of sums: fp32 for 16-bit rows, else their own dtype."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 

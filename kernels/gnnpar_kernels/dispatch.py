@@ -43,7 +43,7 @@ def _module(package: str, body: str) -> ModuleType | None:
 
 @functools.cache
 def _own(op: str, body: str) -> Body | None:
-    """The code that a body has for a function, if any."""
+    """Return the code that a body has for a function, if any."""
     module = _module(_packages[op], body)
     return None if module is None else vars(module).get(op)
 
@@ -105,7 +105,7 @@ def _one_at_a_time(body: Body, *args: object, **kwargs: object) -> Any:
 
 
 def body_of(op: str, device: torch.device) -> Body:
-    """The code that runs a function for tensors on this device."""
+    """Return the code that runs a function for tensors on this device."""
     name = choose(device.type, op).body
     body = _own(op, name) or _specification(op)
     return functools.partial(_one_at_a_time, body) if name == "triton" and device.type == "cpu" else body

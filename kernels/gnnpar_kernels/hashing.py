@@ -52,12 +52,12 @@ def key_words(key: int) -> tuple[int, int, int]:
 
 
 def key_tensor(*keys: int) -> Tensor:
-    """The words of keys. Shapes: -> [len(keys), 3] int32; a row of it is a Key."""
+    """Return the words of keys. Shapes: -> [len(keys), 3] int32; a row of it is a Key."""
     return torch.tensor([[signed(word) for word in key_words(key)] for key in keys], dtype=torch.int32).reshape(-1, 3)
 
 
 def signed_words(key: Key) -> tuple[int | Tensor, int | Tensor, int | Tensor]:
-    """The words of a key as int32: numbers, or tensors without a dimension."""
+    """Return the words of a key as int32: numbers, or tensors without a dimension."""
     k0, k1, k2 = key.unbind() if isinstance(key, Tensor) else map(signed, key_words(key))
     return k0, k1, k2
 
@@ -70,7 +70,7 @@ def threshold(p: float) -> int:
 
 
 def signed(word: int) -> int:
-    """The int32 with the bits of a 32-bit word: torch has no arithmetic on uint32, int32 wraps the same way."""
+    """Return the int32 with the bits of a 32-bit word: torch has no arithmetic on uint32, int32 wraps the same way."""
     return word - 2**32 if word >= 2**31 else word
 
 

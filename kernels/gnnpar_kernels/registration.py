@@ -36,10 +36,8 @@ def define(schema: str, *, fake: Callable[..., object] | None = None) -> Callabl
 
 
 def public(function: Callable[P, R]) -> Callable[P, R]:
-    """A public function of the package `function` is written in, whose `naive.py` gives the signature and docstring.
-
-    Tensors that ask for a gradient are refused.
-    """
+    """Decorate a public function of the package of `function`; its `naive.py` gives the signature and docstring.
+    Tensors that ask for a gradient are refused."""
 
     @functools.wraps(register(function.__name__, function.__module__))
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -62,15 +60,15 @@ def _refuse_gradients(op: str, values: Iterable[object]) -> None:
 
 
 def flat_key(key: Key) -> tuple[int, Tensor | None]:
-    """A key as a schema takes it: a number, or the words of one."""
+    """Return a key as a schema takes it: a number, or the words of one."""
     return (0, key) if isinstance(key, Tensor) else (signed_key(key), None)
 
 
 def key_of(key: int, words: Tensor | None) -> Key:
-    """The other way round."""
+    """Return the key of `flat_key`."""
     return key if words is None else words
 
 
 def signed_key(key: int) -> int:
-    """The 64 bits of a key as the int64 a schema can carry; hashing reads bits, so nothing changes."""
+    """Return the 64 bits of a key as the int64 a schema can carry; hashing reads bits, so nothing changes."""
     return ((key + 2**63) & (2**64 - 1)) - 2**63

@@ -15,7 +15,7 @@ GOLDEN: tl.constexpr = tl.constexpr(_GOLDEN)
 
 @triton.jit
 def entry_hash(x):
-    """What the mix does for every entry, on uint32: x is row ^ column."""
+    """Mix the hash of every entry, on uint32: x is row ^ column."""
     x = x * M1
     return (x ^ (x >> 15)) * M2
 
@@ -27,7 +27,7 @@ def mix(x):
 
 @triton.jit
 def word(k):
-    """A word of a key on uint32: int32 with its bits, or their address, where a captured launch finds it."""
+    """Return a word of a key on uint32: int32 with its bits, or their address for a captured launch."""
     if k.dtype.is_ptr():
         k = tl.load(k)
     return k.to(tl.uint32)
@@ -54,11 +54,11 @@ def keep(rows, columns, limit):
 
 
 def key_arguments(key: Key) -> dict[str, object]:
-    """A key as the arguments k0, k1, k2 of a kernel."""
+    """Return a key as the arguments k0, k1, k2 of a kernel."""
     words = signed_words(key) if isinstance(key, int) else (key, key[1:], key[2:])
     return dict(zip(("k0", "k1", "k2"), words, strict=True))
 
 
 def captured(types: dict[str, str]) -> dict[str, str]:
-    """The types of a kernel's arguments where its key is a tensor."""
+    """Return the types of a kernel's arguments for a key that is a tensor."""
     return types | dict.fromkeys(("k0", "k1", "k2"), "*i32")

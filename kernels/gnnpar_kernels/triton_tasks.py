@@ -39,7 +39,7 @@ _cached: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def tasks_of(indptr: Tensor) -> Tasks:
-    """The tasks of a CSR, cached as long as the tensor lives; the first call synchronizes with the device."""
+    """Return the tasks of a CSR, cached as long as the tensor lives; the first call synchronizes with the device."""
     cached = _cached.get(indptr)
     if cached is None or cached[0] != SPLIT:
         cached = _cached[indptr] = SPLIT, _cut(indptr, SPLIT)

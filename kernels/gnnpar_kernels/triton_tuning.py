@@ -81,7 +81,7 @@ class Table:
 
 @functools.cache
 def _table(device: int) -> Table:
-    """The table of the GPU with this number."""
+    """Return the table of the GPU with this number."""
     found = torch.cuda.get_device_properties(device)
     arch = found.gcnArchName.partition(":")[0] if torch.version.hip else f"sm_{found.major}{found.minor}"
     versions = {"gpu": found.name, "torch": torch.__version__, "triton": triton.__version__}
@@ -89,7 +89,7 @@ def _table(device: int) -> Table:
 
 
 def table() -> Table:
-    """The table of the current GPU."""
+    """Return the table of the current GPU."""
     return _table(torch.cuda.current_device())
 
 
@@ -120,7 +120,7 @@ class Tuned:
         self._launch(grid, args, kwargs, config)
 
     def choose(self, given: Mapping[str, Any], launch: Callable[[triton.Config], None]) -> triton.Config:
-        """The configuration for these arguments. `launch` is called for timing alone."""
+        """Return the configuration for these arguments. `launch` is called for timing alone."""
         how = os.environ.get(VARIABLE, "")
         if how not in ("", "0", "record"):
             raise ValueError(f"{VARIABLE}={how} is neither 0 nor record: unset it to read kernels/gnnpar_kernels/tuned")
@@ -141,13 +141,14 @@ class Tuned:
         return f"{self.fn.__module__.removeprefix('gnnpar_kernels.')}.{self.fn.__name__}"
 
     def shape_class(self, given: Mapping[str, Any]) -> str:
-        """What the best tile depends on, as a key of the table: 'W=128 ACCUMULATE=False x=float32'."""
+        """Return the shapes and types that decide on the best tile, as a key of the table: 'W=128 ACCUMULATE=False
+        x=float32'."""
         values = [f"{name}={given[name]}" for name in self.key]
         return " ".join(values + [f"{name}={str(given[name].dtype).removeprefix('torch.')}" for name in self.types])
 
     def _fastest(self, given: Mapping[str, Any], launch: Callable[[triton.Config], None]) -> triton.Config:
-        """Times every candidate on the tensors at hand; those that it adds into are put back once, so one copy of them
-        is held, and times hold no copying."""
+        """Time every candidate on the tensors at hand; tensors that it adds into are restored once, so one copy of them
+        is held, and times include no copying."""
         before = {name: given[name].clone() for name in self.restores if given[name] is not None}
         milliseconds = [_milliseconds(functools.partial(launch, each)) for each in self.candidates]
         for name, copy in before.items():
@@ -184,9 +185,9 @@ def _as_json(config: triton.Config) -> dict[str, int]:
 def tuned(
     candidates: Sequence[triton.Config], *, key: Sequence[str], types: Sequence[str], restores: Sequence[str] = ()
 ) -> Callable[[JITFunction], Tuned]:
-    """Decorator above `triton.jit`: the tile follows from the values of `key` and the dtypes of `types`.
+    """Decorate a `triton.jit` function: the tile follows from the values of `key` and the dtypes of `types`.
 
-    `restores`: tensors (or None) that the kernel accumulates into, put back after timing.
+    `restores`: tensors (or None) that the kernel accumulates into, restored after timing.
     """
     return lambda fn: Tuned(fn, candidates, key=key, types=types, restores=restores)
 

@@ -52,7 +52,8 @@ def attend(
 
 
 def chain(part: State, x: Tensor, *, state: State | None, rows: Tensor | None, num_rows: int) -> State:
-    """The state of all rows after a part, the state of the rows of one CSR. A given state is updated in place."""
+    """Return the state of all rows after a part, given the state of the rows of one CSR. A given state is updated in
+    place."""
     if state is None and rows is None:
         return part
     if state is None:

@@ -48,7 +48,7 @@ class HeadRows(NamedTuple):
 
 
 def head_table(x: Tensor, head: int, *, out: Tensor, scale: Tensor | None = None) -> Tensor:
-    """The rows of one head, contiguous, times a factor per row: bags of a strided view take 1.5 times as long.
+    """Return the rows of one head, contiguous, times a factor per row: bags of a strided view take 1.5 times as long.
 
     Shapes: x [M, H, D], scale [M, H] or None -> out [M, D].
     """
@@ -82,7 +82,7 @@ class EdgeWeights:
         self._bits, self._bits_spare = (torch.empty(size, dtype=torch.int32) for _ in range(2))
 
     def top(self, block: RowBlock, rows: HeadRows) -> Tensor:
-        """The largest activated score of each row, -inf where no edge. Shapes: -> [rows of the block]."""
+        """Return the largest activated score of each row, -inf where no edge. Shapes: -> [rows of the block]."""
         score = self._score_of(block, rows)
         torch.ops.aten.leaky_relu.out(score, self.slope, out=score)
         return torch.segment_reduce(score, "max", offsets=block.offsets.long(), initial=-torch.inf)
@@ -94,10 +94,8 @@ class EdgeWeights:
     def weights_and_sloped(
         self, block: RowBlock, rows: HeadRows, *, slope: float | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The same, and times the activation's slope at the score, or 1 and this slope: 0 keeps positive scores.
-
-        Shapes: -> [edges of the block] twice, buffers.
-        """
+        """Return the weights, and the weights times the activation's slope at the score, or 1 and this slope: 0 keeps
+        positive scores. Shapes: -> [edges of the block] twice, buffers."""
         score = self._score_of(block, rows)
         weight, sloped = self._activated(block, rows, score), self._sloped[: block.num_edges]
         slope = self.slope if slope is None else slope

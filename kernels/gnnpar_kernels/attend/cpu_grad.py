@@ -38,7 +38,7 @@ def _row_factor(lse: Tensor) -> Tensor:
 
 
 def _dots_(pulled: Tensor, own: Tensor) -> Tensor:
-    """<pulled, own> by row; pulled is overwritten. Shapes: [R, D] twice -> [R]."""
+    """Return <pulled, own> by row; pulled is overwritten. Shapes: [R, D] twice -> [R]."""
     return pulled.mul_(own).sum(-1)
 
 
@@ -141,7 +141,7 @@ def attend_grad_dst_of(
 
 
 def _spread(part: Tensor, rows: Tensor | None, num_rows: int) -> Tensor:
-    """The rows in their places among zeros. Shapes: part [R, ...], rows [R] -> [num_rows, ...]."""
+    """Return the rows in their places among zeros. Shapes: part [R, ...], rows [R] -> [num_rows, ...]."""
     if rows is None:
         return part
     return part.new_zeros((num_rows, *part.shape[1:])).index_copy_(0, rows, part)

@@ -69,14 +69,14 @@ def attend(
 
 
 def empty_state(num_rows: int, x: Tensor, dtype: torch.dtype, branch: bool) -> State:
-    """The state before the first edge."""
+    """Return the state before the first edge."""
     m = x.new_full((num_rows, x.shape[1]), -torch.inf, dtype=dtype)
     mass, acc = torch.zeros_like(m), x.new_zeros((num_rows, *x.shape[1:]), dtype=dtype)
     return (m, mass, acc, mass.clone(), acc.clone()) if branch else (m, mass, acc)
 
 
 def uninitialised_state(num_rows: int, x: Tensor, branch: bool) -> State:
-    """A state whose every row is going to be written."""
+    """Return a state with uninitialised rows, all of which are going to be written."""
     shapes = [x.shape[1:2], x.shape[1:2], x.shape[1:], x.shape[1:2], x.shape[1:]]
     return tuple(
         x.new_empty((num_rows, *shape), dtype=accumulate_dtype(x.dtype)) for shape in shapes[: 5 if branch else 3]
@@ -122,7 +122,8 @@ def _edge_grads(
 
 
 def row_dots(a: Tensor, b: Tensor, *, dtype: torch.dtype) -> Tensor:
-    """<a, b> by row and head: Delta = <dO, O> of the gradients below. Shapes: [N, H, D] twice -> [N, H] of `dtype`."""
+    """Return <a, b> by row and head: Delta = <dO, O> of the gradients below. Shapes: [N, H, D] twice -> [N, H] of
+    `dtype`."""
     return (a.to(dtype) * b.to(dtype)).sum(-1)
 
 

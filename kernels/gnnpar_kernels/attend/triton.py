@@ -55,7 +55,7 @@ STATE = ["m_ptr", "mass_ptr", "acc_ptr", "mass_pos_ptr", "acc_pos_ptr"]
 
 @triton.jit
 def shift_of(m):
-    """What exponents are taken relative to: the maximum, or 0 where there is no edge yet."""
+    """Return the reference of exponents: the maximum, or 0 without an edge."""
     return tl.where(m == float("-inf"), 0.0, m)
 
 
@@ -301,12 +301,12 @@ def run_fold(
 
 
 def _named(state: State, prefix: str = "") -> dict[str, Tensor | None]:
-    """The tensors of a state as kernel arguments."""
+    """Return the tensors of a state as kernel arguments."""
     return dict(zip((prefix + name for name in STATE), (*state, None, None), strict=False))
 
 
 def variants() -> list[Variant]:
-    """What the ahead-of-time test compiles: main shapes, and whatever training launches, with all tiles."""
+    """Return the variants of the ahead-of-time test: main shapes, and all shapes of training, with all tiles."""
     cases = []
     training = [Shape(4, 64, t, drop=d, branch=True, whole=True) for t in ("fp32", "bf16") for d in (False, True)]
     for shape in [*SHAPES, Shape(4, 64, "bf16", branch=True), Shape(4, 64, "bf16", drop=True, branch=True), *training]:

@@ -155,7 +155,7 @@ def row_dots(a: Tensor, b: Tensor, *, dtype: torch.dtype) -> Tensor:
 
 
 def _destinations(a_dst: Tensor, out: Tensor, lse: Tensor, grad_out: Tensor, delta: Tensor | None) -> Tensor:
-    """What every edge reads of its destination, side by side. Shapes: -> [N, 3, H]."""
+    """Return the values that every edge reads of its destination, side by side. Shapes: -> [N, 3, H]."""
     delta = row_dots(out, grad_out, dtype=lse.dtype) if delta is None else delta
     return torch.stack([a_dst.to(lse.dtype), lse, delta.to(lse.dtype)], 1)
 
@@ -290,7 +290,7 @@ def attend_grad(
 
 
 def variants() -> list[Variant]:
-    """What the ahead-of-time test compiles: main shapes, and whatever training launches, with all tiles."""
+    """Return the variants of the ahead-of-time test: main shapes, and all shapes of training, with all tiles."""
     cases = []
     for shape in SHAPES:
         for config, bound, source in itertools.product(TILES, (0, *LOW), (True, False)):

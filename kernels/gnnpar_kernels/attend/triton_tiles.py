@@ -100,7 +100,7 @@ class Dims(NamedTuple):
 
 
 def dropping(drop: Drop | None, edge_ids: Tensor | None) -> dict[str, object]:
-    """The kernel arguments of attention dropout; SCALE 0 means none."""
+    """Return the kernel arguments of attention dropout; SCALE 0 means none."""
     if drop is None or drop[0] == 0.0:
         return {"ids_ptr": None, "k0": 0, "k1": 0, "k2": 0, "limit": 0, "SCALE": 0.0}
     if edge_ids is None:
@@ -158,8 +158,8 @@ class Shape(NamedTuple):
         config: triton.Config | None,
         which: str = "",
     ) -> Variant:
-        """A kernel for this shape: `constants` win over `types`, and both over the types in COMMON. `which`: ends its
-        name."""
+        """Return a kernel for this shape: `constants` win over `types`, and both over the types in COMMON. `which`:
+        ends its name."""
         meta = {} if config is None else config.kwargs
         constants = {**Dims.of(torch.empty(0, self.heads, self.width))._asdict(), **meta, **constants}
         constants |= {"SLOPE": 0.2, "SCALE": 2.0 * self.drop, **({} if self.drop else {"ids_ptr": None})}

@@ -37,7 +37,7 @@ class _Slices:
         self.places = torch.arange(size + 1, dtype=indices.dtype)
 
     def gather(self, block: RowBlock, table: Tensor) -> Tensor:
-        """The row of every edge's index. Shapes: table [M, D] -> [edges, D].
+        """Return the row of every edge's index. Shapes: table [M, D] -> [edges, D].
 
         A bag of one row each reads ahead: 15 to 20 ns a row of 128 bytes where `index_select` takes 11 to 35.
         """
@@ -46,11 +46,11 @@ class _Slices:
         return bag(table, block.indices, self.places[: block.num_edges + 1])
 
     def spread(self, block: RowBlock, values: Tensor, out: Tensor) -> Tensor:
-        """The value of its CSR row for every edge. Shapes: values [R, ...] of all rows -> out [edges, ...]."""
+        """Return the value of its CSR row for every edge. Shapes: values [R, ...] of all rows -> out [edges, ...]."""
         return self.spread_own(block, values[block.first : block.last], out)
 
     def spread_own(self, block: RowBlock, values: Tensor, out: Tensor) -> Tensor:
-        """The same. Shapes: values [rows of the block, ...]."""
+        """Return the same for values of the block's rows. Shapes: values [rows of the block, ...]."""
         return torch.index_select(values, 0, self._rows[block.first], out=out)
 
     def sums(self, block: RowBlock, rows: Tensor, weights: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def _listed(values: Tensor, rows: Tensor | None) -> Tensor:
 
 
 def _own_slope_(z: Tensor, slope: float, one: Tensor) -> Tensor:
-    """The slope of the activation, over its argument."""
+    """Return the slope of the activation, over its argument."""
     return torch.ops.aten.leaky_relu_backward.grad_input(one, z, slope, False, grad_input=z)
 
 

@@ -267,7 +267,7 @@ def attend_v2_grad(
     }
 
     def pull(csr: Csr, like: Tensor, names: tuple[str, ...], **how: object) -> list[Tensor]:
-        """Sums over the edges of each row of `like`, fp32 at least."""
+        """Return sums over the edges of each row of `like`, fp32 at least."""
         made = torch.empty if csr.rows is None else torch.zeros
         whole = {name: made(like.shape, dtype=dtype, device=like.device) for name in names}
         mine = {"indices_ptr": csr.indices.contiguous(), **dropping(drop, csr.edge_ids)}
@@ -283,7 +283,7 @@ def attend_v2_grad(
 
 
 def variants() -> list[Variant]:
-    """What the ahead-of-time test compiles: main shapes, and whatever training launches, with all tiles."""
+    """Return the variants of the ahead-of-time test: main shapes, and all shapes of training, with all tiles."""
     cases = []
     shapes = [Shape(h, d, t) for t in ("bf16", "fp32") for h, d in ((4, 64), (4, 128), (4, 32), (1, 47))]
     shapes += [Shape(1, 512, "bf16", drop=True), Shape(4, 64, "fp16")]

@@ -9,7 +9,7 @@ from gnnpar_kernels.hashing import Key, entry_hash, threshold
 
 
 def keep_mask(ids: Tensor, width: int, *, p: float, key: Key) -> Tensor:
-    """True where entry (ids[n], f) survives; depends on nothing but (key, id, f, p). Shapes: ids [n] -> [n, width]."""
+    """Return True where entry (ids[n], f) survives; depends only on (key, id, f, p). Shapes: ids [n] -> [n, width]."""
     hashed = entry_hash(ids, width, key=key)
     signed = torch.where(hashed >= 2**31, hashed - 2**32, hashed)
     return signed >= threshold(p)

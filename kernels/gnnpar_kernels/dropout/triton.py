@@ -72,7 +72,7 @@ def _apply_kernel(x, mask, num, y, SCALE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def _words(p: float, key: Key) -> dict[str, object]:
-    """A key and a probability as the arguments of a kernel."""
+    """Return a key and a probability as the arguments of a kernel."""
     return {**key_arguments(key), "limit": threshold(p)}
 
 
@@ -117,7 +117,7 @@ def apply_mask(x: Tensor, keep: Tensor, *, p: float) -> Tensor:
 
 
 def variants() -> list[Variant]:
-    """What is compiled ahead of time."""
+    """Return the variants to compile ahead of time."""
     cases, words = [], dict.fromkeys(RUNTIME, "i32") | {"ids": "*i64"}
     for width, dtype, item in ((128, "bf16", 2), (128, "fp32", 4), (602, "fp32", 4), (47, "bf16", 2), (64, "fp16", 2)):
         ends, options = {"x": f"*{dtype}", "y": f"*{dtype}"}, {"num_warps": WARPS, "wide": width * item % 16 == 0}

@@ -14,7 +14,7 @@ from gnnpar_kernels.extremum.naive import State
 
 
 def _ascending(indptr: Tensor, indices: Tensor) -> Tensor:
-    """The indices, sorted within each row. Shapes: [E] -> [E]."""
+    """Return the indices, sorted within each row. Shapes: [E] -> [E]."""
     steps = indices[1:] >= indices[:-1]
     starts = indptr[1:-1].long()
     starts = starts[(starts > 0) & (starts < indices.shape[0])]

@@ -42,7 +42,7 @@ def extremum(
 
 
 def extremum_finish(state: State) -> Tensor:
-    """The maximum, 0 where no edge. Shapes: state of `extremum` -> [N, ...]."""
+    """Return the maximum, 0 where no edge. Shapes: state of `extremum` -> [N, ...]."""
     best, arg = state
     return torch.where(arg >= 0, best, torch.zeros((), dtype=best.dtype, device=best.device))
 

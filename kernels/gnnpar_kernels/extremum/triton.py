@@ -26,7 +26,7 @@ NO_WINNER: tl.constexpr = tl.constexpr(2**31 - 1)  # above every source
 
 @triton.jit
 def _fold(best, source, value, other):
-    """The larger of two values with its source, the smaller source if they are equal."""
+    """Return the larger of two values with its source, the smaller source if they are equal."""
     top = tl.maximum(best, value)
     return top, tl.minimum(tl.where(best == top, source, NO_WINNER), tl.where(value == top, other, NO_WINNER))
 
@@ -155,7 +155,7 @@ def _combine_kernel(
     ACC: tl.constexpr,
     FRESH: tl.constexpr,
 ):
-    """The winners among the pieces of one cut row."""
+    """Return the winners among the pieces of one cut row."""
     split = tl.program_id(0)
     first, last = tl.load(split_first + split), tl.load(split_first + split + 1)
     columns = tl.program_id(1) * BW + tl.arange(0, BW)
@@ -255,8 +255,8 @@ def extremum_grad(arg: Tensor, src_ids: Tensor, grad_out: Tensor) -> Tensor:
 
 
 def variants() -> list[Variant]:
-    """What is compiled ahead of time: every shape with short rows, pieces and combined pieces; at 128 columns whatever
-    training launches."""
+    """Return the variants to compile ahead of time: every shape with short rows, pieces and combined pieces; at 128
+    columns all of training."""
     cases = []
     for fresh, (width, dtype) in enumerate(ROW_SHAPES):
         cases += _variants(width, dtype, fresh=bool(fresh % 2), listed=True)

@@ -74,7 +74,7 @@ def scatter_add_rows_(out: Tensor, index: Tensor, x: Tensor) -> Tensor:
 
 
 def variants() -> list[Variant]:
-    """What is compiled ahead of time."""
+    """Return the variants to compile ahead of time."""
     cases = []
     for width, dtype, item in ((128, "bf16", 2), (602, "fp32", 4), (128, "fp32", 4), (47, "bf16", 2), (8, "fp16", 2)):
         r, columns = _tile(width, item)

@@ -73,11 +73,9 @@ def dequantize_rows(
     add: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """The rows of a buffer: a new tensor of `dtype`, or written (add: added) to rows `index` of out, each named once.
-
-    Shapes: buffer [total] uint8, bits [n] integer, offsets [n + 1] int64, index [n], out [N, width] -> [n, width] or
-    out.
-    """
+    """Return the rows of a buffer: a new tensor of `dtype`, or written (add: added) to rows `index` of out, each named
+    once. Shapes: buffer [total] uint8, bits [n] integer, offsets [n + 1] int64, index [n], out [N, width] -> [n, width]
+    or out."""
     num_rows = wire.received_rows(buffer, bits, offsets, width=width, block=block, index=index, out=out, add=add)
     rows = torch.empty((num_rows, width), dtype=torch.float32, device=buffer.device)
     if rows.numel():
@@ -105,12 +103,12 @@ def _classes(bits: Codes, offsets: Tensor | None, num_rows: int, width: int, blo
 
 
 def _bits_of(x: Tensor) -> Tensor:
-    """The bits of fp32 numbers as int64 in [0, 2^32)."""
+    """Return the bits of fp32 numbers as int64 in [0, 2^32)."""
     return x.contiguous().view(torch.int32).to(torch.int64) & MASK32
 
 
 def _number(bits: Tensor) -> Tensor:
-    """The fp32 numbers of 32-bit patterns."""
+    """Return the fp32 numbers of 32-bit patterns."""
     return torch.where(bits >= 2**31, bits - 2**32, bits).to(torch.int32).view(torch.float32)
 
 
@@ -157,7 +155,7 @@ def _to_e4m3(x: Tensor, random: Tensor) -> Tensor:
 
 
 def from_e4m3(field: Tensor) -> Tensor:
-    """The numbers of e4m3 fields, NaN aside: mantissa with its hidden bit times a power of two."""
+    """Return the numbers of e4m3 fields, NaN aside: mantissa with its hidden bit times a power of two."""
     exponent = (field >> 3) & 15
     mantissa = (field & 7) | (exponent > 0).to(torch.int64) << 3
     size = mantissa.to(torch.float32) * _number((exponent.clamp(min=1) + 117) << 23)
@@ -205,7 +203,7 @@ def _pack(fields: Tensor, b: int) -> Tensor:
 
 
 def _unpack(data: Tensor, b: int, width: int) -> Tensor:
-    """The first `width` fields of b bits. Shapes: [m, nbytes] uint8 -> [m, width] int64."""
+    """Return the first `width` fields of b bits. Shapes: [m, nbytes] uint8 -> [m, width] int64."""
     stream = ((data[:, :, None].to(torch.int64) >> torch.arange(8, device=data.device)) & 1).flatten(1)
     fields = stream[:, : width * b].unflatten(1, (width, b))
     return (fields << torch.arange(b, device=data.device)).sum(2)

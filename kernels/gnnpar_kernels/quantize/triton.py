@@ -60,7 +60,7 @@ def _highest(x, mask):
 
 @triton.jit
 def _levels(code):
-    """Steps of a uniform grid; something positive for the other codes."""
+    """Return the steps of a uniform grid; a positive number for the other codes."""
     return tl.where(code <= 8, (1 << (code & 15)) - 1, 1)
 
 
@@ -110,7 +110,7 @@ def _from_e4m3(field):
 
 @triton.jit
 def _to_bf16(x):
-    """Rounding to nearest even on the bits, any NaN as NAN."""
+    """Round to nearest even on the bits, any NaN to NAN."""
     bits = _bits(x)
     return tl.where((bits & 0x7FFFFFFF) > 0x7F800000, NAN, (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
 
@@ -169,7 +169,7 @@ def _place(
     PITCH: tl.constexpr,
     R: tl.constexpr,
 ):
-    """This program's blocks: their row of the message, its code, first column, metadata and payload in words."""
+    """Return this program's blocks: their row of the message, its code, first column, metadata and payload in words."""
     unit = tl.program_id(0) * R + tl.arange(0, R)
     inside = unit < num_units
     slot = unit // BLOCKS
@@ -420,7 +420,8 @@ def dequantize_rows(
 
 
 def variants() -> list[Variant]:
-    """What is compiled ahead of time: every code at 128 and 256 columns, blocks, and other widths; all rows at 128."""
+    """Return the variants to compile ahead of time: every code at 128 and 256 columns, blocks, and other widths; all
+    rows at 128."""
     shapes = [(code, width, 0, "fp32", True) for code in (MIXED, *wire.CODES) for width in (128, 256)]
     shapes += [(code, 256, 0, "bf16", True) for code in (MIXED, 2, 8)]
     shapes += [(c, width, block, "fp32", True) for c in (MIXED, 8) for width, block in ((256, 64), (1433, 0), (602, 0))]

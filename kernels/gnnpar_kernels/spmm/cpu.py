@@ -27,7 +27,7 @@ def spmm(
     assert rows is not None or indptr.shape[0] == num_rows + 1, f"{indptr.shape[0] - 1} CSR rows, {num_rows} of output"
     if out is None and rows is None:
         total = bag(table, indices, indptr, weights).to(x.dtype)
-        return total if x.ndim == 2 else total.view(num_rows, *x.shape[1:])  # autograd lets nobody write into a view
+        return total if x.ndim == 2 else total.view(num_rows, *x.shape[1:])  # autograd forbids writes into a view
     result = x.new_zeros((num_rows, *x.shape[1:])) if out is None else out
     if indices.shape[0] == 0 or table.shape[1] == 0:
         return result

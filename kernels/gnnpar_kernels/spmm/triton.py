@@ -208,8 +208,8 @@ def _launch(
 
 
 def variants() -> list[Variant]:
-    """What is compiled ahead of time: every shape with short rows, pieces and combined pieces; at 128 columns whatever
-    training launches."""
+    """Return the variants to compile ahead of time: every shape with short rows, pieces and combined pieces; at 128
+    columns all of training."""
     cases = []
     for accumulate, (width, dtype) in enumerate(ROW_SHAPES):
         cases += _variants(width, dtype, dtype, accumulate=bool(accumulate % 2), weights=None)

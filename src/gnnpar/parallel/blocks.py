@@ -44,7 +44,7 @@ class Walk(Protocol):
         ...
 
     def keeps(self, agg: Aggregator) -> bool:
-        """Does the gradient read the rows of other ranks that forward has read?"""
+        """Return True if the gradient reads the rows of other ranks that forward has read."""
         ...
 
     def merged(self, state: Rows) -> tuple[Rows, Rows]:

@@ -1,6 +1,6 @@
 """A rank's part and the rows of all parts, block by block: Y[N_P, F] = sum_q A[N_P, N_q] X[N_q, F] over parts q.
 
-Forward: part after part sends all of its rows to every rank, which folds them and lets go of them. Backward: in the
+Forward: part after part sends all of its rows to every rank, which folds and drops them. Backward: in the
 same order every rank sends the gradients of a part's rows to their owner.
 """
 
@@ -26,7 +26,7 @@ from gnnpar.partition.shard import Shard
 
 
 def whole_parts(shard: Shard, comm: Communicator) -> Shard:
-    """The shard, whose block of every other part has all of that part's rows as columns. Collective, not counted.
+    """Return the shard with all rows of every other part as columns of its block. Collective, not counted.
 
     It has no boundary lists: all rows go to everybody.
     """
@@ -160,7 +160,7 @@ class BroadcastGraph(ExchangingView):
         return self.exchange.post(outgoing, incoming, RowLike.of(src), site)
 
     def post_gradients(self, part: int, grads: Rows, like: Sequence[RowLike], site: Site) -> Posted:
-        """The gradients of a part's rows to their owner, who gets those of all others."""
+        """Send the gradients of a part's rows to their owner, which gets those of all others."""
         mine = part == self.rank
         incoming = {p: Incoming(self.shard.num_inner) for p in self._readers} if mine else {}
         self.exchange.comm.flush(keep=self.prefetch)

@@ -67,7 +67,7 @@ class EdgeOrder:
         return edge_order(self.shard)
 
     def edge_rows(self, block: Block, edge: Rows) -> Rows:
-        """The rows of edge operands that belong to a block."""
+        """Return the rows of edge operands that belong to a block."""
         if not edge:
             return ()
         slots = self.slots(block)

@@ -70,7 +70,7 @@ class Stateful(Protocol):
         ...
 
     def state_dict(self) -> StateDict:
-        """A tree as in `Engine.state_dict`; after `drain`."""
+        """Return a tree as in `Engine.state_dict`; call `drain` first."""
         ...
 
     def load_state_dict(self, state: StateDict) -> None: ...
@@ -95,8 +95,8 @@ def trained(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.Parameter
 
 
 def summand(gradient: Tensor | None, of: Tensor) -> Tensor:
-    """What a rank adds to the gradient of a parameter: without one -0.0, which a sum keeps only where no rank has one;
-    a zero of a gradient is +0.0."""
+    """Return a rank's summand of a parameter's gradient: without one -0.0, which a sum keeps only if no rank has one; a
+    zero of a gradient is +0.0."""
     return torch.full_like(of, -0.0) if gradient is None else gradient + 0.0
 
 
@@ -154,7 +154,8 @@ class Engine(Protocol):
         ...
 
     def exact_gradient(self, epoch: int) -> dict[str, Tensor]:
-        """The exact gradient at the current weights with the masks of `epoch`, summed over ranks; not counted."""
+        """Return the exact gradient at the current weights with the masks of `epoch`, summed over ranks; not
+        counted."""
         ...
 
     def drain(self) -> None:
@@ -176,11 +177,12 @@ class Engine(Protocol):
         ...
 
     def named_weights(self) -> Iterator[tuple[str, Any]]:  # Any: of a module's extra state
-        """What this rank holds of the model's `weights`: parameters under all of their names, buffers, extra state."""
+        """Yield this rank's share of the model's `weights`: parameters under all of their names, buffers, extra
+        state."""
         ...
 
     def state_dict(self) -> StateDict:
-        """All that this rank must know to go on as if it had never stopped: parameters, and whatever else the results
+        """All that this rank needs to continue as if it had never stopped: parameters, and whatever else the results
         or bytes of later epochs depend on (bits, traces, error feedback, history, orders, caches).
 
         A tree of tensors, None, bool, int, float, str, dict, list and tuple, whatever its nesting; a NamedTuple comes
@@ -191,8 +193,8 @@ class Engine(Protocol):
         ...
 
     def load_state_dict(self, state: StateDict) -> None:
-        """What state_dict() gave, on an engine that was built anew and has run no epoch. Its tensors are the engine's
-        own from here on. `profile`, where there is one, is the saved one afterwards."""
+        """Load a state of state_dict() into a new engine that has run no epoch. Its tensors become the engine's own.
+        `profile`, if any, becomes the saved one."""
         ...
 
 

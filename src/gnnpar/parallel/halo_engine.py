@@ -47,7 +47,8 @@ def halo_engine(
     config, codecs, parts = with_edge_weights(codec, model), list[Codec](), dict[str, Stateful]()
 
     def coded(lists: RowLists, name: str = "", *, values: bool = False) -> CodedExchange:
-        """An exchange of the training view. `values`: the first operand goes by the codec, the others as they are."""
+        """Return an exchange of the training view. `values`: the first operand goes by the codec, the others as they
+        are."""
         codecs.append(config.build(lists, comm, context.seed))
         wire = FirstAndRest(codecs[-1], exactly) if values else codecs[-1]
         if policy is None:

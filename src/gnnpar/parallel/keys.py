@@ -42,6 +42,6 @@ class KeyTable:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host, on the device; the host does not wait for the copy."""
+    """Return a tensor of the host, on the device; the host does not wait for the copy."""
     pinned = tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor
     return pinned.to(device, non_blocking=True)

@@ -90,7 +90,7 @@ class LocalRows:
         return apply(_Dropout, x, self._node_ids, p, self.run.key(_FEATURE_MASK, self.layer, tag))
 
     def mask(self, ids: Tensor, width: int, p: float, *, tag: int) -> Tensor:
-        """What `dropout` would keep of these nodes' rows here, [n, width]. On a CPU."""
+        """Return the entries that `dropout` keeps of these nodes' rows, [n, width]. On a CPU."""
         return kernels.keep_mask(ids, width, p=p, key=self.run.key(_FEATURE_MASK, self.layer, tag))
 
     def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:

@@ -32,7 +32,7 @@ def normalised_for(context: BuildContext, exactness: Collection[Exactness]) -> B
 
 
 def normalised(shard: Shard) -> Shard:
-    """The shard with weights of D^-1/2 A D^-1/2, by the degrees of the whole graph."""
+    """Return the shard with weights of D^-1/2 A D^-1/2, by the degrees of the whole graph."""
     own = inverse_root(shard.in_degree, shard.in_weight)
     parts = sorted(shard.halo)
     sizes = [shard.halo[p].num_src for p in parts]

@@ -26,7 +26,8 @@ class Objective(Protocol):
     """Of one rank. Collective where examples are pairs."""
 
     def loss(self, rows: Tensor, run: Pass) -> Tensor:
-        """This rank's share of the mean loss over all training examples. Shapes: rows [N, outputs] of its nodes."""
+        """Return this rank's share of the mean loss over all training examples. Shapes: rows [N, outputs] of its
+        nodes."""
         ...
 
     def metrics(self, rows: Tensor) -> JsonDict:
@@ -36,7 +37,7 @@ class Objective(Protocol):
 
 
 def objective_of(task: Task, shard: Shard, model: nn.Module, comm: Communicator, seed: int) -> Objective:
-    """Collective where examples are pairs."""
+    """Return the objective. Collective if examples are pairs."""
     if isinstance(task, Link):
         return PairObjective(task, comm, PairExamples(task, shard, model, comm, seed))
     return NodeObjective(task, shard, comm)
@@ -94,7 +95,7 @@ class NodeObjective:
         return found if self._comm.rank == 0 else None
 
     def _warn_of_probabilities(self, rows: Tensor) -> None:
-        """Collective."""
+        """Warn if outputs look like probabilities. Collective."""
         low, high = (float(rows.amin()), float(rows.amax())) if rows.numel() else (math.inf, -math.inf)
         every = self._comm.gather((low, high))
         if every is not None and min(low for low, _ in every) >= 0 and 0 < max(high for _, high in every) <= 1:
@@ -105,8 +106,8 @@ class NodeObjective:
 
 
 def fitted(task: Task, shard: Shard, comm: Communicator, *, in_parts: bool) -> Task:
-    """The task with what its loss has to know of all training rows. Collective. `in_parts`: a rank computes the loss of
-    its rows piece by piece. ValueError where a loss of the user's own cannot be computed so."""
+    """Return the task fitted to all training rows. Collective. `in_parts`: a rank computes the loss of its rows piece
+    by piece. ValueError if a user's loss cannot be computed so."""
     if not isinstance(task, Labelled):
         return task
     if (counts := task.counts(shard.y[shard.rows_of_split["train"]])) is not None:
@@ -140,6 +141,6 @@ class PairObjective:
 
 
 def _value(task: Task, statistics: Tensor) -> float | None:
-    """A metric from the statistics of all ranks; None where there are no rows, or of one class only."""
+    """Return a metric from the statistics of all ranks; None without rows, or with one class only."""
     value = float(task.value(statistics)) if statistics.numel() else math.nan
     return None if math.isnan(value) else value

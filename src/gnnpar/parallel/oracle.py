@@ -27,10 +27,9 @@ class WithOracle(Protocol):
     """A strategy that knows what it computes, in one piece."""
 
     def oracle(self, plan: Plan, whole: Shard, *, seed: int) -> PassGraph | None:
-        """The training view of one device that holds the whole graph, equal to this strategy under `plan` to rounding.
-
-        Built once for a run: it may keep state from epoch to epoch. None: there is none, as with a lossy codec.
-        """
+        """Return the training view of one device that holds the whole graph, equal to this strategy under `plan` to
+        rounding. Built once for a run: it may keep state from epoch to epoch. None: there is none, as with a lossy
+        codec."""
         ...
 
 
@@ -89,7 +88,7 @@ def _ids(agg: Aggregator, block: Block) -> Tensor:
 
 
 def mask_like(mask: Tensor, rows: Tensor) -> Tensor:
-    """A mask of rows that broadcasts over their numbers. Shapes: mask [N], rows [N, ...] -> [N, 1, ...]."""
+    """Return a mask of rows that broadcasts over their numbers. Shapes: mask [N], rows [N, ...] -> [N, 1, ...]."""
     return mask.view(-1, *[1] * (rows.dim() - 1))
 
 
@@ -98,5 +97,6 @@ class WithOracleEngine(Protocol):
     """One whose loss is no mean over the training nodes of one graph, so that a view alone does not say what it is."""
 
     def oracle_engine(self, plan: Plan, context: BuildContext) -> Engine | None:
-        """An engine of one device that holds the whole graph, equal to this strategy under `plan` to rounding."""
+        """Return an engine of one device that holds the whole graph, equal to this strategy under `plan` to
+        rounding."""
         ...

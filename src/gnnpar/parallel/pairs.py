@@ -73,7 +73,7 @@ class RowFetch:
         return Route(len(nodes), place[own_at], own_at, asked, given)
 
     def rows(self, route: Route, table: Tensor, site: Site) -> Tensor:
-        """The rows of a route's nodes. Shapes: table [N, D] of this rank -> [n, D]."""
+        """Return the rows of a route's nodes. Shapes: table [N, D] of this rank -> [n, D]."""
         out = table.new_empty(route.num_nodes, table.shape[1])
         out[route.own_at] = table[route.own]
         outgoing = {p: Outgoing((table,), rows) for p, rows in route.given.items()}
@@ -145,7 +145,7 @@ class PairExamples:
         self._rounds = [max(1, -(-max(each) // self._limit)) for each in zip(*everyone, strict=True)]
 
     def loss(self, rows: Tensor, run: Pass) -> Tensor:
-        """This rank's share of the mean loss over positives and negatives of the epoch. Shapes: rows [N, D]."""
+        """Return this rank's share of the mean loss over positives and negatives of the epoch. Shapes: rows [N, D]."""
         pairs, task, model = self._pairs, self._task, self._model
         fixed, parameters = rows.detach(), scorer_parameters(model)
         of_rows, total = torch.zeros_like(fixed), fixed.new_zeros(())

@@ -67,12 +67,13 @@ class Enumerated(Priced, Protocol):
     """A strategy with configurations that a planner may choose from."""
 
     def candidates(self, scope: Scope, ranks: int) -> Iterable[Candidate]:
-        """Configurations on exactly so many ranks, a typical one of each engine first: calibration measures that."""
+        """Return configurations on exactly so many ranks, a typical one of each engine first: calibration measures
+        that."""
         ...
 
 
 def priced(
     candidate: Candidate, problem: Problem, machine: Machine, traffic: Traffic | None, notes: tuple[str, ...] = ()
 ) -> Price:
-    """The price of the candidate that stands for a configured strategy."""
+    """Return the price of the candidate that stands for a configured strategy."""
     return replace(candidate.price(problem.work(candidate), machine), traffic=traffic, notes=notes)

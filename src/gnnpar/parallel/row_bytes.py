@@ -62,7 +62,7 @@ class RowBytes:
         return price
 
     def bits(self) -> tuple[int, tuple[str, ...]]:
-        """The bits that time is priced with, and a note where they are not the codec's."""
+        """Return the bits that time is priced with, and a note if they differ from the codec's."""
         forward, backward = self._price(_ANY), self._price(_ANY, gradient=True)
         assert forward.bits is not None
         assert backward.bits is not None
@@ -93,7 +93,7 @@ class RowBytes:
         return forward, backward
 
     def covers(self, work: Work) -> dict[int | None, CoverCounts]:
-        """The covers that the engine makes, by `Fold.split`'s types. ValueError where the edges are not at hand."""
+        """Return the covers that the engine makes, by `Fold.split`'s types. ValueError without the edges."""
         if self.halo == "rows" or work.parts.parts == 1 or not self.sends:
             return {}
         if (edges := work.parts.edges_of) is None:
@@ -115,8 +115,8 @@ class RowBytes:
         return covers
 
     def covered(self, work: Work) -> Work:
-        """The work under a cover, for times: a partial row counts as so many rows as it weighs, its edges are those of
-        the owner of their sources. As it is where some folds are not split, or by other covers."""
+        """Return the work under a cover, for times: a partial row counts as many rows as it weighs, its edges belong to
+        the owner of their sources. Unchanged if some folds are not split, or by other covers."""
         if work.parts.edges_of is None:  # a partition that is estimated
             return work
         covers, kinds = self.covers(work), {self._types_of(f) for f in exchanged_folds(work)}
@@ -131,7 +131,7 @@ class RowBytes:
         return replace(work, parts=replace(parts, inner=inner, cut=cut, halo=halo))
 
     def under_cover(self, problem: Problem) -> Problem:
-        """The problem, whose work is `covered`."""
+        """Return the problem with work that is `covered`."""
 
         def work_of(parts: int) -> Work:
             return self.covered(problem.work_of(parts))
@@ -180,5 +180,5 @@ def total(table: Table) -> float:
 
 
 def combined(a: Table, b: Table, factor: float) -> Table:
-    """a + factor * b."""
+    """Return a + factor * b."""
     return tuple(tuple(x + factor * y for x, y in zip(*rows, strict=True)) for rows in zip(a, b, strict=True))

@@ -66,7 +66,7 @@ class _Sketch(WholeGraph):
 
     @torch.no_grad()
     def _merged(self, agg: Mergeable, x: Operands) -> tuple[Rows, Rows]:
-        """A partial row of this node, and what goes back for it."""
+        """Return a partial row of this node, and what goes back for it."""
         block, fold = self.shard.inner, agg.at_source()
         partial = agg.partial(*fold.finish(fold.update(fold.init(1, x), block, x)), x.src[0].dtype)
         out, saved = agg.finish(agg.update(agg.init(1, x), block, x))

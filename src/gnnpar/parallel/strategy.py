@@ -53,7 +53,7 @@ class Workload:
         return partition(self.dataset, parts, by=self.partition, cache=self.cache, say=self.say)
 
     def with_vertex_cut(self, plan: Plan) -> Plan:
-        """The plan with a part for every edge beside those of nodes."""
+        """Return the plan with a part for every edge beside those of nodes."""
         edges, parts = self.dataset.edge_index, plan.num_parts
         edge_part_of = partition_edges(
             self.dataset, parts, plan.part_of, by=self.partition, cache=self.cache, say=self.say
@@ -152,7 +152,7 @@ class Strategy(Protocol):
     @property
     def capabilities(self) -> Capabilities: ...
     def exact_limit(self) -> Strategy:
-        """The same strategy where it must equal the single device: itself; identity codec; one chunk."""
+        """Return the same strategy where it must equal the single device: itself; identity codec; one chunk."""
         ...
 
     def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
@@ -164,7 +164,7 @@ class Strategy(Protocol):
         ...
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
-        """What each layer does under this plan."""
+        """Return the facts of each layer under this plan."""
         ...
 
     def build(self, context: BuildContext) -> Engine: ...

@@ -23,7 +23,7 @@ class Context(FunctionCtx):
 
 
 def apply(function: type[Function], *arguments: object) -> Tensor:
-    """The one tensor that a function gives."""
+    """Return the one tensor that a function gives."""
     with _as_given(arguments):
         out = function.apply(*arguments)
     assert isinstance(out, Tensor)
@@ -31,7 +31,7 @@ def apply(function: type[Function], *arguments: object) -> Tensor:
 
 
 def apply_to_rows(function: type[Function], *arguments: object) -> Rows:
-    """The tensors that a function gives."""
+    """Return the tensors that a function gives."""
     with _as_given(arguments):
         out = function.apply(*arguments)
     assert isinstance(out, tuple)
@@ -54,7 +54,7 @@ def floats(x: Tensor) -> list[float]:
 
 
 def unique(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(the values in ascending order, the position of every entry among them)."""
+    """Return (the values in ascending order, the position of every entry among them)."""
     values, inverse = torch.unique(x, return_inverse=True)
     return values, inverse
 

@@ -114,7 +114,7 @@ class View(OwnRows):
         return (total_of if how == "sum" else largest_of)(part, self.comm, site)
 
     def during(self, run: Pass) -> Self:
-        """This view in another pass. A probe keeps nothing: what it fetched would be bytes that training never sent."""
+        """Return this view in another pass. A probe keeps no rows, since training never sent their bytes."""
         return replace(self, run=run, layer=0, cache=None if run.probe else self.cache)
 
     def at(self, layer: int) -> Self:
@@ -148,12 +148,12 @@ class View(OwnRows):
         raise NotImplementedError
 
     def next_call(self) -> int:
-        """Number of this aggregation within its layer."""
+        """Return the number of this aggregation within its layer."""
         call, self._calls = self._calls, self._calls + 1
         return call
 
     def kept_result(self, call: int, agg: Aggregator, src: Rows) -> Tensor | None:
-        """A X from an earlier epoch, where it cannot have changed. A copy: a user's module may write into it."""
+        """Return A X from an earlier epoch, if it cannot have changed. A copy: a user's module may write into it."""
         kept = None if self.cache is None or not self._constant(agg, src) else self.cache.folds.get(call)
         return None if kept is None else kept.clone()
 

@@ -14,7 +14,7 @@ from gnnpar.parallel.view import View
 
 @dataclass(eq=False)
 class WholeGraph(View):
-    """A shard that needs nobody else's rows (the only part, or a test's whole graph)."""
+    """A shard that needs no other rows (the only part, or a test's whole graph)."""
 
     def fold(self, agg: Aggregator, call: int, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
         return fold_all_edges(agg, self.shard.inner, src, dst, edge, shared)

@@ -72,7 +72,7 @@ class BroadcastCandidate(ExchangeCandidate):
         return Phases(compute=compute, encode=encode, wire=wire * share - hidden * (1 - lost))
 
     def memory(self, work: Work) -> tuple[Memory, ...]:
-        """A rank's own rows wait to be sent in a buffer a reader, and come back as gradients of all of them."""
+        """Return memory: a rank's own rows wait in one buffer per reader, and come back as gradients of all of them."""
         layers, nodes = range(work.ir.num_layers), work.parts.nodes
         whole, width = whole_parts(work), widest_fold(work, range(work.ir.num_layers))
         under_way = (1 + self.prefetch) * max(nodes)
@@ -83,7 +83,7 @@ class BroadcastCandidate(ExchangeCandidate):
 
 
 def whole_parts(work: Work) -> Work:
-    """The work of parts that read all rows of each other."""
+    """Return the work of parts that read all rows of each other."""
     parts = work.parts
     every = tuple(tuple(0.0 if p == q else n for q, n in enumerate(parts.nodes)) for p in range(parts.parts))
     return replace(work, parts=PartStats(parts.nodes, parts.inner, parts.cut, every))

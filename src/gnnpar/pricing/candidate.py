@@ -79,7 +79,7 @@ class Candidate(ABC):
 
     @abstractmethod
     def tasks(self, work: Work, machine: Machine) -> list[Task]:
-        """The tasks of an epoch for the event simulator; rates are those of `engine`."""
+        """Return the tasks of an epoch for the event simulator; rates are those of `engine`."""
 
     def price(self, work: Work, machine: Machine) -> Price:
         phases = self.phases(*self.in_engine(work, machine))
@@ -100,7 +100,7 @@ class Candidate(ABC):
         return (range(num_layers),)
 
     def keeps(self, held: Held) -> Held:
-        """What layer 0 keeps, where first_layer=cached would have it keep `held`."""
+        """Return the cache of layer 0, if first_layer=cached would keep `held`."""
         return "no"
 
     # What a search may change. A knob is a name with values; the first one is the default.
@@ -150,7 +150,7 @@ def layers_between(cuts: tuple[int, ...], num_layers: int) -> tuple[range, ...]:
 
 
 def codec_fields(bits: int) -> JsonDict:
-    """The codec of so many bits, as its YAML has it."""
+    """Return the codec of so many bits, as its YAML has it."""
     if bits == 32:
         return {"_target_": "gnnpar.codecs.codec.Identity"}
     if bits == 16:

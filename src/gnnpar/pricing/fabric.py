@@ -86,7 +86,7 @@ class Fabric:
         return tuple(dict.fromkeys(d.host for d in self.devices))
 
     def first(self, count: int) -> Fabric:
-        """The first `count` devices; ranks are devices in their order."""
+        """Return the first `count` devices; ranks are devices in their order."""
         if count > self.size:
             raise ValueError(
                 f"{count} ranks do not fit on the topology's {self.size} devices: set world_size={self.size}"
@@ -94,7 +94,7 @@ class Fabric:
         return self.choose(range(count))
 
     def choose(self, order: Iterable[int]) -> Fabric:
-        """These devices in this order; links stay as they are."""
+        """Return these devices in this order; links stay as they are."""
         chosen = tuple(order)
         routes = tuple(tuple(self.routes[i][j] for j in chosen) for i in chosen)
         return Fabric(tuple(self.devices[i] for i in chosen), self.links, routes)
@@ -107,7 +107,7 @@ class Fabric:
         return list(groups.values())
 
     def topology(self, num_ranks: int) -> Topology:
-        """What a strategy needs to know: ranks, and how many of them each host has."""
+        """Return the topology as strategies read it: ranks, and how many of them each host has."""
         used = [d.host for d in self.devices[:num_ranks]]
         hosts = tuple(used.count(h) for h in dict.fromkeys(used))
         return Topology(num_ranks, hosts if len(hosts) > 1 else ())

@@ -112,7 +112,7 @@ class ModelIR:
         )
 
     def alike(self, layers: Iterable[int]) -> list[tuple[int, int]]:
-        """(a layer, how many of these layers are as it is), so that each kind is priced once."""
+        """Return (a layer, how many layers equal it), so that each kind is priced once."""
         counts: dict[int, int] = {}
         for layer in layers:
             counts[self.twins[layer]] = counts.get(self.twins[layer], 0) + 1

@@ -19,7 +19,7 @@ class Machine:
     rates: tuple[Rates, ...]
 
     def stage(self, work: Work, s: int) -> Work:
-        """The work with the rates of a stage's ranks."""
+        """Return the work with the rates of a stage's ranks."""
         return replace(work, rates=self.rates[s * work.parts.parts : (s + 1) * work.parts.parts])
 
     def lost(self, ranks: Sequence[int]) -> float:

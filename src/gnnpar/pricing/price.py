@@ -110,7 +110,7 @@ class Price:
         return max((m.total for m in self.memory), default=0.0)
 
     def as_predicted(self) -> JsonDict:
-        """What plan.json and `gnnpar estimate --json` have of it."""
+        """Return the entry of plan.json and `gnnpar estimate --json`."""
         return {
             "epoch_seconds": self.seconds,
             "phases": dict(self.phases),

@@ -125,7 +125,7 @@ class Rates:
         return self.kernel * self.elementwise.seconds(0.0, numbers * rows, calls=kernels)
 
     def dense_seconds(self, group: Group, rows: float, *, backward: bool = False) -> float:
-        """A group without its folds."""
+        """Return seconds of a group without its folds."""
         gemms = sum(self.gemm_seconds(op, rows, backward=backward) for op in group.gemms)
         mask = self.undrop if backward and self.undrop is not None else self.dropout
         return gemms + self.elementwise_seconds(group, rows) + self.scale * mask * group.dropout * rows
@@ -135,7 +135,7 @@ class Rates:
         return self.interference * (min(1.0, rate / self.beside) if self.beside else 1.0)
 
     def visit_seconds(self, engine: str) -> tuple[float, float]:
-        """(a layer in one direction, an epoch)."""
+        """Return overhead seconds (a layer in one direction, an epoch)."""
         layer, epoch, _ = self.visits.get(engine, (0.0, 0.0, 1.0))
         return self.scale * layer, self.scale * epoch
 

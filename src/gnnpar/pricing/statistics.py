@@ -87,7 +87,7 @@ class PartStats:
 
     @staticmethod
     def even(nodes: float, edges: float, parts: int, *, alpha: float, cut_share: float) -> PartStats:
-        """A partition into equal parts, all pairs alike. `cut_share`: of the edges."""
+        """Return a partition into equal parts, all pairs alike. `cut_share`: of the edges."""
         others = max(1, parts - 1)
         cut = edges * cut_share / parts / others if parts > 1 else 0.0
         halo = alpha * nodes / parts / others if parts > 1 else 0.0
@@ -99,8 +99,9 @@ class PartStats:
         return PartStats((nodes / parts,) * parts, (inner,) * parts, matrix(cut), matrix(halo))
 
     def reshaped(self, shares: Sequence[float]) -> PartStats:
-        """An estimate of the same partitioner's parts with these shares of the nodes: edges and halos between two parts
-        change with the geometric mean of both; edges are conserved. Who chooses such parts makes them and counts."""
+        """Return an estimate of the same partitioner's parts with these shares of the nodes: edges and halos between
+        two parts change with the geometric mean of both; edges are conserved. Make and count such parts before choosing
+        them."""
         total, factors = sum(self.nodes), [share * self.parts / sum(shares) for share in shares]
         inner = [value * f for value, f in zip(self.inner, factors, strict=True)]
         roots = [[(a * b) ** 0.5 for b in factors] for a in factors]

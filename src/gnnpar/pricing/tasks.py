@@ -66,7 +66,8 @@ class TaskGraph:
         posted: float = 0.0,
         idle: float = 0.0,
     ) -> int:
-        """`posted`: seconds of posting it; `idle`: seconds in which the route carried nothing before."""
+        """Add a flow; return its number. `posted`: seconds of posting it; `idle`: seconds in which the route carried
+        nothing before."""
         fabric = self.machine.fabric
         latency = fabric.latency(source, target) + posted
         nbytes = max(0.0, nbytes - fabric.burst(source, target, idle))
@@ -86,7 +87,8 @@ class TaskGraph:
         return len(self.made) - 1
 
     def reduce(self, ranks: Sequence[int], nbytes: float, after: Sequence[int], *, more: float = 0.0) -> int:
-        """A ring sum: every ring edge carries 2 (n - 1)/n of the bytes. `more`: seconds of smaller sums before."""
+        """Add a ring sum and return its number: every ring edge carries 2 (n - 1)/n of the bytes. `more`: seconds of
+        smaller sums before."""
         size, demand = len(ranks), {}
         for a, b in zip(ranks, [*ranks[1:], ranks[0]], strict=True):
             for link in self.machine.fabric.routes[a][b]:
@@ -106,7 +108,7 @@ class TaskGraph:
         return len(self.made) - 1
 
     def end(self, work: Work, engine: str, ranks: Sequence[int], layers: range, after: list[int]) -> None:
-        """The gradients of these layers summed over ranks, and the optimizer's step of each."""
+        """Add the sums of these layers' gradients over ranks, and the optimizer's step of each."""
         params = sum(work.ir.params_of[i] for i in layers)
         waits = list(after)
         if len(ranks) > 1:

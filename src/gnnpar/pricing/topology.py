@@ -88,7 +88,7 @@ class Machines:
 def one_host(
     ranks: int, *, memory_bytes: float, rate: float, latency: float, type: Literal["cpu", "cuda"] = "cpu"
 ) -> Fabric:
-    """The machine at hand: ranks that share its memory, every pair joined through a port of each."""
+    """Return this machine: ranks that share its memory, every pair joined through a port of each."""
     devices = [
         Device(name=f"here/{i}", host="here", kind=type, type=type, memory_bytes=memory_bytes / ranks)
         for i in range(ranks)
@@ -106,10 +106,12 @@ def hosts_of_one_machine(
     latency: float,
     burst: float = 0.0,
 ) -> Fabric:
-    """The paced cluster: rank r on host host_of[r]; rates in bytes/s, link_rates[i][j] of the way from i to j.
+    """Return the paced cluster: rank r on host host_of[r]; rates in bytes/s, link_rates[i][j] of the way from i to j.
+    `burst`: bytes that an idle link passes at once. A pair's own rate is a point of its own between the two hosts'
+    links.
 
-    `burst`: bytes that an idle link passes at once.
-    A pair's own rate is a point of its own between the two hosts' links.
+    `burst`: bytes that an idle link passes at once. A pair's own rate is a point of its own between the two hosts'
+    links.
     """
     devices = [
         Device(name=f"h{h}/{r}", host=f"h{h}", kind="cpu", type="cpu", memory_bytes=memory_bytes / len(host_of))
@@ -126,7 +128,7 @@ def hosts_of_one_machine(
 
 
 def _slower_pairs(fabric: Fabric, link_rates: tuple[tuple[float | None, ...], ...], host_of: tuple[int, ...]) -> Fabric:
-    """A link more on the way between hosts whose pair has a rate of its own."""
+    """Return a fabric with one link more on the way between hosts with a pair rate of their own."""
     links, number = list(fabric.links), {}
     for i, row in enumerate(link_rates):
         for j, rate in enumerate(row):
@@ -187,7 +189,7 @@ def _medium(given: object, where: str) -> _Medium:
 
 
 def _kind(given: object, where: str, kind: str) -> Device:
-    """A device without name and host."""
+    """Return a device without name and host."""
     spec = _mapping(given, where, _DEVICE_KEYS, required=("type", "memory"))
     if spec["type"] not in ("cpu", "cuda"):
         raise ValueError(f"{where}.type={spec['type']} must be cpu or cuda")

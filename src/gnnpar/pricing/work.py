@@ -92,15 +92,16 @@ class Work:
         return [self.piece(layer, p, direction, share=share, bits=bits) for p in range(self.parts.parts)]
 
     def _halo_fold(self, fold: Fold, p: int, q: int, share: float, backward: bool) -> float:
-        """The rows of a halo block: the result's in forward, the sources' in backward, at most the part's own."""
+        """Return the rows of a halo block: the result's in forward, the sources' in backward, at most the part's
+        own."""
         edges, rows = self.parts.cut[p][q] * share, self.parts.halo[p][q] * share
         touched = min(rows if backward else edges, self.parts.nodes[p] * share)
         table = self.parts.nodes[p] if backward else self.parts.halo[p][q]
         return self.rates[p].fold_seconds(fold, edges, touched, table=table, backward=backward)
 
     def alike(self, layers: Iterable[int]) -> list[tuple[int, int]]:
-        """(a layer, how many of these take as long), so that each kind is priced once; a layer 0 that is held is its
-        own kind."""
+        """Return (a layer, how many of these take as long), so that each kind is priced once; a layer 0 that is held is
+        its own kind."""
         kinds: dict[int, list[int]] = {}
         for layer in layers:
             alone = layer == 0 and self.held != "no"
@@ -138,12 +139,12 @@ class Work:
         )
 
     def step_seconds(self, p: int, params: float, engine: str = "") -> float:
-        """The optimizer's step, and what an engine takes for an epoch besides."""
+        """Return the optimizer's step, and what an engine takes for an epoch besides."""
         rates = self.rates[p]
         return rates.scale * rates.step * params + rates.epoch + rates.visit_seconds(engine)[1]
 
     def visit_seconds(self, engine: str) -> float:
-        """What an engine takes for a layer in one direction besides, the slowest part."""
+        """Return an engine's overhead for a layer in one direction, on the slowest part."""
         return max(r.visit_seconds(engine)[0] for r in self.rates)
 
     def halo_bytes(self, bits: Sequence[int]) -> float:

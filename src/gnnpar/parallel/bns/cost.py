@@ -41,7 +41,8 @@ class SampledCandidate(ExchangeCandidate):
         return super().phases(thinned(work, self.rate), machine)
 
     def memory(self, work: Work) -> tuple[Memory, ...]:
-        """The blocks of all halo rows stay, beside those of the sample; so do all features that layer 0 keeps."""
+        """Return memory: the blocks of all halo rows stay beside those of the sample, and so do cached features of
+        layer 0."""
         held = super().memory(thinned(work, self.rate))
         if self.rate == 1:
             return held
@@ -57,7 +58,7 @@ class SampledCandidate(ExchangeCandidate):
 
 
 def thinned(work: Work, rate: float) -> Work:
-    """The work with a share of its halo rows and of the edges from them."""
+    """Return the work with a share of its halo rows and of the edges from them."""
     parts = work.parts
     cut, halo = (tuple(tuple(n * rate for n in row) for row in table) for table in (parts.cut, parts.halo))
     return replace(work, parts=PartStats(parts.nodes, parts.inner, cut, halo))

@@ -28,7 +28,7 @@ def kept(ids: Tensor, *, rate: float, seed: int, epoch: int, reader: int) -> Ten
 
 
 def sampled(shard: Shard, *, rate: float, seed: int, epoch: int) -> Shard:
-    """The shard with the drawn boundary rows alone; a peer none of whose rows was drawn is none. Degrees stay."""
+    """Return the shard with only the drawn boundary rows, without peers that have none. Degrees stay."""
     boundary: dict[int, Tensor] = {}
     halo: dict[int, Block] = {}
     degrees = [shard.halo_in_degree[:0]]
@@ -56,7 +56,7 @@ def sampled(shard: Shard, *, rate: float, seed: int, epoch: int) -> Shard:
 
 
 def _columns(block: Block, keep: Tensor, src_ids: Tensor) -> Block:
-    """The sub-block of some columns, numbered anew. Shapes: keep [num_src] bool."""
+    """Return the sub-block of some columns, numbered anew. Shapes: keep [num_src] bool."""
     number = keep.cumsum(0) - 1
     edges = keep[block.indices]
     return Block.from_edges(

@@ -39,7 +39,7 @@ class Grid(NamedTuple):
         return self.ranks // self.copies
 
     def source(self, column: int, stage: int) -> int:
-        """The part whose rows a column reads in a stage."""
+        """Return the part whose rows a column reads in a stage."""
         return column * self.stages + stage
 
     def readers(self, part: int) -> range:
@@ -90,7 +90,7 @@ class Pieces:
 
 
 def pieces_of(shard: Shard, comm: Communicator, copies: int) -> Pieces:
-    """Collective. Not counted: a set-up, like the cutting before it."""
+    """Return the pieces. Collective. Not counted: a set-up, like the cutting before it."""
     grid, me = Grid(comm.size, copies), comm.rank
     host = torch.device("cpu")
     mine = {q: block.to(host) for q, block in {shard.part: shard.inner, **shard.halo}.items()}
@@ -104,7 +104,7 @@ def pieces_of(shard: Shard, comm: Communicator, copies: int) -> Pieces:
 
 
 def without_edges(shard: Shard) -> Shard:
-    """The rows of a shard, whose edges are in the pieces of its group."""
+    """Return the rows of a shard without edges, which are in the pieces of its group."""
     inner = shard.inner.restrict(torch.zeros_like(shard.inner.indices, dtype=torch.bool))
     return replace(shard, inner=inner, halo={}, boundary={}, halo_in_degree=shard.in_degree[:0], halo_in_weight=None)
 

@@ -49,7 +49,7 @@ class GridWork:
         return sum(self.nodes[p] for p in self.grid.group(rank))
 
     def read(self, rank: int) -> list[int]:
-        """The part of each stage."""
+        """Return the part of each stage."""
         return [self.grid.source(self.grid.column(rank), stage) for stage in range(self.grid.stages)]
 
     def edges(self, rank: int, part: int) -> float:
@@ -103,7 +103,7 @@ class GridWork:
         return [(a, b, self.nodes[b if direction == "forward" else a] * row) for a, b in pairs]
 
     def phases(self, machine: Machine, layer: int, direction: Direction, *, lost: float, visit: float) -> Phases:
-        """The rows of the first stage pass before any fold, backward those of the last one after all of them."""
+        """Return the phases: the first stage's rows pass before any fold, backward the last one's after all of them."""
         sides = [self.seconds(rank, layer, direction) for rank in range(self.grid.ranks)]
         fold = max(sum(s.stages) for s in sides)
         stages, at_once = range(self.grid.stages), 1 + self.prefetch

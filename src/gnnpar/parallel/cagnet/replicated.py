@@ -97,7 +97,7 @@ class ReplicatedGraph(ExchangingView):
         return gradient.total()
 
     def post_rows(self, stage: int, src: Rows, site: Site) -> Posted:
-        """A part a column sends its rows, and every rank of the column receives them."""
+        """Send the rows of one part per column to every rank of the column."""
         part, outgoing = self.grid.source(self.grid.column(self.rank), stage), dict[int, Outgoing]()
         readers = self.grid.readers(self.rank)
         if self.grid.source(readers.start, stage) == self.rank:
@@ -108,7 +108,7 @@ class ReplicatedGraph(ExchangingView):
         return self.exchange.post(outgoing, incoming, RowLike.of(src), site)
 
     def post_gradients(self, stage: int, grads: Rows, like: tuple[RowLike, ...], site: Site) -> Posted:
-        """The gradients of a part a column to their owner."""
+        """Send the gradients of one part per column to their owner."""
         part, readers = self.grid.source(self.grid.column(self.rank), stage), self.grid.readers(self.rank)
         outgoing = {} if part == self.rank else {part: Outgoing(grads)}
         incoming: dict[int, Incoming] = {}

@@ -62,7 +62,7 @@ class VertexCutEngine(FlatEngine):
 
 
 def weights_of(copies: Copies, rows: Tensor, reweight: Reweight) -> Tensor:
-    """What the losses of some copies count. Shapes: rows [t] -> [t]."""
+    """Return the weights of copies in the loss. Shapes: rows [t] -> [t]."""
     share = copies.share[rows]
     if reweight == "degree":
         return share

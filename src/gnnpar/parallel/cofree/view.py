@@ -71,7 +71,8 @@ class PartGraph:
 
 
 def dropped(block: Block, ids: Tensor, p: float, seed: int, number: int) -> Block:
-    """The block under a mask. Both directions of an edge stay or go together, loops stay. Shapes: ids [num_src]."""
+    """Return the block under a mask. Both directions of an edge stay or go together, loops stay. Shapes: ids
+    [num_src]."""
     dst, src = block.edge_dst, block.indices.long()
     low, high = torch.minimum(ids[dst], ids[src]), torch.maximum(ids[dst], ids[src])
     keep = keep_mask(low * (1 << 31) + high, 1, p=p, key=fold_key(seed, number, _MASK))[:, 0] | (low == high)

@@ -38,7 +38,7 @@ class Cover:
 
     `shard`: the part with the halo rows that travel alone. `block`: edges folded here for other ranks; its sources are
     the rows of this part, its destinations the partial rows of all readers, one reader after the other (one row that
-    nobody reads where there are none). `sent`: reader -> its partial rows. `into`: owner -> the inner rows that its
+    unused without any). `sent`: reader -> its partial rows. `into`: owner -> the inner rows that its
     partial rows are of, ascending; pairs row * types + type where `types` is not 0. `linear`: for linear folds alone.
     Shapes: ids [rows] global numbers of the partial rows, distinct from node ids; read_ids[q] of those from q.
     """

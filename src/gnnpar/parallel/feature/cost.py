@@ -156,7 +156,7 @@ class FeatureCandidate(Candidate):
 
 
 def _share(fold: Fold, parts: int) -> Fold:
-    """A rank's."""
+    """Return a rank's share of a fold."""
     src, dst = (tuple(ceil(w / parts) for w in widths) for widths in (fold.src, fold.dst))
     return replace(fold, src=src, dst=dst, out=ceil(fold.out / parts))
 
@@ -180,7 +180,7 @@ def cost(strategy: FeatureParallel, problem: Problem, machine: Machine) -> Price
 
 
 def uses_of(problem: Problem) -> list[Use]:
-    """The model's folds with the shapes of their operands."""
+    """Return the model's folds with the shapes of their operands."""
     none = torch.zeros(0, dtype=torch.long)
     mask, y = torch.zeros(1, dtype=torch.bool), problem.workload.dataset.y[:1]
     one = Dataset.of(

@@ -51,11 +51,11 @@ class Slices:
         return -1 if self.how == "values" else 1
 
     def rows(self, rows: Rows, rank: int) -> Rows:
-        """What a rank reads of these operands: [n, ...] each."""
+        """Return a rank's slice of these operands: [n, ...] each."""
         return tuple(self.of(t, rank) if i not in self.whole else t for i, t in enumerate(rows))
 
     def of(self, t: Tensor, rank: int) -> Tensor:
-        """A rank's share of one operand or of the result. Columns are those of the flattened row."""
+        """Return a rank's share of one operand or of the result. Columns are those of the flattened row."""
         first, last = self.span(rank)
         flat = t.flatten(1) if self.how == "columns" else t
         return flat.narrow(self.dim, first, last - first)

@@ -41,7 +41,8 @@ class Structure:
 
 
 def structure_of(shard: Shard, comm: Communicator, *, edge_ids: bool) -> Structure:
-    """Collective. Not counted: a set-up, like the cutting before it. Edges in the order of (destination, source)."""
+    """Return the structure of all parts. Collective. Not counted: a set-up, like the cutting before it. Edges in the
+    order of (destination, source)."""
     pieces = [(shard.inner, shard.node_ids), *((b, b.src_ids) for b in shard.halo.values())]
     src: list[Tensor] = []
     dst: list[Tensor] = []
@@ -159,10 +160,9 @@ class FeatureGraph(View):
         *,
         listed: bool,
     ) -> dict[int, Rows]:
-        """What every rank that works has for my rows, by rank in ascending order: tables [N, ...] -> [N_P, ...].
-
-        `like`: the operands of which the tables are shares. `listed`: the codec knows the rows by their lists.
-        """
+        """Return every working rank's share of the own rows, by rank in ascending order: tables [N, ...] -> [N_P, ...].
+        `like`: the operands that the tables are shares of. `listed`: the codec knows the rows by their lists. `like`:
+        the operands of which the tables are shares. `listed`: the codec knows the rows by their lists."""
         ids = self.structure.ids
         posts: list[Posted] = []
         shares: dict[int, Rows] = {}

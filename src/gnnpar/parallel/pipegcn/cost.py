@@ -94,7 +94,7 @@ class LateCandidate(ExchangeCandidate):
         ready: Sequence[int],
         idle: float,
     ) -> list[int]:
-        """What arrives in this epoch is folded in a later one."""
+        """Add the folds of rows that arrived in an earlier epoch; return their numbers."""
         for q, n in nbytes.items():
             graph.flow(f"{tag} {q}>{p}", q, p, n, [ready[q]], idle=idle)
         folded = [graph.compute(f"{tag} inner", p, piece.inner, [ready[p]])]

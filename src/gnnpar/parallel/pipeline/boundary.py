@@ -103,7 +103,7 @@ class Boundary:
 
 
 def boundary_codec(config: CodecConfig, ids: Tensor, comm: Communicator, seed: int) -> Codec:
-    """A codec for rows in table order, whose noise goes by node. `ids` [N] of the part's rows in table order."""
+    """Return a codec for rows in table order, whose noise goes by node. `ids` [N] of the part's rows in table order."""
     everything = torch.arange(len(ids), device=ids.device)
     others = [p for p in range(comm.size) if p != comm.rank]
     lists = RowLists(comm.rank, comm.size, ids, dict.fromkeys(others, everything), dict.fromkeys(others, ids))

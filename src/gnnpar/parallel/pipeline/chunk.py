@@ -122,7 +122,7 @@ class ChunkGraph(OwnRows):
         return other
 
     def again(self) -> Self:
-        """This chunk in a second forward."""
+        """Return this chunk in a second forward."""
         return replace(self, published=True)
 
     def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
@@ -180,7 +180,7 @@ class ChunkGraph(OwnRows):
         return None if slots.comm.size == 1 else slots.send_back(theirs, self.chunk, like, self.site(call, "backward"))
 
     def add_returned(self, mine: Rows, posted: Posted | None) -> Rows:
-        """This part's gradients of the chunk's rows, and those of the others."""
+        """Add this part's gradients of the chunk's rows; return those of the others."""
         if posted is not None:
             for index, grads in self.part.slots.returned(posted, self.chunk):
                 add_returned(mine, index, grads)
@@ -239,10 +239,8 @@ class _PulledFold(torch.autograd.Function):
 
 
 def _pull(view: ChunkGraph, agg: Sum, call: Call, span: Span, like: RowLike) -> Tensor | None:
-    """The gradient of table rows whose turn is now, from this part's destinations; None where nothing reads them.
-
-    `like`: a row of the result.
-    """
+    """Return the gradient of table rows of this turn, from this part's destinations; None if nothing reads them.
+    `like`: a row of the result. `like`: a row of the result."""
     part = view.part
     total = _read(view, agg, "now", span, part.history.gradients(call, like))
     before = part.history.last_gradients(call, like) if part.weights.stale else None
@@ -254,7 +252,7 @@ def _pull(view: ChunkGraph, agg: Sum, call: Call, span: Span, like: RowLike) -> 
 
 
 def _read(view: ChunkGraph, agg: Sum, turn: Turn, span: Span, table: Tensor) -> Tensor | None:
-    """Sums of the table over the out-edges of a span; None where there are none."""
+    """Return sums of the table over the out-edges of a span; None without any."""
     csr = view.epoch_order.readers(turn, span)
     return None if csr is None else agg.grad_src(csr, table, len(span))
 

@@ -47,7 +47,7 @@ class Part(NamedTuple):
 
     @staticmethod
     def of(block: Block, keep: Tensor) -> Part:
-        """The edges where `keep` [E] is true."""
+        """Return the edges where `keep` [E] is true."""
         part = block.restrict(keep)
         return Part(keep.nonzero().flatten(), part.indptr, part.rows)
 
@@ -190,7 +190,7 @@ class Chunks:
         return {}
 
     def split(self, chunk: int) -> tuple[Part, Part]:
-        """The in-edges of a chunk from this part's rows, and from other parts' rows."""
+        """Return the in-edges of a chunk from this part's rows, and from other parts' rows."""
         if chunk not in self._split:
             src = self.src[self.edges(chunk)].to(self.index_type)
             block = Block(self.indptr(chunk), src, len(self.own(chunk)), self.num_rows)
@@ -207,7 +207,7 @@ class Chunks:
         return {}
 
     def compact(self, chunk: int) -> tuple[Block, Tensor]:
-        """The in-edges of a chunk, columns numbered by ascending id, and the table row of each column."""
+        """Return the in-edges of a chunk, columns numbered by ascending id, and the table row of each column."""
         if chunk not in self._compact:
             src = self.src[self.edges(chunk)]
             columns, inverse = unique(self.ids[src])
@@ -264,7 +264,7 @@ def _spans(part: int, chunk_of: Tensor, num: int, *, base: int) -> dict[tuple[in
 
 
 def _sent(shard: Shard, place: Tensor, spans: dict[tuple[int, int], Span], num: int) -> dict[tuple[int, int], Tensor]:
-    """The rows of each chunk that each part reads, by ascending id as the reader has them."""
+    """Return the rows of each chunk that each part reads, by ascending id as the reader has them."""
     assert shard.chunk_of is not None
     sent: dict[tuple[int, int], Tensor] = {}
     for p, index in shard.boundary.items():
@@ -295,7 +295,7 @@ Turn = Literal["now", "before"]
 
 
 class EpochOrder:
-    """One epoch's order on the table: which rows are fresh to whom.
+    """One epoch's order on the table: the rows that are fresh for each reader.
 
     order[slot] = chunk, the same in every part. A row is fresh to a destination if its slot is not later. `fresh`,
     `stale`: where the two halves of the double table begin.
@@ -323,7 +323,7 @@ class EpochOrder:
         return (chunks.src + torch.where(late, self.stale, self.fresh)).to(chunks.index_type)
 
     def block(self, chunk: int) -> Block:
-        """The in-edges of a chunk over the double table."""
+        """Return the in-edges of a chunk over the double table."""
         if chunk not in self._blocks:
             chunks = self.chunks
             columns = self._columns[chunks.edges(chunk)]
@@ -338,7 +338,8 @@ class EpochOrder:
         return self._blocks[chunk]
 
     def split(self, chunk: int) -> tuple[Block, Block | None]:
-        """The same edges in two blocks: columns of this part, and columns of other parts; None: no such parts."""
+        """Return the same edges in two blocks: columns of this part, and columns of other parts; None: no such
+        parts."""
         if not self.chunks.peers:
             return self.block(chunk), None
         if chunk not in self._split:
@@ -372,7 +373,7 @@ class EpochOrder:
         return block, rows + torch.where(ahead < 0, self.stale, self.fresh), rows, ahead
 
     def readers(self, turn: Turn, span: Span) -> Csr | None:
-        """The out-edges of table rows to own rows that read them fresh (`now`), or from the history (`before`).
+        """Return the out-edges of table rows to own rows that read them fresh (`now`), or from the history (`before`).
 
         Columns are rows of a table of gradients. On a GPU the edges of the other turn stay, and read the row behind the
         last, which is zero: so the rows are the same in every epoch, and nothing waits for their number.

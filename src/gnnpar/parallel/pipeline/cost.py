@@ -160,10 +160,9 @@ class PipelineCandidate(Candidate):
         return self.chunks * rows * (1.0 - math.exp(-e / self.chunks / max(1.0, rows)))
 
     def _tables(self, folds: Sequence[Fold], n: float, e: float, halo: float) -> Tables:
-        """Sources (this epoch's and, of chunks, the history's) and gradients, where there are any. An edge has its ends
-        in 64 bits; the order of an epoch is cut out of copies of both, sorted by source for the gradients. Folds that
-        are not linear have edges of their own, by chunk: 12 bytes each, and two ids a column.
-        """
+        """Return the tables: sources (this epoch's and, of chunks, the history's) and gradients, if any. An edge has
+        its ends in 64 bits; the order of an epoch is cut out of copies of both, sorted by source for the gradients.
+        Folds that are not linear have edges of their own, by chunk: 12 bytes each, and two ids a column."""
         if self.stages == 1 and self.chunks == 1:
             return Tables()
         halves = 2 if self.chunks > 1 else 1
@@ -175,7 +174,8 @@ class PipelineCandidate(Candidate):
         return Tables(numbers=numbers, structure=structure, order=(64.0 if learned else 8.0) * e)
 
     def tasks(self, work: Work, machine: Machine) -> list[Task]:
-        """A stage runs its chunks in order, then backward in reverse; messages of one boundary follow each other."""
+        """Return tasks: a stage runs its chunks in order, then backward in reverse; messages of one boundary follow
+        each other."""
         graph, spans = TaskGraph(machine), self.layers_of(work.ir.num_layers)
         stages, parts, chunks = range(self.stages), range(self.parts), range(self.chunks)
         ended: Ended = {}
@@ -288,7 +288,7 @@ def boundary_seconds(candidate: PipelineCandidate, work: Work, machine: Machine,
 
 
 def _line(candidate: PipelineCandidate, work: Work, machine: Machine) -> Line:
-    """What each layer takes on each stage, and each message between stages, forward and backward."""
+    """Return the seconds of each layer on each stage, and of each message between stages, forward and backward."""
     ir, num_stages = work.ir, candidate.stages
     layers = np.zeros((num_stages, ir.num_layers))
     whole, alone = np.zeros((num_stages - 1, ir.num_layers)), np.zeros((num_stages - 1, ir.num_layers))

@@ -197,7 +197,7 @@ class PipelineEngine(EngineDefaults):
         self._most_kept = max(self._most_kept, at.kept_bytes)
 
     def _piece(self, graph: ChunkGraph, layers: range, carry: Rows) -> Rows:
-        """Some layers of a chunk; the encoder in front of the first, the loss behind the last."""
+        """Run some layers of a chunk, with the encoder before the first and the loss after the last."""
         if layers.start == 0:
             carry = self._model.begin(graph, self._shard.inputs(self._part.chunks.order[graph.span.rows]))
         for i in layers:
@@ -219,7 +219,7 @@ class PipelineEngine(EngineDefaults):
             at.ready[Message("backward", stage, slot)] = grads
 
     def _arrived(self, message: Message, sender: int, at: _Epoch) -> Rows:
-        """What another virtual stage made, on this rank or on another."""
+        """Return the output of another virtual stage, on this rank or on another."""
         stages = self._ranks.stages
         if sender % stages.size == stages.rank:
             return at.ready.pop(message)
@@ -233,8 +233,8 @@ class PipelineEngine(EngineDefaults):
         return Form(layer, tuple(like._replace(shape=(width,)) for width in widths), span)
 
     def _refresh(self, epoch: int) -> None:
-        """The snapshot of an exact pass at the present weights, where one is due. A run that goes on without its
-        history, on other ranks, starts one again."""
+        """Update the snapshot of an exact pass at the present weights if it is due. A run resumed without its history,
+        on other ranks, starts one again."""
         history, history_policy = self._part.history, self._history_policy
         start = history_policy.exact_start and history.taken_after is None
         again = history_policy.exact_refresh and epoch > 0 and epoch % history.refresh == 0
@@ -258,7 +258,7 @@ class PipelineEngine(EngineDefaults):
         return grads | {n: piece.view_as(g) for (n, g), piece in zip(summed.items(), pieces, strict=True)}
 
     def _totals(self, epoch: int, loss: Tensor, gradients: dict[str, Tensor]) -> Tensor:
-        """The loss, and the square of the gradient's norm over all stages."""
+        """Return the loss, and the square of the gradient's norm over all stages."""
         own = self._shard.own_parameters
         squares = {n: g.square().sum() for n, g in gradients.items()}
         shared = [square for n, square in squares.items() if n not in own] or [loss.new_zeros(())]

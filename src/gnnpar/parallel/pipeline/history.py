@@ -65,7 +65,7 @@ class History:
         return self._gradient_halves(call, like)[self._turned if self.remembers else 0]
 
     def last_gradients(self, call: Call, like: RowLike) -> Tensor | None:
-        """The same of the last epoch; None before there is one."""
+        """Return the gradients of the last epoch; None before the first."""
         return self._gradient_halves(call, like)[1 - self._turned] if self.remembers and self._finished >= 0 else None
 
     def _gradient_halves(self, call: Call, like: RowLike) -> Tensor:
@@ -75,7 +75,7 @@ class History:
         return self._gradients[call]
 
     def end_epoch(self, epoch: int, *, take: bool = True) -> None:
-        """`take`: snapshots are this history's own business, nobody makes exact ones."""
+        """`take`: this history makes its own snapshots, no exact pass does."""
         self._finished = epoch
         if self.remembers:
             self._turned = 1 - self._turned
@@ -83,7 +83,7 @@ class History:
             self.take(epoch)
 
     def take(self, epoch: int) -> None:
-        """What was written since is the snapshot from now on."""
+        """Make the rows written since the last call the snapshot."""
         self._flipped, self.taken_after = 1 - self._flipped, epoch
 
     @property

@@ -80,7 +80,7 @@ class Slots:
 
 
 def slot_lists(chunks: Chunks, parts: int) -> RowLists:
-    """The rows between parts, both lists in table order."""
+    """Return the rows between parts, both lists in table order."""
     sent = {p: torch.cat([chunks.sent[p, k] + chunks.own(k).first for k in range(chunks.num)]) for p in chunks.readers}
     read = {p: chunks.ids[chunks.spans[p, 0].first : chunks.spans[p, chunks.num - 1].last] for p in chunks.peers}
     return RowLists(chunks.part, parts, chunks.ids[: chunks.num_own], sent, read)

@@ -53,7 +53,8 @@ class Stage:
         self._run = run
 
     def forward(self, graph: ChunkGraph, given: Rows, *, keep: bool) -> tuple[Rows, Kept]:
-        """What leaves the stage, and what stays. `keep`: all that autograd saves, whatever `remat` says."""
+        """Return the output of the stage, and the state kept for backward. `keep`: all that autograd saves, whatever
+        `remat` says."""
         if keep:
             leaves = as_leaves(given)
             results = self._run(graph, range(self.pieces[0].start, self.pieces[-1].stop), leaves)

@@ -221,7 +221,8 @@ class GNNPipe(CodedStrategy, Prices):
         return balanced(workload.layer_seconds(), stages)
 
     def schedule(self, stages: int, slots: int, *, virtual: int = 1) -> Schedule:
-        """Forwards and backwards of every rank; an own one takes its place here (docs/tutorials/own_schedule.md)."""
+        """Return forwards and backwards of every rank. Override it for your own schedule
+        (docs/tutorials/own_schedule.md)."""
         return fill_drain(stages, slots, virtual=virtual)
 
     def build(self, context: BuildContext) -> Engine:
@@ -295,13 +296,13 @@ class GNNPipe(CodedStrategy, Prices):
 
 
 def default_parts(num_ranks: int) -> int:
-    """The smallest number of parts above one that the ranks divide by."""
+    """Return the smallest number of parts above one that divides the ranks."""
     return next((p for p in range(2, num_ranks + 1) if num_ranks % p == 0), 1)
 
 
 def stages_of(model: GNN, layers_of: tuple[range, ...]) -> dict[str, int]:
-    """The virtual stage of each of the model's weights: the encoder's is the first, the decoder's the last, a buffer's
-    that of the parameter whose name is most like its own. ValueError where two stages share a parameter."""
+    """Return the virtual stage of each of the model's weights: the encoder's is the first, the decoder's the last, a
+    buffer's that of the parameter with the most similar name. ValueError if two stages share a parameter."""
 
     def stage(layer: int | None) -> int:
         at = model.num_layers - 1 if layer is None else layer
@@ -327,7 +328,7 @@ def stages_of(model: GNN, layers_of: tuple[range, ...]) -> dict[str, int]:
 
 
 def keep_stages(model: GNN, layers_of: tuple[range, ...], stages: Communicator) -> None:
-    """Let go of the layers that other stages hold."""
+    """Drop the layers that other stages hold."""
     mine = [s for s in range(len(layers_of)) if s % stages.size == stages.rank]
     held = {i for s in mine for i in layers_of[s]}
     model.keep_layers(held, first=0 in mine, last=len(layers_of) - 1 in mine)

@@ -35,11 +35,11 @@ class Batches(Protocol):
         ...
 
     def __len__(self) -> int:
-        """Steps of an epoch."""
+        """Return the number of steps of an epoch."""
         ...
 
     def size(self, at: At) -> int:
-        """What the loss of a step, summed over its training nodes of all ranks, is divided by."""
+        """Return the divisor of a step's loss, which is summed over its training nodes of all ranks."""
         ...
 
     def __getitem__(self, at: At) -> Subgraph: ...
@@ -81,7 +81,7 @@ class SeedBatches:
         return min(self._size, len(self._graph.train) - at[1] * self._size)
 
     def seeds(self, at: At) -> Tensor:
-        """This rank's, [s]."""
+        """Return this rank's seeds, [s]."""
         epoch, step = at
         if self._shuffled is None or self._shuffled[0] != epoch:
             order = shuffled(len(self._graph.train), self._seed, epoch)
@@ -101,7 +101,7 @@ def without_rows(graph: Replica) -> Replica:
 
 
 def shuffled(count: int, seed: int, epoch: int) -> Tensor:
-    """The order of an epoch. Shapes: -> [count]."""
+    """Return the order of an epoch. Shapes: -> [count]."""
     rng = np.random.Generator(np.random.Philox(key=fold_key(seed, epoch, ORDER)))
     return torch.as_tensor(rng.permutation(count))
 

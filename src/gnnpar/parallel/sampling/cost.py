@@ -94,7 +94,7 @@ def _layer_seconds(step: Step, ir: ModelIR, layer: int, rates: Rates, *, backwar
 
 
 def _rows_of(group: Group, step: Step, layer: int) -> int:
-    """What comes before the fold is done for the rows that it reads, all else for those that it gives."""
+    """Return the rows of a phase: those that the fold reads before it, those that it gives after it."""
     return step.rings[layer].rows if group.phase in ("begin", "transform") else step.after(layer)
 
 

@@ -90,7 +90,7 @@ class MinibatchEngine(FlatEngine):
         return held
 
     def peak_elsewhere(self) -> int:
-        """A thread or a process made the sample at hand and the next one."""
+        """Return the peak bytes of samples, which another thread or process makes."""
         return self._held
 
     def _subgraphs(self, epoch: int) -> Iterator[Subgraph]:

@@ -56,12 +56,13 @@ class Sampler(Protocol):
 
 
 def native() -> str | None:
-    """The package that NeighborLoader draws with here; None: neither is installed. Imports nothing."""
+    """Return the package that NeighborLoader draws with here, without importing it; None: neither is installed."""
     return next((name for name in ("pyg_lib", "torch_sparse") if find_spec(name) is not None), None)
 
 
 def sampler_of(graph: InEdges, fanout: Sequence[int], body: Body) -> tuple[Sampler, str]:
-    """A sampler, and what draws in it. `fanout`: in-edges of a node, by hop from the seeds outwards, -1: all."""
+    """Return a sampler, and the package that draws in it. `fanout`: in-edges of a node, by hop from the seeds outwards,
+    -1: all."""
     library = native()
     if body == "own" or (body == "auto" and library != "pyg_lib"):
         return Uniform(graph, fanout), "own"

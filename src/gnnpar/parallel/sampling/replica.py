@@ -20,7 +20,7 @@ class Replica:
 
     Shapes: x [N, F]; y [N] or [N, C]; in_degree [N], in the dtype of x; train [T] training nodes, ascending;
     edges: those between different nodes; loops [N]: self loops of each node, first_loop [N]: how many before them;
-    edge_ids, loop_ids: the global ids of both, in their order (None: nobody reads them); cluster_of [N]: the cluster of
+    edge_ids, loop_ids: the global ids of both, in their order (None: they are not read); cluster_of [N]: the cluster of
     each node (None: there are none).
     """
 
@@ -52,7 +52,7 @@ def _nbytes(*tensors: Tensor | None) -> int:
 
 
 def replica_of(shard: Shard, comm: Communicator, *, edge_ids: bool) -> Replica:
-    """Collective. Not counted: a set-up, like the cutting before it."""
+    """Return the replica. Collective. Not counted: a set-up, like the cutting before it."""
     alone = comm.size == 1
     clusters = shard.node_ids[:0] if shard.chunk_of is None else shard.chunk_of
     rows = (shard.node_ids, shard.train_mask, shard.in_degree, clusters, *(() if alone else (shard.x, shard.y)))
@@ -75,7 +75,7 @@ def replica_of(shard: Shard, comm: Communicator, *, edge_ids: bool) -> Replica:
 
 
 def replica_of_dataset(dataset: Dataset, *, edge_ids: bool, cluster_of: Tensor | None = None) -> Replica:
-    """What every rank would hold, without ranks."""
+    """Return the replica of every rank, without ranks."""
     structure = _structure(dataset.edge_index, dataset.num_nodes, edge_ids=edge_ids)
     train = dataset.train_mask.nonzero().flatten()
     in_degree = dataset.in_degree.to(dataset.x.dtype)

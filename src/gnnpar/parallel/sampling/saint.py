@@ -45,7 +45,7 @@ class NodeSets:
             self._ends = self._weights(graph).cumsum()
 
     def _weights(self, graph: Replica) -> np.ndarray:
-        """What draws are proportional to: of nodes [N], or of edges [E]."""
+        """Return the weights of draws: of nodes [N], or of edges [E]."""
         degrees: np.ndarray = np.maximum(np.diff(self._indptr), 1).astype(np.float64)
         targets = np.repeat(np.arange(self._num_nodes), np.diff(self._indptr))
         if self._draw == "edge":

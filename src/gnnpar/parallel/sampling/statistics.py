@@ -34,7 +34,7 @@ class Ring:
 class Step:
     """A rank's share of one, which stands for `times` steps of an epoch. `rings`: of each layer. `weighted`: do sums
     make up for edges left out? `draw_seconds`, `sort_seconds`: of drawing it, and of its edges sorted by source for
-    gradients; 0 where nobody knows."""
+    gradients; 0 if unknown."""
 
     rings: tuple[Ring, ...]
     seeds: int

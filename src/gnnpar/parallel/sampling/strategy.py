@@ -211,7 +211,8 @@ class Minibatch(Prices):
         ranks: int,
         counted: Callable[[Callable[[], Counts]], Counts] = lambda estimate: estimate(),
     ) -> tuple[Batches, str]:
-        """A rank's, and what draws them. `hops`: of each layer. `counted`: calls what estimates the probabilities."""
+        """Return a rank's batches, and the package that draws them. `hops`: of each layer. `counted`: calls the
+        estimate of the probabilities."""
         if self.sampler in ("cluster", "uniform"):
             clusters = ClusterBatches(
                 graph,

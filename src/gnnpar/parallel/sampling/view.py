@@ -60,7 +60,7 @@ class Subgraph(NamedTuple):
         return sum(t.nbytes for t in self.tensors.values())
 
     def pinned(self) -> Subgraph:
-        """In memory from which a GPU copies while the host goes on."""
+        """In memory from which a GPU copies while the host continues."""
         return self._replace(**{name: t.pin_memory() for name, t in self.tensors.items()})
 
     def to(self, device: torch.device) -> Subgraph:
@@ -159,7 +159,7 @@ class SampledGraph(OwnRows):
         return edges_by_id(block.edges, block.indices.long(), block.edge_dst)
 
     def type_degree(self, types: int) -> Tensor:
-        """A graph whose edges have types is not sampled."""
+        """Raise ValueError: a graph with edge types is not sampled."""
         return by_type(None, self.in_degree, types)
 
     def at(self, layer: int) -> Self:

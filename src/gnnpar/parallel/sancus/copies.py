@@ -29,7 +29,7 @@ class Rule(NamedTuple):
         return self.period is not None and age >= self.period
 
     def skips(self, age: int, change: float) -> bool:
-        """A change that is not a number never skips."""
+        """Return True if the change is small; a change that is not a number never skips."""
         return not self.due(age) and (self.bound is None or change <= self.bound)
 
 
@@ -64,7 +64,7 @@ class Copies:
         self.kept: dict[Call, Kept] = {}
 
     def broadcasting(self, rows: Rows, site: Site) -> frozenset[int]:
-        """The parts that broadcast at this site. Collective."""
+        """Return the parts that broadcast at this site. Collective."""
         at, rank, size = (site.layer, site.call), self._comm.rank, self._comm.size
         every = range(size)
         if at not in self.kept:
@@ -81,7 +81,7 @@ class Copies:
         return chosen
 
     def _changes(self, rows: Rows, ages: Sequence[int], site: Site) -> list[float]:
-        """Of every part; where all are due, or no bound is set, nobody asks."""
+        """Of every part; if all are due, or no bound is set, without a message."""
         if self._rule.bound is None or all(self._rule.due(age) for age in ages):
             return [0.0] * len(ages)
         mine = torch.zeros(len(ages), device=rows[0].device)

@@ -106,7 +106,7 @@ class SequentialCandidate(FlatCandidate):
         ready: Sequence[int],
         idle: float,
     ) -> list[int]:
-        """A round is asked for once an earlier one is folded."""
+        """Add the folds of the rounds, each requested once an earlier one is folded; return their numbers."""
         folded = [graph.compute(f"{tag} inner", p, piece.inner, [ready[p]])]
         for r, (q, n) in enumerate(nbytes.items()):
             before = r - self.prefetch

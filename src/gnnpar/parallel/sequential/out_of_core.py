@@ -136,7 +136,7 @@ class OutOfCoreEngine(EngineDefaults):
 
 class RoundRobinWorld(ThreadWorld):
     """Threads of which one runs at a time: until it needs what is not there yet, then `leaves` is called and another
-    one runs; `returns`, with its number, when it goes on. `posted` is called with every buffer that is put into a
+    one runs; `returns`, with its number, when it continues. `posted` is called with every buffer that is put into a
     mailbox. All run while no rank does.
     """
 
@@ -161,7 +161,7 @@ class RoundRobinWorld(ThreadWorld):
         super().put(key, item)
 
     def take(self, key: Channel) -> Any:  # Any: what the other end put
-        if not self.box(key).empty():  # nobody else takes from this box
+        if not self.box(key).empty():  # no other thread takes from this box
             return super().take(key)
         self._leaves()
         self._turn.release()
@@ -174,7 +174,7 @@ class RoundRobinWorld(ThreadWorld):
 
 
 def _buffer_of(item: object) -> Tensor | None:
-    """What a message carries, alone or in front of the time at which it was posted; None: no tensor."""
+    """Return the buffer of a message, which may also carry its post time; None: no tensor."""
     match item:
         case Tensor():
             return item

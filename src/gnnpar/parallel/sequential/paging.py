@@ -107,7 +107,7 @@ class _InFile(NamedTuple):
             done += os.preadv(self.host.file.fileno(), [view[done:]], self.offset + done)
 
     def use(self, data: Tensor) -> None:
-        """It is there."""
+        """Do nothing: the page is there."""
 
     def free(self) -> None:
         self.host.freed(self.offset, self.size)
@@ -141,7 +141,7 @@ class HostMemory:
 
 
 def _event(stream: cuda.Stream) -> cuda.Event:
-    """What is launched on the stream so far."""
+    """Return an event after all work launched on the stream so far."""
     event = cuda.Event()
     event.record(stream)
     return event
@@ -231,12 +231,12 @@ class Pager:
         self._noted: list[Page] = []
 
     def start(self, work: str) -> None:
-        """A pass over all parts begins, the same as the last one of this name."""
+        """Begin a pass over all parts, equal to the last one of this name."""
         self._work = work
         self._turns.clear()
 
     def begin(self, part: int) -> None:
-        """The next turn of a part in this pass."""
+        """Begin the next turn of a part in this pass."""
         self._host.turn()
         turn = self._work, part, self._turns[part]
         self._turns[part] += 1
@@ -253,7 +253,7 @@ class Pager:
         return sum(page.nbytes for page in self._pages.values() if not page.ref.expired())
 
     def track(self, tensor: Tensor) -> None:
-        """A tensor becomes a page if it owns enough memory of its own to be worth it."""
+        """Make a tensor a page if it owns enough memory to be worth it."""
         storage = tensor.untyped_storage()
         if storage.nbytes() >= self._smallest and storage._cdata not in self._pages and storage.resizable():
             self._pages[storage._cdata] = page = Page(StorageWeakRef(storage), storage.nbytes())
@@ -361,7 +361,7 @@ class Paging(TorchDispatchMode):
         self, func: OpOverload, types: object, args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
     ) -> object:
         pager, kwargs = self.pager, kwargs or {}
-        known: set[int] = set()  # what views show is no memory of their own, and may be nobody's page: parameters
+        known: set[int] = set()  # what views show is no memory of their own, and may be no page: parameters
         for tensor in _tensors((args, kwargs)):
             pager.need(tensor)
             known.add(tensor.untyped_storage()._cdata)

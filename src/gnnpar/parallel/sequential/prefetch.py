@@ -55,7 +55,8 @@ class PrefetchQueue:
         return len(self._rounds)
 
     def round(self, r: int) -> Iterator[tuple[Slice, Rows]]:
-        """The rows of round r, a peer at a time in the order of folding. A consumer lets go of one before the next."""
+        """Yield the rows of round r, a peer at a time in the order of folding. A consumer releases one before the
+        next."""
         self._start_until(r + self._prefetch + 1)
         posted = self._posted.popleft()
         for s in self._rounds.incoming(self._rank, r):

@@ -1,6 +1,6 @@
 """Which rows travel in which round: a pure function of row counts that every rank knows.
 
-In ring distance d rank p reads rows of rank p - d while rank p + d reads its own, so that nobody serves two peers at a
+In ring distance d rank p reads rows of rank p - d while rank p + d reads its own, so that no rank serves two peers at a
 time. A round is a run of distances, or a piece of one, the same on all ranks: rows of a nearer peer never come after
 those of a farther one, in both directions, whatever the rounds.
 """
@@ -59,12 +59,12 @@ class Rounds:
         return len(self.steps)
 
     def incoming(self, rank: int, r: int) -> list[Slice]:
-        """What `rank` receives in round r, in the order of folding."""
+        """Return the rows that `rank` receives in round r, in the order of folding."""
         peers = ((piece, (rank - piece.distance) % len(self.counts)) for piece in self.steps[r])
         return _filled(Slice(peer, *piece.cut(self.counts[rank][peer])) for piece, peer in peers)
 
     def outgoing(self, rank: int, r: int) -> list[Slice]:
-        """What `rank` sends in round r."""
+        """Return the rows that `rank` sends in round r."""
         peers = ((piece, (rank + piece.distance) % len(self.counts)) for piece in self.steps[r])
         return _filled(Slice(peer, *piece.cut(self.counts[peer][rank])) for piece, peer in peers)
 
@@ -74,7 +74,7 @@ def _filled(slices: Iterable[Slice]) -> list[Slice]:
 
 
 def plan_rounds(counts: Counts, *, limit: int | None, group: bool) -> Rounds:
-    """Rounds of at most `limit` rows on every rank (None: no limit); `group`: several peers may share one."""
+    """Return rounds of at most `limit` rows on every rank (None: no limit); `group`: several peers may share one."""
     size = len(counts)
     steps: list[tuple[Piece, ...]] = []
     open_step: list[Piece] = []

@@ -1,7 +1,7 @@
 """Sequential aggregation and rematerialization: Y[N_P, F] = sum_r A[N_P, N_r] X[N_r, F] over rounds r, exact.
 
 Source: Mostafa, MLSys 2022 (arXiv 2111.06483). A rank folds its own block, then the rows of one round of peers after
-the other, and lets go of them: (2 + prefetch)/N of the features are alive on a rank, whatever the cut. Backward:
+the other, and drops them: (2 + prefetch)/N of the features are alive on a rank, whatever the cut. Backward:
 linear folds send gradients back and need no row twice: 2C bytes an aggregation, C one halo exchange. Others get the
 rows of each round again: 3C. Attention with additive scores (GAT) pushes instead: (dO, a_dst, logsumexp, <dO, O>) of
 destinations go to the owners of their sources, who hold all else. That is F + 3H numbers for each pair of a

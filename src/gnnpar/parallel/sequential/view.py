@@ -1,7 +1,7 @@
 """One part of the graph, its neighbours' rows a round at a time: Y[N_P, F] = sum_r A[N_P, N_r] X[N_r, F].
 
 Source: Mostafa, Sequential Aggregation and Rematerialization, MLSys 2022. Forward: fold the inner block, then the
-rows of every round as they come, and let go of them. Backward: a linear fold sends gradients round by round; a fold
+rows of every round as they come, and drop them. Backward: a linear fold sends gradients round by round; a fold
 that needs its source rows again gets them again (remat); where the destinations' rows say all (ops.Pushable), they are
 pushed to the owners of the sources, who do the rest with rows that they hold.
 """

@@ -43,7 +43,7 @@ class Action:
 
     @classmethod
     def parse(cls, text: str) -> Action:
-        """The action of 'F3@1'."""
+        """Return the action of 'F3@1'."""
         match = _TEXT.fullmatch(text)
         if not match:
             raise ValueError(f"{text!r} is no action: write F3@1 (F, B, SF, RF, SB, RB; slot; virtual stage)")
@@ -66,7 +66,7 @@ class Schedule:
         return self.stages * self.virtual
 
     def rank_of(self, stage: int) -> int:
-        """The pipeline rank of a virtual stage."""
+        """Return the pipeline rank of a virtual stage."""
         return stage % self.stages
 
     @property
@@ -75,12 +75,12 @@ class Schedule:
         return any(not action.computes for actions in self.actions for action in actions)
 
     def __str__(self) -> str:
-        """A line a rank: 'F0@0 F1@0 B1@0 B0@0'."""
+        """Return a line a rank: 'F0@0 F1@0 B1@0 B0@0'."""
         return "\n".join(" ".join(map(str, actions)) for actions in self.actions)
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
-        """The schedule of a line a rank; its sizes are read off the actions."""
+        """Return the schedule of lines by rank; its sizes are read off the actions."""
         lines = [line.split() for line in text.strip().splitlines()]
         actions = tuple(tuple(Action.parse(word) for word in line) for line in lines)
         every = [action for line in actions for action in line]
@@ -94,7 +94,7 @@ class Schedule:
 
 
 def fill_drain(stages: int, slots: int, *, virtual: int = 1) -> Schedule:
-    """Forwards in order, backwards last in first out. Bubble (S - 1) / (v K + S - 1) where K >= S."""
+    """Return forwards in order, backwards last in first out. Bubble (S - 1) / (v K + S - 1) where K >= S."""
     check_sizes(stages, slots, virtual)
     actions: list[tuple[Action, ...]] = []
     for rank in range(stages):

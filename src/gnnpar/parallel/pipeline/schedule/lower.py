@@ -21,7 +21,7 @@ _MADE_BY: dict[Kind, Kind] = {"send_forward": "forward", "send_backward": "backw
 
 
 def lower(schedule: Schedule) -> Schedule:
-    """The same schedule with sends and receives; validated."""
+    """Return the same schedule with sends and receives; validated."""
     assert not schedule.lowered, "this schedule has its messages already"
     actions = tuple(tuple(_with_messages(schedule, mine)) for mine in schedule.actions)
     lowered = Schedule(stages=schedule.stages, slots=schedule.slots, virtual=schedule.virtual, actions=actions)
@@ -62,10 +62,9 @@ def message_of(schedule: Schedule, action: Action) -> tuple[int, int, Action]:
 
 
 def inputs(schedule: Schedule, action: Action) -> tuple[Action, ...]:
-    """What must have happened, anywhere, before `action` can run (its rank's order aside).
-
-    A receive is posted without waiting, so it needs nothing; a computation waits for its message.
-    """
+    """Return the actions on any rank that must precede `action` (its rank's order aside). A receive is posted without
+    waiting, so it needs nothing; a computation waits for its message. A receive is posted without waiting, so it needs
+    nothing; a computation waits for its message."""
     stage, slot = action.stage, action.slot
     if action.kind in _MADE_BY:
         return (Action(_MADE_BY[action.kind], stage, slot),)
@@ -162,7 +161,7 @@ def _matched(schedule: Schedule) -> None:
 
 
 def _stuck(schedule: Schedule, at: Iterable[int], done: set[Action]) -> str:
-    """The first violated dependency, or the circle of ranks that wait for each other."""
+    """Return the first violated dependency, or the circle of ranks that wait for each other."""
     waiting: list[str] = []
     for rank, (mine, here) in enumerate(zip(schedule.actions, at, strict=True)):
         if here == len(mine):

@@ -74,7 +74,7 @@ class Timeline:
 
 
 def bubble_share(stages: int, slots: int, virtual: int = 1) -> float:
-    """The closed form for equal stages and free links: (S - 1) / (v K + S - 1). For v > 1 it needs K >= S."""
+    """Return the closed form for equal stages and free links: (S - 1) / (v K + S - 1). For v > 1 it needs K >= S."""
     return (stages - 1) / (virtual * slots + stages - 1)
 
 
@@ -113,7 +113,7 @@ class _World:
         return Timeline(self._schedule.stages, tuple(sorted(self._spans)))
 
     def _ready(self, rank: int, action: Action) -> float | None:
-        """The earliest start, or None where an input is not known yet."""
+        """Return the earliest start, or None if an input is not known yet."""
         start = self._free[rank]
         for needed in inputs(self._schedule, action):
             if needed.kind.startswith("receive"):
@@ -179,7 +179,7 @@ def lock_step(schedule: Schedule, seconds: Seconds) -> float:
 
 
 def grid(schedule: Schedule) -> str:
-    """A schedule as text: a row a rank, a column a step in which every action takes one; dots are the bubble.
+    """Return a schedule as text: a row a rank, a column a step in which every action takes one; dots are the bubble.
 
     'rank 0  F0 F1 .  .  B1 B0', and how much of it is bubble. With virtual stages a cell names its stage: F0@2.
     """

@@ -14,7 +14,7 @@ def even(num_layers: int, stages: int) -> tuple[range, ...]:
 
 
 def balanced(costs: Sequence[float], stages: int) -> tuple[range, ...]:
-    """The cut whose slowest stage is fastest, exactly; of equal ones that with the fewest layers first.
+    """Return the cut whose slowest stage is fastest, exactly; of equal ones that with the fewest layers first.
 
     `costs`: seconds (or any unit) of each layer. Dynamic programming over suffixes, O(L^2 S).
     """
