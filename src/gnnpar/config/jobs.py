@@ -21,7 +21,7 @@ from gnnpar.files import JsonDict, JsonObject, read_json, write_json_whole
 from gnnpar.track.jsonl import read_rows
 from gnnpar.track.progress import Snapshot
 from gnnpar.track.text import one_line
-from gnnpar.training.result.result import forget, valid_result
+from gnnpar.training.result.result import remove_results, valid_result
 
 State = Literal["done", "failed", "interrupted", "killed", "running", "missing"]
 STATES: tuple[State, ...] = ("done", "failed", "interrupted", "killed", "running", "missing")
@@ -111,7 +111,7 @@ class Job:
 
     def begin(self) -> None:
         """Record that this process starts the job; delete the result of an earlier attempt."""
-        forget(self.run_dir)
+        remove_results(self.run_dir)
         me = psutil.Process()
         own = {"pid": me.pid, "born": me.create_time(), "host": socket.gethostname(), "started": time.time()}
         replace(self, **own, error=None, refused=False).save()

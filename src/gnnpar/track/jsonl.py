@@ -106,7 +106,7 @@ def _row(line: bytes) -> JsonDict | None:
         row = parse_json(line)
     except ValueError:
         return None
-    return row if isinstance(row.get("epoch"), int) and keys.fits(row) else None
+    return row if isinstance(row.get("epoch"), int) and keys.is_valid(row) else None
 
 
 def sync_rows(run_dir: Path) -> None:

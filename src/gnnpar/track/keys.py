@@ -105,7 +105,7 @@ def is_whole(row: Mapping[str, object]) -> bool:
     return all(name in row and (name == LOSS or row[name] is not None) for name in ALWAYS)
 
 
-def fits(row: JsonObject) -> bool:
+def is_valid(row: JsonObject) -> bool:
     """Return True if every number is finite and every value is null or of the kind in KEYS."""
     kinds = all(value is None or isinstance(value, KEYS[name].kind) for name, value in row.items() if name in KEYS)
     return kinds and is_finite(row)

@@ -93,10 +93,10 @@ def out_of_memory(error: BaseException, settings: Settings, world_size: int) -> 
     if asked:
         unit = asked[2] or "bytes"
         size = f" ({float(asked[1]) / 2**30:.2f} GiB were asked for)" if unit == "bytes" else f" ({asked[1]} {unit})"
-    return MemoryError(f"out of memory{size}: {what_needs_less(settings, world_size)}")
+    return MemoryError(f"out of memory{size}: {setting_that_needs_less(settings, world_size)}")
 
 
-def what_needs_less(settings: Settings, world_size: int) -> str:
+def setting_that_needs_less(settings: Settings, world_size: int) -> str:
     """Name the next setting that needs less memory: of the strategy, else SAR, else out of core."""
     strategy: Strategy = settings.strategy
     if (less_memory := strategy.capabilities.less_memory) is not None:

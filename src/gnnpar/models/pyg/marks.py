@@ -234,7 +234,7 @@ class _Named(Marked):
         """Return `slots` as a tensor, also for all in-edges."""
         return self.here.all_slots if self.slots is None else self.slots
 
-    def otherwise(self, func: Called, args: Arguments, given: Mapping[str, object], what: str) -> object:
+    def run_unmarked(self, func: Called, args: Arguments, given: Mapping[str, object], what: str) -> object:
         """Run an unmarked call as on plain tensors if all edges are here, else raise ValueError."""
         if not self.here.whole:
             raise Refused(
@@ -271,7 +271,7 @@ class Ends(_Named):
         if joins and (given.get("dim", args[1] if len(args) > 1 else 0) in (1, -1) or name == "hstack"):
             assert isinstance(args[0], tuple | list)
             return cls.joined(list(args[0]))
-        return ends.otherwise(func, args, given, "edge_index")
+        return ends.run_unmarked(func, args, given, "edge_index")
 
     def taken(self, key: object) -> Tensor | None:
         """Return edge_index[key], or None if the result has no marks."""
@@ -324,7 +324,7 @@ class Source(_Named):
             return _called(func, *_mapped((args, given), _plain))
         if name in _SELECTS and (found := _selected(name, args, given)) is not None:
             return source.here.gather(*found, source)
-        return source.otherwise(func, args, given, "the sources of edges")
+        return source.run_unmarked(func, args, given, "the sources of edges")
 
 
 class Destination(_Named):
@@ -338,7 +338,7 @@ class Destination(_Named):
         if name in _JOINS and isinstance(args[0], tuple | list) and all(t.dim() == 1 for t in args[0]):
             return cls.joined(list(args[0]))
         if name == "stack":
-            return nodes.otherwise(func, args, given, "edge_index")
+            return nodes.run_unmarked(func, args, given, "edge_index")
         out = _called(func, args, given)
         if name in _SAME | _RESHAPES and args[0] is nodes:
             return nodes.same(out)

@@ -329,9 +329,9 @@ def _make(target: str | None, kwargs: Mapping[str, object], sizes: _Sizes, schem
     told = schema or ANY_SCHEMA
     given |= {name: _SCHEMA[name](told) for name in by_type}
     width = _LAZY if by_type else sizes.features
-    net = _made(target, factory, given | _told(taken, given, sizes._replace(features=width)))
+    net = _made(target, factory, given | _arguments(taken, given, sizes._replace(features=width)))
     if width != _LAZY and reads_dictionaries(net):
-        net = _made(target, factory, given | _told(taken, given, sizes._replace(features=_LAZY)))
+        net = _made(target, factory, given | _arguments(taken, given, sizes._replace(features=_LAZY)))
     parameters = list(inspect.signature(net.forward).parameters.values())
     needed = [each.name for each in parameters if each.default is each.empty and each.kind not in (2, 3, 4)]
     unknown = [name for name in needed[2:] if name not in edge_arguments(net).values() and name != "batch"]
@@ -344,7 +344,7 @@ def _make(target: str | None, kwargs: Mapping[str, object], sizes: _Sizes, schem
     return net
 
 
-def _told(taken: Mapping[str, inspect.Parameter], given: Mapping[str, object], sizes: _Sizes) -> dict[str, int]:
+def _arguments(taken: Mapping[str, inspect.Parameter], given: Mapping[str, object], sizes: _Sizes) -> dict[str, int]:
     """Return the arguments that the class has a name for and that are not given."""
     found: dict[str, int] = {}
     for known, width in zip((_IN, _OUT, _EDGE, _TYPES), sizes, strict=True):

@@ -188,7 +188,7 @@ class _Recorder(TorchFunctionMode):
         out = func(*args, **given)
         changed = [t for t, version in read if t._version != version]
         if tensors_of(out) or changed:
-            self._note(func, *self._told(args, given, name), out, changed)
+            self._note(func, *self._by_name(args, given, name), out, changed)
         return out
 
     def begin(self, net: nn.Module, args: tuple[object, ...]) -> None:
@@ -207,7 +207,7 @@ class _Recorder(TorchFunctionMode):
         self.depth += 1
         if self.depth == 1:
             read = [(t, t._version) for t in tensors_of((args, kwargs))]
-            self._given = *self._told(args, kwargs, name), read
+            self._given = *self._by_name(args, kwargs, name), read
 
     def leave(self, name: str, out: object) -> None:
         self.depth -= 1
@@ -215,7 +215,7 @@ class _Recorder(TorchFunctionMode):
             args, kwargs, read = self._given
             self._note(name, args, kwargs, out, [t for t, version in read if t._version != version])
 
-    def _told(
+    def _by_name(
         self, args: tuple[object, ...], kwargs: Mapping[str, object], by: str
     ) -> tuple[tuple[object, ...], dict[str, object]]:
         """Return the arguments of a call, with names in place of tensors."""

@@ -215,7 +215,7 @@ def _first_good(chosen: list[Path], say: Say, otherwise: str) -> Checkpoint | No
 
 def best_val(run_dir: Path) -> float:
     """Return the highest validation metric of a run's checkpoints; -inf without one."""
-    return max((value for p in everything(run_dir) if (value := _told(p, "val")) is not None), default=-inf)
+    return max((value for p in everything(run_dir) if (value := _number_in(p, "val")) is not None), default=-inf)
 
 
 def prune(run_dir: Path, *, keep: int) -> None:
@@ -239,7 +239,7 @@ def drop_old(run_dir: Path) -> bool:
     return True
 
 
-def forget_after(run_dir: Path, epoch: int) -> None:
+def remove_after(run_dir: Path, epoch: int) -> None:
     """Drop checkpoints of later epochs than `epoch`, and unfinished ones."""
     for folder in everything(run_dir):
         if _epoch(folder) > epoch:
@@ -251,17 +251,17 @@ def forget_after(run_dir: Path, epoch: int) -> None:
 
 def _by_val(run_dir: Path) -> list[Path]:
     """Return checkpoints with a validation metric, the best first, the earlier first among equals."""
-    marked = [(-value, _epoch(p), p) for p in everything(run_dir) if (value := _told(p, "val")) is not None]
+    marked = [(-value, _epoch(p), p) for p in everything(run_dir) if (value := _number_in(p, "val")) is not None]
     return [folder for _, _, folder in sorted(marked)]
 
 
 def _epoch(folder: Path) -> int:
     if folder.name != BEST:
         return int(folder.name.removeprefix("epoch-"))
-    return int(_told(folder, "epoch") or sys.maxsize)
+    return int(_number_in(folder, "epoch") or sys.maxsize)
 
 
-def _told(folder: Path, name: str) -> float | None:
+def _number_in(folder: Path, name: str) -> float | None:
     """Return a number of a manifest without reading tensors; None if missing."""
     try:
         value = read_checked_json(folder / MANIFEST).get(name)

@@ -93,7 +93,7 @@ def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool, 
             "as it was, or leave resume out"
         )
     if found.run_dir.resolve() == run_dir.resolve():
-        checkpoint.forget_after(run_dir, found.epoch)
+        checkpoint.remove_after(run_dir, found.epoch)
     theirs = found.manifest["run"]
     alike = theirs["world_size"] == num_ranks and all(
         _without_profiles(theirs["settings"].get(name)) == _without_profiles(_json(settings.resolved.get(name)))

@@ -24,7 +24,7 @@ from gnnpar.track.tracker import Tee, Tracker
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint import resume
 from gnnpar.training.result.header import KERNELS, comparable, header, installed
-from gnnpar.training.result.result import Status, forget, read_result, write_result
+from gnnpar.training.result.result import Status, read_result, remove_results, write_result
 
 _BURST_SHARE = 0.05
 _BUSY = "busy machine: "
@@ -60,7 +60,7 @@ class RunRecord:
             say(line)
             if line.startswith(_BUSY):
                 self.header["others"] = line.removeprefix(_BUSY)
-        forget(self.run_dir)
+        remove_results(self.run_dir)
         if not self.header["restarts"]:
             resume.clean(self.settings, self.run_dir, say)
         reserve_room(self.run_dir)
@@ -73,7 +73,7 @@ class RunRecord:
 
     def on_restart(self, restarts: int) -> str:
         self.header["restarts"] = restarts
-        forget(self.run_dir)
+        remove_results(self.run_dir)
         reserve_room(self.run_dir)
         saved = checkpoint.folders(self.run_dir)
         return f"from {saved[0]}" if saved else "from the beginning, for there is no checkpoint yet"

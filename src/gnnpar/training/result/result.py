@@ -49,7 +49,7 @@ def _plan_in(run_dir: Path) -> JsonDict | None:
         return None
 
 
-def forget(run_dir: Path) -> None:
+def remove_results(run_dir: Path) -> None:
     """Remove the results of an earlier run in the same folder."""
     for name in (FILE, "trace.json", "schedule.svg", "schedule.txt"):
         (run_dir / name).unlink(missing_ok=True)
