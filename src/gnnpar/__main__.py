@@ -16,23 +16,23 @@ USAGE = """gnnpar: compare parallelism strategies for distributed full-graph GNN
 
   gnnpar train strategy=graph_parallel model=gat dataset=sbm world_size=2     train; gnnpar train --help shows every key
   gnnpar train -m strategy=single,graph_parallel model=gcn,gat                a sweep
-  gnnpar train -m ... hydra.sweep.dir=FOLDER                                  the same again: what is missing of it
+  gnnpar train -m ... hydra.sweep.dir=FOLDER                                  run the missing jobs of a sweep
   gnnpar partition dataset=sbm world_size=4 out=FOLDER                        shards on disk; gnnpar train shards=FOLDER
-  gnnpar plan model=resgcn dataset=sbm topology=two_nodes                     which strategy to use, and why; plan.json
-  gnnpar estimate model=gcn dataset=sbm world_size=4                          what each strategy would take, not run
-  gnnpar status FOLDER ...                                                    what of a sweep is done, failed, missing
+  gnnpar plan model=resgcn dataset=sbm topology=two_nodes                     choose a strategy, and say why; plan.json
+  gnnpar estimate model=gcn dataset=sbm world_size=4                          predict each strategy without running it
+  gnnpar status FOLDER ...                                                    done, failed and missing jobs of a sweep
   gnnpar study FILE                                                           cells x methods, or factors, in blocks
   gnnpar compare FOLDER ...                                                   a table of runs, sweeps included
   gnnpar dashboard FOLDER ...                                                 a wandb workspace and report of a sweep
-  gnnpar check strategy=graph_parallel                                        is the strategy what it claims to be?
-  gnnpar check codec=uniform                                                  does the codec keep the laws of one?
-  gnnpar new strategy|model|codec NAME                                        a small working one of your own
+  gnnpar check strategy=graph_parallel                                        check a strategy against the single device
+  gnnpar check codec=uniform                                                  check the laws of a codec
+  gnnpar new strategy|model|codec NAME                                        write a small working one of your own
   gnnpar cite strategy=sar                                                    BibTeX of gnnpar and of its papers
   gnnpar export RUN                                                           the trained model, for use without gnnpar
   gnnpar predict RUN dataset=npz dataset.path=FILE                            its logits of every node of a graph
-  gnnpar doctor                                                               what this machine can run
+  gnnpar doctor                                                               the capabilities of this machine
 
-  --trust: plans, checkpoints, shards and sweeps may name classes of their own, whose code runs
+  --trust: plans, checkpoints, shards and sweeps may name their own classes, which run code
   --install-completion: commands, options, groups and keys in bash and zsh (--show-completion prints the script)
   --version, --help; GNNPAR_TRACEBACK=1 shows the traceback behind a one-line error
 """

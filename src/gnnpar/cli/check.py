@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from gnnpar.verify.conformance import Case
 
 _UNREAD = ("task", "shards", "partition", "features", "features_dim", "optim", "precision", "tf32")
-HELP = """Every strategy must equal the single device in fp64, in its exact limit, for every model and world: the loss
-and each gradient, on the GPU if there is one (device=cpu: not there); as it is configured, too, where it says that it
-is exact. One with an oracle must equal that, as it is configured. A PyG model must train as in PyG's own loop: losses
-and gradients of three steps of Adam, weights and running statistics after them, on the graph as it was given.
-`gnnpar check strategy=mine model=my_model` looks into strategy/ and model/ of this folder, too; without model=, for
-every model there is, into model/ with --trust alone, because nobody has named what lies there.
-On a small graph, or with dataset=... on that, whole, in fp64, in every world: give one of some thousand nodes.
+HELP = """Compare a strategy with the single device in fp64, for every model and world: the loss and each gradient of
+its exact limit, and of the strategy as configured if it claims to be exact. A strategy with an oracle is compared
+with it, as configured. A PyG model must train as in PyG's own loop: losses and gradients of three steps of Adam, then
+weights and running statistics, on the unprepared graph. Runs on the GPU if there is one (device=cpu: on the CPU).
+`gnnpar check strategy=mine model=my_model` also reads strategy/ and model/ of this folder; without model=, it checks
+every model, those of model/ only with --trust. The graph is a small one, or that of dataset=..., whole, in fp64, in
+every world: choose one of some thousand nodes.
 `gnnpar check codec=mine`, without a strategy: the laws that every codec keeps."""
 
 

@@ -46,7 +46,7 @@ def run(argv: list[str]) -> int:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("gnnpar compare", description="Runs side by side; folders may hold whole sweeps.")
+    parser = argparse.ArgumentParser("gnnpar compare", description="Compare runs; folders may hold whole sweeps.")
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--baseline", default="single", help="strategy that epoch times are divided by (single)")
     parser.add_argument("--allow-unfair", action="store_true", help="print ratios between unequal runs, and say so")

@@ -83,7 +83,7 @@ def save(things: Mapping[str, Saved]) -> int:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("gnnpar dashboard", description="A wandb workspace and report of a study.")
+    parser = argparse.ArgumentParser("gnnpar dashboard", description="Make a wandb workspace and report of a study.")
     parser.add_argument("folders", nargs="+", type=Path, help="runs of one study, trained with tracker=wandb")
     parser.add_argument("--entity", default="", help="owner of the project, if the runs do not name it")
     parser.add_argument("--out", type=Path, help="write both specifications, as JSON, here instead of stdout")

@@ -24,7 +24,7 @@ EXTRAS = {
 
 
 def run(argv: list[str]) -> int:
-    parser = ArgumentParser("gnnpar doctor", description="What this machine can run.")
+    parser = ArgumentParser("gnnpar doctor", description="Report the capabilities of this machine.")
     parser.add_argument("--json", action="store_true", help="the same as JSON")
     options = parser.parse_args(argv)
     facts = diagnose()

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from gnnpar.planner.estimate import Estimate, Estimator
     from gnnpar.planner.registry import Registry
 
-HELP = """What `gnnpar train` with these overrides would take, without training: predicted epoch time, bytes sent an
-epoch, peak memory of the largest rank, and whether it fits. Without a strategy, a row each; with strategy=NAME (or any
-strategy.KEY=VALUE) that run as it is configured, and where its time, bytes and memory go. topology=NAME: of other
+HELP = """Predict a run of `gnnpar train` with these overrides, without training: epoch time, bytes sent per epoch,
+peak memory of the largest rank, and whether it fits. Without a strategy, a row for each one; with strategy=NAME (or
+any strategy.KEY=VALUE), this run as configured, with its time, bytes and memory in parts. topology=NAME: for other
 machines, as in `gnnpar plan`. Overrides are those of `gnnpar train`."""
 
 ROUNDED = "codec=bf16"

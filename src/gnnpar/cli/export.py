@@ -12,7 +12,7 @@ from gnnpar.track.console import complain, say
 
 def run(argv: list[str]) -> int:
     """Return 0 if all is written, 1 if the model has no program (weights are written), 2 without a checkpoint."""
-    parser = ArgumentParser("gnnpar export", description="A trained model as files that need no gnnpar.")
+    parser = ArgumentParser("gnnpar export", description="Write a trained model as files that do not need gnnpar.")
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, or one of its checkpoints")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to (export/ of the run)")
     parser.add_argument(

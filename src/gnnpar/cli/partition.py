@@ -25,11 +25,10 @@ if TYPE_CHECKING:
 
 USAGE = """usage: gnnpar partition dataset=NAME world_size=N out=FOLDER [partition=NAME] [model=NAME] [key=value ...]
 
-Cuts a dataset into N shards in FOLDER, which `gnnpar train shards=FOLDER` trains from: every rank maps its own files
-and never sees the whole graph. dataset=folder and dataset=rmat pass by in chunks, with partition=ldg, fennel, random or
-range in O(nodes) memory; metis and vertex cuts (ne, hdrf, dbh, random_edges) hold all edges, and any other dataset is
-loaded whole. Overrides are those of `gnnpar train`; model= matters only for attention dropout, for which shards carry
-edge ids.
+Cuts a dataset into N shards in FOLDER for `gnnpar train shards=FOLDER`: every rank maps its own files and never loads
+the whole graph. dataset=folder and dataset=rmat are read in chunks, with partition=ldg, fennel, random or range in
+O(nodes) memory; metis and vertex cuts (ne, hdrf, dbh, random_edges) hold all edges. Other datasets are loaded whole.
+Overrides are those of `gnnpar train`; model= matters only for attention dropout, which needs edge ids in the shards.
 """
 
 

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from gnnpar.placement import Plan
     from gnnpar.planner.planner import Planned
 
-HELP = """Which strategy, with which parameters, for this model, dataset and topology: predicted time and memory of
-every candidate, the choice and why. Overrides are those of `gnnpar train`. Writes plan.json, which `gnnpar train
-plan=plan.json` runs as it is. search=NAME budget=N seed=N say how to look: guided (the default: a tree search
-with a trained prior over places, sizes of parts, grids and knobs), tag (TAG's tree), random, enumerate (uniform grids
-on the devices as given); fewer=true lets devices stay unused."""
+HELP = """Choose a strategy and its parameters for a model, a dataset and a topology. Prints predicted time and
+memory of every candidate, the choice and why, and writes plan.json for `gnnpar train plan=plan.json`. Overrides are
+those of `gnnpar train`. The search: search=NAME budget=N seed=N with guided (the default: a tree search with a
+trained prior over places, sizes of parts, grids and knobs), tag (TAG's tree), random, or enumerate (uniform grids on
+the devices as given); fewer=true allows unused devices."""
 
-NO_MEASURE = "do not measure this machine's speed (20 s, once): nominal rates where it has not been measured"
+NO_MEASURE = "do not measure this machine's speed (20 s, once); use nominal rates unless it was measured"
 
 
 def run(argv: list[str]) -> int:

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from gnnpar.data.preprocess import DatasetConfig
     from gnnpar.training.checkpoint.files import Checkpoint
 
-HELP = """The logits of every node, [nodes, outputs], in a .npy file. Overrides are those of `gnnpar train`: the graph
-(dataset=NAME, or shards=FOLDER; else the run's own), world_size=N, strategy=NAME; strategy=sar
-strategy.logical_parts=N holds a part of the graph at a time. The model, its precision and its preparation of features
-are the run's; files that set several groups (+experiment=NAME, debug=NAME) are refused."""
+HELP = """Write the logits of every node, [nodes, outputs], to a .npy file. Overrides are those of `gnnpar train`:
+the graph (dataset=NAME, or shards=FOLDER; default: the run's own), world_size=N, strategy=NAME; strategy=sar
+strategy.logical_parts=N holds one part of the graph at a time. Model, precision and preparation of features are the
+run's; files that set several groups (+experiment=NAME, debug=NAME) are refused."""
 
 _GRAPH = ("dataset", "shards")
 _OF_THE_RUN = ("model", "task", "precision", "seed", "features", "features_dim", "first_layer")

@@ -17,7 +17,7 @@ from gnnpar.track.text import one_line
 
 def run(argv: list[str]) -> int:
     """Return 0 if every planned job is done, else 1."""
-    parser = ArgumentParser("gnnpar status", description="What is done of a sweep, and what not, and why.")
+    parser = ArgumentParser("gnnpar status", description="List done, failed and missing jobs of a sweep, with reasons.")
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--json", action="store_true", help="every job with its state, as JSON")
     options = parser.parse_args(argv)
