@@ -1,4 +1,4 @@
-"""TransformerConv, whose softmax needs whole neighbourhoods, as a PyG user writes it.
+"""TransformerConv, as a PyG user writes it.
 
 python examples/transformer.py, or on two ranks: torchrun --master-port 29500 --nproc-per-node 2 examples/transformer.py
 """

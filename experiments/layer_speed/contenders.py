@@ -21,6 +21,7 @@ from gnnpar.models.initial import construct
 from gnnpar.models.pyg.model import PyG
 from gnnpar.models.rgcn import RGCN, RGCNConv
 from gnnpar.models.sage import SAGE
+from gnnpar.models.transformer import TransformerConv
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.single.strategy import Single
@@ -104,6 +105,7 @@ def races(nodes: int, parts: Collection[str]) -> Iterator[Race]:
     if "layers" in parts:
         yield relational_layer(relational)
         yield attention_layer(dataset)
+        yield dot_product_layer(dataset)
     if "sums" in parts:
         for width in SUMS:
             yield sums(weighted(dataset), width)
@@ -160,6 +162,25 @@ def attention_layer(dataset: Dataset) -> Race:
         "GATv2Conv": both_ways(lambda h: theirs(h, edges), theirs, x, grad),
     }
     return Race("layers", "GATv2 128 to 4 x 32", dataset, calls, equal=True)
+
+
+def dot_product_layer(dataset: Dataset) -> Race:
+    g, edges = view_of(dataset), dataset.edge_index
+    how = {"heads": HEADS, "average": False, "attention_dropout": 0.0, "gated": True, "edge_dim": 0}
+    ours = construct(lambda: TransformerConv(WIDE, WIDE, **how), 0)
+    theirs = pyg.TransformerConv(WIDE, WIDE // HEADS, HEADS, beta=True)
+    pairs = ((theirs.lin_key, ours.key), (theirs.lin_query, ours.query), (theirs.lin_value, ours.value))
+    with torch.no_grad():
+        for linear, same in (*pairs, (theirs.lin_skip, ours.skip), (theirs.lin_beta, ours.gate)):
+            linear.weight.copy_(same.weight)
+            if linear.bias is not None:
+                linear.bias.zero_() if same.bias is None else linear.bias.copy_(same.bias)
+    x, grad = rows_of(dataset, WIDE)
+    calls = {
+        OURS: both_ways(lambda h: ours(g.at(0), h), ours, x, grad),
+        "TransformerConv": both_ways(lambda h: theirs(h, edges), theirs, x, grad),
+    }
+    return Race("layers", "transformer 128 to 4 x 32", dataset, calls, equal=True)
 
 
 def sums(dataset: Dataset, width: int) -> Race:

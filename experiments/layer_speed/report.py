@@ -21,8 +21,8 @@ from gnnpar.report.statistics import Estimate, geometric_mean, mean
 MIB = 2**20
 OURS, MAPPED = "gnnpar", "mapped"
 OWN = ("own", "own, PyG's order")
-FASTER = {"RGCNConv": 2.0, "FastRGCNConv": 2.0, "GATv2Conv": 3.0}  # at least
-MEMORY = {"GATv2Conv": 1 / 3}  # of its peak, at most
+FASTER = {"RGCNConv": 2.0, "FastRGCNConv": 2.0, "GATv2Conv": 3.0, "TransformerConv": 3.0}  # at least
+MEMORY = {"GATv2Conv": 1 / 3, "TransformerConv": 1 / 3}  # of its peak, at most
 WEIGHTED, SLOWER, ADDED = 1.1, 1.05, 0.5  # at most; the last in seconds
 Row = Mapping[str, Any]
 

@@ -9,6 +9,7 @@ from gnnpar_kernels.attend import (
     attend_grad_src,
     row_dots,
 )
+from gnnpar_kernels.attend_dot import attend_dot, attend_dot_grad
 from gnnpar_kernels.attend_v2 import attend_v2, attend_v2_grad
 from gnnpar_kernels.csr import Csr
 from gnnpar_kernels.dense import dense
@@ -26,6 +27,8 @@ __all__ = [
     "Key",
     "apply_mask",
     "attend",
+    "attend_dot",
+    "attend_dot_grad",
     "attend_finish",
     "attend_grad",
     "attend_grad_dst",

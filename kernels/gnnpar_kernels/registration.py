@@ -5,17 +5,21 @@ op that updates a tensor in place is a second schema with a trailing underscore,
 """
 
 import functools
-from collections.abc import Callable, Iterable
-from typing import ParamSpec, TypeVar
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from gnnpar_kernels.dispatch import register
+from gnnpar_kernels.csr import Csr
+from gnnpar_kernels.dispatch import body_of, register
 from gnnpar_kernels.hashing import Key
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Flat = tuple[object, ...]
+Tensors = Sequence[Tensor]
 
 CSR = "Tensor indptr, Tensor indices"
 DROP = "float p, SymInt key, Tensor? words"
@@ -72,3 +76,120 @@ def key_of(key: int, words: Tensor | None) -> Key:
 def signed_key(key: int) -> int:
     """Return the 64 bits of a key as the int64 a schema can carry; hashing reads bits, so nothing changes."""
     return ((key + 2**63) & (2**64 - 1)) - 2**63
+
+
+class _Kind(NamedTuple):
+    """How a schema takes arguments of one annotation.
+
+    `names`: its arguments, {} being the parameter; `flat`: their values of an argument, `whole`: the argument again.
+    """
+
+    names: tuple[str, ...]
+    flat: Callable[..., Flat] = lambda value: (value,)
+    whole: Callable[..., object] = lambda value: value
+
+
+_KINDS: dict[object, _Kind] = {
+    each: _Kind((f"{kind} {{}}",))
+    for each, kind in (
+        (Tensor, "Tensor"),
+        (Tensor | None, "Tensor?"),
+        (int, "SymInt"),
+        (float, "float"),
+        (bool, "bool"),
+        (torch.dtype, "ScalarType"),
+    )
+}
+_KINDS |= {
+    Key: _Kind(("SymInt {}", "Tensor? {}_words"), flat_key, key_of),
+    tuple[float, Key] | None: _Kind(
+        ("float {}_p", "SymInt {}_key", "Tensor? {}_words"),
+        lambda drop: (0.0, 0, None) if drop is None else (drop[0], *flat_key(drop[1])),
+        lambda p, key, words: (p, key_of(key, words)),
+    ),
+    Csr: _Kind(
+        ("Tensor {}_indptr", "Tensor {}_indices", "Tensor? {}_rows", "Tensor? {}_edge_ids"), lambda csr: csr[:4], Csr
+    ),
+    tuple[Tensor, Tensor]: _Kind(("Tensor[] {}",), lambda pair: (list(pair),), tuple),
+}
+_RETURNS = {Tensor: "Tensor", tuple[Tensor, ...]: "Tensor[]"}
+_RETURNS |= {tuple[(Tensor,) * n]: f"({', '.join(['Tensor'] * n)})" for n in (2, 3)}
+
+
+def operator(
+    specification: Callable[P, R], package: str, *, fake: Callable[..., Tensor | Tensors], updates: str = ""
+) -> Callable[P, R]:
+    """Register the op that a function of a package's `naive.py` specifies; return the public function.
+
+    The schema follows from the annotations. `fake`: the results' shapes under tracing, by names of arguments.
+    `updates`: a parameter, None by default, that a second op with a trailing underscore changes in place and that is
+    then the result.
+    """
+    name, signature = specification.__name__, inspect.signature(specification, eval_str=True)
+    parameters = [each for each in signature.parameters.values() if each.name != updates]
+    kinds, result = [_KINDS[each.annotation] for each in parameters], _RETURNS[signature.return_annotation]
+    positional = sum(each.kind is not inspect.Parameter.KEYWORD_ONLY for each in signature.parameters.values())
+    keyword = {each.name: each.default for each in list(signature.parameters.values())[positional:]}
+    required = {each for each, default in keyword.items() if default is inspect.Parameter.empty}
+    schema = [each.format(p.name) for kind, p in zip(kinds, parameters, strict=True) for each in kind.names]
+
+    def made(found: object) -> object:
+        return list(cast(Tensors, found)) if result == "Tensor[]" else found
+
+    def whole(flat: Flat) -> dict[str, object]:
+        values = iter(flat)
+        return {
+            each.name: kind.whole(*(next(values) for _ in kind.names))
+            for kind, each in zip(kinds, parameters, strict=True)
+        }
+
+    def run(flat: Flat, **more: object) -> object:
+        given = whole(flat)
+        places = [given.pop(each.name) for each in parameters[:positional]]
+        device = next(each.device for each in flat if isinstance(each, Tensor))
+        return body_of(name, device)(*places, **given, **more)
+
+    @define(f"{name}({', '.join(schema)}) -> {result}", fake=lambda *flat: made(fake(**whole(flat))))
+    def fresh(*flat: object) -> object:
+        return made(run(flat))
+
+    changed = changed_in_place(name, schema, signature.parameters[updates], run) if updates else fresh
+
+    @functools.wraps(register(name, package))
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.is_grad_enabled():
+            _refuse_gradients(name, (*args, *kwargs.values()))
+        given: dict[str, object] = {**keyword, **kwargs}
+        if len(args) != positional or len(given) != len(keyword) or not required <= kwargs.keys():
+            bound = signature.bind(*args, **kwargs)  # raises, or some positional arguments came by name
+            bound.apply_defaults()
+            return call(*bound.args, **bound.kwargs)
+        into = given.pop(updates, None)
+        values = zip(kinds, (*args, *given.values()), strict=True)
+        flat = [each for kind, value in values for each in kind.flat(value)]
+        if into is None:
+            found = fresh(*flat)
+            return cast(R, tuple(cast(Tensors, found)) if result == "Tensor[]" else found)
+        changed(*flat, into if isinstance(into, Tensor) else list(cast(Tensors, into)))
+        return cast(R, into)
+
+    call.__module__ = package
+    return call
+
+
+def changed_in_place(
+    name: str, schema: list[str], updates: inspect.Parameter, run: Callable[..., object]
+) -> Callable[..., None]:
+    """Register the op that changes what it is given in `updates`, a tensor or several, and returns nothing."""
+    alone = updates.annotation == Tensor | None
+    kind = f"Tensor(a!){'' if alone else '[]'} {updates.name}"
+
+    @define(f"{name}_({', '.join([*schema, kind])}) -> ()")
+    def changed(*flat: object) -> None:
+        before = flat[-1] if alone else tuple(cast(Tensors, flat[-1]))
+        after = run(flat[:-1], **{updates.name: before})
+        for old, new in [(before, after)] if alone else zip(cast(Tensors, before), cast(Tensors, after), strict=True):
+            if new is not old:
+                cast(Tensor, old).copy_(cast(Tensor, new))
+
+    return changed

@@ -11,8 +11,7 @@ from gnnpar.folds.block import Block, Operands, widened
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.folds.generic import Generic
 from gnnpar.folds.max import Max
-from gnnpar.folds.softmax import Softmax
-from gnnpar.folds.softmax_v2 import SoftmaxV2
+from gnnpar.folds.softmax import Softmax, SoftmaxDot, SoftmaxV2
 from gnnpar.folds.sum import Sum
 from gnnpar_kernels import keep_mask
 
@@ -60,6 +59,10 @@ def _reference(name, agg, x, src, dst):
     if name.startswith("v2"):
         score = (F.leaky_relu(x.src[0][src] + x.dst[0][dst], agg.slope) * x.shared[0]).sum(-1)
         return _attention(score, x.src[0][src], dst, agg.dropout, len(src))
+    if name.startswith("dot"):
+        score = (x.src[0][src] * x.dst[0][dst]).sum(-1)
+        score = score + (x.dst[1][dst] * x.edge[0][:, None]).sum(-1) if x.edge else score
+        return _attention(score, agg.value((x.src[0][src], x.src[1][src]), (), x.edge, ()), dst, agg.dropout, len(src))
     rows = ((x.src[0][src],), (x.dst[0][dst],), x.edge, x.shared)
     return _attention(_score(*rows), _value(*rows), dst, agg.dropout, len(src))
 
@@ -71,6 +74,10 @@ AGGREGATORS = {
     "softmax_dropout": Softmax(0.1, DROP),
     "v2": SoftmaxV2(),
     "v2_dropout": SoftmaxV2(0.1, DROP),
+    "dot": SoftmaxDot(),
+    "dot_dropout": SoftmaxDot(DROP),
+    "dot_edges": SoftmaxDot(None, with_edges=True, of_edges=True),
+    "dot_edges_dropout": SoftmaxDot(DROP, with_edges=True, of_edges=True),
     "generic": Generic(value=_value, score=_score),
     "generic_dropout": Generic(value=_value, score=_score, dropout=DROP),
     "generic_sum": Generic(value=_plain),
@@ -87,6 +94,12 @@ def _operands(name, num_edges, gen):
         return Operands((rand(M, H, D), rand(M, H)), (rand(N, H),))
     if name.startswith("v2"):
         return Operands((rand(M, H, D),), (rand(N, H, D),), (), (rand(H, D),))
+    if name.startswith("dot_edges"):  # the result is as wide as the others'
+        return Operands(
+            (rand(M, H, D - 1), rand(M, H, D - 1)), (rand(N, H, D - 1), rand(N, H, 1)), (rand(num_edges, 1),)
+        )
+    if name.startswith("dot"):
+        return Operands((rand(M, H, D), rand(M, H, D)), (rand(N, H, D),))
     return Operands((rand(M, H, D),), (rand(N, H, D),), (rand(num_edges, H, D),), (rand(H, D), rand(H, D)))
 
 
@@ -330,6 +343,10 @@ def test_what_does_not_separate_says_so():
         "softmax_dropout": "no",
         "v2": "heads",
         "v2_dropout": "no",
+        "dot": "heads",
+        "dot_dropout": "no",
+        "dot_edges": "no",
+        "dot_edges_dropout": "no",
         "generic": "no",
         "generic_dropout": "no",
         "generic_sum": "no",
@@ -367,7 +384,9 @@ def test_a_fold_that_takes_blocks_does_not_ask_for_whole_neighborhoods(name):
     torch.testing.assert_close(_run(agg, x, pieces, [0, 1], grad_out), _run(agg, x, blocks, [0], grad_out))
 
 
-@pytest.mark.parametrize("fold", [Sum(), Max(), Softmax(), SoftmaxV2()], ids=lambda fold: type(fold).__name__)
+@pytest.mark.parametrize(
+    "fold", [Sum(), Max(), Softmax(), SoftmaxV2(), SoftmaxDot()], ids=lambda fold: type(fold).__name__
+)
 def test_fewer_rows_than_columns_are_refused_before_a_kernel_reads_them(fold) -> None:
     block = Block.from_edges(torch.arange(3), torch.arange(3), num_dst=3, num_src=3, src_ids=torch.arange(3))
     short = Operands(

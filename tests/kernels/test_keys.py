@@ -51,6 +51,10 @@ def test_attention(body, kit, branch):
         delta = body.row_dots(v2[0], grad_out, dtype=v2[1].dtype)
         sides = (graph.forward, graph.reverse, order, x, y, a, v2[1], grad_out, delta)
         found.append((out, lse, *more, *grads, *v2, *body.attend_v2_grad(*sides, slope=0.2, drop=drop)))
+        dot = body.attend_finish(body.attend_dot(*csr, x, 2 * x, y, num_rows=9, drop=drop, **ids))
+        delta = body.row_dots(dot[0], grad_out, dtype=dot[1].dtype)
+        sides = (graph.forward, graph.reverse, order, x, 2 * x, y, dot[1], grad_out, delta)
+        found[-1] += (*dot, *body.attend_dot_grad(*sides, drop=drop))
     for by_number, by_tensor in zip(*found, strict=True):
         assert torch.equal(by_number, by_tensor)
 

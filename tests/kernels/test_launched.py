@@ -43,6 +43,8 @@ RUNS = [  # strategy, ranks, overrides of the strategy, model, overrides of the 
     ("sar", 2, "", "gatv2", ""),
     ("graph_parallel", 2, "", "sage_max", ""),
     ("single", 1, "", "gatv2", "model.attention_dropout=0.2"),
+    ("single", 1, "", "transformer", "model.attention_dropout=0.2"),
+    ("sar", 2, "", "transformer", ""),
     ("single", 1, "", "gcn", ""),
     ("single", 1, "", "sage_max", ""),
     ("single", 1, "", "rgcn", ""),
@@ -117,7 +119,7 @@ def test_what_is_launched_is_compiled_ahead_of_time(monkeypatch, strategy, world
 
 @pytest.mark.skipif(not interpreting(), reason="launches are seen in the interpreter")
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("model", ["gat", "gatv2"])
+@pytest.mark.parametrize("model", ["gat", "gatv2", "transformer"])
 def test_so_is_what_a_captured_epoch_launches(monkeypatch, model, precision):
     """Its keys are tensors."""
     job = _job("graph_parallel", 2, "", model, "model.attention_dropout=0.2", precision)

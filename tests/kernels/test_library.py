@@ -19,6 +19,8 @@ def _inputs(kit) -> tuple[Csr, Csr, dict[str, torch.Tensor]]:
         "a_dst": torch.randn(n, 2),
         "y": torch.randn(n, 2, 4),
         "a": torch.randn(2, 4),
+        "edge": torch.randn(len(graph.ids), 3),
+        "near": torch.randn(n, 2, 3),
         "order": torch.argsort(graph.forward.indices, stable=True),
         "grad_out": torch.randn(n, 2, 4),
         "ids": torch.arange(m),
@@ -50,6 +52,15 @@ def _everything(forward: Csr, reverse: Csr, t: dict[str, torch.Tensor]) -> list[
     out, lse = kernels.attend_finish(kernels.attend_v2(*csr, t["x"] * 2, t["y"], t["a"], **block, state=state))
     ends = (lse, t["grad_out"], kernels.row_dots(out, t["grad_out"], dtype=lse.dtype))
     found += [out, *kernels.attend_v2_grad(forward, reverse, t["order"], t["x"], t["y"], t["a"], *ends, **sides)]
+    del block["slope"]
+    rows, beside = (t["x"], t["x"] * 2, t["y"]), {"edge": t["edge"], "edge_query": t["near"]}
+    for given in ({}, beside):
+        state = kernels.attend_dot(*csr, *rows, **block, **given)
+        out, lse = kernels.attend_finish(kernels.attend_dot(*csr, *rows, **block, **given, state=state))
+        grad = torch.cat([t["grad_out"], t["near"]], -1) if given else t["grad_out"]
+        ends = (lse, grad, kernels.row_dots(out, grad, dtype=lse.dtype))
+        more = {"drop": (0.3, KEY), **given, "of_edge": bool(given)}
+        found += [out, *kernels.attend_dot_grad(forward, reverse, t["order"], *rows, *ends, **more)]
     total = kernels.spmm(*csr, t["x"], num_rows=n)
     found.append(kernels.spmm(*csr, t["x"], num_rows=n, out=total))
     found.append(kernels.spmm(*csr, t["x"], num_rows=n, weights=t["x"].new_ones(indices.shape[0])))

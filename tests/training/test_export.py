@@ -180,7 +180,7 @@ def test_a_pyg_model_is_the_same_in_plain_torch_and_in_its_own_class(target: str
     assert largest_error(found, wanted) < 1e-12
 
 
-@pytest.mark.parametrize("target", ["gcn", "gat", "gated"])
+@pytest.mark.parametrize("target", ["gcn", "gat", "gated", "transformer"])
 def test_the_program_of_a_pyg_model_takes_graphs_of_any_size(target: str) -> None:
     model = PyG(target=f"pyg_nets.{target}", self_loops=True).build(6, 3, seed=1)
     x, edges = torch.rand(5, 6), torch.tensor([[0, 1, 2, 3, 4, 0], [0, 1, 2, 3, 4, 1]])
@@ -189,7 +189,7 @@ def test_the_program_of_a_pyg_model_takes_graphs_of_any_size(target: str) -> Non
 
 
 def test_whole_neighbourhoods_have_no_program() -> None:
-    model = PyG(target="pyg_nets.transformer").build(6, 3, seed=1)
+    model = PyG(target="pyg_nets.edge").build(6, 3, seed=1)
     with pytest.raises(ValueError, match=r"reads whole neighbourhoods has no form in plain torch; load weights\.pt"):
         traced(model)
 

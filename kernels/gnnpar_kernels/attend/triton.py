@@ -256,10 +256,15 @@ def run_fold(
     num_rows: int,
     state: State | None,
     branch: bool,
+    extra: int = 0,
     **arguments: object,
 ) -> State:
-    """Launch a fold over the rows of a CSR with edges, pieces of split rows apart, which are then combined."""
+    """Launch a fold over the rows of a CSR with edges, pieces of split rows apart, which are then combined.
+
+    `extra`: columns of the result beside those of x.
+    """
     dims, indptr = Dims.of(x), indptr.contiguous()
+    x = x.new_empty((0, dims.H, dims.D + extra)) if extra else x
     fresh, tasks = state is None, tasks_of(indptr)
     if state is not None:
         result = state
@@ -282,6 +287,7 @@ def run_fold(
         whole={**own(work), "FRESH": fresh},
         parts={**own(parts), "FRESH": True},
     )
+    dims = Dims.of(x)
     if tasks.num_slots and dims.groups:
         _combine[tasks.split_row.shape[0], dims.groups](
             tasks.split_row,

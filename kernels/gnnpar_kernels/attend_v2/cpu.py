@@ -58,7 +58,7 @@ class _Slices:
         return bag(rows, self.places[: block.num_edges], block.offsets, weights)
 
 
-class _Mask:
+class Mask:
     """Attention dropout of the edges of a CSR."""
 
     def __init__(self, drop: Drop | None, edge_ids: Tensor | None, num_heads: int) -> None:
@@ -78,7 +78,7 @@ class _Mask:
         return weights
 
 
-def _listed(values: Tensor, rows: Tensor | None) -> Tensor:
+def listed(values: Tensor, rows: Tensor | None) -> Tensor:
     """Of the rows of a CSR. Shapes: [N, ...] -> [R, ...]."""
     return values if rows is None else values.index_select(0, rows)
 
@@ -104,10 +104,10 @@ def attend_v2(
 ) -> State:
     """See `naive.attend_v2`. A given state is updated in place."""
     dtype, num_heads, width = accumulate_dtype(x.dtype), *x.shape[1:]
-    mask = _Mask(drop, edge_ids, num_heads)
+    mask = Mask(drop, edge_ids, num_heads)
     if indices.shape[0] == 0:
         return empty_state(num_rows, x, dtype, False) if state is None else state
-    near, a, num_listed = _listed(y, rows), a.to(dtype), indptr.shape[0] - 1
+    near, a, num_listed = listed(y, rows), a.to(dtype), indptr.shape[0] - 1
     slices = _Slices(indptr, indices, width=width, dtype=dtype)
     m = torch.zeros((num_listed, num_heads), dtype=dtype)
     m[indptr[1:] == indptr[:-1]] = -torch.inf
@@ -150,26 +150,26 @@ def attend_v2_grad(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `naive.attend_v2_grad`."""
     dtype, num_heads, width = lse.dtype, *x.shape[1:]
-    mask = _Mask(drop, forward.edge_ids, num_heads)
+    mask = Mask(drop, forward.edge_ids, num_heads)
     grad_x, grad_y, grad_a = (torch.zeros(t.shape, dtype=dtype) for t in (x, y, a))
     num_edges = forward.indices.shape[0]
     if num_edges > 0:
         wide = a.to(dtype)
-        lse_row, delta_row = (_listed(t.to(dtype), forward.rows).t().contiguous() for t in (lse, delta))
+        lse_row, delta_row = (listed(t.to(dtype), forward.rows).t().contiguous() for t in (lse, delta))
         ins, outs = (_Slices(csr.indptr, csr.indices, width=width, dtype=dtype) for csr in (forward, reverse))
         far, near, pulled = (torch.empty((t.shape[0], width), dtype=dtype) for t in (x, y, grad_out))
         weights, ds = torch.empty(num_edges, dtype=dtype), torch.empty(num_edges, dtype=dtype)
         for head in range(num_heads):
             for table, whole in ((far, x), (near, y), (pulled, grad_out)):
                 head_table(whole, head, out=table)
-            own = _listed(near, forward.rows)
-            ends = _Ends(own, _listed(pulled, forward.rows), lse_row[head], delta_row[head])
+            own = listed(near, forward.rows)
+            ends = _Ends(own, listed(pulled, forward.rows), lse_row[head], delta_row[head])
             rows = _by_destination(ins, far, ends, wide[head], slope, mask, head, weights, ds)
-            _put(grad_y, head, forward.rows, rows * wide[head])
+            put(grad_y, head, forward.rows, rows * wide[head])
             grad_a[head] = rows.mul_(own).sum(0)
-            own = _listed(far, reverse.rows)
+            own = listed(far, reverse.rows)
             rows, values = _by_source(outs, near, pulled, own, slope, order, weights, ds)
-            _put(grad_x, head, reverse.rows, values.addcmul_(rows, wide[head]))
+            put(grad_x, head, reverse.rows, values.addcmul_(rows, wide[head]))
             grad_a[head] += rows.mul_(own).sum(0)
     return grad_x.to(x.dtype), grad_y.to(y.dtype), grad_a.to(a.dtype)
 
@@ -189,7 +189,7 @@ def _by_destination(
     ends: _Ends,
     a: Tensor,
     slope: float,
-    mask: _Mask,
+    mask: Mask,
     head: int,
     weights: Tensor,
     ds: Tensor,
@@ -230,7 +230,7 @@ def _by_source(
     return sums, values
 
 
-def _put(whole: Tensor, head: int, rows: Tensor | None, part: Tensor) -> None:
+def put(whole: Tensor, head: int, rows: Tensor | None, part: Tensor) -> None:
     """Shapes: whole [N, H, D], part [R, D]."""
     if rows is None:
         whole[:, head] = part

@@ -1,38 +1,41 @@
-"""Attention over in-edges with additive scores (GAT), as an online softmax with a state that chains over blocks."""
+"""Attention over in-edges as an online softmax that chains over blocks: scores of GAT, GATv2 and dot products."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from gnnpar.folds.aggregator import EdgeDropout, Separates
+from gnnpar.folds.aggregator import ByBlock, EdgeDropout, Separates
 from gnnpar.folds.block import Block, Operands, Rows, refuse_short, widened
 from gnnpar.folds.mergeable import MergesSoftmax
-from gnnpar_kernels import Csr, attend, attend_finish, attend_grad_dst, attend_grad_dst_of, attend_grad_src, row_dots
+from gnnpar_kernels import (
+    Csr,
+    attend,
+    attend_dot,
+    attend_dot_grad,
+    attend_finish,
+    attend_grad_dst,
+    attend_grad_dst_of,
+    attend_grad_src,
+    attend_v2,
+    attend_v2_grad,
+    row_dots,
+)
 
 
-@dataclass(frozen=True)
-class Softmax(MergesSoftmax):
-    """out_i = sum_j alpha_ij x_j, alpha_ij = softmax_j(leaky_relu(a_src_j + a_dst_i)), per head.
+class _Attention(MergesSoftmax, ByBlock):
+    """What all scores share. Saved: out [N, H, D] and logsumexp [N, H]. Source: online softmax as in flash attention.
 
-    `branch` also sums the sources with a positive score [N, H, D] and their weights [N, H]. The gradients of a row's
-    activated scores sum to zero and the activation has two slopes, so these sums give the gradient of a_dst without
-    another pass over the edges, and the fold is Pushable. By default this is done if gradients are recorded.
-
-    Shapes: src (x [M, H, D], a_src [M, H]), dst (a_dst [N, H],) -> out [N, H, D]. Saved: out and logsumexp [N, H].
-    Source: Velickovic et al. 2018, equation 3; online softmax as in flash attention.
+    Gradients of destinations need the source rows unless a score says otherwise.
     """
 
-    slope: float = 0.2
-    dropout: EdgeDropout | None = None
-    branch: bool = field(default_factory=torch.is_grad_enabled)
+    dropout: EdgeDropout | None
     needs_src = True
     linear = False
     summed = False
-    separates_values = True
-    whole_neighborhood = False
 
     @property
     def separates(self) -> Separates:
@@ -45,6 +48,45 @@ class Softmax(MergesSoftmax):
 
     def init(self, num_dst: int, x: Operands) -> Rows:
         return ()
+
+    def finish(self, state: Rows) -> tuple[Tensor, Rows]:
+        results = attend_finish(state)
+        return results[0], results
+
+    def prepare(self, saved: Rows, grad_out: Tensor) -> Rows:
+        """(logsumexp, <grad_out, out>), each [N, H]."""
+        out, logsumexp = saved
+        return logsumexp, row_dots(out, grad_out, dtype=logsumexp.dtype)
+
+    def at_source(self) -> Self:
+        return self
+
+    def statistics(self, prepared: Rows) -> tuple[Tensor, Tensor]:
+        return prepared[0], prepared[1]
+
+    def prepare_partial(self, saved: Rows, back: Rows) -> tuple[Rows, Tensor]:
+        return (saved[1], back[1]), back[0]
+
+
+@dataclass(frozen=True)
+class Softmax(_Attention):
+    """out_i = sum_j alpha_ij x_j, alpha_ij = softmax_j(leaky_relu(a_src_j + a_dst_i)), per head.
+
+    `branch` also sums the sources with a positive score [N, H, D] and their weights [N, H]. The gradients of a row's
+    activated scores sum to zero and the activation has two slopes, so these sums give the gradient of a_dst without
+    another pass over the edges, and the fold is Pushable. By default that is done where gradients are recorded.
+
+    Shapes: src (x [M, H, D], a_src [M, H]), dst (a_dst [N, H],) -> out [N, H, D]. Source: Velickovic et al. 2018,
+    equation 3.
+    """
+
+    slope: float = 0.2
+    dropout: EdgeDropout | None = None
+    branch: bool = field(default_factory=torch.is_grad_enabled)
+
+    @property
+    def separates_values(self) -> bool:
+        return True
 
     def update(self, state: Rows, block: Block, x: Operands) -> Rows:
         refuse_short(block, x.src)
@@ -63,10 +105,6 @@ class Softmax(MergesSoftmax):
             edge_ids=block.edge_ids,
             branch=self.branch,
         )
-
-    def finish(self, state: Rows) -> tuple[Tensor, Rows]:
-        results = attend_finish(state)
-        return results[0], results
 
     def prepare(self, saved: Rows, grad_out: Tensor) -> Rows:
         out, logsumexp, *branch = saved
@@ -108,9 +146,6 @@ class Softmax(MergesSoftmax):
         out, _, delta, mass_pos, pos = prepared
         return (attend_grad_dst_of(grad_out, out, pos, mass_pos, slope=self.slope, delta=delta),)
 
-    def at_source(self) -> Softmax:
-        return self
-
     def statistics(self, prepared: Rows) -> tuple[Tensor, Tensor]:
         return prepared[1], prepared[2]
 
@@ -146,3 +181,109 @@ class Softmax(MergesSoftmax):
             edge_ids=back.edge_ids,
             delta=delta,
         )  # with delta given, the output is not read
+
+
+@dataclass(frozen=True)
+class SoftmaxV2(_Attention):
+    """out_i = sum_j alpha_ij x_j, alpha_ij = softmax_j(a . leaky_relu(x_j + y_i)), per head.
+
+    The score is no sum of a number of each end, so gradients of destinations need the source rows: it is not Pushable.
+
+    Shapes: src (x [M, H, D],), dst (y [N, H, D],), shared (a [H, D],) -> out [N, H, D]. Source: Brody et al. 2022,
+    equation 7.
+    """
+
+    slope: float = 0.2
+    dropout: EdgeDropout | None = None
+
+    def update(self, state: Rows, block: Block, x: Operands) -> Rows:
+        refuse_short(block, x.src)
+        return attend_v2(
+            block.indptr,
+            block.indices,
+            x.src[0],
+            x.dst[0],
+            x.shared[0],
+            slope=self.slope,
+            num_rows=block.num_dst,
+            rows=block.rows,
+            state=state or None,
+            drop=self.dropout,
+            edge_ids=block.edge_ids,
+        )
+
+    def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
+        logsumexp, delta = prepared
+        order = block.reverse_order  # before `reverse`, which takes it over
+        rows, near, attention = widened(x.src[0]), widened(x.dst[0]), widened(x.shared[0])  # fp32 adds up gradients
+        tensors = (rows, near, attention, logsumexp, grad_out, delta)
+        grad_x, grad_y, grad_a = attend_v2_grad(
+            block.forward, block.reverse, order, *tensors, slope=self.slope, drop=self.dropout
+        )
+        return Operands((grad_x,), (grad_y,), (), (grad_a,))
+
+
+@dataclass(frozen=True)
+class SoftmaxDot(_Attention):
+    """out_i = sum_j alpha_ij [v_j, e_ij], alpha_ij = softmax_j(<q_i, k_j> + <r_i, e_ij>), per head.
+
+    Without rows of edges, e and r are not there. `of_edges`: rows of edges want a gradient; else theirs is 0. With a
+    matrix W, keys k_j + W e_ij and values v_j + W e_ij follow: r_i = W^T q_i, and W times the last A columns of the
+    result. Queries are scaled by the caller.
+
+    Shapes: src (k [M, H, D], v [M, H, D]), dst (q [N, H, D],) -> out [N, H, D]; with edge (e [E, A],), dst (q, r
+    [N, H, A]) -> out [N, H, D + A]. Source: Shi et al. 2021, equations 3 to 5.
+    """
+
+    dropout: EdgeDropout | None = None
+    with_edges: bool = False
+    of_edges: bool = False
+
+    @property
+    def separates(self) -> Separates:
+        return "no" if self.with_edges else super().separates
+
+    def update(self, state: Rows, block: Block, x: Operands) -> Rows:
+        refuse_short(block, x.src)
+        (key, value), (edge, edge_query) = x.src, self._beside(x)
+        return attend_dot(
+            block.indptr,
+            block.indices,
+            key,
+            value,
+            x.dst[0],
+            num_rows=block.num_dst,
+            rows=block.rows,
+            state=state or None,
+            drop=self.dropout,
+            edge_ids=block.edge_ids,
+            edge=edge,
+            edge_query=edge_query,
+        )
+
+    def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
+        logsumexp, delta = prepared
+        order = block.reverse_order  # before `reverse`, which takes it over
+        x = Operands(*(tuple(map(widened, rows)) for rows in x))  # fp32 adds up gradients
+        edge, edge_query = self._beside(x)
+        grads = attend_dot_grad(
+            block.forward,
+            block.reverse,
+            order,
+            *(x.src[0], x.src[1], x.dst[0], logsumexp, grad_out, delta),
+            drop=self.dropout,
+            edge=edge,
+            edge_query=edge_query,
+            of_edge=self.of_edges,
+        )
+        ends = 2 + len(x.dst)
+        of_edges = grads[ends:] or tuple(t.new_zeros(1).expand(t.shape) for t in x.edge)
+        return Operands(grads[:2], grads[2:ends], of_edges)
+
+    def value(self, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
+        """Return the values of edges. Shapes: v [e, H, D], e [e, A] or none -> [e, H, D + A]."""
+        return torch.cat([src[1], *(t[:, None].expand(-1, src[1].shape[1], -1) for t in edge)], dim=-1)
+
+    def _beside(self, x: Operands) -> tuple[Tensor | None, Tensor | None]:
+        """Return the rows of edges, and the destinations' rows that they are multiplied by."""
+        return (x.edge[0], x.dst[1]) if self.with_edges else (None, None)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnpar.folds.block import Rows
-from gnnpar.folds.softmax_v2 import SoftmaxV2
+from gnnpar.folds.softmax import SoftmaxV2
 from gnnpar.graph import Graph, Local
 from gnnpar.models.gat import GAT
 from gnnpar.models.initial import Linear

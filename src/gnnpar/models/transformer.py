@@ -15,24 +15,27 @@ import torch
 from torch import Tensor, nn
 
 from gnnpar.folds.block import Rows
-from gnnpar.folds.generic import Generic
+from gnnpar.folds.softmax import SoftmaxDot
 from gnnpar.graph import Graph, Local
 from gnnpar.models.edge_attr import ReadsAttributes, attributes
 from gnnpar.models.gat import Heads
 from gnnpar.models.initial import Linear
 
 
-def score(src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
-    """Return the scores. Shapes: keys, queries [e, H, D], attribute queries [e, H, A], attributes [e, A] -> [e, H]."""
-    alike = (src[0] * dst[0]).sum(-1)
-    return alike + (dst[1] * edge[0][:, None]).sum(-1) if edge else alike
+def attend(g: Graph, src: Rows, query: Tensor, edge: Rows, matrix: Tensor | None, p: float) -> Tensor:
+    """Return sum_j softmax_j(q_i . (k_j + W e_ij) / sqrt(D)) (v_j + W e_ij). p: of attention dropout.
 
-
-def value(src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
-    """Return the source's value and, beside it, the edge attributes. Shapes: [e, H, D], [e, A] -> [e, H, D + A]."""
-    if not edge:
-        return src[1]
-    return torch.cat([src[1], edge[0][:, None].expand(-1, src[1].shape[1], -1)], dim=-1)
+    Shapes: src (k, v), [M, H, D] each, query [N, H, D], edge (e [E, A],) with matrix [H D, A], or () -> [N, H, D].
+    """
+    heads, width = query.shape[1:]
+    query = query / math.sqrt(width)
+    fold = SoftmaxDot(g.edge_dropout(p), bool(edge), any(rows.requires_grad for rows in edge))
+    if matrix is None:
+        return g.aggregate(fold, src, (query,))
+    matrices = matrix.unflatten(0, (heads, width))
+    out = g.aggregate(fold, src, (query, torch.einsum("nhd,hda->nha", query, matrices)), edge)
+    values, sums = out.split([width, matrix.shape[1]], dim=-1)
+    return values + torch.einsum("nha,hda->nhd", sums, matrices)
 
 
 class TransformerConv(nn.Module):
@@ -69,18 +72,8 @@ class TransformerConv(nn.Module):
     def forward(self, g: Graph, h: Tensor) -> Tensor:
         src, edge = g.source(self.message, h), attributes(g, self.edge_dim)
         g, (h,) = g.destinations(h)
-        query = self._by_head(self.query(h))
-        width = query.shape[-1]
-        query = query / math.sqrt(width)
-        dst, matrices = (query,), None
-        if self.edges is not None:
-            matrices = self.edges.weight.unflatten(0, (self.heads, width))
-            dst = (query, torch.einsum("nhd,hda->nha", query, matrices))
-        fold = Generic(value=value, score=score, dropout=g.edge_dropout(self.p), by_heads=not edge)
-        out = g.aggregate(fold, src, dst, edge)
-        if matrices is not None:
-            out, sums = out.split([width, self.edge_dim], dim=-1)
-            out = out + torch.einsum("nha,hda->nhd", sums, matrices)
+        matrix = None if self.edges is None else self.edges.weight
+        out = attend(g, src, self._by_head(self.query(h)), edge, matrix, self.p)
         out, own = out.mean(1) if self.average else out.flatten(1), self.skip(h).to(out.dtype)
         if self.gate is None:
             return out + own

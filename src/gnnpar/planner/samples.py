@@ -20,8 +20,7 @@ from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.folds.max import Max
-from gnnpar.folds.softmax import Softmax
-from gnnpar.folds.softmax_v2 import SoftmaxV2
+from gnnpar.folds.softmax import Softmax, SoftmaxDot, SoftmaxV2
 from gnnpar.folds.sum import Sum
 from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, Span
 from gnnpar_kernels import (
@@ -56,7 +55,7 @@ _FOLDS = (
     (1200, 12000, 128),
     (20000, 200000, 64),
 )
-_MOST_EDGES_V2 = 60_000  # an edge takes four times as long as in Softmax
+_MOST_EDGES = {"SoftmaxV2": 60_000, "SoftmaxDot": 60_000}  # an edge takes up to four times as long as in Softmax
 _NUMBERS = (2_000, 60_000, 600_000, 2_000_000)
 _BURST = 9  # messages posted at once, to measure the ranks' own work per message
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)
@@ -83,7 +82,7 @@ def measure(comm: Communicator, until: float = math.inf) -> Samples:
     watch = _Watch(comm, until)
     _products(watch, samples)
     _elementwise(watch, samples)
-    for agg in (Sum(), Max(), Softmax(branch=True), SoftmaxV2()):
+    for agg in (Sum(), Max(), Softmax(branch=True), SoftmaxV2(), SoftmaxDot()):
         _folds(watch, samples, agg)
     _rows(watch, samples)
     _order(watch, samples)
@@ -142,7 +141,7 @@ def _folds(watch: _Watch, samples: Samples, agg: Aggregator) -> None:
     rows: dict[str, list[tuple[float, float, float, float]]] = {"forward": [], "backward": []}
     generator = torch.Generator().manual_seed(0)
     for n, e, width in _FOLDS:
-        if kind == "SoftmaxV2" and e > _MOST_EDGES_V2:
+        if e > _MOST_EDGES.get(kind, e):
             continue
         block = _block(n, e, generator).to(watch.comm.device)
         x, numbers = _operands(watch, kind, n, width)
@@ -170,10 +169,13 @@ def _block(n: int, e: int, generator: torch.Generator) -> Block:
 
 
 def _operands(watch: _Watch, kind: str, n: int, width: int) -> tuple[Operands, int]:
-    """Return operands, and elements per source row."""
-    if kind not in ("Softmax", "SoftmaxV2"):
+    """(operands, numbers of a source row)."""
+    if kind not in ("Softmax", "SoftmaxV2", "SoftmaxDot"):
         return Operands((watch.rand(n, width),)), width
     heads = 4
+    if kind == "SoftmaxDot":
+        key, value, query = (watch.rand(n, heads, width // heads) for _ in range(3))
+        return Operands((key, value), (query,)), 2 * width
     if kind == "SoftmaxV2":
         rows = [watch.rand(n, heads, width // heads) for _ in range(2)]
         return Operands((rows[0],), (rows[1],), (), (watch.rand(heads, width // heads),)), width

@@ -26,8 +26,7 @@ from gnnpar.folds.block import Rows
 from gnnpar.folds.edge_data import SelfLoops
 from gnnpar.folds.generic import Generic
 from gnnpar.folds.max import Max
-from gnnpar.folds.softmax import Softmax
-from gnnpar.folds.softmax_v2 import SoftmaxV2
+from gnnpar.folds.softmax import Softmax, SoftmaxV2
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph, Local
 from gnnpar.models.dense import dense
@@ -47,6 +46,7 @@ from gnnpar.models.pyg.marks import (
 )
 from gnnpar.models.pyg.norm import in_a_fold
 from gnnpar.models.rgcn import relational_product
+from gnnpar.models.transformer import attend
 
 Propagate = Callable[..., Tensor]
 Forward = Callable[..., object]
@@ -66,6 +66,7 @@ _MATRICES: Mapping[type[MessagePassing], tuple[str, ...]] = {
     pyg.GraphConv: ("lin_rel", "lin_root"),
     pyg.GATConv: ("lin",),
     pyg.GATv2Conv: ("lin_l", "lin_r"),
+    pyg.TransformerConv: ("lin_key", "lin_query", "lin_value", "lin_skip"),
 }
 """Matrices of convolutions that only call them. The first multiplies the input (GCNConv) or output of `propagate`."""
 _REDUCTIONS = {pyg.SumAggregation: "sum", pyg.MeanAggregation: "mean", pyg.MaxAggregation: "max"}
@@ -127,6 +128,8 @@ def way_of(conv: MessagePassing, *, self_loops: SelfLoops) -> Way:
         assert isinstance(conv, pyg.GATConv | pyg.GATv2Conv)
         if conv.edge_dim is None and (self_loops is True or not conv.add_self_loops):
             return Attention(loops=bool(conv.add_self_loops))
+    if plain and cls is pyg.TransformerConv and reduction == "sum":
+        return DotAttention(conv.lin_edge is not None)
     if plain and cls in _RELATIONAL and reduction in ("sum", "mean"):
         return Relational(reduction)
     return AsItIs.of(conv)
@@ -338,6 +341,40 @@ class Attention(_Mapped):
     def takes(self, given: Mapping[str, object]) -> bool:
         _, destination = _source_and_destination(given["x"])
         return super().takes(given) and destination is not None
+
+
+@dataclass(eq=False)
+class DotAttention(_Mapped):
+    """TransformerConv. `edges`: it has a matrix of rows of edges."""
+
+    edges: bool
+    title = "mapped to an online softmax"
+
+    def hooks(self, conv: MessagePassing, g: Graph) -> Hooks:
+        assert isinstance(conv, pyg.TransformerConv)
+
+        def propagate(
+            edge_index: object, size: object = None, *, query: Tensor, key: Tensor, value: Tensor, edge_attr: object
+        ) -> Tensor:
+            source = g.source(lambda local, *rows: rows, key, value)
+            edge = (edge_attr.plain(),) if isinstance(edge_attr, EdgeRows) else ()
+            matrix = conv.lin_edge.weight if edge and conv.lin_edge is not None else None
+            return attend(g, source, query, edge, matrix, conv.dropout if conv.training else 0.0)
+
+        return {"propagate": propagate}
+
+    def takes(self, given: Mapping[str, object]) -> bool:
+        source, destination = _source_and_destination(given["x"])
+        edge = given.get("edge_attr")
+        fits = isinstance(edge, EdgeRows) and edge.ndim == 2 if self.edges else edge is None
+        rows = all(_is_rows(each) and each.ndim == 2 for each in (source, destination))
+        return rows and fits and super().takes({name: each for name, each in given.items() if name != "edge_attr"})
+
+    def forward(self, conv: MessagePassing, g: Graph, forward: Forward) -> Forward:
+        if self.edges and not _is_linear(vars(conv)["_modules"].get("lin_edge")):
+            self.own = self.own or AsItIs.of(conv)
+            return self.own.forward(conv, g, forward)
+        return super().forward(conv, g, forward)
 
 
 @dataclass(eq=False)
@@ -671,7 +708,9 @@ class _Matrix(nn.Module):
         return self.body(rows)
 
 
-def _is_linear(module: nn.Module) -> TypeGuard[pyg.Linear]:
+def _is_linear(module: nn.Module | None) -> TypeGuard[pyg.Linear]:
+    if module is None:
+        return False
     hooked = module._forward_pre_hooks or module._forward_hooks or module._backward_hooks
     return type(module) is pyg.Linear and not hooked and "forward" not in vars(module)
 

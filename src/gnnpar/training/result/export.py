@@ -25,8 +25,7 @@ from gnnpar.folds.aggregator import Aggregator, EdgeDropout
 from gnnpar.folds.block import Rows
 from gnnpar.folds.generic import Generic
 from gnnpar.folds.max import Max
-from gnnpar.folds.softmax import Softmax
-from gnnpar.folds.softmax_v2 import SoftmaxV2
+from gnnpar.folds.softmax import Softmax, SoftmaxDot, SoftmaxV2
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import InEdges, Message, Reduction
 from gnnpar.models.gnn import GNN
@@ -50,7 +49,7 @@ _WHOLE = "a convolution that reads whole neighbourhoods has no form in plain tor
 class PlainGraph:
     """A graph in torch's own operations, for tracing: no kernels, no blocks, edges in any order, evaluation only.
 
-    Sum, Max, Softmax, SoftmaxV2 and Generic use `index_add` and `scatter_reduce`; other aggregators raise ValueError.
+    The folds of gnnpar by `index_add` and `scatter_reduce`; ValueError names any other aggregator.
 
     Shapes: edge_index [2, E], (source, destination), of N nodes.
     """
@@ -135,6 +134,8 @@ class PlainGraph:
         if isinstance(agg, SoftmaxV2):
             activated = torch.nn.functional.leaky_relu(there[0] + here[0], agg.slope)
             return self._attended((activated * shared[0]).sum(-1), there[0])
+        if isinstance(agg, SoftmaxDot):  # edges have no attributes here
+            return self._attended((there[0] * here[0]).sum(-1), agg.value(there, here, edge, shared))
         if isinstance(agg, Generic):
             if agg.types > 1:
                 raise ValueError(f"attention {_TYPED}")

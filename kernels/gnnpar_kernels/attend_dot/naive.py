@@ -1,0 +1,120 @@
+"""Dot-product attention with online softmax: the specification, every edge tensor written out.
+
+s_ij = <q_i, k_j> + <r_i, e_ij> per head; out_i = sum_j softmax_j(s_ij) K_ij [v_j, e_ij], K_ij the dropout mask over
+1 - p. A row of attributes e_ij is shared by all heads. Keys k_j + W e_ij and values v_j + W e_ij are the same with
+r_i = W^T q_i and the last A columns of the output times W^T.
+Source: Shi et al. 2021, equations 3 to 5; running softmax as in Milakov and Gimelshein 2018.
+"""
+
+import torch
+from torch import Tensor
+
+from gnnpar_kernels.attend.naive import Drop, State, dropped, empty_state
+from gnnpar_kernels.csr import Csr, accumulate_dtype, edge_rows
+
+
+def widths(value: Tensor, edge: Tensor | None) -> Tensor:
+    """Return a tensor without rows, of the shape of the output's rows. Shapes: [M, H, D], [E, A] -> [0, H, D + A]."""
+    extra = 0 if edge is None else edge.shape[1]
+    return value.new_empty((0, value.shape[1], value.shape[2] + extra))
+
+
+def attend_dot(
+    indptr: Tensor,
+    indices: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query: Tensor,
+    *,
+    num_rows: int,
+    rows: Tensor | None = None,
+    state: State | None = None,
+    drop: Drop | None = None,
+    edge_ids: Tensor | None = None,
+    edge: Tensor | None = None,
+    edge_query: Tensor | None = None,
+) -> State:
+    """Fold one block of in-edges into (m, l, acc): maximum score, sum of exp(score - m), un-normalised output.
+
+    The state is that of `attend`; `attend_finish` normalises it. Queries are scaled by the caller.
+    Shapes: key, value [M, H, D], query [N, H, D], edge_ids [E], edge [E, A] with edge_query [N, H, A], or neither
+    -> m, l [N, H], acc [N, H, D + A], at least fp32.
+    """
+    dtype = accumulate_dtype(value.dtype)
+    m_before, mass, acc = empty_state(num_rows, widths(value, edge), dtype, False) if state is None else state
+    i = edge_rows(indptr, rows)
+    score, values = _edges(indices, i, key, value, query, edge, edge_query, dtype)
+    m = m_before.scatter_reduce(0, i[:, None].expand_as(score), score, "amax")
+    base = torch.where(m.isneginf(), torch.zeros_like(m), m)
+    shrink = torch.exp(m_before - base)
+    weight = torch.exp(score - base.index_select(0, i))
+    rows_of_edges = dropped(weight, drop, edge_ids)[..., None] * values
+    return m, (mass * shrink).index_add_(0, i, weight), (acc * shrink[..., None]).index_add_(0, i, rows_of_edges)
+
+
+def _edges(
+    j: Tensor,
+    i: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query: Tensor,
+    edge: Tensor | None,
+    edge_query: Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Return (score, value) of edges j -> i. Shapes: i, j [E] -> [E, H], [E, H, D + A]."""
+    score = (key.index_select(0, j).to(dtype) * query.index_select(0, i).to(dtype)).sum(-1)
+    values = value.index_select(0, j).to(dtype)
+    if edge is None or edge_query is None:
+        return score, values
+    beside = edge.to(dtype)[:, None].expand(-1, value.shape[1], -1)
+    score = score + (beside * edge_query.index_select(0, i).to(dtype)).sum(-1)
+    return score, torch.cat([values, beside], -1)
+
+
+def attend_dot_grad(
+    forward: Csr,
+    reverse: Csr,
+    order: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query: Tensor,
+    lse: Tensor,
+    grad_out: Tensor,
+    delta: Tensor,
+    *,
+    drop: Drop | None = None,
+    edge: Tensor | None = None,
+    edge_query: Tensor | None = None,
+    of_edge: bool = False,
+) -> tuple[Tensor, ...]:
+    """Gradients of key, value and query, with edges of edge_query, `of_edge` also of edge; sums over blocks.
+
+    One block is given in both orientations. `order`: the place in `forward` of every edge of `reverse`; `edge` is in
+    the order of `forward`. delta: `row_dots` of the whole fold's output and grad_out.
+    Shapes: order [E], lse, delta [N, H], grad_out [N, H, D + A] -> as key, value, query, edge_query, edge.
+    """
+    dtype = lse.dtype
+    i, j = edge_rows(forward.indptr, forward.rows), forward.indices
+    score, values = _edges(j, i, key, value, query, edge, edge_query, dtype)
+    pulled = grad_out.index_select(0, i).to(dtype)
+    alpha = torch.exp(score - lse.index_select(0, i))
+    kept = dropped(alpha, drop, forward.edge_ids)
+    ds = (kept * (pulled * values).sum(-1) - alpha * delta.to(dtype).index_select(0, i))[..., None]
+    of_values = kept[..., None] * pulled
+    width = value.shape[2]
+
+    def added(like: Tensor, index: Tensor, rows: Tensor) -> Tensor:
+        return rows.new_zeros(like.shape).index_add_(0, index, rows).to(like.dtype)
+
+    grads = [
+        added(key, j, ds * query.index_select(0, i).to(dtype)),
+        added(value, j, of_values[..., :width]),
+        added(query, i, ds * key.index_select(0, j).to(dtype)),
+    ]
+    if edge is not None and edge_query is not None:
+        near, beside = edge_query.index_select(0, i).to(dtype), edge.to(dtype)[:, None]
+        grads.append(added(edge_query, i, ds * beside))
+        if of_edge:
+            grads.append((ds * near + of_values[..., width:]).sum(1).to(edge.dtype))
+    return tuple(grads)
