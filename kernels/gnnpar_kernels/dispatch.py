@@ -105,10 +105,16 @@ def _one_at_a_time(body: Body, *args: object, **kwargs: object) -> Any:
 
 
 def body_of(op: str, device: torch.device) -> Body:
-    """Return the code that runs a function for tensors on this device."""
-    name = choose(device.type, op).body
+    """The code that runs a function for tensors on this device."""
+    return _body_of(op, device.type, os.environ.get(VARIABLE, ""), os.environ.get("TRITON_INTERPRET", "0"))
+
+
+@functools.cache
+def _body_of(op: str, device: str, forced: str, interpreted: str) -> Body:
+    """`choose` reads both variables from the environment."""
+    name = choose(device, op).body
     body = _own(op, name) or _specification(op)
-    return functools.partial(_one_at_a_time, body) if name == "triton" and device.type == "cpu" else body
+    return functools.partial(_one_at_a_time, body) if name == "triton" and device == "cpu" else body
 
 
 def implementations(device: str | None = None) -> dict[str, Choice]:

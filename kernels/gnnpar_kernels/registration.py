@@ -6,6 +6,7 @@ op that updates a tensor in place is a second schema with a trailing underscore,
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, ParamSpec, TypeVar, cast
 
@@ -21,8 +22,6 @@ R = TypeVar("R")
 Flat = tuple[object, ...]
 Tensors = Sequence[Tensor]
 
-CSR = "Tensor indptr, Tensor indices"
-DROP = "float p, SymInt key, Tensor? words"
 _LIBRARY = torch.library.Library("gnnpar_kernels", "DEF")
 
 
@@ -81,12 +80,13 @@ def signed_key(key: int) -> int:
 class _Kind(NamedTuple):
     """How a schema takes arguments of one annotation.
 
-    `names`: its arguments, {} being the parameter; `flat`: their values of an argument, `whole`: the argument again.
+    `names`: its arguments, {} being the parameter; `flat`: their values of an argument, `whole`: the argument again,
+    None: they are the same.
     """
 
     names: tuple[str, ...]
-    flat: Callable[..., Flat] = lambda value: (value,)
-    whole: Callable[..., object] = lambda value: value
+    flat: Callable[..., Flat] | None = None
+    whole: Callable[..., object] | None = None
 
 
 _KINDS: dict[object, _Kind] = {
@@ -136,20 +136,23 @@ def operator(
     def made(found: object) -> object:
         return list(cast(Tensors, found)) if result == "Tensor[]" else found
 
-    def whole(flat: Flat) -> dict[str, object]:
-        values = iter(flat)
-        return {
-            each.name: kind.whole(*(next(values) for _ in kind.names))
-            for kind, each in zip(kinds, parameters, strict=True)
-        }
+    names, plain = [each.name for each in parameters], all(kind.flat is None for kind in kinds)
+    ends = list(itertools.accumulate(len(kind.names) for kind in kinds))
+    slices = [(end - len(kind.names), end, kind.whole) for kind, end in zip(kinds, ends, strict=True)]
+
+    def whole(flat: Flat) -> Flat:
+        return flat if plain else tuple(flat[i] if join is None else join(*flat[i:end]) for i, end, join in slices)
 
     def run(flat: Flat, **more: object) -> object:
-        given = whole(flat)
-        places = [given.pop(each.name) for each in parameters[:positional]]
-        device = next(each.device for each in flat if isinstance(each, Tensor))
-        return body_of(name, device)(*places, **given, **more)
+        values = whole(flat)
+        first = flat[0] if isinstance(flat[0], Tensor) else cast(Tensors, flat[0])[0]
+        by_name = dict(zip(names[positional:], values[positional:], strict=True))
+        return body_of(name, first.device)(*values[:positional], **by_name, **more)
 
-    @define(f"{name}({', '.join(schema)}) -> {result}", fake=lambda *flat: made(fake(**whole(flat))))
+    def faked(*flat: object) -> object:
+        return made(fake(**dict(zip(names, whole(flat), strict=True))))
+
+    @define(f"{name}({', '.join(schema)}) -> {result}", fake=faked)
     def fresh(*flat: object) -> object:
         return made(run(flat))
 
@@ -165,8 +168,13 @@ def operator(
             bound.apply_defaults()
             return call(*bound.args, **bound.kwargs)
         into = given.pop(updates, None)
-        values = zip(kinds, (*args, *given.values()), strict=True)
-        flat = [each for kind, value in values for each in kind.flat(value)]
+        flat: list[object] = [*args, *given.values()]
+        if not plain:
+            flat = [
+                each
+                for kind, value in zip(kinds, flat, strict=True)
+                for each in ((value,) if kind.flat is None else kind.flat(value))
+            ]
         if into is None:
             found = fresh(*flat)
             return cast(R, tuple(cast(Tensors, found)) if result == "Tensor[]" else found)

@@ -7,28 +7,15 @@ Floor of rows of F entries of b bytes: n (2 F b + 8) bytes; adding reads the row
 from torch import Tensor
 
 from gnnpar_kernels.dispatch import body_of
-from gnnpar_kernels.registration import define, public
+from gnnpar_kernels.gather import naive
+from gnnpar_kernels.registration import define, operator, public
 
-
-@define(
-    "gather_rows(Tensor x, Tensor index) -> Tensor",
+gather_rows = operator(
+    naive.gather_rows,
+    __name__,
     fake=lambda x, index: x.new_empty((index.shape[0], *x.shape[1:])),
+    updates="out",
 )
-def _gather_rows(x: Tensor, index: Tensor) -> Tensor:
-    return body_of("gather_rows", x.device)(x, index)
-
-
-@define("gather_rows_(Tensor x, Tensor index, Tensor(a!) out) -> ()")
-def _gather_rows_(x: Tensor, index: Tensor, out: Tensor) -> None:
-    body_of("gather_rows", x.device)(x, index, out=out)
-
-
-@public
-def gather_rows(x: Tensor, index: Tensor, *, out: Tensor | None = None) -> Tensor:
-    if out is None:
-        return _gather_rows(x, index)
-    _gather_rows_(x, index, out)
-    return out
 
 
 @define("scatter_add_rows_(Tensor(a!) out, Tensor index, Tensor x) -> ()")
