@@ -2,7 +2,7 @@
 
 A kernel is a folder: `naive.py` specifies its ops, the public functions; `cpu.py` and `triton.py` repeat their names
 and signatures. Where a body, or an op in it, is absent, the specification is already the fast one. The device of an
-op's first tensor decides, at every call.
+op's first tensor decides.
 """
 
 import functools
