@@ -105,7 +105,7 @@ def _one_at_a_time(body: Body, *args: object, **kwargs: object) -> Any:
 
 
 def body_of(op: str, device: torch.device) -> Body:
-    """The code that runs a function for tensors on this device."""
+    """Return the code that runs a function for tensors on this device."""
     return _body_of(op, device.type, os.environ.get(VARIABLE, ""), os.environ.get("TRITON_INTERPRET", "0"))
 
 

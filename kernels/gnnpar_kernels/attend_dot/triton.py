@@ -108,7 +108,7 @@ def attend_dot_grad(
 
 
 def variants() -> list[Variant]:
-    """What the ahead-of-time test compiles: main shapes, and whatever training launches, with all tiles."""
+    """Return the variants of the ahead-of-time test: main shapes, and all shapes of training, with all tiles."""
     cases: list[Variant] = []
     shapes = [Shape(h, d, t) for t in ("bf16", "fp32") for h, d in ((4, 64), (4, 32), (1, 47))]
     plain = [(shape, (bound, False), 0) for shape in shapes for bound in (0, *_low())]

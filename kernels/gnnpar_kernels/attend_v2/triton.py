@@ -43,7 +43,7 @@ TILES = configs({"TILE": 256}, {"TILE": 512})  # elements gathered by a warp at 
 
 @triton.jit
 def _score(far, near, a_ptr, weigh, SLOPE: tl.constexpr):
-    """a . leaky_relu(far + near), or <far, near> without `a`. Shapes: rows [..., D] -> [..., 1]."""
+    """Return a . leaky_relu(far + near), or <far, near> without `a`. Shapes: rows [..., D] -> [..., 1]."""
     if a_ptr is None:
         return tl.sum(far * near, 3, keep_dims=True)
     else:
@@ -384,7 +384,7 @@ GATV2: dict[str, object] = {"key_ptr": None, **NO_EDGES}
 
 
 def variants() -> list[Variant]:
-    """What the ahead-of-time test compiles: main shapes, and whatever training launches, with all tiles."""
+    """Return the variants of the ahead-of-time test: main shapes, and all shapes of training, with all tiles."""
     cases: list[Variant] = []
     shapes = [Shape(h, d, t) for t in ("bf16", "fp32") for h, d in ((4, 64), (4, 128), (4, 32), (1, 47))]
     shapes += [Shape(1, 512, "bf16", drop=True), Shape(4, 64, "fp16")]

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 MEASURING_SECONDS = 20.0  # later samples repeat less past half of it, trials are shorter past three quarters
 NOMINAL_LINK = 1 / 1e9, 5e-5  # seconds a byte, latency
-_VERSION = 7  # of the measurements and the fit
+_VERSION = 8  # of the measurements and the fit
 
 
 @dataclass(frozen=True)
