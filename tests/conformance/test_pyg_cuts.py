@@ -21,7 +21,6 @@ from gnnpar.parallel.needs import refuse, refuse_edge_data
 from gnnpar.parallel.pipeline.hybrid import Hybrid
 from gnnpar.parallel.pipeline.strategy import GNNPipe
 from gnnpar.parallel.sampling.strategy import Minibatch
-from gnnpar.planner.planned import workload_of
 from gnnpar.training.checks import check_strategy
 from gnnpar.verify.conformance import (
     check,
@@ -214,14 +213,10 @@ def test_what_pipelines_and_batches_do_not_carry_is_one_line():
         refuse_edge_data(found, model_of("weighted"), {"weight"}, torch.ones(3), "mine", names)
 
 
-def test_more_stages_than_convolutions_and_the_planner_are_one_line():
+def test_more_stages_than_convolutions_are_one_line():
     pyg = ("model=pyg", "model.target=pyg_nets.gcn", "dataset=sbm")
     with pytest.raises(ValueError, match="2 layers cannot fill 3 stages"):
         check_strategy(compose(["strategy=gnnpipe", *pyg]), 3)
-    with pytest.raises(ValueError, match="strategy=tag prices the operations of layers, which model=pyg does not"):
-        check_strategy(compose(["strategy=tag", *pyg]), 2)
-    with pytest.raises(ValueError, match="model=pyg runs code of its own, for which the planner has no rates"):
-        workload_of(compose(["strategy=single", *pyg, "debug=tiny"]))
 
 
 def test_the_command_says_where_it_is_cut_and_the_weights_are_the_users(run_here: Run, tmp_path: Path):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torch import nn
 
-from gnnpar.pricing.ir import Fold, Gemm, Group, ModelIR, Phase
+from gnnpar.pricing.ir import Fold, Gemm, Group, ModelIR, Phase, Times
 
 _GEMMS = {"mm", "addmm", "matmul", "linear"}
 _VIEWS = {
@@ -56,6 +56,7 @@ class FoldArguments(NamedTuple):
     kind: str
     flags: tuple[int, ...]
     tail: tuple[int, ...]
+    times: Times = (1.0, 1.0)
 
 
 class Event(NamedTuple):
@@ -86,7 +87,7 @@ class _Draft:
 @dataclass
 class _State:
     rows: int
-    edges: int
+    edges: Mapping[int, float]
     learned: set[str] = field(default_factory=set)
     base: dict[str, str] = field(default_factory=dict)  # view -> base tensor
     widths: dict[str, int] = field(default_factory=dict)  # row tensors -> elements per row
@@ -97,10 +98,10 @@ class _State:
         return self.base.get(seen.key, seen.key)
 
     def width(self, seen: Seen) -> int | None:
-        """Return elements per row, or None for other tensors."""
-        if not seen.shape or seen.shape[0] not in (self.rows, self.edges):
+        """Return elements per row, or None for other tensors. Tensors of edges count by edges per row."""
+        if not seen.shape or seen.shape[0] not in (self.rows, *self.edges):
             return None
-        return math.prod(seen.shape[1:])
+        return round(math.prod(seen.shape[1:]) * self.edges.get(seen.shape[0], 1.0))
 
     def save(self, draft: _Draft, key: str, width: int) -> None:
         """Save a tensor once, in the first group that reads it. Features are stored in any case."""
@@ -113,9 +114,17 @@ class _State:
 
 
 def assemble(
-    events: Sequence[Event], model: nn.Module, *, in_dim: int, out: str, rows: int, edges: int, learned: int = 0
+    events: Sequence[Event],
+    model: nn.Module,
+    *,
+    in_dim: int,
+    out: str,
+    rows: int,
+    edges: Mapping[int, float],
+    learned: int = 0,
 ) -> ModelIR:
-    """Build the IR in one pass over the stream. learned: number of feature columns that are trained."""
+    """Build the IR in one pass over the stream. rows, edges: first dimensions of tensors of rows and of edges, these
+    with the edges per row that they stand for. learned: number of feature columns that are trained."""
     placed = _placed(events)
     num_layers = max((layer for _, layer, _ in placed), default=0) + 1
     sizes = {name: p.numel() for name, p in model.named_parameters()}
@@ -196,7 +205,8 @@ def _account(event: Event, draft: _Draft, state: _State) -> None:
     if not widths:
         return  # reads weights only
     out, out_width = widths[0]
-    state.widths[out.key] = out_width
+    if out.shape[0] == state.rows:
+        state.widths[out.key] = out_width
     rows = [(seen, width) for seen in event.inputs if (width := state.width(seen)) is not None]
     if rows and all(state.of(seen) in state.static for seen, _ in rows) and not learned:
         state.static.add(out.key)  # reads degrees only: constant over epochs
@@ -245,15 +255,16 @@ def _save(event: Event, draft: _Draft, state: _State, rows: list[tuple[Seen, int
 
 def _account_fold(event: Event, draft: _Draft, state: _State, out_width: int) -> None:
     assert event.fold is not None
-    num_src, num_dst, num_edge, _, kind, (linear, needs_src, pushed, *split), _ = event.fold
-    widths = [state.width(seen) or 0 for seen in event.inputs]
+    num_src, num_dst, num_edge, _, kind, (linear, needs_src, pushed, *split), _, times = event.fold
+    widths = [math.prod(seen.shape[1:]) if state.width(seen) else 0 for seen in event.inputs]
     groups = [widths[:num_src], widths[num_src : num_src + num_dst], widths[num_src + num_dst :][:num_edge]]
     learned = any(state.is_learned(seen) for seen in event.inputs[:num_src])
     src, dst, edge = map(tuple, groups)
     flags = bool(linear), bool(needs_src), learned, pushed
     if split:
         split.append(int(any(map(state.is_learned, event.inputs))))
-    draft.folds.append(Fold(kind, src, dst, edge, out_width, *flags, tuple(split)))
+    result = math.prod(event.outputs[0].shape[1:])
+    draft.folds.append(Fold(kind, src, dst, edge, result, *flags, tuple(split), times))
     if needs_src:
         for seen, width in zip(event.inputs[: num_src + num_dst], widths, strict=False):
             state.save(draft, state.of(seen), width)

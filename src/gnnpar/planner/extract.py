@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol, Self, runtime_checkable
@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gnnpar.folds.aggregator import Aggregator, EdgeDropout, Pushable
-from gnnpar.folds.block import Rows
+from gnnpar.folds.block import Operands, Rows
 from gnnpar.folds.generic import EdgeFunction, Generic
 from gnnpar.folds.mergeable import merges
 from gnnpar.folds.sum import Sum
@@ -28,7 +28,7 @@ from gnnpar.graph import Message, Moments, Reduction
 from gnnpar.models.edge_attr import ReadsAttributes
 from gnnpar.models.gnn import GNN
 from gnnpar.planner.assemble import Event, FoldArguments, Seen, assemble
-from gnnpar.pricing.ir import ModelIR
+from gnnpar.pricing.ir import ModelIR, Times
 
 ROWS, EDGES = 10007, 20011  # primes that no width of a model equals
 _LAYER = re.compile(r"layers\.(\d+)")
@@ -38,7 +38,7 @@ _LAYER = re.compile(r"layers\.(\d+)")
 class Tracing:
     """A Graph without structure that records the operators of a model."""
 
-    recorder: _Recorder
+    recorder: Recorder
     node_ids: Tensor
     in_degree: Tensor
     edge_ids: Tensor
@@ -77,21 +77,30 @@ class Tracing:
         return self, rows
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
-        width = sum(t[0].numel() for t in src)
-        pushed = width + 2 * sum(t[0].numel() for t in dst) if isinstance(agg, Pushable) else 0
         typed = isinstance(agg, Generic) and agg.types > 0
-        first = (self.edge_ids,) if typed else ()  # edge types
+        first = (self.edge_ids,) if typed else ()  # types of edges
         tail = list(src[0].shape[1:])
-        if isinstance(agg, WithValue):  # a user's function, without rows
+        if isinstance(agg, WithValue):  # a user's function, of no rows
             with self.recorder.paused():
                 far, near, beside = (tuple(t[:0] for t in rows) for rows in (src, dst, (*first, *edge)))
                 tail = list(agg.value(far, near, beside, shared).shape[1:])
         if (isinstance(agg, Sum) and agg.types) or (isinstance(agg, Generic) and agg.within):
             tail = [agg.types, *tail]
-        flags = (int(agg.linear), int(agg.needs_src), pushed, *_split(agg, dst, edge, tail))
-        counts = (len(src), len(dst), len(edge), len(shared))
-        fold = FoldArguments(*counts, type(agg).__name__, flags, tuple(tail))
-        return self.recorder.made("fold", (src[0].shape[0], *tail), (*src, *dst, *edge, *shared), fold)
+        x = Operands(src, dst, edge, shared)
+        return self.recorder.made("fold", (src[0].shape[0], *tail), _flat(x), fold_arguments(agg, x, tail))
+
+
+def fold_arguments(agg: Aggregator, x: Operands, tail: list[int], times: Times = (1.0, 1.0)) -> FoldArguments:
+    """Return the description of a fold. tail: shape of a row of its result."""
+    width, asked = (sum(t[0].numel() for t in rows) for rows in (x.src, x.dst))
+    pushed = width + 2 * asked if isinstance(agg, Pushable) else 0
+    flags = (int(agg.linear), int(agg.needs_src), pushed, *_split(agg, x.dst, x.edge, tail))
+    counts = len(x.src), len(x.dst), len(x.edge), len(x.shared)
+    return FoldArguments(*counts, type(agg).__name__, flags, tuple(tail), times)
+
+
+def _flat(x: Operands) -> Rows:
+    return tuple(t for rows in x for t in rows)
 
 
 @runtime_checkable
@@ -116,7 +125,7 @@ def record(model: nn.Module, in_dim: int, *, learned: int = 0) -> ModelIR:
     """Run the model on meta tensors. learned: number of feature columns that are trained. ValueError with the name of a
     module that cannot be traced."""
     twin = copy.deepcopy(model).to("meta")
-    recorder = _Recorder(twin)
+    recorder = Recorder(twin, _layer_of)
     x = torch.empty(ROWS, in_dim, device="meta")
     graph = _graph(x, model, recorder)
     recorder.named(x, "x")
@@ -127,18 +136,18 @@ def record(model: nn.Module, in_dim: int, *, learned: int = 0) -> ModelIR:
         with torch.no_grad(), recorder:
             out = twin(graph, x)
     except Exception as error:
-        path = recorder.path[-1] if recorder.path else ""
-        what = f"{path} ({type(twin.get_submodule(path)).__name__})" if path else type(model).__name__
-        reason = " ".join(str(error).split())[:160]
-        raise ValueError(
-            f"the model cannot be traced: module {what} raised {type(error).__name__}: {reason}. Its forward must not "
-            "read values of tensors, and must mix rows through the graph alone."
-        ) from error
+        fix = "Its forward must not read values of tensors, and must mix rows through the graph alone."
+        raise ValueError(f"{recorder.why(error)} {fix}") from error
     out_key = recorder.key(out)
-    return assemble(recorder.events, model, in_dim=in_dim, out=out_key, rows=ROWS, edges=EDGES, learned=learned)
+    return assemble(recorder.events, model, in_dim=in_dim, out=out_key, rows=ROWS, edges={EDGES: 1.0}, learned=learned)
 
 
-def _graph(x: Tensor, model: nn.Module, recorder: _Recorder) -> Tracing:
+def _layer_of(path: str) -> int | None:
+    match = _LAYER.search(path)
+    return int(match[1]) if match else None
+
+
+def _graph(x: Tensor, model: nn.Module, recorder: Recorder) -> Tracing:
     config = model.config if isinstance(model, GNN) else None
     width = (config.edge_dim or 0) if isinstance(config, ReadsAttributes) else 0
     attr = x.new_empty(EDGES, width) if width else None
@@ -146,29 +155,39 @@ def _graph(x: Tensor, model: nn.Module, recorder: _Recorder) -> Tracing:
     return Tracing(recorder, ids, x.new_empty(ROWS), edges, edge_attr=attr)
 
 
-class _Recorder(TorchDispatchMode):
-    """Record every operation with its shapes. path: names of the running modules."""
+class Recorder(TorchDispatchMode):
+    """Record every operation with its shapes. path: names of the running modules. layer_of: path -> its layer; None:
+    outside of all layers."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, layer_of: Callable[[str], int | None]) -> None:
         super().__init__()
         self.events: list[Event] = []
         self.path: list[str] = []
+        self._model, self._layer_of = model, layer_of
         self._recording = True
-        self._alive: list[Tensor] = []  # keeps ids unique
-        self._names = {id(parameter): f"p:{name}" for name, parameter in model.named_parameters()}
+        self._alive: list[Tensor] = []  # keeps identities unique
+        self._names = {_identity(parameter): f"p:{name}" for name, parameter in model.named_parameters()}
         for name, module in model.named_modules():
             module.register_forward_pre_hook(lambda *_, name=name: self.path.append(name))
             module.register_forward_hook(self._leave)
+
+    def why(self, error: Exception) -> str:
+        """Return the sentence on a model that cannot be traced."""
+        path = self.path[-1] if self.path else ""
+        module = self._model.get_submodule(path)
+        what = f"{path} ({type(module).__name__})" if path else type(module).__name__
+        reason = " ".join(str(error).split())[:160]
+        return f"the model cannot be traced: module {what} raised {type(error).__name__}: {reason}."
 
     def _leave(self, *_: object) -> None:
         self.path.pop()
 
     def named(self, tensor: Tensor, name: str) -> None:
         self._alive.append(tensor)
-        self._names[id(tensor)] = name
+        self._names[_identity(tensor)] = name
 
     def key(self, tensor: Tensor) -> str:
-        return self._names.setdefault(id(tensor), f"t{len(self._names)}")
+        return self._names.setdefault(_identity(tensor), f"t{len(self._names)}")
 
     def _seen(self, values: object) -> tuple[Seen, ...]:
         tensors = [t for t in tree_leaves(values) if isinstance(t, Tensor)]
@@ -176,8 +195,7 @@ class _Recorder(TorchDispatchMode):
         return tuple(Seen(self.key(t), tuple(t.shape)) for t in tensors)
 
     def _add(self, name: str, inputs: object, out: object, fold: FoldArguments | None = None) -> None:
-        match = _LAYER.search(self.path[-1]) if self.path else None
-        layer = int(match[1]) if match else None
+        layer = self._layer_of(self.path[-1]) if self.path else None
         self.events.append(Event(name, self._seen(inputs), self._seen(out), layer, fold))
 
     @contextmanager
@@ -189,7 +207,10 @@ class _Recorder(TorchDispatchMode):
     def made(self, name: str, shape: Sequence[int], inputs: Rows, fold: FoldArguments | None = None) -> Tensor:
         """Record an operation of the graph. Return its result, like the first input but of this shape."""
         with self.paused():
-            out = inputs[0].new_empty(shape)
+            return self.given(name, inputs, inputs[0].new_empty(shape), fold)
+
+    def given(self, name: str, inputs: Rows, out: Tensor, fold: FoldArguments | None = None) -> Tensor:
+        """Record an operation of the graph that has this result."""
         self._add(name, inputs, out, fold)
         return out
 
@@ -200,3 +221,8 @@ class _Recorder(TorchDispatchMode):
         if self._recording:
             self._add(str(func.overloadpacket).rpartition(".")[2], (args, kwargs), out)
         return out
+
+
+def _identity(tensor: Tensor) -> int:
+    """Return a number that views of a tensor share where it has memory; tensors on meta have their own."""
+    return id(tensor) if tensor.is_meta else tensor.untyped_storage().data_ptr()

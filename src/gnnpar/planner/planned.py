@@ -38,11 +38,6 @@ def workload_of(settings: Settings, say: Say = lambda _: None) -> Workload:
     dataset = settings.load_dataset()
     refuse_edges_of_model(settings.model, dataset.edges.kinds, dataset.in_weight, dataset.name, settings.names)
     task = make_task(dataset.task, dataset.num_classes)
-    if settings.model.wraps:
-        raise ValueError(
-            f"model={settings.names.get('model')} runs code of its own, for which the planner has no rates; choose "
-            "one of gnnpar's models"
-        )
     model = settings.build_model(dataset.num_features, task.out_dim, dataset.edge_sizes)
     return Workload(
         dataset=dataset,

@@ -112,7 +112,7 @@ class Request:
             kept=kept,
             places=places,
             uneven=uneven if mixed and Shares.supported(workload.partition) else None,
-            registry=registry(),
+            registry=registry().carrying(model.config) if model.config.wraps else registry(),
             problem=problem,
             edge_data=dataset.edges.kinds,
         )
@@ -223,9 +223,18 @@ class Planned:
         )
 
 
-def recorded(model: GNN, dataset: Dataset) -> ModelIR:
-    """Return the model's IR on a dataset."""
-    return record(model, dataset.num_features, learned=dataset.learned.width if dataset.learned else 0)
+def recorded(model: GNN, dataset: Dataset, *, timed: bool = True) -> ModelIR:
+    """Return the model's IR on a dataset. timed: time what a PyG model folds without a kernel."""
+    learned = dataset.learned.width if dataset.learned else 0
+    if not model.config.wraps:
+        return record(model, dataset.num_features, learned=learned)
+    from gnnpar.models.pyg.model import PyGNet
+    from gnnpar.planner.pyg import record_pyg
+
+    assert isinstance(model, PyGNet)
+    degree = dataset.edge_index.shape[1] / dataset.num_nodes
+    weighted = dataset.in_weight is not None
+    return record_pyg(model, dataset.num_features, degree=degree, weighted=weighted, learned=learned, timed=timed)
 
 
 def with_shares(workload: Workload, shares: tuple[float, ...]) -> Workload:

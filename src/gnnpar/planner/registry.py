@@ -16,6 +16,8 @@ from pathlib import Path
 import yaml
 
 from gnnpar.files import JsonDict
+from gnnpar.models.gnn import ModelSource
+from gnnpar.parallel.needs import refuse
 from gnnpar.parallel.priced import Enumerated, Priced, Problem
 from gnnpar.parallel.strategy import Strategy, check_members
 from gnnpar.paths import conf_dir, installed_confs
@@ -58,6 +60,17 @@ class Registry:
             if isinstance(strategy, Priced) and problem is not None and runs and not _left_out(strategy, allowed):
                 candidates[Configured(family=name, parts=ranks, strategy=strategy, problem=problem)] = None
         return list(candidates)
+
+    def carrying(self, model: ModelSource) -> Registry:
+        """Return the strategies that can run a model; others are `broken`, with the reason."""
+        refused: dict[str, str] = {}
+        for name, strategy in self.strategies.items():
+            try:
+                refuse(strategy, model, {"strategy": name})
+            except ValueError as error:
+                refused[name] = str(error)
+        able = {name: strategy for name, strategy in self.strategies.items() if name not in refused}
+        return replace(self, strategies=able, broken={**self.broken, **refused})
 
     def unpriced(self, allowed: frozenset[Quality] = frozenset()) -> dict[str, str]:
         """Return name -> why a strategy is no candidate for these classes."""

@@ -54,7 +54,6 @@ class TAG:
         """Capabilities of all strategies that it may choose."""
         return Capabilities(
             chunks=True,
-            no_pyg="prices the operations of layers",
             moments=True,
             replicated_weights=False,
             plans_again=self.replan,

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
+Times = tuple[float, float]
+"""Of a fold without a kernel, forward and backward: its seconds over those of softmax attention."""
 Phase = Literal["begin", "transform", "aggregate", "post", "end"]
 
 
@@ -51,6 +53,7 @@ class Fold:
     learned: bool
     pushed: int = 0
     split: tuple[int, ...] = field(default=(), repr=False)  # hashes of models stay what they were
+    times: Times = field(default=(1.0, 1.0), repr=False)
 
     @property
     def width(self) -> int:

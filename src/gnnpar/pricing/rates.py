@@ -148,7 +148,7 @@ class Rates:
         factor = self.kernel if op.kind in ("Sum", "Max") else self.scale
         if op.linear:  # a sum by type of edge has a row of its result for each type
             rows *= max(1.0, op.out / op.width)
-        return factor * costs[backward].seconds(edges, rows, op.width, table=table)
+        return factor * op.times[backward] * costs[backward].seconds(edges, rows, op.width, table=table)
 
     def gather_seconds(self, numbers: float) -> float:
         return self.kernel * self.gather * numbers

@@ -10,7 +10,7 @@ from torch import Tensor
 from gnnpar.folds.aggregator import Aggregator, EdgeDropout
 from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.folds.edge_data import EdgeData
-from gnnpar.graph import InEdges, Message, Reduction
+from gnnpar.graph import InEdges, Message, Moments, Reduction
 from gnnpar.models.pyg.dropout import LAST_TAG
 
 Ends = tuple[Tensor, Tensor, Tensor]
@@ -65,8 +65,9 @@ class FewNodes:
     def num_nodes(self) -> int:
         return len(self.node_ids)
 
-    def moments(self, x: Tensor) -> None:
+    def moments(self, x: Tensor) -> Moments | None:
         """Return None, so that running statistics are used."""
+        return None
 
     def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
         return part

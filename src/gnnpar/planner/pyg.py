@@ -1,0 +1,132 @@
+"""From a PyG model to its ModelIR: run it once on a small random graph, and record its operations.
+
+The user's own code runs on real rows. Folds without a kernel are timed beside softmax attention on the same edges, so
+that rates of any machine price them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import suppress
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from gnnpar.comm.clock import perf_counter
+from gnnpar.folds.aggregator import Aggregator
+from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.folds.softmax import Softmax
+from gnnpar.graph import Moments, Reduction
+from gnnpar.models.pyg.few_nodes import FewNodes
+from gnnpar.models.pyg.model import PyGNet
+from gnnpar.planner.assemble import assemble
+from gnnpar.planner.extract import Recorder, fold_arguments
+from gnnpar.pricing.ir import ModelIR, Times
+
+ROWS, EDGES = 2003, 20011  # primes that no width of a model equals
+_KERNELS = frozenset({"Sum", "Max", "Softmax", "SoftmaxV2"})
+_REPEATS = 3
+
+
+class Recording(FewNodes):
+    """A random graph on which folds, dropout, moments and totals are recorded as operations."""
+
+    def __init__(self, recorder: Recorder, model: PyGNet, x: Tensor, *, weighted: bool, timed: bool) -> None:
+        draw = torch.Generator().manual_seed(0)
+        source, hop = (torch.randint(first, ROWS, (EDGES,), generator=draw) for first in (0, 1))
+        destination, order = ((source + hop) % ROWS).sort()  # a hop is never 0: there are no self loops
+        types = torch.randint(0, max(1, model.source.edge_types or 1), (EDGES,), generator=draw)
+        width = model.source.edge_dim
+        attr = torch.rand(EDGES, width, generator=draw, dtype=x.dtype) if width else None
+        weight = x.new_ones(ROWS) if weighted else None
+        super().__init__(x, weight, attr, ends=(source[order], destination, types), training=True)
+        self._recorder, self._timed = recorder, timed
+
+    @property
+    def num_nodes(self) -> int:
+        """More than there are rows, so that sums over all nodes are asked of the view."""
+        return 2 * ROWS
+
+    def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
+        self.last_tag = tag
+        return x if p == 0 else self._recorder.given("dropout", (x,), self._alone(x.clone))
+
+    def moments(self, x: Tensor) -> Moments:
+        both = self._alone(lambda: torch.stack(torch.var_mean(x, 0, correction=0)))
+        variance, mean = self._recorder.given("moments", (x,), both).unbind(0)
+        return Moments(mean, variance, ROWS, probe=True)
+
+    def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
+        return self._recorder.given("total", (part,), self._alone(part.clone))
+
+    def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
+        x, times = Operands(src, dst, edge, shared), (1.0, 1.0)
+        out = self._alone(lambda: super(Recording, self).aggregate(agg, src, dst, edge, shared))
+        if self._timed and type(agg).__name__ not in _KERNELS:
+            with self._recorder.paused():
+                times = _times(agg, self._block, x)
+        fold = fold_arguments(agg, x, list(out.shape[1:]), times)
+        return self._recorder.given("fold", (*src, *dst, *edge, *shared), out, fold)
+
+    def _alone(self, body: Callable[[], Tensor]) -> Tensor:
+        """Return what an operation gives whose parts are not recorded."""
+        with self._recorder.paused():
+            return body()
+
+
+def record_pyg(
+    model: PyGNet, in_dim: int, *, degree: float, weighted: bool, learned: int = 0, timed: bool = True
+) -> ModelIR:
+    """Run the model once. degree: edges per node of the graph that is planned for. weighted: its edges have weights.
+    learned: number of feature columns that are trained. timed: False leaves folds without a kernel at the price of
+    attention. ValueError with the name of a module that cannot be traced."""
+    if model.schema is not None:
+        raise ValueError("model=pyg reads dictionaries by type, which the planner does not price; choose a strategy")
+    twin = model
+    with suppress(Exception):  # a module that cannot be copied
+        twin = copy.deepcopy(model)
+    layers = {f"net.{name}": layer for layer, name in enumerate(twin.ways)}
+
+    def layer_of(path: str) -> int | None:
+        return next((layer for name, layer in layers.items() if path == name or path.startswith(f"{name}.")), None)
+
+    parameter = next(iter(twin.parameters()), torch.zeros(0))
+    recorder = Recorder(twin, layer_of)
+    x = torch.rand(ROWS, in_dim, generator=torch.Generator().manual_seed(0), dtype=parameter.dtype)
+    graph = Recording(recorder, twin, x, weighted=weighted, timed=timed)
+    recorder.named(x, "x")
+    for static in (graph.in_degree, graph.node_ids, graph.edge_attr, graph.in_weight):
+        if static is not None:
+            recorder.named(static, "static")
+    try:
+        with torch.no_grad(), recorder:
+            out = twin(graph, x)
+    except Exception as error:  # whatever a forward does
+        raise ValueError(f"{recorder.why(error)} Choose a strategy; gnnpar check tries it.") from error
+    edges = {EDGES: degree, EDGES + ROWS: degree + 1}  # as given, and with a self loop each
+    return assemble(
+        recorder.events, twin, in_dim=in_dim, out=recorder.key(out), rows=ROWS, edges=edges, learned=learned
+    )
+
+
+def _times(agg: Aggregator, block: Block, x: Operands) -> Times:
+    """Return the seconds of a fold and of its gradient, over those of attention with rows as wide on the same edges."""
+    width = sum(t[0].numel() for t in x.src)
+    near = torch.rand(block.num_src, 1)
+    attention = Operands((torch.rand(block.num_src, 1, width), near), (near[: block.num_dst],))
+    pairs = [(*_seconds(agg, block, x), *_seconds(Softmax(), block, attention)) for _ in range(_REPEATS)]
+    forward, backward = ([pair[i] / pair[i + 2] for pair in pairs] for i in (0, 1))
+    return round(median(forward), 2), round(median(backward), 2)
+
+
+def _seconds(agg: Aggregator, block: Block, x: Operands) -> tuple[float, float]:
+    """Return the seconds of a fold over the block, and of its gradient."""
+    began = perf_counter()
+    out, saved = agg.finish(agg.update(agg.init(block.num_dst, x), block, x))
+    done = perf_counter()
+    prepared = agg.prepare(saved, out)
+    agg.grad(block, x, prepared, out)
+    agg.grad_dst(prepared, out)
+    return done - began, perf_counter() - done
