@@ -26,7 +26,7 @@ from gnnpar.planner.extract import Recorder, fold_arguments
 from gnnpar.pricing.ir import ModelIR, Times
 
 ROWS, EDGES = 2003, 20011  # primes that no width of a model equals
-_KERNELS = frozenset({"Sum", "Max", "Softmax", "SoftmaxV2"})
+_KERNELS = frozenset({"Sum", "Max", "Softmax", "SoftmaxV2", "SoftmaxDot"})
 _REPEATS = 3
 
 
