@@ -1,14 +1,13 @@
-"""The runs whose losses are recorded in tests/golden: what they are, and how they are read and written.
+"""The runs whose losses tests/golden/losses.json records, and how the file is read and written.
 
-NAME-MODEL.txt: 10 epochs of every model on the largest world a strategy uses here. NAME.json: 6 epochs of a GCN on 1, 2
-and 4 ranks, quantized strategies too. Matrix products differ in the last bits between processors, so files are compared
-to a relative 1e-11, of quantized strategies to 1e-9; a test that runs twice on one machine compares bits.
+A run is a strategy and a case. Case MODEL: 10 epochs of that model on the largest world the strategy uses here. Case 1,
+2 or 4: 6 epochs of a GCN on so many ranks. Matrix products differ in the last bits between processors, so losses are
+compared to a relative 1e-11, of quantized strategies to 1e-9; a test that runs twice on one machine compares bits.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -23,9 +22,10 @@ from gnnpar.parallel.halo.adaqp import AdaQP
 from gnnpar.parallel.strategy import Strategy
 from gnnpar.verify.conformance import CPU, runs_on, small_graph, train_in_threads
 
-FOLDER = Path(__file__).parent / "golden"
+FILE = Path(__file__).parent / "golden" / "losses.json"
 WORLDS = (1, 2, 4)
 LONG, SHORT = 10, 6
+Losses = dict[str, dict[str, list[float]]]
 
 
 @cache
@@ -33,13 +33,17 @@ def is_quantized(strategy: str) -> bool:
     return "quantized" in configured("strategy", strategy).exactness
 
 
-STRATEGIES = [s for s in names("strategy") if s != "tag"]  # tag has the losses of what it chooses
+STRATEGIES = [s for s in names("strategy") if s != "tag"]  # tag has the losses of the strategy it chooses
 
 
-def pairs() -> list[tuple[str, str]]:
-    """(strategy, model) of the long runs. A rounding that falls the other way changes a quantized run for good: more
-    epochs of those repeat on one machine only."""
-    return [(s, m) for s in STRATEGIES if not is_quantized(s) for m in names("model") if (s, m) not in REFUSED]
+def runs() -> list[tuple[str, str]]:
+    """(strategy, case) of every run. A quantized strategy has no case of 10 epochs: a rounding that falls the other way
+    on another machine changes the rest of the run."""
+    found = []
+    for strategy in STRATEGIES:
+        models = [] if is_quantized(strategy) else [m for m in names("model") if (strategy, m) not in REFUSED]
+        found += [(strategy, case) for case in [*worlds_of(strategy), *models]]
+    return found
 
 
 def _method(strategy: str) -> Any:
@@ -47,13 +51,16 @@ def _method(strategy: str) -> Any:
     return configured("strategy", strategy, *own)
 
 
-def losses(strategy: str, model: str, device: torch.device = CPU) -> list[float]:
-    """Of 10 epochs, ranks on a device."""
-    method = _method(strategy)
-    config = configured("model", model, "model.hidden=8")
-    most = 2 if _cuts_nodes(method) else 3  # two layers are two stages
-    world = method.capabilities.max_ranks or most
-    return train_in_threads(method, config, small_graph(), world=world, epochs=LONG, device=device).losses
+def losses(strategy: str, case: str, device: torch.device = CPU) -> list[float]:
+    """Return the losses of a run by epoch, ranks on a device."""
+    if case.isdigit():
+        method, config = _job(strategy)
+        world, epochs = int(case), SHORT
+    else:
+        method, config = _method(strategy), configured("model", case, "model.hidden=8")
+        most = 2 if _cuts_nodes(method) else 3  # two layers are two stages
+        world, epochs = method.capabilities.max_ranks or most, LONG
+    return list(train_in_threads(method, config, small_graph(), world=world, epochs=epochs, device=device).losses)
 
 
 def _cuts_nodes(method: Strategy) -> bool:
@@ -70,16 +77,10 @@ def _job(strategy: str) -> tuple[Any, Any]:
     return method, GCN(hidden=8, num_layers=4 if _cuts_nodes(method) else 2)  # four stages
 
 
-def worlds_of(strategy: str) -> list[int]:
-    """Those it runs on."""
+def worlds_of(strategy: str) -> list[str]:
+    """Return the cases of short runs: sizes of worlds that a strategy runs on."""
     method, config = _job(strategy)
-    return [w for w in WORLDS if runs_on(method, w, config, epochs=SHORT)]
-
-
-def short_losses(strategy: str, world: int, device: torch.device = CPU) -> list[float]:
-    """Of 6 epochs."""
-    method, config = _job(strategy)
-    return list(train_in_threads(method, config, small_graph(), world=world, epochs=SHORT, device=device).losses)
+    return [str(w) for w in WORLDS if runs_on(method, w, config, epochs=SHORT)]
 
 
 def tolerance(strategy: str) -> float:
@@ -87,16 +88,16 @@ def tolerance(strategy: str) -> float:
     return 1e-9 if is_quantized(strategy) else 1e-11
 
 
-def recorded(strategy: str) -> dict[str, list[float]]:
-    """World size -> losses."""
-    return json.loads((FOLDER / f"{strategy}.json").read_text(encoding="utf-8"))["losses"]
+@cache
+def recorded() -> Losses:
+    """Return strategy -> case -> losses by epoch."""
+    return json.loads(FILE.read_text(encoding="utf-8"))
 
 
-def write_json(strategy: str, found: dict[int, Sequence[float]]) -> None:
-    told = {
-        "model": f"gcn, {_job(strategy)[1].num_layers} layers, hidden 8",
-        "graph": "small_graph()",
-        "precision": "fp64",
-    }
-    told |= {"relative_tolerance": tolerance(strategy), "losses": {str(w): list(found[w]) for w in found}}
-    (FOLDER / f"{strategy}.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+def write(found: Losses) -> None:
+    """Write all losses, a run a line."""
+    parts = []
+    for strategy in sorted(found):
+        lines = (f"  {json.dumps(case)}: {json.dumps(values)}" for case, values in found[strategy].items())
+        parts.append(f" {json.dumps(strategy)}: {{\n" + ",\n".join(lines) + "\n }")
+    FILE.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")

@@ -42,15 +42,13 @@ def versions(device: str) -> str:
 def golden(device: str, *strategies: str) -> str:
     import torch
 
-    from golden_runs import FOLDER, is_quantized, losses, pairs, recorded, short_losses, worlds_of
+    from golden_runs import is_quantized, losses, recorded, runs
 
     on, worst, wrong = torch.device(device), 0.0, []
     for strategy in strategies:
         limit = QUANTIZED if is_quantized(strategy) else 1e-9
-        cases = {f"x{w}": (recorded(strategy)[str(w)], short_losses(strategy, w, on)) for w in worlds_of(strategy)}
-        for model in (m for s, m in pairs() if s == strategy and m in ("gcn", "gat", "gatv2", "sage_max")):
-            written = [float(line) for line in (FOLDER / f"{strategy}-{model}.txt").read_text().split()]
-            cases[model] = written, losses(strategy, model, on)
+        of_it = [c for s, c in runs() if s == strategy and (c.isdigit() or c in ("gcn", "gat", "gatv2", "sage_max"))]
+        cases = {case: (recorded()[strategy][case], losses(strategy, case, on)) for case in of_it}
         for case, (expected, found) in cases.items():
             error = max(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True))
             print(f"{strategy} {case}: {error:.1e}", flush=True)

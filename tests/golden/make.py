@@ -8,14 +8,14 @@ sys.path[:0] = [str(ROOT / name) for name in ("src", "kernels", "tests")]
 
 import torch
 
-from golden_runs import FOLDER, STRATEGIES, losses, pairs, short_losses, worlds_of, write_json
+from golden_runs import FILE, STRATEGIES, losses, recorded, runs, write
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     chosen = sys.argv[1:] or STRATEGIES
-    for strategy, model in pairs():
+    kept = recorded() if FILE.exists() else {}
+    found = {s: kept[s] for s in STRATEGIES if s in kept and s not in chosen}
+    for strategy, case in runs():
         if strategy in chosen:
-            (FOLDER / f"{strategy}-{model}.txt").write_text("\n".join(map(repr, losses(strategy, model))) + "\n")
-    for strategy in STRATEGIES:
-        if strategy in chosen:
-            write_json(strategy, {world: short_losses(strategy, world) for world in worlds_of(strategy)})
+            found.setdefault(strategy, {})[case] = losses(strategy, case)
+    write(found)
