@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,18 +10,15 @@ from unittest import mock
 
 from torch import Tensor
 
-from gnnpar.data.tasks import make_task
-from gnnpar.parallel.context import BuildContext
+from engines import open_rank
 from gnnpar.parallel.objective import objective_of
-from gnnpar.partition.shard import Shard
 from gnnpar.training import captured
 from gnnpar.training.captured import captured_epochs
 from gnnpar.training.evaluate import evaluate
 from gnnpar.training.optim import SGD, Adam, AdamW
-from gnnpar_kernels.csr import accumulate_dtype
-from simulated_gpu import SimulatedGpu, held, move
+from simulated_gpu import SimulatedGpu, held
 from simulated_graph import Cuda, GraphWorld
-from synchronisation_runs import job_of
+from synchronisation_runs import job_of, place, task_of
 
 EPOCHS, WARM_UP = 6, 2
 OPTIM = Adam(lr=0.02, weight_decay=1e-3, schedule="cosine", clip=0.5)
@@ -59,18 +55,8 @@ def run(
     job = replace(job, optim=optim)
 
     def rank(comm: Any) -> Trained:
-        task = make_task(job.dataset.task, job.dataset.num_classes)
-        net = move(copy.deepcopy(job.model).to(accumulate_dtype(job.dtype)))
-        given = job.dataset if comm.rank == 0 else None
-        ids = {"edge_ids": job.model.needs_edge_ids, "placement": job.plan.placement}
-        shard = Shard.open(given, job.plan.part_of, comm, **ids).to(comm.device, job.dtype)
-        engine = job.strategy.build(
-            BuildContext(
-                plan=job.plan, shard=shard, model=net, task=task, comm=comm, seed=job.seed, first_layer=job.first_layer
-            )
-        )
-        optimizer = job.optim.build(engine.named_parameters(), epochs=EPOCHS, layer_of=job.model.layer_of)
-        objective = objective_of(task, shard, net, comm, job.seed)
+        engine, optimizer, net, shard = open_rank(job, comm, place=place)
+        objective = objective_of(task_of(job), shard, net, comm, job.seed)
         epochs = captured_epochs(engine, optimizer, comm, job.seed) if replays else None
         losses, metrics, traffic = [], [], []
         for epoch in range(EPOCHS):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from functools import cache
+from itertools import combinations, product
 from typing import Any
 
 import pytest
@@ -33,6 +34,22 @@ def rest_slow(strategies: Iterable[str], *others: str) -> list[Any]:
     """Parameters of a test; a strategy that is another one with parts left out is tried in test-all alone, and so are
     `others`, whose parts are tried one by one."""
     return [pytest.param(s, marks=pytest.mark.slow) if s in {*PRESETS, *others} else s for s in strategies]
+
+
+def covering(*axes: Iterable[Any], together: int = 2) -> list[Any]:
+    """Parameters of a test over the product of `axes`. Few cases hold all combinations of the values of any `together`
+    axes; the rest runs in test-all alone."""
+    cases = list(product(*map(list, axes)))
+    chosen, missing = set[int](), {part for case in cases for part in _parts(case, together)}
+    while missing:
+        best = max(range(len(cases)), key=lambda i: len(missing & _parts(cases[i], together)))
+        chosen.add(best)
+        missing -= _parts(cases[best], together)
+    return [pytest.param(*case, marks=() if i in chosen else pytest.mark.slow) for i, case in enumerate(cases)]
+
+
+def _parts(case: tuple[Any, ...], together: int) -> set[str]:
+    return {repr(part) for part in combinations(enumerate(case), together)}
 
 
 @cache

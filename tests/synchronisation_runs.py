@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -10,12 +9,11 @@ from typing import Any
 import torch
 
 from composing import REFUSED, configured, names
-from gnnpar.data.tasks import make_task
+from engines import open_rank
+from gnnpar.data.tasks import Task, make_task
 from gnnpar.models.gnn import ModelSource
-from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.needs import refuse
 from gnnpar.parallel.objective import objective_of
-from gnnpar.partition.shard import Shard
 from gnnpar.training.evaluate import evaluate
 from gnnpar.verify.conformance import Job, graph_for, make_job, on_device, small_graph
 from simulated_gpu import DEVICE, Event, SimulatedGpu, move
@@ -65,26 +63,19 @@ def carries(strategy: str, model: str) -> bool:
     return True
 
 
+def place(model: Any, device: torch.device) -> Any:
+    return move(model) if device == DEVICE else on_device(model, device)
+
+
+def task_of(job: Job) -> Task:
+    return make_task(job.dataset.task, job.dataset.num_classes)
+
+
 def train(job: Job, comm: Any, *, before_last: Callable[[], object]) -> list[float]:
     """Losses of all epochs. The first ones, and an evaluation, may set up what later ones find done."""
-    task = make_task(job.dataset.task, job.dataset.num_classes)
-    model = copy.deepcopy(job.model)
-    model = move(model) if comm.device == DEVICE else on_device(model, comm.device)
-    shard = Shard.open(
-        job.dataset if comm.rank == 0 else None,
-        job.plan.part_of,
-        comm,
-        edge_ids=job.model.needs_edge_ids,
-        placement=job.plan.placement,
-    ).to(comm.device, job.dtype)
-    engine = job.strategy.build(
-        BuildContext(
-            plan=job.plan, shard=shard, model=model, task=task, comm=comm, seed=job.seed, first_layer=job.first_layer
-        )
-    )
-    optimizer = job.optim.build(engine.named_parameters(), epochs=EPOCHS, layer_of=job.model.layer_of)
+    engine, optimizer, model, shard = open_rank(job, comm, place=place)
     losses = [engine.train_epoch(epoch, optimizer).loss for epoch in range(EPOCHS - 1)]
-    evaluate(engine, objective_of(task, shard, model, comm, job.seed))
+    evaluate(engine, objective_of(task_of(job), shard, model, comm, job.seed))
     before_last()
     losses.append(engine.train_epoch(EPOCHS - 1, optimizer).loss)
     return losses

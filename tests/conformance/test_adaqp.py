@@ -4,31 +4,29 @@ import copy
 import json
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
 
 from composing import configured, names
+from engines import open_rank
 from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.adaptive.links import nominal
 from gnnpar.codecs.codec import Identity
 from gnnpar.codecs.uniform import Random, Uniform, code_of
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.synthetic import SBM
-from gnnpar.data.tasks import make_task
 from gnnpar.models.gcn import GCN
 from gnnpar.models.sage import SAGE
-from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.halo.adaqp import AdaQP
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.single.strategy import Single
-from gnnpar.partition.shard import Shard
 from gnnpar.verify.conformance import make_job, relative_error, small_graph, train_in_threads
 from gnnpar_kernels.wire import row_nbytes
 from gradients import Spread, Study
 from graphs import ODD
+from outcomes import assert_same_bits
 
 QUICK = Adaptive(warmup=1, period=2)
 HIDDEN, CLASSES, HEADS, F = 8, 3, 2, 6
@@ -37,13 +35,6 @@ HIDDEN, CLASSES, HEADS, F = 8, 3, 2, 6
 def model_of(name, *overrides):
     heads = [f"model.heads={HEADS}"] if name == "gat" else []
     return configured("model", name, f"model.hidden={HIDDEN}", "model.num_layers=3", *heads, *overrides)
-
-
-def assert_same_bits(got, expected):
-    assert got.losses == expected.losses
-    assert torch.equal(got.logits, expected.logits)
-    for mine, theirs in zip(got.gradients, expected.gradients, strict=True):
-        assert all(torch.equal(mine[k], g) for k, g in theirs.items())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -156,20 +147,11 @@ def test_what_a_stop_must_keep():
     job = make_job(AdaQP(codec=Adaptive(warmup=1, period=4)), model_of("gcn"), small_graph(), world=2)
 
     def body(comm):
-        task = make_task(job.dataset.task, job.dataset.num_classes)
-        shard = Shard.open(job.dataset if comm.rank == 0 else None, job.plan.part_of, comm).to(comm.device, job.dtype)
-
-        def engine() -> Any:
-            model = copy.deepcopy(job.model).to(job.dtype)
-            return job.strategy.build(
-                BuildContext(plan=job.plan, shard=shard, model=model, task=task, comm=comm, seed=3)
-            )
-
-        through, stopped = engine(), None
+        through, stopped = open_rank(job, comm).engine, None
         buckets, again = [], []
         for epoch in range(8):
             if epoch in (3, 5):  # in a period; after the traces of epoch 4, before the choice of epoch 5
-                stopped = engine()
+                stopped = open_rank(job, comm).engine
                 stopped.load_state_dict(copy.deepcopy(through.state_dict()))
             buckets.append(through.reduced_gradient(epoch))
             if stopped is not None:

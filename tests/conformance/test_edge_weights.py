@@ -15,7 +15,6 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
 import gnnpar
-from chunked import ByAutograd
 from conftest import Run
 from gnnpar.models.gcn import GCN
 from gnnpar.models.gcn import GCNConv as OurConv
@@ -35,9 +34,9 @@ from gnnpar.parallel.sancus.strategy import Sancus
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.training.result.export import export
-from gnnpar.verify.conformance import check, make_job, merge_ranks, relative_error, small_graph, train_in_threads
+from gnnpar.verify.conformance import check, make_job, relative_error, small_graph, train_in_threads
 from graphs import with_weights
-from worlds import run_world
+from outcomes import assert_equals_autograd
 
 DATA = with_weights(small_graph())
 GCN_3 = GCN(num_layers=3, hidden=8)
@@ -117,11 +116,7 @@ def test_a_cached_first_layer(name: str) -> None:
 def test_stale_chunks_equal_autograd(config: ModelConfig, rules: dict, fresh: float, stale: float) -> None:
     strategy = Hybrid(stages=2, parts=2, chunks=8, refresh=2, **rules)
     job = make_job(strategy, config, DATA, world=4, epochs=4)
-    got = merge_ranks(job, run_world("threads", 4, job))
-    losses, gradients = ByAutograd(job, refresh=2, fresh=fresh, stale=stale).train()
-    assert got.losses == pytest.approx(losses, rel=1e-10)
-    for mine, theirs in zip(got.gradients, gradients, strict=True):
-        assert max(relative_error(mine[k], g) for k, g in theirs.items()) < 1e-9
+    assert_equals_autograd(job, refresh=2, fresh=fresh, stale=stale)
 
 
 def test_gcnii_over_halos() -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from checkpoints import hashes, rows, train
 from composing import configured
-from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import BFloat16, Drop, Identity
 from gnnpar.codecs.uniform import Random, Uniform
 from gnnpar.comm import RowLike
@@ -21,7 +18,6 @@ from gnnpar.folds.sum import Sum
 from gnnpar.parallel.feature.slices import Slices, slices_of
 from gnnpar.parallel.feature.strategy import FeatureParallel
 from gnnpar.verify.conformance import check, make_job, small_graph, train_in_threads
-from worlds import run_world
 
 WORLD = 3
 
@@ -133,28 +129,9 @@ def test_codecs_change_what_travels(model: str, codec: Any) -> None:
     assert (0.5 if isinstance(codec, Drop) else 1e-4) < error < (10 if isinstance(codec, Drop) else 0.3)
 
 
-def test_processes_give_the_numbers_of_threads() -> None:
-    job = make_job(FeatureParallel(), model_of("gat"), small_graph(), world=2)
-    threads = train_in_threads(FeatureParallel(), model_of("gat"), small_graph(), world=2)
-    ranks = run_world("gloo", 2, job)
-    assert ranks[0][0] == threads.losses
-    assert sum(rank[4][0]["backward"] for rank in ranks) == threads.traffic[0]["backward"]
-
-
 def test_what_cannot_run_is_refused_in_one_line() -> None:
-    with pytest.raises(ValueError, match="codec=adaptive weighs halo rows"):
-        FeatureParallel(codec=Adaptive())
     assert FeatureParallel(codec=Identity()).exactness == {"exact"}
     config = model_of("gatv2", "model.attention_dropout=0.3")
     with pytest.raises(ValueError, match="SoftmaxV2 of layer 0 separates by neither") as caught:
         train_in_threads(FeatureParallel(), config, small_graph(), world=2)
     assert "\n" not in str(caught.value)
-
-
-def test_a_resumed_run_with_a_codec_is_the_uninterrupted_one(tmp_path: Path) -> None:
-    common = ("strategy=feature", "codec=random", "codec.period=2", "model=gat")
-    assert train(tmp_path / "whole", *common, "epochs=4").exit_code == 0
-    assert train(tmp_path / "parted", *common, "epochs=2").exit_code == 0
-    assert train(tmp_path / "parted", "resume=auto", *common, "epochs=4").exit_code == 0
-    assert hashes(tmp_path / "parted") == hashes(tmp_path / "whole")
-    assert rows(tmp_path / "parted") == rows(tmp_path / "whole")

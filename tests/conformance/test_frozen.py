@@ -11,15 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from composing import configured, names, rest_slow
-from gnnpar.comm import Communicator, ThreadWorld
+from composing import configured, covering, names, rest_slow
+from engines import Rank, on_ranks
+from gnnpar.comm import ThreadWorld
 from gnnpar.data.dataset import Dataset
 from gnnpar.models.pyg.model import PyG
-from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import set_gradients, summand
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.pipeline.strategy import GNNPipe
-from gnnpar.partition.shard import Shard
 from gnnpar.training.optim import SGD, Adam, AdamW
 from gnnpar.verify.conformance import Job, check, make_job, runs_on, small_graph
 from gnnpar.verify.differences import relative_error
@@ -54,28 +53,12 @@ def job_of(strategy: Any, config: PyG, optim: str = "adamw", world: int = 2, dat
 def trained(job: Job) -> list[dict[str, Tensor]]:
     """What each rank holds in the end."""
 
-    def body(comm: Communicator) -> dict[str, Tensor]:
-        model = copy.deepcopy(job.model).double()
-        task = job.task.of(job.dataset.task, job.dataset.num_classes)
-        given = job.dataset if comm.rank == 0 else None
-        shard = Shard.open(given, job.plan.part_of, comm, edge_ids=model.needs_edge_ids, placement=job.plan.placement)
-        engine = job.strategy.build(
-            BuildContext(
-                plan=job.plan,
-                shard=shard.to(comm.device, torch.float64),
-                model=model,
-                task=task,
-                comm=comm,
-                seed=job.seed,
-            )
-        )
-        optimizer = job.optim.build(engine.named_parameters(), epochs=EPOCHS, layer_of=model.layer_of)
-        for epoch in range(EPOCHS):
-            engine.train_epoch(epoch, optimizer)
-        engine.drain()
-        return {name: weight.clone() for name, weight in engine.named_weights()}
+    def weights(rank: Rank) -> dict[str, Tensor]:
+        rank.train(EPOCHS)
+        rank.engine.drain()
+        return {name: weight.clone() for name, weight in rank.engine.named_weights()}
 
-    return ThreadWorld(job.plan.num_ranks).run(body)
+    return on_ranks(job, weights)
 
 
 def by_torch(job: Job, optim: str) -> dict[str, Tensor]:
@@ -114,9 +97,10 @@ def test_frozen_and_unread_parameters_stay_under_every_strategy(strategy: str) -
     same_as_in_torch(job_of(limit, config, world=world))
 
 
-@pytest.mark.parametrize("optim", OPTIMIZERS)
-@pytest.mark.parametrize("frozen", FROZEN)
-@pytest.mark.parametrize("strategy", [GraphParallel(), GNNPipe(chunks="one", remat="layer")], ids=["halo", "pipeline"])
+@pytest.mark.parametrize(
+    ("strategy", "frozen", "optim"),
+    covering([GraphParallel(), GNNPipe(chunks="one", remat="layer")], FROZEN, OPTIMIZERS),
+)
 def test_any_part_may_be_frozen_with_any_optimizer(strategy: Any, frozen: str, optim: str) -> None:
     same_as_in_torch(job_of(strategy, model_of(FROZEN[frozen]), optim), optim)
 

@@ -11,9 +11,8 @@ from torch.nn.functional import one_hot
 from torch_geometric.data import HeteroData
 from torch_geometric.nn import HGTConv
 
-from chunked import ByAutograd
-from composing import names
-from conformance.test_relational_attention import strategy_of
+from composing import names, rest_slow
+from conformance.test_relational_attention import SLOW, strategy_of
 from data.samples import hetero
 from gnnpar.data.preprocess import prepare
 from gnnpar.data.saved import PT, raw_graph
@@ -27,9 +26,9 @@ from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
 from gnnpar.planner.extract import record
 from gnnpar.training.result.export import traced
-from gnnpar.verify.conformance import check, make_job, merge_ranks, relative_error, small_graph
+from gnnpar.verify.conformance import check, make_job, small_graph
 from graphs import with_edge_data
-from worlds import run_world
+from outcomes import assert_equals_autograd
 
 KINDS, RELATIONS = 3, 5
 TYPED = prepare(raw_graph("typed", hetero()), PT(self_loops="keep", drop_duplicates=False), seed=0)
@@ -92,7 +91,7 @@ def test_a_layer_equals_pyg() -> None:
         torch.testing.assert_close(a, b.view_as(a), rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", [name for name in names("strategy") if name not in REFUSED])
+@pytest.mark.parametrize("name", rest_slow((name for name in names("strategy") if name not in REFUSED), *SLOW))
 def test_every_strategy_equals_the_single_device(name: str) -> None:
     """In its exact limit, and where it has an oracle, that; dropout on, three types of nodes, five of edges."""
     cases = check(strategy_of(name), {"hgt": HGT_2}, worlds=(1, 2), dataset=TYPED)
@@ -112,11 +111,7 @@ def test_stale_chunks_equal_autograd() -> None:
     data.x[:, -2:] = one_hot(torch.arange(data.num_nodes) % 2)
     config = HGT(hidden=8, heads=2, num_node_types=2, num_layers=4)
     job = make_job(Hybrid(stages=2, parts=2, chunks=8, refresh=2), config, data, world=4, epochs=4)
-    got = merge_ranks(job, run_world("threads", 4, job))
-    losses, gradients = ByAutograd(job, refresh=2, fresh=2.0, stale=0.0).train()
-    assert got.losses == pytest.approx(losses, rel=1e-10)
-    for mine, theirs in zip(got.gradients, gradients, strict=True):
-        assert max(relative_error(mine[k], g) for k, g in theirs.items()) < 1e-9
+    assert_equals_autograd(job, refresh=2, fresh=2.0, stale=0.0)
 
 
 def test_the_planner_sees_keys_and_values() -> None:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 from torch import nn
+from torch_geometric.data import Data
 
 import gnnpar
 from conformance.generated_nets import TARGET, Spec, build, keys_of, kwargs_of
-from conformance.plain_loop import EDGE_KEYS, Verdict, graph, plain, verdict
+from conformance.plain_loop import EDGE_KEYS, Trained, Verdict, graph, plain, verdict
 from conformance.users_nets import EXAMPLES, NETS, of
 from conformance.users_nets import TARGET as OF
 
@@ -108,10 +110,17 @@ def _case(name: str) -> tuple[str, dict, tuple[str, ...], Callable[[], nn.Module
     return target, kwargs, keys, make
 
 
-def _judged(name: str, strategy: str, world: int) -> Verdict:
+@cache
+def _due(name: str) -> tuple[str, dict, Data, Trained]:
+    """Target, arguments and graph of a case, and what PyG's loop leaves of it."""
     target, kwargs, keys, make = _case(name)
     data = graph(seed=3, dirty=name != "LINKX", edges=keys)
-    return verdict(target, kwargs, data, strategy, world, plain(make, data), auto=True)
+    return target, kwargs, data, plain(make, data)
+
+
+def _judged(name: str, strategy: str, world: int) -> Verdict:
+    target, kwargs, data, due = _due(name)
+    return verdict(target, kwargs, data, strategy, world, due, auto=True)
 
 
 @pytest.mark.parametrize("name", EVERY)

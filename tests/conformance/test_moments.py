@@ -7,9 +7,8 @@ import torch
 
 from checkpoints import last, train
 from composing import configured, names, rest_slow
-from gnnpar.comm import ThreadWorld
+from engines import on_ranks
 from gnnpar.models.pyg.model import PyG
-from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.planner.extract import record
@@ -90,29 +89,20 @@ def test_bytes_are_two_sums_forwards_and_two_backwards():
 def test_a_probe_and_an_evaluation_leave_the_running_statistics():
     job = make_job(GraphParallel(), NORMED, DATA, world=2)
 
-    def body(comm):
-        engine = engine_of(job, comm)
-        engine.train_epoch(0, job.optim.build(engine.named_parameters(), epochs=2, layer_of=job.model.layer_of))
+    def look(rank):
+        engine, ledger = rank.engine, rank.engine._comm.ledger
+        rank.train(1)
         before = {name: tensor.clone() for name, tensor in engine.named_weights()}
-        comm.ledger.drain()
+        ledger.drain()
         engine.exact_gradient(1)
         engine.predict()
-        counted = comm.ledger.drain().bytes
+        counted = ledger.drain().bytes
         return before, dict(engine.named_weights()), counted
 
-    for before, after, counted in ThreadWorld(2).run(body):
+    for before, after, counted in on_ranks(job, look):
         assert "layers.0.norm.running_mean" in before and "reduce" not in counted
         assert before["layers.1.norm.running_var"].ne(1).all() and before["layers.1.norm.num_batches_tracked"] == 1
         assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
-
-
-def engine_of(job, comm):
-    from gnnpar.data.tasks import make_task
-    from gnnpar.partition.shard import Shard
-
-    shard = Shard.open(DATA if comm.rank == 0 else None, job.plan.part_of, comm, edge_ids=False)
-    model, task = NORMED.build(DATA.num_features, 3, seed=0), make_task(DATA.task, 3)
-    return job.strategy.build(BuildContext(plan=job.plan, shard=shard, model=model, task=task, comm=comm, seed=0))
 
 
 def test_running_statistics_are_part_of_a_trained_model(tmp_path):

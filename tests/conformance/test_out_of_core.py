@@ -1,19 +1,16 @@
 """Parts in time equal the single device, with every tensor that is worth it paged out between turns."""
 
 import pytest
-import torch
 
 from composing import configured
-from conformance.test_sar import assert_equal, assert_same_bits
+from conformance.test_sar import assert_equal
+from engines import on_ranks
 from gnnpar.codecs.codec import BFloat16, Identity
-from gnnpar.comm import ThreadWorld
-from gnnpar.data.tasks import make_task
-from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.sequential import paging
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.single.strategy import Single
-from gnnpar.partition.shard import Shard
 from gnnpar.verify.conformance import make_job, relative_error, small_graph, train_in_threads
+from outcomes import assert_same_bits
 
 WAYS = [("gat", "push"), *((model, "pull") for model in ("gcn", "gat", "gatv2", "sage_max", "gcnii"))]
 
@@ -44,24 +41,14 @@ def test_parts_in_time_are_parts_in_space():
 
 def test_the_probe_of_fidelity_and_the_state():
     job = make_job(SAR(logical_parts=3, codec=BFloat16()), model_of("gcn"), small_graph(), world=1)
-    (engine,) = ThreadWorld(1).run(lambda comm: _engine(job, comm))
+    ((engine, *_),) = on_ranks(job, lambda rank: rank)
     exact, state = engine.exact_gradient(0), engine.state_dict()
     single = make_job(Single(), model_of("gcn"), small_graph(), world=1)
-    (reference,) = ThreadWorld(1).run(lambda comm: _engine(single, comm))
-    expected = reference.exact_gradient(0)
+    (expected,) = on_ranks(single, lambda rank: rank.engine.exact_gradient(0))
     assert all(relative_error(exact[name], g) < 1e-9 for name, g in expected.items())
     assert [len(part["codecs"]) for part in state["parts"]] == [1, 1, 1]
     engine.load_state_dict(state)
     assert engine.live_bytes()["host"] > 0
-
-
-def _engine(job, comm):
-    shard = Shard.open(job.dataset, job.plan.part_of, comm, edge_ids=job.model.needs_edge_ids)
-    shard = shard.to(comm.device, torch.float64)
-    task = make_task(job.dataset.task, job.dataset.num_classes)
-    return job.strategy.build(
-        BuildContext(plan=job.plan, shard=shard, model=job.model.double(), task=task, comm=comm, seed=3)
-    )
 
 
 def test_parts_on_one_device_need_one_rank():

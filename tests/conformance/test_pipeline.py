@@ -1,7 +1,5 @@
 """GNNPipe and hybrid: the invariants of their specification (8.4), in fp64, ranks as threads."""
 
-import copy
-import dataclasses
 import itertools
 import math
 from typing import Any
@@ -9,12 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from chunked import ByAutograd, Chain
+from chunked import Chain
 from composing import ALIKE, configured, names, rest_slow
-from gnnpar.data.tasks import make_task
+from engines import Rank, on_ranks
 from gnnpar.models.gcnii import GCNII
 from gnnpar.models.resgcn import ResGCN
-from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.pipeline.chunk import Weights
 from gnnpar.parallel.pipeline.chunks import draw_order
@@ -23,9 +20,9 @@ from gnnpar.parallel.pipeline.strategy import GNNPipe
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.partition.partition import Range
 from gnnpar.partition.shard import Shard
-from gnnpar.training.optim import SGD
-from gnnpar.verify.conformance import Job, make_job, merge_ranks, relative_error, small_graph, train_in_threads
+from gnnpar.verify.conformance import make_job, merge_ranks, relative_error, small_graph, train_in_threads
 from graphs import both, dataset_of
+from outcomes import assert_close, assert_equals_autograd, assert_same_bits
 from worlds import run_world
 
 MODELS = names("model")
@@ -35,12 +32,6 @@ EXACT_RULES: dict[str, Any] = {"gradient": "fresh", "order": "fixed", "refresh":
 
 def model_of(name: str, *overrides: str):
     return configured("model", name, "model.hidden=8", "model.num_layers=4", *overrides)
-
-
-def close(got, losses, gradients, tolerance=1e-9):
-    assert got.losses == pytest.approx(losses, rel=1e-10)
-    for mine, theirs in zip(got.gradients, gradients, strict=True):
-        assert max(relative_error(mine[k], g) for k, g in theirs.items()) < tolerance
 
 
 @pytest.mark.parametrize("model", rest_slow(MODELS, *ALIKE))
@@ -54,9 +45,7 @@ def test_equals_autograd_with_stale_constants(model, stages, parts, chunks):
     for rules, fresh in cases:
         strategy = Hybrid(stages=stages, parts=parts, chunks=chunks, **rules)
         job = make_job(strategy, config, data, world=stages * parts, epochs=3)
-        got = merge_ranks(job, run_world("threads", stages * parts, job))
-        reference = ByAutograd(job, refresh=strategy.refresh, fresh=fresh, shuffled=strategy.order == "shuffled")
-        close(got, *reference.train())
+        assert_equals_autograd(job, refresh=strategy.refresh, fresh=fresh, shuffled=strategy.order == "shuffled")
 
 
 @pytest.mark.parametrize("model", ["gcn", "gat"])
@@ -66,8 +55,7 @@ def test_ways_that_read_nothing_of_some_chunks(model):
     data = dataset_of(*both([*rings, (3, 12), (3, 14), (6, 9)]), num_nodes=16)
     strategy = Hybrid(stages=1, parts=2, chunks=8, chunking="range", refresh=2)
     job = make_job(strategy, model_of(model), data, world=2, epochs=4, partition=Range())
-    got = merge_ranks(job, run_world("threads", 2, job))
-    close(got, *ByAutograd(job, refresh=2, fresh=2.0).train())
+    assert_equals_autograd(job, refresh=2, fresh=2.0)
 
 
 @pytest.mark.parametrize("model", ["gcn", "gcnii", "resgcn"])
@@ -75,8 +63,7 @@ def test_ways_that_read_nothing_of_some_chunks(model):
 def test_mixing_adds_last_epochs_gradients(model, stages, parts):
     strategy = Hybrid(stages=stages, parts=parts, chunks=8, gradient="mix", mixing=0.3, refresh=2)
     job = make_job(strategy, model_of(model), small_graph(), world=stages * parts, epochs=4)
-    got = merge_ranks(job, run_world("threads", stages * parts, job))
-    close(got, *ByAutograd(job, refresh=2, fresh=1.7, stale=0.3).train())
+    assert_equals_autograd(job, refresh=2, fresh=1.7, stale=0.3)
 
 
 @pytest.mark.parametrize(
@@ -93,10 +80,7 @@ def test_stages_do_not_change_a_bit(model, parts):
         strategy = Hybrid(stages=stages, parts=parts, chunks=8, refresh=2, virtual=virtual)
         runs.append(train_in_threads(strategy, config, data, world=stages * parts, epochs=4))
     for other in runs[1:]:
-        assert other.losses == runs[0].losses
-        assert torch.equal(other.logits, runs[0].logits)
-        for mine, theirs in zip(other.gradients, runs[0].gradients, strict=True):
-            assert all(torch.equal(mine[k], g) for k, g in theirs.items())
+        assert_same_bits(other, runs[0])
 
 
 def test_eight_stages_of_64_layers_have_the_bits_of_one(monkeypatch):
@@ -112,11 +96,8 @@ def test_eight_stages_of_64_layers_have_the_bits_of_one(monkeypatch):
     monkeypatch.setattr(pipeline, "draw_order", recorded)
     config = model_of("resgcn", "model.num_layers=64", "model.hidden=4", "model.dropout=0.2")
     one, eight = (train_in_threads(GNNPipe(chunks=8, refresh=1), config, small_graph(), world=w) for w in (1, 8))
-    assert one.losses == eight.losses
-    assert torch.equal(one.logits, eight.logits)
-    for mine, theirs in zip(one.gradients, eight.gradients, strict=True):
-        assert len(theirs) == len(mine) > 128
-        assert all(torch.equal(mine[k], g) for k, g in theirs.items())
+    assert_same_bits(one, eight)
+    assert all(len(gradients) > 128 for gradients in one.gradients)
     assert sorted(epoch for epoch, _ in asked) == [0] * 9 + [1] * 9
     assert len(set(asked)) == 2
 
@@ -130,7 +111,7 @@ def test_chunks_without_edges_between_them_are_exact(model, rules):
     config = model_of(model)
     reference = train_in_threads(Single(), config, data, world=1, epochs=3)
     strategy = GNNPipe(chunks=4, chunking="range", **rules)
-    close(train_in_threads(strategy, config, data, world=2, epochs=3), reference.losses, reference.gradients)
+    assert_close(train_in_threads(strategy, config, data, world=2, epochs=3), reference.losses, reference.gradients)
 
 
 def test_one_hop_is_unbiased_over_all_orders():
@@ -209,7 +190,7 @@ def test_hybrid_of_one_stage_and_one_chunk_is_graph_parallelism(model):
     strategy = Hybrid(stages=1, parts=3, chunks="one")
     ours = train_in_threads(strategy, config, data, world=3)
     theirs = train_in_threads(GraphParallel(), config, data, world=3)
-    close(ours, theirs.losses, theirs.gradients)
+    assert_close(ours, theirs.losses, theirs.gradients)
     for mine, other in zip(ours.traffic, theirs.traffic, strict=True):
         assert mine["forward"] == other["forward"]
         assert mine.get("backward") == other.get("backward")
@@ -256,35 +237,10 @@ def test_evaluation_is_exact():
         assert relative_error(got.logits, reference.logits) < 1e-12
 
 
-@dataclasses.dataclass(frozen=True)
-class Probe:
-    """The gradient of the fidelity probe at the first weights."""
-
-    job: Job
-
-    def __call__(self, comm) -> Any:
-        return self.engine(comm)[0].exact_gradient(0)
-
-    def engine(self, comm):
-        """(engine, model, shard) of a rank."""
-        job = self.job
-        model = copy.deepcopy(job.model).double()
-        given = job.dataset if comm.rank == 0 else None
-        shard = Shard.open(given, job.plan.part_of, comm, placement=job.plan.placement).to(comm.device, torch.float64)
-        engine = job.strategy.build(
-            BuildContext(plan=job.plan, shard=shard, model=model, task=make_task("single_label", 3), comm=comm, seed=3)
-        )
-        return engine, model, shard
-
-
-class Held(Probe):
-    """What a rank holds after an epoch: its shard, and bytes of tables."""
-
-    def __call__(self, comm):
-        engine, model, shard = self.engine(comm)
-        optimizer = SGD(lr=0.1).build(engine.named_parameters(), epochs=1, layer_of=model.layer_of)
-        engine.train_epoch(0, optimizer)
-        return shard, engine.live_bytes()["history"]
+def held(rank: Rank) -> tuple[Shard, int]:
+    """Return the shard of a rank, and the bytes of tables that it holds after an epoch."""
+    rank.train(1)
+    return rank.shard, rank.engine.live_bytes()["history"]
 
 
 def test_a_rank_holds_rows_of_its_ways_only():
@@ -293,7 +249,7 @@ def test_a_rank_holds_rows_of_its_ways_only():
     config = model_of("gcn", "model.encoder=linear", "model.decoder=linear")
     strategy = Hybrid(stages=2, parts=2, chunks=8, chunking="range")
     job = make_job(strategy, config, data, world=4, partition=Range())
-    for rank, (shard, history) in enumerate(run_world("threads", 4, Held(job))):
+    for rank, (shard, history) in enumerate(on_ranks(job, held)):
         stage, part = divmod(rank, 2)
         mine, mirrors = job.plan.part_of == part, len(shard.halo_ids)
         assert shard.num_inner + mirrors < data.num_nodes
@@ -309,6 +265,6 @@ def test_the_probe_is_the_exact_gradient():
     for stages, parts in ((2, 1), (2, 2), (4, 1)):
         job = make_job(Hybrid(stages=stages, parts=parts, chunks=8), config, data, world=stages * parts)
         found = {}
-        for gradient in run_world("threads", stages * parts, Probe(job)):
+        for gradient in on_ranks(job, lambda rank: rank.engine.exact_gradient(0)):
             found |= gradient
         assert max(relative_error(found[k], g) for k, g in exact.items()) < 1e-9

@@ -8,20 +8,18 @@ import pytest
 import torch
 
 from composing import configured
+from engines import open_rank
 from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import BFloat16
 from gnnpar.codecs.uniform import Uniform
-from gnnpar.data.tasks import make_task
 from gnnpar.models.gat import GAT
 from gnnpar.models.gcnii import GCNII
 from gnnpar.models.resgcn import ResGCN
-from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.pipeline.hybrid import Hybrid
 from gnnpar.parallel.pipeline.strategy import GNNPipe
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.parallel.strategy import Workload
 from gnnpar.partition.partition import Random
-from gnnpar.partition.shard import Shard
 from gnnpar.placement import Topology
 from gnnpar.training.optim import SGD
 from gnnpar.training.plans import layer_seconds
@@ -104,15 +102,8 @@ class Resumed:
         return losses, [engine.train_epoch(epoch, optimizer).loss for epoch in range(self.stop, self.job.epochs)]
 
     def engine(self, comm):
-        job = self.job
-        model = copy.deepcopy(job.model).double()
-        given = job.dataset if comm.rank == 0 else None
-        shard = Shard.open(given, job.plan.part_of, comm, placement=job.plan.placement).to(comm.device, torch.float64)
-        engine = job.strategy.build(
-            BuildContext(plan=job.plan, shard=shard, model=model, task=make_task("single_label", 3), comm=comm, seed=3)
-        )
-        optimizer = SGD(lr=0.3, clip=0.05).build(engine.named_parameters(), epochs=9, layer_of=model.layer_of)
-        return engine, optimizer
+        rank = open_rank(dataclasses.replace(self.job, optim=SGD(lr=0.3, clip=0.05)), comm)
+        return rank.engine, rank.optimizer
 
 
 class Begun(Resumed):

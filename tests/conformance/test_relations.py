@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch_geometric.nn import FastRGCNConv, RGCNConv
 
-from chunked import ByAutograd
 from composing import configured, names
 from gnnpar.models.pyg.model import PyG
 from gnnpar.models.rgcn import RGCN
@@ -22,10 +21,10 @@ from gnnpar.parallel.pipeline.hybrid import Hybrid
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
-from gnnpar.verify.conformance import check, make_job, merge_ranks, relative_error, small_graph, train_in_threads
+from gnnpar.verify.conformance import check, make_job, small_graph, train_in_threads
 from gnnpar.verify.untouched import difference, prepared
 from graphs import with_edge_data
-from worlds import run_world
+from outcomes import assert_equals_autograd
 
 TYPES = 3
 DATA = with_edge_data(small_graph(), types=TYPES, width=0)
@@ -82,9 +81,9 @@ def test_all_that_carry_weights_carry_types() -> None:
     assert [n for n, kinds in carried.items() if "type" not in kinds] == ["minibatch"]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "minibatch"])
-def test_every_strategy_equals_the_single_device(name: str) -> None:
-    """In its exact limit, and where it has an oracle, that; dropout on."""
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants_equal_the_single_device(name: str) -> None:
+    """In their exact limit, and where there is an oracle, that; dropout on. Others: test_strategies.py."""
     cases = check(strategy_of(name), {"rgcn": RGCN_3}, worlds=(1, 2, 4), dataset=DATA)
     assert cases
     for case in cases:
@@ -95,11 +94,7 @@ def test_every_strategy_equals_the_single_device(name: str) -> None:
 def test_stale_chunks_equal_autograd(rules: dict, fresh: float, stale: float) -> None:
     strategy = Hybrid(stages=2, parts=2, chunks=8, refresh=2, **rules)
     job = make_job(strategy, replace(RGCN_3, num_layers=4), DATA, world=4, epochs=4)
-    got = merge_ranks(job, run_world("threads", 4, job))
-    losses, gradients = ByAutograd(job, refresh=2, fresh=fresh, stale=stale).train()
-    assert got.losses == pytest.approx(losses, rel=1e-10)
-    for mine, theirs in zip(got.gradients, gradients, strict=True):
-        assert max(relative_error(mine[k], g) for k, g in theirs.items()) < 1e-9
+    assert_equals_autograd(job, refresh=2, fresh=fresh, stale=stale)
 
 
 def test_bytes_are_those_of_one_sum() -> None:

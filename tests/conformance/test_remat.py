@@ -1,22 +1,17 @@
 """A chunk computed again instead of kept: the same bits for every model and layout, and less memory, as planned."""
 
-import copy
 from typing import Any
 
 import pytest
 import torch
 
 from composing import configured, names
-from gnnpar.comm import ThreadWorld
-from gnnpar.data.tasks import make_task
+from engines import on_ranks
 from gnnpar.models.gcn import GCN
-from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.pipeline.hybrid import Hybrid
 from gnnpar.parallel.pipeline.stage import Remat
 from gnnpar.parallel.pipeline.strategy import GNNPipe
-from gnnpar.partition.shard import Shard
 from gnnpar.training.memory import measure_epoch
-from gnnpar.training.optim import SGD
 from gnnpar.verify.conformance import Outcome, make_job, small_graph, train_in_threads
 
 REMATS: tuple[Remat, ...] = ("chunk", "layer")
@@ -87,19 +82,13 @@ def measured(remat: Remat, *, layers: int, chunks: int, hidden: int, nodes: int)
     data = small_graph(num_nodes=nodes, num_edges=2 * nodes)
     config = GCN(num_layers=layers, hidden=hidden, encoder="linear", decoder="linear", dropout=0.0)
     job = make_job(GNNPipe(chunks=chunks, chunking="range", remat=remat), config, data, world=1, dtype=torch.float32)
-    comm = ThreadWorld(1).communicators()[0]
-    shard = Shard.open(data, job.plan.part_of, comm, placement=job.plan.placement).to(comm.device, torch.float32)
-    model = copy.deepcopy(job.model)
-    engine = job.strategy.build(
-        BuildContext(plan=job.plan, shard=shard, model=model, task=make_task("single_label", 3), comm=comm, seed=3)
-    )
-    optimizer = SGD(lr=0.1).build(engine.named_parameters(), epochs=2, layer_of=model.layer_of)
-    engine.train_epoch(0, optimizer)
-    optimizer.zero_grad()
+    (rank,) = on_ranks(job, lambda rank: rank)
+    rank.train(1)
+    rank.optimizer.zero_grad()
     with measure_epoch(torch.device("cpu")) as report:
-        engine.train_epoch(1, optimizer)
+        rank.engine.train_epoch(1, rank.optimizer)
     assert report.peak is not None
-    return report.peak, report.activations + engine.live_bytes()["activations"]
+    return report.peak, report.activations + rank.engine.live_bytes()["activations"]
 
 
 def test_bytes_fall_as_planned() -> None:

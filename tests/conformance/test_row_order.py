@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from composing import configured, names, rest_slow
+from composing import PRESETS, configured, covering, names
 from gnnpar.cli import check
 from gnnpar.codecs.uniform import Uniform
 from gnnpar.comm import ThreadWorld
@@ -85,9 +85,9 @@ def graph_of(model: str) -> Dataset:
     return graph_for(configured("strategy", "single"), READ_EDGES[model], small_graph())
 
 
-@pytest.mark.parametrize("strategy", rest_slow(sorted(ABLE)))
-@pytest.mark.parametrize("first_layer", ["live", "cached"])
-@pytest.mark.parametrize("model", READ_EDGES)
+@pytest.mark.parametrize(
+    ("strategy", "first_layer", "model"), covering(sorted(ABLE - PRESETS), ["live", "cached"], READ_EDGES)
+)
 def test_rows_of_edges_stay_with_their_edges_in_any_order(strategy: str, first_layer: Any, model: str) -> None:
     """Against one device in the order of ids, in the exact limit."""
     limit, data = configured("strategy", strategy).exact_limit(), graph_of(model)

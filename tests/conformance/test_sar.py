@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from composing import configured, rest_slow
+from composing import configured, covering, rest_slow
 from gnnpar.codecs.codec import BFloat16, Drop
 from gnnpar.comm import CodedExchange, ThreadWorld
 from gnnpar.parallel.halo.strategy import GraphParallel
@@ -18,6 +18,7 @@ from gnnpar.verify.conformance import (
     train_in_threads,
 )
 from graphs import ODD
+from outcomes import assert_same_bits
 from worlds import Several, run_world
 
 SMALL = ("model.hidden=8", "model.num_layers=2")
@@ -48,17 +49,9 @@ def assert_equal(got, expected, tolerance=1e-9):
         assert max(relative_error(mine[k], g) for k, g in theirs.items()) < tolerance
 
 
-def assert_same_bits(got, expected):
-    assert got.losses == expected.losses
-    assert torch.equal(got.logits, expected.logits)
-    for mine, theirs in zip(got.gradients, expected.gradients, strict=True):
-        assert all(torch.equal(mine[k], g) for k, g in theirs.items())
-
-
-@pytest.mark.parametrize(("backward", "model"), WAYS)
-@pytest.mark.parametrize("rounds", ["peer", "one", "part", TINY])
-@pytest.mark.parametrize("prefetch", [0, 1, pytest.param(2, marks=pytest.mark.slow), 3])
-def test_every_schedule_equals_the_single_device(rounds, prefetch, backward, model, references):
+@pytest.mark.parametrize(("way", "rounds", "prefetch"), covering(WAYS, ["peer", "one", "part", TINY], range(4)))
+def test_every_schedule_equals_the_single_device(way, rounds, prefetch, references):
+    backward, model = way
     strategy = SAR(rounds=rounds, prefetch=prefetch, backward=backward)
     assert_equal(train_in_threads(strategy, model_of(model), small_graph(), world=4, epochs=1), references[model])
 

@@ -6,15 +6,13 @@ import weakref
 import pytest
 import torch
 
-from composing import configured
+from composing import configured, covering
+from engines import on_ranks
 from gnnpar.codecs.codec import BFloat16
-from gnnpar.comm import CodedExchange, ThreadWorld
-from gnnpar.data.tasks import make_task
-from gnnpar.parallel.context import BuildContext
+from gnnpar.comm import CodedExchange
 from gnnpar.parallel.engine import FlatEngine
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.sequential.view import SequentialGraph
-from gnnpar.partition.shard import Shard
 from gnnpar.verify.conformance import make_job, small_graph, train_in_threads
 
 F, HIDDEN, CLASSES, HEADS, WORLD = 6, 8, 3, 2, 4
@@ -97,19 +95,14 @@ def held(strategy, model):
     """Of every rank after one epoch: its record of remote bytes, the schedule, their sum, the rank."""
     job = make_job(strategy, config_of(model), small_graph(), world=WORLD)
 
-    def body(comm):
-        shard = Shard.open(job.dataset if comm.rank == 0 else None, job.plan.part_of, comm).to(comm.device, job.dtype)
-        task = make_task("single_label", CLASSES)
-        engine = strategy.build(
-            BuildContext(plan=job.plan, shard=shard, model=job.model.to(job.dtype), task=task, comm=comm, seed=0)
-        )
-        optimizer = torch.optim.SGD([p for _, p in engine.named_parameters()], lr=0.1)
-        engine.train_epoch(0, optimizer)
-        assert isinstance(engine, FlatEngine)
-        assert isinstance(engine._view, SequentialGraph)
-        return engine._view.residency.most, engine._view.schedule, engine.live_bytes()["halo"], comm.rank
+    def look(rank):
+        rank.train(1)
+        assert isinstance(rank.engine, FlatEngine)
+        view = rank.engine._view
+        assert isinstance(view, SequentialGraph)
+        return view.residency.most, view.schedule, rank.engine.live_bytes()["halo"], view.exchange.comm.rank
 
-    return ThreadWorld(WORLD).run(body)
+    return on_ranks(job, look)
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 3])
@@ -141,9 +134,7 @@ def test_without_rematerialisation_all_rows_stay():
         assert total - resident == 8 * rows * sum(f + h for f, h in ATTENTION)
 
 
-@pytest.mark.parametrize("rounds", ["peer", "one"])
-@pytest.mark.parametrize("backward", ["push", "pull"])
-@pytest.mark.parametrize("model", ["gcn", "gat"])
+@pytest.mark.parametrize(("model", "backward", "rounds"), covering(["gcn", "gat"], ["push", "pull"], ["peer", "one"]))
 def test_decoded_rows_die_before_the_next_are_made(model, backward, rounds, monkeypatch):
     """The accounting above, checked against the tensors themselves: one slice of rows at a time."""
     alive: dict[int, list[weakref.ref]] = {}
@@ -171,20 +162,10 @@ def test_decoded_rows_die_before_the_next_are_made(model, backward, rounds, monk
 def test_a_probe_is_no_traffic():
     job = make_job(SAR(), config_of("gat"), small_graph(), world=2)
 
-    def body(comm):
-        shard = Shard.open(job.dataset if comm.rank == 0 else None, job.plan.part_of, comm).to(comm.device, job.dtype)
-        engine = SAR().build(
-            BuildContext(
-                plan=job.plan,
-                shard=shard,
-                model=job.model.to(job.dtype),
-                task=make_task("single_label", 3),
-                comm=comm,
-                seed=0,
-            )
-        )
-        comm.ledger.drain()
-        engine.exact_gradient(0)
-        return comm.ledger.drain().bytes.keys()
+    def phases(rank):
+        ledger = rank.engine._comm.ledger
+        ledger.drain()
+        rank.engine.exact_gradient(0)
+        return ledger.drain().bytes.keys()
 
-    assert all(phases == {"evaluate"} for phases in ThreadWorld(2).run(body))
+    assert all(found == {"evaluate"} for found in on_ranks(job, phases))

@@ -9,16 +9,13 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from composing import configured
+from composing import configured, covering
+from engines import on_ranks
 from gnnpar.codecs.codec import BFloat16, ConfigDefaults, Exactness, Identity, _Cast
-from gnnpar.comm import CodedExchange, ThreadWorld
-from gnnpar.data.tasks import make_task
+from gnnpar.comm import CodedExchange
 from gnnpar.folds.softmax import Softmax
-from gnnpar.parallel.context import BuildContext
-from gnnpar.parallel.engine import FlatEngine
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.sequential.strategy import SAR
-from gnnpar.partition.shard import Shard
 from gnnpar.verify.conformance import make_job, small_graph
 from gnnpar_kernels import fold_key
 
@@ -87,32 +84,27 @@ def weight_sums(strategy, alter=lambda view: view):
     """sum_j alpha_ij as backward has it [N], per head, and which destinations have in-edges."""
     data = small_graph()
     config = configured("model", "gat", "model.hidden=8", f"model.heads={HEADS}")
-    job = make_job(strategy, config, data, world=WORLD)
+    job = make_job(strategy, config, data, world=WORLD, seed=SEED)
     gen = torch.Generator().manual_seed(1)
     score_src, score_dst = (torch.randn(data.num_nodes, HEADS, dtype=torch.float64, generator=gen) for _ in range(2))
     SUMS.clear()
 
-    def body(comm):
-        shard = Shard.open(data if comm.rank == 0 else None, job.plan.part_of, comm).to(comm.device, torch.float64)
-        task = make_task("single_label", 3)
-        engine = strategy.build(
-            BuildContext(plan=job.plan, shard=shard, model=job.model.double(), task=task, comm=comm, seed=SEED)
-        )
-        assert isinstance(engine, FlatEngine)
-        view = alter(engine._view).during(Pass(SEED, epoch=1, training=True))
-        ids, n = shard.node_ids, data.num_nodes
+    def look(rank):
+        view = alter(rank.engine._view).during(Pass(SEED, epoch=1, training=True))
+        ids, n = rank.shard.node_ids, data.num_nodes
         x = torch.ones(len(ids), HEADS, n, dtype=torch.float64, requires_grad=True)
         a_src, a_dst = score_src[ids].requires_grad_(), score_dst[ids].requires_grad_()
         out = view.aggregate(Observed(), (x, a_src), (a_dst,))
         out.backward(torch.eye(n, dtype=torch.float64)[ids][:, None, :].expand(-1, HEADS, -1))
 
-    ThreadWorld(WORLD).run(body)
+    on_ranks(job, look)
     return SUMS["x"].T, data.in_degree > 0
 
 
-@pytest.mark.parametrize("codec", [Identity(), BFloat16(), Stochastic()], ids=["identity", "bf16", "stochastic"])
-@pytest.mark.parametrize("rounds", ["part", "peer", 0.01])
-@pytest.mark.parametrize("backward", ["push", "pull"])
+@pytest.mark.parametrize(
+    ("backward", "rounds", "codec"),
+    covering(["push", "pull"], ["part", "peer", 0.01], [Identity(), BFloat16(), Stochastic()]),
+)
 def test_weights_made_again_sum_to_one(backward, rounds, codec):
     sums, reached = weight_sums(SAR(backward=backward, rounds=rounds, codec=codec))
     torch.testing.assert_close(sums[reached], torch.ones_like(sums[reached]), rtol=0, atol=1e-6)

@@ -5,7 +5,6 @@ blocks; the last one is recorded. Drawing samples and choosing bits are the host
 deterministic=true: an operation that has no fixed order of sums on a GPU is refused.
 """
 
-import copy
 import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -14,10 +13,9 @@ import pytest
 import torch
 
 from composing import PRESETS, names
+from engines import open_rank
 from gnnpar.comm import ThreadWorld
 from gnnpar.config.compose import compose
-from gnnpar.data.tasks import make_task
-from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.objective import objective_of
 from gnnpar.parallel.sequential import paging
 from gnnpar.parallel.sequential.out_of_core import OutOfCoreEngine
@@ -25,7 +23,7 @@ from gnnpar.partition.shard import Shard, split
 from gnnpar.training.evaluate import evaluate
 from gnnpar.verify.conformance import Job, check, small_graph
 from simulated_gpu import DEVICE, Event, SimulatedGpu, held, move
-from synchronisation_runs import NETS, STRATEGIES, carries, job_of, losses_and_events, train
+from synchronisation_runs import NETS, STRATEGIES, carries, job_of, losses_and_events, place, task_of, train
 
 
 class Allowed(NamedTuple):
@@ -200,12 +198,8 @@ def test_an_evaluation_waits_once():
     gpu = SimulatedGpu()
 
     def run(comm):
-        shard = Shard.open(job.dataset, job.plan.part_of, comm).to(comm.device, job.dtype)
-        task = make_task(job.dataset.task, job.dataset.num_classes)
-        engine = job.strategy.build(
-            BuildContext(plan=job.plan, shard=shard, model=move(copy.deepcopy(job.model)), task=task, comm=comm, seed=0)
-        )
-        objective = objective_of(task, shard, job.model, comm, job.seed)
+        engine, _, model, shard = open_rank(job, comm, place=place)
+        objective = objective_of(task_of(job), shard, model, comm, job.seed)
         first = evaluate(engine, objective)
         gpu.record()
         assert evaluate(engine, objective) == first
