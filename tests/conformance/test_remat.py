@@ -1,11 +1,12 @@
 """A chunk computed again instead of kept: the same bits for every model and layout, and less memory, as planned."""
 
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 
-from composing import configured, names
+from composing import configured, covering, names
 from engines import on_ranks
 from gnnpar.models.gcn import GCN
 from gnnpar.parallel.pipeline.hybrid import Hybrid
@@ -15,16 +16,15 @@ from gnnpar.training.memory import measure_epoch
 from gnnpar.verify.conformance import Outcome, make_job, small_graph, train_in_threads
 
 REMATS: tuple[Remat, ...] = ("chunk", "layer")
-CASES: dict[int, list[dict[str, Any]]] = {  # by parts: stages do not change a bit either
-    1: [
-        {"stages": 1, "remat": "chunk"},
-        {"stages": 2, "remat": "layer"},
-        {"stages": 4, "remat": "chunk"},
-        {"stages": 2, "virtual": 2, "remat": "chunk"},
-        {"stages": 1, "virtual": 2, "remat": "layer"},
-    ],
-    2: [{"stages": 2, "remat": "chunk"}, {"stages": 2, "remat": "layer"}],
-}
+LAYOUTS: list[dict[str, Any]] = [
+    {"stages": 1, "remat": "chunk"},
+    {"stages": 2, "remat": "layer"},
+    {"stages": 4, "remat": "chunk"},
+    {"stages": 2, "virtual": 2, "remat": "chunk"},
+    {"stages": 1, "virtual": 2, "remat": "layer"},
+    {"parts": 2, "stages": 2, "remat": "chunk"},
+    {"parts": 2, "stages": 2, "remat": "layer"},
+]
 
 
 def same_bits(mine: Outcome, theirs: Outcome) -> None:
@@ -39,24 +39,31 @@ def same_bits(mine: Outcome, theirs: Outcome) -> None:
 
 
 QUICK = ("gcn", "gat", "gcnii")  # a sum, attention, a second tensor that travels along
+REST = [m for m in names("model") if m not in QUICK]
+
+
+def trained(model: str, **rules: Any) -> Outcome:
+    config = configured("model", model, "model.hidden=8", "model.num_layers=4", "model.dropout=0.4")
+    parts = rules.get("parts", 1)
+    strategy = Hybrid(**{"parts": 1, "chunks": 4 * parts, "refresh": 1} | rules)
+    return train_in_threads(strategy, config, small_graph(), world=rules["stages"] * parts, epochs=2)
+
+
+@cache
+def kept(model: str, parts: int) -> Outcome:
+    """Nothing computed again: stages do not change a bit either."""
+    return trained(model, parts=parts, stages=2)
 
 
 @pytest.mark.parametrize(
-    "model", [m if m in QUICK else pytest.param(m, marks=pytest.mark.slow) for m in names("model")]
+    ("model", "layout"),
+    [
+        *covering(QUICK, LAYOUTS, together=1),
+        *(pytest.param(m, layout, marks=pytest.mark.slow) for m in REST for layout in LAYOUTS),
+    ],
 )
-def test_every_layout_gives_the_same_bits(model: str) -> None:
-    config = configured("model", model, "model.hidden=8", "model.num_layers=4", "model.dropout=0.4")
-    for parts, cases in CASES.items():
-        given: list[dict[str, Any]] = [
-            {"parts": parts, "chunks": 4 * parts, "refresh": 1} | case
-            for case in ({"stages": cases[-1]["stages"]}, *cases)
-        ]
-        runs = [
-            train_in_threads(Hybrid(**rules), config, small_graph(), world=rules["stages"] * parts, epochs=2)
-            for rules in given
-        ]
-        for other in runs[1:]:
-            same_bits(other, runs[0])
+def test_every_layout_gives_the_same_bits(model: str, layout: dict[str, Any]) -> None:
+    same_bits(trained(model, **layout), kept(model, layout.get("parts", 1)))
 
 
 @pytest.mark.parametrize(
