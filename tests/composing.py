@@ -36,15 +36,16 @@ def rest_slow(strategies: Iterable[str], *others: str) -> list[Any]:
     return [pytest.param(s, marks=pytest.mark.slow) if s in {*PRESETS, *others} else s for s in strategies]
 
 
-def covering(*axes: Iterable[Any], together: int = 2) -> list[Any]:
+def covering(*axes: Iterable[Any], together: int = 2, rest: Iterable[Any] = ()) -> list[Any]:
     """Parameters of a test over the product of `axes`. Few cases hold all combinations of the values of any `together`
-    axes; the rest runs in test-all alone."""
-    cases = list(product(*map(list, axes)))
-    chosen, missing = set[int](), {part for case in cases for part in _parts(case, together)}
+    axes, values of `rest` aside; all others run in test-all alone."""
+    cases, slow = list(product(*map(list, axes))), list(rest)
+    quick = {i: _parts(case, together) for i, case in enumerate(cases) if not any(value in slow for value in case)}
+    chosen, missing = set[int](), set[str]().union(*quick.values())
     while missing:
-        best = max(range(len(cases)), key=lambda i: len(missing & _parts(cases[i], together)))
+        best = max(quick, key=lambda i: len(missing & quick[i]))
         chosen.add(best)
-        missing -= _parts(cases[best], together)
+        missing -= quick[best]
     return [pytest.param(*case, marks=() if i in chosen else pytest.mark.slow) for i, case in enumerate(cases)]
 
 

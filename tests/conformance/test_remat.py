@@ -55,13 +55,7 @@ def kept(model: str, parts: int) -> Outcome:
     return trained(model, parts=parts, stages=2)
 
 
-@pytest.mark.parametrize(
-    ("model", "layout"),
-    [
-        *covering(QUICK, LAYOUTS, together=1),
-        *(pytest.param(m, layout, marks=pytest.mark.slow) for m in REST for layout in LAYOUTS),
-    ],
-)
+@pytest.mark.parametrize(("model", "layout"), covering(names("model"), LAYOUTS, together=1, rest=REST))
 def test_every_layout_gives_the_same_bits(model: str, layout: dict[str, Any]) -> None:
     same_bits(trained(model, **layout), kept(model, layout.get("parts", 1)))
 
