@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 
 from gnnpar.parallel.halo.cost import HaloCandidate
 from gnnpar.parallel.pipeline.cost import PipelineCandidate, chain, table_numbers
-from gnnpar.parallel.sequential.cost import SequentialCandidate, in_rounds, transfers
+from gnnpar.parallel.sequential.cost import SequentialCandidate
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.price import Phases
 from gnnpar.pricing.rates import Rates
 from gnnpar.pricing.statistics import GraphStats, PartStats
+from gnnpar.pricing.steps import in_rounds
 from gnnpar.pricing.work import DIRECTIONS, Direction, Work, wire_bytes
 
 Candidate = HaloCandidate | SequentialCandidate | PipelineCandidate
@@ -137,7 +138,7 @@ class Paper:
 
     def _sequential(self, candidate: SequentialCandidate, layer: int, direction: Direction) -> Phases:
         parts, rank = candidate.parts, self._rank(candidate.parts, layer, direction)
-        times = transfers(candidate, self._work(parts), layer, direction)
+        times = candidate.step.times(self._work(parts), layer, direction)
         nbytes = rank.pair_bytes * times
         rounds = [self.cluster.shifted(parts, d, nbytes) if rank.pair_bytes else 0.0 for d in range(1, parts)]
         end = in_rounds(

@@ -14,7 +14,7 @@ from gnnpar.parallel.cagnet.cost import CagnetCandidate
 from gnnpar.parallel.cagnet.cost import candidates as cagnets
 from gnnpar.parallel.halo.cost import HaloCandidate
 from gnnpar.parallel.pipeline.cost import PipelineCandidate, chain
-from gnnpar.parallel.sequential.cost import SequentialCandidate, in_rounds
+from gnnpar.parallel.sequential.cost import SequentialCandidate
 from gnnpar.partition.partition import Random
 from gnnpar.partition.shard import partition_statistics
 from gnnpar.planner.extract import record
@@ -22,12 +22,12 @@ from gnnpar.planner.planner import Request, search
 from gnnpar.planner.simulate import simulated
 from gnnpar.pricing.candidate import Candidate, Scope, even_cuts
 from gnnpar.pricing.fabric import Device, Fabric, Wire, build
-from gnnpar.pricing.flat import FlatCandidate
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Phases
 from gnnpar.pricing.rates import NOMINAL, Rates
 from gnnpar.pricing.statistics import GraphStats, PartStats
+from gnnpar.pricing.steps import FlatCandidate, in_rounds
 from gnnpar.pricing.work import Work, wire_bytes
 
 QUIET = replace(NOMINAL, message=0.0, interference=0.0, epoch=0.0, step=0.0, reduce=(0.0, 0.0))

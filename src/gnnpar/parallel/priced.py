@@ -13,10 +13,9 @@ from typing import Protocol, runtime_checkable
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.strategy import FirstLayer, Workload
 from gnnpar.pricing.candidate import Candidate, Scope
-from gnnpar.pricing.flat import summed_nbytes
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
-from gnnpar.pricing.price import Price, Traffic
+from gnnpar.pricing.price import Price, Traffic, summed_nbytes
 from gnnpar.pricing.work import Held, Work
 
 

@@ -9,11 +9,11 @@ from gnnpar.codecs.codec import CodecConfig, WirePrice
 from gnnpar.parallel.cover.weights import WORTH, Halo, SplitFold, weights_of
 from gnnpar.parallel.priced import Problem, priced
 from gnnpar.partition.cover import CoverCounts, count_cover
-from gnnpar.pricing.candidate import Candidate
-from gnnpar.pricing.flat import exchanged_folds, halo_copies, ring_bytes, summed_nbytes
 from gnnpar.pricing.ir import Fold
 from gnnpar.pricing.machine import Machine
-from gnnpar.pricing.price import Bound, Price, Traffic
+from gnnpar.pricing.price import Bound, Price, Traffic, ring_bytes, summed_nbytes
+from gnnpar.pricing.regrouped import Regrouped
+from gnnpar.pricing.steps import FlatCandidate, Step
 from gnnpar.pricing.work import Work
 
 SENDS_NOTHING = "no price is known of a codec that sends nothing"
@@ -80,8 +80,8 @@ class RowBytes:
         """Bytes of an epoch, (forward, backward): one halo exchange a fold and direction."""
         covers = self.covers(work)
         forward = backward = 0.0
-        for fold in exchanged_folds(work):
-            rows, partial, split = halo_copies(work), 0.0, None
+        for fold in work.exchanged_folds:
+            rows, partial, split = work.parts.copies, 0.0, None
             if (counts := covers.get(self._types_of(fold))) is not None:
                 rows, partial, split = total(counts.rows), total(counts.partial), self._split(fold)
             forward += rows * self.row(fold.src)
@@ -110,7 +110,7 @@ class RowBytes:
             counts = edges.found[key]
             assert isinstance(counts, CoverCounts)
             after = total(counts.rows) * weights.row + total(counts.partial) * weights.partial
-            if self.halo == "cover" or after <= WORTH * halo_copies(work) * weights.row:
+            if self.halo == "cover" or after <= WORTH * work.parts.copies * weights.row:
                 covers[types] = counts
         return covers
 
@@ -119,10 +119,10 @@ class RowBytes:
         the owner of their sources. Unchanged if some folds are not split, or by other covers."""
         if work.parts.edges_of is None:  # a partition that is estimated
             return work
-        covers, kinds = self.covers(work), {self._types_of(f) for f in exchanged_folds(work)}
+        covers, kinds = self.covers(work), {self._types_of(f) for f in work.exchanged_folds}
         if len(kinds) != 1 or not kinds <= covers.keys():
             return work
-        (types,), folds, parts = kinds, exchanged_folds(work), work.parts
+        (types,), folds, parts = kinds, work.exchanged_folds, work.parts
         counts, weights = covers[types], weights_of([self._split(f) for f in folds], self.codec, self.number)
         share = weights.partial / weights.row
         halo = combined(counts.rows, counts.partial, share)
@@ -146,30 +146,59 @@ class RowBytes:
         exact, travels = (forward * self.summed, backward * self.summed), (True, bool(differentiated))
         return SplitFold(fold.src, fold.out // max(1, types), exact, (True, fold.learned), travels)
 
-    def halo_traffic(self, work: Work, *, params: int) -> Traffic:
-        """Halo rows forward, gradients of those that have one back, and the sum with the loss in it."""
-        forward, backward = self.exchanges(work)
-        total = ring_bytes(work.parts.parts, params + 1 + work.ir.summed_moments, self.summed)
-        return Traffic(forward=forward, backward=backward, reduce=total, bound=self.bound)
+    def traffic(self, step: Step, work: Work, params: int) -> Traffic:
+        """Return what a step sends in an epoch: rows, their gradients, and the sum over ranks with the loss in it."""
+        forward, backward = (
+            self.exchanges(step.seen(work)) if step.groups is None else self._regrouped(step.groups, work)
+        )
+        sent = Traffic(
+            forward=forward * step.sends[0],
+            backward=backward * step.sends[1],
+            reduce=ring_bytes(work.parts.parts, params + 1 + work.ir.summed_moments, self.summed),
+            bound=self.bound,
+        )
+        return replace(sent, bound="mean") if forward and sent.bound == "exact" and step.varies else sent
+
+    def _regrouped(self, groups: Regrouped, work: Work) -> tuple[float, float]:
+        """Rows to the ranks that fold them, and results home."""
+        rows, home = groups.moved(work.parts.nodes)
+        forward, backward = (
+            [
+                rows * self.row(f.src, gradient=back) + home * self.row((f.out,), gradient=back)
+                for f in work.exchanged_folds
+            ]
+            for back in (False, True)
+        )
+        learned = [f.learned for f in work.exchanged_folds]
+        return sum(forward), sum(nbytes for nbytes, has in zip(backward, learned, strict=True) if has)
 
 
 def coded_price(
     rows: RowBytes,
-    live: Candidate,
+    live: FlatCandidate,
     problem: Problem,
     machine: Machine,
-    traffic: Callable[[], Traffic],
+    traffic: Callable[[Traffic, Work], Traffic] = lambda sent, work: sent,
     notes: tuple[str, ...] = (),
 ) -> Price:
-    """Return the price of a strategy with a codec. `live`: the candidate that stands for it, but for its bits."""
+    """Return the price of a strategy with a codec.
+
+    `live`: the candidate that stands for it, but for its parts, its bits and what layer 0 keeps. `traffic`: makes of
+    the bytes that its step declares those that it sends.
+    """
     if not rows.known:
         return Price(unpriced=rows.unknown)
-    sent = traffic()
+    live = replace(live, parts=problem.ranks, held=live.keeps(problem.kept) != "no")
+    work = problem.work(live)
+    sent = traffic(rows.traffic(live.step, work, problem.params), work)
     if not rows.sends:
         return Price(traffic=sent, unpriced=SENDS_NOTHING)
     bits, of_bits = rows.bits()
     bits = 32 if problem.ranks == 1 else bits  # nothing travels: what runs is the engine without a codec
-    return priced(live.turned({"bits": bits}), rows.under_cover(problem), machine, sent, of_bits + notes)
+    coded = live.turned({"bits": bits})
+    if coded.wire_bits != bits:
+        of_bits = (f"time is that of rows as they are: the price of {live.family} knows no codec",)
+    return priced(coded, rows.under_cover(problem), machine, sent, of_bits + notes)
 
 
 Table = tuple[tuple[float, ...], ...]

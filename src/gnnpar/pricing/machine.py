@@ -10,6 +10,9 @@ from gnnpar.pricing.price import Phases
 from gnnpar.pricing.rates import Rates
 from gnnpar.pricing.work import Work
 
+Flow = tuple[int, int, float]
+"""Sender, receiver, bytes."""
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -33,7 +36,7 @@ class Machine:
         ranks = range(s * parts, (s + 2) * parts)
         return Machine(self.fabric.choose(ranks), tuple(self.rates[r] for r in ranks))
 
-    def exchange(self, flows: Sequence[tuple[int, int, float]], *, first: int = 0, idle: float = 0.0) -> float:
+    def exchange(self, flows: Sequence[Flow], *, first: int = 0, idle: float = 0.0) -> float:
         """Seconds of one exchange; ranks are counted from `first`. `idle`: seconds of computing since the last one."""
         if not flows:
             return 0.0

@@ -48,7 +48,7 @@ def rank_memory(
     carried += 2 * n * sum(ir.cuts[layers.stop - 1]) / chunks if not last else n * ir.final * 3
     return Memory(
         parameters=5 * _NUMBER * params + 4 * _NUMBER * n * ir.learned * first,
-        structure=_structure(n, e, halo) + tables.structure,
+        structure=structure_bytes(n, e, halo) + tables.structure,
         features=n * ir.in_dim * _NUMBER * first + n * 20.0,
         saved=n * sum(ir.saved_of[i] for i in layers) * _NUMBER,
         halo=kept * _NUMBER,
@@ -62,6 +62,6 @@ def widest_fold(work: Work, layers: range) -> int:
     return max([f.width for i in layers for f in work.ir.folds(i)], default=0)
 
 
-def _structure(n: float, e: float, halo: float) -> float:
-    """CSR by destination and by source of 32 bits; destinations of edges and lists of rows of 64."""
+def structure_bytes(n: float, e: float, halo: float) -> float:
+    """Return the bytes of CSR by destination and source of 32 bits; destinations of edges and lists of rows of 64."""
     return 2 * 4.0 * (e + n + halo) + 8.0 * e + 2 * 8.0 * halo

@@ -86,6 +86,16 @@ class Traffic:
         return {"total": round(self.total), **by_phase, "is": self.bound}
 
 
+def summed_nbytes(number: int) -> int:
+    """Return the bytes of a number that ranks add up, where one of a row has `number`: 16 bits are added up in fp32."""
+    return max(number, 4)
+
+
+def ring_bytes(ranks: int, numbers: int, number: int) -> int:
+    """Return the bytes of a ring sum of so many numbers of `number` bytes, all ranks."""
+    return 2 * (ranks - 1) * numbers * number
+
+
 @dataclass(frozen=True, kw_only=True)
 class Price:
     """What a strategy predicts of an epoch of its own.

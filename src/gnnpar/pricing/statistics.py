@@ -59,7 +59,12 @@ class PartStats:
     @property
     def alpha(self) -> float:
         """Halo rows of all parts over all nodes."""
-        return sum(map(sum, self.halo)) / max(1.0, sum(self.nodes))
+        return self.copies / max(1.0, sum(self.nodes))
+
+    @property
+    def copies(self) -> float:
+        """Halo rows of all parts."""
+        return sum(map(sum, self.halo))
 
     def edges(self, p: int) -> float:
         return self.inner[p] + sum(self.cut[p])

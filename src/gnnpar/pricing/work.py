@@ -110,15 +110,21 @@ class Work:
 
     def exchanged_width(self, layer: int, direction: Direction) -> int:
         """Numbers of a row that is exchanged in this layer: every source forward, backward those with a gradient."""
-        return sum(f.width for f in self._exchanged(layer, direction))
+        return sum(f.width for f in self.exchanged(layer, direction))
 
-    def _exchanged(self, layer: int, direction: Direction) -> list[Fold]:
+    def exchanged(self, layer: int, direction: Direction) -> list[Fold]:
+        """Return the folds whose rows are exchanged: not those of a layer 0 that is held."""
         if layer == 0 and self.held != "no":
             return []
         return [f for f in self.ir.folds(layer) if direction == "forward" or f.learned]
 
+    @property
+    def exchanged_folds(self) -> list[Fold]:
+        """Of all layers, forward."""
+        return [f for i in range(self.ir.num_layers) for f in self.exchanged(i, "forward")]
+
     def row_bytes(self, layer: int, direction: Direction, bits: int) -> int:
-        folds = self._exchanged(layer, direction)
+        folds = self.exchanged(layer, direction)
         return sum(wire_bytes(f.src, bits) for f in folds)
 
     def flows(self, layer: int, direction: Direction, bits: int = 32) -> list[tuple[int, int, float]]:

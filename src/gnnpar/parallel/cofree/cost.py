@@ -1,7 +1,4 @@
-"""What an epoch of CoFree-GNN takes: that of graph parallelism without halos, on the copies and edges of a vertex cut.
-
-Units: seconds, bytes.
-"""
+"""CoFree-GNN: computing on the copies and edges of a vertex cut, and no messages."""
 
 from __future__ import annotations
 
@@ -10,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from gnnpar.parallel.priced import Problem
 from gnnpar.placement import Topology
-from gnnpar.pricing.flat import ExchangeCandidate, ring_bytes
 from gnnpar.pricing.machine import Machine
-from gnnpar.pricing.price import Memory, Price, Traffic
+from gnnpar.pricing.price import Memory, Price, Traffic, ring_bytes
 from gnnpar.pricing.statistics import PartStats
+from gnnpar.pricing.steps import FlatCandidate, Step
 from gnnpar.pricing.work import Work
 
 if TYPE_CHECKING:
@@ -21,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VertexCutCandidate(ExchangeCandidate):
+class VertexCutCandidate(FlatCandidate):
     """`own`: parts of nodes, which a rank holds beside its copies, to evaluate them. `edges`: of each part, with those
     that masks leave out; `masks`: that are kept beside them."""
 
@@ -31,12 +28,12 @@ class VertexCutCandidate(ExchangeCandidate):
     masks: int
 
     @property
-    def label(self) -> str:
-        return "cofree"
+    def step(self) -> Step:
+        return Step("halo")
 
     @property
-    def engine(self) -> str:
-        return "graph_parallel"
+    def label(self) -> str:
+        return self.family
 
     def memory(self, work: Work) -> tuple[Memory, ...]:
         masked = super().memory(work)

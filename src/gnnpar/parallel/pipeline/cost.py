@@ -30,11 +30,11 @@ from gnnpar.pricing.candidate import (
     layers_between,
     quality_of,
 )
-from gnnpar.pricing.flat import exchanged_layer, layer_by_layer, ring_bytes
 from gnnpar.pricing.ir import Fold, ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.memory import Tables, rank_memory, widest_fold
-from gnnpar.pricing.price import Memory, Phases, Price, Traffic
+from gnnpar.pricing.price import Memory, Phases, Price, Traffic, ring_bytes
+from gnnpar.pricing.steps import Step
 from gnnpar.pricing.tasks import Task, TaskGraph
 from gnnpar.pricing.work import DIRECTIONS, Direction, Work, wire_bytes
 
@@ -109,15 +109,7 @@ class PipelineCandidate(Candidate):
 
     def phases(self, work: Work, machine: Machine) -> Phases:
         if self.stages == self.chunks == 1:  # nothing waits and nothing is stale: layer after layer
-            lost, visit = machine.lost(range(self.parts)), work.visit_seconds(self.engine)
-            return layer_by_layer(
-                work,
-                machine,
-                self.engine,
-                lambda layer, direction: exchanged_layer(
-                    work, machine, layer, direction, bits=self.bits, lost=lost, visit=visit
-                ),
-            )
+            return Step("halo").epoch(work, machine, self.engine, self.bits)
         total = Phases()
         spans = self.layers_of(work.ir.num_layers)
         for direction in DIRECTIONS:

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 from gnnpar.parallel.needs import check_first_layer
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.sampling.statistics import Ring, Step, Whole, draw
-from gnnpar.pricing.flat import ring_bytes
 from gnnpar.pricing.ir import Group, ModelIR
 from gnnpar.pricing.machine import Machine
-from gnnpar.pricing.price import Memory, Price, Traffic
+from gnnpar.pricing.price import Memory, Price, Traffic, ring_bytes
 from gnnpar.pricing.quantity import seconds_text
 from gnnpar.pricing.rates import Rates
 from gnnpar.pricing.work import Work

@@ -1,4 +1,4 @@
-"""What an epoch of SANCUS takes: that of CAGNET, without the broadcasts that are skipped. Units: seconds, bytes.
+"""SANCUS: CAGNET without the broadcasts that are skipped.
 
 With a bound, how many are skipped is known in training alone: the price is then that of every broadcast.
 """
@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING
 from gnnpar.files import JsonDict
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.row_bytes import RowBytes, coded_price
-from gnnpar.pricing.broadcast import BroadcastCandidate, whole_parts
-from gnnpar.pricing.candidate import Knobs, Scope, codec_fields, quality_of
-from gnnpar.pricing.ir import ModelIR
+from gnnpar.pricing.candidate import Scope, codec_fields
 from gnnpar.pricing.machine import Machine
-from gnnpar.pricing.price import Bound, Memory, Price, Traffic
-from gnnpar.pricing.quality import Quality
-from gnnpar.pricing.work import Direction, Work
+from gnnpar.pricing.price import Price, Traffic
+from gnnpar.pricing.steps import CodedCandidate, Step
+from gnnpar.pricing.work import Work
 
 if TYPE_CHECKING:
     from gnnpar.parallel.sancus.strategy import Sancus
@@ -28,39 +26,27 @@ _CHOSEN = "broadcasts are skipped while it trains: bytes and time are those of a
 
 
 @dataclass(frozen=True, kw_only=True)
-class SancusCandidate(BroadcastCandidate):
+class SancusCandidate(CodedCandidate):
     """`period`: epochs from broadcast to broadcast; `measured`: copies of own rows are kept, too."""
 
     family: str = "sancus"
+    prefetch: int = 1
     period: int = PERIOD
     measured: bool = False
 
     @property
-    def label(self) -> str:
-        words = [f"sancus, every {self.period} epochs"] + ([f"{self.bits} bit"] if self.bits != 32 else [])
-        words += [f"{self.prefetch} parts ahead"] if self.prefetch != 1 else []
-        return ", ".join(words + (["first layer held"] if self.held else []))
+    def step(self) -> Step:
+        sends = (1 / self.period, 1.0)
+        kept, own = (1.0, 0.0), self.measured
+        return Step("parts", prefetch=self.prefetch, sends=sends, kept=kept, kept_own=own)
 
     @property
-    def quality(self) -> frozenset[Quality]:
-        return quality_of(self.bits, stale=True)
+    def words(self) -> list[str]:
+        return [f"every {self.period} epochs"]
 
     @property
     def fields(self) -> JsonDict:
         return {"codec": codec_fields(self.bits), "prefetch": self.prefetch, "period": self.period}
-
-    def knobs(self, ir: ModelIR) -> Knobs:
-        return {"bits": (32, 16)}
-
-    def share(self, direction: Direction) -> float:
-        return 1 / self.period if direction == "forward" else 1.0
-
-    def memory(self, work: Work) -> tuple[Memory, ...]:
-        width = sum(work.exchanged_width(i, "forward") for i in range(work.ir.num_layers))
-        nodes = work.parts.nodes
-        copies = (sum(nodes) - (0.0 if self.measured else n) for n in nodes)
-        more = (4.0 * width * rows for rows in copies)
-        return tuple(replace(m, halo=m.halo + n) for m, n in zip(super().memory(work), more, strict=True))
 
 
 def candidates(scope: Scope, ranks: int) -> Iterator[SancusCandidate]:
@@ -70,21 +56,16 @@ def candidates(scope: Scope, ranks: int) -> Iterator[SancusCandidate]:
 
 
 def cost(strategy: Sancus, problem: Problem, machine: Machine) -> Price:
-    rows = RowBytes(strategy.codec, problem.number)
-    skips = strategy.bound is None and strategy.period is not None
+    measured = strategy.bound is not None
     live = SancusCandidate(
-        parts=problem.ranks,
-        held=problem.kept == "result",
         prefetch=strategy.prefetch,
-        period=strategy.period if skips and strategy.period else 1,
-        measured=strategy.bound is not None,
+        period=1 if measured or strategy.period is None else strategy.period,
+        measured=measured,
     )
 
-    def traffic() -> Traffic:
-        every = rows.halo_traffic(whole_parts(problem.work(live)), params=problem.params)
-        bound: Bound = every.bound
-        if problem.ranks > 1 and strategy.period != 1 and bound == "exact":
-            bound = "mean" if skips else "most"
-        return replace(every, forward=every.forward * live.share("forward"), bound=bound)
+    def traffic(sent: Traffic, work: Work) -> Traffic:
+        chosen = measured and strategy.period != 1 and problem.ranks > 1 and sent.bound == "exact"
+        return replace(sent, bound="most") if chosen else sent
 
-    return coded_price(rows, live, problem, machine, traffic, () if skips else (_CHOSEN,))
+    rows, notes = RowBytes(strategy.codec, problem.number), (_CHOSEN,) if measured else ()
+    return coded_price(rows, live, problem, machine, traffic, notes)

@@ -1,0 +1,372 @@
+"""A method declares one `Step`: its messages and folds. Seconds, memory and simulated tasks of an epoch follow.
+
+Units: seconds, bytes; a number has 4 bytes. Ranks wait for each other at every exchange, so a layer costs the slowest
+rank of each piece, and an exchange its most loaded link. Sources: SAR (arXiv 2111.06483), CAGNET (arXiv 2005.03300).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+from gnnpar.pricing.candidate import Candidate, Knobs, quality_of
+from gnnpar.pricing.ir import ModelIR
+from gnnpar.pricing.machine import Flow, Machine
+from gnnpar.pricing.memory import rank_memory, structure_bytes, widest_fold
+from gnnpar.pricing.price import Memory, Phases
+from gnnpar.pricing.quality import Quality
+from gnnpar.pricing.regrouped import Regrouped, turns
+from gnnpar.pricing.statistics import PartStats
+from gnnpar.pricing.tasks import Task, TaskGraph
+from gnnpar.pricing.work import DIRECTIONS, Direction, Held, Piece, Work
+
+Kind = Literal["local", "halo", "parts", "rounds", "columns", "grid"]
+_NUMBER = 4.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """How the rows that a fold reads come to a rank, in every layer. Gradients go back the same way.
+
+    `kind`: rows are `local`; the `halo` travels at once; whole `parts` are broadcast one after the other; the halo
+    comes in `rounds`, one peer after the other; ranks fold some `columns` of all rows, or rows of their group on a
+    `grid` (`groups`), and send the results home.
+    `overlap`: messages pass beside the fold of inner edges, beside the whole epoch, or beside nothing.
+    `share`: of the halo rows and of the edges from them. `sends`: share of the epochs in which rows and gradients
+    travel.
+    `kept`: messages of rows and of gradients that a rank keeps over epochs; `kept_own`: its own rows beside them.
+    `prefetch`: parts or rounds under way while one is folded. `again`: backward reads rows of a round again (pull) or
+    sends rows of destinations where the fold can (push); None: it keeps them.
+    """
+
+    kind: Kind
+    overlap: Literal["inner", "epoch", "none"] = "inner"
+    share: float = 1.0
+    sends: tuple[float, float] = (1.0, 1.0)
+    kept: tuple[float, float] = (0.0, 0.0)
+    kept_own: bool = False
+    prefetch: int = 1
+    again: Literal["push", "pull"] | None = None
+    groups: Regrouped | None = None
+
+    @property
+    def stale(self) -> bool:
+        """Does a fold read rows of an earlier epoch, or a gradient not travel?"""
+        return self.overlap == "epoch" or self.sends != (1.0, 1.0)
+
+    @property
+    def varies(self) -> bool:
+        """Do epochs send different numbers of bytes?"""
+        return any(0 < share < 1 for share in (self.share, *self.sends))
+
+    def seen(self, work: Work) -> Work:
+        """Return the work with the rows that travel as its halo."""
+        parts = work.parts
+        if self.kind == "parts":
+            every = tuple(tuple(0.0 if p == q else n for q, n in enumerate(parts.nodes)) for p in range(parts.parts))
+            return replace(work, parts=PartStats(parts.nodes, parts.inner, parts.cut, every))
+        if self.share == 1:
+            return work
+        cut, halo = (tuple(tuple(n * self.share for n in row) for row in table) for table in (parts.cut, parts.halo))
+        return replace(work, parts=PartStats(parts.nodes, parts.inner, cut, halo))
+
+    def times(self, work: Work, layer: int, direction: Direction) -> float:
+        """Return how often the bytes of one exchange travel in an epoch."""
+        if self.kind != "rounds" or direction == "forward":
+            return self.sends[direction == "backward"]
+        folds, needed = work.ir.folds(layer), 0.0
+        for fold in folds:
+            if fold.linear or not fold.needs_src or self.again is None:
+                needed += fold.width * fold.learned
+            elif self.again == "push" and fold.pushed:
+                needed += fold.pushed
+            else:
+                needed += fold.width * (1 + fold.learned)
+        plain = sum(f.width for f in folds if f.learned)
+        return needed / plain if plain else 0.0
+
+    def _regrouped(self, work: Work) -> Regrouped | None:
+        return Regrouped.by_columns(work.parts.parts) if self.kind == "columns" else self.groups
+
+    # Seconds in closed form
+
+    def epoch(self, work: Work, machine: Machine, engine: str, bits: int = 32) -> Phases:
+        """Return the seconds of all layers in both directions, each kind priced once, and of the epoch's end."""
+        work, total, layers = self.seen(work), Phases(), range(work.ir.num_layers)
+        lost, visit = machine.lost(range(work.parts.parts)), Phases(compute=work.visit_seconds(engine))
+        for layer, count in work.alike(layers):
+            for direction in DIRECTIONS:
+                total += (self._layer(work, machine, layer, direction, bits, lost) + visit).times(count)
+        total += machine.end(work, engine, layers)
+        if self.overlap == "epoch":
+            return replace(total, wire=total.wire - min(total.wire, total.compute) * (1 - lost))
+        return total
+
+    def _layer(self, work: Work, machine: Machine, layer: int, direction: Direction, bits: int, lost: float) -> Phases:
+        """`lost`: share of hidden communication that computing pays for."""
+        if (groups := self._regrouped(work)) is not None:
+            return groups.phases(work, machine, layer, direction, bits=bits, prefetch=self.prefetch, lost=lost)
+        pieces, flows = work.pieces(layer, direction, bits=bits), work.flows(layer, direction, bits)
+        times = self.times(work, layer, direction)
+        if self.kind == "rounds":
+            return self._in_rounds(machine, pieces, flows, direction, times, lost)
+        compute, encode = max(p.compute for p in pieces), max(p.pack + p.unpack for p in pieces) * times
+        if self.overlap == "epoch":
+            return Phases(compute=compute, encode=encode, wire=machine.exchange(flows) * times)
+        if self.kind == "parts":
+            owner, fold = int(direction == "backward"), max(p.inner + sum(p.halo) for p in pieces)
+            at_once = [[f for f in flows if f[owner] in turn] for turn in turns(len(pieces), self.prefetch)]
+            wire = sum(map(machine.exchange, at_once)) * times
+            hidden = min(wire, fold) if self.prefetch else 0.0
+            return Phases(compute=compute, encode=encode, wire=wire - hidden * (1 - lost))
+        wire, inner = machine.exchange(flows, idle=self._pause(pieces)), max(p.inner for p in pieces)
+        hidden = min(wire, inner) if self.overlap == "inner" else 0.0
+        rest = max(p.compute - p.inner for p in pieces)
+        return Phases(compute=inner + rest, encode=encode, wire=(wire - hidden * (1 - lost)) * times)
+
+    def _in_rounds(
+        self,
+        machine: Machine,
+        pieces: Sequence[Piece],
+        flows: Sequence[Flow],
+        direction: Direction,
+        times: float,
+        lost: float,
+    ) -> Phases:
+        """In round d a rank reads from the rank d places before it."""
+        parts = len(pieces)
+        distances = range(1, parts)
+        apart: dict[int, list[Flow]] = {d: [] for d in distances}
+        for source, target, nbytes in flows:
+            reader, owner = (target, source) if direction == "forward" else (source, target)
+            apart[(reader - owner) % parts].append((source, target, nbytes * times))
+        idle = self._pause(pieces)
+        rounds = [machine.exchange(apart[d], idle=idle if d == 1 else 0.0) for d in distances]
+        folds = [max(p.halo[(i - d) % parts] for i, p in enumerate(pieces)) for d in distances]
+        inner = max(p.inner for p in pieces)
+        compute = inner + sum(folds)
+        wire = in_rounds(rounds, folds, inner, prefetch=self.prefetch, lost=lost) - compute
+        encode = max(p.pack + p.unpack for p in pieces) * max(1.0, times)
+        return Phases(compute=compute + max(p.before + p.after for p in pieces), encode=encode, wire=wire)
+
+    def _pause(self, pieces: Sequence[Piece]) -> float:
+        """Seconds between two exchanges in which nothing is sent."""
+        return min(p.compute + p.pack + p.unpack - (self.overlap == "inner") * p.inner for p in pieces)
+
+    # Memory
+
+    def memory(self, work: Work) -> tuple[Memory, ...]:
+        """Return the most bytes of each rank."""
+        if (groups := self._regrouped(work)) is not None:
+            return groups.memory(work, prefetch=self.prefetch)
+        seen, ranks = self.seen(work), range(work.parts.parts)
+        return tuple(self._with_share(work, p, self._of_rank(seen, p)) for p in ranks)
+
+    def _of_rank(self, work: Work, p: int) -> Memory:
+        parts, layers = work.parts, range(work.ir.num_layers)
+        n, halo, sent = parts.nodes[p], sum(parts.halo[p]), parts.sent(p)
+        columns, moving, at_once = n + halo, halo + sent, (1 + self.prefetch) * max(parts.nodes)
+        if self.kind == "parts":  # own rows wait in a buffer a reader, and come back as gradients of all of them
+            moving = sent + at_once
+        elif self.kind == "rounds":  # each of as many rows as the largest part
+            columns, moving = n if self.again else columns, 2 * min(halo, at_once)
+        memory = rank_memory(work, layers, p, columns=columns, moving=moving * widest_fold(work, layers))
+        rows, gradients = (
+            times * sum(work.exchanged_width(i, d) for i in layers)
+            for d, times in zip(DIRECTIONS, self.kept, strict=True)
+        )
+        return replace(memory, halo=memory.halo + _NUMBER * (rows * (halo + n * self.kept_own) + gradients * sent))
+
+    def _with_share(self, work: Work, p: int, memory: Memory) -> Memory:
+        """The blocks of all halo rows stay beside those of the share; so do all features that layer 0 keeps."""
+        if self.share == 1:
+            return memory
+        parts, halo = work.parts, sum(work.parts.halo[p])
+        features = _NUMBER * work.ir.in_dim * (1 - self.share) * halo * (work.held == "rows")
+        structure = memory.structure + structure_bytes(0.0, sum(parts.cut[p]), halo)
+        return replace(memory, structure=structure, halo=memory.halo + features)
+
+    # Tasks of the simulator
+
+    def tasks(self, work: Work, machine: Machine, engine: str, bits: int = 32) -> list[Task]:
+        """Return the tasks of an epoch for the event simulator."""
+        work, graph, layers = self.seen(work), TaskGraph(machine), range(work.ir.num_layers)
+        ranks, visit = range(work.parts.parts), work.visit_seconds(engine)
+        groups, last = self._regrouped(work), [list[int]() for _ in ranks]
+        layer_tasks = partial(self._layer_tasks if groups is None else groups.tasks, graph, work, bits, visit)
+        for direction in DIRECTIONS:
+            for layer in layers if direction == "forward" else reversed(layers):
+                last = layer_tasks(layer, direction, last)
+            if direction == "forward":
+                last = [[graph.compute("loss", p, work.loss_seconds[p], last[p])] for p in ranks]
+        graph.end(work, engine, ranks, layers, [i for each in last for i in each])
+        return graph.made
+
+    def _layer_tasks(
+        self,
+        graph: TaskGraph,
+        work: Work,
+        bits: int,
+        visit: float,
+        layer: int,
+        direction: Direction,
+        last: list[list[int]],
+    ) -> list[list[int]]:
+        """One layer on every rank: dense work, exchange, folds, dense work. Returns what the next one waits for."""
+        parts, tag, forward = work.parts.parts, f"{direction[0].upper()}{layer}", direction == "forward"
+        pieces, flows = work.pieces(layer, direction, bits=bits), work.flows(layer, direction, bits)
+        times = self.times(work, layer, direction)
+        name, other = ("before", "after") if forward else ("after", "before")
+        more, idle, ready = max(1.0, times), self._pause(pieces), list[int]()
+        for p, piece in enumerate(pieces):
+            posts = work.rates[p].message * sum(a == p for a, _, _ in flows) + visit
+            dense = piece.before if forward else piece.after
+            ready.append(graph.compute(f"{tag} {name}", p, dense + more * piece.pack + posts, last[p]))
+        arriving: dict[int, dict[int, float]] = {p: {} for p in range(parts)}
+        for source, target, nbytes in flows:
+            arriving[target][source] = nbytes * times
+        ended: list[list[int]] = []
+        for p, piece in enumerate(pieces):
+            sources = sorted(arriving[p], key=lambda q: (p - q) % parts)
+            done = self._fold_tasks(graph, p, tag, piece, {q: arriving[p][q] for q in sources}, ready, idle)
+            # a peer that sends nothing in this direction may still have a block to fold
+            if rest := sum(seconds for q, seconds in enumerate(piece.halo) if q not in sources):
+                done = graph.compute(f"{tag} halo", p, rest, [done])
+            dense = piece.after if forward else piece.before
+            ended.append([graph.compute(f"{tag} {other}", p, dense + more * piece.unpack, [done])])
+        return ended
+
+    def _fold_tasks(
+        self,
+        graph: TaskGraph,
+        p: int,
+        tag: str,
+        piece: Piece,
+        nbytes: Mapping[int, float],
+        ready: Sequence[int],
+        idle: float,
+    ) -> int:
+        """Rank p folds its inner edges and each peer's rows; the next round is asked for once an earlier one is folded.
+
+        nbytes: peer -> what it sends, in the order of the folds; ready[q]: the task after which q may send. Returns the
+        last fold.
+        """
+
+        def flow(q: int, asks: Sequence[int], idle: float) -> int:
+            return graph.flow(f"{tag} {q}>{p}", q, p, nbytes[q], [ready[q], *asks], idle=idle)
+
+        in_rounds, late = self.kind == "rounds", self.overlap == "epoch"
+        flows = {} if in_rounds else {q: flow(q, (), idle) for q in nbytes}
+        waits = flows.values() if self.overlap == "none" else ()
+        folded = [graph.compute(f"{tag} inner", p, piece.inner, [ready[p], *waits])]
+        for r, q in enumerate(nbytes):
+            if in_rounds:
+                asked = _asked(r, self.prefetch)
+                flows[q] = flow(q, () if asked is None else (folded[asked],), idle if r == 0 else 0.0)
+            seconds = piece.halo[q] + graph.machine.rates[p].message
+            arrived = [] if late else [flows[q]]  # what arrives late is folded in a later epoch
+            folded.append(graph.compute(f"{tag} halo {q}", p, seconds, [folded[-1], *arrived]))
+        return folded[-1]
+
+
+def _asked(r: int, prefetch: int) -> int | None:
+    """The fold after which round r is asked for; 0: of the inner edges, None: the round is asked for at once."""
+    before = r - prefetch
+    return None if before < 0 or (before == 0 and prefetch > 0) else before
+
+
+def in_rounds(rounds: Sequence[float], folds: Sequence[float], inner: float, *, prefetch: int, lost: float) -> float:
+    """Seconds until all is folded. Round r is asked for when r - prefetch - 1 is folded; the first ones at once."""
+    arrived, folded = 0.0, [inner]
+    hidden = 0.0
+    for r, seconds in enumerate(rounds):
+        asked = _asked(r, prefetch)
+        start = max(arrived, 0.0 if asked is None else folded[asked])
+        arrived = start + seconds
+        hidden += max(0.0, min(arrived, folded[-1]) - start)
+        folded.append(max(folded[-1], arrived) + folds[r])
+    return folded[-1] + lost * hidden
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlatCandidate(Candidate):
+    """A method with all layers on every rank, one part a rank. `step` declares what it sends and folds."""
+
+    @property
+    @abstractmethod
+    def step(self) -> Step: ...
+
+    @property
+    def words(self) -> Sequence[str]:
+        """What the label has of the method's own options."""
+        return ()
+
+    @property
+    def wire_bits(self) -> int:
+        """Of a number on the wire."""
+        return 32
+
+    @property
+    def label(self) -> str:
+        step, words = self.step, [self.family, *self.words]
+        words += [f"{self.wire_bits} bit"] if self.wire_bits != 32 else []
+        ahead = step.kind in ("parts", "grid") and step.prefetch != 1
+        words += [f"{step.prefetch} parts ahead"] if ahead else []
+        return ", ".join(words + ["first layer held"] * self.held)
+
+    @property
+    def engine(self) -> str:
+        if self.step.kind == "halo":
+            bits = self.wire_bits
+            return "rounded" if bits == 16 else "adaqp" if bits < 16 else "graph_parallel"
+        return "cagnet" if self.step.kind == "parts" else self.family
+
+    @property
+    def may_hold(self) -> bool:
+        return self.parts > 1 and self.step.kind != "rounds"
+
+    @property
+    def ordered(self) -> bool:
+        """Other exchanges than those in rounds are between all pairs at once."""
+        return self.step.kind in ("local", "rounds")
+
+    @property
+    def whole_halo(self) -> bool:
+        return self.step.kind not in ("parts", "grid", "rounds")
+
+    def keeps(self, held: Held) -> Held:
+        return held if held == "result" or self.step.kind in ("local", "halo") else "no"
+
+    def seen(self, work: Work) -> Work:
+        """Return the work that this configuration walks."""
+        return work
+
+    def phases(self, work: Work, machine: Machine) -> Phases:
+        return self.step.epoch(self.seen(work), machine, self.engine, self.wire_bits)
+
+    def memory(self, work: Work) -> tuple[Memory, ...]:
+        return self.step.memory(self.seen(work))
+
+    def tasks(self, work: Work, machine: Machine) -> list[Task]:
+        return self.step.tasks(self.seen(work), machine, self.engine, self.wire_bits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodedCandidate(FlatCandidate):
+    """`bits`: of a number on the wire."""
+
+    bits: int = 32
+
+    @property
+    def wire_bits(self) -> int:
+        return self.bits
+
+    @property
+    def quality(self) -> frozenset[Quality]:
+        return quality_of(self.bits, stale=self.step.stale)
+
+    def knobs(self, ir: ModelIR) -> Knobs:
+        return {"bits": (32, 16)}
