@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ from gnnpar.codecs.uniform import Random as RandomBits
 from gnnpar.codecs.uniform import Uniform
 from gnnpar.config.compose import compose
 from gnnpar.data.dataset import Dataset
+from gnnpar.parallel.base import Declares
+from gnnpar.parallel.declared import Declaration
+from gnnpar.parallel.digest.strategy import Digest
 from gnnpar.parallel.halo.adaqp import AdaQP
 from gnnpar.parallel.halo.cost import HaloCandidate
 from gnnpar.parallel.halo.strategy import GraphParallel
@@ -47,6 +50,7 @@ from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Price, Traffic
 from gnnpar.pricing.rates import NOMINAL, Rates
 from gnnpar.pricing.statistics import GraphStats, PartStats
+from gnnpar.pricing.steps import Step
 from gnnpar.pricing.topology import one_host
 from gnnpar.pricing.work import Work
 from gnnpar.verify.conformance import small_graph, train_in_threads
@@ -196,6 +200,20 @@ def test_tag_is_the_strategy_that_it_chooses(chosen: Candidate, monkeypatch: pyt
     assert found.notes[0] == f"chooses {chosen.label}"
     assert "replan=true" in found.notes[1]
     assert not any("priced as graph_parallel" in note for note in found.notes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Few(Declares):
+    """DIGEST by another name."""
+
+    def declared(self) -> Declaration:
+        return Declaration(family="few", step=Step("halo", sends=(1 / 3, 0.0), kept=(1.0, 0.0)))
+
+
+def test_a_declared_step_is_a_price() -> None:
+    few, digest = price(Few(), "gat", 3), price(Digest(period=3), "gat", 3)
+    assert few == replace(digest, label="few")
+    assert digest.label == "digest, every 3 epochs"
 
 
 @pytest.mark.parametrize(("strategy", "name"), [(GraphParallel(), "gcn"), (GraphParallel(), "gat"), (SAR(), "gat")])

@@ -12,6 +12,7 @@ from gnnpar.parallel.strategy import Workload
 from gnnpar.placement import Plan, Topology
 
 if TYPE_CHECKING:
+    from gnnpar.parallel.declared import Declaration
     from gnnpar.parallel.priced import Problem
     from gnnpar.pricing.candidate import Candidate, Scope
     from gnnpar.pricing.machine import Machine
@@ -60,6 +61,24 @@ class Prices:
 
     def cost(self, problem: Problem, machine: Machine) -> Price:
         return import_module(self.prices).cost(self, problem, machine)
+
+
+class Declares(CodedStrategy):
+    """A strategy with a codec that is priced by the step that it declares."""
+
+    def declared(self) -> Declaration:
+        """Return the messages and folds of a layer, and the words for them."""
+        raise NotImplementedError(f"{type(self).__name__} declares no step")
+
+    def cost(self, problem: Problem, machine: Machine) -> Price:
+        return import_module("gnnpar.parallel.declared").cost(self, problem, machine)
+
+
+class Proposed(Declares):
+    """One that a planner may choose, with rows as they are or rounded."""
+
+    def candidates(self, scope: Scope, ranks: int) -> Iterable[Candidate]:
+        return import_module("gnnpar.parallel.declared").candidates(self, ranks)
 
 
 class Enumerates(Prices):

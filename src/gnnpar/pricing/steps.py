@@ -10,9 +10,10 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
-from gnnpar.pricing.candidate import Candidate, Knobs, quality_of
+from gnnpar.files import JsonDict
+from gnnpar.pricing.candidate import Candidate, Knobs, codec_fields, quality_of
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Flow, Machine
 from gnnpar.pricing.memory import rank_memory, structure_bytes, widest_fold
@@ -312,6 +313,7 @@ class FlatCandidate(Candidate):
     @property
     def label(self) -> str:
         step, words = self.step, [self.family, *self.words]
+        words += ["no overlap"] * (step.overlap == "none")
         words += [f"{self.wire_bits} bit"] if self.wire_bits != 32 else []
         ahead = step.kind in ("parts", "grid") and step.prefetch != 1
         words += [f"{step.prefetch} parts ahead"] if ahead else []
@@ -356,8 +358,9 @@ class FlatCandidate(Candidate):
 
 @dataclass(frozen=True, kw_only=True)
 class CodedCandidate(FlatCandidate):
-    """`bits`: of a number on the wire."""
+    """`bits`: of a number on the wire. `options`: names of fields that are the strategy's own."""
 
+    options: ClassVar[tuple[str, ...]] = ()
     bits: int = 32
 
     @property
@@ -367,6 +370,10 @@ class CodedCandidate(FlatCandidate):
     @property
     def quality(self) -> frozenset[Quality]:
         return quality_of(self.bits, stale=self.step.stale)
+
+    @property
+    def fields(self) -> JsonDict:
+        return {"codec": codec_fields(self.bits), **{name: vars(self)[name] for name in self.options}}
 
     def knobs(self, ir: ModelIR) -> Knobs:
         return {"bits": (32, 16)}

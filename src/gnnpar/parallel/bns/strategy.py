@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge, Le
 
@@ -18,7 +18,7 @@ from gnnpar.codecs.codec import Codec, Exactness, Identity
 from gnnpar.codecs.delta import refuse_delta
 from gnnpar.comm import RowLists
 from gnnpar.folds.edge_data import ALL_KINDS
-from gnnpar.parallel.base import CodedStrategy, Prices
+from gnnpar.parallel.base import Declares
 from gnnpar.parallel.bns.oracle import SampledWhole
 from gnnpar.parallel.bns.view import SampledHalo
 from gnnpar.parallel.context import BuildContext
@@ -31,15 +31,17 @@ from gnnpar.parallel.strategy import Capabilities, LayerFacts, name_of
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan
 
+if TYPE_CHECKING:
+    from gnnpar.parallel.declared import Declaration
+
 
 @dataclass(frozen=True, kw_only=True)
-class BoundarySampling(CodedStrategy, Prices):
+class BoundarySampling(Declares):
     """`rate`: probability that a boundary row travels in an epoch; 1: graph parallelism, 0: nothing is sent.
 
     `codec`: of the rows that travel and of their gradients. Evaluation reads all rows, exactly.
     """
 
-    prices = "gnnpar.parallel.bns.cost"
     rate: Annotated[float, Ge(0), Le(1)] = 0.1
     overlap: Overlap = "edges"
     capabilities = Capabilities(
@@ -70,6 +72,14 @@ class BoundarySampling(CodedStrategy, Prices):
         if not isinstance(self.codec, Identity):
             return None
         return SampledWhole(whole, Pass(seed), part_of=plan.part_of, rate=self.rate)
+
+    def declared(self) -> Declaration:
+        """Expected values: rows are drawn one by one, so their number varies by sqrt(rate (1 - rate) n)."""
+        from gnnpar.parallel.declared import Declaration, Step, beside
+
+        step = Step("halo", overlap=beside(self.overlap), share=self.rate)
+        notes = ("drawing and cutting the sample of an epoch is not in the time",) if self.rate < 1 else ()
+        return Declaration(family="bns", step=step, words=[f"{self.rate:g} of the boundary rows"], notes=notes)
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         how = f"{self.rate:g} of the boundary rows, {name_of(self.codec)}, overlap {self.overlap}"

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import TYPE_CHECKING
 
-from gnnpar.files import JsonDict
 from gnnpar.parallel.cagnet.grid import Grid
 from gnnpar.parallel.cagnet.replicated import refuse_fold
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.row_bytes import RowBytes, coded_price
-from gnnpar.pricing.candidate import Scope, codec_fields
+from gnnpar.pricing.candidate import Scope
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Price
 from gnnpar.pricing.regrouped import Regrouped
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 class CagnetCandidate(CodedCandidate):
     """`replication`: ranks that share the in-edges of their rows, whose square divides the number of parts."""
 
+    options = ("prefetch", "replication")
     family: str = "cagnet"
     prefetch: int = 1
     replication: int = 1
@@ -41,10 +41,6 @@ class CagnetCandidate(CodedCandidate):
     @property
     def words(self) -> list[str]:
         return [f"replication {self.replication}"] if self.replication > 1 else []
-
-    @property
-    def fields(self) -> JsonDict:
-        return {"codec": codec_fields(self.bits), "prefetch": self.prefetch, "replication": self.replication}
 
 
 def candidates(scope: Scope, ranks: int) -> Iterator[CagnetCandidate]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge
 
@@ -16,7 +16,7 @@ from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import Exactness, Identity
 from gnnpar.codecs.delta import refuse_delta
 from gnnpar.folds.edge_data import ALL_KINDS
-from gnnpar.parallel.base import CodedStrategy, Enumerates
+from gnnpar.parallel.base import Proposed
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.cover.weights import Halo, refuse_nothing
 from gnnpar.parallel.digest.table import Refreshed
@@ -29,9 +29,12 @@ from gnnpar.parallel.strategy import Capabilities, LayerFacts, name_of
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan
 
+if TYPE_CHECKING:
+    from gnnpar.parallel.declared import Declaration
+
 
 @dataclass(frozen=True, kw_only=True)
-class Digest(CodedStrategy, Enumerates):
+class Digest(Proposed):
     """`period`: epochs from one refresh of the halo rows to the next; between them the same rows are read.
 
     `gradients`: in an epoch that refreshes, gradients of halo rows go back to their owners; the paper sends none. With
@@ -39,7 +42,6 @@ class Digest(CodedStrategy, Enumerates):
     folds (`gnnpar.parallel.cover`). Evaluation reads rows of its own weights, exactly.
     """
 
-    prices = "gnnpar.parallel.digest.cost"
     period: Annotated[int, Ge(1)] = 2
     gradients: bool = False
     overlap: Overlap = "edges"
@@ -92,6 +94,14 @@ class Digest(CodedStrategy, Enumerates):
         if not isinstance(self.codec, Identity):
             return None
         return StaleWhole(whole, Pass(seed), part_of=plan.part_of, policy=Refreshed(self.period, self.gradients))
+
+    def declared(self) -> Declaration:
+        from gnnpar.parallel.declared import Declaration, Step, beside
+
+        sends, kept = (1 / self.period, self.gradients / self.period), (float(self.period > 1), 0.0)
+        step = Step("halo", overlap=beside(self.overlap), sends=sends, kept=kept)
+        words = [f"every {self.period} epochs"] + ["with gradients"] * self.gradients
+        return Declaration(family="digest", step=step, words=words, options=("period", "gradients"), linear=True)
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         how = f"{name_of(self.codec)}, every {self.period} epochs, {'with' if self.gradients else 'no'} gradients"

@@ -1,61 +1,27 @@
-"""Feature parallelism: all edges on 1/P of the columns, between two all-to-alls.
-
-Bytes follow the shapes of the model's folds; time divides their widths evenly over ranks.
-"""
+"""Bytes of feature parallelism, which follow the shapes of the model's folds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING
 
 import torch
 
 from gnnpar.data.dataset import Dataset
-from gnnpar.files import JsonDict
 from gnnpar.parallel.feature.slices import slices_of
 from gnnpar.parallel.priced import Problem
-from gnnpar.parallel.row_bytes import RowBytes, coded_price
+from gnnpar.parallel.row_bytes import RowBytes
 from gnnpar.parallel.sketch import Use, sketch
 from gnnpar.partition.shard import cut
-from gnnpar.pricing.candidate import Scope, codec_fields
-from gnnpar.pricing.machine import Machine
-from gnnpar.pricing.price import Price, Traffic
-from gnnpar.pricing.steps import CodedCandidate, Step
+from gnnpar.pricing.price import Traffic
 from gnnpar.pricing.work import Work
 
-if TYPE_CHECKING:
-    from gnnpar.parallel.feature.strategy import FeatureParallel
 
-
-@dataclass(frozen=True, kw_only=True)
-class FeatureCandidate(CodedCandidate):
-    family: str = "feature"
-
-    @property
-    def step(self) -> Step:
-        return Step("columns")
-
-    @property
-    def fields(self) -> JsonDict:
-        return {"codec": codec_fields(self.bits)}
-
-
-def candidates(scope: Scope, ranks: int) -> Iterator[FeatureCandidate]:
-    if ranks > 1:
-        yield FeatureCandidate(parts=ranks)
-        yield FeatureCandidate(parts=ranks, bits=16)
-
-
-def cost(strategy: FeatureParallel, problem: Problem, machine: Machine) -> Price:
-    rows = RowBytes(strategy.codec, problem.number)
-
-    def traffic(sent: Traffic, work: Work) -> Traffic:
-        forward, backward = sliced_bytes(rows, uses_of(problem), work)
-        return replace(sent, forward=forward, backward=backward)
-
-    return coded_price(rows, FeatureCandidate(), problem, machine, traffic)
+def sent(traffic: Traffic, work: Work, rows: RowBytes, problem: Problem) -> Traffic:
+    """To the byte: a rank receives the rows of all other nodes, and sends home their results."""
+    forward, backward = sliced_bytes(rows, uses_of(problem), work)
+    return replace(traffic, forward=forward, backward=backward)
 
 
 def uses_of(problem: Problem) -> list[Use]:
@@ -75,7 +41,7 @@ def uses_of(problem: Problem) -> list[Use]:
 
 
 def sliced_bytes(rows: RowBytes, uses: Sequence[Use], work: Work) -> tuple[float, float]:
-    """(forward, backward), to the byte: a rank receives the rows of all other nodes, and sends home their results."""
+    """Return (forward, backward)."""
     ranks, sent = work.parts.parts, [0.0, 0.0]
     learned = [f.learned for i in range(work.ir.num_layers) for f in work.ir.folds(i)]
     exchanged = len(work.exchanged_folds) if ranks > 1 else 0

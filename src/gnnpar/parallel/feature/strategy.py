@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import Codec, Identity, is_constant
 from gnnpar.codecs.delta import refuse_delta
 from gnnpar.comm import CodedExchange
 from gnnpar.folds.edge_data import IN_BLOCKS
-from gnnpar.parallel.base import CodedStrategy, Enumerates
+from gnnpar.parallel.base import Proposed
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import Engine, FlatEngine
 from gnnpar.parallel.feature.slices import slices_of
@@ -25,12 +26,13 @@ from gnnpar.parallel.sketch import sketch
 from gnnpar.parallel.strategy import Capabilities, LayerFacts, name_of
 from gnnpar.placement import Plan
 
+if TYPE_CHECKING:
+    from gnnpar.parallel.declared import Declaration
+
 
 @dataclass(frozen=True, kw_only=True)
-class FeatureParallel(CodedStrategy, Enumerates):
+class FeatureParallel(Proposed):
     """`codec`: of rows by columns, of results on their way home, and of the gradients of both, in training."""
-
-    prices = "gnnpar.parallel.feature.cost"
 
     @property
     def capabilities(self) -> Capabilities:
@@ -51,6 +53,12 @@ class FeatureParallel(CodedStrategy, Enumerates):
                 "codec=adaptive weighs halo rows by the edges that read them, and strategy=feature sends no halo rows: "
                 "use codec=uniform, random, bf16, drop or identity"
             )
+
+    def declared(self) -> Declaration:
+        from gnnpar.parallel.declared import Declaration, Step
+        from gnnpar.parallel.feature.cost import sent
+
+        return Declaration(family="feature", step=Step("columns"), sent=sent)
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         how = f"{name_of(self.codec)}, two all-to-alls"

@@ -13,7 +13,7 @@ from gnnpar.codecs.codec import BFloat16, Identity
 from gnnpar.files import JsonDict
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.row_bytes import RowBytes, coded_price
-from gnnpar.pricing.candidate import Knobs, Scope, codec_fields
+from gnnpar.pricing.candidate import Knobs, Scope
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Price, Traffic, ring_bytes
@@ -30,6 +30,7 @@ QUANTIZED = (8, 4, 2)
 class HaloCandidate(CodedCandidate):
     """`family`: adaqp below 16 bits, whose YAML has a quantizing codec. `halo`: rows, or the least cover."""
 
+    options = ("overlap",)
     family: str = "graph_parallel"
     overlap: Literal["none", "edges"] = "edges"
     halo: Literal["rows", "cover"] = "rows"
@@ -42,17 +43,12 @@ class HaloCandidate(CodedCandidate):
         return Step("halo", overlap="inner" if self.overlap == "edges" else "none")
 
     @property
-    def words(self) -> list[str]:
-        return ["no overlap"] if self.overlap == "none" else []
-
-    @property
     def label(self) -> str:
         return super().label + (", cover" if self.halo == "cover" else "")
 
     @property
     def fields(self) -> JsonDict:
-        halo: JsonDict = {} if self.halo == "rows" else {"halo": self.halo}
-        return {"codec": codec_fields(self.bits), "overlap": self.overlap, **halo}
+        return super().fields | ({} if self.halo == "rows" else {"halo": self.halo})
 
     def seen(self, work: Work) -> Work:
         return RowBytes(BFloat16() if self.bits == 16 else Identity(), halo=self.halo).covered(work)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge, Lt
 
@@ -17,7 +17,7 @@ from gnnpar.codecs.codec import Exactness, Identity
 from gnnpar.codecs.delta import refuse_delta
 from gnnpar.comm.communicator import Phase
 from gnnpar.folds.edge_data import ALL_KINDS
-from gnnpar.parallel.base import CodedStrategy, Enumerates
+from gnnpar.parallel.base import Proposed
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.cover.weights import Halo, refuse_nothing
 from gnnpar.parallel.edges import Overlap
@@ -30,9 +30,12 @@ from gnnpar.parallel.strategy import Capabilities, LayerFacts, name_of
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan
 
+if TYPE_CHECKING:
+    from gnnpar.parallel.declared import Declaration
+
 
 @dataclass(frozen=True, kw_only=True)
-class PipeGCN(CodedStrategy, Enumerates):
+class PipeGCN(Proposed):
     """`staleness`: age in epochs of halo rows and of the gradients of boundary rows; 0: graph parallelism.
 
     `smooth_features`, `smooth_gradients`: running means of them with `decay` take their place. `codec`: of both on the
@@ -40,7 +43,6 @@ class PipeGCN(CodedStrategy, Enumerates):
     own weights, exactly.
     """
 
-    prices = "gnnpar.parallel.pipegcn.cost"
     staleness: Annotated[int, Ge(0)] = 1
     smooth_features: bool = False
     smooth_gradients: bool = False
@@ -96,6 +98,17 @@ class PipeGCN(CodedStrategy, Enumerates):
         if not isinstance(self.codec, Identity):
             return None
         return StaleWhole(whole, Pass(seed), part_of=plan.part_of, policy=self.policy)
+
+    def declared(self) -> Declaration:
+        """All messages pass beside the computing of the epoch, and wait for `staleness` epochs."""
+        from gnnpar.parallel.declared import Declaration, Step, beside
+
+        if self.staleness == 0:
+            return Declaration(family="pipegcn", step=Step("halo", overlap=beside(self.overlap)), words=["not late"])
+        waiting = self.staleness + (self.smooth_features + self.smooth_gradients) / 2
+        step = Step("halo", overlap="epoch", kept=(waiting, waiting))
+        words = [f"{self.staleness} epochs late"] if self.staleness > 1 else []
+        return Declaration(family="pipegcn", step=step, words=words, options=("staleness",), linear=True)
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         smoothed = [name for name in ("features", "gradients") if vars(self)[f"smooth_{name}"]]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge
 
@@ -18,7 +18,7 @@ from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import Exactness, Identity
 from gnnpar.codecs.delta import refuse_delta
 from gnnpar.folds.edge_data import ALL_KINDS
-from gnnpar.parallel.base import CodedStrategy, Enumerates
+from gnnpar.parallel.base import Proposed
 from gnnpar.parallel.broadcast import broadcast_engine
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import Engine, PassGraph
@@ -30,16 +30,20 @@ from gnnpar.parallel.strategy import Capabilities, LayerFacts, name_of
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan
 
+if TYPE_CHECKING:
+    from gnnpar.parallel.declared import Declaration
+
+_CHOSEN = "broadcasts are skipped while it trains: bytes and time are those of all, without what measuring takes"
+
 
 @dataclass(frozen=True, kw_only=True)
-class Sancus(CodedStrategy, Enumerates):
+class Sancus(Proposed):
     """`period`: epochs after which a part broadcasts in any case; `bound`: relative change of its rows above which it
     does, null: none is measured. `period=1`: all broadcast in every epoch, CAGNET.
 
     `prefetch`, `codec`: as for CAGNET. Gradients are sent in every epoch. Evaluation is exact.
     """
 
-    prices = "gnnpar.parallel.sancus.cost"
     period: Annotated[int, Ge(1)] | None = 2
     bound: Annotated[float, Ge(0)] | None = None
     prefetch: Annotated[int, Ge(0)] = 1
@@ -88,6 +92,26 @@ class Sancus(CodedStrategy, Enumerates):
         if not isinstance(self.codec, Identity):
             return None
         return SkippingWhole(whole, Pass(seed), part_of=plan.part_of, rule=Rule(self.period, self.bound))
+
+    def declared(self) -> Declaration:
+        """With a bound, the broadcasts that are skipped are known in training alone: the price is that of all."""
+        from gnnpar.parallel.declared import Declaration, Problem, RowBytes, Step, Traffic, Work
+
+        measured = self.bound is not None
+        period = 1 if measured or self.period is None else self.period
+
+        def sent(traffic: Traffic, work: Work, rows: RowBytes, problem: Problem) -> Traffic:
+            chosen = measured and self.period != 1 and problem.ranks > 1 and traffic.bound == "exact"
+            return replace(traffic, bound="most") if chosen else traffic
+
+        return Declaration(
+            family="sancus",
+            step=Step("parts", prefetch=self.prefetch, sends=(1 / period, 1.0), kept=(1.0, 0.0), kept_own=measured),
+            words=[f"every {period} epochs"],
+            options=("prefetch", "period"),
+            notes=(_CHOSEN,) if measured else (),
+            sent=sent,
+        )
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         when = [] if self.period is None else [f"every {self.period} epochs"]
