@@ -119,7 +119,7 @@ class Regrouped:
     def phases(
         self, work: Work, machine: Machine, layer: int, direction: Direction, *, bits: int, prefetch: int, lost: float
     ) -> Phases:
-        """The rows of the first stage pass before any fold, backward those of the last one after all of them."""
+        """Return one layer: the first stage's rows pass before any fold, backward the last one's after all of them."""
         sides = [self.seconds(work, rank, layer, direction, bits) for rank in range(work.parts.parts)]
         flows = [self.row_flows(work, stage, layer, direction, bits) for stage in self.stages]
         at_once = [[flow for stage in turn for flow in flows[stage]] for turn in turns(len(flows), prefetch)]

@@ -182,7 +182,7 @@ class Step:
         return replace(memory, halo=memory.halo + _NUMBER * (rows * (halo + n * self.kept_own) + gradients * sent))
 
     def _with_share(self, work: Work, p: int, memory: Memory) -> Memory:
-        """The blocks of all halo rows stay beside those of the share; so do all features that layer 0 keeps."""
+        """Add the blocks of all halo rows, which stay beside those of the share, and features that layer 0 keeps."""
         if self.share == 1:
             return memory
         parts, halo = work.parts, sum(work.parts.halo[p])
@@ -274,7 +274,7 @@ class Step:
 
 
 def _asked(r: int, prefetch: int) -> int | None:
-    """The fold after which round r is asked for; 0: of the inner edges, None: the round is asked for at once."""
+    """Return the fold after which round r is asked for; 0: of the inner edges, None: it is asked for at once."""
     before = r - prefetch
     return None if before < 0 or (before == 0 and prefetch > 0) else before
 
@@ -302,7 +302,7 @@ class FlatCandidate(Candidate):
 
     @property
     def words(self) -> Sequence[str]:
-        """What the label has of the method's own options."""
+        """Return the words of the label for the method's own options."""
         return ()
 
     @property

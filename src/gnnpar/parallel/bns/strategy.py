@@ -74,7 +74,7 @@ class BoundarySampling(Declares):
         return SampledWhole(whole, Pass(seed), part_of=plan.part_of, rate=self.rate)
 
     def declared(self) -> Declaration:
-        """Expected values: rows are drawn one by one, so their number varies by sqrt(rate (1 - rate) n)."""
+        """Declare expected values: the number of rows varies by sqrt(rate (1 - rate) n)."""
         from gnnpar.parallel.declared import Declaration, Step, beside
 
         step = Step("halo", overlap=beside(self.overlap), share=self.rate)
