@@ -37,8 +37,8 @@ class Shard:
     in-degrees by edge type, None without types.
     chunk_of [N], halo_chunk_of: the chunk of a row within its part, if parts are cut into `num_chunks`. Pipeline stages
     after the first hold features of width 0, stages before the last no labels and masks.
-    halo[p]: the in-edges from part p, with the halo nodes of p by ascending global id as columns. boundary[p], shape [b]: the
-    inner rows that p needs, in the order of p's columns. copies: this rank's part of a vertex cut, if there is one.
+    halo[p]: the in-edges from part p, with the halo nodes of p by ascending global id as columns. boundary[p], shape
+    [b]: the inner rows that p needs, in the order of its columns. copies: this rank's part of a vertex cut, if any.
     edge_attr [E, D]: attributes of all in-edges of its nodes, by ascending edge id. edge_sizes: of the whole graph,
     without degrees and loops. pairs: examples of link prediction with a source in this part. normalised: edge weights
     are w_ij d_i^-1/2 d_j^-1/2, with unchanged degrees. learned [N, d]: trained vectors of its nodes, from `to` on, as
