@@ -448,6 +448,7 @@ class Typed2(nn.Module):
             "gatv2": lambda i, key: GATv2Conv((-1, -1), hidden // 2, heads=2, add_self_loops=False),
             "graph": lambda i, key: GraphConv((-1, -1), hidden),
             "transformer": lambda i, key: TransformerConv((-1, -1), hidden // 2, heads=2),
+            "median": lambda i, key: SAGEConv((-1, -1), hidden, aggr="median"),
         }
         names = ["sage", "gat", "graph", "gatv2", "max"]
 

@@ -69,11 +69,14 @@ HGT = ["sar", "bns", "feature", "sancus"]
 
 
 @pytest.mark.parametrize(
-    ("strategy", "target"), [(s, "Typed2") for s in STRATEGIES] + [(s, "HGTNet") for s in HGT] + [("sar", "hetero_of")]
+    ("strategy", "target", "kwargs"),
+    [(s, "Typed2", {"hidden": 8}) for s in STRATEGIES]
+    + [(s, "HGTNet", {"hidden": 8}) for s in HGT]
+    + [(s, "Typed2", {"hidden": 8, "kind": "transformer"}) for s in ("sar", "sancus")]
+    + [("sar", "hetero_of", {})],
 )
-def test_strategies_that_run_a_model_in_one_piece_carry_it(strategy, target):
+def test_strategies_that_run_a_model_in_one_piece_carry_it(strategy, target, kwargs):
     """In the exact limit, and where there is an oracle, that."""
-    kwargs = {} if target == "hetero_of" else {"hidden": 8}
     cases = check(configured("strategy", strategy), {"pyg": config(target, **kwargs)}, worlds=(2,))
     assert len(cases) >= 2 - (strategy == "cofree")
     for case in cases:
@@ -90,7 +93,7 @@ def test_strategies_that_run_a_model_in_one_piece_carry_it(strategy, target):
     ],
 )
 def test_strategies_that_cannot_say_so(strategy, target, line):
-    kwargs = {"Typed2": {"hidden": 8, "kind": "transformer"}, "HGTNet": {"hidden": 8}}.get(target, {})
+    kwargs = {"Typed2": {"hidden": 8, "kind": "median"}, "HGTNet": {"hidden": 8}}.get(target, {})
     with pytest.raises(ValueError, match=line):
         refuse(configured("strategy", strategy), config(target, **kwargs), {"strategy": strategy})
 
