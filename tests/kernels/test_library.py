@@ -1,5 +1,7 @@
 """The ops as torch sees them: schemas that say what is changed, shapes for tracing, no silent loss of a gradient."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -53,8 +55,9 @@ def _everything(forward: Csr, reverse: Csr, t: dict[str, torch.Tensor]) -> list[
     ends = (lse, t["grad_out"], kernels.row_dots(out, t["grad_out"], dtype=lse.dtype))
     found += [out, *kernels.attend_v2_grad(forward, reverse, t["order"], t["x"], t["y"], t["a"], *ends, **sides)]
     del block["slope"]
-    rows, beside = (t["x"], t["x"] * 2, t["y"]), {"edge": t["edge"], "edge_query": t["near"]}
-    for given in ({}, beside):
+    rows = t["x"], t["x"] * 2, t["y"]
+    beside: list[dict[str, Any]] = [{}, {"edge": t["edge"], "edge_query": t["near"]}]
+    for given in beside:
         state = kernels.attend_dot(*csr, *rows, **block, **given)
         out, lse = kernels.attend_finish(kernels.attend_dot(*csr, *rows, **block, **given, state=state))
         grad = torch.cat([t["grad_out"], t["near"]], -1) if given else t["grad_out"]
