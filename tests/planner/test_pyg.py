@@ -68,6 +68,13 @@ def test_work_on_edges_grows_with_the_degree_and_what_has_no_kernel_is_timed() -
     assert ir.cuts == ((16,), (16,))
 
 
+def test_a_message_of_its_own_is_timed_where_forward_may_draw_no_noise() -> None:
+    config = PyG(target="pyg_nets.gated").on(EdgeSizes())
+    ir = record_pyg(config.build(24, 5, seed=0), 24, degree=8.0, weighted=False)
+    assert {f.kind for i in range(ir.num_layers) for f in ir.folds(i)} == {"Generic"}
+    assert all(min(f.times) > 0 for i in range(ir.num_layers) for f in ir.folds(i))
+
+
 class Reads(nn.Module):
     """Reads a value of a tensor in a way that differs for a large graph."""
 

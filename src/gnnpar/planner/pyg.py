@@ -114,8 +114,9 @@ def record_pyg(
 def _times(agg: Aggregator, block: Block, x: Operands) -> Times:
     """Return the seconds of a fold and of its gradient, over those of attention with rows as wide on the same edges."""
     width = sum(t[0].numel() for t in x.src)
-    near = torch.rand(block.num_src, 1)
-    attention = Operands((torch.rand(block.num_src, 1, width), near), (near[: block.num_dst],))
+    far = torch.linspace(-1, 1, block.num_src * width).view(block.num_src, 1, width)
+    near = torch.linspace(-1, 1, block.num_src)[:, None]
+    attention = Operands((far, near), (near[: block.num_dst],))
     pairs = [(*_seconds(agg, block, x), *_seconds(Softmax(), block, attention)) for _ in range(_REPEATS)]
     forward, backward = ([pair[i] / pair[i + 2] for pair in pairs] for i in (0, 1))
     return round(median(forward), 2), round(median(backward), 2)
