@@ -1,8 +1,8 @@
 """Pages hold what the raw lines say: tables, figures and quoted numbers.
 
-    check.py tables [NAME ...]             # tables behind <!-- table N --> are those of NAME's report
-    check.py quoted [--count N] [--seed S] # numbers of quoted.toml, drawn at random, are their cells
-    check.py expected NAME [--list]        # headline numbers of a report, on stdin, lie where expected.toml has them
+    check.py tables [NAME ...]             # compare tables behind <!-- table N --> with NAME's report
+    check.py quoted [--count N] [--seed S] # compare numbers of quoted.toml, drawn at random, with their cells
+    check.py expected NAME [--list]        # compare a report, on stdin, with the ranges of expected.toml
     check.py measured                      # print the table of README.md: lines, machines, commits
     check.py renew COPY [NAME ...]         # take lines measured again, of studies that have ended in COPY/experiments
 
@@ -183,13 +183,13 @@ def quoted() -> list[Quote]:
 
 
 def rounded(found: float, shown: str) -> str:
-    """Return it with as many digits as what is shown, and its sign."""
+    """Return a number with the digits and the sign of the text that shows it."""
     sign = "+" if shown.startswith("+") else ""
     return f"{found:{sign}.{len(shown.partition('.')[2])}f}"
 
 
 def difference(quote: Quote, lines: Sequence[Line]) -> str | None:
-    """Return what is wrong with it, if something is."""
+    """Return the error of a quoted number, or None."""
     try:
         found = value_of(quote.cell, lines)
     except ValueError as error:

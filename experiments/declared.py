@@ -77,7 +77,7 @@ def report(folder: Path, figure: Path) -> None:
 
 
 def chosen(study: Study, of: Sequence[str]) -> list[Variant]:
-    """Those of these cells and methods; on an axis that has none of the names, all."""
+    """Return the variants with the given names; an axis without any of the names keeps all of its own."""
     asked = {axis: names & set(of) or names for axis, names in ((a, set(each)) for a, each in study.axes.items())}
     return [v for v in study.variants() if all(n in asked[a] for a, n in study.named(v.place).items())]
 

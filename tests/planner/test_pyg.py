@@ -32,7 +32,7 @@ def pyg(name: str, hidden: int = 16, **kwargs: object) -> Any:
 
 
 def ir_of(config: Any, degree: float = 8.0) -> ModelIR:
-    return record_pyg(config.build(24, 5, seed=0), 24, degree=degree, weighted=False, timed=False)
+    return record_pyg(config.build(24, 5, seed=0), 24, degree=degree, weighted=False)
 
 
 @pytest.mark.parametrize("name", SAME)
@@ -122,3 +122,21 @@ def test_tag_trains_a_pyg_model_and_predicts_its_bytes(name: str) -> None:
     traffic = strategy.cost(request.problem, machine(2)).traffic
     ran = train_in_threads(strategy, config, data, world=2, dtype=torch.float32).traffic[1]
     assert traffic is not None and traffic.total == sum(ran.values())
+
+
+class Uncopied(Reads):
+    """Holds a tensor that torch does not copy."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__(in_channels, out_channels)
+        self.kept = self.conv.lin.weight * 2
+
+
+def test_a_model_that_cannot_be_copied_is_one_line_and_keeps_no_hook() -> None:
+    model: Any = PyG(target=f"{__name__}.Uncopied").on(EdgeSizes()).build(24, 5, seed=0)
+    with pytest.raises(
+        ValueError, match=r"model.target=.*Uncopied cannot be copied, which the planner needs"
+    ) as caught:
+        record_pyg(model, 24, degree=8.0, weighted=False)
+    assert "\n" not in str(caught.value)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

@@ -94,7 +94,7 @@ def _fold(
     BRANCH: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Fold the edges of R rows into their states, or those of a piece into a state of its own (SPLIT)."""
+    """Fold the edges of R rows into their states, or the edges of a piece into its own state (SPLIT)."""
     B: tl.constexpr = edges_per_step(TILE, tile_width(D, HG, DP), BOUND)
     R: tl.constexpr = rows_per_program(TILE, tile_width(D, HG, DP), BOUND)
     piece, row, begin, end = span(row_ptr, begin_ptr, end_ptr, first, last, R, BOUND)

@@ -88,7 +88,7 @@ def _fold(
     FRESH: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Fold the edges of R rows into their states, or those of a piece into a state of its own (SPLIT).
+    """Fold the edges of R rows into their states, or the edges of a piece into its own state (SPLIT).
 
     Scores and values are x_j (GATv2), or, without `a`, those of keys and of x_j, with A attributes an edge beside them.
     """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gnnpar.data.preprocess import DatasetConfig
     from gnnpar.training.checkpoint.files import Checkpoint
 
-HELP = """Write the logits of every node, [nodes, outputs], to a .npy file. Overrides are those of `gnnpar train`:
+HELP = """Write the logits of every node, [nodes, outputs], to a .npy file. It takes the overrides of `gnnpar train`:
 the graph (dataset=NAME, or shards=FOLDER; default: the run's own), world_size=N, strategy=NAME; strategy=sar
 strategy.logical_parts=N holds one part of the graph at a time. Model, precision and preparation of features are the
 run's; files that set several groups (+experiment=NAME, debug=NAME) are refused."""

@@ -1,7 +1,8 @@
 """The walk over blocks: Y = finish(fold over (block, rows)), and its gradient block by block.
 
 A walk says which blocks come in which order, where their rows come from, and where the gradients of rows of other
-ranks go. One autograd function does the rest for every walk.
+ranks go; one autograd function does the rest. Chunks of a pipeline, `feature` on several ranks and whole neighbourhoods
+have autograd functions of their own.
 """
 
 from __future__ import annotations

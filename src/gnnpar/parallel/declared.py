@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from gnnpar.files import JsonDict
+from gnnpar.parallel.cover.weights import Halo
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.row_bytes import RowBytes, coded_price
 from gnnpar.pricing.candidate import codec_fields
@@ -26,15 +27,16 @@ def as_declared(traffic: Traffic, work: Work, rows: RowBytes, problem: Problem) 
 
 @dataclass(frozen=True, kw_only=True)
 class Declaration:
-    """How a strategy is priced. `words`: of its options, after the family in the label. `options`: names of fields that
-    a plan sets. `linear`: a cover of its halo splits linear folds alone. `sent`: makes of the bytes of the step those
-    that it sends, where they differ."""
+    """How a strategy is priced. `words`: of its options, after the family in the label. `options`: fields that a plan
+    sets, with their values. `halo`: strategy.halo; `linear`: a cover splits linear folds alone. `sent`: makes of the
+    bytes of the step those that it sends, where they differ."""
 
     family: str
     step: Step
     words: Sequence[str] = ()
-    options: Sequence[str] = ()
+    options: Mapping[str, object] = field(default_factory=dict[str, object])
     notes: tuple[str, ...] = ()
+    halo: Halo = "rows"
     linear: bool = False
     sent: Callable[[Traffic, Work, RowBytes, Problem], Traffic] = as_declared
 
@@ -54,15 +56,13 @@ class DeclaredCandidate(CodedCandidate):
         return self.strategy.declared().words
 
     @property
-    def _options(self) -> JsonDict:
-        return {name: vars(self.strategy)[name] for name in self.strategy.declared().options}
-
-    @property
     def fields(self) -> JsonDict:
-        return {"codec": codec_fields(self.bits), **self._options}
+        return {"codec": codec_fields(self.bits), **self.strategy.declared().options}
 
     def as_json(self) -> JsonDict:
-        return {name: value for name, value in super().as_json().items() if name != "strategy"} | self._options
+        return {name: value for name, value in super().as_json().items() if name != "strategy"} | dict(
+            self.strategy.declared().options
+        )
 
 
 def candidates(strategy: Declares, ranks: int) -> Iterator[DeclaredCandidate]:
@@ -74,7 +74,7 @@ def candidates(strategy: Declares, ranks: int) -> Iterator[DeclaredCandidate]:
 def cost(strategy: Declares, problem: Problem, machine: Machine) -> Price:
     """Return the price of the strategy with its codec."""
     declared = strategy.declared()
-    rows = RowBytes(strategy.codec, problem.number, vars(strategy).get("halo", "rows"), linear=declared.linear)
+    rows = RowBytes(strategy.codec, problem.number, declared.halo, linear=declared.linear)
     live = DeclaredCandidate(family=declared.family, strategy=strategy)
 
     def sent(traffic: Traffic, work: Work) -> Traffic:

@@ -223,8 +223,8 @@ class Planned:
         )
 
 
-def recorded(model: GNN, dataset: Dataset, *, timed: bool = True) -> ModelIR:
-    """Return the model's IR on a dataset. timed: time what a PyG model folds without a kernel."""
+def recorded(model: GNN, dataset: Dataset) -> ModelIR:
+    """Return the model's IR on a dataset."""
     learned = dataset.learned.width if dataset.learned else 0
     if not model.config.wraps:
         return record(model, dataset.num_features, learned=learned)
@@ -234,7 +234,7 @@ def recorded(model: GNN, dataset: Dataset, *, timed: bool = True) -> ModelIR:
     assert isinstance(model, PyGNet)
     degree = dataset.edge_index.shape[1] / dataset.num_nodes
     weighted = dataset.in_weight is not None
-    return record_pyg(model, dataset.num_features, degree=degree, weighted=weighted, learned=learned, timed=timed)
+    return record_pyg(model, dataset.num_features, degree=degree, weighted=weighted, learned=learned)
 
 
 def with_shares(workload: Workload, shares: tuple[float, ...]) -> Workload:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from contextlib import suppress
 from statistics import median
 
 import torch
 from torch import Tensor
 
 from gnnpar.comm.clock import perf_counter
+from gnnpar.comm.world import reason_of
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.folds.softmax import Softmax
@@ -33,7 +33,7 @@ _REPEATS = 3
 class Recording(FewNodes):
     """A random graph on which folds, dropout, moments and totals are recorded as operations."""
 
-    def __init__(self, recorder: Recorder, model: PyGNet, x: Tensor, *, weighted: bool, timed: bool) -> None:
+    def __init__(self, recorder: Recorder, model: PyGNet, x: Tensor, *, weighted: bool) -> None:
         draw = torch.Generator().manual_seed(0)
         source, hop = (torch.randint(first, ROWS, (EDGES,), generator=draw) for first in (0, 1))
         destination, order = ((source + hop) % ROWS).sort()  # a hop is never 0: there are no self loops
@@ -42,11 +42,11 @@ class Recording(FewNodes):
         attr = torch.rand(EDGES, width, generator=draw, dtype=x.dtype) if width else None
         weight = x.new_ones(ROWS) if weighted else None
         super().__init__(x, weight, attr, ends=(source[order], destination, types), training=True)
-        self._recorder, self._timed = recorder, timed
+        self._recorder = recorder
 
     @property
     def num_nodes(self) -> int:
-        """More than there are rows, so that sums over all nodes are asked of the view."""
+        """Return more nodes than there are rows, so that sums over all nodes go through the view."""
         return 2 * ROWS
 
     def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
@@ -64,29 +64,31 @@ class Recording(FewNodes):
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         x, times = Operands(src, dst, edge, shared), (1.0, 1.0)
         out = self._alone(lambda: super(Recording, self).aggregate(agg, src, dst, edge, shared))
-        if self._timed and type(agg).__name__ not in _KERNELS:
+        if type(agg).__name__ not in _KERNELS:
             with self._recorder.paused():
                 times = _times(agg, self._block, x)
         fold = fold_arguments(agg, x, list(out.shape[1:]), times)
         return self._recorder.given("fold", (*src, *dst, *edge, *shared), out, fold)
 
     def _alone(self, body: Callable[[], Tensor]) -> Tensor:
-        """Return what an operation gives whose parts are not recorded."""
+        """Return the result of an operation, and record none of its parts."""
         with self._recorder.paused():
             return body()
 
 
-def record_pyg(
-    model: PyGNet, in_dim: int, *, degree: float, weighted: bool, learned: int = 0, timed: bool = True
-) -> ModelIR:
-    """Run the model once. degree: edges per node of the graph that is planned for. weighted: its edges have weights.
-    learned: number of feature columns that are trained. timed: False leaves folds without a kernel at the price of
-    attention. ValueError with the name of a module that cannot be traced."""
+def record_pyg(model: PyGNet, in_dim: int, *, degree: float, weighted: bool, learned: int = 0) -> ModelIR:
+    """Run a copy of the model once, in training. degree: edges per node of the planned graph. weighted: its edges have
+    weights. learned: number of feature columns that are trained. ValueError for a model that cannot be copied or
+    traced, with the name of the module."""
     if model.schema is not None:
         raise ValueError("model=pyg reads dictionaries by type, which the planner does not price; choose a strategy")
-    twin = model
-    with suppress(Exception):  # a module that cannot be copied
+    try:
         twin = copy.deepcopy(model)
+    except Exception as error:  # the run that is planned must not see what this one leaves in modules
+        raise ValueError(
+            f"model.target={model.source.target} cannot be copied, which the planner needs: {reason_of(error)}; choose "
+            "a strategy"
+        ) from error
     layers = {f"net.{name}": layer for layer, name in enumerate(twin.ways)}
 
     def layer_of(path: str) -> int | None:
@@ -95,7 +97,7 @@ def record_pyg(
     parameter = next(iter(twin.parameters()), torch.zeros(0))
     recorder = Recorder(twin, layer_of)
     x = torch.rand(ROWS, in_dim, generator=torch.Generator().manual_seed(0), dtype=parameter.dtype)
-    graph = Recording(recorder, twin, x, weighted=weighted, timed=timed)
+    graph = Recording(recorder, twin, x, weighted=weighted)
     recorder.named(x, "x")
     for static in (graph.in_degree, graph.node_ids, graph.edge_attr, graph.in_weight):
         if static is not None:
@@ -112,12 +114,14 @@ def record_pyg(
 
 
 def _times(agg: Aggregator, block: Block, x: Operands) -> Times:
-    """Return the seconds of a fold and of its gradient, over those of attention with rows as wide on the same edges."""
+    """Return the seconds of a fold and of its gradient over those of attention, as calibration measures it, with rows
+    of the same width on the same edges."""
     width = sum(t[0].numel() for t in x.src)
-    far = torch.linspace(-1, 1, block.num_src * width).view(block.num_src, 1, width)
-    near = torch.linspace(-1, 1, block.num_src)[:, None]
+    heads = 4 if width % 4 == 0 else 1
+    far = torch.linspace(-1, 1, block.num_src * width).view(block.num_src, heads, width // heads)
+    near = torch.linspace(-1, 1, block.num_src * heads).view(block.num_src, heads)
     attention = Operands((far, near), (near[: block.num_dst],))
-    pairs = [(*_seconds(agg, block, x), *_seconds(Softmax(), block, attention)) for _ in range(_REPEATS)]
+    pairs = [(*_seconds(agg, block, x), *_seconds(Softmax(branch=True), block, attention)) for _ in range(_REPEATS)]
     forward, backward = ([pair[i] / pair[i + 2] for pair in pairs] for i in (0, 1))
     return round(median(forward), 2), round(median(backward), 2)
 

@@ -101,7 +101,8 @@ class Digest(Proposed):
         sends, kept = (1 / self.period, self.gradients / self.period), (float(self.period > 1), 0.0)
         step = Step("halo", overlap=beside(self.overlap), sends=sends, kept=kept)
         words = [f"every {self.period} epochs"] + ["with gradients"] * self.gradients
-        return Declaration(family="digest", step=step, words=words, options=("period", "gradients"), linear=True)
+        options = {"period": self.period, "gradients": self.gradients}
+        return Declaration(family="digest", step=step, words=words, options=options, halo=self.halo, linear=True)
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         how = f"{name_of(self.codec)}, every {self.period} epochs, {'with' if self.gradients else 'no'} gradients"

@@ -104,11 +104,13 @@ class PipeGCN(Proposed):
         from gnnpar.parallel.declared import Declaration, Step, beside
 
         if self.staleness == 0:
-            return Declaration(family="pipegcn", step=Step("halo", overlap=beside(self.overlap)), words=["not late"])
+            step = Step("halo", overlap=beside(self.overlap))
+            return Declaration(family="pipegcn", step=step, words=["not late"], halo=self.halo)
         waiting = self.staleness + (self.smooth_features + self.smooth_gradients) / 2
         step = Step("halo", overlap="epoch", kept=(waiting, waiting))
         words = [f"{self.staleness} epochs late"] if self.staleness > 1 else []
-        return Declaration(family="pipegcn", step=step, words=words, options=("staleness",), linear=True)
+        options = {"staleness": self.staleness}
+        return Declaration(family="pipegcn", step=step, words=words, options=options, halo=self.halo, linear=True)
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         smoothed = [name for name in ("features", "gradients") if vars(self)[f"smooth_{name}"]]

@@ -108,7 +108,7 @@ class Sancus(Proposed):
             family="sancus",
             step=Step("parts", prefetch=self.prefetch, sends=(1 / period, 1.0), kept=(1.0, 0.0), kept_own=measured),
             words=[f"every {period} epochs"],
-            options=("prefetch", "period"),
+            options={"prefetch": self.prefetch, "period": self.period},
             notes=(_CHOSEN,) if measured else (),
             sent=sent,
         )
