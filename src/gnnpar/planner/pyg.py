@@ -16,7 +16,8 @@ from torch import Tensor
 from gnnpar.comm.clock import perf_counter
 from gnnpar.comm.world import reason_of
 from gnnpar.folds.aggregator import Aggregator
-from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.folds.block import Block, Operands, Rows, chosen
+from gnnpar.folds.edge_data import EdgeData
 from gnnpar.folds.softmax import Softmax
 from gnnpar.graph import Moments, Reduction
 from gnnpar.models.pyg.few_nodes import FewNodes
@@ -27,7 +28,7 @@ from gnnpar.pricing.ir import ModelIR, Times
 
 ROWS, EDGES = 2003, 20011  # primes that no width of a model equals
 _KERNELS = frozenset({"Sum", "Max", "Softmax", "SoftmaxV2", "SoftmaxDot"})
-_REPEATS = 3
+_REPEATS, _MORE = 3, 5
 
 
 class Recording(FewNodes):
@@ -113,10 +114,20 @@ def record_pyg(model: PyGNet, in_dim: int, *, degree: float, weighted: bool, lea
     )
 
 
-def _times(agg: Aggregator, block: Block, x: Operands) -> Times:
+def _times(agg: Aggregator, few: Block, x: Operands) -> Times:
     """Return the seconds of a fold and of its gradient over those of attention, as calibration measures it, with rows
-    of the same width on the same edges."""
-    width = sum(t[0].numel() for t in x.src)
+    of the same width on the same edges: `_MORE` times the recorded ones, as rows of so many edges leave the cache."""
+    edges = torch.arange(few.num_edges).repeat_interleave(_MORE)
+    ids = torch.arange(len(edges))
+    block = Block.from_edges(
+        few.edge_dst[edges],
+        (few.indices[edges] + 401 * ids) % few.num_src,
+        num_dst=few.num_dst,
+        num_src=few.num_src,
+        src_ids=torch.arange(few.num_src),
+        edges=EdgeData(ids=ids, weight=chosen(few.weights, edges), type=chosen(few.types, edges)),
+    )
+    x, width = x._replace(edge=tuple(rows[edges] for rows in x.edge)), sum(t[0].numel() for t in x.src)
     heads = 4 if width % 4 == 0 else 1
     far = torch.linspace(-1, 1, block.num_src * width).view(block.num_src, heads, width // heads)
     near = torch.linspace(-1, 1, block.num_src * heads).view(block.num_src, heads)
