@@ -1,1 +1,1 @@
-"""One folder a method, and what several of them need."""
+"""Strategies: one folder for each method, and the modules that several methods share."""

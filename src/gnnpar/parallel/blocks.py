@@ -1,8 +1,8 @@
 """The walk over blocks: Y = finish(fold over (block, rows)), and its gradient block by block.
 
-A walk says which blocks come in which order, where their rows come from, and where the gradients of rows of other
-ranks go; one autograd function does the rest. Chunks of a pipeline, `feature` on several ranks and whole neighbourhoods
-have autograd functions of their own.
+A walk gives the order of the blocks, the source of their rows, and the destination of remote gradients. One autograd
+function does the rest. Pipeline chunks, `feature` on several ranks and whole neighbourhoods have their own autograd
+functions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Walk(Protocol):
 
     @property
     def num_rows(self) -> int:
-        """Return the number of rows of the result."""
+        """Return the number of result rows."""
         ...
 
     def edge_rows(self, block: Block, edge: Rows) -> Rows:
@@ -41,38 +41,39 @@ class Walk(Protocol):
         ...
 
     def blocks(self, agg: Aggregator, x: Operands, call: int) -> Iterator[tuple[Block, Rows | None]]:
-        """Yield every block with the rows that it reads. None: those of this rank, `x.src`."""
+        """Yield (block, source rows) for every block; rows None: the local rows `x.src`."""
         ...
 
     def keeps(self, agg: Aggregator) -> bool:
-        """Return True if the gradient reads the rows of other ranks that forward has read."""
+        """Return True if the gradient reads remote rows that forward has read."""
         ...
 
     def merged(self, state: Rows) -> tuple[Rows, Rows]:
-        """Return (the state with what was folded elsewhere, the rows of that which the gradient reads)."""
+        """Return (the state merged with remote partial results, the rows of these that the gradient reads)."""
         ...
 
     def hold(self, call: int, rows: Sequence[Tensor]) -> None:
-        """Record the rows of other ranks that are held from forward to backward."""
+        """Record the remote rows held from forward to backward."""
         ...
 
     def differentiate(self, gradient: Gradient) -> Operands:
-        """Walk over the blocks again, send the gradients of other ranks' rows home, and return the total."""
+        """Walk over the blocks again, send remote gradients to their owners, and return the total."""
         ...
 
 
 class Gradient:
-    """The gradient of one aggregation, collected from its blocks' shares.
+    """Gradient of one aggregation, accumulated block by block.
 
-    Gradients add up over blocks; those of rows of other ranks leave for their owners instead. What other ranks' blocks
-    and own blocks give to destinations and shared tensors is kept apart until the end: a walk that meets the own block
-    first and one that meets it last get the same bits.
+    Gradients of local rows add up over blocks; gradients of remote rows are sent to their owners. Shares of
+    destinations and of shared tensors from remote and local blocks are summed apart and added at the end, so the bits
+    do not depend on whether the local block comes first or last.
     """
 
     def __init__(
         self, ctx: _Kept, x: Operands, remote: Rows, merged: Rows, saved: Rows, grad_out: Tensor, asked: Sequence[bool]
     ) -> None:
-        """`remote`: rows of other ranks that forward kept. `asked`: by flat operand, is its gradient needed?"""
+        """Prepare the sums. `remote`: remote rows that forward kept. `asked`: for each flat operand, whether its
+        gradient is needed."""
         self.agg, self.call, self.like, self._walk = ctx.agg, ctx.call, ctx.like, ctx.walk
         self.x, self.merged, self.grad_out = x, merged, grad_out
         self.prepared = ctx.agg.prepare(saved, grad_out)
@@ -82,38 +83,38 @@ class Gradient:
         self._inner, self._halo = Operands(()), Operands(())
 
     def next_rows(self) -> Rows:
-        """Return the rows of the next block of another rank in the order of forward; () where none were kept."""
+        """Return the next remote block's rows in the order of forward; () if none were kept."""
         return next(self._remote, ())
 
     def chosen(self, of: Sequence[T]) -> tuple[T, ...]:
-        """Return those of the source operands whose gradient is needed."""
+        """Return the source operands that need a gradient."""
         return tuple(each for each, wanted in zip(of, self._wanted, strict=True) if wanted)
 
     def add_own(self, block: Block) -> None:
-        """Differentiate a block that reads rows of this rank."""
+        """Differentiate a block that reads local rows."""
         self.add_inner(self._of(block, self.x.src), block)
 
     def add_inner(self, grads: Operands, block: Block) -> None:
         self._inner = _sum(self._inner, self._placed(grads, block))
 
     def of_block(self, block: Block, rows: Rows) -> Rows:
-        """Differentiate a block that reads rows of another rank. Return the gradients of those that are needed."""
+        """Differentiate a block that reads remote rows. Return the gradients that are needed."""
         grads = self._placed(self._of(block, rows), block)
         self._halo = _sum(self._halo, grads._replace(src=()))
         return self.chosen(grads.src)
 
     @property
     def into(self) -> Rows:
-        """Gradients so far of the own rows that need one; returned ones are added in place."""
+        """Return the gradients so far of the local rows that need one; returned gradients are added in place."""
         return self.chosen(self._inner.src) if self._inner.src else ()
 
     def begin(self, num_rows: int) -> None:
-        """Start the own rows' gradient with zeros, where no block reads own rows."""
+        """Start the local rows' gradient with zeros if no block reads local rows."""
         zeros = tuple(each.widened.empty(num_rows).zero_() for each in self.like)
         self._inner = self._inner._replace(src=zeros)
 
     def total(self) -> Operands:
-        """Return the sum of all shares, and the destinations' gradient where it is made of what was saved."""
+        """Return the sum of all shares, with the destinations' gradient if it is computed from saved values."""
         total = _sum(self._inner, self._halo)
         total = total._replace(edge=self._inner.edge or self._edge)
         return total if total.dst else total._replace(dst=self.agg.grad_dst(self.prepared, self.grad_out))
@@ -123,7 +124,7 @@ class Gradient:
         return self.agg.grad(block, x, self.prepared, self.grad_out)
 
     def _placed(self, grads: Operands, block: Block) -> Operands:
-        """Write the gradients of edges, each of which is in one block, to their places."""
+        """Write the edges' gradients to their positions; each edge is in one block."""
         slots = self._walk.edge_slots(block) if grads.edge else None
         if slots is None:
             return grads
@@ -134,7 +135,7 @@ class Gradient:
 
 
 def _sum(old: Operands, new: Operands) -> Operands:
-    """Add in place of the old where both are there."""
+    """Add in place to the old value if both exist."""
     src, dst, edge, shared = (
         tuple(a.add_(b) for a, b in zip(x, y, strict=True)) if x and y else x or y
         for x, y in zip(old, new, strict=True)
@@ -143,7 +144,7 @@ def _sum(old: Operands, new: Operands) -> Operands:
 
 
 def add_returned(into: Rows, index: Tensor, grads: Rows) -> None:
-    """Add gradients that came back for the rows `index`, unique, in place and in the type of the sum."""
+    """Add returned gradients in place to the unique rows `index`, in the dtype of the sum."""
     for total, rows in zip(into, grads, strict=True):
         total.index_add_(0, index, rows.to(total.dtype))
 
@@ -208,7 +209,7 @@ class _Fold(torch.autograd.Function):
 
 @dataclass(eq=False)
 class HeldRows(Unsaved):
-    """Bytes of halo rows held from forward to backward, by (layer, call), of the last pass. An engine's part."""
+    """Bytes of halo rows held from forward to backward in the last pass, by (layer, call). A part of an engine."""
 
     nbytes_of: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
 
@@ -222,10 +223,10 @@ class HeldRows(Unsaved):
 
 @dataclass(eq=False)
 class ExchangingView(View):
-    """A rank's part, whose walk reads rows of other ranks. Methods add `blocks` and `differentiate`.
+    """A rank's part of the graph, with a walk that reads remote rows. Subclasses add `blocks` and `differentiate`.
 
-    `exchange`: of rows and their gradients. `once`: the exchange of what is sent once and kept over epochs
-    (first_layer=cached), where noise that is drawn once would stay for the whole run; None: `exchange`.
+    `exchange`: of rows and gradients. `once`: exchange of rows that are sent once and kept over epochs
+    (first_layer=cached), since noise drawn once would stay for the whole run; None: `exchange`.
     """
 
     exchange: CodedExchange = field(kw_only=True)
@@ -278,7 +279,7 @@ class ExchangingView(View):
 
 @dataclass(frozen=True, eq=False)
 class OneBlock:
-    """The walk over a block whose rows are all here. Edge operands are in its order."""
+    """The walk over a single block with all its rows on this rank. Edge operands are in its order."""
 
     block: Block
 

@@ -1,7 +1,7 @@
 """A rank's part and the rows of all parts, block by block: Y[N_P, F] = sum_q A[N_P, N_q] X[N_q, F] over parts q.
 
-Forward: part after part sends all of its rows to every rank, which folds and drops them. Backward: in the
-same order every rank sends the gradients of a part's rows to their owner.
+Forward: each part in turn sends all its rows to every rank, which folds and drops them. Backward: in the same order,
+every rank sends the gradients of a part's rows to their owner.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gnnpar.partition.shard import Shard
 def whole_parts(shard: Shard, comm: Communicator) -> Shard:
     """Return the shard with all rows of every other part as columns of its block. Collective, not counted.
 
-    It has no boundary lists: all rows go to everybody.
+    The shard has no boundary lists: every rank receives all rows.
     """
     everyone = comm.broadcast(comm.gather(shard.node_ids.cpu()))
     assert everyone is not None
@@ -47,7 +47,8 @@ def broadcast_engine(
     training: Callable[..., BroadcastGraph] | None = None,
     parts: Mapping[str, Stateful | None] | None = None,
 ) -> FlatEngine:
-    """Build the engine of a strategy that broadcasts parts. `training`: makes its view; None: as that of evaluation."""
+    """Build the engine of a strategy that broadcasts parts. `training`: returns its view; None: the view of
+    evaluation."""
     context = normalised_for(context, exactness)
     context = replace(context, shard=whole_parts(context.shard, context.comm))
     shard, comm, seed = context.shard, context.comm, context.seed
@@ -74,7 +75,7 @@ def broadcast_engine(
 
 
 def _widened(shard: Shard, part: int, ids: Tensor) -> Block:
-    """In-edges from a part, whose columns are all of its nodes. Shapes: ids [N_q] ascending."""
+    """Return the in-edges from a part as a block with a column for each of its nodes. Shapes: ids [N_q] ascending."""
     block = shard.halo.get(part)
     if block is None:
         none, inner = ids[:0], shard.inner
@@ -93,7 +94,7 @@ def _widened(shard: Shard, part: int, ids: Tensor) -> Block:
 
 
 def row_lists(shard: Shard) -> RowLists:
-    """Of a shard with whole parts: all rows to everybody."""
+    """Return the row lists of a shard with whole parts: all rows to every rank."""
     every = torch.arange(shard.num_inner, device=shard.node_ids.device)
     read = {q: block.src_ids for q, block in shard.halo.items() if block.src_ids is not None}
     return RowLists(shard.part, shard.parts, shard.node_ids, dict.fromkeys(read, every), read)
@@ -101,7 +102,7 @@ def row_lists(shard: Shard) -> RowLists:
 
 @dataclass(eq=False)
 class BroadcastGraph(ExchangingView):
-    """A rank's part and the rows of all parts. `prefetch`: parts whose rows are under way while one is folded.
+    """A rank's part and the rows of all parts. `prefetch`: parts in flight while one is folded.
 
     With a `cache`, results of linear folds of layer 0 are kept, never features of other parts.
     """
@@ -141,7 +142,7 @@ class BroadcastGraph(ExchangingView):
         return gradient.total()
 
     def stages(self, src: Rows, site: Site) -> Iterator[tuple[int, Rows]]:
-        """(part, its rows) of all parts in ascending order."""
+        """Yield (part, its rows) for all parts in ascending order."""
         under_way: deque[Posted] = deque()
         for part in range(self.num_parts):
             while len(under_way) <= self.prefetch and part + len(under_way) < self.num_parts:
@@ -150,7 +151,7 @@ class BroadcastGraph(ExchangingView):
             yield part, src if part == self.rank else self.exchange.take(posted, part)
 
     def post_part(self, part: int, src: Rows, site: Site) -> Posted:
-        """All rows of a part to every other rank."""
+        """Post all rows of a part to every other rank."""
         outgoing: dict[int, Outgoing] = {}
         if part == self.rank:
             every = torch.arange(len(src[0]), device=src[0].device)
@@ -160,7 +161,7 @@ class BroadcastGraph(ExchangingView):
         return self.exchange.post(outgoing, incoming, RowLike.of(src), site)
 
     def post_gradients(self, part: int, grads: Rows, like: Sequence[RowLike], site: Site) -> Posted:
-        """Send the gradients of a part's rows to their owner, which gets those of all others."""
+        """Post the gradients of a part's rows to their owner; the owner receives those of all other ranks."""
         mine = part == self.rank
         incoming = {p: Incoming(self.shard.num_inner) for p in self._readers} if mine else {}
         self.exchange.comm.flush(keep=self.prefetch)
@@ -168,12 +169,12 @@ class BroadcastGraph(ExchangingView):
 
     @property
     def _readers(self) -> list[int]:
-        """All other ranks, the next one first."""
+        """Return all other ranks, the next one first."""
         return [(self.rank + step) % self.num_parts for step in range(1, self.num_parts)]
 
 
 def add_whole_parts(into: Rows, exchange: CodedExchange, returned: Posted) -> None:
-    """Add the gradients of all of a rank's rows that every reader has sent, readers in ascending order."""
+    """Add every reader's gradients of all rows of this rank, readers in ascending order."""
     for peer in sorted(returned.peers):
         for total, rows in zip(into, exchange.take(returned, peer), strict=True):
             total.add_(rows)

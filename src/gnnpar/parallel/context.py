@@ -1,4 +1,4 @@
-"""What a strategy builds an engine from."""
+"""The arguments from which a strategy builds an engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gnnpar.placement import Plan
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BuildContext:
-    """What the engine of one rank is built from. `shard`: the rank's part, on its device. `seed`: of the run."""
+    """Arguments of `Strategy.build` on one rank. `shard`: the rank's part, on its device. `seed`: of the run."""
 
     plan: Plan
     shard: Shard
@@ -28,13 +28,13 @@ class BuildContext:
 
     @property
     def start(self) -> Pass:
-        """The pass that a view begins with."""
+        """Return the pass that a view starts with."""
         return Pass(self.seed)
 
     def new_cache(self) -> FeatureCache | None:
-        """Return an empty cache of layer 0; None: layer 0 is computed in every epoch."""
+        """Return an empty cache of layer 0; None if layer 0 is computed in every epoch."""
         return FeatureCache() if self.first_layer == "cached" else None
 
     def exact_exchange(self) -> CodedExchange:
-        """Return an exchange that sends the shard's boundary rows as they are."""
+        """Return an exchange that sends the shard's boundary rows without a codec."""
         return CodedExchange(self.comm, Identity().build(self.shard.row_lists, self.comm, self.seed))

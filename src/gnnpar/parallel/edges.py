@@ -1,4 +1,4 @@
-"""The in-edges of a part in the order in which a view folds them, and the parts at their other ends."""
+"""A part's in-edges in folding order, and the peers at their other ends."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Overlap = Literal["none", "edges", "central_marginal"]
 
 
 class EdgeOrder:
-    """Which inner edges are worked on while messages travel (`early`) and which after, in both directions.
+    """Which inner edges are computed while messages travel (`early`) and which after, in both directions.
 
-    none: nothing early (the papers' vanilla). edges: every inner edge early. central_marginal: early only the edges of
-    destinations without a halo in-neighbour, backward of sources that no other part reads (AdaQP, section 1.2).
+    none: none early (vanilla in the papers). edges: all inner edges early. central_marginal: early only the edges of
+    destinations without halo in-neighbours; backward, of sources that no other part reads (AdaQP, section 1.2).
     """
 
     def __init__(self, shard: Shard, overlap: Overlap) -> None:
@@ -30,7 +30,7 @@ class EdgeOrder:
 
     @cached_property
     def forward(self) -> tuple[list[Block], list[Block]]:
-        """(early, late) blocks of inner edges."""
+        """Return (early, late) blocks of inner edges."""
         marginal = torch.zeros(self.shard.num_inner, dtype=torch.bool, device=self.shard.node_ids.device)
         for block in self.shard.halo.values():
             marginal[slice(None) if block.rows is None else block.rows] = True
@@ -54,7 +54,8 @@ class EdgeOrder:
 
     @cached_property
     def sources(self) -> list[int]:
-        """Return the parts that this part reads, the previous one first: at any time each sends to another one."""
+        """Return the parts that this part reads, the previous one first, so that at any time each sends to a different
+        one."""
         return sorted(self.shard.halo, key=lambda p: (self.shard.part - p) % self.shard.parts)
 
     @cached_property
@@ -74,14 +75,14 @@ class EdgeOrder:
         return tuple(t[slots] for t in edge)
 
     def slots(self, block: Block) -> Tensor:
-        """Positions of a block's edges in the order of edge operands."""
+        """Return the positions of a block's edges in the order of edge operands."""
         assert block.edge_ids is not None
         return torch.searchsorted(self.edge_ids, block.edge_ids)
 
     @cached_property
     def combined(self) -> tuple[Block, Tensor]:
-        """(one block over all in-edges with inner and halo columns by ascending global id, the order that sorts
-        [inner rows, halo rows] into these columns); only first_layer=cached builds it."""
+        """Return (one block of all in-edges, columns of inner and halo rows by ascending global id; the order that
+        sorts [inner rows, halo rows] into these columns). Only first_layer=cached builds it."""
         shard = self.shard
         order = torch.argsort(torch.cat([shard.node_ids, shard.halo_ids]))
         column = torch.empty_like(order)

@@ -1,4 +1,4 @@
-"""What training sees of a strategy at work, and the engine of every strategy without pipeline stages."""
+"""The Engine protocol of training, and the engine of every strategy without pipeline stages."""
 
 from __future__ import annotations
 
@@ -24,21 +24,19 @@ class Stepper(Protocol):
 
     @property
     def refused(self) -> bool:
-        """Was the last step none, because a gradient was not finite? Asking waits for a GPU."""
+        """Return True if the last step was refused because a gradient was not finite. Waits for a GPU."""
         ...
 
     def zero_grad(self) -> None: ...
     def step(self, norm: float | None = None) -> None:
-        """`norm`: the whole gradient's, given by an engine whose ranks hold parts of it."""
+        """Take a step. `norm`: of the whole gradient, from an engine whose ranks hold parts of it."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class EpochReport:
-    """`loss`: the global mean over training nodes; `gradient`: by parameter name, before clipping, when asked for.
-
-    `facts`: further metrics by their names in track.keys, on rank 0 (what a codec chose).
-    """
+    """Report of one epoch. `loss`: global mean over training nodes. `gradient`: by parameter name, before clipping, if
+    asked for. `facts`: further metrics by their names in track.keys, on rank 0 (for example a codec's bits)."""
 
     loss: float
     gradient: dict[str, Tensor] | None = None
@@ -46,7 +44,7 @@ class EpochReport:
 
 
 def joined(facts: JsonDict, more: JsonDict) -> JsonDict:
-    """Metrics of two codecs: tables by exchange in one, the mean bits of both, seconds together."""
+    """Return the metrics of two codecs: tables by exchange merged, mean bits of both, seconds added."""
     both = facts.keys() & more.keys()
     total: JsonDict = {**facts, **more}
     for name in both:
@@ -58,15 +56,15 @@ def joined(facts: JsonDict, more: JsonDict) -> JsonDict:
 
 
 class Stateful(Protocol):
-    """Something that an engine keeps between epochs, as an exchange whose messages are taken in a later one."""
+    """State that an engine keeps between epochs, for example an exchange with messages of an earlier epoch."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of rows held on the device."""
+        """Return the bytes of rows held on the device."""
         ...
 
     def drain(self) -> None:
-        """Finish what is in flight, without changing any result. Collective."""
+        """Finish messages in flight without changing any result. Collective."""
         ...
 
     def state_dict(self) -> StateDict:
@@ -77,35 +75,35 @@ class Stateful(Protocol):
 
 
 class Unsaved:
-    """A Stateful that is empty between epochs but for a count of bytes: nothing is in flight, nothing is saved."""
+    """A Stateful with a byte count alone: nothing is in flight between epochs, nothing is saved."""
 
     def drain(self) -> None:
-        """Nothing is in flight."""
+        """Do nothing: nothing is in flight."""
 
     def state_dict(self) -> StateDict:
         return {}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Nothing was saved."""
+        """Do nothing: nothing was saved."""
 
 
 def trained(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.Parameter]:
-    """Those that are not frozen (requires_grad_(False))."""
+    """Return the parameters that train (requires_grad is True)."""
     return {name: parameter for name, parameter in named if parameter.requires_grad}
 
 
 def summand(gradient: Tensor | None, of: Tensor) -> Tensor:
-    """Return a rank's summand of a parameter's gradient: without one -0.0, which a sum keeps only if no rank has one; a
-    zero of a gradient is +0.0."""
+    """Return this rank's summand of a parameter's gradient. A missing gradient is -0.0, which remains in the sum only
+    if no rank has one; a zero gradient is +0.0."""
     return torch.full_like(of, -0.0) if gradient is None else gradient + 0.0
 
 
 def set_gradients(
     parameters: Mapping[str, nn.Parameter], sums: Mapping[str, Tensor], before: frozenset[str] | None = None
 ) -> frozenset[str]:
-    """Set sums of `summand` as gradients, None where the loss reads no such parameter on any rank: as in a loop of
-    torch, weight decay does not move it either. Return the names of these. `before`: of the last step; on a GPU, where
-    the host is not to wait, only they are looked at again, and none while a CUDA graph is captured."""
+    """Set the sums of `summand` as gradients, None for a parameter that the loss reads on no rank: as in a torch loop,
+    weight decay does not move it. Return the names of these parameters. `before`: the names of the last step; on a GPU
+    only these are checked again, so that the host does not wait, and none while a CUDA graph is captured."""
     unread = before if any(each.is_cuda for each in sums.values()) else None
     if unread is None or (unread and not torch.cuda.is_current_stream_capturing()):
         asked = sums if unread is None else unread
@@ -120,7 +118,7 @@ Timeline = list[tuple[str, float, float]]
 
 
 class EngineDefaults:
-    """Members of an Engine that measures nothing beforehand and has no actions to tell apart."""
+    """Defaults of an Engine without measurements beforehand and without separate actions."""
 
     timeline: Timeline | None = None
 
@@ -130,50 +128,49 @@ class EngineDefaults:
 
 
 class Engine(Protocol):
-    """Fully initialised; no setters, no "call setup first". All methods are collective over the ranks."""
+    """A fully initialised engine: no setters, no set-up call. All methods are collective over the ranks."""
 
     timeline: Timeline | None
     """Set to an empty list before an epoch, it collects the epoch's actions where the engine has some; None: off."""
 
     @property
     def profile(self) -> SavedProfile | None:
-        """What was measured beforehand and decides on numbers; None: nothing was."""
+        """Return the measurements that later numbers depend on, or None."""
         ...
 
     @property
     def node_ids(self) -> Tensor:
-        """Global ids of the rows predict() returns."""
+        """Return the global ids of the rows of predict()."""
         ...
 
     def train_epoch(self, epoch: int, optimizer: Stepper, *, keep_gradient: bool = False) -> EpochReport:
-        """Full-graph engines: one optimiser step; a sampler: many."""
+        """Train one epoch: one optimizer step for a full-graph engine, many for a sampler."""
         ...
 
     def predict(self) -> Tensor:
-        """Exact logits [N, classes] of the owned nodes: no codec, no history, no dropout."""
+        """Return the exact logits [N, classes] of the owned nodes: no codec, no history, no dropout."""
         ...
 
     def exact_gradient(self, epoch: int) -> dict[str, Tensor]:
-        """Return the exact gradient at the current weights with the masks of `epoch`, summed over ranks; not
+        """Return the exact gradient at the current weights with the masks of `epoch`, summed over ranks, not
         counted."""
         ...
 
     def drain(self) -> None:
-        """Finish what is in flight: before predict, a checkpoint, the end."""
+        """Finish messages in flight: before predict, a checkpoint, the end."""
         ...
 
     def live_bytes(self) -> dict[str, int]:
-        """Bytes held for this rank: features, structure, halo, history on the device, and what lies on the host.
-        `activations`, where it is there: rows that the engine itself keeps from forward to backward, at most at a time.
-        """
+        """Return the bytes held for this rank: features, structure, halo, history (device), host. `activations`, if
+        present: peak bytes of rows that the engine keeps from forward to backward."""
         ...
 
     def peak_elsewhere(self) -> int:
-        """Most bytes of the last epoch that threads other than the caller's held at a time."""
+        """Return the peak bytes of the last epoch held by threads other than the caller's."""
         ...
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Global names, those this rank holds, frozen ones too; a shared parameter under its first name."""
+        """Yield global names and parameters of this rank, frozen ones too; a shared parameter under its first name."""
         ...
 
     def named_weights(self) -> Iterator[tuple[str, Any]]:  # Any: of a module's extra state
@@ -182,43 +179,43 @@ class Engine(Protocol):
         ...
 
     def state_dict(self) -> StateDict:
-        """All that this rank needs to continue as if it had never stopped: parameters, and whatever else the results
-        or bytes of later epochs depend on (bits, traces, error feedback, history, orders, caches).
+        """Return the state from which this rank continues bit for bit: parameters, and everything else that results or
+        bytes of later epochs depend on (bits, traces, error feedback, history, orders, caches).
 
-        A tree of tensors, None, bool, int, float, str, dict, list and tuple, whatever its nesting; a NamedTuple comes
-        back as a tuple. It is saved per rank between epochs, after drain(), which must not change any result, and
-        reaches the same rank of an equal run bit for bit. Tensors may be the live ones: they are copied at once. What
-        follows from the configuration, the shard and the epoch alone is left out; randomness is keyed (ADR 0011).
+        The state is a tree of tensors, None, bool, int, float, str, dict, list and tuple; a NamedTuple comes back as a
+        tuple. It is saved per rank between epochs, after drain(), which must not change any result. Tensors may be
+        live: they are copied at once. Leave out values that follow from configuration, shard and epoch; randomness is
+        keyed (ADR 0011).
         """
         ...
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Load a state of state_dict() into a new engine that has run no epoch. Its tensors become the engine's own.
-        `profile`, if any, becomes the saved one."""
+        """Load a state of state_dict() into a new engine that has run no epoch. The engine takes over its tensors. A
+        saved `profile` becomes the engine's."""
         ...
 
 
 @runtime_checkable
 class Capturable(Engine, Protocol):
-    """An engine whose epoch a CUDA graph may hold: what the device does follows from keys and numbers in tensors."""
+    """An engine with an epoch that a CUDA graph may hold: device work depends on keys and numbers in tensors alone."""
 
     def launch_epoch(self, epoch: int, optimizer: Stepper, keys: KeyTable) -> Tensor:
-        """As `train_epoch`, but the host reads nothing back. -> the loss, [].
+        """Run `train_epoch` without reading anything back to the host. Return the loss, shape [].
 
-        With `keys` filled, and the optimizer's numbers, everything that is launched is that of any other epoch, on the
-        same tensors, but for tensors made and gone within. The first epochs may set up what later ones find done.
+        With `keys` and the optimizer's numbers filled in, the launched work is that of any other epoch and uses the
+        same tensors, apart from temporaries. The first epochs may prepare state for later ones.
         """
         ...
 
 
 class PassGraph(Protocol):
-    """A Graph of any pass."""
+    """A Graph for any pass."""
 
     def during(self, run: Pass) -> Graph: ...
 
 
 class Structure(Protocol):
-    """Blocks that a view holds beside the shard's."""
+    """Blocks that a view holds in addition to the shard's."""
 
     @property
     def nbytes(self) -> int: ...
@@ -227,12 +224,10 @@ class Structure(Protocol):
 class FlatEngine(EngineDefaults):
     """One view, one forward, one backward, one reduction.
 
-    `view` trains, `exact` evaluates and probes; they are the same where the strategy is exact.
-
-    Parameters are replicated: gradients and the loss are summed over ranks in one message. `parts`: what else is kept
-    between epochs, by the name under which a checkpoint has it; an exchange whose messages cross an epoch is one.
-    `crosses_epochs`: messages of an epoch may be in flight while the next one computes. `facts`: metrics of the first
-    epoch.
+    `view` trains; `exact` evaluates and probes. They are the same object if the strategy is exact. Parameters are
+    replicated: gradients and the loss are summed over ranks in one message. `parts`: further state kept between epochs,
+    by its name in a checkpoint, for example an exchange whose messages cross an epoch. `crosses_epochs`: messages may
+    be in flight while the next epoch computes. `facts`: metrics of the first epoch.
     """
 
     def __init__(
@@ -279,7 +274,8 @@ class FlatEngine(EngineDefaults):
         return bucket[-1]
 
     def reduced_gradient(self, epoch: int, keys: KeyTable | None = None) -> Tensor:
-        """Training pass: all gradients and the loss, summed over ranks, in one vector. `keys`: of the epoch."""
+        """Return the gradients and the loss of a training pass, summed over ranks, in one vector. `keys`: of the
+        epoch."""
         if not all(codec.decodes_late for codec in self._codecs):
             self.drain()
         with self._comm.clock("encode"):
@@ -297,7 +293,7 @@ class FlatEngine(EngineDefaults):
         return self._comm.all_reduce(bucket, Site(epoch, -1, 0, "reduce"))
 
     def step(self, bucket: Tensor, optimizer: Stepper, *, keep_gradient: bool = False) -> EpochReport:
-        """One optimiser step with reduced gradients."""
+        """Take one optimizer step with reduced gradients."""
         with self._comm.clock("compute"):
             kept = {name: g.clone() for name, g in self.gradients_of(bucket).items()} if keep_gradient else None
             self._update(bucket, optimizer)
@@ -321,7 +317,7 @@ class FlatEngine(EngineDefaults):
         return self.gradients_of(self.exact_bucket(epoch))
 
     def exact_bucket(self, epoch: int) -> Tensor:
-        """`reduced_gradient` without codec and account."""
+        """Return `reduced_gradient` of the exact view: no codec, not counted."""
         bucket = self._differentiate(self._exact, Pass(self._seed, epoch, training=True, probe=True))
         bucket = self._comm.all_reduce(bucket)
         self._comm.flush(keep=0)
@@ -368,14 +364,15 @@ class FlatEngine(EngineDefaults):
             part.load_state_dict(state.get(name, {}))  # a part with nothing to save may be missing
 
     def _differentiate(self, view: PassGraph, run: Pass) -> Tensor:
-        """Gradients of this rank's share of the loss, and the share."""
+        """Return this rank's share of the gradients and of the loss."""
         rows = self._model(view.during(run), self._shard.inputs())
         return self.bucket_of(self._objective.loss(rows, run))
 
     def bucket_of(self, loss: Tensor | None) -> Tensor:
-        """All gradients of a loss, as `summand` has them, and the loss, in one vector. None: this rank has none.
+        """Return all gradients of a loss, as `summand` gives them, and the loss, in one vector. None: this rank has no
+        loss.
 
-        The gradient of `shard.learned`, the last, stays on its rank; its square is there.
+        The gradient of `shard.learned`, the last, stays on its rank; the vector has its squared norm.
         """
         parameters = list(self._trained.values())
         gradients = (None,) * len(parameters)
@@ -393,12 +390,13 @@ class FlatEngine(EngineDefaults):
         return trained(self.named_parameters())
 
     def gradients_of(self, bucket: Tensor) -> dict[str, Tensor]:
-        """By parameter name: pieces of the vector of a pass."""
+        """Return the pieces of a pass's vector by parameter name."""
         parameters, own = self._trained, self._shard.own_parameters
         pieces = torch.split(bucket[:-1], [1 if n in own else p.numel() for n, p in parameters.items()])
         named = zip(parameters.items(), pieces, strict=True)
         return {name: self._own_gradient if name in own else piece.view_as(p) for (name, p), piece in named}
 
     def _norm(self, bucket: Tensor) -> float:
-        """Of the whole gradient, the rows of all ranks in it: by it ranks clip, or refuse a step, alike."""
+        """Return the norm of the whole gradient, rows of all ranks included, by which all ranks clip or refuse the same
+        step."""
         return float((bucket[:-2].square().sum() + bucket[-2]).sqrt())

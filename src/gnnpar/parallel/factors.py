@@ -1,9 +1,9 @@
-"""Gradients of dense weights by sufficient factors: dW[O, F] = sum_p dZ_p[n, O]^T X_p[n, F], made on every rank.
+"""Gradients of dense weights by sufficient factors: dW[O, F] = sum_p dZ_p[n, O]^T X_p[n, F], computed on every rank.
 
-X and dZ of each rank travel in the place of dW, and of them only rows where dZ is not zero: in training on few labels
-most are zero. Lossless: all ranks add up the same products in rank order. A weight goes so in an epoch where that is
-fewer bytes on the fullest rank; numbers of rows travel first.
-Source: TAG (arXiv 2302.06126), section 4.2.2; sufficient factor broadcasting, Xie et al. 2016.
+X and dZ of each rank are sent in place of dW, restricted to rows with dZ != 0; with few labels most rows are zero.
+Lossless: all ranks add the same products in rank order. A weight is sent this way in an epoch if that is fewer bytes on
+the fullest rank; row counts are exchanged first. Source: TAG (arXiv 2302.06126), section 4.2.2; sufficient factor
+broadcasting, Xie et al. 2016.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ Pair = tuple[Tensor, Tensor]  # (X [n, F], dZ [n, O])
 
 
 class _Product(NamedTuple):
-    """A node of X W^T. `place`: of W among its operands; `kept`: its attribute with X; `transposed`: reads W by t()."""
+    """A node of X W^T. `place`: of W among its operands. `kept`: its attribute with X. `transposed`: it reads W by
+    t()."""
 
     place: int
     kept: str
@@ -42,16 +43,17 @@ def break_even_rows(
 ) -> float:
     """Return the rows of a replica below which sending factors wins: K = (2 m n / P) / (m + n + 2 m n B / (4 F)).
 
-    By bytes alone where `seconds_per_flop`, 1 / F, is zero. `rate`: B, bytes a second.
+    By bytes alone if `seconds_per_flop`, 1 / F, is zero. `rate`: B, bytes a second.
     """
     m, n = width_in, width_out
     return (2 * m * n / replicas) / (m + n + 2 * m * n * rate * seconds_per_flop / 4)
 
 
 def watch(loss: Tensor, weights: Mapping[str, nn.Parameter]) -> dict[str, Pair]:
-    """Return the factors of each weight W that a single product X W^T reads; filled while the loss is differentiated.
+    """Return the factors of each weight W that exactly one product X W^T reads; filled while the loss is
+    differentiated.
 
-    Other weights have none: those of another product (X W, alpha X W^T), of several, or with a hook on their gradient.
+    No factors for other weights: of another product (X W, alpha X W^T), of several, or with a gradient hook.
     """
     names = {id(weight): name for name, weight in weights.items() if not _of(weight, "_backward_hooks")}
     readers: dict[str, list[Tensor | None]] = {}  # X of each product, None of any other node
@@ -99,7 +101,7 @@ def _variable(node: Node | None) -> Tensor | None:
 
 
 def _input(node: Node, place: int, *, transposed: bool) -> Tensor | None:
-    """Return X where the node is X W^T and W its operand `place`, else None."""
+    """Return X if the node is X W^T with W as its operand `place`, else None."""
     product = _PRODUCTS.get(node.name())
     if product is None or (product.place, product.transposed) != (place, transposed):
         return None
@@ -110,12 +112,12 @@ def _input(node: Node, place: int, *, transposed: bool) -> Tensor | None:
 
 
 def _of(thing: Node | Tensor, name: str) -> object:
-    """Return an attribute that torch does not declare; None where there is none."""
+    """Return an attribute that torch does not declare, or None if it is missing."""
     return getattr(thing, name, None)
 
 
 class FactorEngine(FlatEngine):
-    """Reduces gradients of matrices by their factors where these are fewer bytes, the others by their sum."""
+    """Reduce gradients of matrices by their factors if these are fewer bytes, the others by their sum."""
 
     _seen: Mapping[str, Pair] = {}
 
@@ -152,12 +154,13 @@ class FactorEngine(FlatEngine):
         return {name: p for name, p in self._trained.items() if p.dim() == 2}
 
     def pays(self, name: str, rows: list[float]) -> bool:
-        """Are the factors of a weight fewer bytes? `rows`: of each rank; infinite where no dense product has them."""
+        """Return True if the factors of a weight are fewer bytes. `rows`: of each rank; infinite without a dense
+        product."""
         out, into = self._matrices[name].shape
         return self._comm.size > 1 and max(rows) < break_even_rows(into, out, replicas=self._comm.size)
 
     def _products(self, mine: Mapping[str, Pair], rows: Mapping[str, list[float]], epoch: int) -> dict[str, Tensor]:
-        """Return dW [O, F] of each weight of `mine`, of all ranks, added up in rank order."""
+        """Return dW [O, F] of each weight of `mine` over all ranks, added in rank order."""
         if not mine:
             return {}
         comm = self._comm
@@ -181,6 +184,6 @@ class FactorEngine(FlatEngine):
 
 
 def _rows(x: Tensor, dz: Tensor, dtype: torch.dtype) -> Pair:
-    """Return the rows where dZ is not zero, in the type of the weight."""
+    """Return the rows with dZ != 0, in the dtype of the weight."""
     there = dz.any(1)
     return x.detach()[there].to(dtype), dz[there].to(dtype)

@@ -1,6 +1,6 @@
 """One part of the graph and its neighbours' rows: Y[N_P, F] = A[N_P, N] . halo(X[N_P, F]).
 
-Forward: send boundary rows, fold inner in-edges, fold the halo rows as they come. Backward: differentiate the halo
+Forward: send boundary rows, fold inner in-edges, fold the halo rows as they arrive. Backward: differentiate the halo
 blocks first, so that their gradients travel while the inner block is differentiated.
 """
 
@@ -28,7 +28,7 @@ from gnnpar.parallel.whole import fold_all_edges
 
 
 class Covered(NamedTuple):
-    """A cover, and the exchanges of the rows that travel under it, of partial rows and of destinations' rows."""
+    """A cover, with the exchanges of its rows, of its partial rows and of destinations' rows."""
 
     cover: Cover
     edges: EdgeOrder
@@ -37,7 +37,7 @@ class Covered(NamedTuple):
     exact: CodedExchange
 
     def by(self, rows: CodedExchange, partial: CodedExchange) -> Covered:
-        """With other exchanges."""
+        """Return a copy with other exchanges."""
         return self._replace(rows=rows, partial=partial)
 
 
@@ -46,7 +46,7 @@ class HaloGraph(ExchangingView):
     """A rank's part, with one exchange of boundary rows per aggregation.
 
     With a `cache`, features of halo nodes that layer 0 reads are fetched once. `covers`: by `Mergeable.partial_types`,
-    those under which folds are split. `split`: the fold at the sources of this aggregation.
+    the covers that split folds. `split`: the fold at the sources of this aggregation.
     """
 
     covers: Mapping[int, Covered] = field(default_factory=dict[int, "Covered"], kw_only=True)
@@ -83,7 +83,7 @@ class HaloGraph(ExchangingView):
         return fold_all_edges(agg, block, both, dst, edge, shared)
 
     def _kept_halo(self) -> Tensor:
-        """Features of the halo nodes, fetched once."""
+        """Return the features of the halo nodes, fetched once."""
         assert self.cache is not None
         if self.cache.halo is None:
             site = self.site(0, "forward")
@@ -100,7 +100,7 @@ class HaloGraph(ExchangingView):
         )
 
     def _under_cover(self, agg: Aggregator, edge: Rows) -> Self:
-        """Return the view of an aggregation that a cover splits: rows that travel, and the fold of the others."""
+        """Return the view of an aggregation that a cover splits: the rows that travel, and the fold at the sources."""
         if not self.covers or not merges(agg, edge):
             return self
         found = self.covers.get(agg.partial_types or 0)
@@ -110,22 +110,22 @@ class HaloGraph(ExchangingView):
         return replace(self, shard=found.cover.shard, edges=found.edges, exchange=found.rows, split=split)
 
     def send(self, src: Rows, site: Site) -> Posted:
-        """Boundary rows out; halo rows will come in."""
+        """Send boundary rows; halo rows will arrive."""
         boundary, num_halo = self.shard.boundary, self.shard.num_halo
         outgoing = {p: Outgoing(src, boundary[p]) for p in self.edges.readers}
         incoming = {p: Incoming(num_halo[p]) for p in num_halo}
         return self.exchange.post(outgoing, incoming, RowLike.of(src), site)
 
     def send_back(self, grads: Mapping[int, Rows], like: Sequence[RowLike], site: Site) -> Posted:
-        """Gradients of halo rows to their owners; those of my boundary rows will come in."""
+        """Send gradients of halo rows to their owners; those of this rank's boundary rows will arrive."""
         outgoing = {p: Outgoing(rows) for p, rows in grads.items()}
         incoming = {p: Incoming(len(index)) for p, index in self.shard.boundary.items()}
         return self.exchange.post(outgoing, incoming, like, site)
 
     def blocks(self, agg: Aggregator, x: Operands, call: int) -> Iterator[tuple[Block, Rows | None]]:
-        """Yield inner blocks, then halo blocks in a fixed order, which gives the same bits whatever arrives first.
+        """Yield inner blocks, then halo blocks in a fixed order, so the bits do not depend on arrival.
 
-        Partial rows leave as soon as they can be folded: at once, or when the destinations' rows are there, while
+        Partial rows are sent as soon as they can be folded: at once, or when the destinations' rows have arrived, while
         inner edges are folded.
         """
         site, split, exchange = self.site(call, "forward"), self.split, self.exchange
@@ -181,7 +181,7 @@ class _Fetched(Context):
 
 
 class _HaloRows(torch.autograd.Function):
-    """Rows of all halo nodes, parts in ascending order; their gradients go to their owners. [N, ...] -> [H, ...]."""
+    """Rows of all halo nodes, parts in ascending order; gradients go to their owners. [N, ...] -> [H, ...]."""
 
     @staticmethod
     def forward(ctx: _Fetched, view: HaloGraph, call: int, *src: Tensor) -> Rows:

@@ -1,4 +1,4 @@
-"""Keys of masks as tensors on the device: a captured epoch reads other numbers from them whenever it is replayed."""
+"""Mask keys as device tensors, so that a captured epoch reads new numbers in each replay."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ Call = tuple[int, int, int]
 
 
 class KeyTable:
-    """Of the masks that one epoch draws, which are those of every epoch. Shapes: a key is [3] int32.
+    """Keys of the masks that one epoch draws; every epoch draws the same masks in number and order. Shapes: key [3]
+    int32.
 
-    A key lies where it lay before, except where a pass asks for more keys than any before it.
+    A key keeps its address unless a pass asks for more keys than any pass before it.
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:
@@ -25,7 +26,7 @@ class KeyTable:
         self._words = torch.empty((0, 3), dtype=torch.int32, device=device)
 
     def fill(self, epoch: int) -> None:
-        """From here on, keys are those of this epoch. The host does not wait."""
+        """Fill in the keys of this epoch. The host does not wait."""
         self._epoch = epoch
         if self._row_of:
             self._words.copy_(self._drawn(list(self._row_of)))
@@ -42,6 +43,6 @@ class KeyTable:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor of the host, on the device; the host does not wait for the copy."""
+    """Return a device copy of a host tensor without waiting for it."""
     pinned = tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor
     return pinned.to(device, non_blocking=True)

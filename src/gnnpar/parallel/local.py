@@ -23,10 +23,10 @@ _FEATURE_MASK, _EDGE_MASK = 0, 1  # which kind of mask a key belongs to
 
 @dataclass(frozen=True)
 class Pass:
-    """One run through the model: which epoch, which random numbers, training or evaluating.
+    """One run through the model: its epoch, its random numbers, training or evaluation.
 
-    A `probe` draws training's masks and is accounted for as evaluation. `keys`: of this epoch, as tensors; None: they
-    are numbers. Masks are the same.
+    A `probe` draws training's masks and is counted as evaluation. `keys`: of this epoch, as tensors; None: as numbers.
+    The masks are the same.
     """
 
     seed: int
@@ -37,7 +37,7 @@ class Pass:
 
     @property
     def counted(self) -> bool:
-        """Is its traffic part of training?"""
+        """Return True if the traffic of this pass is part of training."""
         return self.training and not self.probe
 
     def key(self, kind: int, layer: int, tag: int) -> Key:
@@ -47,7 +47,8 @@ class Pass:
 
 
 def by_type(type_degree: Tensor | None, in_degree: Tensor, types: int) -> Tensor:
-    """In-degrees by type, [N, types]. Shapes: type_degree [N, types of the graph], None without types; in_degree [N].
+    """Return in-degrees by type, [N, types]. Shapes: type_degree [N, types of the graph], None without types; in_degree
+    [N].
 
     Edges of a graph without types are all of type 0.
     """
@@ -60,7 +61,7 @@ def by_type(type_degree: Tensor | None, in_degree: Tensor, types: int) -> Tensor
 
 
 class LocalRows:
-    """Some nodes' rows in one layer of one pass."""
+    """Rows of some nodes in one layer of one pass."""
 
     normalised = False
 
@@ -90,7 +91,7 @@ class LocalRows:
         return apply(_Dropout, x, self._node_ids, p, self.run.key(_FEATURE_MASK, self.layer, tag))
 
     def mask(self, ids: Tensor, width: int, p: float, *, tag: int) -> Tensor:
-        """Return the entries that `dropout` keeps of these nodes' rows, [n, width]. On a CPU."""
+        """Return the entries that `dropout` keeps of these nodes' rows, [n, width]. CPU only."""
         return kernels.keep_mask(ids, width, p=p, key=self.run.key(_FEATURE_MASK, self.layer, tag))
 
     def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
@@ -100,12 +101,12 @@ class LocalRows:
 
 
 def masked(x: Tensor, keep: Tensor, p: float) -> Tensor:
-    """Dropout on a CPU by a mask that is drawn already, [n, width]."""
+    """Apply dropout by a mask that has been drawn, [n, width]. CPU only."""
     return apply(_Dropout, x, None, p, 0, keep)
 
 
 class OwnRows:
-    """The half of a view that its own rows answer."""
+    """The part of a view that needs only its own rows."""
 
     local: LocalRows
 
@@ -151,8 +152,8 @@ class OwnRows:
 
 
 def as_messages(rows: Rows, dtype: torch.dtype, num_rows: int | None = None) -> Rows:
-    """Rows that neighbours read, rounded to the type in which rows are held where that is narrow. ValueError where they
-    are not one of each of `num_rows` nodes."""
+    """Return the rows that neighbours read, rounded to the dtype in which rows are held if that is narrower. Raises
+    ValueError if there is not one row for each of `num_rows` nodes."""
     if num_rows is not None and (other := [list(t.shape) for t in rows if t.shape[:1] != (num_rows,)]):
         raise ValueError(
             f"neighbours read rows of shape {other[0]}, and there are {num_rows} nodes here: hand on one row for each "
@@ -164,7 +165,7 @@ def as_messages(rows: Rows, dtype: torch.dtype, num_rows: int | None = None) -> 
 
 
 class Source(tuple[Tensor, ...]):
-    """Source rows with what the view knows of them; to a model just rows.
+    """Source rows with the facts that a view knows of them; a model sees rows.
 
     `constant`: they are the same in every epoch. `halo()`: the same message on the kept rows of halo nodes.
     """
@@ -184,9 +185,8 @@ class _Mask(Context):
 
 
 class _Dropout(torch.autograd.Function):
-    """Dropout is linear in x: its gradient is the same mask. Drawn again on a GPU, kept as bytes on a CPU, where it is
-    three times as fast and still a quarter of a float's memory.
-    """
+    """Dropout is linear in x: its gradient is the same mask. A GPU draws the mask again; a CPU keeps it as bytes, which
+    is three times as fast and takes a quarter of a float's memory."""
 
     @staticmethod
     def forward(ctx: _Mask, x: Tensor, ids: Tensor | None, p: float, key: Key, keep: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a run needs of its strategy: one table of refusals, and what models cannot do with the data of edges."""
+"""The needs of a run and the capabilities of its strategy: one table of refusals, and refusals about edge data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gnnpar.partition.row_order import Order
 
 
 def refuse(strategy: Strategy, model: ModelSource, names: Mapping[str, str], task: TaskConfig | None = None) -> None:
-    """ValueError where the model or the task needs what the strategy, as it is configured, has not."""
+    """Raise ValueError if the model or the task needs a capability that the strategy, as configured, lacks."""
     for sentence in _unmet(strategy, model, task, names):
         raise ValueError(sentence)
 
@@ -54,13 +54,13 @@ def _unmet(strategy: Strategy, model: ModelSource, task: TaskConfig | None, name
 
 
 def check_first_layer(strategy: Strategy, first_layer: FirstLayer) -> None:
-    """Refuse first_layer=cached where the strategy cannot run with it."""
+    """Refuse first_layer=cached if the strategy cannot run with it."""
     if first_layer == "cached" and not strategy.capabilities.cached_first_layer:
         raise ValueError("first_layer=cached is for strategies without chunks or batches: set first_layer=live.")
 
 
 def refuse_empty_clusters(strategy: Strategy, num_nodes: int) -> None:
-    """ValueError where the graph has too few nodes to be cut as the strategy asks."""
+    """Raise ValueError if the graph has fewer nodes than the clusters that the strategy asks for."""
     if (clusters := strategy.capabilities.clusters) > num_nodes:
         raise ValueError(
             f"strategy.clusters={clusters}, but the graph has {num_nodes} nodes: give at most one cluster a node"
@@ -68,12 +68,12 @@ def refuse_empty_clusters(strategy: Strategy, num_nodes: int) -> None:
 
 
 def orders_rows(strategy: Strategy, task: TaskConfig) -> bool:
-    """May the rows of a part stand in any order? Pairs of nodes are looked up by ascending ids."""
+    """Return True if the rows of a part may stand in any order. Pairs of nodes are looked up by ascending ids."""
     return strategy.capabilities.row_order and task.decoder is None
 
 
 def refuse_row_order(strategy: Strategy, how: Order, task: TaskConfig, names: Mapping[str, str]) -> None:
-    """ValueError where an order is asked for that the strategy or the task does not allow."""
+    """Raise ValueError for a row order that the strategy or the task does not allow."""
     if how == "metis" and not orders_rows(strategy, task):
         group = "task" if strategy.capabilities.row_order else "strategy"
         raise ValueError(
@@ -93,7 +93,7 @@ def refuse_edge_data(
     dataset: str,
     names: Mapping[str, str],
 ) -> None:
-    """ValueError where the strategy or the model cannot do with what edges carry, or not with these weights.
+    """Raise ValueError if the strategy or the model cannot handle the edge data, or these weights.
 
     Shapes: in_weight [n], weighted degrees of all nodes, or of a part's; None: edges have no weights.
     """
@@ -115,7 +115,7 @@ def refuse_edges_of_model(
     dataset: str,
     names: Mapping[str, str],
 ) -> None:
-    """ValueError where the model does not read what edges carry, or cannot do with these weights.
+    """Raise ValueError if the model does not read the edge data, or cannot handle these weights.
 
     Shapes: in_weight [n], as for `refuse_edge_data`.
     """

@@ -1,8 +1,8 @@
-"""GCN's scaling inside the sum: the edges of a shard weigh w_ij d_i^-1/2 d_j^-1/2, made once, when a run starts.
+"""GCN's scaling inside the sum: edge weights w_ij d_i^-1/2 d_j^-1/2, computed once at the start of a run.
 
-Rows scaled before and after every sum are two passes over [N, F] in each direction. Rows then travel unscaled, so this
-is for strategies that send rows as they are, in the epoch that makes them: a codec's message is of scaled rows, and
-rows that are kept over epochs are in checkpoints as they were sent.
+Scaling rows before and after every sum takes two passes over [N, F] in each direction. With scaled weights rows travel
+unscaled. This is only for strategies that send rows uncoded in the epoch that computes them: a codec's message is of
+scaled rows, and rows kept over epochs are in checkpoints as they were sent.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from gnnpar.precision import is_narrow
 
 
 def normalised_for(context: BuildContext, exactness: Collection[Exactness]) -> BuildContext:
-    """Return the context with the shard that an engine of such a strategy trains on, itself where rows are scaled.
+    """Return the context with the shard that an engine of such a strategy trains on; unchanged if rows are scaled.
 
-    first_layer=cached keeps sums, without the scale, in checkpoints; 16-bit rows with weights are widened on a CPU.
+    first_layer=cached keeps unscaled sums in checkpoints; weighted 16-bit rows are widened on a CPU.
     """
     shard = context.shard
     if set(exactness) != {"exact"} or context.first_layer == "cached" or is_narrow(shard.x.dtype):
@@ -32,7 +32,7 @@ def normalised_for(context: BuildContext, exactness: Collection[Exactness]) -> B
 
 
 def normalised(shard: Shard) -> Shard:
-    """Return the shard with weights of D^-1/2 A D^-1/2, by the degrees of the whole graph."""
+    """Return the shard with the weights of D^-1/2 A D^-1/2, by the degrees of the whole graph."""
     own = inverse_root(shard.in_degree, shard.in_weight)
     parts = sorted(shard.halo)
     sizes = [shard.halo[p].num_src for p in parts]

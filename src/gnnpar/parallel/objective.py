@@ -1,4 +1,4 @@
-"""The loss and the metrics of a task, of the output rows that a rank owns: examples are nodes, or pairs of them."""
+"""Loss and metrics of a task from the output rows of one rank. Examples are nodes, or pairs of nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPLITS = ("train", "val", "test")
 
 
 class Objective(Protocol):
-    """Of one rank. Collective where examples are pairs."""
+    """The loss and metrics of one rank. Collective if examples are pairs."""
 
     def loss(self, rows: Tensor, run: Pass) -> Tensor:
         """Return this rank's share of the mean loss over all training examples. Shapes: rows [N, outputs] of its
@@ -31,8 +31,8 @@ class Objective(Protocol):
         ...
 
     def metrics(self, rows: Tensor) -> JsonDict:
-        """metric/train, metric/val, metric/test over all ranks, None for an empty split; the same on every rank. Of a
-        task with several metrics also metric/more: name -> split -> value."""
+        """Return metric/train, metric/val, metric/test over all ranks, None for an empty split, equal on every rank.
+        For a task with several metrics also metric/more: name -> split -> value."""
         ...
 
 
@@ -78,7 +78,7 @@ class NodeObjective:
         return {f"metric/{split}": more[task.metric_name][split] for split in SPLITS} | {"metric/more": more}
 
     def _further(self, rows: Tensor) -> JsonDict | None:
-        """Metrics of whole splits, name -> split -> value, on rank 0, where their rows come in the order of nodes.
+        """Return metrics of whole splits, name -> split -> value, on rank 0, which gathers their rows in node order.
         Collective."""
         assert isinstance(self._task, Labelled)
         found: JsonDict = {name: {} for name in self._task.metrics}
@@ -106,8 +106,8 @@ class NodeObjective:
 
 
 def fitted(task: Task, shard: Shard, comm: Communicator, *, in_parts: bool) -> Task:
-    """Return the task fitted to all training rows. Collective. `in_parts`: a rank computes the loss of its rows piece
-    by piece. ValueError if a user's loss cannot be computed so."""
+    """Return the task fitted to all training rows. Collective. `in_parts`: a rank computes the loss of its rows in
+    pieces. Raises ValueError if a user's loss cannot be computed so."""
     if not isinstance(task, Labelled):
         return task
     if (counts := task.counts(shard.y[shard.rows_of_split["train"]])) is not None:
@@ -141,6 +141,6 @@ class PairObjective:
 
 
 def _value(task: Task, statistics: Tensor) -> float | None:
-    """Return a metric from the statistics of all ranks; None without rows, or with one class only."""
+    """Return a metric from the statistics of all ranks; None without rows, or with one class."""
     value = float(task.value(statistics)) if statistics.numel() else math.nan
     return None if math.isnan(value) else value

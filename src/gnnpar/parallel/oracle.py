@@ -1,6 +1,6 @@
-"""What an inexact strategy may implement so that `gnnpar check` also tests it where it is not exact.
+"""An optional protocol by which `gnnpar check` also tests an inexact strategy in its inexact configuration.
 
-The oracle is the same mathematics on one device: a view of the whole graph, without messages, halos or codecs.
+An oracle is the same mathematics on one device: a view of the whole graph, without messages, halos or codecs.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from gnnpar.placement import Plan
 
 @runtime_checkable
 class WithOracle(Protocol):
-    """A strategy that knows what it computes, in one piece."""
+    """A strategy that can compute its own result on one device."""
 
     def oracle(self, plan: Plan, whole: Shard, *, seed: int) -> PassGraph | None:
         """Return the training view of one device that holds the whole graph, equal to this strategy under `plan` to
-        rounding. Built once for a run: it may keep state from epoch to epoch. None: there is none, as with a lossy
-        codec."""
+        rounding. Built once for a run: it may keep state between epochs. None if there is none, as with a lossy codec.
+        """
         ...
 
 
 @dataclass(eq=False)
 class PartByPart(View):
-    """The whole graph, whose parts may read other rows of each other than their own. Shapes: part_of [N]."""
+    """The whole graph, with parts that may read other rows of each other than their own. Shapes: part_of [N]."""
 
     part_of: Tensor = field(kw_only=True)
 
@@ -46,7 +46,7 @@ class PartByPart(View):
     def fold_parts(
         self, agg: Aggregator, own: Rows, others: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()
     ) -> Tensor:
-        """Every part folds its own rows of `own` and those of other parts of `others`, each [N, ...]."""
+        """Fold for every part its own rows of `own` and the other parts' rows of `others`, each [N, ...]."""
         total: Tensor | None = None
         whole = self.shard.inner
         for part in range(self.num_parts):
@@ -64,7 +64,7 @@ class PartByPart(View):
         return total
 
     def _block(self, mine: Tensor) -> tuple[Block, Tensor]:
-        """In-edges of a part, and their places among the edge operands."""
+        """Return the in-edges of a part, and their positions among the edge operands."""
         whole = self.shard.inner
         edges = mine[whole.edge_dst]
         ids = chosen(whole.edge_ids, edges)
@@ -81,7 +81,7 @@ class PartByPart(View):
 
 
 def _ids(agg: Aggregator, block: Block) -> Tensor:
-    """Ids of the edges that a fold reads, ascending."""
+    """Return the ids of the edges that a fold reads, ascending."""
     ids = (block.of_type(agg.number)[0] if isinstance(agg, OfType) else block).edge_ids
     assert ids is not None
     return ids.sort().values
@@ -94,7 +94,8 @@ def mask_like(mask: Tensor, rows: Tensor) -> Tensor:
 
 @runtime_checkable
 class WithOracleEngine(Protocol):
-    """One whose loss is no mean over the training nodes of one graph, so that a view alone does not say what it is."""
+    """A strategy with a loss that is not a mean over the training nodes of one graph, so that a view alone is not
+    enough."""
 
     def oracle_engine(self, plan: Plan, context: BuildContext) -> Engine | None:
         """Return an engine of one device that holds the whole graph, equal to this strategy under `plan` to

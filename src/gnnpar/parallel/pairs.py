@@ -1,7 +1,7 @@
-"""Losses and scores of pairs of nodes that live on different ranks, without a table of all nodes on any.
+"""Losses and scores of pairs of nodes on different ranks, without a table of all nodes on any rank.
 
-A pair is its source's owner's. Rows of destinations are fetched round by round, about as many as a part has nodes, and
-their gradients go back at once: a rank never holds the rows of all pairs.
+The owner of a pair is the owner of its source. Rows of destinations are fetched in rounds, about as many as a part has
+nodes, and their gradients go back at once: a rank never holds the rows of all pairs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ LEAST_ROWS = 4096
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """Where some nodes' rows are. Shapes: `own` [a] rows of this rank, `own_at` [a] their places among the nodes;
-    `asked` peer -> places of its nodes; `given` peer -> rows of this rank that it asks for."""
+    """The owners of some nodes' rows. Shapes: `own` [a] rows of this rank, `own_at` [a] their positions among the
+    nodes; `asked` peer -> positions of its nodes; `given` peer -> rows of this rank that it asks for."""
 
     num_nodes: int
     own: Tensor
@@ -39,10 +39,10 @@ class Route:
 
 
 class RowFetch:
-    """Rows of any nodes, from the ranks that own them, and gradients back. All methods are collective.
+    """Fetch rows of any nodes from their owners, and return gradients. All methods are collective.
 
-    Who owns a node is known to one rank of a directory, cut by node id: no rank knows it of all.
-    Shapes: node_ids [N] of this rank, ascending.
+    A directory, cut by node id, maps nodes to owners: no rank knows the owners of all nodes. Shapes: node_ids [N] of
+    this rank, ascending.
     """
 
     def __init__(self, comm: Communicator, node_ids: Tensor, num_nodes: int) -> None:
@@ -58,7 +58,7 @@ class RowFetch:
                 self.owner[ids - first] = peer
 
     def route(self, nodes: Tensor, site: Site) -> Route:
-        """Of distinct nodes, ascending global ids [n]."""
+        """Return the route of distinct nodes, ascending global ids [n]."""
         place = torch.searchsorted(self.node_ids, nodes).clamp_max(max(0, len(self.node_ids) - 1))
         here = self.node_ids[place] == nodes if len(self.node_ids) else torch.zeros_like(nodes, dtype=torch.bool)
         own_at, away = here.nonzero().flatten(), (~here).nonzero().flatten()
@@ -91,7 +91,7 @@ class RowFetch:
             into.index_add_(0, route.given[peer], rows)
 
     def _owners(self, nodes: Tensor, site: Site) -> Tensor:
-        """Who owns distinct nodes, ascending [n] -> [n]."""
+        """Return the owners of distinct nodes, ascending [n] -> [n]."""
         asked = self._by_block(nodes)
         questions = self._sent(asked, site)
         first, rank = self.comm.rank * self.block, self.comm.rank
@@ -104,12 +104,13 @@ class RowFetch:
         return torch.cat([found[p] for p in sorted(found)]) if found else nodes  # blocks ascend as the nodes do
 
     def _by_block(self, nodes: Tensor) -> dict[int, Tensor]:
-        """Ascending ids by the rank whose block of the directory they are in."""
+        """Split ascending ids by the rank that holds their block of the directory."""
         counts = integers(torch.bincount(nodes // self.block, minlength=self.comm.size))
         return {p: ids for p, ids in enumerate(torch.split(nodes, counts)) if len(ids)}
 
     def _sent(self, ids: Mapping[int, Tensor], site: Site) -> dict[int, Tensor]:
-        """Ids that every rank, this one too, sends here. Ranks do not know beforehand how many: they add up a table."""
+        """Exchange ids with every rank, this one included. Counts are not known beforehand: ranks sum a table of
+        them."""
         rank, size = self.comm.rank, self.comm.size
         mine = [[len(ids.get(p, ())) if r == rank else 0 for p in range(size)] for r in range(size)]
         table = self.comm.all_reduce(torch.tensor(mine, device=self.node_ids.device), site)
@@ -178,7 +179,7 @@ class PairExamples:
 
     @torch.no_grad()
     def statistics(self, rows: Tensor, split: str) -> Tensor:
-        """Of the pairs of a split, as the task has them; on the host. Shapes: rows [N, D] -> [rows, 2]."""
+        """Return the task's statistics of a split's pairs, on the host. Shapes: rows [N, D] -> [rows, 2]."""
         table = self._pairs.val if split == "val" else self._pairs.test
         found: list[Tensor] = []
         for number, chosen in enumerate(_slices(len(table), self._rounds[1 if split == "val" else 2])):
@@ -192,7 +193,7 @@ class PairExamples:
 
     @torch.no_grad()
     def scores(self, rows: Tensor, pairs: Tensor, most: int) -> Tensor:
-        """Logits of any pairs of nodes, global ids. `most`: pairs that a rank asks for. Shapes: rows [N, D] of this
+        """Return the logits of any pairs of global ids. `most`: pairs that a rank asks for. Shapes: rows [N, D] of this
         rank, pairs [n, 2] -> [n]."""
         found: list[Tensor] = []
         for number, chosen in enumerate(_slices(len(pairs), max(1, -(-2 * most // self._limit)))):
@@ -205,7 +206,7 @@ class PairExamples:
 
 
 def _slices(count: int, rounds: int) -> Iterator[slice]:
-    """Slices of a list, one a round, of equal lengths up to one."""
+    """Return slices of a list, one for each round, with lengths that differ by at most one."""
     for i in range(rounds):
         yield slice(count * i // rounds, count * (i + 1) // rounds)
 
@@ -215,7 +216,7 @@ class _Kept(Context):
 
 
 class _Differentiated(torch.autograd.Function):
-    """A loss whose gradients are known already: with respect to `inputs`, in their order."""
+    """A loss with known gradients with respect to `inputs`, in their order."""
 
     @staticmethod
     def forward(ctx: _Kept, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:

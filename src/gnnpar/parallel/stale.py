@@ -1,4 +1,4 @@
-"""Halo rows of earlier epochs: a policy says how old they are, one exchange sends, keeps and hands them out.
+"""Halo rows of earlier epochs: a policy gives their age, one exchange sends, keeps and returns them.
 
 `StaleWhole` is the oracle of every policy: the same mathematics on one device.
 """
@@ -23,31 +23,33 @@ Call = tuple[Phase, int, int]  # layer, number of the aggregation in it
 
 
 class RowPolicy:
-    """How old halo rows are, and when they travel. Phase 'backward': the gradients of halo rows, on their way home.
+    """Age of halo rows, and the epochs in which they travel. Phase 'backward': gradients of halo rows, sent to their
+    owners.
 
-    The base: rows of this epoch. Messages of epochs before the first are zeros.
+    The base class reads rows of this epoch. Messages of epochs before the first are zeros.
     """
 
     def travels(self, phase: Phase, epoch: int) -> bool:
-        """Are messages sent in this epoch?"""
+        """Return True if messages are sent in this epoch."""
         return True
 
     def age(self, phase: Phase, epoch: int) -> int | None:
-        """Return how many epochs ago the rows that are read in this epoch were sent; None: none are read."""
+        """Return the age in epochs of the rows that are read in this epoch; None: none are read."""
         return 0
 
     def decay(self, phase: Phase) -> float | None:
-        """Return d where folds read the mean, d mean + (1 - d) rows, which begins with the first rows; None: rows."""
+        """Return d if folds read the running mean, d mean + (1 - d) rows, which starts with the first rows; None:
+        rows."""
         return None
 
 
 @dataclass(eq=False)
 class _Again(Posted):
-    """Rows that are read again, or zeros where none were sent yet."""
+    """Rows that are read again, or zeros if none were sent yet."""
 
 
 class StaleExchange(CodedExchange):
-    """Hand out the rows that `policy` says. ValueError where an age is negative."""
+    """Return the rows that `policy` asks for. Raises ValueError for a negative age."""
 
     def __init__(self, comm: Communicator, codec: Wire, policy: RowPolicy) -> None:
         super().__init__(comm, codec)
@@ -63,7 +65,7 @@ class StaleExchange(CodedExchange):
         *,
         counted: Site | None = None,
     ) -> Posted:
-        """Send rows of this epoch where they travel, and return the message that is read in it."""
+        """Send this epoch's rows if they travel, and return the message that is read in it."""
         at: Call = (site.phase, site.layer, site.call)
         epoch = site.epoch
         self._epoch = epoch
@@ -110,7 +112,7 @@ class StaleExchange(CodedExchange):
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of rows that wait, of messages in flight as the rows that they will be, and of kept rows."""
+        """Return the bytes of waiting rows, of messages in flight (as decoded rows), and of kept rows."""
         flying = sum(
             each.nbytes(posted.incoming[p].num_rows)
             for posted in self._stored.values()
@@ -121,7 +123,7 @@ class StaleExchange(CodedExchange):
         return super().nbytes + flying + sum(t.numel() * t.element_size() for t in kept)
 
     def state_dict(self) -> dict[Hashable, tuple[Site, dict[int, Rows]]]:
-        """Return the stored messages, and kept rows under the site that they are of."""
+        """Return the stored messages, and kept rows by site."""
         kept = {("kept", *at): (Site(0, at[1], at[2], at[0]), dict(rows)) for at, rows in self._kept.items()}
         return super().state_dict() | kept
 
@@ -138,9 +140,10 @@ class StaleExchange(CodedExchange):
 
 @dataclass(eq=False)
 class StaleWhole(PartByPart):
-    """The whole graph, folded part by part. A part reads its own rows of this epoch and old rows of other parts.
+    """The whole graph, folded part by part. A part reads its own rows of this epoch and other parts' rows of `policy`'s
+    age.
 
-    The policy says how old. The gradient of rows that other parts read comes back as late as the policy says.
+    The gradient of rows that other parts read returns with the age that the policy gives.
     """
 
     policy: RowPolicy = field(kw_only=True)
@@ -154,7 +157,7 @@ class StaleWhole(PartByPart):
         return self.fold_parts(agg, both[: len(src)], both[len(src) :], dst, edge, shared)
 
     def read(self, at: Call, rows: Rows) -> Rows:
-        """Return what others read of these rows of this epoch."""
+        """Return the rows that other parts read in this epoch."""
         (phase, _, _), epoch, policy = at, self.run.epoch, self.policy
         if policy.travels(phase, epoch):
             self.sent[at, epoch] = tuple(t.detach().clone() for t in rows)
@@ -174,8 +177,8 @@ class _Context(Context):
 
 
 class _Late(torch.autograd.Function):
-    """Rows of this epoch, and those that others read. Backward: the gradient that comes back for the latter is added to
-    that of the former."""
+    """Rows of this epoch, and the rows that other parts read. Backward: the returning gradient of the latter is added
+    to that of the former."""
 
     @staticmethod
     def forward(ctx: _Context, view: StaleWhole, call: tuple[int, int], *rows: Tensor) -> Rows:

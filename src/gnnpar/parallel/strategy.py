@@ -1,4 +1,4 @@
-"""What the rest sees of a strategy: a configuration that says what it can do, plans on rank 0 and builds an engine."""
+"""The Strategy protocol: a configuration that states its capabilities, plans on rank 0 and builds an engine."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """What there is to run, on rank 0. `cache`: folder of finished partitions, None for none.
+    """The run, on rank 0. `cache`: folder of finished partitions, or None.
 
-    For a strategy that plans: the model, and where ranks run with what their devices need (None: nominal figures).
-    `layer_seconds()`: of each layer, measured when asked. `shards`: where the graph was cut on disk beforehand; the
-    dataset is then without rows, and only `flat_plan` is of use.
+    For a strategy that plans: the model, and the machine with the needs of its devices (None: nominal figures).
+    `layer_seconds()`: measured time of each layer. `shards`: a graph cut on disk beforehand; the dataset then has no
+    rows, and only `flat_plan` can be used.
     """
 
     dataset: Dataset
@@ -53,7 +53,7 @@ class Workload:
         return partition(self.dataset, parts, by=self.partition, cache=self.cache, say=self.say)
 
     def with_vertex_cut(self, plan: Plan) -> Plan:
-        """Return the plan with a part for every edge beside those of nodes."""
+        """Return the plan with a part for every edge in addition to the parts of nodes."""
         edges, parts = self.dataset.edge_index, plan.num_parts
         edge_part_of = partition_edges(
             self.dataset, parts, plan.part_of, by=self.partition, cache=self.cache, say=self.say
@@ -66,7 +66,8 @@ class Workload:
         )
 
     def flat_plan(self, topology: Topology, *, chunks: int | None = None) -> Plan:
-        """One part a rank, all layers on every rank. `chunks`: so many parts, on one rank in time."""
+        """Return a plan with one part a rank and all layers on every rank. `chunks`: that many parts on one rank, in
+        turn."""
         if self.shards is not None:
             return self._cut_plan(self.shards)
         ranks, parts = topology.num_ranks, chunks or topology.num_ranks
@@ -85,29 +86,29 @@ class Workload:
         )
 
     def _cut_plan(self, shards: Manifest) -> Plan:
-        """`flat_plan` of a partition that only its hash is known of."""
+        """Return `flat_plan` of a partition of which only the hash is known."""
         placement = Placement((tuple(range(shards.parts)),), torch.zeros(0).long(), None, (range(self.num_layers),))
         return Plan(placement, hashes=shards.hashes, statistics=shards.statistics)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What a strategy can do, as it is configured.
+    """Capabilities of a strategy as configured.
 
-    `max_ranks`: the most ranks it can use; None: any number. `from_shards`: it runs from shards on disk, because its
-    plan is `flat_plan` of one part a rank. `vertex_cut`: edges have parts of their own. `chunks`: the nodes of a rank
-    may be cut into chunks, one after the other in time. `folds`: aggregators it can carry; None: any.
-    `cached_first_layer`: it runs with first_layer=cached. `by_layers`: it runs layers one by one, and so no model in
-    one piece. `no_pyg`: why it runs no model of PyG, after its name. `edge_data`: what it carries of what edges have.
-    `whole_neighborhoods`: a fold may have all in-edges of a row at once. `moments`: its ranks together hold all rows of
-    a layer at once, so that a model may ask for their mean and variance.
-    `replicated_weights`: every rank holds all parameters, so there is one stage. `crosses_epochs`: rows of one epoch
-    are read in a later one. `plans_again`: after the warm-up, with what was measured. `less_memory`: number of ranks ->
-    the settings of this strategy that need less memory. `pair_loss`: a rank has the output rows of all of its nodes at
-    once, so that losses of pairs of nodes can be taken. `clusters`: so many it cuts the graph into, and none is empty.
-    `row_order`: the rows of a part may stand in any order. `captured`: what the device does in an epoch is what it does
-    in every other one, but for keys and numbers in tensors (`Capturable`), so a CUDA graph may hold it.
-    `learned_features`: a rank reads of no other node's features than by the folds of layers, which give gradients back.
+    `max_ranks`: the most ranks it can use; None: any number. `from_shards`: it runs from shards on disk (its plan is
+    `flat_plan` with one part a rank). `vertex_cut`: edges have their own parts. `chunks`: the nodes of a rank may be
+    cut into chunks that run in turn. `folds`: aggregators it supports; None: any. `cached_first_layer`: it supports
+    first_layer=cached. `by_layers`: it runs layer by layer, so it needs a model that is cut into layers. `no_pyg`: the
+    reason, after its name, that it runs no PyG model. `edge_data`: kinds of edge data it supports.
+    `whole_neighborhoods`: a fold may read all in-edges of a row at once. `moments`: its ranks together hold all rows of
+    a layer at once, so that a model may read their mean and variance. `replicated_weights`: every rank holds all
+    parameters (one stage). `crosses_epochs`: rows of one epoch are read in a later one. `plans_again`: it plans again
+    after the warm-up, with measurements. `less_memory`: number of ranks -> the settings of this strategy that need less
+    memory. `pair_loss`: a rank has the output rows of all its nodes at once, as losses of node pairs need. `clusters`:
+    the number of non-empty clusters that it cuts the graph into. `row_order`: the rows of a part may stand in any
+    order. `captured`: device work differs between epochs only in keys and numbers held in tensors (`Capturable`), so a
+    CUDA graph may hold an epoch. `learned_features`: a rank reads other nodes' features only through the folds of
+    layers, which return gradients.
     """
 
     max_ranks: int | None = None
@@ -134,10 +135,8 @@ class Capabilities:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerFacts:
-    """What a layer's aggregation does, for people. `mode`: in one word. `how`: what it sends and when, if anything.
-
-    `settings`: the values that it runs with, by the field of the strategy.
-    """
+    """Facts of a layer's aggregation for display. `mode`: one word. `how`: its messages and their timing, if any.
+    `settings`: its values, by the field of the strategy."""
 
     mode: str
     how: str = ""
@@ -145,22 +144,23 @@ class LayerFacts:
 
 
 class Strategy(Protocol):
-    """Implemented by frozen, keyword-only dataclasses: fields = YAML keys."""
+    """A strategy: implemented by frozen, keyword-only dataclasses with the YAML keys as fields."""
 
     @property
     def exactness(self) -> frozenset[Exactness]: ...
     @property
     def capabilities(self) -> Capabilities: ...
     def exact_limit(self) -> Strategy:
-        """Return the same strategy where it must equal the single device: itself; identity codec; one chunk."""
+        """Return the configuration that must equal the single device, for example with the identity codec or one
+        chunk."""
         ...
 
     def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
-        """Refuse, by ValueError and before any rank starts, what cannot run."""
+        """Raise ValueError, before any rank starts, for a configuration that cannot run."""
         ...
 
     def plan(self, workload: Workload, topology: Topology) -> Plan:
-        """Pure; on rank 0, then broadcast."""
+        """Return the plan. Pure; called on rank 0 and then broadcast."""
         ...
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
@@ -172,21 +172,21 @@ class Strategy(Protocol):
 
 @runtime_checkable
 class Cites(Protocol):
-    """A strategy whose paper depends on its settings; others are cited by the arXiv numbers of their docstrings."""
+    """A strategy with papers that depend on its settings; others are cited by the arXiv numbers of their docstrings."""
 
     @property
     def papers(self) -> tuple[str, ...]:
-        """arXiv numbers."""
+        """Return arXiv numbers."""
         ...
 
 
 def name_of(codec: CodecConfig) -> str:
-    """As people call it: bfloat16."""
+    """Return the displayed name of a codec: bfloat16."""
     return type(codec).__name__.lower()
 
 
 def check_plan(strategy: Strategy, plan: Plan) -> None:
-    """Refuse a plan, which may have been written by hand, that its strategy cannot run."""
+    """Refuse a plan, perhaps written by hand, that its strategy cannot run."""
     for problem in _plan_problems(strategy, plan):
         raise ValueError(f"the plan cannot run: {problem}")
 
@@ -210,9 +210,9 @@ MEMBERS = tuple(name for name in vars(Strategy) if not name.startswith("_"))
 
 
 def check_members(strategy: object) -> None:
-    """Refuse an object that is no Strategy; ValueError names the first member it lacks.
+    """Raise ValueError with the first missing member if an object is not a Strategy.
 
-    A class of the user's own folder enters here, so its members are looked up by name.
+    Classes of a user's own folder arrive here, so members are looked up by name.
     """
     lacking = [name for name in MEMBERS if inspect.getattr_static(strategy, name, None) is None]
     if not lacking:

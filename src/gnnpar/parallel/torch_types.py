@@ -1,4 +1,4 @@
-"""Types that torch does not declare: of autograd functions, and of what tensors give to Python."""
+"""Types that torch does not declare: of autograd functions, and of the values that tensors give to Python."""
 
 # this file alone calls what torch leaves without types
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -16,7 +16,8 @@ from gnnpar.precision import unmixed
 
 
 class Context(FunctionCtx):
-    """What an autograd function keeps from forward to backward. A function's own declares further fields."""
+    """Values that an autograd function keeps from forward to backward. A function's own class declares further
+    fields."""
 
     saved_tensors: Rows
     needs_input_grad: tuple[bool, ...]
@@ -39,26 +40,26 @@ def apply_to_rows(function: type[Function], *arguments: object) -> Rows:
 
 
 def _as_given(arguments: tuple[object, ...]) -> AbstractContextManager[object]:
-    """Backward is not cast by torch.autocast, so forward is not either."""
+    """Run backward outside torch.autocast, as forward is."""
     return unmixed(next((t.device for t in arguments if isinstance(t, Tensor)), torch.device("cpu")))
 
 
 def integers(x: Tensor) -> list[int]:
-    """Of a tensor [n]."""
+    """Return a tensor [n] as integers."""
     return x.tolist()
 
 
 def floats(x: Tensor) -> list[float]:
-    """Of a tensor [n]."""
+    """Return a tensor [n] as floats."""
     return x.tolist()
 
 
 def unique(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (the values in ascending order, the position of every entry among them)."""
+    """Return (values in ascending order, the position of every entry among them)."""
     values, inverse = torch.unique(x, return_inverse=True)
     return values, inverse
 
 
 def or_zeros(gradient: Tensor | None, of: Tensor) -> Tensor:
-    """torch declares no None among gradients, but gives it with allow_unused."""
+    """Return zeros for None: torch.autograd.grad returns None with allow_unused and does not declare it."""
     return torch.zeros_like(of) if gradient is None else gradient

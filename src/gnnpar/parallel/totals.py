@@ -14,15 +14,15 @@ from gnnpar.parallel.torch_types import Context, apply, apply_to_rows
 
 
 def total_of(part: Tensor, comm: Communicator | None, site: Site | None) -> Tensor:
-    """Sum over ranks of `part`, in fp32 at least. Collective, as is its gradient: of a sum that every rank reads, the
-    gradient is the sum of theirs. `comm` None: `part` is the total. `site` None: not counted. Shapes: [...] -> [...].
-    """
+    """Sum `part` over ranks, in fp32 at least. Collective, like its gradient: every rank reads the sum, so the
+    gradients of all ranks are added. `comm` None: `part` is the total. `site` None: not counted. Shapes: [...] ->
+    [...]."""
     return widened(part) if comm is None else apply(_Total, widened(part), comm, site)
 
 
 @torch.no_grad()
 def largest_of(part: Tensor, comm: Communicator | None, site: Site | None) -> Tensor:
-    """Maximum over ranks, entry by entry, as a sum over ranks of a row for each. Shapes: [...] -> [...]."""
+    """Return the entrywise maximum over ranks, by a sum over ranks of one row for each. Shapes: [...] -> [...]."""
     if comm is None:
         return part.detach()
     slots = part.new_zeros(comm.size, *part.shape)
@@ -31,9 +31,9 @@ def largest_of(part: Tensor, comm: Communicator | None, site: Site | None) -> Te
 
 
 def moments_of(x: Tensor, rows: int, comm: Communicator | None, site: Site | None) -> Rows:
-    """(mean, variance) over the `rows` rows of all ranks together. Collective, as is its gradient.
+    """Return (mean, variance) over the `rows` rows of all ranks. Collective, like its gradient.
 
-    The variance is the mean of squares of centred rows: it loses no digits where the mean is large. `comm` None: x has
+    The variance is the mean of squares of centred rows, which keeps its digits if the mean is large. `comm` None: x has
     all rows. `site` None: not counted. Shapes: x [N, F] -> [F], [F].
     """
     return apply_to_rows(_Moments, x, rows, comm, site)

@@ -1,4 +1,4 @@
-"""What all views share: the row-local half of the Graph Protocol, and results of layer 0 that never change."""
+"""The common part of all views: the row-local half of the Graph Protocol, and constant results of layer 0."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FirstLayer = Literal["live", "cached"]
 
 @dataclass(eq=False)
 class FeatureCache:
-    """What layer 0 makes of the features, the same in every epoch (first_layer=cached). An engine's part.
+    """Constant values of layer 0 for first_layer=cached. A part of an engine.
 
     `halo`: features of the halo nodes [halo nodes, F], None until they are fetched. `folds`: results of linear folds of
     constant rows, by the number of the aggregation.
@@ -38,7 +38,7 @@ class FeatureCache:
         return sum(t.numel() * t.element_size() for t in (*halo, *self.folds.values()))
 
     def drain(self) -> None:
-        """Nothing is in flight."""
+        """Do nothing: nothing is in flight."""
 
     def state_dict(self) -> StateDict:
         state: StateDict = {("fold", call): result for call, result in self.folds.items()}
@@ -51,10 +51,10 @@ class FeatureCache:
 
 @dataclass(eq=False)
 class View(OwnRows):
-    """A shard in one layer of one pass. Views add `fold`, or an `aggregate` of their own.
+    """A shard in one layer of one pass. Subclasses add `fold`, or their own `aggregate`.
 
-    `cache`: of the engine; None: nothing is kept. `watch`: is called with (layer, number of the aggregation in it,
-    source rows) before each aggregation.
+    `cache`: of the engine; None: nothing is kept. `watch`: called with (layer, number of the aggregation in it, source
+    rows) before each aggregation.
     """
 
     shard: Shard
@@ -97,7 +97,7 @@ class View(OwnRows):
 
     @property
     def comm(self) -> Communicator | None:
-        """The ranks that hold all rows of the graph, each once; None: this view alone."""
+        """Return the ranks that together hold each row of the graph once; None: this view alone."""
         return None
 
     def moments(self, x: Tensor) -> Moments | None:
@@ -124,7 +124,7 @@ class View(OwnRows):
         return self.local.dropout(x, p, tag=tag)
 
     def source(self, message: Message, *rows: Tensor) -> Rows:
-        """message(self, *rows), marked constant where it reads the features alone and nothing learned or random."""
+        """Return message(self, *rows), marked constant if it reads features alone and nothing learned or random."""
         self.local.random = False
         out = as_messages(message(self, *rows), self.shard.x.dtype, len(self.node_ids))
         fixed = len(rows) == 1 and rows[0] is self.shard.x and not self.local.random
@@ -140,7 +140,7 @@ class View(OwnRows):
         return self.keep_result(call, agg, src, view.fold(agg, call, src, dst, edge, shared))
 
     def exactly(self) -> Self:
-        """Return the view of what is sent once and kept over epochs."""
+        """Return the view for rows that are sent once and kept over epochs."""
         return self
 
     def fold(self, agg: Aggregator, call: int, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
@@ -153,7 +153,7 @@ class View(OwnRows):
         return call
 
     def kept_result(self, call: int, agg: Aggregator, src: Rows) -> Tensor | None:
-        """Return A X from an earlier epoch, if it cannot have changed. A copy: a user's module may write into it."""
+        """Return A X of an earlier epoch if it is constant. A copy, since a user's module may write into it."""
         kept = None if self.cache is None or not self._constant(agg, src) else self.cache.folds.get(call)
         return None if kept is None else kept.clone()
 
@@ -167,12 +167,13 @@ class View(OwnRows):
 
 
 def rows_left(shard: Shard, edge_ids: Tensor) -> Tensor | None:
-    """Attributes of those in-edges of the shard's rows that are left. Shapes: edge_ids [e] ascending -> [e, D]."""
+    """Return the attributes of those in-edges of the shard's rows that remain. Shapes: edge_ids [e] ascending -> [e,
+    D]."""
     return chosen(shard.edge_attr, torch.searchsorted(edge_order(shard), edge_ids))
 
 
 def edge_order(shard: Shard) -> Tensor:
-    """Global ids of the in-edges of the shard's rows, ascending: the order of edge operands."""
+    """Return the global ids of the shard's in-edges, ascending: the order of edge operands."""
     ids = [b.edge_ids for b in (shard.inner, *shard.halo.values()) if b.edge_ids is not None]
     if not ids:
         raise ValueError("edge operands need edge ids on the shard: give the model needs_edge_ids = True.")

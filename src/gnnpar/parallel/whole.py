@@ -1,4 +1,4 @@
-"""The whole graph on one device: Y = A X. And the fold over one block that every view is made of."""
+"""The whole graph on one device, Y = A X, and the fold over one block that every view uses."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gnnpar.parallel.view import View
 
 @dataclass(eq=False)
 class WholeGraph(View):
-    """A shard that needs no other rows (the only part, or a test's whole graph)."""
+    """A shard that needs no remote rows (a single part, or a test's whole graph)."""
 
     def fold(self, agg: Aggregator, call: int, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
         return fold_all_edges(agg, self.shard.inner, src, dst, edge, shared)
 
 
 def fold_all_edges(agg: Aggregator, block: Block, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
-    """`fold_block` of a block with all in-edges of its rows. Rows of `edge` ascend by edge id."""
+    """Call `fold_block` on a block with all in-edges of its rows. Rows of `edge` ascend by edge id."""
     if edge and (places := block.edge_places) is not None:
         edge = tuple(rows[places] for rows in edge)
     return fold_block(agg, block, src, dst, edge, shared)

@@ -1,4 +1,4 @@
-"""What BNS-GCN computes, on one device: edges between parts are left out or weighed, by the masks of the epoch."""
+"""BNS-GCN on one device: edges between parts are left out or weighted, by the masks of the epoch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from gnnpar.partition.shard import edges_by_id
 
 @dataclass(eq=False)
 class SampledWhole(View):
-    """The whole graph in one block of the edges that count once and one of those that count 1 / rate."""
+    """The whole graph in one block of edges that count once and one of edges that count 1 / rate."""
 
     part_of: Tensor = field(kw_only=True)  # [N]
     rate: float = field(kw_only=True)
 
     @cached_property
     def _edges(self) -> tuple[Tensor, Tensor]:
-        """(edges within a part, edges between parts whose source was drawn), [E] bool each."""
+        """Return (edges within a part, edges between parts with a drawn source), [E] bool each."""
         whole = self.shard.inner
         src, dst_part = whole.indices.long(), self.part_of[whole.edge_dst]
         within, drawn = self.part_of[src] == dst_part, torch.zeros_like(dst_part, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""The boundary rows of an epoch: which are drawn, the shard that is left, and folds that make up for the rest.
+"""The boundary rows of an epoch: which are drawn, the shard with them, and folds that reweight them.
 
 A row of node j that part p reads is kept with probability `rate`, keyed by (seed, epoch, p, j): owner and reader draw
 the same, so no ids are sent, and all layers of an epoch use one sample.
@@ -21,7 +21,7 @@ _BOUNDARY = 0xB45  # what the key is for
 
 
 def kept(ids: Tensor, *, rate: float, seed: int, epoch: int, reader: int) -> Tensor:
-    """Which boundary rows part `reader` reads in an epoch. Shapes: ids [n] global -> [n] bool."""
+    """Return which boundary rows part `reader` reads in an epoch. Shapes: ids [n] global -> [n] bool."""
     if rate <= 0:
         return torch.zeros_like(ids, dtype=torch.bool)
     return keep_mask(ids, 1, p=1 - rate, key=fold_key(seed, epoch, reader, _BOUNDARY))[:, 0]
@@ -56,7 +56,7 @@ def sampled(shard: Shard, *, rate: float, seed: int, epoch: int) -> Shard:
 
 
 def _columns(block: Block, keep: Tensor, src_ids: Tensor) -> Block:
-    """Return the sub-block of some columns, numbered anew. Shapes: keep [num_src] bool."""
+    """Return the sub-block of some columns, renumbered. Shapes: keep [num_src] bool."""
     number = keep.cumsum(0) - 1
     edges = keep[block.indices]
     return Block.from_edges(
@@ -72,7 +72,7 @@ def _columns(block: Block, keep: Tensor, src_ids: Tensor) -> Block:
 
 @dataclass(frozen=True, eq=False)
 class Reweighted(Wrapped):
-    """A summed fold in which in-edges of the blocks `drawn` count `weight` times: unbiased for weight = 1 / rate."""
+    """A summed fold with weight `weight` on in-edges of the blocks `drawn`: unbiased for weight = 1 / rate."""
 
     weight: float
     drawn: frozenset[Block]

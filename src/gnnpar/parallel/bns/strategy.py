@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BoundarySampling(Declares):
-    """`rate`: probability that a boundary row travels in an epoch; 1: graph parallelism, 0: nothing is sent.
+    """Parameters of BNS-GCN. `rate`: probability that a boundary row travels in an epoch; 1: graph parallelism, 0:
+    nothing is sent.
 
     `codec`: of the rows that travel and of their gradients. Evaluation reads all rows, exactly.
     """
@@ -74,7 +75,7 @@ class BoundarySampling(Declares):
         return SampledWhole(whole, Pass(seed), part_of=plan.part_of, rate=self.rate)
 
     def declared(self) -> Declaration:
-        """Declare expected values: the number of rows varies by sqrt(rate (1 - rate) n)."""
+        """Declare expected values: the number of rows has standard deviation sqrt(rate (1 - rate) n)."""
         from gnnpar.parallel.declared import Declaration, Step, beside
 
         step = Step("halo", overlap=beside(self.overlap), share=self.rate)

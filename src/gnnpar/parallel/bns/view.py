@@ -22,7 +22,7 @@ from gnnpar.partition.shard import Shard
 
 @dataclass(eq=False)
 class Drawn:
-    """The last sample: its shard, structure that an engine holds beside its own, and its codec."""
+    """The last sample: its shard, the structure that an engine holds in addition to its own, and its codec."""
 
     shard: Shard | None = None
     codec: Codec | None = None
@@ -37,9 +37,8 @@ class Drawn:
 
 @dataclass(eq=False)
 class SampledHalo(HaloGraph):
-    """`during` draws the sample of its epoch. `codec_of`: the codec of the row lists of a sample, which are new in
-    every epoch. `full`: all rows, exactly; layer 0 reads it for what it keeps over epochs (first_layer=cached).
-    """
+    """A view that draws the sample of its epoch in `during`. `codec_of`: the codec of a sample's row lists, which
+    change every epoch. `full`: all rows, exactly; layer 0 reads it for constant rows (first_layer=cached)."""
 
     rate: float = field(kw_only=True)
     codec_of: Callable[[RowLists], Codec] = field(kw_only=True)
@@ -79,5 +78,5 @@ class SampledHalo(HaloGraph):
         return super().aggregate(agg, tuple(src), dst, edge, shared)
 
     def _reads_kept(self, agg: Aggregator, src: Rows) -> bool:
-        """Is it made of the features alone, whose halo rows are kept?"""
+        """Return True if the rows are made of the features alone, with kept halo rows."""
         return isinstance(src, Source) and (src.halo is not None or self._constant(agg, src))

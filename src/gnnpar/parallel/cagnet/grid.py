@@ -1,4 +1,4 @@
-"""The ranks of CAGNET in 1.5 dimensions as a grid, and the edges that each of them folds.
+"""CAGNET in 1.5 dimensions: the grid of ranks, and the edges that each of them folds.
 
 Rank g c + j is column j of group g; there are P / c groups of c ranks. Column j folds, for all rows of its group, the
 in-edges from groups j P / c^2, ..., (j + 1) P / c^2 - 1; the sum over a group's columns is the result.
@@ -20,13 +20,13 @@ from gnnpar.partition.shard import Shard
 
 
 class Grid(NamedTuple):
-    """`copies`: c, whose square divides the number of ranks."""
+    """A grid of ranks. `copies`: c; c^2 divides the number of ranks."""
 
     ranks: int
     copies: int
 
     def group(self, rank: int) -> range:
-        """Ranks of the group that a rank is in, which are the parts whose rows it sums up."""
+        """Return the ranks of a rank's group: the parts with rows that it sums."""
         first = rank // self.copies * self.copies
         return range(first, first + self.copies)
 
@@ -35,7 +35,7 @@ class Grid(NamedTuple):
 
     @property
     def stages(self) -> int:
-        """Parts that a rank reads, one a stage."""
+        """Return the parts that a rank reads, one for each stage."""
         return self.ranks // self.copies
 
     def source(self, column: int, stage: int) -> int:
@@ -43,14 +43,14 @@ class Grid(NamedTuple):
         return column * self.stages + stage
 
     def readers(self, part: int) -> range:
-        """Ranks that read the rows of a part: a column."""
+        """Return the ranks that read the rows of a part: a column."""
         return range(part // self.stages, self.ranks, self.copies)
 
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """What one rank folds. Shapes: blocks[q] of all rows of its group, parts in ascending order, from all rows of part
-    q; ids[q] [N_q], of its group and of the parts that it reads."""
+    """Edges of one rank. Shapes: blocks[q] from all rows of part q to all rows of its group, parts in ascending order;
+    ids[q] [N_q], of its group and of the parts that it reads."""
 
     grid: Grid
     rank: int
@@ -59,7 +59,7 @@ class Pieces:
 
     @cached_property
     def places(self) -> dict[int, slice]:
-        """Of each part of the group among the group's rows."""
+        """Return the positions of each part of the group among the group's rows."""
         places: dict[int, slice] = {}
         start = 0
         for part in self.grid.group(self.rank):
@@ -69,7 +69,7 @@ class Pieces:
 
     @property
     def num_rows(self) -> int:
-        """Of the group."""
+        """Return the number of rows of the group."""
         return self.places[self.grid.group(self.rank)[-1]].stop
 
     @property
@@ -78,7 +78,7 @@ class Pieces:
         return ids + sum(block.nbytes for block in self.blocks.values())
 
     def row_lists(self) -> tuple[RowLists, RowLists]:
-        """Of rows on their way to a column, and of partial sums on their way to the owners of their rows."""
+        """Return the lists of rows sent to a column, and of partial sums sent to the owners of their rows."""
         mine, me, size = self.ids[self.rank], self.rank, self.grid.ranks
         every = torch.arange(len(mine), device=mine.device)
         readers = [p for p in self.grid.readers(me) if p != me]
@@ -90,7 +90,7 @@ class Pieces:
 
 
 def pieces_of(shard: Shard, comm: Communicator, copies: int) -> Pieces:
-    """Return the pieces. Collective. Not counted: a set-up, like the cutting before it."""
+    """Return the pieces. Collective. Not counted: set-up, like the cutting."""
     grid, me = Grid(comm.size, copies), comm.rank
     host = torch.device("cpu")
     mine = {q: block.to(host) for q, block in {shard.part: shard.inner, **shard.halo}.items()}
@@ -104,13 +104,13 @@ def pieces_of(shard: Shard, comm: Communicator, copies: int) -> Pieces:
 
 
 def without_edges(shard: Shard) -> Shard:
-    """Return the rows of a shard without edges, which are in the pieces of its group."""
+    """Return a shard's rows without edges; the edges are in the pieces of its group."""
     inner = shard.inner.restrict(torch.zeros_like(shard.inner.indices, dtype=torch.bool))
     return replace(shard, inner=inner, halo={}, boundary={}, halo_in_degree=shard.in_degree[:0], halo_in_weight=None)
 
 
 def _stacked(pieces: list[tuple[Tensor, Block | None]], columns: Tensor) -> Block:
-    """In-edges of several parts from one, rows one below the other. Shapes: columns [N_q] global ids, ascending."""
+    """Return the in-edges of several parts from one, rows stacked. Shapes: columns [N_q] global ids, ascending."""
     dsts: list[Tensor] = [columns[:0]]
     srcs: list[Tensor] = [columns[:0]]
     held: list[EdgeData] = []

@@ -1,8 +1,8 @@
 """Sums over groups of ranks: Y[N_G, F] = sum_j sum_q A[N_G, N_q] X[N_q, F], rank j of group G over its parts q.
 
-Forward: rows of a part go to the column of ranks that folds them; each rank has partial sums of all rows of its group,
-and sends every other rank of the group those of its rows. Backward: gradients of results go to the group, those of
-sources from the column to their owner.
+Forward: rows of a part go to the column of ranks that folds them; each rank has partial sums of all rows of its group
+and sends every other rank of the group its rows. Backward: gradients of results go to the group, those of sources from
+the column to their owner.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gnnpar.parallel.torch_types import Context, apply
 
 
 def refuse_fold(name: str, layer: int, copies: int, *, linear: bool) -> None:
-    """ValueError for a fold whose partial results of some edges do not add up to its result."""
+    """Raise ValueError for a fold with partial results that do not add up to its result."""
     if not linear:
         raise ValueError(
             f"strategy.replication={copies} adds up partial sums of ranks, but {name} of layer {layer} "
@@ -34,9 +34,9 @@ def refuse_fold(name: str, layer: int, copies: int, *, linear: bool) -> None:
 
 @dataclass(eq=False)
 class ReplicatedGraph(ExchangingView):
-    """A rank's sums of all rows of its group. `home`: the exchange of partial sums and the gradients of results.
+    """A rank's partial sums of all rows of its group. `home`: exchange of partial sums and of gradients of results.
 
-    `home_once`: that of what is sent once and kept over epochs, beside `once`.
+    `home_once`: the exchange for rows that are sent once and kept over epochs, like `once`.
     """
 
     pieces: Pieces = field(kw_only=True)
@@ -58,7 +58,7 @@ class ReplicatedGraph(ExchangingView):
 
     @property
     def others(self) -> list[int]:
-        """Of the group, the next one first."""
+        """Return the other ranks of the group, the next one first."""
         group = self.grid.group(self.rank)
         return [group[(self.rank - group[0] + step) % len(group)] for step in range(1, len(group))]
 
@@ -118,8 +118,8 @@ class ReplicatedGraph(ExchangingView):
         return self.exchange.post(outgoing, incoming, like, site)
 
     def summed(self, partial: Tensor, rows_type: torch.dtype, site: Site) -> Tensor:
-        """My rows of the sum over the group, ranks in ascending order; partial sums travel as `rows_type`. Shapes:
-        partial [N_G, F] -> [N, F]."""
+        """Return this rank's rows of the sum over the group, ranks in ascending order; partial sums travel as
+        `rows_type`. Shapes: partial [N_G, F] -> [N, F]."""
         places = self.pieces.places
         order = torch.arange(self.pieces.num_rows, device=partial.device)
         outgoing = {p: Outgoing((partial,), order[places[p]]) for p in self.others}
@@ -133,7 +133,7 @@ class ReplicatedGraph(ExchangingView):
         return total
 
     def of_group(self, rows: Tensor, site: Site) -> Tensor:
-        """Everybody's rows of the group, as they travel. Shapes: rows [N, F] -> [N_G, F]."""
+        """Return all rows of the group, as they travel. Shapes: rows [N, F] -> [N_G, F]."""
         places = self.pieces.places
         outgoing = {p: Outgoing((rows,)) for p in self.others}
         incoming = {p: Incoming(len(self.pieces.ids[p])) for p in self.others}

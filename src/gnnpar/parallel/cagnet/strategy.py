@@ -32,10 +32,10 @@ from gnnpar.placement import Plan
 
 @dataclass(frozen=True, kw_only=True)
 class Cagnet(CodedStrategy, Enumerates):
-    """`prefetch`: parts whose rows are under way while one is folded. `codec`: of rows and their gradients.
+    """Parameters of CAGNET. `prefetch`: parts in flight while one is folded. `codec`: of rows and their gradients.
 
-    `replication`: c of 1.5 dimensions, whose square divides the number of ranks: groups of c ranks share the in-edges
-    of their rows, and add up partial sums. Evaluation is exact, and broadcasts too.
+    `replication`: c of 1.5 dimensions; c^2 divides the number of ranks. Groups of c ranks share the in-edges of their
+    rows and add partial sums. Evaluation is exact and broadcasts too.
     """
 
     prices = "gnnpar.parallel.cagnet.cost"
@@ -44,7 +44,7 @@ class Cagnet(CodedStrategy, Enumerates):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Groups that share in-edges hold no rows of theirs."""
+        """Return the capabilities. Groups that share in-edges do not hold all rows of their edges."""
         edge_data = ALL_KINDS if self.replication == 1 else IN_BLOCKS
         return Capabilities(
             from_shards=True,

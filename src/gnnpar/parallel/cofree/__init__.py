@@ -1,1 +1,1 @@
-"""CoFree-GNN: every rank trains on edges of its own, and only gradients travel."""
+"""CoFree-GNN: every rank trains on its own edges, and only gradients travel."""

@@ -1,4 +1,4 @@
-"""One forward and backward on a part of a vertex cut, a weight for the loss of every copy, and one sum over ranks."""
+"""Forward and backward on one part of a vertex cut, a loss weight for every copy, and one sum over ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Reweight = Literal["degree", "copies", "none"]
 
 
 class VertexCutEngine(FlatEngine):
-    """Trains on `copies`, evaluates the rank's own nodes on `exact`. `reweight`: what the loss of a copy counts."""
+    """Train on `copies`, evaluate the rank's own nodes on `exact`. `reweight`: the weight of a copy's loss."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class VertexCutEngine(FlatEngine):
         return held
 
     def _of_copies(self, run: Pass) -> Tensor:
-        """Gradients of the weighted losses of this part, and their sum."""
+        """Return the gradients of this part's weighted losses, and their sum."""
         if not len(self._rows):
             return self.bucket_of(None)
         logits = self._model(self._view.during(run), self._copies.shard.x)

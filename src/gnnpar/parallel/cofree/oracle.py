@@ -1,4 +1,4 @@
-"""What CoFree-GNN computes, on one device: the parts of a vertex cut as one graph without an edge between them."""
+"""CoFree-GNN on one device: the parts of a vertex cut as one graph without an edge between them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gnnpar.partition.shard import Copies
 
 
 def union_of(parts: Sequence[Copies]) -> Copies:
-    """Nodes and edges of all parts, one part after the other."""
+    """Return nodes and edges of all parts, one part after the other."""
     shards = [part.shard for part in parts]
     firsts = [0, *accumulate(s.num_inner for s in shards)]
     num_nodes = firsts[-1]

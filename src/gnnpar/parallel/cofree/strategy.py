@@ -31,11 +31,12 @@ from gnnpar.placement import Plan, Topology
 
 @dataclass(frozen=True, kw_only=True)
 class CoFree(FlatStrategy, Prices):
-    """`reweight`: the loss of a copy of a node counts its share of the node's degree, 1 / copies, or 1 (none).
+    """Parameters of CoFree-GNN. `reweight`: weight of a copy's loss: its share of the node's degree, 1 / copies, or 1
+    (none).
 
     `degrees`: of the part's edges, as the paper's models see them, or of the whole graph. `drop_edge`: probability that
     an edge is missing in one of `masks` masks, of which an epoch draws one. `partition=ne`, `hdrf`, `dbh` and
-    `random_edges` place edges; from parts of nodes an edge goes with its end that has fewer neighbours. Evaluation is
+    `random_edges` place edges; with parts of nodes an edge goes with its end that has fewer neighbours. Evaluation is
     exact.
     """
 
@@ -73,7 +74,7 @@ class CoFree(FlatStrategy, Prices):
         return (LayerFacts(mode="own edges", how=how, settings=dict(vars(self))),) * plan.num_layers
 
     def oracle_engine(self, plan: Plan, context: BuildContext) -> Engine | None:
-        """All parts beside each other on one device, as a graph without edges between them."""
+        """Return an engine with all parts on one device, as a graph without edges between them."""
         edges = plan.placement.edge_part_of
         if edges is None or self.drop_edge:
             return None
@@ -105,7 +106,8 @@ class CoFree(FlatStrategy, Prices):
 
 @dataclass(frozen=True, kw_only=True)
 class _OneRank(CoFree):
-    """The exact limit: on one rank no node is cut. On more there is none, as messages that are missing stay missing."""
+    """The exact limit: on one rank no node is cut. On several ranks there is none, since missing messages stay
+    missing."""
 
     @property
     def capabilities(self) -> Capabilities:

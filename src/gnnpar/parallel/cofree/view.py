@@ -25,7 +25,7 @@ _CHOICE, _MASK = 0xC0F, 0xC10  # what a key is for
 class PartGraph:
     """Training passes of a part, each under one of `masks` masks, in which an edge is missing with some probability.
 
-    `shard`: the part, with the in-degrees of the whole graph. All masks are cut here, none while it trains.
+    `shard`: the part, with the in-degrees of the whole graph. All masks are cut here, none during training.
     """
 
     shard: Shard
@@ -49,7 +49,7 @@ class PartGraph:
 
     @property
     def nbytes(self) -> int:
-        """Of structure beside that of `shard`."""
+        """Return the bytes of structure in addition to that of `shard`."""
         degrees = sum(s.in_degree.nbytes for s in self._made) if self.degrees == "part" else 0
         return degrees + sum(s.inner.nbytes for s in self._made if s.inner is not self.shard.inner)
 

@@ -1,7 +1,7 @@
-"""Covers: which halo rows travel, and which destinations are folded where their sources are.
+"""Covers: the halo rows that travel, and the destinations that are folded at their sources.
 
 Every rank finds the covers of its own in-edges (`gnnpar.partition.cover`) and tells the owners of their sources which
-edges these fold. So ranks share the work, and a graph from shards on disk needs nothing else.
+edges to fold. So ranks share the work, and a graph from shards on disk needs nothing else.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Cover:
     """A rank's part of a cover.
 
     `shard`: the part with the halo rows that travel alone. `block`: edges folded here for other ranks; its sources are
-    the rows of this part, its destinations the partial rows of all readers, one reader after the other (one row that
-    unused without any). `sent`: reader -> its partial rows. `into`: owner -> the inner rows that its
-    partial rows are of, ascending; pairs row * types + type where `types` is not 0. `linear`: for linear folds alone.
-    Shapes: ids [rows] global numbers of the partial rows, distinct from node ids; read_ids[q] of those from q.
+    the rows of this part, its destinations the partial rows of all readers, reader by reader (one unused row if there
+    is none). `sent`: reader -> its partial rows. `into`: owner -> the inner rows of its partial rows, ascending; pairs
+    row * types + type if `types` is not 0. `linear`: for linear folds alone. Shapes: ids [rows] global numbers of the
+    partial rows, distinct from node ids; read_ids[q] of those from q.
     """
 
     shard: Shard
@@ -54,7 +54,7 @@ class Cover:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of structure beside the shard's."""
+        """Return the bytes of structure in addition to the shard's."""
         lists = (*self.sent.values(), *self.into.values(), *self.read_ids.values(), self.ids)
         blocks = sum(block.nbytes for block in self.shard.halo.values()) + self.block.nbytes
         return blocks + sum(t.numel() * t.element_size() for t in (*lists, *self.shard.boundary.values()))
@@ -73,7 +73,7 @@ class Cover:
 
 
 class Covers(NamedTuple):
-    """Covers by `Mergeable.partial_types`, what they hold of all ranks, and whether other folds are left."""
+    """Covers by `Mergeable.partial_types`, their facts over all ranks, and whether unsplit folds remain."""
 
     covers: Mapping[int, Cover] = {}
     facts: JsonDict = {}
@@ -81,7 +81,7 @@ class Covers(NamedTuple):
 
 
 def split_of(use: Use) -> SplitFold:
-    """Return what an aggregation that merges sends."""
+    """Return the messages of an aggregation that merges."""
     exact = [row_nbytes(rows[1:]) + row_nbytes(use.dst) for rows in (use.partial, use.back)]
     travels = (True, use.learned), (True, use.differentiated)
     return SplitFold(tuple(each.width for each in use.src), use.partial[0].width, (exact[0], exact[1]), *travels)
@@ -92,7 +92,7 @@ def make_covers(
 ) -> Covers:
     """Return the covers of a model's aggregations.
 
-    `auto`: only those that are worth it. `linear`: of linear folds alone. Collective.
+    `auto`: only those that pay. `linear`: of linear folds alone. Collective.
     """
     began = perf_counter()
     covers: dict[int, Cover] = {}
@@ -131,7 +131,8 @@ def _by_types(uses: Sequence[Use], codec: CodecConfig, *, linear: bool) -> Itera
 
 
 def make_cover(shard: Shard, comm: Communicator, weights: Weights, *, types: int = 0, linear: bool = False) -> Cover:
-    """Find the least cover of this rank's halo blocks, and exchange with its peers what they fold. Collective."""
+    """Find the least cover of this rank's halo blocks, and exchange with its peers the edges that they fold.
+    Collective."""
     halo: dict[int, Block] = {}
     into: dict[int, Tensor] = {}
     read_ids: dict[int, Tensor] = {}

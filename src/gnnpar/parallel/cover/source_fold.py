@@ -36,7 +36,7 @@ class SourceFold:
     _like: tuple[RowLike, ...] = ()
 
     def ask(self, dst: Rows, site: Site) -> Posted | None:
-        """Send the destinations' rows to where they are folded, if the fold reads any."""
+        """Send the destinations' rows to the ranks that fold them, if the fold reads any."""
         if not dst:
             return None
         outgoing = {q: Outgoing(dst, at) for q, at in self.cover.into.items()}
@@ -68,7 +68,7 @@ class SourceFold:
         return state, kept
 
     def send_back(self, saved: Rows, prepared: Rows, grad_out: Tensor, site: Site) -> Posted:
-        """Send the gradients of the partial rows that came to where they were folded."""
+        """Send the gradients of the received partial rows to the ranks that folded them."""
         into, agg = self.cover.into, self.agg
         exact, each = saved[self._num_folded :], len(self._like) - 1
         rows_of = {q: exact[i * each : (i + 1) * each] for i, q in enumerate(sorted(into))}
@@ -82,7 +82,8 @@ class SourceFold:
         return self.exchange.post(outgoing, incoming, like, _of_partial(site))
 
     def differentiate(self, saved: Rows, x: Operands, posted: Posted, site: Site) -> tuple[Operands, Posted | None]:
-        """Differentiate what was folded here. Return (gradients but those of destinations, these as posted)."""
+        """Differentiate the partial rows folded here. Return (gradients except those of destinations, these as
+        posted)."""
         agg, cover = self.agg, self.cover
         dst, mine = saved[: self._num_dst], saved[self._num_dst : self._num_folded]
         prepared, grad_out = agg.prepare_partial(mine, self._table(posted, self.exchange))
@@ -103,7 +104,7 @@ class SourceFold:
                 total.index_add_(0, self.cover.into[q], rows.to(total.dtype))
 
     def _table(self, posted: Posted, exchange: CodedExchange) -> Rows:
-        """Return the rows of all readers in the order of `cover.block`, zeros where none came."""
+        """Return the rows of all readers in the order of `cover.block`, zeros for missing ones."""
         parts = [exchange.take(posted, p) if p in posted.incoming else None for p in self.cover.sent]
         sizes = [len(at) for at in self.cover.sent.values()]
         if not parts:

@@ -1,4 +1,4 @@
-"""What a halo row and a partial row weigh in a cover: their bytes on the wire."""
+"""Weights of a halo row and of a partial row in a cover: their bytes on the wire."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Weights(NamedTuple):
 
 
 class SplitFold(NamedTuple):
-    """A fold that a cover splits. `src`: numbers of each operand of a row; `values`: of a partial row; `exact`: bytes
-    beside it that no codec touches, (forward, backward). `row_travels`, `partial_travels`: in these directions."""
+    """A fold that a cover splits. `src`: numbers of each operand of a row. `values`: of a partial row. `exact`: bytes
+    in addition that no codec touches, (forward, backward). `row_travels`, `partial_travels`: in these directions."""
 
     src: tuple[int, ...]
     values: int
@@ -34,7 +34,7 @@ class SplitFold(NamedTuple):
 
 
 def weights_of(folds: Sequence[SplitFold], codec: CodecConfig, itemsize: int) -> Weights:
-    """Of all of these folds together; rows as they are where the codec has no price."""
+    """Return the weights of all of these folds together; of uncoded rows if the codec has no price."""
     row = partial = 0.0
     for fold in folds:
         for gradient in (False, True):
@@ -51,6 +51,6 @@ def _on_wire(codec: CodecConfig, widths: Sequence[int], itemsize: int, *, gradie
 
 
 def refuse_nothing(codec: CodecConfig, halo: Halo) -> None:
-    """ValueError for partial rows under a codec that sends nothing."""
+    """Raise ValueError for partial rows under a codec that sends nothing."""
     if halo == "cover" and isinstance(codec, Drop):
         raise ValueError("strategy.halo=cover: codec=drop sends nothing, rows or partial rows (rows). Set halo=rows.")

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Digest(Proposed):
-    """`period`: epochs from one refresh of the halo rows to the next; between them the same rows are read.
+    """Parameters of DIGEST. `period`: epochs between refreshes of the halo rows; the same rows are read between them.
 
     `gradients`: in an epoch that refreshes, gradients of halo rows go back to their owners; the paper sends none. With
-    them, `period=1` is graph parallelism. `codec`: of all that travels. `halo`: what travels of a cut edge, for linear
-    folds (`gnnpar.parallel.cover`). Evaluation reads rows of its own weights, exactly.
+    them, `period=1` is graph parallelism. `codec`: of all messages. `halo`: the messages of cut edges, for linear folds
+    (`gnnpar.parallel.cover`). Evaluation reads rows of its own weights, exactly.
     """
 
     period: Annotated[int, Ge(1)] = 2
@@ -60,7 +60,7 @@ class Digest(Proposed):
 
     @property
     def _is_halo_exchange(self) -> bool:
-        """Is it graph parallelism?"""
+        """Return True if this is graph parallelism."""
         return self.period == 1 and self.gradients
 
     @property

@@ -1,4 +1,4 @@
-"""How the operands and the result of a fold are divided over ranks: by columns, by heads, or by values.
+"""Division of a fold's operands and result over ranks: by columns, by heads, or by values.
 
 Notation: P ranks, N nodes, operands [N, ...]. A rank without a column or head is idle in this fold.
 """
@@ -20,8 +20,8 @@ How = Literal["columns", "heads", "values"]
 
 @dataclass(frozen=True)
 class Slices:
-    """Ranks share the indices [0, width) of one dimension of an operand, the first ranks one more where P does not
-    divide it. `whole`: places of the operands (sources, then destinations) that every rank with a share reads whole.
+    """Ranks share the indices [0, width) of one dimension of an operand; the first ranks have one more if P does not
+    divide it. `whole`: positions of the operands (sources, then destinations) that every rank with a share reads whole.
     """
 
     how: How
@@ -30,7 +30,7 @@ class Slices:
     whole: frozenset[int] = frozenset()
 
     def span(self, rank: int) -> tuple[int, int]:
-        """[first, last) of a rank; equal where it is idle."""
+        """Return [first, last) of a rank; equal if it is idle."""
         size, more = divmod(self.width, self.ranks)
         first = rank * size + min(rank, more)
         return first, first + size + (rank < more)
@@ -41,7 +41,7 @@ class Slices:
 
     @property
     def classes(self) -> list[list[int]]:
-        """The ranks that work, those with equally wide shares together."""
+        """Return the working ranks, grouped by the width of their shares."""
         size, more = divmod(self.width, self.ranks)
         found = [list(range(more)), list(range(more, self.ranks)) if size else []]
         return [members for members in found if members]
@@ -61,12 +61,12 @@ class Slices:
         return flat.narrow(self.dim, first, last - first)
 
     def shared(self, shared: Rows, rank: int) -> Rows:
-        """Of replicated tensors, whose heads are dimension 0."""
+        """Return a rank's share of replicated tensors with heads in dimension 0."""
         first, last = self.span(rank)
         return tuple(t[first:last] for t in shared) if self.how == "heads" else shared
 
     def like(self, like: Sequence[RowLike], rank: int) -> tuple[RowLike, ...]:
-        """`rows` of operands of these shapes."""
+        """Return `rows` of operands of these shapes."""
         return tuple(each if i in self.whole else self._like(each, rank) for i, each in enumerate(like))
 
     def _like(self, each: RowLike, rank: int) -> RowLike:
@@ -80,7 +80,7 @@ class Slices:
 
 
 def slices_of(agg: Aggregator, src: Sequence[RowLike], num_dst: int, ranks: int, layer: int) -> Slices:
-    """ValueError where the fold is not separable. `num_dst`: operands of destinations."""
+    """Return the slices of a fold. Raises ValueError if it is not separable. `num_dst`: operands of destinations."""
     if agg.separates == "columns":
         return Slices("columns", src[0].width, ranks)
     heads = src[0].shape[0] if src[0].shape else 0

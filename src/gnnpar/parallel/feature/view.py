@@ -41,8 +41,8 @@ class Structure:
 
 
 def structure_of(shard: Shard, comm: Communicator, *, edge_ids: bool) -> Structure:
-    """Return the structure of all parts. Collective. Not counted: a set-up, like the cutting before it. Edges in the
-    order of (destination, source)."""
+    """Return the structure of all parts. Collective. Not counted: set-up, like the cutting. Edges are in the order of
+    (destination, source)."""
     pieces = [(shard.inner, shard.node_ids), *((b, b.src_ids) for b in shard.halo.values())]
     src: list[Tensor] = []
     dst: list[Tensor] = []
@@ -71,7 +71,8 @@ def structure_of(shard: Shard, comm: Communicator, *, edge_ids: bool) -> Structu
 
 
 def row_lists(structure: Structure, me: int) -> tuple[RowLists, RowLists]:
-    """Of `columns`, where a rank sends its rows to all others, and of `home`, where it sends them theirs."""
+    """Return the lists of `columns`, by which a rank sends its rows to all others, and of `home`, by which it sends
+    results."""
     ids, mine = structure.ids, structure.ids[me]
     others = [p for p in range(len(ids)) if p != me]
     every = torch.arange(len(mine), device=mine.device)
@@ -103,12 +104,12 @@ class FeatureGraph(View):
 
     @property
     def peers(self) -> list[int]:
-        """The other ranks, the next one first: at any time each sends to another one."""
+        """Return the other ranks, the next one first: at any time each sends to a different one."""
         return [(self.rank + step) % self.ranks for step in range(1, self.ranks)]
 
     @property
     def mine(self) -> Tensor:
-        """[N_P] global ids of my rows, which are their places in a table."""
+        """Return the global ids [N_P] of this rank's rows, which are their positions in a table."""
         return self.structure.ids[self.rank]
 
     def site(self, call: int, phase: Phase) -> Site:
@@ -128,9 +129,9 @@ class FeatureGraph(View):
     def gathered(
         self, exchange: CodedExchange, slices: Slices, rows: Rows, site: Site, index: Tensor | None = None
     ) -> Rows:
-        """My share of everybody's rows: operands [N_P, ...] -> tables [N, ...], without rows where I am idle.
+        """Return this rank's share of all rows: operands [N_P, ...] -> tables [N, ...], without rows if it is idle.
 
-        `index`: of all my rows, for a codec that looks up which nodes they are.
+        `index`: of all rows of this rank, for a codec that looks up their nodes.
         """
         ids = self.structure.ids
         outgoing = {
@@ -160,9 +161,11 @@ class FeatureGraph(View):
         *,
         listed: bool,
     ) -> dict[int, Rows]:
-        """Return every working rank's share of the own rows, by rank in ascending order: tables [N, ...] -> [N_P, ...].
-        `like`: the operands that the tables are shares of. `listed`: the codec knows the rows by their lists. `like`:
-        the operands of which the tables are shares. `listed`: the codec knows the rows by their lists."""
+        """Return every working rank's share of the local rows, by rank in ascending order: tables [N, ...] -> [N_P,
+        ...].
+
+        `like`: the operands of which the tables are shares. `listed`: the codec knows the rows by their lists.
+        """
         ids = self.structure.ids
         posts: list[Posted] = []
         shares: dict[int, Rows] = {}
@@ -248,7 +251,7 @@ class _FeatureFold(torch.autograd.Function):
 
 
 def _result_like(agg: Aggregator, x: Operands) -> RowLike:
-    """Shape of the whole result's rows: that of a node without edges."""
+    """Return the shape of the whole result's rows: that of a node without edges."""
     one = x._replace(src=tuple(t.new_zeros(1, *t.shape[1:]) for t in x.src))
     one = one._replace(dst=tuple(t.new_zeros(1, *t.shape[1:]) for t in x.dst))
     none = torch.zeros(0, dtype=torch.long, device=x.src[0].device)

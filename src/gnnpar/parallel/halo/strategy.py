@@ -25,10 +25,11 @@ from gnnpar.placement import Plan
 
 @dataclass(frozen=True, kw_only=True)
 class GraphParallel(CodedStrategy, Enumerates):
-    """`codec`: what halo rows and their gradients look like on the wire, in training; evaluation is always exact.
+    """Parameters of graph parallelism. `codec`: of halo rows and their gradients on the wire, in training; evaluation
+    is exact.
 
-    `halo`: what travels of a cut edge (`gnnpar.parallel.cover`). `reduce`: gradients of weights by their sum over
-    ranks, or of dense ones by their factors where these are fewer bytes (`gnnpar.parallel.factors`).
+    `halo`: the messages of cut edges (`gnnpar.parallel.cover`). `reduce`: gradients of weights by their sum over ranks,
+    or of dense ones by their factors if these are fewer bytes (`gnnpar.parallel.factors`).
     """
 
     prices = "gnnpar.parallel.halo.cost"

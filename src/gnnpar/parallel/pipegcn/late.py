@@ -1,4 +1,4 @@
-"""PipeGCN's messages: rows and gradients that were sent `staleness` epochs ago, or running means of them."""
+"""PipeGCN's messages: rows and gradients sent `staleness` epochs ago, or running means of them."""
 
 from __future__ import annotations
 

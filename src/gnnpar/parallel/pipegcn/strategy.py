@@ -36,10 +36,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PipeGCN(Proposed):
-    """`staleness`: age in epochs of halo rows and of the gradients of boundary rows; 0: graph parallelism.
+    """Parameters of PipeGCN. `staleness`: age in epochs of halo rows and of the gradients of boundary rows; 0: graph
+    parallelism.
 
     `smooth_features`, `smooth_gradients`: running means of them with `decay` take their place. `codec`: of both on the
-    wire. `halo`: what travels of a cut edge, for linear folds (`gnnpar.parallel.cover`). Evaluation reads rows of its
+    wire. `halo`: the messages of cut edges, for linear folds (`gnnpar.parallel.cover`). Evaluation reads rows of its
     own weights, exactly.
     """
 
@@ -90,7 +91,7 @@ class PipeGCN(Proposed):
 
     @property
     def policy(self) -> Late:
-        """How old the rows are."""
+        """Return the age of the rows."""
         smooth: dict[Phase, bool] = {"forward": self.smooth_features, "backward": self.smooth_gradients}
         return Late(self.staleness, {phase: self.decay for phase, on in smooth.items() if on})
 
@@ -100,7 +101,7 @@ class PipeGCN(Proposed):
         return StaleWhole(whole, Pass(seed), part_of=plan.part_of, policy=self.policy)
 
     def declared(self) -> Declaration:
-        """All messages pass beside the computing of the epoch, and wait for `staleness` epochs."""
+        """Declare messages that overlap the whole epoch and wait for `staleness` epochs."""
         from gnnpar.parallel.declared import Declaration, Step, beside
 
         if self.staleness == 0:

@@ -1,1 +1,1 @@
-"""SANCUS: whole parts broadcast, skipped while the copy of the last time will do."""
+"""SANCUS: broadcast whole parts, and skip a broadcast while its last copy is close enough."""

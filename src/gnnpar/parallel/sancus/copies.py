@@ -1,4 +1,4 @@
-"""Which parts broadcast in an epoch, and the copies of those that do not.
+"""The parts that broadcast in an epoch, and the copies of those that do not.
 
 Every rank knows the decision of all: ages follow from earlier decisions, and changes are summed over ranks.
 """
@@ -20,7 +20,7 @@ Call = tuple[int, int]  # layer, number of the aggregation in it
 
 
 class Rule(NamedTuple):
-    """A part broadcasts when its copies are `period` epochs old, or its rows have changed by more than `bound`."""
+    """A part broadcasts if its copies are `period` epochs old, or its rows have changed by more than `bound`."""
 
     period: int | None
     bound: float | None
@@ -29,12 +29,12 @@ class Rule(NamedTuple):
         return self.period is not None and age >= self.period
 
     def skips(self, age: int, change: float) -> bool:
-        """Return True if the change is small; a change that is not a number never skips."""
+        """Return True if the change is small; NaN never skips."""
         return not self.due(age) and (self.bound is None or change <= self.bound)
 
 
 def change_of(rows: Rows, before: Rows) -> Tensor:
-    """|X - X'| / |X'| over all operands, Frobenius norms; infinite where X' is zero and X is not. Shape: []."""
+    """Return |X - X'| / |X'| over all operands, Frobenius norms; infinite if X' is zero and X is not. Shape: []."""
     moved = sum((a - b).square().sum(dtype=torch.float64) for a, b in zip(rows, before, strict=True))
     size = sum(b.square().sum(dtype=torch.float64) for b in before)
     assert isinstance(moved, Tensor)
@@ -44,8 +44,8 @@ def change_of(rows: Rows, before: Rows) -> Tensor:
 
 @dataclass(eq=False)
 class Kept:
-    """Of one aggregation. `sent`: my rows as I last sent them, where their change is measured; `since[q]`: the epoch of
-    part q's last broadcast; `rows[q]`: what came in by it."""
+    """Copies of one aggregation. `sent`: this rank's rows as last sent, from which their change is measured;
+    `since[q]`: the epoch of part q's last broadcast; `rows[q]`: the rows received then."""
 
     since: list[int]
     sent: Rows = ()
@@ -57,7 +57,7 @@ class Kept:
 
 
 class Copies:
-    """Of all aggregations. A part of an engine."""
+    """Copies of all aggregations. A part of an engine."""
 
     def __init__(self, comm: Communicator, rule: Rule) -> None:
         self._comm, self._rule = comm, rule
@@ -81,7 +81,7 @@ class Copies:
         return chosen
 
     def _changes(self, rows: Rows, ages: Sequence[int], site: Site) -> list[float]:
-        """Of every part; if all are due, or no bound is set, without a message."""
+        """Return the change of every part; without a message if all are due or no bound is set."""
         if self._rule.bound is None or all(self._rule.due(age) for age in ages):
             return [0.0] * len(ages)
         mine = torch.zeros(len(ages), device=rows[0].device)
@@ -93,7 +93,7 @@ class Copies:
         return sum(t.numel() * t.element_size() for kept in self.kept.values() for t in kept.tensors)
 
     def drain(self) -> None:
-        """Nothing is in flight."""
+        """Do nothing: nothing is in flight."""
 
     def state_dict(self) -> dict[Hashable, tuple[Call, list[int], Rows, dict[int, Rows]]]:
         return {at: (at, list(kept.since), kept.sent, dict(kept.rows)) for at, kept in self.kept.items()}

@@ -1,6 +1,4 @@
-"""What SANCUS computes, on one device: rows of a part that does not broadcast are its last ones to all others, and
-their gradient is that of the rows of this epoch.
-"""
+"""SANCUS on one device: other parts read the last broadcast rows of a part, with the gradient of this epoch's rows."""
 
 from __future__ import annotations
 

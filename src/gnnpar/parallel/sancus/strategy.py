@@ -38,8 +38,8 @@ _CHOSEN = "broadcasts are skipped while it trains: bytes and time are those of a
 
 @dataclass(frozen=True, kw_only=True)
 class Sancus(Proposed):
-    """`period`: epochs after which a part broadcasts in any case; `bound`: relative change of its rows above which it
-    does, null: none is measured. `period=1`: all broadcast in every epoch, CAGNET.
+    """Parameters of SANCUS. `period`: epochs after which a part broadcasts in any case. `bound`: relative change of its
+    rows above which it does; null: changes are not measured. `period=1`: all parts broadcast in every epoch (CAGNET).
 
     `prefetch`, `codec`: as for CAGNET. Gradients are sent in every epoch. Evaluation is exact.
     """
@@ -94,7 +94,7 @@ class Sancus(Proposed):
         return SkippingWhole(whole, Pass(seed), part_of=plan.part_of, rule=Rule(self.period, self.bound))
 
     def declared(self) -> Declaration:
-        """With a bound, the broadcasts that are skipped are known in training alone: the price is that of all."""
+        """Declare the price without skips: with a bound, skipped broadcasts are known in training alone."""
         from gnnpar.parallel.declared import Declaration, Problem, RowBytes, Step, Traffic, Work
 
         measured = self.bound is not None

@@ -1,7 +1,7 @@
-"""A rank's part and the rows of all parts, those of some as they were: Y[N_P, F] = sum_q A[N_P, N_q] X'[N_q, F].
+"""A rank's part and the rows of all parts, some of them old: Y[N_P, F] = sum_q A[N_P, N_q] X'[N_q, F].
 
-X' are the rows of this epoch where q broadcasts, else its last ones. Gradients go to the owner of q in every epoch, as
-if X' were its rows.
+X' are the rows of this epoch if q broadcasts, else its last ones. Gradients go to the owner of q in every epoch, as if
+X' were its rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gnnpar.parallel.sancus.copies import Copies
 
 @dataclass(eq=False)
 class SkippingGraph(BroadcastGraph):
-    """`copies`: of the parts that do not broadcast; None: all do."""
+    """A view that skips broadcasts. `copies`: of the parts that do not broadcast; None: all do."""
 
     copies: Copies | None = field(kw_only=True)
     _broadcasting: frozenset[int] = field(default=frozenset(), init=False)

@@ -1,4 +1,4 @@
-"""Blocks cut to the columns of a round, on the readers' side and, for push mode, on the owners' side."""
+"""Blocks cut to the columns of a round: for the readers and, in push mode, for the owners."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gnnpar.partition.shard import Shard
 
 @dataclass(eq=False)
 class Cuts:
-    """Blocks cut to ranges of their columns, each range once: structure only."""
+    """Blocks cut to ranges of their columns, each range once. Structure only."""
 
     blocks: Mapping[int, Block]
     _cut: dict[Slice, Block] = field(default_factory=dict[Slice, Block])
@@ -29,17 +29,17 @@ class Cuts:
 
     @property
     def nbytes(self) -> int:
-        """Of the pieces; whole blocks are counted where they are kept."""
+        """Return the bytes of the pieces; whole blocks are counted by their owner."""
         whole = {id(block) for block in self.blocks.values()}
         return sum(block.nbytes for block in self._cut.values() if id(block) not in whole)
 
 
 @dataclass(frozen=True, eq=False)
 class Pushes:
-    """What push mode needs of the structure.
+    """The structure that push mode needs.
 
-    `lists[q]` [t]: my destinations with an in-edge from q, the rows that q gets. `cuts`: p -> the out-edges of my
-    boundary rows into p, columns numbered as the rows that p pushes.
+    `lists[q]` [t]: this rank's destinations with an in-edge from q, the rows that q receives. `cuts`: p -> the
+    out-edges of this rank's boundary rows into p, with columns numbered as the rows that p pushes.
     """
 
     lists: Mapping[int, Tensor]
@@ -51,7 +51,7 @@ class Pushes:
 
     @staticmethod
     def exchange(shard: Shard, schedule: Schedule, comm: Communicator) -> Pushes:
-        """Every reader gives the owners the transposed halo block. Once, in phase setup. Collective."""
+        """Send every owner the transposed halo block. Once, in phase setup. Collective."""
         everyone = torch.arange(shard.num_inner, device=shard.node_ids.device)
         lists = {p: everyone if block.rows is None else block.rows for p, block in shard.halo.items()}
         arriving = {

@@ -1,10 +1,9 @@
-"""Many parts on one device, in time instead of space: A[N_p, N_q] X[N_q, F] for one p at a time.
+"""Many parts on one device, in turn: A[N_p, N_q] X[N_q, F] for one p at a time.
 
-Every part is a rank of SAR in a thread of its own; one thread runs at a time, and whatever the others hold (rows,
-structure, what their backward will read, messages that wait for them) lies on the host. The device holds one part's
-working set, on a GPU, where pages come ahead of their use, that of two, so memory falls as 1/parts, whatever the size
-of the graph. Source: specs of SAR's loop over parts (Mostafa 2022, algorithms 1 and 2), with the host in the place of
-the other workers.
+Every part is a rank of SAR in its own thread; one thread runs at a time, and the data of the others (rows, structure,
+saved tensors, waiting messages) lies on the host. The device holds the working set of one part, or of two on a GPU,
+which loads pages ahead, so memory falls as 1/parts at any graph size. Source: SAR's loop over parts (Mostafa 2022,
+algorithms 1 and 2), with the host in place of the other workers.
 """
 
 from __future__ import annotations
@@ -87,14 +86,14 @@ class OutOfCoreEngine(EngineDefaults):
         return self._engines[0].gradients_of(self._pager.release(bucket))
 
     def drain(self) -> None:
-        """Nothing is in flight between epochs."""
+        """Do nothing: nothing is in flight between epochs."""
 
     def live_bytes(self) -> dict[str, int]:
-        """Between epochs all of it is on the host."""
+        """Return the bytes; between epochs all of them are on the host."""
         return {"features": 0, "structure": 0, "halo": 0, "history": 0, "host": self._pager.nbytes}
 
     def peak_elsewhere(self) -> int:
-        """Of pages at the end of operations: what a kernel needs for itself is not in it."""
+        """Return the peak bytes of pages at the end of operations, without the workspace of kernels."""
         return self._pager.most
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -114,7 +113,7 @@ class OutOfCoreEngine(EngineDefaults):
             self._pager.adopt(_tensors_of(part))
 
     def _copied(self, tensor: Tensor) -> Tensor:
-        """In memory of its own; a page stays as it was."""
+        """Return a copy in memory of its own; the page stays as it was."""
         paged = self._pager.need(tensor) is not None
         copy = tensor.clone()
         if paged:
@@ -135,9 +134,10 @@ class OutOfCoreEngine(EngineDefaults):
 
 
 class RoundRobinWorld(ThreadWorld):
-    """Threads of which one runs at a time: until it needs what is not there yet, then `leaves` is called and another
-    one runs; `returns`, with its number, when it continues. `posted` is called with every buffer that is put into a
-    mailbox. All run while no rank does.
+    """Threads that run one at a time, each until it needs data that is not there.
+
+    `leaves` is called when a thread stops, `returns` with its number when it continues, `posted` with every buffer that
+    is put into a mailbox. No rank runs meanwhile.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class RoundRobinWorld(ThreadWorld):
 
 
 def _buffer_of(item: object) -> Tensor | None:
-    """Return the buffer of a message, which may also carry its post time; None: no tensor."""
+    """Return the buffer of a message, which may also carry its post time; None without a tensor."""
     match item:
         case Tensor():
             return item
@@ -185,7 +185,7 @@ def _buffer_of(item: object) -> Tensor | None:
 
 
 def _tensors_of(holder: object) -> Iterator[Tensor]:
-    """All tensors in a tree of dataclasses, tuples, lists and dicts."""
+    """Return all tensors in a tree of dataclasses, tuples, lists and dicts."""
     for leaf in tree_iter(holder):
         if isinstance(leaf, Tensor):
             yield leaf

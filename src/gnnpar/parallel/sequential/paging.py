@@ -1,7 +1,7 @@
-"""Virtual memory for tensors: what is not worked on lies on the host, and comes back when an operation reads it.
+"""Virtual memory for tensors: idle storages lie on the host and are loaded when an operation reads them.
 
-The host of a GPU is pinned memory; the host of a CPU is a file. Nothing else has to know: a tensor that was paged out
-keeps its identity, its views and its place in the graph of autograd; only its storage is empty meanwhile.
+The host memory of a GPU is pinned memory; that of a CPU is a file. Other code is unaware: a tensor that was paged out
+keeps its identity, its views and its place in the autograd graph; only its storage is empty meanwhile.
 """
 
 # torch names the identity of a storage, and what it makes of one, privately and without types
@@ -32,9 +32,9 @@ MEMORY_FILES = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 
 
 class Slot(Protocol):
-    """A place on the host for so many bytes. Shapes: [n] uint8.
+    """A place on the host for a number of bytes. Shapes: [n] uint8.
 
-    `write` and `read` may be under way when they return; `use` comes before work on what was read.
+    `write` and `read` may be under way when they return; call `use` before work on the bytes that were read.
     """
 
     def write(self, data: Tensor) -> None: ...
@@ -44,22 +44,22 @@ class Slot(Protocol):
 
 
 class Host(Protocol):
-    """Where bytes lie that are not on the device. `ahead`: is it worth while to read them before they are needed?"""
+    """The store of bytes that are not on the device. `ahead`: True if reading before use pays."""
 
     ahead: bool
 
     def slot(self, nbytes: int) -> Slot: ...
     def arriving(self) -> AbstractContextManager[object]:
-        """Inside, the device's memory is made for what is about to be read."""
+        """Return a context in which device memory is allocated for bytes about to be read."""
         ...
 
     def turn(self) -> None:
-        """Another part begins to work."""
+        """Note that another part begins to work."""
         ...
 
 
 class HostFile:
-    """One file without a name: it is gone with the process, however that ends."""
+    """One unnamed file, which disappears with the process."""
 
     ahead = False
 
@@ -74,7 +74,7 @@ class HostFile:
         self._end, self._free = 0, defaultdict[int, list[int]](list)
 
     def slot(self, nbytes: int) -> Slot:
-        """Sizes repeat from epoch to epoch: a free place of the same size, else the end."""
+        """Return a free place of the same size, else one at the end. Sizes repeat from epoch to epoch."""
         size = -(-nbytes // ALIGNED) * ALIGNED
         if self._free[size]:
             return _InFile(self, self._free[size].pop(), size)
@@ -88,7 +88,7 @@ class HostFile:
         return nullcontext()
 
     def turn(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: nothing is under way."""
 
 
 class _InFile(NamedTuple):
@@ -114,11 +114,11 @@ class _InFile(NamedTuple):
 
 
 class HostMemory:
-    """Pinned memory beside a GPU. Copies run beside kernels, on a stream for each way.
+    """Pinned memory beside a GPU. Copies overlap kernels, on one stream for each direction.
 
-    A copy out waits for the kernels launched before it, a copy in for nothing but the last copy out of its place, and
-    kernels for the copies in of what they read. Memory of a copy in is of its stream: it is used again when kernels
-    that read it are through, so the host launches no more than two turns ahead of the device, and the device holds the
+    A copy out waits for the kernels launched before it; a copy in waits only for the last copy out of its place;
+    kernels wait for the copies in that they read. Memory of a copy in belongs to its stream: it is used again when the
+    kernels that read it are done. So the host launches at most two turns ahead of the device, and the device holds the
     pages of two turns.
     """
 
@@ -176,16 +176,16 @@ class _Pinned:
             self._arrived = None
 
     def free(self) -> None:
-        """Given back with the slot itself."""
+        """Do nothing: the memory is freed with the slot."""
 
 
 def _memory(data: Tensor) -> memoryview:
-    """Its bytes. Not through numpy: a storage that numpy has seen cannot be resized any more."""
+    """Return the bytes of a storage. Not through numpy: a storage that numpy has seen cannot be resized."""
     return memoryview((ctypes.c_char * len(data)).from_address(data.data_ptr())).cast("B")
 
 
 def file_system(folder: Path) -> str:
-    """Type of the file system a folder lies on, as the kernel names it; '' where it does not tell."""
+    """Return the type of the file system of a folder as the kernel names it; '' if unknown."""
     try:
         text = Path("/proc/mounts").read_text(errors="surrogateescape")  # users may mount, at names of any bytes
         mounts = [line.split(" ") for line in text.split("\n") if line]
@@ -198,8 +198,8 @@ def file_system(folder: Path) -> str:
 
 @dataclass
 class Page:
-    """A storage and its place on the host, if it has one. `changed`: what lies there is not the latest. `unused`: it
-    was read from there, and nothing worked on it since."""
+    """A storage and its place on the host, if any. `changed`: the copy on the host is outdated. `unused`: loaded from
+    the host and not read since."""
 
     ref: StorageWeakRef
     nbytes: int
@@ -209,13 +209,13 @@ class Page:
 
 
 class Pager:
-    """The table of pages. Threads share it and take turns; nothing here is safe at once.
+    """The table of pages. Threads share it and take turns; it is not thread-safe.
 
-    `busy()` is held while bytes move. `moved`: bytes to and from the host so far. `most`: the most bytes of pages that
-    were here at the end of an operation, since it was last set to 0.
+    `busy()` is held while bytes move. `moved`: bytes to and from the host so far. `most`: peak bytes of resident pages
+    at the end of an operation, since it was last set to 0.
 
-    Work repeats: where the host is worth it, a turn brings ahead what the same turn of the last time needed from there,
-    in that order. Pages stay to the end of a turn in any case.
+    Work repeats: if the host is worth it, a turn loads ahead the pages that the same turn of the last pass needed, in
+    that order. Pages stay until the end of a turn.
     """
 
     def __init__(
@@ -249,18 +249,18 @@ class Pager:
 
     @property
     def nbytes(self) -> int:
-        """Of all pages that live, here or on the host."""
+        """Return the bytes of all live pages, on the device or on the host."""
         return sum(page.nbytes for page in self._pages.values() if not page.ref.expired())
 
     def track(self, tensor: Tensor) -> None:
-        """Make a tensor a page if it owns enough memory to be worth it."""
+        """Make a tensor a page if it owns enough memory."""
         storage = tensor.untyped_storage()
         if storage.nbytes() >= self._smallest and storage._cdata not in self._pages and storage.resizable():
             self._pages[storage._cdata] = page = Page(StorageWeakRef(storage), storage.nbytes())
             self._arrived(storage._cdata, page)
 
     def need(self, tensor: Tensor) -> Page | None:
-        """Have its bytes here; its page, if it is one."""
+        """Load a tensor's bytes. Return its page, if it is one."""
         cdata = tensor.untyped_storage()._cdata
         page = self._pages.get(cdata)
         if page is not None and cdata not in self._here:
@@ -272,7 +272,7 @@ class Pager:
         return page
 
     def release(self, tensor: Tensor) -> Tensor:
-        """Have it here for good: it is no page any more."""
+        """Load a tensor and stop paging it."""
         page = self.need(tensor)
         if page is not None:
             self._forget(tensor.untyped_storage()._cdata, page)
@@ -285,13 +285,13 @@ class Pager:
             self._send(page)
 
     def evict_all(self) -> None:
-        """Everything to the host. Places of what has died since become free first."""
+        """Move everything to the host, after freeing the places of dead pages."""
         self._bury(self._pages)
         for page in list(self._here.values()):
             self._send(page)
 
     def adopt(self, tensors: Iterable[Tensor]) -> None:
-        """Make pages of tensors that were there before, and send them to the host."""
+        """Make pages of existing tensors, and send them to the host."""
         for tensor in tensors:
             self.evict(tensor)
 
@@ -351,7 +351,7 @@ def _bytes(storage: torch.UntypedStorage) -> Tensor:
 
 
 class Paging(TorchDispatchMode):
-    """While active, operations of this thread find their operands here, and their results become pages."""
+    """While active, operations of this thread load their operands, and their results become pages."""
 
     def __init__(self, pager: Pager) -> None:
         super().__init__()
@@ -386,7 +386,7 @@ class Paging(TorchDispatchMode):
 
 
 def _tensors(tree: object) -> Iterator[Tensor]:
-    """Of what an operation takes or returns: tensors, and lists, tuples and dictionaries of them."""
+    """Return the tensors among arguments or results: tensors, and lists, tuples and dictionaries of them."""
     if isinstance(tree, Tensor):
         if tree.layout is torch.strided:
             yield tree

@@ -1,4 +1,4 @@
-"""Rounds on their way: started ahead of their use, and gone as soon as they are used."""
+"""Rounds in flight: started ahead of their use, dropped after it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gnnpar.parallel.sequential.rounds import Rounds, Slice
 
 @dataclass(eq=False)
 class Residency(Unsaved):
-    """Bytes of remote rows that are here or on their way to this rank: now, and at most so far. An engine's part."""
+    """Bytes of remote rows here or in flight to this rank: now, and at most so far. A part of an engine."""
 
     now: int = 0
     most: int = 0
@@ -29,9 +29,9 @@ class Residency(Unsaved):
 
 
 class PrefetchQueue:
-    """One exchange in rounds; at most `prefetch` + 1 of them are under way or here at a time.
+    """One exchange in rounds; at most `prefetch` + 1 of them are in flight or here at a time.
 
-    Made, it starts the first `prefetch` rounds; every rank must then take all rounds in their order.
+    Construction starts the first `prefetch` rounds; every rank must then take all rounds in order.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class PrefetchQueue:
         residency: Residency,
         row_nbytes: int,
     ) -> None:
-        """`post(r)`: what is exchanged in round r."""
+        """Start the first rounds. `post(r)`: exchange the rows of round r."""
         self._rounds, self._exchange, self._rank, self._prefetch = rounds, exchange, exchange.comm.rank, prefetch
         self._post, self._residency, self._row_nbytes = post, residency, row_nbytes
         self._posted: deque[Posted] = deque()
@@ -55,8 +55,7 @@ class PrefetchQueue:
         return len(self._rounds)
 
     def round(self, r: int) -> Iterator[tuple[Slice, Rows]]:
-        """Yield the rows of round r, a peer at a time in the order of folding. A consumer releases one before the
-        next."""
+        """Yield the rows of round r, peer by peer in folding order. Release one before taking the next."""
         self._start_until(r + self._prefetch + 1)
         posted = self._posted.popleft()
         for s in self._rounds.incoming(self._rank, r):

@@ -1,8 +1,8 @@
-"""Which rows travel in which round: a pure function of row counts that every rank knows.
+"""The rows of each round: a pure function of row counts that every rank knows.
 
-In ring distance d rank p reads rows of rank p - d while rank p + d reads its own, so that no rank serves two peers at a
-time. A round is a run of distances, or a piece of one, the same on all ranks: rows of a nearer peer never come after
-those of a farther one, in both directions, whatever the rounds.
+At ring distance d rank p reads rows of rank p - d while rank p + d reads its own, so no rank serves two peers at a
+time. A round is a run of distances, or a piece of one, equal on all ranks: rows of a nearer peer never come after those
+of a farther one, in both directions, for any rounds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Slice(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Piece `number` of the `pieces` that the blocks in ring distance `distance` are cut into."""
+    """Piece `number` of the `pieces` into which the blocks at ring distance `distance` are cut."""
 
     distance: int
     number: int
@@ -50,7 +50,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Rounds:
-    """counts[p][q]: rows that rank p receives from rank q; steps[r]: what all ranks handle in round r."""
+    """Rounds of an exchange. counts[p][q]: rows that rank p receives from rank q; steps[r]: the pieces of round r."""
 
     counts: Counts
     steps: tuple[tuple[Piece, ...], ...]
@@ -59,7 +59,7 @@ class Rounds:
         return len(self.steps)
 
     def incoming(self, rank: int, r: int) -> list[Slice]:
-        """Return the rows that `rank` receives in round r, in the order of folding."""
+        """Return the rows that `rank` receives in round r, in folding order."""
         peers = ((piece, (rank - piece.distance) % len(self.counts)) for piece in self.steps[r])
         return _filled(Slice(peer, *piece.cut(self.counts[rank][peer])) for piece, peer in peers)
 
@@ -110,7 +110,7 @@ class Schedule:
 
     @staticmethod
     def agree(sizing: Sizing, shard: Shard, comm: Communicator) -> Schedule:
-        """Every rank sends its counts. Collective."""
+        """Exchange the counts of all ranks. Collective."""
         mine = {p: (block.num_src, block.num_listed, block.num_edges) for p, block in shard.halo.items()}
         everyone = comm.broadcast(comm.gather((shard.num_inner, mine)))
         assert isinstance(everyone, list)
@@ -128,7 +128,7 @@ class Schedule:
         return self._rounds("pushed", self.pushed, row_nbytes)
 
     def limit(self, row_nbytes: int) -> int | None:
-        """Rows a round may hold. Refuses a budget below one row."""
+        """Return the rows that a round may hold. Raises ValueError for a budget below one row."""
         if isinstance(self.sizing, str):
             return self.most_inner if self.sizing == "part" else None
         rows = int(self.sizing * MIB) // max(1, row_nbytes)

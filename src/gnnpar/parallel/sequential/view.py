@@ -1,9 +1,9 @@
 """One part of the graph, its neighbours' rows a round at a time: Y[N_P, F] = sum_r A[N_P, N_r] X[N_r, F].
 
-Source: Mostafa, Sequential Aggregation and Rematerialization, MLSys 2022. Forward: fold the inner block, then the
-rows of every round as they come, and drop them. Backward: a linear fold sends gradients round by round; a fold
-that needs its source rows again gets them again (remat); where the destinations' rows say all (ops.Pushable), they are
-pushed to the owners of the sources, who do the rest with rows that they hold.
+Source: Mostafa, Sequential Aggregation and Rematerialization, MLSys 2022. Forward: fold the inner block, then the rows
+of each round as they arrive, and drop them. Backward: a linear fold sends gradients round by round; a fold that reads
+its source rows fetches them again (remat). A Pushable fold instead pushes the destinations' rows to the owners of the
+sources, which differentiate with their own rows.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ from gnnpar.parallel.view import View
 class SequentialGraph(HaloGraph):
     """A rank's part, with its halo in rounds.
 
-    `prefetch`: rounds started ahead of the fold, and exchanges whose buffers may wait for a slow reader.
-    `remat`: pulled source rows are fetched again in backward, not kept.
-    `pushes`: folds that can push do, by `push_exchange`; None: all pull.
-    With a `cache`, constant results alone are kept, never features of halo nodes.
+    `prefetch`: rounds started ahead of the fold, and exchanges whose buffers may wait for a slow reader. `remat`:
+    pulled source rows are fetched again in backward, not kept. `pushes`: folds that can push do so by `push_exchange`;
+    None: all folds pull. With a `cache`, only constant results are kept, never features of halo nodes.
     """
 
     schedule: Schedule = field(kw_only=True)
@@ -72,7 +71,7 @@ class SequentialGraph(HaloGraph):
         return self._push(gradient) if self._pushing(gradient.agg) else self._pull(gradient)
 
     def _pull(self, gradient: Gradient) -> Operands:
-        """Get source rows again (or those kept, or none where the fold is linear); send gradients back by rounds."""
+        """Fetch source rows again (or take kept ones, or none for a linear fold); send gradients back by rounds."""
         like, travelling = gradient.like, gradient.chosen(gradient.like)
         site, rounds, queue = self.site(gradient.call, "backward"), self.pulls(like), None
         if gradient.agg.needs_src and self.remat:
@@ -95,7 +94,8 @@ class SequentialGraph(HaloGraph):
         return gradient.total()
 
     def _push(self, gradient: Gradient) -> Operands:
-        """Send rows of destinations to the owners of their sources, who differentiate with what destinations read."""
+        """Send rows of destinations to the owners of their sources, which differentiate with the rows that destinations
+        read."""
         agg, src = gradient.agg, gradient.x.src
         assert isinstance(agg, Pushable) and self.pushes is not None
         rows = agg.pushed(gradient.x, gradient.prepared, gradient.grad_out)
@@ -122,7 +122,7 @@ class SequentialGraph(HaloGraph):
         return self.schedule.pulls(row_nbytes(like))
 
     def fetch(self, src: Rows, like: Sequence[RowLike], site: Site) -> PrefetchQueue:
-        """Halo rows, pulled in rounds."""
+        """Return the halo rows, pulled in rounds."""
         return self.prefetch_rounds(self.pulls(like), self.exchange, src, like, self.shard.boundary, site)
 
     def prefetch_rounds(
@@ -134,7 +134,7 @@ class SequentialGraph(HaloGraph):
         lists: Mapping[int, Tensor],
         site: Site,
     ) -> PrefetchQueue:
-        """Everybody's rows[lists[peer]] to each peer, in rounds."""
+        """Return an exchange in rounds that sends rows[lists[peer]] to each peer."""
 
         def post(r: int) -> Posted:
             mine = rounds.outgoing(self.comm.rank, r)
@@ -153,14 +153,15 @@ class SequentialGraph(HaloGraph):
     def send_round_back(
         self, rounds: Rounds, r: int, grads: Mapping[Slice, Rows], like: Sequence[RowLike], site: Site
     ) -> tuple[list[Slice], Posted]:
-        """Gradients of round r's rows to their owners; those of my rows will come in, the nearest reader's first."""
+        """Send gradients of round r's rows to their owners; those of this rank's rows will arrive, the nearest reader's
+        first."""
         mine = rounds.outgoing(self.comm.rank, r)
         self.residency.add(sum(s.num_rows for s in mine) * row_nbytes(like))
         outgoing = {s.peer: Outgoing(rows, None, s.first) for s, rows in grads.items()}
         return mine, self._post(self.exchange, outgoing, mine, like, site)
 
     def take_back(self, returned: tuple[list[Slice], Posted], into: Rows, like: Sequence[RowLike]) -> None:
-        """Add the gradients of one round to the rows of this rank, as they come."""
+        """Add the gradients of one round to the rows of this rank as they arrive."""
         mine, posted = returned
         for s in mine:
             rows = self.exchange.take(posted, s.peer)

@@ -18,7 +18,7 @@ from gnnpar.placement import Plan, Topology
 
 @dataclass(frozen=True, kw_only=True)
 class Single(FlatStrategy, Enumerates):
-    """No fields: there is nothing to choose."""
+    """One device. No parameters."""
 
     prices = "gnnpar.parallel.single.cost"
     exactness = frozenset[Exactness]({"exact"})
