@@ -126,7 +126,7 @@ bench-peers: $(STAMP)
 	.venv-dgl/bin/python -m pip install --quiet "$(TORCH)" numpy scipy packaging "setuptools<81" pydantic pyyaml pandas ifaddr "dgl==1.1.3" \
 	  || echo "DGL 1.1.3 cannot be installed here"
 	$(if $(SAR),.venv-dgl/bin/python -m pip install --quiet --no-deps "$(SAR)" || echo "SAR cannot be installed from $(SAR)")
-	$(BIN)/python experiments/bench_peers/run.py --dgl .venv-dgl/bin/python
+	$(BIN)/python experiments/bench_peers/run.py --dgl .venv-dgl/bin/python $(if $(ISPLIB),--isplib "$(ISPLIB)")
 	$(BIN)/python experiments/bench_peers/report.py outputs/bench_peers/results.jsonl
 
 sparse: $(STAMP)

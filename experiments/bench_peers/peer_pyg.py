@@ -1,4 +1,8 @@
-"""Worker: the models on PyG's layers, one process. GCN and GraphSAGE read torch CSR, GAT the edge list."""
+"""Run the models on PyG's layers, in one process: eager, compiled by torch.compile, or with iSpLib's sums.
+
+GCN and GraphSAGE read torch CSR, GAT the edge list. Compiled, all read the edge list: torch.compile does not take CSR.
+With iSpLib they read torch_sparse's matrix, which its plugin multiplies.
+"""
 
 import sys
 from pathlib import Path
@@ -35,7 +39,15 @@ def make() -> Epoch:
                 layer.att_src.copy_(given["attend_src"][None])
                 layer.att_dst.copy_(given["attend_dst"][None])
                 layer.bias.copy_(given["bias"])
-    graph = edges if job.model == "gat" else adjacency(edges, len(x))
+    graph = edges if job.model == "gat" or job.kind == "pyg compiled" else adjacency(edges, len(x))
+    if job.kind == "pyg compiled":
+        model.compile(dynamic=False)
+    elif job.kind == "isplib":
+        from isplib import iSpLibPlugin
+        from torch_sparse import SparseTensor
+
+        iSpLibPlugin.patch_pyg()
+        graph = SparseTensor(row=edges[1], col=edges[0], sparse_sizes=(len(x), len(x)))
     train = job.array("train").nonzero().flatten()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 

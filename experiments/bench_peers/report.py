@@ -14,7 +14,14 @@ import records
 import reports
 
 NAMES = {"gcn": "GCN", "sage": "GraphSAGE", "gat": "GAT"}
-PEERS = {"dgl": "DGL", "pyg": "PyG", "dgl_sar": "SAR", "dgl_batches": "DGL batches"}
+PEERS = {
+    "dgl": "DGL",
+    "pyg": "PyG",
+    "pyg compiled": "PyG compiled",
+    "isplib": "iSpLib",
+    "dgl_sar": "SAR",
+    "dgl_batches": "DGL batches",
+}
 Rows = Sequence[dict[str, Any]]
 
 

@@ -45,7 +45,7 @@ def cells() -> dict[str, dict[str, Any]]:
                 "graph": "sbm",
                 "model": model,
                 "threads": threads,
-                "kinds": (*OURS, "dgl", "pyg"),
+                "kinds": (*OURS, "dgl", "pyg", "pyg compiled", *(["isplib"] if model != "gat" else [])),
             }
     for model in ("gcn", "sage", "gat"):
         found[f"{model} | 2 ranks"] = {
@@ -83,8 +83,8 @@ class Worker:
     def __init__(self, kind: str, cell: dict[str, Any], folder: Path, pythons: dict[str, str]) -> None:
         self.kind, self.processes, self.connections = kind, [], []
         where = kind.split()[0].split("_")[0]
-        script = {"dgl": "peer_dgl.py", "pyg": "peer_pyg.py"}.get(where, "ours.py")
-        self.python = pythons[where if where == "dgl" else "ours"]
+        script = {"dgl": "peer_dgl.py", "pyg": "peer_pyg.py", "isplib": "peer_pyg.py"}.get(where, "ours.py")
+        self.python = pythons.get(where, sys.executable)
         address = str(folder / f"{len(list(folder.iterdir()))}.{kind.replace(' ', '_')}")
         with Listener(address, family="AF_UNIX") as listener:
             for rank in range(cell.get("ranks", 1)):
@@ -172,6 +172,7 @@ def has(python: str, module: str) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--dgl", help="Python of an environment with DGL 1.1.3, and with SAR for its rows")
+    parser.add_argument("--isplib", help="Python of an environment with iSpLib, torch_sparse and PyG")
     parser.add_argument("--cells", nargs="*", help="default: all")
     parser.add_argument("--out", type=Path, default=OUT, help="lines (outputs/bench_peers/results.jsonl)")
     parser.add_argument("--smoke", action="store_true", help="a tenth of the graph, two rounds: does it run?")
@@ -184,9 +185,11 @@ def main() -> None:
         missing["dgl_sar"] = "SAR"
     if not has(sys.executable, "torch_geometric"):
         missing["pyg"] = "PyG"
+    if options.isplib is None or not has(options.isplib, "isplib"):
+        missing["isplib"] = "iSpLib"
     for name in missing.values():
         print(f"{name} is not in its environment: its rows are left out", flush=True)
-    pythons = {"ours": sys.executable, "dgl": options.dgl}
+    pythons = {"dgl": options.dgl, "isplib": options.isplib}
     out, known = options.out.with_name("smoke.jsonl") if options.smoke else options.out, cells()
     if unknown := set(options.cells or ()) - set(known):
         raise SystemExit(f"no cell {sorted(unknown)}; there are {', '.join(known)}")
@@ -201,7 +204,7 @@ def main() -> None:
     done = {row["cell"] for row in rows} & chosen.keys()
     print(f"{len(chosen) - len(done)} of {len(chosen)} cells are measured now -> {out}", flush=True)
     for name, cell in chosen.items():
-        kinds = [kind for kind in cell["kinds"] if kind.replace("dgl_batches", "dgl") not in missing]
+        kinds = [kind for kind in cell["kinds"] if kind.split()[0].replace("dgl_batches", "dgl") not in missing]
         if name in done or not kinds:
             continue
         if options.smoke:
