@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.transforms import VirtualNode
 
-from composing import configured, rest_slow
+from composing import READS_ALL_NODES, configured, rest_slow
 from conformance.plain_loop import CLASSES, WIDTH, graph, plain, verdict
 from conformance.whole_nets import REFUSED, ROWS
 from gnnpar.comm import Site, ThreadWorld
@@ -170,3 +170,59 @@ def test_own_model_is_equal_on_several_ranks_its_bytes_are_counted_and_planned()
     assert got.traffic[0]["global"] == 2 * (ranks - 1) * 8 * 2 * numbers
     ir = record(model.build(SMALL.num_features, 3, seed=0), SMALL.num_features)
     assert (ir.totals, ir.summed_moments) == ((8, 3), 2 * numbers)
+
+
+OWN = {
+    "sgformer": ("model.num_layers=2", "model.heads=2"),
+    "sgformer, large": (
+        *("model.encoder=linear", "model.norm=batch", "model.residual=true", "model.values=true", "model.alpha=0.5"),
+        *("model.global_norm=layer", "model.combine=cat", "model.global_layers=2"),
+    ),
+    "polynormer": ("model.num_layers=2", "model.heads=2", "model.global_layers=2"),
+    "polynormer, fixed": ("model.num_layers=3", "model.heads=4", "model.beta=0.5", "model.pre_norm=true"),
+}
+
+
+def own(name: str) -> ModelConfig:
+    return configured("model", name.partition(",")[0], "model.hidden=8", *OWN[name])
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_graph_transformers_of_our_own_equal_the_single_device(name):
+    worlds = {"graph_parallel": (1, 2), "sar": (2,), "feature": (2,), "cagnet": (2,)}
+    for strategy, world in worlds.items():
+        cases = check(configured("strategy", strategy), {name: own(name)}, worlds=world)
+        assert len(cases) == len(world) and all(case.passed for case in cases), (strategy, cases)
+    assert find_fault(own(name)) is None
+
+
+@pytest.mark.parametrize("strategy", ["gnnpipe", "hybrid", "minibatch", "cofree"])
+@pytest.mark.parametrize("name", READS_ALL_NODES)
+def test_strategies_that_never_hold_all_rows_refuse_graph_transformers_in_one_line(name, strategy):
+    line = f"strategy={strategy} .* model={name} .*; choose single, graph_parallel"
+    with pytest.raises(ValueError, match=line) as caught:
+        refuse(configured("strategy", strategy), own(name), {"strategy": strategy, "model": name})
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_graph_transformer_sends_is_recorded_and_its_products_over_rows_are_priced():
+    for name, numbers in (("sgformer", 2 + 2 * 8 * 9), ("polynormer", 2 * 2 * 4 * 5)):
+        got = train_in_threads(GraphParallel(), own(name), SMALL, world=3, epochs=1)
+        assert got.traffic[0]["global"] == 2 * (3 - 1) * 8 * 2 * numbers
+        ir = record(own(name).build(SMALL.num_features, 3, seed=0), SMALL.num_features)
+        assert sum(ir.totals) == numbers
+        gemms = [(gemm.width_in, gemm.width_out) for group in ir.groups for gemm in group.gemms]
+        attention = (16, 9) if name == "sgformer" else (8, 5)  # all heads' keys, values and a column of ones
+        assert gemms.count(attention) == 2 * (1 if name == "sgformer" else 2)  # K^T V and its product with Q
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("model.decoder=none", "SGFormer reads rows of model.hidden before its decoder: set model.decoder=linear."),
+        ("model.jump=cat", "model.jump=cat: SGFormer has a sum of its own before its decoder. Use jump=none."),
+    ],
+)
+def test_ends_that_a_graph_transformer_does_not_have_are_refused(override, line):
+    with pytest.raises(ValueError, match=re.escape(line)):
+        configured("model", "sgformer", override).build(6, 3, seed=0)

@@ -27,6 +27,8 @@ MODELS = (
     "transformer",
     "rgat",
     "hgt",
+    "sgformer",
+    "polynormer",
 )
 
 

@@ -192,9 +192,13 @@ class ModelConfig:
         nbytes = 8 * self.hidden * numbers  # a weight and its gradient
         size = f"a model with model.hidden={self.hidden}, model.num_layers={self.num_layers}, {in_dim} features"
         require_memory(nbytes, f"{size} and {out_dim} classes", "lower them")
-        model = construct(lambda: GNN(self, in_dim, out_dim, cached_first_layer=cached_first_layer), seed)
+        model = construct(lambda: self.module(in_dim, out_dim, cached_first_layer=cached_first_layer), seed)
         refuse_row_mixing(model, aside=model.norms)
         return model
+
+    def module(self, in_dim: int, out_dim: int, *, cached_first_layer: bool) -> GNN:
+        """Return the module; a model with parts beside its layers returns a class of its own."""
+        return GNN(self, in_dim, out_dim, cached_first_layer=cached_first_layer)
 
     @property
     def matrices(self) -> float:

@@ -11,7 +11,7 @@ from torch import nn
 
 from gnnpar.pricing.ir import Fold, Gemm, Group, ModelIR, Phase, Times
 
-_GEMMS = {"mm", "addmm", "matmul", "linear"}
+_GEMMS = {"mm", "addmm", "matmul", "linear", "bmm"}
 _VIEWS = {
     "view",
     "_unsafe_view",
@@ -98,10 +98,10 @@ class _State:
         return self.base.get(seen.key, seen.key)
 
     def width(self, seen: Seen) -> int | None:
-        """Return elements per row, or None for other tensors. Tensors of edges count by edges per row."""
-        if not seen.shape or seen.shape[0] not in (self.rows, *self.edges):
-            return None
-        return round(math.prod(seen.shape[1:]) * self.edges.get(seen.shape[0], 1.0))
+        """Return elements per row, or None for other tensors. Tensors of edges count by edges per row. Batched products
+        have rows in their second or third dimension."""
+        count = next((size for size in seen.shape if size in (self.rows, *self.edges)), None)
+        return None if count is None else round(math.prod(seen.shape) / count * self.edges.get(count, 1.0))
 
     def save(self, draft: _Draft, key: str, width: int) -> None:
         """Save a tensor once, in the first group that reads it. Features are stored in any case."""
@@ -203,9 +203,10 @@ def _account(event: Event, draft: _Draft, state: _State) -> None:
     if event.name == "total":
         draft.totals.append(math.prod(event.outputs[0].shape))
     if not widths:
-        return  # reads weights only
+        _account_sum_over_rows(event, draft, state)
+        return
     out, out_width = widths[0]
-    if out.shape[0] == state.rows:
+    if state.rows in out.shape:
         state.widths[out.key] = out_width
     rows = [(seen, width) for seen in event.inputs if (width := state.width(seen)) is not None]
     if rows and all(state.of(seen) in state.static for seen, _ in rows) and not learned:
@@ -216,7 +217,7 @@ def _account(event: Event, draft: _Draft, state: _State) -> None:
         draft.dropout += out_width
     elif event.name in _GEMMS and rows:
         seen, width = _left(event, state) or rows[0]
-        draft.gemms.append(Gemm(width, out_width, state.is_learned(seen)))
+        draft.gemms.append(Gemm(width, out_width // _batches(event), state.is_learned(seen)))
         state.save(draft, state.of(seen), width)
     else:
         draft.kernels += 1
@@ -224,9 +225,24 @@ def _account(event: Event, draft: _Draft, state: _State) -> None:
         _save(event, draft, state, rows, (out, out_width))
 
 
+def _batches(event: Event) -> int:
+    return event.outputs[0].shape[0] if event.name == "bmm" else 1
+
+
+def _account_sum_over_rows(event: Event, draft: _Draft, state: _State) -> None:
+    """Account a product A^T B of two row matrices; other operations without row results read weights only."""
+    rows = [(seen, width) for seen in event.inputs if (width := state.width(seen)) is not None]
+    if event.name in _GEMMS and len(rows) == 2:
+        (left, width), (right, out_width) = rows
+        learned = state.is_learned(left) or state.is_learned(right)
+        draft.gemms.append(Gemm(width, out_width // _batches(event), learned))
+        for seen, each in rows:
+            state.save(draft, state.of(seen), each)
+
+
 def _left(event: Event, state: _State) -> tuple[Seen, int] | None:
     """Return the row matrix of a product: the second to last argument of mm and addmm, the first of linear."""
-    position = {"mm": 0, "matmul": 0, "linear": 0, "addmm": 1}[event.name]
+    position = {"mm": 0, "matmul": 0, "linear": 0, "bmm": 0, "addmm": 1}[event.name]
     seen = event.inputs[position]
     width = state.width(seen)
     return None if width is None else (seen, width)
