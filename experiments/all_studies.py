@@ -108,6 +108,7 @@ REST = [
     Study(name="shards_memory", minutes=15, quiet=False),
     Study(name="strong_scaling", minutes=10),
     Study(name="sufficient_factors", minutes=10, root=True),
+    Study(name="transformers", minutes=60, quiet=False),
     Study(name="typed_debian", minutes=25, quiet=False),
 ]
 # without a program, beside code of others, or on a GPU: their pages say how
