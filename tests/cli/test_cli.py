@@ -108,6 +108,8 @@ def test_check_covers_every_model_and_what_the_strategy_can_run_on(
         return [Case("x", 1, 1.0, 0.0, "", 0.0, error="no")]
 
     monkeypatch.setattr("gnnpar.verify.conformance.check", fake)
+    assert check.run(["strategy=gnnpipe"]) == 1
+    assert set(check.model_names()) - set(asked["models"]) == {"sgformer", "polynormer"}
     assert check.run(["strategy=single"]) == 1
     assert set(asked["models"]) == set(check.model_names())
     assert asked["worlds"] == (1, 2, 3, 4)

@@ -18,7 +18,7 @@ from torch import nn
 import gnnpar
 import pyg_nets
 from checkpoints import train
-from composing import configured, names
+from composing import READS_ALL_NODES, configured, names
 from conftest import ROOT
 from gnnpar.cli.main import run
 from gnnpar.comm import ThreadWorld
@@ -67,7 +67,7 @@ def largest_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found - wanted).abs().max() / wanted.abs().max())
 
 
-@pytest.mark.parametrize("name", names("model"))
+@pytest.mark.parametrize("name", [*names("model"), *READS_ALL_NODES])
 def test_every_model_is_the_same_in_plain_torch(name: str) -> None:
     model = built(name)
     shuffled = DATA.edge_index[:, torch.randperm(DATA.num_edges, generator=torch.Generator().manual_seed(0))]

@@ -51,7 +51,7 @@ def run(argv: list[str]) -> int:
     models = chosen[-1].split(",") if chosen else model_names()
     settings = {name: compose([*rest, f"model={name}"]) for name in models}
     first = next(iter(settings.values()))
-    found = {name: s.model for name, s in settings.items()}
+    found = {name: s.model for name, s in settings.items()} if chosen else not_refused(settings)
     cases = cases_of(first, found, worlds=worlds, own_graph=any(map(asks_for_graph, options.overrides)))
     cutting = first.strategy.capabilities.by_layers
     for line in (line for model in found.values() for line in (*model.ways(), *(model.cuts() if cutting else ()))):
@@ -59,6 +59,20 @@ def run(argv: list[str]) -> int:
     failed = sum(not case.passed for case in cases)
     say(f"{len(cases) - failed} of {len(cases)} cases pass")
     return 1 if failed else 0
+
+
+def not_refused(settings: Mapping[str, Settings]) -> dict[str, ModelSource]:
+    """Return the models that the strategy carries, and print why it refuses the others."""
+    from gnnpar.parallel.needs import refuse
+
+    found: dict[str, ModelSource] = {}
+    for name, each in settings.items():
+        try:
+            refuse(each.strategy, each.model, each.names)
+            found[name] = each.model
+        except ValueError as error:
+            say(f"left out: {error}")
+    return found
 
 
 def cases_of(
