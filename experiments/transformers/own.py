@@ -31,7 +31,8 @@ def cora_as_drawn() -> Path:
     rest = torch.cat(others)
     rest = rest[torch.randperm(len(rest), generator=generator)]
     parts = {"train": torch.cat(chosen), "val": rest[:VALIDATION], "test": rest[VALIDATION : VALIDATION + TEST]}
-    masks = {f"{name}_mask": np.isin(np.arange(cora.num_nodes), nodes.numpy()) for name, nodes in parts.items()}
+    arrays = {f"{name}_mask": np.isin(np.arange(cora.num_nodes), nodes.numpy()) for name, nodes in parts.items()}
+    arrays |= {"edge_index": cora.edge_index.numpy(), "x": cora.x.numpy(), "y": cora.y.numpy()}
     path = Path(tempfile.gettempdir()) / "cora_draw.npz"
-    np.savez(path, edge_index=cora.edge_index.numpy(), x=cora.x.numpy(), y=cora.y.numpy(), **masks)
+    np.savez(path, allow_pickle=False, **arrays)
     return path
