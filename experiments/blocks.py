@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ CURVE = ("epoch", "loss/train", "metric/val", "metric/test", "time/train_seconds
 GNNPAR = (sys.executable, "-P", "-m", "gnnpar")  # which imports nothing of the folder that it is called in
 Jobs = Mapping[str, Sequence[str]]
 """Name -> overrides of `gnnpar train`, and variables of its environment, as a shell has them: NAME=value."""
+Train = Callable[..., dict[str, Any]]
+"""(overrides, failures=) -> what a line holds of a run, as `train`."""
 
 
 def slow_motion(ranks: int, *, gbps: float) -> list[str]:
@@ -33,19 +35,18 @@ def slow_motion(ranks: int, *, gbps: float) -> list[str]:
     return [f"world_size={ranks}", *links, "threads_per_rank=1"]
 
 
-def run(jobs: Jobs, *, blocks: Iterable[int], common: Sequence[str], out: Path, whole: bool = False) -> None:
+def run(jobs: Jobs, *, blocks: Iterable[int], out: Path, launch: Train | None = None) -> None:
     """Every job once a block, in an order of the block's own.
 
-    whole: a block that was stopped is run again from its first job, so that no ratio spans two starts.
+    A block that was stopped is run again from its first job, so that no ratio spans two starts.
     """
     blocks = list(blocks)
-    if whole:
-        keep_whole(jobs, blocks, out)
+    keep_whole(jobs, blocks, out)
     done = {(row["block"], row["job"]) for row in records.read(out)}
     todo = [(block, name) for block in blocks for name in shuffled(jobs, block) if (block, name) not in done]
     clock = Clock(len(todo))
     for block, name in todo:
-        row = {"block": block, "job": name, **train([*common, *jobs[name], f"block={block}"], failures=whole)}
+        row = {"block": block, "job": name, **(launch or train)([*jobs[name], f"block={block}"], failures=True)}
         records.append(out, [row])
         took = row["result"]["epoch_seconds"]["mean"]
         said = f"{took:.4f} s an epoch" if took is not None else f"failed: {row['result']['error']}"
@@ -68,21 +69,7 @@ def shuffled(jobs: Jobs, block: int) -> list[str]:
     return random.Random(block).sample(sorted(jobs), len(jobs))
 
 
-def sweep(jobs: Jobs, *, common: Sequence[str], out: Path, failures: bool = False, at_once: int = 1) -> None:
-    """Every job as a multirun, where times do not matter: its runs, `at_once` at a time, are block 0 to the last."""
-    common = [*common, "hydra/launcher=parallel", f"hydra.launcher.n_jobs={at_once}"] if at_once > 1 else common
-    done = {row["job"] for row in records.read(out)}
-    todo = [name for name in jobs if name not in done]
-    clock = Clock(len(todo))
-    for name in todo:
-        with tempfile.TemporaryDirectory() as folder:
-            call(["-m", *common, *jobs[name], f"hydra.sweep.dir={folder}"], failures=failures)
-            found = sorted((file.parent for file in Path(folder).rglob("result.json")), key=lambda f: int(f.name))
-            records.append(out, [{"block": i, "job": name, **collected(f)} for i, f in enumerate(found)])
-        clock.tell(f"{name}: {len(found)} runs")
-
-
-def seeded(jobs: Jobs, *, seeds: Sequence[int], common: Sequence[str], out: Path, at_once: int = 1) -> None:
+def seeded(jobs: Jobs, *, seeds: Sequence[int], out: Path, at_once: int = 1) -> None:
     """Every job once a seed, where times do not matter: `at_once` seeds at a time, of which all jobs come together.
 
     A run that fails is a row with its reason.
@@ -93,16 +80,38 @@ def seeded(jobs: Jobs, *, seeds: Sequence[int], common: Sequence[str], out: Path
         for name in jobs:
             if missing := [seed for seed in seeds[first : first + at_once] if (name, seed) not in done]:
                 todo.append((name, missing))
-    common = [*common, "hydra/launcher=parallel", f"hydra.launcher.n_jobs={at_once}"] if at_once > 1 else common
+    several = ["hydra/launcher=parallel", f"hydra.launcher.n_jobs={at_once}"] if at_once > 1 else []
     clock = Clock(len(todo))
     for name, missing in todo:
         with tempfile.TemporaryDirectory() as folder:
             some = f"seed={','.join(map(str, missing))}"
-            call(["-m", *common, *jobs[name], some, f"hydra.sweep.dir={folder}"], failures=True)
+            call(["-m", *several, *jobs[name], some, f"hydra.sweep.dir={folder}"], failures=True)
             found = [collected(file.parent) for file in Path(folder).rglob("result.json")]
             rows = [{"block": each["result"]["seed"], "job": name, **each} for each in found]
             records.append(out, sorted(rows, key=lambda row: row["block"]))
         clock.tell(f"{name}: seeds {', '.join(map(str, missing))}")
+
+
+def rate_of(
+    target: float, tolerance: float, measure: Callable[[float], tuple[float, float, float]]
+) -> tuple[float, float]:
+    """The rate of a link, Gbit/s, at which the base waits for messages in this share of its epoch, and the share found;
+    strategies under test take no part. measure: rate -> seconds of its epoch, of its halos, of its reduction.
+
+    With compute c, halo bytes h and gradient bytes g an epoch is c + (h + g) / r and the share its h / r: each
+    measurement gives c, h, g, and so the next r.
+    """
+    rate = 1.0
+    for _ in range(7):
+        epoch, halo, reduce = measure(rate)
+        print(f"rate {rate:.4f} Gbit/s: the base spends {halo / epoch:.1%} in communication", flush=True)
+        if abs(halo / epoch - target) <= tolerance:
+            return rate, halo / epoch
+        room = halo * (1 - target) - reduce * target
+        if room <= 0:
+            raise SystemExit(f"no rate gives {target:.0%}: gradients are too large a part of the bytes")
+        rate = min(20.0, max(rate * room / ((epoch - halo - reduce) * target), 1e-3))
+    raise SystemExit("no rate found in 7 attempts: the machine is too busy for this measurement")
 
 
 class Clock:
@@ -122,6 +131,14 @@ def train(overrides: Sequence[str], *, failures: bool = False) -> dict[str, Any]
     with tempfile.TemporaryDirectory() as folder:
         call([*overrides, f"hydra.run.dir={folder}"], failures=failures)
         return collected(Path(folder))
+
+
+def output_of(command: Sequence[str], **given: Any) -> str:
+    """What a command prints. SystemExit with its last lines where it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **given)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.stdout
 
 
 def call(arguments: Sequence[str], *, failures: bool = False) -> None:
@@ -156,11 +173,3 @@ def unpack(rows: Iterable[Mapping[str, Any]], folder: Path) -> list[Path]:
         (run_folder / "metrics.jsonl").write_text(curve, encoding="utf-8")
         folders.append(run_folder)
     return folders
-
-
-def ratios(rows: Sequence[Mapping[str, Any]], job: str, base: str) -> list[float]:
-    """Mean epoch of `job` over that of `base`, one ratio a block."""
-    seconds: dict[str, dict[int, float]] = {}
-    for row in rows:
-        seconds.setdefault(row["job"], {})[row["block"]] = row["result"]["epoch_seconds"]["mean"]
-    return [seconds[job][block] / seconds[base][block] for block in sorted(seconds[base]) if block in seconds[job]]

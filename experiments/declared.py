@@ -7,8 +7,8 @@ python experiments/declared.py report NAME [--figure FILE]    # tables of README
 NAME/study.yaml writes results.jsonl; where NAME/own.py has PARTS, PART.yaml writes PART.jsonl.
 
 What was run already is not run again. NAME/own.py may have what a file cannot say: draw(study, runs, file) of a
-part's figure, job(row) of a raw line that does not name its job, before(), text above the tables, prepare(), and
-lacks(variant), the reason for which it cannot run here.
+part's figure, job(row) of a raw line that does not name its job, before(), text above the tables, prepare(),
+launch(overrides, failures=) in the place of `gnnpar train`, and lacks(variant), why it cannot run here.
 """
 
 import argparse
@@ -82,22 +82,31 @@ def chosen(study: Study, of: Sequence[str]) -> list[Variant]:
     return [v for v in study.variants() if all(n in asked[a] for a, n in study.named(v.place).items())]
 
 
-def run(study: Study, variants: Sequence[Variant], out: Path, *, count: int | None, smoke: bool, at_once: int) -> None:
-    """Blocks of times, one after the other; seeds where times do not count, cell by cell, `at_once` at a time."""
-    last = [*SMOKE, *study.smoke] if smoke else []
-    seeds = study.seed_list
+def run(
+    study: Study,
+    variants: Sequence[Variant],
+    out: Path,
+    *,
+    count: int | None = None,
+    smoke: bool = False,
+    at_once: int,
+    launch: blocks.Train | None = None,
+) -> None:
+    """Blocks of times, one after the other, each with its own seed where there are several; seeds where times do not
+    count, cell by cell, `at_once` at a time."""
+    last, seeds = [*SMOKE, *study.smoke] if smoke else [], study.seed_list
+    in_blocks = len(seeds) == 1 or "quiet" in study.needs
+    seed = [] if not in_blocks else ["seed=${block}"] if len(seeds) > 1 else [f"seed={seeds[0]}"]
     groups: dict[tuple[int, tuple[str, ...]], dict[str, Sequence[str]]] = {}
     for each in variants:
         limit = 1 if smoke else min(study.most(each), count or study.most(each))
-        if len(seeds) > 1:
-            groups.setdefault((limit, each.place[:-1]), {})[each.name] = merged(each.overrides, last)
-        else:
-            groups.setdefault((limit, ()), {})[each.name] = merged(each.overrides, [f"seed={seeds[0]}"], last)
+        group = groups.setdefault((limit, () if in_blocks else each.place[:-1]), {})
+        group[each.name] = merged(each.overrides, seed, last)
     for (limit, _), jobs in groups.items():
-        if len(seeds) > 1:
-            blocks.seeded(jobs, seeds=seeds[:limit], common=[], out=out, at_once=1 if smoke else at_once)
+        if in_blocks:
+            blocks.run(jobs, blocks=seeds[:limit] if len(seeds) > 1 else range(limit), out=out, launch=launch)
         else:
-            blocks.run(jobs, blocks=range(limit), common=[], out=out, whole=True)
+            blocks.seeded(jobs, seeds=seeds[:limit], out=out, at_once=1 if smoke else at_once)
 
 
 def listed(study: Study, variants: Sequence[Variant], out: Path, count: int | None) -> None:
@@ -148,7 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for why in dict.fromkeys(filter(None, reasons.values())):
             print(f"skipped: {why}", flush=True)
         variants = [each for each, why in reasons.items() if not why]
-        run(study, variants, out, count=options.count, smoke=options.smoke, at_once=options.at_once)
+        launch = mine.get("launch")
+        run(study, variants, out, count=options.count, smoke=options.smoke, at_once=options.at_once, launch=launch)
 
 
 if __name__ == "__main__":

@@ -10,15 +10,13 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from gnnpar.report.statistics import Verdict, family, geometric_mean, mean, non_inferiority
-from studies import BASELINES, DEEP, RIVALS, TIMED, TRAINED
+from studies import METHODS
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 Cell = tuple[str, str]  # study, model
 Cells = Mapping[Cell, Mapping[str, Rows]]  # method -> its rows
-EXACT = [name for name in BASELINES if "control" not in name and "minibatch" not in name] + ["single, all threads"]
-RIVAL = [name for name in RIVALS if name not in BASELINES]
-ORDER = [*(name for name in TIMED | TRAINED | DEEP if name not in RIVAL), *RIVAL]  # of lines in tables and figures
+EXACT = ("single", "vanilla", "graph_parallel", "graph_parallel bf16", "single, all threads")
 LINKS = {"speed": "loopback", "paced": "1 Gbit/s"}  # study -> over what
 MARGIN = 0.3  # points
 VERDICTS = ("not inferior", "inconclusive", "inferior")
@@ -42,7 +40,7 @@ def by_cell(studies: Mapping[str, Rows]) -> dict[Cell, dict[str, list[Row]]]:
 def methods_of(cells: Cells) -> list[str]:
     """Every method that is in some cell, in one order everywhere."""
     names = dict.fromkeys(name for methods in cells.values() for name in methods)
-    return sorted(names, key=lambda name: ORDER.index(name) if name in ORDER else -1)
+    return sorted(names, key=lambda name: METHODS.index(name) if name in METHODS else -1)
 
 
 def points(rows: Rows) -> dict[int, float]:

@@ -13,7 +13,6 @@ What is there is not run again. Shards lie in a temporary folder (--scratch; 2^2
 
 import argparse
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -51,14 +50,6 @@ def file_of(stage: str) -> Path:
     return HERE / f"{stage}.jsonl"
 
 
-def gnnpar(command: str, *overrides: str) -> str:
-    """What it prints. SystemExit with its last lines where it fails."""
-    done = subprocess.run([*blocks.GNNPAR, command, *overrides], capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"gnnpar {command} {' '.join(overrides)}\n{done.stdout[-1500:]}{done.stderr[-1500:]}")
-    return done.stdout
-
-
 def cells(scales: list[int]) -> list[tuple[int, int, str]]:
     """(scale, ranks, strategy) of the stage `memory`, smallest first."""
     many = [(ranks, name) for ranks in RANKS for name in STRATEGIES]
@@ -74,7 +65,8 @@ def measure_memory(scales: list[int], scratch: Path | None) -> None:
         names = [name for s, r, name in todo if (s, r) == (scale, ranks)]
         with tempfile.TemporaryDirectory(dir=scratch) as folder:
             size, shards = f"dataset.scale={scale}", f"{folder}/shards"
-            said = gnnpar("partition", *GRAPH, size, f"world_size={ranks}", f"out={shards}")
+            cut = [*GRAPH, size, f"world_size={ranks}", f"out={shards}"]
+            said = blocks.output_of([*blocks.GNNPAR, "partition", *cut])
             counted = EDGES.search(said)
             assert counted is not None
             edges = int(counted[1])  # in-edges, self loops included
@@ -123,7 +115,7 @@ def main() -> None:
         measure_memory(scales, options.scratch)
     else:
         timed = jobs(stage, scales)
-        blocks.run(timed, blocks=range(options.blocks), common=[], out=file_of(stage), whole=True)
+        blocks.run(timed, blocks=range(options.blocks), out=file_of(stage))
 
 
 if __name__ == "__main__":

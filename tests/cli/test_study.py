@@ -16,6 +16,7 @@ from gnnpar.cli.main import run
 from gnnpar.config.study import Study, read_study
 from gnnpar.report.columns import Runs
 from gnnpar.report.study import as_markdown, check, tables
+from gnnpar.settings import ConfigError
 
 FILE = """
 cells: {gcn: [model=gcn], sage: [model=sage]}
@@ -145,6 +146,15 @@ tables:
         "| 1 | `fast` | failed: out of memory |",
         "",
     ]
+
+
+def test_methods_of_another_file_are_named_and_an_unknown_name_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "shared.yaml").write_text("methods: {m: [x=1], n: [x=2], o: [x=3]}\n")
+    made = read_study(study(tmp_path, "methods_of: shared.yaml\nmethods: [n, m]\n"))
+    assert made.methods == {"n": ["x=2"], "m": ["x=1"]}
+    for text, error in (("methods: [nn]", "nn is not in shared.yaml"), ("methods: {m: [x=1]}", "be a list of names")):
+        with pytest.raises(ConfigError, match=error):
+            read_study(study(tmp_path, f"methods_of: shared.yaml\n{text}\n"))
 
 
 def test_own_study_has_enough_seeds_for_every_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,15 +45,13 @@ def row(job: str, *, model: str = "gcn", seed: int = 0, block: int = 0, seconds:
 
 def test_every_study_and_every_method_composes(module: Any) -> None:
     """Each study once, and each method once: a composition takes 0.1 s."""
-    studies = module("studies")
-    todo: dict[tuple[str, ...], list[str]] = {}
-    for study in (*studies.STUDIES, *studies.QUICK):
-        assert bool(study.blocks) != bool(study.seeds), study.name
-        jobs = [[o.partition(",")[0] for o in job] for job in study.jobs.values()]
-        methods = {tuple(o for o in job if not o.startswith(("model", "threads", "launch"))): job for job in jobs}
+    studies, todo = module("studies"), dict[tuple[str, ...], list[str]]()
+    for study in (*studies.STUDIES.values(), *studies.QUICK.values()):
+        jobs = {each.place[-1]: each for each in study.variants()}
+        methods = {tuple(o for o in study.methods[name]): list(each.overrides) for name, each in jobs.items()}
         new = [method for method in methods if method not in todo]
-        compose([*study.common, *methods[new[0] if new else next(iter(methods))], "block=1"])
-        todo |= {method: [] if i == 0 else [*study.common, *methods[method]] for i, method in enumerate(new)}
+        compose([*methods[new[0] if new else next(iter(methods))], "block=1"])
+        todo |= {method: [] if i == 0 else methods[method] for i, method in enumerate(new)}
     for overrides in filter(None, todo.values()):
         compose([*overrides, "block=1"])
     assert len(todo) >= 20
@@ -63,27 +61,28 @@ def test_every_strategy_is_in_the_rehearsal_and_in_the_studies(module: Any) -> N
     studies = module("studies")
     there = {file.stem for file in (ROOT / "conf" / "strategy").glob("*.yaml")}
     for some in (studies.QUICK, studies.STUDIES):
-        named = {o for study in some for job in study.jobs.values() for o in job if o.startswith("strategy=")}
+        jobs = [job for study in some.values() for job in study.variants()]
+        named = {o for job in jobs for o in job.overrides if o.startswith("strategy=")}
         assert there == {o.removeprefix("strategy=") for o in named}
-    assert {s.name for s in studies.QUICK}.isdisjoint(s.name for s in studies.STUDIES)
-    assert sum(study.minutes for study in studies.QUICK) <= 10
+    assert studies.QUICK.keys().isdisjoint(studies.STUDIES)
+    assert sum(study.minutes for study in studies.QUICK.values()) <= 10
 
 
 def test_every_study_has_its_baselines_and_its_control(module: Any) -> None:
     """Protocol, rule 2."""
     studies = module("studies")
-    for study in studies.STUDIES:
-        methods = {name.removeprefix(f"{model} ") for name in study.jobs for model in (*studies.THREE, "resgcn")}
+    for name, study in studies.STUDIES.items():
         asked = {"single", "graph_parallel", "graph_parallel bf16", "minibatch", "control"}
-        asked |= {"vanilla", "single, all threads"} if study.blocks else set()
-        asked |= set(studies.CACHED) if study.name in ("speed", "paced") else set()
-        assert asked <= methods, study.name
+        asked |= {"vanilla", "single, all threads"} if "quiet" in study.needs else set()
+        asked |= {each for each in studies.METHODS if "cached" in each} if name in ("speed", "paced") else set()
+        assert asked <= study.methods.keys(), name
 
 
 def test_measured_lines_belong_to_their_studies(module: Any) -> None:
-    for study in module("studies").STUDIES:
-        jobs = {row["job"] for row in module("records").read(FOLDER / f"{study.name}.jsonl")}
-        assert jobs - set(study.listed) == set(), study.name
+    studies = module("studies")
+    for name, study in studies.STUDIES.items():
+        jobs = {row["job"] for row in module("records").read(FOLDER / f"{name}.jsonl")}
+        assert jobs - {*studies.listed(name), *(study.methods if name == "accuracy" else ())} == set(), name
 
 
 def test_a_stopped_block_begins_again_and_the_others_stay(
@@ -95,23 +94,23 @@ def test_a_stopped_block_begins_again_and_the_others_stay(
     def train(overrides: list[str], *, failures: bool) -> Any:
         if len(trained) == 5:
             raise KeyboardInterrupt
-        trained.append(f"{overrides[-1]} {overrides[1]}")
+        trained.append(f"{overrides[-1]} {overrides[0]}")
         return {"result": {"epoch_seconds": {"mean": 0.5}}, "start": len(trained)}
 
     monkeypatch.setattr(blocks, "train", train)
-    study = {"jobs": {name: [name] for name in "abc"}, "blocks": range(2), "common": ["x"], "out": tmp_path / "s.jsonl"}
+    study = {"jobs": {name: [name] for name in "abc"}, "blocks": range(2), "out": tmp_path / "s.jsonl"}
     with pytest.raises(KeyboardInterrupt):
-        blocks.run(**study, whole=True)
+        blocks.run(**study)
     assert [r["block"] for r in records.read(study["out"])] == [0, 0, 0, 1, 1]
     trained[:] = ["again"]
-    blocks.run(**study, whole=True)
+    blocks.run(**study)
     rows = records.read(study["out"])
     assert [(r["block"], r["start"]) for r in rows] == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (1, 4)]
     said = capsys.readouterr().out
     assert "blocks 1 lack runs and begin again" in said
     assert "5/6 block 1" in said and "3/3 block 1" in said and "0 s left" in said
     trained[:] = []
-    blocks.run(**study, whole=True)
+    blocks.run(**study)
     assert trained == []
 
 
@@ -120,16 +119,16 @@ def test_runs_over_seeds_train_side_by_side_and_tables_list_them_in_one_order(
 ) -> None:
     blocks, report, asked = module("blocks"), module("report"), []
     monkeypatch.setattr(blocks, "call", lambda arguments, **_: asked.append(arguments[:-1]))
-    blocks.sweep({"a": ["x=1"]}, common=["y=2"], out=tmp_path / "s.jsonl")
-    blocks.sweep({"a": ["x=1"]}, common=["y=2"], out=tmp_path / "s.jsonl", at_once=2)
+    blocks.seeded({"a": ["x=1"]}, seeds=[0, 1], out=tmp_path / "s.jsonl")
+    blocks.seeded({"a": ["x=1"]}, seeds=[0, 1], out=tmp_path / "s.jsonl", at_once=2)
     assert asked == [
-        ["-m", "y=2", "x=1"],
-        ["-m", "y=2", "hydra/launcher=parallel", "hydra.launcher.n_jobs=2", "x=1"],
+        ["-m", "x=1", "seed=0"],
+        ["-m", "x=1", "seed=1"],
+        ["-m", "hydra/launcher=parallel", "hydra.launcher.n_jobs=2", "x=1", "seed=0,1"],
     ]
-    study = module("studies").STUDIES[-1]
-    first, second = list(study.jobs)[:2]
+    first, second = (variant.name for variant in module("studies").STUDIES["tuned"].variants()[:2])
     rows = [row(second), row(f"{first}, tuned", block=1), row(f"{first}, tuned"), row(first)]
-    found = [(r["job"], r["block"]) for r in report.in_order(rows, study)]
+    found = [(r["job"], r["block"]) for r in report.in_order("tuned", rows)]
     assert found == [(first, 0), (f"{first}, tuned", 0), (f"{first}, tuned", 1), (second, 0)]
 
 
@@ -151,12 +150,12 @@ def test_a_failed_run_is_a_row_and_a_wrong_configuration_ends_the_study(module: 
 
 
 def test_what_is_not_there_is_skipped_with_a_line(module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    run, studies = module("run"), {s.name: s for s in module("studies").STUDIES}
+    run = module("run")
     monkeypatch.setattr(run, "paced", lambda: "no: needs root")
-    assert run.lacks(studies["paced"], tmp_path) == "launch=paced needs root"
-    assert str(tmp_path / "Cora") in run.lacks(studies["cora"], tmp_path)
+    assert run.lacks("paced", tmp_path) == "launch=paced needs root"
+    assert str(tmp_path / "Cora") in run.lacks("cora", tmp_path)
     (tmp_path / "Cora").mkdir()
-    assert run.lacks(studies["cora"], tmp_path) is None
+    assert run.lacks("cora", tmp_path) is None
     with pytest.raises(SystemExit, match="no study spead; there are speed, paced"):
         run.chosen(["spead"], quick=False)
 
@@ -164,7 +163,7 @@ def test_what_is_not_there_is_skipped_with_a_line(module: Any, monkeypatch: pyte
 def test_a_tuned_job_is_the_job_and_what_its_trials_chose(
     module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    run, study = module("run"), module("studies").STUDIES[-1]
+    run, study = module("run"), module("studies").STUDIES["tuned"]
     asked: list[Any] = []
 
     def tuned(job: list[str], *, space: str, trials: int, seed: int, out: Path) -> list[str]:
@@ -172,11 +171,11 @@ def test_a_tuned_job_is_the_job_and_what_its_trials_chose(
         return ["optim.lr=0.003"] if "strategy=single" in job else []
 
     monkeypatch.setitem(sys.modules, "tune", types.SimpleNamespace(tuned=tuned))
-    jobs = run.tuned(study, tmp_path)
-    assert len(jobs) == 2 * len(study.jobs) == 2 * len(asked)
-    assert {trials for *_, trials in asked} == {study.trials}
-    assert jobs["gat single, tuned"] == [*study.jobs["gat single"], "optim.lr=0.003"]
-    assert jobs["gcn adaqp, tuned"] == jobs["gcn adaqp"] == study.jobs["gcn adaqp"]
+    jobs = {each.name: each.overrides for each in run.tuned("tuned", study, tmp_path)}
+    assert len(jobs) == 2 * len(study.variants()) == 2 * len(asked)
+    assert {trials for *_, trials in asked} == {16}
+    assert jobs["gat single, tuned"] == (*jobs["gat single"], "optim.lr=0.003")
+    assert jobs["gcn adaqp, tuned"] == jobs["gcn adaqp"]
     assert all(f"model={space}" in job and "epochs=60" in job for job, space, _ in asked)
 
 

@@ -77,7 +77,8 @@ class Study:
     """The keys of a study file: of methods (cells, methods), or of factors (base, factors, mode).
 
     cells: name -> overrides of `gnnpar train`, or axis -> name -> overrides, with their products as cells. methods:
-    name -> overrides. common: overrides of all jobs; later ones win: common, cells, methods.
+    name -> overrides; names alone are those of `methods_of`, a file with methods beside this one. common: overrides of
+    all jobs; later ones win: common, cells, methods.
     also: jobs as 'NAME' or 'NAME; NAME' -> overrides with the highest precedence. skip: such jobs, which do not run.
     only: NAME -> names that it combines with. at_most: jobs -> maximum number of runs of each. job: pattern of job
     names in raw lines, such as '{cell}; {method}'. smoke: overrides of a rehearsal.
@@ -240,6 +241,19 @@ class Study:
 
 def read_study(file: Path) -> Study:
     """Read a study. Raise ConfigError that names the file, the key and the problem."""
+    data = _read(file)
+    try:
+        if isinstance(run := data.get("run", {}), dict):
+            data = {key: value for key, value in data.items() if key != "run"} | run
+        if "methods_of" in data:
+            data = _with_methods(file.parent, data)
+        _check_shape(data)
+        return construct(Study, data)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {str(error).removeprefix(': ')}") from error
+
+
+def _read(file: Path) -> JsonObject:
     try:
         data = json.loads(json.dumps(yaml.safe_load(file.read_text(encoding="utf-8")), default=str))  # dates as text
     except (OSError, UnicodeDecodeError) as error:
@@ -248,15 +262,22 @@ def read_study(file: Path) -> Study:
         ) from error
     except (yaml.YAMLError, ValueError, TypeError, RecursionError, OverflowError) as error:
         raise ConfigError(f"{file} is no YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(data, Mapping):
+    if not isinstance(data, dict):
         raise ConfigError(f"{file} must hold keys: cells, methods, common, run, table; or base, factors, seeds, blocks")
-    try:
-        if isinstance(run := data.get("run", {}), dict):
-            data = {key: value for key, value in data.items() if key != "run"} | run
-        _check_shape(data)
-        return construct(Study, data)
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {str(error).removeprefix(': ')}") from error
+    return data
+
+
+def _with_methods(folder: Path, data: JsonObject) -> JsonObject:
+    """Replace the list of names in `methods` by those methods of the file that `methods_of` names."""
+    names, known = data.get("methods"), _read(folder / str(data["methods_of"])).get("methods")
+    if not isinstance(names, list) or not isinstance(known, dict):
+        raise ConfigError(f"methods_of={show(data['methods_of'])} must have methods, and methods be a list of names")
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"methods: {show(name)} is not in {data['methods_of']}{closest(str(name), known)}")
+    return {key: value for key, value in data.items() if key != "methods_of"} | {
+        "methods": {name: known[name] for name in names}
+    }
 
 
 def listed(level: str | Sequence[str]) -> Overrides:
