@@ -4,19 +4,14 @@ import os
 from pathlib import Path
 
 import numpy as np
+from epochs import block_model, models
 
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.npz import NPZ
 from gnnpar.data.rmat import RMAT
-from gnnpar.data.synthetic import SBM
-from gnnpar.models.gat import GAT
-from gnnpar.models.gcn import GCN
-from gnnpar.models.gnn import ModelConfig
-from gnnpar.models.sage import SAGE
 from gnnpar.partition.partition import Metis, partition
 
-SHAPE = {"num_layers": 3, "hidden": 128, "dropout": 0.0}
-MODELS: dict[str, ModelConfig] = {"gcn": GCN(**SHAPE), "sage": SAGE(**SHAPE), "gat": GAT(**SHAPE, heads=4)}
+MODELS = models(dropout=0.0)
 NODES = {"sbm_tenth": 5_000, "sbm": 50_000, "sbm_four": 200_000}  # sbm: the graph of epoch_speed
 
 DEBIAN = NPZ(  # conf/dataset/debian.yaml
@@ -36,15 +31,7 @@ def dataset_of(graph: str) -> Dataset:
         return DEBIAN.load(None, 0)
     if graph == "rmat":
         return R_MAT.load(None, 0)
-    return SBM(
-        num_nodes=NODES[graph],
-        avg_degree=20,
-        homophily=0.8,
-        num_features=128,
-        graph_seed=0,
-        bridge_share=0.05,
-        lateral_share=0.05,
-    ).load(None, 0)
+    return block_model(NODES[graph])
 
 
 def write(graph: str, folder: Path) -> Dataset:

@@ -4,13 +4,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
+from epochs import alone, block_model, gnnpar_epoch
 from torch import Tensor, nn
 from torch_geometric import nn as pyg
 
-from gnnpar.comm import ThreadWorld
 from gnnpar.data.dataset import Dataset
-from gnnpar.data.synthetic import SBM
-from gnnpar.data.tasks import make_task
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.folds.sum import Sum
 from gnnpar.models.gat import GAT
@@ -22,15 +20,10 @@ from gnnpar.models.pyg.model import PyG
 from gnnpar.models.rgcn import RGCN, RGCNConv
 from gnnpar.models.sage import SAGE
 from gnnpar.models.transformer import TransformerConv
-from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.single.strategy import Single
-from gnnpar.parallel.strategy import Workload
 from gnnpar.parallel.whole import WholeGraph
-from gnnpar.partition.partition import Metis
 from gnnpar.partition.shard import Shard
-from gnnpar.placement import Topology
-from gnnpar.training.optim import Adam
 
 OURS = "gnnpar"
 MAPPED, OWN, SAME_ORDER = "mapped", "own", "own, PyG's order"
@@ -53,20 +46,6 @@ class Race:
     graph: Dataset
     calls: Mapping[str, Call]
     equal: bool = False
-
-
-def block_model(nodes: int, *, features: int, loops: bool) -> Dataset:
-    """The graph of epoch_speed: power-law degrees, 20 edges a node, homophily 0.8."""
-    return SBM(
-        num_nodes=nodes,
-        avg_degree=20,
-        homophily=0.8,
-        num_features=features,
-        graph_seed=0,
-        bridge_share=0.05,
-        lateral_share=0.05,
-        self_loops=loops,
-    ).load(None, 0)
 
 
 def with_edges(dataset: Dataset, edges: EdgeData) -> Dataset:
@@ -95,8 +74,7 @@ def weighted(dataset: Dataset) -> Dataset:
 
 
 def view_of(dataset: Dataset) -> WholeGraph:
-    (comm,) = ThreadWorld(1).communicators()
-    return WholeGraph(Shard.open(dataset, torch.zeros(dataset.num_nodes).long(), comm), Pass(0, training=True))
+    return WholeGraph(Shard.open(dataset, torch.zeros(dataset.num_nodes).long(), alone()), Pass(0, training=True))
 
 
 def races(nodes: int, parts: Collection[str]) -> Iterator[Race]:
@@ -132,22 +110,35 @@ def rows_of(dataset: Dataset, width: int) -> tuple[Tensor, Tensor]:
     return x.requires_grad_(), grad
 
 
-def relational_layer(dataset: Dataset) -> Race:
-    g, edges, types = view_of(dataset), dataset.edge_index, dataset.edges.type
-    ours = construct(lambda: RGCNConv(NARROW, NARROW, relations=RELATIONS, bases=None, blocks=None), 0)
-    x, grad = rows_of(dataset, NARROW)
+def layer_race(
+    case: str,
+    dataset: Dataset,
+    ours: nn.Module,
+    theirs: Mapping[str, Callable[..., Tensor]],
+    *,
+    width: int,
+    edges: Tensors,
+) -> Race:
+    g = view_of(dataset)
+    x, grad = rows_of(dataset, width)
     calls = {OURS: both_ways(lambda h: ours(g.at(0), h), ours, x, grad)}
-    for kind in (pyg.RGCNConv, pyg.FastRGCNConv):
-        theirs = kind(NARROW, NARROW, RELATIONS)
-        with torch.no_grad():
-            theirs.weight.copy_(ours.neighbours)
-            theirs.root.copy_(ours.own.weight.T)
-        calls[kind.__name__] = both_ways(lambda h, layer=theirs: layer(h, edges, types), theirs, x, grad)
-    return Race("layers", "R-GCN 32 to 32, 8 relations", dataset, calls, equal=True)
+    for name, layer in theirs.items():
+        calls[name] = both_ways(lambda h, layer=layer: layer(h, *edges), layer, x, grad)
+    return Race("layers", case, dataset, calls, equal=True)
+
+
+def relational_layer(dataset: Dataset) -> Race:
+    ours = construct(lambda: RGCNConv(NARROW, NARROW, relations=RELATIONS, bases=None, blocks=None), 0)
+    theirs = {kind.__name__: kind(NARROW, NARROW, RELATIONS) for kind in (pyg.RGCNConv, pyg.FastRGCNConv)}
+    with torch.no_grad():
+        for layer in theirs.values():
+            layer.weight.copy_(ours.neighbours)
+            layer.root.copy_(ours.own.weight.T)
+    edges = (dataset.edge_index, dataset.edges.type)
+    return layer_race("R-GCN 32 to 32, 8 relations", dataset, ours, theirs, width=NARROW, edges=edges)
 
 
 def attention_layer(dataset: Dataset) -> Race:
-    g, edges = view_of(dataset), dataset.edge_index
     how = {"heads": HEADS, "average": False, "slope": 0.2, "attention_dropout": 0.0}
     ours = construct(lambda: GATv2Conv(WIDE, WIDE, **how), 0)
     theirs = pyg.GATv2Conv(WIDE, WIDE // HEADS, HEADS, add_self_loops=False)
@@ -156,16 +147,11 @@ def attention_layer(dataset: Dataset) -> Race:
             linear.weight.copy_(same.weight)
             linear.bias.copy_(same.bias)
         theirs.att.copy_(ours.attention[None])
-    x, grad = rows_of(dataset, WIDE)
-    calls = {
-        OURS: both_ways(lambda h: ours(g.at(0), h), ours, x, grad),
-        "GATv2Conv": both_ways(lambda h: theirs(h, edges), theirs, x, grad),
-    }
-    return Race("layers", "GATv2 128 to 4 x 32", dataset, calls, equal=True)
+    peers, edges = {"GATv2Conv": theirs}, (dataset.edge_index,)
+    return layer_race("GATv2 128 to 4 x 32", dataset, ours, peers, width=WIDE, edges=edges)
 
 
 def dot_product_layer(dataset: Dataset) -> Race:
-    g, edges = view_of(dataset), dataset.edge_index
     how = {"heads": HEADS, "average": False, "attention_dropout": 0.0, "gated": True, "edge_dim": 0}
     ours = construct(lambda: TransformerConv(WIDE, WIDE, **how), 0)
     theirs = pyg.TransformerConv(WIDE, WIDE // HEADS, HEADS, beta=True)
@@ -175,12 +161,8 @@ def dot_product_layer(dataset: Dataset) -> Race:
             linear.weight.copy_(same.weight)
             if linear.bias is not None:
                 linear.bias.zero_() if same.bias is None else linear.bias.copy_(same.bias)
-    x, grad = rows_of(dataset, WIDE)
-    calls = {
-        OURS: both_ways(lambda h: ours(g.at(0), h), ours, x, grad),
-        "TransformerConv": both_ways(lambda h: theirs(h, edges), theirs, x, grad),
-    }
-    return Race("layers", "transformer 128 to 4 x 32", dataset, calls, equal=True)
+    peers, edges = {"TransformerConv": theirs}, (dataset.edge_index,)
+    return layer_race("transformer 128 to 4 x 32", dataset, ours, peers, width=WIDE, edges=edges)
 
 
 def sums(dataset: Dataset, width: int) -> Race:
@@ -196,68 +178,35 @@ def sums(dataset: Dataset, width: int) -> Race:
 SHAPE = {"num_layers": 3, "hidden": WIDE, "dropout": 0.5}
 ATTENTION = {**SHAPE, "heads": HEADS, "out_heads": HEADS, "attention_dropout": 0.5}
 THEIRS = {"num_layers": 3, "hidden_channels": WIDE, "dropout": 0.5}
-HEADED = {**THEIRS, "heads": HEADS, "act": "elu"}  # PyG's class gives `dropout` to attention, too
+HEADED = {"heads": HEADS, "act": "elu"}  # PyG's class gives `dropout` to attention, too
 
 
 def models(dataset: Dataset) -> Iterator[Race]:
     """PyG's classes, mapped, beside gnnpar's of the same shape."""
-    module = "torch_geometric.nn.models"
-    yield epochs(
-        "GCN",
-        dataset,
-        {
-            MAPPED: PyG(target=f"{module}.GCN", kwargs=THEIRS),
-            OWN: GCN(**SHAPE),
-            SAME_ORDER: GCN(**SHAPE, order="transform_first"),
-        },
-    )
-    yield epochs(
-        "GraphSAGE",
-        dataset,
-        {
-            MAPPED: PyG(target=f"{module}.GraphSAGE", kwargs=THEIRS),
-            OWN: SAGE(**SHAPE),
-            SAME_ORDER: SAGE(**SHAPE, order="aggregate_first"),
-        },
-    )
-    yield epochs("GAT", dataset, {MAPPED: PyG(target=f"{module}.GAT", kwargs=HEADED), OWN: GAT(**ATTENTION)})
-    yield epochs(
-        "GATv2", dataset, {MAPPED: PyG(target=f"{module}.GAT", kwargs=HEADED | {"v2": True}), OWN: GATv2(**ATTENTION)}
-    )
+    own: dict[str, tuple[PyG, dict[str, ModelSource]]] = {
+        "GCN": (mapped("GCN"), {OWN: GCN(**SHAPE), SAME_ORDER: GCN(**SHAPE, order="transform_first")}),
+        "GraphSAGE": (mapped("GraphSAGE"), {OWN: SAGE(**SHAPE), SAME_ORDER: SAGE(**SHAPE, order="aggregate_first")}),
+        "GAT": (mapped("GAT", **HEADED), {OWN: GAT(**ATTENTION)}),
+        "GATv2": (mapped("GAT", **HEADED, v2=True), {OWN: GATv2(**ATTENTION)}),
+    }
+    for case, (theirs, ours) in own.items():
+        yield epochs(case, dataset, {MAPPED: theirs, **ours})
+
+
+def mapped(name: str, **kwargs: object) -> PyG:
+    return PyG(target=f"torch_geometric.nn.models.{name}", kwargs={**THEIRS, **kwargs})
 
 
 def relational_model(dataset: Dataset) -> Race:
     theirs = {"num_layers": 3, "hidden_channels": NARROW, "p": 0.5}
-    return epochs(
-        "R-GCN",
-        dataset,
-        {
-            MAPPED: PyG(target="nets.RGCN", kwargs=theirs, self_loops=False),
-            OWN: RGCN(num_layers=3, hidden=NARROW, dropout=0.5),
-        },
+    mapped, own = (
+        PyG(target="nets.RGCN", kwargs=theirs, self_loops=False),
+        RGCN(num_layers=3, hidden=NARROW, dropout=0.5),
     )
+    return epochs("R-GCN", dataset, {MAPPED: mapped, OWN: own})
 
 
 def epochs(case: str, dataset: Dataset, sources: Mapping[str, ModelSource]) -> Race:
-    return Race("models", case, dataset, {name: epoch_of(dataset, source) for name, source in sources.items()})
-
-
-def epoch_of(dataset: Dataset, source: ModelSource) -> Call:
-    """A training epoch of `single`; returns its loss."""
-    (comm,) = ThreadWorld(1).communicators()
-    task, strategy = make_task(dataset.task, dataset.num_classes), Single()
-    model = source.on(dataset.edge_sizes).build(dataset.num_features, task.out_dim, seed=0)
-    plan = strategy.plan(Workload(dataset, Metis(), model.num_layers), Topology(1))
-    shard = Shard.open(dataset, plan.part_of, comm, edge_ids=model.needs_edge_ids)
-    engine = strategy.build(BuildContext(plan=plan, shard=shard, model=model, task=task, comm=comm, seed=0))
-    optimizer = Adam().build(engine.named_parameters(), epochs=1, layer_of=model.layer_of)
-    done = 0
-
-    def epoch() -> Tensors:
-        nonlocal done
-        done += 1
-        loss = engine.train_epoch(done, optimizer).loss
-        comm.ledger.drain()
-        return (torch.tensor(loss),)
-
-    return epoch
+    """A training epoch of `single` each; a call returns its loss."""
+    calls = {name: gnnpar_epoch(dataset, Single(), source, alone()) for name, source in sources.items()}
+    return Race("models", case, dataset, {name: lambda e=epoch: (torch.tensor(e()),) for name, epoch in calls.items()})

@@ -28,9 +28,9 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(ROOT / "tests")]
 
 import records
 from contenders import CLOSE, Call, Race, Tensors, races
+from epochs import peak_bytes
 
 import startup
-from gnnpar.training.memory import live_storages, measure_epoch
 from gnnpar.training.result.header import commit, installed, processor, versions
 
 NODES, SMALL = 50_000, 1_000
@@ -74,15 +74,6 @@ def order_of(names: Iterable[str], block: int) -> list[str]:
     return random.Random(block).sample(names, len(names))
 
 
-def peak_bytes(call: Call) -> int:
-    """The allocator's peak in one call above what was alive before it."""
-    with measure_epoch(torch.device("cpu")) as report:
-        before = sum(live_storages().values())
-        call()
-    assert report.peak is not None
-    return report.peak - before
-
-
 def largest_difference(a: Tensors, b: Tensors) -> float:
     """Of the output and of the gradient of the input: RMS of the difference over RMS."""
 
@@ -115,12 +106,8 @@ def measure(race: Race, *, blocks: int, threads: Iterable[int]) -> Iterator[dict
             seconds = {name: seconds_of(race.calls[name], times[name]) for name in order_of(race.calls, block)}
             yield {**row, "threads": count, "block": block, "calls": times, "seconds": seconds, **facts()}
     torch.set_num_threads(1)
-    yield {
-        **row,
-        "difference": agreed,
-        "peak_bytes": {name: peak_bytes(call) for name, call in race.calls.items()},
-        **facts(),
-    }
+    peaks = {name: peak_bytes(call) for name, call in race.calls.items()}
+    yield {**row, "difference": agreed, "peak_bytes": peaks, **facts()}
 
 
 def commands(given: Mapping[str, object]) -> dict[str, list[str]]:
@@ -129,10 +116,7 @@ def commands(given: Mapping[str, object]) -> dict[str, list[str]]:
     overrides = [f"{key}={value}" for key, value in given.items()]
     line = ["-P", "-m", "gnnpar", "train", "dataset=sbm", "model=gcn", "epochs=3", "hydra.run.dir=run", *overrides]
     script = f"import gnnpar; gnnpar.train('gcn', 'sbm', epochs=3, folder='run', **{given!r})"
-    return {
-        "gnnpar train": [sys.executable, *line],
-        "gnnpar.train": [sys.executable, "-P", "-c", script],
-    }
+    return {"gnnpar train": [sys.executable, *line], "gnnpar.train": [sys.executable, "-P", "-c", script]}
 
 
 def measure_start(case: str, *, blocks: int) -> Iterator[dict[str, Any]]:

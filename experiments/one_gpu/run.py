@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 import torch_geometric
 import triton
 
@@ -27,16 +26,14 @@ sys.path[:0] = [str(HERE.parent), str(ROOT / "kernels")]
 
 import records
 from epoch_speed.pyg_models import PyGModel, adjacency
+from epochs import Epoch, models, pyg_epoch
 
 from bench.graphs import GRAPHS, Size, draw
 from bench.report import commit, hardware
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.tasks import make_task
-from gnnpar.models.gat import GAT
-from gnnpar.models.gcn import GCN
 from gnnpar.models.gnn import ModelConfig
-from gnnpar.models.sage import SAGE
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.single.strategy import Single
@@ -49,13 +46,11 @@ from gnnpar.verify.conformance import make_job
 from gnnpar_kernels.csr import accumulate_dtype
 
 FEATURES, CLASSES, PARTS = 128, 40, 8
-SHAPE = {"num_layers": 3, "hidden": 128, "dropout": 0.5}
-MODELS: dict[str, ModelConfig] = {"gat": GAT(**SHAPE, heads=4), "gcn": GCN(**SHAPE), "sage": SAGE(**SHAPE)}
+MODELS = dict(sorted(models(dropout=0.5).items()))
 LARGE = 10_000_000  # edges
 WARM_UP, EPOCHS = 3, 20
 CAPTURED_BY = CAPTURE + 2  # epochs before a replay is measured
 SHORT = 2.0  # seconds of measured epochs that are enough, after three of them
-Epoch = Callable[[], float]
 
 
 def dataset_of(name: str, size: Size, device: torch.device) -> Dataset:
@@ -108,22 +103,11 @@ def gnnpar_epoch(
     return epoch
 
 
-def pyg_epoch(data: Dataset, config: ModelConfig, device: torch.device, *, kind: str, csr: bool) -> Epoch:
+def theirs(data: Dataset, config: ModelConfig, device: torch.device, *, kind: str, csr: bool) -> Epoch:
     widths = [FEATURES, *[config.hidden] * (config.num_layers - 1), CLASSES]
-    model = PyGModel(kind, widths, heads=4, dropout=config.dropout).to(device).train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=device.type == "cuda")
     edges = data.edge_index.to(device)
-    edges = adjacency(edges, data.num_nodes) if csr else edges
-    x, y, train = data.x.to(device), data.y.to(device), data.train_mask.nonzero().flatten().to(device)
-
-    def epoch() -> float:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x, edges)[train], y[train])
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    return epoch
+    model = PyGModel(kind, widths, heads=4, dropout=config.dropout).to(device)
+    return pyg_epoch(model, data, adjacency(edges, data.num_nodes) if csr else edges)
 
 
 Build = Callable[[Dataset, ModelConfig, torch.device], Epoch]
@@ -134,8 +118,8 @@ def contenders(kind: str, size: Size, device: torch.device) -> Iterator[tuple[st
     yield "single", gnnpar_epoch
     yield "single, bf16", partial(gnnpar_epoch, dtype=torch.bfloat16)
     if kind != "gat":
-        yield "PyG, CSR", partial(pyg_epoch, kind=kind, csr=True)
-    yield "PyG, edge list", partial(pyg_epoch, kind=kind, csr=False)
+        yield "PyG, CSR", partial(theirs, kind=kind, csr=True)
+    yield "PyG, edge list", partial(theirs, kind=kind, csr=False)
     if size.edges >= LARGE:
         yield f"sar, {PARTS} parts out of core", partial(gnnpar_epoch, strategy=SAR(logical_parts=PARTS))
     elif device.type == "cuda":
