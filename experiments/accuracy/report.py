@@ -34,18 +34,9 @@ def main(folder: Path) -> None:
     rows = []
     for (dataset, model, ranks), runs in sorted(cells.items()):
         values = [value for _, value in sorted(runs)]
-        rows.append(
-            {
-                "dataset": dataset,
-                "model": model,
-                "ranks": ranks,
-                "seeds": len(values),
-                "mean": round(statistics.mean(values), 2),
-                "deviation": round(statistics.stdev(values), 2),
-                "published": PUBLISHED[dataset, model],
-                "values": " ".join(f"{v:.2f}" for v in values),
-            }
-        )
+        ends = {"mean": round(statistics.mean(values), 2), "deviation": round(statistics.stdev(values), 2)}
+        row = {"dataset": dataset, "model": model, "ranks": ranks, "seeds": len(values), **ends}
+        rows.append({**row, "published": PUBLISHED[dataset, model], "values": " ".join(f"{v:.2f}" for v in values)})
     print("| dataset | model | ranks | seeds | test accuracy | published |\n|---|---|---|---|---|---|")
     for r in rows:
         measured = f"{r['mean']:.1f} +- {r['deviation']:.1f}"

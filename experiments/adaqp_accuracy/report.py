@@ -11,23 +11,17 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from gnnpar.report.statistics import mean, non_inferiority
-
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import records
+import reports
+from paired import FIT, gap, target
+
+from gnnpar.report.statistics import mean, non_inferiority
 
 MARGIN = 0.3
 Runs = dict[int, dict[str, Any]]  # by seed
-
-
-def verdict(runs: Runs, exact: Runs) -> str:
-    """Test accuracy at best validation against the exact run of the same seed, in points."""
-    differences = [100 * (runs[s]["test"] - exact[s]["test"]) for s in sorted(runs.keys() & exact.keys())]
-    estimate = mean(differences)
-    interval = "" if math.isnan(estimate.low) else f" ({estimate.low:+.2f} to {estimate.high:+.2f})"
-    return f"{estimate.value:+.2f}{interval} | {non_inferiority(differences, MARGIN)}"
 
 
 def errors(runs: Runs) -> tuple[float, dict[str, float]]:
@@ -41,7 +35,12 @@ def errors(runs: Runs) -> tuple[float, dict[str, float]]:
     return total, {name: statistics.fmean(values) for name, values in sorted(layers.items())}
 
 
-def to_target(runs: Runs, target: float) -> str:
+def differences(runs: Runs, exact: Runs) -> list[float]:
+    """Test accuracy at best validation less that of the exact run of the same seed, in points."""
+    return [100 * (runs[seed]["test"] - exact[seed]["test"]) for seed in sorted(runs.keys() & exact.keys())]
+
+
+def to_target(runs: Runs, target: float) -> tuple[str, str]:
     """Epochs and megabytes of halos until validation reaches the target: medians; > where half of them never do."""
     reached = []
     for run in runs.values():
@@ -50,29 +49,28 @@ def to_target(runs: Runs, target: float) -> str:
     epochs, nbytes = (statistics.median(column) for column in zip(*reached, strict=True))
     if math.isinf(epochs):
         last = next(iter(runs.values()))
-        return f"> {last['epochs']} | > {last['halo_bytes'] / 1e6:.1f}"
-    return f"{epochs:.0f} | {nbytes / 1e6:.1f}"
+        return f"> {last['epochs']}", f"> {last['halo_bytes'] / 1e6:.1f}"
+    return f"{epochs:.0f}", f"{nbytes / 1e6:.1f}"
 
 
 def table(title: str, codecs: dict[str, Runs]) -> None:
     exact = codecs["exact"]
-    best = [run["best_val"] for run in exact.values()]
-    target = statistics.fmean(best) - (statistics.stdev(best) if len(best) > 1 else 0.0)
+    goal = target(run["best_val"] for run in exact.values())
+    found = {codec: errors(runs) for codec, runs in codecs.items()}
+    over = {codec: differences(runs, exact) for codec, runs in codecs.items()}
+    of = {
+        "codec": str,
+        "test": lambda codec: f"{statistics.fmean(100 * run['test'] for run in codecs[codec].values()):.2f}",
+        "over exact, points (95 %)": lambda codec: gap(over[codec]),
+        "verdict": lambda codec: non_inferiority(over[codec], MARGIN),
+        "gradient error": lambda codec: f"{found[codec][0]:.4f}",
+        "by layer": lambda codec: " ".join(f"{value:.3f}" for value in found[codec][1].values()),
+        "MB": lambda codec: f"{statistics.fmean(run['halo_bytes'] for run in codecs[codec].values()) / 1e6:.1f}",
+        "epochs to target": lambda codec: to_target(codecs[codec], goal)[0],
+        "MB to target": lambda codec: to_target(codecs[codec], goal)[1],
+    }
     print(f"\n### {title}, {len(exact)} seeds, {next(iter(exact.values()))['epochs']} epochs")
-    print(f"\nTarget of validation: {100 * target:.2f} %")
-    columns = ["codec", "test", "over exact, points (95 %)", "verdict", "gradient error", "by layer", "MB"]
-    columns += ["epochs to target", "MB to target"]
-    print("\n| " + " | ".join(columns) + " |")
-    print("|" + "---|" * len(columns))
-    for codec, runs in codecs.items():
-        test = statistics.fmean(100 * run["test"] for run in runs.values())
-        total, layers = errors(runs)
-        by_layer = " ".join(f"{value:.3f}" for value in layers.values())
-        sent = statistics.fmean(run["halo_bytes"] for run in runs.values()) / 1e6
-        cells = (
-            f"{test:.2f} | {verdict(runs, exact)} | {total:.4f} | {by_layer} | {sent:.1f} | {to_target(runs, target)}"
-        )
-        print(f"| {codec} | {cells} |")
+    print(f"\nTarget of validation: {100 * goal:.2f} %\n\n{reports.columns(of, codecs)}")
     if "adaptive_4" in codecs and "uniform_4" in codecs:
         ours, theirs = codecs["adaptive_4"], codecs["uniform_4"]
         pairs = [(late_error(ours[seed]), late_error(theirs[seed])) for seed in sorted(ours.keys() & theirs.keys())]
@@ -82,9 +80,8 @@ def table(title: str, codecs: dict[str, Runs]) -> None:
         interval = f"{value:.3f} ({low:.3f} to {high:.3f}), {len(logs)} of {len(pairs)} seeds"
         print(f"\nGradient error of adaptive_4 over uniform_4, after the warm-up: {interval}")
     if "drop" in codecs:
-        control = verdict(codecs["drop"], exact).rpartition("| ")[2]
-        fit = "is unfit for" if control == "not inferior" else "can carry" if control == "inferior" else "may not carry"
-        print(f"\nThe drop control is {control}: the dataset {fit} the claim.")
+        control = non_inferiority(over["drop"], MARGIN)
+        print(f"\nThe drop control is {control}: the dataset {FIT.get(control, 'may not carry')} the claim.")
 
 
 def late_error(run: dict[str, Any]) -> float:

@@ -26,18 +26,9 @@ PARTS = {
     "exposed": ("exposed_wire", "exposed_skew"),
     "reduce": ("reduce",),
 }
-ORDER = (
-    "vanilla",
-    "bf16_overlap",
-    "adaqp_p",
-    "adaqp_q",
-    "uniform_8",
-    "uniform_4",
-    "uniform_2",
-    "adaptive",
-    "adaptive_paper",
-)
-COLORS = ("#444444", "#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#e6ab02", "#a6761d", "#1f78b4")
+COLORS = {"vanilla": "#444444", "bf16_overlap": "#1b9e77", "adaqp_p": "#d95f02", "adaqp_q": "#7570b3"}
+COLORS |= {"uniform_8": "#e7298a", "uniform_4": "#66a61e", "uniform_2": "#e6ab02"}
+COLORS |= {"adaptive": "#a6761d", "adaptive_paper": "#1f78b4"}
 Rows = list[dict[str, Any]]
 
 
@@ -74,51 +65,33 @@ def table(rows: Rows) -> None:
     print(f"vanilla spends {first['share']:.1%} of its epoch in communication; load {first['load']:.1f}")
     if first["oversubscribed"]:
         print("\n**more ranks than cores: bytes and accuracy stand, times do not**")
-    columns = [
-        "mode",
-        "epochs/s",
-        "over vanilla (95 %)",
-        "bound: none / full overlap",
-        "over bf16",
-        "over fp32 overlapped",
-        *PARTS,
-        "comm total",
-        "encode share",
-        "halo MB",
-        "bits",
-        "test",
-    ]
-    print("\n| " + " | ".join(columns) + " |")
-    print("|" + "---|" * 15)
-    for mode in sorted({row["mode"] for row in rows}, key=ORDER.index):
-        mine = [row for row in rows if row["mode"] == mode]
-        over = geometric_mean(ratios(rows, "vanilla", mode))
-        none, full = bounds(rows, mode)
-        seconds = statistics.fmean(row["time/epoch_seconds"] for row in mine)
-        others = [f"{geometric_mean(ratios(rows, base, mode)).value:.2f}" for base in ("bf16_overlap", "adaqp_p")]
-        parts = [mean(rows, mode, keys) for keys in PARTS.values()]
-        bits = next((f"{row['assign/mean_bits']:.2f}" for row in mine if "assign/mean_bits" in row), "")
-        cells = [
-            mode,
-            f"{1 / seconds:.2f}",
-            f"{over.value:.2f} ({over.low:.2f} to {over.high:.2f})",
-            f"{none:.2f} / {full:.2f}",
-            *others,
-            *(f"{1e3 * p:.0f} ms" for p in parts),
-            f"{1e3 * mean(rows, mode, ['comm_total']):.0f} ms",
-            f"{mean(rows, mode, ['encode']) / seconds:.0%}",
-            f"{halo_bytes(rows, mode) / 1e6:.2f}",
-            bits,
-            f"{100 * mine[0]['test']:.1f}",
-        ]
-        print("| " + " | ".join(cells) + " |")
+    of = {mode: [row for row in rows if row["mode"] == mode] for mode in {row["mode"] for row in rows}}
+    seconds = {mode: statistics.fmean(row["time/epoch_seconds"] for row in mine) for mode, mine in of.items()}
+    bits = {
+        mode: [f"{r['assign/mean_bits']:.2f}" for r in mine if "assign/mean_bits" in r] for mode, mine in of.items()
+    }
+    cells = {
+        "mode": str,
+        "epochs/s": lambda mode: f"{1 / seconds[mode]:.2f}",
+        "over vanilla (95 %)": lambda mode: reports.interval(geometric_mean(ratios(rows, "vanilla", mode))),
+        "bound: none / full overlap": lambda mode: " / ".join(f"{bound:.2f}" for bound in bounds(rows, mode)),
+        "over bf16": lambda mode: f"{geometric_mean(ratios(rows, 'bf16_overlap', mode)).value:.2f}",
+        "over fp32 overlapped": lambda mode: f"{geometric_mean(ratios(rows, 'adaqp_p', mode)).value:.2f}",
+        **{name: lambda mode, keys=keys: f"{1e3 * mean(rows, mode, keys):.0f} ms" for name, keys in PARTS.items()},
+        "comm total": lambda mode: f"{1e3 * mean(rows, mode, ['comm_total']):.0f} ms",
+        "encode share": lambda mode: f"{mean(rows, mode, ['encode']) / seconds[mode]:.0%}",
+        "halo MB": lambda mode: f"{halo_bytes(rows, mode) / 1e6:.2f}",
+        "bits": lambda mode: next(iter(bits[mode]), ""),
+        "test": lambda mode: f"{100 * of[mode][0]['test']:.1f}",
+    }
+    print(f"\n{reports.columns(cells, sorted(of, key=list(COLORS).index))}")
 
 
 def curve(rows: Rows, out: Path) -> None:
     """Speed-up over vanilla against vanilla's share, a line a mode, with the bounds of 2 bits and of full overlap."""
     points: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
-    for (model, _), group in by(rows, "model", "rate_gbps").items():
-        for mode in sorted({row["mode"] for row in group}, key=ORDER.index):
+    for (model, _), group in reports.by(rows, lambda row: (row["model"], row["rate_gbps"])).items():
+        for mode in (mode for mode in COLORS if any(row["mode"] == mode for row in group)):
             value = geometric_mean(ratios(group, "vanilla", mode)).value
             points[model][mode].append((group[0]["share"], value))
     plt = pictures.pyplot()
@@ -129,7 +102,7 @@ def curve(rows: Rows, out: Path) -> None:
             label = "bound without overlap, 2 bits" if c < 1e9 else "bound with full overlap"
             bound = [1 / (1 - f + f / c) if c < 1e9 else 1 / (1 - f) for f in shares]
             axis.plot([100 * f for f in shares], bound, style, color="0.75", lw=1, label=label)
-        for color, (mode, line) in zip(COLORS, modes.items(), strict=False):
+        for color, (mode, line) in zip(COLORS.values(), modes.items(), strict=False):
             x, y = zip(*sorted(line), strict=True)
             axis.plot([100 * f for f in x], y, "o-", color=color, ms=3, lw=1.2, label=mode)
         axis.axvspan(69, 75, color="0.93", zorder=0)
@@ -139,20 +112,14 @@ def curve(rows: Rows, out: Path) -> None:
     pictures.save(figure, out)
 
 
-def by(rows: Rows, *keys: str) -> dict[tuple, Rows]:
-    groups: dict[tuple, Rows] = defaultdict(list)
-    for row in rows:
-        groups[tuple(row[key] for key in keys)].append(row)
-    return dict(groups)
-
-
 def main() -> None:
     options = reports.asked(HERE, file="results.jsonl")
     rows = records.read(options.file)
     last = max(row["session"] for row in rows)
     rows = [row for row in rows if row["session"] == last]
     print(f"session {last}: {rows[0]['processor']}, {rows[0]['cores']} cores, torch {rows[0]['torch']}, paced links")
-    for group in by([row for row in rows if row["kind"] == "operating"], "model", "ranks").values():
+    operating = [row for row in rows if row["kind"] == "operating"]
+    for group in reports.by(operating, lambda row: (row["model"], row["ranks"])).values():
         table(group)
     curve(rows, options.figure)
 

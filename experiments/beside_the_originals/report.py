@@ -2,7 +2,7 @@
 
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any  # of JSON
 
@@ -20,20 +20,17 @@ def mean_curve(rows: Sequence[Mapping[str, Any]], whose: str) -> list[float]:
     return [statistics.fmean(losses) for losses in zip(*(row[whose] for row in rows), strict=True)]
 
 
-def table(cases: Rows) -> Iterator[str]:
+def table(cases: Rows) -> str:
     """Curves are means over seeds; the difference is the largest of any epoch, of the loss of the public code there."""
-    yield (
-        "| case | seeds | ours, epoch 30 | theirs | ours, last | theirs | largest difference "
-        "| mean of all epochs, ours / theirs |"
-    )
-    yield "|" + "---|" * 8
+    lines = []
     for case, rows in cases.items():
         ours, theirs = mean_curve(rows, "ours"), mean_curve(rows, "theirs")
         largest = max(abs(a - b) / b for a, b in zip(ours, theirs, strict=True))
-        yield (
-            f"| {case} | {len(rows)} | {ours[29]:.4f} | {theirs[29]:.4f} | {ours[-1]:.4f} | {theirs[-1]:.4f} "
-            f"| {largest:.1e} | {statistics.fmean(ours) / statistics.fmean(theirs):.3f} |"
-        )
+        ends = [f"{curve[at]:.4f}" for at in (29, -1) for curve in (ours, theirs)]
+        means = f"{statistics.fmean(ours) / statistics.fmean(theirs):.3f}"
+        lines.append([case, len(rows), *ends, f"{largest:.1e}", means])
+    heads = ("case", "seeds", "ours, epoch 30", "theirs", "ours, last", "theirs", "largest difference")
+    return reports.table((*heads, "mean of all epochs, ours / theirs"), lines)
 
 
 def draw(cases: Rows, file: Path) -> None:
@@ -51,10 +48,9 @@ def draw(cases: Rows, file: Path) -> None:
 
 def main() -> None:
     figure = reports.asked(HERE).figure
-    cases: dict[str, list[Mapping[str, Any]]] = {}
-    for row in sorted(records.read(HERE / "results.jsonl"), key=lambda row: (order(row["case"]), row["seed"])):
-        cases.setdefault(row["case"], []).append(row)
-    print("\n".join(["", "### losses, 60 epochs, 2 ranks", "", *table(cases)]))
+    rows = sorted(records.read(HERE / "results.jsonl"), key=lambda row: (order(row["case"]), row["seed"]))
+    cases = reports.by(rows, lambda row: row["case"])
+    reports.show("losses, 60 epochs, 2 ranks", table(cases))
     draw(cases, figure)
 
 

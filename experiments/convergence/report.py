@@ -6,7 +6,7 @@ points. Cells whose lines are few are tables all the same: their heading says ho
 
 import statistics
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import declared
 import pictures
 import records
 import reports
+from paired import Runs, differences, points
 
 from gnnpar.report.formatting import interval
 from gnnpar.report.statistics import Verdict, family, mean
@@ -29,7 +30,6 @@ COLOURS |= {"adaqp": "#d9780f"}
 HEADINGS = ("method", "seeds", "test, %", "over exact, points", "verdict", "epochs", "at the limit", "failed")
 STUDY = declared.parts(HERE)["results"]
 CELLS, METHODS, SEEDS = STUDY.axes["cell"], STUDY.axes["method"], len(STUDY.seed_list)
-Runs = Mapping[int, Any]  # seed -> row
 Trained = Mapping[str, Runs]  # method -> completed runs
 
 
@@ -47,15 +47,6 @@ def read(file: Path) -> tuple[dict[str, dict[str, dict[int, Any]]], dict[tuple[s
     return ordered, failed
 
 
-def points(row: Any) -> float:
-    """Test metric at the best validation, in percent."""
-    return 100 * row["result"]["metric"]["test_at_best_val"]
-
-
-def differences(ours: Runs, exact: Runs) -> list[float]:
-    return [points(ours[seed]) - points(exact[seed]) for seed in sorted(ours.keys() & exact.keys())]
-
-
 def verdicts(cells: Mapping[str, Trained]) -> dict[tuple[str, str], Verdict]:
     """Of every method in every cell, corrected over the cells of the method."""
     found: dict[tuple[str, str], Verdict] = {}
@@ -66,23 +57,17 @@ def verdicts(cells: Mapping[str, Trained]) -> dict[tuple[str, str], Verdict]:
     return found
 
 
-def table(cell: str, trained: Trained, judged: Mapping[tuple[str, str], Verdict], failed: Any) -> Iterable[str]:
-    yield f"| {' | '.join(HEADINGS)} |"
-    yield "|---" * len(HEADINGS) + "|"
+def table(cell: str, trained: Trained, judged: Mapping[tuple[str, str], Verdict], failed: Any) -> str:
+    lines = []
     for method, runs in trained.items():
         gap = differences(runs, trained.get(EXACT, {})) if method != EXACT else []
         epochs = [run["result"]["epochs_done"] for run in runs.values()]
-        shown = [
-            method,
-            str(len(runs)),
-            interval(mean([points(run) for run in runs.values()])),
-            interval(mean(gap), signed=True) if gap else "-",
-            judged.get((cell, method), "-"),
-            f"{statistics.median(epochs):.0f}",
-            str(sum(done >= LONGEST for done in epochs)),
-            str(failed.get((cell, method), 0)),
-        ]
-        yield f"| {' | '.join(shown)} |"
+        over = interval(mean(gap), signed=True) if gap else "-"
+        ends = [f"{statistics.median(epochs):.0f}", sum(done >= LONGEST for done in epochs)]
+        tests = interval(mean(list(map(points, runs.values()))))
+        verdict = judged.get((cell, method), "-")
+        lines.append([method, len(runs), tests, over, verdict, *ends, failed.get((cell, method), 0)])
+    return reports.table(HEADINGS, lines)
 
 
 def fitness(cell: str, judged: Mapping[tuple[str, str], Verdict]) -> str:
@@ -127,8 +112,8 @@ def main() -> None:
     print(f"{there} of {every} runs are here, of {len(cells)} of {len(CELLS)} cells.")
     for cell, trained in cells.items():
         count = sum(len(runs) for runs in trained.values())
-        print(f"\n### {cell}: {count} of {len(METHODS) * SEEDS} runs\n")
-        print("\n".join(table(cell, trained, judged, failed)))
+        title = f"{cell}: {count} of {len(METHODS) * SEEDS} runs"
+        reports.show(title, table(cell, trained, judged, failed))
         print(f"\n{fitness(cell, judged)}")
     if cells:
         draw(cells, options.figure)

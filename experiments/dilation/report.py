@@ -12,8 +12,9 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import records
+import reports
 
-from gnnpar.report.statistics import Estimate, geometric_mean, mean
+from gnnpar.report.statistics import geometric_mean, mean
 
 BASE = "gcn vanilla"
 EXPOSED = ("exposed_wire", "exposed_skew", "reduce")
@@ -62,36 +63,26 @@ def quotients(ours: Mapping[int, Any], theirs: Mapping[int, Any], of: Callable[[
     return [of(ours[block], theirs[block]) for block in sorted(ours)]
 
 
-def shown(found: Estimate, digits: int = 2, sign: str = "") -> str:
-    return f"{found.value:{sign}.{digits}f} ({found.low:{sign}.{digits}f} to {found.high:{sign}.{digits}f})"
-
-
-def table(cells: Cells) -> list[str]:
+def table(cells: Cells) -> str:
     """A line a method and a link: the epoch at D = 1, and what dilation changes."""
     dilated = sorted({dilation for _, dilation, _ in cells} - {1})
     heads = [f"{what}, D = {d}" for what in ("epoch", "times vanilla", "share, points") for d in dilated]
-    lines = [
-        "| Gbit/s | method | ms an epoch, D = 1 | share | " + " | ".join(heads) + " |",
-        "|---" * (4 + len(heads)) + "|",
-    ]
+    lines = []
     for rate, name in sorted({(rate, name) for rate, _, name in cells}):
-        results = cells[rate, 1, name].values()
-        keys = [(rate, d, name) for d in dilated]
+        results, keys = cells[rate, 1, name].values(), [(rate, d, name) for d in dilated]
         line = [f"{rate:g}", name, f"{1000 * geometric_mean([seconds(r) for r in results]).value:.1f}"]
         line.append(f"{100 * mean([share(r) for r in results]).value:.0f}%")
-        line += [shown(geometric_mean(times(cells, key))) for key in keys]
-        line += ["-" if name == BASE else shown(geometric_mean(speedups(cells, key))) for key in keys]
-        line += [shown(mean(shares(cells, key), fewest=3), 1, "+") for key in keys]
-        lines.append("| " + " | ".join(line) + " |")
-    return lines
+        line += [reports.interval(geometric_mean(times(cells, key))) for key in keys]
+        gains = [geometric_mean(speedups(cells, key)) for key in keys]
+        line += ["-" if name == BASE else reports.interval(gain) for gain in gains]
+        line += [reports.interval(mean(shares(cells, key), fewest=3), "+.1f") for key in keys]
+        lines.append(line)
+    return reports.table(["Gbit/s", "method", "ms an epoch, D = 1", "share", *heads], lines)
 
 
-def summary(cells: Cells) -> list[str]:
+def summary(cells: Cells) -> str:
     """How many of the cells keep what was asked, and the largest deviation."""
-    lines = [
-        "| D | epochs within 10% | largest | ratios within 5% | largest | shares within 5 points | largest |",
-        "|---" * 7 + "|",
-    ]
+    lines = []
     for dilation in sorted({dilation for _, dilation, _ in cells} - {1}):
         keys = sorted(key for key in cells if key[1] == dilation)
         off = [geometric_mean(times(cells, key)).value - 1 for key in keys]
@@ -102,10 +93,11 @@ def summary(cells: Cells) -> list[str]:
             kept = sum(abs(value) <= limit for value in values)
             worst = max(values, key=abs)
             line += [f"{kept} of {len(values)}", f"{100 * worst:+.0f}%" if unit else f"{worst:+.1f}"]
-        lines.append("| " + " | ".join(line) + " |")
-    return lines
+        lines.append(line)
+    heads = ("epochs within 10%", "ratios within 5%", "shares within 5 points")
+    return reports.table(["D", *(each for head in heads for each in (head, "largest"))], lines)
 
 
 if __name__ == "__main__":
     found = load()
-    print("\n".join(summary(found)), "\n".join(table(found)), sep="\n\n")
+    print(summary(found), table(found), sep="\n\n")

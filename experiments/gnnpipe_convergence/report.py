@@ -9,7 +9,7 @@ import math
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ sys.path.insert(0, str(HERE.parent))
 import pictures
 import records
 import reports
+from paired import FIT, Row, Runs, average, curve, differences, points, target
 
 from gnnpar.report.statistics import mean, non_inferiority
 
@@ -28,25 +29,15 @@ MODELS = ("gcn", "gcn deep", "gcnii", "resgcn")
 DRAWN = ("exact", "gnnpipe", "no shuffle", "R = 1", "stale gradients", "mix 0.5", "exact refresh", "drop")
 WIDE = 4  # columns of the figure
 COLOURS = ("#000000", "#d95f02", "#e6ab02", "#66a61e", "#e7298a", "#1b9e77", "#7570b3", "#999999")
-Runs = dict[int, dict[str, Any]]  # by seed
-Cells = dict[tuple[str, str], dict[str, Runs]]  # (study, model) -> variant -> runs
+Cells = Mapping[tuple[str, str], Mapping[str, Runs]]  # (study, model) -> variant -> runs
 
 
 def cells_of(rows: Iterable[dict[str, Any]]) -> Cells:
-    cells: Cells = defaultdict(lambda: defaultdict(dict))
+    cells: dict[tuple[str, str], dict[str, dict[int, Row]]] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
         study, model, variant = row["job"].split("; ")
         cells[study, model][variant][row["result"]["seed"]] = row
     return {cell: cells[cell] for cell in itertools.product(STUDIES, MODELS) if cell in cells}
-
-
-def points(run: dict[str, Any]) -> float:
-    """Test accuracy at the best validation, in percent."""
-    return 100 * run["result"]["metric"]["test_at_best_val"]
-
-
-def paired(runs: Runs, exact: Runs) -> list[float]:
-    return [points(runs[seed]) - points(exact[seed]) for seed in sorted(runs.keys() & exact.keys())]
 
 
 def to_target(runs: Runs, target: float) -> str:
@@ -59,24 +50,21 @@ def to_target(runs: Runs, target: float) -> str:
     return f"{middle:.0f}" if math.isfinite(middle) else f"> {next(iter(runs.values()))['result']['epochs']}"
 
 
-def table(variants: dict[str, Runs]) -> Iterable[str]:
-    exact = variants["exact"]
-    best = [run["result"]["metric"]["best_val"] for run in exact.values()]
-    target = statistics.fmean(best) - (statistics.stdev(best) if len(best) > 1 else 0.0)
-    yield f"| variant | test | over exact, points (95 %) | verdict | last loss | epochs to {100 * target:.1f} % |"
-    yield "|" + "---|" * 6
+def table(variants: Mapping[str, Runs]) -> str:
+    exact, lines = variants["exact"], []
+    goal = target(run["result"]["metric"]["best_val"] for run in exact.values())
     for name, runs in variants.items():
-        test = [points(run) for run in runs.values()]
-        spread = statistics.stdev(test) if len(test) > 1 else 0.0
-        differences = paired(runs, exact)
-        gap = mean(differences)
-        interval = f" ({gap.low:+.1f} to {gap.high:+.1f})" if gap.low == gap.low else ""
-        verdict = "" if name == "exact" else non_inferiority(differences, MARGIN)
-        loss = statistics.fmean(run["result"]["loss"]["last"] for run in runs.values())
-        yield (
-            f"| {name} | {statistics.fmean(test):.1f} ± {spread:.1f} | {gap.value:+.1f}{interval} | {verdict} | "
-            f"{loss:.3f} | {to_target(runs, target)} |"
-        )
+        tests = list(map(points, runs.values()))
+        spread = statistics.stdev(tests) if len(tests) > 1 else 0.0
+        found = differences(runs, exact)
+        over = mean(found)
+        shown = reports.interval(over, "+.1f") if over.low == over.low else f"{over.value:+.1f}"
+        verdict = "" if name == "exact" else non_inferiority(found, MARGIN)
+        loss = average(runs, "loss", "last")
+        tested = f"{statistics.fmean(tests):.1f} ± {spread:.1f}"
+        lines.append([name, tested, shown, verdict, f"{loss:.3f}", to_target(runs, goal)])
+    heads = ("variant", "test", "over exact, points (95 %)", "verdict", "last loss", f"epochs to {100 * goal:.1f} %")
+    return reports.table(heads, lines)
 
 
 def draw(cells: Cells, file: Path) -> None:
@@ -105,27 +93,16 @@ def draw(cells: Cells, file: Path) -> None:
     pictures.save(figure, file)
 
 
-def curve(runs: Runs, key: str) -> tuple[list[int], list[float]]:
-    """Epochs, and the mean over seeds at each."""
-    at: dict[int, list[float]] = defaultdict(list)
-    for run in runs.values():
-        for row in run["curve"]:
-            at[row["epoch"] + 1].append(row[key])
-    return list(at), [statistics.fmean(values) for values in at.values()]
-
-
 def main() -> None:
     options = reports.asked(HERE, file="results.jsonl")
     cells = cells_of(records.read(options.file))
     for (study, model), variants in cells.items():
         exact = variants["exact"]
         settings = next(iter(exact.values()))["result"]["settings"]["model"]
-        print(f"\n### {study}, {model}, {settings['num_layers']} layers, {len(exact)} seeds\n")
-        print("\n".join(table(variants)))
+        reports.show(f"{study}, {model}, {settings['num_layers']} layers, {len(exact)} seeds", table(variants))
         if "drop" in variants and len(exact) > 1:
-            control = non_inferiority(paired(variants["drop"], exact), MARGIN)
-            fit = {"not inferior": "is unfit for", "inferior": "can carry"}.get(control, "may not carry")
-            print(f"\nThe drop control is {control}: the dataset {fit} the claim.")
+            control = non_inferiority(differences(variants["drop"], exact), MARGIN)
+            print(f"\nThe drop control is {control}: the dataset {FIT.get(control, 'may not carry')} the claim.")
     draw(cells, options.figure)
 
 

@@ -1,11 +1,11 @@
 """Tables and figure of README.md: `python experiments/gnnpipe_volume/report.py [FILE] [--figure FILE]`."""
 
+import statistics
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from paper import BYTES, GRAPHS, MODELS, geometric_mean, volumes
+from paper import BYTES, both
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
@@ -19,31 +19,24 @@ NAMES = ("graph", "pipeline", "hybrid")
 COLOURS = ("#444444", "#d95f02", "#1b9e77")
 
 
-def paper_table() -> Iterable[str]:
+def paper_table() -> str:
     """GiB an epoch at 8 GPUs, 32 layers: by formula, and as logged."""
-    yield "| graph | model | graph, pipeline, hybrid by formula, GiB | as logged | graph / pipeline | as logged |"
-    yield "|---|---|---|---|---|---|"
-    ratios, logged_ratios = [], []
-    for name, graph in GRAPHS.items():
-        for model, logged in zip(MODELS, graph.log, strict=True):
-            found = volumes(model, graph)
-            ratios.append(found[0] / found[1])
-            logged_ratios.append(logged[0] / logged[1])
-            cells = [" / ".join(f"{value:.2f}" for value in each) for each in (found, logged)]
-            yield f"| {name} | {model} | {cells[0]} | {cells[1]} | {ratios[-1]:.2f} | {logged_ratios[-1]:.2f} |"
-    means = [geometric_mean(each) for each in (ratios, logged_ratios)]
-    yield f"| geometric mean | 16 cells | | | {means[0]:.2f} | {means[1]:.2f} |"
-    yield f"| largest | | | | {max(ratios):.2f} | {max(logged_ratios):.2f} |"
+    heads = ("graph", "model", "graph, pipeline, hybrid by formula, GiB", "as logged", "graph / pipeline", "as logged")
+    lines, ratios = [reports.table(heads, [])], []
+    for key, pair in both().items():
+        ratios.append([each[0] / each[1] for each in pair])
+        cells = [" / ".join(f"{value:.2f}" for value in each) for each in pair]
+        lines.append(f"| {' | '.join((*key, *cells))} | {ratios[-1][0]:.2f} | {ratios[-1][1]:.2f} |")
+    for name, of in (("geometric mean | 16 cells", statistics.geometric_mean), ("largest |", max)):
+        ends = [of(each) for each in zip(*ratios, strict=True)]
+        lines.append(f"| {name} | | | {ends[0]:.2f} | {ends[1]:.2f} |")
+    return "\n".join(lines)
 
 
 def deviations() -> list[float]:
     """Formula over log less 1, of all 48 volumes; logs have two decimals, so half a unit of the last is taken off."""
-    found = []
-    for graph in GRAPHS.values():
-        for model, logged in zip(MODELS, graph.log, strict=True):
-            for ours, theirs in zip(volumes(model, graph), logged, strict=True):
-                found.append(max(0.0, abs(ours - theirs) - 0.005) / theirs)
-    return found
+    pairs = [pair for formula, logged in both().values() for pair in zip(formula, logged, strict=True)]
+    return [max(0.0, abs(ours - theirs) - 0.005) / theirs for ours, theirs in pairs]
 
 
 def expected(row: dict[str, Any], alpha: float) -> dict[str, float]:
@@ -59,35 +52,37 @@ def sent(row: dict[str, Any]) -> dict[str, int]:
     return {"halo": counted["forward"] + counted["backward"], "stage": counted["stage"]}
 
 
-def measured_table(rows: Rows) -> Iterable[str]:
+def measured_table(rows: Rows) -> str:
     """sbm: bytes that were sent against the formulas, and ratios of volumes against alpha L / ((S - 1)(1 + delta))."""
-    yield (
-        "| model | layers | strategy | S x W | alpha(W) | halo bytes | by formula | stage bytes | by formula "
-        "| graph_parallel / this | alpha L / ((S - 1)(1 + delta)) |"
-    )
-    yield "|" + "---|" * 11
+    lines = []
     for (model, depth, strategy), row in rows.items():
         wanted, found = expected(row, row["alpha"]), sent(row)
         base = rows[model, depth, "graph_parallel"]
         ratio = sum(sent(base).values()) / max(1, sum(found.values()))
-        law = ""
-        if strategy == "gnnpipe":
-            carried = 2 if model == "gcnii" else 1
-            law = f"{base['alpha'] * depth / ((row['stages'] - 1) * carried):.2f}"
-        shape = f"{row['stages']} x {row['ways']} | {row['alpha']:.3f}"
-        counts = f"{found['halo']} | {wanted['halo']:.0f} | {found['stage']} | {wanted['stage']:.0f}"
-        yield f"| {model} | {depth} | {strategy} | {shape} | {counts} | {ratio:.2f} | {law} |"
+        carried = (row["stages"] - 1) * (2 if model == "gcnii" else 1)
+        law = f"{base['alpha'] * depth / carried:.2f}" if strategy == "gnnpipe" else ""
+        shape = (f"{row['stages']} x {row['ways']}", f"{row['alpha']:.3f}")
+        counts = [each for name in ("halo", "stage") for each in (found[name], f"{wanted[name]:.0f}")]
+        lines.append([model, depth, strategy, *shape, *counts, f"{ratio:.2f}", law])
+    heads = (
+        "model",
+        "layers",
+        "strategy",
+        "S x W",
+        "alpha(W)",
+        "halo bytes",
+        "by formula",
+        "stage bytes",
+        "by formula",
+    )
+    return reports.table((*heads, "graph_parallel / this", "alpha L / ((S - 1)(1 + delta))"), lines)
 
 
 def draw(rows: Rows, file: Path) -> None:
     plt = pictures.pyplot()
     figure, axes = plt.subplots(1, 2, figsize=(8.5, 3.6), layout="constrained")
     for number, (name, colour) in enumerate(zip(NAMES, COLOURS, strict=True)):
-        pairs = [
-            (logged[number], volumes(model, graph)[number])
-            for graph in GRAPHS.values()
-            for model, logged in zip(MODELS, graph.log, strict=True)
-        ]
+        pairs = [(logged[number], formula[number]) for formula, logged in both().values()]
         axes[0].plot(*zip(*pairs, strict=True), "o", color=colour, ms=4, label=name)
     axes[0].plot([0.15, 16], [0.15, 16], "-", color="0.8", lw=1, zorder=0)
     axes[0].set(xscale="log", yscale="log", xlabel="logged by the authors, GiB", ylabel="by formula, GiB")
@@ -106,14 +101,14 @@ def draw(rows: Rows, file: Path) -> None:
 
 def main() -> None:
     options = reports.asked(HERE, file="results.jsonl")
-    print("\n".join(paper_table()))
+    print(paper_table())
     print(f"\n48 volumes: the largest deviation beyond rounding is {max(deviations()):.2%}\n")
     measured = records.read(options.file)
     if not measured:
         print(f"{options.file.name} is not there: run.py measures sbm")
         return
     rows = {(row["model"], row["layers"], row["strategy"]): row for row in measured}
-    print("\n".join(measured_table(rows)))
+    print(measured_table(rows))
     draw(rows, options.figure)
 
 

@@ -10,6 +10,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import records
+import reports
 
 MODELS = {"gcn": "GCN", "sage": "GraphSAGE", "gat": "GAT, 4 heads"}
 BASE = "single"
@@ -24,29 +25,30 @@ def times(row: Mapping[str, Any], base: Mapping[str, Any]) -> str:
     return f"{middle:.2f} ({min(theirs) / max(mine):.2f} to {max(theirs) / min(mine):.2f})"
 
 
-def line(row: Mapping[str, Any], base: Mapping[str, Any]) -> str:
+def line(row: Mapping[str, Any], base: Mapping[str, Any]) -> list[str]:
     name = [row["graph"], MODELS[row["model"]], row["contender"]]
     if not row["milliseconds"]:
-        return "| " + " | ".join([*name, row["error"].partition(".")[0], "", "", ""]) + " |"
+        return [*name, row["error"].partition(".")[0], "", "", ""]
     epochs = row["milliseconds"]
-    middle = f"{statistics.median(epochs):.2f} ({min(epochs):.2f} to {max(epochs):.2f})"
     memory = ["", ""]
     if row["peak_mib"] is not None:  # a CPU does not tell
         memory = [f"{row['peak_mib']:.0f}", f"{row['peak_mib'] / base['peak_mib']:.2f}"]
-    return "| " + " | ".join([*name, middle, times(row, base), *memory]) + " |"
+    return [
+        *name,
+        f"{statistics.median(epochs):.2f} ({min(epochs):.2f} to {max(epochs):.2f})",
+        times(row, base),
+        *memory,
+    ]
 
 
 def main() -> None:
-    rows = records.read(HERE / "results.jsonl")
     heads = ["size of", "model", "contender", "ms an epoch (fastest to slowest)", "times as fast as `single`"]
-    heads += ["MiB", "of `single`"]
-    for card in dict.fromkeys(row["hardware"] for row in rows):
-        print(f"\n{card}\n", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|", sep="\n")
-        for graph in dict.fromkeys(row["graph"] for row in rows):
-            for model in MODELS:
-                cell = [row for row in rows if (row["hardware"], row["graph"], row["model"]) == (card, graph, model)]
-                for row in cell:
-                    print(line(row, next(each for each in cell if each["contender"] == BASE)))
+    for card, rows in reports.by(records.read(HERE / "results.jsonl"), lambda row: row["hardware"]).items():
+        of, graphs = reports.by(rows, lambda row: (row["graph"], row["model"])), dict.fromkeys(r["graph"] for r in rows)
+        cells = [of[graph, model] for graph in graphs for model in MODELS if (graph, model) in of]
+        bases = [next(row for row in cell if row["contender"] == BASE) for cell in cells]
+        lines = [line(row, base) for cell, base in zip(cells, bases, strict=True) for row in cell]
+        print(f"\n{card}\n\n{reports.table([*heads, 'MiB', 'of `single`'], lines)}")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import records
+import reports
 
 
 @dataclass(frozen=True)
@@ -65,19 +66,7 @@ def read(predictions: Path, results: Path, epoch: str = "median") -> list[Pair]:
 
 
 def by(pairs: Sequence[Pair], *keys: str) -> dict[tuple[Any, ...], list[Pair]]:
-    groups: dict[tuple[Any, ...], list[Pair]] = defaultdict(list)
-    for pair in pairs:
-        groups[tuple(pair.said[key] for key in keys)].append(pair)
-    return dict(groups)
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """Linear between neighbours."""
-    ordered = sorted(values)
-    at = share * (len(ordered) - 1)
-    low = int(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (at - low) * (ordered[high] - ordered[low])
+    return reports.by(pairs, lambda pair: tuple(pair.said[key] for key in keys))
 
 
 def median_error(pairs: Sequence[Pair], *, factor: float = 1.0) -> float:

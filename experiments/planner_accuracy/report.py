@@ -10,35 +10,33 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pairs import HERE, Pair, by, median_error, quantile, read
+import numpy as np
+from pairs import HERE, Pair, by, median_error, read
 
 sys.path.insert(0, str(HERE.parent))
 
 import pictures
+import reports
 
 from gnnpar.planner.planner import USABLE
 
 COLOURS = {"single": "#444444", "graph_parallel": "#1b9e77", "adaqp": "#d95f02", "sar": "#7570b3", "gnnpipe": "#e7298a"}
+KEYS = ("graph", "model", "ranks", "link")
 Pairs = Sequence[Pair]
 
 
-def spearman(pairs: Pairs) -> float:
-    from scipy.stats import spearmanr
+def correlation(of: str, pairs: Pairs) -> float:
+    """Return scipy's `of` between what is predicted and what is measured."""
+    import scipy.stats
 
-    return float(spearmanr([p.predicted for p in pairs], [p.measured for p in pairs]).statistic)
-
-
-def kendall(pairs: Pairs) -> float:
-    from scipy.stats import kendalltau
-
-    return float(kendalltau([p.predicted for p in pairs], [p.measured for p in pairs]).statistic)
+    return float(getattr(scipy.stats, of)([p.predicted for p in pairs], [p.measured for p in pairs]).statistic)
 
 
 def summary(pairs: Pairs) -> Iterable[str]:
     errors = [abs(p.error) for p in pairs]
     spreads = [p.spread for p in pairs if p.spread is not None]
     groups = [g for g in by(pairs, "graph", "model", "ranks").values() if len(g) > 2]
-    rhos = [spearman(g) for g in groups]
+    rhos = [correlation("spearmanr", g) for g in groups]
     known = [p for p in pairs if p.peak_bytes]
     memory = [abs(p.predicted_bytes / p.peak_bytes - 1) for p in known if p.peak_bytes]
     false_fits = sum(p.peak_bytes > p.predicted_bytes / USABLE for p in known if p.peak_bytes)
@@ -46,7 +44,7 @@ def summary(pairs: Pairs) -> Iterable[str]:
     yield "|---|---|---|"
     yield f"| configurations (launches) | {len(pairs)} ({sum(len(p.launches) for p in pairs)}) | 40 |"
     yield f"| error of epoch time, median | {statistics.median(errors):.1%} | 10 % |"
-    yield f"| error of epoch time, 95th percentile | {quantile(errors, 0.95):.1%} | 25 % |"
+    yield f"| error of epoch time, 95th percentile | {np.quantile(errors, 0.95):.1%} | 25 % |"
     yield f"| predicted over measured, geometric mean | {_ratio(pairs):.3f} | 1 |"
     if (blocks := min(len(p.launches) for p in pairs)) > 1:
         alone = [[p.predicted / p.launches[i] for p in pairs] for i in range(blocks)]
@@ -59,7 +57,7 @@ def summary(pairs: Pairs) -> Iterable[str]:
     if rhos:
         shares = f"{sum(r >= 0.9 for r in rhos)} of {len(rhos)} cells"
         yield f"| Spearman within (graph, model, ranks), median and worst | {statistics.median(rhos):.2f}, {min(rhos):.2f} ({shares} at 0.9) | 0.9 |"  # noqa: E501
-        taus = [kendall(g) for g in groups]
+        taus = [correlation("kendalltau", g) for g in groups]
         yield f"| Kendall, the same | {statistics.median(taus):.2f}, {min(taus):.2f} | |"
     if memory:
         worst = max(memory)
@@ -71,70 +69,64 @@ def _ratio(pairs: Pairs) -> float:
     return statistics.geometric_mean(p.predicted / p.measured for p in pairs)
 
 
-def families(pairs: Pairs) -> Iterable[str]:
+def families(pairs: Pairs) -> str:
     """Errors by family; `corrected`: by a factor that the other families give."""
-    yield "| family | configurations | error, median | largest | predicted over measured | corrected by the others |"
-    yield "|---|---|---|---|---|---|"
+    heads = (
+        "family",
+        "configurations",
+        "error, median",
+        "largest",
+        "predicted over measured",
+        "corrected by the others",
+    )
+    lines = []
     for (family,), mine in by(pairs, "family").items():
         others = [p for p in pairs if p.family != family]
         corrected = f"{median_error(mine, factor=1 / _ratio(others)):.1%}" if others else ""
         largest = max(abs(p.error) for p in mine)
-        found = f"{median_error(mine):.1%} | {largest:.1%} | {_ratio(mine):.3f}"
-        yield f"| {family} | {len(mine)} | {found} | {corrected} |"
+        found = (f"{median_error(mine):.1%}", f"{largest:.1%}", f"{_ratio(mine):.3f}")
+        lines.append([family, len(mine), *found, corrected])
+    return reports.table(heads, lines)
 
 
-def cells(pairs: Pairs) -> Iterable[str]:
+def cells(pairs: Pairs) -> str:
     """A line a (graph, model, ranks, link): how well candidates are ordered, and how clearly the best one wins."""
-    yield "| graph | model | ranks | link | candidates | error, median | Spearman | best measured | ahead of next by |"
-    yield "|---|---|---|---|---|---|---|---|---|"
-    for (graph, model, ranks, link), mine in by(pairs, "graph", "model", "ranks", "link").items():
+    heads = (*KEYS, "candidates", "error, median", "Spearman", "best measured", "ahead of next by")
+    lines = []
+    for key, mine in by(pairs, *KEYS).items():
         ordered = sorted(mine, key=lambda p: p.measured)
-        rho = f"{spearman(mine):.2f}" if len(mine) > 2 else ""
+        rho = f"{correlation('spearmanr', mine):.2f}" if len(mine) > 2 else ""
         ahead = f"{ordered[1].measured / ordered[0].measured - 1:.1%}" if len(ordered) > 1 else ""
-        yield (
-            f"| {graph} | {model} | {ranks} | {link} | {len(mine)} | {median_error(mine):.1%} | {rho} "
-            f"| {ordered[0].label} | {ahead} |"
-        )
+        lines.append([*key, len(mine), f"{median_error(mine):.1%}", rho, ordered[0].label, ahead])
+    return reports.table(heads, lines)
 
 
-def everything(pairs: Pairs) -> Iterable[str]:
-    yield "| graph | model | ranks | link | candidate | predicted ms | measured ms | error | predicted MiB | measured |"
-    yield "|---|---|---|---|---|---|---|---|---|---|"
+def everything(pairs: Pairs) -> str:
+    heads = (*KEYS, "candidate", "predicted ms", "measured ms", "error", "predicted MiB", "measured")
+    lines = []
     for p in pairs:
-        said, peak = p.said, f"{p.peak_bytes / 2**20:.1f}" if p.peak_bytes else ""
-        held = f"{p.predicted_bytes / 2**20:.1f}"
-        yield (
-            f"| {said['graph']} | {said['model']} | {said['ranks']} | {said['link']} | {p.label} "
-            f"| {1e3 * p.predicted:.1f} | {1e3 * p.measured:.1f} | {p.error:+.0%} | {held} | {peak} |"
-        )
+        times = (f"{1e3 * p.predicted:.1f}", f"{1e3 * p.measured:.1f}", f"{p.error:+.0%}")
+        peak = f"{p.peak_bytes / 2**20:.1f}" if p.peak_bytes else ""
+        lines.append([*(p.said[key] for key in KEYS), p.label, *times, f"{p.predicted_bytes / 2**20:.1f}", peak])
+    return reports.table(heads, lines)
 
 
 def draw(pairs: Pairs, file: Path) -> None:
     """Predicted against measured, time and memory, a colour a family."""
     plt = pictures.pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.6, 4.0), layout="constrained")
-    known = [p for p in pairs if p.peak_bytes]
     for family, colour in COLOURS.items():
         mine = [p for p in pairs if p.family == family]
-        left.scatter(
-            [1e3 * p.measured for p in mine], [1e3 * p.predicted for p in mine], s=18, color=colour, label=family
-        )
-        mine = [p for p in known if p.family == family]
-        right.scatter(
-            [p.peak_bytes / 2**20 for p in mine], [p.predicted_bytes / 2**20 for p in mine], s=18, color=colour
-        )
+        times = [[1e3 * each for each in (p.measured, p.predicted)] for p in mine]
+        sizes = [[each / 2**20 for each in (p.peak_bytes, p.predicted_bytes)] for p in mine if p.peak_bytes]
+        left.scatter(*zip(*times, strict=True), s=18, color=colour, label=family)
+        right.scatter(*(zip(*sizes, strict=True) if sizes else ([], [])), s=18, color=colour)
     for axis, what, band in ((left, "ms an epoch", 0.25), (right, "MiB at the peak of a rank", 0.15)):
-        low, high = (axis.get_xlim()[0] or 1, axis.get_xlim()[1])
-        low = max(low, 0.1)
-        ends = [low, high]
+        ends = [max(axis.get_xlim()[0] or 1, 0.1), axis.get_xlim()[1]]
         axis.plot(ends, ends, color="#999999", linewidth=0.8)
-        axis.fill_between(
-            ends, [e * (1 - band) for e in ends], [e * (1 + band) for e in ends], color="#eeeeee", zorder=0
-        )
-        axis.set_xscale("log")
-        axis.set_yscale("log")
-        axis.set_xlabel(f"measured, {what}")
-        axis.set_ylabel(f"predicted, {what}")
+        low, high = ([e * factor for e in ends] for factor in (1 - band, 1 + band))
+        axis.fill_between(ends, low, high, color="#eeeeee", zorder=0)
+        axis.set(xscale="log", yscale="log", xlabel=f"measured, {what}", ylabel=f"predicted, {what}")
     left.legend(frameon=False, fontsize=7)
     pictures.save(figure, file)
 
@@ -146,8 +138,7 @@ def main() -> None:
     options = parser.parse_args()
     stem = "smoke_predictions.jsonl" if options.smoke else "predictions.jsonl"
     pairs = read(HERE / stem, HERE / ("smoke.jsonl" if options.smoke else "results.jsonl"))
-    for table in (summary, families, cells, everything):
-        print("\n".join(table(pairs)), end="\n\n")
+    print("\n".join(summary(pairs)), families(pairs), cells(pairs), everything(pairs), sep="\n\n", end="\n\n")
     draw(pairs, options.figure or HERE / ("smoke.svg" if options.smoke else "figure.svg"))
 
 

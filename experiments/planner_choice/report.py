@@ -3,7 +3,7 @@
 import argparse
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,83 +12,73 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "planner_accuracy"), str(HERE.paren
 
 import pool
 import records
+import reports
 from choices import choices
 from pairs import Pair, by
 
 WITHIN = 0.05
+KEYS = ("graph", "model", "link", "allowed")
 Rows = Sequence[dict[str, Any]]
 
 
-def summary(rows: Rows) -> Iterable[str]:
+def summary(rows: Rows) -> str:
     """A line a set of classes and a rule."""
-    yield "| allowed | rule | cells | within 5 % of the best | mean regret | worst | times graph_parallel, mean | max |"
-    yield "|---|---|---|---|---|---|---|---|"
-    for allowed in dict.fromkeys(row["allowed"] for row in rows):
-        mine = [row for row in rows if row["allowed"] == allowed]
-        for rule in mine[0]["regret"]:
-            regrets = [row["regret"][rule] for row in mine]
+    heads = ("allowed", "rule", "cells", "within 5 % of the best", "mean regret", "worst")
+    lines = [reports.table((*heads, "times graph_parallel, mean", "max"), [])]
+    for allowed, mine in reports.by(rows, lambda row: row["allowed"]).items():
+        rules = {rule: [row["regret"][rule] for row in mine] for rule in mine[0]["regret"]}
+        for rule, regrets in rules.items():
             near = f"{sum(r <= WITHIN for r in regrets) / len(regrets):.0%}" if rule != "random" else ""
             gains = [row["possible"] / (1 + r) for row, r in zip(mine, regrets, strict=True)]
             speed = f"{statistics.geometric_mean(gains):.2f} | {max(gains):.2f}" if rule != "random" else "|"
-            yield (
-                f"| {allowed} | {rule} | {len(mine)} | {near} | {statistics.fmean(regrets):.1%} | {max(regrets):.1%} "
-                f"| {speed} |"
-            )
+            found = f"{near} | {statistics.fmean(regrets):.1%} | {max(regrets):.1%} | {speed}"
+            lines.append(f"| {allowed} | {rule} | {len(mine)} | {found} |")
         most = [row["possible"] for row in mine]
-        yield (
-            f"| {allowed} | the best | {len(mine)} | 100% | 0.0% | 0.0% "
-            f"| {statistics.geometric_mean(most):.2f} | {max(most):.2f} |"
-        )
+        found = f"100% | 0.0% | 0.0% | {statistics.geometric_mean(most):.2f} | {max(most):.2f}"
+        lines.append(f"| {allowed} | the best | {len(mine)} | {found} |")
+    return "\n".join(lines)
 
 
-def cells(rows: Rows) -> Iterable[str]:
-    yield "| graph | model | link | allowed | best | planner's | regret | depth rule's | regret | graph_parallel / it |"
-    yield "|---|---|---|---|---|---|---|---|---|---|"
+def cells(rows: Rows) -> str:
+    names = ("best", "planner's", "regret", "depth rule's", "regret", "graph_parallel / it")
+    lines = []
     for row in rows:
-        chosen, regret = row["chosen"], row["regret"]
-        yield (
-            f"| {row['graph']} | {row['model']} | {row['link']} | {row['allowed']} | {row['best']} "
-            f"| {chosen['planner']} | {regret['planner']:.1%} | {chosen['depth rule']} | {regret['depth rule']:.1%} "
-            f"| {row['speedup']:.2f} |"
-        )
+        rules = [(row["chosen"][rule], f"{row['regret'][rule]:.1%}") for rule in ("planner", "depth rule")]
+        lines.append([*(row[key] for key in KEYS), row["best"], *rules[0], *rules[1], f"{row['speedup']:.2f}"])
+    return reports.table((*KEYS, *names), lines)
 
 
-def chosen_from_pool(rows: Rows) -> Iterable[str]:
-    yield (
-        "| graph | model | link | allowed | candidates | best | its ms | planner's | regret | graph_parallel / it "
-        "| one device / it |"
-    )
-    yield "|" + "---|" * 11
-    for row in rows:
-        regret = row["regret"]
-        yield (
-            f"| {row['graph']} | {row['model']} | {row['link']} | {row['allowed']} | {row['candidates']} "
-            f"| {row['best']} | {1e3 * row['best_seconds']:.1f} | {row['chosen']['planner']} | {regret['planner']:.1%} "
-            f"| {row['speedup']:.2f} | {(1 + regret[pool.SINGLE]) / (1 + regret['planner']):.2f} |"
-        )
+def chosen_from_pool(rows: Rows) -> str:
+    of = {
+        **{key: lambda row, key=key: row[key] for key in (*KEYS, "candidates", "best")},
+        "its ms": lambda row: f"{1e3 * row['best_seconds']:.1f}",
+        "planner's": lambda row: row["chosen"]["planner"],
+        "regret": lambda row: f"{row['regret']['planner']:.1%}",
+        "graph_parallel / it": lambda row: f"{row['speedup']:.2f}",
+        "one device / it": lambda row: f"{(1 + row['regret'][pool.SINGLE]) / (1 + row['regret']['planner']):.2f}",
+    }
+    return reports.columns(of, rows)
 
 
-def families(pairs: Sequence[Pair]) -> Iterable[str]:
+def families(pairs: Sequence[Pair]) -> str:
     """How far predictions of each are from what was measured."""
-    yield "| candidate | cells | predicted over measured | least | most |"
-    yield "|---|---|---|---|---|"
-    labels = {p.label: [q.predicted / q.measured for q in pairs if q.label == p.label] for p in pairs}
-    for label, ratios in labels.items():
-        mean = statistics.geometric_mean(ratios)
-        yield f"| {label} | {len(ratios)} | {mean:.2f} | {min(ratios):.2f} | {max(ratios):.2f} |"
+    lines = []
+    for label, mine in reports.by(pairs, lambda p: p.label).items():
+        ratios = [p.predicted / p.measured for p in mine]
+        found = (statistics.geometric_mean(ratios), min(ratios), max(ratios))
+        lines.append([label, len(ratios), *(f"{each:.2f}" for each in found)])
+    return reports.table(("candidate", "cells", "predicted over measured", "least", "most"), lines)
 
 
-def measured(pairs: Sequence[Pair]) -> Iterable[str]:
-    yield "| graph | model | link | candidate, fastest first | class | predicted ms | measured ms | launches differ |"
-    yield "|" + "---|" * 8
-    for (graph, model, link), mine in by(pairs, *pool.POOL_KEYS).items():
+def measured(pairs: Sequence[Pair]) -> str:
+    heads = ("candidate, fastest first", "class", "predicted ms", "measured ms", "launches differ")
+    lines = []
+    for key, mine in by(pairs, *pool.POOL_KEYS).items():
         for p in sorted(mine, key=lambda p: p.measured):
+            times = [f"{1e3 * each:.1f}" for each in (p.predicted, p.measured)]
             spread = "" if p.spread is None else f"{p.spread:.0%}"
-            quality = ", ".join(p.said["quality"])
-            yield (
-                f"| {graph} | {model} | {link} | {p.label} | {quality} | {1e3 * p.predicted:.1f} "
-                f"| {1e3 * p.measured:.1f} | {spread} |"
-            )
+            lines.append([*key, p.label, ", ".join(p.said["quality"]), *times, spread])
+    return reports.table((*pool.POOL_KEYS, *heads), lines)
 
 
 def main() -> None:
@@ -98,12 +88,11 @@ def main() -> None:
     if not options.smoke and (pairs := pool.pairs()):
         rows = list(choices(pairs, keys=pool.POOL_KEYS, classes=pool.POOL_CLASSES, rules=pool.POOL_RULES))
         print("### every strategy and one device\n")
-        for lines in (summary(rows), chosen_from_pool(rows), families(pairs), measured(pairs)):
-            print("\n".join(lines), end="\n\n")
+        for shown in (summary(rows), chosen_from_pool(rows), families(pairs), measured(pairs)):
+            print(shown, end="\n\n")
         print("### cells of planner_accuracy\n")
     rows = records.read(HERE / ("smoke.jsonl" if options.smoke else "results.jsonl"))
-    for table in (summary, cells):
-        print("\n".join(table(rows)), end="\n\n")
+    print(summary(rows), cells(rows), sep="\n\n", end="\n\n")
 
 
 if __name__ == "__main__":

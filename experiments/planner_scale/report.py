@@ -29,13 +29,6 @@ LABELS = {"ranks": "ranks", "layers": "layers", "nodes": "nodes", "rate": "Gbit/
 Row = dict[str, Any]
 
 
-def load() -> dict[str, list[Row]]:
-    panels: dict[str, list[Row]] = {}
-    for row in records.read(HERE / "results.jsonl"):
-        panels.setdefault(row["panel"], []).append(row)
-    return panels
-
-
 def best(row: Row, families: tuple[str, ...]) -> float:
     return min((row["seconds"].get(family, math.inf) for family in families), default=math.inf)
 
@@ -73,40 +66,29 @@ def crossing(rows: list[Row], staged: tuple[str, ...] = PIPELINES) -> str:
 
 
 def table(panels: dict[str, list[Row]]) -> str:
-    names = ("depth, slow links", "depth", "depth, fast links")
-    lines = [
-        "| ranks W | alpha | rule: W / alpha | pipelines win at 2 Gbit/s from layer | at 25 Gbit/s | at 400 Gbit/s | "
-        "gnnpipe alone, 25 Gbit/s | deepest that fits |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    names, lines = ("depth, slow links", "depth", "depth, fast links"), []
     for ranks in sorted({row["ranks"] for row in panels["depth"]}):
         columns = [[row for row in panels[name] if row["ranks"] == ranks] for name in names]
         alpha = columns[0][0]["alpha"]
-        told = " | ".join([*map(crossing, columns), crossing(columns[1], ("gnnpipe",))])
+        told = [*map(crossing, columns), crossing(columns[1], ("gnnpipe",))]
         deepest = max(row["layers"] for row in columns[1] if winner(row) != "none")
-        lines.append(f"| {ranks} | {alpha:.2f} | {ranks / alpha:.1f} | {told} | {deepest} |")
-    return "\n".join(lines)
+        lines.append([ranks, f"{alpha:.2f}", f"{ranks / alpha:.1f}", *told, deepest])
+    heads = ("ranks W", "alpha", "rule: W / alpha", "pipelines win at 2 Gbit/s from layer", "at 25 Gbit/s")
+    return reports.table((*heads, "at 400 Gbit/s", "gnnpipe alone, 25 Gbit/s", "deepest that fits"), lines)
 
 
 def wins(panels: dict[str, list[Row]]) -> str:
     """How many points of each panel a family wins, and how far ahead it is of graph parallelism at most."""
-    lines = [
-        "| panel | points | graph_parallel | sar | gnnpipe | hybrid | nothing fits | most over graph_parallel | "
-        "with 4 bit rows adaqp wins |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    every, lines = (*FLAT, *PIPELINES), []
     for name, title in TITLES.items():
         rows = panels[name]
-        count = Counter(map(winner, rows))
-        ahead = [
-            row["seconds"]["graph_parallel"] / best(row, (*FLAT, *PIPELINES))
-            for row in rows
-            if "graph_parallel" in row["seconds"]
-        ]
-        adaqp = sum(best(row, ("adaqp",)) < best(row, (*FLAT, *PIPELINES)) for row in rows)
-        cells = " | ".join(str(count[family]) for family in ("graph_parallel", "sar", "gnnpipe", "hybrid", "none"))
-        lines.append(f"| {name}: {title} | {len(rows)} | {cells} | {max(ahead):.1f} x | {adaqp} |")
-    return "\n".join(lines)
+        count, base = Counter(map(winner, rows)), "graph_parallel"
+        ahead = [row["seconds"][base] / best(row, every) for row in rows if base in row["seconds"]]
+        adaqp = sum(best(row, ("adaqp",)) < best(row, every) for row in rows)
+        won = [count[family] for family in (*every, "none")]
+        lines.append([f"{name}: {title}", len(rows), *won, f"{max(ahead):.1f} x", adaqp])
+    heads = ("panel", "points", *every, "nothing fits", "most over graph_parallel")
+    return reports.table((*heads, "with 4 bit rows adaqp wins"), lines)
 
 
 def draw(panels: dict[str, list[Row]], file: Path) -> None:
@@ -122,18 +104,14 @@ def draw(panels: dict[str, list[Row]], file: Path) -> None:
         for y, depth in enumerate(ys):
             for name, run in itertools.groupby(range(len(xs)), key=lambda x: winner(at[xs[x], depth])):
                 cells = list(run)  # one rectangle a run: one a cell makes a file of 260 kB
-                axis.add_patch(
-                    Rectangle((cells[0] - 0.5, y - 0.5), len(cells), 1, color=COLOURS[name], lw=0, alpha=0.75)
-                )
+                at_left = (cells[0] - 0.5, y - 0.5)
+                axis.add_patch(Rectangle(at_left, len(cells), 1, color=COLOURS[name], lw=0, alpha=0.75))
         axis.set(xlim=(-0.5, len(xs) - 0.5), ylim=(-0.5, len(ys) - 0.5))
         ahead = [[advantage(at[x, y]) for x in xs] for y in ys]
-        if min(map(min, ahead)) < 0 < max(map(max, ahead)):
-            axis.contour(range(len(xs)), range(len(ys)), ahead, levels=[0], colors="black", linewidths=1.8)
         rule = [[math.log2(at[x, y]["layers"] * at[x, y]["alpha"] / at[x, y]["ranks"]) for x in xs] for y in ys]
-        if min(map(min, rule)) < 0 < max(map(max, rule)):
-            axis.contour(
-                range(len(xs)), range(len(ys)), rule, levels=[0], colors="black", linewidths=1.2, linestyles="dashed"
-            )
+        for values, style in ((ahead, {"linewidths": 1.8}), (rule, {"linewidths": 1.2, "linestyles": "dashed"})):
+            if min(map(min, values)) < 0 < max(map(max, values)):
+                axis.contour(range(len(xs)), range(len(ys)), values, levels=[0], colors="black", **style)
         for set_ticks, values in ((axis.set_xticks, xs), (axis.set_yticks, ys)):
             shown = [i for i in range(len(values)) if len(values) <= 8 or i % 2 == 0]
             set_ticks(shown, [f"{values[i]:.0e}" if values[i] >= 1e5 else f"{values[i]:g}" for i in shown])
@@ -152,7 +130,7 @@ def draw(panels: dict[str, list[Row]], file: Path) -> None:
 
 
 def main() -> None:
-    panels = load()
+    panels = reports.by(records.read(HERE / "results.jsonl"), lambda row: row["panel"])
     print(table(panels), wins(panels), sep="\n\n")
     draw(panels, reports.asked(HERE).figure)
 

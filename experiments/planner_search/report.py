@@ -63,41 +63,34 @@ def hits(rows: list[Row], best: dict[int, float]) -> float:
 
 
 def table(runs: dict[str, list[Row]], best: dict[int, float]) -> str:
-    evaluations, seconds = (10, 30, 60, 120), (0.1, 0.3, 1.0, 2.0)
-    heads = [*(f"{n} evaluations" for n in evaluations), *(f"{s:g} s" for s in seconds)]
-    lines = [
-        "| search | " + " | ".join(heads) + " | runs within 1 % | ms an evaluation |",
-        "|---" * (len(heads) + 3) + "|",
-    ]
+    evaluations, seconds, lines = (10, 30, 60, 120), (0.1, 0.3, 1.0, 2.0), []
     for name, (_, _, words) in STYLES.items():
         rows = runs[name]
         cells = [shown(excess(rows, best, "at_evaluations", EVALUATIONS.index(n))) for n in evaluations]
         cells += [shown(excess(rows, best, "at_seconds", SECONDS.index(s))) for s in seconds]
         each = statistics.median(1e3 * row["cpu_seconds"] / row["evaluations"] for row in rows)
-        lines.append(f"| {words} (`{name}`) | " + " | ".join(cells) + f" | {hits(rows, best):.0%} | {each:.1f} |")
-    return "\n".join(lines)
+        lines.append([f"{words} (`{name}`)", *cells, f"{hits(rows, best):.0%}", f"{each:.1f}"])
+    heads = [*(f"{n} evaluations" for n in evaluations), *(f"{s:g} s" for s in seconds)]
+    return reports.table(["search", *heads, "runs within 1 %", "ms an evaluation"], lines)
 
 
 def against(runs: dict[str, list[Row]], one: str, other: str) -> str:
     """In how many instances `one` is better, equal, worse than `other` at equal seconds (means over seeds, 0.1 %)."""
-    lines = [f"| `{one}` against `{other}` at | better | equal | worse | mean ratio |", "|---|---|---|---|---|"]
+    lines = []
     for limit in (0.1, 0.3, 1.0, 2.0):
-        i = SECONDS.index(limit)
         means: list[dict[int, float]] = []
         for name in (one, other):
-            per: dict[int, list[float]] = {}
-            for row in runs[name]:
-                value = row["at_seconds"][i]
-                per.setdefault(row["instance"], []).append(math.inf if value is None else math.log(value))
-            means.append({key: statistics.mean(values) for key, values in per.items()})
-        gaps = [
-            means[0][k] - means[1][k] for k in means[0] if k in means[1] and math.isfinite(means[0][k] + means[1][k])
-        ]
-        better, worse = sum(g < -1e-3 for g in gaps), sum(g > 1e-3 for g in gaps)
-        if gaps:  # instances where all runs of both have found something
+            found = reports.by(runs[name], lambda row: row["instance"])
+            values = {key: [row["at_seconds"][SECONDS.index(limit)] for row in rows] for key, rows in found.items()}
+            means.append(
+                {k: statistics.mean(math.inf if v is None else math.log(v) for v in values[k]) for k in values}
+            )
+        both = [(means[0][k], means[1][k]) for k in means[0] if k in means[1]]
+        if gaps := [mine - theirs for mine, theirs in both if math.isfinite(mine + theirs)]:  # all runs found something
+            better, worse = sum(g < -1e-3 for g in gaps), sum(g > 1e-3 for g in gaps)
             ratio = math.exp(statistics.mean(gaps))
-            lines.append(f"| {limit:g} s | {better} | {len(gaps) - better - worse} | {worse} | {ratio:.3f} |")
-    return "\n".join(lines)
+            lines.append([f"{limit:g} s", better, len(gaps) - better - worse, worse, f"{ratio:.3f}"])
+    return reports.table((f"`{one}` against `{other}` at", "better", "equal", "worse", "mean ratio"), lines)
 
 
 def draw(runs: dict[str, list[Row]], best: dict[int, float], file: Path) -> None:
@@ -122,10 +115,9 @@ def draw(runs: dict[str, list[Row]], best: dict[int, float], file: Path) -> None
 def main() -> None:
     runs, best, large = load()
     print(table(runs, best), against(runs, "guided", "mcts"), against(runs, "guided", "refine"), sep="\n\n")
-    print("\n| search | devices | layers | evaluations | CPU seconds, all | plan |\n|---|---|---|---|---|---|")
-    for row in large:
-        cells = (row[key] for key in ("search", "devices", "layers", "evaluations", "cpu_seconds", "label"))
-        print("| " + " | ".join(map(str, cells)) + " |")
+    keys = {"search": "search", "devices": "devices", "layers": "layers", "evaluations": "evaluations"}
+    keys |= {"CPU seconds, all": "cpu_seconds", "plan": "label"}
+    print("", reports.table(list(keys), [[row[key] for key in keys.values()] for row in large]), sep="\n")
     draw(runs, best, reports.asked(HERE).figure)
 
 

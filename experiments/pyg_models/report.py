@@ -4,10 +4,11 @@ A loss is equal where it differs from that of PyG's loop by at most EQUAL of its
 of the test nodes at the best validation, and their differences paired by seed.
 """
 
+import itertools
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any  # of JSON
 
@@ -28,21 +29,17 @@ Cells = dict[tuple[str, str], dict[int, Row]]  # model, variant -> seed -> row
 
 def main() -> None:
     rows = records.read(reports.asked(HERE, file="results.jsonl").file)
-    show("losses: strategy x model", losses_table(of_stage(rows, "losses")))
+    reports.show("losses: strategy x model", losses_table(of_stage(rows, "losses")))
     five, paired = of_stage(rows, "accuracy"), of_stage(rows, "paired")
     refused = {(row["model"], row["variant"]) for row in rows if "refused" in row}
     own, masked = {name: five[name, OWN] for name in SPECS}, {name: paired[name, PAIRED] for name in BY_MASKS}
-    show("accuracy: strategy x model, points over PyG's loop", matrix(five, own, refused))
-    show("accuracy: strategy x model, points over PyG's loop with our masks", matrix(five, masked, refused))
-    show("accuracy: the same masks", paired_table(five, paired))
-    show("accuracy: five seeds", accuracy_table(five))
-    show("accuracy: fifteen more seeds", accuracy_table(of_stage(rows, "more")))
-    show("accuracy: all twenty", accuracy_table(with_more(rows)))
-    show("refused", refusals(rows))
-
-
-def show(title: str, lines: Iterable[str]) -> None:
-    print("\n".join(["", f"### {title}", "", *lines]))
+    reports.show("accuracy: strategy x model, points over PyG's loop", matrix(five, own, refused))
+    reports.show("accuracy: strategy x model, points over PyG's loop with our masks", matrix(five, masked, refused))
+    reports.show("accuracy: the same masks", paired_table(five, paired))
+    reports.show("accuracy: five seeds", accuracy_table(five))
+    reports.show("accuracy: fifteen more seeds", accuracy_table(of_stage(rows, "more")))
+    reports.show("accuracy: all twenty", accuracy_table(with_more(rows)))
+    reports.show("refused", refusals(rows))
 
 
 def of_stage(rows: Iterable[Row], stage: str) -> Cells:
@@ -59,14 +56,10 @@ def with_more(rows: Sequence[Row]) -> Cells:
     return {key: {**five[key], **runs} for key, runs in more.items()}
 
 
-def losses_table(cells: Cells) -> Iterator[str]:
+def losses_table(cells: Cells) -> str:
     """The largest difference of a loss from that of PyG's loop, relative to it."""
-    yield "| strategy | " + " | ".join(SPECS) + " |"
-    yield "|" + "---|" * (1 + len(SPECS))
-    for strategy in STRATEGIES:
-        shown = [loss_cell(cells, name, strategy) for name in SPECS]
-        if any(shown):
-            yield f"| {strategy} | " + " | ".join(shown) + " |"
+    lines = [[strategy, *(loss_cell(cells, name, strategy) for name in SPECS)] for strategy in STRATEGIES]
+    return reports.table(["strategy", *SPECS], [line for line in lines if any(line[1:])])
 
 
 def loss_cell(cells: Cells, name: str, strategy: str) -> str:
@@ -80,17 +73,16 @@ def loss_cell(cells: Cells, name: str, strategy: str) -> str:
     return f"{'equal' if error <= EQUAL else 'approximate'} ({error:.0e})"
 
 
-def matrix(cells: Cells, own: Mapping[str, Mapping[int, Row]], refused: Collection[tuple[str, str]]) -> Iterator[str]:
+def matrix(cells: Cells, own: Mapping[str, Mapping[int, Row]], refused: Collection[tuple[str, str]]) -> str:
     """Mean difference of accuracy, and what a seed differs by at most."""
-    yield "| strategy | " + " | ".join(own) + " |"
-    yield "|" + "---|" * (1 + len(own))
-    for strategy in STRATEGIES:
+    lines = []
+    for strategy in (name for name in STRATEGIES if name not in LOSSES_ALONE):
         shown = [
             "refused" if (name, strategy) in refused else gap_cell(cells.get((name, strategy), {}), runs)
             for name, runs in own.items()
         ]
-        if any(shown) and strategy not in LOSSES_ALONE:
-            yield f"| {strategy} | " + " | ".join(shown) + " |"
+        lines += [[strategy, *shown]] if any(shown) else []
+    return reports.table(["strategy", *own], lines)
 
 
 def gap_cell(runs: Mapping[int, Row], own: Mapping[int, Row]) -> str:
@@ -100,34 +92,30 @@ def gap_cell(runs: Mapping[int, Row], own: Mapping[int, Row]) -> str:
     return f"{gap:+.1f} (a seed: {max(map(abs, gaps)):.1f}), {'within' if abs(gap) <= MARGIN else 'beyond'}"
 
 
-def accuracy_table(cells: Cells) -> Iterator[str]:
-    yield "| model | run | test, % | over PyG's loop, points (95 %) | within a point | seeds |"
-    yield "|" + "---|" * 6
-    for name in SPECS:
-        for variant in (OWN, *STRATEGIES):
-            runs = {seed: row for seed, row in cells.get((name, variant), {}).items() if "refused" not in row}
-            if runs:
-                yield f"| {name} | {variant} | {accuracy(runs, cells.get((name, OWN), {}), variant)} | {len(runs)} |"
+def accuracy_table(cells: Cells) -> str:
+    lines = []
+    for name, variant in itertools.product(SPECS, (OWN, *STRATEGIES)):
+        runs = {seed: row for seed, row in cells.get((name, variant), {}).items() if "refused" not in row}
+        if runs:
+            shown = ["", ""]
+            if variant != OWN:
+                gap = mean(differences(runs, cells.get((name, OWN), {})), fewest=FEWEST_SEEDS)
+                shown = [reports.interval(gap, "+.1f"), "yes" if abs(gap.value) <= MARGIN else "no"]
+            lines.append([name, variant, f"{points(runs.values()):.1f}", *shown, len(runs)])
+    heads = ("model", "run", "test, %", "over PyG's loop, points (95 %)", "within a point", "seeds")
+    return reports.table(heads, lines)
 
 
-def accuracy(runs: Mapping[int, Row], own: Mapping[int, Row], variant: str) -> str:
-    tests = f"{points(runs.values()):.1f}"
-    if variant == OWN:
-        return f"{tests} |  | "
-    gap = mean(differences(runs, own), fewest=FEWEST_SEEDS)
-    inside = "yes" if abs(gap.value) <= MARGIN else "no"
-    return f"{tests} | {gap.value:+.1f} ({gap.low:+.1f} to {gap.high:+.1f}) | {inside}"
-
-
-def paired_table(ours: Cells, theirs: Cells) -> Iterator[str]:
+def paired_table(ours: Cells, theirs: Cells) -> str:
     """`single` beside PyG's loop with the masks of gnnpar: seeds, weights, masks and evaluations are the same."""
-    yield "| model | PyG's loop, our masks, % | single, % | largest difference of a seed, points | seeds |"
-    yield "|" + "---|" * 5
+    lines = []
     for name in SPECS:
         if own := theirs.get((name, PAIRED)):
             runs = {seed: row for seed, row in ours[name, "single"].items() if seed in own}
-            largest = max(map(abs, differences(runs, own)))
-            yield f"| {name} | {points(own.values()):.1f} | {points(runs.values()):.1f} | {largest:.1f} | {len(own)} |"
+            tests = [f"{points(each.values()):.1f}" for each in (own, runs)]
+            lines.append([name, *tests, f"{max(map(abs, differences(runs, own))):.1f}", len(own)])
+    heads = ("PyG's loop, our masks, %", "single, %", "largest difference of a seed, points", "seeds")
+    return reports.table(("model", *heads), lines)
 
 
 def points(rows: Iterable[Row]) -> float:
@@ -138,16 +126,14 @@ def differences(runs: Mapping[int, Row], own: Mapping[int, Row]) -> Sequence[flo
     return [100 * (runs[seed]["test"] - own[seed]["test"]) for seed in sorted(runs.keys() & own.keys())]
 
 
-def refusals(rows: Iterable[Row]) -> Iterator[str]:
+def refusals(rows: Iterable[Row]) -> str:
     """Every line with which a strategy refuses, and the models it is of."""
-    found: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for row in rows:
-        if "refused" in row and row["model"] not in found[row["variant"], row["refused"]]:
-            found[row["variant"], row["refused"]].append(row["model"])
-    yield "| strategy | models | line |"
-    yield "|" + "---|" * 3
-    for (strategy, line), names in found.items():
-        yield f"| {strategy} | {', '.join(names)} | {line} |"
+    found = reports.by((row for row in rows if "refused" in row), lambda row: (row["variant"], row["refused"]))
+    lines = [
+        (strategy, ", ".join(dict.fromkeys(row["model"] for row in mine)), line)
+        for (strategy, line), mine in found.items()
+    ]
+    return reports.table(("strategy", "models", "line"), lines)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ Slopes are those of least squares through logarithms: 1 is linear in the edges. 
 
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import reports
 from gnnpar.report.statistics import geometric_mean
 
 Key = tuple[int, str]  # ranks, strategy
+Lines = Mapping[Key, Mapping[int, Any]]  # -> scale -> line
 GIB = 2**30
 MACHINE = 24 * GIB
 # SAR (MLSys 2022), read off its charts: GB of a machine under SAR and without, seconds of an epoch under SAR
@@ -43,58 +44,54 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 
 def by_key(rows: Sequence[Any]) -> dict[Key, dict[int, Any]]:
     """(ranks, strategy) -> scale -> line."""
-    found: dict[Key, dict[int, Any]] = {}
-    for row in rows:
-        found.setdefault((row["ranks"], row["strategy"]), {})[row["scale"]] = row
-    return {key: dict(sorted(found[key].items())) for key in sorted(found)}
+    found = reports.by(sorted(rows, key=lambda row: row["scale"]), lambda row: (row["ranks"], row["strategy"]))
+    return {key: {row["scale"]: row for row in found[key]} for key in sorted(found)}
+
+
+def scales_of(found: Mapping[Key, Mapping[int, Any]]) -> list[int]:
+    return sorted({scale for lines in found.values() for scale in lines})
 
 
 def peak(row: Any) -> float:
     return max(row["memory_bytes"]["peak"])
 
 
-def memory(found: Mapping[Key, Mapping[int, Any]]) -> Iterable[str]:
-    scales = sorted({scale for lines in found.values() for scale in lines})
-    edges = {scale: row["edges"] for lines in found.values() for scale, row in lines.items()}
+def memory(found: Lines) -> str:
+    scales, edges = scales_of(found), {scale: row["edges"] for lines in found.values() for scale, row in lines.items()}
     heads = [f"2^{scale} nodes, {edges[scale]:,} edges" for scale in scales]
-    yield f"| ranks | strategy | {' | '.join(heads)} | slope | bytes an edge |"
-    yield "|---" * (len(scales) + 4) + "|"
+    shown = []
     for (ranks, name), lines in found.items():
-        shown = [f"{peak(lines[s]) / 2**20:,.1f}" if s in lines else "-" for s in scales]
-        last = lines[max(lines)]
-        rise = (
-            f"{slope([edges[s] for s in lines], [peak(row) for row in lines.values()]):.2f}" if len(lines) > 1 else "-"
-        )
-        yield f"| {ranks} | {name} | {' | '.join(shown)} | {rise} | {peak(last) / edges[max(lines)]:.1f} |"
+        peaks = {scale: peak(row) for scale, row in lines.items()}
+        rise = f"{slope([edges[s] for s in peaks], list(peaks.values())):.2f}" if len(peaks) > 1 else "-"
+        cells = [f"{peaks[s] / 2**20:,.1f}" if s in peaks else "-" for s in scales]
+        shown.append([ranks, name, *cells, rise, f"{peaks[max(peaks)] / edges[max(peaks)]:.1f}"])
+    return reports.table(["ranks", "strategy", *heads, "slope", "bytes an edge"], shown)
 
 
-def sent(found: Mapping[Key, Mapping[int, Any]]) -> Iterable[str]:
-    scales = sorted({scale for lines in found.values() for scale in lines})
-    yield f"| ranks | strategy | {' | '.join(f'2^{scale}' for scale in scales)} | slope | bytes a node |"
-    yield "|---" * (len(scales) + 4) + "|"
-    for (ranks, name), lines in found.items():
-        if ranks == 1:
-            continue
+def sent(found: Lines) -> str:
+    scales, shown = scales_of(found), []
+    for (ranks, name), lines in ((key, lines) for key, lines in found.items() if key[0] > 1):
         total = {scale: row["bytes_per_epoch"]["total"] for scale, row in lines.items()}
-        shown = [f"{total[s] / 2**20:,.1f}" if s in total else "-" for s in scales]
         edges = [row["edges"] for row in lines.values()]
         rise = f"{slope(edges, list(total.values())):.2f}" if len(lines) > 1 else "-"
-        yield f"| {ranks} | {name} | {' | '.join(shown)} | {rise} | {total[max(total)] / 2 ** max(total):,.0f} |"
+        cells = [f"{total[s] / 2**20:,.1f}" if s in total else "-" for s in scales]
+        shown.append([ranks, name, *cells, rise, f"{total[max(total)] / 2 ** max(total):,.0f}"])
+    return reports.table(["ranks", "strategy", *(f"2^{scale}" for scale in scales), "slope", "bytes a node"], shown)
 
 
-def limits(found: Mapping[Key, Mapping[int, Any]]) -> Iterable[str]:
+def limits(found: Lines) -> str:
     """Where ranks of one machine stop fitting, by the bytes an edge of the largest graph measured: extrapolated."""
-    yield "| ranks | strategy | GiB of all ranks at 2^24 nodes | largest that fits 24 GiB, nodes |"
-    yield "|---|---|---|---|"
+    shown = []
     for (ranks, name), lines in found.items():
         scale = max(lines)
         total = sum(lines[scale]["memory_bytes"]["peak"])
-        far = total * 2 ** (24 - scale)
         fits = scale + math.floor(math.log2(MACHINE / total))
-        yield f"| {ranks} | {name} | {far / GIB:,.1f} | 2^{fits} |"
+        shown.append([ranks, name, f"{total * 2 ** (24 - scale) / GIB:,.1f}", f"2^{fits}"])
+    heads = ("ranks", "strategy", "GiB of all ranks at 2^24 nodes", "largest that fits 24 GiB, nodes")
+    return reports.table(heads, shown)
 
 
-def times(rows: Sequence[Any]) -> Iterable[str]:
+def times(rows: Sequence[Any]) -> str:
     """Mean epochs of the timed stages by scale; a slope over nodes."""
     found: dict[Key, dict[int, list[float]]] = {}
     for row in rows:
@@ -102,41 +99,34 @@ def times(rows: Sequence[Any]) -> Iterable[str]:
         took = row["result"]["epoch_seconds"]["mean"]
         if took is not None:
             found.setdefault((int(ranks), name), {}).setdefault(int(scale), []).append(took)
-    scales = sorted({scale for lines in found.values() for scale in lines})
-    yield f"| ranks | strategy | {' | '.join(f'2^{scale}, s' for scale in scales)} | slope |"
-    yield "|---" * (len(scales) + 3) + "|"
+    scales, shown = scales_of(found), []
     for (ranks, name), lines in sorted(found.items()):
         means = {scale: geometric_mean(seconds) for scale, seconds in sorted(lines.items())}
-        shown = [
-            f"{means[s].value:.3f} ({means[s].low:.3f} to {means[s].high:.3f})" if s in means else "-" for s in scales
-        ]
         rise = slope([2.0**s for s in means], [e.value for e in means.values()]) if len(means) > 1 else math.nan
-        yield f"| {ranks} | {name} | {' | '.join(shown)} | {rise:.2f} |"
+        cells = [reports.interval(means[s], ".3f") if s in means else "-" for s in scales]
+        shown.append([ranks, name, *cells, f"{rise:.2f}"])
+    return reports.table(["ranks", "strategy", *(f"2^{scale}, s" for scale in scales), "slope"], shown)
 
 
-def papers(rows: Sequence[Any]) -> Iterable[str]:
+def papers(rows: Sequence[Any]) -> str:
     """The planner's prices on paper between two cuts, beside SAR's charts."""
-    yield (
-        "| model | ranks | SAR, GB: modelled | SAR: published | vanilla, GB: modelled | vanilla: published | "
-        "SAR, s an epoch: modelled | epoch: published |"
-    )
-    yield "|---|---|---|---|---|---|---|---|"
-    priced = {(row["model"], row["ranks"], row["strategy"], row["cut"]): row for row in rows}
-    for (model, ranks), (sar, vanilla, seconds) in PUBLISHED.items():
-        between = {
-            (name, key): sorted(priced[model, ranks, name, cut][key] for cut in ("random", "0.3 of random"))
-            for name in ("sar", "vanilla")
-            for key in ("peak_bytes", "seconds")
-        }
-        gigabytes = {n: " to ".join(f"{b / 1e9:.1f}" for b in between[n, "peak_bytes"]) for n in ("sar", "vanilla")}
-        modelled = " to ".join(f"{s:.1f}" for s in between["sar", "seconds"])
-        shown = [f"{value:g}" if value is not None else "-" for value in (sar, vanilla, seconds)]
-        without = "out of memory" if vanilla is None else shown[1]
-        line = [model, str(ranks), gigabytes["sar"], shown[0], gigabytes["vanilla"], without, modelled, shown[2]]
-        yield f"| {' | '.join(line)} |"
+    priced, shown = {(row["model"], row["ranks"], row["strategy"], row["cut"]): row for row in rows}, []
+
+    def between(*key: Any, what: str, form: str, unit: float = 1) -> str:
+        values = sorted(priced[*key, cut][what] for cut in ("random", "0.3 of random"))
+        return " to ".join(f"{value / unit:{form}}" for value in values)
+
+    for (model, ranks), published in PUBLISHED.items():
+        told = [f"{value:g}" if value is not None else "-" for value in published]
+        gigabytes = [between(model, ranks, n, what="peak_bytes", form=".1f", unit=1e9) for n in ("sar", "vanilla")]
+        seconds = between(model, ranks, "sar", what="seconds", form=".1f")
+        without = "out of memory" if published[1] is None else told[1]
+        shown.append([model, ranks, gigabytes[0], told[0], gigabytes[1], without, seconds, told[2]])
+    heads = ("model", "ranks", "SAR, GB: modelled", "SAR: published", "vanilla, GB: modelled", "vanilla: published")
+    return reports.table((*heads, "SAR, s an epoch: modelled", "epoch: published"), shown)
 
 
-def draw(found: Mapping[Key, Mapping[int, Any]], file: Path) -> None:
+def draw(found: Lines, file: Path) -> None:
     """Memory of the fullest rank, and bytes sent, against the edges."""
     plt = pictures.pyplot(8)
     figure, axes = plt.subplots(1, 2, figsize=(8, 3.4), layout="constrained")
@@ -159,24 +149,18 @@ def draw(found: Mapping[Key, Mapping[int, Any]], file: Path) -> None:
 
 
 def main() -> None:
-    figure = reports.asked(HERE).figure
-    found = by_key(records.read(HERE / "memory.jsonl"))
-    if found:
-        for title, lines in (
-            ("Peak memory of the fullest rank in an epoch, MiB", memory(found)),
-            ("Sent in an epoch by all ranks, MiB", sent(found)),
-            ("24 GiB, extrapolated", limits(found)),
-        ):
-            print(f"### {title}\n")
-            print("\n".join(lines) + "\n")
+    figure, shown = reports.asked(HERE).figure, {}
+    if found := by_key(records.read(HERE / "memory.jsonl")):
+        shown["Peak memory of the fullest rank in an epoch, MiB"] = memory(found)
+        shown["Sent in an epoch by all ranks, MiB"] = sent(found)
+        shown["24 GiB, extrapolated"] = limits(found)
         draw(found, figure)
     for stage, title in (("times", "Epochs over loopback, measured"), ("dilated", "Epochs over 1 Gbit/s, dilated")):
         if rows := records.read(HERE / f"{stage}.jsonl"):
-            print(f"### {title}\n")
-            print("\n".join(times(rows)) + "\n")
+            shown[title] = times(rows)
     if rows := records.read(HERE / "papers100m.jsonl"):
-        print("### Papers100M on paper, beside SAR's charts\n")
-        print("\n".join(papers(rows)))
+        shown["Papers100M on paper, beside SAR's charts"] = papers(rows)
+    print("\n\n".join(f"### {title}\n\n{table}" for title, table in shown.items()))
 
 
 if __name__ == "__main__":

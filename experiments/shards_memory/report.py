@@ -1,7 +1,7 @@
 """Table and figure of README.md from results.jsonl: `python experiments/shards_memory/report.py [--figure FILE]`."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -17,10 +17,6 @@ RESIDENT, ANONYMOUS, _, PROPORTIONAL = range(4)
 STEPS = ("partition", "from shards", "from memory")
 
 
-def load() -> dict[str, dict]:
-    return {row["step"]: row for row in records.read(HERE / "results.jsonl")}
-
-
 def roles(row: dict) -> list[str]:
     """Processes that do the work: ranks where there are any."""
     ranks = sorted(role for role in row["peaks"] if role.startswith("rank"))
@@ -29,34 +25,18 @@ def roles(row: dict) -> list[str]:
 
 def loading(row: dict, role: str) -> float:
     """Largest anonymous GiB of a rank before its first epoch."""
-    if "trains_after" not in row:
-        return float("nan")
     early = [told for second, told in row["samples"] if role in told and second < row["trains_after"]]
     return max(told[role][ANONYMOUS] for told in early) / GIB
 
 
-def table(rows: dict[str, dict]) -> Iterable[str]:
-    yield "| step | process | anonymous, GiB | before epoch 0 | resident, files too | proportional (PSS) |"
-    yield "|---|---|---|---|---|---|"
+def memory(rows: dict[str, dict]) -> Iterator[list[str]]:
     for step in STEPS:
         row = rows[step]
+        name = step if row["ended"] == 0 else f"{step} (ended at {row['limit_gib']:g} GiB)"
         for role in roles(row):
-            peak = row["peaks"][role]
-            early = loading(row, role)
-            cells = [
-                f"{peak[ANONYMOUS] / GIB:.2f}",
-                "" if early != early else f"{early:.2f}",
-                f"{peak[RESIDENT] / GIB:.2f}",
-                f"{peak[PROPORTIONAL] / GIB:.2f}",
-            ]
-            name = step if row["ended"] == 0 else f"{step} (ended at {row['limit_gib']:g} GiB)"
-            yield f"| {name} | {role} | {' | '.join(cells)} |"
-    shards, memory = rows["from shards"], rows["from memory"]
-    same = "losses" in memory and (shards["losses"], shards["hashes"]) == (memory["losses"], memory["hashes"])
-    yield ""
-    yield f"| equal losses and hashes | {'yes' if same else 'no'} |"
-    yield "|---|---|"
-    yield f"| losses | {', '.join(f'{loss:.6f}' for loss in shards['losses'])} |"
+            peak = [f"{each / GIB:.2f}" for each in row["peaks"][role]]
+            early = f"{loading(row, role):.2f}" if "trains_after" in row else ""
+            yield [name, role, peak[ANONYMOUS], early, peak[RESIDENT], peak[PROPORTIONAL]]
 
 
 def draw(rows: dict[str, dict], file: Path) -> None:
@@ -79,8 +59,13 @@ def draw(rows: dict[str, dict], file: Path) -> None:
 
 
 def main() -> None:
-    rows = load()
-    print("\n".join(table(rows)))
+    rows = {row["step"]: row for row in records.read(HERE / "results.jsonl")}
+    shards, beside = rows["from shards"], rows["from memory"]
+    same = "losses" in beside and (shards["losses"], shards["hashes"]) == (beside["losses"], beside["hashes"])
+    heads = ("step", "process", "anonymous, GiB", "before epoch 0", "resident, files too", "proportional (PSS)")
+    print(reports.table(heads, memory(rows)), end="\n\n")
+    losses = ", ".join(f"{loss:.6f}" for loss in shards["losses"])
+    print(reports.table(("equal losses and hashes", "yes" if same else "no"), [("losses", losses)]))
     draw(rows, reports.asked(HERE).figure)
 
 

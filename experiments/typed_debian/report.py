@@ -7,49 +7,41 @@ the best validation.
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any  # of JSON
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import records
+import reports
 from jobs import CUTS, EXACT
-
-from gnnpar.report.statistics import FEWEST_SEEDS, mean, non_inferiority
+from paired import Row, Runs, average, differences, gap, late_gain, test, verdict
 
 MIB = 2**20
 MARGIN = 1.0  # points
-LAST = 0.8  # of a run: what validation gains after it
-Row = Mapping[str, Any]
-Runs = dict[int, Row]  # by seed
 
 
 def main() -> None:
-    show("losses: fp64, dropout on", losses_table(records.read(HERE / "losses.jsonl")))
+    reports.show("losses: fp64, dropout on", losses_table(records.read(HERE / "losses.jsonl")))
     cuts = studies_of(records.read(HERE / "accuracy.jsonl"))
     exact = cuts["metis"][EXACT]
     for cut, variants in cuts.items():
-        show(f"strategies, {cut} cut", accuracy_table(variants, exact))
+        reports.show(f"strategies, {cut} cut", accuracy_table(variants, exact))
 
 
-def show(title: str, lines: Iterable[str]) -> None:
-    print("\n".join(["", f"### {title}", "", *lines]))
-
-
-def losses_table(rows: Iterable[Row]) -> Iterator[str]:
+def losses_table(rows: Sequence[Row]) -> str:
     """Every epoch's loss beside that of the single device."""
-    rows = list(rows)
     single = next(row["losses"] for row in rows if row["strategy"] == "single")
-    yield "| strategy | ranks | last loss | largest relative difference | MiB an epoch |"
-    yield "|" + "---|" * 5
+    lines = []
     for row in rows:
-        if "refused" in row:
-            yield f"| {row['strategy']} | {row['ranks']} | refused: {row['refused']} |  |  |"
-            continue
-        error = max(abs(a - b) / b for a, b in zip(row["losses"], single, strict=True))
-        yield f"| {row['strategy']} | {row['ranks']} | {row['losses'][-1]:.15f} | {error:.0e} | {sent(row):.2f} |"
+        cells = [f"refused: {row.get('refused')}", "", ""]
+        if "refused" not in row:
+            error = max(abs(a - b) / b for a, b in zip(row["losses"], single, strict=True))
+            cells = [f"{row['losses'][-1]:.15f}", f"{error:.0e}", f"{sent(row):.2f}"]
+        lines.append([row["strategy"], row["ranks"], *cells])
+    heads = ("strategy", "ranks", "last loss", "largest relative difference", "MiB an epoch")
+    return reports.table(heads, lines)
 
 
 def sent(row: Row) -> float:
@@ -58,8 +50,8 @@ def sent(row: Row) -> float:
     return (found["total"] - found["reduce"]) / MIB
 
 
-def studies_of(rows: Iterable[Row]) -> dict[str, dict[str, Runs]]:
-    found: dict[tuple[str, str], Runs] = defaultdict(dict)
+def studies_of(rows: Iterable[Row]) -> dict[str, Mapping[str, Runs]]:
+    found: dict[tuple[str, str], dict[int, Row]] = defaultdict(dict)
     for row in rows:
         if "refused" not in row:
             found[row["cut"], row["variant"]][row["seed"]] = row
@@ -70,61 +62,25 @@ def studies_of(rows: Iterable[Row]) -> dict[str, dict[str, Runs]]:
     }
 
 
-def points(run: Row) -> float:
-    """Test accuracy at the best validation, in percent."""
-    return 100 * run["result"]["metric"]["test_at_best_val"]
-
-
-def late_gain(run: Row) -> float:
-    end = LAST * run["result"]["epochs"]
-    before = max(value for epoch, value in run["validation"] if epoch < end)
-    return 100 * (max(value for _, value in run["validation"]) - before)
-
-
-def average(runs: Runs, *path: str) -> float:
-    """Of a number of result.json."""
-    values = []
-    for run in runs.values():
-        value: Any = run["result"]
-        for key in path:
-            value = value[key]
-        values.append(value)
-    return statistics.fmean(values)
-
-
-def accuracy_table(variants: Mapping[str, Runs], exact: Runs) -> Iterator[str]:
-    base = statistics.fmean(sent(run) for run in exact.values())
-    yield (
-        "| variant | test | over exact, points | verdict | gradient error | cosine | MiB an epoch "
-        "| of METIS exact | last loss | late gain | seeds |"
-    )
-    yield "|" + "---|" * 11
-    for name, runs in variants.items():
-        differences = [points(runs[seed]) - points(exact[seed]) for seed in sorted(runs.keys() & exact.keys())]
-        error = average(runs, "fidelity", "relative_error", "mean")
-        cosine = average(runs, "fidelity", "cosine", "mean")
-        rows = statistics.fmean(sent(run) for run in runs.values())
-        gain = statistics.fmean(late_gain(run) for run in runs.values())
-        tests = statistics.fmean(points(run) for run in runs.values())
-        yield (
-            f"| {name} | {tests:.1f} | {gap_of(differences)} | {verdict(name, differences, gain)} | {error:.3f} "
-            f"| {cosine:.3f} | {rows:.2f} | {rows / base:.3f} | {average(runs, 'loss', 'last'):.3f} | {gain:+.1f} "
-            f"| {len(runs)} |"
-        )
-
-
-def gap_of(differences: list[float]) -> str:
-    """With the interval where there are seeds enough for one, else with the smallest and the largest."""
-    if len(differences) >= FEWEST_SEEDS:
-        gap = mean(differences)
-        return f"{gap.value:+.2f} ({gap.low:+.2f} to {gap.high:+.2f})"
-    return f"{statistics.fmean(differences):+.2f} ({', '.join(f'{each:+.2f}' for each in differences)})"
-
-
-def verdict(name: str, differences: list[float], gain: float) -> str:
-    if name == EXACT:
-        return ""
-    return "not converged" if gain > MARGIN else non_inferiority(differences, MARGIN)
+def accuracy_table(variants: Mapping[str, Runs], exact: Runs) -> str:
+    rows = {name: statistics.fmean(map(sent, runs.values())) for name, runs in variants.items()}
+    base = statistics.fmean(map(sent, exact.values()))
+    gains = {name: late_gain(runs) for name, runs in variants.items()}
+    gaps = {name: differences(runs, exact) for name, runs in variants.items()}
+    of = {
+        "variant": str,
+        "test": lambda name: f"{test(variants[name]):.1f}",
+        "over exact, points": lambda name: gap(gaps[name]),
+        "verdict": lambda name: verdict(gaps[name], gains[name], MARGIN) if name != EXACT else "",
+        "gradient error": lambda name: f"{average(variants[name], 'fidelity', 'relative_error', 'mean'):.3f}",
+        "cosine": lambda name: f"{average(variants[name], 'fidelity', 'cosine', 'mean'):.3f}",
+        "MiB an epoch": lambda name: f"{rows[name]:.2f}",
+        "of METIS exact": lambda name: f"{rows[name] / base:.3f}",
+        "last loss": lambda name: f"{average(variants[name], 'loss', 'last'):.3f}",
+        "late gain": lambda name: f"{gains[name]:+.1f}",
+        "seeds": lambda name: len(variants[name]),
+    }
+    return reports.columns(of, variants)
 
 
 if __name__ == "__main__":
