@@ -16,6 +16,7 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import torch
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "tests")]
 
+import blocks
 import records
 
 from gnnpar.codecs.adaptive.codec import Adaptive
@@ -131,26 +133,11 @@ def over_link(turns: Turns, gbps: float, ranks: int) -> tuple[list[dict[str, Any
         return run_world("gloo", ranks, turns, network)[0], reached_gbps(network)
 
 
-def find_rate(turns: Turns, ranks: int, *, tolerance: float) -> tuple[float, float]:
-    """The rate at which vanilla's share is the target, and the share; the modes under test take no part.
-
-    With compute c, halo bytes h and gradient bytes g, an epoch is c + (h + g) / r and the share its h / r: each
-    measurement gives c, h, g, and so the next r.
-    """
-    rate = 1.0
-    for _ in range(7):
-        rows, _ = over_link(turns, rate, ranks)
-        found = share(rows)
-        print(f"rate {rate:.4f} Gbit/s: vanilla spends {found:.1%} in communication", flush=True)
-        if abs(found - TARGET) <= tolerance:
-            return rate, found
-        epoch, reduce = (statistics.fmean(row[f"time/{k}_seconds"] for row in rows) for k in ("epoch", "reduce"))
-        halo = found * epoch
-        room = halo * (1 - TARGET) - reduce * TARGET
-        if room <= 0:
-            raise SystemExit(f"no rate gives {TARGET:.0%}: gradients are too large a part of the bytes; raise --scale")
-        rate = min(20.0, max(rate * room / ((epoch - halo - reduce) * TARGET), 1e-3))
-    raise SystemExit("no rate found in 7 attempts: the machine is too busy for this measurement")
+def spent(turns: Turns, ranks: int, rate: float) -> tuple[float, float, float]:
+    """Return seconds of vanilla's epoch, in messages, and in the reduction."""
+    rows, _ = over_link(turns, rate, ranks)
+    epoch, reduce = (statistics.fmean(row[f"time/{k}_seconds"] for row in rows) for k in ("epoch", "reduce"))
+    return epoch, share(rows) * epoch, reduce
 
 
 def main() -> None:
@@ -176,9 +163,8 @@ def main() -> None:
         def turns(modes: tuple[str, ...], blocks: int, epochs: int, warmup: int, config=config, plan=plan) -> Turns:
             return Turns(dataset, config, plan, modes, blocks, epochs, warmup, seed=0)
 
-        rate, found = find_rate(
-            turns(("vanilla",), 1, 4, 2), options.ranks, tolerance=1.0 if options.smoke else TOLERANCE
-        )
+        alone, tolerance = turns(("vanilla",), 1, 4, 2), 1.0 if options.smoke else TOLERANCE
+        rate, found = blocks.rate_of(TARGET, tolerance, partial(spent, alone, options.ranks))
         # one whole period is measured, so that its re-assignment counts: 5 blocks of 4 epochs
         points = [(rate, turns(tuple(MODES), options.blocks, PERIOD // 5, WARMUP), "operating")]
         if options.smoke:
@@ -187,26 +173,12 @@ def main() -> None:
             points += [(rate * f, turns(tuple(MODES), 2, 2, 3), "curve") for f in (16.0, 4.0, 0.4)]
         for gbps, what, kind in points:
             rows, reached = over_link(what, gbps, options.ranks)
-            stamp = {
-                "session": session,
-                "kind": kind,
-                "model": name,
-                "scale": scale,
-                "nodes": dataset.num_nodes,
-                "edges": dataset.num_edges,
-                "alpha": plan.statistics["alpha"],
-                "ranks": options.ranks,
-                "rate_gbps": gbps,
-                "reached_gbps": reached,
-                "share": share(rows),
-                "found_share": found,
-                "cores": os.cpu_count(),
-                "processor": processor(),
-                "torch": torch.__version__,
-                "commit": commit(),
-                "load": os.getloadavg()[0],
-                "oversubscribed": options.ranks > (os.cpu_count() or 1),
-            }
+            about = {"session": session, "kind": kind, "model": name, "scale": scale, "nodes": dataset.num_nodes}
+            about |= {"edges": dataset.num_edges, "alpha": plan.statistics["alpha"], "ranks": options.ranks}
+            about |= {"rate_gbps": gbps, "reached_gbps": reached, "share": share(rows), "found_share": found}
+            stamp = about | {"cores": os.cpu_count(), "processor": processor(), "torch": torch.__version__}
+            stamp |= {"commit": commit(), "load": os.getloadavg()[0]}
+            stamp |= {"oversubscribed": options.ranks > (os.cpu_count() or 1)}
             records.append(out, [{**stamp, **row} for row in rows])
             minutes = (time.perf_counter() - began) / 60
             print(f"{name} at {gbps:.4f} Gbit/s: share {stamp['share']:.1%}, {minutes:.1f} min so far", flush=True)

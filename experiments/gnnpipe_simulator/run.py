@@ -16,9 +16,10 @@ import itertools
 import json
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,45 +43,27 @@ DEPTHS, CHUNKS, RATES = (8, 32), (8, 32), (0.05, 0.5, None)  # layers, K, Gbit/s
 
 def common(layers: int, chunks: int, nodes: int) -> list[str]:
     """The order of chunks is fixed, so that a slot is the same chunk in every epoch."""
-    return [
-        "dataset=sbm",
-        f"dataset.num_nodes={nodes}",
-        "dataset.num_features=100",
-        "model=gcn",
-        f"model.hidden={HIDDEN}",
-        f"model.num_layers={layers}",
-        "model.encoder=linear",
-        "model.decoder=linear",
-        "threads_per_rank=1",
-        "seed=0",
-        "strategy=gnnpipe",
-        f"strategy.chunks={chunks}",
-        "strategy.order=fixed",
-        "epochs=15",
-        "eval_every=15",
-        "tracker=jsonl",
-    ]
+    graph = ["dataset=sbm", f"dataset.num_nodes={nodes}", "dataset.num_features=100"]
+    model = ["model=gcn", f"model.hidden={HIDDEN}", f"model.num_layers={layers}", "model.encoder=linear"]
+    pipeline = ["strategy=gnnpipe", f"strategy.chunks={chunks}", "strategy.order=fixed"]
+    about = ["threads_per_rank=1", "seed=0", "epochs=15", "eval_every=15", "tracker=jsonl"]
+    return [*graph, *model, "model.decoder=linear", *pipeline, *about]
 
 
-def start(overrides: list[str], folder: str) -> subprocess.Popen[str]:
-    command = [*blocks.GNNPAR, "train", *overrides, f"hydra.run.dir={folder}"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def twice(overrides: list[str], folders: Sequence[str]) -> None:
+    """Train in all folders at once."""
+    commands = [[*blocks.GNNPAR, "train", *overrides, f"hydra.run.dir={folder}"] for folder in folders]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(blocks.output_of, commands))
 
 
-def finish(process: subprocess.Popen[str]) -> None:
-    said, _ = process.communicate()
-    if process.returncode:
-        raise SystemExit(f"{' '.join(map(str, process.args))}\n{said[-2000:]}")  # type: ignore[arg-type]
-
-
-def read(folder: str) -> tuple[dict[str, Any], list[tuple[int, str, float, float]], list[int]]:
-    """The result, what the trace shows, nodes of each chunk."""
+def read(folder: str) -> tuple[list[tuple[int, str, float, float]], list[int]]:
+    """What the trace shows, nodes of each chunk."""
     here = Path(folder)
-    result = json.loads((here / "result.json").read_text(encoding="utf-8"))
     events = json.loads((here / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
     rows = [(e["pid"], e["name"], e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6) for e in events if e["ph"] == "X"]
     chunk_of = np.load(here / json.loads((here / "plan.json").read_text(encoding="utf-8"))["arrays"]["chunk_of"])
-    return result, rows, np.bincount(chunk_of).tolist()
+    return rows, np.bincount(chunk_of).tolist()
 
 
 def profile(layers: int, chunks: int, nodes: int) -> dict[str, Any]:
@@ -90,16 +73,13 @@ def profile(layers: int, chunks: int, nodes: int) -> dict[str, Any]:
     rest, sizes = [], []
     for _ in range(REPEATS):
         with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-            both = [start(asked, one), start(asked, other)]
-            for process in both:
-                finish(process)
-            result, rows, sizes = read(one)
+            twice(asked, (one, other))
+            rows, sizes = read(one)
         mine = {str(action): seconds for (_, action), seconds in costs_of(rows).items() if action.computes}
         for text, seconds in mine.items():
             costs.setdefault(text, []).append(seconds)
         window = max(end for *_, end in rows)
         rest.append(window - sum(mine.values()))
-        del result
     medians = {text: statistics.median(values) for text, values in costs.items()}
     return {"costs": medians, "rest": statistics.median(rest), "sizes": sizes}
 

@@ -30,18 +30,8 @@ STRATEGIES = {
 MODELS = ("gcn", "sage", "gcnii", "resgcn")
 DEPTHS = (8, 32)
 # linear layers in and out: every aggregation is of `hidden` numbers a row, as in the formulas
-COMMON = (
-    "dataset=sbm",
-    "dataset.num_nodes=1000",
-    "model.hidden=32",
-    "model.encoder=linear",
-    "model.decoder=linear",
-    "epochs=2",
-    "eval_every=2",
-    "comm=threads",
-    "threads_per_rank=1",
-    f"world_size={RANKS}",
-)
+COMMON = ("dataset=sbm", "dataset.num_nodes=1000", "model.hidden=32", "model.encoder=linear", "model.decoder=linear")
+COMMON += ("epochs=2", "eval_every=2", "comm=threads", "threads_per_rank=1", f"world_size={RANKS}")
 
 
 def cell(model: str, depth: int, strategy: str) -> dict[str, Any]:
@@ -54,8 +44,7 @@ def cell(model: str, depth: int, strategy: str) -> dict[str, Any]:
     mesh = plan["mesh"]
     row: dict[str, Any] = {"model": model, "layers": depth, "strategy": strategy, "hidden": 32, "nodes": 1000}
     row |= {"stages": len(mesh), "ways": len(mesh[0]), "alpha": plan["statistics"]["alpha"]}
-    kept = ("bytes_per_epoch", "commit", "versions", "hardware")
-    return row | {key: result[key] for key in kept} | {"argv": asked}
+    return row | {key: result[key] for key in ("bytes_per_epoch", "commit", "versions", "hardware")} | {"argv": asked}
 
 
 def main() -> None:

@@ -14,19 +14,8 @@ from gnnpar.planner.planned import plan_of, planned
 from gnnpar.pricing.quality import QUALITIES
 
 WARMUP, SECONDS = 6, 3.0  # five epochs are not timed and one records memory; then about so many seconds
-KEPT = (
-    "epoch_seconds",
-    "breakdown_seconds",
-    "bytes_per_epoch",
-    "cpu_seconds",
-    "hardware",
-    "load",
-    "commit",
-    "oversubscribed",
-    "provenance",
-    "versions",
-    "paced",
-)
+KEPT = ("epoch_seconds", "breakdown_seconds", "bytes_per_epoch", "cpu_seconds", "hardware", "load", "commit")
+KEPT += ("oversubscribed", "provenance", "versions", "paced")
 
 
 def predict(cell: Cell, plans: Path, cache: Path) -> Iterable[dict[str, Any]]:
@@ -42,24 +31,13 @@ def predict(cell: Cell, plans: Path, cache: Path) -> Iterable[dict[str, Any]]:
         plan.save(plans / folder_of(job))
         price, candidate = evaluated[label].price, evaluated[label].candidate
         seconds = price.seconds
-        yield {
-            "job": job,
-            "graph": cell.graph,
-            "model": cell.model,
-            "ranks": cell.ranks,
-            "link": cell.link,
-            "label": label,
-            "family": candidate.family,
-            "quality": sorted(candidate.quality),
-            "layers": found.request.ir.num_layers,
-            "alpha": found.request.partition(cell.ranks).alpha,
-            "epoch_seconds": seconds,
-            "phases": dict(price.phases),
-            "peak_bytes": [round(m.total) for m in price.memory],
-            "epochs": WARMUP + min(40, max(10, round(SECONDS / seconds))),
-            "refused": evaluated[label].refused,
-            "calibration": {"residuals": dict(found.request.machine.rates[0].residuals)},
-        }
+        row = {"job": job, "graph": cell.graph, "model": cell.model, "ranks": cell.ranks, "link": cell.link}
+        row |= {"label": label, "family": candidate.family, "quality": sorted(candidate.quality)}
+        row |= {"layers": found.request.ir.num_layers, "alpha": found.request.partition(cell.ranks).alpha}
+        row |= {"epoch_seconds": seconds, "phases": dict(price.phases)}
+        row |= {"peak_bytes": [round(m.total) for m in price.memory]}
+        row |= {"epochs": WARMUP + min(40, max(10, round(SECONDS / seconds))), "refused": evaluated[label].refused}
+        yield {**row, "calibration": {"residuals": dict(found.request.machine.rates[0].residuals)}}
 
 
 def folder_of(job: str) -> str:

@@ -16,8 +16,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any  # of JSON
 
-import numpy as np
-
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / "planner_accuracy"), str(HERE.parent)]
 
@@ -28,6 +26,8 @@ from cells import BF16, CHUNKS, FOUR, LOOPBACK, ONE, OVERLAP, SAR, Cell
 from choices import RULES, Rule, always
 from pairs import Pair, read
 from plans import KEPT, WARMUP, folder_of, predictions
+
+import graphs
 
 PLANS = HERE / "smoke_plans"  # not committed
 PREDICTED, MEASURED = HERE / "pool_predictions.jsonl", HERE / "pool.jsonl"
@@ -66,17 +66,11 @@ def available(data_dir: Path) -> list[Place]:
     """Those whose raw files are there."""
     source = data_dir / "debian" / "debian.npz"
     if source.exists():
-        write_untyped(source, PLANS / "debian.npz")
+        PLANS.mkdir(exist_ok=True)
+        graphs.untyped(source, PLANS / "debian.npz")
         return list(PLACES)
     print(f"debian skipped: no {source}", flush=True)
     return [place for place in PLACES if place[0] != "debian"]
-
-
-def write_untyped(source: Path, target: Path) -> None:
-    """The graph of an .npz without the types of its edges, which plain models do not read."""
-    target.parent.mkdir(exist_ok=True)
-    with np.load(source) as arrays:
-        np.savez(target, **{name: arrays[name] for name in arrays.files if name != "edge_type"})
 
 
 def measure(places: Sequence[Place], *, count: int, minutes: float, smoke: bool) -> None:

@@ -72,21 +72,10 @@ def partitioned(graph: GraphStats, family: str, quality: float) -> Callable[[int
 
 
 Split = Literal["train", "held_out"]
-_MODELS: dict[str, Callable[..., ModelConfig]] = {
-    "gcn": GCN,
-    "sage": SAGE,
-    "gat": GAT,
-    "gin": GIN,
-    "gcnii": GCNII,
-    "gatv2": GATv2,
-    "resgcn": ResGCN,
-}
+_MODELS: dict[str, Callable[..., ModelConfig]] = {"gcn": GCN, "sage": SAGE, "gat": GAT, "gin": GIN, "gcnii": GCNII}
+_MODELS |= {"gatv2": GATv2, "resgcn": ResGCN}
 HELD_OUT = {"models": ("gatv2", "resgcn"), "graphs": ("mesh",), "topologies": ("two_racks",)}
-_ALL = {
-    "models": tuple(_MODELS),
-    "graphs": ("random", "community", "mesh"),
-    "topologies": ("switch", "shared", "two_racks"),
-}
+_ALL = {"models": tuple(_MODELS), "graphs": FAMILIES, "topologies": ("switch", "shared", "two_racks")}
 _KINDS = {  # flop/s, bytes/s, GiB
     "v100": (14e12, 900e9, 32),
     "p100": (9.3e12, 549e9, 12),
@@ -125,17 +114,9 @@ def draw(seed: int, *, split: Split, most: int = 16) -> Instance:
     ir = _model(model, layers, hidden, graph.features)
     even = partitioned(graph, law, rng.uniform(0.05, 0.4))
     allowed: frozenset[Quality] = frozenset(QUALITIES) if rng.random() < 0.75 else frozenset({"exact"})
+    weights, how = {"quantized": 1.05, "stale": 1.1}, {"places": True, "fewer": True}
     request = Request(
-        ir,
-        graph,
-        even,
-        machine,
-        fabric.size,
-        allowed,
-        {"quantized": 1.05, "stale": 1.1},
-        places=True,
-        fewer=True,
-        uneven=lambda shares: even(len(shares)).reshaped(shares),
+        ir, graph, even, machine, fabric.size, allowed, weights, uneven=lambda s: even(len(s)).reshaped(s), **how
     )
     lossy = "any quality" if len(allowed) > 1 else "exact"
     name = f"{model} {layers}x{hidden}, {law} {nodes:.0e} nodes of degree {degree:.0f}, {wiring}, {lossy}"
@@ -155,12 +136,11 @@ def _fabric(rng: random.Random, wiring: str, most: int) -> Machines:
     for kind in kinds:
         speed, memory_rate, gib = _KINDS[kind]
         factor = rng.lognormvariate(0, 0.3)
-        devices[kind] = {
-            "type": "cuda",
-            "memory": f"{gib} GiB",
+        speeds = {
             "speed": f"{speed * factor / 1e12:.3f} Tflop/s",
             "memory_rate": f"{memory_rate * factor / 1e9:.1f} GB/s",
         }
+        devices[kind] = {"type": "cuda", "memory": f"{gib} GiB", **speeds}
     hosts, left = [], most
     for i in range(rng.randint(2, 8)):
         count = min(left, rng.choice((1, 2, 4, 4, 8)))

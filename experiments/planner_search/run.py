@@ -122,10 +122,8 @@ def study(number: int, *, split: Split, seeds: int, budget: int) -> list[dict[st
         listed = ()
     spent = time.process_time() - began
     if listed:
-        value = min(e.objective for e in listed if not e.refused)
-        rows.append(
-            {**head, "search": "enumerate", "seed": 0, **marks(_whole(value, len(listed)), [spent] * len(listed))}
-        )
+        value, count = min(e.objective for e in listed if not e.refused), len(listed)
+        rows.append({**head, "search": "enumerate", "seed": 0, **marks(_whole(value, count), [spent] * count)})
     price = Charged(points)
     for name in NAMES if listed else NAMES[:-1]:
         rows += [{**head, **one(points, price, name, seed, budget)} for seed in range(seeds)]
@@ -161,15 +159,9 @@ def large() -> dict[str, Any]:
     request = replace(base, ir=ir, machine=machine, ranks=fabric.size, fewer=False)
     found = run(request, DEFAULT)
     spent = time.process_time() - began
-    return {
-        "kind": "large",
-        "search": DEFAULT,
-        "devices": fabric.size,
-        "layers": LARGE["layers"],
-        "evaluations": found.evaluations,
-        "cpu_seconds": round(spent, 2),
-        "label": found.evaluated[0].label,
-    }
+    row = {"kind": "large", "search": DEFAULT, "devices": fabric.size, "layers": LARGE["layers"]}
+    ends = {"evaluations": found.evaluations, "cpu_seconds": round(spent, 2), "label": found.evaluated[0].label}
+    return {**row, **ends}
 
 
 def main() -> None:

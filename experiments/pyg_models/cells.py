@@ -40,6 +40,9 @@ SPECS: Mapping[str, Spec] = {
 DEGREES = ("PNA",)  # classes that need the histogram of in-degrees
 WEIGHT_DECAY = 5e-4
 
+GIVEN = {"comm": "threads", "threads_per_rank": 1, "world_size": RANKS, "eval_every": EVALUATED}
+GIVEN |= {"checkpoint.keep": 0, "tracker": "jsonl", "optim.weight_decay": WEIGHT_DECAY}
+"""Of every run."""
 SHORT = {"strategy.codec.period": 2, "strategy.codec.warmup": 1, "strategy.codec.trace_epochs": 2}
 """How often AdaQP chooses bits in a run of a few epochs."""
 

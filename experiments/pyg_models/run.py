@@ -34,13 +34,13 @@ from cells import (
     CONTROL,
     DEGREES,
     EVALUATED,
+    GIVEN,
     LOSSES_ALONE,
     MODULE,
     MORE,
     MORE_SEEDS,
     OWN,
     PAIRED,
-    RANKS,
     SHORT,
     SPECS,
     STRATEGIES,
@@ -127,22 +127,8 @@ def plain(
 def ours(name: str, strategy: str, data: Data | None, seed: int, **overrides: object) -> dict[str, Any]:
     """`gnnpar train model=pyg`; `refused` is the line where the strategy does not carry the model."""
     spec = SPECS[name]
-    given: dict[str, Any] = {
-        "strategy": strategy,
-        "model.target": f"{MODULE}.{name}",
-        "dataset.self_loops": spec.loops,
-        "optim.lr": spec.lr,
-        "optim.weight_decay": WEIGHT_DECAY,
-        "comm": "threads",
-        "threads_per_rank": 1,
-        "world_size": RANKS,
-        "eval_every": EVALUATED,
-        "checkpoint.keep": 0,
-        "tracker": "jsonl",
-        "seed": seed,
-        **overrides,
-        **STRATEGIES[strategy],
-    }
+    given: dict[str, Any] = {"strategy": strategy, "model.target": f"{MODULE}.{name}", "seed": seed, **GIVEN}
+    given |= {"dataset.self_loops": spec.loops, "optim.lr": spec.lr, **overrides, **STRATEGIES[strategy]}
     with tempfile.TemporaryDirectory() as folder:
         try:
             run = gnnpar.train("pyg", "cora" if data is None else data, folder=folder, **given)
@@ -162,12 +148,8 @@ def cell(stage: str, name: str, variant: str, seed: int, data: Data, data_dir: P
     if variant in (OWN, PAIRED):
         dtype = torch.float64 if exact else torch.float32
         return plain(name, shown, seed, epochs=epochs, dtype=dtype, dropout=dropout, paired=variant == PAIRED)
-    given: dict[str, Any] = {
-        "model.kwargs": {**spec.kwargs, "dropout": dropout},
-        "epochs": epochs,
-        "precision": "fp64" if exact else "fp32",
-        "data_dir": data_dir,
-    }
+    given: dict[str, Any] = {"model.kwargs": {**spec.kwargs, "dropout": dropout}, "epochs": epochs}
+    given |= {"precision": "fp64" if exact else "fp32", "data_dir": data_dir}
     if variant == "adaqp" and epochs < FEW:
         given |= SHORT
     return ours(name, variant, None if shown is data else shown, seed, **given)
@@ -184,8 +166,8 @@ def main() -> None:
     torch.set_num_threads(1)
     data_dir = options.data_dir.resolve()
     data, out = cora(data_dir), HERE / ("smoke.jsonl" if options.smoke else "results.jsonl")
-    done = {key_of(row) for row in records.read(out)}
-    refused = {key[1:3] for key, row in ((key_of(row), row) for row in records.read(out)) if "refused" in row}
+    done = {key_of(row): row for row in records.read(out)}
+    refused = {key[1:3] for key, row in done.items() if "refused" in row}
     seeds = 1 if options.smoke else options.seeds
     options.stage = [stage for stage in options.stage if not (options.smoke and stage == "more")]
     cells = [cell for stage in options.stage for cell in cells_of(stage, options.models, seeds)]

@@ -51,14 +51,7 @@ def train(what: str, overrides: list[str], limit: int | None) -> dict[str, Any]:
     """One run; its row."""
     group = Cgroup(limit)
     with tempfile.TemporaryDirectory(dir=HERE) as folder:  # a disk: a result in memory would count
-        command = [
-            *blocks.GNNPAR,
-            "train",
-            *PROBLEM,
-            *COMMON,
-            *overrides,
-            f"hydra.run.dir={folder}",
-        ]
+        command = [*blocks.GNNPAR, "train", *PROBLEM, *COMMON, *overrides, f"hydra.run.dir={folder}"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=group.enter)
         row = {"what": what, "limit_bytes": limit, "exit": done.returncode, "charged_bytes": group.close()}
         file = Path(folder) / "result.json"

@@ -61,17 +61,9 @@ def generate(
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    for name, kind, value in (
-        ("nodes", int, 5_000_000),
-        ("edges", int, 100_000_000),
-        ("features", int, 32),
-        ("classes", int, 16),
-        ("communities", int, 64),
-        ("inside", float, 0.9),
-        ("noise", float, 2.0),
-        ("seed", int, 0),
-    ):
-        parser.add_argument(f"--{name}", type=kind, default=value)
+    sizes = {"nodes": 5_000_000, "edges": 100_000_000, "features": 32, "classes": 16, "communities": 64}
+    for name, value in {**sizes, "inside": 0.9, "noise": 2.0, "seed": 0}.items():
+        parser.add_argument(f"--{name}", type=type(value), default=value)
     generate(**vars(parser.parse_args()))
 
 

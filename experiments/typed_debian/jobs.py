@@ -18,14 +18,7 @@ SAME_ON: Mapping[str, tuple[int, ...]] = {
     "feature": (4,),
 }
 
-TRAINED: Overrides = {
-    **COMMON,
-    "world_size": 4,
-    "epochs": 80,
-    "eval_every": 5,
-    "fidelity_every": 20,
-    "optim.lr": 0.03,
-}
+TRAINED: Overrides = {**COMMON, "world_size": 4, "epochs": 80, "eval_every": 5, "fidelity_every": 20, "optim.lr": 0.03}
 """Of the stage `accuracy`."""
 EXACT, CONTROL = "exact", "control"
 VARIANTS: Mapping[str, Overrides] = {
