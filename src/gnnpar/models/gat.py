@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -29,28 +30,45 @@ def head_scores(x: Tensor, attend: Tensor) -> Tensor:
     return dense(x.flatten(1), (heads[:, :, None] * attend[None, :, :]).flatten(1))
 
 
-class GATConv(nn.Module):
-    """A GAT layer that concatenates its heads, or with `average` takes their mean (the last layer)."""
+class Headed(TypedDict):
+    """Arguments of `HeadedConv`."""
 
+    heads: int
+    average: bool
+    attention_dropout: float
+
+
+class HeadedConv(nn.Module):
+    """Base of layers that concatenate their heads, or with `average` take their mean (the last layer)."""
+
+    def __init__(self, out_dim: int, *, heads: int, average: bool, attention_dropout: float) -> None:
+        super().__init__()
+        self.heads, self.average, self.p = heads, average, attention_dropout
+        self.width = out_dim if average else out_dim // heads
+        self.needs_edge_ids = attention_dropout > 0
+
+    def by_head(self, rows: Tensor) -> Tensor:
+        """Split columns by head. Shapes: [N, H D] -> [N, H, D]."""
+        return rows.unflatten(-1, (self.heads, -1))
+
+    def joined(self, out: Tensor) -> Tensor:
+        """Join the heads. Shapes: [N, H, D] -> [N, D] or [N, H D]."""
+        return out.mean(1) if self.average else out.flatten(1)
+
+
+class GATConv(HeadedConv):
     glorot = ("weight", "attend_src", "attend_dst")
 
-    def __init__(
-        self, in_dim: int, out_dim: int, *, heads: int, average: bool, slope: float, attention_dropout: float
-    ) -> None:
-        super().__init__()
-        width = out_dim if average else out_dim // heads
-        self.weight = nn.Parameter(torch.empty(heads * width, in_dim))
-        self.attend_src = nn.Parameter(torch.empty(heads, width))
-        self.attend_dst = nn.Parameter(torch.empty(heads, width))
+    def __init__(self, in_dim: int, out_dim: int, *, slope: float, **headed: Unpack[Headed]) -> None:
+        super().__init__(out_dim, **headed)
+        self.slope = slope
+        self.weight = nn.Parameter(torch.empty(self.heads * self.width, in_dim))
+        self.attend_src = nn.Parameter(torch.empty(self.heads, self.width))
+        self.attend_dst = nn.Parameter(torch.empty(self.heads, self.width))
         self.bias = nn.Parameter(torch.zeros(out_dim))
-        self.heads, self.average, self.slope, self.p = heads, average, slope, attention_dropout
-
-    @property
-    def needs_edge_ids(self) -> bool:
-        return self.p > 0
 
     def message(self, g: Local, h: Tensor) -> Rows:
-        x = dense(h, self.weight).unflatten(-1, (self.heads, -1))
+        x = self.by_head(dense(h, self.weight))
         return x, head_scores(x, self.attend_src)
 
     def forward(self, g: Graph, h: Tensor) -> Tensor:
@@ -58,7 +76,7 @@ class GATConv(nn.Module):
         g, (x,) = g.destinations(src[0])
         dst = (head_scores(x, self.attend_dst),)
         out = g.aggregate(Softmax(self.slope, g.edge_dropout(self.p)), src, dst)
-        return (out.mean(1) if self.average else out.flatten(1)) + self.bias
+        return self.joined(out) + self.bias
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,16 +88,16 @@ class Heads(ModelConfig):
     out_heads: Annotated[int, Ge(1), Le(1024)] = 1
     attention_dropout: Probability = 0.0
 
-    def heads_of(self, out_dim: int, index: int) -> tuple[int, bool]:
-        """Return the number of heads of a layer, and whether it averages them."""
+    def headed(self, out_dim: int, index: int) -> Headed:
+        """Return the arguments of a layer's HeadedConv."""
         if index == self.num_layers - 1 and self.decoder == "none":
-            return self.out_heads, True
+            return {"heads": self.out_heads, "average": True, "attention_dropout": self.attention_dropout}
         if out_dim % self.heads:
             raise ValueError(
                 f"model.hidden={out_dim} does not divide into model.heads={self.heads} heads: "
                 f"use hidden={-(-out_dim // self.heads) * self.heads}."
             )
-        return self.heads, False
+        return {"heads": self.heads, "average": False, "attention_dropout": self.attention_dropout}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +106,8 @@ class GAT(Heads):
 
     slope: Annotated[float, Ge(0.0)] = 0.2
     activation = F.elu
+    layer: ClassVar[Callable[..., nn.Module]] = GATConv
 
     def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
         self.only_order("transform_first", "attention scores read the transformed rows")
-        heads, average = self.heads_of(out_dim, index)
-        return GATConv(
-            in_dim, out_dim, heads=heads, average=average, slope=self.slope, attention_dropout=self.attention_dropout
-        )
+        return type(self).layer(in_dim, out_dim, slope=self.slope, **self.headed(out_dim, index))

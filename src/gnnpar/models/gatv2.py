@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -10,47 +11,35 @@ from torch import Tensor, nn
 from gnnpar.folds.block import Rows
 from gnnpar.folds.softmax import SoftmaxV2
 from gnnpar.graph import Graph, Local
-from gnnpar.models.gat import GAT
+from gnnpar.models.gat import GAT, Headed, HeadedConv
 from gnnpar.models.initial import Linear
 
 
-class GATv2Conv(nn.Module):
+class GATv2Conv(HeadedConv):
     glorot = ("attention",)
 
-    def __init__(
-        self, in_dim: int, out_dim: int, *, heads: int, average: bool, slope: float, attention_dropout: float
-    ) -> None:
-        super().__init__()
-        width = out_dim if average else out_dim // heads
-        self.left = Linear(in_dim, heads * width)
-        self.right = Linear(in_dim, heads * width)
-        self.attention = nn.Parameter(torch.empty(heads, width))
+    def __init__(self, in_dim: int, out_dim: int, *, slope: float, **headed: Unpack[Headed]) -> None:
+        super().__init__(out_dim, **headed)
+        self.slope = slope
+        self.left = Linear(in_dim, self.heads * self.width)
+        self.right = Linear(in_dim, self.heads * self.width)
+        self.attention = nn.Parameter(torch.empty(self.heads, self.width))
         self.bias = nn.Parameter(torch.zeros(out_dim))
-        self.heads, self.average, self.slope, self.p = heads, average, slope, attention_dropout
-
-    @property
-    def needs_edge_ids(self) -> bool:
-        return self.p > 0
 
     def message(self, g: Local, h: Tensor) -> Rows:
-        return (self.left(h).unflatten(-1, (self.heads, -1)),)
+        return (self.by_head(self.left(h)),)
 
     def forward(self, g: Graph, h: Tensor) -> Tensor:
         agg = SoftmaxV2(self.slope, g.edge_dropout(self.p))
         src = g.source(self.message, h)
         g, (h,) = g.destinations(h)
-        dst = (self.right(h).unflatten(-1, (self.heads, -1)),)
+        dst = (self.by_head(self.right(h)),)
         out = g.aggregate(agg, src, dst, shared=(self.attention,))
-        return (out.mean(1) if self.average else out.flatten(1)) + self.bias
+        return self.joined(out) + self.bias
 
 
 @dataclass(frozen=True, kw_only=True)
 class GATv2(GAT):
     """Configuration of GATv2, with the fields of GAT."""
 
-    def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
-        self.only_order("transform_first", "attention scores read the transformed rows")
-        heads, average = self.heads_of(out_dim, index)
-        return GATv2Conv(
-            in_dim, out_dim, heads=heads, average=average, slope=self.slope, attention_dropout=self.attention_dropout
-        )
+    layer = GATv2Conv

@@ -49,7 +49,9 @@ class GCNConv(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GCN(ModelConfig):
+class Symmetric(ModelConfig):
+    """Configuration of models that sum by D^-1/2 A D^-1/2 with edge weights."""
+
     @property
     def takes_root(self) -> bool:
         return True
@@ -58,5 +60,8 @@ class GCN(ModelConfig):
     def edge_data(self) -> frozenset[EdgeKind]:
         return frozenset({"weight"})
 
+
+@dataclass(frozen=True, kw_only=True)
+class GCN(Symmetric):
     def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
         return GCNConv(in_dim, out_dim, aggregate_first=aggregate_first)

@@ -11,12 +11,10 @@ from annotated_types import Ge, Gt, Le
 from torch import Tensor, nn
 
 from gnnpar.folds.block import Rows
-from gnnpar.folds.edge_data import EdgeKind
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph, Local
 from gnnpar.models.dense import dense
-from gnnpar.models.gcn import scaled
-from gnnpar.models.gnn import ModelConfig
+from gnnpar.models.gcn import Symmetric, scaled
 
 
 class GCNIIConv(nn.Module):
@@ -44,20 +42,12 @@ class GCNIIConv(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GCNII(ModelConfig):
+class GCNII(Symmetric):
     """Configuration of GCNII. alpha: share of the encoder's output. beta of layer l is ln(theta / l + 1)."""
 
     alpha: Annotated[float, Ge(0.0), Le(1.0)] = 0.1
     theta: Annotated[float, Gt(0.0)] = 0.5
     carries_first = True
-
-    @property
-    def takes_root(self) -> bool:
-        return True
-
-    @property
-    def edge_data(self) -> frozenset[EdgeKind]:
-        return frozenset({"weight"})
 
     def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
         self.only_order("aggregate_first", "GCNII adds the initial rows between fold and matrix")

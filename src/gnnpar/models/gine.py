@@ -31,11 +31,7 @@ class GINEConv(nn.Module):
         self.edges = Linear(edge_dim, in_dim) if edge_dim else None
         self.inside = Linear(in_dim, hidden)
         self.outside = Linear(hidden, out_dim)
-        self.edge_dim = edge_dim
-
-    @property
-    def needs_edge_ids(self) -> bool:
-        return self.edge_dim > 0
+        self.edge_dim, self.needs_edge_ids = edge_dim, edge_dim > 0
 
     def message(self, g: Local, h: Tensor) -> Rows:
         return (h if self.edges is not None else torch.relu(h),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
+from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -44,69 +44,69 @@ MOST_LAYERS = 10_000
 _ENCODER_MASK, _DECODER_MASK = 1, 2  # dropout tags; a layer's own mask has tag 0
 
 
-class ModelSource(Protocol):
+class ModelSource:
     """The configuration `model`: a ModelConfig or a PyG model. wraps: the module is a user's, kept as `net`, and runs
     for one graph at a time."""
 
-    wraps: ClassVar[bool]
+    wraps: ClassVar[bool] = False
+    num_layers: int
+    input_dropout: float
 
     @property
     def in_one_piece(self) -> str:
         """Why the layers cannot run separately. Empty if they can, or if only the dataset's widths can tell."""
-        ...
+        return ""
 
     @property
     def edge_data(self) -> frozenset[EdgeKind]:
         """Kinds of edge data that the model reads."""
-        ...
+        return frozenset()
 
     @property
     def takes_root(self) -> bool:
         """Whether the model normalises by roots of sums of edge weights."""
-        ...
+        return False
 
     @property
     def whole_neighborhoods(self) -> tuple[str, ...]:
         """Convolutions that need all in-edges of a row at once."""
-        ...
+        return ()
 
     @property
     def moments(self) -> tuple[str, ...]:
         """Modules that normalise by the mean and variance of all rows of a layer."""
-        ...
+        return ()
 
     @property
     def totals(self) -> tuple[str, ...]:
         """Modules that read sums over all rows of a layer."""
-        ...
+        return ()
 
     @property
     def reads_degrees(self) -> bool:
         """Whether the model is built with the histogram of in-degrees."""
-        ...
+        return False
 
-    @property
-    def num_layers(self) -> int: ...
-    @property
-    def input_dropout(self) -> float: ...
     def ways(self) -> list[str]:
         """Return a line for each convolution with a noteworthy aggregation path."""
-        ...
+        return []
 
     def cuts(self) -> list[str]:
         """Return a line for each noteworthy cut between two layers: the activations that a stage boundary sends."""
-        ...
+        return []
 
     def on(self, sizes: EdgeSizes) -> ModelSource:
         """Return this configuration with open fields filled from the dataset: number of edge types, width of edge
         attributes, histogram of in-degrees. Call it before `build`."""
-        ...
+        return self
 
-    def build(self, in_dim: int, out_dim: int, *, seed: int, cached_first_layer: bool = False) -> GNN: ...
+    def build(self, in_dim: int, out_dim: int, *, seed: int, cached_first_layer: bool = False) -> GNN:
+        """Build the model with initial weights that depend on `seed` alone."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(ModelSource):
     """Base of model configurations. Fields are YAML keys; a model adds its own and a method that makes a convolution.
 
     encoder, decoder: a dense layer before and after. With neither, widths are F, hidden, ..., classes.
@@ -127,44 +127,10 @@ class ModelConfig:
     decoder: Literal["none", "linear"] = "none"
     order: Order = "auto"
     jump: Jump = "none"
-    wraps: ClassVar[bool] = False
-
-    @property
-    def in_one_piece(self) -> str:
-        return ""
-
-    @property
-    def takes_root(self) -> bool:
-        return False
-
-    @property
-    def edge_data(self) -> frozenset[EdgeKind]:
-        return frozenset()
-
-    def on(self, sizes: EdgeSizes) -> Self:
-        return self
-
-    @property
-    def whole_neighborhoods(self) -> tuple[str, ...]:
-        return ()
 
     @property
     def moments(self) -> tuple[str, ...]:
         return ("model.norm=batch",) if self.norm == "batch" else ()
-
-    @property
-    def totals(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def reads_degrees(self) -> bool:
-        return False
-
-    def ways(self) -> list[str]:
-        return []
-
-    def cuts(self) -> list[str]:
-        return []
 
     def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
         """Return a module with forward (g, h, *rest of the activations) -> [N, out_dim]."""

@@ -21,34 +21,21 @@ import torch.nn.functional as F
 from annotated_types import Ge, Le
 from torch import Tensor, nn
 
-from gnnpar.folds.block import Rows, sorted_by_kind
+from gnnpar.folds.block import Rows
 from gnnpar.folds.generic import Generic
 from gnnpar.graph import Graph, Local
 from gnnpar.models.gnn import Probability
-from gnnpar.models.rgcn import Typed, glorot_uniform
-
-
-def by_relation(rows: Tensor, types: Tensor, weight: Tensor) -> Tensor:
-    """Return rows_e W_r per head, r the type of row e. Shapes: [e, H, D], [e], [H, R, D, D] -> [e, H, D]."""
-    by_head = rows.transpose(0, 1)
-    if weight.shape[1] == 1:
-        return (by_head @ weight[:, 0]).transpose(0, 1)
-    if not len(rows):  # a shape trace has no types either
-        return rows
-    order, sizes = sorted_by_kind(types, weight.shape[1])
-    parts = by_head[:, order].split(sizes, 1)
-    products = torch.cat([part @ each for part, each in zip(parts, weight.unbind(1), strict=True)], 1)
-    return torch.empty_like(rows).index_copy(0, order, products.transpose(0, 1))
+from gnnpar.models.rgcn import Typed, by_relation, glorot_uniform
 
 
 def value(src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
     """Return the values. Shapes: keys and values [e, H, D], types [e], matrices [H, R, D, D] -> [e, H, D]."""
-    return by_relation(src[1], edge[0], shared[1])
+    return by_relation(src[1].transpose(0, 1), edge[0], shared[1]).transpose(0, 1)
 
 
 def score(src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
     """Return the scores. Shapes: as `value`, queries [e, H, D], priors [H, R] -> [e, H]."""
-    keys = by_relation(src[0], edge[0], shared[0])
+    keys = by_relation(src[0].transpose(0, 1), edge[0], shared[0]).transpose(0, 1)
     return (keys * dst[0]).sum(-1) * shared[2].t()[edge[0]] / math.sqrt(keys.shape[2])
 
 
@@ -90,10 +77,7 @@ class HGTConv(nn.Module):
         self.prior = nn.Parameter(torch.ones(heads, relations))
         self.skip = nn.Parameter(torch.ones(kinds)) if in_dim == out_dim else None
         self.heads, self.relations, self.p = heads, relations, attention_dropout
-
-    @property
-    def needs_edge_ids(self) -> bool:
-        return self.p > 0
+        self.needs_edge_ids = attention_dropout > 0
 
     def message(self, g: Local, h: Tensor, kinds: Tensor | None = None) -> Rows:
         return tuple(self._by_head(layer(h, kinds)) for layer in (self.key, self.value))

@@ -12,30 +12,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Unpack
 
 import torch
 import torch.nn.functional as F
 from annotated_types import Ge
 from torch import Tensor, nn
 
-from gnnpar.folds.block import Rows, sorted_by_kind
+from gnnpar.folds.block import Rows
 from gnnpar.folds.generic import Generic
 from gnnpar.graph import Graph, Local
-from gnnpar.models.gat import Heads
-from gnnpar.models.rgcn import Matrices, Relational
-
-
-def by_relation(rows: Tensor, types: Tensor, weight: Tensor) -> Tensor:
-    """Return rows_e W_r, r the type of row e, one product each. Shapes: [e, F], [e], [R, F, F'] -> [e, F']."""
-    if len(weight) == 1:
-        return rows @ weight[0]
-    if not len(rows):  # a shape trace has no types either
-        return rows.new_zeros(0, weight.shape[2])
-    order, sizes = sorted_by_kind(types, len(weight))
-    parts = rows[order].split(sizes)
-    products = torch.cat([part @ each for part, each in zip(parts, weight.unbind(0), strict=True)])
-    return torch.empty_like(products).index_copy(0, order, products)
+from gnnpar.models.gat import Headed, HeadedConv, Heads
+from gnnpar.models.rgcn import Matrices, Relational, by_relation
 
 
 def value(src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
@@ -51,9 +39,8 @@ def score(src: Rows, dst: Rows, edge: Rows, shared: Rows, *, slope: float) -> Te
     return F.leaky_relu(query + by_relation(src[0], types, shared[1]), slope)
 
 
-class RGATConv(nn.Module):
-    """An RGAT layer. It concatenates heads, or takes their mean (`average`, last layer). within: softmax per
-    relation."""
+class RGATConv(HeadedConv):
+    """An RGAT layer. within: softmax per relation."""
 
     glorot = ("query", "key")
 
@@ -62,27 +49,20 @@ class RGATConv(nn.Module):
         in_dim: int,
         out_dim: int,
         *,
-        heads: int,
-        average: bool,
         slope: float,
-        attention_dropout: float,
         relations: int,
         bases: int | None,
         blocks: int | None,
         within: bool,
+        **headed: Unpack[Headed],
     ) -> None:
-        super().__init__()
-        width = heads * out_dim if average else out_dim
+        super().__init__(out_dim, **headed)
+        heads, width = self.heads, self.heads * self.width
         self.neighbours, self.mixing = Matrices.drawn(in_dim, width, relations=relations, bases=bases, blocks=blocks)
         self.query = nn.Parameter(torch.empty(width, heads))
         self.key = nn.Parameter(torch.empty(width, heads))
         self.bias = nn.Parameter(torch.zeros(out_dim))
-        self.average, self.slope, self.p = average, slope, attention_dropout
-        self.relations, self.within = relations, within
-
-    @property
-    def needs_edge_ids(self) -> bool:
-        return self.p > 0
+        self.slope, self.relations, self.within = slope, relations, within
 
     @staticmethod
     def message(g: Local, h: Tensor) -> Rows:
@@ -102,7 +82,7 @@ class RGATConv(nn.Module):
         )
         out = g.aggregate(fold, src, (queries,), (), (matrices, matrices @ self.key))
         out = out.sum(1) if self.within else out
-        return (out.mean(1) if self.average else out.flatten(1)) + self.bias
+        return self.joined(out) + self.bias
 
     def _matrices(self) -> Tensor:
         """Return the matrices of relations, [R, F, H D]."""
@@ -128,16 +108,13 @@ class RGAT(Heads, Relational):
 
     def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
         self.only_order("aggregate_first", "a row travels once for all relations, each of which has a matrix")
-        heads, average = self.heads_of(out_dim, index)
         return RGATConv(
             in_dim,
             out_dim,
-            heads=heads,
-            average=average,
             slope=self.slope,
-            attention_dropout=self.attention_dropout,
             relations=self.num_relations or 1,
             bases=self.num_bases,
             blocks=self.num_blocks,
             within=self.attention == "within",
+            **self.headed(out_dim, index),
         )

@@ -12,7 +12,7 @@ from annotated_types import Ge, Le
 from torch import Tensor, nn
 
 from gnnpar.files import require_memory
-from gnnpar.folds.block import Rows
+from gnnpar.folds.block import Rows, sorted_by_kind
 from gnnpar.folds.edge_data import EdgeKind, EdgeSizes
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph, Local
@@ -24,6 +24,20 @@ def relational_mean(g: Graph, source: Rows, relations: int) -> Tensor:
     """Return means of source rows by relation, 0 without in-edges. Shapes: x [N, F] -> [N, relations, F]."""
     degree = g.type_degree(relations).clamp_min(1)
     return g.aggregate(Sum(types=relations), source) * degree.reciprocal()[..., None]
+
+
+def by_relation(rows: Tensor, types: Tensor, weight: Tensor) -> Tensor:
+    """Return rows_e W_r, r the type of row e, one product each. Shapes: rows [..., e, F], types [e], weight
+    [..., R, F, F'] -> [..., e, F']."""
+    at = rows.ndim - 2
+    if weight.shape[at] == 1:
+        return rows @ weight.select(at, 0)
+    if not rows.shape[at]:  # a shape trace has no types either
+        return rows.new_zeros(*rows.shape[:-1], weight.shape[-1])
+    order, sizes = sorted_by_kind(types, weight.shape[at])
+    parts = rows.index_select(at, order).split(sizes, at)
+    products = torch.cat([part @ each for part, each in zip(parts, weight.unbind(at), strict=True)], at)
+    return torch.empty_like(products).index_copy(at, order, products)
 
 
 def relational_product(rows: Tensor, weight: Tensor, mixing: Tensor | None = None) -> Tensor:

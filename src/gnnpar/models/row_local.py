@@ -15,21 +15,9 @@ _MIXING: tuple[type[nn.Module], ...] = (
 )
 _NOISE: tuple[type[nn.Module], ...] = (nn.modules.dropout._DropoutNd, nn.RReLU)
 # of torch_geometric.nn, by module and name, without importing PyG
-_MIXING_PYG = {
-    "torch_geometric.nn.norm": (
-        "BatchNorm",
-        "HeteroBatchNorm",
-        "InstanceNorm",
-        "GraphNorm",
-        "GraphSizeNorm",
-        "PairNorm",
-        "MeanSubtractionNorm",
-        "DiffGroupNorm",
-    ),
-    "torch_geometric.nn.pool": (),  # all of them
-    "torch_geometric.nn.aggr": (),
-    "torch_geometric.nn.glob": (),
-}
+_NORMS_PYG = ("BatchNorm", "HeteroBatchNorm", "InstanceNorm", "GraphNorm", "GraphSizeNorm", "PairNorm")
+_NORMS_PYG += ("MeanSubtractionNorm", "DiffGroupNorm")
+_POOLS_PYG = tuple(f"torch_geometric.nn.{folder}." for folder in ("pool", "aggr", "glob"))
 REMEDY = "nn.LayerNorm and everything else that treats each row alone will do"
 
 
@@ -65,9 +53,7 @@ def row_mixing(module: nn.Module) -> str:
 
 
 def _is_mixing_pyg(module: nn.Module) -> bool:
-    kind = type(module)
-    for folder, names in _MIXING_PYG.items():
-        if kind.__module__.startswith(folder + ".") and (not names or kind.__name__ in names):
-            return True
-    graph_wide = (kind.__module__, kind.__name__) == ("torch_geometric.nn.norm.layer_norm", "LayerNorm")
-    return graph_wide and vars(module).get("mode") == "graph"
+    folder, name = type(module).__module__, type(module).__name__
+    if folder.startswith("torch_geometric.nn.norm."):
+        return name in _NORMS_PYG or (name == "LayerNorm" and vars(module).get("mode") == "graph")
+    return folder.startswith(_POOLS_PYG)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from gnnpar.folds.block import Rows
 from gnnpar.folds.softmax import SoftmaxDot
 from gnnpar.graph import Graph, Local
 from gnnpar.models.edge_attr import ReadsAttributes, attributes
-from gnnpar.models.gat import Heads
+from gnnpar.models.gat import Headed, HeadedConv, Heads
 from gnnpar.models.initial import Linear
 
 
@@ -38,49 +39,33 @@ def attend(g: Graph, src: Rows, query: Tensor, edge: Rows, matrix: Tensor | None
     return values + torch.einsum("nha,hda->nhd", sums, matrices)
 
 
-class TransformerConv(nn.Module):
+class TransformerConv(HeadedConv):
     """A graph transformer layer. Keys have no bias, since it would cancel in the softmax."""
 
-    def __init__(
-        self,
-        in_dim: int,
-        out_dim: int,
-        *,
-        heads: int,
-        average: bool,
-        attention_dropout: float,
-        gated: bool,
-        edge_dim: int,
-    ) -> None:
-        super().__init__()
-        width = out_dim if average else out_dim // heads
-        self.key = Linear(in_dim, heads * width, bias=False)
-        self.query = Linear(in_dim, heads * width)
-        self.value = Linear(in_dim, heads * width)
+    def __init__(self, in_dim: int, out_dim: int, *, gated: bool, edge_dim: int, **headed: Unpack[Headed]) -> None:
+        super().__init__(out_dim, **headed)
+        inner = self.heads * self.width
+        self.key = Linear(in_dim, inner, bias=False)
+        self.query = Linear(in_dim, inner)
+        self.value = Linear(in_dim, inner)
         self.skip = Linear(in_dim, out_dim)
         self.gate = Linear(3 * out_dim, 1, bias=False) if gated else None
-        self.edges = Linear(edge_dim, heads * width, bias=False) if edge_dim else None
-        self.heads, self.average, self.p, self.edge_dim = heads, average, attention_dropout, edge_dim
-
-    @property
-    def needs_edge_ids(self) -> bool:
-        return self.p > 0 or self.edge_dim > 0
+        self.edges = Linear(edge_dim, inner, bias=False) if edge_dim else None
+        self.edge_dim = edge_dim
+        self.needs_edge_ids = self.p > 0 or edge_dim > 0
 
     def message(self, g: Local, h: Tensor) -> Rows:
-        return self._by_head(self.key(h)), self._by_head(self.value(h))
+        return self.by_head(self.key(h)), self.by_head(self.value(h))
 
     def forward(self, g: Graph, h: Tensor) -> Tensor:
         src, edge = g.source(self.message, h), attributes(g, self.edge_dim)
         g, (h,) = g.destinations(h)
         matrix = None if self.edges is None else self.edges.weight
-        out = attend(g, src, self._by_head(self.query(h)), edge, matrix, self.p)
-        out, own = out.mean(1) if self.average else out.flatten(1), self.skip(h).to(out.dtype)
+        out = attend(g, src, self.by_head(self.query(h)), edge, matrix, self.p)
+        out, own = self.joined(out), self.skip(h).to(out.dtype)
         if self.gate is None:
             return out + own
         return torch.lerp(out, own, self.gate(torch.cat([out, own, out - own], dim=1)).to(out.dtype).sigmoid())
-
-    def _by_head(self, rows: Tensor) -> Tensor:
-        return rows.unflatten(-1, (self.heads, -1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,13 +76,6 @@ class Transformer(Heads, ReadsAttributes):
 
     def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
         self.only_order("transform_first", "attention reads the transformed rows")
-        heads, average = self.heads_of(out_dim, index)
         return TransformerConv(
-            in_dim,
-            out_dim,
-            heads=heads,
-            average=average,
-            attention_dropout=self.attention_dropout,
-            gated=self.beta,
-            edge_dim=self.edge_dim or 0,
+            in_dim, out_dim, gated=self.beta, edge_dim=self.edge_dim or 0, **self.headed(out_dim, index)
         )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import suppress
 from functools import partial
 from traceback import walk_stack
 
@@ -27,8 +27,8 @@ from torch_geometric.nn.attention import PolynormerAttention, SGFormerAttention
 
 from gnnpar.folds.block import widened
 from gnnpar.graph import Graph
-from gnnpar.models.pyg.layout import REDUCES, Called, Layout, NodeRows
-from gnnpar.models.pyg.marks import replaced
+from gnnpar.models.pyg.layout import Called, Layout, NodeRows
+from gnnpar.models.pyg.nested import leaves
 
 _TURNED = frozenset({Tensor.T.__get__, Tensor.mT.__get__, Tensor.t, torch.t, Tensor.adjoint, torch.adjoint})
 _OTHERWISE = {"out", "other"}  # arguments that the table does not cover
@@ -36,6 +36,10 @@ _LARGEST = 2**62
 Dim = int | Sequence[int] | None
 DType = torch.dtype | None
 Reduction = Callable[..., object]
+
+
+class _OfOwnRows(Exception):
+    """Raised if a function reduces no rows of all nodes."""
 
 
 class AllRows:
@@ -101,8 +105,9 @@ class AllRows:
         """Return a function's result over all nodes if it reduces their rows, else its marked result on own rows."""
         named = {"dim" if name == "axis" else name: value for name, value in given.items() if value is not None}
         reduction = _REDUCTIONS.get(func.__name__) if named.keys().isdisjoint(_OTHERWISE) else None
-        if reduction is not None and (out := reduction(self, *args, **named)) is not NotImplemented:
-            return out
+        if reduction is not None:
+            with suppress(_OfOwnRows):
+                return reduction(self, *args, **named)
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **given)
         return out if func in get_default_nowrap_functions() else self._marked(cls, func, args, given, out)
@@ -144,29 +149,16 @@ class AllRows:
         return at if at is not None and at < out.ndim and out.shape[at] == num else None
 
 
-@contextmanager
-def reducing(rows: AllRows | None) -> Iterator[None]:
-    """Within the context, reductions of marked rows run over all nodes."""
-    before = REDUCES.set(rows)
-    try:
-        yield
-    finally:
-        REDUCES.reset(before)
-
-
-@contextmanager
-def counting(net: nn.Module, rows: AllRows) -> Iterator[None]:
-    """Within the context, PyG modules that read the number of rows get the number of all nodes.
+def counting(net: nn.Module, rows: AllRows) -> Iterator[tuple[nn.Module, Callable[..., Tensor]]]:
+    """Return PyG's modules that read the number of rows, each with a forward that reads the number of all nodes.
 
     This holds where their input has one row per node of a single graph. A forward shadowed on an instance is kept.
     Shapes: attention [1, N, F] -> [1, N, F'], norm [N, F] -> [N, F].
     """
-    with ExitStack() as stack:
-        for module in net.modules():
-            body = _COUNTING.get(type(module))
-            if body is not None and "forward" not in vars(module):
-                stack.enter_context(replaced(module, {"forward": partial(body, module, rows)}))
-        yield
+    for module in net.modules():
+        body = _COUNTING.get(type(module))
+        if body is not None and "forward" not in vars(module):
+            yield module, partial(body, module, rows)
 
 
 def _graph_size(
@@ -187,8 +179,8 @@ def _sgformer(conv: SGFormerAttention, rows: AllRows, x: Tensor, mask: Tensor | 
     q, k = (torch.where(t == 0, 1e-6, t) for t in (q, k))
     q, k = (t / torch.linalg.vector_norm(t, dim=-1, keepdim=True) for t in (q, k))
     number = rows.counted(conv)
-    products = rows.total(torch.einsum("nhm,nhd->hmd", widened(k), widened(v))).to(x.dtype)
-    keys = rows.total(widened(k).sum(0)).to(x.dtype)
+    products = _product(rows, "nhm,nhd->hmd", k, v).to(x.dtype)
+    keys = _product(rows, "nhm->hm", k).to(x.dtype)
     above = torch.einsum("nhm,hmd->nhd", q, products) + number * v
     return (above / (torch.einsum("nhm,hm->nh", q, keys) + number)[..., None]).mean(1)[None]
 
@@ -204,8 +196,8 @@ def _polynormer(conv: PolynormerAttention, rows: AllRows, x: Tensor, mask: Tenso
 
     k, v = by_head(conv.k).sigmoid(), _without(by_head(conv.v), mask)
     q = k if conv.qk_shared else by_head(conv.q).sigmoid()
-    products = rows.total(torch.einsum("ndh,nmh->dmh", widened(k), widened(v))).to(x.dtype)
-    keys = rows.total(widened(k).sum(0)).to(x.dtype)
+    products = _product(rows, "ndh,nmh->dmh", k, v).to(x.dtype)
+    keys = _product(rows, "ndh->dh", k).to(x.dtype)
     out = torch.einsum("ndh,dmh->nmh", q, products) / (torch.einsum("ndh,dh->nh", q, keys)[:, None] + 1e-6)
     out = conv.lns(out.flatten(1)) * (conv.h_lins(x) + conv.beta)
     return conv.dropout(F.relu(conv.lin_out(out)))[None]
@@ -228,11 +220,7 @@ def _flat(values: Sequence[object]) -> list[int]:
 
 
 def _marked(values: object) -> Iterator[NodeRows]:
-    if isinstance(values, NodeRows):
-        yield values
-    elif isinstance(values, tuple | list):
-        for each in values:
-            yield from _marked(each)
+    return (each for each in leaves(values) if isinstance(each, NodeRows))
 
 
 def _swapped(at: int, one: int, other: int, ndim: int) -> int:
@@ -247,9 +235,11 @@ def _dims(x: Tensor, dim: Dim) -> tuple[int, ...]:
 
 
 def _reduced(x: object, dim: Dim) -> tuple[int, ...]:
-    """Return the dimensions of `dim` if they include the row dimension, else none."""
+    """Return the dimensions of `dim`. _OfOwnRows unless they include the row dimension."""
     dims = _dims(x, dim) if isinstance(x, NodeRows) and x.ndim else ()
-    return dims if isinstance(x, NodeRows) and x.at in dims else ()
+    if not isinstance(x, NodeRows) or x.at not in dims:
+        raise _OfOwnRows
+    return dims
 
 
 def _sums(rows: AllRows, x: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
@@ -262,16 +252,13 @@ def _number(rows: AllRows, x: NodeRows, dims: tuple[int, ...]) -> int:
     return rows.number(x.kind) * math.prod(x.shape[each] for each in dims if each != x.at)
 
 
-def _sum(rows: AllRows, input: NodeRows, dim: Dim = None, keepdim: bool = False, *, dtype: DType = None) -> object:
-    if not (dims := _reduced(input, dim)):
-        return NotImplemented
-    out = _sums(rows, input, dims, keepdim)
+def _sum(rows: AllRows, input: NodeRows, dim: Dim = None, keepdim: bool = False, *, dtype: DType = None) -> Tensor:
+    out = _sums(rows, input, _reduced(input, dim), keepdim)
     return out.to(dtype or (input.dtype if input.is_floating_point() else out.dtype))
 
 
-def _mean(rows: AllRows, input: NodeRows, dim: Dim = None, keepdim: bool = False, *, dtype: DType = None) -> object:
-    if not (dims := _reduced(input, dim)):
-        return NotImplemented
+def _mean(rows: AllRows, input: NodeRows, dim: Dim = None, keepdim: bool = False, *, dtype: DType = None) -> Tensor:
+    dims = _reduced(input, dim)
     return (_sums(rows, input, dims, keepdim) / _number(rows, input, dims)).to(dtype or input.dtype)
 
 
@@ -283,28 +270,27 @@ def _var(
     keepdim: bool = False,
     *,
     correction: float | None = None,
-) -> object:
+) -> Tensor:
     if isinstance(dim, bool):
         dim, unbiased = None, dim
-    if not (dims := _reduced(input, dim)):
-        return NotImplemented
+    dims = _reduced(input, dim)
     number, x = _number(rows, input, dims), widened(input.plain())
     around = x - _sums(rows, x, dims, True) / number
     less = float(unbiased) if correction is None else correction
     return (_sums(rows, around.square(), dims, keepdim) / max(0.0, number - less)).to(input.dtype)
 
 
-def _std(rows: AllRows, *args: object, **given: object) -> object:
-    found = _var(rows, *args, **given)
-    return found.sqrt() if isinstance(found, Tensor) else NotImplemented
+def _std(rows: AllRows, *args: object, **given: object) -> Tensor:
+    return _var(rows, *args, **given).sqrt()
 
 
 def _norm(
     rows: AllRows, input: NodeRows, p: object = 2, dim: Dim = None, keepdim: bool = False, **given: object
-) -> object:
+) -> Tensor:
     """Return the Euclidean norm. given: a dtype."""
-    if p not in (2, None, "fro") or given or not (dims := _reduced(input, dim)):
-        return NotImplemented
+    dims = _reduced(input, dim)
+    if p not in (2, None, "fro") or given:
+        raise _OfOwnRows
     squares = _sums(rows, widened(input.plain()).square(), dims, keepdim)
     some = squares > 0  # the gradient of an all-zero row is 0
     return torch.where(some, torch.where(some, squares, 1).sqrt(), 0).to(input.dtype)
@@ -312,37 +298,36 @@ def _norm(
 
 def _linalg_norm(
     rows: AllRows, input: NodeRows, ord: object = None, dim: Dim = None, *rest: bool, **given: object
-) -> object:
+) -> Tensor:
     """Return the norm of vectors; without `ord`, of all entries."""
     if ord is not None and not isinstance(dim, int):
-        return NotImplemented
+        raise _OfOwnRows
     return _norm(rows, input, ord, dim, *rest, **given)
 
 
-def _normalize(rows: AllRows, input: NodeRows, p: float = 2, dim: int = 1, eps: float = 1e-12) -> object:
-    length = _norm(rows, input, p, dim, keepdim=True)
-    return input / length.clamp_min(eps) if isinstance(length, Tensor) else NotImplemented
+def _normalize(rows: AllRows, input: NodeRows, p: float = 2, dim: int = 1, eps: float = 1e-12) -> Tensor:
+    return input / _norm(rows, input, p, dim, keepdim=True).clamp_min(eps)
 
 
-def _exponentials(rows: AllRows, input: NodeRows, dim: Dim, dtype: DType) -> tuple[Tensor, Tensor] | None:
+def _exponentials(rows: AllRows, input: NodeRows, dim: Dim, dtype: DType) -> tuple[Tensor, Tensor]:
     """Return x - max x and the sum of its exponentials."""
-    if dim is None or not (dims := _reduced(input, dim)):
-        return None
-    x = input if dtype is None else input.to(dtype)
+    if dim is None:
+        raise _OfOwnRows
+    dims, x = _reduced(input, dim), input if dtype is None else input.to(dtype)
     shifted = x - rows.largest(_extreme_of(input.plain(), dims, torch.amax)).to(x.dtype)
     return shifted, _sums(rows, shifted.exp(), dims, True).to(x.dtype)
 
 
-def _softmax(rows: AllRows, input: NodeRows, dim: Dim = None, *_: int, dtype: DType = None, **beside: int) -> object:
-    found = _exponentials(rows, input, dim, dtype)
-    return NotImplemented if found is None else found[0].exp() / found[1]
+def _softmax(rows: AllRows, input: NodeRows, dim: Dim = None, *_: int, dtype: DType = None, **beside: int) -> Tensor:
+    shifted, total = _exponentials(rows, input, dim, dtype)
+    return shifted.exp() / total
 
 
 def _log_softmax(
     rows: AllRows, input: NodeRows, dim: Dim = None, *_: int, dtype: DType = None, **beside: int
-) -> object:
-    found = _exponentials(rows, input, dim, dtype)
-    return NotImplemented if found is None else found[0] - found[1].log()
+) -> Tensor:
+    shifted, total = _exponentials(rows, input, dim, dtype)
+    return shifted - total.log()
 
 
 def _extreme_of(x: Tensor, dims: tuple[int, ...], reduce: Callable[..., Tensor]) -> Tensor:
@@ -372,36 +357,39 @@ def _chosen(
     return (best, place) if keepdim else (best.squeeze(dims), place.squeeze(dims))
 
 
-def _extreme(sign: int) -> Reduction:
-    def shared(rows: AllRows, input: NodeRows, dim: Dim = None, keepdim: bool = False) -> object:
-        dims = _reduced(input, dim)
-        return _chosen(rows, input, dims, keepdim, sign)[0] if dims else NotImplemented
-
-    return shared
+def _extreme(sign: int, rows: AllRows, input: NodeRows, dim: Dim = None, keepdim: bool = False) -> Tensor:
+    return _chosen(rows, input, _reduced(input, dim), keepdim, sign)[0]
 
 
-def _extreme_and_place(sign: int, made: Callable[..., object]) -> Reduction:
+def _extreme_and_place(
+    sign: int,
+    made: Callable[..., object],
+    rows: AllRows,
+    input: NodeRows,
+    dim: object = None,
+    keepdim: bool = False,
+) -> object:
     """Return max or min: over one dimension with the index of the first, over all dimensions without."""
-
-    def first(rows: AllRows, input: NodeRows, dim: object = None, keepdim: bool = False) -> object:
-        if not (dim is None or isinstance(dim, int)) or not (dims := _reduced(input, dim)):
-            return NotImplemented
-        if dim is None:
-            return _chosen(rows, input, dims, keepdim, sign)[0]
-        if rows.layout is not None:
-            return NotImplemented
-        return made(_chosen(rows, input, dims, keepdim, sign, first=True))
-
-    return first
+    if dim is None:
+        return _extreme(sign, rows, input, dim, keepdim)
+    if not isinstance(dim, int) or rows.layout is not None:
+        raise _OfOwnRows
+    return made(_chosen(rows, input, _reduced(input, dim), keepdim, sign, first=True))
 
 
-def _matmul(rows: AllRows, input: Tensor, other: Tensor) -> object:
+def _matmul(rows: AllRows, input: Tensor, other: Tensor) -> Tensor:
     """Return A^T B, a sum over rows."""
     both = isinstance(input, NodeRows) and isinstance(other, NodeRows)
     if not both or input.at != input.ndim - 1 or other.at != max(0, other.ndim - 2):
-        return NotImplemented
-    part = torch.matmul(widened(input.plain()), widened(other.plain()))
-    return rows.total(part).to(input.dtype)
+        raise _OfOwnRows
+    return _product(rows, torch.matmul, input, other).to(input.dtype)
+
+
+def _product(rows: AllRows, of: str | Callable[..., Tensor], *operands: Tensor) -> Tensor:
+    """Return a product that sums over rows, or an einsum, in fp32 at least, also under autocast."""
+    with torch.autocast(operands[0].device.type, enabled=False):
+        plain = [widened(t.as_subclass(Tensor)) for t in operands]
+        return rows.total(torch.einsum(of, *plain) if isinstance(of, str) else of(*plain))
 
 
 def _of_equation(args: Sequence[object]) -> tuple[set[str], int | None]:
@@ -414,38 +402,34 @@ def _of_equation(args: Sequence[object]) -> tuple[set[str], int | None]:
     return names, out.find(next(iter(names))) if len(names) == 1 else None
 
 
-def _einsum(rows: AllRows, *args: object) -> object:
+def _einsum(rows: AllRows, *args: object) -> Tensor:
     names, at = _of_equation(args)
     if len(names) != 1 or at != -1:
-        return NotImplemented
-    operands = [widened(t.as_subclass(Tensor)) for t in _flat(args[1:])]
-    return rows.total(torch.einsum(args[0], *operands)).to(next(_marked(args)).dtype)
+        raise _OfOwnRows
+    return _product(rows, str(args[0]), *_flat(args[1:])).to(next(_marked(args)).dtype)
 
 
-def _scattered(name: str, body: Callable[..., Tensor]) -> Reduction:
+def _scatter(name: str, rows: AllRows, input: Tensor, dim: int, index: Tensor, src: Tensor, **given: object) -> Tensor:
     """Return a scatter into a table of all nodes, where index 0 is the row of the single graph."""
-
-    def scatter(rows: AllRows, input: Tensor, dim: int, index: Tensor, src: Tensor, **given: object) -> object:
-        at = dim % input.ndim
-        if not isinstance(src, NodeRows) or src.at != at or given:
-            return NotImplemented
-        if isinstance(input, NodeRows) and input.at == at and input.shape[at] == src.shape[at] != 1:
-            raise ValueError(f"the model calls {name} from rows of nodes to rows of nodes outside of a convolution")
-        table, values = input.as_subclass(Tensor), widened(src.plain())
-        part = body(torch.zeros_like(table, dtype=values.dtype), at, index.as_subclass(Tensor), values)
-        out = rows.total(part).to(table.dtype)
-        return table.add_(out) if name.endswith("_") else table + out
-
-    return scatter
+    at = dim % input.ndim
+    if not isinstance(src, NodeRows) or src.at != at or given:
+        raise _OfOwnRows
+    if isinstance(input, NodeRows) and input.at == at and input.shape[at] == src.shape[at] != 1:
+        raise ValueError(f"the model calls {name} from rows of nodes to rows of nodes outside of a convolution")
+    table, values = input.as_subclass(Tensor), widened(src.plain())
+    body = Tensor.index_add if name.startswith("index") else Tensor.scatter_add
+    part = body(torch.zeros_like(table, dtype=values.dtype), at, index.as_subclass(Tensor), values)
+    out = rows.total(part).to(table.dtype)
+    return table.add_(out) if name.endswith("_") else table + out
 
 
 def _scatter_reduce(
     rows: AllRows, input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
-) -> object:
-    at = dim % input.ndim
-    if not isinstance(src, NodeRows) or src.at != at or input.shape[at] != 1 or include_self or reduce not in _SIGNS:
-        return NotImplemented
-    return _chosen(rows, src, (at,), True, _SIGNS[reduce])[0]
+) -> Tensor:
+    at, signs = dim % input.ndim, {"amax": 1, "amin": -1}
+    if not isinstance(src, NodeRows) or src.at != at or input.shape[at] != 1 or include_self or reduce not in signs:
+        raise _OfOwnRows
+    return _chosen(rows, src, (at,), True, signs[reduce])[0]
 
 
 def _instance_norm(
@@ -458,18 +442,15 @@ def _instance_norm(
     use_input_stats: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
-) -> object:
+) -> Tensor:
     columns = isinstance(input, NodeRows) and (input.ndim, input.at) == (3, 2)  # [1, F, N]
     if not columns or not use_input_stats or running_mean is not None:
-        return NotImplemented
+        raise _OfOwnRows
     mean, variance = _mean(rows, input, input.at, True), _var(rows, input, input.at, False, True)
-    assert isinstance(mean, Tensor)
-    assert isinstance(variance, Tensor)
     out = (input - mean) * (variance + eps).rsqrt()
     return out if weight is None or bias is None else out * weight[:, None] + bias[:, None]
 
 
-_SIGNS = {"amax": 1, "amin": -1}
 _REDUCTIONS: Mapping[str, Reduction] = {
     "sum": _sum,
     "mean": _mean,
@@ -482,13 +463,12 @@ _REDUCTIONS: Mapping[str, Reduction] = {
     "instance_norm": _instance_norm,
     "softmax": _softmax,
     "log_softmax": _log_softmax,
-    "amax": _extreme(1),
-    "amin": _extreme(-1),
-    "max": _extreme_and_place(1, torch.return_types.max),
-    "min": _extreme_and_place(-1, torch.return_types.min),
+    "amax": partial(_extreme, 1),
+    "amin": partial(_extreme, -1),
+    "max": partial(_extreme_and_place, 1, torch.return_types.max),
+    "min": partial(_extreme_and_place, -1, torch.return_types.min),
     "einsum": _einsum,
     **dict.fromkeys(("matmul", "mm", "bmm", "__matmul__"), _matmul),
-    **{name: _scattered(name, Tensor.scatter_add) for name in ("scatter_add", "scatter_add_")},
-    **{name: _scattered(name, Tensor.index_add) for name in ("index_add", "index_add_")},
+    **{name: partial(_scatter, name) for name in ("scatter_add", "scatter_add_", "index_add", "index_add_")},
     **dict.fromkeys(("scatter_reduce", "scatter_reduce_"), _scatter_reduce),
 }

@@ -19,7 +19,7 @@ import torch.utils.checkpoint as checkpointing
 from torch import nn
 from torch_geometric.nn.models.rev_gnn import InvertibleModule
 
-from gnnpar.models.pyg.marks import replaced
+from gnnpar.models.pyg.nested import holding, python_state, replaced
 
 _KEPT: ContextVar[nn.Module | None] = ContextVar("kept", default=None)
 _PART: ContextVar[bool] = ContextVar("part", default=False)
@@ -34,16 +34,12 @@ def runs_again() -> bool:
 def kept(net: nn.Module) -> Iterator[None]:
     """Within the context, no part runs again in backward."""
     _install()
-    before = _KEPT.set(net)
-    try:
-        with ExitStack() as stack:
-            for each in net.modules():
-                if isinstance(each, InvertibleModule):
-                    once = partial(_reversible, each._forward)
-                    stack.enter_context(replaced(each, {"disable": True, "_forward": once}))
-            yield
-    finally:
-        _KEPT.reset(before)
+    with holding(_KEPT, net), ExitStack() as stack:
+        for each in net.modules():
+            if isinstance(each, InvertibleModule):
+                once = partial(_reversible, each._forward)
+                stack.enter_context(replaced(each, {"disable": True, "_forward": once}))
+        yield
 
 
 def _reversible(forward: Callable[..., object], *args: object, **kwargs: object) -> object:
@@ -55,11 +51,9 @@ def _reversible(forward: Callable[..., object], *args: object, **kwargs: object)
 def _part(*, norms: bool = True) -> Iterator[None]:
     """Raise ValueError if module state changes within the context, since running again would change it again. norms:
     allow BatchNorm1d, which calls `runs_again`, to change its buffers."""
-    counted, before = _state(without_norms=norms), _PART.set(norms)
-    try:
+    counted = _state(without_norms=norms)
+    with holding(_PART, norms):
         yield
-    finally:
-        _PART.reset(before)
     changed = [name for name, state in _state(without_norms=norms).items() if counted.get(name) != state]
     if changed and torch.is_grad_enabled():
         raise ValueError(
@@ -70,15 +64,11 @@ def _part(*, norms: bool = True) -> Iterator[None]:
 
 def _state(*, without_norms: bool) -> dict[str, object]:
     """Return identity and version of each buffer of the model, and each number and string that a module keeps."""
-    net, found = _KEPT.get(), dict[str, object]()
+    net = _KEPT.get()
     assert net is not None
-    for name, module in net.named_modules():
-        if not (without_norms and type(module) is nn.BatchNorm1d):
-            buffers = module.named_buffers(recurse=False)
-            found |= {f"{name}.{key}": (id(buffer), buffer._version) for key, buffer in buffers}
-        kept = vars(module).items()
-        found |= {f"{name}.{key}": value for key, value in kept if isinstance(value, bool | int | float | str)}
-    return found
+    norms = {name for name, each in net.named_modules() if without_norms and type(each) is nn.BatchNorm1d}
+    buffers = {name: (id(t), t._version) for name, t in net.named_buffers() if name.rpartition(".")[0] not in norms}
+    return buffers | python_state(net)
 
 
 @cache

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from gnnpar.folds.block import Rows
 from gnnpar.models.pyg.dropout import LAST_TAG
 from gnnpar.models.pyg.few_nodes import FewNodes
+from gnnpar.models.pyg.nested import python_state
 from gnnpar.models.pyg.tape import FEATURES, Own, Step, Tape, merged, recording
 
 _ROWS = (11, 13)  # numbers of rows in the two recordings
-_NOWHERE = 2**60  # columns at a place where no cut is possible
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,33 +84,24 @@ def cut(model: nn.Module, convs: Sequence[str], in_dim: int, *, weighted: Iterab
     dtype = next(model.parameters(), torch.zeros(0)).dtype
     other = torch.float32 if dtype == torch.float64 else torch.float64
     twins = [copy.deepcopy(model).to(each) for each in (dtype, other)]
+    nets = [twin.get_submodule("net") for twin in twins]
     for weights in weighted:
         for training in (False, True):
-            kept = _python_state(twins[0])
+            kept = python_state(nets[0])
             recordings = [
-                recording(twin, twin.get_submodule("net"), *example(twin, rows, in_dim, training, weights))
-                for twin, rows in zip(twins, _ROWS, strict=True)
+                recording(twin, net, *example(twin, rows, in_dim, training, weights))
+                for twin, net, rows in zip(twins, nets, _ROWS, strict=True)
             ]
-            if changed := [name for name, value in _python_state(twins[0]).items() if kept.get(name) != value]:
+            if changed := [name for name, value in python_state(nets[0]).items() if kept.get(name) != value]:
                 raise ValueError(f"its forward changes {changed[0]}, which a recording would leave as it is")
             tape = merged(*recordings)
             programs[training, weights] = segments = _segments(tape, convs)
             titles = tuple(_titles(tape, segment) for segment in segments[1:-1])
-    widths = [tuple(map(_widths, program[1:-1])) for program in programs.values()]
+    widths = [tuple(tuple(map(layer.columns, layer.reads)) for layer in program[1:-1]) for program in programs.values()]
     if len({each[1:] for each in widths}) > 1:
         raise ValueError("its forward keeps other rows between convolutions in training than in evaluation")
     net = model.get_submodule("net")
     return Cuts(programs, widths[-1], titles, _layers_of_parameters(programs.values(), net))
-
-
-def _python_state(model: nn.Module) -> dict[str, object]:
-    """Return numbers and strings that the user's modules keep as attributes."""
-    return {
-        f"{name}.{key}".removeprefix("net."): value
-        for name, module in model.named_modules()
-        for key, value in vars(module).items()
-        if isinstance(value, bool | int | float | str) and name.startswith("net") and key != "training"
-    }
 
 
 def example(model: nn.Module, rows: int, in_dim: int, training: bool, weighted: bool) -> tuple[FewNodes, Tensor]:
@@ -118,10 +109,6 @@ def example(model: nn.Module, rows: int, in_dim: int, training: bool, weighted: 
     like = next(model.parameters(), torch.zeros(0))
     x = torch.randn(rows, in_dim, generator=torch.Generator().manual_seed(rows)).to(like)
     return FewNodes(x, torch.ones(rows).to(like) if weighted else None, training=training), x
-
-
-def _widths(segment: Segment) -> tuple[int, ...]:
-    return tuple(map(segment.columns, segment.reads))
 
 
 def _titles(tape: Tape, segment: Segment) -> tuple[str, ...]:
@@ -150,7 +137,7 @@ class _Flow:
     """Values that depend on rows, with their lifetimes. A cut at c lies before step c."""
 
     def __init__(self, tape: Tape) -> None:
-        self.tape, end = tape, len(tape.steps)
+        self.tape = tape
         self.made, self.last = {FEATURES: -1}, {FEATURES: -1}
         self.of_rows = {FEATURES}
         for i, step in enumerate(tape.steps):
@@ -162,15 +149,7 @@ class _Flow:
                 self.of_rows.update(step.results, step.written)
         if tape.out not in self.of_rows:
             raise ValueError("its modules and torch's functions do not compute its output from the features")
-        self.last[tape.out] = end
-        change = [0] * (end + 2)
-        for name in (name for name in self.of_rows if self.last.get(name, -1) > self.made[name]):
-            columns = math.prod(tape.tails[name]) if name in tape.tails else _NOWHERE
-            change[self.made[name] + 1] += columns
-            change[self.last[name] + 1] -= columns
-        self.columns = [sum(change[:1])]
-        for each in change[1 : end + 1]:
-            self.columns.append(self.columns[-1] + each)
+        self.last[tape.out] = len(tape.steps)
 
     def alive(self, at: int) -> tuple[str, ...]:
         """Return the values alive across a cut, in the order in which they were made."""
@@ -178,10 +157,14 @@ class _Flow:
             name for name, made in self.made.items() if name in self.of_rows and made < at <= self.last.get(name, -1)
         )
 
+    def columns(self, at: int) -> float:
+        """Return the columns of the values alive across a cut; infinity if one of them has not one row per node."""
+        return sum(math.prod(self.tape.tails.get(name, (math.inf,))) for name in self.alive(at))
+
     def between(self, first: int, second: int, names: str) -> int:
         """Return the cut with the fewest columns after step `first` and before step `second`."""
-        best = min(range(first + 1, second + 1), key=lambda at: self.columns[at])
-        if self.columns[best] >= _NOWHERE:
+        best = min(range(first + 1, second + 1), key=self.columns)
+        if math.isinf(self.columns(best)):
             kept = next(name for name in self.alive(best) if name not in self.tape.tails)
             made = self.tape.steps[self.made[kept]].title
             raise ValueError(f"the output of {made} is read {names}, and does not have one row per node")
@@ -200,8 +183,8 @@ def _segments(tape: Tape, convs: Sequence[str]) -> Program:
     inner = [
         flow.between(first, second, f"between {one} and {other}") for (first, one), (second, other) in pairwise(called)
     ]
-    begin = next(at for at in range(places[0], -1, -1) if flow.columns[at] < _NOWHERE)
-    behind = next(at for at in range(places[-1] + 1, end + 1) if flow.columns[at] < _NOWHERE)
+    begin = next(at for at in range(places[0], -1, -1) if math.isfinite(flow.columns(at)))
+    behind = next(at for at in range(places[-1] + 1, end + 1) if math.isfinite(flow.columns(at)))
     cuts = [0, begin, *inner, behind, end]
     return tuple(_segment(flow, *ends) for ends in pairwise(cuts))
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from traceback import walk_stack
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -34,47 +34,50 @@ def _fills_weights() -> bool:
     return any(frame.f_code.co_name == "reset_parameters" for frame, _ in walk_stack(None))
 
 
-@contextmanager
+class _NamedDropout(NamedTuple):
+    """Arguments of F.dropout or torch.dropout."""
+
+    input: Tensor
+    p: float = 0.5
+    training: bool = True
+    inplace: bool = False
+
+    @classmethod
+    def of(cls, args: tuple, given: Mapping[str, Any]) -> Self:  # Any: of any function
+        return cls(*args, **{"training" if name == "train" else name: value for name, value in given.items()})
+
+
 def keyed_dropout(
     g: Graph, num_rows: int, layout: Layout | None = None, *, edge_ids: Tensor | None = None, after: int = LAST_TAG
-) -> Iterator[None]:
-    """Within the context, dropout draws masks keyed by node, and on rows of edges by edge.
+) -> TorchFunctionMode:
+    """Return a context in which dropout draws masks keyed by node, and on rows of edges by edge.
 
     Other noise from torch's functions is refused. layout: rows are of one node type. after: tag of the last dropout of
     the pass so far. Shapes: edge_ids [E]; tensors of E rows (E not `num_rows`) count as rows of edges without a mark.
     """
-    with _KeyedDropout(g.at(0), num_rows, edge_ids=edge_ids, layout=layout, after=after):
-        yield
+    return _KeyedDropout(g.at(0), num_rows, edge_ids=edge_ids, layout=layout, after=after)
 
 
-@contextmanager
-def no_dropout() -> Iterator[None]:
-    """Within the context, refuse dropout, since it would not act on rows of nodes."""
-    with _KeyedDropout(None, 0):
-        yield
+def no_dropout() -> TorchFunctionMode:
+    """Return a context that refuses dropout, since it would not act on rows of nodes."""
+    return _KeyedDropout(None, 0)
 
 
-class _RefusedInEvaluation(TorchFunctionMode):
+class NoDropoutInEvaluation(TorchFunctionMode):
+    """Refuse a model that drops entries in evaluation."""
+
     def __torch_function__(
         self, func: Callable[..., Tensor], types: object, args: tuple = (), kwargs: Mapping[str, object] | None = None
     ) -> Tensor:
         given = dict(kwargs or {})
         if func in _DROPOUTS:
-            name = "training" if func is F.dropout else "train"
-            values: dict[str, object] = dict(zip(("input", "p", name), args, strict=False)) | given
-            if values.get("p", 0.5) and values.get(name, True):
+            asked = _NamedDropout.of(args, given)
+            if asked.p and asked.training:
                 raise ValueError(
                     "the model drops entries in evaluation, too: F.dropout without training=self.training, or with a "
                     "value of it that to_hetero has traced; use nn.Dropout"
                 )
         return func(*args, **given)
-
-
-@contextmanager
-def no_dropout_in_evaluation() -> Iterator[None]:
-    """Within the context, refuse a model that drops entries in evaluation."""
-    with _RefusedInEvaluation():
-        yield
 
 
 class _KeyedDropout(TorchFunctionMode):
@@ -105,11 +108,7 @@ class _KeyedDropout(TorchFunctionMode):
             )
         if func not in _DROPOUTS:
             return func(*args, **given)
-        names = ("input", "p", "training" if func is F.dropout else "train", "inplace")
-        values: dict[str, object] = dict(zip(names, args, strict=False)) | given
-        x, p, training = values["input"], values.get("p", 0.5), values.get(names[2], True)
-        assert isinstance(x, Tensor)
-        assert isinstance(p, float | int)
+        x, p, training, _ = _NamedDropout.of(args, given)
         if not training or p == 0:
             return x
         if self.g is None:

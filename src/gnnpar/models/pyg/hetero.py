@@ -21,14 +21,15 @@ from torch_geometric.nn import HeteroConv, MessagePassing
 
 from gnnpar.folds.aggregator import Aggregator, EdgeDropout
 from gnnpar.folds.block import Rows, chosen
-from gnnpar.folds.edge_data import EdgeKind, Schema
+from gnnpar.folds.edge_data import Schema
 from gnnpar.folds.generic import Generic
 from gnnpar.folds.of_type import OfType
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph, InEdges, Local, Message, Moments, Reduction
 from gnnpar.models import hgt
 from gnnpar.models.pyg.layout import Layout, NodeRows
-from gnnpar.models.pyg.marks import EdgeRows, Edges, Here, Refused, Weights, replaced
+from gnnpar.models.pyg.marks import EdgeRows, Edges, Here, Refused, Weights
+from gnnpar.models.pyg.nested import mapped_call, replaced
 from gnnpar.models.pyg.propagate import Forward, Way, is_plain
 
 _BY_KEY = "__"  # joins the names of an edge type in the output of to_hetero, and in PyG's ModuleDict
@@ -150,19 +151,16 @@ class TypedGraph:
             relation = RelationGraph(self, edges.number)
             for each in (*args, *kwargs.values()):
                 relation.check(each)
-            named = {name: _unmarked(each) for name, each in kwargs.items()}
-            out = way.forward(conv, relation, forward)(*map(_unmarked, args), **named)
+            args, kwargs = mapped_call(args, kwargs, _plain)
+            out = way.forward(conv, relation, forward)(*args, **kwargs)
             if isinstance(out, Tensor) and out.ndim and len(out) == len(self.layout.rows[relation.kind]):
-                return self.layout.of_kind(relation.kind, out)
+                return NodeRows.of(relation.kind, out)
             return out
 
         return run
 
 
-def _unmarked(value: object) -> object:
-    """Return rows of a node type without their mark, also in a tuple."""
-    if isinstance(value, tuple):
-        return tuple(map(_unmarked, value))
+def _plain(value: object) -> object:
     return value.plain() if isinstance(value, NodeRows) else value
 
 
@@ -284,13 +282,10 @@ def _as_it_is(local: Local, *rows: Tensor) -> Rows:
     return rows
 
 
-@dataclass(frozen=True)
-class TypedAttention:
+class TypedAttention(Way):
     """HGTConv: keys and values are sent once for all relations; destinations apply the matrices of relations."""
 
     title = "mapped to attention by types of nodes and edges"
-    whole = False
-    loops = False
 
     def forward(self, conv: MessagePassing, g: Graph, forward: Forward) -> Forward:
         raise ValueError("is a HGTConv outside of a model of dictionaries by type, which is not carried")
@@ -338,10 +333,3 @@ class TypedAttention:
                     f"a HGTConv attends over the in-edges of all edge types at once, and ({', '.join(key)}) of the "
                     "dataset is not among those it is made with or given; hand it metadata and edge_index_dict whole"
                 )
-
-
-EDGE_DICTIONARIES: dict[str, EdgeKind] = {
-    "edge_weight_dict": "weight",
-    "edge_weights_dict": "weight",
-    "edge_attr_dict": "attr",
-}

@@ -93,11 +93,7 @@ class Layout:
     def pick(self, kind: int, table: Tensor) -> NodeRows:
         """Return rows of one type, marked. Shapes: [N, ...] -> [N_t, ...]."""
         rows = table if len(self.rows) == 1 else table.index_select(0, self.rows[kind])
-        return self.of_kind(kind, rows)
-
-    def of_kind(self, kind: int, rows: Tensor) -> NodeRows:
-        """Mark rows of one type. Shapes: [N_t, ...]."""
-        return rows.as_subclass(_marked(kind))
+        return NodeRows.of(kind, rows)
 
     def places(self, kind: int) -> Tensor:
         """Return the index of each row among those of the type, [N] int64, -1 for rows of other types."""
@@ -128,7 +124,7 @@ class Layout:
     def marked(self, out: object) -> object:
         """Mark a tensor that has as many rows as one type alone."""
         kind = self.kind_of(out) if isinstance(out, Tensor) else None
-        return out if kind is None or not isinstance(out, Tensor) else out.as_subclass(_marked(kind))
+        return out if kind is None or not isinstance(out, Tensor) else NodeRows.of(kind, out)
 
     def dropout(self, g: Graph, rows: Tensor, p: float, *, tag: int) -> Tensor:
         """Apply dropout with masks keyed by node. Shapes: [N_t, ...] -> [N_t, ...]."""

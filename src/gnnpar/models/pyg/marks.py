@@ -19,10 +19,9 @@ many rows of nodes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol, Self, runtime_checkable
 
 import torch
@@ -33,6 +32,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from gnnpar.folds.block import Rows
 from gnnpar.folds.source_rows import SourceRows
 from gnnpar.graph import Graph, InEdges, Local
+from gnnpar.models.pyg.nested import leaves, mapped, mapped_call
 
 Arguments = tuple[object, ...]
 Called = Callable[..., object]
@@ -46,6 +46,7 @@ _ABOUT = frozenset(  # properties of a tensor other than its values
     | {Tensor.untyped_storage, Tensor.data_ptr, Tensor.element_size, Tensor.storage_offset, Tensor.__hash__}
 )
 _SIZES = frozenset({Tensor.shape.__get__, Tensor.size, Tensor.numel, Tensor.nelement, Tensor.__len__, torch.numel})
+_SHOWN = frozenset({"is_contiguous", "stride", "__repr__", "__format__"})
 _SAME = frozenset({"to", "long", "contiguous", "clone", "detach", "cpu", "cuda", "type"})
 _SELECTS = frozenset({"__getitem__", "index_select", "embedding"})
 _READS = _SELECTS | {"gather", "take", "take_along_dim"}
@@ -76,21 +77,21 @@ class Marked(Tensor):
                 return func(*args, **given)
         if func.__name__ == "flip" and type(args[0]) is Edges and args[1:] in (([0],), ((0,),), (0,)):
             return Flipped.of(args[0].here, inside=args[0].inside)
-        opened = _mapped((args, given), lambda leaf: leaf.opened(func, args) if isinstance(leaf, Given) else leaf)
-        assert isinstance(opened, tuple)
-        args, given = opened
-        marked = [leaf for leaf in _leaves((args, given)) if isinstance(leaf, _Named)]
-        if marked and (name := func.__name__) in _READS:
+        args, given = mapped_call(args, kwargs, partial(_opened, func, args))
+        marked, name = [leaf for leaf in leaves((args, given)) if isinstance(leaf, _Named)], func.__name__
+        if marked and name in _READS:
             table, at = ("weight", 1) if name == "embedding" else ("input", 0)
             if isinstance(given.get(table, (*args, None, None)[at]), EdgeRows):
                 raise Refused("reads rows of edges by numbers of nodes")
         for kind in (Ends, Source, Destination):
-            if any(isinstance(leaf, kind) for leaf in marked):
-                return kind.call(func, func.__name__, args, given)
-        if func.__name__ in ("view", "reshape") and isinstance(args[0], Tensor) and not args[0].numel():
+            if (found := next((leaf for leaf in marked if isinstance(leaf, kind)), None)) is not None:
+                if func in _SIZES or name in _SHOWN:
+                    return _called(func, args, given)
+                return found.called(func, name, args, given)
+        if name in ("view", "reshape") and isinstance(args[0], Tensor) and not args[0].numel():
             args = args[0], _of_nothing(args[0], args[1:])
         out = _called(func, args, given)
-        return out if func.__name__ in _NEW else _as_rows(out)
+        return out if name in _NEW else _as_rows(out)
 
 
 def _of_nothing(rows: Tensor, shape: Arguments) -> object:
@@ -147,6 +148,10 @@ class Given(Marked):
 
     def stands_for(self, here: Here) -> Tensor:
         raise NotImplementedError
+
+
+def _opened(func: Called, args: Arguments, leaf: object) -> object:
+    return leaf.opened(func, args) if isinstance(leaf, Given) else leaf
 
 
 class Edges(Given):
@@ -214,8 +219,7 @@ class _Named(Marked):
     def at(self, edges: object) -> Self:
         """Return the ends of selected edges: a mask, indices or a slice."""
         taken = _plain(edges)
-        slots = self.here.all_slots if self.slots is None else self.slots
-        return self.of(self.as_subclass(Tensor)[..., taken], self.here, slots[taken], flipped=self.flipped)
+        return self.of(self.as_subclass(Tensor)[..., taken], self.here, self.all()[taken], flipped=self.flipped)
 
     def same(self, out: object) -> Self:
         """Return `out` with the marks of self."""
@@ -223,7 +227,7 @@ class _Named(Marked):
         return self.of(out, self.here, self.slots, flipped=self.flipped)
 
     @classmethod
-    def joined(cls, parts: list[Tensor]) -> Self:
+    def joined(cls, parts: Sequence[Tensor]) -> Self:
         """Concatenate edges; plain parts are between own rows. Shapes: [..., e_1], [..., e_2], ... -> [..., e]."""
         first = next(part for part in parts if isinstance(part, _Named))
         slots = [part.all() if isinstance(part, _Named) else -1 - part.reshape(-1, part.shape[-1])[0] for part in parts]
@@ -241,37 +245,31 @@ class _Named(Marked):
                 f"calls {func.__name__.strip('_')} on {what}, which needs the edges of the whole graph, and a rank has "
                 "the in-edges of its own nodes; sums by destination, rows of sources and self loops are carried"
             )
-        args, given = _mapped((args, given), _plain)
-        return _called(func, args, given)
+        return _called(func, *mapped_call(args, given, _plain))
 
 
 class Ends(_Named):
     """edge_index, [2, e]."""
 
-    @classmethod
-    def call(cls, func: Called, name: str, args: Arguments, given: dict[str, object]) -> object:
-        ends = next(leaf for leaf in _leaves((args, given)) if isinstance(leaf, Ends))
-        if func in _SIZES or name in ("is_contiguous", "stride", "data_ptr", "__repr__", "__hash__", "__format__"):
-            return _called(func, args, given)
+    def called(self, func: Called, name: str, args: Arguments, given: dict[str, object]) -> object:
         if name in _SAME:
-            return ends.same(_called(func, args, given))
+            return self.same(_called(func, args, given))
         if name in ("unbind", "__iter__") and given.get("dim", (*args, 0)[1]) in (0, -2):
-            pair = ends[0], ends[1]
+            pair = self[0], self[1]
             return iter(pair) if name == "__iter__" else pair
-        if name == "__getitem__" and args[0] is ends and (taken := ends.taken(args[1])) is not None:
+        if name == "__getitem__" and args[0] is self and (taken := self.taken(args[1])) is not None:
             return taken
         if name == "select" and args[1] in (0, -2) and args[2] in (0, 1):
-            return ends.taken(args[2])
+            return self.taken(args[2])
         if name == "index_select" and args[1] in (1, -1):
-            return ends.at(args[2])
+            return self.at(args[2])
         if name == "flip" and args[1:] in (([0],), ((0,),), (0,)):
-            return cls.of(_plain(ends).flip(0), ends.here, ends.slots, flipped=not ends.flipped)
-        joins = name in _JOINS and ends.here.one_kind and isinstance(args[0], tuple | list)
+            return self.of(_plain(self).flip(0), self.here, self.slots, flipped=not self.flipped)
+        joins = name in _JOINS and self.here.one_kind and isinstance(args[0], tuple | list)
         joins = joins and all(isinstance(part, Ends) or _are_loops(part) for part in args[0])
         if joins and (given.get("dim", args[1] if len(args) > 1 else 0) in (1, -1) or name == "hstack"):
-            assert isinstance(args[0], tuple | list)
-            return cls.joined(list(args[0]))
-        return ends.run_unmarked(func, args, given, "edge_index")
+            return self.joined(args[0])
+        return self.run_unmarked(func, args, given, "edge_index")
 
     def taken(self, key: object) -> Tensor | None:
         """Return edge_index[key], or None if the result has no marks."""
@@ -297,52 +295,43 @@ def _everything(edges: object) -> bool:
 class Source(_Named):
     """The first row of edge_index, [e]: numbers of own rows, and higher numbers for others."""
 
-    @classmethod
-    def call(cls, func: Called, name: str, args: Arguments, given: dict[str, object]) -> object:
-        source = next(leaf for leaf in _leaves((args, given)) if isinstance(leaf, Source))
-        if func in _SIZES or name in ("is_contiguous", "stride", "__repr__", "__hash__", "__format__"):
-            return _called(func, args, given)
-        if name in _SAME or (name in _RESHAPES and args[0] is source):
-            return source.same(_called(func, args, given))
-        if name in ("scatter_add", "scatter_add_", "index_add", "index_add_") and len(args) == 4 and args[2] is source:
-            total = source.here.sum_by(source, args[3], args[1])
+    def called(self, func: Called, name: str, args: Arguments, given: dict[str, object]) -> object:
+        if name in _SAME or (name in _RESHAPES and args[0] is self):
+            return self.same(_called(func, args, given))
+        if name in ("scatter_add", "scatter_add_", "index_add", "index_add_") and len(args) == 4 and args[2] is self:
+            total = self.here.sum_by(self, args[3], args[1])
             return _called(Tensor.add_ if name.endswith("_") else torch.add, (args[0], total), {})
-        if name in ("eq", "ne", "__eq__", "__ne__") and source.here.one_kind:
+        if name in ("eq", "ne", "__eq__", "__ne__") and self.here.one_kind:
             return _as_rows(_called(func, args, given))
         if name in _JOINS:
-            assert isinstance(args[0], tuple | list)
-            return cls.joined(list(args[0]))
+            return self.joined(args[0])
         if name == "stack" and isinstance(args[0], tuple | list) and given.get("dim", (*args, 0)[1]) == 0:
             first, second = args[0]
             if isinstance(first, Source) and isinstance(second, Destination):
                 return Ends.of(torch.stack([_plain(first), _plain(second)]), first.here, first.slots)
-        if name == "__getitem__" and args[0] is source:
-            return source.at(args[1])
-        if name == "index_select" and args[0] is source:
-            return source.at(args[2])
-        if name == "__setitem__" and bool((_plain(source) < source.here.num_sources).all()):  # of self loops
-            return _called(func, *_mapped((args, given), _plain))
+        if name in ("__getitem__", "index_select") and args[0] is self:
+            return self.at(args[1] if name == "__getitem__" else args[2])
+        if name == "__setitem__" and bool((_plain(self) < self.here.num_sources).all()):  # of self loops
+            return _called(func, *mapped_call(args, given, _plain))
         if name in _SELECTS and (found := _selected(name, args, given)) is not None:
-            return source.here.gather(*found, source)
-        return source.run_unmarked(func, args, given, "the sources of edges")
+            return self.here.gather(*found, self)
+        return self.run_unmarked(func, args, given, "the sources of edges")
 
 
 class Destination(_Named):
     """The second row of edge_index, [e]: numbers of own rows."""
 
-    @classmethod
-    def call(cls, func: Called, name: str, args: Arguments, given: dict[str, object]) -> object:
-        nodes = next(leaf for leaf in _leaves((args, given)) if isinstance(leaf, Destination))
-        if name in ("__getitem__", "index_select") and args[0] is nodes:
-            return nodes.at(args[1] if name == "__getitem__" else args[2])
+    def called(self, func: Called, name: str, args: Arguments, given: dict[str, object]) -> object:
+        if name in ("__getitem__", "index_select") and args[0] is self:
+            return self.at(args[1] if name == "__getitem__" else args[2])
         if name in _JOINS and isinstance(args[0], tuple | list) and all(t.dim() == 1 for t in args[0]):
-            return cls.joined(list(args[0]))
+            return self.joined(args[0])
         if name == "stack":
-            return nodes.run_unmarked(func, args, given, "edge_index")
+            return self.run_unmarked(func, args, given, "edge_index")
         out = _called(func, args, given)
-        if name in _SAME | _RESHAPES and args[0] is nodes:
-            return nodes.same(out)
-        return out if name in _SCATTERS | _NEW or func in _SIZES else _as_rows(out) if name in _SELECTS else out
+        if name in _SAME | _RESHAPES and args[0] is self:
+            return self.same(out)
+        return out if name in _SCATTERS | _NEW else _as_rows(out) if name in _SELECTS else out
 
 
 def _selected(name: str, args: Arguments, given: Mapping[str, object]) -> tuple[Tensor, int] | None:
@@ -487,54 +476,13 @@ HERE: ContextVar[Here | None] = ContextVar("here", default=None)
 """Of the convolution that runs."""
 
 
-@contextmanager
-def running(here: Here) -> Iterator[None]:
-    before = HERE.set(here)
-    try:
-        yield
-    finally:
-        HERE.reset(before)
-
-
-@contextmanager
-def replaced(module: torch.nn.Module, methods: Mapping[str, object]) -> Iterator[None]:
-    """Within the context, replace a class's methods and submodules by instance attributes."""
-    before = {name: vars(module)[name] for name in methods if name in vars(module)}
-    vars(module).update(methods)
-    try:
-        yield
-    finally:
-        for name in methods:
-            vars(module).pop(name, None)
-        vars(module).update(before)
-
-
 def _same(local: Local, rows: Tensor) -> Rows:
     return (rows,)
 
 
-def _leaves(value: object) -> Iterator[object]:
-    if isinstance(value, tuple | list):
-        for each in value:
-            yield from _leaves(each)
-    elif isinstance(value, dict):
-        yield from _leaves(tuple(value.values()))
-    else:
-        yield value
-
-
-def _mapped(value: object, by: Callable[[object], object]) -> object:
-    if type(value) in (tuple, list):
-        assert isinstance(value, tuple | list)
-        return type(value)(_mapped(each, by) for each in value)
-    if type(value) is dict:
-        return {key: _mapped(each, by) for key, each in value.items()}
-    return by(value)
-
-
 def unmarked(value: object) -> object:
     """Return the value without marks of edges, also inside tuples and dictionaries."""
-    return _mapped(value, lambda leaf: leaf.as_subclass(Tensor) if isinstance(leaf, EdgeRows | _Named) else leaf)
+    return mapped(value, lambda leaf: leaf.as_subclass(Tensor) if isinstance(leaf, EdgeRows | _Named) else leaf)
 
 
 def _plain(value: object) -> object:
@@ -548,4 +496,4 @@ def _called(func: Called, args: Arguments, given: Mapping[str, object]) -> objec
 
 def _as_rows(out: object) -> object:
     """Mark tensors as rows of edges."""
-    return _mapped(out, lambda leaf: leaf.as_subclass(EdgeRows) if isinstance(leaf, Tensor) else leaf)
+    return mapped(out, lambda leaf: leaf.as_subclass(EdgeRows) if isinstance(leaf, Tensor) else leaf)

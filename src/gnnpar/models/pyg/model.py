@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,16 +22,15 @@ from gnnpar.files import require_memory
 from gnnpar.folds.block import Rows, widened
 from gnnpar.folds.edge_data import Degrees, EdgeKind, EdgeSizes, Schema, SelfLoops
 from gnnpar.graph import Graph
-from gnnpar.models.gnn import GNN, MOST_LAYERS
+from gnnpar.models.gnn import GNN, MOST_LAYERS, ModelSource
 from gnnpar.models.initial import construct
-from gnnpar.models.pyg.all_rows import AllRows, counting, reducing
+from gnnpar.models.pyg.all_rows import AllRows, counting
 from gnnpar.models.pyg.checkpointing import kept
 from gnnpar.models.pyg.cuts import Cuts, cut, example
-from gnnpar.models.pyg.dropout import keyed_dropout, no_dropout_in_evaluation
+from gnnpar.models.pyg.dropout import NoDropoutInEvaluation, keyed_dropout
 from gnnpar.models.pyg.few_nodes import FewNodes
 from gnnpar.models.pyg.hetero import (
     ANY_SCHEMA,
-    EDGE_DICTIONARIES,
     TypedGraph,
     Unseen,
     hetero_way,
@@ -39,8 +38,9 @@ from gnnpar.models.pyg.hetero import (
     reads_dictionaries,
     schema_for,
 )
-from gnnpar.models.pyg.layout import Layout, NodeRows
-from gnnpar.models.pyg.marks import EdgeRows, Edges, Here, Refused, Types, Weights, replaced
+from gnnpar.models.pyg.layout import REDUCES, Layout, NodeRows
+from gnnpar.models.pyg.marks import EdgeRows, Edges, Here, Refused, Types, Weights
+from gnnpar.models.pyg.nested import holding, mapped, mapped_call, replaced
 from gnnpar.models.pyg.norm import batch_norms, forward_of
 from gnnpar.models.pyg.propagate import Forward, NormalizedSum, StandIn, Way, adds_loops, way_of
 from gnnpar.models.row_local import refuse_noise
@@ -64,7 +64,7 @@ _DEGREES = "deg"  # argument of PNAConv and DegreeScalerAggregation: a histogram
 
 
 @dataclass(frozen=True, kw_only=True)
-class PyG:
+class PyG(ModelSource):
     """Configuration of a PyG model. Fields are YAML keys.
 
     target: a class, or a function that returns a torch.nn.Module, with forward(x, edge_index) and any of edge_weight,
@@ -84,6 +84,7 @@ class PyG:
     edge_types: int | None = None
     nodes: int = 0
     wraps: ClassVar[bool] = True
+    input_dropout = 0.0
 
     def __post_init__(self) -> None:
         if not self.target:
@@ -96,15 +97,11 @@ class PyG:
             raise ValueError(f"model.kwargs.num_layers={layers} is more than {MOST_LAYERS}; lower it")
 
     @property
-    def input_dropout(self) -> float:
-        return 0.0
-
-    @property
     def reads_degrees(self) -> bool:
         return _DEGREES not in self.kwargs and _needs_degrees(_located(self.target))
 
     @property
-    def num_layers(self) -> int:
+    def num_layers(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         return len(_convolutions(self._sample()))
 
     @property
@@ -137,8 +134,7 @@ class PyG:
 
     @property
     def takes_root(self) -> bool:
-        found = _convolutions(self._sample()).items()
-        return any(isinstance(_way(name, conv, self), NormalizedSum) for name, conv in found)
+        return any(isinstance(way, NormalizedSum) for way in self._ways().values())
 
     def on(self, sizes: EdgeSizes) -> PyG:
         if self.edge_dim not in (None, sizes.attr):
@@ -178,8 +174,7 @@ class PyG:
 
     @property
     def whole_neighborhoods(self) -> tuple[str, ...]:
-        found = _convolutions(self._sample()).items()
-        return tuple(name for name, conv in found if _way(name, conv, self).whole)
+        return tuple(name for name, way in self._ways().items() if way.whole)
 
     @property
     def moments(self) -> tuple[str, ...]:
@@ -192,9 +187,25 @@ class PyG:
 
     def ways(self) -> list[str]:
         """Return a line per convolution on its aggregation path, and one per other reader of the rows of all nodes."""
-        found = _convolutions(self._sample()).items()
-        ways = [f"{name}: {type(conv).__name__}, {_way(name, conv, self).title}" for name, conv in found]
+        net = self._sample()
+        ways = [
+            f"{name}: {type(net.get_submodule(name)).__name__}, {way.title}" for name, way in self.ways_of(net).items()
+        ]
         return ways + [f"{reader}: reads the whole graph" for reader in self.totals]
+
+    def _ways(self) -> dict[str, Way]:
+        return self.ways_of(self._sample())
+
+    def ways_of(self, net: nn.Module) -> dict[str, Way]:
+        """Return the aggregation path of each convolution. ValueError names a convolution that has none."""
+        found, loops = dict[str, Way](), self._given_loops
+        for name, conv in _convolutions(net).items():
+            try:
+                found[name] = hetero_way(conv) or way_of(conv, self_loops=loops)
+            except ValueError as error:
+                title = f"{name} of model.target={self.target} ({type(conv).__name__})"
+                raise ValueError(f"{title} {error}.") from error
+        return found
 
     @property
     def in_one_piece(self) -> str:
@@ -240,8 +251,46 @@ class PyG:
         return Unseen(factory)
 
     def _make(self, in_dim: int, out_dim: int, schema: Schema | None = None) -> nn.Module:
-        sizes = _Sizes(in_dim, out_dim, self.edge_dim or 0, self.edge_types or 0)
-        return _make(self.target, self.kwargs, sizes, schema or self.schema)
+        """Call the user's class or function with `kwargs` and the arguments that it has a name for."""
+        factory, given = _located(self.target), dict(self.kwargs)
+        if _needs_degrees(factory):
+            given.setdefault(_DEGREES, [0, 1])  # for a check; `on` sets the graph's histogram before training
+        taken, types = inspect.signature(factory).parameters, schema or self.schema or ANY_SCHEMA
+        by_type = {name: of(types) for name, of in _SCHEMA.items() if name in taken and name not in given}
+        given |= by_type
+
+        def made(width: int) -> nn.Module:
+            return self._made(factory, given | _widths(taken, given, width, out_dim, self.edge_dim, self.edge_types))
+
+        net = made(_LAZY if by_type else in_dim)
+        if not by_type and reads_dictionaries(net):
+            net = made(_LAZY)
+        parameters = list(inspect.signature(net.forward).parameters.values())
+        needed = [each.name for each in parameters if each.default is each.empty and each.kind not in (2, 3, 4)]
+        unknown = [name for name in needed[2:] if name not in edge_arguments(net).values() and name != "batch"]
+        if unknown or len(parameters) < 2 or parameters[0].name == "data":
+            raise ValueError(
+                f"model.target={self.target} has forward({', '.join(each.name for each in parameters)}); gnnpar calls "
+                "forward(x, edge_index), with edge_weight, edge_attr and edge_type where it takes them, or "
+                "forward(x_dict, edge_index_dict), with edge_weight_dict or edge_attr_dict"
+            )
+        return net
+
+    def _made(self, factory: Callable[..., object], given: Mapping[str, object]) -> nn.Module:
+        try:
+            listed = given.get(_DEGREES)
+            degrees = {_DEGREES: torch.tensor(listed)} if isinstance(listed, list) else {}
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # PyG's, of types that no edge ends at
+                net = factory(**{**given, **degrees})
+        except Exception as error:  # the class may raise anything
+            shown = ", ".join(f"{name}={str(value)[:80]}" for name, value in given.items())
+            raise ValueError(
+                f"model.target={self.target} cannot be made with {shown}: {_why(error)}; set model.kwargs"
+            ) from error
+        if not isinstance(net, nn.Module):
+            raise ValueError(f"model.target={self.target} gives a {type(net).__name__}, not a torch.nn.Module")
+        return net
 
     def build(self, in_dim: int, out_dim: int, *, seed: int, cached_first_layer: bool = False) -> PyGNet:
         """Build the model with its modules' own initial weights, from a generator that depends on `seed` alone.
@@ -311,64 +360,15 @@ def _dense(degrees: Degrees) -> list[int]:
     return [counts.get(degree, 0) for degree in range(largest + 1)]
 
 
-class _Sizes(NamedTuple):
-    """Sizes of a dataset, for arguments of the user's class."""
-
-    features: int
-    logits: int
-    edge_attr: int
-    edge_types: int
-
-
-def _make(target: str | None, kwargs: Mapping[str, object], sizes: _Sizes, schema: Schema | None) -> nn.Module:
-    factory, given = _located(target), dict(kwargs)
-    if _needs_degrees(factory):
-        given.setdefault(_DEGREES, [0, 1])  # for a check; `on` sets the graph's histogram before training
-    taken = inspect.signature(factory).parameters
-    by_type = [name for name in _SCHEMA if name in taken and name not in given]
-    told = schema or ANY_SCHEMA
-    given |= {name: _SCHEMA[name](told) for name in by_type}
-    width = _LAZY if by_type else sizes.features
-    net = _made(target, factory, given | _arguments(taken, given, sizes._replace(features=width)))
-    if width != _LAZY and reads_dictionaries(net):
-        net = _made(target, factory, given | _arguments(taken, given, sizes._replace(features=_LAZY)))
-    parameters = list(inspect.signature(net.forward).parameters.values())
-    needed = [each.name for each in parameters if each.default is each.empty and each.kind not in (2, 3, 4)]
-    unknown = [name for name in needed[2:] if name not in edge_arguments(net).values() and name != "batch"]
-    if unknown or len(parameters) < 2 or parameters[0].name == "data":
-        raise ValueError(
-            f"model.target={target} has forward({', '.join(each.name for each in parameters)}); gnnpar calls "
-            "forward(x, edge_index), with edge_weight, edge_attr and edge_type where it takes them, or "
-            "forward(x_dict, edge_index_dict), with edge_weight_dict or edge_attr_dict"
-        )
-    return net
-
-
-def _arguments(taken: Mapping[str, inspect.Parameter], given: Mapping[str, object], sizes: _Sizes) -> dict[str, int]:
-    """Return the arguments that the class has a name for and that are not given."""
+def _widths(taken: Mapping[str, inspect.Parameter], given: Mapping[str, object], *sizes: int | None) -> dict[str, int]:
+    """Return the arguments that the class has a name for and that are not given. sizes: widths of features, logits and
+    edge_attr, number of edge types."""
     found: dict[str, int] = {}
     for known, width in zip((_IN, _OUT, _EDGE, _TYPES), sizes, strict=True):
         free = [name for name in taken if name in known]
         if free and free[0] not in given and (width or taken[free[0]].default is inspect.Parameter.empty):
             found[free[0]] = width or 1  # without attributes, forward says that it needs them
     return found
-
-
-def _made(target: str | None, factory: Callable[..., object], given: Mapping[str, object]) -> nn.Module:
-    try:
-        listed = given.get(_DEGREES)
-        degrees = {_DEGREES: torch.tensor(listed)} if isinstance(listed, list) else {}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # PyG's, of types that no edge ends at
-            net = factory(**{**given, **degrees})
-    except Exception as error:  # the class may raise anything
-        shown = ", ".join(f"{name}={str(value)[:80]}" for name, value in given.items())
-        raise ValueError(
-            f"model.target={target} cannot be made with {shown}: {_why(error)}; set model.kwargs"
-        ) from error
-    if not isinstance(net, nn.Module):
-        raise ValueError(f"model.target={target} gives a {type(net).__name__}, not a torch.nn.Module")
-    return net
 
 
 def _why(error: Exception) -> str:
@@ -383,7 +383,9 @@ _ARGUMENTS: dict[str, EdgeKind] = {
     "edge_weights": "weight",
     "edge_attr": "attr",
     "edge_type": "type",
-    **EDGE_DICTIONARIES,
+    "edge_weight_dict": "weight",
+    "edge_weights_dict": "weight",
+    "edge_attr_dict": "attr",
 }
 
 
@@ -406,29 +408,23 @@ def _convolutions(net: nn.Module) -> dict[str, MessagePassing]:
 
 
 def _rounded(dtype: torch.dtype, conv: nn.Module, arguments: object, output: object) -> object:
-    """Round a convolution's output in a forward hook; None keeps it."""
-    if not is_narrow(dtype):
-        return None
-    if isinstance(output, dict):
-        return {name: rows.to(dtype) if isinstance(rows, Tensor) else rows for name, rows in output.items()}
-    return output.to(dtype) if isinstance(output, Tensor) else None
+    """Round a convolution's output in a forward hook, also the rows of a dictionary; a tuple is kept."""
+    plain = isinstance(output, tuple)
+    return output if plain else mapped(output, lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) else leaf)
 
 
 def _on_plain(forward: Forward, rows: AllRows) -> Forward:
     """Return `forward` on node rows without their mark, which its output has again."""
 
     def plain(value: object) -> object:
-        if isinstance(value, tuple | list):
-            return type(value)(map(plain, value))
         return value.plain() if isinstance(value, NodeRows) else value
 
     def marked(value: object) -> object:
-        if type(value) is tuple:  # attention weights beside the rows
-            return tuple(map(marked, value))
         return rows.mark(value) if type(value) is Tensor and value.is_floating_point() else value
 
     def run(*args: object, **kwargs: object) -> object:
-        return marked(forward(*map(plain, args), **{name: plain(each) for name, each in kwargs.items()}))
+        args, kwargs = mapped_call(args, kwargs, plain)
+        return mapped(forward(*args, **kwargs), marked)  # also attention weights beside the rows
 
     return run
 
@@ -461,7 +457,7 @@ class PyGNet(GNN):
         self.source, self.in_dim, self.out_dim = config, in_dim, out_dim
         self.config = config  # pyright: ignore[reportAttributeAccessIssue] - engines of layers alone read the attributes of a GNN of layers
         self.net = net
-        self.ways = {name: _way(name, conv, config) for name, conv in self.convs.items()}
+        self.ways = config.ways_of(net)
         self.widths, self.gives = (in_dim, *[0] * len(self.ways)), (out_dim,)
         self.schema, self.answers = config.schema, tuple[str, ...]()
         if self.schema is not None and self.schema.width != in_dim:
@@ -495,7 +491,7 @@ class PyGNet(GNN):
         training = self._begins(g)
         keyed = keyed_dropout(g, x.shape[0], layout) if training else nullcontext()
         rows = self._all_rows(g.at(0), layout) if self._measuring or self.totals else None
-        with mixed(x), keyed, reducing(rows), self._folding(g, x.dtype, layout, rows=rows) as here:
+        with mixed(x), keyed, holding(REDUCES, rows), self._folding(g, x.dtype, layout, rows=rows) as here:
             if layout is None:
                 given = self._of_edges(here) | self._of_graph(g)
                 out = self.net(x if rows is None else rows.mark(x), Edges.of(here), **given)
@@ -517,7 +513,7 @@ class PyGNet(GNN):
     def takes_normalised(self, *, weighted: bool) -> bool:
         """Return False with weights: only a running forward shows which convolution gets them."""
         plain = not weighted and self.schema is None
-        return plain and all(isinstance(way, NormalizedSum) and way.looped for way in self.ways.values())
+        return plain and all(isinstance(way, NormalizedSum) and way.loops for way in self.ways.values())
 
     def _begins(self, g: Graph) -> bool:
         """Set the mode of the user's module; return True if it trains."""
@@ -527,10 +523,9 @@ class PyGNet(GNN):
 
     def _of_edges(self, here: Here, typed: TypedGraph | None = None) -> dict[str, object]:
         """Return the arguments for edge data that the graph has or forward needs."""
-        g = here.g
-        named, given = edge_arguments(self.net), dict[str, object]()
-        for kind, name in named.items():
-            needed = inspect.signature(self.net.forward).parameters[name].default is inspect.Parameter.empty
+        g, given = here.g, dict[str, object]()
+        for kind, name in edge_arguments(self.net).items():
+            needed = self._needs(name)
             if kind == "weight" and (needed or g.in_weight is not None):
                 given[name] = Weights.of(here) if typed is None else typed.weights()
             if kind == "type" and needed and self.source.edge_types == 0:
@@ -543,12 +538,14 @@ class PyGNet(GNN):
                 raise ValueError(f"forward needs {name}, and the edges of the dataset have no attributes")
         return given
 
+    def _needs(self, name: str) -> bool:
+        """Return True if forward has an argument of this name without a default."""
+        argument = inspect.signature(self.net.forward).parameters.get(name)
+        return argument is not None and argument.default is inspect.Parameter.empty
+
     def _of_graph(self, g: Graph) -> dict[str, Tensor]:
         """Return the argument `batch` if forward needs it: all nodes belong to one graph. Shapes: [N]."""
-        needed = inspect.signature(self.net.forward).parameters.get("batch")
-        if needed is None or needed.default is not inspect.Parameter.empty:
-            return {}
-        return {"batch": torch.zeros_like(g.node_ids)}
+        return {"batch": torch.zeros_like(g.node_ids)} if self._needs("batch") else {}
 
     @contextmanager
     def _folding(
@@ -557,33 +554,32 @@ class PyGNet(GNN):
         dtype: torch.dtype,
         layout: Layout | None = None,
         *,
-        layers: range | None = None,
+        layer: int | None = None,
         rows: AllRows | None = None,
     ) -> Iterator[Here]:
-        """Within the context, convolutions (or those of `layers`) run on `g`, by instance attributes over the class's
+        """Within the context, convolutions (or that of `layer`) run on `g`, by instance attributes over the class's
         methods. Their output is rounded to `dtype`, that of the features, if it is narrow. Yield the edges of the pass.
         """
-        convs, ways = self.convs, list(enumerate(self.ways.items()))
-        asked = [(i, name, convs[name], way) for i, (name, way) in ways if layers is None or i in layers]
+        convs, bodies = self.convs, list[tuple[nn.Module, Forward]]()
+        bodies += [(norm, forward_of(norm, g, layout)) for norm in batch_norms(self.net).values()]
+        bodies += counting(self.net, rows) if rows is not None and layout is None else ()
         with ExitStack() as stack:
             stack.enter_context(kept(self.net))
-            for _, _, conv, _ in asked:
+            for i, (name, way) in enumerate(self.ways.items()):
+                if layer not in (None, i):
+                    continue
+                conv, view = convs[name], g.at(i)
                 if is_narrow(dtype):
                     stack.callback(conv.register_forward_hook(partial(_rounded, dtype)).remove)
-            for norm in batch_norms(self.net).values():
-                stack.enter_context(replaced(norm, {"forward": forward_of(norm, g, layout)}))
-            if rows is not None and layout is None:
-                stack.enter_context(counting(self.net, rows))
-            for layer, name, conv, way in asked:
-                view, own = g.at(layer), conv.forward
                 if layout is None:
-                    forward = way.forward(conv, view, own)
+                    forward = way.forward(conv, view, conv.forward)
                     forward = forward if rows is None else _on_plain(forward, rows)
                 else:
-                    forward = TypedGraph(view, layout).forward(way, conv, own)
-                named = _named(f"{name} ({type(conv).__name__})", forward)
-                methods = {"forward": named if "forward" in vars(conv) else StandIn(named)}
-                stack.enter_context(replaced(conv, methods))
+                    forward = TypedGraph(view, layout).forward(way, conv, conv.forward)
+                forward = _named(f"{name} ({type(conv).__name__})", forward)
+                bodies.append((conv, forward if "forward" in vars(conv) else StandIn(forward)))
+            for module, forward in bodies:
+                stack.enter_context(replaced(module, {"forward": forward}))
             yield Here(g.at(0))
 
     def measure(self) -> None:
@@ -654,7 +650,7 @@ class PyGNet(GNN):
                 stack.callback(hook.remove)
             stack.enter_context(torch.set_grad_enabled(training))
             if not training:
-                stack.enter_context(no_dropout_in_evaluation())
+                stack.enter_context(NoDropoutInEvaluation())
             view = FewNodes(x, edge_attr=attr, ends=ends, training=training)
             if self.schema is not None:
                 layout = Layout.of(self.schema, x)
@@ -700,20 +696,20 @@ class PyGNet(GNN):
         return any(isinstance(each, Weights) for each in self._of_edges(Here(g)).values())
 
     def begin(self, g: Graph, x: Tensor) -> Rows:
-        return self._run_segment(0, range(0), g, (x,))
+        return self._run_segment(0, g, (x,))
 
     def run_layer(self, layer: int, g: Graph, carry: Rows) -> Rows:
-        return self._run_segment(1 + layer, range(layer, layer + 1), g, carry)
+        return self._run_segment(1 + layer, g, carry)
 
     def end(self, g: Graph, carry: Rows) -> Tensor:
-        return widened(self._run_segment(-1, range(0), g, carry)[0])
+        return widened(self._run_segment(-1, g, carry)[0])
 
-    def _run_segment(self, place: int, layers: range, g: Graph, carry: Rows) -> Rows:
-        """Run layers of a segment. Rows leave in the type in which they came, except logits."""
+    def _run_segment(self, place: int, g: Graph, carry: Rows) -> Rows:
+        """Run the segment of layer `place` - 1. Rows leave in the type in which they came, except logits."""
         training = self._begins(g)
         segment, (first, *_) = self.cuts.programs[training, self._weighted(g)][place], carry
         masks = keyed_dropout(g, len(first), after=segment.after) if training else nullcontext()
-        with mixed(first), masks, self._folding(g, first.dtype, layers=layers):
+        with mixed(first), masks, self._folding(g, first.dtype, layer=place - 1):
             out = segment.run(self.net, carry)
         return out if place == -1 else tuple(t.to(first.dtype) for t in out)
 
@@ -755,11 +751,3 @@ class PyGNet(GNN):
         reads_rows = bool(self.source.edge_dim) and "attr" in edge_arguments(self.net)
         drops = any(float(vars(conv).get("dropout") or 0) > 0 for conv in self.convs.values())
         return reads_rows or drops or self.reads_edges or any(way.whole for way in self.ways.values())
-
-
-def _way(name: str, conv: MessagePassing, config: PyG) -> Way:
-    try:
-        loops = config.loops if config.self_loops == "auto" else config.self_loops
-        return hetero_way(conv) or way_of(conv, self_loops=loops)
-    except ValueError as error:
-        raise ValueError(f"{name} of model.target={config.target} ({type(conv).__name__}) {error}.") from error

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -15,7 +14,8 @@ from gnnpar.models.pyg.checkpointing import runs_again
 from gnnpar.models.pyg.layout import Layout, NodeRows, OfOneType
 from gnnpar.models.pyg.marks import HERE, EdgeRows
 
-_IN_A_FOLD: ContextVar[bool] = ContextVar("in_a_fold", default=False)
+IN_A_FOLD: ContextVar[bool] = ContextVar("in_a_fold", default=False)
+"""Whether rows are those of edges or of a block."""
 
 
 def batch_norms(net: nn.Module) -> dict[str, nn.BatchNorm1d]:
@@ -58,7 +58,7 @@ def forward_of(norm: nn.BatchNorm1d, g: Graph, layout: Layout | None) -> Callabl
                 own(input.detach())
             return own(input)
         source: WithMoments = g if norm.training else _Running()  # may be in evaluation mode while the model trains
-        if norm.training and (_IN_A_FOLD.get() or isinstance(input, EdgeRows)):
+        if norm.training and (IN_A_FOLD.get() or isinstance(input, EdgeRows)):
             raise ValueError("a BatchNorm1d normalises rows of edges, which is not supported; use LayerNorm")
         if layout is not None and norm.training:
             if not isinstance(input, NodeRows):
@@ -75,13 +75,3 @@ def forward_of(norm: nn.BatchNorm1d, g: Graph, layout: Layout | None) -> Callabl
         return out.as_subclass(type(input))
 
     return forward
-
-
-@contextmanager
-def in_a_fold() -> Iterator[None]:
-    """Mark that rows within the context are rows of edges or of a block."""
-    before = _IN_A_FOLD.set(True)
-    try:
-        yield
-    finally:
-        _IN_A_FOLD.reset(before)

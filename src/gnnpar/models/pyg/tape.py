@@ -9,18 +9,19 @@ Python's control flow leaves no step, so a module that reads values of tensors i
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils.hooks import RemovableHandle
 from torch_geometric.nn import MessagePassing
 
 from gnnpar.models.pyg.few_nodes import FewNodes
 from gnnpar.models.pyg.marks import Given
+from gnnpar.models.pyg.nested import leaves, mapped, mapped_call
 
 _READS_VALUES = frozenset(
     {"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__contains__", "__complex__"}
@@ -75,11 +76,15 @@ class Step:
     @property
     def values(self) -> list[str]:
         """Return the names of the tensors that it reads."""
-        return [leaf.name for leaf in _leaves((self.args, self.kwargs)) if isinstance(leaf, Value)]
+        return [leaf.name for leaf in leaves((self.args, self.kwargs)) if isinstance(leaf, Value)]
+
+    def same_call(self, other: Step) -> bool:
+        """Return True if both call the same, with results and writes of the same names."""
+        return (self.called, self.results, self.written) == (other.called, other.results, other.written)
 
     def parameters(self, net: nn.Module) -> list[nn.Parameter]:
         """Return the parameters among its arguments and of its module."""
-        given = [_held(net, leaf.name) for leaf in _leaves((self.args, self.kwargs)) if isinstance(leaf, Held)]
+        given = [_held(net, leaf.name) for leaf in leaves((self.args, self.kwargs)) if isinstance(leaf, Held)]
         inside = net.get_submodule(self.called).parameters() if isinstance(self.called, str) else ()
         return [each for each in (*given, *inside) if isinstance(each, nn.Parameter)]
 
@@ -94,9 +99,8 @@ class Step:
             return own[leaf] if isinstance(leaf, Own) else leaf
 
         called: Called = net.get_submodule(self.called) if isinstance(self.called, str) else self.called
-        kwargs = {name: _mapped(value, filled) for name, value in self.kwargs.items()}
-        out = called(*(_mapped(value, filled) for value in self.args), **kwargs)
-        values.update(zip(self.results, tensors_of(out), strict=True))
+        args, kwargs = mapped_call(self.args, self.kwargs, filled)
+        values.update(zip(self.results, tensors_of(called(*args, **kwargs)), strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,9 +110,6 @@ class Tape:
     steps: tuple[Step, ...]
     tails: Mapping[str, tuple[int, ...]]
     out: str
-
-    def __deepcopy__(self, memo: object) -> Tape:
-        return self
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,33 +123,9 @@ class Recording:
     dtype: torch.dtype
 
 
-def _leaves(value: object) -> Iterator[object]:
-    if isinstance(value, tuple | list):
-        for each in value:
-            yield from _leaves(each)
-    elif isinstance(value, Mapping):
-        yield from _leaves(list(value.values()))
-    elif isinstance(value, slice):
-        yield from _leaves((value.start, value.stop, value.step))
-    else:
-        yield value
-
-
-def _mapped(value: object, by: Callable[[object], object]) -> object:
-    if isinstance(value, tuple):
-        return tuple(_mapped(each, by) for each in value)
-    if isinstance(value, list):
-        return [_mapped(each, by) for each in value]
-    if isinstance(value, Mapping):
-        return {key: _mapped(each, by) for key, each in value.items()}
-    if isinstance(value, slice):
-        return slice(*(_mapped(each, by) for each in (value.start, value.stop, value.step)))
-    return by(value)
-
-
 def tensors_of(value: object) -> list[Tensor]:
     """Return the tensors in a value, without placeholders for edges."""
-    return [leaf for leaf in _leaves(value) if isinstance(leaf, Tensor) and not isinstance(leaf, Given)]
+    return [leaf for leaf in leaves(value) if isinstance(leaf, Tensor) and not isinstance(leaf, Given)]
 
 
 def _held(net: nn.Module, name: str) -> Tensor:
@@ -203,13 +180,13 @@ class _Recorder(TorchFunctionMode):
         known = self._known.get(id(out))
         self.out = known.name if isinstance(known, Value) else ""
 
-    def enter(self, name: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+    def enter(self, name: str, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         self.depth += 1
         if self.depth == 1:
             read = [(t, t._version) for t in tensors_of((args, kwargs))]
             self._given = *self._by_name(args, kwargs, name), read
 
-    def leave(self, name: str, out: object) -> None:
+    def leave(self, name: str, module: nn.Module, given: tuple[object, ...], out: object) -> None:
         self.depth -= 1
         if not self.depth:
             args, kwargs, read = self._given
@@ -221,6 +198,8 @@ class _Recorder(TorchFunctionMode):
         """Return the arguments of a call, with names in place of tensors."""
 
         def told(leaf: object) -> object:
+            if isinstance(leaf, tuple):  # torch.Size, or a named tuple
+                return mapped(tuple(leaf), told)
             if not isinstance(leaf, Tensor) or isinstance(leaf, Given):
                 return leaf
             if id(leaf) not in self._known:
@@ -229,7 +208,7 @@ class _Recorder(TorchFunctionMode):
                 )
             return self._known[id(leaf)]
 
-        return tuple(_mapped(each, told) for each in args), {k: _mapped(each, told) for k, each in kwargs.items()}
+        return mapped_call(args, kwargs, told)
 
     def _note(
         self,
@@ -258,16 +237,14 @@ class _Recorder(TorchFunctionMode):
 
 def recording(model: Callable[[FewNodes, Tensor], Tensor], net: nn.Module, view: FewNodes, x: Tensor) -> Recording:
     recorder = _Recorder(net, view)
-    handles: list[RemovableHandle] = [
+    handles = [
         net.register_forward_pre_hook(recorder.begin),
         net.register_forward_hook(recorder.end, always_call=True),  # stop recording on an error inside
     ]
     for name, module in net.named_modules():
         if name and _is_step(module):
-            entering = partial(recorder.enter, name)
-            handles.append(module.register_forward_pre_hook(_before(entering), with_kwargs=True))
-            leaving = partial(recorder.leave, name)
-            handles.append(module.register_forward_hook(_after(leaving)))
+            handles.append(module.register_forward_pre_hook(partial(recorder.enter, name), with_kwargs=True))
+            handles.append(module.register_forward_hook(partial(recorder.leave, name)))
     try:
         with torch.set_grad_enabled(view.training):  # forward may ask for it
             model(view, x)
@@ -277,38 +254,16 @@ def recording(model: Callable[[FewNodes, Tensor], Tensor], net: nn.Module, view:
     return Recording(tuple(recorder.steps), recorder.forms, recorder.out, len(x), x.dtype)
 
 
-def _before(entering: Callable[[tuple[object, ...], Mapping[str, object]], None]) -> Callable[..., None]:
-    return lambda _, args, kwargs: entering(args, kwargs)
-
-
-def _after(leaving: Callable[[object], None]) -> Callable[..., None]:
-    return lambda _, args, out: leaving(out)
-
-
 def _is_step(module: nn.Module) -> bool:
     inside = (each for each in module.modules() if each is not module)
     return isinstance(module, MessagePassing) or not any(isinstance(each, MessagePassing) for each in inside)
 
 
-def merged(a: Recording, b: Recording) -> Tape:
-    """Return the steps for any number of rows and either type. ValueError if the recordings differ in other ways."""
-    if len(a.steps) != len(b.steps):
-        raise ValueError(_OTHERWISE)
-    steps = tuple(_merged_step(one, other, a, b) for one, other in zip(a.steps, b.steps, strict=True))
-    tails = {
-        name: shape[1:]
-        for name, (shape, dtype) in a.forms.items()
-        if shape[:1] == (a.rows,) and dtype == a.dtype and b.forms.get(name) == ((b.rows, *shape[1:]), b.dtype)
-    }
-    return Tape(steps, tails, a.out)
-
-
 _OTHERWISE = "its forward takes another way, or other numbers, for another number of rows"
 
 
-def _merged_step(one: Step, other: Step, a: Recording, b: Recording) -> Step:
-    if (one.called, one.results, one.written) != (other.called, other.results, other.written):
-        raise ValueError(_OTHERWISE)
+def merged(a: Recording, b: Recording) -> Tape:
+    """Return the steps for any number of rows and either type. ValueError if the recordings differ in other ways."""
 
     def both(x: object, y: object) -> object:
         if isinstance(x, tuple | list) and isinstance(y, tuple | list) and len(x) == len(y):
@@ -318,6 +273,9 @@ def _merged_step(one: Step, other: Step, a: Recording, b: Recording) -> Step:
             return {key: both(x[key], y[key]) for key in x}
         if isinstance(x, slice) and isinstance(y, slice):
             return slice(*(both(*ends) for ends in ((x.start, y.start), (x.stop, y.stop), (x.step, y.step))))
+        if isinstance(x, Step) and isinstance(y, Step) and x.same_call(y):
+            args, kwargs = both(x.args, y.args), both(x.kwargs, y.kwargs)
+            return replace(x, args=args, kwargs=kwargs)
         if isinstance(x, Given) and type(x) is type(y):
             return x
         if isinstance(x, torch.device):
@@ -330,7 +288,9 @@ def _merged_step(one: Step, other: Step, a: Recording, b: Recording) -> Step:
             return x
         raise ValueError(_OTHERWISE)
 
-    args, kwargs = both(one.args, other.args), both(one.kwargs, other.kwargs)
-    assert isinstance(args, tuple)
-    assert isinstance(kwargs, dict)
-    return Step(one.called, args, kwargs, one.results, one.written, one.last_tag)
+    tails = {
+        name: shape[1:]
+        for name, (shape, dtype) in a.forms.items()
+        if shape[:1] == (a.rows,) and dtype == a.dtype and b.forms.get(name) == ((b.rows, *shape[1:]), b.dtype)
+    }
+    return Tape(cast("tuple[Step, ...]", both(a.steps, b.steps)), tails, a.out)

@@ -1,0 +1,78 @@
+"""Leaves of nested arguments and results, and attributes and context variables set for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
+
+from torch import nn
+
+T = TypeVar("T")
+
+
+def leaves(value: object) -> Iterator[object]:
+    """Return the entries of tuples, lists, dictionaries and slices, at any depth."""
+    if isinstance(value, tuple | list):
+        for each in value:
+            yield from leaves(each)
+    elif isinstance(value, Mapping):
+        yield from leaves(tuple(value.values()))
+    elif isinstance(value, slice):
+        yield from leaves((value.start, value.stop, value.step))
+    else:
+        yield value
+
+
+def mapped(value: object, by: Callable[[object], object]) -> object:
+    """Return the value with `by` of each leaf. Instances of subclasses (torch.Size, named tuples) are leaves."""
+    if type(value) is tuple:
+        return tuple([mapped(each, by) for each in value])
+    if type(value) is list:
+        return [mapped(each, by) for each in value]
+    if type(value) is dict:
+        return {key: mapped(each, by) for key, each in value.items()}
+    if type(value) is slice:
+        return slice(*[mapped(each, by) for each in (value.start, value.stop, value.step)])
+    return by(value)
+
+
+def mapped_call(
+    args: tuple[object, ...], kwargs: Mapping[str, object] | None, by: Callable[[object], object]
+) -> tuple[tuple[object, ...], dict[str, object]]:
+    """Return the arguments of a call with `by` of each leaf."""
+    return tuple([mapped(each, by) for each in args]), {key: mapped(each, by) for key, each in (kwargs or {}).items()}
+
+
+@contextmanager
+def holding(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """Within the context, the variable has this value."""
+    before = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(before)
+
+
+@contextmanager
+def replaced(module: nn.Module, methods: Mapping[str, object]) -> Iterator[None]:
+    """Within the context, replace a class's methods and submodules by instance attributes."""
+    before = {name: vars(module)[name] for name in methods if name in vars(module)}
+    vars(module).update(methods)
+    try:
+        yield
+    finally:
+        for name in methods:
+            vars(module).pop(name, None)
+        vars(module).update(before)
+
+
+def python_state(net: nn.Module) -> dict[str, object]:
+    """Return the numbers and strings that modules keep as attributes, without their mode."""
+    return {
+        f"{name}.{key}".removeprefix("."): value
+        for name, module in net.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, bool | int | float | str) and key != "training"
+    }
