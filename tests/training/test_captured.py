@@ -17,6 +17,7 @@ import torch
 
 from captured_runs import EPOCHS, WARM_UP, run, simulated
 from composing import ALIKE, PRESETS, configured, names, settings_of
+from engines import open_rank
 from gnnpar.comm.world import World
 from gnnpar.data.tasks import make_task
 from gnnpar.parallel.context import BuildContext
@@ -27,7 +28,7 @@ from gnnpar.training.checks import refuse_capture
 from gnnpar.training.optim import SGD, Adam, AdamW
 from simulated_gpu import DEVICE, held, move
 from simulated_graph import Cuda, GraphWorld
-from synchronisation_runs import NETS, carries, job_of
+from synchronisation_runs import NETS, carries, job_of, place
 
 CAPTURED = [s for s in names("strategy") if configured("strategy", s).capabilities.captured]
 
@@ -209,6 +210,23 @@ def test_a_replay_with_a_gradient_that_is_not_finite_moves_nothing(cuda):
 
     GraphWorld(cuda.gpu, 1).run(rank)
     assert cuda.log[-2:] == ["replay on default"] * 2
+
+
+@pytest.mark.parametrize(("first", "captured", "replays"), [(0, 0, 0), (EPOCHS - 2, 1, EPOCHS - 1 - WARM_UP)])
+def test_a_number_of_a_module_that_changes_by_epoch_ends_the_recording(cuda, first, captured, replays):
+    """It is 0 until epoch `first`."""
+    job, _ = job_of("single", "gcn")
+
+    def rank(comm):
+        engine, optimizer, net, _ = open_rank(job, comm, place=place)
+        epochs = captured_epochs(engine, optimizer, comm, job.seed, net)
+        for epoch in range(EPOCHS):
+            vars(net)["temperature"] = max(0, epoch - first)
+            epochs.train_epoch(epoch)
+
+    GraphWorld(cuda.gpu, 1).run(rank)
+    assert cuda.log.count("captured") == captured
+    assert cuda.log.count("replay on default") == replays
 
 
 def test_an_engine_without_a_launch_is_named(cuda):

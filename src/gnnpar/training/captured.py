@@ -3,15 +3,17 @@
 The host fills the keys of masks and the numbers of the optimizer into tensors. The first epochs run uncaptured on the
 stream of the capture, as torch requires, to compile kernels, make workspaces and connect communicators. The capture is
 thread-local, because NCCL's watchdog runs in another thread. A replay measures no phases, and reports the bytes of the
-captured epoch.
+captured epoch. A replay also repeats the numbers that modules keep as Python attributes: if one changes between two
+epochs, by forward or by a callback, all further epochs run uncaptured.
 """
 
 from __future__ import annotations
 
-from torch import Tensor, cuda
+from torch import Tensor, cuda, nn
 
 from gnnpar.comm import Communicator
 from gnnpar.comm.ledger import EpochTraffic
+from gnnpar.models.pyg.nested import python_state
 from gnnpar.parallel.engine import Capturable, EpochReport
 from gnnpar.parallel.keys import KeyTable
 from gnnpar.settings import Stepper
@@ -44,23 +46,30 @@ class CapturedEpochs:
     `captures`: whether the next epoch will be captured; its time does not count.
     """
 
-    def __init__(self, engine: Capturable, optimizer: Stepper, comm: Communicator, seed: int) -> None:
-        self._engine, self._optimizer, self._comm = engine, optimizer, comm
+    def __init__(
+        self, engine: Capturable, optimizer: Stepper, comm: Communicator, seed: int, model: nn.Module | None = None
+    ) -> None:
+        self._engine, self._optimizer, self._comm, self._model = engine, optimizer, comm, model
         self._keys = KeyTable(seed, comm.device)
         self._stream = cuda.Stream(comm.device)
         self._graph: cuda.CUDAGraph | None = None
         self._loss: Tensor | None = None  # written by each replay
         self._traffic: EpochTraffic | None = None  # of one replay
-        self._done = 0
+        self._state: dict[str, object] = {}  # of modules, before the last epoch
+        self._done, self._changes = 0, False
 
     @property
     def captures(self) -> bool:
-        return self._graph is None and self._done >= WARM_UP
+        return self._graph is None and self._done >= WARM_UP and not self._changes
 
     def train_epoch(self, epoch: int) -> EpochReport:
         """Train one epoch, bit for bit as `Engine.train_epoch`. The host waits for its loss."""
         self._keys.fill(epoch)
         self._optimizer.prepare()
+        state = {} if self._model is None else python_state(self._model)
+        if self._done > 1 and state != self._state:  # the first epoch may set modules up
+            self._changes, self._graph = True, None
+        self._state = state
         loss = self._replayed(epoch) if self._graph is not None or self.captures else self._launched(epoch)
         self._done += 1
         return EpochReport(float(loss))
@@ -91,11 +100,13 @@ class CapturedEpochs:
         self._traffic, self._graph = self._comm.ledger.drain(), graph
 
 
-def captured_epochs(engine: object, optimizer: Stepper, comm: Communicator, seed: int) -> CapturedEpochs:
-    """Return the captured epochs of an engine. Raise TypeError if it has no launch_epoch."""
+def captured_epochs(
+    engine: object, optimizer: Stepper, comm: Communicator, seed: int, model: nn.Module | None = None
+) -> CapturedEpochs:
+    """Return the captured epochs of an engine. Raise TypeError if it has no launch_epoch. model: its modules."""
     if not isinstance(engine, Capturable):
         raise TypeError(
             f"{type(engine).__name__} has no launch_epoch, and its strategy declares captured=True; add it, or declare "
             "captured=False"
         )
-    return CapturedEpochs(engine, optimizer, comm, seed)
+    return CapturedEpochs(engine, optimizer, comm, seed, model)

@@ -267,7 +267,7 @@ def prepare(
         first_epoch=start.epoch,
         identity=mine,
         restored=restored,
-        captured=captured_epochs(engine, optimizer, comm, settings.seed) if settings.launch.cuda_graph else None,
+        captured=captured_epochs(engine, optimizer, comm, settings.seed, model) if settings.launch.cuda_graph else None,
         profile_hash=save_profile(engine, comm, run_dir),
         predicted=shared.predicted,
         replanned=plan if since_of(shared.predicted) else None,
