@@ -2,23 +2,29 @@
 
 from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from bench.graphs import Inputs
 from gnnpar_kernels import Csr
 
 Run = Callable[[], object]
 Build = Callable[[], Run]  # called just before the contender runs: may lack memory or a package
 
-PYG, PYG_V2 = "PyG GATConv", "PyG GATv2Conv"
+PYG, PYG_V2, PYG_DOT, ANEMOI = "PyG GATConv", "PyG GATv2Conv", "PyG TransformerConv", "anemoi-core"
 OPTIONAL = ("torch_geometric", "torch_sparse", "turbo_gnn")
+anemoi_core: Path | None = None
+"""Checkout of github.com/ecmwf/anemoi-core (Apache 2.0): its Triton kernel is imported from there."""
 
 
 def missing() -> list[str]:
     """Return optional packages that are not installed; their contenders are left out."""
-    return [name for name in OPTIONAL if find_spec(name) is None]
+    absent = [name for name in OPTIONAL if find_spec(name) is None]
+    return absent if anemoi_core else [*absent, "anemoi-core (--anemoi PATH)"]
 
 
 def csr_name(device: torch.device) -> str:
@@ -37,7 +43,7 @@ def spmm(csr: Csr, row: Tensor, column: Tensor, x: Tensor) -> dict[str, Build]:
     if find_spec("torch_sparse"):
         contenders["torch_sparse"] = partial(_torch_sparse, csr, x)
     if find_spec("turbo_gnn"):
-        contenders["Turbo-GNN"] = _turbo_gnn
+        contenders["Turbo-GNN"] = partial(_turbo_sum, csr, x)
     return contenders
 
 
@@ -56,28 +62,98 @@ def _torch_sparse(csr: Csr, x: Tensor) -> Run:
     return lambda: matmul(matrix, x, reduce="sum")
 
 
-def _turbo_gnn() -> Run:
-    raise NotImplementedError("installed, but its call is not written here")
+def _turbo_sum(csr: Csr, x: Tensor) -> Run:
+    from turbo_gnn import spmm_aggr  # pyright: ignore[reportMissingImports]
+
+    return lambda: spmm_aggr(x, csr.indptr, csr.indices, "none", -1, 256)
 
 
-def gat_layer(
-    src: Tensor, dst: Tensor, x: Tensor, grad_out: Tensor, *, heads: int, width: int, v2: bool = False
-) -> dict[str, Build]:
-    """Return a GAT or GATv2 layer of PyG, forward and backward. Shapes: src, dst [E], x, grad_out
-    [N, heads * width]."""
-    if find_spec("torch_geometric") is None:
-        return {}
-    return {PYG_V2 if v2 else PYG: partial(_gat_conv, src, dst, x, grad_out, heads, width, v2)}
+class Layer(NamedTuple):
+    """A layer of attention on a graph. Shapes: x, grad_out [N, heads * width], edge [E, A] in the graph's order."""
+
+    data: Inputs
+    x: Tensor
+    grad_out: Tensor
+    heads: int
+    width: int
+    edge: Tensor | None = None
 
 
-def _gat_conv(src: Tensor, dst: Tensor, x: Tensor, grad_out: Tensor, heads: int, width: int, v2: bool) -> Run:
-    from torch_geometric.nn import GATConv, GATv2Conv
+def attention(name: str, layer: Layer) -> dict[str, Build]:
+    """Return the layer by others, forward and backward: PyG's convolution of this name, also compiled; and kernels of
+    dot-product attention."""
+    found: dict[str, Build] = {}
+    if find_spec("torch_geometric"):
+        found[name] = partial(_pyg, name, layer, compiled=False)
+        found[f"{name}, compiled"] = partial(_pyg, name, layer, compiled=True)
+    if name != PYG_DOT:
+        return found
+    if anemoi_core is not None and layer.edge is not None:  # its kernel asks for a row an edge
+        found[ANEMOI] = partial(_anemoi, anemoi_core, layer)
+    if find_spec("turbo_gnn") and layer.edge is None:
+        found["Turbo-GNN"] = partial(_turbo_attention, layer)
+    return found
 
-    conv = GATv2Conv if v2 else GATConv
-    layer = conv(heads * width, width, heads, add_self_loops=False).to(x.device, x.dtype)
-    edge_index = torch.stack([src, dst])
-    wanted = (x, *layer.parameters())
-    return lambda: torch.autograd.grad(layer(x, edge_index), wanted, grad_out)
+
+def _pyg(name: str, layer: Layer, *, compiled: bool) -> Run:
+    from torch_geometric import nn
+
+    x, sizes = layer.x, (layer.heads * layer.width, layer.width, layer.heads)
+    if name == PYG_DOT:
+        conv = nn.TransformerConv(*sizes, edge_dim=None if layer.edge is None else layer.edge.shape[1])
+    else:
+        conv = (nn.GATv2Conv if name == PYG_V2 else nn.GATConv)(*sizes, add_self_loops=False)
+    conv = conv.to(x.device, x.dtype)
+    wanted, run = (x, *conv.parameters()), torch.compile(conv, dynamic=False) if compiled else conv
+    given = (torch.stack([layer.data.src, layer.data.dst]), *(() if layer.edge is None else (layer.edge,)))
+    return lambda: torch.autograd.grad(run(x, *given), wanted, layer.grad_out)
+
+
+def weights_of(layer: Layer) -> list[Tensor]:
+    """Return matrices for queries, keys and values, and for rows of edges."""
+    total, like = layer.heads * layer.width, layer.x
+    columns = [total] * 3 if layer.edge is None else [total] * 3 + [layer.edge.shape[1]]
+    return [(0.1 * torch.randn(total, n, device=like.device)).to(like.dtype).requires_grad_() for n in columns]
+
+
+def _anemoi(folder: Path, layer: Layer) -> Run:
+    path = folder / "models/src/anemoi/models/triton/gt.py"
+    if not path.is_file():
+        raise ImportError(f"no {path}")
+    spec = spec_from_file_location("anemoi_gt", path)
+    assert spec is not None and spec.loader is not None
+    gt = module_from_spec(spec)
+    spec.loader.exec_module(gt)
+    data, x, weights, edge = layer.data, layer.x, weights_of(layer), layer.edge
+    assert edge is not None
+    inward = data.src, data.forward.indptr.long()
+    outward = data.reverse.indptr.long(), data.reverse.edge_ids, data.dst
+
+    def run() -> object:
+        rows = [
+            (each @ w.t()).unflatten(1, (layer.heads, -1)) for each, w in zip((x, x, x, edge), weights, strict=True)
+        ]
+        out = gt.graph_transformer_attention_conv(*rows, inward, outward)
+        return torch.autograd.grad(out.flatten(1), (x, *weights), layer.grad_out)
+
+    return run
+
+
+def _turbo_attention(layer: Layer) -> Run:
+    from turbo_gnn import (  # pyright: ignore[reportMissingImports]
+        AdjacencyForwardBackwardWithNodeBuckets,
+        graph_transformer_aggr,
+    )
+
+    forward, reverse, x, weights = layer.data.forward, layer.data.reverse, layer.x, weights_of(layer)
+    graph = AdjacencyForwardBackwardWithNodeBuckets.from_csr(*forward[:2], *reverse[:2]).to(x.device)
+
+    def run() -> object:
+        query, key, value = ((x @ w.t()).unflatten(1, (layer.heads, -1)) for w in weights)
+        out = graph_transformer_aggr(graph, x, Q=key, K=query, V=value, scale=layer.width**-0.5)  # Q: of sources
+        return torch.autograd.grad(out.flatten(1), (x, *weights), layer.grad_out)
+
+    return run
 
 
 def extremum(row: Tensor, column: Tensor, x: Tensor) -> dict[str, Build]:

@@ -1,9 +1,11 @@
 """The first hour on a GPU, as checks that only measure: `python kernels/bench/first_hour.py STAGE ... --out DIR`.
 
-Stages: smoke, prove, tune, bench, e2e, profile; none named: all, in this order. Every check is a process of its own,
-ended with all its children at its time limit or at its stage's, whichever comes first; the next one starts in any case.
-Its line is printed, and DIR/STAGE/CHECK.json and DIR/summary.txt are written, as soon as it ends. A check that passed
-is not run again (`--again` does), so a stage that was cut off continues where it stopped.
+Stages: smoke, prove, tune, bench, e2e, profile; none named: all, in this order. `attention` runs where it is named:
+layers of attention and sums beside the best there is, of them anemoi-core's kernel with `--anemoi PATH` (a checkout).
+Every check is a process of its own, ended with all its children at its time limit or at its stage's, whichever comes
+first; the next one starts in any case. Its line is printed, and DIR/STAGE/CHECK.json and DIR/summary.txt are written,
+as soon as it ends. A check that passed is not run again (`--again` does), so a stage that was cut off continues where
+it stopped.
 
 `--rehearse` runs the same checks on a CPU, with small inputs and Triton's interpreter. `--hang STAGE` puts a check that
 never ends in front of a stage: its limits must hold. `--jobs N`: so many checks at a time, in stages that time nothing.
@@ -30,6 +32,7 @@ from typing import Literal
 ROOT = Path(__file__).resolve().parents[2]
 STRATEGIES = sorted(path.stem for path in (ROOT / "conf" / "strategy").glob("*.yaml") if path.stem != "tag")
 TAIL = 4000  # characters of a check's output that its record keeps
+ANEMOI = "GNNPAR_ANEMOI"  # the checkout of `--anemoi`, for the checks
 State = Literal["passed", "FAILED", "TIMED OUT", "not run"]
 
 
@@ -51,12 +54,14 @@ class Check:
 
 @dataclass(frozen=True)
 class Stage:
-    """Checks that share a time limit, seconds. `timed`: they measure times, so one runs at a time."""
+    """Checks that share a time limit, seconds. `timed`: they measure times, so one runs at a time. `named`: it runs
+    only where it is named."""
 
     name: str
     seconds: float
     checks: tuple[Check, ...]
     timed: bool = False
+    named: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,8 +86,8 @@ RACE = "kernels/bench/run.py --csv {out}/kernels.csv"
 PROOF = "kernels/bench/proofs.py"
 SMALL_RACE = f"{RACE} --cases cuda --threads 1"
 SMALL = {  # the last value of an option counts
-    graph: f"--graph {graph} --scale {scale} --repeats 1 --seconds 1"
-    for graph, scale in {"arxiv": 0.002, "products": 0.0002, "reddit": 0.0002}.items()
+    graph: f"--graph {graph} --scale {scale} --repeats 1 --seconds 1 --without compiled"
+    for graph, scale in {"arxiv": 0.002, "products": 0.0002, "reddit": 0.0002, "mesh": 0.01, "grid": 0.001}.items()
 }
 COUNTERS = (
     "gpu__time_duration.sum",
@@ -94,7 +99,7 @@ COUNTERS = (
 TOOLS = {
     "compute-sanitizer": "compute-sanitizer --error-exitcode 9",
     "ncu": f"ncu --csv --page raw --metrics {','.join(COUNTERS)} -c 1000 "
-    "-k 'regex:^_(fold|pull|low|piece|combine|gather|scatter|quantize|dequantize|dropout)'",
+    "-k 'regex:^_?(fold|pull|low|piece|combine|gather|scatter|quantize|dequantize|dropout)'",
 }
 UNTUNED = {"GNNPAR_TUNE": "0"}
 PYTEST = "-m pytest -q -p no:cacheprovider"
@@ -217,12 +222,25 @@ STAGES = (
         240,
         (*_of_every_strategy("waits", f"{PROOF} waits {{device}}", 45),),
     ),
+    Stage(
+        "attention",
+        480,
+        (
+            _race("transformer-mesh", "mesh", "--case transformer --seconds 5{anemoi}", 130),
+            _race("transformer-grid", "grid", "--case transformer --seconds 5{anemoi}", 130),
+            _race("layers-arxiv", "arxiv", "--case layer --quick --seconds 5", 110),
+            _race("sums-products", "products", "--case spmm --seconds 5 --without index_add", 110),
+        ),
+        timed=True,
+        named=True,
+    ),
 )
 
 
 def _command(check: Check, stage: Stage, out: Path, *, rehearse: bool) -> str:
     """Return the shell's command line; empty if nothing of this check can run here."""
     told = check.rehearsal if rehearse else check.command
+    told = told.replace("{anemoi}", f" --anemoi {shlex.quote(anemoi)}" if (anemoi := os.environ.get(ANEMOI)) else "")
     if not told:
         return ""
     line = f"{shlex.quote(sys.executable)} {told.replace('{out}', shlex.quote(str(out / stage.name)))}"
@@ -336,6 +354,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = [stage.name for stage in STAGES]
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"of {', '.join(names)}; default: all")
+    parser.add_argument("--stage", action="append", default=[], metavar="STAGE", help="the same as an option")
+    parser.add_argument("--anemoi", type=Path, help="checkout of anemoi-core, a contender of the stage attention")
     parser.add_argument("--out", type=Path, default=Path("outputs/first_hour"))
     parser.add_argument("--rehearse", action="store_true", help="on a CPU, small")
     parser.add_argument("--again", action="store_true", help="also what passed before")
@@ -345,9 +365,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     if given.jobs < 1:
         parser.error(f"--jobs {given.jobs}: one or more")
-    if unknown := set(given.stages) - set(names):
+    asked = {*given.stages, *given.stage}
+    if given.anemoi:
+        os.environ[ANEMOI] = str(given.anemoi.resolve())
+    if unknown := asked - set(names):
         parser.error(f"no stage {', '.join(sorted(unknown))}: choose from {', '.join(names)}")
-    chosen = [replace(s, seconds=min(s.seconds, given.seconds)) for s in STAGES if s.name in (given.stages or names)]
+    wanted = [stage for stage in STAGES if (stage.name in asked if asked else not stage.named)]
+    chosen = [replace(stage, seconds=min(stage.seconds, given.seconds)) for stage in wanted]
     if given.hang:
         chosen = [replace(s, checks=(HANG, *s.checks)) if s.name == given.hang else s for s in chosen]
     out, how = given.out.resolve(), {"rehearse": given.rehearse, "again": given.again, "jobs": given.jobs}

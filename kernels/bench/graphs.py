@@ -34,6 +34,9 @@ GRAPHS = {
     "arxiv": Size(nodes=169_343, edges=2_300_000, hub=400.0),
     "reddit": Size(nodes=232_965, edges=115_000_000, hub=200.0),
     "products": Size(nodes=2_449_029, edges=124_000_000, hub=400.0),
+    # nodes and edges of anemoi-core's pull request 631: h_to_h of level 6, h_to_era of n320 (here square and random)
+    "mesh": Size(nodes=40_962, edges=327_660, hub=1.0),
+    "grid": Size(nodes=542_080, edges=1_626_240, hub=1.0),
 }
 SMALL = Size(nodes=1000, edges=6000, hub=800.0)  # rows of every class of length, one of them cut into pieces
 

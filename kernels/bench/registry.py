@@ -11,7 +11,7 @@ from torch import Tensor
 
 import gnnpar_kernels as kernels
 from bench import baselines
-from bench.baselines import Build
+from bench.baselines import PYG, PYG_DOT, PYG_V2, Build, Layer
 from bench.graphs import Inputs, Size
 from gnnpar_kernels.dispatch import functions_of
 from gnnpar_kernels.wire import row_nbytes
@@ -21,6 +21,7 @@ SAVED = "gnnpar, saved branch"
 KEY = 0x0123456789ABCDEF
 FP32, BF16 = torch.float32, torch.bfloat16
 
+Tensors = tuple[Tensor, ...]
 Body = ModuleType | SimpleNamespace  # the ops: gnnpar_kernels, or one body of each
 
 
@@ -135,27 +136,22 @@ def _attend_grad(heads: int, width: int, dtype: torch.dtype, *, drop: float = 0.
     )
 
 
-class _Attend(torch.autograd.Function):
-    """The op under autograd, as `gnnpar.folds` wraps it, for a fair race with a layer."""
+class _Fold(torch.autograd.Function):
+    """A fold under autograd, as `gnnpar.folds` wraps it, for a fair race with a layer.
+
+    fold(*inputs) -> (output, what is kept); grad(grad_out, output, *kept, *inputs) -> gradients of the inputs.
+    """
 
     @staticmethod
-    def forward(ctx: Any, body: Body, data: Inputs, x: Tensor, a_src: Tensor, a_dst: Tensor) -> Tensor:
-        indptr, indices, *_ = data.forward
-        state = body.attend(indptr, indices, x, a_src, a_dst, slope=0.2, num_rows=a_dst.shape[0], branch=True)
-        out, *rest = body.attend_finish(state)
-        ctx.body, ctx.data = body, data
-        ctx.save_for_backward(x, a_src, a_dst, out, *rest)
-        return out.to(x.dtype)
+    def forward(ctx: Any, fold: Callable[..., Tensors], grad: Callable[..., Tensors], *inputs: Tensor) -> Tensor:
+        out, *kept = fold(*inputs)
+        ctx.grad = grad
+        ctx.save_for_backward(out, *kept, *inputs)
+        return out.to(inputs[0].dtype)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        x, a_src, a_dst, out, lse, mass_pos, pos = ctx.saved_tensors
-        grad_out, csr = grad_outputs[0], ctx.data.reverse
-        delta = ctx.body.row_dots(out, grad_out, dtype=lse.dtype)
-        tensors = (x, a_src, a_dst, out, lse, grad_out)
-        sources = ctx.body.attend_grad_src(csr.indptr, csr.indices, *tensors, slope=0.2, delta=delta)
-        destinations = ctx.body.attend_grad_dst_of(grad_out, out, pos, mass_pos, slope=0.2, delta=delta)
-        return None, None, *sources, destinations.to(a_dst.dtype)
+        return None, None, *ctx.grad(grad_outputs[0], *ctx.saved_tensors)
 
 
 def _head_scores(x: Tensor, attend: Tensor) -> Tensor:
@@ -174,32 +170,22 @@ def _gat_layer(heads: int, width: int, dtype: torch.dtype) -> Case:
         wanted = (x.requires_grad_(), weight, att_src, att_dst, bias)
 
         def op(body: Body) -> tuple[Tensor, ...]:
+            def fold(x: Tensor, a_src: Tensor, a_dst: Tensor) -> Tensors:
+                how = {"slope": 0.2, "num_rows": a_dst.shape[0], "branch": True}
+                return body.attend_finish(body.attend(*data.forward[:2], x, a_src, a_dst, **how))
+
+            def grad(grad_out: Tensor, out: Tensor, lse: Tensor, mass_pos: Tensor, pos: Tensor, *of: Tensor) -> Tensors:
+                how = {"slope": 0.2, "delta": body.row_dots(out, grad_out, dtype=lse.dtype)}
+                sources = body.attend_grad_src(*data.reverse[:2], *of, out, lse, grad_out, **how)
+                return *sources, body.attend_grad_dst_of(grad_out, out, pos, mass_pos, **how).to(of[2].dtype)
+
             z = (x @ weight.t()).view(-1, heads, width)
-            out = _Attend.apply(body, data, z, _head_scores(z, att_src), _head_scores(z, att_dst))
+            out = _Fold.apply(fold, grad, z, _head_scores(z, att_src), _head_scores(z, att_dst))
             return torch.autograd.grad(out.view(-1, total) + bias, wanted, grad_out)
 
-        return Race(op=op, others=baselines.gat_layer(data.src, data.dst, x, grad_out, heads=heads, width=width))
+        return Race(op=op, others=baselines.attention(PYG, Layer(data, x, grad_out, heads, width)))
 
     return Case(name="gat layer fwd+bwd", shape=f"{heads}x{width}", dtype=dtype, race=race)
-
-
-class _AttendV2(torch.autograd.Function):
-    """The same for GATv2."""
-
-    @staticmethod
-    def forward(ctx: Any, body: Body, data: Inputs, x: Tensor, y: Tensor, a: Tensor) -> Tensor:
-        indptr, indices, *_ = data.forward
-        out, lse = body.attend_finish(body.attend_v2(indptr, indices, x, y, a, slope=0.2, num_rows=y.shape[0]))
-        ctx.body, ctx.data = body, data
-        ctx.save_for_backward(x, y, a, out, lse)
-        return out.to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        x, y, a, out, lse = ctx.saved_tensors
-        grad_out, reverse = grad_outputs[0], ctx.data.reverse
-        given = (x, y, a, lse, grad_out, ctx.body.row_dots(out, grad_out, dtype=lse.dtype))
-        return None, None, *ctx.body.attend_v2_grad(ctx.data.forward, reverse, reverse.edge_ids, *given, slope=0.2)
 
 
 def _gatv2_layer(heads: int, width: int, dtype: torch.dtype) -> Case:
@@ -213,14 +199,58 @@ def _gatv2_layer(heads: int, width: int, dtype: torch.dtype) -> Case:
         wanted = (x.requires_grad_(), left, right, attend, bias)
 
         def op(body: Body) -> tuple[Tensor, ...]:
+            def fold(*of: Tensor) -> Tensors:
+                return body.attend_finish(body.attend_v2(*data.forward[:2], *of, slope=0.2, num_rows=of[1].shape[0]))
+
+            def grad(grad_out: Tensor, out: Tensor, lse: Tensor, *of: Tensor) -> Tensors:
+                delta, csrs = body.row_dots(out, grad_out, dtype=lse.dtype), (data.forward, data.reverse)
+                return body.attend_v2_grad(*csrs, data.reverse.edge_ids, *of, lse, grad_out, delta, slope=0.2)
+
             rows = ((x @ weight.t()).view(-1, heads, width) for weight in (left, right))
-            out = _AttendV2.apply(body, data, *rows, attend)
+            out = _Fold.apply(fold, grad, *rows, attend)
             return torch.autograd.grad(out.view(-1, total) + bias, wanted, grad_out)
 
-        others = baselines.gat_layer(data.src, data.dst, x, grad_out, heads=heads, width=width, v2=True)
-        return Race(op=op, others=others)
+        return Race(op=op, others=baselines.attention(PYG_V2, Layer(data, x, grad_out, heads, width)))
 
     return Case(name="gatv2 layer fwd+bwd", shape=f"{heads}x{width}", dtype=dtype, race=race)
+
+
+def _transformer_layer(heads: int, width: int, dtype: torch.dtype, *, edge_dim: int = 0) -> Case:
+    """`edge_dim`: attributes of an edge, which keys and values get times a matrix."""
+
+    def race(data: Inputs) -> Race:
+        total, device = heads * width, data.device
+        x, grad_out = (torch.randn(data.size.nodes, total, device=device).to(dtype) for _ in range(2))
+        edge = torch.randn(data.size.edges, edge_dim, device=device).to(dtype) if edge_dim else None
+        layer = Layer(data, x.requires_grad_(), grad_out, heads, width, edge)
+        weights = baselines.weights_of(layer)
+        wanted = (x, *weights)
+
+        def op(body: Body) -> tuple[Tensor, ...]:
+            def fold(*of: Tensor) -> Tensors:
+                how = {"num_rows": of[2].shape[0], "edge": edge, "edge_query": of[3] if edge is not None else None}
+                return body.attend_finish(body.attend_dot(*data.forward[:2], *of[:3], **how))
+
+            def grad(grad_out: Tensor, out: Tensor, lse: Tensor, *of: Tensor) -> Tensors:
+                ends = (lse, grad_out, body.row_dots(out, grad_out, dtype=lse.dtype))
+                how = {"edge": edge, "edge_query": of[3] if edge is not None else None}
+                csrs = (data.forward, data.reverse)
+                return body.attend_dot_grad(*csrs, data.reverse.edge_ids, *of[:3], *ends, **how)
+
+            query, key, value = ((x @ weight.t()).view(-1, heads, width) for weight in weights[:3])
+            query = query * width**-0.5
+            if edge is None:
+                out = _Fold.apply(fold, grad, key, value, query)
+            else:
+                by_head = weights[3].view(heads, width, edge_dim)
+                both = _Fold.apply(fold, grad, key, value, query, torch.einsum("nhd,hda->nha", query, by_head))
+                out = both[..., :width] + torch.einsum("nha,hda->nhd", both[..., width:], by_head)
+            return torch.autograd.grad(out.reshape(-1, total), wanted, grad_out)
+
+        return Race(op=op, others=baselines.attention(PYG_DOT, layer))
+
+    shape = f"{heads}x{width}" + f"e{edge_dim}" * bool(edge_dim)
+    return Case(name="transformer layer fwd+bwd", shape=shape, dtype=dtype, race=race)
 
 
 def _extremum(width: int) -> Case:
@@ -339,10 +369,13 @@ def _of_gpu() -> Iterator[Case]:
             yield _attend_grad(heads, width, dtype)
             yield _gat_layer(heads, width, dtype)
         yield _gatv2_layer(4, 64, dtype)
+        yield _transformer_layer(4, 64, dtype)
+        yield _transformer_layer(16, 32, dtype, edge_dim=3)
         yield _dropout(128, dtype, per_edge=False)
         for bits in (2, 4, 8):
             yield _quantize(128, bits, dtype, ops="quantize")
             yield _quantize(128, bits, dtype, ops="dequantize")
+    yield _transformer_layer(16, 32, torch.float16, edge_dim=3)
     yield _extremum(128)
     yield _dropout(4, FP32, per_edge=True)
 
@@ -356,6 +389,8 @@ def _of_cpu() -> Iterator[Case]:
     for width in (8, 32, 64):
         yield _gat_layer(4, width, FP32)
     yield _gatv2_layer(4, 32, FP32)
+    for edge_dim in (0, 3):
+        yield _transformer_layer(4, 32, FP32, edge_dim=edge_dim)
     for drop in (0.0, 0.5):
         yield _attend(4, 32, FP32, drop=drop)
         yield _attend_grad(4, 32, FP32, drop=drop)

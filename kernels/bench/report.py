@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from bench.baselines import PYG, PYG_V2, csr_name
+from bench.baselines import ANEMOI, PYG, PYG_DOT, PYG_V2, csr_name
 from bench.graphs import Size
 from bench.measuring import Measurement, percentiles
 from bench.registry import OURS, SAVED, Case
@@ -39,7 +39,7 @@ MEASURED: tuple[str, ...] = (
     "floor_percent", "payload_gb_per_s", "peak_mib", "wall_ratio", "cpu_ratio", "memory_ratio", "note",
 )  # fmt: skip
 TABLE = {
-    "graph": 8, "case": 23, "shape": 7, "dtype": 8, "contender": 25, "wall_p50_ms": 11, "cpu_p50_ms": 10,
+    "graph": 8, "case": 25, "shape": 7, "dtype": 8, "contender": 29, "wall_p50_ms": 11, "cpu_p50_ms": 10,
     "gb_per_s": 8, "floor_percent": 13, "peak_mib": 9, "wall_ratio": 10, "cpu_ratio": 9, "memory_ratio": 12, "note": 0,
 }  # fmt: skip
 
@@ -184,7 +184,7 @@ def summary(rows: list[Row], *, kind: str, device: str) -> list[str]:
         lines += _line(
             "gat layer against PyG, memory", _per_race(rows, "gat layer fwd+bwd", "memory_ratio", (PYG,)), "x", "10x"
         )
-        lines += _gatv2(rows, "cpu_ratio")
+        lines += _layers(rows, "cpu_ratio")
         speeds = [
             row["payload_gb_per_s"] * row["wall_p50_ms"] / row["cpu_p50_ms"]
             for row in rows
@@ -200,16 +200,24 @@ def summary(rows: list[Row], *, kind: str, device: str) -> list[str]:
     lines += _line(
         "gat layer against PyG, memory", _per_race(rows, "gat layer fwd+bwd", "memory_ratio", (PYG,)), "x", "5x"
     )
-    lines += _gatv2(rows, "wall_ratio")
+    lines += _layers(rows, "wall_ratio")
     for case in ("quantize", "dequantize"):
         lines += _line(f"{case} of copy bandwidth", _per_race(rows, case, "floor_percent", (OURS,)), " %", "70 %")
     return lines
 
 
-def _gatv2(rows: list[Row], ratio: str) -> Iterable[str]:
-    for what, column in (("", ratio), (", memory", "memory_ratio")):
-        values = _per_race(rows, "gatv2 layer fwd+bwd", column, (PYG_V2,))
-        yield from _line(f"gatv2 layer against PyG{what}", values, "x", "3x")
+def _layers(rows: list[Row], ratio: str) -> Iterable[str]:
+    for layer, other in (("gatv2", PYG_V2), ("transformer", PYG_DOT)):
+        for what, column in (("", ratio), (", memory", "memory_ratio")):
+            values = _per_race(rows, f"{layer} layer fwd+bwd", column, (other,))
+            yield from _line(f"{layer} layer against PyG{what}", values, "x", "3x")
+    for layer, other, goal in (
+        ("gat", f"{PYG}, compiled", "1.5x"),
+        ("transformer", f"{PYG_DOT}, compiled", "1.5x"),
+        ("transformer", ANEMOI, "1x"),
+    ):
+        values = _per_race(rows, f"{layer} layer fwd+bwd", ratio, (other,))
+        yield from _line(f"{layer} layer against {other}", values, "x", goal)
 
 
 def say(message: str) -> None:

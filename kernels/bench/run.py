@@ -35,6 +35,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", default="", help="CPU threads, one run each (default 1,2; on a GPU torch's own)")
     parser.add_argument("--repeats", type=int, default=0, help="turns of each contender (default 7, quick 5, GPU 20)")
     parser.add_argument("--seconds", type=float, default=30.0, help="after these and 3 turns a case ends (default 30)")
+    parser.add_argument("--without", default="", help="leave out contenders whose name contains this, e.g. compiled")
+    parser.add_argument("--anemoi", type=Path, help="checkout of anemoi-core: its Triton kernel of attention runs too")
     parser.add_argument("--csv", type=Path, default=Path("outputs/kernels_bench.csv"), help="file to append to")
     given = parser.parse_args(argv)
     device = torch.device(given.device).type
@@ -61,6 +63,7 @@ def unusable(given: argparse.Namespace) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Measure, print a table, append to the CSV file; 1 if an op was wrong or did not run."""
     given = arguments(argv)
+    baselines.anemoi_core = given.anemoi
     if problem := unusable(given):
         report.say(problem)
         return 2
@@ -100,9 +103,8 @@ def run_cases(data: Inputs, given: argparse.Namespace, where: report.Row) -> tup
         report.say(f"[{number}/{len(chosen)}] {label}")
         torch.manual_seed(0)
         try:
-            measured, failure = measure(
-                case, data, clock, device=given.device, repeats=given.repeats, seconds=given.seconds
-            )
+            how = {"repeats": given.repeats, "seconds": given.seconds, "without": given.without}
+            measured, failure = measure(case, data, clock, device=given.device, **how)
         except Exception as error:  # whatever a kernel or its compiler raises ends its case alone
             measured, failure = [], f"{type(error).__name__}: {str(error).strip()[:200]}"
         if failure:

@@ -14,6 +14,7 @@ from bench.registry import Case, Race, cases
 def test_every_case_of_a_gpu_runs_on_a_cpu(tmp_path, capsys):
     path = tmp_path / "bench.csv"
     options = ["--cases", "cuda", "--graph", "arxiv", "--scale", "0.0002", "--threads", "1", "--repeats", "1"]
+    options += ["--without", "compiled"]
     assert run.main([*options, "--csv", str(path)]) == 0
     rows = list(csv.DictReader(path.open()))
     ours = [row for row in rows if row["contender"] == "gnnpar"]
@@ -22,7 +23,9 @@ def test_every_case_of_a_gpu_runs_on_a_cpu(tmp_path, capsys):
     ]
     assert all(float(row["wall_p50_ms"]) > 0 and row["wall_ratio"] == "1.0" for row in ours)
     assert all(float(row["floor_percent"]) >= 0 for row in ours if not row["case"].endswith("layer fwd+bwd"))
-    assert {row["note"] for row in rows if row["contender"] in ("PyG GATConv", "PyG GATv2Conv")} == {""}
+    layers = [row for row in rows if row["contender"].startswith("PyG ")]
+    assert {row["contender"] for row in layers} == {"PyG GATConv", "PyG GATv2Conv", "PyG TransformerConv"}
+    assert {row["note"] for row in layers} == {""}
     printed = capsys.readouterr().out
     assert "spmm transposed against torch CSR product" in printed
     assert "attend backward, saved branch of its floor" in printed
@@ -94,3 +97,45 @@ def test_both_orientations_of_a_drawn_graph(hub):
         assert torch.equal(csr.indices.long(), column[csr.edge_ids])
     heaviest = int(data.forward.indptr.diff()[0])
     assert (heaviest > 300) == (hub > 1)
+
+
+ANEMOI = """
+import torch
+
+def graph_transformer_attention_conv(query, key, value, edges, csc, reverse):
+    (row, colptr), (rowptr, edge_ids, dst) = csc, reverse
+    assert torch.equal(torch.repeat_interleave(colptr.diff()), dst) and torch.equal(row[edge_ids], row.sort().values)
+    scores = (query[dst] * (key[row] + edges)).sum(-1) * query.shape[2] ** -0.5
+    weight = scores.exp()
+    mass = torch.zeros(query.shape[:2]).index_add(0, dst, weight)
+    return torch.zeros_like(query).index_add(0, dst, (weight / mass[dst])[..., None] * (value[row] + edges))
+"""
+
+
+def test_anemoi_core_is_imported_from_the_path_given(tmp_path, monkeypatch):
+    """A stand-in of its interface computes the layer that gnnpar does."""
+    gt = tmp_path / "models/src/anemoi/models/triton/gt.py"
+    gt.parent.mkdir(parents=True)
+    gt.write_text(ANEMOI)
+    monkeypatch.setattr(baselines, "anemoi_core", tmp_path)
+    case = next(case for case in cases("cpu") if case.name.startswith("transformer") and case.shape.endswith("e3"))
+    weights = [(0.1 * torch.randn(128, n)).requires_grad_() for n in (128, 128, 128, 3)]
+    monkeypatch.setattr(baselines, "weights_of", lambda layer: weights)
+    race = case.race(draw(SMALL, device="cpu"))
+    found = race.others["anemoi-core"]()()
+    assert isinstance(found, tuple)
+    for mine, theirs in zip(race.op(kernels), found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["PyG GATConv", "PyG TransformerConv"])
+def test_a_compiled_layer_computes_what_the_layer_does(name):
+    data = draw(Size(nodes=30, edges=90), device="cpu")
+    layer = baselines.Layer(data, torch.randn(30, 8, requires_grad=True), torch.randn(30, 8), 2, 4)
+    found = []
+    for build in baselines.attention(name, layer).values():
+        torch.manual_seed(1)
+        found.append(build()())
+    for plain, compiled in zip(*found, strict=True):
+        torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-4)

@@ -83,13 +83,29 @@ def test_hanging_a_stage_of_the_program_shows_that_limits_hold(tmp_path, monkeyp
 
 
 def test_stages_fit_the_time_that_a_machine_is_lent():
-    assert [stage.name for stage in STAGES] == ["smoke", "prove", "tune", "bench", "e2e", "profile"]
+    assert [stage.name for stage in STAGES] == ["smoke", "prove", "tune", "bench", "e2e", "profile", "attention"]
     assert all(stage.seconds <= 600 for stage in STAGES), "a command may take ten minutes"
-    assert sum(stage.seconds for stage in STAGES) <= 1800
+    assert sum(stage.seconds for stage in STAGES if not stage.named) <= 1800
+    assert sum(check.seconds for check in STAGES[-1].checks) <= STAGES[-1].seconds == 480, "eight minutes"
     names = [(stage.name, check.name) for stage in STAGES for check in stage.checks]
     assert len(names) == len(set(names))
     unrehearsed = {check.name for stage in STAGES for check in stage.checks if not check.rehearsal}
     assert unrehearsed == {"sanitizer", "ncu"}, "programs that read what a GPU did"
+
+
+def test_checks_of_attention_are_told_where_anemoi_core_is(tmp_path, monkeypatch):
+    monkeypatch.setenv(first_hour.ANEMOI, "/a b")
+    lines = [first_hour._command(check, STAGES[-1], tmp_path, rehearse=False) for check in STAGES[-1].checks]
+    assert [" --anemoi '/a b'" in line for line in lines] == [True, True, False, False]
+    monkeypatch.delenv(first_hour.ANEMOI)
+    assert "anemoi" not in first_hour._command(STAGES[-1].checks[0], STAGES[-1], tmp_path, rehearse=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_stage_of_attention_runs_rehearsed(tmp_path, capsys):
+    assert main(["--stage", "attention", "--rehearse", "--out", str(tmp_path)]) == 0
+    assert "4 passed" in capsys.readouterr().out
 
 
 def test_an_unknown_stage_is_refused(capsys):
