@@ -1,28 +1,23 @@
 """What the machine code of the kernels does, without a GPU: compiled ahead of time for several, and read.
 
-    python kernels/bench/static.py sm_90 spmm.triton ...      # one JSON line a variant; no module: all with kernels
+    python kernels/bench/static.py sm_90 spmm.triton ...      # one JSON line a variant; no module: all
     python kernels/bench/static.py sm_90 spmm.triton --first  # one variant of every kernel
     python kernels/bench/static.py sm_80 --main               # those of the table
-    python kernels/bench/static.py --table                    # the main shapes: results/static-VERSION.csv
+    python kernels/bench/static.py --table                    # results/static-VERSION.csv
     python kernels/bench/static.py --names                    # their names, without compiling
 
-Kernels of another commit, for the table's earlier lines; modules are named as they were:
-
-    git archive f056489 kernels | tar -x -C build
-    PYTHONPATH=build/kernels python kernels/bench/static.py --table f056489
-
-A process of its own, as kernels imported under TRITON_INTERPRET=1 cannot be compiled.
+The variants are those of `ahead.py`. A process of its own, as kernels imported under TRITON_INTERPRET=1 cannot be
+compiled. Rows of another commit are kept: its own static.py made them.
 """
 
 import csv
-import importlib
 import json
 import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
@@ -30,10 +25,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-import gnnpar_kernels
-
-if TYPE_CHECKING:
-    from gnnpar_kernels.triton_tuning import Variant  # not in earlier kernels
+from bench.ahead import MAIN, Variant, variants
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -43,36 +35,13 @@ TARGETS = {
 }
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 RESULTS = Path(__file__).parent / "results" / f"static-{triton.__version__}.csv"
-MAIN = re.compile(
-    r"((fold|source|destination) 4x64|(fold|source|destination) v2 4x64) (bf16|fp32)( of fp32)?"
-    r"(( drop)?( branch)?( training)? bound (0|16) tile (256|512|1024)|( branch)? training bound 0 tile (256|512|1024)"
-    r"( split)?( fresh)?)$"
-    r"|(combine|dots) 4x64 (bf16|fp32)( branch training)?$|(de)?quantize (8|mixed) 128 0 (fp32|bf16)( all rows)?$"
-    r"|(spmm|extremum|gather|scatter|dropout)\b.* 128 (bf16|fp32)( to fp32)?( all rows fresh)?$"
-)
-"""Of the variants, those of the table: the shapes of the benchmark."""
-
 _LOAD = re.compile(r"\bld\.global[\w.]*?(?:\.v([24]))?\.[busf](8|16|32|64|128)\b")
 _STORE = re.compile(r"\bst\.global[\w.]*?(?:\.v([24]))?\.[busf](8|16|32|64|128)\b")
 _AMD = re.compile(r"\b(?:global|buffer)_(load|store)_(ubyte|sbyte|byte|ushort|short|dword)(?:x([234]))?(?:_d16\w*)?\b")
 _AMD_BYTES = {"ubyte": 1, "sbyte": 1, "byte": 1, "ushort": 2, "short": 2, "dword": 4}
 
 
-def variants(module: str, *, first: bool = False) -> list["Variant"]:
-    """All variants of a module, or one of every kernel."""
-    found = importlib.import_module(f"gnnpar_kernels.{module}").variants()
-    return list({id(each.kernel): each for each in reversed(found)}.values()) if first else found
-
-
-def modules() -> list[str]:
-    """Return the modules that compile kernels ahead of time, as `kernel.module`."""
-    root = Path(gnnpar_kernels.__path__[0])
-    found = {*root.glob("*/triton*.py"), *root.glob("triton/*.py")}  # the latter before a kernel was a folder
-    paths = sorted(path for path in found if "def variants(" in path.read_text())
-    return [f"{path.parent.name}.{path.stem}" for path in paths]
-
-
-def _compile(variant: "Variant", target: str):
+def _compile(variant: Variant, target: str):
     name, kernel, types, constants, num_warps, *_ = variant
     names = kernel.arg_names
     missing = set(names) ^ (set(types) | set(constants))
@@ -86,11 +55,17 @@ def _compile(variant: "Variant", target: str):
     return triton.compile(source, target=TARGETS[target], options={"num_warps": num_warps})
 
 
-def report(variant: "Variant", target: str) -> dict:
+def report(variant: Variant, target: str) -> dict:
     """Of one variant on one target: registers of a thread, spilled bytes (AMD: registers), instructions of the text
     (PTX or GCN), bytes that a thread loads and stores when every line of it runs once, and the widest global loads."""
     built = _compile(variant, target)
-    row = {"name": variant.name, "target": target, "triton": triton.__version__, "wide": variant.wide}
+    row = {
+        "name": variant.name,
+        "kernel": variant.kernel.fn.__name__,
+        "target": target,
+        "triton": triton.__version__,
+        "wide": variant.wide,
+    }
     if "amdgcn" in built.asm:
         text = built.asm["amdgcn"]
         code = text.partition(".amdhsa_kernel")[0].partition("s_endpgm")[0]
@@ -138,41 +113,42 @@ COLUMNS: tuple[str, ...] = (
 )
 
 
-def write_table(kernels: str) -> None:
+def write_table() -> None:
     """Write the main variants on all targets by this Triton; rows of other kernels stay."""
-    mine, rows = {"kernels": kernels, "triton": triton.__version__}, []
+    rows: list[dict[str, Any]] = []  # text of CSV, or numbers
     if RESULTS.exists():
         with RESULTS.open(newline="") as file:
-            rows = [row for row in csv.DictReader(file) if row["kernels"] != kernels]
-    for module in modules():
-        for variant in variants(module):
-            if MAIN.match(variant.name):
-                for target in TARGETS:
-                    found = mine | report(variant, target) | {"module": module}
-                    rows.append({name: found[name] for name in COLUMNS})
-                    print(*rows[-1].values(), flush=True)
-    RESULTS.parent.mkdir(exist_ok=True)
+            rows += [row for row in csv.DictReader(file) if row["kernels"] != "now"]
+    for variant in filter(_is_main, variants()):
+        for target in TARGETS:
+            found = {"kernels": "now", "module": variant.module} | report(variant, target)
+            rows.append({name: found[name] for name in COLUMNS})
+            print(*rows[-1].values(), flush=True)
     with RESULTS.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 
 
+def _is_main(variant: Variant) -> bool:
+    return MAIN.match(variant.name) is not None
+
+
 def main() -> None:
-    if sys.argv[1:2] == ["--table"]:
-        write_table(sys.argv[2] if len(sys.argv) > 2 else "now")
+    if sys.argv[1:] == ["--table"]:
+        write_table()
         return
     if sys.argv[1:] == ["--names"]:
-        print(*(v.name for module in modules() for v in variants(module) if MAIN.match(v.name)), sep="\n")
+        print(*(each.name for each in filter(_is_main, variants())), sep="\n")
         return
     target, *asked = sys.argv[1:]
-    named = [name for name in asked if not name.startswith("--")]
-    for module in named or modules():
-        for variant in variants(module, first="--first" in asked):
-            if "--main" in asked and not MAIN.match(variant.name):
-                continue
-            sys.stdout.write(json.dumps({"module": module, **report(variant, target)}) + "\n")
-            sys.stdout.flush()
+    named = {name for name in asked if not name.startswith("--")}
+    chosen = [each for each in variants() if not named or each.module in named]
+    if "--first" in asked:
+        chosen = list({each.kernel.fn: each for each in reversed(chosen)}.values())
+    for variant in chosen:
+        if "--main" not in asked or _is_main(variant):
+            print(json.dumps({"module": variant.module, **report(variant, target)}), flush=True)
 
 
 if __name__ == "__main__":

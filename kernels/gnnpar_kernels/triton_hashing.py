@@ -57,8 +57,3 @@ def key_arguments(key: Key) -> dict[str, object]:
     """Return a key as the arguments k0, k1, k2 of a kernel."""
     words = signed_words(key) if isinstance(key, int) else (key, key[1:], key[2:])
     return dict(zip(("k0", "k1", "k2"), words, strict=True))
-
-
-def captured(types: dict[str, str]) -> dict[str, str]:
-    """Return the types of a kernel's arguments for a key that is a tensor."""
-    return types | dict.fromkeys(("k0", "k1", "k2"), "*i32")

@@ -1,4 +1,4 @@
-"""Which tile a kernel takes on this kind of GPU, and the variants that must compile without one.
+"""Which tile a kernel takes on this kind of GPU.
 
 Nothing is timed while training: ranks that timed for themselves could take tiles that add in another order, and so
 disagree in the last bits. `tuned/ARCH.json` (sm_90.json, gfx942.json) holds what was measured once; where it has no
@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
-import triton.language as tl
 from triton.runtime.errors import OutOfResources, PTXASError
 from triton.runtime.jit import JITFunction
 
@@ -103,12 +102,14 @@ class Tuned:
         *,
         key: Sequence[str],
         types: Sequence[str],
-        restores: Sequence[str],
+        restores: Sequence[str] = (),
+        name: str = "",
     ) -> None:
         if unknown := {*key, *types, *restores} - set(fn.arg_names):
             raise ValueError(f"{fn.__name__} has no arguments {sorted(unknown)}: name its own")
         self.fn, self.candidates = fn, list(candidates)
         self.key, self.types, self.restores = tuple(key), tuple(types), tuple(restores)
+        self.name = name or f"{fn.__module__.removeprefix('gnnpar_kernels.')}.{fn.__name__}"  # in the table
 
     def __getitem__(self, grid: object) -> Callable[..., None]:
         return functools.partial(self.run, grid)
@@ -116,8 +117,8 @@ class Tuned:
     def run(self, grid: object, *args: object, **kwargs: object) -> None:
         """Launch over a grid, with the arguments of the kernel but the tuned ones."""
         given = dict(zip(self.fn.arg_names, args, strict=False)) | kwargs
-        config = self.choose(given, lambda config: self._launch(grid, args, kwargs, config))
-        self._launch(grid, args, kwargs, config)
+        config = self.choose(given, lambda config: self.launch(grid, args, kwargs, config))
+        self.launch(grid, args, kwargs, config)
 
     def choose(self, given: Mapping[str, Any], launch: Callable[[triton.Config], None]) -> triton.Config:
         """Return the configuration for these arguments. `launch` is called for timing alone."""
@@ -135,10 +136,6 @@ class Tuned:
                     chosen = _as_json(self._fastest(given, launch))
                     known.add(name, shape, chosen)
         return next((each for each in self.candidates if _as_json(each) == chosen), self.candidates[0])
-
-    @property
-    def name(self) -> str:
-        return f"{self.fn.__module__.removeprefix('gnnpar_kernels.')}.{self.fn.__name__}"
 
     def shape_class(self, given: Mapping[str, Any]) -> str:
         """Return the shapes and types that decide on the best tile, as a key of the table: 'W=128 ACCUMULATE=False
@@ -160,9 +157,8 @@ class Tuned:
         best = milliseconds.index(min(milliseconds))
         return self.candidates[best if milliseconds[best] < NOISE * milliseconds[0] else 0]
 
-    def _launch(
-        self, grid: object, args: Sequence[object], kwargs: Mapping[str, object], config: triton.Config
-    ) -> None:
+    def launch(self, grid: object, args: Sequence[object], kwargs: Mapping[str, object], config: triton.Config) -> None:
+        """Launch with one of the candidates."""
         self.fn[grid](*args, **kwargs, **config.kwargs, num_warps=config.num_warps)
 
 
@@ -180,59 +176,3 @@ def _milliseconds(call: Callable[[], None]) -> float:
 
 def _as_json(config: triton.Config) -> dict[str, int]:
     return {**config.kwargs, "num_warps": config.num_warps}
-
-
-def tuned(
-    candidates: Sequence[triton.Config], *, key: Sequence[str], types: Sequence[str], restores: Sequence[str] = ()
-) -> Callable[[JITFunction], Tuned]:
-    """Decorate a `triton.jit` function: the tile follows from the values of `key` and the dtypes of `types`.
-
-    `restores`: tensors (or None) that the kernel accumulates into, restored after timing.
-    """
-    return lambda fn: Tuned(fn, candidates, key=key, types=types, restores=restores)
-
-
-class Variant(NamedTuple):
-    """A kernel as it is compiled ahead of time: the test compiles it for every target and reads the machine code.
-
-    `types` gives every argument that is not a constant ("*bf16", "i32", "fp32"); pointers count as 16-byte aligned.
-    `wide`: its hot loop must load 16 bytes at once.
-    """
-
-    name: str
-    kernel: JITFunction
-    types: dict[str, str]
-    constants: dict[str, object]
-    num_warps: int = 1
-    wide: bool = True
-
-
-def distinct(cases: Sequence[Variant]) -> list[Variant]:
-    """Without those that are the same code as one before."""
-    found: dict[object, Variant] = {}
-    for case in cases:
-        code = (id(case.kernel), tuple(case.types.items()), tuple(case.constants.items()), case.num_warps)
-        found.setdefault(code, case)
-    return list(found.values())
-
-
-ROW_SHAPES = (
-    (128, "bf16"), (128, "fp32"), (512, "bf16"), (512, "fp32"), (300, "fp32"), (47, "fp32"), (47, "bf16"), (8, "bf16"),
-    (128, "fp16"), (47, "fp64"),
-)  # fmt: skip
-
-
-def row_shape(width: int, dtype: str) -> tuple[int, dict[str, object], bool]:
-    """(item size, constants, whether rows load 16 bytes at once) of rows of this width and Triton type."""
-    item = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}[dtype]
-    acc = tl.float64 if dtype == "fp64" else tl.float32
-    return item, {"W": width, "ACC": acc}, width * item % 16 == 0
-
-
-TRAINED = (("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"))
-"""Types of rows and of their sums in training: with bf16 rows, a fold's state is fp32."""
-
-
-def row_list(listed: bool) -> tuple[dict[str, str], dict[str, object]]:
-    """(types, constants) of the list of rows that have edges, as in blocks of a few; None where all rows are there."""
-    return ({"rows": "*i64"}, {}) if listed else ({}, {"rows": None})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -17,7 +16,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "kernels"))
 
-from bench import static
+from bench.ahead import variants
 from composing import configured
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.dataset import Dataset
@@ -78,8 +77,7 @@ def _cases() -> Iterator[Any]:
 def _compiled() -> frozenset[Launch]:
     return frozenset(
         _named(each.kernel, {n: each.types.get(n) or _kind(n, each.constants[n]) for n in each.kernel.arg_names})
-        for module in static.modules()
-        for each in importlib.import_module(f"gnnpar_kernels.{module}").variants()
+        for each in variants()
     )
 
 

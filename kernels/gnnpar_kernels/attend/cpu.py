@@ -4,13 +4,15 @@ Where all scores are small, exp needs no shift and the running maximum is 0; els
 Both are states of the same fold and mix freely.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from gnnpar_kernels.attend.cpu_edges import Dropping, EdgeWeights, HeadRows, head_table, is_plain
+from gnnpar_kernels.attend.cpu_edges import PLAIN, Dropping, Edges, EdgeWeights, HeadRows, head_table, is_plain
 from gnnpar_kernels.attend.cpu_grad import attend_grad, attend_grad_dst, attend_grad_dst_of, attend_grad_src, row_dots
 from gnnpar_kernels.attend.naive import Drop, State, empty_state
-from gnnpar_kernels.cpu_bags import bag, weighted_sums
+from gnnpar_kernels.cpu_bags import RowBlock, bag, weighted_sums
 from gnnpar_kernels.csr import accumulate_dtype
 
 __all__ = [
@@ -46,7 +48,8 @@ def attend(
     a_src, a_dst = a_src.to(dtype), a_dst.to(dtype)
     plain = is_plain(a_src, a_dst, slope)
     a_row = (a_dst if rows is None else a_dst.index_select(0, rows)).t().contiguous()
-    edges = EdgeWeights(indptr, indices, slope=slope, dtype=dtype, dropping=Dropping.of(drop, edge_ids, x.shape[1]))
+    dropping = Dropping(drop, edge_ids, x.shape[1])
+    edges = EdgeWeights(indptr, indices, slope=slope, dtype=dtype, dropping=dropping)
     part = _fold(indptr, x, a_row, a_src.t().contiguous(), edges, plain=plain, branch=branch)
     return chain(part, x, state=state, rows=rows, num_rows=num_rows)
 
@@ -91,6 +94,43 @@ def _fold(
             for acc, weight in zip(accs, weights, strict=True):
                 acc[span, head] = bag(table, block.indices, block.offsets, weight)
     return m, *(total for pair in zip(masses, accs, strict=True) for total in pair)
+
+
+Scores = Callable[[RowBlock, Tensor], Tensor]  # write the scores of a block; return what `Sums` needs
+Sums = Callable[[RowBlock, Tensor, Tensor], Tensor]  # weighted sums of a block's rows, of that and the weights
+
+
+def softmax_rows(
+    edges: Edges,
+    like: Tensor,
+    head_of: Callable[[int], tuple[Scores, Sums]],
+    *,
+    num_listed: int,
+    state: State | None,
+    rows: Tensor | None,
+    num_rows: int,
+) -> State:
+    """Fold the rows of one CSR, a head at a time, with scores that read a row of every edge. Shapes: like [., H, W]."""
+    dtype, num_heads = edges.numbers.dtype, like.shape[1]
+    m = torch.full((num_listed, num_heads), -torch.inf, dtype=dtype)
+    mass, acc = torch.empty_like(m), torch.empty((num_listed, *like.shape[1:]), dtype=dtype)
+    ones = torch.ones(edges.places.shape[0], dtype=dtype)
+    for block in edges.blocks:
+        m[block.first : block.last][block.offsets[1:] > block.offsets[:-1]] = 0.0
+    for head in range(num_heads):
+        scores, sums = head_of(head)
+        for block in edges.blocks:
+            span, count = slice(block.first, block.last), block.num_edges
+            score, spare = edges.numbers[:, :count]
+            of_edges = scores(block, score)
+            if count and float(torch.abs(score, out=spare).max()) > PLAIN:
+                m[span, head] = torch.segment_reduce(score, "max", offsets=block.offsets.long(), initial=-torch.inf)
+                score.sub_(edges.spread(block, m[:, head], spare))
+            weights = score.exp_()
+            mass[span, head] = weighted_sums(ones[:count], edges.places[:count], block.offsets, weights)
+            edges.drop_(block, head, weights)
+            acc[span, head] = sums(block, of_edges, weights)
+    return chain((m, mass, acc), like, state=state, rows=rows, num_rows=num_rows)
 
 
 def _merge_(state: State, part: State, rows: Tensor | None) -> None:

@@ -9,30 +9,60 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gnnpar_kernels.cpu_bags import RowBlock, row_blocks
+from gnnpar_kernels.attend.naive import Drop
+from gnnpar_kernels.cpu_bags import RowBlock, bag, row_blocks
 from gnnpar_kernels.cpu_hashing import column_hash, keep_bits, row_hash
-from gnnpar_kernels.hashing import Key
 
 BLOCK = 1 << 18  # edges of a block: its weights and the sums of its rows stay near; smaller costs calls and barriers
 PLAIN = 20.0  # scores up to this size are exponentiated as they are: sums of exp(20) and of exp(-20) are exact enough
 
 
 class Dropping(NamedTuple):
-    """Attention dropout: its probability, its key, and the edges of the whole CSR."""
+    """Attention dropout of the edges of a CSR, none where `drop` is None."""
 
-    p: float
-    key: Key
-    edge_ids: Tensor
-    heads: Tensor
+    drop: Drop | None
+    edge_ids: Tensor | None
+    num_heads: int
 
-    @classmethod
-    def of(cls, drop: tuple[float, Key] | None, edge_ids: Tensor | None, num_heads: int) -> "Dropping | None":
-        """None where nothing is dropped."""
-        if drop is None or drop[0] == 0.0:
-            return None
-        if edge_ids is None:
-            raise ValueError("attention dropout is keyed by global edge ids: pass edge_ids [E] beside drop=(p, key)")
-        return cls(drop[0], drop[1], edge_ids, column_hash(num_heads, key=drop[1]))
+
+class Edges:
+    """Blocks of whole CSR rows with buffers for two numbers an edge, and attention dropout."""
+
+    def __init__(
+        self, indptr: Tensor, indices: Tensor, *, edges: int, dtype: torch.dtype, dropping: Dropping | None = None
+    ) -> None:
+        self.blocks = row_blocks(indptr, indices, edges=edges)
+        self.rows = {block.first: block.row_of_edge() for block in self.blocks}
+        self.size = max((block.num_edges for block in self.blocks), default=0)
+        self.places = torch.arange(self.size + 1, dtype=indices.dtype)
+        self.numbers = torch.empty((2, self.size), dtype=dtype)
+        self.p = 0.0
+        if dropping is not None and dropping.drop is not None and dropping.drop[0] > 0:
+            (self.p, key), ids = dropping.drop, dropping.edge_ids
+            if ids is None:
+                raise ValueError(
+                    "attention dropout is keyed by global edge ids: pass edge_ids [E] beside drop=(p, key)"
+                )
+            self._heads = column_hash(dropping.num_heads, key=key)
+            self._hashes = {b.first: row_hash(ids[b.begin : b.end], key=key) for b in self.blocks}
+            self._bits = torch.empty((2, self.size), dtype=torch.int32)
+
+    def drop_(self, block: RowBlock, head: int, *weights: Tensor) -> None:
+        """Apply the dropout mask of a head and its scale, in place. Shapes: each [edges of the block]."""
+        if self.p > 0:
+            bits, spare = self._bits[:, : block.num_edges]
+            keep_bits(self._hashes[block.first], self._heads[head], p=self.p, out=bits, scratch=spare)
+            for weight in weights:
+                _keep_(weight.mul_(1.0 / (1.0 - self.p)), bits)
+
+    def spread(self, block: RowBlock, values: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return the value of its CSR row for every edge. Shapes: values [R, ...] of all rows -> [edges, ...]."""
+        of_rows, rows = values[block.first : block.last], self.rows[block.first]
+        return torch.index_select(of_rows, 0, rows) if out is None else torch.index_select(of_rows, 0, rows, out=out)
+
+    def sums(self, block: RowBlock, of_edges: Tensor, weights: Tensor) -> Tensor:
+        """Return sums by CSR row. Shapes: of_edges [edges, W], weights [edges] -> [rows of the block, W]."""
+        return bag(of_edges, self.places[: block.num_edges], block.offsets, weights)
 
 
 class HeadRows(NamedTuple):
@@ -64,22 +94,15 @@ def is_plain(a_src: Tensor, a_dst: Tensor, slope: float) -> bool:
     return float(a_src.abs().max() + a_dst.abs().max()) * max(1.0, abs(slope)) <= PLAIN
 
 
-class EdgeWeights:
-    """The edges of one CSR: weights of a head at a time, with the activation's slope and the dropout mask."""
+class EdgeWeights(Edges):
+    """The edges of one CSR: weights of a head at a time, with the activation's slope."""
 
     def __init__(
-        self, indptr: Tensor, indices: Tensor, *, slope: float, dtype: torch.dtype, dropping: Dropping | None
+        self, indptr: Tensor, indices: Tensor, *, slope: float, dtype: torch.dtype, dropping: Dropping
     ) -> None:
-        self.slope, self.dropping = slope, dropping
-        self.blocks = row_blocks(indptr, indices, edges=BLOCK)
-        self._rows = {block.first: block.row_of_edge() for block in self.blocks}
-        self._hashes: dict[int, Tensor] = {}
-        if dropping is not None:
-            ids = dropping.edge_ids
-            self._hashes = {b.first: row_hash(ids[b.begin : b.end], key=dropping.key) for b in self.blocks}
-        size = max((block.num_edges for block in self.blocks), default=0)
-        self._weight, self._sloped, self._score, self._spare = (torch.empty(size, dtype=dtype) for _ in range(4))
-        self._bits, self._bits_spare = (torch.empty(size, dtype=torch.int32) for _ in range(2))
+        super().__init__(indptr, indices, edges=BLOCK, dtype=dtype, dropping=dropping)
+        self.slope = slope
+        self._weight, self._sloped, self._score, self._spare = *self.numbers, *torch.empty_like(self.numbers)
 
     def top(self, block: RowBlock, rows: HeadRows) -> Tensor:
         """Return the largest activated score of each row, -inf where no edge. Shapes: -> [rows of the block]."""
@@ -106,31 +129,31 @@ class EdgeWeights:
         score, spare = self._score[: block.num_edges], self._spare[: block.num_edges]
         torch.index_select(rows.col, 0, block.indices, out=score)
         row = rows.row[block.first : block.last]
-        return score.add_(torch.index_select(row, 0, self._rows[block.first], out=spare))
+        return score.add_(torch.index_select(row, 0, self.rows[block.first], out=spare))
 
     def _activated(self, block: RowBlock, rows: HeadRows, score: Tensor) -> Tensor:
         weight, spare = self._weight[: block.num_edges], self._spare[: block.num_edges]
         torch.ops.aten.leaky_relu.out(score, self.slope, out=weight)
         if rows.row_shift is not None:
             shift = rows.row_shift[block.first : block.last]
-            weight.sub_(torch.index_select(shift, 0, self._rows[block.first], out=spare))
+            weight.sub_(torch.index_select(shift, 0, self.rows[block.first], out=spare))
         if rows.col_shift is not None:
             weight.sub_(torch.index_select(rows.col_shift, 0, block.indices, out=spare))
         return weight.exp_()
 
-    def drop_(self, block: RowBlock, head: int, *weights: Tensor) -> None:
-        """Apply the dropout mask of a head and its scale, in place. Shapes: each [edges of the block]."""
-        dropping = self.dropping
-        if dropping is None:
-            return
-        bits, spare = self._bits[: block.num_edges], self._bits_spare[: block.num_edges]
-        keep_bits(self._hashes[block.first], dropping.heads[head], p=dropping.p, out=bits, scratch=spare)
-        for weight in weights:
-            keep_(weight.mul_(1.0 / (1.0 - dropping.p)), bits)
 
-
-def keep_(weight: Tensor, bits: Tensor) -> None:
+def _keep_(weight: Tensor, bits: Tensor) -> None:
     if weight.dtype == torch.float32:
         weight.view(torch.int32).bitwise_and_(bits)
     else:
         weight.mul_(bits.neg())
+
+
+def listed(values: Tensor, rows: Tensor | None) -> Tensor:
+    """Return the rows of a CSR. Shapes: [N, ...] -> [R, ...]."""
+    return values if rows is None else values.index_select(0, rows)
+
+
+def put(whole: Tensor, head: int, rows: Tensor | None, part: Tensor) -> None:
+    """Write the rows of one head. Shapes: whole [N, H, D], part [R, D]."""
+    whole[slice(None) if rows is None else rows, head] = part

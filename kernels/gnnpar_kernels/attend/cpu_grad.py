@@ -13,7 +13,6 @@ from torch import Tensor
 from gnnpar_kernels.attend.cpu_edges import PLAIN, Dropping, EdgeWeights, HeadRows, head_table, is_plain
 from gnnpar_kernels.attend.naive import Drop, both_sides
 from gnnpar_kernels.cpu_bags import bag, weighted_sums
-from gnnpar_kernels.csr import Csr
 
 ROWS = 2048  # rows of a temporary that stays in cache
 
@@ -68,7 +67,8 @@ def attend_grad_src(
     shift = (delta if factor is None else delta * factor).t().contiguous()
     own, a_row = (x, a_src) if rows is None else (x.index_select(0, rows), a_src.index_select(0, rows))
     a_row, a_col, lse_col = a_row.t().contiguous(), a_dst.t().contiguous(), lse.t().contiguous()
-    edges = EdgeWeights(indptr, indices, slope=slope, dtype=dtype, dropping=Dropping.of(drop, edge_ids, num_heads))
+    dropping = Dropping(drop, edge_ids, num_heads)
+    edges = EdgeWeights(indptr, indices, slope=slope, dtype=dtype, dropping=dropping)
     grad_x, grad_a = torch.empty(own.shape, dtype=dtype), torch.empty(own.shape[:2], dtype=dtype)
     table = torch.empty((grad_out.shape[0], x.shape[2]), dtype=dtype)
     for head in range(num_heads):
@@ -113,7 +113,8 @@ def attend_grad_dst(
         a_dst, lse, delta, grad_out = (t.index_select(0, rows) for t in (a_dst, lse, delta, grad_out))
         factor = None if factor is None else factor.index_select(0, rows)
     a_row, a_col, lse_row = a_dst.t().contiguous(), a_src.t().contiguous(), lse.t().contiguous()
-    edges = EdgeWeights(indptr, indices, slope=slope, dtype=dtype, dropping=Dropping.of(drop, edge_ids, num_heads))
+    dropping = Dropping(drop, edge_ids, num_heads)
+    edges = EdgeWeights(indptr, indices, slope=slope, dtype=dtype, dropping=dropping)
     grad_a, mass = torch.empty(a_dst.shape, dtype=dtype), torch.empty(a_dst.shape, dtype=dtype)
     table, ones = torch.empty((x.shape[0], x.shape[2]), dtype=dtype), torch.ones(x.shape[0], dtype=dtype)
     for head in range(num_heads):
@@ -147,21 +148,4 @@ def _spread(part: Tensor, rows: Tensor | None, num_rows: int) -> Tensor:
     return part.new_zeros((num_rows, *part.shape[1:])).index_copy_(0, rows, part)
 
 
-def attend_grad(
-    forward: Csr,
-    reverse: Csr,
-    x: Tensor,
-    a_src: Tensor,
-    a_dst: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    grad_out: Tensor,
-    *,
-    slope: float,
-    drop: Drop | None = None,
-    delta: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """See `naive.attend_grad`."""
-    delta = _delta(out, lse, grad_out, delta)
-    tensors = (x, a_src, a_dst, out, lse, grad_out)
-    return both_sides(attend_grad_src, attend_grad_dst, forward, reverse, *tensors, slope=slope, drop=drop, delta=delta)
+attend_grad = both_sides(attend_grad_src, attend_grad_dst, row_dots)

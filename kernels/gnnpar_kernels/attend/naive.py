@@ -53,17 +53,33 @@ def attend(
     dtype = accumulate_dtype(x.dtype)
     if state is None:
         state = empty_state(num_rows, x, dtype, branch)
-    m_before, *sums = state
     i = edge_rows(indptr, rows)
     raw = a_src.index_select(0, indices).to(dtype) + a_dst.index_select(0, i).to(dtype)
-    score = leaky_relu(raw, slope)
+    values = x.index_select(0, indices).to(dtype)
+    return fold(state, i, leaky_relu(raw, slope), values, drop, edge_ids, raw > 0 if branch else None)
+
+
+def fold(
+    state: State,
+    i: Tensor,
+    score: Tensor,
+    values: Tensor,
+    drop: Drop | None,
+    edge_ids: Tensor | None,
+    branch: Tensor | None = None,
+) -> State:
+    """Fold scored rows of edges into the state. `branch`: edges of the state's last two sums.
+
+    Shapes: i [E] output rows, score, branch [E, H], values [E, H, W].
+    """
+    m_before, *sums = state
     m = m_before.scatter_reduce(0, i[:, None].expand_as(score), score, "amax")
     base = torch.where(m.isneginf(), torch.zeros_like(m), m)
     shrink = torch.exp(m_before - base)
     weight = torch.exp(score - base.index_select(0, i))
-    parts = [weight, dropped(weight, drop, edge_ids)[..., None] * x.index_select(0, indices).to(dtype)]
-    if branch:
-        parts += [weight * (raw > 0), parts[1] * (raw > 0)[..., None]]
+    parts = [weight, dropped(weight, drop, edge_ids)[..., None] * values]
+    if branch is not None:
+        parts += [weight * branch, parts[1] * branch[..., None]]
     rescaled = [total * (shrink if total.dim() == 2 else shrink[..., None]) for total in sums]
     return m, *(total.index_add_(0, i, part) for total, part in zip(rescaled, parts, strict=True))
 
@@ -203,35 +219,33 @@ def attend_grad_dst_of(
 def both_sides(
     source_side: Callable[..., tuple[Tensor, Tensor]],
     destination_side: Callable[..., Tensor],
-    forward: Csr,
-    reverse: Csr,
-    *tensors: Tensor,
-    slope: float,
-    drop: Drop | None,
-    delta: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`attend_grad` by the `attend_grad_src` and `attend_grad_dst` of a body."""
-    options = {"slope": slope, "drop": drop, "delta": delta}
-    indptr, indices, rows, edge_ids = reverse[:4]
-    grad_x, grad_a_src = source_side(indptr, indices, *tensors, rows=rows, edge_ids=edge_ids, **options)
-    indptr, indices, rows, edge_ids = forward[:4]
-    return grad_x, grad_a_src, destination_side(indptr, indices, *tensors, rows=rows, edge_ids=edge_ids, **options)
+    dots: Callable[..., Tensor] = row_dots,
+) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """Return `attend_grad` by the `attend_grad_src`, `attend_grad_dst` and `row_dots` of a body."""
+
+    def attend_grad(
+        forward: Csr,
+        reverse: Csr,
+        x: Tensor,
+        a_src: Tensor,
+        a_dst: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        grad_out: Tensor,
+        *,
+        slope: float,
+        drop: Drop | None = None,
+        delta: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(grad_x, grad_a_src, grad_a_dst) of one block given in both orientations; sums over blocks."""
+        delta = dots(out, grad_out, dtype=lse.dtype) if delta is None else delta
+        tensors, how = (x, a_src, a_dst, out, lse, grad_out), {"slope": slope, "drop": drop, "delta": delta}
+        indptr, indices, rows, edge_ids = reverse[:4]
+        grad_x, grad_a_src = source_side(indptr, indices, *tensors, rows=rows, edge_ids=edge_ids, **how)
+        indptr, indices, rows, edge_ids = forward[:4]
+        return grad_x, grad_a_src, destination_side(indptr, indices, *tensors, rows=rows, edge_ids=edge_ids, **how)
+
+    return attend_grad
 
 
-def attend_grad(
-    forward: Csr,
-    reverse: Csr,
-    x: Tensor,
-    a_src: Tensor,
-    a_dst: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    grad_out: Tensor,
-    *,
-    slope: float,
-    drop: Drop | None = None,
-    delta: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(grad_x, grad_a_src, grad_a_dst) of one block given in both orientations; sums over blocks."""
-    tensors = (x, a_src, a_dst, out, lse, grad_out)
-    return both_sides(attend_grad_src, attend_grad_dst, forward, reverse, *tensors, slope=slope, drop=drop, delta=delta)
+attend_grad = both_sides(attend_grad_src, attend_grad_dst)

@@ -3,8 +3,6 @@
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false, reportArgumentType=false
 # pyright: reportAssignmentType=false, reportPossiblyUnboundVariable=false
 
-import itertools
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -19,25 +17,23 @@ from gnnpar_kernels.attend.triton_grad import (
     row_dots,
 )
 from gnnpar_kernels.attend.triton_tiles import (
-    LAUNCHES,
     RUNTIME,
-    SHAPES,
     TILES,
     Dims,
-    Shape,
     dropped,
     dropping,
     edges_per_step,
+    padded,
+    pointers,
     rows_per_program,
     run_tasks,
-    score,
     span,
+    sum_score,
     tile_width,
-    trained,
 )
 from gnnpar_kernels.csr import accumulate_dtype
-from gnnpar_kernels.triton_tasks import LOW, tasks_of
-from gnnpar_kernels.triton_tuning import Tuned, Variant, distinct, tuned
+from gnnpar_kernels.triton_tasks import tasks_of
+from gnnpar_kernels.triton_tuning import Tuned
 
 __all__ = [
     "attend",
@@ -47,9 +43,9 @@ __all__ = [
     "attend_grad_dst_of",
     "attend_grad_src",
     "row_dots",
-    "variants",
 ]
 
+GATV1 = "attend.triton._fold"  # in tables of tiles
 STATE = ["m_ptr", "mass_ptr", "acc_ptr", "mass_pos_ptr", "acc_pos_ptr"]
 
 
@@ -59,9 +55,8 @@ def shift_of(m):
     return tl.where(m == float("-inf"), 0.0, m)
 
 
-@tuned(TILES, key=["H", "D", "BOUND", "SPLIT", "BRANCH"], types=["x_ptr"], restores=STATE)
 @triton.jit(do_not_specialize=RUNTIME)
-def _fold(
+def fold(
     row_ptr,
     begin_ptr,
     end_ptr,
@@ -71,8 +66,11 @@ def _fold(
     indices_ptr,
     ids_ptr,
     x_ptr,
-    a_src_ptr,
-    a_dst_ptr,
+    far_ptr,
+    near_ptr,
+    a_ptr,
+    edge_ptr,
+    edge_query_ptr,
     m_ptr,
     mass_ptr,
     acc_ptr,
@@ -82,36 +80,59 @@ def _fold(
     k1,
     k2,
     limit,
+    SCORE: tl.constexpr,
     SCALE: tl.constexpr,
     SLOPE: tl.constexpr,
     H: tl.constexpr,
     D: tl.constexpr,
     HG: tl.constexpr,
     DP: tl.constexpr,
+    S: tl.constexpr,
+    SP: tl.constexpr,
+    A: tl.constexpr,
+    AP: tl.constexpr,
     BOUND: tl.constexpr,
     SPLIT: tl.constexpr,
     FRESH: tl.constexpr,
     BRANCH: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Fold the edges of R rows into their states, or the edges of a piece into its own state (SPLIT)."""
+    """Fold the edges of R rows into their states, or the edges of a piece into its own state (SPLIT).
+
+    Scores read S columns of both ends: far [M, H, S], or x where it is None, near [N, H, S]. A attributes an edge are
+    read and summed beside x.
+    """
     B: tl.constexpr = edges_per_step(TILE, tile_width(D, HG, DP), BOUND)
     R: tl.constexpr = rows_per_program(TILE, tile_width(D, HG, DP), BOUND)
+    dtype: tl.constexpr = m_ptr.dtype.element_ty
     piece, row, begin, end = span(row_ptr, begin_ptr, end_ptr, first, last, R, BOUND)
     name = row.to(tl.int64) if rows_ptr is None else tl.load(rows_ptr + row)
     head = (tl.program_id(1) * HG + tl.arange(0, HG))[None, None, :, None]
     column = tl.arange(0, DP)[None, None, None, :]
+    part = tl.arange(0, SP)[None, None, None, :]
     own_head = (name * H)[:, None, None, None] + head
-    near = tl.load(a_dst_ptr + own_head, mask=head < H, other=0.0).to(m_ptr.dtype.element_ty)
+    near = tl.load(near_ptr + (own_head * S + part), mask=(head < H) & (part < S), other=0.0).to(dtype)
+    weigh = near
+    if a_ptr is not None:
+        weigh = tl.load(a_ptr + (head * D + column), mask=(head < H) & (column < D), other=0.0).to(dtype)
+    if edge_ptr is not None:
+        attribute = tl.arange(0, AP)[None, None, None, :]
+        beside = (head < H) & (attribute < A)
+        edge_near = tl.load(edge_query_ptr + (own_head * A + attribute), mask=beside, other=0.0).to(dtype)
     if SPLIT:
         own_head = (piece.to(tl.int64) * H)[:, None, None, None] + head
     live = (piece < last) if FRESH else (begin < end)
     here = live[:, None, None, None] & (head < H)
-    own, here_wide = own_head * D + column, here & (column < D)
+    own, here_wide = own_head * (D + A) + column, here & (column < D)
+    if edge_ptr is not None:
+        own_beside, here_beside = own_head * (D + A) + D + attribute, here & (attribute < A)
+        edge_acc = tl.zeros([R, 1, HG, AP], dtype)
+        if not FRESH:
+            edge_acc = tl.load(acc_ptr + own_beside, mask=here_beside, other=0.0)
     if FRESH:
-        m = tl.full([R, 1, HG, 1], float("-inf"), m_ptr.dtype.element_ty)
-        mass = tl.zeros([R, 1, HG, 1], m.dtype)
-        acc = tl.zeros([R, 1, HG, DP], m.dtype)
+        m = tl.full([R, 1, HG, 1], float("-inf"), dtype)
+        mass = tl.zeros([R, 1, HG, 1], dtype)
+        acc = tl.zeros([R, 1, HG, DP], dtype)
     else:
         m = tl.load(m_ptr + own_head, mask=here, other=float("-inf"))
         mass = tl.load(mass_ptr + own_head, mask=here, other=0.0)
@@ -130,26 +151,41 @@ def _fold(
         source = index.to(tl.int64)[:, :, None, None] * H + head
         index = tl.load(indices_ptr + edge + B, mask=edge + B < end[:, None], other=0)
         mask = valid[:, :, None, None] & (head < H)
-        tile = tl.load(x_ptr + (source * D + column), mask=mask & (column < D), other=0.0).to(m.dtype)
-        raw, activated = score(tl.load(a_src_ptr + source, mask=mask, other=0.0).to(m.dtype), near, SLOPE)
-        activated = tl.where(mask, activated, float("-inf"))
-        top = tl.maximum(m, tl.max(activated, 1, keep_dims=True))
+        tile = tl.load(x_ptr + (source * D + column), mask=mask & (column < D), other=0.0).to(dtype)
+        far = tile
+        if far_ptr is not None:
+            far = tl.load(far_ptr + (source * S + part), mask=mask & (part < S), other=0.0).to(dtype)
+        raw, score = SCORE(far, near, weigh, SLOPE)
+        if edge_ptr is not None:
+            row_mask = valid[:, :, None, None] & (attribute < A)
+            at_edge = edge.to(tl.int64)[:, :, None, None] * A + attribute
+            edge_row = tl.load(edge_ptr + at_edge, mask=row_mask, other=0.0).to(dtype)
+            score += tl.sum(edge_row * edge_near, 3, keep_dims=True)
+        score = tl.where(mask, score, float("-inf"))
+        top = tl.maximum(m, tl.max(score, 1, keep_dims=True))
         shrink = tl.exp(m - shift_of(top))
-        weight = tl.exp(activated - shift_of(top))
+        weight = tl.exp(score - shift_of(top))
         mass = mass * shrink + tl.sum(weight, 1, keep_dims=True)
         kept = dropped(weight, ids_ptr, edge, valid, head, k0, k1, k2, limit, SCALE)
         acc = acc * shrink + tl.sum(kept * tile, 1, keep_dims=True)
+        if edge_ptr is not None:
+            edge_acc = edge_acc * shrink + tl.sum(kept * edge_row, 1, keep_dims=True)
         if BRANCH:
             mass_pos = mass_pos * shrink + tl.sum(tl.where(raw > 0, weight, 0.0), 1, keep_dims=True)
             acc_pos = acc_pos * shrink + tl.sum(tl.where(raw > 0, kept, 0.0) * tile, 1, keep_dims=True)
         m = top
         edge += B
+    if edge_ptr is not None:
+        tl.store(acc_ptr + own_beside, edge_acc, mask=here_beside)
     tl.store(m_ptr + own_head, m, mask=here)
     tl.store(mass_ptr + own_head, mass, mask=here)
     tl.store(acc_ptr + own, acc, mask=here_wide)
     if BRANCH:
         tl.store(mass_pos_ptr + own_head, mass_pos, mask=here)
         tl.store(acc_pos_ptr + own, acc_pos, mask=here_wide)
+
+
+_fold = Tuned(fold, TILES, key=["H", "D", "BOUND", "SPLIT", "BRANCH"], types=["x_ptr"], restores=STATE, name=GATV1)
 
 
 @triton.jit
@@ -233,38 +269,41 @@ def attend(
     branch: bool = False,
 ) -> State:
     """See `naive.attend`. A given state is updated in place."""
-    arguments = {
-        "indices_ptr": indices.contiguous(),
-        "x_ptr": x.contiguous(),
-        "SLOPE": slope,
-        "a_src_ptr": a_src.contiguous(),
-        "a_dst_ptr": a_dst.contiguous(),
-        "BRANCH": branch,
-        **dropping(drop, edge_ids),
-    }
-    if indices.shape[0] == 0:
-        return empty_state(num_rows, x, accumulate_dtype(x.dtype), branch) if state is None else state
-    return run_fold(_fold, indptr, x, rows=rows, num_rows=num_rows, state=state, branch=branch, **arguments)
+    operands = {"far": a_src, "near": a_dst, "SCORE": sum_score, "SLOPE": slope, "branch": branch}
+    where = {"num_rows": num_rows, "rows": rows, "state": state, "drop": drop, "edge_ids": edge_ids}
+    return fold_rows(_fold, indptr, indices, x, **operands, **where)
 
 
-def run_fold(
+def fold_rows(
     kernel: Tuned,
     indptr: Tensor,
+    indices: Tensor,
     x: Tensor,
     *,
-    rows: Tensor | None,
+    far: Tensor | None,
+    near: Tensor,
     num_rows: int,
+    rows: Tensor | None,
     state: State | None,
-    branch: bool,
-    extra: int = 0,
-    **arguments: object,
+    drop: Drop | None,
+    edge_ids: Tensor | None,
+    a: Tensor | None = None,
+    edge: Tensor | None = None,
+    edge_query: Tensor | None = None,
+    branch: bool = False,
+    **score: object,
 ) -> State:
     """Launch a fold over the rows of a CSR with edges, pieces of split rows apart, which are then combined.
 
-    `extra`: columns of the result beside those of x.
+    The columns of `edge` [E, A] are summed beside those of x. `score`: SCORE and SLOPE of the kernel.
     """
-    dims, indptr = Dims.of(x), indptr.contiguous()
+    dims, extra = Dims.of(x), 0 if edge is None else edge.shape[1]
+    arguments = {**pointers(indices=indices, x=x, far=far, near=near, a=a, edge=edge, edge_query=edge_query), **score}
+    arguments |= dropping(drop, edge_ids) | padded("S", dims.D if near.dim() == 3 else 1) | padded("A", extra)
     x = x.new_empty((0, dims.H, dims.D + extra)) if extra else x
+    if indices.shape[0] == 0:
+        return empty_state(num_rows, x, accumulate_dtype(x.dtype), branch) if state is None else state
+    indptr = indptr.contiguous()
     fresh, tasks = state is None, tasks_of(indptr)
     if state is not None:
         result = state
@@ -275,17 +314,15 @@ def run_fold(
     work = tuple(t.contiguous() for t in result)
     parts = uninitialised_state(tasks.num_slots, x, branch)
 
-    def own(state: State) -> dict[str, Tensor | None]:
-        return {name: t for name, t in _named(state).items() if name in kernel.fn.arg_names}
-
     run_tasks(
         kernel,
         indptr,
         dims,
         rows_ptr=rows,
+        BRANCH=branch,
         **arguments,
-        whole={**own(work), "FRESH": fresh},
-        parts={**own(parts), "FRESH": True},
+        whole={**_named(work), "FRESH": fresh},
+        parts={**_named(parts), "FRESH": True},
     )
     dims = Dims.of(x)
     if tasks.num_slots and dims.groups:
@@ -309,40 +346,3 @@ def run_fold(
 def _named(state: State, prefix: str = "") -> dict[str, Tensor | None]:
     """Return the tensors of a state as kernel arguments."""
     return dict(zip((prefix + name for name in STATE), (*state, None, None), strict=False))
-
-
-def variants() -> list[Variant]:
-    """Return the variants of the ahead-of-time test: main shapes, and all shapes of training, with all tiles."""
-    cases = []
-    training = [Shape(4, 64, t, drop=d, branch=True, whole=True) for t in ("fp32", "bf16") for d in (False, True)]
-    for shape in [*SHAPES, Shape(4, 64, "bf16", branch=True), Shape(4, 64, "bf16", drop=True, branch=True), *training]:
-        types, constants = _given(shape)
-        for config, bound in itertools.product(TILES, (0, *LOW)):
-            how = {"BOUND": bound, "SPLIT": shape.whole and bound == 0, "FRESH": bound > 0 or shape.whole}
-            cases.append(shape.variant("fold", _fold.fn, types, constants | how, config))
-        cases.append(_combined(shape, fresh=False))
-    for shape in trained(branches=True, mixed=False):
-        types, constants = _given(shape)
-        for (bound, split), fresh in itertools.product(LAUNCHES, (True, False)):
-            if fresh or not split:  # a piece has a state of its own
-                how = {"BOUND": bound, "SPLIT": split, "FRESH": fresh}
-                which = " split" * split + (" fresh" if fresh else " added")
-                for config in TILES:
-                    cases.append(shape.variant("fold", _fold.fn, types, constants | how, config, which))
-        cases += [_combined(shape, fresh=fresh, which=" fresh" if fresh else " added") for fresh in (True, False)]
-    return distinct(cases)
-
-
-def _given(shape: Shape) -> tuple[dict[str, str], dict[str, object]]:
-    """(types, constants) of a fold."""
-    state = dict.fromkeys(STATE if shape.branch else STATE[:3], "*fp32")
-    types = {"x_ptr": "*" + shape.dtype, "a_src_ptr": "*fp32", "a_dst_ptr": "*fp32", **state}
-    return types, {"BRANCH": shape.branch, **dict.fromkeys(STATE[len(state) :])}
-
-
-def _combined(shape: Shape, *, fresh: bool, which: str = "") -> Variant:
-    state = {name: kind for name, kind in _given(shape)[0].items() if name in STATE}
-    parts = {"part_" + name: value for name, value in state.items()}
-    constants = _given(shape)[1] | {"FRESH": fresh} | {"part_" + name: None for name in STATE[len(state) :]}
-    combine = shape.variant("combine", _combine, {**state, **parts}, constants, None, which)
-    return combine._replace(wide=False)  # once per piece

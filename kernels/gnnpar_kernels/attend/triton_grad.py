@@ -10,8 +10,6 @@ GATv1 scores do not read the rows, so the products with z and dO are taken once 
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false, reportArgumentType=false
 # pyright: reportAssignmentType=false, reportPossiblyUnboundVariable=false
 
-import itertools
-
 import torch
 import triton
 import triton.language as tl
@@ -19,26 +17,22 @@ from torch import Tensor
 
 from gnnpar_kernels.attend.naive import Drop, both_sides
 from gnnpar_kernels.attend.triton_tiles import (
-    LAUNCHES,
     RUNTIME,
-    SHAPES,
     TILES,
     Dims,
-    Shape,
     dropped,
     dropping,
     edges_per_step,
+    pointers,
     rows_per_program,
     run_tasks,
-    score,
     span,
+    sum_score,
     tile_width,
-    trained,
 )
-from gnnpar_kernels.csr import Csr
 from gnnpar_kernels.spmm.triton import spmm
-from gnnpar_kernels.triton_tasks import LOW, tasks_of
-from gnnpar_kernels.triton_tuning import Tuned, Variant, distinct, tuned
+from gnnpar_kernels.triton_tasks import tasks_of
+from gnnpar_kernels.triton_tuning import Tuned
 
 
 @triton.jit
@@ -49,9 +43,8 @@ def _ends(ends_ptr, index, head, mask, H: tl.constexpr):
     return near, tl.load(at + H, mask=mask, other=0.0), tl.load(at + 2 * H, mask=mask, other=0.0)
 
 
-@tuned(TILES, key=["H", "D", "BOUND", "SPLIT", "SOURCE"], types=["table_ptr"])
 @triton.jit(do_not_specialize=RUNTIME)
-def _pull(
+def pull(
     row_ptr,
     begin_ptr,
     end_ptr,
@@ -111,7 +104,7 @@ def _pull(
             far, lse, delta = _ends(ends_ptr, other, head, mask, H)
         else:
             far = tl.load(a_src_ptr + other * H + head, mask=mask, other=0.0).to(dtype)
-        raw, activated = score(far, near, SLOPE)
+        raw, activated = sum_score(far, near, None, SLOPE)
         alpha = tl.exp(tl.where(mask, activated - lse, float("-inf")))
         lost += tl.sum(tl.where(raw > 0, alpha, alpha * SLOPE) * delta, 1, keep_dims=True)
         kept = dropped(alpha, ids_ptr, edge, valid, head, k0, k1, k2, limit, SCALE)
@@ -126,6 +119,10 @@ def _pull(
     tl.store(grad_ptr + at, tl.sum(sloped_total * own, 3, keep_dims=True) - lost, mask=here)
     if SOURCE:
         tl.store(grad_rows_ptr + (at * D + column), total, mask=wide)
+
+
+_KEY = ["H", "D", "BOUND", "SPLIT", "SOURCE"]
+_pull = Tuned(pull, TILES, key=_KEY, types=["table_ptr"], name="attend.triton_grad._pull")
 
 
 @triton.jit
@@ -199,26 +196,12 @@ def attend_grad_src(
     delta: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `naive.attend_grad_src`."""
-    if rows is None:
-        grad_x, grad_a = x.new_empty(x.shape), a_src.new_empty(a_src.shape)
-    else:
-        grad_x, grad_a = x.new_zeros(x.shape), a_src.new_zeros(a_src.shape)
-    run_pull(
-        _pull,
-        indptr.contiguous(),
-        rows,
-        Dims.of(x),
-        {"grad_rows_ptr": grad_x, "grad_ptr": grad_a},
-        SOURCE=True,
-        SLOPE=slope,
-        indices_ptr=indices.contiguous(),
-        table_ptr=grad_out.contiguous(),
-        own_ptr=x.contiguous(),
-        a_src_ptr=a_src.contiguous(),
-        ends_ptr=_destinations(a_dst, out, lse, grad_out, delta),
-        dtype=lse.dtype,
-        **dropping(drop, edge_ids),
-    )
+    made = torch.empty if rows is None else torch.zeros
+    grad_x, grad_a = (made(t.shape, dtype=t.dtype, device=t.device) for t in (x, a_src))
+    operands = pointers(table=grad_out, own=x, a_src=a_src, ends=_destinations(a_dst, out, lse, grad_out, delta))
+    operands |= {**pointers(indices=indices), **dropping(drop, edge_ids), "SOURCE": True, "SLOPE": slope}
+    whole = {"grad_rows_ptr": grad_x, "grad_ptr": grad_a}
+    run_pull(_pull, indptr.contiguous(), rows, Dims.of(x), whole, dtype=lse.dtype, **operands)
     return grad_x, grad_a
 
 
@@ -240,23 +223,10 @@ def attend_grad_dst(
 ) -> Tensor:
     """See `naive.attend_grad_dst`."""
     grad_a = a_dst.new_empty(a_dst.shape) if rows is None else a_dst.new_zeros(a_dst.shape)
-    run_pull(
-        _pull,
-        indptr.contiguous(),
-        rows,
-        Dims.of(x),
-        {"grad_ptr": grad_a},
-        SOURCE=False,
-        SLOPE=slope,
-        grad_rows_ptr=None,
-        indices_ptr=indices.contiguous(),
-        table_ptr=x.contiguous(),
-        own_ptr=grad_out.contiguous(),
-        a_src_ptr=a_src.contiguous(),
-        ends_ptr=_destinations(a_dst, out, lse, grad_out, delta),
-        dtype=lse.dtype,
-        **dropping(drop, edge_ids),
-    )
+    operands = pointers(table=x, own=grad_out, a_src=a_src, ends=_destinations(a_dst, out, lse, grad_out, delta))
+    operands |= {**pointers(indices=indices), **dropping(drop, edge_ids), "SOURCE": False, "SLOPE": slope}
+    operands |= {"grad_rows_ptr": None}
+    run_pull(_pull, indptr.contiguous(), rows, Dims.of(x), {"grad_ptr": grad_a}, dtype=lse.dtype, **operands)
     return grad_a
 
 
@@ -269,49 +239,4 @@ def attend_grad_dst_of(
     return row_dots(grad_out, pos, dtype=dtype).sub_(mass_pos * delta).mul_(1.0 - slope)
 
 
-def attend_grad(
-    forward: Csr,
-    reverse: Csr,
-    x: Tensor,
-    a_src: Tensor,
-    a_dst: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    grad_out: Tensor,
-    *,
-    slope: float,
-    drop: Drop | None = None,
-    delta: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """See `naive.attend_grad`."""
-    delta = row_dots(out, grad_out, dtype=lse.dtype) if delta is None else delta
-    tensors = (x, a_src, a_dst, out, lse, grad_out)
-    return both_sides(attend_grad_src, attend_grad_dst, forward, reverse, *tensors, slope=slope, drop=drop, delta=delta)
-
-
-def variants() -> list[Variant]:
-    """Return the variants of the ahead-of-time test: main shapes, and all shapes of training, with all tiles."""
-    cases = []
-    for shape in SHAPES:
-        for config, bound, source in itertools.product(TILES, (0, *LOW), (True, False)):
-            cases.append(_pulled(shape, config, (bound, False), source=source))
-        types = {"a_ptr": "*fp32", "b_ptr": "*" + shape.dtype, "dots_ptr": "*fp32", "num": "i32"}
-        cases.append(shape.variant("dots", _dots_kernel, types, {"R": _dots_rows(shape.width)}, None))
-    for shape, launch, source in itertools.product(trained(branches=False, mixed=True), LAUNCHES, (True, False)):
-        cases += [_pulled(shape, config, launch, source=source) for config in TILES]
-    for a, b in itertools.product(("fp32", "bf16"), repeat=2):
-        types = {"a_ptr": "*" + a, "b_ptr": "*" + b, "dots_ptr": "*fp32", "num": "i32"}
-        name = f"dots of {a} and" if a == "bf16" else "dots"
-        cases.append(Shape(4, 64, b).variant(name, _dots_kernel, types, {"R": _dots_rows(64)}, None))
-    return distinct(cases)
-
-
-def _pulled(shape: Shape, config: triton.Config, launch: tuple[int, bool], *, source: bool) -> Variant:
-    (bound, split), rows, grad = launch, "*" + shape.dtype, "*" + (shape.grad or shape.dtype)
-    table, own = (grad, rows) if source else (rows, grad)
-    types = {"table_ptr": table, "own_ptr": own, "a_src_ptr": "*fp32", "ends_ptr": "*fp32"}
-    types |= {"grad_ptr": "*fp32", "grad_rows_ptr": "*fp32" if split else rows}
-    how: dict[str, object] = {"BOUND": bound, "SPLIT": split, "SOURCE": source}
-    how |= {} if source else {"grad_rows_ptr": None}
-    name = "source" if source else "destination"
-    return shape.variant(name, _pull.fn, types, how, config, " split" * split)
+attend_grad = both_sides(attend_grad_src, attend_grad_dst, row_dots)

@@ -1,24 +1,23 @@
 """What the attention kernels share: tiles [R rows, B edges, heads, columns], scores, dropout, passes over tasks.
 
+A score is a jit function of both ends, score(far, near, weigh, SLOPE) -> (argument of the activation, score).
+
 A program covers whole heads, at most 512 elements of a row unless one head is wider, and R rows at once: one where
 rows are long. Scalars per edge and head are kept as [R, B, heads, 1] next to the tiles.
 """
 
-import itertools
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.runtime.jit import JITFunction
 
 from gnnpar_kernels.attend.naive import Drop
 from gnnpar_kernels.hashing import threshold
-from gnnpar_kernels.triton_hashing import captured, column_hash, keep, key_arguments, row_hash
+from gnnpar_kernels.triton_hashing import column_hash, keep, key_arguments, row_hash
 from gnnpar_kernels.triton_tasks import LOW, tasks_of
-from gnnpar_kernels.triton_tuning import Tuned, Variant, configs
+from gnnpar_kernels.triton_tuning import Tuned, configs
 
 RUNTIME = ["first", "last", "k0", "k1", "k2", "limit"]  # integers whose values must not make another kernel
 TILES = configs({"TILE": 256}, {"TILE": 512})  # elements that a warp gathers at once
@@ -46,10 +45,23 @@ def rows_per_program(tile, width, bound):
 
 
 @triton.jit
-def score(far, near, SLOPE: tl.constexpr):
+def sum_score(far, near, weigh, SLOPE: tl.constexpr):
     """GATv1: the sum of both ends' scores, before and after the activation."""
     raw = far + near
     return raw, tl.where(raw > 0, raw, raw * SLOPE)
+
+
+@triton.jit
+def weighed_score(far, near, weigh, SLOPE: tl.constexpr):
+    """GATv2: weigh . leaky_relu(far + near). Shapes: rows [..., D] -> [..., D], [..., 1]."""
+    raw = far + near
+    return raw, tl.sum(tl.where(raw > 0, raw, raw * SLOPE) * weigh, 3, keep_dims=True)
+
+
+@triton.jit
+def dot_score(far, near, weigh, SLOPE: tl.constexpr):
+    """Dot products: <far, near>. Shapes: rows [..., D] -> [..., D], [..., 1]."""
+    return far, tl.sum(far * near, 3, keep_dims=True)
 
 
 @triton.jit
@@ -99,6 +111,16 @@ class Dims(NamedTuple):
         return triton.cdiv(self.H, self.HG)
 
 
+def pointers(**tensors: Tensor | None) -> dict[str, object]:
+    """Return tensors, contiguous, as arguments of a kernel."""
+    return {f"{name}_ptr": None if t is None else t.contiguous() for name, t in tensors.items()}
+
+
+def padded(name: str, width: int) -> dict[str, object]:
+    """Return a number of columns, and the next power of two, as constants of a kernel."""
+    return {name: width, f"{name}P": triton.next_power_of_2(max(width, 1))}
+
+
 def dropping(drop: Drop | None, edge_ids: Tensor | None) -> dict[str, object]:
     """Return the kernel arguments of attention dropout; SCALE 0 means none."""
     if drop is None or drop[0] == 0.0:
@@ -133,69 +155,3 @@ def run_tasks(
     launch(tasks.num_slots, tasks.num_pieces, 0, SPLIT=False, **pieces, **whole)
     for bound, rows in reversed(tuple(zip(LOW, tasks.low, strict=True))):
         launch(0, rows.shape[0], bound, SPLIT=False, row_ptr=rows, begin_ptr=indptr, end_ptr=indptr, **whole)
-
-
-class Shape(NamedTuple):
-    """A case of the ahead-of-time test; scores and states are fp32. `whole`: every row is there, `rows` is None.
-    `grad`: the type of the result's gradient, where it is not that of the rows. `captured`: the key of dropout is a
-    tensor."""
-
-    heads: int
-    width: int
-    dtype: str
-    drop: bool = False
-    branch: bool = False
-    whole: bool = False
-    grad: str = ""
-    captured: bool = False
-
-    def variant(
-        self,
-        name: str,
-        kernel: JITFunction,
-        types: dict[str, str],
-        constants: dict[str, object],
-        config: triton.Config | None,
-        which: str = "",
-    ) -> Variant:
-        """Return a kernel for this shape: `constants` win over `types`, and both over the types in COMMON. `which`:
-        ends its name."""
-        meta = {} if config is None else config.kwargs
-        constants = {**Dims.of(torch.empty(0, self.heads, self.width))._asdict(), **meta, **constants}
-        constants |= {"SLOPE": 0.2, "SCALE": 2.0 * self.drop, **({} if self.drop else {"ids_ptr": None})}
-        constants |= {"rows_ptr": None} if self.whole else {}
-        constants = {n: constants[n] for n in kernel.arg_names if n in constants}
-        how = f" of {self.grad}" * bool(self.grad) + " drop" * self.drop + " captured" * self.captured
-        how += " branch" * self.branch + " training" * self.whole
-        kind = how + "".join(f" {n.lower()} {constants[n]}" for n in ("BOUND", "TILE") if n in constants)
-        given = captured(COMMON | types) if self.captured else COMMON | types
-        return Variant(
-            name=f"{name} {self.heads}x{self.width} {self.dtype}{kind}{which}",
-            kernel=kernel,
-            types={n: given[n] for n in kernel.arg_names if n not in constants},
-            constants=constants,
-            wide=self.width * (4 if self.dtype == "fp32" else 2) % 16 == 0,
-        )
-
-
-COMMON = dict.fromkeys(["row_ptr", "begin_ptr", "end_ptr", "indices_ptr", "split_row_ptr", "split_first_ptr"], "*i32")
-COMMON |= {"rows_ptr": "*i64", "ids_ptr": "*i64", **dict.fromkeys(RUNTIME, "i32")}
-SHAPES = [Shape(h, d, t) for t in ("bf16", "fp32") for h, d in ((4, 64), (8, 32), (4, 128), (4, 32), (1, 64), (1, 47))]
-SHAPES += [Shape(4, 64, "fp16"), Shape(4, 64, "bf16", drop=True), Shape(4, 128, "bf16", drop=True)]
-SHAPES += [Shape(1, 256, "fp32"), Shape(1, 512, "bf16", drop=True)]
-
-
-def trained(*, branches: bool, mixed: bool) -> list[Shape]:
-    """Whatever training and evaluation launch, at one width: blocks of all rows and of a few, with dropout or without.
-    `branches`: with what a gradient keeps. `mixed`: with gradients of another type than the rows, too."""
-    types = [("fp32", ""), ("bf16", ""), ("bf16", "fp32"), ("fp32", "bf16")][: 4 if mixed else 2]
-    cases: list[Shape] = []
-    for (dtype, grad), whole, drop in itertools.product(types, (True, False), (False, True)):
-        cases += [Shape(4, 64, dtype, drop, branches, whole, grad, key) for key in (False, True)[: 1 + drop]]
-        if branches and not drop:  # an evaluation, which keeps nothing
-            cases.append(Shape(4, 64, dtype, drop, False, whole, grad))
-    return cases
-
-
-LAUNCHES: list[tuple[int, bool]] = [(0, True), *((bound, False) for bound in (0, *LOW))]
-"""(BOUND, SPLIT) of the launches of `run_tasks`."""

@@ -11,29 +11,27 @@ The weights and ds of one head, [E] each, go from the forward walk to the revers
 import torch
 from torch import Tensor
 
-from gnnpar_kernels.attend.cpu import chain
-from gnnpar_kernels.attend.cpu_edges import BLOCK, PLAIN, head_table
+from gnnpar_kernels.attend.cpu import Scores, Sums, softmax_rows
+from gnnpar_kernels.attend.cpu_edges import BLOCK, Dropping, Edges, head_table, listed, put
 from gnnpar_kernels.attend.naive import Drop, State, empty_state
 from gnnpar_kernels.attend_dot.naive import widths
-from gnnpar_kernels.attend_v2.cpu import Mask, listed, put
-from gnnpar_kernels.cpu_bags import RowBlock, bag, refuse_outside, row_blocks, weighted_sums
+from gnnpar_kernels.cpu_bags import RowBlock, bag, refuse_outside
 from gnnpar_kernels.csr import Csr, accumulate_dtype
 
 
-class _Edges:
+class _Edges(Edges):
     """Blocks of whole CSR rows, and what one head computes on their edges."""
 
-    def __init__(self, indptr: Tensor, indices: Tensor, edge: Tensor | None, dtype: torch.dtype) -> None:
-        self.blocks = row_blocks(indptr, indices, edges=BLOCK)
-        self.size = max((block.num_edges for block in self.blocks), default=0)
+    def __init__(
+        self,
+        indptr: Tensor,
+        indices: Tensor,
+        edge: Tensor | None,
+        dtype: torch.dtype,
+        dropping: Dropping | None = None,
+    ) -> None:
+        super().__init__(indptr, indices, edges=BLOCK, dtype=dtype, dropping=dropping)
         self.edge = None if edge is None else edge.to(dtype)
-        self._rows = {block.first: block.row_of_edge() for block in self.blocks}
-        self._places = torch.arange(self.size, dtype=indices.dtype)
-
-    def spread(self, block: RowBlock, values: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return the value of its CSR row for every edge. Shapes: values [R, ...] of all rows -> [edges, ...]."""
-        of_rows, rows = values[block.first : block.last], self._rows[block.first]
-        return torch.index_select(of_rows, 0, rows) if out is None else torch.index_select(of_rows, 0, rows, out=out)
 
     def dots(self, block: RowBlock, near: Tensor, far: Tensor, beside: Tensor | None, out: Tensor) -> Tensor:
         """Write <near_i, far_j>, plus <beside_i, e_ij>, to `out`. Shapes: near [R, D], far [M, D], beside [R, A]."""
@@ -53,16 +51,10 @@ class _Edges:
         assert self.edge is not None
         return self.edge[block.begin : block.end]
 
-    def sums(self, block: RowBlock, far: Tensor, weights: Tensor, out: Tensor) -> None:
-        """Write the weighted sums of a block's rows. Shapes: far [M, D], weights [edges], out [R, D or D + A]."""
-        width, to = far.shape[1], out[block.first : block.last]
-        to[:, :width] = bag(far, block.indices, block.offsets, weights)
-        if to.shape[1] > width:
-            to[:, width:] = self.sums_beside(block, weights)
-
-    def sums_beside(self, block: RowBlock, weights: Tensor) -> Tensor:
-        """Return the weighted sums of a block's attributes. Shapes: weights [edges] -> [rows of the block, A]."""
-        return bag(self.beside(block), self._places[: block.num_edges], block.offsets, weights)
+    def weighted(self, block: RowBlock, far: Tensor, weights: Tensor) -> Tensor:
+        """Return a block's sums of rows, and of attributes. Shapes: far [M, D] -> [rows of the block, D or D + A]."""
+        rows = bag(far, block.indices, block.offsets, weights)
+        return rows if self.edge is None else torch.cat([rows, self.sums(block, self.beside(block), weights)], -1)
 
 
 def attend_dot(
@@ -81,31 +73,25 @@ def attend_dot(
     edge_query: Tensor | None = None,
 ) -> State:
     """See `naive.attend_dot`. A given state is updated in place."""
-    dtype, num_heads, like = accumulate_dtype(value.dtype), value.shape[1], widths(value, edge)
-    mask = Mask(drop, edge_ids, num_heads)
+    dtype, like = accumulate_dtype(value.dtype), widths(value, edge)
+    edges = _Edges(indptr, indices, edge, dtype, Dropping(drop, edge_ids, value.shape[1]))
     if indices.shape[0] == 0:
         return empty_state(num_rows, like, dtype, False) if state is None else state
-    num_listed, edges = indptr.shape[0] - 1, _Edges(indptr, indices, edge, dtype)
     near, beside = listed(query, rows), None if edge_query is None else listed(edge_query, rows).to(dtype)
-    m = torch.zeros((num_listed, num_heads), dtype=dtype)
-    m[indptr[1:] == indptr[:-1]] = -torch.inf
-    mass, acc = torch.empty_like(m), torch.empty((num_listed, *like.shape[1:]), dtype=dtype)
     keys, values, queries = (torch.empty((t.shape[0], t.shape[2]), dtype=dtype) for t in (key, value, near))
-    numbers, ones = torch.empty((2, edges.size), dtype=dtype), torch.ones(value.shape[0], dtype=dtype)
-    for head in range(num_heads):
+
+    def head_of(head: int) -> tuple[Scores, Sums]:
         for table, whole in ((keys, key), (values, value), (queries, near)):
             head_table(whole, head, out=table)
-        for block in edges.blocks:
-            span = slice(block.first, block.last)
-            score, spare = numbers[:, : block.num_edges]
-            edges.dots(block, queries, keys, None if beside is None else beside[:, head], score)
-            if block.num_edges and float(torch.abs(score, out=spare).max()) > PLAIN:
-                m[span, head] = torch.segment_reduce(score, "max", offsets=block.offsets.long(), initial=-torch.inf)
-                score.sub_(edges.spread(block, m[:, head], spare))
-            weights = score.exp_()
-            mass[span, head] = weighted_sums(ones, block.indices, block.offsets, weights)
-            edges.sums(block, values, mask.apply_(block, head, weights), acc[:, head])
-    return chain((m, mass, acc), like, state=state, rows=rows, num_rows=num_rows)
+        own_beside = None if beside is None else beside[:, head]
+
+        def sums(block: RowBlock, scores: Tensor, weights: Tensor) -> Tensor:
+            return edges.weighted(block, values, weights)
+
+        return lambda block, out: edges.dots(block, queries, keys, own_beside, out), sums
+
+    num_listed = indptr.shape[0] - 1
+    return softmax_rows(edges, like, head_of, num_listed=num_listed, state=state, rows=rows, num_rows=num_rows)
 
 
 def attend_dot_grad(
@@ -126,19 +112,18 @@ def attend_dot_grad(
 ) -> tuple[Tensor, ...]:
     """See `naive.attend_dot_grad`."""
     dtype, num_edges, (num_heads, width) = lse.dtype, forward.indices.shape[0], value.shape[1:]
-    mask = Mask(drop, forward.edge_ids, num_heads)
     beside = () if edge is None or edge_query is None else (edge_query, edge)[: 1 + of_edge]
     inputs = (key, value, query, *beside)
     grads = tuple(torch.zeros(t.shape, dtype=dtype) for t in inputs)
     if num_edges > 0:
-        ins = _Edges(forward.indptr, forward.indices, edge, dtype)
+        dropping = Dropping(drop, forward.edge_ids, num_heads)
+        ins = _Edges(forward.indptr, forward.indices, edge, dtype, dropping)
         outs = _Edges(reverse.indptr, reverse.indices, None, dtype)
         lse_row, delta_row = (listed(t.to(dtype), forward.rows).t().contiguous() for t in (lse, delta))
         tables = tuple(torch.empty((t.shape[0], t.shape[2]), dtype=dtype) for t in (key, value, query))
         keys, values, queries = tables
         pulled, pulled_beside = torch.empty(queries.shape, dtype=dtype), None
         of_scores, weights = torch.empty((2, num_edges), dtype=dtype)
-        numbers = torch.empty((2, max(ins.size, outs.size)), dtype=dtype)
         for head in range(num_heads):
             for table, whole in zip((*tables, pulled), (key, value, query, grad_out[..., :width]), strict=True):
                 head_table(whole, head, out=table)
@@ -151,13 +136,13 @@ def attend_dot_grad(
             )
             for block in ins.blocks:
                 span = slice(block.begin, block.end)
-                alpha, spare = numbers[:, : block.num_edges]
+                alpha, spare = ins.numbers[:, : block.num_edges]
                 ins.dots(block, own, keys, own_beside, alpha)
                 alpha.sub_(ins.spread(block, lse_row[head], spare)).exp_()
-                kept = mask.apply_(block, head, weights[span].copy_(alpha))
+                ins.drop_(block, head, kept := weights[span].copy_(alpha))
                 ds = ins.dots(block, own_pulled, values, pulled_beside, of_scores[span]).mul_(kept)
                 ds.sub_(alpha.mul_(ins.spread(block, delta_row[head], spare)))
-                ins.sums(block, keys, ds, of_near)
+                of_near[block.first : block.last] = ins.weighted(block, keys, ds)
                 if of_edge and own_beside is not None and pulled_beside is not None:
                     of_rows = ins.spread(block, own_beside).mul_(ds[:, None])
                     grads[4][span] += of_rows.addcmul_(ins.spread(block, pulled_beside), kept[:, None])
@@ -166,9 +151,10 @@ def attend_dot_grad(
                 put(grads[3], head, forward.rows, of_near[:, width:])
             of_far = torch.empty((2, reverse.indptr.shape[0] - 1, width), dtype=dtype)
             for block in outs.blocks:
-                here, places = numbers[0, : block.num_edges], order[block.begin : block.end]
+                here, places = outs.numbers[0, : block.num_edges], order[block.begin : block.end]
                 for numbers_of, table, into in ((of_scores, queries, of_far[0]), (weights, pulled, of_far[1])):
-                    outs.sums(block, table, torch.index_select(numbers_of, 0, places, out=here), into)
+                    chosen = torch.index_select(numbers_of, 0, places, out=here)
+                    into[block.first : block.last] = bag(table, block.indices, block.offsets, chosen)
             put(grads[0], head, reverse.rows, of_far[0])
             put(grads[1], head, reverse.rows, of_far[1])
     return tuple(g.to(t.dtype) for g, t in zip(grads, inputs, strict=True))

@@ -9,7 +9,7 @@ Source: Shi et al. 2021, equations 3 to 5; running softmax as in Milakov and Gim
 import torch
 from torch import Tensor
 
-from gnnpar_kernels.attend.naive import Drop, State, dropped, empty_state
+from gnnpar_kernels.attend.naive import Drop, State, dropped, empty_state, fold
 from gnnpar_kernels.csr import Csr, accumulate_dtype, edge_rows
 
 
@@ -41,15 +41,10 @@ def attend_dot(
     -> m, l [N, H], acc [N, H, D + A], at least fp32.
     """
     dtype = accumulate_dtype(value.dtype)
-    m_before, mass, acc = empty_state(num_rows, widths(value, edge), dtype, False) if state is None else state
+    state = empty_state(num_rows, widths(value, edge), dtype, False) if state is None else state
     i = edge_rows(indptr, rows)
     score, values = _edges(indices, i, key, value, query, edge, edge_query, dtype)
-    m = m_before.scatter_reduce(0, i[:, None].expand_as(score), score, "amax")
-    base = torch.where(m.isneginf(), torch.zeros_like(m), m)
-    shrink = torch.exp(m_before - base)
-    weight = torch.exp(score - base.index_select(0, i))
-    rows_of_edges = dropped(weight, drop, edge_ids)[..., None] * values
-    return m, (mass * shrink).index_add_(0, i, weight), (acc * shrink[..., None]).index_add_(0, i, rows_of_edges)
+    return fold(state, i, score, values, drop, edge_ids)
 
 
 def _edges(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from gnnpar_kernels.attend.naive import Drop, State, dropped, empty_state
+from gnnpar_kernels.attend.naive import Drop, State, dropped, empty_state, fold
 from gnnpar_kernels.csr import Csr, accumulate_dtype, edge_rows
 
 
@@ -32,16 +32,11 @@ def attend_v2(
     Shapes: x [M, H, D], y [N, H, D], a [H, D], edge_ids [E] -> m, l [N, H], acc [N, H, D], at least fp32.
     """
     dtype = accumulate_dtype(x.dtype)
-    m_before, mass, acc = empty_state(num_rows, x, dtype, False) if state is None else state
+    state = empty_state(num_rows, x, dtype, False) if state is None else state
     i = edge_rows(indptr, rows)
     value = x.index_select(0, indices).to(dtype)
     score = (leaky_relu(value + y.index_select(0, i).to(dtype), slope) * a.to(dtype)).sum(-1)
-    m = m_before.scatter_reduce(0, i[:, None].expand_as(score), score, "amax")
-    base = torch.where(m.isneginf(), torch.zeros_like(m), m)
-    shrink = torch.exp(m_before - base)
-    weight = torch.exp(score - base.index_select(0, i))
-    rows_of_edges = dropped(weight, drop, edge_ids)[..., None] * value
-    return m, (mass * shrink).index_add_(0, i, weight), (acc * shrink[..., None]).index_add_(0, i, rows_of_edges)
+    return fold(state, i, score, value, drop, edge_ids)
 
 
 def attend_v2_grad(

@@ -11,158 +11,50 @@ K the dropout mask, ds_ij = alpha_ij (K <dO_i, x_j> - Delta_i):
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false, reportArgumentType=false
 # pyright: reportAssignmentType=false, reportPossiblyUnboundVariable=false, reportOperatorIssue=false
 
-import itertools
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gnnpar_kernels.attend.naive import Drop, State, empty_state
-from gnnpar_kernels.attend.triton import run_fold, shift_of
+from gnnpar_kernels.attend.naive import Drop, State
+from gnnpar_kernels.attend.triton import STATE, fold, fold_rows
 from gnnpar_kernels.attend.triton_grad import run_pull
 from gnnpar_kernels.attend.triton_tiles import (
-    LAUNCHES,
     RUNTIME,
     Dims,
-    Shape,
     dropped,
     dropping,
     edges_per_step,
+    padded,
+    pointers,
     rows_per_program,
     span,
     tile_width,
-    trained,
+    weighed_score,
 )
-from gnnpar_kernels.csr import Csr, accumulate_dtype
-from gnnpar_kernels.triton_tasks import LOW
-from gnnpar_kernels.triton_tuning import Variant, configs, distinct, tuned
+from gnnpar_kernels.csr import Csr
+from gnnpar_kernels.triton_tuning import Tuned, configs
 
 TILES = configs({"TILE": 256}, {"TILE": 512})  # elements gathered by a warp at once: rows of both ends are held
 
 
 @triton.jit
-def _score(far, near, a_ptr, weigh, SLOPE: tl.constexpr):
-    """Return a . leaky_relu(far + near), or <far, near> without `a`. Shapes: rows [..., D] -> [..., 1]."""
-    if a_ptr is None:
-        return tl.sum(far * near, 3, keep_dims=True)
+def weighed_grad(far, near, ds, SLOPE: tl.constexpr, SOURCE: tl.constexpr):
+    """Return ds times the slope of the activation: the gradient of either end but for the factor `a`."""
+    return tl.where(far + near > 0, ds, ds * SLOPE)
+
+
+@triton.jit
+def dot_grad(far, near, ds, SLOPE: tl.constexpr, SOURCE: tl.constexpr):
+    """Return ds times the other end's row, which is near for sources."""
+    if SOURCE:
+        return ds * near
     else:
-        z = far + near
-        return tl.sum(tl.where(z > 0, z, z * SLOPE) * weigh, 3, keep_dims=True)
+        return ds * far
 
 
-@tuned(TILES, key=["H", "D", "BOUND", "SPLIT"], types=["x_ptr"], restores=["m_ptr", "mass_ptr", "acc_ptr"])
 @triton.jit(do_not_specialize=RUNTIME)
-def _fold(
-    row_ptr,
-    begin_ptr,
-    end_ptr,
-    first,
-    last,
-    rows_ptr,
-    indices_ptr,
-    ids_ptr,
-    x_ptr,
-    key_ptr,
-    y_ptr,
-    a_ptr,
-    edge_ptr,
-    edge_query_ptr,
-    m_ptr,
-    mass_ptr,
-    acc_ptr,
-    k0,
-    k1,
-    k2,
-    limit,
-    SCALE: tl.constexpr,
-    SLOPE: tl.constexpr,
-    H: tl.constexpr,
-    D: tl.constexpr,
-    HG: tl.constexpr,
-    DP: tl.constexpr,
-    A: tl.constexpr,
-    AP: tl.constexpr,
-    BOUND: tl.constexpr,
-    SPLIT: tl.constexpr,
-    FRESH: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Fold the edges of R rows into their states, or the edges of a piece into its own state (SPLIT).
-
-    Scores and values are x_j (GATv2), or, without `a`, those of keys and of x_j, with A attributes an edge beside them.
-    """
-    B: tl.constexpr = edges_per_step(TILE, tile_width(D, HG, DP), BOUND)
-    R: tl.constexpr = rows_per_program(TILE, tile_width(D, HG, DP), BOUND)
-    dtype: tl.constexpr = m_ptr.dtype.element_ty
-    piece, row, begin, end = span(row_ptr, begin_ptr, end_ptr, first, last, R, BOUND)
-    name = row.to(tl.int64) if rows_ptr is None else tl.load(rows_ptr + row)
-    head = (tl.program_id(1) * HG + tl.arange(0, HG))[None, None, :, None]
-    column = tl.arange(0, DP)[None, None, None, :]
-    wide = (head < H) & (column < D)
-    own_head = (name * H)[:, None, None, None] + head
-    near = tl.load(y_ptr + (own_head * D + column), mask=wide, other=0.0).to(dtype)
-    weigh = near if a_ptr is None else tl.load(a_ptr + (head * D + column), mask=wide, other=0.0).to(dtype)
-    if edge_ptr is not None:
-        attribute = tl.arange(0, AP)[None, None, None, :]
-        beside = (head < H) & (attribute < A)
-        edge_near = tl.load(edge_query_ptr + (own_head * A + attribute), mask=beside, other=0.0).to(dtype)
-    if SPLIT:
-        own_head = (piece.to(tl.int64) * H)[:, None, None, None] + head
-    live = (piece < last) if FRESH else (begin < end)
-    here = live[:, None, None, None] & (head < H)
-    own, here_wide = own_head * (D + A) + column, here & (column < D)
-    if edge_ptr is not None:
-        own_beside, here_beside = own_head * (D + A) + D + attribute, here & (attribute < A)
-        edge_acc = tl.zeros([R, 1, HG, AP], dtype)
-        if not FRESH:
-            edge_acc = tl.load(acc_ptr + own_beside, mask=here_beside, other=0.0)
-    if FRESH:
-        m = tl.full([R, 1, HG, 1], float("-inf"), dtype)
-        mass = tl.zeros([R, 1, HG, 1], dtype)
-        acc = tl.zeros([R, 1, HG, DP], dtype)
-    else:
-        m = tl.load(m_ptr + own_head, mask=here, other=float("-inf"))
-        mass = tl.load(mass_ptr + own_head, mask=here, other=0.0)
-        acc = tl.load(acc_ptr + own, mask=here_wide, other=0.0)
-    edge = begin[:, None] + tl.arange(0, B)[None, :]
-    index = tl.load(indices_ptr + edge, mask=edge < end[:, None], other=0)
-    for _ in range(0, tl.max(end - begin, 0), B):
-        valid = edge < end[:, None]
-        source = index.to(tl.int64)[:, :, None, None] * H + head
-        index = tl.load(indices_ptr + edge + B, mask=edge + B < end[:, None], other=0)
-        mask = valid[:, :, None, None] & (head < H)
-        tile = tl.load(x_ptr + (source * D + column), mask=mask & (column < D), other=0.0).to(dtype)
-        far = tile
-        if key_ptr is not None:
-            far = tl.load(key_ptr + (source * D + column), mask=mask & (column < D), other=0.0).to(dtype)
-        score = _score(far, near, a_ptr, weigh, SLOPE)
-        if edge_ptr is not None:
-            row_mask = valid[:, :, None, None] & (attribute < A)
-            at_edge = edge.to(tl.int64)[:, :, None, None] * A + attribute
-            edge_row = tl.load(edge_ptr + at_edge, mask=row_mask, other=0.0).to(dtype)
-            score += tl.sum(edge_row * edge_near, 3, keep_dims=True)
-        score = tl.where(mask, score, float("-inf"))
-        top = tl.maximum(m, tl.max(score, 1, keep_dims=True))
-        shrink = tl.exp(m - shift_of(top))
-        weight = tl.exp(score - shift_of(top))
-        mass = mass * shrink + tl.sum(weight, 1, keep_dims=True)
-        kept = dropped(weight, ids_ptr, edge, valid, head, k0, k1, k2, limit, SCALE)
-        acc = acc * shrink + tl.sum(kept * tile, 1, keep_dims=True)
-        if edge_ptr is not None:
-            edge_acc = edge_acc * shrink + tl.sum(kept * edge_row, 1, keep_dims=True)
-        m = top
-        edge += B
-    if edge_ptr is not None:
-        tl.store(acc_ptr + own_beside, edge_acc, mask=here_beside)
-    tl.store(m_ptr + own_head, m, mask=here)
-    tl.store(mass_ptr + own_head, mass, mask=here)
-    tl.store(acc_ptr + own, acc, mask=here_wide)
-
-
-@tuned(TILES, key=["H", "D", "BOUND", "SPLIT", "SOURCE"], types=["x_ptr"])
-@triton.jit(do_not_specialize=RUNTIME)
-def _pull(
+def pull(
     row_ptr,
     begin_ptr,
     end_ptr,
@@ -188,6 +80,8 @@ def _pull(
     k1,
     k2,
     limit,
+    SCORE: tl.constexpr,
+    GRAD: tl.constexpr,
     SCALE: tl.constexpr,
     SLOPE: tl.constexpr,
     H: tl.constexpr,
@@ -201,9 +95,8 @@ def _pull(
     SOURCE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """sum ds s'(z) over the edges of R rows, destinations, or sources with sum alpha K dO (SOURCE).
+    """Sum GRAD(ds) over the edges of R rows, destinations, with sum ds e_ij, or sources, with sum alpha K dO (SOURCE).
 
-    Without `a`, sum ds k_j of destinations and sum ds e_ij, or sum ds y_i of sources.
     Shapes: x, key [M, H, D], y [N, H, D], grad_out [N, H, D + A], ends [N, 2, H] (logsumexp, Delta), sums, values
     [rows, H, D], edge [E, A] in this CSR's order, edge_query [N, H, A], edge_sums [N, H, A], edge_grad
     [groups of heads, E, A].
@@ -264,7 +157,7 @@ def _pull(
             far = value
             if key_ptr is not None:
                 far = tl.load(key_ptr + at, mask=mask & (column < D), other=0.0).to(dtype)
-        score = _score(far, near, a_ptr, weigh, SLOPE)
+        _, score = SCORE(far, near, weigh, SLOPE)
         if edge_ptr is not None:
             row_mask = valid[:, :, None, None] & (attribute < A)
             at_edge = edge.to(tl.int64)[:, :, None, None] * A + attribute
@@ -276,12 +169,7 @@ def _pull(
         if edge_ptr is not None:
             along += tl.sum(edge_row * edge_pulled, 3, keep_dims=True)
         ds = kept * along - alpha * delta
-        if a_ptr is not None:
-            sums += tl.sum(tl.where(far + near > 0, ds, ds * SLOPE), 1, keep_dims=True)
-        elif SOURCE:
-            sums += tl.sum(ds * near, 1, keep_dims=True)
-        else:
-            sums += tl.sum(ds * far, 1, keep_dims=True)
+        sums += tl.sum(GRAD(far, near, ds, SLOPE, SOURCE), 1, keep_dims=True)
         if SOURCE:
             values += tl.sum(kept * pulled, 1, keep_dims=True)
         elif edge_ptr is not None:
@@ -302,8 +190,32 @@ def _pull(
         tl.store(edge_sums_ptr + to, edge_sums, mask=(piece < last)[:, None, None, None] & beside)
 
 
-NO_EDGES: dict[str, object] = {"edge_ptr": None, "edge_query_ptr": None, "A": 0, "AP": 1}
-NO_EDGE_GRADS: dict[str, object] = {"edge_sums_ptr": None, "edge_grad_ptr": None, "num_edges": 0}
+KEY = ["H", "D", "BOUND", "SPLIT"]
+NAMES = ("attend_v2.triton._fold", "attend_v2.triton._pull")  # in tables of tiles
+_fold = Tuned(fold, TILES, key=KEY, types=["x_ptr"], restores=STATE, name=NAMES[0])
+_pull = Tuned(pull, TILES, key=[*KEY, "SOURCE"], types=["x_ptr"], name=NAMES[1])
+
+
+class Pulls:
+    """Gradients of one block from either side. `arguments`: operands of the kernel by name, SCORE, GRAD, SLOPE."""
+
+    def __init__(self, kernel: Tuned, dims: Dims, dtype: torch.dtype, drop: Drop | None, **arguments: object) -> None:
+        self.kernel, self.dims, self.dtype, self.drop, self.arguments = kernel, dims, dtype, drop, arguments
+
+    def sums(self, csr: Csr, *, source: bool, rest: dict[str, object], **likes: Tensor) -> list[Tensor]:
+        """Return sums over the edges of each row, fp32 at least, of the shapes of `likes`, by names of the kernel."""
+        made = torch.empty if csr.rows is None else torch.zeros
+        whole = {name: made(like.shape, dtype=self.dtype, device=like.device) for name, like in likes.items()}
+        absent = {f"{name}_ptr": None for name in ("values", "edge_sums", "edge_grad")} | {"num_edges": 0}
+        given = absent | self.arguments | rest | pointers(indices=csr.indices) | dropping(self.drop, csr.edge_ids)
+        given = {name: each for name, each in given.items() if name not in whole} | {"SOURCE": source}
+        run_pull(self.kernel, csr.indptr.contiguous(), csr.rows, self.dims, whole, dtype=self.dtype, **given)
+        return list(whole.values())
+
+
+def ends_of(lse: Tensor, delta: Tensor) -> Tensor:
+    """Return the numbers that every edge reads of its destination. Shapes: lse, delta [N, H] -> [N, 2, H]."""
+    return torch.stack([lse, delta.to(lse.dtype)], 1)
 
 
 def attend_v2(
@@ -321,19 +233,9 @@ def attend_v2(
     edge_ids: Tensor | None = None,
 ) -> State:
     """See `naive.attend_v2`. A given state is updated in place."""
-    arguments = {
-        "indices_ptr": indices.contiguous(),
-        "x_ptr": x.contiguous(),
-        "key_ptr": None,
-        "y_ptr": y.contiguous(),
-        "a_ptr": a.contiguous(),
-        "SLOPE": slope,
-        **NO_EDGES,
-        **dropping(drop, edge_ids),
-    }
-    if indices.shape[0] == 0:
-        return empty_state(num_rows, x, accumulate_dtype(x.dtype), False) if state is None else state
-    return run_fold(_fold, indptr, x, rows=rows, num_rows=num_rows, state=state, branch=False, **arguments)
+    operands = {"far": None, "near": y, "a": a, "SCORE": weighed_score, "SLOPE": slope}
+    where = {"num_rows": num_rows, "rows": rows, "state": state, "drop": drop, "edge_ids": edge_ids}
+    return fold_rows(_fold, indptr, indices, x, **operands, **where)
 
 
 def attend_v2_grad(
@@ -351,70 +253,13 @@ def attend_v2_grad(
     drop: Drop | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `naive.attend_v2_grad`. `order` is not read: weights are computed again from the source's side."""
-    dims, dtype = Dims.of(x), lse.dtype
-    common = {
-        "x_ptr": x.contiguous(),
-        "key_ptr": None,
-        "y_ptr": y.contiguous(),
-        "a_ptr": a.contiguous(),
-        "grad_out_ptr": grad_out.contiguous(),
-        "ends_ptr": torch.stack([lse, delta.to(dtype)], 1),
-        "SLOPE": slope,
-        **NO_EDGES,
-        **NO_EDGE_GRADS,
-    }
-
-    def pull(csr: Csr, like: Tensor, names: tuple[str, ...], **how: object) -> list[Tensor]:
-        """Return sums over the edges of each row of `like`, fp32 at least."""
-        made = torch.empty if csr.rows is None else torch.zeros
-        whole = {name: made(like.shape, dtype=dtype, device=like.device) for name in names}
-        mine = {"indices_ptr": csr.indices.contiguous(), **dropping(drop, csr.edge_ids)}
-        run_pull(_pull, csr.indptr.contiguous(), csr.rows, dims, whole, dtype=dtype, **mine, **how, **common)
-        return list(whole.values())
-
-    (by_destination,) = pull(forward, y, ("sums_ptr",), SOURCE=False, values_ptr=None)
-    by_source, values = pull(reverse, x, ("sums_ptr", "values_ptr"), SOURCE=True)
-    wide = a.to(dtype)
+    operands = pointers(
+        x=x, key=None, y=y, a=a, edge=None, edge_query=None, grad_out=grad_out, ends=ends_of(lse, delta)
+    )
+    operands |= {"SCORE": weighed_score, "GRAD": weighed_grad, "SLOPE": slope, **padded("A", 0)}
+    pulls, wide = Pulls(_pull, Dims.of(x), lse.dtype, drop, **operands), a.to(lse.dtype)
+    (by_destination,) = pulls.sums(forward, source=False, rest={}, sums_ptr=y)
+    by_source, values = pulls.sums(reverse, source=True, rest={}, sums_ptr=x, values_ptr=x)
     grad_a = (by_destination * y).sum(0) + (by_source * x).sum(0)
     grad_x, grad_y = values.addcmul_(by_source, wide), by_destination.mul_(wide)
     return grad_x.to(x.dtype), grad_y.to(y.dtype), grad_a.to(a.dtype)
-
-
-GATV2: dict[str, object] = {"key_ptr": None, **NO_EDGES}
-
-
-def variants() -> list[Variant]:
-    """Return the variants of the ahead-of-time test: main shapes, and all shapes of training, with all tiles."""
-    cases: list[Variant] = []
-    shapes = [Shape(h, d, t) for t in ("bf16", "fp32") for h, d in ((4, 64), (4, 128), (4, 32), (1, 47))]
-    shapes += [Shape(1, 512, "bf16", drop=True), Shape(4, 64, "fp16")]
-    shapes += [Shape(4, 64, t, drop=d, whole=True) for t in ("fp32", "bf16") for d in (False, True)]
-    for shape, config, bound in itertools.product(shapes, TILES, (0, *LOW)):
-        how = GATV2 | {"BOUND": bound, "SPLIT": shape.whole and bound == 0, "FRESH": bound > 0 or shape.whole}
-        cases.append(shape.variant("fold v2", _fold.fn, _types(shape), how, config))
-        cases += [_pulled(shape, config, (bound, False), source=source) for source in (True, False)]
-    for shape, (bound, split) in itertools.product(trained(branches=False, mixed=True), LAUNCHES):
-        cases += [_pulled(shape, config, (bound, split), source=source) for config in TILES for source in (True, False)]
-        for fresh in (True, False):
-            if fresh or not split:  # a piece has a state of its own
-                how = GATV2 | {"BOUND": bound, "SPLIT": split, "FRESH": fresh}
-                which = " split" * split + (" fresh" if fresh else " added")
-                for config in TILES:
-                    cases.append(shape.variant("fold v2", _fold.fn, _types(shape), how, config, which))
-    return distinct(cases)
-
-
-def _types(shape: Shape) -> dict[str, str]:
-    rows = "*" + shape.dtype
-    state = dict.fromkeys(["m_ptr", "mass_ptr", "acc_ptr"], "*fp32")
-    return {"x_ptr": rows, "y_ptr": rows, "a_ptr": "*fp32"} | state
-
-
-def _pulled(shape: Shape, config: triton.Config, launch: tuple[int, bool], *, source: bool) -> Variant:
-    bound, split = launch
-    types = _types(shape) | dict.fromkeys(["ends_ptr", "sums_ptr", "values_ptr"], "*fp32")
-    types |= {"grad_out_ptr": "*" + (shape.grad or shape.dtype)}
-    how = GATV2 | NO_EDGE_GRADS | {"BOUND": bound, "SPLIT": split, "SOURCE": source}
-    how |= {} if source else {"values_ptr": None}
-    name = "source v2" if source else "destination v2"
-    return shape.variant(name, _pull.fn, types, how, config, " split" * split)

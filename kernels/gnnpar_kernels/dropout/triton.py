@@ -10,8 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gnnpar_kernels.hashing import Key, threshold
-from gnnpar_kernels.triton_hashing import captured, column_hash, keep, key_arguments, row_hash
-from gnnpar_kernels.triton_tuning import Variant
+from gnnpar_kernels.triton_hashing import column_hash, keep, key_arguments, row_hash
 
 WARPS = 4
 FLAT = WARPS * 32 * 16  # entries of a program that sees no rows
@@ -114,24 +113,3 @@ def apply_mask(x: Tensor, keep: Tensor, *, p: float) -> Tensor:
             x.contiguous(), mask, x.numel(), y, SCALE=1.0 / (1.0 - p), BLOCK=FLAT, num_warps=WARPS
         )
     return y
-
-
-def variants() -> list[Variant]:
-    """Return the variants to compile ahead of time."""
-    cases, words = [], dict.fromkeys(RUNTIME, "i32") | {"ids": "*i64"}
-    for width, dtype, item in ((128, "bf16", 2), (128, "fp32", 4), (602, "fp32", 4), (47, "bf16", 2), (64, "fp16", 2)):
-        ends, options = {"x": f"*{dtype}", "y": f"*{dtype}"}, {"num_warps": WARPS, "wide": width * item % 16 == 0}
-        tile = {"SCALE": 2.0, **_grid(1, width, item)[1]}
-        cases.append(Variant(f"dropout {width} {dtype}", _dropout_kernel, words | ends, tile, **options))
-        types = captured(words | ends)
-        cases.append(Variant(f"dropout {width} {dtype} captured", _dropout_kernel, types, tile, **options))
-    for dtype in ("bf16", "fp32", "fp64"):
-        types = {"x": f"*{dtype}", "mask": "*i8", "num": "i64", "y": f"*{dtype}"}
-        given = {"SCALE": 2.0, "BLOCK": FLAT}
-        cases.append(Variant(f"apply_mask {dtype}", _apply_kernel, types, given, num_warps=WARPS))
-    for width in (128, 47):  # its loads are ids alone, one for each row
-        given = _grid(1, width, 1)[1]
-        types = words | {"y": "*i8"}
-        cases.append(Variant(f"keep_mask {width}", _keep_kernel, types, given, WARPS, wide=False))
-        cases.append(Variant(f"keep_mask {width} captured", _keep_kernel, captured(types), given, WARPS, wide=False))
-    return cases

@@ -7,7 +7,6 @@ import triton.language as tl
 from torch import Tensor
 
 from gnnpar_kernels.csr import flat_rows
-from gnnpar_kernels.triton_tuning import Variant
 
 WARPS = 4
 
@@ -71,15 +70,3 @@ def scatter_add_rows_(out: Tensor, index: Tensor, x: Tensor) -> Tensor:
         table, index.contiguous(), index.shape[0], packed, W=packed.shape[1], R=r, BW=columns, num_warps=WARPS
     )
     return out if table is out else out.copy_(table)
-
-
-def variants() -> list[Variant]:
-    """Return the variants to compile ahead of time."""
-    cases = []
-    for width, dtype, item in ((128, "bf16", 2), (602, "fp32", 4), (128, "fp32", 4), (47, "bf16", 2), (8, "fp16", 2)):
-        r, columns = _tile(width, item)
-        types = {"x": f"*{dtype}", "index": "*i64", "num_index": "i32", "out": f"*{dtype}"}
-        given, wide = {"W": width, "R": r, "BW": columns}, width * item % 16 == 0
-        for name, kernel in (("gather", _gather_kernel), ("scatter", _scatter_kernel)):
-            cases.append(Variant(f"{name} {width} {dtype}", kernel, types, given, num_warps=WARPS, wide=wide))
-    return cases

@@ -15,7 +15,6 @@ from torch import Tensor
 from gnnpar_kernels import wire
 from gnnpar_kernels.hashing import key_words, signed
 from gnnpar_kernels.triton_hashing import column_hash, entry_hash, row_hash
-from gnnpar_kernels.triton_tuning import Variant, distinct
 from gnnpar_kernels.wire import Codes
 
 MIXED = 0  # as a constant: codes are read per row
@@ -417,28 +416,3 @@ def dequantize_rows(
         num_warps=1,
     )
     return result if rows is result else result.copy_(rows)
-
-
-def variants() -> list[Variant]:
-    """Return the variants to compile ahead of time: every code at 128 and 256 columns, blocks, and other widths; all
-    rows at 128."""
-    shapes = [(code, width, 0, "fp32", True) for code in (MIXED, *wire.CODES) for width in (128, 256)]
-    shapes += [(code, 256, 0, "bf16", True) for code in (MIXED, 2, 8)]
-    shapes += [(c, width, block, "fp32", True) for c in (MIXED, 8) for width, block in ((256, 64), (1433, 0), (602, 0))]
-    shapes += [(c, 128, 0, t, listed) for c in (MIXED, 8) for t in ("fp32", "bf16") for listed in (True, False)]
-    cases = []
-    for code, width, block, dtype, listed in shapes:
-        tile = _tile(width, code or torch.empty(0), block)
-        row = {"index": "*i64", "num_units": "i32"} if listed else {"num_units": "i32"}
-        codes = {} if code else {"bits": "*u8", "offsets": "*i64"}
-        given = tile | ({"bits": None, "offsets": None} if code else {}) | ({} if listed else {"index": None})
-        key = {"x": f"*{dtype}", "words": "*i32", "ids": "*i64", "k0": "i32", "k1": "i32", "k2": "i32"}
-        name = f"{code or 'mixed'} {width} {block} {dtype}" + " all rows" * (not listed)
-        wide = width * (4 if dtype == "fp32" else 2) % 16 == 0
-        cases.append(Variant(f"quantize {name}", _quantize_kernel, row | codes | key, given, wide=wide))
-        types = row | codes | {"words": "*i32", "out": f"*{dtype}"}
-        for add in (False, True):
-            constants = given | {"ADD": add}
-            verb = "dequantize and add" if add else "dequantize"
-            cases.append(Variant(f"{verb} {name}", _dequantize_kernel, types, constants, wide=wide and add))
-    return distinct(cases)
