@@ -31,7 +31,9 @@ WALL = ("time/", "memory/", "comm/wire", "system/")  # what no two runs share
 
 
 def strategy_of(name: str) -> tuple[str, ...]:
-    """A strategy's overrides such that short runs choose bits and trace."""
+    """A strategy's overrides such that short runs choose bits, trace, and plan without measuring the machine."""
+    if name == "tag":
+        return ("strategy=tag", "strategy.rates=nominal")
     strategy = configured("strategy", name)
     adaptive = isinstance(strategy, GraphParallel) and isinstance(strategy.codec, Adaptive)
     return (f"strategy={name}", *(ADAPTIVE if adaptive else ()))

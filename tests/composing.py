@@ -53,6 +53,18 @@ def covering(*axes: Iterable[Any], together: int = 2, rest: Iterable[Any] = ()) 
     return [pytest.param(*case, marks=() if i in chosen else pytest.mark.slow) for i, case in enumerate(cases)]
 
 
+def in_turn(first: Iterable[Any], *axes: Iterable[Any]) -> list[Any]:
+    """The same of a product whose first axis meets each combination of the others in the same code. Few cases hold all
+    values of `first` and all combinations of `axes`, in turn."""
+    values, rest = list(first), list(product(*map(list, axes)))
+    chosen = {(i % len(values), i % len(rest)) for i in range(max(len(values), len(rest)))}
+    return [
+        pytest.param(value, *others, marks=() if (i, j) in chosen else pytest.mark.slow)
+        for i, value in enumerate(values)
+        for j, others in enumerate(rest)
+    ]
+
+
 def _parts(case: tuple[Any, ...], together: int) -> set[str]:
     return {repr(part) for part in combinations(enumerate(case), together)}
 

@@ -36,6 +36,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _frozen() -> None:
+    """The same for what the modules before have imported and keep."""
+    pytest_collection_finish()
+
+
 @pytest.fixture(autouse=True)
 def _repeatable() -> Iterator[None]:
     """Single-threaded, seeded, and with NaN in every torch.empty."""

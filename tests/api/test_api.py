@@ -629,35 +629,37 @@ def test_arguments_of_a_model_stay_the_callers(tmp_path: Path) -> None:
 
 
 STATES = """
-import sys, torch, gnnpar
-def train(name):
-    done = gnnpar.train("gcn", "sbm", strategy=sys.argv[1], world_size=int(sys.argv[2]), epochs=2, folder=name,
-                        **{"dataset.num_nodes": 60, "comm": sys.argv[3]})
-    return done.history["loss/train"].tolist()
-usual = train("a")
-torch.set_default_dtype(torch.float64)
-with torch.autocast("cpu", dtype=torch.bfloat16):
-    assert train("b") == usual
-    assert torch.get_default_dtype() == torch.float64
-    assert torch.is_autocast_enabled("cpu")
-torch.set_default_dtype(torch.float32)
-torch.backends.cuda.matmul.fp32_precision = "tf32"
-with torch.inference_mode(), torch.device("meta"):
-    assert train("c") == usual
-with torch.no_grad():
-    assert train("d") == usual
-assert torch.backends.cuda.matmul.fp32_precision == "tf32"
-assert usual
+import torch, gnnpar
+precision = torch.backends.cuda.matmul.fp32_precision
+for place in (("graph_parallel", 2, "gloo"), ("single", 1, "gloo"), ("graph_parallel", 2, "threads")):
+    def train(name):
+        strategy, ranks, comm = place
+        few = {"dataset.num_nodes": 60, "comm": comm, "epochs": 2}
+        folder = f"{strategy}-{comm}-{name}"
+        done = gnnpar.train("gcn", "sbm", strategy=strategy, world_size=ranks, folder=folder, **few)
+        return done.history["loss/train"].tolist()
+    usual = train("a")
+    torch.set_default_dtype(torch.float64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert train("b") == usual
+        assert torch.get_default_dtype() == torch.float64
+        assert torch.is_autocast_enabled("cpu")
+    torch.set_default_dtype(torch.float32)
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    with torch.inference_mode(), torch.device("meta"):
+        assert train("c") == usual
+    with torch.no_grad():
+        assert train("d") == usual
+    assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    torch.backends.cuda.matmul.fp32_precision = precision
+    assert usual
 """
 
 
-@pytest.mark.parametrize(
-    "ranks", [("single", "1", "gloo"), ("graph_parallel", "2", "gloo"), ("graph_parallel", "2", "threads")]
-)
-def test_torch_settings_of_the_caller_change_no_numbers(tmp_path: Path, ranks: tuple[str, ...]) -> None:
-    """Ranks that were forked had the caller's default type and autocast, others had not."""
+def test_torch_settings_of_the_caller_change_no_numbers(tmp_path: Path) -> None:
+    """Forked ranks inherit the caller's default type and autocast, others do not."""
     (tmp_path / "program.py").write_text(STATES)
-    line = [sys.executable, "program.py", *ranks]
+    line = [sys.executable, "program.py"]
     done = subprocess.run(
         line, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300, check=False
     )

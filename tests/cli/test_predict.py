@@ -193,15 +193,10 @@ def test_graph_with_types_in_another_order_is_refused(tmp_path: Path) -> None:
 
     torch.save(typed("cites", "is"), tmp_path / "g.pt")
     torch.save(typed("is", "cites"), tmp_path / "other.pt")
-    job = [
-        "model=rgcn",
-        "dataset=pt",
-        f"dataset.path={tmp_path}/g.pt",
-        "dataset.self_loops=keep",
-        "dataset.split=random",
-    ]
-    assert run("train", [*job, "epochs=1", f"hydra.run.dir={tmp_path}/run"]) == 0
-    asked = [str(tmp_path / "run"), *job[1:2], *job[3:]]
+    graph = ["dataset=pt", "dataset.self_loops=keep", "dataset.split=random"]
+    job = ["model=rgcn", f"dataset.path={tmp_path}/g.pt", "epochs=1", f"hydra.run.dir={tmp_path}/run"]
+    assert run("train", [*graph, *job, *MANY[1:]]) == 0
+    asked = [str(tmp_path / "run"), *graph]
     assert run("predict", [*asked, f"dataset.path={tmp_path}/g.pt"]) == 0
     assert run("predict", [*asked, f"dataset.path={tmp_path}/other.pt"]) != 0
 

@@ -46,14 +46,14 @@ def test_study_of_methods_runs_resumes_and_reports(
     rows = json.loads(capsys.readouterr().out)
     assert [(row["cell"], row["method"]) for row in rows] == [("gcn", "vanilla"), ("gcn", "sar"), ("sage", "vanilla")]
     assert rows[0]["times(vanilla)"]["value"] == 1 and rows[1]["times(vanilla)"]["n"] == 3
-    for folder in Path("multirun/mine").glob("[3-8]"):
+    for folder in Path("multirun/mine").glob("[78]"):
         shutil.rmtree(folder)
     assert run("study", [str(file)]) == 0
     shown = capsys.readouterr().out
     assert "\nsar sends 1.0 of vanilla\n" in shown and shown.endswith("\n\nthe next command\n")
     whole = Path("multirun/mine/report.html").read_text(encoding="utf-8")
     assert '<p class="headline">sar sends 1.0 of vanilla</p>' in whole and "9 runs of 3 configurations" in whole
-    assert "resuming: 3 of 9 jobs are done, 6 to run" in shown
+    assert "resuming: 7 of 9 jobs are done, 2 to run" in shown
     page = Path("multirun/mine/report.md").read_text(encoding="utf-8")
     assert page.startswith(
         "sar sends 1.0 of vanilla\n\n| cell | method | epoch_ms | times(vanilla) | sent_mib | points |\n|---|"

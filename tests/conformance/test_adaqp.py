@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 import torch
 
-from composing import configured, names
+from composing import configured, covering, names
 from engines import open_rank
 from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.adaptive.links import nominal
@@ -37,9 +37,10 @@ def model_of(name, *overrides):
     return configured("model", name, f"model.hidden={HIDDEN}", "model.num_layers=3", *heads, *overrides)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("codec", [Identity(), Uniform(bits=32)], ids=["identity", "uniform-32"])
-@pytest.mark.parametrize("model", ["gcn", "gat"])
+@pytest.mark.parametrize(
+    ("model", "codec", "dtype"),
+    covering(["gcn", "gat"], [Identity(), Uniform(bits=32)], [torch.float32, torch.float64]),
+)
 def test_32_bits_are_graph_parallel_to_the_bit(model, codec, dtype):
     options = {"world": 3, "dtype": dtype}
     expected = train_in_threads(GraphParallel(), model_of(model), small_graph(), **options)

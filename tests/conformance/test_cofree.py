@@ -22,6 +22,7 @@ from gnnpar.partition.shard import cut_nodes
 from gnnpar.partition.vertex_cut import DBH, HDRF, RandomEdges
 from gnnpar.verify.conformance import check, make_job, relative_error, small_graph, train_in_threads
 from gnnpar_kernels import fold_key, keep_mask
+from outcomes import assert_passed
 
 WORLD, SEED = 3, 3
 PLAIN = ("model.hidden=8", "model.dropout=0", "model.norm=none")
@@ -36,8 +37,7 @@ def test_one_rank_is_the_single_device_and_more_are_held_to_an_oracle() -> None:
         (1, "its oracle"),
         (3, "its oracle"),
     ]
-    for case in cases:
-        assert case.passed, case
+    assert_passed(cases)
 
 
 def of_dense(net: GNN, matrix: Tensor, degree: Tensor, x: Tensor) -> Tensor:

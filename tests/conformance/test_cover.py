@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from composing import configured, covering, names
+from composing import configured, covering, in_turn, names
 from gnnpar.codecs.codec import BFloat16, CodecConfig, Drop, Identity
 from gnnpar.codecs.uniform import Uniform
 from gnnpar.comm import CodedExchange, Communicator, RowLists, ThreadWorld
@@ -85,7 +85,7 @@ def test_check_passes_on_one_to_four_ranks() -> None:
 
 @pytest.mark.parametrize(
     ("model", "codec", "dtype"),
-    covering(MODELS, [Identity(), BFloat16(), Uniform(bits=4)], [torch.float32, torch.float64]),
+    in_turn(MODELS, [Identity(), BFloat16(), Uniform(bits=4)], [torch.float32, torch.float64]),
 )
 def test_bytes_equal_the_formula_and_are_fewer(model: str, codec: CodecConfig, dtype: torch.dtype) -> None:
     data, strategy = DATA.get(model, small_graph()), replace(COVER, codec=codec)

@@ -2,11 +2,12 @@
 
 import pytest
 
-from composing import configured
+from composing import configured, in_turn
 from gnnpar.codecs.codec import Drop
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.verify.conformance import relative_error, small_graph, train_in_threads
+from outcomes import assert_equal
 
 F, HIDDEN = 6, 8
 LIVE = ["gcn", "sage", "sage_max", "gin", "gat", "gatv2"]  # models without an encoder by default
@@ -17,21 +18,15 @@ def config_of(model, p):
     return configured("model", model, f"model.hidden={HIDDEN}", f"model.input_dropout={p}", *order)
 
 
-@pytest.mark.parametrize("p", [0.0, 0.4])
-@pytest.mark.parametrize("model", LIVE)
-@pytest.mark.parametrize("world", [1, 3])
-def test_cached_equals_live_and_sends_less(model, p, world):
+@pytest.mark.parametrize(("model", "p"), in_turn(LIVE, [0.0, 0.4]))
+def test_cached_equals_live_and_sends_less(model, p):
     config, data = config_of(model, p), small_graph()
-    strategy = Single() if world == 1 else GraphParallel()
-    live = train_in_threads(Single(), config, data, world=1, epochs=3)
-    cached = train_in_threads(strategy, config, data, world=world, epochs=3, first_layer="cached")
-    assert cached.losses == pytest.approx(live.losses, rel=1e-10)
-    assert relative_error(cached.logits, live.logits) < 1e-9
-    for mine, theirs in zip(cached.gradients, live.gradients, strict=True):
-        assert max(relative_error(mine[k], g) for k, g in theirs.items()) < 1e-9
-    if world == 1:
-        return
-    uncached = train_in_threads(strategy, config, data, world=world, epochs=3)
+    (live, alone), (uncached, cached) = (
+        [train_in_threads(strategy, config, data, world=world, epochs=3, first_layer=how) for how in ("live", "cached")]
+        for strategy, world in ((Single(), 1), (GraphParallel(), 3))
+    )
+    for kept in (alone, cached):
+        assert_equal(kept, live, losses=1e-10)
     first, second = cached.traffic[0]["forward"], cached.traffic[1]["forward"]
     halo_features = first - second
     assert second < uncached.traffic[1]["forward"]

@@ -43,6 +43,7 @@ from gnnpar.verify.conformance import (
     train_in_threads,
 )
 from graphs import ODD
+from outcomes import assert_passed
 
 ALL = Minibatch(fanout=(-1,), batch_size=None)
 
@@ -115,8 +116,7 @@ class Twice(ModelConfig):
 
 
 def test_a_layer_of_ones_own_may_aggregate_twice_and_read_edges() -> None:
-    for case in check(ALL, {"twice": Twice(hidden=4)}, worlds=(1, 2)):
-        assert case.passed, case
+    assert_passed(check(ALL, {"twice": Twice(hidden=4)}, worlds=(1, 2)))
 
 
 @pytest.mark.parametrize(
@@ -390,8 +390,7 @@ def test_a_thread_draws_the_next_sample_while_a_step_has_the_last() -> None:
 def test_neighborloader_in_the_place_of_our_own() -> None:
     """Exact where all is taken, and keyed where not: ranks that are threads share the generator it draws from."""
     config = configured("model", "gat", "model.hidden=8", "model.attention_dropout=0.3")
-    for case in check(replace(ALL, sampler="pyg"), {"gat": config}, worlds=(1, 3)):
-        assert case.passed, case
+    assert_passed(check(replace(ALL, sampler="pyg"), {"gat": config}, worlds=(1, 3)))
     sampled = Minibatch(fanout=(2, 2), batch_size=8, sampler="pyg")
     runs = [train_in_threads(sampled, GCN(hidden=8), small_graph(), world=3) for _ in range(2)]
     assert runs[0].losses == runs[1].losses

@@ -24,7 +24,7 @@ from gnnpar.partition.shard import cut
 from gnnpar.verify.conformance import check, make_job, small_graph, train_in_threads
 from gnnpar.verify.untouched import difference, prepared
 from graphs import with_edge_data
-from outcomes import assert_equals_autograd
+from outcomes import assert_equals_autograd, assert_passed
 
 TYPES = 3
 DATA = with_edge_data(small_graph(), types=TYPES, width=0)
@@ -84,10 +84,7 @@ def test_all_that_carry_weights_carry_types() -> None:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants_equal_the_single_device(name: str) -> None:
     """In their exact limit, and where there is an oracle, that; dropout on. Others: test_strategies.py."""
-    cases = check(strategy_of(name), {"rgcn": RGCN_3}, worlds=(1, 2, 4), dataset=DATA)
-    assert cases
-    for case in cases:
-        assert case.passed, case
+    assert_passed(check(strategy_of(name), {"rgcn": RGCN_3}, worlds=(1, 2, 4), dataset=DATA))
 
 
 @pytest.mark.parametrize(("rules", "fresh", "stale"), [({}, 2.0, 0.0), ({"gradient": "mix", "mixing": 0.3}, 1.7, 0.3)])
@@ -134,8 +131,7 @@ def test_a_pyg_model_equals_itself_untouched(kind: str, options: dict[str, Any])
     config = PyG(target="pyg_nets.Typed", kwargs={"kind": kind, **options}, self_loops=False)
     cases = check(GraphParallel(), {"pyg": config}, worlds=(3,))
     assert [case.reference for case in cases] == ["PyG", "single device"]
-    for case in cases:
-        assert case.passed, case
+    assert_passed(cases)
 
 
 def test_a_softmax_by_type_equals_itself_untouched() -> None:
@@ -151,8 +147,7 @@ def test_a_softmax_by_type_equals_itself_untouched() -> None:
 
 
 def test_sar_carries_pyg_relations() -> None:
-    for case in check(SAR(), {"pyg": PyG(target="pyg_nets.Typed")}, worlds=(2,)):
-        assert case.passed, case
+    assert_passed(check(SAR(), {"pyg": PyG(target="pyg_nets.Typed")}, worlds=(2,)))
 
 
 def test_what_a_pyg_model_does_with_types() -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from composing import configured, covering, rest_slow
+from composing import configured, covering, in_turn, rest_slow
 from gnnpar.codecs.codec import BFloat16, Drop
 from gnnpar.comm import CodedExchange, ThreadWorld
 from gnnpar.parallel.halo.strategy import GraphParallel
@@ -18,7 +18,7 @@ from gnnpar.verify.conformance import (
     train_in_threads,
 )
 from graphs import ODD
-from outcomes import assert_same_bits
+from outcomes import assert_equal, assert_passed, assert_same_bits
 from worlds import Several, run_world
 
 SMALL = ("model.hidden=8", "model.num_layers=2")
@@ -40,13 +40,6 @@ def model_of(name, *overrides):
 def references():
     """The single device, once per model."""
     return {name: train_in_threads(Single(), model_of(name), small_graph(), world=1, epochs=1) for name in MODELS}
-
-
-def assert_equal(got, expected, tolerance=1e-9):
-    assert got.losses == pytest.approx(expected.losses, rel=tolerance)
-    assert relative_error(got.logits, expected.logits) < tolerance
-    for mine, theirs in zip(got.gradients, expected.gradients, strict=True):
-        assert max(relative_error(mine[k], g) for k, g in theirs.items()) < tolerance
 
 
 @pytest.mark.parametrize(("way", "rounds", "prefetch"), covering(WAYS, ["peer", "one", "part", TINY], range(4)))
@@ -101,8 +94,7 @@ def test_a_codec_means_what_it_means_to_graph_parallel(model, codec):
     assert theirs / 3 < error < 3 * theirs
 
 
-@pytest.mark.parametrize("backward", ["push", "pull"])
-@pytest.mark.parametrize("graph", ODD)
+@pytest.mark.parametrize(("graph", "backward"), in_turn(ODD, ["push", "pull"]))
 def test_odd_graphs(graph, backward):
     data, config = ODD[graph](), model_of("gat")
     reference = train_in_threads(Single(), config, data, world=1)
@@ -117,8 +109,7 @@ def test_odd_graphs(graph, backward):
 @pytest.mark.parametrize("model", ["gcn", "gat"])
 def test_a_cached_first_layer_is_exact_and_sends_no_constant_rows_again(model):
     config = model_of(model, *(["model.order=aggregate_first"] if model == "gcn" else []))
-    for case in check(SAR(), {model: config}, worlds=(1, 3), first_layer="cached"):
-        assert case.passed, case
+    assert_passed(check(SAR(), {model: config}, worlds=(1, 3), first_layer="cached"))
     got = train_in_threads(SAR(), config, small_graph(), world=3, epochs=2, first_layer="cached")
     live = train_in_threads(SAR(), config, small_graph(), world=3, epochs=2)
     assert got.traffic[0] == live.traffic[0]

@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 
-from composing import configured, covering
+from composing import configured, covering, in_turn
 from engines import on_ranks
 from gnnpar.codecs.codec import BFloat16
 from gnnpar.comm import CodedExchange
@@ -48,8 +48,7 @@ def sent(strategy, model, dtype=torch.float64):
     return per_epoch[0]
 
 
-@pytest.mark.parametrize("rounds", ["part", "one", TINY])
-@pytest.mark.parametrize("model", LINEAR)
+@pytest.mark.parametrize(("model", "rounds"), in_turn(LINEAR, ["part", "one", TINY]))
 def test_folds_that_need_no_row_twice_send_2c(model, rounds):
     strategy = SAR(rounds=rounds)
     halo, _ = counts(strategy, model)

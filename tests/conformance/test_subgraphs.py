@@ -13,7 +13,7 @@ from torch.func import functional_call
 from torch_geometric.nn import SAGEConv
 from torch_geometric.utils import subgraph
 
-from composing import configured
+from composing import configured, in_turn
 from gnnpar.comm import ThreadWorld
 from gnnpar.config.compose import compose
 from gnnpar.folds.aggregator import ByBlock
@@ -33,6 +33,7 @@ from gnnpar.partition.shard import Shard
 from gnnpar.settings import ConfigError
 from gnnpar.verify.conformance import check, make_job, relative_error, small_graph, train_in_threads
 from gnnpar_kernels import fold_key
+from outcomes import assert_passed
 
 CLUSTERS = Minibatch(sampler="cluster", clusters=6, clusters_per_batch=6, normalize="subgraph")
 SAINT = Minibatch(sampler="saint", batch_size=30)
@@ -244,11 +245,9 @@ def test_a_fold_that_cannot_count_an_edge_more_than_once_is_refused_where_edges_
         SampledGraph(sub, Pass(0), hops=1).aggregate(cast(Any, Own()), (x[sub.node_ids],))
 
 
-@pytest.mark.parametrize("sampler", LIMITS)
-@pytest.mark.parametrize("model", ["gcn", "sage_max", "gat"])
+@pytest.mark.parametrize(("sampler", "model"), in_turn(LIMITS, ["gcn", "sage_max", "gat"]))
 def test_the_whole_graph_as_one_batch_is_the_single_device(sampler: str, model: str) -> None:
-    for case in check(LIMITS[sampler], {model: configured("model", model, "model.hidden=8")}, worlds=(1, 2)):
-        assert case.passed, case
+    assert_passed(check(LIMITS[sampler], {model: configured("model", model, "model.hidden=8")}, worlds=(1, 2)))
 
 
 @pytest.mark.parametrize("sampler", ["cluster", "uniform"])

@@ -70,13 +70,17 @@ def test_the_list_is_short():
     assert len(ALLOWED) + len(OF_A_SAMPLE) <= 6
 
 
+FOLDS = {"single": ("gcn", "gatv2", "sage_max", "rgat"), "gnnpipe": ("gcn", "sage_max"), "minibatch": ("gcn", "gatv2")}
+FOLDS["sar"] = ("gcn", "rgat")
+
+
 def _pairs() -> Iterator[Any]:
     """By default: each fold under the strategies whose engines and views differ most, one of them under the others."""
     for strategy in STRATEGIES:
         all_folds = strategy in ("single", "graph_parallel", "sar", "gnnpipe", "minibatch")
         nets = [f"pyg.{net}" for net in NETS]
         for model in (m for m in [*names("model"), *nets] if carries(strategy, m)):
-            usual = model == "gat" or (all_folds and model in ("gcn", "gatv2", "sage_max", "rgat"))
+            usual = model == "gat" or (all_folds and model in FOLDS.get(strategy, FOLDS["single"]))
             usual |= strategy == "graph_parallel" and model in nets
             marks = () if usual and strategy not in PRESETS else pytest.mark.slow
             yield pytest.param(strategy, model, marks=marks)

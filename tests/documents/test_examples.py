@@ -17,6 +17,7 @@ from conftest import ROOT, environment
 from gnnpar.models.pyg.model import PyG
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.verify.conformance import check
+from outcomes import assert_passed
 
 FOLDER = ROOT / "examples"
 SCRIPTS = sorted(FOLDER.glob("*.py"))
@@ -72,8 +73,7 @@ def test_a_model_equals_itself_as_pyg_runs_it(name: str, monkeypatch: pytest.Mon
     importlib.import_module(name)
     cases = check(GraphParallel(), {name: PyG(target=f"{name}.Net")}, worlds=(2,))
     assert [case.reference for case in cases] == ["PyG", "single device"]
-    for case in cases:
-        assert case.passed, case
+    assert_passed(cases)
 
 
 def test_the_list_of_examples_is_whole() -> None:

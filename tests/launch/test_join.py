@@ -181,10 +181,10 @@ def test_ranks_agree_on_what_changes_numbers_and_nothing_else(tmp_path: Path) ->
 
 
 def _stays(rank: int) -> None:
-    time.sleep(15)
+    time.sleep(8)
 
 
-@pytest.mark.parametrize("after", [0.0, 5.0])
+@pytest.mark.parametrize("after", [0.0, 3.0])
 def test_a_number_that_is_taken_twice_is_told(tmp_path: Path, after: float) -> None:
     twice = Ranks(
         tmp_path,
@@ -277,7 +277,7 @@ def test_ranks_that_join_again_at_the_same_port_wait_for_each_other(tmp_path: Pa
 
 
 def _stays_longer(rank: int) -> None:
-    time.sleep(5.0 if os.environ["LATE"] == str(rank) else 0.5 * rank)
+    time.sleep(2.5 if os.environ["LATE"] == str(rank) else 0.5 * rank)
 
 
 def test_a_rank_without_others_raises_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:

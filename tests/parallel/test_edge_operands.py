@@ -11,6 +11,7 @@ from gnnpar.models.gnn import ModelConfig
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.verify.conformance import check, small_graph, train_in_threads
+from outcomes import assert_passed
 
 
 def _score(src, dst, edge, shared):
@@ -53,8 +54,7 @@ class EdgeModel(ModelConfig):
 @pytest.mark.parametrize("overlap", ["none", "edges", "central_marginal"])
 def test_edge_rows_stay_with_their_edges(overlap, first_layer):
     models = {"edge": EdgeModel(hidden=4)}
-    for case in check(GraphParallel(overlap=overlap), models, worlds=(1, 3), first_layer=first_layer):
-        assert case.passed, case
+    assert_passed(check(GraphParallel(overlap=overlap), models, worlds=(1, 3), first_layer=first_layer))
 
 
 def test_the_edge_operand_matters():

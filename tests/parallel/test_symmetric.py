@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from composing import configured
+from composing import configured, in_turn
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.tasks import make_task
 from gnnpar.models.gcn import GCN
@@ -64,10 +64,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Shard]:
     return found
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("strategy", "options", "world"), INSIDE)
-def test_losses_and_gradients(strategy, options, world, model, weighted, made, monkeypatch) -> None:
+@pytest.mark.parametrize(("inside", "model", "weighted"), in_turn(INSIDE, MODELS, [False, True]))
+def test_losses_and_gradients(inside, model, weighted, made, monkeypatch) -> None:
+    strategy, options, world = inside
     job = job_of(strategy, options, world, model, weighted=weighted)
     inside = merge_ranks(job, ThreadWorld(world).run(job))
     assert len(made) >= world
@@ -86,8 +85,12 @@ def test_messages_of_a_codec_and_rows_that_are_kept_stay_scaled(strategy, option
     assert not made
 
 
-@pytest.mark.parametrize("more", [{"first_layer": "cached"}, {"dtype": torch.bfloat16}])
-@pytest.mark.parametrize("strategy", ["single", "graph_parallel", "sar", "cagnet", "feature"])
+@pytest.mark.parametrize(
+    ("strategy", "more"),
+    in_turn(
+        ["single", "graph_parallel", "sar", "cagnet", "feature"], [{"first_layer": "cached"}, {"dtype": torch.bfloat16}]
+    ),
+)
 def test_so_do_sums_that_are_kept_and_rows_of_16_bits(strategy, more, made) -> None:
     world = 1 if strategy == "single" else 2
     ThreadWorld(world).run(job_of(strategy, "", world, **more))

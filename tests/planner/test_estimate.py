@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from composing import configured
+from composing import configured, in_turn
 from conftest import Run
 from gnnpar.__main__ import main
 from gnnpar.cli.estimate import rows
@@ -155,24 +155,13 @@ def test_bytes_are_those_of_a_run(strategy: Any, name: str, world: int) -> None:
     assert found.bound == "exact"
 
 
-@pytest.mark.parametrize("how", ["learned", "both"])
-@pytest.mark.parametrize(
-    ("name", "model"),
-    [
-        ("graph_parallel", "gcn"),
-        ("graph_parallel", "gat"),
-        ("sar", "gat"),
-        ("cagnet", "gcn"),
-        ("feature", "gcn"),
-        ("bns", "gcn"),
-        ("pipegcn", "sage"),
-        ("digest", "gcn"),
-        ("sancus", "gcn"),
-        ("gnnpipe", "gcn"),
-        ("hybrid", "gcn"),
-    ],
-)
-def test_bytes_of_learned_features_are_those_of_a_run(name: str, model: str, how: Any) -> None:
+LEARNED = {"graph_parallel": "gcn", "sar": "gat", "cagnet": "gcn", "feature": "gcn", "bns": "gcn", "pipegcn": "sage"}
+LEARNED |= dict.fromkeys(("digest", "sancus", "gnnpipe", "hybrid"), "gcn")
+
+
+@pytest.mark.parametrize(("case", "how"), in_turn([*LEARNED.items(), ("graph_parallel", "gat")], ["learned", "both"]))
+def test_bytes_of_learned_features_are_those_of_a_run(case: tuple[str, str], how: Any) -> None:
+    name, model = case
     world, data = 4 if name == "hybrid" else 3, small_graph().with_features(how, 5, 3)
     strategy = configured("strategy", name).exact_limit()
     found = price(strategy, model, world, data=data).traffic

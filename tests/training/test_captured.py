@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from captured_runs import EPOCHS, WARM_UP, run, simulated
-from composing import ALIKE, PRESETS, configured, names, settings_of
+from composing import ALIKE, PRESETS, configured, in_turn, names, settings_of
 from engines import open_rank
 from gnnpar.comm.world import World
 from gnnpar.data.tasks import make_task
@@ -52,12 +52,15 @@ def _assert_equal(cuda: Cuda, *job: str, **options: Any) -> None:
         assert (metrics2, traffic2) == (metrics, traffic)
 
 
+BY_OPTIONS = {("graph_parallel", "gat"), ("sar", "gat"), ("feature", "gcn"), ("cagnet", "gat"), ("cofree", "gcn")}
+
+
 def _pairs():
     for strategy in CAPTURED:
         for model in [*names("model"), *(f"pyg.{net}" for net in NETS)]:
             if carries(strategy, model):
                 usual = model in ("gcn", "gat") or (strategy == "single" and model not in ALIKE)
-                quick = usual and strategy not in PRESETS
+                quick = usual and strategy not in PRESETS and (strategy, model) not in BY_OPTIONS
                 yield pytest.param(strategy, model, marks=() if quick else pytest.mark.slow)
 
 
@@ -90,15 +93,14 @@ def test_a_kept_first_layer(cuda, strategy):
     _assert_equal(cuda, strategy, "gcn", first_layer="cached")
 
 
-@pytest.mark.parametrize("precision", [torch.float64, torch.float32])
-@pytest.mark.parametrize(
-    "optim",
-    [
-        AdamW(lr=0.02, weight_decay=0.1, decay="weights", schedule="step", step_every=2),
-        SGD(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, schedule="warmup", warmup_epochs=5),
-        SGD(lr=0.1, schedule="cosine"),
-    ],
-)
+OPTIMIZERS = [
+    AdamW(lr=0.02, weight_decay=0.1, decay="weights", schedule="step", step_every=2),
+    SGD(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, schedule="warmup", warmup_epochs=5),
+    SGD(lr=0.1, schedule="cosine"),
+]
+
+
+@pytest.mark.parametrize(("optim", "precision"), in_turn(OPTIMIZERS, [torch.float64, torch.float32]))
 def test_other_optimizers(cuda, optim, precision):
     _assert_equal(cuda, "graph_parallel", "gcn", optim=optim, dtype=precision)
 

@@ -149,7 +149,9 @@ ENGINES = {
 EVERY = [(strategy, "all") for strategy in names("strategy") if strategy != "tag"]
 EACH = [(engine, kind) for engine in ENGINES for kind in KINDS]
 NEVER = {("gnnpipe", "batch_norm"), ("gnnpipe", "spectral_norm")}  # refused before training, in one line
-SLOW = {*EACH, *((preset, "all") for preset in PRESETS)} - {("gnnpipe", "buffers"), ("graph_parallel", "batch_norm")}
+# engines whose parameters lie as in those that remain
+ALIKE = (*PRESETS, "adaqp", "bns", "cagnet", "digest", "pipegcn", "sancus")
+SLOW = {*EACH, *((name, "all") for name in ALIKE)} - {("gnnpipe", "buffers"), ("graph_parallel", "batch_norm")}
 
 
 @pytest.mark.parametrize(
