@@ -7,7 +7,7 @@ import pytest
 
 from gnnpar.parallel.pipeline.schedule.action import fill_drain, one_forward_one_backward
 from gnnpar.parallel.pipeline.schedule.lower import inputs, lower
-from gnnpar.parallel.pipeline.schedule.simulate import Link, bubble_share, grid, lock_step, simulate
+from gnnpar.parallel.pipeline.schedule.simulate import Link, bubble_share, grid, simulate
 
 
 def costs(forward: float = 1.0, backward: float = 2.0):
@@ -99,6 +99,15 @@ def test_laws_of_random_timelines(seed):
     for rank in range(stages):
         wire = sorted((s.start, s.end - 0.1) for s in timeline.spans if s.rank == rank and s.action.kind[:4] == "send")
         assert all(a[1] <= b[0] + 1e-9 for a, b in itertools.pairwise(wire))
+
+
+def lock_step(schedule, seconds):
+    """Return GNNPipe's estimate of an epoch of fill-drain: in every slot all stages wait for the slowest."""
+    stages, total = schedule.stages, 0.0
+    for step in range(schedule.slots + stages - 1):
+        active = [(stage, step - stage) for stage in range(stages) if 0 <= step - stage < schedule.slots]
+        total += max(seconds("forward", *each) for each in active) + max(seconds("backward", *each) for each in active)
+    return total
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -1,4 +1,4 @@
-"""Action and Schedule: what every rank of a pipeline does in an epoch, as data; and the generators of schedules.
+"""Action and Schedule: the steps of every rank of a pipeline in an epoch, as data; and the generators of schedules.
 
 S ranks, v virtual stages a rank (S v in all, virtual stage s on rank s mod S), K slots. A slot is a position in the
 epoch's order of chunks, so one schedule serves every order. Text form: F3@1 is the forward of slot 3 at virtual stage
@@ -53,7 +53,7 @@ class Action:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """`actions[r]`: what pipeline rank r does, in order. `stages`: S ranks; `slots`: K; `virtual`: v stages a rank."""
+    """`actions[r]`: of pipeline rank r, in order. `stages`: S ranks; `slots`: K; `virtual`: v stages a rank."""
 
     stages: int
     slots: int
@@ -71,7 +71,7 @@ class Schedule:
 
     @property
     def lowered(self) -> bool:
-        """Are sends and receives in it?"""
+        """Return True if it has sends and receives."""
         return any(not action.computes for actions in self.actions for action in actions)
 
     def __str__(self) -> str:
@@ -121,6 +121,6 @@ def one_forward_one_backward(stages: int, slots: int) -> Schedule:
 
 
 def check_sizes(stages: int, slots: int, virtual: int = 1) -> None:
-    """Refuses sizes below one."""
+    """Raise ValueError for sizes below one."""
     if min(stages, slots, virtual) < 1:
         raise ValueError(f"a schedule of stages={stages}, slots={slots}, virtual={virtual}: each must be at least 1")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import factorial
 
 from gnnpar.parallel.pipeline.schedule.action import Schedule
 
@@ -27,12 +26,12 @@ class Coverage:
 
     @property
     def kept_of_fresh(self) -> float:
-        """The share of fresh cross-chunk edges whose gradient is computed; 1 where there are none."""
+        """Return the share of fresh edges across chunks that have a gradient; 1 where there are no such edges."""
         return (self.kept - self.own) / self.fresh if self.fresh else 1.0
 
 
 def kept(schedule: Schedule, stage: int) -> list[list[bool]]:
-    """[K, K] by slot: does the gradient of edges into slot i (row) from slot j (column) exist at a virtual stage?"""
+    """Return [K, K] by slot: does a virtual stage compute the gradient of edges into slot i (row) from slot j?"""
     mine = [a for a in schedule.actions[schedule.rank_of(stage)] if a.computes and a.stage == stage]
     at = {(action.kind, action.slot): position for position, action in enumerate(mine)}
     slots = range(schedule.slots)
@@ -40,42 +39,15 @@ def kept(schedule: Schedule, stage: int) -> list[list[bool]]:
     return [[i == j or (forward[j] < forward[i] and backward[i] < backward[j]) for j in slots] for i in slots]
 
 
-def coverage(schedule: Schedule, edges: Counts, order: Sequence[int]) -> Coverage:
-    """Of one epoch: `edges` [K, K] by chunk, `order[slot]` the chunk at a slot."""
-    _square(schedule, edges)
-    if sorted(order) != list(range(schedule.slots)):
-        raise ValueError(f"order={list(order)} is no order of {schedule.slots} chunks")
-    cells = [(i, j, float(edges[order[i]][order[j]])) for i in range(len(order)) for j in range(len(order))]
-    total = sum(n for _, _, n in cells) or 1.0
-    matrices = [kept(schedule, stage) for stage in range(schedule.num_stages)]
-    return Coverage(
-        own=sum(n for i, j, n in cells if i == j) / total,
-        fresh=sum(n for i, j, n in cells if j < i) / total,
-        stale=sum(n for i, j, n in cells if j > i) / total,
-        kept=sum(n for matrix in matrices for i, j, n in cells if matrix[i][j]) / total / len(matrices),
-    )
-
-
 def expected(schedule: Schedule, edges: Counts) -> Coverage:
-    """Over uniformly random orders, exactly: every ordered pair of chunks is at every ordered pair of slots equally."""
-    _square(schedule, edges)
+    """Return the mean over all orders of chunks: every ordered pair of chunks is at each ordered pair of slots equally
+    often."""
     slots = range(schedule.slots)
+    if len(edges) != schedule.slots or any(len(row) != schedule.slots for row in edges):
+        raise ValueError(f"edges are [{len(edges)}, {len(edges[0])}], but the schedule has {schedule.slots} slots")
     total = sum(float(n) for row in edges for n in row) or 1.0
     own = sum(float(edges[i][i]) for i in slots) / total
     crossing = sum(float(edges[i][j]) for i in slots for j in slots if i != j) / total
     pairs = schedule.slots * (schedule.slots - 1) * schedule.num_stages or 1
     survive = sum(sum(map(sum, kept(schedule, s))) - schedule.slots for s in range(schedule.num_stages)) / pairs
     return Coverage(own=own, fresh=crossing / 2, stale=crossing / 2, kept=own + crossing * survive)
-
-
-def expected_weight(hops: int, factor: float = 2.0) -> float:
-    """Mean weight of a gradient path through `hops` edges between distinct chunks: factor^m / (m + 1)! (spec 3.3).
-
-    It survives where the chunks' slots are monotone; with factor 2 one hop is unbiased and more are not.
-    """
-    return factor**hops / factorial(hops + 1)
-
-
-def _square(schedule: Schedule, edges: Counts) -> None:
-    if len(edges) != schedule.slots or any(len(row) != schedule.slots for row in edges):
-        raise ValueError(f"edges are [{len(edges)}, {len(edges[0])}], but the schedule has {schedule.slots} slots")

@@ -2,8 +2,8 @@
 
 A rank computes one action at a time, in order. A message starts when it is sent, its receive is posted and both ranks'
 ports are free; it holds the ports for bytes / bandwidth and is there a latency later. Ports are one in and one out a
-rank (full duplex), or one for both (half). Asynchronous: a rank waits for its inputs only, there are no barriers.
-GNNPipe's own simulator is lock step, the sum over slots of the slowest stage: `lock_step`.
+rank (full duplex), or one for both (half). Asynchronous: a rank waits for its inputs only, there are no barriers
+(GNNPipe's own simulator is lock step, the sum over slots of the slowest stage).
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Timeline:
         return max((s.end for s in self.spans), default=0.0) - min((s.start for s in self.spans), default=0.0)
 
     def busy(self, rank: int) -> float:
-        """Seconds a rank computes."""
+        """Return the seconds in which a rank computes."""
         return sum(span.end - span.start for span in self.spans if span.rank == rank and span.action.computes)
 
     def bubble(self, rank: int) -> float:
-        """Seconds a rank does not compute."""
+        """Return the seconds in which a rank does not compute."""
         return self.makespan - self.busy(rank)
 
     @property
@@ -69,7 +69,7 @@ class Timeline:
         return sum(map(self.bubble, range(self.ranks))) / total if total else 0.0
 
     def rows(self) -> list[tuple[int, str, float, float]]:
-        """(rank, action, start seconds, end seconds): what pictures and traces are made of."""
+        """Return (rank, action, start seconds, end seconds) for pictures and traces."""
         return [(span.rank, str(span.action), span.start, span.end) for span in self.spans]
 
 
@@ -81,12 +81,10 @@ def bubble_share(stages: int, slots: int, virtual: int = 1) -> float:
 def simulate(schedule: Schedule, seconds: Seconds, *, link: Link = Link(), nbytes: Bytes = _nothing) -> Timeline:
     """`seconds` of computations, and of sends and receives where posting one keeps its rank busy (0: it does not)."""
     lowered = schedule if schedule.lowered else lower(schedule)
-    return _World(lowered, seconds, link, nbytes).run()
+    return _Simulation(lowered, seconds, link, nbytes).run()
 
 
-class _World:
-    """The state of one simulation: what is done when, where every rank is, when its ports are free."""
-
+class _Simulation:
     def __init__(self, schedule: Schedule, seconds: Seconds, link: Link, nbytes: Bytes) -> None:
         self._schedule, self._seconds, self._link, self._nbytes = schedule, seconds, link, nbytes
         self._done: dict[Action, float] = {}  # of a receive: when it was posted
@@ -97,31 +95,25 @@ class _World:
         self._sent: list[tuple[float, Action]] = []  # sends whose message has not started
 
     def run(self) -> Timeline:
-        at = [0] * self._schedule.stages
-        actions = self._schedule.actions
-        while any(at[rank] < len(mine) for rank, mine in enumerate(actions)):
+        left = [list(reversed(mine)) for mine in self._schedule.actions]
+        moved = True
+        while moved:
             moved = False
-            for rank, mine in enumerate(actions):
-                while at[rank] < len(mine) and (ready := self._ready(rank, mine[at[rank]])) is not None:
-                    self._do(rank, mine[at[rank]], ready)
-                    at[rank] += 1
+            for rank, mine in enumerate(left):
+                while mine and (start := self._ready(rank, mine[-1])) is not None:
+                    self._do(rank, mine.pop(), start)
                     moved = True
             moved |= self._transfer()
-            assert moved, "a validated schedule runs to its end"
-        while self._transfer():
-            pass
+        assert not any(left), "a validated schedule runs to its end"
         return Timeline(self._schedule.stages, tuple(sorted(self._spans)))
 
     def _ready(self, rank: int, action: Action) -> float | None:
         """Return the earliest start, or None if an input is not known yet."""
         start = self._free[rank]
         for needed in inputs(self._schedule, action):
-            if needed.kind.startswith("receive"):
-                known = self._there.get(needed)
-            elif needed.kind.startswith("send"):
+            if needed.kind.startswith("send"):
                 continue  # its message says when it is there
-            else:
-                known = self._done.get(needed)
+            known = (self._there if needed.kind.startswith("receive") else self._done).get(needed)
             if known is None:
                 return None
             if self._schedule.rank_of(needed.stage) == rank:  # the others come as messages
@@ -137,45 +129,26 @@ class _World:
             self._sent.append((end, action))
 
     def _transfer(self) -> bool:
-        """Start the message that can start first; was there one?
+        """Start the message that can start first; return False without any.
 
         Every rank is blocked when this is called, so a send that is not known yet starts after the earliest one.
         """
         ready: list[tuple[float, float, Action, int, int, Action]] = []
+        sides = ("out", "in") if self._link.duplex == "full" else ("both", "both")
         for posted, send in self._sent:
             source, target, receive = message_of(self._schedule, send)
             if receive in self._done:
-                begin = max(posted, self._done[receive], self._port(source, "out"), self._port(target, "in"))
-                ready.append((begin, posted, send, source, target, receive))
+                free = (self._ports.get(port, 0.0) for port in zip((source, target), sides, strict=True))
+                ready.append((max(posted, self._done[receive], *free), posted, send, source, target, receive))
         if not ready:
             return False
         begin, posted, send, source, target, receive = min(ready)
         self._sent.remove((posted, send))
         left = begin + self._nbytes(send.kind, send.stage, send.slot) / self._link.bytes_per_second
-        for port in ((source, "out"), (target, "in")):
-            self._ports[self._named(*port)] = left
-        there = left + self._link.latency_seconds
-        self._there[receive] = there
-        self._spans.append(Span(begin, there, source, send))
-        self._spans.append(Span(self._done[receive], there, target, receive))
+        self._ports |= dict.fromkeys(zip((source, target), sides, strict=True), left)
+        there = self._there[receive] = left + self._link.latency_seconds
+        self._spans += [Span(begin, there, source, send), Span(self._done[receive], there, target, receive)]
         return True
-
-    def _port(self, rank: int, side: str) -> float:
-        return self._ports.get(self._named(rank, side), 0.0)
-
-    def _named(self, rank: int, side: str) -> tuple[int, str]:
-        return rank, side if self._link.duplex == "full" else "both"
-
-
-def lock_step(schedule: Schedule, seconds: Seconds) -> float:
-    """GNNPipe's estimate for fill-drain with v = 1: in every slot all stages wait for the slowest. Seconds an epoch."""
-    assert schedule.virtual == 1, "the published estimate knows no virtual stages"
-    stages, slots, total = schedule.stages, schedule.slots, 0.0
-    for step in range(slots + stages - 1):
-        active = [(stage, step - stage) for stage in range(stages) if 0 <= step - stage < slots]
-        total += max(seconds("forward", stage, slot) for stage, slot in active)
-        total += max(seconds("backward", stage, slot) for stage, slot in active)
-    return total
 
 
 def grid(schedule: Schedule) -> str:
@@ -183,23 +156,18 @@ def grid(schedule: Schedule) -> str:
 
     'rank 0  F0 F1 .  .  B1 B0', and how much of it is bubble. With virtual stages a cell names its stage: F0@2.
     """
-    timeline = simulate(schedule, lambda kind, stage, slot: 1.0 if kind in ("forward", "backward") else 0.0)
-    steps = round(timeline.makespan)
+    timeline = simulate(schedule, lambda kind, stage, slot: float(kind in ("forward", "backward")))
+    steps, sizes = round(timeline.makespan), f"{schedule.stages} ranks, {schedule.slots} slots"
+    sizes += f", {schedule.virtual} virtual stages a rank" if schedule.virtual > 1 else ""
     cells = [["."] * steps for _ in range(schedule.stages)]
     for span in timeline.spans:
         if span.action.computes:
-            cells[span.rank][round(span.start)] = _cell(span.action, schedule.virtual)
+            text = str(span.action)
+            cells[span.rank][round(span.start)] = text if schedule.virtual > 1 else text.partition("@")[0]
     width = max(len(cell) for row in cells for cell in row)
-    named = max(len(f"rank {rank}") for rank in range(schedule.stages))
+    named = len(f"rank {schedule.stages - 1}")
     lines = [
         f"{f'rank {rank}':{named}}  {' '.join(cell.ljust(width) for cell in row).rstrip()}"
         for rank, row in enumerate(cells)
     ]
-    sizes = f"{schedule.stages} ranks, {schedule.slots} slots"
-    sizes += f", {schedule.virtual} virtual stages a rank" if schedule.virtual > 1 else ""
     return "\n".join([*lines, f"{sizes}: {steps} steps, bubble {timeline.bubble_share:.1%}"])
-
-
-def _cell(action: Action, virtual: int) -> str:
-    text = str(action)
-    return text if virtual > 1 else text.partition("@")[0]

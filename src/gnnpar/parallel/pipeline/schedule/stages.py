@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 
 def even(num_layers: int, stages: int) -> tuple[range, ...]:
     """Equal numbers of layers; the first stages take the rest (33 layers on 8 stages: 5, then 4 each)."""
-    _possible(num_layers, stages)
+    _check(num_layers, stages)
     each, rest = divmod(num_layers, stages)
     return _ranges([each + (stage < rest) for stage in range(stages)])
 
@@ -19,7 +19,7 @@ def balanced(costs: Sequence[float], stages: int) -> tuple[range, ...]:
     `costs`: seconds (or any unit) of each layer. Dynamic programming over suffixes, O(L^2 S).
     """
     num_layers = len(costs)
-    _possible(num_layers, stages)
+    _check(num_layers, stages)
     if min(costs) < 0:
         raise ValueError(f"a layer costs {min(costs)}: costs are seconds, zero or more")
     total = [0.0, *accumulate(costs)]
@@ -31,21 +31,18 @@ def balanced(costs: Sequence[float], stages: int) -> tuple[range, ...]:
                 max(total[stop] - total[first], slowest[left - 1][stop])
                 for stop in range(first + 1, num_layers - left + 2)
             )
-    best = slowest[stages][0]
     sizes: list[int] = []
     first = 0
-    for left in range(stages, 0, -1):
-        stop = next(
-            stop
-            for stop in range(first + 1, num_layers - left + 2)
-            if max(total[stop] - total[first], slowest[left - 1][stop]) <= best
-        )
+    for left in range(stages - 1, -1, -1):
+        stop = first + 1
+        while max(total[stop] - total[first], slowest[left][stop]) > slowest[stages][0]:
+            stop += 1
         sizes.append(stop - first)
         first = stop
     return _ranges(sizes)
 
 
-def _possible(num_layers: int, stages: int) -> None:
+def _check(num_layers: int, stages: int) -> None:
     if stages < 1:
         raise ValueError(f"{stages} stages: at least one is needed")
     if stages > num_layers:
