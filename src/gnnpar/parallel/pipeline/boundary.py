@@ -1,109 +1,105 @@
-"""What crosses the boundaries between stages: the carry of a chunk forward, its gradient backward.
+"""Messages between stages: the activations of a batch forward, their gradient backward.
 
 Receives are posted in the order in which the other rank sends, when the schedule says so: one message ahead of its use,
-so that messages travel while chunks are computed.
+so that messages travel while chunks are computed. A message is named by its receive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gnnpar.codecs.codec import Codec, CodecConfig
 from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, Posted, RowLike, RowLists, Site
+from gnnpar.comm.communicator import Phase
 from gnnpar.folds.block import Rows
 from gnnpar.parallel.pipeline.chunks import Span
-from gnnpar.parallel.pipeline.schedule.action import Schedule
+from gnnpar.parallel.pipeline.schedule.action import Action, Schedule
+from gnnpar.parallel.pipeline.schedule.lower import message_of
 from gnnpar_kernels import fold_key
 
-Direction = Literal["forward", "backward"]
 
-
-class Message(NamedTuple):
-    """The carry entering stage `stage` (forward), or its gradient (backward), of the chunk in a slot."""
-
-    direction: Direction
-    stage: int
-    slot: int
-
-
-class Form(NamedTuple):
-    """What a message looks like: its operands, and the table rows that it is of."""
+class Entry(NamedTuple):
+    """First layer of a virtual stage, and the rows that enter it."""
 
     layer: int
     like: tuple[RowLike, ...]
-    span: Span
-
-
-@dataclass(frozen=True)
-class Lanes:
-    """Every message between two ranks of a pipeline, in the order of sending."""
-
-    incoming: Mapping[int, Sequence[Message]]
-
-    @staticmethod
-    def of(schedule: Schedule, rank: int) -> Lanes:
-        stages = schedule.stages
-        incoming: dict[int, list[Message]] = {}
-        for peer, actions in enumerate(schedule.actions):
-            for a in actions:
-                if a.kind == "send_forward":
-                    message = Message("forward", a.stage + 1, a.slot)
-                    target = message.stage % stages
-                elif a.kind == "send_backward":
-                    message = Message("backward", a.stage, a.slot)
-                    target = (a.stage - 1) % stages
-                else:
-                    continue
-                if target == rank and peer != rank:
-                    incoming.setdefault(peer, []).append(message)
-        return Lanes(incoming)
 
 
 class Boundary:
-    """One rank's end of the boundaries during one epoch. `exchange`: of the stages of this part, in order."""
+    """One rank's end of the boundaries during one pass of a lowered schedule.
 
-    def __init__(self, exchange: CodedExchange, lanes: Lanes, *, epoch: int, form: Callable[[Message], Form]) -> None:
-        self._exchange, self._epoch, self._form = exchange, epoch, form
-        self._queues = {peer: list(messages) for peer, messages in lanes.incoming.items()}
-        self._sender = {m: peer for peer, messages in lanes.incoming.items() for m in messages}
-        self._place = {m: i for messages in lanes.incoming.values() for i, m in enumerate(messages)}
-        self._next = dict.fromkeys(self._queues, 0)
-        self._posted: dict[Message, Posted] = {}
+    `exchange`: of the stages of this part, in order. `entries`: by virtual stage. `spans`: table rows of each slot.
+    `phase`: the phase that bytes are counted in.
+    """
 
-    def send(self, message: Message, rows: Rows, peer: int) -> None:
-        self._exchange_with(message, {peer: Outgoing(rows, None, self._form(message).span.first)}, {})
+    def __init__(
+        self,
+        exchange: CodedExchange,
+        schedule: Schedule,
+        entries: Sequence[Entry],
+        spans: Sequence[Span],
+        *,
+        epoch: int,
+        phase: Phase,
+    ) -> None:
+        self._exchange, self._schedule, self._entries, self._spans = exchange, schedule, entries, spans
+        self._epoch = epoch
+        self._phase: Phase = phase
+        self._waiting = incoming(schedule, exchange.comm.rank)
+        self._posted: dict[Action, tuple[Posted, int]] = {}
+        self._ready: dict[Action, Rows] = {}  # to be sent, or to be read by another stage of this rank
 
-    def post(self, message: Message) -> None:
-        """Be ready for a message, and for those sent before it."""
-        peer = self._sender[message]
-        queue = self._queues[peer]
-        while self._next[peer] <= self._place[message]:
-            each = queue[self._next[peer]]
-            span = self._form(each).span
-            self._posted[each] = self._exchange_with(each, {}, {peer: Incoming(len(span), span.first)})
-            self._next[peer] += 1
+    def give(self, receive: Action, rows: Rows) -> None:
+        """Hold rows until they are sent, or taken on this rank."""
+        self._ready[receive] = rows
 
-    def take(self, message: Message) -> Rows:
-        """Wait for a message."""
-        self.post(message)
-        return self._exchange.take(self._posted.pop(message), self._sender[message])
+    def send(self, action: Action) -> None:
+        _, peer, receive = message_of(self._schedule, action)
+        rows = self._ready.pop(receive)
+        self._exchange_with(receive, {peer: Outgoing(rows, None, self._spans[receive.slot].first)}, {})
+
+    def post(self, receive: Action) -> None:
+        """Post the receive of a message, and of the messages that its sender sends before it."""
+        peer, _, _ = message_of(self._schedule, receive)
+        while receive not in self._posted:
+            following = self._waiting[peer].pop(0)
+            span = self._spans[following.slot]
+            posted = self._exchange_with(following, {}, {peer: Incoming(len(span), span.first)})
+            self._posted[following] = posted, peer
+
+    def take(self, receive: Action) -> Rows:
+        """Return the rows of a message, once; wait for them if another rank sends them."""
+        if receive in self._ready:
+            return self._ready.pop(receive)
+        self.post(receive)
+        return self._exchange.take(*self._posted.pop(receive))
 
     def _exchange_with(
-        self, message: Message, outgoing: Mapping[int, Outgoing], incoming: Mapping[int, Incoming]
+        self, receive: Action, outgoing: Mapping[int, Outgoing], incoming: Mapping[int, Incoming]
     ) -> Posted:
-        form = self._form(message)
-        site = Site(self._epoch, form.layer, 0, message.direction)
-        counted = Site(self._epoch, -1, 0, "stage", chunk=message.slot)
-        return self._exchange.post(outgoing, incoming, form.like, site, counted=counted)
+        direction: Phase = "forward" if receive.kind == "receive_forward" else "backward"
+        entry = self._entries[receive.stage + (direction == "backward")]
+        site = Site(self._epoch, entry.layer, 0, direction)
+        counted = Site(self._epoch, -1, 0, self._phase, chunk=receive.slot)
+        return self._exchange.post(outgoing, incoming, entry.like, site, counted=counted)
+
+
+def incoming(schedule: Schedule, rank: int) -> dict[int, list[Action]]:
+    """Return peer -> receives of its messages to this rank, in the order in which it sends them."""
+    found: dict[int, list[Action]] = {}
+    for peer, actions in enumerate(schedule.actions):
+        messages = [message_of(schedule, a) for a in actions if a.kind.startswith("send")]
+        found[peer] = [receive for _, target, receive in messages if target == rank]
+    return found
 
 
 def boundary_codec(config: CodecConfig, ids: Tensor, comm: Communicator, seed: int) -> Codec:
-    """Return a codec for rows in table order, whose noise goes by node. `ids` [N] of the part's rows in table order."""
+    """Return a codec for rows in table order, whose noise is keyed by node. `ids` [N] of the part's rows, in table
+    order."""
     everything = torch.arange(len(ids), device=ids.device)
     others = [p for p in range(comm.size) if p != comm.rank]
     lists = RowLists(comm.rank, comm.size, ids, dict.fromkeys(others, everything), dict.fromkeys(others, ids))

@@ -1,14 +1,14 @@
-"""The rows of one part, chunk by chunk, and what the order of an epoch makes of them.
+"""The rows and edges of one part, chunk by chunk, and which rows are fresh in the order of an epoch.
 
 A table of T rows holds the owned rows, chunk by chunk, then the halo rows by part and chunk. An aggregation reads two
-tables: rows of chunks that had their turn come from this epoch's (fresh), the others from the history.
+tables: rows of chunks at an earlier slot, or the same, come from this epoch's (fresh), the others from the history.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -52,11 +52,24 @@ class Part(NamedTuple):
         return Part(keep.nonzero().flatten(), part.indptr, part.rows)
 
 
+class _Readers(NamedTuple):
+    """Edges sorted by source. Shapes: offsets [T + 1], on the host in `bounds`; columns [e]: rows of a table of
+    gradients."""
+
+    offsets: Tensor
+    bounds: list[int]
+    columns: Tensor
+    held: EdgeData
+
+
 @dataclass(frozen=True, eq=False)
 class Chunks:
-    """The static structure. Shapes: order [N] own rows of the shard in table order; chunk_of [T]; edges below [E].
+    """The structure that is the same in every epoch. Edges are sorted by (destination, source id).
 
-    `ids` [T]: the global id of a table row. Edges are sorted by (destination, source id).
+    Shapes: order [N] own rows of the shard in table order; chunk_of, ids [T]: chunk and global id of each table row;
+    dst, src [E]: table rows of the ends of each edge, `held`: its data. spans: (part, chunk) -> its rows in this table;
+    sent: (reader, chunk) -> rows within the chunk that the reader reads; halo_rows: part -> table rows of its halo
+    nodes, by ascending id.
     """
 
     num: int
@@ -64,55 +77,62 @@ class Chunks:
     order: Tensor
     chunk_of: Tensor
     ids: Tensor
-    spans: dict[tuple[int, int], Span]  # (part, chunk) -> where its rows are that this part holds
-    sent: dict[tuple[int, int], Tensor]  # (reader, chunk) -> rows within the chunk
-    halo_rows: dict[int, Tensor]  # part -> table rows of its halo nodes, by ascending id
-    dst: Tensor  # table row of an edge's destination, always an own one
-    src: Tensor  # table row of its source
-    held: EdgeData  # what edges carry
+    spans: dict[tuple[int, int], Span]
+    sent: dict[tuple[int, int], Tensor]
+    halo_rows: dict[int, Tensor]
+    dst: Tensor
+    src: Tensor
+    held: EdgeData
+    by_type: dict[tuple[int, Literal["all", "own", "halo"]], dict[int, ByType]] = field(
+        default_factory=lambda: defaultdict(dict), init=False
+    )
+    """How the edges of a chunk, or of a half of `split`, are sorted by type."""
+    _indptr: dict[int, Tensor] = field(default_factory=dict[int, Tensor], init=False)
+    _out_indptr: dict[Span, Tensor] = field(default_factory=dict[Span, Tensor], init=False)
+    _split: dict[int, tuple[Part, Part]] = field(default_factory=dict[int, tuple[Part, Part]], init=False)
+    _compact: dict[int, tuple[Block, Tensor]] = field(default_factory=dict[int, tuple[Block, Tensor]], init=False)
 
     @staticmethod
     def of(shard: Shard) -> Chunks:
         assert shard.chunk_of is not None
         assert shard.halo_chunk_of is not None
-        num = shard.num_chunks
-        device = shard.node_ids.device
-        order = torch.argsort(shard.chunk_of, stable=True)
-        place = torch.empty_like(order)
-        place[order] = torch.arange(len(order), device=device)
-        spans = _spans(shard.part, shard.chunk_of, num, base=0)
-        chunk_of, ids = [shard.chunk_of[order]], [shard.node_ids[order]]
-        dst, src = [place[shard.inner.edge_dst]], [place[shard.inner.indices.long()]]
-        base, at = len(order), 0
-        halo_rows: dict[int, Tensor] = {}
-        for p, block in sorted(shard.halo.items()):
-            theirs = shard.halo_chunk_of[at : at + block.num_src]
-            their_order = torch.argsort(theirs, stable=True)
-            their_place = torch.empty_like(their_order)
-            their_place[their_order] = torch.arange(base, base + block.num_src, device=device)
-            spans |= _spans(p, theirs, num, base=base)
-            halo_rows[p] = their_place
-            assert block.src_ids is not None
-            chunk_of.append(theirs[their_order])
-            ids.append(block.src_ids[their_order])
-            dst.append(place[block.edge_dst])
-            src.append(their_place[block.indices.long()])
-            base, at = base + block.num_src, at + block.num_src
-        all_ids, all_dst, all_src = torch.cat(ids), torch.cat(dst), torch.cat(src)
-        by = torch.argsort(all_dst * shard.num_nodes + all_ids[all_src], stable=True)
-        blocks = (shard.inner, *(b for _, b in sorted(shard.halo.items())))
+        num, halo = shard.num_chunks, dict(sorted(shard.halo.items()))
+        theirs = torch.split(shard.halo_chunk_of, [block.num_src for block in halo.values()])
+        chunks_of = {shard.part: shard.chunk_of, **dict(zip(halo, theirs, strict=True))}
+        blocks = {shard.part: shard.inner, **halo}
+        order, places = dict[int, Tensor](), dict[int, Tensor]()
+        spans = dict[tuple[int, int], Span]()
+        base = 0
+        for p, chunk_of in chunks_of.items():
+            order[p] = torch.argsort(chunk_of, stable=True)
+            rows = torch.arange(base, base + len(chunk_of), device=chunk_of.device)
+            places[p] = torch.empty_like(order[p]).index_copy_(0, order[p], rows)
+            ends = [base]
+            for size in integers(torch.bincount(chunk_of, minlength=num)):
+                ends.append(ends[-1] + size)
+            spans |= {(p, k): Span(ends[k], ends[k + 1]) for k in range(num)}
+            base = ends[-1]
+        own = places[shard.part]
+        ids = torch.cat([_ids(shard, p)[order[p]] for p in order])
+        dst = torch.cat([own[block.edge_dst] for block in blocks.values()])
+        src = torch.cat([places[p][block.indices.long()] for p, block in blocks.items()])
+        by = torch.argsort(dst * shard.num_nodes + ids[src], stable=True)
+        sent: dict[tuple[int, int], Tensor] = {}
+        for p, index in shard.boundary.items():  # by ascending id, as the reader has them
+            for k in range(num):
+                sent[p, k] = own[index[shard.chunk_of[index] == k]] - spans[shard.part, k].first
         return Chunks(
             num=num,
             part=shard.part,
-            order=order,
-            chunk_of=torch.cat(chunk_of),
-            ids=all_ids,
+            order=order[shard.part],
+            chunk_of=torch.cat([chunks_of[p][order[p]] for p in order]),
+            ids=ids,
             spans=spans,
-            sent=_sent(shard, place, spans, num),
-            halo_rows=halo_rows,
-            dst=all_dst[by],
-            src=all_src[by],
-            held=EdgeData.cat([b.edges for b in blocks]).at(by),
+            sent=sent,
+            halo_rows={p: places[p] for p in halo},
+            dst=dst[by],
+            src=src[by],
+            held=EdgeData.cat([block.edges for block in blocks.values()]).at(by),
         )
 
     @property
@@ -149,28 +169,27 @@ class Chunks:
         starts = [self.own(k).first for k in range(self.num)] + [self.num_own]
         return integers(self.offsets[torch.tensor(starts, device=self.offsets.device)])
 
-    @cached_property
-    def by_source(self) -> Tensor:
-        """The edges in the order of their source's table row."""
-        return torch.argsort(self.src, stable=True)
+    def edges(self, chunk: int) -> slice:
+        return slice(self.edge_bounds[chunk], self.edge_bounds[chunk + 1])
 
     def indptr(self, chunk: int) -> Tensor:
         if chunk not in self._indptr:
-            span = self.own(chunk)
-            pointers = self.offsets[span.first : span.last + 1]
-            self._indptr[chunk] = (pointers - pointers[0]).to(self.index_type)
+            self._indptr[chunk] = _pointers(self.offsets, self.own(chunk)).to(self.index_type)
         return self._indptr[chunk]
-
-    @cached_property
-    def _indptr(self) -> dict[int, Tensor]:
-        return {}
 
     @property
     def index_type(self) -> torch.dtype:
         return torch.int32 if max(len(self.src), 2 * self.num_rows) < 2**31 else torch.int64
 
-    def edges(self, chunk: int) -> slice:
-        return slice(self.edge_bounds[chunk], self.edge_bounds[chunk + 1])
+    @cached_property
+    def by_source(self) -> Tensor:
+        """The edges in the order of their source's table row."""
+        return torch.argsort(self.src, stable=True)
+
+    @cached_property
+    def held_by_source(self) -> EdgeData:
+        """Weights and types, in the order of `by_source`."""
+        return replace(self.held, ids=None).at(self.by_source)
 
     @cached_property
     def out_edges(self) -> tuple[Tensor, list[int]]:
@@ -179,15 +198,10 @@ class Chunks:
         return offsets, integers(offsets)
 
     def out_indptr(self, span: Span) -> Tensor:
-        """Of the out-edges of some table rows."""
+        """Return the row pointers of all out-edges of some table rows."""
         if span not in self._out_indptr:
-            offsets = self.out_edges[0][span.first : span.last + 1]
-            self._out_indptr[span] = (offsets - offsets[0]).to(self.index_type)
+            self._out_indptr[span] = _pointers(self.out_edges[0], span).to(self.index_type)
         return self._out_indptr[span]
-
-    @cached_property
-    def _out_indptr(self) -> dict[Span, Tensor]:
-        return {}
 
     def split(self, chunk: int) -> tuple[Part, Part]:
         """Return the in-edges of a chunk from this part's rows, and from other parts' rows."""
@@ -197,14 +211,6 @@ class Chunks:
             own = src < self.num_own
             self._split[chunk] = Part.of(block, own), Part.of(block, ~own)
         return self._split[chunk]
-
-    @cached_property
-    def _split(self) -> dict[int, tuple[Part, Part]]:
-        return {}
-
-    @cached_property
-    def _compact(self) -> dict[int, tuple[Block, Tensor]]:
-        return {}
 
     def compact(self, chunk: int) -> tuple[Block, Tensor]:
         """Return the in-edges of a chunk, columns numbered by ascending id, and the table row of each column."""
@@ -224,54 +230,24 @@ class Chunks:
             self._compact[chunk] = block, rows
         return self._compact[chunk]
 
-    @cached_property
-    def by_type(self) -> dict[tuple[int, Literal["all", "own", "halo"]], dict[int, ByType]]:
-        """How edges of a chunk, or of a half of `split`, are sorted by their types: the same in every epoch."""
-        return defaultdict(dict)
-
-    @cached_property
-    def held_by_source(self) -> EdgeData:
-        """Weights and types, in the order of `by_source`."""
-        return replace(self.held, ids=None).at(self.by_source)
-
     @property
     def nbytes(self) -> int:
-        """Bytes of structure held, what is built at first use included once it is there."""
-        held = [
-            self.order,
-            self.chunk_of,
-            self.ids,
-            self.dst,
-            self.src,
-            *self.held.tensors.values(),
-            *self.__dict__.get("held_by_source", EdgeData()).tensors.values(),
-            *self.sent.values(),
-        ]
-        held += [self.__dict__.get("offsets"), self.__dict__.get("by_source"), *self._indptr.values()]
-        held += [*self.__dict__.get("out_edges", ())[:1], *self._out_indptr.values()]
+        """Bytes of the structure held; tensors that are built at first use count once they are there."""
+        built = self.__dict__
+        held: list[Tensor | None] = [self.order, self.chunk_of, self.ids, self.dst, self.src, *self.sent.values()]
+        held += [*self.held.tensors.values(), *built.get("held_by_source", EdgeData()).tensors.values()]
+        held += [built.get("offsets"), built.get("by_source"), *built.get("out_edges", ())[:1]]
+        held += [*self._indptr.values(), *self._out_indptr.values(), *(rows for _, rows in self._compact.values())]
         held += [t for parts in self._split.values() for part in parts for t in part]
         held += [t for kept in self.by_type.values() for each in kept.values() for t in each]
-        compact = sum(b.nbytes + rows.nbytes for b, rows in self._compact.values())
-        return compact + sum(t.numel() * t.element_size() for t in held if isinstance(t, Tensor))
+        return sum(t.nbytes for t in held if t is not None) + sum(b.nbytes for b, _ in self._compact.values())
 
 
-def _spans(part: int, chunk_of: Tensor, num: int, *, base: int) -> dict[tuple[int, int], Span]:
-    sizes = integers(torch.bincount(chunk_of, minlength=num))
-    ends = [base]
-    for size in sizes:
-        ends.append(ends[-1] + size)
-    return {(part, k): Span(ends[k], ends[k + 1]) for k in range(num)}
-
-
-def _sent(shard: Shard, place: Tensor, spans: dict[tuple[int, int], Span], num: int) -> dict[tuple[int, int], Tensor]:
-    """Return the rows of each chunk that each part reads, by ascending id as the reader has them."""
-    assert shard.chunk_of is not None
-    sent: dict[tuple[int, int], Tensor] = {}
-    for p, index in shard.boundary.items():
-        chunks = shard.chunk_of[index]
-        for k in range(num):
-            sent[p, k] = place[index[chunks == k]] - spans[shard.part, k].first
-    return sent
+def _ids(shard: Shard, part: int) -> Tensor:
+    """Return the global ids of the rows of a part that are held here."""
+    ids = shard.node_ids if part == shard.part else shard.halo[part].src_ids
+    assert ids is not None
+    return ids
 
 
 def _offsets(sorted_rows: Tensor, num_rows: int) -> Tensor:
@@ -279,8 +255,13 @@ def _offsets(sorted_rows: Tensor, num_rows: int) -> Tensor:
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
+def _pointers(offsets: Tensor, span: Span) -> Tensor:
+    """Return the row pointers of a span, from 0."""
+    return offsets[span.first : span.last + 1] - offsets[span.first]
+
+
 def draw_order(num: int, *, seed: int, epoch: int, shuffled: bool) -> tuple[int, ...]:
-    """Slot -> chunk in an epoch, the same on every rank: it follows from the seed and the epoch."""
+    """Return slot -> chunk in an epoch, a function of the seed and the epoch alone."""
     if not shuffled:
         return tuple(range(num))
     key = fold_key(seed, epoch, _ORDER) & 0xFFFFFFFF  # the CPU's generator ignores all other bits of a seed
@@ -291,14 +272,14 @@ _ORDER = 0x0DE5  # keeps these keys apart from those of masks
 
 
 Turn = Literal["now", "before"]
-"""Of the destinations that read a source's rows in an epoch: in its own slot or a later one, or in an earlier one."""
+"""Destinations that read a source in its own slot or a later one (fresh), or in an earlier one (from the history)."""
 
 
 class EpochOrder:
     """One epoch's order on the table: the rows that are fresh for each reader.
 
     order[slot] = chunk, the same in every part. A row is fresh to a destination if its slot is not later. `fresh`,
-    `stale`: where the two halves of the double table begin.
+    `stale`: first rows of the two halves of the double table.
     """
 
     def __init__(self, chunks: Chunks, order: Sequence[int], *, fresh: int, stale: int) -> None:
@@ -309,9 +290,8 @@ class EpochOrder:
         self.masks: dict[tuple[int, int, int, float], Tensor] = {}  # of dropout in this epoch, all own rows
         self._blocks: dict[int, Block] = {}
         self._split: dict[int, tuple[Block, Block]] = {}
-        self._sources: dict[Turn, tuple[Tensor, list[int], Tensor, EdgeData]] = {}
+        self._by_source: dict[Turn, _Readers] = {}
         self._readers: dict[tuple[Turn, Span], Csr | None] = {}
-        self._columns_of_turn: dict[Turn, Tensor] = {}
 
     @cached_property
     def _columns(self) -> Tensor:
@@ -326,12 +306,11 @@ class EpochOrder:
         """Return the in-edges of a chunk over the double table."""
         if chunk not in self._blocks:
             chunks = self.chunks
-            columns = self._columns[chunks.edges(chunk)]
             self._blocks[chunk] = Block(
                 chunks.indptr(chunk),
-                columns,
+                self._columns[chunks.edges(chunk)],
                 len(chunks.own(chunk)),
-                self._height,
+                chunks.num_rows * (1 if self.fresh == self.stale else 2),
                 edges=replace(chunks.held, ids=None).at(chunks.edges(chunk)),
                 by_type=chunks.by_type[chunk, "all"],
             )
@@ -359,60 +338,40 @@ class EpochOrder:
             self._split[chunk] = own, halo
         return self._split[chunk]
 
-    @property
-    def _height(self) -> int:
-        return self.chunks.num_rows * (1 if self.fresh == self.stale else 2)
-
     def compact(self, chunk: int) -> tuple[Block, Tensor, Tensor, Tensor]:
-        """(block, rows of the double table, table rows, slots later than the source's) of a chunk's columns.
-
-        The last is negative where the column is stale.
-        """
+        """Return (block, rows of the double table, table rows, destination's slot minus source's) of the columns of a
+        chunk. A column with a negative difference is stale."""
         block, rows = self.chunks.compact(chunk)
         ahead = self.slot_of[self.chunks.own(chunk).first] - self.slot_of[rows]
         return block, rows + torch.where(ahead < 0, self.stale, self.fresh), rows, ahead
 
     def readers(self, turn: Turn, span: Span) -> Csr | None:
-        """Return the out-edges of table rows to own rows that read them fresh (`now`), or from the history (`before`).
-
-        Columns are rows of a table of gradients. On a GPU the edges of the other turn stay, and read the row behind the
-        last, which is zero: so the rows are the same in every epoch, and nothing waits for their number.
-        """
-        if self.slot_of.is_cuda:
-            return self._all_readers(turn, span)
+        """Return the out-edges of table rows to own rows that read them fresh (`now`), or from the history (`before`);
+        None: there are none. Columns are rows of a table of gradients."""
         if (turn, span) not in self._readers:  # an empty span begins where the next one does
-            self._readers[turn, span] = self._cut_readers(turn, span)
+            if turn not in self._by_source:
+                self._by_source[turn] = self._sorted_readers(turn)
+            offsets, bounds, columns, held = self._by_source[turn]
+            edges, csr = slice(bounds[span.first], bounds[span.last]), None
+            if edges.start < edges.stop:
+                on_gpu = self.slot_of.is_cuda
+                indptr = self.chunks.out_indptr(span) if on_gpu else _pointers(offsets, span).to(columns.dtype)
+                carried = held.at(edges)
+                csr = Csr(indptr, columns[edges], weights=carried.weight, types=carried.type)
+            self._readers[turn, span] = csr
         return self._readers[turn, span]
 
-    def _all_readers(self, turn: Turn, span: Span) -> Csr | None:
+    def _sorted_readers(self, turn: Turn) -> _Readers:
+        """Return the edges of a turn. On a GPU the edges of the other turn stay, and read the row behind the last,
+        which is zero: so row pointers are the same in every epoch, and the host never waits for their number."""
         chunks = self.chunks
-        bounds = chunks.out_edges[1]
-        first, last = bounds[span.first], bounds[span.last]
-        if first == last:
-            return None
-        if turn not in self._columns_of_turn:
-            src, dst = chunks.src[chunks.by_source], chunks.dst[chunks.by_source]
-            ahead = self.slot_of[dst] - self.slot_of[src]
-            read = torch.where(ahead >= 0 if turn == "now" else ahead < 0, dst, chunks.num_own)
-            self._columns_of_turn[turn] = read.to(chunks.index_type)
-        held = chunks.held_by_source.at(slice(first, last))
-        columns = self._columns_of_turn[turn][first:last]
-        return Csr(chunks.out_indptr(span), columns, weights=held.weight, types=held.type)
-
-    def _cut_readers(self, turn: Turn, span: Span) -> Csr | None:
-        chunks = self.chunks
-        if turn not in self._sources:
-            by = chunks.by_source
-            src, dst = chunks.src[by], chunks.dst[by]
-            ahead = self.slot_of[dst] - self.slot_of[src]
-            keep = (ahead >= 0 if turn == "now" else ahead < 0).nonzero().flatten()
-            offsets = _offsets(src[keep], chunks.num_rows)
-            readers = dst[keep].to(chunks.index_type)
-            self._sources[turn] = offsets, integers(offsets), readers, chunks.held_by_source.at(keep)
-        offsets, bounds, readers, held = self._sources[turn]
-        first, last = bounds[span.first], bounds[span.last]
-        if first == last:
-            return None
-        pointers = offsets[span.first : span.last + 1] - first
-        held = held.at(slice(first, last))
-        return Csr(pointers.to(chunks.index_type), readers[first:last], weights=held.weight, types=held.type)
+        by, held = chunks.by_source, chunks.held_by_source
+        src, dst = chunks.src[by], chunks.dst[by]
+        ahead = self.slot_of[dst] - self.slot_of[src]
+        reads = ahead >= 0 if turn == "now" else ahead < 0
+        if self.slot_of.is_cuda:
+            columns = torch.where(reads, dst, chunks.num_own)
+            return _Readers(*chunks.out_edges, columns.to(chunks.index_type), held)
+        keep = reads.nonzero().flatten()
+        offsets = _offsets(src[keep], chunks.num_rows)
+        return _Readers(offsets, integers(offsets), dst[keep].to(chunks.index_type), held.at(keep))

@@ -1,4 +1,4 @@
-"""What a pipeline takes for an epoch: all chunks forward, then all backward, through stages of one part or several.
+"""Price of an epoch of a pipeline: all chunks forward, then all backward, through stages of one part or several.
 
 Source: GNNPipe (arXiv 2308.10087), its time of a pipelined epoch. With t_s a stage's time for a chunk, the exchange
 among its parts included, and c_s that of its boundary, a direction takes sum t + sum c + (chunks - 1) max(t, boundary).
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 
 FACTORS = (0, 1, 2, 4, 8)  # chunks of a part over stages; 0: one chunk
 _NODES = 8  # that a chunk has at least
-Ended = dict[tuple[Direction, int, int, int], int]
-"""(direction, stage, chunk, part) -> its last task"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,28 +125,27 @@ class PipelineCandidate(Candidate):
         return total + max(ends, key=lambda end: end.seconds)
 
     def memory(self, work: Work) -> tuple[Memory, ...]:
-        spans = self.layers_of(work.ir.num_layers)
-        return tuple(self._of_rank(work, span, p) for span in spans for p in range(self.parts))
-
-    def _of_rank(self, work: Work, layers: range, p: int) -> Memory:
-        parts = work.parts
-        n, e, halo = parts.nodes[p], parts.edges(p), sum(parts.halo[p])
-        folds = [f for i in layers for f in work.ir.folds(i)]
-        moving = (halo + parts.sent(p)) * widest_fold(work, layers) / self.chunks
-        return rank_memory(
-            work,
-            layers,
-            p,
-            columns=self._columns(n, e, halo),
-            moving=moving,
-            chunks=self.chunks,
-            tables=self._tables(folds, n, e, halo),
-        )
+        parts, ranks = work.parts, list[Memory]()
+        for layers in self.layers_of(work.ir.num_layers):
+            folds = [f for i in layers for f in work.ir.folds(i)]
+            for p in range(self.parts):
+                n, e, halo = parts.nodes[p], parts.edges(p), sum(parts.halo[p])
+                made = rank_memory(
+                    work,
+                    layers,
+                    p,
+                    columns=self._columns(n, e, halo),
+                    moving=(halo + parts.sent(p)) * widest_fold(work, layers) / self.chunks,
+                    chunks=self.chunks,
+                    tables=self._tables(folds, n, e, halo),
+                )
+                ranks.append(made)
+        return tuple(ranks)
 
     def _columns(self, n: float, e: float, halo: float) -> float:
-        """Source rows that folds read which keep them, all chunks: each has the rows of its own edges, gathered."""
+        """Return the rows of sources that are kept for gradients, all chunks: each gathers those of its own edges."""
         rows = n + halo
-        if self.stages == 1 and self.chunks == 1:
+        if self.stages == self.chunks == 1:
             return rows
         return self.chunks * rows * (1.0 - math.exp(-e / self.chunks / max(1.0, rows)))
 
@@ -155,7 +153,7 @@ class PipelineCandidate(Candidate):
         """Return the tables: sources (this epoch's and, of chunks, the history's) and gradients, if any. An edge has
         its ends in 64 bits; the order of an epoch is cut out of copies of both, sorted by source for the gradients.
         Folds that are not linear have edges of their own, by chunk: 12 bytes each, and two ids a column."""
-        if self.stages == 1 and self.chunks == 1:
+        if self.stages == self.chunks == 1:
             return Tables()
         halves = 2 if self.chunks > 1 else 1
         numbers = sum(halves * (n + halo) * f.width + n * f.learned * (f.out if f.linear else f.width) for f in folds)
@@ -167,59 +165,48 @@ class PipelineCandidate(Candidate):
 
     def tasks(self, work: Work, machine: Machine) -> list[Task]:
         """Return tasks: a stage runs its chunks in order, then backward in reverse; messages of one boundary follow
-        each other."""
+        each other. The exchange among parts is time that all of them wait."""
         graph, spans = TaskGraph(machine), self.layers_of(work.ir.num_layers)
-        stages, parts, chunks = range(self.stages), range(self.parts), range(self.chunks)
-        ended: Ended = {}
+        ended: dict[tuple[Direction, int, int, int], int] = {}  # (direction, stage, chunk, part) -> its last task
         for direction in DIRECTIONS:
-            forward = direction == "forward"
             costs = [stage_seconds(self, work, machine, s, span, direction) for s, span in enumerate(spans)]
-            for k in chunks if forward else reversed(chunks):
-                for s in stages if forward else reversed(stages):
-                    seconds = costs[s].compute + costs[s].encode + costs[s].wire
-                    self._chunk_tasks(graph, work, direction, s, k, seconds, ended)
+            forward, stages, chunks = direction == "forward", list(range(self.stages)), list(range(self.chunks))
+            if not forward:
+                stages, chunks = stages[::-1], chunks[::-1]
+            for k, s, p in product(chunks, stages, range(self.parts)):
+                tag, before = f"{direction[0].upper()}{k}@{s}", s - 1 if forward else s + 1
+                rank, source = s * self.parts + p, before * self.parts + p
+                waits: list[int] = []
+                if 0 <= before < self.stages:
+                    nbytes, posted = boundary_bytes(self, work, min(s, before)), machine.rates[rank].message
+                    after = [ended[direction, before, k, p]]
+                    waits.append(graph.flow(f"{tag} rows", source, rank, nbytes, after, posted=posted))
+                if not forward:
+                    waits.append(ended["forward", s, self.chunks - 1, p])
+                    if s == self.stages - 1 and k == self.chunks - 1:
+                        waits = [graph.compute("loss", rank, work.loss_seconds[p], waits)]
+                if k == chunks[0] and (columns := order_seconds(self, machine.stage(work, s))):
+                    waits = [graph.compute("order", rank, columns, waits)]
+                order = k if forward else 2 * self.chunks - 1 - k
+                seconds = costs[s].compute + costs[s].encode + costs[s].wire
+                ended[direction, s, k, p] = graph.compute(tag, rank, seconds, waits, priority=order)
         for s, span in enumerate(spans):
             ranks = range(s * self.parts, (s + 1) * self.parts)
-            last = [ended["backward", s, 0, p] for p in parts]
+            last = [ended["backward", s, 0, p] for p in range(self.parts)]
             graph.end(machine.stage(work, s), self.engine, ranks, span, last)
         return graph.made
 
-    def _chunk_tasks(
-        self, graph: TaskGraph, work: Work, direction: Direction, s: int, k: int, seconds: float, ended: Ended
-    ) -> None:
-        """One chunk on one stage, on each of its parts. The exchange among parts is time that all of them wait."""
-        machine, parts, forward = graph.machine, self.parts, direction == "forward"
-        before = s - 1 if forward else s + 1
-        tag = f"{direction[0].upper()}{k}@{s}"
-        for p in range(parts):
-            rank = s * parts + p
-            waits: list[int] = []
-            if 0 <= before < self.stages:
-                nbytes = boundary_bytes(self, work, min(s, before))
-                source = before * parts + p
-                posted = machine.rates[rank].message
-                after = [ended[direction, before, k, p]]
-                waits.append(graph.flow(f"{tag} rows", source, rank, nbytes, after, posted=posted))
-            if not forward:
-                waits.append(ended["forward", s, self.chunks - 1, p])
-                if s == self.stages - 1 and k == self.chunks - 1:
-                    waits = [graph.compute("loss", rank, work.loss_seconds[p], waits)]
-            order = k if forward else 2 * self.chunks - 1 - k
-            first = k == (0 if forward else self.chunks - 1)
-            if first and (columns := order_seconds(self, machine.stage(work, s))):
-                waits = [graph.compute("order", rank, columns, waits)]
-            ended[direction, s, k, p] = graph.compute(tag, rank, seconds, waits, priority=order)
-
 
 def chain(stages: Sequence[float], latencies: Sequence[float], rates: Sequence[float], chunks: int) -> float:
-    """Seconds of `chunks` passing stages in order. latencies: of a whole message; rates: of the link for it alone."""
+    """Return the seconds of `chunks` passing stages in order. latencies: of a whole message; rates: of its bytes
+    alone."""
     return sum(stages) + sum(latencies) + (chunks - 1) * max([*stages, *rates])
 
 
 def stage_seconds(
     candidate: PipelineCandidate, work: Work, machine: Machine, s: int, layers: range, direction: Direction
 ) -> Phases:
-    """One chunk on one stage. A chunk's sources are also written to the table that later chunks read."""
+    """Return the seconds of one chunk on one stage. A chunk also writes its sources to the table of later chunks."""
     here = machine.stage(work, s)
     share = 1.0 / candidate.chunks
     total, visit = Phases(), here.visit_seconds(candidate.engine)
@@ -239,7 +226,7 @@ def stage_seconds(
 
 
 def table_numbers(candidate: PipelineCandidate, work: Work, p: int, layer: int, direction: Direction) -> float:
-    """Numbers that a chunk writes to its tables and takes out of them.
+    """Return the number of elements that a chunk writes to its tables and takes out of them.
 
     A sum writes its rows, and adds up gradients of this epoch and of the last. Other folds gather every column they
     read, again in backward, and add the gradients of all columns.
@@ -257,21 +244,23 @@ def table_numbers(candidate: PipelineCandidate, work: Work, p: int, layer: int, 
 
 
 def order_seconds(candidate: PipelineCandidate, work: Work) -> float:
-    """Half of what a stage's order of chunks takes: the columns of sums, before its first chunk in each direction."""
+    """Return half the seconds of ordering a stage's chunks: the columns of sums, before its first chunk in each
+    direction."""
     if candidate.chunks == 1 or not any(f.linear for g in work.ir.groups for f in g.folds):
         return 0.0
     return max(r.scale * r.order * work.parts.edges(p) / 2 for p, r in enumerate(work.rates))
 
 
 def boundary_bytes(candidate: PipelineCandidate, work: Work, s: int) -> float:
-    """Of one chunk of the largest part, over the cut behind stage s."""
+    """Return the bytes of one chunk of the largest part over the cut behind stage s."""
     cut = work.ir.cuts[candidate.layers_of(work.ir.num_layers)[s].stop - 1]
     rows = max(work.parts.nodes) / candidate.chunks
     return rows * sum(wire_bytes((width,), candidate.bits) for width in cut)
 
 
 def boundary_seconds(candidate: PipelineCandidate, work: Work, machine: Machine, s: int) -> tuple[float, float]:
-    """(latency and bytes, bytes alone) of a chunk's message from stage s to the next, all parts at once."""
+    """Return the seconds (in all, of the bytes alone) of a chunk's message from stage s to the next, all parts at
+    once."""
     nbytes = boundary_bytes(candidate, work, s)
     parts, first = candidate.parts, s * candidate.parts
     whole = machine.exchange([(p, p + parts, nbytes) for p in range(parts)], first=first)
@@ -301,12 +290,13 @@ def _line(candidate: PipelineCandidate, work: Work, machine: Machine) -> Line:
 
 
 def candidates(scope: Scope, ranks: int, *, hybrid: bool) -> Iterator[PipelineCandidate]:
-    """No more stages than layers, and no chunk below 8 nodes. Stages of one part, or of several (hybrid)."""
+    """Yield pipelines with at most as many stages as layers, and at least 8 nodes a chunk; with several parts a stage
+    (`hybrid`), or one."""
     if ranks == 1 or scope.cached:  # chunks read sources of other epochs: nothing of layer 0 can be kept
         return
-    for stages in (s for s in range(2, ranks + 1) if ranks % s == 0 and s <= scope.ir.num_layers):
-        parts = ranks // stages
-        if (parts > 1) != hybrid:
+    for stages in range(2, min(ranks, scope.ir.num_layers) + 1):
+        parts, rest = divmod(ranks, stages)
+        if rest or (parts > 1) != hybrid:
             continue
         for factor in (0, 4, 1, 2, 8):  # 4 chunks a stage are what chunks=auto makes
             made = PipelineCandidate(parts=parts, stages=stages, chunks=max(1, factor * stages))
@@ -348,7 +338,7 @@ def cost(strategy: GNNPipe, problem: Problem, machine: Machine) -> Price:
 
 
 def _cut(strategy: GNNPipe, work: Work, stages: int) -> tuple[range, ...]:
-    """Layers of each stage, or of each virtual one."""
+    """Return the layers of each (virtual) stage."""
     layers = work.ir.num_layers
     if strategy.cut == "even":
         return even(layers, stages)
@@ -358,8 +348,8 @@ def _cut(strategy: GNNPipe, work: Work, stages: int) -> tuple[range, ...]:
 def traffic_of(
     work: Work, boundary: RowBytes, rows: RowBytes, *, crossed: Sequence[Sequence[int]], params: int, ranks: int
 ) -> Traffic:
-    """`crossed`: widths of the carry at each boundary between two ranks; `rows`: codec between the parts of a stage,
-    which `work` is cut into. Two numbers of every rank are summed besides: loss and norm."""
+    """Return the bytes of an epoch. `crossed`: widths of the activations at each boundary between two ranks; `rows`:
+    codec between the parts of a stage, which `work` is cut into. Every rank also sums two numbers, loss and norm."""
     nodes, parts = sum(work.parts.nodes), work.parts.parts
     forward, backward = rows.exchanges(work)
     stage = sum(nodes * (boundary.row(w) + boundary.row(w, gradient=True)) for w in crossed)

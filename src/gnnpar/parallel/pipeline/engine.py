@@ -1,14 +1,16 @@
 """A schedule, interpreted: chunks of a part through the stages, all forwards, then all backwards, one optimiser step.
 
 Source: Chen, Chen and Qian, GNNPipe (arXiv 2308.10087). The numbers depend on the chunks, their order, the history and
-the weights of gradients, never on how many stages there are.
+the weights of gradients, not on the number of stages.
+
+An exact pass (evaluation, the fidelity probe, exact histories) runs all rows of a part as one batch. Inside a stage the
+parts exchange halo rows before each aggregation, as in graph parallelism.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -18,118 +20,183 @@ from torch import Tensor, nn
 from gnnpar.codecs.codec import Codec, Identity
 from gnnpar.comm import CodedExchange, Communicator, RowLike, Site
 from gnnpar.comm.clock import monotonic as now
-from gnnpar.data.tasks import Task
+from gnnpar.comm.communicator import Phase
 from gnnpar.files import StateDict
 from gnnpar.folds.block import Rows
-from gnnpar.models.gnn import GNN
-from gnnpar.parallel.engine import EngineDefaults, EpochReport, Stateful, Stepper, set_gradients, summand
+from gnnpar.parallel.context import BuildContext
+from gnnpar.parallel.engine import (
+    EngineDefaults,
+    EpochReport,
+    Stateful,
+    Stepper,
+    Timeline,
+    set_gradients,
+    summand,
+    trained,
+)
+from gnnpar.parallel.halo_graph import HaloGraph
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.pipeline.boundary import Boundary, Form, Lanes, Message
+from gnnpar.parallel.pipeline.boundary import Boundary, Entry
 from gnnpar.parallel.pipeline.chunk import ChunkGraph, Part
-from gnnpar.parallel.pipeline.chunks import EpochOrder, draw_order
-from gnnpar.parallel.pipeline.exact_pass import ExactPass, recording
-from gnnpar.parallel.pipeline.schedule.action import Action, Schedule
-from gnnpar.parallel.pipeline.stage import Kept, Remat, Stage
+from gnnpar.parallel.pipeline.chunks import EpochOrder, Span, draw_order
+from gnnpar.parallel.pipeline.schedule.action import Action, Schedule, fill_drain
+from gnnpar.parallel.pipeline.schedule.lower import lower
+from gnnpar.parallel.pipeline.stage import Batch, Kept, Remat, Stage
 from gnnpar.parallel.torch_types import floats
 from gnnpar.parallel.view import View
-from gnnpar.partition.shard import Shard
 
 
-@dataclass(frozen=True, kw_only=True)
-class HistoryPolicy:
-    """`shuffled`: a new order every epoch. `exact_start`, `exact_refresh`: snapshots by an exact pass, the first one
-    and all later ones."""
+class Pipeline:
+    """The stages of a rank under one lowered schedule. `stages`: by virtual stage; `entries`: of all of them.
 
-    shuffled: bool = True
-    exact_start: bool = False
-    exact_refresh: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Ranks:
-    """Who a rank talks to: everybody, the parts of its stage, the stages of its part."""
-
-    world: Communicator
-    parts: Communicator
-    stages: Communicator
-
-
-@dataclass(eq=False)
-class _Epoch:
-    """What lives from a chunk's forward to its backward."""
-
-    run: Pass
-    epoch_order: EpochOrder
-    boundary: Boundary
-    loss: Tensor
-    kept: dict[tuple[int, int], Kept] = field(default_factory=dict[tuple[int, int], Kept])  # by (stage, slot)
-    kept_bytes: int = 0
-    ready: dict[Message, Rows] = field(default_factory=dict[Message, Rows])  # to be sent, or to be read on this rank
-
-
-class PipelineEngine(EngineDefaults):
-    """`layers_of`: of virtual stages; stage s runs on rank s % stages. `schedule` is lowered. `boundary`: the codec
-    between stages; `codec`: the one between the parts of a stage, by which `part` exchanges rows. `stage_of`: the
-    virtual stages of the entries of the whole model's state_dict."""
+    `most_kept`: bytes of rows kept to compute batches again, at most in the last pass.
+    """
 
     def __init__(
         self,
+        stages: Mapping[int, Stage],
+        entries: Sequence[Entry],
+        schedule: Schedule,
+        exchange: CodedExchange,
+        remat: Remat = "none",
+    ) -> None:
+        self._stages, self._entries, self._schedule, self._exchange = stages, entries, schedule, exchange
+        self._actions = schedule.actions[exchange.comm.rank]
+        self._last = schedule.num_stages - 1
+        self._open = _kept_open(self._actions, remat)
+        self.most_kept = 0
+
+    def run(
+        self, batches: Sequence[Batch], *, epoch: int, phase: Phase = "stage", timeline: Timeline | None = None
+    ) -> list[Tensor]:
+        """Run a batch in each slot, forwards alone if gradients are off. Return the losses (or logits) of the last
+        stage, slot by slot. Gradients are left in the parameters."""
+        spans = [batch.span for batch in batches]
+        boundary = Boundary(self._exchange, self._schedule, self._entries, spans, epoch=epoch, phase=phase)
+        kept: dict[tuple[int, int], Kept] = {}  # by (stage, slot)
+        results: list[Tensor] = []
+        kept_bytes = self.most_kept = 0
+        backward = torch.is_grad_enabled()
+        for action in self._actions:
+            began, stage, slot = now(), action.stage, action.slot
+            if action.kind == "forward":
+                given = boundary.take(Action("receive_forward", stage, slot)) if stage else ()
+                keep = (stage, slot) in self._open
+                made, state = self._stages[stage].forward(batches[slot], given, keep=keep)
+                if stage < self._last:
+                    boundary.give(Action("receive_forward", stage + 1, slot), made)
+                else:
+                    results.append(made[0])
+                if backward:
+                    kept[stage, slot] = state
+                    kept_bytes += state.nbytes
+                    self.most_kept = max(self.most_kept, kept_bytes)
+            elif action.kind.endswith("backward") and not backward:
+                continue
+            elif action.kind == "backward":
+                state = kept.pop((stage, slot))
+                kept_bytes -= state.nbytes
+                self._stages[stage].reopen(state)  # before waiting: a second forward fills the bubble
+                if stage < self._last:
+                    grads = boundary.take(Action("receive_backward", stage, slot))
+                else:
+                    grads = (torch.ones_like(results[0]),)
+                grads = self._stages[stage].backward(state, grads)
+                if stage:
+                    boundary.give(Action("receive_backward", stage - 1, slot), grads)
+            elif action.kind.startswith("receive"):
+                boundary.post(action)
+            else:
+                boundary.send(action)
+            if timeline is not None:
+                timeline.append((str(action), began, now()))
+        assert not kept, "the schedule left a forward without its backward"
+        return results
+
+
+def _kept_open(actions: Sequence[Action], remat: Remat) -> set[tuple[int, int]]:
+    """Return the (stage, slot) that keep all that autograd saves: with remat=chunk those that turn back at once."""
+    computing = [a for a in actions if a.computes]
+    if remat == "none":
+        return {(a.stage, a.slot) for a in computing}
+    turns = [a for a, b in pairwise(computing) if b == Action("backward", a.stage, a.slot)]
+    return {(a.stage, a.slot) for a in turns if remat == "chunk"}
+
+
+class PipelineEngine(EngineDefaults):
+    """Virtual stage s, of the layers `layers_of[s]`, runs on rank s % stages. `schedule` is lowered. `boundary`: the
+    codec between the ranks of `stages`; `codec`: the one between those of `parts`, by which `part` exchanges rows.
+    `stage_of`: the virtual stages of the entries of the whole model's state_dict. `shuffled`: a new order of chunks
+    every epoch. `exact_start`, `exact_refresh`: snapshots by an exact pass, the first one and all later ones."""
+
+    def __init__(
+        self,
+        context: BuildContext,
         *,
         part: Part,
         exact: View,
-        shard: Shard,
-        model: GNN,
-        task: Task,
-        ranks: Ranks,
-        layers_of: tuple[range, ...],
+        parts: Communicator,
+        stages: Communicator,
         schedule: Schedule,
         boundary: Codec,
         codec: Codec,
-        seed: int,
-        history_policy: HistoryPolicy,
-        remat: Remat = "none",
+        remat: Remat,
         stage_of: Mapping[str, int],
+        shuffled: bool,
+        exact_start: bool,
+        exact_refresh: bool,
     ) -> None:
-        self._part, self._exact, self._shard, self._model, self._task = part, exact, shard, model, task
-        self._ranks, self._layers_of, self._schedule = ranks, layers_of, schedule
-        self._boundary, self._codecs = CodedExchange(ranks.stages, boundary), (boundary, codec)
-        self._stateful: dict[str, Stateful] = {  # what lives between epochs, by its name in a checkpoint
+        shard, model, layers_of = context.shard, context.model, context.plan.placement.layers_of
+        self._part, self._exact, self._shard, self._model = part, exact, shard, model
+        self._comm, self._parts, self._seed = context.comm, parts, context.seed
+        self._codecs, self._remat, self._shuffled = (boundary, codec), remat, shuffled
+        self._exact_start, self._exact_refresh = exact_start, exact_refresh
+        coded = CodedExchange(stages, boundary)
+        # state between epochs, by its name in a checkpoint
+        self._stateful: dict[str, Stateful] = {
             "history": part.history,
             "slots": part.slots.exchange,
-            "boundary": self._boundary,
+            "boundary": coded,
         }
-        self._seed, self._history_policy = seed, history_policy
-        stages = ranks.stages
-        self._lanes = Lanes.of(schedule, stages.rank)
-        self._mine = [s for s in range(len(layers_of)) if s % stages.size == stages.rank]
-        self._is_last = self._mine[-1] == len(layers_of) - 1
-        exact_stages = CodedExchange(stages, Identity().build(shard.row_lists, stages, seed))
-        self._exact_pass = ExactPass(model, layers_of, exact_stages, shard)
-        self._stage_of = stage_of
-        self._parameters = {n: p for n, p in model.named_parameters() if stage_of[n] in self._mine}
-        self._parameters |= shard.own_parameters
-        self._targets = self._targets_of_chunks() if self._is_last else {}
-        self._remat: Remat = remat
-        self._stages = {s: Stage(layers_of[s], self._piece, remat=remat) for s in self._mine}
-        self._turning = _turning_back(schedule.actions[stages.rank])
+        mine = {s: layers for s, layers in enumerate(layers_of) if s % stages.size == stages.rank}
+        self._is_last, self._waits = len(layers_of) - 1 in mine, stages.size > 1
+        held = {name: p for name, p in model.named_parameters() if stage_of[name] in mine}
+        self._parameters: dict[str, nn.Parameter] = held | shard.own_parameters
+        self._weights = [name for name, stage in stage_of.items() if stage in mine]
+        of_stage = {s: Stage(model, context.task, shard, layers, remat) for s, layers in mine.items()}
+        like = RowLike((), shard.x.dtype, shard.x.device)
+        widths = {layers.start: model.carry_widths(layers.start) for layers in layers_of[1:]}
+        entries = [Entry(i, tuple(like._replace(shape=(w,)) for w in each)) for i, each in ({0: ()} | widths).items()]
+        whole = CodedExchange(stages, Identity().build(shard.row_lists, stages, context.seed))
+        once = lower(fill_drain(stages.size, 1, virtual=schedule.virtual))
+        self._by_chunks = Pipeline(of_stage, entries, schedule, coded, remat)
+        self._at_once = Pipeline(of_stage, entries, once, whole)
+        self._targets = [self._target(part.chunks.own(k)) for k in range(part.chunks.num)]
         self._unread = None
-        self._most_kept = 0  # bytes of rows kept to compute chunks again, at most in the last epoch
+
+    def _target(self, span: Span) -> tuple[Tensor | None, Tensor | None]:
+        """Return the training rows of a chunk and their labels, on the last stage."""
+        if not self._is_last:
+            return None, None
+        rows = self._part.chunks.order[span.rows]
+        train = self._shard.train_mask[rows].nonzero().flatten()
+        return train, self._shard.y[rows[train]]
 
     @property
     def _trained(self) -> dict[str, nn.Parameter]:
-        return {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
+        return trained(self._parameters.items())
 
     @property
     def node_ids(self) -> Tensor:
         return self._shard.node_ids if self._is_last else self._shard.node_ids[:0]
 
     def train_epoch(self, epoch: int, optimizer: Stepper, *, keep_gradient: bool = False) -> EpochReport:
-        comm = self._ranks.world
+        comm = self._comm
         with comm.clock("compute"):
             optimizer.zero_grad()
-            loss = self._run(epoch)
-        if self._ranks.stages.size > 1:
-            with comm.clock("bubble"):  # the drain: whoever is through waits for the first stage
+            loss = self._all_chunks(epoch)
+        if self._waits:
+            with comm.clock("bubble"):  # the drain: wait for the first stage
                 comm.barrier()
         gradients = self._reduced(epoch)
         total = self._totals(epoch, loss, gradients)
@@ -141,112 +208,51 @@ class PipelineEngine(EngineDefaults):
         comm.flush(keep=0)
         return EpochReport(mean_loss, kept)
 
-    def _run(self, epoch: int) -> Tensor:
-        """All actions of this rank; its share of the loss. Gradients are left in the parameters."""
-        history, chunks = self._part.history, self._part.chunks
-        self.drain()  # what is in flight was written with the codec's bits of the last epoch
+    def _all_chunks(self, epoch: int) -> Tensor:
+        """Run the schedule; return this rank's share of the loss. Gradients are left in the parameters."""
+        part, history = self._part, self._part.history
+        self.drain()  # messages in flight were written with the codec's bits of the last epoch
         for codec in self._codecs:
             codec.begin_epoch(epoch)
         self._refresh(epoch)
-        order = draw_order(chunks.num, seed=self._seed, epoch=epoch, shuffled=self._history_policy.shuffled)
-        epoch_order = EpochOrder(chunks, order, fresh=history.fresh, stale=history.stale)
-        boundary = Boundary(self._boundary, self._lanes, epoch=epoch, form=lambda m: self._form(m, epoch_order))
-        run = Pass(self._seed, epoch, training=True)
-        now_running = _Epoch(
-            run, epoch_order, boundary, torch.zeros((), dtype=self._shard.in_degree.dtype, device=self._shard.x.device)
-        )
-        self._most_kept = 0
+        order = draw_order(part.chunks.num, seed=self._seed, epoch=epoch, shuffled=self._shuffled)
+        epoch_order = EpochOrder(part.chunks, order, fresh=history.fresh, stale=history.stale)
+        run, keeps_masks = Pass(self._seed, epoch, training=True), self._remat == "none"
+        batches: list[Batch] = []
+        for slot, chunk in enumerate(order):
+            graph = ChunkGraph(part, epoch_order, run, slot, keeps_masks=keeps_masks)
+            batches.append(Batch(graph, part.chunks.order[graph.span.rows], graph.span, *self._targets[chunk]))
         if self.timeline is not None:
             self.timeline.clear()
-        for action in self._schedule.actions[self._ranks.stages.rank]:
-            began = now()
-            self._do(action, now_running)
-            if self.timeline is not None:
-                self.timeline.append((str(action), began, now()))
-        assert not now_running.kept, "the schedule left a forward without its backward"
-        history.end_epoch(epoch, take=not self._history_policy.exact_refresh)
-        return now_running.loss
-
-    def _do(self, action: Action, at: _Epoch) -> None:
-        stage, slot = action.stage, action.slot
-        if action.kind == "forward":
-            self._forward(stage, slot, at)
-        elif action.kind == "backward":
-            self._backward(stage, slot, at)
-        elif action.kind == "receive_forward":
-            at.boundary.post(Message("forward", stage, slot))
-        elif action.kind == "receive_backward":
-            at.boundary.post(Message("backward", stage + 1, slot))
-        elif action.kind == "send_forward":
-            message = Message("forward", stage + 1, slot)
-            at.boundary.send(message, at.ready.pop(message), (stage + 1) % self._ranks.stages.size)
-        else:
-            message = Message("backward", stage, slot)
-            at.boundary.send(message, at.ready.pop(message), (stage - 1) % self._ranks.stages.size)
-
-    def _forward(self, stage: int, slot: int, at: _Epoch) -> None:
-        graph = ChunkGraph(self._part, at.epoch_order, at.run, slot, keeps_masks=self._remat == "none")
-        given = self._arrived(Message("forward", stage, slot), stage - 1, at) if stage else ()
-        keep = self._remat == "none" or (self._remat == "chunk" and (stage, slot) in self._turning)
-        made, at.kept[stage, slot] = self._stages[stage].forward(graph, given, keep=keep)
-        if stage + 1 == len(self._layers_of):
-            at.loss += made[0]
-        else:
-            at.ready[Message("forward", stage + 1, slot)] = made
-        at.kept_bytes += at.kept[stage, slot].nbytes
-        self._most_kept = max(self._most_kept, at.kept_bytes)
-
-    def _piece(self, graph: ChunkGraph, layers: range, carry: Rows) -> Rows:
-        """Run some layers of a chunk, with the encoder before the first and the loss after the last."""
-        if layers.start == 0:
-            carry = self._model.begin(graph, self._shard.inputs(self._part.chunks.order[graph.span.rows]))
-        for i in layers:
-            carry = self._model.run_layer(i, graph, carry)
-        if layers.stop < self._model.num_layers:
-            return carry
-        rows, labels = self._targets[graph.chunk]
-        logits = self._model.end(graph, carry)
-        return (self._task.loss_sum(logits[rows], labels) / self._shard.num_train,)
-
-    def _backward(self, stage: int, slot: int, at: _Epoch) -> None:
-        kept, arrived = at.kept.pop((stage, slot)), None
-        at.kept_bytes -= kept.nbytes
-        if stage + 1 < len(self._layers_of):
-            message = Message("backward", stage + 1, slot)
-            arrived = partial(self._arrived, message, stage + 1, at)
-        grads = self._stages[stage].backward(kept, arrived)
-        if grads:
-            at.ready[Message("backward", stage, slot)] = grads
-
-    def _arrived(self, message: Message, sender: int, at: _Epoch) -> Rows:
-        """Return the output of another virtual stage, on this rank or on another."""
-        stages = self._ranks.stages
-        if sender % stages.size == stages.rank:
-            return at.ready.pop(message)
-        return at.boundary.take(message)
-
-    def _form(self, message: Message, epoch_order: EpochOrder) -> Form:
-        layer = self._layers_of[message.stage].start
-        like = RowLike((), self._shard.x.dtype, self._shard.x.device)
-        widths = self._model.carry_widths(layer)
-        span = self._part.chunks.own(epoch_order.order[message.slot])
-        return Form(layer, tuple(like._replace(shape=(width,)) for width in widths), span)
+        loss = torch.zeros((), dtype=self._shard.in_degree.dtype, device=self._shard.x.device)
+        for each in self._by_chunks.run(batches, epoch=epoch, timeline=self.timeline):
+            loss += each
+        history.end_epoch(epoch, take=not self._exact_refresh)
+        return loss
 
     def _refresh(self, epoch: int) -> None:
         """Update the snapshot of an exact pass at the present weights if it is due. A run resumed without its history,
         on other ranks, starts one again."""
-        history, history_policy = self._part.history, self._history_policy
-        start = history_policy.exact_start and history.taken_after is None
-        again = history_policy.exact_refresh and epoch > 0 and epoch % history.refresh == 0
+        history = self._part.history
+        start = self._exact_start and history.taken_after is None
+        again = self._exact_refresh and epoch > 0 and epoch % history.refresh == 0
         if (start or again) and history.halves == 2:
-            run = Pass(self._seed, epoch, training=True)
             with torch.no_grad():
-                self._exact_pass.forward(recording(self._exact.during(run), self._part), run)
+                self._exactly(recording(self._exact, self._part), Pass(self._seed, epoch, training=True))
             history.take(epoch - 1)
+
+    def _exactly(self, view: View, run: Pass, *, losses: bool = False) -> list[Tensor]:
+        """Run all rows as one batch; return the logits of the last stage, or the loss."""
+        shard = self._shard
+        batch = Batch(view.during(run), slice(None), Span(0, shard.num_inner))
+        if losses and self._is_last:
+            train = shard.rows_of_split["train"]
+            batch = batch._replace(train=train, labels=shard.y[train])
+        return self._at_once.run([batch], epoch=run.epoch, phase="stage" if run.counted else "evaluate")
 
     def _reduced(self, epoch: int | None) -> dict[str, Tensor]:
         """Gradients by name, summed over the parts: stages hold different layers, parts vectors of different nodes."""
-        parts = self._ranks.parts
+        parts = self._parts
         grads = {n: summand(p.grad, p) for n, p in self._trained.items()}
         summed = {n: g for n, g in grads.items() if n not in self._shard.own_parameters}
         if parts.size == 1 or not summed:
@@ -262,33 +268,28 @@ class PipelineEngine(EngineDefaults):
         own = self._shard.own_parameters
         squares = {n: g.square().sum() for n, g in gradients.items()}
         shared = [square for n, square in squares.items() if n not in own] or [loss.new_zeros(())]
-        total = torch.stack(shared).sum() / self._ranks.parts.size
+        total = torch.stack(shared).sum() / self._parts.size
         mine = torch.stack([loss, total + sum(squares[n] for n in own)])
-        return self._ranks.world.all_reduce(mine, Site(epoch, -1, 1, "reduce"))
+        return self._comm.all_reduce(mine, Site(epoch, -1, 1, "reduce"))
 
     @torch.no_grad()
     def predict(self) -> Tensor:
-        run = Pass(self._seed)
-        logits = self._exact_pass.forward(self._exact.during(run), run).logits
-        self._ranks.world.flush(keep=0)
-        return self._shard.in_degree.new_zeros(0, self._model.out_dim) if logits is None else logits
+        logits = self._exactly(self._exact, Pass(self._seed)) or [
+            self._shard.in_degree.new_zeros(0, self._model.out_dim)
+        ]
+        self._comm.flush(keep=0)
+        return logits[0]
 
     def exact_gradient(self, epoch: int) -> dict[str, Tensor]:
-        run = Pass(self._seed, epoch, training=True, probe=True)
         parameters = self._trained
         before = {name: p.grad for name, p in parameters.items()}
         for p in parameters.values():
             p.grad = None
-        exact = self._exact_pass.forward(self._exact.during(run), run)
-        loss = None
-        if exact.logits is not None:
-            train = self._shard.rows_of_split["train"]
-            loss = self._task.loss_sum(exact.logits[train], self._shard.y[train]) / self._shard.num_train
-        exact.backward(loss)
+        self._exactly(self._exact, Pass(self._seed, epoch, training=True, probe=True), losses=True)
         found = self._reduced(None)
         for name, p in parameters.items():
             p.grad = before[name]
-        self._ranks.world.flush(keep=0)
+        self._comm.flush(keep=0)
         return found
 
     def drain(self) -> None:
@@ -302,7 +303,7 @@ class PipelineEngine(EngineDefaults):
             "halo": self._stateful["slots"].nbytes + self._stateful["boundary"].nbytes,
             "history": self._stateful["history"].nbytes,
             "host": 0,
-            "activations": self._most_kept,
+            "activations": self._by_chunks.most_kept,
         }
 
     def peak_elsewhere(self) -> int:
@@ -313,16 +314,15 @@ class PipelineEngine(EngineDefaults):
 
     def named_weights(self) -> Iterator[tuple[str, Any]]:
         held = self._model.held
-        for name in (name for name, stage in self._stage_of.items() if stage in self._mine):
+        for name in self._weights:
             module, _, leaf = name.rpartition(".")
             yield name, held[name] if name in held else self._model.get_submodule(module).state_dict()[leaf]
         yield from self._shard.own_weights.items()
 
     def state_dict(self) -> StateDict:
-        model = dict(self.named_weights())
         codecs = [codec.state_dict() for codec in self._codecs]
         parts = {name: part.state_dict() for name, part in self._stateful.items()}
-        return {"model": model, "codecs": codecs, **parts}
+        return {"model": dict(self.named_weights()), "codecs": codecs, **parts}
 
     @torch.no_grad()
     def load_state_dict(self, state: StateDict) -> None:
@@ -332,22 +332,20 @@ class PipelineEngine(EngineDefaults):
         for name, part in self._stateful.items():
             part.load_state_dict(state.get(name, {}))  # a part with nothing to save may be missing
 
-    def _targets_of_chunks(self) -> dict[int, tuple[Tensor, Tensor]]:
-        """Chunk -> (its training rows, their labels)."""
-        chunks = self._part.chunks
-        targets: dict[int, tuple[Tensor, Tensor]] = {}
-        for k in range(chunks.num):
-            rows = chunks.order[chunks.own(k).rows]
-            train = self._shard.train_mask[rows].nonzero().flatten()
-            targets[k] = train, self._shard.y[rows[train]]
-        return targets
 
+def recording(view: View, part: Part) -> View:
+    """Return the exact view with aggregations that also write the rows that they read into the history of the part.
 
-def _turning_back(actions: tuple[Action, ...]) -> set[tuple[int, int]]:
-    """(stage, slot) whose backward is the next thing that a rank computes after its forward."""
-    computing = [a for a in actions if a.computes]
-    return {
-        (a.stage, a.slot)
-        for a, b in pairwise(computing)
-        if a.kind == "forward" and b == Action("backward", a.stage, a.slot)
-    }
+    Rows of other parts are sent once, and written as the view receives them.
+    """
+    history, chunks = part.history, part.chunks
+
+    def write_own(layer: int, call: int, src: Rows) -> None:
+        history.write((layer, call), tuple(rows[chunks.order] for rows in src), slice(chunks.num_own))
+
+    def write_halo(site: Site, peer: int, src: Rows) -> None:
+        history.write((site.layer, site.call), src, chunks.halo_rows[peer])
+
+    if isinstance(view, HaloGraph):
+        view = replace(view, exchange=view.exchange.observed(write_halo))
+    return replace(view, watch=write_own)

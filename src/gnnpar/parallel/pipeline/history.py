@@ -20,10 +20,8 @@ Call = tuple[int, int]
 
 
 class History:
-    """Tables of one rank. `rows`: T of the part's table, `own`: its owned rows; `halves`: 1 where nothing is stale.
-
-    `remembers`: keep the last epoch's gradient rows too (lambda-mix).
-    """
+    """Tables of one rank. `rows`: T of the part's table, `own`: its owned rows; `halves`: 1 where nothing is stale;
+    `remembers`: keep the last epoch's gradient rows too (lambda-mix)."""
 
     def __init__(self, rows: int, own: int, *, refresh: int, halves: int = 2, remembers: bool = False) -> None:
         self.rows, self.own, self.refresh, self.halves, self.remembers = rows, own, refresh, halves, remembers
@@ -45,27 +43,30 @@ class History:
         """First row of the snapshot."""
         return (1 - self._flipped) * self.rows * (self.halves - 1)
 
-    def sources(self, call: Call, like: Sequence[RowLike] | Rows) -> Rows:
-        """Both halves of every operand's rows, zeros at first. Shapes: [halves * T, ...]. `like`: or such rows."""
-        tables = self._sources.get(call)
-        if tables is None:
-            forms = [each if isinstance(each, RowLike) else RowLike.of((each,))[0] for each in like]
-            tables = self._sources[call] = tuple(form.empty(self.halves * self.rows).zero_() for form in forms)
-        return tables
+    def sources(self, call: Call, like: Sequence[RowLike]) -> Rows:
+        """Return both halves of every operand's rows, zeros at first. Shapes: [halves * T, ...]."""
+        if call not in self._sources:
+            self._sources[call] = tuple(each.empty(self.halves * self.rows).zero_() for each in like)
+        return self._sources[call]
+
+    def write(self, call: Call, rows: Rows, at: slice | Tensor) -> None:
+        """Write source rows of this epoch. `at`: their rows in the table of the part."""
+        for table, each in zip(self.sources(call, RowLike.of(rows)), rows, strict=True):
+            table[self.fresh : self.fresh + self.rows][at] = each
 
     def pushed(self, call: Call, like: Sequence[RowLike]) -> Rows:
-        """Gradients of sources whose turn comes later, of folds that are differentiated by block."""
+        """Return the table of gradients that wait for their sources' turn, of folds that push. Shapes: [T, ...]."""
         if call not in self._pushed:
             self._pushed[call] = tuple(each.empty(self.rows).zero_() for each in like)
         return self._pushed[call]
 
     def gradients(self, call: Call, like: RowLike) -> Tensor:
-        """Gradient rows of an aggregation's result, this epoch's, weighted once a slot is over, and a row of zeros.
-        Shapes: [N + 1, ...]."""
+        """Return this epoch's gradient rows of an aggregation's result, weighted once a slot is over, and a row of
+        zeros. Shapes: [N + 1, ...]."""
         return self._gradient_halves(call, like)[self._turned if self.remembers else 0]
 
     def last_gradients(self, call: Call, like: RowLike) -> Tensor | None:
-        """Return the gradients of the last epoch; None before the first."""
+        """Return the gradient rows of the last epoch; None before the first, or if they are not remembered."""
         return self._gradient_halves(call, like)[1 - self._turned] if self.remembers and self._finished >= 0 else None
 
     def _gradient_halves(self, call: Call, like: RowLike) -> Tensor:
@@ -75,7 +76,7 @@ class History:
         return self._gradients[call]
 
     def end_epoch(self, epoch: int, *, take: bool = True) -> None:
-        """`take`: this history makes its own snapshots, no exact pass does."""
+        """End an epoch, and take the snapshot if it is due. `take`: False where exact passes take snapshots."""
         self._finished = epoch
         if self.remembers:
             self._turned = 1 - self._turned
@@ -83,7 +84,7 @@ class History:
             self.take(epoch)
 
     def take(self, epoch: int) -> None:
-        """Make the rows written since the last call the snapshot."""
+        """Make the rows written since the last call the snapshot, which is of `epoch`."""
         self._flipped, self.taken_after = 1 - self._flipped, epoch
 
     @property
@@ -92,7 +93,7 @@ class History:
         return sum(t.numel() * t.element_size() for t in (*tables, *self._own_gradients().values()))
 
     def _own_gradients(self) -> dict[Call, Tensor]:
-        """Without the rows of zeros. Shapes: [halves, N, ...]."""
+        """Return gradient tables without the rows of zeros. Shapes: [halves, N, ...]."""
         return {call: both[:, : self.own] for call, both in self._gradients.items()}
 
     def drain(self) -> None:

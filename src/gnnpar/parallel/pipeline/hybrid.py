@@ -5,31 +5,22 @@ layers and different nodes; slot i of every part runs at the same time, and the 
 travel before each aggregation. One stage with one chunk a part is graph parallelism, one part is the pipeline.
 
 Deviations: nodes are cut into parts first and into chunks inside each, so that the parts are a good partition; a rank
-holds its own rows and those it reads of others, not N; `codec` is what these rows look like on the wire.
+holds its own rows and those it reads of others, not N; `codec` encodes these rows on the wire.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
 from gnnpar.parallel.pipeline.strategy import GNNPipe
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from gnnpar.pricing.candidate import Candidate, Scope
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hybrid(GNNPipe):
     """Fields as in GNNPipe. `parts` null: the smallest number above one that divides the ranks."""
 
+    hybrid: ClassVar[bool] = True
     parts: Annotated[int, Ge(1), Le(4096)] | None = None
-
-    def candidates(self, scope: Scope, ranks: int) -> Iterable[Candidate]:
-        from gnnpar.parallel.pipeline.cost import candidates
-
-        return candidates(scope, ranks, hybrid=True)

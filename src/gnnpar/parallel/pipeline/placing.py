@@ -1,4 +1,4 @@
-"""Layers onto a pipeline whose stages are given in order, exactly, for any number of parts a stage.
+"""Optimal cuts of layers into stages on devices given in order, for any number of parts a stage.
 
 Minimises chain(): sum of stages and boundaries + (chunks - 1) x the slowest of them. For each bound on the slowest,
 dynamic programming over stages finds the least sum; it is one pass of matrices over layers. The order of
@@ -45,7 +45,7 @@ def place_layers(line: Line, *, chunks: int) -> tuple[float, tuple[int, ...]]:
         low, high = (low, middle) if _least_sum(line, bounds[middle]) is not None else (middle + 1, high)
     best: tuple[float, tuple[int, ...]] = (np.inf, ())
     for tried, bound in zip([0.0, *bounds[low:]], bounds[low:], strict=False):
-        if loose[0] + (chunks - 1) * tried >= best[0]:  # whatever is new here is slower than what was tried
+        if loose[0] + (chunks - 1) * tried >= best[0]:  # all cuts from here on are slower
             break
         least = _least_sum(line, bound)
         if least is not None:

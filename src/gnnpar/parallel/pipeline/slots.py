@@ -1,7 +1,7 @@
-"""What the parts of a stage send each other, slot by slot: rows of the chunks whose turn it is, and gradients back.
+"""Messages between the parts of a stage, slot by slot: rows of the chunks in the slot, and gradients back.
 
-A codec sees the rows that a part reads of another as one list, chunk by chunk in table order, of which a slot sends the
-piece that begins at `site.first`. So its numbers depend neither on the order of chunks nor on the number of stages.
+A codec sees the rows that a part reads of another as one list, chunk by chunk in table order; a slot sends the piece
+that begins at `site.first`. So its numbers depend neither on the order of chunks nor on the number of stages.
 """
 
 from __future__ import annotations
@@ -13,44 +13,42 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, Posted, RowLike, RowLists, Site
+from gnnpar.comm import CodedExchange, Incoming, Outgoing, Posted, RowLike, RowLists, Site
 from gnnpar.folds.block import Rows
 from gnnpar.parallel.pipeline.chunks import Chunks, Span
-
-Pieces = dict[tuple[int, int], tuple[Tensor, int]]
-"""(reader, chunk) -> own table rows that it reads, and where they begin in its list."""
 
 
 @dataclass(frozen=True, eq=False)
 class Slots:
-    """`exchange`: of the parts of a stage. All methods are collective: a chunk of every part is in the slot."""
+    """`exchange`: of the parts of a stage. All methods are collective: a chunk of every part is in the slot. One part
+    exchanges nothing."""
 
     chunks: Chunks
     exchange: CodedExchange
 
-    @property
-    def comm(self) -> Communicator:
-        return self.exchange.comm
-
-    def send(self, own: Rows, chunk: int, site: Site) -> Posted:
-        """Rows of a chunk to the parts that read them; what will come. `own`: all rows of this part, in table order."""
+    def send(self, own: Rows, chunk: int, site: Site) -> Posted | None:
+        """Send rows of a chunk to the parts that read them. `own`: all rows of this part, in table order."""
+        if self.exchange.comm.size == 1:
+            return None
         outgoing = {p: Outgoing(own, rows, first) for p, (rows, first) in self._read_by(chunk).items()}
         return self.exchange.post(outgoing, self._read_of_others(chunk), RowLike.of(own), site)
 
-    def received(self, posted: Posted, chunk: int) -> Iterator[tuple[Span, Rows]]:
-        """(where in the table, rows) of every other part's chunk."""
-        for p, rows in self.exchange.take_all(posted):
+    def received(self, posted: Posted | None, chunk: int) -> Iterator[tuple[Span, Rows]]:
+        """Yield (place in the table, rows) of every other part's chunk."""
+        for p, rows in self.exchange.take_all(posted) if posted else ():
             yield self.chunks.spans[p, chunk], rows
 
-    def send_back(self, theirs: Mapping[int, Rows], chunk: int, like: Sequence[RowLike], site: Site) -> Posted:
-        """Gradients of halo rows, by part, to their owners; what will come for this chunk's rows."""
+    def send_back(self, theirs: Mapping[int, Rows], chunk: int, like: Sequence[RowLike], site: Site) -> Posted | None:
+        """Send gradients of halo rows, by part, to their owners."""
+        if self.exchange.comm.size == 1:
+            return None
         outgoing = {p: Outgoing(theirs[p], None, piece.first) for p, piece in self._read_of_others(chunk).items()}
         incoming = {p: Incoming(len(rows), first) for p, (rows, first) in self._read_by(chunk).items()}
         return self.exchange.post(outgoing, incoming, like, site)
 
-    def returned(self, posted: Posted, chunk: int) -> Iterator[tuple[Tensor, Rows]]:
-        """(rows within the chunk, gradients) from every part that reads it."""
-        for p, rows in self.exchange.take_all(posted):
+    def returned(self, posted: Posted | None, chunk: int) -> Iterator[tuple[Tensor, Rows]]:
+        """Yield (rows within the chunk, gradients) from every part that reads it."""
+        for p, rows in self.exchange.take_all(posted) if posted else ():
             yield self.chunks.sent[p, chunk], rows
 
     def _read_by(self, chunk: int) -> dict[int, tuple[Tensor, int]]:
@@ -67,9 +65,9 @@ class Slots:
         return {p: piece for p, piece in incoming.items() if piece.num_rows}
 
     @cached_property
-    def _pieces(self) -> Pieces:
-        pieces: Pieces = {}
-        chunks = self.chunks
+    def _pieces(self) -> dict[tuple[int, int], tuple[Tensor, int]]:
+        """(reader, chunk) -> own table rows that it reads, and where they begin in its list."""
+        pieces, chunks = dict[tuple[int, int], tuple[Tensor, int]](), self.chunks
         for p in chunks.readers:
             first = 0
             for k in range(chunks.num):

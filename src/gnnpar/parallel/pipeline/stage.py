@@ -1,90 +1,130 @@
-"""The layers of one virtual stage, and what a chunk leaves there between its forward and its backward (`remat`).
+"""The layers of one virtual stage, and the state of a batch between its forward and its backward (`remat`).
 
-none: all that autograd saves. chunk: the rows that enter the stage; everything else is computed again just before the
-chunk's backward (GPipe, Huang et al. 2019, section 2.3: re-materialization by micro-batch and partition). layer: the
-rows that enter each layer, and one layer at a time is computed again.
+none: all that autograd saves. chunk: the rows that enter the stage; the rest is computed again just before the chunk's
+backward (GPipe, Huang et al. 2019, section 2.3: re-materialization by micro-batch and partition). layer: the rows that
+enter each layer; one layer at a time is computed again.
 
 A second forward sends nothing and gives the same bits: masks are keyed, and at its backward a chunk still finds in the
 tables the rows that its folds have read, fresh ones of its slot and before, and the history in the other half. GNNPipe
 keeps the results of folds instead (specification 2.7), since later chunks overwrite its one table. The price is one
-more forward, less the folds' exchange: (K - 1)/K of it with `chunk`, where a chunk that turns back at once is kept.
+more forward without the exchange of its folds: (K - 1)/K of it with `chunk`, where a chunk that turns back at once is
+kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
+from gnnpar.data.tasks import Task
 from gnnpar.folds.block import Rows
+from gnnpar.models.gnn import GNN
 from gnnpar.parallel.pipeline.chunk import ChunkGraph
-from gnnpar.parallel.pipeline.exact_pass import backward_through, gradients_of
+from gnnpar.parallel.pipeline.chunks import Span
+from gnnpar.parallel.view import View
+from gnnpar.partition.shard import Shard
 
 Remat = Literal["none", "chunk", "layer"]
-Run = Callable[[ChunkGraph, range, Rows], Rows]
-"""(graph, layers, rows that enter them; none in front of the first) -> rows that leave, the loss after the last."""
+
+
+class Batch(NamedTuple):
+    """Rows that pass all stages together: a chunk, or all rows of a part.
+
+    Shapes: rows [n] of the shard; span: the same rows in the table; train [t]: training nodes among them, labels
+    [t, ...] (None: the last stage gives logits, not the loss).
+    """
+
+    graph: ChunkGraph | View
+    rows: Tensor | slice
+    span: Span
+    train: Tensor | None = None
+    labels: Tensor | None = None
+
+    def again(self) -> Batch:
+        """Return this chunk in a second forward."""
+        assert isinstance(self.graph, ChunkGraph)
+        return self._replace(graph=self.graph.again())
 
 
 @dataclass(eq=False)
 class Kept:
-    """Of one chunk: rows that entered each piece of the stage; the last piece's (leaves, results), where they are kept
-    with what autograd saved."""
+    """State of one batch: rows that entered each piece of the stage, and the (leaves, results) of its last piece while
+    they are held with what autograd saved."""
 
-    graph: ChunkGraph
+    batch: Batch
     entered: list[Rows]
     open: tuple[Rows, Rows] | None = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows kept to start again from; rows that pass through a layer count once."""
+        """Bytes of the rows to start again from; rows that pass through a layer count once."""
         if self.open is not None:
             return 0
         rows = {t.data_ptr(): t.numel() * t.element_size() for each in self.entered for t in each}
         return sum(rows.values())
 
 
+@dataclass(frozen=True, eq=False)
 class Stage:
-    """One virtual stage. `run` computes a piece of it, a range of its layers."""
+    """One virtual stage, with the encoder in front of the first layer, and the decoder and the loss behind the last."""
 
-    def __init__(self, layers: range, run: Run, *, remat: Remat) -> None:
-        self.pieces: Sequence[range] = [layers] if remat != "layer" else [range(i, i + 1) for i in layers]
-        self._run = run
+    model: GNN
+    task: Task
+    shard: Shard
+    layers: range
+    remat: Remat = "none"
 
-    def forward(self, graph: ChunkGraph, given: Rows, *, keep: bool) -> tuple[Rows, Kept]:
-        """Return the output of the stage, and the state kept for backward. `keep`: all that autograd saves, whatever
-        `remat` says."""
+    @property
+    def pieces(self) -> Sequence[range]:
+        return [range(i, i + 1) for i in self.layers] if self.remat == "layer" else [self.layers]
+
+    def forward(self, batch: Batch, given: Rows, *, keep: bool) -> tuple[Rows, Kept]:
+        """Return the output of the stage, and the state for backward. `keep`: all that autograd saves."""
         if keep:
-            leaves = as_leaves(given)
-            results = self._run(graph, range(self.pieces[0].start, self.pieces[-1].stop), leaves)
-            return tuple(t.detach() for t in results), Kept(graph, [], (leaves, results))
+            leaves = as_leaves(given) if torch.is_grad_enabled() else given
+            results = self._run(batch, self.layers, leaves)
+            return tuple(t.detach() for t in results), Kept(batch, [], (leaves, results))
         entered: list[Rows] = []
         with torch.no_grad():
             for piece in self.pieces:
                 entered.append(given)
-                given = self._run(graph, piece, given)
-        return given, Kept(graph, entered)
+                given = self._run(batch, piece, given)
+        return given, Kept(batch, entered)
 
-    def backward(self, kept: Kept, arrived: Callable[[], Rows] | None) -> Rows:
-        """Gradients of what entered the stage. `arrived`: waits for those of what left it; None: it was the loss."""
-        leaves, results = self._reopened(kept)  # before waiting: the second forward fills the bubble
-        grads = (torch.ones_like(results[0]),) if arrived is None else arrived()
+    def reopen(self, kept: Kept) -> None:
+        """Compute the last piece again that has not gone backward, unless autograd still holds it."""
+        if kept.open is None:
+            leaves = as_leaves(kept.entered.pop())
+            kept.open = leaves, self._run(kept.batch.again(), self.pieces[len(kept.entered)], leaves)
+
+    def backward(self, kept: Kept, grads: Rows) -> Rows:
+        """Return the gradients of the rows that entered the stage. `grads`: of those that left it."""
         while True:
-            backward_through(results, grads)
-            grads = gradients_of(leaves)
+            self.reopen(kept)
+            assert kept.open is not None
+            (leaves, results), kept.open = kept.open, None
+            if pairs := [(t, g) for t, g in zip(results, grads, strict=True) if t.requires_grad]:  # none if frozen
+                torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+            grads = tuple(torch.zeros_like(t) if t.grad is None else t.grad for t in leaves)
             if not kept.entered:
                 return grads
-            leaves, results = self._reopened(kept)
 
-    def _reopened(self, kept: Kept) -> tuple[Rows, Rows]:
-        """(leaves, results) of the last piece that has not gone backward."""
-        if kept.open is not None:
-            last, kept.open = kept.open, None
-            return last
-        leaves = as_leaves(kept.entered.pop())
-        piece = self.pieces[len(kept.entered)]
-        return leaves, self._run(kept.graph.again(), piece, leaves)
+    def _run(self, batch: Batch, layers: range, carry: Rows) -> Rows:
+        """Return the rows that leave some layers: activations, after the last layer the loss or the logits."""
+        if layers.start == 0:
+            carry = self.model.begin(batch.graph, self.shard.inputs(batch.rows))
+        for i in layers:
+            carry = self.model.run_layer(i, batch.graph, carry)
+        if layers.stop < self.model.num_layers:
+            return carry
+        logits = self.model.end(batch.graph, carry)
+        if batch.train is None or batch.labels is None:
+            return (logits,)
+        return (self.task.loss_sum(logits[batch.train], batch.labels) / self.shard.num_train,)
 
 
 def as_leaves(rows: Rows) -> Rows:

@@ -3,22 +3,21 @@
 Chen, Chen and Qian, GNNPipe: Scaling Deep GNN Training with Pipelined Model Parallelism (arXiv 2308.10087). A chunk
 never waits for another one: it reads this epoch's rows of the chunks before it and historical rows of the others. A
 boundary carries N rows forward and N back, whatever the graph: 2 b N H (S - 1) bytes an epoch, twice that for GCNII.
-Three techniques keep it converging, on at every number of stages: the order of the chunks is drawn anew each epoch
+Three techniques make it converge, at every number of stages: the order of the chunks is drawn anew each epoch
 (`order`), the history is frozen for R epochs and zeros at first (`refresh`), gradients of stale edges are dropped and
 those of fresh ones doubled (`gradient`). Evaluation is exact.
 
 Deviations. A rank holds the rows and edges of its part, not of the graph. Messages are posted ahead and never wait for
-a slot to end. Remedies: `gradient=mix` weighs fresh gradients 2 - lambda and last epoch's of stale edges lambda;
-`history_init=exact` and `refresh_exact` take snapshots by an exact pass; `virtual` interleaves stages; `boundary` and
-`codec` are codecs of rows between stages and between parts. `remat` computes a chunk again instead of keeping it.
+a slot to end. Remedies: `gradient=mix`, `history_init=exact`, `refresh_exact`, `virtual`, `boundary`, `codec`, `remat`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from os.path import commonpath
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le
 from torch import Tensor
@@ -28,7 +27,6 @@ from gnnpar.codecs.codec import CodecConfig, Exactness, Identity
 from gnnpar.codecs.delta import refuse_delta
 from gnnpar.comm import CodedExchange, Communicator
 from gnnpar.comm.mesh import Mesh
-from gnnpar.folds.block import chosen
 from gnnpar.folds.edge_data import IN_BLOCKS
 from gnnpar.folds.sum import Sum
 from gnnpar.models.gnn import GNN
@@ -41,7 +39,7 @@ from gnnpar.parallel.needs import check_first_layer
 from gnnpar.parallel.pipeline.boundary import boundary_codec
 from gnnpar.parallel.pipeline.chunk import Part, Weights
 from gnnpar.parallel.pipeline.chunks import Chunks
-from gnnpar.parallel.pipeline.engine import HistoryPolicy, PipelineEngine, Ranks
+from gnnpar.parallel.pipeline.engine import PipelineEngine
 from gnnpar.parallel.pipeline.history import History
 from gnnpar.parallel.pipeline.schedule.action import Schedule, fill_drain
 from gnnpar.parallel.pipeline.schedule.coverage import expected
@@ -68,18 +66,17 @@ _CHUNKERS = {"balanced": Balanced, "metis": Metis, "range": Range}
 
 @dataclass(frozen=True, kw_only=True)
 class GNNPipe(CodedStrategy, Prices):
-    """`stages` x `parts` ranks; null: what the world leaves. `virtual`: layer groups a stage has, interleaved.
+    """`stages` x `parts` ranks; null: all that the world has. `virtual`: layer groups a stage has, interleaved.
 
     `chunks`: of all parts together; auto: 4 a rank; one: one a part, which is exact. `chunking`: balanced (METIS into
     four times as many with node weights 50 + degree, merged at random), metis or range. `order`: of chunks.
     `refresh`: epochs a history is kept. `history_init`: zeros, or one exact pass. `refresh_exact`: later ones too.
     `gradient`: double (fresh gradients count twice, stale ones nothing), fresh (once), mix (`mixing` = lambda).
     `cut`: of layers into stages, even in number or balanced in measured time. `boundary`: codec between stages.
-    `codec`: of halo rows between the parts of a stage. `remat`: what a chunk keeps for its backward, all (none), the
-    rows that enter the stage (chunk) or each layer (layer); the rest is computed again, to the same bits.
+    `codec`: of halo rows between the parts of a stage. `remat`: rows that a chunk keeps for its backward, all
+    (none), those that enter the stage (chunk) or each layer (layer); the rest is computed again, to the same bits.
     """
 
-    prices = "gnnpar.parallel.pipeline.cost"
     stages: Annotated[int, Ge(1), Le(4096)] | None = None
     parts: Annotated[int, Ge(1), Le(4096)] | None = 1
     virtual: Annotated[int, Ge(1), Le(10_000)] = 1
@@ -94,6 +91,10 @@ class GNNPipe(CodedStrategy, Prices):
     cut: Literal["even", "balanced"] = "even"
     boundary: CodecConfig = Identity()
     remat: Remat = "none"
+
+    prices = "gnnpar.parallel.pipeline.cost"
+    hybrid: ClassVar[bool] = False
+    """Candidates of a planner have several parts a stage."""
 
     def __post_init__(self) -> None:
         for codec in (self.boundary, self.codec):
@@ -131,12 +132,13 @@ class GNNPipe(CodedStrategy, Prices):
     def mesh(self, num_ranks: int) -> Mesh:
         stages, parts = self.stages, self.parts
         if stages is None:
-            parts = parts or default_parts(num_ranks)
+            dividing = (p for p in range(2, num_ranks + 1) if num_ranks % p == 0)
+            parts = parts or next(dividing, 1)
             stages = max(1, num_ranks // parts)
         return Mesh.grid(num_ranks, stages=stages, parts=parts)
 
     def chunks_per_part(self, num_ranks: int) -> int:
-        """Chunks of each part, checked against the stages."""
+        """Return the number of chunks of each part. ValueError if it does not fit the parts or the stages."""
         mesh = self.mesh(num_ranks)
         stages, parts = len(mesh.ranks), len(mesh.ranks[0])
         if self.chunks == "one":
@@ -159,7 +161,7 @@ class GNNPipe(CodedStrategy, Prices):
         super().check(num_ranks, num_layers, epochs)
 
     def _check_mesh(self, num_ranks: int, num_layers: int) -> None:
-        """Refuse what no plan can be made for."""
+        """Raise ValueError if layers, stages, parts and codecs do not fit."""
         stages = len(self.mesh(num_ranks).ranks)
         if stages * self.virtual > num_layers:
             groups = f"{stages} stages" + (f" x {self.virtual} virtual ones" if self.virtual > 1 else "")
@@ -176,34 +178,27 @@ class GNNPipe(CodedStrategy, Prices):
             )
 
     def candidates(self, scope: Scope, ranks: int) -> Iterable[Candidate]:
-        from gnnpar.parallel.pipeline.cost import candidates
-
-        return candidates(scope, ranks, hybrid=False)
+        return import_module(self.prices).candidates(scope, ranks, hybrid=self.hybrid)
 
     def plan(self, workload: Workload, topology: Topology) -> Plan:
         self._check_mesh(topology.num_ranks, workload.num_layers)
         mesh, per_part = self.mesh(topology.num_ranks), self.chunks_per_part(topology.num_ranks)
-        parts = len(mesh.ranks[0])
+        parts, stages = len(mesh.ranks[0]), len(mesh.ranks) * self.virtual
         data, part_of = workload.dataset, workload.part_of(parts)
         by = _CHUNKERS[self.chunking]()
         chunk_of = chunk(data, part_of, per_part, by=by, cache=workload.cache, say=workload.say)
-        layers_of = self._layers_of(workload, len(mesh.ranks) * self.virtual)
-        covered = expected(
-            self.schedule(1, per_part),
-            [integers(row) for row in quotient(data.edge_index, chunk_of, per_part).unbind()],
-        )
+        if self.cut == "even":
+            layers_of = even(workload.num_layers, stages)
+        elif workload.layer_seconds is None:
+            raise ValueError("strategy.cut=balanced needs measured layers, which only a run has: use cut=even.")
+        else:
+            layers_of = balanced(workload.layer_seconds(), stages)
+        edges = [integers(row) for row in quotient(data.edge_index, chunk_of, per_part).unbind()]
         statistics = partition_statistics(data, part_of, parts) | chunk_statistics(data.edge_index, part_of, chunk_of)
-        statistics |= {"gradient_coverage": covered.kept}
-        return Plan(
-            Placement(mesh.ranks, part_of, chunk_of, layers_of),
-            hashes={
-                "graph": data.graph_hash,
-                "split": data.split_hash,
-                "partition": array_hash(part_of),
-                "chunks": array_hash(chunk_of),
-            },
-            statistics=statistics,
-        )
+        statistics |= {"gradient_coverage": expected(self.schedule(1, per_part), edges).kept}
+        hashes = {"graph": data.graph_hash, "split": data.split_hash}
+        hashes |= {"partition": array_hash(part_of), "chunks": array_hash(chunk_of)}
+        return Plan(Placement(mesh.ranks, part_of, chunk_of, layers_of), hashes=hashes, statistics=statistics)
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         settings: dict[str, object] = {"boundary": self.boundary, "overlap": "none"}
@@ -213,13 +208,6 @@ class GNNPipe(CodedStrategy, Prices):
             how += f", halo {name_of(self.codec)}"
         return (LayerFacts(mode="chunk", how=how, settings=settings),) * plan.num_layers
 
-    def _layers_of(self, workload: Workload, stages: int) -> tuple[range, ...]:
-        if self.cut == "even":
-            return even(workload.num_layers, stages)
-        if workload.layer_seconds is None:
-            raise ValueError("strategy.cut=balanced needs measured layers, which only a run has: use cut=even.")
-        return balanced(workload.layer_seconds(), stages)
-
     def schedule(self, stages: int, slots: int, *, virtual: int = 1) -> Schedule:
         """Return forwards and backwards of every rank. Override it for your own schedule
         (docs/tutorials/own_schedule.md)."""
@@ -227,67 +215,49 @@ class GNNPipe(CodedStrategy, Prices):
 
     def build(self, context: BuildContext) -> Engine:
         check_first_layer(self, context.first_layer)
-        shard, model, comm, seed = context.shard, context.model, context.comm, context.seed
+        shard, model, seed = context.shard, context.model, context.seed
         self._check_folds(model, shard)
         mesh, layers_of = Mesh(context.plan.placement.mesh), context.plan.placement.layers_of
-        stages = len(mesh.ranks)
-        ranks = Ranks(world=comm, parts=comm.along(mesh, "part"), stages=comm.along(mesh, "stage"))
-        if stages > 1:
-            comm_check(ranks.parts, shard)
+        parts, stages = (context.comm.along(mesh, axis) for axis in ("part", "stage"))
+        if stages.size > 1:
+            comm_check(parts, shard)
         chunks = Chunks.of(shard)
-        history = History(
-            chunks.num_rows,
-            chunks.num_own,
-            refresh=self.refresh,
-            halves=1 if chunks.num == 1 else 2,
-            remembers=self.gradient == "mix",
-        )
-        codec = self.codec.build(slot_lists(chunks, ranks.parts.size), ranks.parts, seed)
-        slots = Slots(chunks, CodedExchange(ranks.parts, codec))
-        in_weight = chosen(shard.in_weight, chunks.order)
-        type_degree = chosen(shard.type_degree, chunks.order)
-        part = Part(chunks, shard.in_degree[chunks.order], slots, history, self.weights, in_weight, type_degree)
-        exchange = CodedExchange(ranks.parts, Identity().build(shard.row_lists, ranks.parts, seed))
-        whole = WholeGraph(shard, context.start)
-        halo = HaloGraph(shard, context.start, exchange=exchange, edges=EdgeOrder(shard, "edges"))
+        halves, remembers = 1 if chunks.num == 1 else 2, self.gradient == "mix"
+        history = History(chunks.num_rows, chunks.num_own, refresh=self.refresh, halves=halves, remembers=remembers)
+        codec = self.codec.build(slot_lists(chunks, parts.size), parts, seed)
+        part = Part.of(shard, chunks, Slots(chunks, CodedExchange(parts, codec)), history, self.weights)
+        exact = WholeGraph(shard, context.start)
+        if shard.parts > 1:
+            exchange = CodedExchange(parts, Identity().build(shard.row_lists, parts, seed))
+            exact = HaloGraph(shard, context.start, exchange=exchange, edges=EdgeOrder(shard, "edges"))
         stage_of = stages_of(model, layers_of)
-        keep_stages(model, layers_of, ranks.stages)
+        keep_stages(model, layers_of, stages)
         return PipelineEngine(
+            context,
             part=part,
-            exact=whole if shard.parts == 1 else halo,
-            shard=shard,
-            model=model,
-            task=context.task,
-            ranks=ranks,
-            layers_of=layers_of,
-            schedule=lower(self.schedule(stages, chunks.num, virtual=len(layers_of) // stages)),
-            boundary=boundary_codec(self.boundary, chunks.ids[: chunks.num_own], ranks.stages, seed),
+            exact=exact,
+            parts=parts,
+            stages=stages,
+            schedule=lower(self.schedule(stages.size, chunks.num, virtual=len(layers_of) // stages.size)),
+            boundary=boundary_codec(self.boundary, chunks.ids[: chunks.num_own], stages, seed),
             codec=codec,
-            seed=seed,
-            history_policy=HistoryPolicy(
-                shuffled=self.order == "shuffled",
-                exact_start=self.history_init == "exact",
-                exact_refresh=self.refresh_exact,
-            ),
             remat=self.remat,
             stage_of=stage_of,
+            shuffled=self.order == "shuffled",
+            exact_start=self.history_init == "exact",
+            exact_refresh=self.refresh_exact,
         )
 
     @property
     def weights(self) -> Weights:
-        """Of fresh and of last epoch's gradients."""
-        return {
-            "double": Weights(2.0, 0.0),
-            "fresh": Weights(1.0, 0.0),
-            "mix": Weights(2.0 - self.mixing, self.mixing),
-        }[self.gradient]
+        if self.gradient == "mix":
+            return Weights(2.0 - self.mixing, self.mixing)
+        return Weights(2.0 if self.gradient == "double" else 1.0, 0.0)
 
     def _check_folds(self, model: GNN, shard: Shard) -> None:
-        folds = self.capabilities.folds
-        if folds is None:
+        if (folds := self.capabilities.folds) is None:
             return
-        one = replace(shard, x=shard.x.new_zeros(1, model.in_dim), learned=None)
-        for use in sketch(model, one):
+        for use in sketch(model, replace(shard, x=shard.x.new_zeros(1, model.in_dim), learned=None)):
             if not isinstance(use.agg, folds):
                 raise ValueError(
                     f"strategy.gradient=mix needs sums, but layer {use.layer} folds by {type(use.agg).__name__}: "
@@ -295,14 +265,9 @@ class GNNPipe(CodedStrategy, Prices):
                 )
 
 
-def default_parts(num_ranks: int) -> int:
-    """Return the smallest number of parts above one that divides the ranks."""
-    return next((p for p in range(2, num_ranks + 1) if num_ranks % p == 0), 1)
-
-
 def stages_of(model: GNN, layers_of: tuple[range, ...]) -> dict[str, int]:
-    """Return the virtual stage of each of the model's weights: the encoder's is the first, the decoder's the last, a
-    buffer's that of the parameter with the most similar name. ValueError if two stages share a parameter."""
+    """Return the virtual stage of each weight of the model, by name: of the encoder the first, of the decoder the last,
+    of a buffer that of the parameter with the most similar name. ValueError if two stages share a parameter."""
 
     def stage(layer: int | None) -> int:
         at = model.num_layers - 1 if layer is None else layer
