@@ -24,7 +24,7 @@ from gnnpar.folds.sum import Sum
 from gnnpar.models.gcn import GCN
 from gnnpar.models.gnn import GNN, ModelConfig
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.sampling import strategy as minibatch
+from gnnpar.parallel.sampling import batches as minibatch
 from gnnpar.parallel.sampling.batches import SeedBatches
 from gnnpar.parallel.sampling.engine import one_ahead
 from gnnpar.parallel.sampling.neighbours import native, sampler_of

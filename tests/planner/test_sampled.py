@@ -13,8 +13,17 @@ from composing import configured
 from conftest import Run
 from gnnpar.config.compose import compose
 from gnnpar.parallel.priced import Problem
-from gnnpar.parallel.sampling.cost import num_steps, sampled_epoch, step_seconds
-from gnnpar.parallel.sampling.statistics import MOST, Ring, SampleStatistics, Step, Whole, draw
+from gnnpar.parallel.sampling.cost import (
+    MOST,
+    Ring,
+    SampleStatistics,
+    Step,
+    Whole,
+    draw,
+    num_steps,
+    sampled_epoch,
+    step_seconds,
+)
 from gnnpar.parallel.sampling.strategy import Minibatch
 from gnnpar.parallel.single.cost import SingleCandidate
 from gnnpar.parallel.strategy import Workload

@@ -1,103 +1,139 @@
-"""Which nodes a rank trains on in each step of an epoch, whoever draws them; and the batches of neighbour sampling.
+"""The nodes of each step of an epoch, for every way to draw them; and the batches of neighbour sampling.
 
 A rank's batch is a function of (seed, epoch, step, rank) alone: worker processes draw ahead, and draw the same.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gnnpar.parallel.sampling.neighbours import InEdges, Sample, Sampler
+from gnnpar.comm import Communicator
+from gnnpar.parallel.sampling.neighbours import Body, InEdges, Sample, Sampler, sampler_of
 from gnnpar.parallel.sampling.replica import Replica
 from gnnpar.parallel.sampling.view import Normalize, Subgraph, ranges, subgraph_of
 from gnnpar_kernels import fold_key
 
 At = tuple[int, int]  # epoch, step
-ORDER, DRAW, ESTIMATE = 1, 2, 4  # what a key is for; 3 is the engine's masks
+Hops = Sequence[int]  # number of aggregations of each layer
+ORDER, DRAW, ESTIMATE = 1, 2, 4  # the use of a key; 3 is the engine's masks
 
 
-class Batches(Protocol):
+class Shared(TypedDict):
+    """Settings of all batches; every step is dealt out over `ranks`."""
+
+    normalize: Normalize
+    seed: int
+    rank: int
+    ranks: int
+
+
+@dataclass(eq=False)
+class Batches:
     """This rank's subgraph of every step. Picklable."""
+
+    graph: Replica
+    _: KW_ONLY
+    normalize: Normalize
+    seed: int
+    rank: int
+    ranks: int
+
+    def __post_init__(self) -> None:
+        # rows stay with the engine: a worker that is started afresh would get a copy of them
+        self.graph = replace(self.graph, x=self.graph.x[:0].cpu(), y=self.graph.y[:0].cpu())
 
     @property
     def total(self) -> int:
         """Sizes of all steps of an epoch together."""
-        ...
+        return len(self.graph.train)
 
     @property
     def nbytes(self) -> int:
-        """Of tables that lie beside the graph."""
-        ...
-
-    def __len__(self) -> int:
-        """Return the number of steps of an epoch."""
-        ...
-
-    def size(self, at: At) -> int:
-        """Return the divisor of a step's loss, which is summed over its training nodes of all ranks."""
-        ...
-
-    def __getitem__(self, at: At) -> Subgraph: ...
-
-
-class SeedBatches:
-    """Neighbour sampling: every training node is a seed once an epoch. `batch_size`: seeds of a step, all ranks."""
-
-    def __init__(
-        self,
-        graph: Replica,
-        sampler: Sampler,
-        *,
-        batch_size: int | None,
-        normalize: Normalize,
-        seed: int,
-        rank: int,
-        ranks: int,
-    ) -> None:
-        self._graph = without_rows(graph)
-        self._sampler = sampler
-        self._normalize: Normalize = normalize
-        self._seed, self._rank, self._ranks = seed, rank, ranks
-        self._size = batch_size or len(graph.train)
-        self._shuffled: tuple[int, Tensor] | None = None
-
-    @property
-    def total(self) -> int:
-        return len(self._graph.train)
-
-    @property
-    def nbytes(self) -> int:
+        """Bytes of tables that lie beside the graph."""
         return 0
 
     def __len__(self) -> int:
-        return -(-len(self._graph.train) // self._size)
+        """Return the number of steps of an epoch."""
+        raise NotImplementedError
 
     def size(self, at: At) -> int:
-        return min(self._size, len(self._graph.train) - at[1] * self._size)
+        """Return the divisor of a step's loss, which is summed over its training nodes of all ranks."""
+        raise NotImplementedError
+
+    def __getitem__(self, at: At) -> Subgraph:
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class SeedBatches(Batches):
+    """Neighbour sampling: every training node is a seed once an epoch. `batch_size`: seeds of a step, all ranks; None:
+    all."""
+
+    sampler: Sampler
+    _: KW_ONLY
+    batch_size: int | None
+    _shuffled: tuple[int, Tensor] | None = field(default=None, init=False)
+
+    @property
+    def _size(self) -> int:
+        return self.batch_size or self.total
+
+    def __len__(self) -> int:
+        return -(-self.total // self._size)
+
+    def size(self, at: At) -> int:
+        return min(self._size, self.total - at[1] * self._size)
 
     def seeds(self, at: At) -> Tensor:
         """Return this rank's seeds, [s]."""
         epoch, step = at
         if self._shuffled is None or self._shuffled[0] != epoch:
-            order = shuffled(len(self._graph.train), self._seed, epoch)
-            self._shuffled = epoch, self._graph.train[order]
+            self._shuffled = epoch, self.graph.train[shuffled(self.total, self.seed, epoch)]
         first = step * self._size
-        return self._shuffled[1][first : first + self.size(at)][self._rank :: self._ranks]
+        return self._shuffled[1][first : first + self.size(at)][self.rank :: self.ranks]
 
     def __getitem__(self, at: At) -> Subgraph:
-        epoch, step = at
-        key = fold_key(self._seed, epoch, step, self._rank, DRAW)
-        return subgraph_of(self._sampler.draw(self.seeds(at), key), self._graph, self._normalize)
+        key = fold_key(self.seed, *at, self.rank, DRAW)
+        return subgraph_of(self.sampler.draw(self.seeds(at), key), self.graph, self.normalize)
 
 
-def without_rows(graph: Replica) -> Replica:
-    """Rows stay with the engine: a worker that is started afresh would get a copy of them."""
-    return replace(graph, x=graph.x[:0].cpu(), y=graph.y[:0].cpu())
+@dataclass(frozen=True)
+class Neighbours:
+    """Draw up to `fanout` in-neighbours of every node, hop by hop, around `batch_size` training nodes. `fanout`: a
+    number a layer, which may aggregate more than once, the seeds' first. `body`: the implementation.
+
+    A configuration of another sampler has the same methods (clusters.py, saint.py).
+    """
+
+    fanout: tuple[int, ...]
+    batch_size: int | None
+    body: Body
+
+    def whole(self, normalize: Normalize) -> bool:
+        """Return True if a step is that of the full graph."""
+        return self.batch_size is None and set(self.fanout) == {-1} and normalize == "graph"
+
+    def check(self, num_ranks: int, num_layers: int) -> None:
+        """Raise ValueError if a step is too small for the ranks, or the model has too few layers."""
+        if len(self.fanout) > num_layers:
+            raise ValueError(
+                f"strategy.fanout={list(self.fanout)} has {len(self.fanout)} numbers, but the model {num_layers} "
+                f"layers: give {num_layers} or fewer, the first for the neighbours of training nodes."
+            )
+
+    def batches(self, graph: Replica, hops: Hops, shared: Shared, comm: Communicator | None) -> tuple[Batches, str]:
+        """Return a rank's batches, and the package that draws them. `comm`: its rank 0 estimates what ranks share;
+        None: this rank does."""
+        outwards = [layer for layer, count in enumerate(reversed(hops)) for _ in range(count)]
+        by_hop = [self.fanout[min(layer, len(self.fanout) - 1)] for layer in outwards]
+        sampler, drawn_by = sampler_of(graph.edges, by_hop, self.body)
+        return SeedBatches(graph, sampler, batch_size=self.batch_size, **shared), drawn_by
 
 
 def shuffled(count: int, seed: int, epoch: int) -> Tensor:
@@ -124,7 +160,7 @@ class Induced:
         return self._trains.nbytes + self._place.nbytes
 
     def of(self, nodes: Tensor) -> Sample:
-        """Shapes: nodes [n], each once, in any order."""
+        """Return the subgraph of distinct `nodes` [n], in any order."""
         nodes = nodes.sort().values
         trains = self._trains[nodes]
         nodes = torch.cat([nodes[trains], nodes[~trains]])

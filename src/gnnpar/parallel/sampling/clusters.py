@@ -9,13 +9,15 @@ drawn anew in every epoch, as PyG's RandomNodeLoader draws it. Specification: do
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gnnpar.parallel.sampling.batches import DRAW, At, Induced, shuffled, without_rows
+from gnnpar.comm import Communicator
+from gnnpar.parallel.sampling.batches import DRAW, At, Batches, Hops, Induced, Shared, shuffled
 from gnnpar.parallel.sampling.replica import Replica
 from gnnpar.parallel.sampling.view import Normalize, Subgraph, ranges, subgraph_of
 from gnnpar_kernels import fold_key
@@ -32,67 +34,87 @@ class _Clusters(NamedTuple):
     train: Tensor
 
 
-class ClusterBatches:
-    """Every cluster is in one step of an epoch. `per_step`: clusters of a step, dealt out over the ranks. `drawn`: so
-    many clusters of N / drawn nodes, drawn anew in every epoch; None: `cluster_of` of the graph."""
+@dataclass(eq=False)
+class ClusterBatches(Batches):
+    """Every cluster is in one step of an epoch. `per_step`: clusters of a step, dealt out over the ranks. `drawn`:
+    number of clusters of about equal size, drawn anew in every epoch; None: those of `graph.cluster_of`."""
 
-    def __init__(
-        self,
-        graph: Replica,
-        *,
-        drawn: int | None,
-        per_step: int,
-        hops: int,
-        normalize: Normalize,
-        seed: int,
-        rank: int,
-        ranks: int,
-    ) -> None:
-        self._graph, self._induced = without_rows(graph), Induced(graph.edges, graph.train, hops)
-        self._normalize: Normalize = normalize
-        self._per_step, self._seed, self._rank, self._ranks = per_step, seed, rank, ranks
-        self._drawn = drawn
+    _: KW_ONLY
+    drawn: int | None
+    per_step: int
+    hops: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._induced = Induced(self.graph.edges, self.graph.train, self.hops)
         self._held = self._cut(0)
-
-    @property
-    def total(self) -> int:
-        return len(self._graph.train)
 
     @property
     def nbytes(self) -> int:
         return self._held.nodes.nbytes + self._induced.nbytes
 
     def __len__(self) -> int:
-        return -(-len(self._held.sizes) // self._per_step)
+        return -(-len(self._held.sizes) // self.per_step)
 
     def size(self, at: At) -> int:
         return int(self._clusters(at[0]).train[self._of_step(at)].sum())
 
     def __getitem__(self, at: At) -> Subgraph:
-        clusters, mine = self._clusters(at[0]), self._of_step(at)[self._rank :: self._ranks]
+        clusters, mine = self._clusters(at[0]), self._of_step(at)[self.rank :: self.ranks]
         sizes = clusters.sizes[mine]
         nodes = clusters.nodes[ranges(clusters.first[mine], sizes, int(sizes.sum()))]
-        return subgraph_of(self._induced.of(nodes), self._graph, self._normalize)
+        return subgraph_of(self._induced.of(nodes), self.graph, self.normalize)
 
     def _of_step(self, at: At) -> Tensor:
-        """Clusters of all ranks."""
+        """Return the clusters of a step, of all ranks."""
         epoch, step = at
-        order = shuffled(len(self._held.sizes), self._seed, epoch)
-        return order[step * self._per_step : (step + 1) * self._per_step]
+        order = shuffled(len(self._held.sizes), self.seed, epoch)
+        return order[step * self.per_step : (step + 1) * self.per_step]
 
     def _clusters(self, epoch: int) -> _Clusters:
-        """Of an epoch. A local name, since a thread may draw while another asks for a size."""
+        """Return the clusters of an epoch. `held` is local, since a thread may draw while another asks for a size."""
         held = self._held
-        if self._drawn and held.drawn != epoch:
+        if self.drawn and held.drawn != epoch:
             self._held = held = self._cut(epoch)
         return held
 
     def _cut(self, epoch: int) -> _Clusters:
-        of_node = self._graph.cluster_of
-        if self._drawn:
-            rng = np.random.Generator(np.random.Philox(key=fold_key(self._seed, epoch, DRAW)))
-            of_node = torch.as_tensor(rng.permutation(len(self._graph.loops))) % self._drawn
+        of_node = self.graph.cluster_of
+        if self.drawn:
+            rng = np.random.Generator(np.random.Philox(key=fold_key(self.seed, epoch, DRAW)))
+            of_node = torch.as_tensor(rng.permutation(len(self.graph.loops))) % self.drawn
         assert of_node is not None
         sizes = torch.bincount(of_node)
-        train = torch.bincount(of_node[self._graph.train], minlength=len(sizes))
+        train = torch.bincount(of_node[self.graph.train], minlength=len(sizes))
         return _Clusters(epoch, torch.argsort(of_node, stable=True), sizes.cumsum(0) - sizes, sizes, train)
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """Unite `per_step` of `number` clusters. `anew`: clusters are random nodes, drawn in every epoch."""
+
+    number: int
+    per_step: int
+    anew: bool
+
+    def __post_init__(self) -> None:
+        if self.per_step > self.number:
+            raise ValueError(
+                f"strategy.clusters_per_batch={self.per_step} of strategy.clusters={self.number}: a batch "
+                "cannot unite more clusters than there are; lower it, or raise strategy.clusters"
+            )
+
+    def whole(self, normalize: Normalize) -> bool:
+        return self.number == 1
+
+    def check(self, num_ranks: int, num_layers: int) -> None:
+        if self.per_step < num_ranks and self.number > 1:
+            raise ValueError(
+                f"strategy.clusters_per_batch={self.per_step} leaves {num_ranks - self.per_step} of {num_ranks} ranks "
+                f"without a cluster: set strategy.clusters_per_batch={num_ranks} or more"
+            )
+
+    def batches(self, graph: Replica, hops: Hops, shared: Shared, comm: Communicator | None) -> tuple[Batches, str]:
+        drawn = self.number if self.anew else None
+        made = ClusterBatches(graph, drawn=drawn, per_step=self.per_step, hops=sum(hops), **shared)
+        return made, "uniform" if self.anew else "cluster"

@@ -1,21 +1,26 @@
-"""What an epoch of neighbour sampling takes, in closed form: steps of the flat engine, each on a sample of the graph.
+"""Price of an epoch of sampled training: steps of the flat engine, each on a sample of the graph.
 
-Layer i of a step reads the rows within h hops of its seeds and folds the edges drawn for those within h - 1, which are
-the rows of the next layer and all that it computes after its fold (view.py): it is priced as `single` prices graphs of
-these sizes. Besides: rows of features gathered, weights of edges that make up for what was left out, and a sum over
-ranks a step. Drawing and sorting samples have no rates: who draws them measures it. Units: seconds, bytes; a number is
-4 bytes.
+Batches are drawn as a run draws them, and measured. Layer i of a step reads the rows within h hops of its seeds and
+folds the edges drawn for those within h - 1, which are the rows of the next layer and all that it computes after its
+fold (view.py): it is priced as `single` prices graphs of these sizes. Besides: rows of features gathered, weights of
+edges that make up for those left out, and a sum over ranks a step. Units: seconds, bytes; a number is 4 bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import torch
+
+from gnnpar.comm.clock import perf_counter
+from gnnpar.parallel.local import Pass
 from gnnpar.parallel.needs import check_first_layer
 from gnnpar.parallel.priced import Problem
-from gnnpar.parallel.sampling.statistics import Ring, Step, Whole, draw
+from gnnpar.parallel.sampling.batches import Batches
+from gnnpar.parallel.sampling.replica import replica_of_dataset
+from gnnpar.parallel.sampling.view import SampledGraph
 from gnnpar.pricing.ir import Group, ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Memory, Price, Traffic, ring_bytes
@@ -27,10 +32,118 @@ if TYPE_CHECKING:
     from gnnpar.parallel.sampling.strategy import Minibatch
 
 _ENGINE, _NUMBER = "single", 4.0
+MOST = 8  # batches of an epoch that are drawn
+_REPEATS = 2  # the quicker one counts: the first one fills the caches
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ring:
+    """Sizes of one layer of a step. `rows`: that it reads; `edges`: drawn, loops with them."""
+
+    rows: int
+    edges: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A rank's share of a step, which stands for `times` steps of an epoch. `rings`: of each layer. `weighted`: sums
+    make up for edges left out. `draw_seconds`, `sort_seconds`: of drawing it, and of sorting its edges by source for
+    gradients; 0 if unknown."""
+
+    rings: tuple[Ring, ...]
+    seeds: int
+    times: float = 1.0
+    weighted: bool = False
+    draw_seconds: float = 0.0
+    sort_seconds: float = 0.0
+
+    def after(self, layer: int) -> int:
+        """Return the number of rows that leave a layer."""
+        return self.rings[layer + 1].rows if layer + 1 < len(self.rings) else self.seeds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """Bytes of the whole graph, which every rank holds beside its part."""
+
+    features: float
+    structure: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleStatistics:
+    """`by`: the package that draws."""
+
+    steps: tuple[Step, ...]
+    whole: Whole
+    by: str
+
+    @property
+    def num(self) -> int:
+        """Number of batches drawn."""
+        return len(self.steps)
+
+    @property
+    def seconds(self) -> float:
+        """Mean seconds of drawing a batch here."""
+        return sum(s.times * s.draw_seconds for s in self.steps) / num_steps(self.steps)
+
+
+def draw(strategy: Minibatch, problem: Problem) -> SampleStatistics:
+    """Draw the batches of rank 0, which has the most seeds: the first ones of epoch 0 and its last, which may be
+    smaller."""
+    ir, ranks, dataset = problem.ir, problem.ranks, problem.workload.dataset
+    clusters = strategy.cluster_of(problem.workload)
+    graph = replica_of_dataset(dataset, edge_ids=problem.model.needs_edge_ids, cluster_of=clusters)
+    hops = [len(ir.folds(i)) for i in range(ir.num_layers)]
+    batches, by = strategy.batches(graph, hops, seed=problem.seed, rank=0, ranks=ranks)
+    count = len(batches)
+    chosen = range(count) if count <= MOST else (*range(MOST - 1), count - 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(problem.threads)
+    try:
+        tries = [[_drawn(batches, step, hops, ir) for _ in range(_REPEATS)] for step in chosen]
+    finally:
+        torch.set_num_threads(before)
+    more = (count - 1) / (len(tries) - 1) if len(tries) > 1 else 1.0
+    steps = tuple(
+        replace(
+            each[0],
+            times=more if i + 1 < len(tries) else 1.0,
+            draw_seconds=min(one.draw_seconds for one in each),
+            sort_seconds=min(one.sort_seconds for one in each),
+        )
+        for i, each in enumerate(tries)
+    )
+    whole = replace(graph, shared=ranks == 1)
+    held = Whole(features=whole.features_nbytes, structure=whole.structure_nbytes + batches.nbytes)
+    return SampleStatistics(steps=steps, whole=held, by=by)
+
+
+def _drawn(batches: Batches, step: int, hops: Sequence[int], ir: ModelIR) -> Step:
+    """Draw a batch, and sort the edges of each layer by source where gradients go that way."""
+    began = perf_counter()
+    sub = batches[0, step]
+    drawn = perf_counter()
+    graph, rings = SampledGraph(sub, Pass(0), sum(hops)), list[Ring]()
+    for i, count in enumerate(hops):
+        folds = ir.folds(i)
+        block = graph.counted if folds and sub.weights is not None else graph.block
+        if any(f.learned or not f.linear for f in folds):
+            _ = block.reverse
+        rings.append(Ring(rows=graph.num_rows, edges=block.num_edges if folds else 0))
+        graph = graph.at(i).inwards(count)
+    return Step(
+        rings=tuple(rings),
+        seeds=sub.ends[0],
+        weighted=sub.weights is not None,
+        draw_seconds=drawn - began,
+        sort_seconds=perf_counter() - drawn,
+    )
 
 
 def cost(strategy: Minibatch, problem: Problem, machine: Machine) -> Price:
-    """Time and memory of steps drawn as a run draws them; a sum of gradients a step is all that is sent."""
+    """Return time and memory of steps drawn as a run draws them; one sum of gradients a step is all that is sent."""
     check_first_layer(strategy, problem.first_layer)
     if not bool(problem.workload.dataset.train_mask.any()):
         return Price(traffic=Traffic(), unpriced="there are no training nodes, so there is nothing to draw")
@@ -49,28 +162,28 @@ def cost(strategy: Minibatch, problem: Problem, machine: Machine) -> Price:
 
 
 def sampled_epoch(steps: Sequence[Step], work: Work, machine: Machine, whole: Whole) -> Price:
-    """`work`: the graph in a part a rank, which only the evaluation walks. The phase `sample`: drawing."""
+    """Price an epoch of steps. `work`: the graph in a part a rank, which only the evaluation walks. The phase `sample`:
+    drawing."""
     ranks, scale = work.parts.parts, max(r.scale for r in work.rates)
     count = num_steps(steps)
     phases = {
         "sample": scale * sum(s.times * s.draw_seconds for s in steps),
-        "compute": sum(s.times * (_slowest(s, work) + scale * s.sort_seconds) for s in steps),
+        "compute": sum(
+            s.times * (max(step_seconds(s, work.ir, rates) for rates in work.rates) + scale * s.sort_seconds)
+            for s in steps
+        ),
         "reduce": count * machine.reduce(range(ranks), _NUMBER * (work.ir.params + 1)),
     }
     return Price(label=f"minibatch, {count} steps", phases=phases, memory=_memory(steps, work, whole))
 
 
 def num_steps(steps: Sequence[Step]) -> int:
-    """Of an epoch."""
+    """Return the number of steps of an epoch."""
     return round(sum(s.times for s in steps))
 
 
-def _slowest(step: Step, work: Work) -> float:
-    return max(step_seconds(step, work.ir, rates) for rates in work.rates)
-
-
 def step_seconds(step: Step, ir: ModelIR, rates: Rates) -> float:
-    """Forward, loss, backward and the optimizer, of a rank."""
+    """Return the seconds of forward, loss, backward and the optimizer on a rank."""
     rates = rates.of_engine(_ENGINE)
     visit, epoch = rates.visit_seconds(_ENGINE)
     total = rates.gather_seconds(step.rings[0].rows * ir.in_dim)
@@ -93,12 +206,12 @@ def _layer_seconds(step: Step, ir: ModelIR, layer: int, rates: Rates, *, backwar
 
 
 def _rows_of(group: Group, step: Step, layer: int) -> int:
-    """Return the rows of a phase: those that the fold reads before it, those that it gives after it."""
+    """Return the number of rows of a phase: before the fold the rows that it reads, after it those that it gives."""
     return step.rings[layer].rows if group.phase in ("begin", "transform") else step.after(layer)
 
 
 def _memory(steps: Sequence[Step], work: Work, whole: Whole) -> tuple[Memory, ...]:
-    """Of the moment with most in any step, by rank."""
+    """Return the memory of each rank at the moment that needs most, in any step."""
     ir = work.ir
     _, kept, passing, step = max((a + b, a, b, i) for i, s in enumerate(steps) for a, b in _moments(s, ir))
     sample = sum(_sample_bytes(ring, weighted=steps[step].weighted) for ring in steps[step].rings)
@@ -121,15 +234,16 @@ def _memory(steps: Sequence[Step], work: Work, whole: Whole) -> tuple[Memory, ..
 
 
 def _sample_bytes(ring: Ring, *, weighted: bool) -> float:
-    """Block of a layer: by destination and by source of 32 bits, ends of edges and ids of columns of 64, and weights of
-    edges in both orders."""
+    """Return the bytes of a layer's block: by destination and by source of 32 bits, ends of edges and ids of columns of
+    64, and weights of edges in both orders."""
     return (24.0 if weighted else 16.0) * ring.edges + 16.0 * ring.rows
 
 
 def _moments(step: Step, ir: ModelIR) -> Iterator[tuple[float, float]]:
-    """(kept for gradients, passing) in every layer, while it folds and while its products are made. Forward and
-    backward alike: what the layers before it keep is there, what those after it keep is not. Sums read their sources,
-    which are the rows that came in where a layer folds first.
+    """Yield the bytes (kept for gradients, passing) of every layer, while it folds and while its products are made.
+
+    In both directions the layers before it keep theirs, those after it nothing. Sums read their sources, which are the
+    rows that came in where a layer folds first.
     """
     kept = _NUMBER * step.rings[0].rows * ir.in_dim
     for i, ring in enumerate(step.rings):

@@ -1,8 +1,8 @@
 """Many steps an epoch, each on a subgraph with some training nodes (seeds): X[seeds and around] -> loss of seeds.
 
-All ranks step together: a batch is dealt out over them, gradients are summed in one message, so that a step is that of
-one rank with the whole batch. A rank without a seed in a batch takes part with zeros. While a step trains, the sample
-of the next one is drawn: by a thread, or by worker processes further ahead.
+All ranks step together: a batch is dealt out over them and gradients are summed in one message, so that a step equals
+that of one rank with the whole batch. A rank without a seed in a batch takes part with zeros. While a step trains, a
+thread draws the sample of the next one, or worker processes draw further ahead.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from gnnpar.parallel.sampling.replica import Replica
 from gnnpar.parallel.sampling.view import SampledGraph, Subgraph, first_rows
 from gnnpar_kernels import fold_key
 
-_MASKS = 3  # what a key is for, beside those of batches.py
+_MASKS = 3  # the use of a key, beside those of batches.py
 
 
 class MinibatchEngine(FlatEngine):
-    """Samples to train, the whole graph (`exact`) to evaluate and probe. `hops`: of each layer.
+    """Train on samples; evaluate and probe on the whole graph (`exact`). `hops`: aggregations of each layer.
 
-    The probe's gradient is the mean over the batches of an epoch at the weights it begins with, masks as the exact one.
+    The gradient kept for the probe is the mean over the batches of an epoch at its first weights, with the masks of the
+    exact one.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class MinibatchEngine(FlatEngine):
         super().__init__(context, view=exact, exact=exact)
         self._task, self._graph, self._batches = context.task, graph, batches
         self._hops, self._drawn_by = tuple(hops), drawn_by
-        self._steps: list[At] = []  # what is drawn next: the epoch's steps
+        self._steps: list[At] = []  # of the epoch, in the order in which they are drawn
         self._held = 0
         self._workers: DataLoader[Subgraph] | None = None
         if num_workers:
@@ -90,11 +91,11 @@ class MinibatchEngine(FlatEngine):
         return held
 
     def peak_elsewhere(self) -> int:
-        """Return the peak bytes of samples, which another thread or process makes."""
+        """Return the peak bytes of samples, made by another thread or process."""
         return self._held
 
     def _subgraphs(self, epoch: int) -> Iterator[Subgraph]:
-        """On this rank's device. Waiting for whoever draws counts as sampling."""
+        """Yield the subgraphs of an epoch on this rank's device. Waiting for them counts as sampling."""
         self._steps[:] = [(epoch, step) for step in range(len(self._batches))]
         self._held = 0
         drawn = iter(self._workers) if self._workers else one_ahead(self._draw, self._steps)
@@ -111,14 +112,15 @@ class MinibatchEngine(FlatEngine):
         return sub.pinned() if self._comm.device.type == "cuda" else sub
 
     def _mean_gradient(self, epoch: int) -> dict[str, Tensor]:
-        """Of the epoch's batches at the current weights, by their sizes. Not counted."""
+        """Return the mean over the batches of an epoch at the current weights, by their sizes. Not counted."""
         run = Pass(self._seed, epoch, training=True, probe=True)
         total = self._batches.total
         buckets = (self._differentiate_batch(sub, run, total) for sub in self._subgraphs(epoch))
         return self.gradients_of(self._comm.all_reduce(sum(buckets, torch.zeros((), device=self._comm.device))))
 
     def _differentiate_batch(self, sub: Subgraph, run: Pass, size: int) -> Tensor:
-        """Gradients of this rank's share of the loss of a batch of this size, and the share, in one vector."""
+        """Return the gradients of this rank's share of the loss of a batch of this size, and the share, in one
+        vector."""
         if not sub.ends[0]:
             return self.bucket_of(None)
         logits = self._logits(SampledGraph(sub, run, sum(self._hops)))
@@ -126,7 +128,7 @@ class MinibatchEngine(FlatEngine):
         return self.bucket_of(loss / size)
 
     def _logits(self, g: SampledGraph) -> Tensor:
-        """Of the seeds: the model's layers, each on the rows that the next one reads."""
+        """Return the logits of the seeds; each layer computes the rows that the next one reads."""
         carry = self._model.begin(g, self._graph.x.index_select(0, g.node_ids))
         for i, hops in enumerate(self._hops):
             carry = self._model.run_layer(i, g, carry)
@@ -139,7 +141,7 @@ Drawn = TypeVar("Drawn")
 
 
 def one_ahead(draw: Callable[[At], Drawn], steps: Sequence[At]) -> Iterator[Drawn]:
-    """Of every step in turn; while the caller has one, a thread draws the next."""
+    """Yield the batch of every step in turn; a thread draws the next one meanwhile."""
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="gnnpar-draw") as thread:
         following = thread.submit(draw, steps[0])
         for at in steps[1:]:

@@ -1,9 +1,9 @@
 """Uniform neighbour sampling: of every node up to `fanout` of its in-edges, without replacement, hop after hop.
 
-Source: Hamilton, Ying and Leskovec 2017 (arXiv 1706.02216), section 3.1, as PyG's NeighborLoader does it: a node is
-expanded once, at the hop at which it is first reached. Where pyg-lib is installed NeighborLoader draws; else `Uniform`,
-which needs numpy alone. NeighborLoader over torch-sparse draws when it is asked for by name: up to 0.6.18 its draw
-without replacement is not uniform (ADR 0029). Equal keys are equal samples, of the same body.
+Source: Hamilton, Ying and Leskovec 2017 (arXiv 1706.02216), section 3.1, as in PyG's NeighborLoader: a node is expanded
+once, at the hop at which it is first reached. NeighborLoader draws where pyg-lib is installed, else `Uniform`, in
+numpy. NeighborLoader over torch-sparse draws only by sampler=pyg: up to 0.6.18 its draw without replacement is not
+uniform (ADR 0029). Equal keys give equal samples of the same implementation.
 """
 
 # PyG has no stubs, and torch declares no types of its random state
@@ -33,9 +33,9 @@ class InEdges(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """What was drawn around some seeds.
+    """The nodes and edges drawn around some seeds.
 
-    Shapes: nodes [n] global ids, the seeds first, then hop by hop; ends: how many lie within 0, 1, ... hops;
+    Shapes: nodes [n] global ids, the seeds first, then hop by hop; ends: numbers of nodes within 0, 1, ... hops;
     counts [m]: in-edges drawn of each node within all hops but the last; sources [e] places in `nodes`, by destination;
     edges [e] their places in InEdges.
     """
@@ -51,7 +51,7 @@ class Sampler(Protocol):
     """Picklable: worker processes draw too."""
 
     def draw(self, seeds: Tensor, key: int) -> Sample:
-        """Around distinct `seeds` [s]. The key decides all that is random."""
+        """Draw around distinct `seeds` [s], a function of the key."""
         ...
 
 
@@ -61,8 +61,8 @@ def native() -> str | None:
 
 
 def sampler_of(graph: InEdges, fanout: Sequence[int], body: Body) -> tuple[Sampler, str]:
-    """Return a sampler, and the package that draws in it. `fanout`: in-edges of a node, by hop from the seeds outwards,
-    -1: all."""
+    """Return a sampler, and the package that draws in it. `fanout`: in-edges of a node, by hop from the seeds; -1:
+    all."""
     library = native()
     if body == "own" or (body == "auto" and library != "pyg_lib"):
         return Uniform(graph, fanout), "own"
@@ -75,7 +75,7 @@ def sampler_of(graph: InEdges, fanout: Sequence[int], body: Body) -> tuple[Sampl
 
 
 class Uniform:
-    """Every set of `fanout` in-edges of a node is as likely as every other."""
+    """All sets of `fanout` in-edges of a node are equally likely."""
 
     def __init__(self, graph: InEdges, fanout: Sequence[int]) -> None:
         self._indptr, self._sources = graph.indptr.numpy(), graph.sources.numpy()
@@ -105,7 +105,7 @@ class Uniform:
         return Sample(next(arrays), tuple(ends), *arrays)
 
     def _expand(self, nodes: np.ndarray, fanout: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """How many in-edges of each node, and their places."""
+        """Return the number of in-edges drawn of each node, and their places."""
         first = self._indptr[nodes]
         degree = self._indptr[nodes + 1] - first
         counts = degree if fanout < 0 else np.minimum(degree, fanout)
@@ -116,7 +116,7 @@ class Uniform:
         return counts, np.repeat(first, counts) + within
 
     def _fresh(self, ids: np.ndarray) -> np.ndarray:
-        """Those that are not in the sample yet, each once."""
+        """Return the distinct ids that are not in the sample yet."""
         new = ids[self._place[ids] < 0]
         order = np.arange(len(new))
         self._place[new] = order  # of equal ids the last one stays
@@ -124,7 +124,8 @@ class Uniform:
 
 
 def distinct(below: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """`count` distinct numbers under each of `below` [n] > count, ascending; every set is as likely (Floyd 1987).
+    """Return `count` distinct numbers below each of `below` [n] > count, ascending; all sets are equally likely (Floyd
+    1987).
 
     Shapes: -> [n, count]. Takes n count^2 comparisons, which suits fan-outs.
     """
@@ -137,7 +138,7 @@ def distinct(below: np.ndarray, count: int, rng: np.random.Generator) -> np.ndar
 
 
 class Loader:
-    """PyG's NeighborLoader, called once a step: its own sampling, our batches and keys."""
+    """PyG's NeighborLoader, called once a step with our batches and keys."""
 
     def __init__(self, graph: InEdges, fanout: Sequence[int]) -> None:
         from torch_geometric.data import Data

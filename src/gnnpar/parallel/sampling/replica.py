@@ -1,4 +1,4 @@
-"""The whole graph on every rank, put together from the ranks' shards: what sampled training reads."""
+"""The whole graph on every rank, put together from the ranks' shards, for sampled training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from torch import Tensor
 
 from gnnpar.comm import Communicator
 from gnnpar.data.dataset import Dataset
-from gnnpar.folds.block import Block
 from gnnpar.parallel.sampling.neighbours import InEdges
 from gnnpar.partition.shard import Shard
 
@@ -38,7 +37,7 @@ class Replica:
 
     @property
     def features_nbytes(self) -> int:
-        """Beside the shard's."""
+        """Bytes beside those of the shard."""
         rows = () if self.shared else (self.x, self.y)
         return _nbytes(*rows, self.in_degree, self.train)
 
@@ -52,7 +51,7 @@ def _nbytes(*tensors: Tensor | None) -> int:
 
 
 def replica_of(shard: Shard, comm: Communicator, *, edge_ids: bool) -> Replica:
-    """Return the replica. Collective. Not counted: a set-up, like the cutting before it."""
+    """Return the replica. Collective; not counted, as part of the set-up."""
     alone = comm.size == 1
     clusters = shard.node_ids[:0] if shard.chunk_of is None else shard.chunk_of
     rows = (shard.node_ids, shard.train_mask, shard.in_degree, clusters, *(() if alone else (shard.x, shard.y)))
@@ -75,7 +74,7 @@ def replica_of(shard: Shard, comm: Communicator, *, edge_ids: bool) -> Replica:
 
 
 def replica_of_dataset(dataset: Dataset, *, edge_ids: bool, cluster_of: Tensor | None = None) -> Replica:
-    """Return the replica of every rank, without ranks."""
+    """Return the replica that every rank of a run has, without a run."""
     structure = _structure(dataset.edge_index, dataset.num_nodes, edge_ids=edge_ids)
     train = dataset.train_mask.nonzero().flatten()
     in_degree = dataset.in_degree.to(dataset.x.dtype)
@@ -83,23 +82,19 @@ def replica_of_dataset(dataset: Dataset, *, edge_ids: bool, cluster_of: Tensor |
 
 
 def _global_edges(shard: Shard) -> Tensor:
-    """[2, E] (source, destination) of all in-edges of the shard's nodes, on the CPU."""
-    pieces = [_edges_of(shard.inner, shard.node_ids, shard.node_ids)]
-    for block in shard.halo.values():
-        assert block.src_ids is not None
-        pieces.append(_edges_of(block, block.src_ids, shard.node_ids))
+    """Return [2, E] (source, destination) of all in-edges of the shard's nodes, on the CPU."""
+    pieces: list[Tensor] = []
+    for block, ids in [(shard.inner, shard.node_ids), *((each, each.src_ids) for each in shard.halo.values())]:
+        assert ids is not None
+        pieces.append(torch.stack([ids[block.indices.long()], shard.node_ids[block.edge_dst]]))
     return torch.cat(pieces, dim=1).cpu()
-
-
-def _edges_of(block: Block, columns: Tensor, node_ids: Tensor) -> Tensor:
-    rows = node_ids if block.rows is None else node_ids[block.rows]
-    return torch.stack([columns[block.indices.long()], rows.repeat_interleave(block.indptr.long().diff())])
 
 
 def _structure(
     edges: Tensor, num_nodes: int, *, edge_ids: bool
 ) -> tuple[InEdges, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Fields of a Replica. An edge's id is its place in the order of (destination, source)."""
+    """Return `edges`, `loops`, `first_loop`, `edge_ids` and `loop_ids` of a Replica. An edge's id is its place in the
+    order of (destination, source)."""
     key = (edges[1] * num_nodes + edges[0]).sort().values
     src, dst = key % num_nodes, key // num_nodes
     is_loop = src == dst

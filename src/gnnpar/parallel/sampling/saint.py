@@ -1,21 +1,23 @@
-"""GraphSAINT: subgraphs drawn at random, whose sums and losses are divided by how probable their edges and nodes are.
+"""GraphSAINT: random subgraphs, with sums and losses divided by the probabilities of edges and nodes.
 
 Source: Zeng, Zhou, Srivastava, Kannan, Prasanna, GraphSAINT: Graph Sampling Based Inductive Learning Method, ICLR 2020
 (arXiv 1907.04931). With p_v and p_uv the probabilities that a draw holds node v, and the edge u -> v, a sum over the
-in-edges of v counts an edge p_v / p_uv times, and the loss of a training node v 1 / p_v times: both are then right on
-average (section 3.2). Probabilities are estimated: C_v, C_uv of `draws` draws beforehand hold v, u -> v.
+in-edges of v counts an edge p_v / p_uv times, and the loss of a training node v 1 / p_v times: both are then unbiased
+(section 3.2). Probabilities are estimated: of `draws` draws beforehand, C_v hold v, and C_uv hold u -> v.
 Specification: docs/strategies/minibatch.md.
 """
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gnnpar.parallel.sampling.batches import DRAW, ESTIMATE, At, Induced, without_rows
+from gnnpar.comm import Communicator
+from gnnpar.parallel.sampling.batches import DRAW, ESTIMATE, At, Batches, Hops, Induced, Shared
 from gnnpar.parallel.sampling.replica import Replica
 from gnnpar.parallel.sampling.view import Normalize, Subgraph, subgraph_of
 from gnnpar_kernels import fold_key
@@ -24,7 +26,7 @@ Draw = Literal["node", "edge", "walk"]
 
 
 class Counts(NamedTuple):
-    """How many of `draws` draws held a node [N], and an in-edge [E] with both its ends, int32."""
+    """Number of `draws` draws that held a node [N], or both ends of an in-edge [E], int32."""
 
     nodes: Tensor
     edges: Tensor
@@ -32,7 +34,7 @@ class Counts(NamedTuple):
 
 
 class NodeSets:
-    """Draws of about `budget` nodes. None: all nodes, always."""
+    """Draws of about `budget` nodes; None: always all nodes."""
 
     def __init__(self, graph: Replica, draw: Draw, budget: int | None, walk_length: int) -> None:
         self._indptr, self._sources = graph.edges.indptr.numpy(), graph.edges.sources.numpy()
@@ -61,7 +63,7 @@ class NodeSets:
         return self._ends.nbytes
 
     def draw(self, key: int) -> Tensor:
-        """Nodes, each once."""
+        """Return distinct nodes, ascending."""
         if self._budget is None:
             return torch.arange(self._num_nodes)
         rng = np.random.Generator(np.random.Philox(key=key))
@@ -75,27 +77,24 @@ class NodeSets:
         return torch.as_tensor(np.unique(nodes))
 
     def _chosen(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """With replacement, in proportion to the weights."""
+        """Draw with replacement, in proportion to the weights."""
         return np.searchsorted(self._ends, rng.random(count) * float(self._ends[-1]), side="right")
 
     def _walks(self, roots: int, rng: np.random.Generator) -> np.ndarray:
-        """Against the edges, as rows travel from there; a walk ends in a node without in-edges."""
+        """Walk against the edges, to the rows that are read; a walk ends in a node without in-edges."""
         at = rng.integers(0, self._num_nodes, roots)
         seen = [at]
         for _ in range(self._length):
             degree = self._indptr[at + 1] - self._indptr[at]
             step = self._indptr[at] + (rng.random(roots) * degree).astype(np.int64)
-            at = (
-                np.where(degree > 0, self._sources[np.minimum(step, len(self._sources) - 1)], at)
-                if degree.any()
-                else at
-            )
+            if degree.any():
+                at = np.where(degree > 0, self._sources[np.minimum(step, len(self._sources) - 1)], at)
             seen.append(at)
         return np.concatenate(seen)
 
 
 def estimated(graph: Replica, sets: NodeSets, draws: int, seed: int) -> Counts:
-    """From `draws` draws of their own."""
+    """Count `draws` draws with keys of their own."""
     induced = Induced(graph.edges, graph.train, hops=1)
     nodes, edges = (torch.zeros(len(each), dtype=torch.int32) for each in (graph.loops, graph.edges.sources))
     for i in range(draws):
@@ -105,50 +104,74 @@ def estimated(graph: Replica, sets: NodeSets, draws: int, seed: int) -> Counts:
     return Counts(nodes, edges, draws)
 
 
-class SaintBatches:
-    """Every rank draws a subgraph of its own in each step. `budget`: nodes of a draw; `steps`: of an epoch."""
+@dataclass(eq=False)
+class SaintBatches(Batches):
+    """Every rank draws a subgraph of its own in each step. `steps`: of an epoch."""
 
-    def __init__(
-        self,
-        graph: Replica,
-        sets: NodeSets,
-        counts: Counts,
-        *,
-        steps: int,
-        hops: int,
-        normalize: Normalize,
-        seed: int,
-        rank: int,
-        ranks: int,
-    ) -> None:
-        self._graph, self._induced = without_rows(graph), Induced(graph.edges, graph.train, hops)
-        self._sets, self._counts = sets, counts
-        self._normalize: Normalize = normalize
-        self._steps, self._seed, self._rank, self._ranks = steps, seed, rank, ranks
+    sets: NodeSets
+    counts: Counts
+    _: KW_ONLY
+    steps: int
+    hops: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._induced = Induced(self.graph.edges, self.graph.train, self.hops)
 
     @property
     def total(self) -> int:
-        return self._steps * self._ranks * len(self._graph.train)
+        return self.steps * self.ranks * len(self.graph.train)
 
     @property
     def nbytes(self) -> int:
-        counts = self._counts.nodes.nbytes + self._counts.edges.nbytes
-        return self._sets.nbytes + self._induced.nbytes + counts
+        return self.sets.nbytes + self._induced.nbytes + self.counts.nodes.nbytes + self.counts.edges.nbytes
 
     def __len__(self) -> int:
-        return self._steps
+        return self.steps
 
     def size(self, at: At) -> int:
-        return self._ranks * len(self._graph.train)
+        return self.ranks * len(self.graph.train)
 
     def __getitem__(self, at: At) -> Subgraph:
-        epoch, step = at
-        sample = self._induced.of(self._sets.draw(fold_key(self._seed, epoch, step, self._rank, DRAW)))
-        if self._normalize == "subgraph":
-            return subgraph_of(sample, self._graph, "subgraph")
+        sample = self._induced.of(self.sets.draw(fold_key(self.seed, *at, self.rank, DRAW)))
+        if self.normalize == "subgraph":
+            return subgraph_of(sample, self.graph, "subgraph")
         readers = torch.arange(len(sample.counts)).repeat_interleave(sample.counts)
-        dtype = self._graph.in_degree.dtype
-        of_node = self._counts.nodes[sample.nodes].clamp_min(1).to(dtype)
-        of_edge = self._counts.edges[sample.edges].clamp_min(1).to(dtype)
-        sub = subgraph_of(sample, self._graph, "graph", weights=of_node[readers] / of_edge)
-        return sub._replace(loss_weight=self._counts.draws / of_node[: sample.ends[0]])
+        dtype = self.graph.in_degree.dtype
+        of_node = self.counts.nodes[sample.nodes].clamp_min(1).to(dtype)
+        of_edge = self.counts.edges[sample.edges].clamp_min(1).to(dtype)
+        sub = subgraph_of(sample, self.graph, "graph", weights=of_node[readers] / of_edge)
+        return sub._replace(loss_weight=self.counts.draws / of_node[: sample.ends[0]])
+
+
+@dataclass(frozen=True)
+class Saint:
+    """Draw about `batch_size` nodes, all ranks together (None: every rank all of them), and the edges between them."""
+
+    batch_size: int | None
+    by: Draw
+    walk_length: int
+    coverage: int
+
+    def whole(self, normalize: Normalize) -> bool:
+        return self.batch_size is None
+
+    def check(self, num_ranks: int, num_layers: int) -> None:
+        if self.batch_size is not None and self.batch_size < num_ranks:
+            raise ValueError(
+                f"strategy.batch_size={self.batch_size} is less than a node for each of {num_ranks} ranks: set "
+                f"strategy.batch_size={num_ranks} or more"
+            )
+
+    def batches(self, graph: Replica, hops: Hops, shared: Shared, comm: Communicator | None) -> tuple[Batches, str]:
+        num_nodes = len(graph.loops)
+        size = min(self.batch_size or num_nodes, num_nodes)
+        budget = None if self.batch_size is None else max(1, size // shared["ranks"])
+        sets, counts = NodeSets(graph, self.by, budget, self.walk_length), None
+        if comm is None or comm.rank == 0:
+            draws = 1 if budget is None else -(-self.coverage * num_nodes // budget)
+            counts = estimated(graph, sets, draws, shared["seed"])
+        counts = counts if comm is None else comm.broadcast(counts)
+        assert counts is not None
+        made = SaintBatches(graph, sets, counts, steps=-(-num_nodes // size), hops=sum(hops), **shared)
+        return made, f"saint, {self.by}"

@@ -2,12 +2,12 @@
 
 The baseline that is no full-graph method. Neighbour sampling: a step takes `batch_size` training nodes and up to
 `fanout` in-neighbours of every node, hop by hop (Hamilton, Ying, Leskovec, Inductive Representation Learning on Large
-Graphs, NeurIPS 2017, arXiv 1706.02216), as PyG's NeighborLoader does it. sampler=cluster: a step takes a union of
-clusters and the edges between them (ClusterGCN, KDD 2019, arXiv 1905.07953), sampler=uniform of random parts of the
-nodes (arXiv 2605.22480). sampler=saint: nodes drawn at random and the edges between them, sums and losses divided by
-probabilities (GraphSAINT, ICLR 2020, arXiv 1907.04931). Every rank holds the whole graph, so no feature is ever sent:
-bytes are those of gradients, one sum a step. Evaluation is full-graph and exact, as that of graph parallelism.
-Specification: docs/strategies/minibatch.md.
+Graphs, NeurIPS 2017, arXiv 1706.02216), as PyG's NeighborLoader does. sampler=cluster: a step takes a union of clusters
+and the edges between them (ClusterGCN, KDD 2019, arXiv 1905.07953), sampler=uniform of random parts of the nodes (arXiv
+2605.22480). sampler=saint: nodes drawn at random and the edges between them, sums and losses divided by probabilities
+(GraphSAINT, ICLR 2020, arXiv 1907.04931). Every rank holds the whole graph, so no feature is sent: bytes are those of
+gradients, one sum a step. Evaluation is full-graph and exact, as in graph parallelism. Specification:
+docs/strategies/minibatch.md.
 
 Deviations: self loops are kept, not sampled, as PyG's layers add them afterwards. normalize=graph is ours: degrees of
 the whole graph and sums scaled by d/k, unbiased in every layer and exact where all in-edges are taken. PyG's layers
@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -28,6 +28,7 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from gnnpar.codecs.codec import Exactness
+from gnnpar.comm import Communicator
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.base import Prices
 from gnnpar.parallel.context import BuildContext
@@ -35,24 +36,21 @@ from gnnpar.parallel.edges import EdgeOrder
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.halo_graph import HaloGraph
 from gnnpar.parallel.needs import check_first_layer, refuse_empty_clusters
-from gnnpar.parallel.sampling.batches import Batches, SeedBatches
-from gnnpar.parallel.sampling.clusters import ClusterBatches
+from gnnpar.parallel.sampling.batches import Batches, Hops, Neighbours, Shared
+from gnnpar.parallel.sampling.clusters import Clusters
 from gnnpar.parallel.sampling.engine import MinibatchEngine
-from gnnpar.parallel.sampling.neighbours import Body, sampler_of
+from gnnpar.parallel.sampling.neighbours import Body
 from gnnpar.parallel.sampling.replica import Replica, replica_of
-from gnnpar.parallel.sampling.saint import Counts, Draw, NodeSets, SaintBatches, estimated
+from gnnpar.parallel.sampling.saint import Draw, Saint
 from gnnpar.parallel.sampling.view import Normalize
 from gnnpar.parallel.sketch import sketch
-from gnnpar.parallel.strategy import (
-    Capabilities,
-    LayerFacts,
-    Workload,
-)
+from gnnpar.parallel.strategy import Capabilities, LayerFacts, Workload
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
 
 _PAPERS = {"cluster": "1905.07953", "uniform": "2605.22480", "saint": "1907.04931"}
+_SIZES = {"cluster": "clusters_per_batch", "uniform": "clusters_per_batch", "saint": "batch_size"}
 _LONGEST_TMPDIR = 75
 """Bytes: Python adds 32 to the names of sockets, which have at most 107."""
 
@@ -88,16 +86,16 @@ class Minibatch(Prices):
     def __post_init__(self) -> None:
         if not self.fanout or 0 in self.fanout:
             raise ValueError(f"fanout={list(self.fanout)} must be numbers of neighbours, one a layer, or -1 for all")
-        if self.in_parts and self.clusters_per_batch > self.clusters:
-            raise ValueError(
-                f"strategy.clusters_per_batch={self.clusters_per_batch} of strategy.clusters={self.clusters}: a batch "
-                "cannot unite more clusters than there are; lower it, or raise strategy.clusters"
-            )
+        _ = self.sampling  # raises ValueError for more clusters a batch than there are
 
     @property
-    def in_parts(self) -> bool:
-        """A step unites parts of the graph."""
-        return self.sampler in ("cluster", "uniform")
+    def sampling(self) -> Neighbours | Clusters | Saint:
+        """The configuration of the chosen sampler."""
+        if self.sampler == "saint":
+            return Saint(self.batch_size, self.saint, self.walk_length, self.coverage)
+        if self.sampler in ("cluster", "uniform"):
+            return Clusters(self.clusters, self.clusters_per_batch, self.sampler == "uniform")
+        return Neighbours(self.fanout, self.batch_size, self.sampler)
 
     @property
     def papers(self) -> tuple[str, ...]:
@@ -105,58 +103,33 @@ class Minibatch(Prices):
 
     @property
     def capabilities(self) -> Capabilities:
-        sizes = {"cluster": "clusters_per_batch", "uniform": "clusters_per_batch", "saint": "batch_size"}
-        size = sizes.get(self.sampler, "batch_size or strategy.fanout")
+        size = _SIZES.get(self.sampler, "batch_size or strategy.fanout")
         return Capabilities(
             chunks=self.sampler == "cluster",
             cached_first_layer=False,
             by_layers=True,
-            clusters=self.clusters if self.in_parts else 1,
+            clusters=self.clusters if self.sampler in ("cluster", "uniform") else 1,
             less_memory=lambda _: f"lower strategy.{size}; a rank also holds the whole graph, strategy=sar a part",
         )
 
     @property
     def exactness(self) -> frozenset[Exactness]:
-        if self.in_parts:
-            whole = self.clusters == 1
-        else:
-            whole = self.batch_size is None
-            whole &= self.sampler == "saint" or (set(self.fanout) == {-1} and self.normalize == "graph")
-        return frozenset[Exactness]({"exact" if whole else "sampled"})
+        return frozenset[Exactness]({"exact" if self.sampling.whole(self.normalize) else "sampled"})
 
     def exact_limit(self) -> Minibatch:
         return replace(self, fanout=(-1,), batch_size=None, normalize="graph", clusters=1, clusters_per_batch=1)
 
     def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
-        self._check_fanout(num_layers)
-        if self.in_parts and self.clusters_per_batch < num_ranks and self.clusters > 1:
-            idle = num_ranks - self.clusters_per_batch
-            raise ValueError(
-                f"strategy.clusters_per_batch={self.clusters_per_batch} leaves {idle} of {num_ranks} ranks without a "
-                f"cluster: set strategy.clusters_per_batch={num_ranks} or more"
-            )
-        if self.sampler == "saint" and self.batch_size is not None and self.batch_size < num_ranks:
-            raise ValueError(
-                f"strategy.batch_size={self.batch_size} is less than a node for each of {num_ranks} ranks: set "
-                f"strategy.batch_size={num_ranks} or more"
-            )
-
-    def _check_fanout(self, num_layers: int) -> None:
-        """Refuse more numbers than the model has layers."""
-        if len(self.fanout) > num_layers and self.sampler not in _PAPERS:
-            raise ValueError(
-                f"strategy.fanout={list(self.fanout)} has {len(self.fanout)} numbers, but the model {num_layers} "
-                f"layers: give {num_layers} or fewer, the first for the neighbours of training nodes."
-            )
+        self.sampling.check(num_ranks, num_layers)
 
     def plan(self, workload: Workload, topology: Topology) -> Plan:
-        """Parts are those of the evaluation; training knows clusters, as chunks, or nothing."""
-        self._check_fanout(workload.num_layers)
+        """Return the parts of the evaluation; training knows clusters, as chunks, or nothing."""
+        self.sampling.check(topology.num_ranks, workload.num_layers)
         plan = workload.flat_plan(topology)
         return replace(plan, placement=replace(plan.placement, chunk_of=self.cluster_of(workload)))
 
     def cluster_of(self, workload: Workload) -> Tensor | None:
-        """[N]; None: there are none that stay."""
+        """Return the cluster of each node, [N]; None: no clusters, or others in each epoch."""
         refuse_empty_clusters(self, workload.dataset.num_nodes)
         return workload.part_of(self.clusters) if self.sampler == "cluster" else None
 
@@ -165,7 +138,7 @@ class Minibatch(Prices):
 
     def build(self, context: BuildContext) -> Engine:
         check_first_layer(self, context.first_layer)
-        comm, seed = context.comm, context.seed
+        comm = context.comm
         if self.num_workers and len(os.fsencode(tempfile.gettempdir())) > _LONGEST_TMPDIR:
             raise ValueError(
                 f"strategy.num_workers={self.num_workers}: the name of {tempfile.gettempdir()}, in which its processes "
@@ -177,16 +150,9 @@ class Minibatch(Prices):
                 f"strategy.num_workers={self.num_workers} starts processes, which ranks that are threads cannot: "
                 "set comm=gloo, or strategy.num_workers=0."
             )
-        hops = self._hops(context.model, context.shard)
+        hops = _hops(context.model, context.shard)
         graph = replica_of(context.shard, comm, edge_ids=context.model.needs_edge_ids)
-
-        def counted(estimate: Callable[[], Counts]) -> Counts:
-            """By rank 0, for all."""
-            counts = comm.broadcast(estimate() if comm.rank == 0 else None)
-            assert counts is not None
-            return counts
-
-        batches, drawn_by = self.batches(graph, hops, seed=seed, rank=comm.rank, ranks=comm.size, counted=counted)
+        batches, drawn_by = self.batches(graph, hops, seed=context.seed, rank=comm.rank, ranks=comm.size, comm=comm)
         exact = WholeGraph(context.shard, context.start)
         if comm.size > 1:
             edges = EdgeOrder(context.shard, "edges")
@@ -202,67 +168,21 @@ class Minibatch(Prices):
         )
 
     def batches(
-        self,
-        graph: Replica,
-        hops: Sequence[int],
-        *,
-        seed: int,
-        rank: int,
-        ranks: int,
-        counted: Callable[[Callable[[], Counts]], Counts] = lambda estimate: estimate(),
+        self, graph: Replica, hops: Hops, *, seed: int, rank: int, ranks: int, comm: Communicator | None = None
     ) -> tuple[Batches, str]:
-        """Return a rank's batches, and the package that draws them. `hops`: of each layer. `counted`: calls the
-        estimate of the probabilities."""
-        if self.sampler in ("cluster", "uniform"):
-            clusters = ClusterBatches(
-                graph,
-                drawn=self.clusters if self.sampler == "uniform" else None,
-                per_step=self.clusters_per_batch,
-                hops=sum(hops),
-                normalize=self.normalize,
-                seed=seed,
-                rank=rank,
-                ranks=ranks,
-            )
-            return clusters, self.sampler
-        if self.sampler == "saint":
-            num_nodes = len(graph.loops)
-            size = min(self.batch_size or num_nodes, num_nodes)
-            budget = None if self.batch_size is None else max(1, size // ranks)
-            sets = NodeSets(graph, self.saint, budget, self.walk_length)
-            draws = 1 if budget is None else -(-self.coverage * num_nodes // budget)
-            subgraphs = SaintBatches(
-                graph,
-                sets,
-                counted(lambda: estimated(graph, sets, draws, seed)),
-                steps=-(-num_nodes // size),
-                hops=sum(hops),
-                normalize=self.normalize,
-                seed=seed,
-                rank=rank,
-                ranks=ranks,
-            )
-            return subgraphs, f"saint, {self.saint}"
-        sampler, drawn_by = sampler_of(graph.edges, self.by_hop(hops), self.sampler)
-        seeds = SeedBatches(
-            graph, sampler, batch_size=self.batch_size, normalize=self.normalize, seed=seed, rank=rank, ranks=ranks
-        )
-        return seeds, drawn_by
+        """Return a rank's batches, and the package that draws them, as `Neighbours.batches`."""
+        shared = Shared(normalize=self.normalize, seed=seed, rank=rank, ranks=ranks)
+        return self.sampling.batches(graph, hops, shared, comm)
 
-    def by_hop(self, hops: Sequence[int]) -> list[int]:
-        """`fanout` of every hop from the seeds outwards. `hops`: of each layer."""
-        outwards = [layer for layer, count in enumerate(reversed(hops)) for _ in range(count)]
-        return [self.fanout[min(layer, len(self.fanout) - 1)] for layer in outwards]
 
-    @staticmethod
-    def _hops(model: GNN, shard: Shard) -> list[int]:
-        """Of each layer, which may aggregate more than once."""
-        uses = sketch(model, replace(shard, x=shard.x.new_zeros(1, model.in_dim)))
-        for use in uses:
-            if not hasattr(use.agg, "summed"):  # a fold of the user's own enters here
-                raise ValueError(
-                    f"the fold {type(use.agg).__name__} of layer {use.layer} does not say whether it is a sum over "
-                    "in-edges, which samples have to know: give it summed = True or False (ops/aggregator.py)."
-                )
-        counts = Counter(use.layer for use in uses)
-        return [counts[i] for i in range(model.num_layers)]
+def _hops(model: GNN, shard: Shard) -> list[int]:
+    """Return the number of aggregations of each layer."""
+    uses = sketch(model, replace(shard, x=shard.x.new_zeros(1, model.in_dim)))
+    for use in uses:
+        if not hasattr(use.agg, "summed"):  # a fold of the user's own enters here
+            raise ValueError(
+                f"the fold {type(use.agg).__name__} of layer {use.layer} does not say whether it is a sum over "
+                "in-edges, which samples have to know: give it summed = True or False (folds/aggregator.py)."
+            )
+    counts = Counter(use.layer for use in uses)
+    return [counts[i] for i in range(model.num_layers)]

@@ -1,11 +1,10 @@
 """A sampled subgraph: Y[i] = loops of i + d_i / k_i . (k_i of i's d_i other in-edges), for the nodes around some seeds.
 
-What makes up for edges left out, d_i / k_i, is a weight of each edge, so that a sum stays one walk over its edges.
+The factor d_i / k_i is a weight of each edge, so that a sum stays one walk over its edges.
 
-A layer's input are the rows within h hops of the seeds, its result those within h - 1, which the next layer reads. A
-layer that does not ask for its `destinations` gives rows within h hops, which are right for those within h - 1; the
-others are cut off (PyG calls that trim_to_layer). Self loops are never sampled away, as PyG's layers add them after
-sampling.
+A layer reads the rows within h hops of the seeds and returns those within h - 1, which the next layer reads. A layer
+that does not ask for its `destinations` returns rows within h hops, which are right for those within h - 1; the others
+are cut off (PyG calls that trim_to_layer). Self loops are never sampled away, as PyG's layers add them after sampling.
 """
 
 from __future__ import annotations
@@ -20,12 +19,13 @@ from torch import Tensor
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Rows
 from gnnpar.folds.edge_data import EdgeData
+from gnnpar.folds.generic import Generic
+from gnnpar.folds.sum import Sum
 from gnnpar.graph import InEdges, Message
 from gnnpar.parallel.keys import to_device
 from gnnpar.parallel.local import LocalRows, OwnRows, Pass, as_messages, by_type
 from gnnpar.parallel.sampling.neighbours import Sample
 from gnnpar.parallel.sampling.replica import Replica
-from gnnpar.parallel.sampling.weighted import fold_weighted
 from gnnpar.parallel.torch_types import integers
 from gnnpar.parallel.whole import fold_block
 from gnnpar.partition.shard import edges_by_id
@@ -60,7 +60,7 @@ class Subgraph(NamedTuple):
         return sum(t.nbytes for t in self.tensors.values())
 
     def pinned(self) -> Subgraph:
-        """In memory from which a GPU copies while the host continues."""
+        """Return it in memory from which a GPU copies while the host continues."""
         return self._replace(**{name: t.pin_memory() for name, t in self.tensors.items()})
 
     def to(self, device: torch.device) -> Subgraph:
@@ -68,11 +68,10 @@ class Subgraph(NamedTuple):
 
 
 def subgraph_of(sample: Sample, graph: Replica, normalize: Normalize, *, weights: Tensor | None = None) -> Subgraph:
-    """Loops, degrees and weights put to a sample.
+    """Add loops, degrees and weights to a sample.
 
-    `normalize`: graph has the degrees of the whole graph, and sums that make up for what was left out: by `weights` of
-    the edges drawn [e] where they are given, else by d_i / k_i; subgraph has the degrees within the sample, as PyG's
-    layers count them.
+    `normalize`: graph takes the degrees of the whole graph, and sums that make up for edges left out: by `weights` [e]
+    of the edges drawn, or by d_i / k_i; subgraph takes the degrees within the sample, as PyG's layers count them.
     """
     inside = sample.nodes[: len(sample.counts)]
     loops, counts = graph.loops[inside], sample.counts
@@ -105,7 +104,7 @@ def subgraph_of(sample: Sample, graph: Replica, normalize: Normalize, *, weights
 
 
 def ranges(first: Tensor, counts: Tensor, total: int) -> Tensor:
-    """first[0], first[0] + 1, ..., `counts[0]` of them, then those of first[1]; `total` numbers."""
+    """Return first[0], first[0] + 1, ..., `counts[0]` of them, then those of first[1]; `total` numbers."""
     ends = counts.cumsum(0)
     before = (ends - counts).repeat_interleave(counts, output_size=total)
     return first.repeat_interleave(counts, output_size=total) + torch.arange(total, device=counts.device) - before
@@ -124,6 +123,7 @@ class SampledGraph(OwnRows):
     layer: int = 0
     outer: SampledGraph | None = None
     local: LocalRows = field(init=False)
+    edge_attr = edge_type = None  # samples carry neither
 
     def __post_init__(self) -> None:
         owned = slice(self.num_rows)
@@ -135,16 +135,8 @@ class SampledGraph(OwnRows):
 
     @property
     def num_read(self) -> int:
-        """Rows within a hop less: their in-edges were drawn, and their sums of rows within `hops` are right."""
+        """Number of rows within a hop less, whose in-edges were drawn."""
         return self.sub.ends[self.hops - 1]
-
-    @property
-    def edge_attr(self) -> None:
-        """Samples carry none."""
-
-    @property
-    def edge_type(self) -> None:
-        """Nor types."""
 
     @property
     def edge_ids(self) -> Tensor:
@@ -166,7 +158,7 @@ class SampledGraph(OwnRows):
         return replace(self, layer=layer)
 
     def inwards(self, hops: int) -> Self:
-        """Nearer to the seeds."""
+        """Return the view that many hops nearer to the seeds."""
         return replace(self, hops=self.hops - hops)
 
     def destinations(self, *rows: Tensor) -> tuple[Self, Rows]:
@@ -196,12 +188,12 @@ class SampledGraph(OwnRows):
             place = torch.searchsorted(ids.sort().values, ids)
             edge = tuple(rows[place] for rows in edge)
         if self.sub.weights is not None and agg.summed:
-            return fold_weighted(agg, self.counted, src, dst, edge, shared)
+            return _fold_weighted(agg, self.counted, src, dst, edge, shared)
         return fold_block(agg, self.block, src, dst, edge, shared)
 
     @cached_property
     def block(self) -> Block:
-        """All that was drawn, loops too. Columns are places in the sample, and of equal maxima the first counts."""
+        """All edges drawn, loops too. Columns are places in the sample, and of equal maxima the first counts."""
         indptr = self.sub.indptr[: self.num_read + 1]
         last = self.sub.edges_within[self.hops - 1]
         ids = None if self.sub.edge_ids is None else self.sub.edge_ids[:last]
@@ -211,7 +203,7 @@ class SampledGraph(OwnRows):
 
     @cached_property
     def counted(self) -> Block:
-        """The block with how often an edge counts in sums as its weights."""
+        """The block with weights: how often an edge counts in sums."""
         assert self.sub.weights is not None
         weights = self.sub.weights[: self.block.num_edges]
         return replace(self.block, edges=replace(self.block.edges, weight=weights))
@@ -220,3 +212,27 @@ class SampledGraph(OwnRows):
 def first_rows(rows: Tensor, count: int) -> Tensor:
     """Shapes: rows [N, ...] -> [count, ...]; `rows` itself where these are all: autograd pads what was cut."""
     return rows if len(rows) == count else rows[:count]
+
+
+def _fold_weighted(agg: Aggregator, block: Block, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
+    """Fold in-edges that count as often as the weights of the block say: out_i = sum_j weight_ij x_j.
+
+    `agg` is `summed`. Shapes: src [N, ...], dst [n, ...], edge [E, ...] -> [n, ...]. ValueError for a fold that is
+    neither Sum nor Generic.
+    """
+    if isinstance(agg, Sum):  # the engine carries no weights of the graph
+        return fold_block(replace(agg, weighted=True), block, src, dst, edge, shared)
+    if not isinstance(agg, Generic):
+        raise ValueError(
+            f"the fold {type(agg).__name__} cannot count an edge more than once, which makes up for edges that were "
+            "not drawn: set strategy.normalize=subgraph, or use Sum or Generic"
+        )
+    value, weights = agg.value, block.weights
+    assert weights is not None
+    plain = replace(block, edges=replace(block.edges, weight=None))
+
+    def weighted(s: Rows, d: Rows, e: Rows, t: Rows) -> Tensor:
+        found = value(s, d, e[:-1], t)
+        return found * e[-1].view(-1, *[1] * (found.dim() - 1))
+
+    return fold_block(replace(agg, value=weighted), plain, src, dst, (*edge, weights), shared)
