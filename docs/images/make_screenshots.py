@@ -1,6 +1,6 @@
 """Photograph a report.html for the documents: light and dark at 1280 pixels.
 
-    gnnpar compare FOLDER --html report.html && python docs/images/make_screenshots.py report.html
+    make demo && python docs/images/make_screenshots.py outputs/demo/report.html
 
 Needs Chromium and its driver (apt-get install chromium chromium-driver) and the extra [dev].
 """
@@ -20,8 +20,8 @@ from selenium.webdriver.chrome.service import Service
 
 HERE = Path(__file__).parent
 SHOTS = {
-    "report-light": (1280, 2200, "light"),
-    "report-dark": (1280, 2200, "dark"),
+    "report-light": (1280, 1180, "light"),
+    "report-dark": (1280, 1180, "dark"),
 }
 
 
@@ -38,7 +38,6 @@ def main(page: Path) -> None:
         browser.get(page.resolve().as_uri())
         while browser.execute_script("return document.documentElement.dataset.ready") != "true":
             time.sleep(0.1)
-        time.sleep(1)  # pictures are drawn
         taken = browser.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})
         picture = Image.open(io.BytesIO(base64.b64decode(taken["data"]))).convert("RGB")
         picture.quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(

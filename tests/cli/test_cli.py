@@ -50,7 +50,7 @@ def test_train_help_and_cfg_show_groups_and_keys(run_here: Run, tmp_path: Path) 
     assert not list(tmp_path.iterdir())
 
 
-HEAVY = ("torch", "scipy.stats", "pandas", "plotly", "matplotlib")
+HEAVY = ("torch", "scipy.stats", "pandas", "matplotlib")
 
 
 def test_help_of_a_command_imports_nothing_heavy(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_study_of_methods_runs_resumes_and_reports(
     shown = capsys.readouterr().out
     assert "\nsar sends 1.0 of vanilla\n" in shown and shown.endswith("\n\nthe next command\n")
     whole = Path("multirun/mine/report.html").read_text(encoding="utf-8")
-    assert '<p class="headline">sar sends 1.0 of vanilla</p>' in whole and "9 runs of 3 configurations" in whole
+    assert "<h1>sar sends 1.0 of vanilla</h1>" in whole and "9 runs of 3 configurations" in whole
     assert "resuming: 7 of 9 jobs are done, 2 to run" in shown
     page = Path("multirun/mine/report.md").read_text(encoding="utf-8")
     assert page.startswith(

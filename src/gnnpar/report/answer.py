@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, get_args
 
 from gnnpar.report import curves
 from gnnpar.report import formatting as words
 from gnnpar.report.groups import Group
 from gnnpar.report.runs import is_busy
-from gnnpar.report.statistics import FEWEST_BLOCKS, FEWEST_SEEDS, Verdict
+from gnnpar.report.statistics import FEWEST_BLOCKS, FEWEST_SEEDS
 from gnnpar.track.console import seconds
 from gnnpar.track.text import counted
 
@@ -155,81 +154,3 @@ def _speedup(group: Group) -> float:
 def _name(group: Group) -> str:
     ranks = f"on {counted(group.first['world_size'], 'rank')}"
     return f"{group.title} {ranks}"
-
-
-class Answer(NamedTuple):
-    """A question, the group that answers it best, its figure, and a caveat."""
-
-    question: str
-    name: str
-    figure: str
-    caveat: str
-
-
-def at_a_glance(groups: Sequence[Group], baseline: str) -> list[Answer]:
-    """Return fastest, least sent, least memory and accuracy, without the negative control."""
-    rivals = [group for group in groups if not group.control and group.completed]
-    if not rivals:
-        return []
-    found = [_fastest(rivals, baseline), _least(rivals, "sent"), _least(rivals, "memory"), _accuracy(rivals)]
-    return [answer for answer in found if answer is not None]
-
-
-def _fastest(groups: Sequence[Group], baseline: str) -> Answer | None:
-    sound = _sound(groups)
-    if not sound:
-        return Answer(
-            "fastest", words.NOTHING, "", "no statement on speed: more threads than cores, or ranks as threads"
-        )
-    timed = [(g.speedup.value, g) for g in sound if g.speedup is not None]
-    if not timed:
-        return Answer("fastest", words.NOTHING, "", f"no fair ratio: {sound[0].why_no_speedup}")
-    best = max(timed, key=lambda pair: pair[0])[1]
-    provenances = {g.first["provenance"] for _, g in timed if g.first["world_size"] > 1}
-    if len(timed) == 1:
-        caveat = "the only one with a time"
-    elif "speedup" in best.best:
-        caveat = "ahead of all others by a paired test"
-    elif len(provenances) > 1:
-        caveat = f"{' and '.join(sorted(provenances))} times do not compare"
-    else:
-        few = "not enough runs: " if len(best.ratios) < FEWEST_BLOCKS else "not settled by "
-        caveat = f"{few}{counted(len(best.ratios), 'block')}"
-    caveat = "; ".join(filter(None, (caveat, words.race(best, sound), words.BUSY if best.ratio_busy else "")))
-    ratio = f", {words.speedup_of(best)} x {baseline}" if best.first["strategy"] != baseline else ""
-    return Answer("fastest", best.title, words.time_of(best) + ratio, caveat)
-
-
-def _least(groups: Sequence[Group], what: Literal["sent", "memory"]) -> Answer | None:
-    """Return the group of several ranks that sends least, or the one with the smallest peak of memory."""
-    column, unit, otherwise = {
-        "sent": ("bytes_per_epoch", "an epoch", "several ranks"),
-        "memory": ("memory_peak_bytes", "a rank", "peak of an epoch"),
-    }[what]
-    asked = [group for group in groups if what == "memory" or group.first["world_size"] > 1]
-    known = [(value, group) for group in asked if (value := group.mean(column)) is not None]
-    if not known:
-        return None
-    value, best = min(known, key=lambda pair: pair[0])
-    count = sum(each == value for each, _ in known)
-    caveat = f"{count} are equal" if count > 1 else f"of {len(known)}, {otherwise}"
-    return Answer(f"least {what}", best.title, f"{words.size(value)} {unit}", caveat)
-
-
-def _accuracy(groups: Sequence[Group]) -> Answer | None:
-    """Return the number of groups without loss, and the best one if a paired test names it."""
-    judged = [g for g in groups if g.verdict not in ("", "baseline")]
-    if not judged:
-        return None
-    counts = {v: sum(g.verdict == v for g in judged) for v in get_args(Verdict)}
-    text = ", ".join(f"{n} {verdict}" for verdict, n in counts.items() if n)
-    control = judged[0].control_verdict
-    caveats = {
-        "not inferior": "unfit for the claim: the negative control passes too",
-        "none": "no negative control beside it",
-        "inferior": "the negative control is inferior, as it must be",
-        "not enough runs": f"a verdict needs {FEWEST_SEEDS} seeds",
-    }
-    best = next((g for g in groups if "accuracy" in g.best), None)
-    name = f"best: {best.title}" if best else "no best by a paired test"
-    return Answer("accuracy", name, text, caveats.get(control, "the negative control is inconclusive"))

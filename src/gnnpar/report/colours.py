@@ -27,7 +27,7 @@ MEMORY = {
 }
 SHADES = ("#1f5d91", "#4f92c9", "#2f7f9e", "#7fb6d9", "#3f6fb5", "#a3c7e3")  # layers in order
 OTHER = "#b9bfc6"  # small parts together
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+DASHES = ("none", "7 4", "2 3", "7 3 2 3", "12 4", "12 3 2 3")  # of SVG
 
 
 def of_strategies(chosen: Sequence[str], names: Iterable[str]) -> Mapping[str, str]:

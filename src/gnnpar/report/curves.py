@@ -1,4 +1,4 @@
-"""Data of the pictures: means over the runs of a group, and its curves over epochs, seconds and bytes."""
+"""Data of the pictures: parts of bars as means over the runs of a group, and curves over epochs, seconds and bytes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from gnnpar.files import JsonDict
 from gnnpar.report import colours
+from gnnpar.report.emphasis import groups_in_colour, short_name, six_parts
 from gnnpar.report.groups import Group, quiet
 from gnnpar.report.runs import Result, dataset_of, flat, is_busy, model_of
 from gnnpar.track.jsonl import read_rows
@@ -67,6 +69,42 @@ def curves_of(group: Group, axis: str) -> list[Curve]:
     rows = quiet(group.rows, "busy")[0] if axis == "seconds" else group.rows
     curves = [curve_of(Path(row["folder"])) for row in rows]
     return [curve for curve in curves if curve is not None]
+
+
+class Line(NamedTuple):
+    """The curves of a group in a picture. averaged: the first is their mean, and the others are its runs."""
+
+    group: Group
+    label: str
+    in_colour: bool
+    averaged: bool
+    curves: list[Curve]
+
+
+def lines(groups: Sequence[Group], chosen: Sequence[str], axis: str) -> list[Line]:
+    """Return the lines of a task over seconds or bytes, grey ones first: the mean alone if there is one, and the runs
+    of at most six groups in colour. chosen: strategies in colour."""
+    runs_of = {group: runs for group in groups if (runs := curves_of(group, axis))}
+    in_colour = groups_in_colour(list(runs_of), chosen)
+    found: list[Line] = []
+    for group, runs in runs_of.items():
+        mean, shown = mean_curve(runs), group in in_colour
+        several = runs if mean is None or (len(runs) > 1 and shown) else []
+        curves = several if mean is None else [mean, *several]
+        found.append(Line(group, short_name(group, list(runs_of)), shown, mean is not None, curves))
+    return sorted(found, key=lambda line: line.in_colour)
+
+
+Parts = Callable[[Group], Mapping[str, float] | None]
+
+
+def bars(groups: Sequence[Group], parts_of: Parts, *, fewer: bool = True) -> list[tuple[Group, Mapping[str, float]]]:
+    """Return groups with the parts of their bars, [] if all are zero. fewer: at most six parts, small ones together."""
+    found = [(group, parts) for group in groups if (parts := parts_of(group))]
+    if not any(sum(parts.values()) for _, parts in found):
+        return []
+    few = six_parts([parts for _, parts in found]) if fewer else [parts for _, parts in found]
+    return [(group, parts) for (group, _), parts in zip(found, few, strict=True)]
 
 
 def _means(runs: Sequence[Result], field: str, names: Sequence[str]) -> dict[str, float] | None:

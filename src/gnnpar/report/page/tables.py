@@ -47,13 +47,13 @@ def _group_cells(group: Group, baseline: str, mixed: bool) -> dict[str, Cell]:
     style = f"text verdict-{group.verdict.replace(' ', '-')}" if judged else "text"
     return {
         "strategy": Cell(first["strategy"], " · ".join(filter(None, details)), "text"),
+        "verdict": Cell(table["verdict"], f"control: {group.control_verdict}" if judged else "", style),
         **{name: Cell(table[name]) for name in ("ranks", "runs")},
         "epoch": Cell(table["epoch"], style=grey),
         f"x {baseline}": Cell(ratio, interval, grey + best.get("speedup", ""), group.why_no_speedup),
         **{name: Cell(table[name]) for name in ("sent/epoch", "peak/rank")},
         "test at best val, %": Cell(table["test at best val, %"], style=best.get("accuracy", "")),
         "difference": Cell(table["difference"], why=group.why_no_difference),
-        "verdict": Cell(table["verdict"], f"control: {group.control_verdict}" if judged else "", style),
         "to target": Cell(table["to target"], "" if table["to target"] == NOTHING else table["sent to target"], grey),
         "gradient": Cell(table["cosine"], "" if table["error"] == NOTHING else f"error {table['error']}"),
     }

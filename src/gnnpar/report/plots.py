@@ -1,0 +1,298 @@
+"""Pictures of a task as data, for the page and for papers: marks and bars on tracks, and curves. Places are in percent
+of a track or of the picture, which fits every width; values are in the text, or under the cursor."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from gnnpar.report import colours, curves
+from gnnpar.report import formatting as words
+from gnnpar.report.axes import apart, linear_axis, log_axis, scale_of
+from gnnpar.report.curves import Line
+from gnnpar.report.emphasis import OTHER, cut
+from gnnpar.report.groups import Group
+from gnnpar.report.statistics import Estimate
+from gnnpar.track.console import num_bytes, seconds
+
+_LABELS = {"exposed_wire": "exposed, wire", "exposed_skew": "exposed, skew", "host": "host, off the device"}
+_TEXT_OF: Mapping[str, Callable[[float], str]] = {"seconds": seconds, "bytes": num_bytes}
+_TICK = 9  # percent of a track between two labels
+_LINE = 6  # percent of a picture of curves between two labels
+_HOVERED = 20  # points of a curve with their values under the cursor
+
+
+class Mark(NamedTuple):
+    """A part of a track. kind: dot, span, value, hollow, or bar."""
+
+    kind: str
+    left: float
+    width: float
+    colour: str
+    hover: str
+
+
+class Row(NamedTuple):
+    """One configuration: name, its settings, marks, the text of its value and a smaller one below it."""
+
+    name: str
+    details: str
+    marks: list[Mark]
+    text: str
+    below: str = ""
+
+
+class Picture(NamedTuple):
+    """Rows over one axis. lines: places of vertical lines; keys: names and colours of parts."""
+
+    axis: str
+    ticks: list[tuple[float, str]]
+    lines: list[float]
+    rows: list[Row]
+    keys: Mapping[str, str]
+
+
+class Point(NamedTuple):
+    """An estimate of a group, and its samples inside blocks."""
+
+    group: Group
+    estimate: Estimate
+    samples: Iterable[float]
+    text: str
+    below: str = ""
+
+
+def times(groups: Sequence[Group], tint: Mapping[str, str]) -> Picture | None:
+    """Draw seconds of an epoch."""
+    shown = [
+        Point(g, g.epoch_seconds, g.times.values(), words.bracketed(words.time_of(g), g.timeless))
+        for g in groups
+        if g.epoch_seconds
+    ]
+    scale, unit = scale_of(max((point.estimate.value for point in shown), default=1.0), "seconds")
+    return _points(shown, tint, seconds, f"{unit} an epoch", scale=scale)
+
+
+def speedups(groups: Sequence[Group], tint: Mapping[str, str], baseline: str) -> Picture | None:
+    """Draw times faster than the baseline."""
+    shown: list[Point] = []
+    for group in groups:
+        if group.speedup:
+            value, _, interval = words.ratio(group.speedup).partition(" ")
+            text = words.bracketed(words.marked(value, group.ratio_busy), group.timeless)
+            shown.append(Point(group, group.speedup, group.ratios.values(), text, interval))
+    return _points(shown, tint, "{:.3f}".format, f"times faster than {baseline}", lines=[1.0])
+
+
+def accuracies(groups: Sequence[Group], tint: Mapping[str, str], baseline: str) -> Picture | None:
+    """Draw differences to the baseline in points, with a line at the negative control; accuracies if no group has a
+    difference."""
+    if any(group.difference for group in groups):
+        found = [(g, _SAME if g.verdict == "baseline" else g.difference, words.verdict_of(g)) for g in groups]
+        text, axis, lines = "{:+.2f}".format, f"points over {baseline}", [0.0]
+    else:
+        found = [(g, g.accuracy, "") for g in groups]
+        text, axis, lines = "{:.2f}".format, "test at best validation, %", []
+    shown = [Point(g, e, (), words.interval(g.accuracy), below) for g, e, below in found if e]
+    lines += [point.estimate.value for point in shown if point.group.control]
+    return _points(shown, tint, text, axis, lines=lines, timed=False)
+
+
+_SAME = Estimate(0.0, math.nan, math.nan, 0)  # of the baseline over itself
+
+
+def _points(
+    shown: Sequence[Point],
+    tint: Mapping[str, str],
+    text: Callable[[float], str],
+    axis: str,
+    *,
+    lines: Sequence[float] = (),
+    timed: bool = True,
+    scale: float = 1.0,
+) -> Picture | None:
+    """Draw a mark per group with its interval, and a dot per block; hollow for the negative control.
+
+    text: of a value; timed: on a logarithmic axis, grey where times do not measure speed; scale: unit of the axis.
+    """
+    if not shown:
+        return None
+    ends = [x / scale for _, e, samples, *_ in shown for x in (e.value, e.low, e.high, *samples) if x == x]
+    ends += [line / scale for line in lines]
+    room = 0.05 * (max(ends) - min(ends))
+    on = log_axis(ends) if timed else linear_axis(min(ends) - room, max(ends) + room)
+    rows: list[Row] = []
+    for group, estimate, samples, said, below in shown:
+        grey = timed and group.timeless
+        colour = colours.GREY if grey else tint[group.first["strategy"]]
+        marks = [Mark("dot", on.at(x / scale), 0, colour, f"one block: {text(x)}") for x in samples]
+        value, low, high = (text(each) for each in (estimate.value, estimate.low, estimate.high))
+        hover = f"{value}, 95 % [{low}, {high}], {estimate.n} samples" if estimate.low == estimate.low else value
+        if estimate.low == estimate.low:
+            left, right = on.at(estimate.low / scale), on.at(estimate.high / scale)
+            marks.append(Mark("span", left, round(right - left, 2), colour, hover))
+        kind = "hollow" if grey or group.control else "value"
+        marks.append(Mark(kind, on.at(estimate.value / scale), 0, colour, hover))
+        rows.append(Row(group.first["strategy"], details(group), marks, said, below))
+    return Picture(axis, on.labels(_TICK), [on.at(line / scale) for line in lines], rows, {})
+
+
+def stacked(
+    bars: Sequence[tuple[Group, Mapping[str, float]]], tints: Mapping[str, str], quantity: str, *, timed: bool = False
+) -> Picture | None:
+    """Draw bars of parts, with their totals. quantity: seconds or bytes."""
+    if not bars:
+        return None
+    totals = [sum(parts.values()) for _, parts in bars]
+    scale, unit = scale_of(max(totals), quantity)
+    on, text = linear_axis(0.0, max(totals) / scale), _TEXT_OF[quantity]
+    tints = {**tints} | {OTHER: colours.OTHER}
+    rows: list[Row] = []
+    for (group, parts), total in zip(bars, totals, strict=True):
+        marks, left = [], 0.0
+        for part in (part for part in tints if parts.get(part)):
+            start, left = left, left + parts[part] / scale
+            width = round(on.at(left) - on.at(start), 2)
+            hover = f"{_LABELS.get(part, part)}: {text(parts[part])}"
+            marks.append(Mark("bar", on.at(start), width, tints[part], hover))
+        said = words.bracketed(words.marked(text(total), timed and group.time_busy), timed and group.timeless)
+        rows.append(Row(group.first["strategy"], details(group), marks, said))
+    keys = {_LABELS.get(part, part): tint for part, tint in tints.items() if any(parts.get(part) for _, parts in bars)}
+    return Picture(unit, on.labels(_TICK), [], rows, keys)
+
+
+def layers(groups: Sequence[Group]) -> Picture | None:
+    """Draw bytes of an epoch by layer."""
+    depth = max((len(curves.layer_bytes(group)) for group in groups), default=0)
+    tints = {f"layer {k}": colours.SHADES[k % len(colours.SHADES)] for k in range(depth)}
+    parts = {group: dict(zip(tints, curves.layer_bytes(group), strict=False)) for group in groups}
+    return stacked(curves.bars(groups, parts.get, fewer=False), tints, "bytes")
+
+
+def details(group: Group) -> str:
+    """Return the settings that distinguish a group, and its ranks."""
+    return cut(" ".join(filter(None, (group.first["variant"], group.changed, group.ranks))))
+
+
+Place = tuple[float, float]
+
+
+class Stroke(NamedTuple):
+    """A curve in percent of the picture, from its upper left. dots: points with a text."""
+
+    strategy: str
+    points: list[Place]
+    dots: list[tuple[Place, str]]
+    colour: str
+    dash: str
+    width: float
+    opacity: float
+
+
+class Label(NamedTuple):
+    """The name of a curve, right of the picture at this height, and the end of the curve."""
+
+    strategy: str
+    text: str
+    top: float
+    end: Place
+    colour: str
+    shown: bool
+
+
+class Curves(NamedTuple):
+    """Validation over seconds or bytes. target: height of a line, or None."""
+
+    across: str
+    up: str
+    x_ticks: list[tuple[float, str]]
+    y_ticks: list[tuple[float, str]]
+    target: float | None
+    strokes: list[Stroke]
+    labels: list[Label]
+
+
+def accuracy(groups: Sequence[Group], tint: Mapping[str, str], axis: str) -> Curves | None:
+    """Draw the validation metric over `axis` (seconds, bytes). At most six groups are in colour, with a label and a
+    thin line for each run; other groups show the mean only, in grey."""
+    found = curves.lines(groups, [name for name, colour in tint.items() if colour != colours.GREY], axis)
+    if not found:
+        return None
+    pale = {line.group for line in found if axis == "seconds" and line.group.timeless}
+    timed = [line for line in found if line.group not in pale] or found  # a grey curve may leave the picture
+    longest = max(curve.along(axis)[-1] for line in timed for curve in line.curves)
+    scale, unit = scale_of(longest, axis)
+    target = next((100 * group.target for group in groups if group.target is not None), None)
+    heights = [y for line in found for curve in line.curves for y in curve.val] + [target] * (target is not None)
+    room = 0.04 * (max(heights) - min(heights) or 1.0)
+    on, up = linear_axis(0.0, 1.04 * longest / scale), linear_axis(min(heights) - room, max(heights) + room)
+
+    def place(x: float, y: float) -> Place:
+        return on.at(x / scale), round(100 - up.at(y), 2)
+
+    strokes: list[Stroke] = []
+    ends: list[Label] = []
+    used: Counter[str] = Counter()
+    for line in found:
+        strategy = line.group.first["strategy"]
+        colour = tint[strategy] if line.in_colour and line.group not in pale else colours.GREY
+        dash = colours.DASHES[used[strategy] % len(colours.DASHES)]
+        used[strategy] += 1
+        for k, curve in enumerate(line.curves):
+            points = list(zip(curve.along(axis), curve.val, strict=True))
+            path = [place(x, y) for x, y in points]
+            if line.averaged and k:
+                strokes.append(Stroke(strategy, path, [], colour, dash, 1, 0.25))
+                continue
+            name = _name(line, axis)
+            dots = [(place(x, y), f"{name}: {y:.2f} % at {_TEXT_OF[axis](x)}") for x, y in points]
+            dots = dots[::-1][:: -(-len(dots) // _HOVERED)]
+            strokes.append(Stroke(strategy, path, dots, colour, dash, 2.4 if line.in_colour else 1.3, 1))
+            inside = [(x, y) for x, y in points if x <= longest]
+            if k == 0 and inside:
+                last = place(*inside[-1])
+                ends.append(Label(strategy, line.label, last[1], last, colour, line.in_colour))
+    across = f"training time, {unit}" if axis == "seconds" else f"sent, {unit}"
+    metric = f"{groups[0].first['metric'] or 'metric'} on validation, %"
+    height = None if target is None else 100 - up.at(target)
+    return Curves(across, metric, on.labels(_TICK), up.labels(_TICK), height, strokes, _labelled(ends))
+
+
+def _name(line: Line, axis: str) -> str:
+    timed, group = axis == "seconds", line.group
+    return words.marked(group.name, timed and group.time_busy) + " (no speed)" * (timed and group.timeless)
+
+
+def _labelled(ends: Sequence[Label]) -> list[Label]:
+    """Move labels apart: those in colour, and those of each other strategy."""
+    together: dict[str, list[Label]] = {}
+    for label in sorted(ends, key=lambda label: label.top):
+        together.setdefault("" if label.shown else label.strategy, []).append(label)
+    return [
+        label._replace(top=round(top, 2))
+        for labels in together.values()
+        for label, top in zip(labels, apart([each.top for each in labels], _LINE, 2, 98), strict=True)
+    ]
+
+
+def pictures(
+    groups: Sequence[Group], tint: Mapping[str, str], baseline: str, *, pale: bool = True
+) -> dict[str, Picture | Curves | None]:
+    """Return the pictures of a task by name, None without data. pale: curves over times that do not measure speed."""
+
+    def memory(group: Group) -> dict[str, float] | None:
+        return curves.live_bytes(group, list(colours.MEMORY))
+
+    return {
+        "time": times(groups, tint),
+        "accuracy": accuracies(groups, tint, baseline),
+        "bytes": stacked(curves.bars(groups, curves.bytes_of), colours.BYTES, "bytes"),
+        "speed-up": speedups(groups, tint, baseline),
+        "breakdown": stacked(curves.bars(groups, curves.breakdown_of), colours.TIME, "seconds", timed=True),
+        "accuracy against time": accuracy([g for g in groups if pale or not g.timeless], tint, "seconds"),
+        "accuracy against bytes": accuracy(groups, tint, "bytes"),
+        "layers": layers(groups),
+        "memory": stacked(curves.bars(groups, memory), colours.MEMORY, "bytes"),
+    }
