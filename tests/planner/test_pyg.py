@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,8 @@ import torch
 from torch import nn
 
 from composing import configured
+from conftest import Run
+from gnnpar.__main__ import main
 from gnnpar.folds.edge_data import EdgeSizes
 from gnnpar.models.pyg.model import PyG
 from gnnpar.parallel.strategy import Workload
@@ -73,6 +77,22 @@ def test_a_message_of_its_own_is_timed_where_forward_may_draw_no_noise() -> None
     ir = record_pyg(config.build(24, 5, seed=0), 24, degree=8.0, weighted=False)
     assert {f.kind for i in range(ir.num_layers) for f in ir.folds(i)} == {"Generic"}
     assert all(min(f.times) > 0 for i in range(ir.num_layers) for f in ir.folds(i))
+
+
+def test_memory_of_a_message_of_its_own_is_that_of_a_run(
+    run_cli: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process of its own: a peak counts whatever else its process holds."""
+    examples = Path(__file__).parents[2] / "examples"
+    monkeypatch.syspath_prepend(str(examples))
+    graph = ("dataset.num_nodes=6000", "dataset.avg_degree=20", "world_size=1", "strategy=single")
+    asked = ("model=pyg", "model.target=own_message.Net", *graph)
+    assert main(["estimate", "--json", "--no-measure", *asked]) == 0
+    (told,) = json.loads(capsys.readouterr().out)["estimates"]
+    quick = ("epochs=6", "threads_per_rank=1", "tracker=jsonl", "checkpoint.keep=0", f"hydra.run.dir={tmp_path}")
+    assert run_cli("train", *asked, *quick, cwd=examples).returncode == 0
+    peak = json.loads((tmp_path / "result.json").read_text())["memory_bytes"]["peak"][0]
+    assert told["predicted"]["peak_bytes"][0] == pytest.approx(peak, rel=0.15)
 
 
 class Reads(nn.Module):

@@ -206,9 +206,9 @@ class Generic(MergesSums, MergesSoftmax, ByBlock):
                 into.add_(g)
 
     def _slices(self, block: Block, x: Operands) -> Iterator[_Slice]:
-        """Yield whole CSR rows, at most about `_edges_at_once` edges at a time (more if one row has more)."""
+        """Yield whole CSR rows, at most about `edges_at_once` edges at a time (more if one row has more)."""
         edges = block.pairs(self.types) if self.within else block
-        for span, rows in edges.spans(_edges_at_once(x)):
+        for span, rows in edges.spans(edges_at_once(x)):
             src, into, edge_ids = edges.indices[span].long(), edges.edge_dst[span], chosen(edges.edge_ids, span)
             dst = into // self.types if self.within else into
             types = (edges.types_of(span),) if self.types else ()
@@ -255,7 +255,8 @@ def _weights(block: Block, x: Operands, span: slice) -> Tensor:
     return widened(next(t for t in x.src if t.is_floating_point())[:0]).new_ones(span.stop - span.start)
 
 
-def _edges_at_once(x: Operands) -> int:
+def edges_at_once(x: Operands) -> int:
+    """Return the most edges of a slice, more only where one row has more."""
     tensors = (*x.src, *x.dst, *x.edge)
     if any(t.is_cuda for t in tensors):
         return _EDGES_AT_ONCE

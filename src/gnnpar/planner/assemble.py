@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from torch import nn
 
-from gnnpar.pricing.ir import Fold, Gemm, Group, ModelIR, Phase, Times
+from gnnpar.pricing.ir import Fold, Gemm, Group, ModelIR, Phase
 
 _GEMMS = {"mm", "addmm", "matmul", "linear", "bmm"}
 _VIEWS = {
@@ -45,28 +45,15 @@ class Seen(NamedTuple):
     shape: tuple[int, ...]
 
 
-class FoldArguments(NamedTuple):
-    """Arguments that identify a fold. flags: linear, needs_src, elements sent per row, `Fold.split`. tail: shape of a
-    row of the result."""
-
-    num_src: int
-    num_dst: int
-    num_edge: int
-    num_shared: int
-    kind: str
-    flags: tuple[int, ...]
-    tail: tuple[int, ...]
-    times: Times = (1.0, 1.0)
-
-
 class Event(NamedTuple):
-    """An operation. layer: of the module that ran it, None outside layers. fold: for folds."""
+    """An operation. layer: of the module that ran it, None outside layers. fold: of an aggregation, before it is known
+    which of its inputs have a gradient."""
 
     name: str
     inputs: tuple[Seen, ...]
     outputs: tuple[Seen, ...]
     layer: int | None
-    fold: FoldArguments | None = None
+    fold: Fold | None = None
 
 
 @dataclass
@@ -270,21 +257,15 @@ def _save(event: Event, draft: _Draft, state: _State, rows: list[tuple[Seen, int
 
 
 def _account_fold(event: Event, draft: _Draft, state: _State, out_width: int) -> None:
-    assert event.fold is not None
-    num_src, num_dst, num_edge, _, kind, (linear, needs_src, pushed, *split), _, times = event.fold
-    widths = [math.prod(seen.shape[1:]) if state.width(seen) else 0 for seen in event.inputs]
-    groups = [widths[:num_src], widths[num_src : num_src + num_dst], widths[num_src + num_dst :][:num_edge]]
-    learned = any(state.is_learned(seen) for seen in event.inputs[:num_src])
-    src, dst, edge = map(tuple, groups)
-    flags = bool(linear), bool(needs_src), learned, pushed
-    if split:
-        split.append(int(any(map(state.is_learned, event.inputs))))
-    result = math.prod(event.outputs[0].shape[1:])
-    draft.folds.append(Fold(kind, src, dst, edge, result, *flags, tuple(split), times))
-    if needs_src:
-        for seen, width in zip(event.inputs[: num_src + num_dst], widths, strict=False):
+    fold = event.fold
+    assert fold is not None
+    learned = any(map(state.is_learned, event.inputs[: len(fold.src)]))
+    split = (*fold.split, int(any(map(state.is_learned, event.inputs)))) if fold.split else ()
+    draft.folds.append(replace(fold, out=out_width, learned=learned, split=split))
+    if fold.needs_src:
+        for seen, width in zip(event.inputs, (*fold.src, *fold.dst), strict=False):
             state.save(draft, state.of(seen), width)
-        beside = out_width + 2 * sum(dst) if pushed else 0  # sums over one branch of the scores, and their logarithms
+        beside = out_width + 2 * sum(fold.dst) if fold.pushed else 0  # sums over a branch of scores, their logarithms
         state.save(draft, event.outputs[0].key, out_width + beside)
 
 

@@ -7,6 +7,7 @@ its kind: rows, edges or neither.
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,8 +28,9 @@ from gnnpar.folds.sum import Sum
 from gnnpar.graph import Message, Moments, Reduction
 from gnnpar.models.edge_attr import ReadsAttributes
 from gnnpar.models.gnn import GNN
-from gnnpar.planner.assemble import Event, FoldArguments, Seen, assemble
-from gnnpar.pricing.ir import ModelIR, Times
+from gnnpar.models.pyg.few_nodes import FewNodes
+from gnnpar.planner.assemble import Event, Seen, assemble
+from gnnpar.pricing.ir import Fold, ModelIR, Passing, Times
 
 ROWS, EDGES = 10007, 20011  # primes that no width of a model equals
 _LAYER = re.compile(r"layers\.(\d+)")
@@ -87,16 +89,29 @@ class Tracing:
         if (isinstance(agg, Sum) and agg.types) or (isinstance(agg, Generic) and agg.within):
             tail = [agg.types, *tail]
         x = Operands(src, dst, edge, shared)
-        return self.recorder.made("fold", (src[0].shape[0], *tail), _flat(x), fold_arguments(agg, x, tail))
+        return self.recorder.made("fold", (src[0].shape[0], *tail), _flat(x), fold_of(agg, x, tail))
 
 
-def fold_arguments(agg: Aggregator, x: Operands, tail: list[int], times: Times = (1.0, 1.0)) -> FoldArguments:
-    """Return the description of a fold. tail: shape of a row of its result."""
-    width, asked = (sum(t[0].numel() for t in rows) for rows in (x.src, x.dst))
-    pushed = width + 2 * asked if isinstance(agg, Pushable) else 0
-    flags = (int(agg.linear), int(agg.needs_src), pushed, *_split(agg, x.dst, x.edge, tail))
-    counts = len(x.src), len(x.dst), len(x.edge), len(x.shared)
-    return FoldArguments(*counts, type(agg).__name__, flags, tuple(tail), times)
+def fold_of(
+    agg: Aggregator, x: Operands, tail: list[int], times: Times = (1.0, 1.0), passing: Passing = (0.0, 0)
+) -> Fold:
+    """Return a fold of no gradients yet. tail: shape of a row of its result."""
+    src, dst, edge, _ = (tuple(t.shape[1:].numel() for t in rows) for rows in x)
+    return Fold(
+        kind=type(agg).__name__,
+        src=src,
+        dst=dst,
+        edge=edge,
+        out=math.prod(tail),
+        linear=agg.linear,
+        needs_src=agg.needs_src,
+        learned=False,
+        pushed=sum(src) + 2 * sum(dst) if isinstance(agg, Pushable) else 0,
+        split=_split(agg, sum(dst), x.edge, tail),
+        times=times,
+        passing=passing,
+        ids=agg.needs_edge_ids,
+    )
 
 
 def _flat(x: Operands) -> Rows:
@@ -111,12 +126,11 @@ class WithValue(Protocol):
     def value(self) -> EdgeFunction: ...
 
 
-def _split(agg: Aggregator, dst: Rows, edge: Rows, tail: list[int]) -> tuple[int, ...]:
+def _split(agg: Aggregator, asked: int, edge: Rows, tail: list[int]) -> tuple[int, ...]:
     """Return `Fold.split` without its last number; () if the fold does not merge."""
     if not merges(agg, edge):
         return ()
     types = agg.partial_types or 0
-    asked = sum(t[0].numel() for t in dst)
     forward, backward = agg.exact_numbers(tail[1:] if types else tail)
     return types, forward + asked, backward + asked
 
@@ -127,19 +141,8 @@ def record(model: nn.Module, in_dim: int, *, learned: int = 0) -> ModelIR:
     twin = copy.deepcopy(model).to("meta")
     recorder = Recorder(twin, _layer_of)
     x = torch.empty(ROWS, in_dim, device="meta")
-    graph = _graph(x, model, recorder)
-    recorder.named(x, "x")
-    for static in (graph.in_degree, graph.node_ids, graph.edge_attr):
-        if static is not None:
-            recorder.named(static, "static")
-    try:
-        with torch.no_grad(), recorder:
-            out = twin(graph, x)
-    except Exception as error:
-        fix = "Its forward must not read values of tensors, and must mix rows through the graph alone."
-        raise ValueError(f"{recorder.why(error)} {fix}") from error
-    out_key = recorder.key(out)
-    return assemble(recorder.events, model, in_dim=in_dim, out=out_key, rows=ROWS, edges={EDGES: 1.0}, learned=learned)
+    fix = "Its forward must not read values of tensors, and must mix rows through the graph alone."
+    return recorder.ir(twin, _graph(x, model, recorder), x, edges={EDGES: 1.0}, learned=learned, fix=fix)
 
 
 def _layer_of(path: str) -> int | None:
@@ -171,6 +174,30 @@ class Recorder(TorchDispatchMode):
             module.register_forward_pre_hook(lambda *_, name=name: self.path.append(name))
             module.register_forward_hook(self._leave)
 
+    def ir(
+        self,
+        twin: nn.Module,
+        graph: Tracing | FewNodes,
+        x: Tensor,
+        *,
+        edges: Mapping[int, float],
+        learned: int,
+        fix: str,
+    ) -> ModelIR:
+        """Run the model on x and return its IR. edges: as in `assemble`. ValueError that ends with `fix`, with the name
+        of a module that cannot be traced."""
+        self.named(x, "x")
+        for static in (graph.in_degree, graph.node_ids, graph.edge_attr, graph.in_weight):
+            if static is not None:
+                self.named(static, "static")
+        try:
+            with torch.no_grad(), self:
+                out = twin(graph, x)
+        except Exception as error:  # whatever a forward does
+            raise ValueError(f"{self.why(error)} {fix}") from error
+        rows, in_dim = x.shape
+        return assemble(self.events, twin, in_dim=in_dim, out=self.key(out), rows=rows, edges=edges, learned=learned)
+
     def why(self, error: Exception) -> str:
         """Return the sentence on a model that cannot be traced."""
         path = self.path[-1] if self.path else ""
@@ -194,7 +221,7 @@ class Recorder(TorchDispatchMode):
         self._alive += tensors
         return tuple(Seen(self.key(t), tuple(t.shape)) for t in tensors)
 
-    def _add(self, name: str, inputs: object, out: object, fold: FoldArguments | None = None) -> None:
+    def _add(self, name: str, inputs: object, out: object, fold: Fold | None = None) -> None:
         layer = self._layer_of(self.path[-1]) if self.path else None
         self.events.append(Event(name, self._seen(inputs), self._seen(out), layer, fold))
 
@@ -204,12 +231,12 @@ class Recorder(TorchDispatchMode):
         yield
         self._recording = True
 
-    def made(self, name: str, shape: Sequence[int], inputs: Rows, fold: FoldArguments | None = None) -> Tensor:
+    def made(self, name: str, shape: Sequence[int], inputs: Rows, fold: Fold | None = None) -> Tensor:
         """Record an operation of the graph. Return its result, like the first input but of this shape."""
         with self.paused():
             return self.given(name, inputs, inputs[0].new_empty(shape), fold)
 
-    def given(self, name: str, inputs: Rows, out: Tensor, fold: FoldArguments | None = None) -> Tensor:
+    def given(self, name: str, inputs: Rows, out: Tensor, fold: Fold | None = None) -> Tensor:
         """Record an operation of the graph that has this result."""
         self._add(name, inputs, out, fold)
         return out

@@ -1,7 +1,7 @@
 """From a PyG model to its ModelIR: run it once on a small random graph, and record its operations.
 
 The user's own code runs on real rows. Folds without a kernel are timed beside softmax attention on the same edges, so
-that rates of any machine price them.
+that rates of any machine price them, and the memory of their gradient is measured.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from gnnpar.comm.world import reason_of
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows, chosen
 from gnnpar.folds.edge_data import EdgeData
+from gnnpar.folds.generic import edges_at_once
 from gnnpar.folds.softmax import Softmax
 from gnnpar.graph import Moments, Reduction
 from gnnpar.models.pyg.few_nodes import FewNodes
 from gnnpar.models.pyg.model import PyGNet
-from gnnpar.planner.assemble import assemble
-from gnnpar.planner.extract import Recorder, fold_arguments
-from gnnpar.pricing.ir import ModelIR, Times
+from gnnpar.planner.extract import Recorder, fold_of
+from gnnpar.pricing.ir import ModelIR, Passing, Times
+from gnnpar.training.memory import most_beside, nbytes
 
 ROWS, EDGES = 2003, 20011  # primes that no width of a model equals
 _KERNELS = frozenset({"Sum", "Max", "Softmax", "SoftmaxV2", "SoftmaxDot"})
-_REPEATS, _MORE = 3, 5
+_REPEATS, _MORE = 3, 7  # edges enough for two full slices of `Generic`
 
 
 class Recording(FewNodes):
@@ -63,12 +64,12 @@ class Recording(FewNodes):
         return self._recorder.given("total", (part,), self._alone(part.clone))
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
-        x, times = Operands(src, dst, edge, shared), (1.0, 1.0)
+        x, cost = Operands(src, dst, edge, shared), ((1.0, 1.0), (0.0, 0))
         out = self._alone(lambda: super(Recording, self).aggregate(agg, src, dst, edge, shared))
         if type(agg).__name__ not in _KERNELS:
             with self._recorder.paused():
-                times = _times(agg, self._block, x)
-        fold = fold_arguments(agg, x, list(out.shape[1:]), times)
+                cost = _measured(agg, self._block, x)
+        fold = fold_of(agg, x, list(out.shape[1:]), *cost)
         return self._recorder.given("fold", (*src, *dst, *edge, *shared), out, fold)
 
     def _alone(self, body: Callable[[], Tensor]) -> Tensor:
@@ -99,24 +100,14 @@ def record_pyg(model: PyGNet, in_dim: int, *, degree: float, weighted: bool, lea
     recorder = Recorder(twin, layer_of)
     x = torch.rand(ROWS, in_dim, generator=torch.Generator().manual_seed(0), dtype=parameter.dtype)
     graph = Recording(recorder, twin, x, weighted=weighted)
-    recorder.named(x, "x")
-    for static in (graph.in_degree, graph.node_ids, graph.edge_attr, graph.in_weight):
-        if static is not None:
-            recorder.named(static, "static")
-    try:
-        with torch.no_grad(), recorder:
-            out = twin(graph, x)
-    except Exception as error:  # whatever a forward does
-        raise ValueError(f"{recorder.why(error)} Choose a strategy; gnnpar check tries it.") from error
     edges = {EDGES: degree, EDGES + ROWS: degree + 1}  # as given, and with a self loop each
-    return assemble(
-        recorder.events, twin, in_dim=in_dim, out=recorder.key(out), rows=ROWS, edges=edges, learned=learned
-    )
+    return recorder.ir(twin, graph, x, edges=edges, learned=learned, fix="Choose a strategy; gnnpar check tries it.")
 
 
-def _times(agg: Aggregator, few: Block, x: Operands) -> Times:
+def _measured(agg: Aggregator, few: Block, x: Operands) -> tuple[Times, Passing]:
     """Return the seconds of a fold and of its gradient over those of attention, as calibration measures it, with rows
-    of the same width on the same edges: `_MORE` times the recorded ones, as rows of so many edges leave the cache."""
+    of the same width on the same edges: `_MORE` times the recorded ones, as rows of so many edges leave the cache. And
+    the numbers that its gradient holds at once."""
     edges = torch.arange(few.num_edges).repeat_interleave(_MORE)
     ids = torch.arange(len(edges))
     block = Block.from_edges(
@@ -134,7 +125,19 @@ def _times(agg: Aggregator, few: Block, x: Operands) -> Times:
     attention = Operands((far, near), (near[: block.num_dst],))
     pairs = [(*_seconds(agg, block, x), *_seconds(Softmax(branch=True), block, attention)) for _ in range(_REPEATS)]
     forward, backward = ([pair[i] / pair[i + 2] for pair in pairs] for i in (0, 1))
-    return round(median(forward), 2), round(median(backward), 2)
+    return (round(median(forward), 2), round(median(backward), 2)), _passing(agg, block, x)
+
+
+def _passing(agg: Aggregator, block: Block, x: Operands) -> Passing:
+    """Return the numbers an edge that the gradient of a fold holds beside its result, and the most edges of a slice;
+    nothing for a fold that torch differentiates, as its rows of edges are recorded."""
+    if agg.whole_neighborhood:
+        return 0.0, 0
+    out, saved = agg.finish(agg.update(agg.init(block.num_dst, x), block, x))
+    prepared, most = agg.prepare(saved, out), edges_at_once(x)
+    grads = nbytes(t for rows in agg.grad(block, x, prepared, out) for t in rows)
+    beside = most_beside(lambda: agg.grad(block, x, prepared, out)) - grads
+    return round(beside / x.src[0].element_size() / min(most, block.num_edges), 1), most
 
 
 def _seconds(agg: Aggregator, block: Block, x: Operands) -> tuple[float, float]:

@@ -14,6 +14,8 @@ from typing import Literal
 
 Times = tuple[float, float]
 """Of a fold without a kernel, forward and backward: its seconds over those of softmax attention."""
+Passing = tuple[float, int]
+"""Of a fold without a kernel: numbers an edge that its gradient holds at once, and the most edges at once."""
 Phase = Literal["begin", "transform", "aggregate", "post", "end"]
 
 
@@ -41,6 +43,8 @@ class Fold:
     numbers of the row that a destination would push instead of pulling sources twice (attention), 0 where it cannot.
     `split`: (types, numbers beside the values forward, backward, 1 where anything is differentiated) of partial rows,
     which are of destinations (0) or of pairs with one of so many types; () where a fold is not split over its edges.
+    `ids`: does it read ids of edges? `out`: numbers of the result a destination; of a fold that gives
+    rows of edges, those of all in-edges.
     """
 
     kind: str
@@ -54,11 +58,18 @@ class Fold:
     pushed: int = 0
     split: tuple[int, ...] = field(default=(), repr=False)  # hashes of models stay what they were
     times: Times = field(default=(1.0, 1.0), repr=False)
+    passing: Passing = field(default=(0.0, 0), repr=False)
+    ids: bool = field(default=False, repr=False)
 
     @property
     def width(self) -> int:
         """Numbers a source row has, all operands together."""
         return sum(self.src)
+
+    def passing_numbers(self, edges: float) -> float:
+        """Numbers that the gradient of a fold without a kernel holds for edges: of a slice, and gradients of all."""
+        numbers, most = self.passing
+        return numbers * min(edges, most) + sum(self.edge) * edges * (most > 0)
 
 
 @dataclass(frozen=True)
@@ -114,22 +125,25 @@ class ModelIR:
             first.setdefault(tuple(replace(g, layer=0) for g in self.layer(i)), i) for i in range(self.num_layers)
         )
 
-    def alike(self, layers: Iterable[int]) -> list[tuple[int, int]]:
-        """Return (a layer, how many layers equal it), so that each kind is priced once."""
-        counts: dict[int, int] = {}
+    def alike(self, layers: Iterable[int], *, apart: int = -1) -> list[tuple[int, int]]:
+        """Return (a layer, how many of these equal it), so that each kind is priced once; layer `apart` is one."""
+        kinds: dict[int, list[int]] = {}
         for layer in layers:
-            counts[self.twins[layer]] = counts.get(self.twins[layer], 0) + 1
-        return list(counts.items())
+            kinds.setdefault(-1 if layer == apart else self.twins[layer], []).append(layer)
+        return [(same[0], len(same)) for same in kinds.values()]
 
     def folds(self, index: int) -> tuple[Fold, ...]:
         return self._folds[index]
 
     @property
+    def every_fold(self) -> list[Fold]:
+        return [f for folds in self._folds for f in folds]
+
+    @property
     def splits(self) -> bool:
         """May the in-edges of every fold be folded at their sources, all under one cover?"""
-        return len({f.split[:1] for folds in self._folds for f in folds} - {()}) == 1 and all(
-            f.split for folds in self._folds for f in folds
-        )
+        folds = self.every_fold
+        return len({f.split[:1] for f in folds} - {()}) == 1 and all(f.split for f in folds)
 
     @cached_property
     def params(self) -> int:

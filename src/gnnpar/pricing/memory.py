@@ -43,12 +43,14 @@ def rank_memory(
         kept += halo * ir.in_dim if work.held == "rows" else n * sum(f.out for f in ir.folds(0))
     kept += sum((columns - n) * f.width for f in folds if f.needs_src)
     dense = 2 * n * ir.widest / chunks
-    attention = max([columns * f.width + n * f.out for f in folds if f.needs_src], default=0) / chunks
+    reading = [(columns * f.width + n * f.out) / chunks + f.passing_numbers(e / chunks) for f in folds if f.needs_src]
+    attention = max(reading, default=0)
     carried = n * sum(ir.cuts[layers.start - 1]) if not first else 0.0
     carried += 2 * n * sum(ir.cuts[layers.stop - 1]) / chunks if not last else n * ir.final * 3
+    ids = 2 * 8.0 * e * any(f.ids for f in ir.every_fold)  # by destination and by source
     return Memory(
         parameters=5 * _NUMBER * params + 4 * _NUMBER * n * ir.learned * first,
-        structure=structure_bytes(n, e, halo) + tables.structure,
+        structure=structure_bytes(n, e, halo) + ids + tables.structure,
         features=n * ir.in_dim * _NUMBER * first + n * 20.0,
         saved=n * sum(ir.saved_of[i] for i in layers) * _NUMBER,
         halo=kept * _NUMBER,

@@ -102,11 +102,7 @@ class Work:
     def alike(self, layers: Iterable[int]) -> list[tuple[int, int]]:
         """Return (a layer, how many of these take as long), so that each kind is priced once; a layer 0 that is held is
         its own kind."""
-        kinds: dict[int, list[int]] = {}
-        for layer in layers:
-            alone = layer == 0 and self.held != "no"
-            kinds.setdefault(-1 if alone else self.ir.twins[layer], []).append(layer)
-        return [(same[0], len(same)) for same in kinds.values()]
+        return self.ir.alike(layers, apart=-1 if self.held == "no" else 0)
 
     def exchanged_width(self, layer: int, direction: Direction) -> int:
         """Numbers of a row that is exchanged in this layer: every source forward, backward those with a gradient."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import resource
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,16 +78,29 @@ def measure_epoch(device: torch.device) -> Iterator[MemoryReport]:
             report.peak = torch.cuda.max_memory_allocated(device)
             report.pinned = torch.cuda.host_memory_stats().get("allocated_bytes.peak")
             return
-        # torch.profiler's backend; importing torch.profiler loads torch's compiler, 1.5 s of CPU
-        with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profile:
-            # Operator records are off: gloo ends its own in other threads, also after the profiler stops, which
-            # corrupted the heap in 5 of 14 runs. Allocations are reported all the same.
-            _record_operators(False)
-            try:
-                yield report
-            finally:
-                _record_operators(True)
+        with _profiled() as profile:
+            yield report
     report.peak = sum(held.values()) + _highest(profile)
+
+
+def most_beside(body: Callable[[], object]) -> int:
+    """Run `body` on the CPU. Return the most bytes that are allocated at once beside those that are there before."""
+    with _profiled() as profile:
+        body()
+    return _highest(profile)
+
+
+@contextmanager
+def _profiled() -> Iterator[torch.autograd.profiler.profile]:
+    """Report allocations on the CPU, and no operators: gloo ends its own in other threads, also after the profiler
+    stops, which corrupted the heap in 5 of 14 runs."""
+    # torch.profiler's backend; importing torch.profiler loads torch's compiler, 1.5 s of CPU
+    with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profile:
+        _record_operators(False)
+        try:
+            yield profile
+        finally:
+            _record_operators(True)
 
 
 def _record_operators(on: bool) -> None:
