@@ -149,14 +149,12 @@ def details(e: Estimate) -> list[str]:
 def why(estimates: list[Estimate], machine: Machine, *, on_gpu: bool) -> list[str]:
     """Return the sentences below the table."""
     rates = machine.rates[0]
-    worst = max(rates.residuals.values(), default=None)
-    doubt = f"; the fit of kernels is off by {worst:.0%} at worst (median of a kind)" if worst is not None else ""
     notes = [(e.name, note) for e in estimates for note in (e.refused, e.price.unpriced, *e.price.notes) if note]
     lines = [f"{name}: {note}" for name, note in notes]
     if on_gpu:
         lines.append("times are those of this machine's CPU: a topology with devices (topology=) says what GPUs do")
     return [
         *lines,
-        f"times and memory are predicted from {rates.described}, nothing was run{doubt}",
+        f"times and memory are predicted from {rates.described}, nothing was run{rates.doubt}",
         "bytes are formulas of the partition: where no sign stands before them, exact for every epoch after the first",
     ]

@@ -188,8 +188,6 @@ def _places(planned: Planned) -> str:
 def why(planned: Planned, simulated_seconds: float) -> list[str]:
     """Return the sentences below the table."""
     rates = planned.request.machine.rates[0]
-    worst = max(rates.residuals.values(), default=None)
-    doubt = f"; the fit of kernels is off by {worst:.0%} at worst (median of a kind)" if worst is not None else ""
     recompute = planned.request.recompute
     event = f"event by event the chosen plan takes {seconds_text(simulated_seconds)}"
     spent = seconds_text(planned.cpu_seconds)
@@ -199,6 +197,6 @@ def why(planned: Planned, simulated_seconds: float) -> list[str]:
     cut = [] if recompute is None else [recompute.describe(chosen=planned.chosen.candidate.held)]
     left_out = planned.request.registry.unpriced(planned.request.allowed)
     unpriced = [f"{name} is unpriced: {reason}" for name, reason in left_out.items()]
-    doubted = f"times are predicted from {rates.described}{doubt}"
+    doubted = f"times are predicted from {rates.described}{rates.doubt}"
     events = [event] if simulated_seconds else []
     return [*reasons(planned.evaluated), *planned.chosen.price.notes, *unpriced, *moved, *cut, looked, *events, doubted]

@@ -174,9 +174,7 @@ class Evaluated:
 
     def at(self, machine: Machine) -> Machine:
         """Return the machine with this candidate's ranks in place."""
-        if not self.devices:
-            return machine
-        return Machine(machine.fabric.choose(self.devices), tuple(machine.rates[d] for d in self.devices))
+        return machine.choose(self.devices) if self.devices else machine
 
     def as_predicted(self) -> JsonDict:
         return {**self.price.as_predicted(), "label": self.label, "candidate": self.candidate.as_json()}

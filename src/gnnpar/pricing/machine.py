@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gnnpar.pricing.fabric import Fabric
@@ -31,10 +31,14 @@ class Machine:
         rate = min((self.fabric.rate(a, b) for a, b in pairs), default=float("inf"))
         return max((self.rates[r].lost(rate) for r in ranks), default=0.0)
 
+    def choose(self, devices: Iterable[int]) -> Machine:
+        """Return the machine of these devices in this order."""
+        chosen = tuple(devices)
+        return Machine(self.fabric.choose(chosen), tuple(self.rates[d] for d in chosen))
+
     def at_stages(self, s: int, parts: int) -> Machine:
         """Stage s and the next one alone."""
-        ranks = range(s * parts, (s + 2) * parts)
-        return Machine(self.fabric.choose(ranks), tuple(self.rates[r] for r in ranks))
+        return self.choose(range(s * parts, (s + 2) * parts))
 
     def exchange(self, flows: Sequence[Flow], *, first: int = 0, idle: float = 0.0) -> float:
         """Seconds of one exchange; ranks are counted from `first`. `idle`: seconds of computing since the last one."""

@@ -100,6 +100,12 @@ class Rates:
         return f"{self.source} rates" + (f" of a busy machine ({self.busy})" if self.busy else "")
 
     @property
+    def doubt(self) -> str:
+        """Return how far the fit is off, for the end of a sentence; '' if nothing was fitted."""
+        worst = max(self.residuals.values(), default=None)
+        return "" if worst is None else f"; the fit of kernels is off by {worst:.0%} at worst (median of a kind)"
+
+    @property
     def kernel(self) -> float:
         """What seconds of kernels that wait for memory are multiplied by: streams, sums, gathers."""
         return self.scale * self.cold

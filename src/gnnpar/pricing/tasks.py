@@ -13,7 +13,7 @@ from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.work import Work
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Task:
     """One piece of work. compute: `seconds` on the stream. flow: `nbytes` over `demand` after `latency`.
 
@@ -41,19 +41,13 @@ class TaskGraph:
     machine: Machine
     made: list[Task] = field(default_factory=list)
 
-    def compute(self, name: str, rank: int, seconds: float, after: Sequence[int], *, priority: int = 0) -> int:
-        self.made.append(
-            Task(
-                name=name,
-                kind="compute",
-                stream=("compute", rank),
-                devices=(rank,),
-                after=tuple(after),
-                seconds=seconds,
-                priority=priority,
-            )
-        )
+    def _add(self, task: Task) -> int:
+        self.made.append(task)
         return len(self.made) - 1
+
+    def compute(self, name: str, rank: int, seconds: float, after: Sequence[int], *, priority: int = 0) -> int:
+        task = Task(name, "compute", ("compute", rank), (rank,), tuple(after), seconds=seconds, priority=priority)
+        return self._add(task)
 
     def flow(
         self,
@@ -71,20 +65,12 @@ class TaskGraph:
         fabric = self.machine.fabric
         latency = fabric.latency(source, target) + posted
         nbytes = max(0.0, nbytes - fabric.burst(source, target, idle))
-        self.made.append(
-            Task(
-                name=name,
-                kind="flow",
-                stream=("flow", source, target),
-                devices=(source, target),
-                after=tuple(after),
-                nbytes=nbytes,
-                latency=latency,
-                demand=dict.fromkeys(fabric.routes[source][target], 1.0),
-                holds=nbytes,
-            )
+        demand = dict.fromkeys(fabric.routes[source][target], 1.0)
+        on, ends = ("flow", source, target), (source, target)
+        waits = tuple(after)
+        return self._add(
+            Task(name, "flow", on, ends, waits, nbytes=nbytes, latency=latency, demand=demand, holds=nbytes)
         )
-        return len(self.made) - 1
 
     def reduce(self, ranks: Sequence[int], nbytes: float, after: Sequence[int], *, more: float = 0.0) -> int:
         """Add a ring sum and return its number: every ring edge carries 2 (n - 1)/n of the bytes. `more`: seconds of
@@ -93,19 +79,9 @@ class TaskGraph:
         for a, b in zip(ranks, [*ranks[1:], ranks[0]], strict=True):
             for link in self.machine.fabric.routes[a][b]:
                 demand[link] = demand.get(link, 0.0) + 2 * (size - 1) / size
-        self.made.append(
-            Task(
-                name="reduce",
-                kind="flow",
-                stream=("reduce", *ranks),
-                devices=tuple(ranks),
-                after=tuple(after),
-                nbytes=nbytes,
-                latency=self.machine.reduce(ranks, 0.0) + more,
-                demand=demand,
-            )
-        )
-        return len(self.made) - 1
+        latency, waits = self.machine.reduce(ranks, 0.0) + more, tuple(after)
+        on, ends = ("reduce", *ranks), tuple(ranks)
+        return self._add(Task("reduce", "flow", on, ends, waits, nbytes=nbytes, latency=latency, demand=demand))
 
     def end(self, work: Work, engine: str, ranks: Sequence[int], layers: range, after: list[int]) -> None:
         """Add the sums of these layers' gradients over ranks, and the optimizer's step of each."""

@@ -107,8 +107,6 @@ def hosts_of_one_machine(
     burst: float = 0.0,
 ) -> Fabric:
     """Return the paced cluster: rank r on host host_of[r]; rates in bytes/s, link_rates[i][j] of the way from i to j.
-    `burst`: bytes that an idle link passes at once. A pair's own rate is a point of its own between the two hosts'
-    links.
 
     `burst`: bytes that an idle link passes at once. A pair's own rate is a point of its own between the two hosts'
     links.

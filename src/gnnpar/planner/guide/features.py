@@ -19,9 +19,6 @@ from torch import Tensor
 from gnnpar.planner.search.points import POWERS, Points
 from gnnpar.planner.search.space import Point
 from gnnpar.pricing.candidate import Candidate, Values
-from gnnpar.pricing.rates import Rates
-from gnnpar.pricing.statistics import PartStats
-from gnnpar.pricing.work import DIRECTIONS, Work
 
 WIDTHS = {"op": 8, "device": 5, "link": 3, "part": 5}
 RELATIONS = (
@@ -69,7 +66,7 @@ def scene(points: Points) -> Scene:
     blocks = [range(i, min(i + size, ir.num_layers)) for i in range(0, ir.num_layers, size)]
     even = points.statistics(request.ranks, ()) if request.ranks > 1 else None
     moved = 4.0 * (even.alpha if even else 0.0) * request.graph.nodes
-    seconds = [[_block_seconds(points, r, block) for r in rates] for block in blocks]
+    seconds = [[points.seconds_alone(r, block) for r in rates] for block in blocks]
     nodes = {
         "op": [_op(points, b, s, scale, (moved, fastest)) for b, s in zip(blocks, seconds, strict=True)],
         "device": [_device(points, c, a, scale) for c, a in zip(classes, alone, strict=True)],
@@ -108,19 +105,6 @@ def scene(points: Points) -> Scene:
 
 def _sizes(ranks: int) -> list[int]:
     return sorted({*(1 << i for i in range(1, 11) if 1 << i <= ranks), max(2, ranks)})
-
-
-def _whole(points: Points, rates: Rates) -> Work:
-    graph = points.request.graph
-    one = PartStats.even(graph.nodes, graph.edges, 1, alpha=0.0, cut_share=0.0)
-    return Work(points.request.ir, graph, one, (rates,))
-
-
-def _block_seconds(points: Points, rates: Rates, block: range) -> float:
-    """Return compute seconds of these layers on one device."""
-    work = _whole(points, rates)
-    alike = points.request.ir.alike(block)
-    return sum(count * work.piece(i, 0, d).compute for i, count in alike for d in DIRECTIONS)
 
 
 def _op(

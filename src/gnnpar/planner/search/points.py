@@ -32,7 +32,7 @@ class Points:
     request: Request
     made: dict[tuple, PartStats] = field(default_factory=dict)
     evaluations: dict[Point, Evaluated] = field(default_factory=dict)
-    per_unit: dict[int, float] = field(default_factory=dict)
+    per_unit: dict[tuple[int, range], float] = field(default_factory=dict)
 
     @cached_property
     def places(self) -> Places:
@@ -78,7 +78,8 @@ class Points:
         names = list(self.space.choices)
         index = dict(zip(names, point, strict=True))
         knobs = grid.knobs(self.request.ir)
-        knobs_fit = not knobs or grid.turned(chosen).makes_sense(self.request.graph.nodes)
+        turned = grid.turned({name: chosen[name] for name in knobs})
+        knobs_fit = not knobs or turned.makes_sense(self.request.graph.nodes)
         for name in names[1 : names.index("shares")]:
             if name not in knobs or not knobs_fit:
                 index[name] = 0
@@ -106,7 +107,8 @@ class Points:
     def candidate(self, point: Point) -> tuple[Candidate, tuple[int, ...], str]:
         """Return the candidate without cuts, the device of each rank, and the kind of shares."""
         chosen = self.space.at(self.canonical(point))
-        candidate: Candidate = chosen["grid"].turned(chosen)
+        grid: Candidate = chosen["grid"]
+        candidate = grid.turned({name: chosen[name] for name in grid.knobs(self.request.ir)})
         order = self.places.order([chosen[f"next.{i}"] for i in range(self.places.decisions)])
         devices = laid_out(order, candidate.stages, candidate.parts, chosen["layout"])
         return candidate, devices, chosen["shares"]
@@ -116,7 +118,7 @@ class Points:
         point = self.canonical(point)
         if point not in self.evaluations:
             candidate, devices, kind = self.candidate(point)
-            machine = self.machine(devices)
+            machine = self.request.machine.choose(devices)
             shares = self.shares(candidate, machine, kind)
             here = replace(self.request, machine=machine)
             statistics = self.statistics(candidate.parts, shares)
@@ -133,10 +135,6 @@ class Points:
         """Return the objective in seconds; infinite if the point is not eligible."""
         evaluation = self.evaluated(tuple(values.index(chosen[name]) for name, values in self.space.choices.items()))
         return math.inf if evaluation.refused else evaluation.objective
-
-    def machine(self, devices: tuple[int, ...]) -> Machine:
-        whole = self.request.machine
-        return Machine(whole.fabric.choose(devices), tuple(whole.rates[d] for d in devices))
 
     def statistics(self, parts: int, shares: tuple[float, ...]) -> PartStats:
         """Return statistics of parts. Uneven parts are estimated from even ones."""
@@ -158,13 +156,12 @@ class Points:
         shares = tuple(round(w / sum(weights), 6) for w in weights)
         return () if len(set(shares)) == 1 else shares
 
-    def seconds_alone(self, rates: Rates) -> float:
-        """Return compute seconds of the whole graph on one device."""
-        key = id(rates)
+    def seconds_alone(self, rates: Rates, layers: range | None = None) -> float:
+        """Return compute seconds of layers, by default all, of the whole graph on one device."""
+        graph, ir = self.request.graph, self.request.ir
+        key = id(rates), layers or range(ir.num_layers)
         if key not in self.per_unit:
-            graph, ir = self.request.graph, self.request.ir
             parts = PartStats.even(graph.nodes, graph.edges, 1, alpha=0.0, cut_share=0.0)
             whole = Work(ir, graph, parts, (rates,))
-            layers = ir.alike(range(ir.num_layers))
-            self.per_unit[key] = sum(n * whole.piece(i, 0, d).compute for i, n in layers for d in DIRECTIONS)
+            self.per_unit[key] = sum(n * whole.piece(i, 0, d).compute for i, n in ir.alike(key[1]) for d in DIRECTIONS)
         return self.per_unit[key]

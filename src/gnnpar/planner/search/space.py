@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gnnpar.files import JsonDict, JsonObject
@@ -59,6 +59,14 @@ class Evaluator:
         return len(self.seen) >= self.budget
 
     @property
+    def rounds(self) -> Iterator[None]:
+        """Yield until the budget is spent, or points repeat for long."""
+        for _ in range(20 * self.budget):
+            if self.spent:
+                return
+            yield
+
+    @property
     def best(self) -> tuple[Point, float]:
         return min(self.seen.items(), key=lambda item: (item[1], item[0]))
 
@@ -67,7 +75,5 @@ def draw(evaluate: Evaluator, *, seed: int) -> None:
     """Evaluate random points: the baseline for every search."""
     rng, sizes = random.Random(seed), evaluate.space.sizes
     evaluate((0,) * len(sizes))
-    for _ in range(20 * evaluate.budget):
-        if evaluate.spent:
-            return
+    for _ in evaluate.rounds:
         evaluate(tuple(rng.randrange(size) for size in sizes))

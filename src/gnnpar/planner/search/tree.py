@@ -46,8 +46,8 @@ def climb(evaluate: Evaluator, *, seed: int, prior: Prior | None = None) -> Node
     rng, sizes = random.Random(seed), evaluate.space.sizes
     base = evaluate((0,) * len(sizes))
     root, range_ = Node(), [math.inf, -math.inf]
-    for _ in range(20 * evaluate.budget):
-        if evaluate.spent or root.closed:
+    for _ in evaluate.rounds:
+        if root.closed:
             break
         incumbent = evaluate.best[0]
         path, prefix = [root], []
@@ -113,9 +113,7 @@ def published(evaluate: Evaluator, *, seed: int) -> None:
     sizes, kinds = space.sizes, [name.partition(".")[0] for name in space.choices]
     base = evaluate((0,) * len(sizes))
     root = Node()
-    for _ in range(20 * evaluate.budget):
-        if evaluate.spent:
-            return
+    for _ in evaluate.rounds:
         node, path, prefix = root, [root], []
         while len(prefix) < len(sizes) and (node.visits or node is root):
             choice = _published_choice(node, sizes[len(prefix)], rng)
