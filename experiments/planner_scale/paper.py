@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from gnnpar.parallel.halo.cost import HaloCandidate
+from gnnpar.parallel.declared import DeclaredCandidate
 from gnnpar.parallel.pipeline.cost import PipelineCandidate, chain, table_numbers
-from gnnpar.parallel.sequential.cost import SequentialCandidate
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.price import Phases
 from gnnpar.pricing.rates import Rates
@@ -20,7 +19,7 @@ from gnnpar.pricing.statistics import GraphStats, PartStats
 from gnnpar.pricing.steps import in_rounds
 from gnnpar.pricing.work import DIRECTIONS, Direction, Work, wire_bytes
 
-Candidate = HaloCandidate | SequentialCandidate | PipelineCandidate
+Candidate = DeclaredCandidate | PipelineCandidate
 Law = Callable[[int], tuple[float, float]]
 """Parts -> (alpha, share of the edges that are cut)."""
 
@@ -123,29 +122,29 @@ class Paper:
         moves = (parts - 1) * (piece.pack + piece.unpack)
         return _Rank(piece.inner, halo, piece.before + piece.after, moves, nbytes)
 
-    def _flat(self, candidate: HaloCandidate | SequentialCandidate, layer: int, direction: Direction) -> Phases:
-        if isinstance(candidate, SequentialCandidate):
+    def _flat(self, candidate: DeclaredCandidate, layer: int, direction: Direction) -> Phases:
+        if candidate.declared.step.kind == "rounds":
             return self._sequential(candidate, layer, direction)
         return self._exchange(candidate, layer, direction)
 
-    def _exchange(self, candidate: HaloCandidate, layer: int, direction: Direction) -> Phases:
+    def _exchange(self, candidate: DeclaredCandidate, layer: int, direction: Direction) -> Phases:
         parts = candidate.parts
         rank = self._rank(parts, layer, direction, bits=candidate.bits)
         wire = self.cluster.all_to_all(parts, rank.pair_bytes) if rank.pair_bytes else 0.0
-        hidden = min(wire, rank.inner) if candidate.overlap == "edges" else 0.0
+        hidden = min(wire, rank.inner) if candidate.declared.step.overlap == "inner" else 0.0
         shown = wire - hidden * (1 - self.cluster.rates.interference)
         return Phases(compute=rank.inner + (parts - 1) * rank.halo + rank.rest, encode=rank.moves, wire=shown)
 
-    def _sequential(self, candidate: SequentialCandidate, layer: int, direction: Direction) -> Phases:
+    def _sequential(self, candidate: DeclaredCandidate, layer: int, direction: Direction) -> Phases:
         parts, rank = candidate.parts, self._rank(candidate.parts, layer, direction)
-        times = candidate.step.times(self._work(parts), layer, direction)
+        times = candidate.declared.step.times(self._work(parts), layer, direction)
         nbytes = rank.pair_bytes * times
         rounds = [self.cluster.shifted(parts, d, nbytes) if rank.pair_bytes else 0.0 for d in range(1, parts)]
         end = in_rounds(
             rounds,
             [rank.halo] * (parts - 1),
             rank.inner,
-            prefetch=candidate.prefetch,
+            prefetch=candidate.declared.step.prefetch,
             lost=self.cluster.rates.interference,
         )
         compute = rank.inner + (parts - 1) * rank.halo

@@ -22,9 +22,10 @@ from instances import law_of
 from paper import Candidate, Cluster, Paper
 
 from gnnpar.models.resgcn import ResGCN
-from gnnpar.parallel.halo.cost import HaloCandidate
+from gnnpar.parallel.declared import DeclaredCandidate
+from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.pipeline.cost import PipelineCandidate
-from gnnpar.parallel.sequential.cost import SequentialCandidate
+from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.planner.extract import record
 from gnnpar.pricing.candidate import even_cuts
 from gnnpar.pricing.ir import ModelIR
@@ -67,9 +68,9 @@ def model(layers: int) -> ModelIR:
 def candidates(layers: int, ranks: int) -> list[Candidate]:
     """One a family and knob; grids are powers of two, chunks 0 (one), 1, 2, 4, 8 times the stages."""
     found: list[Candidate] = [
-        HaloCandidate(parts=ranks),
-        SequentialCandidate(parts=ranks),
-        HaloCandidate(parts=ranks, bits=4),
+        DeclaredCandidate(strategy=GraphParallel(), parts=ranks),
+        DeclaredCandidate(strategy=SAR(), parts=ranks),
+        DeclaredCandidate(strategy=GraphParallel(), parts=ranks, bits=4),
     ]
     for stages in (2**i for i in range(1, 11) if 2**i <= min(ranks, layers)):
         for chunks in (1, *(factor * stages for factor in (1, 2, 4, 8))):

@@ -18,8 +18,9 @@ from paper import Cluster, Paper
 
 from gnnpar.models.gat import GAT
 from gnnpar.models.sage import SAGE
-from gnnpar.parallel.halo.cost import HaloCandidate
-from gnnpar.parallel.sequential.cost import SequentialCandidate
+from gnnpar.parallel.declared import DeclaredCandidate
+from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.planner.extract import record
 from gnnpar.pricing.rates import derived
 from gnnpar.pricing.statistics import GraphStats
@@ -42,8 +43,8 @@ def main() -> None:
             paper = Paper(ir, GRAPH, law_of(GRAPH, family, quality), cluster)
             for ranks in RANKS:
                 priced = {
-                    "vanilla": HaloCandidate(parts=ranks, overlap="none"),
-                    "sar": SequentialCandidate(parts=ranks),
+                    "vanilla": DeclaredCandidate(strategy=GraphParallel(overlap="none"), parts=ranks),
+                    "sar": DeclaredCandidate(strategy=SAR(), parts=ranks),
                 }
                 for strategy, candidate in priced.items():
                     row = {"model": name, "cut": cut, "ranks": ranks, "strategy": strategy}

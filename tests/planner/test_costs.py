@@ -10,11 +10,11 @@ import torch
 
 from composing import configured
 from gnnpar.data.synthetic import SBM
-from gnnpar.parallel.cagnet.cost import CagnetCandidate
-from gnnpar.parallel.cagnet.cost import candidates as cagnets
-from gnnpar.parallel.halo.cost import HaloCandidate
+from gnnpar.parallel.cagnet.strategy import Cagnet
+from gnnpar.parallel.declared import DeclaredCandidate
+from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.pipeline.cost import PipelineCandidate, chain
-from gnnpar.parallel.sequential.cost import SequentialCandidate
+from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.partition.partition import Random
 from gnnpar.partition.shard import partition_statistics
 from gnnpar.planner.extract import record
@@ -27,7 +27,7 @@ from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Phases
 from gnnpar.pricing.rates import NOMINAL, Rates
 from gnnpar.pricing.statistics import GraphStats, PartStats
-from gnnpar.pricing.steps import FlatCandidate, in_rounds
+from gnnpar.pricing.steps import in_rounds
 from gnnpar.pricing.work import Work, wire_bytes
 
 QUIET = replace(NOMINAL, message=0.0, interference=0.0, epoch=0.0, step=0.0, reduce=(0.0, 0.0))
@@ -79,19 +79,23 @@ def test_bytes_on_the_wire_are_those_of_the_codecs() -> None:
 
 @pytest.mark.parametrize(
     "candidate",
-    [HaloCandidate(parts=3), HaloCandidate(parts=3, bits=8), SequentialCandidate(parts=3)],
+    [
+        DeclaredCandidate(strategy=GraphParallel(), parts=3),
+        DeclaredCandidate(strategy=GraphParallel(), parts=3, bits=8),
+        DeclaredCandidate(strategy=SAR(), parts=3),
+    ],
     ids=lambda c: c.label,
 )
-def test_bytes_are_conserved(candidate: FlatCandidate) -> None:
+def test_bytes_are_conserved(candidate: DeclaredCandidate) -> None:
     """What crosses the simulated links is what the formula says, twice (a port out, a port in)."""
     ir = model(layers=3)
     here = work(ir, 3)
     line = simulated(candidate, here, Machine(star(3, 1e9), (QUIET,) * 3))
     sums = 2 * 2 * (3 - 1) / 3 * 4 * ir.params * 3
-    assert sum(line.link_bytes.values()) == pytest.approx(2 * here.halo_bytes((candidate.wire_bits,) * 2) + sums)
+    assert sum(line.link_bytes.values()) == pytest.approx(2 * here.halo_bytes((candidate.bits,) * 2) + sums)
     # by hand: all sources forward, those with a gradient backward (all: an encoder stands before the first layer)
-    rows = sum(wire_bytes(f.src, candidate.wire_bits) * (1 + f.learned) for i in range(3) for f in ir.folds(i))
-    assert here.halo_bytes((candidate.wire_bits,) * 2) == pytest.approx(1.0 * GRAPH.nodes * rows)
+    rows = sum(wire_bytes(f.src, candidate.bits) * (1 + f.learned) for i in range(3) for f in ir.folds(i))
+    assert here.halo_bytes((candidate.bits,) * 2) == pytest.approx(1.0 * GRAPH.nodes * rows)
 
 
 @pytest.mark.parametrize(("ranks", "copies"), [(4, 2), (9, 3)])
@@ -99,7 +103,7 @@ def test_cagnet_on_a_grid(ranks: int, copies: int) -> None:
     """Bytes by its formula cross the simulated links, and the closed form is near what the simulator says."""
     ir = model("gcn", layers=3)
     here, machine = work(ir, ranks), Machine(star(ranks, 1e8), (QUIET,) * ranks)
-    candidate = CagnetCandidate(parts=ranks, replication=copies)
+    candidate = DeclaredCandidate(strategy=Cagnet(replication=copies), parts=ranks)
     line = simulated(candidate, here, machine)
     sums = 2 * 2 * (ranks - 1) * 4 * ir.params
     read = GRAPH.nodes / ranks * (ranks * ranks / copies - ranks / copies)  # d(q) = 1 for P / c of the parts
@@ -108,13 +112,16 @@ def test_cagnet_on_a_grid(ranks: int, copies: int) -> None:
     expected = sum(4 * times * (read * f.width + added * f.out) for f, times in folds)
     assert sum(line.link_bytes.values()) == pytest.approx(2 * expected + sums)
     assert closed(candidate, here, machine).seconds == pytest.approx(line.seconds, rel=0.35)
-    rows = {c: CagnetCandidate(parts=ranks, replication=c).memory(here)[0].structure for c in (1, copies)}
+    rows = {
+        c: DeclaredCandidate(strategy=Cagnet(replication=c), parts=ranks).memory(here)[0].structure for c in (1, copies)
+    }
     assert rows[copies] < 2 * rows[1]
 
 
 def test_cagnet_is_proposed_on_grids_for_sums_alone() -> None:
     def grids(name: str, ranks: int) -> list[int]:
-        return [c.replication for c in cagnets(Scope(ir=model(name, layers=2), nodes=99), ranks) if c.bits == 32]
+        found = Cagnet().candidates(Scope(ir=model(name, layers=2), nodes=99), ranks)
+        return [c.turns["replication"] for c in found if c.turns["bits"] == 32]
 
     assert grids("gcn", 16) == [1, 2, 4]
     assert grids("gcn", 6) == grids("gat", 16) == [1]
@@ -139,10 +146,14 @@ def test_pipeline_closed_form_is_exact_on_chains(seed: int) -> None:
 
 @pytest.mark.parametrize(
     "candidate",
-    [HaloCandidate(parts=2), HaloCandidate(parts=2, overlap="none"), SequentialCandidate(parts=2)],
+    [
+        DeclaredCandidate(strategy=GraphParallel(), parts=2),
+        DeclaredCandidate(strategy=GraphParallel(overlap="none"), parts=2),
+        DeclaredCandidate(strategy=SAR(), parts=2),
+    ],
     ids=lambda c: c.label,
 )
-def test_flat_closed_form_is_exact_for_equal_parts(candidate: FlatCandidate) -> None:
+def test_flat_closed_form_is_exact_for_equal_parts(candidate: DeclaredCandidate) -> None:
     """Two equal ranks: a sum over layers of pieces and messages, overlapped or not."""
     for rate in (1e7, 1e9):
         for name in ("resgcn", "gat", "sage_max"):
@@ -159,7 +170,9 @@ def test_the_depth_rule() -> None:
     for layers, alpha, pipeline_wins in ((32, 0.9, True), (32, 0.35, True), (4, 0.3, False), (8, 0.2, False)):
         ir, ranks = model(layers=layers), 4
         machine = Machine(star(ranks, 1e8), (fast,) * ranks)
-        flat = closed(HaloCandidate(parts=ranks), work(ir, ranks, alpha=alpha, rates=fast), machine)
+        flat = closed(
+            DeclaredCandidate(strategy=GraphParallel(), parts=ranks), work(ir, ranks, alpha=alpha, rates=fast), machine
+        )
         deep = PipelineCandidate(stages=ranks, chunks=64, cuts=even_cuts(layers, ranks))
         staged = closed(deep, work(ir, 1, rates=fast), machine)
         assert (layers * alpha > ranks) == pipeline_wins
@@ -168,7 +181,10 @@ def test_the_depth_rule() -> None:
 
 def test_a_faster_link_is_never_slower() -> None:
     ir = model(layers=4)
-    for candidate in (HaloCandidate(parts=4), SequentialCandidate(parts=4, prefetch=0)):
+    for candidate in (
+        DeclaredCandidate(strategy=GraphParallel(), parts=4),
+        DeclaredCandidate(strategy=SAR(prefetch=0), parts=4),
+    ):
         seconds = [closed(candidate, work(ir, 4), Machine(star(4, r), (QUIET,) * 4)).seconds for r in (1e7, 1e8, 1e9)]
         assert seconds == sorted(seconds, reverse=True)
 
@@ -184,8 +200,8 @@ def test_memory_by_family() -> None:
     """SAR holds a share of the remote rows, a pipeline its layers' weights only."""
     ir = model("gat", layers=4, hidden=64)
     here = work(ir, 4, alpha=3.0)
-    flat = HaloCandidate(parts=4).memory(here)[0]
-    sar = SequentialCandidate(parts=4, prefetch=0).memory(here)[0]
+    flat = DeclaredCandidate(strategy=GraphParallel(), parts=4).memory(here)[0]
+    sar = DeclaredCandidate(strategy=SAR(prefetch=0), parts=4).memory(here)[0]
     assert sar.halo == 0 < flat.halo
     assert sar.total < flat.total
     deep = model("resgcn", layers=8)
@@ -244,6 +260,8 @@ def test_uneven_devices_get_uneven_stages() -> None:
 
 
 def test_lowered_tasks_name_their_layer_and_ranks() -> None:
-    tasks = HaloCandidate(parts=2).tasks(work(model(layers=2), 2), Machine(star(2, 1e9), (QUIET,) * 2))
+    tasks = DeclaredCandidate(strategy=GraphParallel(), parts=2).tasks(
+        work(model(layers=2), 2), Machine(star(2, 1e9), (QUIET,) * 2)
+    )
     names = [t.name for t in tasks]
     assert {"F0 inner", "F1 0>1", "B0 1>0", "loss", "reduce", "step"} <= set(names)

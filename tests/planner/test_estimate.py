@@ -25,10 +25,9 @@ from gnnpar.codecs.uniform import Uniform
 from gnnpar.config.compose import compose
 from gnnpar.data.dataset import Dataset
 from gnnpar.parallel.base import Declares
-from gnnpar.parallel.declared import Declaration
+from gnnpar.parallel.declared import Declaration, DeclaredCandidate
 from gnnpar.parallel.digest.strategy import Digest
 from gnnpar.parallel.halo.adaqp import AdaQP
-from gnnpar.parallel.halo.cost import HaloCandidate
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.pipeline.cost import PipelineCandidate
 from gnnpar.parallel.pipeline.hybrid import Hybrid
@@ -175,7 +174,7 @@ def test_bytes_of_learned_features_are_those_of_a_run(case: tuple[str, str], how
     [
         PipelineCandidate(stages=2, chunks=4, bits=8, cuts=(0, 2)),
         PipelineCandidate(stages=2, parts=2, bits=16, cuts=(0, 1)),
-        HaloCandidate(parts=3, bits=4),
+        DeclaredCandidate(strategy=GraphParallel(), parts=3, bits=4),
     ],
     ids=lambda c: c.label,
 )

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from composing import configured
-from gnnpar.parallel.halo.cost import HaloCandidate
+from gnnpar.parallel.declared import DeclaredCandidate
+from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.pipeline.cost import PipelineCandidate
-from gnnpar.parallel.sequential.cost import SequentialCandidate
+from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.parallel.strategy import Workload
 from gnnpar.partition.partition import Random
@@ -29,10 +30,10 @@ MODEL = configured("model", "resgcn", "model.num_layers=4", "model.hidden=8")
 @pytest.mark.parametrize(
     "candidate",
     [
-        HaloCandidate(parts=2, overlap="none"),
-        HaloCandidate(parts=2, bits=16),
-        HaloCandidate(parts=2, bits=8),
-        SequentialCandidate(parts=3, prefetch=2),
+        DeclaredCandidate(strategy=GraphParallel(overlap="none"), parts=2),
+        DeclaredCandidate(strategy=GraphParallel(), parts=2, bits=16),
+        DeclaredCandidate(strategy=GraphParallel(), parts=2, bits=8),
+        DeclaredCandidate(strategy=SAR(prefetch=2), parts=3),
         PipelineCandidate(stages=2, cuts=even_cuts(4, 2)),
         PipelineCandidate(stages=2, chunks=4, cuts=even_cuts(4, 2)),
         PipelineCandidate(stages=2, parts=2, cuts=even_cuts(4, 2)),

@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import pytest
 
+from gnnpar.parallel.declared import DeclaredCandidate
 from gnnpar.parallel.pipeline.cost import PipelineCandidate
-from gnnpar.parallel.sequential.cost import SequentialCandidate
+from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.planner.halving import EPOCHS, check, halved
 from gnnpar.planner.planner import Evaluated, Planned
 from gnnpar.pricing.price import Price
@@ -19,7 +20,7 @@ from gnnpar.settings import Measured
 def planned(count: int) -> Planned:
     """Candidates predicted at 1, 2, 3, ... seconds; the last is refused."""
     evaluated = [
-        Evaluated(SequentialCandidate(parts=2, prefetch=i), Price(phases={"compute": i + 1.0}), i + 1.0)
+        Evaluated(DeclaredCandidate(strategy=SAR(prefetch=i), parts=2), Price(phases={"compute": i + 1.0}), i + 1.0)
         for i in range(count)
     ]
     refused = Evaluated(PipelineCandidate(stages=2), Price(phases={"compute": 0.5}), 0.5, "stale is not allowed")

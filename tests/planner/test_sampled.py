@@ -12,6 +12,7 @@ import pytest
 from composing import configured
 from conftest import Run
 from gnnpar.config.compose import compose
+from gnnpar.parallel.declared import DeclaredCandidate
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.sampling.cost import (
     MOST,
@@ -25,7 +26,7 @@ from gnnpar.parallel.sampling.cost import (
     step_seconds,
 )
 from gnnpar.parallel.sampling.strategy import Minibatch
-from gnnpar.parallel.single.cost import SingleCandidate
+from gnnpar.parallel.single.strategy import Single
 from gnnpar.parallel.strategy import Workload
 from gnnpar.partition.partition import Random
 from gnnpar.planner.extract import record
@@ -83,7 +84,7 @@ def test_a_sample_of_all_is_the_single_device(name: str) -> None:
     step = whole_step(ir, work, seeds=nodes)
     loss = NOMINAL.elementwise.seconds(0, 8 * ir.final * (nodes - seeds), calls=0) * NOMINAL.scale
     besides = NOMINAL.gather_seconds(nodes * ir.in_dim) + loss
-    single = SingleCandidate().price(work, machine(1)).seconds
+    single = DeclaredCandidate(strategy=Single()).price(work, machine(1)).seconds
     assert step_seconds(step, ir, NOMINAL) - besides == pytest.approx(single)
 
 

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from composing import configured
-from gnnpar.parallel.halo.cost import HaloCandidate
+from gnnpar.parallel.declared import DeclaredCandidate
+from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.pipeline.cost import PipelineCandidate
-from gnnpar.parallel.sequential.cost import SequentialCandidate
+from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.planner.extract import record
 from gnnpar.pricing.candidate import even_cuts
 from gnnpar.pricing.fabric import Fabric
@@ -30,12 +31,12 @@ paper_of: Any = import_module("paper")  # Any: a module of a study
 GRAPH = GraphStats(nodes=200_000, edges=3_000_000, features=32, classes=8, train=100_000)
 RATES = derived(14e12, 900e9)
 CANDIDATES = (
-    HaloCandidate(parts=8),
-    HaloCandidate(parts=8, overlap="none"),
-    HaloCandidate(parts=8, bits=4),
-    SequentialCandidate(parts=8),
-    SequentialCandidate(parts=8, prefetch=0, remat=False),
-    HaloCandidate(parts=2),
+    DeclaredCandidate(strategy=GraphParallel(), parts=8),
+    DeclaredCandidate(strategy=GraphParallel(overlap="none"), parts=8),
+    DeclaredCandidate(strategy=GraphParallel(), parts=8, bits=4),
+    DeclaredCandidate(strategy=SAR(), parts=8),
+    DeclaredCandidate(strategy=SAR(prefetch=0, remat=False), parts=8),
+    DeclaredCandidate(strategy=GraphParallel(), parts=2),
     PipelineCandidate(stages=8, chunks=16),
     PipelineCandidate(stages=4, parts=2, chunks=4),
     PipelineCandidate(stages=2, parts=4, chunks=8),

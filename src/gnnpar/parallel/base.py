@@ -14,7 +14,8 @@ from gnnpar.placement import Plan, Topology
 if TYPE_CHECKING:
     from gnnpar.parallel.declared import Declaration
     from gnnpar.parallel.priced import Problem
-    from gnnpar.pricing.candidate import Candidate, Scope
+    from gnnpar.pricing.candidate import Candidate, Knobs, Scope, Values
+    from gnnpar.pricing.ir import ModelIR
     from gnnpar.pricing.machine import Machine
     from gnnpar.pricing.price import Price
 
@@ -63,22 +64,39 @@ class Prices:
         return import_module(self.prices).cost(self, problem, machine)
 
 
-class Declares(CodedStrategy):
-    """A strategy with a codec that is priced by the step that it declares."""
+class ByStep(FlatStrategy):
+    """A strategy that is priced by the step that it declares."""
 
     def declared(self) -> Declaration:
         """Return the messages and folds of a layer, and the words for them."""
         raise NotImplementedError(f"{type(self).__name__} declares no step")
 
+    def knobs(self, ir: ModelIR) -> Knobs:
+        """Return the fields that a search may change, and `bits` on the wire, with their values."""
+        return {"bits": (32, 16)}
+
     def cost(self, problem: Problem, machine: Machine) -> Price:
         return import_module("gnnpar.parallel.declared").cost(self, problem, machine)
 
 
-class Proposed(Declares):
-    """One that a planner may choose, with rows as they are or rounded."""
+class Proposes(ByStep):
+    """One that a planner may choose."""
+
+    def proposals(self, scope: Scope, ranks: int) -> Iterable[Values]:
+        """Return values of fields and of `bits` of each candidate: rows as they are, and rounded."""
+        return [{}, {"bits": 16}] if ranks > 1 else []
 
     def candidates(self, scope: Scope, ranks: int) -> Iterable[Candidate]:
-        return import_module("gnnpar.parallel.declared").candidates(self, ranks)
+        declared = import_module("gnnpar.parallel.declared")
+        return declared.candidates(self, ranks, self.proposals(scope, ranks))
+
+
+class Declares(CodedStrategy, ByStep):
+    """A strategy with a codec that is priced by its step."""
+
+
+class Proposed(CodedStrategy, Proposes):
+    """A strategy with a codec that a planner may choose."""
 
 
 class Enumerates(Prices):

@@ -1,23 +1,26 @@
-"""Price a strategy by the `Step` that it declares, as it is configured."""
+"""Price a strategy by the `Step` that it declares: as it is configured, and as a planner may configure it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
 
+from gnnpar.codecs.codec import BFloat16, Identity
 from gnnpar.files import JsonDict
+from gnnpar.parallel.base import ByStep, CodedStrategy
 from gnnpar.parallel.cover.weights import Halo
-from gnnpar.parallel.priced import Problem
-from gnnpar.parallel.row_bytes import RowBytes, coded_price
-from gnnpar.pricing.candidate import codec_fields
+from gnnpar.parallel.priced import Problem, priced
+from gnnpar.parallel.row_bytes import SENDS_NOTHING, RowBytes
+from gnnpar.pricing.candidate import Candidate, Knobs, Values, codec_fields, quality_of
+from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
-from gnnpar.pricing.price import Price, Traffic
-from gnnpar.pricing.steps import CodedCandidate, Step
-from gnnpar.pricing.work import Work
-
-if TYPE_CHECKING:
-    from gnnpar.parallel.base import Declares
+from gnnpar.pricing.price import Memory, Phases, Price, Traffic
+from gnnpar.pricing.quality import Quality
+from gnnpar.pricing.steps import Step
+from gnnpar.pricing.tasks import Task
+from gnnpar.pricing.work import Held, Work
 
 
 def as_declared(traffic: Traffic, work: Work, rows: RowBytes, problem: Problem) -> Traffic:
@@ -27,60 +30,141 @@ def as_declared(traffic: Traffic, work: Work, rows: RowBytes, problem: Problem) 
 
 @dataclass(frozen=True, kw_only=True)
 class Declaration:
-    """How a strategy is priced. `words`: of its options, after the family in the label. `options`: fields that a plan
-    sets, with their values. `halo`: strategy.halo; `linear`: a cover splits linear folds alone. `sent`: makes of the
-    bytes of the step those that it sends, where they differ."""
+    """How a strategy is priced. `quantized`: its family below 16 bits. `words`: of its options, after the family in the
+    label. `options`: fields that a plan sets, with their values. `coded`: does its time know a codec? `halo`:
+    strategy.halo; `linear`: a cover splits linear folds alone. `sent`: makes of the bytes of the step those that it
+    sends, where they differ. `unpriced`: why nothing is predicted."""
 
     family: str
     step: Step
+    quantized: str = ""
     words: Sequence[str] = ()
     options: Mapping[str, object] = field(default_factory=dict[str, object])
     notes: tuple[str, ...] = ()
+    coded: bool = True
     halo: Halo = "rows"
     linear: bool = False
     sent: Callable[[Traffic, Work, RowBytes, Problem], Traffic] = as_declared
+    unpriced: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeclaredCandidate(CodedCandidate):
-    """A strategy as it is configured, but for its codec, which is one of `bits`."""
+class DeclaredCandidate(Candidate):
+    """A strategy with all layers on every rank and one part a rank. `bits`: of a number on the wire."""
 
-    strategy: Declares
+    family: str = ""
+    strategy: ByStep
+    bits: int = 32
+
+    def __post_init__(self) -> None:
+        declared = self.declared
+        object.__setattr__(self, "family", (self.bits < 16 and declared.quantized) or declared.family)
+
+    @cached_property
+    def declared(self) -> Declaration:
+        return self.strategy.declared()
 
     @property
-    def step(self) -> Step:
-        return self.strategy.declared().step
+    def label(self) -> str:
+        declared = self.declared
+        step, words = declared.step, [self.family, *declared.words]
+        words += ["no overlap"] * (step.overlap == "none")
+        words += [f"{self.bits} bit"] if self.bits != 32 else []
+        ahead = step.kind in ("parts", "grid") and step.prefetch != 1
+        words += [f"{step.prefetch} parts ahead"] if ahead else []
+        return ", ".join(words + ["first layer held"] * self.held + ["cover"] * (declared.halo == "cover"))
 
     @property
-    def words(self) -> Sequence[str]:
-        return self.strategy.declared().words
+    def quality(self) -> frozenset[Quality]:
+        return quality_of(self.bits, stale=self.declared.step.stale)
+
+    @property
+    def engine(self) -> str:
+        kind = self.declared.step.kind
+        if kind == "halo":
+            return "rounded" if self.bits == 16 else "adaqp" if self.bits < 16 else "graph_parallel"
+        return "cagnet" if kind == "parts" else self.family
 
     @property
     def fields(self) -> JsonDict:
-        return {"codec": codec_fields(self.bits), **self.strategy.declared().options}
+        codec = {"codec": codec_fields(self.bits)} if isinstance(self.strategy, CodedStrategy) else {}
+        return codec | dict(self.declared.options)
 
     def as_json(self) -> JsonDict:
-        return {name: value for name, value in super().as_json().items() if name != "strategy"} | dict(
-            self.strategy.declared().options
-        )
+        shown = {name: vars(self)[name] for name in ("family", "parts", "stages", "held", "bits")}
+        return shown | dict(self.declared.options)
+
+    @property
+    def may_hold(self) -> bool:
+        return self.parts > 1 and self.declared.step.kind != "rounds"
+
+    @property
+    def ordered(self) -> bool:
+        """Other exchanges than those in rounds are between all pairs at once."""
+        return self.declared.step.kind in ("local", "rounds")
+
+    @property
+    def whole_halo(self) -> bool:
+        return self.declared.step.kind not in ("parts", "grid", "rounds")
+
+    def keeps(self, held: Held) -> Held:
+        return held if held == "result" or self.declared.step.kind in ("local", "halo") else "no"
+
+    def knobs(self, ir: ModelIR) -> Knobs:
+        return self.strategy.knobs(ir)
+
+    def turned(self, knobs: Values) -> DeclaredCandidate:
+        options = {name: value for name, value in knobs.items() if name != "bits"}
+        return replace(self, bits=knobs.get("bits", self.bits), strategy=replace(self.strategy, **options))
+
+    @property
+    def turns(self) -> Values:
+        return {"bits": self.bits, **self.declared.options}
+
+    def _seen(self, work: Work) -> Work:
+        """Return the work under a cover for the bits, where one is declared and none was made for a codec."""
+        declared = self.declared
+        codec = BFloat16() if self.bits == 16 else Identity()
+        return RowBytes(codec, halo=declared.halo, linear=declared.linear).covered(work)
+
+    def phases(self, work: Work, machine: Machine) -> Phases:
+        return self.declared.step.epoch(self._seen(work), machine, self.engine, self.bits)
+
+    def memory(self, work: Work) -> tuple[Memory, ...]:
+        return self.declared.step.memory(self._seen(work))
+
+    def tasks(self, work: Work, machine: Machine) -> list[Task]:
+        return self.declared.step.tasks(self._seen(work), machine, self.engine, self.bits)
 
 
-def candidates(strategy: Declares, ranks: int) -> Iterator[DeclaredCandidate]:
-    """Return the strategy with rows as they are, and rounded."""
-    for bits in (32, 16) if ranks > 1 else ():
-        yield DeclaredCandidate(family=strategy.declared().family, parts=ranks, bits=bits, strategy=strategy)
+def candidates(strategy: ByStep, ranks: int, turns: Iterable[Values]) -> Iterator[DeclaredCandidate]:
+    """Return the strategy with each of these values of its fields and of `bits`."""
+    plain = DeclaredCandidate(parts=ranks, strategy=strategy)
+    return (plain.turned(each) for each in turns)
 
 
-def cost(strategy: Declares, problem: Problem, machine: Machine) -> Price:
+def cost(strategy: ByStep, problem: Problem, machine: Machine) -> Price:
     """Return the price of the strategy with its codec."""
     declared = strategy.declared()
-    rows = RowBytes(strategy.codec, problem.number, declared.halo, linear=declared.linear)
-    live = DeclaredCandidate(family=declared.family, strategy=strategy)
-
-    def sent(traffic: Traffic, work: Work) -> Traffic:
-        return declared.sent(traffic, work, rows, problem)
-
-    return coded_price(rows, live, problem, machine, sent, declared.notes)
+    if declared.unpriced:
+        return Price(traffic=Traffic(), unpriced=declared.unpriced)
+    codec = strategy.codec if isinstance(strategy, CodedStrategy) else Identity()
+    rows = RowBytes(codec, problem.number, declared.halo, linear=declared.linear)
+    if not rows.known:
+        return Price(unpriced=rows.unknown)
+    live = DeclaredCandidate(strategy=strategy, parts=problem.ranks)
+    live = replace(live, held=live.keeps(problem.kept) != "no")
+    work = problem.work(live)
+    sent = declared.sent(rows.traffic(declared.step, work, problem.params), work, rows, problem)
+    if not rows.sends:
+        return Price(traffic=sent, unpriced=SENDS_NOTHING)
+    bits, of_bits = rows.bits()
+    bits = 32 if problem.ranks == 1 else bits  # nothing travels: what runs is the engine without a codec
+    if declared.coded:
+        live = replace(live, bits=bits)
+    elif bits != 32:
+        of_bits = (f"time is that of rows as they are: the price of {live.family} knows no codec",)
+    return priced(live, rows.under_cover(problem), machine, sent, of_bits + declared.notes)
 
 
 def beside(overlap: str) -> Literal["inner", "none"]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gnnpar.codecs.codec import CodecConfig, WirePrice
 from gnnpar.parallel.cover.weights import WORTH, Halo, SplitFold, weights_of
-from gnnpar.parallel.priced import Problem, priced
+from gnnpar.parallel.priced import Problem
 from gnnpar.partition.cover import CoverCounts, count_cover
 from gnnpar.pricing.ir import Fold
-from gnnpar.pricing.machine import Machine
-from gnnpar.pricing.price import Bound, Price, Traffic, ring_bytes, summed_nbytes
+from gnnpar.pricing.price import Bound, Traffic, ring_bytes, summed_nbytes
 from gnnpar.pricing.regrouped import Regrouped
-from gnnpar.pricing.steps import FlatCandidate, Step
+from gnnpar.pricing.steps import Step
 from gnnpar.pricing.work import Work
 
 SENDS_NOTHING = "no price is known of a codec that sends nothing"
@@ -116,7 +115,7 @@ class RowBytes:
 
     def covered(self, work: Work) -> Work:
         """Return the work under a cover, for times: a partial row counts as many rows as it weighs, its edges belong to
-        the owner of their sources. Unchanged if some folds are not split, or by other covers."""
+        the owner of their sources. Unchanged if some folds are not split, or by other covers, and the second time."""
         if work.parts.edges_of is None:  # a partition that is estimated
             return work
         covers, kinds = self.covers(work), {self._types_of(f) for f in work.exchanged_folds}
@@ -128,7 +127,7 @@ class RowBytes:
         halo = combined(counts.rows, counts.partial, share)
         cut = combined(combined(parts.cut, counts.folded, -1.0), counts.partial, 1.0)
         inner = tuple(n + sum(row[q] for row in counts.folded) for q, n in enumerate(parts.inner))
-        return replace(work, parts=replace(parts, inner=inner, cut=cut, halo=halo))
+        return replace(work, parts=replace(parts, inner=inner, cut=cut, halo=halo, edges_of=None))
 
     def under_cover(self, problem: Problem) -> Problem:
         """Return the problem with work that is `covered`."""
@@ -148,9 +147,8 @@ class RowBytes:
 
     def traffic(self, step: Step, work: Work, params: int) -> Traffic:
         """Return what a step sends in an epoch: rows, their gradients, and the sum over ranks with the loss in it."""
-        forward, backward = (
-            self.exchanges(step.seen(work)) if step.groups is None else self._regrouped(step.groups, work)
-        )
+        groups = step.regrouped(work)
+        forward, backward = self.exchanges(step.seen(work)) if groups is None else self._regrouped(groups, work)
         sent = Traffic(
             forward=forward * step.sends[0],
             backward=backward * step.sends[1],
@@ -171,34 +169,6 @@ class RowBytes:
         )
         learned = [f.learned for f in work.exchanged_folds]
         return sum(forward), sum(nbytes for nbytes, has in zip(backward, learned, strict=True) if has)
-
-
-def coded_price(
-    rows: RowBytes,
-    live: FlatCandidate,
-    problem: Problem,
-    machine: Machine,
-    traffic: Callable[[Traffic, Work], Traffic] = lambda sent, work: sent,
-    notes: tuple[str, ...] = (),
-) -> Price:
-    """Return the price of a strategy with a codec.
-
-    `live`: the candidate that stands for it, but for its parts, its bits and what layer 0 keeps. `traffic`: makes of
-    the bytes that its step declares those that it sends.
-    """
-    if not rows.known:
-        return Price(unpriced=rows.unknown)
-    live = replace(live, parts=problem.ranks, held=live.keeps(problem.kept) != "no")
-    work = problem.work(live)
-    sent = traffic(rows.traffic(live.step, work, problem.params), work)
-    if not rows.sends:
-        return Price(traffic=sent, unpriced=SENDS_NOTHING)
-    bits, of_bits = rows.bits()
-    bits = 32 if problem.ranks == 1 else bits  # nothing travels: what runs is the engine without a codec
-    coded = live.turned({"bits": bits})
-    if coded.wire_bits != bits:
-        of_bits = (f"time is that of rows as they are: the price of {live.family} knows no codec",)
-    return priced(coded, rows.under_cover(problem), machine, sent, of_bits + notes)
 
 
 Table = tuple[tuple[float, ...], ...]

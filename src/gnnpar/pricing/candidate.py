@@ -109,9 +109,8 @@ class Candidate(ABC):
         return {}
 
     def turned(self, knobs: Values) -> Self:
-        """With these values of its knobs; names of other candidates' knobs are passed over."""
-        names = vars(self)
-        return replace(self, **{name: value for name, value in knobs.items() if name in names})
+        """With these values of its knobs."""
+        return replace(self, **knobs)
 
     @property
     def turns(self) -> Values:

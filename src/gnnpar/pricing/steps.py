@@ -6,23 +6,18 @@ rank of each piece, and an exchange its most loaded link. Sources: SAR (arXiv 21
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
-from gnnpar.files import JsonDict
-from gnnpar.pricing.candidate import Candidate, Knobs, codec_fields, quality_of
-from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Flow, Machine
 from gnnpar.pricing.memory import rank_memory, structure_bytes, widest_fold
 from gnnpar.pricing.price import Memory, Phases
-from gnnpar.pricing.quality import Quality
 from gnnpar.pricing.regrouped import Regrouped, turns
 from gnnpar.pricing.statistics import PartStats
 from gnnpar.pricing.tasks import Task, TaskGraph
-from gnnpar.pricing.work import DIRECTIONS, Direction, Held, Piece, Work
+from gnnpar.pricing.work import DIRECTIONS, Direction, Piece, Work
 
 Kind = Literal["local", "halo", "parts", "rounds", "columns", "grid"]
 _NUMBER = 4.0
@@ -34,7 +29,7 @@ class Step:
 
     `kind`: rows are `local`; the `halo` travels at once; whole `parts` are broadcast one after the other; the halo
     comes in `rounds`, one peer after the other; ranks fold some `columns` of all rows, or rows of their group on a
-    `grid` (`groups`), and send the results home.
+    `grid`, and send the results home (`groups`, of a number of ranks).
     `overlap`: messages pass beside the fold of inner edges, beside the whole epoch, or beside nothing.
     `share`: of the halo rows and of the edges from them. `sends`: share of the epochs in which rows and gradients
     travel.
@@ -51,7 +46,7 @@ class Step:
     kept_own: bool = False
     prefetch: int = 1
     again: Literal["push", "pull"] | None = None
-    groups: Regrouped | None = None
+    groups: Callable[[int], Regrouped] | None = None
 
     @property
     def stale(self) -> bool:
@@ -89,8 +84,8 @@ class Step:
         plain = sum(f.width for f in folds if f.learned)
         return needed / plain if plain else 0.0
 
-    def _regrouped(self, work: Work) -> Regrouped | None:
-        return Regrouped.by_columns(work.parts.parts) if self.kind == "columns" else self.groups
+    def regrouped(self, work: Work) -> Regrouped | None:
+        return self.groups and self.groups(work.parts.parts)
 
     # Seconds in closed form
 
@@ -108,7 +103,7 @@ class Step:
 
     def _layer(self, work: Work, machine: Machine, layer: int, direction: Direction, bits: int, lost: float) -> Phases:
         """`lost`: share of hidden communication that computing pays for."""
-        if (groups := self._regrouped(work)) is not None:
+        if (groups := self.regrouped(work)) is not None:
             return groups.phases(work, machine, layer, direction, bits=bits, prefetch=self.prefetch, lost=lost)
         pieces, flows = work.pieces(layer, direction, bits=bits), work.flows(layer, direction, bits)
         times = self.times(work, layer, direction)
@@ -161,7 +156,7 @@ class Step:
 
     def memory(self, work: Work) -> tuple[Memory, ...]:
         """Return the most bytes of each rank."""
-        if (groups := self._regrouped(work)) is not None:
+        if (groups := self.regrouped(work)) is not None:
             return groups.memory(work, prefetch=self.prefetch)
         seen, ranks = self.seen(work), range(work.parts.parts)
         return tuple(self._with_share(work, p, self._of_rank(seen, p)) for p in ranks)
@@ -196,7 +191,7 @@ class Step:
         """Return the tasks of an epoch for the event simulator."""
         work, graph, layers = self.seen(work), TaskGraph(machine), range(work.ir.num_layers)
         ranks, visit = range(work.parts.parts), work.visit_seconds(engine)
-        groups, last = self._regrouped(work), [list[int]() for _ in ranks]
+        groups, last = self.regrouped(work), [list[int]() for _ in ranks]
         layer_tasks = partial(self._layer_tasks if groups is None else groups.tasks, graph, work, bits, visit)
         for direction in DIRECTIONS:
             for layer in layers if direction == "forward" else reversed(layers):
@@ -290,90 +285,3 @@ def in_rounds(rounds: Sequence[float], folds: Sequence[float], inner: float, *, 
         hidden += max(0.0, min(arrived, folded[-1]) - start)
         folded.append(max(folded[-1], arrived) + folds[r])
     return folded[-1] + lost * hidden
-
-
-@dataclass(frozen=True, kw_only=True)
-class FlatCandidate(Candidate):
-    """A method with all layers on every rank, one part a rank. `step` declares what it sends and folds."""
-
-    @property
-    @abstractmethod
-    def step(self) -> Step: ...
-
-    @property
-    def words(self) -> Sequence[str]:
-        """Return the words of the label for the method's own options."""
-        return ()
-
-    @property
-    def wire_bits(self) -> int:
-        """Of a number on the wire."""
-        return 32
-
-    @property
-    def label(self) -> str:
-        step, words = self.step, [self.family, *self.words]
-        words += ["no overlap"] * (step.overlap == "none")
-        words += [f"{self.wire_bits} bit"] if self.wire_bits != 32 else []
-        ahead = step.kind in ("parts", "grid") and step.prefetch != 1
-        words += [f"{step.prefetch} parts ahead"] if ahead else []
-        return ", ".join(words + ["first layer held"] * self.held)
-
-    @property
-    def engine(self) -> str:
-        if self.step.kind == "halo":
-            bits = self.wire_bits
-            return "rounded" if bits == 16 else "adaqp" if bits < 16 else "graph_parallel"
-        return "cagnet" if self.step.kind == "parts" else self.family
-
-    @property
-    def may_hold(self) -> bool:
-        return self.parts > 1 and self.step.kind != "rounds"
-
-    @property
-    def ordered(self) -> bool:
-        """Other exchanges than those in rounds are between all pairs at once."""
-        return self.step.kind in ("local", "rounds")
-
-    @property
-    def whole_halo(self) -> bool:
-        return self.step.kind not in ("parts", "grid", "rounds")
-
-    def keeps(self, held: Held) -> Held:
-        return held if held == "result" or self.step.kind in ("local", "halo") else "no"
-
-    def seen(self, work: Work) -> Work:
-        """Return the work that this configuration walks."""
-        return work
-
-    def phases(self, work: Work, machine: Machine) -> Phases:
-        return self.step.epoch(self.seen(work), machine, self.engine, self.wire_bits)
-
-    def memory(self, work: Work) -> tuple[Memory, ...]:
-        return self.step.memory(self.seen(work))
-
-    def tasks(self, work: Work, machine: Machine) -> list[Task]:
-        return self.step.tasks(self.seen(work), machine, self.engine, self.wire_bits)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CodedCandidate(FlatCandidate):
-    """`bits`: of a number on the wire. `options`: names of fields that are the strategy's own."""
-
-    options: ClassVar[tuple[str, ...]] = ()
-    bits: int = 32
-
-    @property
-    def wire_bits(self) -> int:
-        return self.bits
-
-    @property
-    def quality(self) -> frozenset[Quality]:
-        return quality_of(self.bits, stale=self.step.stale)
-
-    @property
-    def fields(self) -> JsonDict:
-        return {"codec": codec_fields(self.bits), **{name: vars(self)[name] for name in self.options}}
-
-    def knobs(self, ir: ModelIR) -> Knobs:
-        return {"bits": (32, 16)}

@@ -6,9 +6,10 @@ computes, what it sends, and where it differs from the paper and from the public
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from math import isqrt
+from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge
 
@@ -17,9 +18,9 @@ from gnnpar.codecs.codec import Identity, is_constant
 from gnnpar.codecs.delta import refuse_delta
 from gnnpar.comm import CodedExchange
 from gnnpar.folds.edge_data import ALL_KINDS, IN_BLOCKS
-from gnnpar.parallel.base import CodedStrategy, Enumerates
+from gnnpar.parallel.base import Proposed
 from gnnpar.parallel.broadcast import broadcast_engine
-from gnnpar.parallel.cagnet.grid import pieces_of, without_edges
+from gnnpar.parallel.cagnet.grid import Grid, pieces_of, without_edges
 from gnnpar.parallel.cagnet.replicated import ReplicatedGraph, refuse_fold
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.edges import EdgeOrder
@@ -29,16 +30,20 @@ from gnnpar.parallel.sketch import sketch
 from gnnpar.parallel.strategy import Capabilities, LayerFacts, name_of
 from gnnpar.placement import Plan
 
+if TYPE_CHECKING:
+    from gnnpar.parallel.declared import Declaration, Problem, RowBytes, Traffic, Work
+    from gnnpar.pricing.candidate import Scope, Values
+    from gnnpar.pricing.regrouped import Regrouped
+
 
 @dataclass(frozen=True, kw_only=True)
-class Cagnet(CodedStrategy, Enumerates):
+class Cagnet(Proposed):
     """Parameters of CAGNET. `prefetch`: parts in flight while one is folded. `codec`: of rows and their gradients.
 
     `replication`: c of 1.5 dimensions; c^2 divides the number of ranks. Groups of c ranks share the in-edges of their
     rows and add partial sums. Evaluation is exact and broadcasts too.
     """
 
-    prices = "gnnpar.parallel.cagnet.cost"
     replication: Annotated[int, Ge(1)] = 1
     prefetch: Annotated[int, Ge(0)] = 1
 
@@ -74,6 +79,38 @@ class Cagnet(CodedStrategy, Enumerates):
                 f"strategy.replication={self.replication} on {num_ranks} ranks: its square, {square}, does not divide "
                 f"{num_ranks}; set strategy.replication=1, or another number of ranks"
             )
+
+    def declared(self) -> Declaration:
+        """Declare whole parts to all ranks, one after the other; in 1.5 dimensions to the ranks of a grid's column."""
+        from gnnpar.parallel.declared import Declaration, Step
+
+        step, words = Step("parts", prefetch=self.prefetch), []
+        if self.replication > 1:
+            step = Step("grid", prefetch=self.prefetch, groups=self._groups)
+            words = [f"replication {self.replication}"]
+        options = {"prefetch": self.prefetch, "replication": self.replication}
+        return Declaration(family="cagnet", step=step, words=words, options=options, sent=self._sent)
+
+    def _groups(self, ranks: int) -> Regrouped:
+        from gnnpar.pricing.regrouped import Regrouped
+
+        self.check_ranks(ranks)
+        grid = Grid(ranks, self.replication)
+        read = (tuple((grid.source(grid.column(r), s),) for s in range(grid.stages)) for r in range(ranks))
+        return Regrouped(tuple(map(grid.group, range(ranks))), tuple(read))
+
+    def _sent(self, traffic: Traffic, work: Work, rows: RowBytes, problem: Problem) -> Traffic:
+        """Refuse folds that are no sums of partial sums."""
+        for layer in range(problem.ir.num_layers if self.replication > 1 else 0):
+            for fold in problem.ir.folds(layer):
+                refuse_fold(fold.kind, layer, self.replication, linear=fold.linear)
+        return traffic
+
+    def proposals(self, scope: Scope, ranks: int) -> Iterable[Values]:
+        """1.5 dimensions where partial sums of ranks add up to a layer's result."""
+        sums = all(f.linear for i in range(scope.ir.num_layers) for f in scope.ir.folds(i))
+        grids = [c for c in range(1, (isqrt(ranks) if sums else 1) + 1) if ranks > 1 and ranks % c**2 == 0]
+        return [{"replication": copies, "bits": bits} for copies in grids for bits in (32, 16)]
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         settings = {"codec": self.codec, "prefetch": self.prefetch, "replication": self.replication}

@@ -1,67 +1,42 @@
-"""CoFree-GNN: computing on the copies and edges of a vertex cut, and no messages."""
+"""Memory and bytes of CoFree-GNN: computing on the copies and edges of a vertex cut, and no messages."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gnnpar.parallel.priced import Problem
+from gnnpar.parallel.declared import DeclaredCandidate
+from gnnpar.parallel.priced import Problem, priced
 from gnnpar.placement import Topology
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Memory, Price, Traffic, ring_bytes
 from gnnpar.pricing.statistics import PartStats
-from gnnpar.pricing.steps import FlatCandidate, Step
 from gnnpar.pricing.work import Work
 
 if TYPE_CHECKING:
     from gnnpar.parallel.cofree.strategy import CoFree
 
 
-@dataclass(frozen=True, kw_only=True)
-class VertexCutCandidate(FlatCandidate):
-    """`own`: parts of nodes, which a rank holds beside its copies, to evaluate them. `edges`: of each part, with those
-    that masks leave out; `masks`: that are kept beside them."""
-
-    family: str = "cofree"
-    own: PartStats
-    edges: tuple[float, ...]
-    masks: int
-
-    @property
-    def step(self) -> Step:
-        return Step("halo")
-
-    @property
-    def label(self) -> str:
-        return self.family
-
-    def memory(self, work: Work) -> tuple[Memory, ...]:
-        masked = super().memory(work)
-        whole = super().memory(replace(work, parts=replace(work.parts, inner=self.edges)))
-        held = (
-            replace(m, structure=w.structure + self.masks * m.structure) for m, w in zip(masked, whole, strict=True)
-        )
-        return tuple(self._with_own(work, p, each) for p, each in enumerate(held))
-
-    def _with_own(self, work: Work, p: int, held: Memory) -> Memory:
-        nodes, halo = self.own.nodes[p], sum(self.own.halo[p])
-        blocks = 4.0 * self.own.edges(p) + 12.0 * nodes + 8.0 * (halo + self.own.sent(p))  # for no gradient
-        features = nodes * (4.0 * work.ir.in_dim + 20.0)
-        return replace(held, structure=held.structure + blocks, features=held.features + features)
-
-
 def cost(strategy: CoFree, problem: Problem, machine: Machine) -> Price:
     ranks, left = problem.ranks, 1 - strategy.drop_edge
     found = strategy.plan(problem.workload, Topology(ranks)).statistics
     nodes, edges = tuple(map(float, found["copies"])), tuple(map(float, found["copied_edges"]))
-    none = ((0.0,) * ranks,) * ranks
-    live = VertexCutCandidate(
-        parts=ranks,
-        held=problem.kept != "no",
-        own=problem.work_of(ranks).parts,
-        edges=edges,
-        masks=strategy.masks if strategy.drop_edge else 0,
+    none, own = ((0.0,) * ranks,) * ranks, problem.work_of(ranks)
+    masked, whole = (
+        replace(own, parts=PartStats(nodes, tuple(e * share for e in edges), none, none)) for share in (left, 1.0)
     )
-    work = replace(problem.work(live), parts=PartStats(nodes, tuple(e * left for e in edges), none, none))
+    live = DeclaredCandidate(strategy=strategy, parts=ranks, held=problem.kept != "no")
     traffic = Traffic(reduce=ring_bytes(ranks, problem.params + 1, problem.summed))
-    return replace(live.price(work, machine), traffic=traffic)
+    price = priced(live, replace(problem, work_of=lambda parts: masked), machine, traffic)
+    structure = [m.structure for m in live.memory(whole)]
+    masks = strategy.masks if strategy.drop_edge else 0
+    held = [replace(m, structure=s + masks * m.structure) for m, s in zip(price.memory, structure, strict=True)]
+    return replace(price, memory=tuple(_with_own(own, p, each) for p, each in enumerate(held)))
+
+
+def _with_own(work: Work, p: int, held: Memory) -> Memory:
+    """Add the part of nodes that a rank holds beside its copies, to evaluate them."""
+    nodes, halo = work.parts.nodes[p], sum(work.parts.halo[p])
+    blocks = 4.0 * work.parts.edges(p) + 12.0 * nodes + 8.0 * (halo + work.parts.sent(p))  # for no gradient
+    features = nodes * (4.0 * work.ir.in_dim + 20.0)
+    return replace(held, structure=held.structure + blocks, features=held.features + features)

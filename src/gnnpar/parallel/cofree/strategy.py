@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge, Le, Lt
 
 from gnnpar.codecs.codec import Exactness
 from gnnpar.folds.edge_data import IN_BLOCKS
-from gnnpar.parallel.base import FlatStrategy, Prices
+from gnnpar.parallel.base import ByStep, Prices
 from gnnpar.parallel.cofree.engine import Reweight, VertexCutEngine
 from gnnpar.parallel.cofree.oracle import union_of
 from gnnpar.parallel.cofree.view import Degrees, PartGraph
@@ -28,9 +28,12 @@ from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut_nodes, whole_of
 from gnnpar.placement import Plan, Topology
 
+if TYPE_CHECKING:
+    from gnnpar.parallel.declared import Declaration
+
 
 @dataclass(frozen=True, kw_only=True)
-class CoFree(FlatStrategy, Prices):
+class CoFree(Prices, ByStep):
     """Parameters of CoFree-GNN. `reweight`: weight of a copy's loss: its share of the node's degree, 1 / copies, or 1
     (none).
 
@@ -67,6 +70,11 @@ class CoFree(FlatStrategy, Prices):
 
     def plan(self, workload: Workload, topology: Topology) -> Plan:
         return workload.with_vertex_cut(workload.flat_plan(topology))
+
+    def declared(self) -> Declaration:
+        from gnnpar.parallel.declared import Declaration, Step
+
+        return Declaration(family="cofree", step=Step("halo"))
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         how = f"nothing is sent; losses weighted by {self.reweight}, degrees of the {self.degrees}"

@@ -57,8 +57,9 @@ class FeatureParallel(Proposed):
     def declared(self) -> Declaration:
         from gnnpar.parallel.declared import Declaration, Step
         from gnnpar.parallel.feature.cost import sent
+        from gnnpar.pricing.regrouped import Regrouped
 
-        return Declaration(family="feature", step=Step("columns"), sent=sent)
+        return Declaration(family="feature", step=Step("columns", groups=Regrouped.by_columns), sent=sent)
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         how = f"{name_of(self.codec)}, two all-to-alls"

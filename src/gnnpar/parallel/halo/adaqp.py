@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import CodecConfig
-from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.parallel.halo.strategy import QUANTIZED, GraphParallel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gnnpar.pricing.candidate import Candidate, Scope
+    from gnnpar.pricing.candidate import Scope, Values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,5 @@ class AdaQP(GraphParallel):
 
     codec: CodecConfig = Adaptive()
 
-    def candidates(self, scope: Scope, ranks: int) -> Iterable[Candidate]:
-        from gnnpar.parallel.halo.cost import quantized_candidates
-
-        return quantized_candidates(scope, ranks)
+    def proposals(self, scope: Scope, ranks: int) -> Iterable[Values]:
+        return [{"bits": bits} for bits in QUANTIZED] if ranks > 1 else []

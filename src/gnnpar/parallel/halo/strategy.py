@@ -6,13 +6,13 @@ the negative control: nothing is communicated in training.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 from gnnpar.codecs.codec import is_constant
 from gnnpar.folds.edge_data import ALL_KINDS
-from gnnpar.parallel.base import CodedStrategy, Enumerates
+from gnnpar.parallel.base import Proposed
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.cover.weights import Halo, refuse_nothing
 from gnnpar.parallel.edges import Overlap
@@ -22,9 +22,16 @@ from gnnpar.parallel.halo_engine import halo_engine
 from gnnpar.parallel.strategy import Capabilities, LayerFacts, name_of
 from gnnpar.placement import Plan
 
+if TYPE_CHECKING:
+    from gnnpar.parallel.declared import Declaration, Problem, RowBytes, Traffic, Work
+    from gnnpar.pricing.candidate import Candidate, Knobs, Scope, Values
+    from gnnpar.pricing.ir import ModelIR
+
+QUANTIZED = (8, 4, 2)
+
 
 @dataclass(frozen=True, kw_only=True)
-class GraphParallel(CodedStrategy, Enumerates):
+class GraphParallel(Proposed):
     """Parameters of graph parallelism. `codec`: of halo rows and their gradients on the wire, in training; evaluation
     is exact.
 
@@ -32,7 +39,6 @@ class GraphParallel(CodedStrategy, Enumerates):
     or of dense ones by their factors if these are fewer bytes (`gnnpar.parallel.factors`).
     """
 
-    prices = "gnnpar.parallel.halo.cost"
     overlap: Overlap = "edges"
     halo: Halo = "rows"
     reduce: Literal["sum", "factors"] = "sum"
@@ -51,6 +57,48 @@ class GraphParallel(CodedStrategy, Enumerates):
             captured=is_constant(self.codec) and self.reduce == "sum",
             learned_features=self.reduce == "sum",
         )
+
+    def declared(self) -> Declaration:
+        """Declare a halo exchange a layer and direction, beside the fold of inner edges."""
+        from gnnpar.parallel.declared import Declaration, Step, beside
+
+        notes = ()
+        if self.overlap == "central_marginal":
+            notes += ("overlap=central_marginal is priced as edges, which hides at least as much",)
+        if self.reduce == "factors":
+            notes += ("the time of reduce=factors is that of the sum of gradients, and its bytes are at most those",)
+        return Declaration(
+            family="graph_parallel",
+            quantized="adaqp",
+            step=Step("halo", overlap=beside(self.overlap)),
+            options={"overlap": self.overlap, "halo": self.halo},
+            notes=notes,
+            halo=self.halo,
+            sent=self._sent,
+        )
+
+    def _sent(self, traffic: Traffic, work: Work, rows: RowBytes, problem: Problem) -> Traffic:
+        """Add a count of rows of each matrix, which reduce=factors sums over ranks."""
+        if self.reduce == "sum":
+            return traffic
+        from gnnpar.pricing.price import ring_bytes
+
+        matrices = sum(p.dim() == 2 for p in problem.model.parameters())
+        counts = ring_bytes(problem.ranks, problem.ranks * matrices, 8)
+        return replace(traffic, reduce=traffic.reduce + counts, bound="most")
+
+    def knobs(self, ir: ModelIR) -> Knobs:
+        return {"bits": (32, 16, *QUANTIZED), "overlap": ("edges", "none")}
+
+    def proposals(self, scope: Scope, ranks: int) -> Iterable[Values]:
+        covers = [{"halo": "cover"}, {"halo": "cover", "bits": 16}] if scope.ir.splits else []
+        return [{}, {"overlap": "none"}, {"bits": 16}, *covers] if ranks > 1 else []
+
+    def candidates(self, scope: Scope, ranks: int) -> Iterable[Candidate]:
+        """Return those of the defaults, whatever is configured: AdaQP's modes are among them."""
+        from gnnpar.parallel.declared import candidates
+
+        return candidates(GraphParallel(), ranks, self.proposals(scope, ranks))
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         how = f"{name_of(self.codec)}, overlap {self.overlap}"

@@ -16,10 +16,11 @@ go to one winner.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
@@ -27,7 +28,7 @@ from gnnpar.codecs.codec import FirstAndRest, Identity, is_constant
 from gnnpar.comm import CodedExchange
 from gnnpar.comm.rows import row_nbytes
 from gnnpar.folds.edge_data import ALL_KINDS, IN_BLOCKS
-from gnnpar.parallel.base import CodedStrategy, Enumerates
+from gnnpar.parallel.base import Proposed
 from gnnpar.parallel.blocks import HeldRows
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.edges import EdgeOrder
@@ -44,11 +45,16 @@ from gnnpar.partition.shard import split
 from gnnpar.placement import Plan, Topology
 from gnnpar.track.text import counted
 
+if TYPE_CHECKING:
+    from gnnpar.parallel.declared import Declaration
+    from gnnpar.pricing.candidate import Knobs, Scope, Values
+    from gnnpar.pricing.ir import ModelIR
+
 EVERY_ROUND = 1 << 30  # of messages that wait on the host: a part then waits once an exchange
 
 
 @dataclass(frozen=True, kw_only=True)
-class SAR(CodedStrategy, Enumerates):
+class SAR(Proposed):
     """`rounds`: remote rows at once: part (as many as the largest part owns), peer (the paper), one (one-shot), MiB.
 
     `prefetch`: rounds in flight ahead of the fold. `backward`: push where the fold can, or pull everywhere. `remat`:
@@ -60,7 +66,6 @@ class SAR(CodedStrategy, Enumerates):
     first_layer=cached keeps results of linear folds of the features; it never keeps features of halo nodes.
     """
 
-    prices = "gnnpar.parallel.sequential.cost"
     rounds: Sizing = "part"
     prefetch: Annotated[int, Ge(0)] = 1
     remat: bool = True
@@ -108,6 +113,36 @@ class SAR(CodedStrategy, Enumerates):
     def plan(self, workload: Workload, topology: Topology) -> Plan:
         self._check_ranks(topology.num_ranks)
         return workload.flat_plan(topology, chunks=self.logical_parts)
+
+    def declared(self) -> Declaration:
+        """Declare the halo in rounds, `prefetch` of them ahead of the fold. Its time knows no codec."""
+        from gnnpar.parallel.declared import Declaration, Step
+        from gnnpar.parallel.sequential.cost import sent
+
+        return Declaration(
+            family="sar",
+            step=Step("rounds", prefetch=self.prefetch, again=self.backward if self.remat else None),
+            words=[f"prefetch {self.prefetch}", self.backward] + ["kept"] * (not self.remat),
+            options={"prefetch": self.prefetch, "backward": self.backward, "remat": self.remat},
+            notes=() if self.rounds == "part" else (f"rounds={self.rounds} is priced as rounds=part",),
+            coded=False,
+            sent=partial(sent, self),
+            unpriced="no price is known of what goes out of core (logical_parts)" if self.logical_parts else "",
+        )
+
+    def knobs(self, ir: ModelIR) -> Knobs:
+        folds = [f for g in ir.groups for f in g.folds]
+        return {
+            "prefetch": (1, 0, 2),
+            "backward": ("push", "pull") if any(f.pushed for f in folds) else ("push",),
+            "remat": (True, False) if any(f.needs_src for f in folds) else (True,),
+        }
+
+    def proposals(self, scope: Scope, ranks: int) -> Iterable[Values]:
+        """Return the values of each knob, beside the defaults of the others."""
+        usual = {name: values[0] for name, values in self.knobs(scope.ir).items()}
+        others = [usual | {name: v} for name, values in self.knobs(scope.ir).items() for v in values[1:]]
+        return [usual, *others] if ranks > 1 else []
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         settings = {

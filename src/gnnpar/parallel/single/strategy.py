@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gnnpar.codecs.codec import Exactness
 from gnnpar.folds.edge_data import ALL_KINDS
-from gnnpar.parallel.base import Enumerates, FlatStrategy
+from gnnpar.parallel.base import Proposes
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import Engine, FlatEngine
 from gnnpar.parallel.normalised import normalised_for
@@ -15,12 +16,16 @@ from gnnpar.parallel.strategy import Capabilities, LayerFacts, Workload
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.placement import Plan, Topology
 
+if TYPE_CHECKING:
+    from gnnpar.parallel.declared import Declaration
+    from gnnpar.pricing.candidate import Knobs, Scope, Values
+    from gnnpar.pricing.ir import ModelIR
+
 
 @dataclass(frozen=True, kw_only=True)
-class Single(FlatStrategy, Enumerates):
+class Single(Proposes):
     """One device. No parameters."""
 
-    prices = "gnnpar.parallel.single.cost"
     exactness = frozenset[Exactness]({"exact"})
     capabilities = Capabilities(
         max_ranks=1,
@@ -39,6 +44,18 @@ class Single(FlatStrategy, Enumerates):
     def plan(self, workload: Workload, topology: Topology) -> Plan:
         _check_ranks(topology.num_ranks)
         return workload.flat_plan(topology)
+
+    def declared(self) -> Declaration:
+        """Declare computing alone."""
+        from gnnpar.parallel.declared import Declaration, Step
+
+        return Declaration(family="single", step=Step("local"))
+
+    def knobs(self, ir: ModelIR) -> Knobs:
+        return {}
+
+    def proposals(self, scope: Scope, ranks: int) -> Iterable[Values]:
+        return [{}] if ranks == 1 else []
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         return (LayerFacts(mode="whole"),) * plan.num_layers
