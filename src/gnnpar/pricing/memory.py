@@ -43,8 +43,9 @@ def rank_memory(
         kept += halo * ir.in_dim if work.held == "rows" else n * sum(f.out for f in ir.folds(0))
     kept += sum((columns - n) * f.width for f in folds if f.needs_src)
     dense = 2 * n * ir.widest / chunks
-    reading = [(columns * f.width + n * f.out) / chunks + f.passing_numbers(e / chunks) for f in folds if f.needs_src]
-    attention = max(reading, default=0)
+    reading = [((columns * f.width + n * f.out) / chunks, f.passing_numbers(e / chunks)) for f in folds if f.needs_src]
+    attention = max([rows for rows, _ in reading], default=0)
+    folding = max(map(sum, reading), default=0)  # slices of edges are gone when products are made
     carried = n * sum(ir.cuts[layers.start - 1]) if not first else 0.0
     carried += 2 * n * sum(ir.cuts[layers.stop - 1]) / chunks if not last else n * ir.final * 3
     ids = 2 * 8.0 * e * any(f.ids for f in ir.every_fold)  # by destination and by source
@@ -55,7 +56,7 @@ def rank_memory(
         saved=n * sum(ir.saved_of[i] for i in layers) * _NUMBER,
         halo=kept * _NUMBER,
         history=tables.numbers * _NUMBER,
-        transient=(max(moving, dense) + attention + carried) * _NUMBER + tables.order,
+        transient=(max(max(moving, dense) + attention, moving + folding) + carried) * _NUMBER + tables.order,
     )
 
 

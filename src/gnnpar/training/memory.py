@@ -97,6 +97,7 @@ def _profiled() -> Iterator[torch.autograd.profiler.profile]:
     # torch.profiler's backend; importing torch.profiler loads torch's compiler, 1.5 s of CPU
     with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profile:
         _record_operators(False)
+        assert profile is not None
         try:
             yield profile
         finally:

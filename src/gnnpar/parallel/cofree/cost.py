@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gnnpar.parallel.declared import DeclaredCandidate
-from gnnpar.parallel.priced import Problem, priced
+from gnnpar.parallel.priced import Problem
 from gnnpar.placement import Topology
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Memory, Price, Traffic, ring_bytes
@@ -27,7 +27,7 @@ def cost(strategy: CoFree, problem: Problem, machine: Machine) -> Price:
     )
     live = DeclaredCandidate(strategy=strategy, parts=ranks, held=problem.kept != "no")
     traffic = Traffic(reduce=ring_bytes(ranks, problem.params + 1, problem.summed))
-    price = priced(live, replace(problem, work_of=lambda parts: masked), machine, traffic)
+    price = replace(live.price(replace(masked, held=live.keeps(problem.kept)), machine), traffic=traffic)
     structure = [m.structure for m in live.memory(whole)]
     masks = strategy.masks if strategy.drop_edge else 0
     held = [replace(m, structure=s + masks * m.structure) for m, s in zip(price.memory, structure, strict=True)]
