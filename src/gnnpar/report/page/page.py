@@ -59,9 +59,10 @@ def _file(name: str) -> str:
 
 
 class Figure(NamedTuple):
-    """The picture of a task, or one for each baseline."""
+    """The picture of a task, or one for each baseline. place: of the task among all."""
 
     task: str
+    place: int
     group: Group
     pictures: Mapping[str, plots.Picture | plots.Curves]
 
@@ -71,19 +72,21 @@ def context(comparison: Comparison) -> JsonDict:
     chosen = strategies_in_colour(comparison.groups, comparison.baseline)
     tint = colours.of_strategies(chosen, [row["strategy"] for row in comparison.rows])
     names = curves.tasks(comparison.groups)
-    by_task = {name: [group for group in comparison.groups if group.arena == arena] for arena, name in names.items()}
+    by_arena = {arena: [group for group in comparison.groups if group.arena == arena] for arena in names}
     keys, values = curves.varying(comparison.groups)
     headings, group_rows = tables.group_rows(comparison.groups, comparison.baseline, tint)
     columns = tables.run_columns(comparison.rows)
     return {
-        "title": "gnnpar: " + ", ".join(by_task) if len(by_task) < 4 else "gnnpar comparison",
+        "title": "gnnpar: " + ", ".join(dict.fromkeys(names.values())) if len(names) < 4 else "gnnpar comparison",
         "comparison": comparison,
         "facts": facts(comparison),
         "provenances": list(dict.fromkeys(f"{row['provenance']} {row['links']}".strip() for row in comparison.rows)),
         "grey": any(no_speed(row) for row in comparison.rows),
         "busy": words.BUSY if any(row["busy"] or row["ratio_busy"] for row in comparison.rows) else "",
         "headings": headings,
-        "group_rows": [(name, [r for r in group_rows if r.group in groups]) for name, groups in by_task.items()],
+        "group_rows": [
+            (names[arena], [r for r in group_rows if r.group in every]) for arena, every in by_arena.items()
+        ],
         "targets": {names[group.arena]: group.target for group in comparison.groups if group.target is not None},
         "columns": columns,
         "runs": [tables.run_row(row, columns, tint) for row in comparison.rows],
@@ -91,7 +94,7 @@ def context(comparison: Comparison) -> JsonDict:
             name: sorted({str(row[name]) for row in comparison.rows}) for name in ("strategy", "model", "dataset")
         },
         "keys": list(zip(keys, zip(*values, strict=True), strict=True)),
-        "sections": sections(comparison, by_task, tint),
+        "sections": sections(comparison, names, by_arena, tint),
         "strategies": list(dict.fromkeys(row["strategy"] for row in comparison.rows if row["epoch_seconds"])),
         "schedules": schedules(comparison),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -113,18 +116,21 @@ def facts(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def sections(
-    comparison: Comparison, by_task: Mapping[str, Sequence[Group]], tint: Mapping[str, str]
+    comparison: Comparison,
+    names: Mapping[str, str],
+    by_arena: Mapping[str, Sequence[Group]],
+    tint: Mapping[str, str],
 ) -> dict[str, list[Figure]]:
     """Return the pictures of each section, one per task that has data."""
     found: dict[str, list[Figure]] = {}
     over = overall(comparison)
-    for task, groups in by_task.items():
-        here = {name: [g for g in every if g.arena == groups[0].arena] for name, every in over.items()}
+    for place, (arena, groups) in enumerate(by_arena.items()):
+        here = {name: [g for g in every if g.arena == arena] for name, every in over.items()}
         drawn = {name: {"": picture} for name, picture in plots.pictures(groups, tint, comparison.baseline).items()}
         drawn["speed-up"] = {name: plots.speedups(groups, tint, name) for name, groups in here.items()}
         for name, pictures in drawn.items():
             if known := {base: picture for base, picture in pictures.items() if picture is not None}:
-                found.setdefault(name, []).append(Figure(task, groups[0], known))
+                found.setdefault(name, []).append(Figure(names[arena], place, groups[0], known))
     return found
 
 
