@@ -1,1 +1,1 @@
-"""What a strategy prices itself with: the traced model, graph statistics, a machine and its rates, as data."""
+"""The data that strategies price themselves with: traced model, graph statistics, machine and rates."""

@@ -1,6 +1,6 @@
-"""A candidate: one configuration of a strategy on a number of ranks, which prices itself.
+"""A candidate: one configuration of a strategy on a number of ranks, with its own price.
 
-A planner enumerates candidates, or searches them by turning their knobs; it knows none of the classes.
+A planner enumerates candidates, or searches them by changing their knobs; it knows none of the classes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Knobs = Mapping[str, Sequence[Any]]  # Any: a knob takes values of a type of its
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """What candidates are enumerated for. `cached`: is layer 0 kept (first_layer=cached)?"""
+    """The problem that candidates are enumerated for. `cached`: True if layer 0 is kept (first_layer=cached)."""
 
     ir: ModelIR
     nodes: int
@@ -33,8 +33,8 @@ class Scope:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate(ABC):
-    """`family`: name of the strategy's YAML. stages x parts ranks. `held`: layer 0 keeps what it needs of the features
-    over epochs (first_layer=cached)."""
+    """A configuration on stages x parts ranks. `family`: name of the strategy's YAML. `held`: layer 0 keeps the
+    features that it needs over epochs (first_layer=cached)."""
 
     family: str
     parts: int = 1
@@ -48,34 +48,34 @@ class Candidate(ABC):
     @property
     @abstractmethod
     def label(self) -> str:
-        """What a user reads: 'hybrid 2 x 2, 4 chunks, 8 bit'."""
+        """Return the displayed name: 'hybrid 2 x 2, 4 chunks, 8 bit'."""
 
     @property
     def quality(self) -> frozenset[Quality]:
-        """The classes of inexactness that a user must have allowed."""
+        """Return the classes of inexactness that the user must allow."""
         return frozenset({"exact"})
 
     @property
     def engine(self) -> str:
-        """What runs it, as `Rates.visits` names it; '' where it is not calibrated."""
+        """Return the engine's name in `Rates.visits`; '' if it is not calibrated."""
         return self.family
 
     def as_json(self) -> JsonDict:
-        """Return its fields, for people and for comparing plans."""
+        """Return the fields, for display and for comparing plans."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
 
     @property
     def fields(self) -> JsonDict:
-        """Overrides of the strategy's YAML."""
+        """Return the overrides of the strategy's YAML."""
         return {}
 
     @abstractmethod
     def phases(self, work: Work, machine: Machine) -> Phases:
-        """Seconds of an epoch. The work is cut into `parts` parts, rates are those of `engine`."""
+        """Return the seconds of an epoch by phase. The work is cut into `parts` parts; rates are those of `engine`."""
 
     @abstractmethod
     def memory(self, work: Work) -> tuple[Memory, ...]:
-        """By rank: stages of the grid, then parts."""
+        """Return the memory of each rank: stages of the grid, then parts."""
 
     @abstractmethod
     def tasks(self, work: Work, machine: Machine) -> list[Task]:
@@ -86,17 +86,17 @@ class Candidate(ABC):
         return Price(label=self.label, phases=vars(phases), memory=self.memory(work))
 
     def in_engine(self, work: Work, machine: Machine) -> tuple[Work, Machine]:
-        """Both with the rates that kernels have in this candidate's engine."""
+        """Return work and machine with the rates of kernels in this candidate's engine."""
         assert work.parts.parts == self.parts
         there = Machine(machine.fabric, tuple(r.of_engine(self.engine) for r in machine.rates))
         return replace(work, rates=tuple(r.of_engine(self.engine) for r in work.rates)), there
 
     def placed(self, work: Work, machine: Machine) -> Self:
-        """With layers on the stages as is best for the devices they run on."""
+        """Return the candidate with the best layers for the devices of its stages."""
         return self
 
     def layers_of(self, num_layers: int) -> tuple[range, ...]:
-        """Layers of each stage."""
+        """Return the layers of each stage."""
         return (range(num_layers),)
 
     def keeps(self, held: Held) -> Held:
@@ -109,47 +109,47 @@ class Candidate(ABC):
         return {}
 
     def turned(self, knobs: Values) -> Self:
-        """With these values of its knobs."""
+        """Return the candidate with these values of its knobs."""
         return replace(self, **knobs)
 
     @property
     def turns(self) -> Values:
-        """The value of each knob."""
+        """Return the value of each knob."""
         return vars(self)
 
     def makes_sense(self, nodes: int) -> bool:
-        """Is there enough of the graph for its chunks?"""
+        """Return True if the graph has enough nodes for its chunks."""
         return True
 
     @property
     def may_hold(self) -> bool:
-        """Does it send less where layer 0 is held?"""
+        """Return True if it sends less with layer 0 held."""
         return False
 
     @property
     def ordered(self) -> bool:
-        """Does it matter which rank is which device?"""
+        """Return True if the assignment of ranks to devices matters."""
         return True
 
     @property
     def whole_halo(self) -> bool:
-        """Does a rank hold all remote rows that it reads at once?"""
+        """Return True if a rank holds all remote rows that it reads at once."""
         return True
 
 
 def even_cuts(num_layers: int, stages: int) -> tuple[int, ...]:
-    """First layers of stages of equal length; the first ones have one more where they differ."""
+    """Return the first layers of stages of equal length; the first stages are one layer longer if they differ."""
     size, more = divmod(num_layers, stages)
     return tuple(s * size + min(s, more) for s in range(stages))
 
 
 def layers_between(cuts: tuple[int, ...], num_layers: int) -> tuple[range, ...]:
-    """Layers of each stage, of their first layers."""
+    """Return the layers of each stage from their first layers."""
     return tuple(range(a, b) for a, b in zip(cuts, (*cuts[1:], num_layers), strict=True))
 
 
 def codec_fields(bits: int) -> JsonDict:
-    """Return the codec of so many bits, as its YAML has it."""
+    """Return the codec of this many bits, as its YAML has it."""
     if bits == 32:
         return {"_target_": "gnnpar.codecs.codec.Identity"}
     if bits == 16:
@@ -158,7 +158,7 @@ def codec_fields(bits: int) -> JsonDict:
 
 
 def quality_of(bits: int, *, stale: bool = False) -> frozenset[Quality]:
-    """Of rows in so many bits on the wire."""
+    """Return the quality of rows in this many bits on the wire."""
     qualities: set[Quality] = {"stale"} if stale else set()
     if bits < 32:
         qualities.add("rounded" if bits == 16 else "quantized")

@@ -1,6 +1,6 @@
-"""Devices and what joins them: the graph of links that the cost model and the simulator send bytes over.
+"""Devices and the graph of links over which the cost model and the simulator send bytes.
 
-A link is one direction of a wire (both, where it is half duplex); a route is the links a message takes, in order.
+A link is one direction of a wire (both directions if it is half duplex); a route is the links of a message, in order.
 Routes are shortest paths by latency, then by number of links, then by name.
 """
 
@@ -18,7 +18,7 @@ from gnnpar.pricing.quantity import bytes_text, rate_text
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """One place for a rank. `speed` flop/s and `memory_rate` bytes/s: None is as measured on the machine at hand."""
+    """A place for one rank. `speed` flop/s and `memory_rate` bytes/s; None: as measured on this machine."""
 
     name: str
     host: str
@@ -31,8 +31,8 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """`rate` bytes/s, `latency` seconds; `burst`: bytes that it passes at once after a pause in which it could have
-    carried as many."""
+    """A link of `rate` bytes/s and `latency` seconds. `burst`: bytes that pass at once after a pause long enough for as
+    many."""
 
     name: str
     rate: float
@@ -42,9 +42,9 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class Wire:
-    """Joins two points, devices or switches. A half-duplex wire is one link for both directions.
+    """A connection of two points, devices or switches. A half-duplex wire is one link for both directions.
 
-    Wires that are `shared` under one name are one medium: what goes the same way on any of them shares its rate.
+    Wires that are `shared` under one name are one medium: messages in the same direction on any of them share its rate.
     """
 
     ends: tuple[str, str]
@@ -57,7 +57,7 @@ class Wire:
 
 @dataclass(frozen=True)
 class Fabric:
-    """`routes[i][j]`: numbers of the links from device i to device j; () for i = j."""
+    """The links. `routes[i][j]`: numbers of the links from device i to device j; () for i = j."""
 
     devices: tuple[Device, ...]
     links: tuple[Link, ...]
@@ -71,11 +71,11 @@ class Fabric:
         return [self.links[i] for i in self.routes[source][target]]
 
     def rate(self, source: int, target: int) -> float:
-        """Bytes/s of a message that is alone on its route; infinite inside a device."""
+        """Return the bytes/s of a message alone on its route; infinite inside a device."""
         return min((link.rate for link in self.path(source, target)), default=float("inf"))
 
     def burst(self, source: int, target: int, idle: float) -> float:
-        """Bytes of a message that pass at once after `idle` seconds without any."""
+        """Return the bytes of a message that pass at once after `idle` seconds without any."""
         return min((min(link.burst, idle * link.rate) for link in self.path(source, target)), default=0.0)
 
     def latency(self, source: int, target: int) -> float:
@@ -94,13 +94,13 @@ class Fabric:
         return self.choose(range(count))
 
     def choose(self, order: Iterable[int]) -> Fabric:
-        """Return these devices in this order; links stay as they are."""
+        """Return these devices in this order; links stay."""
         chosen = tuple(order)
         routes = tuple(tuple(self.routes[i][j] for j in chosen) for i in chosen)
         return Fabric(tuple(self.devices[i] for i in chosen), self.links, routes)
 
     def classes(self) -> list[list[int]]:
-        """Devices that can stand for each other: of one kind, on one host."""
+        """Return groups of interchangeable devices: of one kind, on one host."""
         groups: dict[tuple[str, str], list[int]] = {}
         for i, device in enumerate(self.devices):
             groups.setdefault((device.host, device.kind), []).append(i)
@@ -113,7 +113,7 @@ class Fabric:
         return Topology(num_ranks, hosts if len(hosts) > 1 else ())
 
     def describe(self) -> str:
-        """One line: devices by kind, hosts, and the slowest and fastest way between two devices."""
+        """Return one line: devices by kind, hosts, and the slowest and fastest route between two devices."""
         kinds: dict[str, int] = {}
         for d in self.devices:
             kinds[d.kind] = kinds.get(d.kind, 0) + 1
@@ -128,7 +128,7 @@ class Fabric:
 
 
 def build(devices: Sequence[Device], wires: Sequence[Wire]) -> Fabric:
-    """Links and routes of a wired graph. ValueError where a device cannot reach another one."""
+    """Return links and routes of a wired graph. Raises ValueError if a device cannot reach another one."""
     links: list[Link] = []
     leaving: dict[str, list[tuple[str, int]]] = {}
     number: dict[str, int] = {}
@@ -153,7 +153,7 @@ def build(devices: Sequence[Device], wires: Sequence[Wire]) -> Fabric:
 def _routes(
     source: str, targets: Sequence[str], leaving: dict[str, list[tuple[str, int]]], links: Sequence[Link]
 ) -> tuple[tuple[int, ...], ...]:
-    """From one device to all: Dijkstra by (latency, links, name). A device forwards nothing for others."""
+    """Return the routes from one device to all: Dijkstra by (latency, links, name). Devices forward nothing."""
     ends = set(targets)
     best: dict[str, tuple[int, ...]] = {}
     heap: list[tuple[float, int, str, tuple[int, ...]]] = [(0.0, 0, source, ())]

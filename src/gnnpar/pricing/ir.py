@@ -1,8 +1,7 @@
-"""A model as the planner sees it: groups of operations a layer, what each costs by rows and edges, and what is live.
+"""The planner's model: groups of operations of each layer, their costs by rows and edges, and live tensors.
 
-A group is (layer, begin | transform | aggregate | post | end); the layers' groups form a
-chain, `cuts` says what crosses between two layers (GCNII: two tensors). Widths are in numbers, not bytes; a number is 4
-bytes in fp32.
+A group is (layer, begin | transform | aggregate | post | end). The groups form a chain; `cuts` has the tensors between
+two layers (GCNII: two). Widths are in numbers, not bytes; a number is 4 bytes in fp32.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Phase = Literal["begin", "transform", "aggregate", "post", "end"]
 
 @dataclass(frozen=True, order=True)
 class Gemm:
-    """[n, width_in] x [width_in, width_out]. `learned`: does the input have a gradient, so that backward makes dX?"""
+    """A product [n, width_in] x [width_in, width_out]. `learned`: the input has a gradient, so backward computes dX."""
 
     width_in: int
     width_out: int
@@ -31,7 +30,7 @@ class Gemm:
         return 2.0 * self.width_in * self.width_out * n
 
     def numbers(self, n: float) -> float:
-        """Numbers of both factors and of the result."""
+        """Return the numbers of both factors and of the result."""
         return self.width_in * self.width_out + (self.width_in + self.width_out) * n
 
 
@@ -63,20 +62,21 @@ class Fold:
 
     @property
     def width(self) -> int:
-        """Numbers a source row has, all operands together."""
+        """Return the numbers of a source row, all operands together."""
         return sum(self.src)
 
     def passing_numbers(self, edges: float) -> float:
-        """Numbers that the gradient of a fold without a kernel holds for edges: of a slice, and gradients of all."""
+        """Return the numbers that the gradient of a fold without a kernel holds for edges: of a slice, and gradients of
+        all."""
         numbers, most = self.passing
         return numbers * min(edges, most) + sum(self.edge) * edges * (most > 0)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Operations that are always planned together. `elementwise`: (kernels, numbers a row read and written);
-    `dropout`: numbers a row with a mask; `saved`: numbers a row kept for backward; `params`: numbers;
-    `moments`: columns whose mean and variance over all rows are taken; `totals`: numbers of each sum over all rows."""
+    """Operations that are planned together. `elementwise`: (kernels, numbers a row read and written); `dropout`:
+    numbers a row with a mask; `saved`: numbers a row kept for backward; `params`: numbers; `moments`: columns with mean
+    and variance over all rows; `totals`: numbers of each sum over all rows."""
 
     layer: int
     phase: Phase
@@ -96,8 +96,8 @@ class Group:
 
 @dataclass(frozen=True)
 class ModelIR:
-    """`cuts[i]`: widths of the row tensors alive between layer i and i + 1. `final`: width of the logits. `learned`: so
-    many of the features are vectors that train."""
+    """A model. `cuts[i]`: widths of the row tensors alive between layer i and i + 1. `final`: width of the logits.
+    `learned`: number of trained features."""
 
     num_layers: int
     in_dim: int
@@ -119,14 +119,14 @@ class ModelIR:
 
     @cached_property
     def twins(self) -> tuple[int, ...]:
-        """Layer -> the first layer whose groups are the same as its own: deep models have few different ones."""
+        """Return layer -> the first layer with the same groups: deep models have few different ones."""
         first: dict[tuple[Group, ...], int] = {}
         return tuple(
             first.setdefault(tuple(replace(g, layer=0) for g in self.layer(i)), i) for i in range(self.num_layers)
         )
 
     def alike(self, layers: Iterable[int], *, apart: int = -1) -> list[tuple[int, int]]:
-        """Return (a layer, how many of these equal it), so that each kind is priced once; layer `apart` is one."""
+        """Return (a layer, the number of equal layers), to price each kind once; layer `apart` is its own kind."""
         kinds: dict[int, list[int]] = {}
         for layer in layers:
             kinds.setdefault(-1 if layer == apart else self.twins[layer], []).append(layer)
@@ -141,7 +141,7 @@ class ModelIR:
 
     @property
     def splits(self) -> bool:
-        """May the in-edges of every fold be folded at their sources, all under one cover?"""
+        """Return True if the in-edges of every fold can be folded at their sources, all under one cover."""
         folds = self.every_fold
         return len({f.split[:1] for f in folds} - {()}) == 1 and all(f.split for f in folds)
 
@@ -151,18 +151,18 @@ class ModelIR:
 
     @cached_property
     def moments(self) -> tuple[int, ...]:
-        """Columns of each group that takes moments."""
+        """Return the columns of each group that takes moments."""
         return tuple(g.moments for g in self.groups if g.moments)
 
     @cached_property
     def totals(self) -> tuple[int, ...]:
-        """Numbers of each sum over all rows."""
+        """Return the numbers of each sum over all rows."""
         return tuple(n for g in self.groups for n in g.totals)
 
     @property
     def summed_moments(self) -> int:
-        """Numbers that an epoch sums over ranks for moments (sums and squares forwards, two gradients backwards) and
-        for totals (once in each direction). And the square of learned vectors' gradients."""
+        """Return the numbers that an epoch sums over ranks: for moments (sums and squares forward, two gradients
+        backward), for totals (once in each direction), and the squared norm of the gradient of learned vectors."""
         return 4 * sum(self.moments) + 2 * sum(self.totals) + bool(self.learned)
 
     @cached_property
@@ -175,7 +175,7 @@ class ModelIR:
 
     @property
     def widest(self) -> int:
-        """Numbers of the widest row that is made; the features are there."""
+        """Return the numbers of the widest computed row, features excluded."""
         products = [op.width_out for g in self.groups for op in g.gemms]
         return max(
             [

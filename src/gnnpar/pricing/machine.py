@@ -1,4 +1,4 @@
-"""Where a candidate would run: devices, the links between them, and what each device needs for its work."""
+"""The machine of a candidate: devices, links between them, and the rates of each device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ Flow = tuple[int, int, float]
 
 @dataclass(frozen=True)
 class Machine:
-    """`fabric.devices[r]`: of rank r; `rates[r]`: of its work. Part p of stage s of a grid is rank s * parts + p."""
+    """Devices `fabric.devices[r]` of rank r, with rates `rates[r]`. Part p of stage s of a grid is rank s * parts +
+    p."""
 
     fabric: Fabric
     rates: tuple[Rates, ...]
@@ -26,7 +27,7 @@ class Machine:
         return replace(work, rates=self.rates[s * work.parts.parts : (s + 1) * work.parts.parts])
 
     def lost(self, ranks: Sequence[int]) -> float:
-        """Share of hidden communication that computing pays for, among these ranks."""
+        """Return the share of hidden communication that slows computing, among these ranks."""
         pairs = [(a, b) for a in ranks for b in ranks if a != b]
         rate = min((self.fabric.rate(a, b) for a, b in pairs), default=float("inf"))
         return max((self.rates[r].lost(rate) for r in ranks), default=0.0)
@@ -37,11 +38,12 @@ class Machine:
         return Machine(self.fabric.choose(chosen), tuple(self.rates[d] for d in chosen))
 
     def at_stages(self, s: int, parts: int) -> Machine:
-        """Stage s and the next one alone."""
+        """Return stage s and the next one alone."""
         return self.choose(range(s * parts, (s + 2) * parts))
 
     def exchange(self, flows: Sequence[Flow], *, first: int = 0, idle: float = 0.0) -> float:
-        """Seconds of one exchange; ranks are counted from `first`. `idle`: seconds of computing since the last one."""
+        """Return the seconds of one exchange; ranks are counted from `first`. `idle`: seconds of computing since the
+        last one."""
         if not flows:
             return 0.0
         load: dict[int, float] = {}
@@ -62,7 +64,7 @@ class Machine:
         return wire + latency + max(count * self.rates[end].message for end, count in posts.items())
 
     def reduce(self, ranks: Sequence[int], nbytes: float) -> float:
-        """Seconds of a ring sum over ranks."""
+        """Return the seconds of a ring sum over ranks."""
         size = len(ranks)
         if size < 2:
             return 0.0
@@ -74,7 +76,8 @@ class Machine:
         return const + max(wire, byte * nbytes) + 2 * (size - 1) * latency
 
     def end(self, work: Work, engine: str, layers: range, s: int = 0) -> Phases:
-        """Of an epoch of stage s: the loss, the sum of gradients over the parts, the optimizer's step, and moments."""
+        """Return the seconds at the end of an epoch of stage s: loss, sum of gradients over parts, optimizer step,
+        moments."""
         params = sum(work.ir.params_of[i] for i in layers)
         parts = work.parts.parts
         loss = max(work.loss_seconds) if layers.stop == work.ir.num_layers else 0.0
@@ -83,7 +86,7 @@ class Machine:
         return Phases(compute=loss + step, reduce=self.reduce(ranks, 4.0 * params) + self.moments(work, ranks))
 
     def moments(self, work: Work, ranks: Sequence[int]) -> float:
-        """Seconds of the sums over ranks that moments take (two forwards, one of twice the numbers backwards) and
+        """Return the seconds of the sums over ranks for moments (two forward, one of twice the numbers backward) and
         totals (one in each direction)."""
         sums = [n * numbers for n in work.ir.moments for numbers in (4.0, 4.0, 8.0)]
         sums += [4.0 * n for n in work.ir.totals for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Most bytes a rank holds in an epoch, as a closed form. Units: bytes; a number has 4."""
+"""Peak bytes of a rank in an epoch, in closed form. A number has 4 bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NUMBER = 4.0
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """Of a stage: numbers of its tables of rows, bytes of their structure and of what cutting an order takes."""
+    """Tables of a stage: numbers of rows, bytes of their structure, bytes for cutting an order."""
 
     numbers: float = 0.0
     structure: float = 0.0
@@ -29,9 +29,9 @@ def rank_memory(
     chunks: int = 1,
     tables: Tables = Tables(),
 ) -> Memory:
-    """Of the rank of part p with these layers.
+    """Return the peak bytes of the rank of part p with these layers.
 
-    `columns`: source rows that are kept for folds which read them in backward; `moving`: numbers that travel at once.
+    `columns`: source rows kept for folds that read them in backward; `moving`: numbers in flight at once.
     """
     ir, parts = work.ir, work.parts
     n, e, halo = parts.nodes[p], parts.edges(p), sum(parts.halo[p])
@@ -61,7 +61,7 @@ def rank_memory(
 
 
 def widest_fold(work: Work, layers: range) -> int:
-    """Numbers of the widest source row."""
+    """Return the numbers of the widest source row."""
     return max([f.width for i in layers for f in work.ir.folds(i)], default=0)
 
 

@@ -1,4 +1,4 @@
-"""What an epoch is predicted to take: seconds by phase, bytes held by category, bytes sent by phase."""
+"""The predicted cost of an epoch: seconds by phase, bytes held by category, bytes sent by phase."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SAFETY = 1.08  # what allocators round up and small tensors add
 
 @dataclass(frozen=True)
 class Phases:
-    """Seconds of an epoch on its critical path. `wire`: messages that nothing hides; `bubble`: stages that wait."""
+    """Seconds of an epoch on its critical path. `wire`: messages that are not hidden; `bubble`: waiting stages."""
 
     compute: float = 0.0
     encode: float = 0.0
@@ -35,8 +35,8 @@ class Phases:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Most bytes that one rank holds in an epoch, by what they are for. `parameters`: weights, gradients, two moments,
-    and the vector that is summed; `saved`: between forward and backward; `transient`: of the largest moment."""
+    """Peak bytes of one rank in an epoch by category. `parameters`: weights, gradients, two moments, and the summed
+    vector; `saved`: between forward and backward; `transient`: of the largest moment."""
 
     parameters: float = 0.0
     structure: float = 0.0
@@ -51,8 +51,8 @@ class Memory:
         return _SAFETY * sum(asdict(self).values())
 
     def with_numbers_of(self, nbytes: int) -> Memory:
-        """With numbers of so many bytes in place of four; indices stay. Rows of 2 bytes are added up in 4, and
-        parameters have 4: what is transient is bounded by that."""
+        """Return the memory with numbers of this many bytes instead of four; indices stay. Rows of 2 bytes add up in 4,
+        and parameters have 4, so `transient` is bounded by that."""
         wide = ("parameters", "transient")
         scale = {k: max(nbytes, 4) / 4 if k in wide else nbytes / 4 for k in vars(self) if k != "structure"}
         return Memory(**{k: scale.get(k, 1.0) * v for k, v in vars(self).items()})
@@ -62,7 +62,7 @@ class Memory:
 class Traffic:
     """Bytes that an epoch after the first sends, all ranks together, payload and metadata, as result.json counts them.
 
-    `bound`: what the figures are; a codec that chooses its bits in training has the most that it may send.
+    `bound`: the kind of the figures; a codec that chooses its bits in training has the most that it may send.
     """
 
     forward: float = 0.0
@@ -87,21 +87,21 @@ class Traffic:
 
 
 def summed_nbytes(number: int) -> int:
-    """Return the bytes of a number that ranks add up, where one of a row has `number`: 16 bits are added up in fp32."""
+    """Return the bytes of a number that ranks add up, if a row's number has `number` bytes: 16 bits add up in fp32."""
     return max(number, 4)
 
 
 def ring_bytes(ranks: int, numbers: int, number: int) -> int:
-    """Return the bytes of a ring sum of so many numbers of `number` bytes, all ranks."""
+    """Return the bytes of a ring sum of this many numbers of `number` bytes, over all ranks."""
     return 2 * (ranks - 1) * numbers * number
 
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """What a strategy predicts of an epoch of its own.
+    """A strategy's prediction of its epoch.
 
-    phases: seconds by phase on the critical path. memory: by rank. `unpriced`: why time and memory are not predicted;
-    phases and memory are then empty. `notes`: where the configuration that runs differs from the one that is priced.
+    phases: seconds by phase on the critical path. memory: by rank. `unpriced`: the reason that time and memory are not
+    predicted; phases and memory are then empty. `notes`: differences between the priced and the running configuration.
     """
 
     label: str = ""

@@ -1,4 +1,4 @@
-"""Classes of plans by what they do to the numbers."""
+"""Classes of plans by their exactness."""
 
 from typing import Literal
 

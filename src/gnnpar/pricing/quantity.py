@@ -23,7 +23,8 @@ _SHAPE = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([A-Za-z/
 
 
 def parse(text: object, dimension: Dimension, *, name: str, zero: bool = False) -> float:
-    """In base units: bytes, bytes/s, s, flop/s. ValueError in one line; `zero`: is 0 allowed?"""
+    """Return the value in base units: bytes, bytes/s, s, flop/s. Raises ValueError in one line. `zero`: 0 is
+    allowed."""
     example = _EXAMPLE[dimension]
     match = _SHAPE.fullmatch(text) if isinstance(text, str) else None
     if match is None:
@@ -43,19 +44,19 @@ def parse(text: object, dimension: Dimension, *, name: str, zero: bool = False) 
 
 
 def rate_text(bytes_per_second: float) -> str:
-    """'25 Gbit/s'."""
+    """Return '25 Gbit/s'."""
     bits = 8 * bytes_per_second
     prefix = next(p for p in ("T", "G", "M", "k", "") if bits >= _DECIMAL[p] or not p)
     return f"{bits / _DECIMAL[prefix]:.3g} {prefix}bit/s"
 
 
 def bytes_text(nbytes: float) -> str:
-    """'16 GiB'."""
+    """Return '16 GiB'."""
     prefix = next((p for p in ("Ti", "Gi", "Mi", "Ki") if nbytes >= _BINARY[p]), "")
     return f"{nbytes / _BINARY.get(prefix, 1.0):.4g} {prefix}B"
 
 
 def seconds_text(seconds: float) -> str:
-    """'12.3 ms'."""
+    """Return '12.3 ms'."""
     unit = next((u for u in ("s", "ms", "us") if seconds >= UNITS["seconds"][u]), "us")
     return f"{seconds / UNITS['seconds'][unit]:.3g} {unit}"

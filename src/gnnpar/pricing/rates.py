@@ -1,8 +1,8 @@
-"""What a device needs for each kind of work: affine costs, measured (`calibrate`) or derived from two speeds.
+"""The cost of each kind of work on a device: affine, measured (`calibrate`) or derived from two speeds.
 
-Seconds of a call = const + flops f + numbers b for products; const + edges (e + width w) + rows width r for folds.
-What does not stay in a core's own cache costs `far` more: streams a number beyond it, folds an edge's number and
-doubling of the table of rows that they read.
+Seconds of a call = const + flops f + numbers b for products; const + edges (e + width w) + rows width r for folds. Data
+beyond a core's own cache costs `far` more: for streams a number beyond it, for folds an edge's number and doubling of
+the source table.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ NEAR = float(1 << 18)  # numbers that stay in a core's own cache
 
 
 def numbers_beyond(numbers: float) -> float:
-    """Of a stream, what the cache does not hold."""
+    """Return the numbers of a stream beyond the cache."""
     return max(0.0, numbers - NEAR)
 
 
 def doublings_beyond(numbers: float) -> float:
-    """How often a table of so many numbers is twice what the cache holds."""
+    """Return how often a table of this many numbers is twice the cache."""
     return max(0.0, math.log2(max(numbers, 1.0) / NEAR))
 
 
 @dataclass(frozen=True)
 class DenseCost:
-    """Of products and of elementwise kernels."""
+    """Cost of products and of elementwise kernels."""
 
     const: float
     flop: float
@@ -43,7 +43,7 @@ class DenseCost:
 
 @dataclass(frozen=True)
 class FoldCost:
-    """Of one direction of a fold."""
+    """Cost of one direction of a fold."""
 
     const: float
     edge: float
@@ -52,7 +52,7 @@ class FoldCost:
     far: float = 0.0
 
     def seconds(self, edges: float, rows: float, width: float, *, table: float = 0.0) -> float:
-        """`table`: rows that sources are read from."""
+        """Return the seconds of a fold. `table`: rows that sources are read from."""
         number = self.edge_number + (self.far and self.far * doublings_beyond(table * width))
         return self.const + edges * (self.edge + width * number) + rows * width * self.row_number
 
@@ -96,22 +96,22 @@ class Rates:
 
     @property
     def described(self) -> str:
-        """'measured rates', for people."""
+        """Return 'measured rates', for display."""
         return f"{self.source} rates" + (f" of a busy machine ({self.busy})" if self.busy else "")
 
     @property
     def doubt(self) -> str:
-        """Return how far the fit is off, for the end of a sentence; '' if nothing was fitted."""
+        """Return the error of the fit, for the end of a sentence; '' if nothing was fitted."""
         worst = max(self.residuals.values(), default=None)
         return "" if worst is None else f"; the fit of kernels is off by {worst:.0%} at worst (median of a kind)"
 
     @property
     def kernel(self) -> float:
-        """What seconds of kernels that wait for memory are multiplied by: streams, sums, gathers."""
+        """Return the factor on the seconds of kernels that wait for memory: streams, sums, gathers."""
         return self.scale * self.cold
 
     def at(self, speed: float) -> Rates:
-        """Of a device that computes at this share of the speed."""
+        """Return the rates of a device at this share of the speed."""
         if speed == 1.0:
             return self
         const, byte = self.reduce
@@ -119,7 +119,7 @@ class Rates:
         return replace(self, **slower, reduce=(const / speed, byte / speed))
 
     def of_engine(self, engine: str) -> Rates:
-        """With kernels as they run in this engine."""
+        """Return the rates with kernels as they run in this engine."""
         return replace(self, cold=self.visits[engine][2]) if engine in self.visits else self
 
     def gemm_seconds(self, op: Gemm, rows: float, *, backward: bool = False) -> float:
@@ -137,7 +137,7 @@ class Rates:
         return gemms + self.elementwise_seconds(group, rows) + self.scale * mask * group.dropout * rows
 
     def lost(self, rate: float) -> float:
-        """Share of the shorter of computing and receiving that is lost, where bytes come at `rate` bytes/s."""
+        """Return the lost share of the shorter of computing and receiving, if bytes come at `rate` bytes/s."""
         return self.interference * (min(1.0, rate / self.beside) if self.beside else 1.0)
 
     def visit_seconds(self, engine: str) -> tuple[float, float]:
@@ -160,7 +160,7 @@ class Rates:
         return self.kernel * self.gather * numbers
 
     def code_seconds(self, bits: int, numbers: float) -> float:
-        """Of one side; 32 bits are copied as they are."""
+        """Return the seconds of one side; 32 bits are copied uncoded."""
         return self.scale * (self.coded.get(bits, self.gather)) * numbers
 
     def as_json(self) -> JsonDict:
@@ -168,10 +168,8 @@ class Rates:
 
 
 def derived(speed: float, memory_rate: float, *, launch: float = 8e-6) -> Rates:
-    """From a device's flop/s and bytes/s: 60 % of the speed in products, 70 % of the rate in streams, 35 % in gathers.
-
-    The shares are what dense and sparse kernels commonly reach; an uncalibrated device is a what-if, and says so.
-    """
+    """Return rates from a device's flop/s and bytes/s: 60 % of the speed in products, 70 % of the rate in streams, 35 %
+    in gathers, which dense and sparse kernels commonly reach. An uncalibrated device is a what-if, and says so."""
     number = 4 / (0.7 * memory_rate)
     gathered = 4 / (0.35 * memory_rate)
     plain = FoldCost(launch, gathered, gathered, number)

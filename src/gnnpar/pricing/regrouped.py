@@ -1,4 +1,4 @@
-"""Folds by other ranks than the owners of the rows: rows go to the ranks that fold them, then results go home.
+"""Folds by ranks other than the owners of the rows: rows go to the folding ranks, results go home.
 
 Feature parallelism (all edges on some columns) and CAGNET in 1.5 dimensions (edges of a group's rows from some parts).
 Units: seconds, bytes; a number has 4 bytes.
@@ -22,8 +22,8 @@ _NUMBER = 4.0
 
 @dataclass(frozen=True)
 class Seconds:
-    """Of one layer in one direction on one rank. `stages`: the folds in their order; `code`: rows and results made
-    ready to be sent and taken in."""
+    """Seconds of one layer in one direction on one rank. `stages`: the folds in order; `code`: encoding and decoding
+    rows and results."""
 
     before: float
     stages: tuple[float, ...]
@@ -33,8 +33,8 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Regrouped:
-    """`group[r]`: ranks for whose rows rank r folds; `read[r][s]`: parts whose rows it reads in stage s. `columns`: it
-    folds one of so many shares of the columns."""
+    """Assignment of folds. `group[r]`: ranks that own the rows that rank r folds; `read[r][s]`: parts that it reads in
+    stage s. `columns`: number of column shares; it folds one of them."""
 
     group: tuple[Sequence[int], ...]
     read: tuple[Sequence[Sequence[int]], ...]
@@ -42,7 +42,7 @@ class Regrouped:
 
     @classmethod
     def by_columns(cls, ranks: int) -> Regrouped:
-        """Every rank folds its columns of all rows in one stage."""
+        """Return the assignment in which every rank folds its columns of all rows in one stage."""
         return cls((range(ranks),) * ranks, ((range(ranks),),) * ranks, ranks)
 
     @property
@@ -92,7 +92,7 @@ class Regrouped:
         )
 
     def _coded(self, work: Work, rank: int, layer: int, direction: Direction) -> float:
-        """Numbers of rows and results made ready to be sent and taken in."""
+        """Return the numbers of encoded rows and results."""
         nodes, folds, group = work.parts.nodes, _exchanged(work, layer, direction), self.group[rank]
         if len(nodes) == 1:
             return 0.0
@@ -104,7 +104,7 @@ class Regrouped:
         return sum(moved * f.width + summed * f.out for f in folds)
 
     def row_flows(self, work: Work, stage: int, layer: int, direction: Direction, bits: int) -> list[Flow]:
-        """Return the messages of a stage: each part to its readers; backward the other way."""
+        """Return the messages of a stage: each part to its readers; backward in the other direction."""
         row = sum(wire_bytes((*f.src, *f.dst), bits) for f in self.folds(work, layer, direction))
         pairs = [(q, r) for r, read in enumerate(self.read) for q in read[stage] if q != r and row]
         nodes = work.parts.nodes
@@ -119,7 +119,8 @@ class Regrouped:
     def phases(
         self, work: Work, machine: Machine, layer: int, direction: Direction, *, bits: int, prefetch: int, lost: float
     ) -> Phases:
-        """Return one layer: the first stage's rows pass before any fold, backward the last one's after all of them."""
+        """Return one layer: the first stage's rows pass before any fold, in backward the last one's after all of
+        them."""
         sides = [self.seconds(work, rank, layer, direction, bits) for rank in range(work.parts.parts)]
         flows = [self.row_flows(work, stage, layer, direction, bits) for stage in self.stages]
         at_once = [[flow for stage in turn for flow in flows[stage]] for turn in turns(len(flows), prefetch)]
@@ -133,12 +134,12 @@ class Regrouped:
         )
 
     def memory(self, work: Work, *, prefetch: int) -> tuple[Memory, ...]:
-        """Return the most bytes of each rank."""
+        """Return the peak bytes of each rank."""
         ranks = range(work.parts.parts)
         return tuple(self._sliced(work, p) if self.columns else self._grouped(work, p, prefetch) for p in ranks)
 
     def _sliced(self, work: Work, rank: int) -> Memory:
-        """Each rank has the structure of the whole graph beside that of its part."""
+        """Return the structure of the whole graph, which each rank holds in addition to its part's."""
         parts, layers = work.parts, range(work.ir.num_layers)
         nodes, edges = sum(parts.nodes), self.edges(work, rank, range(self.columns))
         wide = [(sum(f.src) + sum(f.dst) + f.out, f.needs_src) for i in layers for f in work.ir.folds(i)]
@@ -149,8 +150,9 @@ class Regrouped:
         return replace(own, structure=own.structure + more, saved=own.saved + _NUMBER * kept)
 
     def _grouped(self, work: Work, rank: int, prefetch: int) -> Memory:
-        """Structure: in-edges of the group's rows from the parts that a rank reads, by destination and by source.
-        Moving: sums of the group's rows, beside what passes down the column or, after that, to and from the group."""
+        """Return structure and moving bytes. Structure: in-edges of the group's rows from the parts that a rank reads,
+        by destination and by source. Moving: sums of the group's rows, and either the column's messages or the group's.
+        """
         nodes, layers, group, read = work.parts.nodes, range(work.ir.num_layers), self.group[rank], self.read[rank]
         folds = [f for i in layers for f in work.ir.folds(i)]
         width, out = max([f.width for f in folds], default=0), max([f.out for f in folds], default=0)
@@ -174,14 +176,14 @@ class Regrouped:
         direction: Direction,
         last: list[list[int]],
     ) -> list[list[int]]:
-        """One layer on every rank. Returns what the next one waits for."""
+        """Add the tasks of one layer on every rank. Return the tasks that the next one waits for."""
         tag, forward = f"{direction[0].upper()}{layer}", direction == "forward"
         sides = [self.seconds(work, p, layer, direction, bits) for p in range(work.parts.parts)]
         ready = [graph.compute(f"{tag} before", p, s.before + s.code + visit, last[p]) for p, s in enumerate(sides)]
         done = [[each] for each in ready]
 
         def send(flows: list[Flow], name: str, waits: list[list[int]]) -> None:
-            """Every receiver waits for what it gets; `waits`: of each sender."""
+            """Add messages; every receiver waits for its own. `waits`: of each sender."""
             sent = [(b, graph.flow(f"{tag} {name} {a}>{b}", a, b, nbytes, waits[a])) for a, b, nbytes in flows]
             for b, flow in sent:
                 done[b].append(flow)
@@ -206,5 +208,5 @@ def _exchanged(work: Work, layer: int, direction: Direction) -> list[Fold]:
 
 
 def turns(count: int, prefetch: int) -> list[range]:
-    """Return the stages that are under way at once."""
+    """Return the stages in flight at once."""
     return [range(first, min(count, first + 1 + prefetch)) for first in range(0, count, 1 + prefetch)]

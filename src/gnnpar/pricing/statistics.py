@@ -1,4 +1,4 @@
-"""What the graph and its partitions are to a cost model: counts by part, and nothing else.
+"""The graph and its partitions as the cost model sees them: counts by part.
 
 A graph may also be described by numbers alone (`even`), for clusters and graphs that are not at hand.
 """
@@ -16,7 +16,7 @@ from gnnpar.data.dataset import Dataset
 
 @dataclass(frozen=True)
 class GraphStats:
-    """Of the whole graph. `train`: labelled nodes."""
+    """Counts of the whole graph. `train`: labelled nodes."""
 
     nodes: int
     edges: int
@@ -32,7 +32,7 @@ class GraphStats:
 
 @dataclass(frozen=True, eq=False)
 class CutEdges:
-    """A partition's edges, for a price that asks more of them than counts. `found`: what was asked, kept."""
+    """A partition's edges, for prices that need more than counts. `found`: cached answers."""
 
     edge_index: Tensor
     part_of: Tensor
@@ -58,24 +58,24 @@ class PartStats:
 
     @property
     def alpha(self) -> float:
-        """Halo rows of all parts over all nodes."""
+        """Return the halo rows of all parts over all nodes."""
         return self.copies / max(1.0, sum(self.nodes))
 
     @property
     def copies(self) -> float:
-        """Halo rows of all parts."""
+        """Return the halo rows of all parts."""
         return sum(map(sum, self.halo))
 
     def edges(self, p: int) -> float:
         return self.inner[p] + sum(self.cut[p])
 
     def sent(self, q: int) -> float:
-        """Rows that part q sends in an exchange, a row counted once a reader."""
+        """Return the rows that part q sends in an exchange, a row counted once a reader."""
         return sum(row[q] for row in self.halo)
 
     @staticmethod
     def of(edge_index: Tensor, part_of: Tensor, parts: int, edge_type: Tensor | None = None) -> PartStats:
-        """Shapes: edge_index [2, E], part_of [N], edge_type [E]."""
+        """Count a partition. Shapes: edge_index [2, E], part_of [N], edge_type [E]."""
         src, dst = edge_index
         count = len(part_of)
         pair = part_of[dst] * parts + part_of[src]
@@ -92,7 +92,7 @@ class PartStats:
 
     @staticmethod
     def even(nodes: float, edges: float, parts: int, *, alpha: float, cut_share: float) -> PartStats:
-        """Return a partition into equal parts, all pairs alike. `cut_share`: of the edges."""
+        """Return a partition into equal parts with equal pairs. `cut_share`: of the edges."""
         others = max(1, parts - 1)
         cut = edges * cut_share / parts / others if parts > 1 else 0.0
         halo = alpha * nodes / parts / others if parts > 1 else 0.0

@@ -50,16 +50,16 @@ class Step:
 
     @property
     def stale(self) -> bool:
-        """Does a fold read rows of an earlier epoch, or a gradient not travel?"""
+        """Return True if a fold reads rows of an earlier epoch, or a gradient does not travel."""
         return self.overlap == "epoch" or self.sends != (1.0, 1.0)
 
     @property
     def varies(self) -> bool:
-        """Do epochs send different numbers of bytes?"""
+        """Return True if epochs send different numbers of bytes."""
         return any(0 < share < 1 for share in (self.share, *self.sends))
 
     def seen(self, work: Work) -> Work:
-        """Return the work with the rows that travel as its halo."""
+        """Return the work with the travelling rows as its halo."""
         parts = work.parts
         if self.kind == "parts":
             every = tuple(tuple(0.0 if p == q else n for q, n in enumerate(parts.nodes)) for p in range(parts.parts))
@@ -102,7 +102,7 @@ class Step:
         return total
 
     def _layer(self, work: Work, machine: Machine, layer: int, direction: Direction, bits: int, lost: float) -> Phases:
-        """`lost`: share of hidden communication that computing pays for."""
+        """Return the seconds of one layer. `lost`: share of hidden communication that slows computing."""
         if (groups := self.regrouped(work)) is not None:
             return groups.phases(work, machine, layer, direction, bits=bits, prefetch=self.prefetch, lost=lost)
         pieces, flows = work.pieces(layer, direction, bits=bits), work.flows(layer, direction, bits)
@@ -132,7 +132,7 @@ class Step:
         times: float,
         lost: float,
     ) -> Phases:
-        """In round d a rank reads from the rank d places before it."""
+        """Return the seconds in rounds: in round d a rank reads from the rank d places before it."""
         parts = len(pieces)
         distances = range(1, parts)
         apart: dict[int, list[Flow]] = {d: [] for d in distances}
@@ -149,13 +149,13 @@ class Step:
         return Phases(compute=compute + max(p.before + p.after for p in pieces), encode=encode, wire=wire)
 
     def _pause(self, pieces: Sequence[Piece]) -> float:
-        """Seconds between two exchanges in which nothing is sent."""
+        """Return the seconds between two exchanges in which nothing is sent."""
         return min(p.compute + p.pack + p.unpack - (self.overlap == "inner") * p.inner for p in pieces)
 
     # Memory
 
     def memory(self, work: Work) -> tuple[Memory, ...]:
-        """Return the most bytes of each rank."""
+        """Return the peak bytes of each rank."""
         if (groups := self.regrouped(work)) is not None:
             return groups.memory(work, prefetch=self.prefetch)
         seen, ranks = self.seen(work), range(work.parts.parts)
@@ -177,7 +177,8 @@ class Step:
         return replace(memory, halo=memory.halo + _NUMBER * (rows * (halo + n * self.kept_own) + gradients * sent))
 
     def _with_share(self, work: Work, p: int, memory: Memory) -> Memory:
-        """Add the blocks of all halo rows, which stay beside those of the share, and features that layer 0 keeps."""
+        """Add the blocks of all halo rows, which stay in addition to those of the share, and features that layer 0
+        keeps."""
         if self.share == 1:
             return memory
         parts, halo = work.parts, sum(work.parts.halo[p])
@@ -211,7 +212,8 @@ class Step:
         direction: Direction,
         last: list[list[int]],
     ) -> list[list[int]]:
-        """One layer on every rank: dense work, exchange, folds, dense work. Returns what the next one waits for."""
+        """Add one layer on every rank: dense work, exchange, folds, dense work. Return the tasks that the next one
+        waits for."""
         parts, tag, forward = work.parts.parts, f"{direction[0].upper()}{layer}", direction == "forward"
         pieces, flows = work.pieces(layer, direction, bits=bits), work.flows(layer, direction, bits)
         times = self.times(work, layer, direction)
@@ -245,9 +247,10 @@ class Step:
         ready: Sequence[int],
         idle: float,
     ) -> int:
-        """Rank p folds its inner edges and each peer's rows; the next round is asked for once an earlier one is folded.
+        """Add the folds of rank p: its inner edges and each peer's rows. The next round is requested once an earlier
+        one is folded.
 
-        nbytes: peer -> what it sends, in the order of the folds; ready[q]: the task after which q may send. Returns the
+        nbytes: peer -> bytes that it sends, in folding order; ready[q]: the task after which q may send. Return the
         last fold.
         """
 
@@ -269,13 +272,14 @@ class Step:
 
 
 def _asked(r: int, prefetch: int) -> int | None:
-    """Return the fold after which round r is asked for; 0: of the inner edges, None: it is asked for at once."""
+    """Return the fold after which round r is requested; 0: of the inner edges, None: it is requested at once."""
     before = r - prefetch
     return None if before < 0 or (before == 0 and prefetch > 0) else before
 
 
 def in_rounds(rounds: Sequence[float], folds: Sequence[float], inner: float, *, prefetch: int, lost: float) -> float:
-    """Seconds until all is folded. Round r is asked for when r - prefetch - 1 is folded; the first ones at once."""
+    """Return the seconds until all is folded. Round r is requested when r - prefetch - 1 is folded; the first ones at
+    once."""
     arrived, folded = 0.0, [inner]
     hidden = 0.0
     for r, seconds in enumerate(rounds):

@@ -36,7 +36,7 @@ class Task:
 
 @dataclass
 class TaskGraph:
-    """Tasks in the making; each method returns the number of the task that it adds."""
+    """A task graph under construction; each method returns the number of the task that it adds."""
 
     machine: Machine
     made: list[Task] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""conf/topology: machines as one writes them down (hosts, devices, links, racks), expanded to a Fabric.
+"""conf/topology: machines as users write them (hosts, devices, links, racks), expanded to a Fabric.
 
     device -- inside -- [host] -- nic -- [rack] -- uplink -- [spine]
 
@@ -106,10 +106,9 @@ def hosts_of_one_machine(
     latency: float,
     burst: float = 0.0,
 ) -> Fabric:
-    """Return the paced cluster: rank r on host host_of[r]; rates in bytes/s, link_rates[i][j] of the way from i to j.
+    """Return the paced cluster: rank r on host host_of[r]; rates in bytes/s, link_rates[i][j] of the route from i to j.
 
-    `burst`: bytes that an idle link passes at once. A pair's own rate is a point of its own between the two hosts'
-    links.
+    `burst`: bytes that an idle link passes at once. A pair's own rate is a point between the two hosts' links.
     """
     devices = [
         Device(name=f"h{h}/{r}", host=f"h{h}", kind="cpu", type="cpu", memory_bytes=memory_bytes / len(host_of))
@@ -126,7 +125,7 @@ def hosts_of_one_machine(
 
 
 def _slower_pairs(fabric: Fabric, link_rates: tuple[tuple[float | None, ...], ...], host_of: tuple[int, ...]) -> Fabric:
-    """Return a fabric with one link more on the way between hosts with a pair rate of their own."""
+    """Return a fabric with a further link on the route between hosts with a pair rate of their own."""
     links, number = list(fabric.links), {}
     for i, row in enumerate(link_rates):
         for j, rate in enumerate(row):
@@ -167,7 +166,7 @@ def _count(value: object, where: str) -> int:
 
 
 def _refuse_more(devices: Sequence[Device]) -> None:
-    """There is a route for every pair."""
+    """Raise ValueError for too many devices: every pair has a route."""
     if len(devices) > _MOST:
         raise ValueError(f"hosts has more than {_MOST} devices; give it fewer")
 

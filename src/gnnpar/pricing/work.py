@@ -1,7 +1,7 @@
-"""What one epoch asks of every rank, by layer: seconds of each piece and bytes between each pair.
+"""Work of one epoch on every rank, by layer: seconds of each piece and bytes between each pair.
 
 The pieces are those of the engines: dense work before and after a fold, the fold over inner edges and over each peer's
-halo, packing and adding back. Closed forms and the simulator put the same pieces together.
+halo, encoding and adding back. Closed forms and the simulator combine the same pieces.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ Held = Literal["no", "result", "rows"]
 
 @lru_cache(maxsize=4096)
 def wire_bytes(widths: tuple[int, ...], bits: int) -> int:
-    """Of one row of all operands in these bits; scores beside the first operand travel in 8, or as they are."""
+    """Return the bytes of one row of all operands in these bits; scores after the first operand travel in 8, or
+    uncoded."""
     if bits == 32:
         return 4 * sum(widths)
     if bits == 16:
@@ -37,7 +38,7 @@ def wire_bytes(widths: tuple[int, ...], bits: int) -> int:
 
 @dataclass(frozen=True)
 class Piece:
-    """Seconds of one layer in one direction on one part. `halo[q]`: folding what came from q."""
+    """Seconds of one layer in one direction on one part. `halo[q]`: the fold of rows of q."""
 
     before: float
     inner: float
@@ -53,7 +54,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Work:
-    """A model on a graph in some parts, with what each rank's device needs. rates[p]: of part p's rank."""
+    """A model on a graph in some parts, with the rates of each rank's device. rates[p]: of part p's rank."""
 
     ir: ModelIR
     graph: GraphStats
@@ -62,7 +63,7 @@ class Work:
     held: Held = "no"
 
     def piece(self, layer: int, p: int, direction: Direction, *, share: float = 1.0, bits: int = 32) -> Piece:
-        """`share`: of the part's rows and edges, for a chunk."""
+        """Return the piece of a part. `share`: of the part's rows and edges, for a chunk."""
         rates, backward = self.rates[p], direction == "backward"
         n = self.parts.nodes[p] * share
         more = sum(self.parts.halo[p]) if layer == 0 and self.held == "rows" else 0.0  # messages made here
@@ -88,7 +89,7 @@ class Work:
         )
 
     def pieces(self, layer: int, direction: Direction, *, share: float = 1.0, bits: int = 32) -> list[Piece]:
-        """Of every part."""
+        """Return the pieces of every part."""
         return [self.piece(layer, p, direction, share=share, bits=bits) for p in range(self.parts.parts)]
 
     def _halo_fold(self, fold: Fold, p: int, q: int, share: float, backward: bool) -> float:
@@ -100,23 +101,24 @@ class Work:
         return self.rates[p].fold_seconds(fold, edges, touched, table=table, backward=backward)
 
     def alike(self, layers: Iterable[int]) -> list[tuple[int, int]]:
-        """Return (a layer, how many of these take as long), so that each kind is priced once; a layer 0 that is held is
-        its own kind."""
+        """Return (a layer, the number of layers that take as long), to price each kind once; a held layer 0 is its own
+        kind."""
         return self.ir.alike(layers, apart=-1 if self.held == "no" else 0)
 
     def exchanged_width(self, layer: int, direction: Direction) -> int:
-        """Numbers of a row that is exchanged in this layer: every source forward, backward those with a gradient."""
+        """Return the numbers of a row that is exchanged in this layer: every source forward, those with a gradient
+        backward."""
         return sum(f.width for f in self.exchanged(layer, direction))
 
     def exchanged(self, layer: int, direction: Direction) -> list[Fold]:
-        """Return the folds whose rows are exchanged: not those of a layer 0 that is held."""
+        """Return the folds with exchanged rows: not those of a held layer 0."""
         if layer == 0 and self.held != "no":
             return []
         return [f for f in self.ir.folds(layer) if direction == "forward" or f.learned]
 
     @property
     def exchanged_folds(self) -> list[Fold]:
-        """Of all layers, forward."""
+        """Return the exchanged folds of all layers, forward."""
         return [f for i in range(self.ir.num_layers) for f in self.exchanged(i, "forward")]
 
     def row_bytes(self, layer: int, direction: Direction, bits: int) -> int:
@@ -124,7 +126,7 @@ class Work:
         return sum(wire_bytes(f.src, bits) for f in folds)
 
     def flows(self, layer: int, direction: Direction, bits: int = 32) -> list[tuple[int, int, float]]:
-        """(sender, receiver, bytes) of one exchange; backward goes the other way."""
+        """Return (sender, receiver, bytes) of one exchange; backward in the other direction."""
         row = self.row_bytes(layer, direction, bits)
         flows = [(q, p, rows * row) for p, halos in enumerate(self.parts.halo) for q, rows in enumerate(halos) if rows]
         if direction == "backward":
@@ -133,7 +135,7 @@ class Work:
 
     @cached_property
     def loss_seconds(self) -> tuple[float, ...]:
-        """Loss and its gradient: a few passes over the logits of the training rows."""
+        """Return the seconds of the loss and its gradient: a few passes over the logits of the training rows."""
         share = self.graph.train / max(1, self.graph.nodes)
         return tuple(
             r.scale * r.elementwise.seconds(0, 8 * self.ir.final * n * share, calls=8)
@@ -141,7 +143,7 @@ class Work:
         )
 
     def step_seconds(self, p: int, params: float, engine: str = "") -> float:
-        """Return the optimizer's step, and what an engine takes for an epoch besides."""
+        """Return the seconds of the optimizer's step and the engine's overhead of an epoch."""
         rates = self.rates[p]
         return rates.scale * rates.step * params + rates.epoch + rates.visit_seconds(engine)[1]
 
@@ -150,6 +152,6 @@ class Work:
         return max(r.visit_seconds(engine)[0] for r in self.rates)
 
     def halo_bytes(self, bits: Sequence[int]) -> float:
-        """Of all exchanges of an epoch, all parts; bits: (forward, backward)."""
+        """Return the bytes of all exchanges of an epoch, all parts; bits: (forward, backward)."""
         pairs = zip(DIRECTIONS, bits, strict=True)
         return sum(f[2] for d, b in pairs for i in range(self.ir.num_layers) for f in self.flows(i, d, b))
