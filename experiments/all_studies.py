@@ -121,6 +121,9 @@ def copied(out: Path) -> Path:
     folder = out / "experiments"
     for compiled in list(folder.rglob("__pycache__")):
         shutil.rmtree(compiled)
+    for program in list(folder.rglob("*.py")):
+        if not (HERE / program.relative_to(folder)).exists():  # of an earlier version
+            program.unlink()
     shutil.copytree(HERE, folder, ignore=shutil.ignore_patterns(*LINES), dirs_exist_ok=True)
     tests = out / "tests"  # graphs of some studies are made by modules of the tests
     if not tests.is_symlink():

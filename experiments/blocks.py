@@ -54,15 +54,16 @@ def run(jobs: Jobs, *, blocks: Iterable[int], out: Path, launch: Train | None = 
 
 
 def keep_whole(jobs: Jobs, blocks: Iterable[int], out: Path) -> None:
-    """Leaves out the lines of blocks in which a job is missing."""
+    """Leave out the lines of these jobs in blocks in which one of them is missing."""
     rows = records.read(out)
     of_block: dict[int, set[str]] = {}
     for row in rows:
-        of_block.setdefault(row["block"], set()).add(row["job"])
+        if row["job"] in jobs:
+            of_block.setdefault(row["block"], set()).add(row["job"])
     torn = {block for block in blocks if block in of_block and not of_block[block] >= set(jobs)}
     if torn:
         print(f"{out.name}: blocks {', '.join(map(str, sorted(torn)))} lack runs and begin again", flush=True)
-        records.replace(out, [row for row in rows if row["block"] not in torn])
+        records.replace(out, [row for row in rows if row["block"] not in torn or row["job"] not in jobs])
 
 
 def shuffled(jobs: Jobs, block: int) -> list[str]:

@@ -147,7 +147,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown := set(options.of) - there:
         parser.error(f"there is no cell or method {', '.join(sorted(unknown))}; there are {', '.join(sorted(there))}")
     mine = own(folder)
-    mine.get("prepare", lambda: None)()
+    if not options.list:
+        mine.get("prepare", lambda: None)()
     for name, study in some.items():
         out, variants = folder / f"{'smoke_' * options.smoke}{name}.jsonl", chosen(study, options.of)
         if options.list:

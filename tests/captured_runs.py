@@ -57,7 +57,7 @@ def run(
     def rank(comm: Any) -> Trained:
         engine, optimizer, net, shard = open_rank(job, comm, place=place)
         objective = objective_of(task_of(job), shard, net, comm, job.seed)
-        epochs = captured_epochs(engine, optimizer, comm, job.seed) if replays else None
+        epochs = captured_epochs(engine, optimizer, comm, job.seed, net) if replays else None
         losses, metrics, traffic = [], [], []
         for epoch in range(EPOCHS):
             optimizer.schedule(epoch)

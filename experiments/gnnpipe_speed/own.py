@@ -75,10 +75,13 @@ def draw(study: Study, runs: Runs, file: Path) -> None:
     """Where an epoch goes over the shaped link, a bar a strategy: of the block whose epoch is the median, since one
     that was disturbed rules a mean."""
     plt = pictures.pyplot()
-    models = list(study.axes["model"])
+    needed = [name for name in study.methods if name != "hybrid"]
+    models = [m for m in study.axes["model"] if all(("paced", m, name) in runs for name in needed)]
+    if not models:
+        return
     figure, axes = plt.subplots(1, len(models), figsize=(2.6 * len(models), 3.4), squeeze=False, layout="constrained")
     for axis, model in zip(axes[0], models, strict=True):
-        mine = {name: list(runs["paced", model, name].values()) for name in study.methods if name != "hybrid"}
+        mine = {name: list(runs["paced", model, name].values()) for name in needed}
         middle = [sorted(r, key=lambda r: r["epoch_seconds"]["mean"])[(len(r) - 1) // 2] for r in mine.values()]
         below = [0.0] * len(mine)
         for (phase, names), colour in zip(PHASES.items(), COLOURS, strict=True):

@@ -32,8 +32,8 @@ from gnnpar.config.compose import compose
 Overrides = Mapping[str, Any]
 KEPT = ("strategy", "world_size", "seed", "epochs", "metric", "loss", "hashes", "hardware", "versions", "commit")
 
-COMMON: Overrides = {"world_size": 1, "comm": "threads", "threads_per_rank": 1, "eval_every": 5}
-ALWAYS: Overrides = {**COMMON, "checkpoint.keep": 0, "tracker": "jsonl", "dataset.split": "public"}
+ALWAYS: Overrides = {"world_size": 1, "comm": "threads", "threads_per_rank": 1, "eval_every": 5, "checkpoint.keep": 0}
+ALWAYS = {**ALWAYS, "tracker": "jsonl", "dataset.split": "public"}
 CLASSIC: Overrides = {"optim.lr": 0.01, "optim.weight_decay": 5e-4, "epochs": 200}
 LARGE: Overrides = {"optim.lr": 0.03, "epochs": 100}
 SETTINGS: Mapping[str, Overrides] = {

@@ -34,5 +34,5 @@ def cora_as_drawn() -> Path:
     arrays = {f"{name}_mask": np.isin(np.arange(cora.num_nodes), nodes.numpy()) for name, nodes in parts.items()}
     arrays |= {"edge_index": cora.edge_index.numpy(), "x": cora.x.numpy(), "y": cora.y.numpy()}
     path = Path(tempfile.gettempdir()) / "cora_draw.npz"
-    np.savez(path, allow_pickle=False, **arrays)
+    np.savez(path, **arrays)
     return path

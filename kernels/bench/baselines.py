@@ -16,7 +16,7 @@ Run = Callable[[], object]
 Build = Callable[[], Run]  # called just before the contender runs: may lack memory or a package
 
 PYG, PYG_V2, PYG_DOT, ANEMOI = "PyG GATConv", "PyG GATv2Conv", "PyG TransformerConv", "anemoi-core"
-OPTIONAL = ("torch_geometric", "torch_sparse", "turbo_gnn")
+OPTIONAL = ("torch_geometric", "torch_sparse")
 anemoi_core: Path | None = None
 """Checkout of github.com/ecmwf/anemoi-core (Apache 2.0): its Triton kernel is imported from there."""
 
@@ -42,8 +42,6 @@ def spmm(csr: Csr, row: Tensor, column: Tensor, x: Tensor) -> dict[str, Build]:
     }
     if find_spec("torch_sparse"):
         contenders["torch_sparse"] = partial(_torch_sparse, csr, x)
-    if find_spec("turbo_gnn"):
-        contenders["Turbo-GNN"] = partial(_turbo_sum, csr, x)
     return contenders
 
 
@@ -60,12 +58,6 @@ def _torch_sparse(csr: Csr, x: Tensor) -> Run:
         rowptr=csr.indptr.long(), col=csr.indices.long(), sparse_sizes=sizes, is_sorted=True, trust_data=True
     )
     return lambda: matmul(matrix, x, reduce="sum")
-
-
-def _turbo_sum(csr: Csr, x: Tensor) -> Run:
-    from turbo_gnn import spmm_aggr  # pyright: ignore[reportMissingImports]
-
-    return lambda: spmm_aggr(x, csr.indptr, csr.indices, "none", -1, 256)
 
 
 class Layer(NamedTuple):
@@ -90,8 +82,6 @@ def attention(name: str, layer: Layer) -> dict[str, Build]:
         return found
     if anemoi_core is not None and layer.edge is not None:  # its kernel asks for a row an edge
         found[ANEMOI] = partial(_anemoi, anemoi_core, layer)
-    if find_spec("turbo_gnn") and layer.edge is None:
-        found["Turbo-GNN"] = partial(_turbo_attention, layer)
     return found
 
 
@@ -100,11 +90,13 @@ def _pyg(name: str, layer: Layer, *, compiled: bool) -> Run:
 
     x, sizes = layer.x, (layer.heads * layer.width, layer.width, layer.heads)
     if name == PYG_DOT:
-        conv = nn.TransformerConv(*sizes, edge_dim=None if layer.edge is None else layer.edge.shape[1])
+        edge_dim = None if layer.edge is None else layer.edge.shape[1]
+        conv = nn.TransformerConv(*sizes, edge_dim=edge_dim, bias=False, root_weight=False)
     else:
         conv = (nn.GATv2Conv if name == PYG_V2 else nn.GATConv)(*sizes, add_self_loops=False)
     conv = conv.to(x.device, x.dtype)
-    wanted, run = (x, *conv.parameters()), torch.compile(conv, dynamic=False) if compiled else conv
+    read = [p for name, p in conv.named_parameters() if not name.startswith("lin_skip")]  # without root_weight unread
+    wanted, run = (x, *read), torch.compile(conv, dynamic=False) if compiled else conv
     given = (torch.stack([layer.data.src, layer.data.dst]), *(() if layer.edge is None else (layer.edge,)))
     return lambda: torch.autograd.grad(run(x, *given), wanted, layer.grad_out)
 
@@ -134,23 +126,6 @@ def _anemoi(folder: Path, layer: Layer) -> Run:
             (each @ w.t()).unflatten(1, (layer.heads, -1)) for each, w in zip((x, x, x, edge), weights, strict=True)
         ]
         out = gt.graph_transformer_attention_conv(*rows, inward, outward)
-        return torch.autograd.grad(out.flatten(1), (x, *weights), layer.grad_out)
-
-    return run
-
-
-def _turbo_attention(layer: Layer) -> Run:
-    from turbo_gnn import (  # pyright: ignore[reportMissingImports]
-        AdjacencyForwardBackwardWithNodeBuckets,
-        graph_transformer_aggr,
-    )
-
-    forward, reverse, x, weights = layer.data.forward, layer.data.reverse, layer.x, weights_of(layer)
-    graph = AdjacencyForwardBackwardWithNodeBuckets.from_csr(*forward[:2], *reverse[:2]).to(x.device)
-
-    def run() -> object:
-        query, key, value = ((x @ w.t()).unflatten(1, (layer.heads, -1)) for w in weights)
-        out = graph_transformer_aggr(graph, x, Q=key, K=query, V=value, scale=layer.width**-0.5)  # Q: of sources
         return torch.autograd.grad(out.flatten(1), (x, *weights), layer.grad_out)
 
     return run

@@ -1,7 +1,7 @@
 """The first hour on a GPU, as checks that only measure: `python kernels/bench/first_hour.py STAGE ... --out DIR`.
 
 Stages: smoke, prove, tune, bench, e2e, profile; none named: all, in this order. `attention` runs where it is named:
-layers of attention and sums beside the best there is, of them anemoi-core's kernel with `--anemoi PATH` (a checkout).
+layers of attention and sums beside compiled PyG, cuSPARSE and, with `--anemoi PATH` (a checkout), anemoi-core's kernel.
 Every check is a process of its own, ended with all its children at its time limit or at its stage's, whichever comes
 first; the next one starts in any case. Its line is printed, and DIR/STAGE/CHECK.json and DIR/summary.txt are written,
 as soon as it ends. A check that passed is not run again (`--again` does), so a stage that was cut off continues where

@@ -1,7 +1,7 @@
 """What the machine code of the kernels does, without a GPU: compiled ahead of time for several, and read.
 
-    python kernels/bench/static.py sm_90 spmm.triton ...      # one JSON line a variant; no module: all
-    python kernels/bench/static.py sm_90 spmm.triton --first  # one variant of every kernel
+    python kernels/bench/static.py sm_90 triton_rows ...      # one JSON line a variant; no module: all
+    python kernels/bench/static.py sm_90 triton_rows --first  # one variant of every kernel
     python kernels/bench/static.py sm_80 --main               # those of the table
     python kernels/bench/static.py --table                    # results/static-VERSION.csv
     python kernels/bench/static.py --names                    # their names, without compiling
@@ -143,6 +143,8 @@ def main() -> None:
         return
     target, *asked = sys.argv[1:]
     named = {name for name in asked if not name.startswith("--")}
+    if unknown := named - (known := {each.module for each in variants()}):
+        sys.exit(f"no kernels in {', '.join(sorted(unknown))}: choose from {', '.join(sorted(known))}")
     chosen = [each for each in variants() if not named or each.module in named]
     if "--first" in asked:
         chosen = list({each.kernel.fn: each for each in reversed(chosen)}.values())

@@ -85,7 +85,7 @@ def bag(table: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor | None 
 
 def weighted_sums(values: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor) -> Tensor:
     """Return weighted sums of one number per index, by MKL's CSR product: 0.6 ms a million edges, a bag of width 1
-    takes 1.3. Shapes: values [M], weights [E] -> [R]. Shapes: values [M], weights [E] -> [R]."""
+    takes 1.3. Shapes: values [M], weights [E] -> [R]."""
     num_rows = offsets.shape[0] - 1
     if indices.shape[0] == 0:
         return values.new_zeros(num_rows)

@@ -194,13 +194,12 @@ def test_a_replay_with_a_gradient_that_is_not_finite_moves_nothing(cuda):
     def rank(comm):
         task = make_task(job.dataset.task, job.dataset.num_classes)
         shard = Shard.open(job.dataset, job.plan.part_of, comm).to(comm.device, job.dtype)
+        model = move(copy.deepcopy(job.model))
         engine = job.strategy.build(
-            BuildContext(
-                plan=job.plan, shard=shard, model=move(copy.deepcopy(job.model)), task=task, comm=comm, seed=job.seed
-            )
+            BuildContext(plan=job.plan, shard=shard, model=model, task=task, comm=comm, seed=job.seed)
         )
         optimizer = Adam().build(engine.named_parameters(), epochs=EPOCHS, layer_of=job.model.layer_of)
-        epochs = captured_epochs(engine, optimizer, comm, job.seed)
+        epochs = captured_epochs(engine, optimizer, comm, job.seed, model)
         for epoch in range(WARM_UP + 1):
             assert math.isfinite(epochs.train_epoch(epoch).loss)
             assert not optimizer.refused
@@ -233,7 +232,7 @@ def test_a_number_of_a_module_that_changes_by_epoch_ends_the_recording(cuda, fir
 
 def test_an_engine_without_a_launch_is_named(cuda):
     with pytest.raises(TypeError, match=r"object has no launch_epoch, and its strategy declares captured=True"):
-        captured_epochs(object(), None, None, 0)  # type: ignore[arg-type]
+        captured_epochs(object(), None, None, 0, None)  # type: ignore[arg-type]
 
 
 WORLD = World(

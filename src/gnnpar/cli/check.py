@@ -72,6 +72,8 @@ def not_refused(settings: Mapping[str, Settings]) -> dict[str, ModelSource]:
             found[name] = each.model
         except ValueError as error:
             say(f"left out: {error}")
+    if not found:
+        raise ConfigError("the strategy refuses every model. Give model=NAME, or another strategy.")
     return found
 
 

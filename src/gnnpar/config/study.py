@@ -164,7 +164,7 @@ class Study:
         """Return the names in 'NAME; NAME'. Raise ValueError for a name on no axis."""
         known = [name for names in self.axes.values() for name in names]
         for name in (found := pattern.split("; ")):
-            if name not in known:
+            if not isinstance(name, str) or name not in known:
                 raise ValueError(f"{key}: {show(name)} is no cell or method{closest(name, known)}")
         return frozenset(found)
 

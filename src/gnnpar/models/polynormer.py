@@ -25,7 +25,7 @@ from gnnpar.precision import mixed
 
 
 class Gated(nn.Module):
-    """What both kinds of layers have: a gate, a norm, and a learned number b of each column."""
+    """Base of local and global layers: a gate, a norm, and a learned number b for each column."""
 
     def __init__(self, config: Polynormer, dim: int) -> None:
         super().__init__()

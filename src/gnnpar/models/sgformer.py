@@ -128,6 +128,10 @@ class SGFormer(ReadsAllNodes, GCN):
     alpha: Annotated[float, Gt(0.0), Le(1.0)] = 1.0
     values: bool = False
 
+    @property
+    def square_matrices(self) -> float:
+        return (2 + self.values) * self.heads * self.global_layers / self.num_layers
+
     def module(self, in_dim: int, out_dim: int, *, cached_first_layer: bool) -> GNN:
         self.require_ends("model.decoder=linear")
         return SGFormerNet(self, in_dim, out_dim, cached_first_layer=cached_first_layer)

@@ -80,7 +80,7 @@ class ByStep(FlatStrategy):
 
 
 class Proposes(ByStep):
-    """One that a planner may choose."""
+    """A strategy that a planner may choose."""
 
     def proposals(self, scope: Scope, ranks: int) -> Iterable[Values]:
         """Return values of fields and of `bits` of each candidate: rows as they are, and rounded."""
@@ -97,10 +97,3 @@ class Declares(CodedStrategy, ByStep):
 
 class Proposed(CodedStrategy, Proposes):
     """A strategy with a codec that a planner may choose."""
-
-
-class Enumerates(Prices):
-    """One with candidates of a planner: `candidates(scope, ranks)` of the module."""
-
-    def candidates(self, scope: Scope, ranks: int) -> Iterable[Candidate]:
-        return import_module(self.prices).candidates(scope, ranks)

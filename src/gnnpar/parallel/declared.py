@@ -31,9 +31,9 @@ def as_declared(traffic: Traffic, work: Work, rows: RowBytes, problem: Problem) 
 @dataclass(frozen=True, kw_only=True)
 class Declaration:
     """How a strategy is priced. `quantized`: its family below 16 bits. `words`: of its options, after the family in the
-    label. `options`: fields that a plan sets, with their values. `coded`: does its time know a codec? `halo`:
-    strategy.halo; `linear`: a cover splits linear folds alone. `sent`: makes of the bytes of the step those that it
-    sends, where they differ. `unpriced`: why nothing is predicted."""
+    label. `options`: fields that a plan sets, with their values. `coded`: the codec changes the predicted time. `halo`:
+    strategy.halo; `linear`: a cover splits linear folds alone. `sent`: corrects the bytes of the step. `unpriced`:
+    the reason, if there is no prediction."""
 
     family: str
     step: Step

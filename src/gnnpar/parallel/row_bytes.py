@@ -1,4 +1,4 @@
-"""What the rows of an epoch's exchanges take on the wire under a codec, and the bits that time is priced with."""
+"""Wire bytes of the rows of an epoch under a codec, and the bits that price its time."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class RowBytes:
             return {}
         if (edges := work.parts.edges_of) is None:
             raise ValueError(f"strategy.halo={self.halo} is priced where the graph's edges are at hand. Set halo=rows.")
-        folds = [f for i in range(work.ir.num_layers) for f in work.ir.folds(i)]
+        folds = work.ir.every_fold
         covers: dict[int | None, CoverCounts] = {}
         for types in sorted({t for f in folds if (t := self._types_of(f)) is not None}):
             weights = weights_of([self._split(f) for f in folds if self._types_of(f) == types], self.codec, self.number)
@@ -115,7 +115,8 @@ class RowBytes:
 
     def covered(self, work: Work) -> Work:
         """Return the work under a cover, for times: a partial row counts as many rows as it weighs, its edges belong to
-        the owner of their sources. Unchanged if some folds are not split, or by other covers, and the second time."""
+        the owner of their sources. Return it unchanged if a fold is not split, if folds have different covers, or if
+        the work is covered already."""
         if work.parts.edges_of is None:  # a partition that is estimated
             return work
         covers, kinds = self.covers(work), {self._types_of(f) for f in work.exchanged_folds}
@@ -133,7 +134,8 @@ class RowBytes:
         """Return the problem with work that is `covered`."""
 
         def work_of(parts: int) -> Work:
-            return self.covered(problem.work_of(parts))
+            work = self.covered(problem.work_of(parts))
+            return replace(work, parts=replace(work.parts, edges_of=None))  # decided: no other codec decides again
 
         return replace(problem, work_of=work_of)
 

@@ -105,6 +105,6 @@ def sketch(model: Callable[..., Tensor], shard: Shard, *, gradients: bool = Fals
         if not callable(getattr(use.agg, "grad", None)):  # a fold of the user's own enters here
             raise ValueError(
                 f"the fold {type(use.agg).__name__} of layer {use.layer} has no gradient rule: give it a method grad "
-                "(ops/aggregator.py), or write it as Generic."
+                "(folds/aggregator.py), or write it as Generic."
             )
     return view.uses

@@ -193,7 +193,7 @@ class Recorder(TorchDispatchMode):
         try:
             with torch.no_grad(), self:
                 out = twin(graph, x)
-        except Exception as error:  # whatever a forward does
+        except Exception as error:  # forward may raise anything
             raise ValueError(f"{self.why(error)} {fix}") from error
         rows, in_dim = x.shape
         return assemble(self.events, twin, in_dim=in_dim, out=self.key(out), rows=rows, edges=edges, learned=learned)

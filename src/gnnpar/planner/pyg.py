@@ -130,13 +130,13 @@ def _measured(agg: Aggregator, few: Block, x: Operands) -> tuple[Times, Passing]
 
 def _passing(agg: Aggregator, block: Block, x: Operands) -> Passing:
     """Return the numbers an edge that the gradient of a fold holds beside its result, and the most edges of a slice;
-    nothing for a fold that torch differentiates, as its rows of edges are recorded."""
+    nothing for a fold that torch differentiates, as its rows of edges are recorded. The slice limit is a CPU's."""
     if agg.whole_neighborhood:
         return 0.0, 0
     out, saved = agg.finish(agg.update(agg.init(block.num_dst, x), block, x))
     prepared, most = agg.prepare(saved, out), edges_at_once(x)
     grads = nbytes(t for rows in agg.grad(block, x, prepared, out) for t in rows)
-    beside = most_beside(lambda: agg.grad(block, x, prepared, out)) - grads
+    beside = max(0, most_beside(lambda: agg.grad(block, x, prepared, out)) - grads)
     return round(beside / x.src[0].element_size() / min(most, block.num_edges), 1), most
 
 

@@ -42,8 +42,8 @@ class Fold:
     numbers of the row that a destination would push instead of pulling sources twice (attention), 0 where it cannot.
     `split`: (types, numbers beside the values forward, backward, 1 where anything is differentiated) of partial rows,
     which are of destinations (0) or of pairs with one of so many types; () where a fold is not split over its edges.
-    `ids`: does it read ids of edges? `out`: numbers of the result a destination; of a fold that gives
-    rows of edges, those of all in-edges.
+    `ids`: it reads ids of edges. `out`: numbers of a row of the result; for a fold that returns rows of edges, of all
+    in-edges of a destination.
     """
 
     kind: str

@@ -52,7 +52,8 @@ def log_axis(values: Sequence[float]) -> Axis:
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps = (1, 1.2, 1.5, 2, 3, 5, 7) if high < 4 * low else (1, 2, 3, 5) if len(decades) < 5 else (1,)
     ticks = [step * 10.0**k for k in decades[:: 1 + len(decades) // 10] for step in steps]
-    return Axis(low, high, [tick for tick in ticks if low <= tick <= high], log=True)
+    inside = [tick for tick in ticks if low <= tick <= high]
+    return Axis(low, high, inside if len(inside) > 1 else linear_axis(low, high).ticks, log=True)
 
 
 def scale_of(largest: float, quantity: str) -> tuple[float, str]:

@@ -46,9 +46,7 @@ class CapturedEpochs:
     `captures`: whether the next epoch will be captured; its time does not count.
     """
 
-    def __init__(
-        self, engine: Capturable, optimizer: Stepper, comm: Communicator, seed: int, model: nn.Module | None = None
-    ) -> None:
+    def __init__(self, engine: Capturable, optimizer: Stepper, comm: Communicator, seed: int, model: nn.Module) -> None:
         self._engine, self._optimizer, self._comm, self._model = engine, optimizer, comm, model
         self._keys = KeyTable(seed, comm.device)
         self._stream = cuda.Stream(comm.device)
@@ -66,7 +64,7 @@ class CapturedEpochs:
         """Train one epoch, bit for bit as `Engine.train_epoch`. The host waits for its loss."""
         self._keys.fill(epoch)
         self._optimizer.prepare()
-        state = {} if self._model is None else python_state(self._model)
+        state = python_state(self._model)
         if self._done > 1 and state != self._state:  # the first epoch may set modules up
             self._changes, self._graph = True, None
         self._state = state
@@ -101,7 +99,7 @@ class CapturedEpochs:
 
 
 def captured_epochs(
-    engine: object, optimizer: Stepper, comm: Communicator, seed: int, model: nn.Module | None = None
+    engine: object, optimizer: Stepper, comm: Communicator, seed: int, model: nn.Module
 ) -> CapturedEpochs:
     """Return the captured epochs of an engine. Raise TypeError if it has no launch_epoch. model: its modules."""
     if not isinstance(engine, Capturable):

@@ -96,8 +96,8 @@ def _profiled() -> Iterator[torch.autograd.profiler.profile]:
     stops, which corrupted the heap in 5 of 14 runs."""
     # torch.profiler's backend; importing torch.profiler loads torch's compiler, 1.5 s of CPU
     with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profile:
-        _record_operators(False)
         assert profile is not None
+        _record_operators(False)
         try:
             yield profile
         finally:

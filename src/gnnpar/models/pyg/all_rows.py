@@ -29,6 +29,7 @@ from gnnpar.folds.block import widened
 from gnnpar.graph import Graph
 from gnnpar.models.pyg.layout import Called, Layout, NodeRows
 from gnnpar.models.pyg.nested import leaves
+from gnnpar.precision import unmixed
 
 _TURNED = frozenset({Tensor.T.__get__, Tensor.mT.__get__, Tensor.t, torch.t, Tensor.adjoint, torch.adjoint})
 _OTHERWISE = {"out", "other"}  # arguments that the table does not cover
@@ -387,7 +388,7 @@ def _matmul(rows: AllRows, input: Tensor, other: Tensor) -> Tensor:
 
 def _product(rows: AllRows, of: str | Callable[..., Tensor], *operands: Tensor) -> Tensor:
     """Return a product that sums over rows, or an einsum, in fp32 at least, also under autocast."""
-    with torch.autocast(operands[0].device.type, enabled=False):
+    with unmixed(operands[0].device):
         plain = [widened(t.as_subclass(Tensor)) for t in operands]
         return rows.total(torch.einsum(of, *plain) if isinstance(of, str) else of(*plain))
 

@@ -198,8 +198,10 @@ class _Recorder(TorchFunctionMode):
         """Return the arguments of a call, with names in place of tensors."""
 
         def told(leaf: object) -> object:
-            if isinstance(leaf, tuple):  # torch.Size, or a named tuple
-                return mapped(tuple(leaf), told)
+            if isinstance(leaf, tuple | list):  # a subclass, such as torch.Size
+                return mapped(tuple(leaf) if isinstance(leaf, tuple) else list(leaf), told)
+            if isinstance(leaf, Mapping):
+                return mapped(dict(leaf), told)
             if not isinstance(leaf, Tensor) or isinstance(leaf, Given):
                 return leaf
             if id(leaf) not in self._known:

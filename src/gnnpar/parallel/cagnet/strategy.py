@@ -100,15 +100,15 @@ class Cagnet(Proposed):
         return Regrouped(tuple(map(grid.group, range(ranks))), tuple(read))
 
     def _sent(self, traffic: Traffic, work: Work, rows: RowBytes, problem: Problem) -> Traffic:
-        """Refuse folds that are no sums of partial sums."""
+        """Raise ValueError for a fold that is not a sum, if replication > 1. Return the bytes unchanged."""
         for layer in range(problem.ir.num_layers if self.replication > 1 else 0):
             for fold in problem.ir.folds(layer):
                 refuse_fold(fold.kind, layer, self.replication, linear=fold.linear)
         return traffic
 
     def proposals(self, scope: Scope, ranks: int) -> Iterable[Values]:
-        """1.5 dimensions where partial sums of ranks add up to a layer's result."""
-        sums = all(f.linear for i in range(scope.ir.num_layers) for f in scope.ir.folds(i))
+        """Return replications, each with 32 and 16 bits; above 1 only if all folds are sums."""
+        sums = all(f.linear for f in scope.ir.every_fold)
         grids = [c for c in range(1, (isqrt(ranks) if sums else 1) + 1) if ranks > 1 and ranks % c**2 == 0]
         return [{"replication": copies, "bits": bits} for copies in grids for bits in (32, 16)]
 

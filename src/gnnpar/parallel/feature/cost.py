@@ -43,7 +43,7 @@ def uses_of(problem: Problem) -> list[Use]:
 def sliced_bytes(rows: RowBytes, uses: Sequence[Use], work: Work) -> tuple[float, float]:
     """Return (forward, backward)."""
     ranks, sent = work.parts.parts, [0.0, 0.0]
-    learned = [f.learned for i in range(work.ir.num_layers) for f in work.ir.folds(i)]
+    learned = [f.learned for f in work.ir.every_fold]
     exchanged = len(work.exchanged_folds) if ranks > 1 else 0
     for use, has_gradient in list(zip(uses, learned, strict=True))[len(learned) - exchanged :]:
         slices = slices_of(use.agg, use.src, len(use.dst), ranks, use.layer)

@@ -95,7 +95,7 @@ class GraphParallel(Proposed):
         return [{}, {"overlap": "none"}, {"bits": 16}, *covers] if ranks > 1 else []
 
     def candidates(self, scope: Scope, ranks: int) -> Iterable[Candidate]:
-        """Return those of the defaults, whatever is configured: AdaQP's modes are among them."""
+        """Return candidates with default options, also for a configured strategy. Their `bits` include AdaQP's."""
         from gnnpar.parallel.declared import candidates
 
         return candidates(GraphParallel(), ranks, self.proposals(scope, ranks))

@@ -91,6 +91,7 @@ class Pipeline:
                     kept[stage, slot] = state
                     kept_bytes += state.nbytes
                     self.most_kept = max(self.most_kept, kept_bytes)
+                del given, made, state  # rows live in `kept` and in the boundary alone
             elif action.kind.endswith("backward") and not backward:
                 continue
             elif action.kind == "backward":
@@ -104,6 +105,7 @@ class Pipeline:
                 grads = self._stages[stage].backward(state, grads)
                 if stage:
                     boundary.give(Action("receive_backward", stage - 1, slot), grads)
+                del state, grads
             elif action.kind.startswith("receive"):
                 boundary.post(action)
             else:

@@ -214,7 +214,8 @@ def _memory(steps: Sequence[Step], work: Work, whole: Whole) -> tuple[Memory, ..
     """Return the memory of each rank at the moment that needs most, in any step."""
     ir = work.ir
     _, kept, passing, step = max((a + b, a, b, i) for i, s in enumerate(steps) for a, b in _moments(s, ir))
-    sample = sum(_sample_bytes(ring, weighted=steps[step].weighted) for ring in steps[step].rings)
+    ids, weighted = any(f.ids for f in ir.every_fold), steps[step].weighted
+    sample = sum(_sample_bytes(ring, weighted=weighted, ids=ids) for ring in steps[step].rings)
     per_rank: list[Memory] = []
     for p, n in enumerate(work.parts.nodes):
         halo, sent = sum(work.parts.halo[p]), work.parts.sent(p)
@@ -233,17 +234,17 @@ def _memory(steps: Sequence[Step], work: Work, whole: Whole) -> tuple[Memory, ..
     return tuple(per_rank)
 
 
-def _sample_bytes(ring: Ring, *, weighted: bool) -> float:
+def _sample_bytes(ring: Ring, *, weighted: bool, ids: bool) -> float:
     """Return the bytes of a layer's block: by destination and by source of 32 bits, ends of edges and ids of columns of
-    64, and weights of edges in both orders."""
-    return (24.0 if weighted else 16.0) * ring.edges + 16.0 * ring.rows
+    64, weights of edges in both orders, and ids of edges if a fold reads them."""
+    return (16.0 + 8.0 * weighted + 8.0 * ids) * ring.edges + 16.0 * ring.rows
 
 
 def _moments(step: Step, ir: ModelIR) -> Iterator[tuple[float, float]]:
     """Yield the bytes (kept for gradients, passing) of every layer, while it folds and while its products are made.
 
-    In both directions the layers before it keep theirs, those after it nothing. Sums read their sources, which are the
-    rows that came in where a layer folds first.
+    In both directions, layers before this one hold their saved rows, and later layers hold none. Sums read their
+    sources, which are the rows that came in where a layer folds first.
     """
     kept = _NUMBER * step.rings[0].rows * ir.in_dim
     for i, ring in enumerate(step.rings):
