@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gnnpar.report import colours, plots
+from gnnpar.report.axes import log_axis
 from gnnpar.report.comparison import compare
 from gnnpar.report.emphasis import groups_in_colour, six_parts, strategies_in_colour
 from gnnpar.report.page.page import context, render, write_page
@@ -96,6 +97,13 @@ def test_bars_have_at_most_six_parts_and_keep_their_totals() -> None:
     assert [list(bar) for bar in few] == [["d", "e", "f", "g", "h", "other"]] * 2
     assert [sum(bar.values()) for bar in few] == [sum(bar.values()) for bar in bars]
     assert six_parts([{"a": 1.0, "b": 0.0}]) == [{"a": 1.0}]
+
+
+@pytest.mark.parametrize("values", [[8.5], [8.4, 8.6], [5.9], [1.35], [1.0], [3e-9, 3.1e-9], [1.0, 1e6]])
+def test_logarithmic_axis_has_two_ticks_or_more(values: list[float]) -> None:
+    axis = log_axis(values)
+    assert len(axis.ticks) >= 2
+    assert all(axis.low <= tick <= axis.high for tick in axis.ticks)
 
 
 def test_the_axis_of_ratios_is_logarithmic_and_holds_all_intervals(plant: Plant, tmp_path: Path) -> None:

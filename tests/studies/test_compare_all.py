@@ -112,6 +112,10 @@ def test_a_stopped_block_begins_again_and_the_others_stay(
     trained[:] = []
     blocks.run(**study)
     assert trained == []
+    blocks.run({"d": ["d"]}, blocks=range(1), out=study["out"])  # another part of the same file
+    blocks.run(**study)
+    assert trained == ["block=0 d"]
+    assert len(records.read(study["out"])) == 7
 
 
 def test_runs_over_seeds_train_side_by_side_and_tables_list_them_in_one_order(
