@@ -50,7 +50,7 @@ class Variant(NamedTuple):
     16-byte aligned. `wide`: its hot loop must load 16 bytes at once."""
 
     name: str
-    kernel: JITFunction
+    kernel: Any  # a JITFunction, which types of attributes take for a method
     types: dict[str, str]
     constants: dict[str, object]
     num_warps: int

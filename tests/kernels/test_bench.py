@@ -124,7 +124,9 @@ def test_anemoi_core_is_imported_from_the_path_given(tmp_path, monkeypatch):
     race = case.race(draw(SMALL, device="cpu"))
     found = race.others["anemoi-core"]()()
     assert isinstance(found, tuple)
-    for mine, theirs in zip(race.op(kernels), found, strict=True):
+    ours = race.op(kernels)
+    assert isinstance(ours, tuple)
+    for mine, theirs in zip(ours, found, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
 
 

@@ -90,7 +90,10 @@ def _figure(path: Path, pictures: Mapping[str, plots.Picture | plots.Curves]) ->
     for axes, (task, picture) in zip(panels, pictures.items(), strict=False):
         axes.set_title(task, fontsize=8, loc="left", fontweight="bold")
         axes.set_xlim(0, 100)
-        (_draw_rows if isinstance(picture, plots.Picture) else _draw_curves)(axes, picture)
+        if isinstance(picture, plots.Picture):
+            _draw_rows(axes, picture)
+        else:
+            _draw_curves(axes, picture)
     for axes in panels[len(pictures) :]:
         axes.set_visible(False)
     named = dict(pair for axes in panels for pair in zip(*axes.get_legend_handles_labels()[::-1], strict=True))

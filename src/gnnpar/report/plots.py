@@ -225,7 +225,8 @@ def accuracy(groups: Sequence[Group], tint: Mapping[str, str], axis: str) -> Cur
     longest = max(curve.along(axis)[-1] for line in timed for curve in line.curves)
     scale, unit = scale_of(longest, axis)
     target = next((100 * group.target for group in groups if group.target is not None), None)
-    heights = [y for line in found for curve in line.curves for y in curve.val] + [target] * (target is not None)
+    heights = [y for line in found for curve in line.curves for y in curve.val]
+    heights += [] if target is None else [target]
     room = 0.04 * (max(heights) - min(heights) or 1.0)
     on, up = linear_axis(0.0, 1.04 * longest / scale), linear_axis(min(heights) - room, max(heights) + room)
 
