@@ -72,12 +72,7 @@ def cells(rows: Rows) -> dict[str, Cell]:
     return {name: Cell(each) for name, each in of.items()}
 
 
-def main() -> None:
-    committed = HERE / "results.jsonl"
-    file = reports.asked(HERE, file=committed.name).file
-    found = cells(records.read(file))
-    before = cells(records.read(HERE / "before.jsonl")) if file == committed else {}
-    print("### a peer's epoch over ours, in the same round\n")
+def ratios(found: dict[str, Cell]) -> None:
     print("| model | where | ours | its epoch, ms | peer | peer's, ms | peer / ours | losses differ by |")
     print("|---|---|---|---|---|---|---|---|")
     for name, cell in found.items():
@@ -89,6 +84,15 @@ def main() -> None:
                     f"| {NAMES[model]} | {where} | `{ours}` | {cell.milliseconds(ours):.0f} | {PEERS[peer]} "
                     f"| {cell.milliseconds(peer):.0f} | {cell.over(peer, ours)} | {apart} |"
                 )
+
+
+def main() -> None:
+    committed = HERE / "results.jsonl"
+    file = reports.asked(HERE, file=committed.name).file
+    found = cells(records.read(file))
+    before = cells(records.read(HERE / "before.jsonl")) if file == committed else {}
+    print("### a peer's epoch over ours, in the same round\n")
+    ratios(found)
     if before:
         print("\n### before and after\n")
         print("| model | where | DGL over `single` before | after | with `row_order=metis` before | after |")
@@ -123,6 +127,9 @@ def main() -> None:
                 for kind in ("single", "single row_order=metis", "dgl")
             ]
             print(f"| {NAMES[model]} | {graph} | {cell.edges:,} | {' | '.join(each)} |")
+    if file == committed:
+        print("\n### PyG by torch.compile, measured later without other peers\n")
+        ratios(cells(records.read(HERE / "compiled.jsonl")))
 
 
 if __name__ == "__main__":
