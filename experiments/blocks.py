@@ -134,9 +134,9 @@ def train(overrides: Sequence[str], *, failures: bool = False) -> dict[str, Any]
         return collected(Path(folder))
 
 
-def output_of(command: Sequence[str], **given: Any) -> str:
-    """What a command prints. SystemExit with its last lines where it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False, **given)
+def output_of(command: Sequence[str], *, env: Mapping[str, str] | None = None) -> str:
+    """Return the output of a command. Raise SystemExit with its last lines if it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return done.stdout

@@ -31,6 +31,7 @@ HEADINGS = ("method", "seeds", "test, %", "over exact, points", "verdict", "epoc
 STUDY = declared.parts(HERE)["results"]
 CELLS, METHODS, SEEDS = STUDY.axes["cell"], STUDY.axes["method"], len(STUDY.seed_list)
 Trained = Mapping[str, Runs]  # method -> completed runs
+Failed = Mapping[tuple[str, str], int]  # (cell, method) -> runs
 
 
 def read(file: Path) -> tuple[dict[str, dict[str, dict[int, Any]]], dict[tuple[str, str], int]]:
@@ -57,7 +58,7 @@ def verdicts(cells: Mapping[str, Trained]) -> dict[tuple[str, str], Verdict]:
     return found
 
 
-def table(cell: str, trained: Trained, judged: Mapping[tuple[str, str], Verdict], failed: Any) -> str:
+def table(cell: str, trained: Trained, judged: Mapping[tuple[str, str], Verdict], failed: Failed) -> str:
     lines = []
     for method, runs in trained.items():
         gap = differences(runs, trained.get(EXACT, {})) if method != EXACT else []

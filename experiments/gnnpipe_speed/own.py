@@ -72,8 +72,8 @@ def summary(study: Study, runs: Runs) -> Iterator[list[str]]:
 
 
 def draw(study: Study, runs: Runs, file: Path) -> None:
-    """Where an epoch goes over the shaped link, a bar a strategy: of the block whose epoch is the median, since one
-    that was disturbed rules a mean."""
+    """Draw the parts of an epoch over the shaped link, a bar a strategy, from the block with the median epoch: one
+    disturbed block would decide a mean."""
     plt = pictures.pyplot()
     needed = [name for name in study.methods if name != "hybrid"]
     models = [m for m in study.axes["model"] if all(("paced", m, name) in runs for name in needed)]

@@ -25,18 +25,19 @@ KEYS = ("graph", "model", "ranks", "link")
 Pairs = Sequence[Pair]
 
 
-def correlation(of: str, pairs: Pairs) -> float:
-    """Return scipy's `of` between what is predicted and what is measured."""
-    import scipy.stats
+def correlations(pairs: Pairs) -> tuple[float, float]:
+    """Return Spearman's and Kendall's correlation between predicted and measured seconds."""
+    from scipy.stats import kendalltau, spearmanr
 
-    return float(getattr(scipy.stats, of)([p.predicted for p in pairs], [p.measured for p in pairs]).statistic)
+    predicted, measured = [p.predicted for p in pairs], [p.measured for p in pairs]
+    return float(spearmanr(predicted, measured).statistic), float(kendalltau(predicted, measured).statistic)
 
 
 def summary(pairs: Pairs) -> Iterable[str]:
     errors = [abs(p.error) for p in pairs]
     spreads = [p.spread for p in pairs if p.spread is not None]
     groups = [g for g in by(pairs, "graph", "model", "ranks").values() if len(g) > 2]
-    rhos = [correlation("spearmanr", g) for g in groups]
+    rhos, taus = ([both[i] for both in map(correlations, groups)] for i in (0, 1))
     known = [p for p in pairs if p.peak_bytes]
     memory = [abs(p.predicted_bytes / p.peak_bytes - 1) for p in known if p.peak_bytes]
     false_fits = sum(p.peak_bytes > p.predicted_bytes / USABLE for p in known if p.peak_bytes)
@@ -57,7 +58,6 @@ def summary(pairs: Pairs) -> Iterable[str]:
     if rhos:
         shares = f"{sum(r >= 0.9 for r in rhos)} of {len(rhos)} cells"
         yield f"| Spearman within (graph, model, ranks), median and worst | {statistics.median(rhos):.2f}, {min(rhos):.2f} ({shares} at 0.9) | 0.9 |"  # noqa: E501
-        taus = [correlation("kendalltau", g) for g in groups]
         yield f"| Kendall, the same | {statistics.median(taus):.2f}, {min(taus):.2f} | |"
     if memory:
         worst = max(memory)
@@ -95,7 +95,7 @@ def cells(pairs: Pairs) -> str:
     lines = []
     for key, mine in by(pairs, *KEYS).items():
         ordered = sorted(mine, key=lambda p: p.measured)
-        rho = f"{correlation('spearmanr', mine):.2f}" if len(mine) > 2 else ""
+        rho = f"{correlations(mine)[0]:.2f}" if len(mine) > 2 else ""
         ahead = f"{ordered[1].measured / ordered[0].measured - 1:.1%}" if len(ordered) > 1 else ""
         lines.append([*key, len(mine), f"{median_error(mine):.1%}", rho, ordered[0].label, ahead])
     return reports.table(heads, lines)

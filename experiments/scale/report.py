@@ -112,7 +112,7 @@ def papers(rows: Sequence[Any]) -> str:
     """The planner's prices on paper between two cuts, beside SAR's charts."""
     priced, shown = {(row["model"], row["ranks"], row["strategy"], row["cut"]): row for row in rows}, []
 
-    def between(*key: Any, what: str, form: str, unit: float = 1) -> str:
+    def between(*key: object, what: str, form: str, unit: float = 1) -> str:
         values = sorted(priced[*key, cut][what] for cut in ("random", "0.3 of random"))
         return " to ".join(f"{value / unit:{form}}" for value in values)
 

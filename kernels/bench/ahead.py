@@ -188,7 +188,7 @@ def _attention() -> Iterator[Case]:
 
 
 def _by_sums(case: Heads) -> Iterator[Case]:
-    """GAT."""
+    """Yield the cases of GAT."""
     csr, drop = _csr(listed=case.listed), None if case.key is None else (0.5, case.key)
     x, scores, dense = case.rows(case.width), case.rows(dtype=FP32), case.rows(case.width, dtype=FP32)
     grad_out = case.rows(case.width, dtype=case.grad)

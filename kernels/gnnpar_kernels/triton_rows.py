@@ -23,7 +23,7 @@ NO_SOURCE: tl.constexpr = tl.constexpr(2**31 - 1)  # above every source
 
 
 class Reduction(NamedTuple):
-    """What is done with the rows of edges.
+    """A reduction of the rows of edges.
 
     fold(value, source, tile, other, TILE): states [R, BW] and a row for each, or [BW] and rows [BE, BW] (TILE).
     write(out, arg, ids, place, mask, value, source, FRESH): to fresh results, or into given ones.

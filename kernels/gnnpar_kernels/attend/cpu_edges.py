@@ -18,7 +18,7 @@ PLAIN = 20.0  # scores up to this size are exponentiated as they are: sums of ex
 
 
 class Dropping(NamedTuple):
-    """Attention dropout of the edges of a CSR, none where `drop` is None."""
+    """Attention dropout of the edges of a CSR; no dropout if `drop` is None."""
 
     drop: Drop | None
     edge_ids: Tensor | None

@@ -83,8 +83,8 @@ class PartEdges:
 
 @dataclass(frozen=True, eq=False)
 class Outgoing:
-    """Rows for one peer: rows[index] of every operand, or all rows if `index` is None. `first`: their place in the list
-    of rows that the peer reads (for gradients: in the list read from it)."""
+    """Rows for one peer: rows[index] of every operand, or all rows if `index` is None. `first`: their position in the
+    list of rows that the peer reads (for gradients: in the list read from it)."""
 
     rows: Rows
     index: Tensor | None = None

@@ -22,7 +22,7 @@ from gnnpar.models.initial import Linear
 from gnnpar.models.norm import norm_of
 from gnnpar.precision import mixed, unmixed
 
-ROWS_MASK, GLOBAL_MASK = 3, 16  # dropout tags, beside those of gnn.py
+ROWS_MASK, GLOBAL_MASK = 3, 16  # dropout tags, distinct from those of gnn.py
 
 
 def over_all_nodes(g: Graph, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,7 +113,7 @@ class ReadsAllNodes(ModelConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SGFormer(ReadsAllNodes, GCN):
-    """Configuration of SGFormer. Keys of GCN are those of the convolutions.
+    """Configuration of SGFormer. The keys of GCN configure the convolutions.
 
     encoder: without one (the authors' code for small graphs) the last convolution has no norm, activation and dropout.
     alpha: share of attention beside a layer's input, 1: no residual. values: a matrix of its own for V.
