@@ -19,7 +19,13 @@ def pyplot(size: float = 9) -> Any:
         import matplotlib.pyplot as plt
 
     plt.rcParams.update(
-        {"svg.hashsalt": "gnnpar", "axes.spines.top": False, "axes.spines.right": False, "font.size": size}
+        {
+            "svg.fonttype": "none",
+            "svg.hashsalt": "gnnpar",
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "font.size": size,
+        }
     )
     return plt
 
