@@ -35,7 +35,7 @@ def test_what_is_faster_is_used_and_its_evidence_named(plant: Plant, tmp_path: P
         plant(seed=seed, epoch=1.0, **OURS | DROP, **accurate(40))
     (line,) = answers(tmp_path)
     assert line.startswith("sbm / gcn: use graph_parallel") and "on 2 ranks (1.96 [1.92, 2.00] x single over 5" in line
-    assert "accuracy not inferior). Settled against single. Other machines and links: gnnpar plan" in line
+    assert "accuracy not inferior). The comparison with single is settled. Other machines and links: gnnpar" in line
     page = render(compare(collect([tmp_path])))
     assert page.index('id="answer"') < page.index('id="pictures"') < page.index('id="groups"')
 
@@ -48,7 +48,7 @@ def test_one_device_holds_the_graph(plant: Plant, tmp_path: Path) -> None:
     (line,) = answers(tmp_path)
     assert "one device holds this graph: use single. The fastest of several ranks, graph_parallel" in line
     assert "has 0.49 times its speed" in line
-    assert line.endswith("Settled against single. Other machines and links: gnnpar plan topology=NAME")
+    assert line.endswith("The comparison with single is settled. Other machines and links: gnnpar plan topology=NAME")
 
 
 @pytest.mark.parametrize(("runs", "open_"), [(1, "speed (1 block of 3: block=0,1,2) and accuracy (1 seed of 5: ")])

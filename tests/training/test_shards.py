@@ -244,3 +244,19 @@ def test_shards_keep_the_seed_that_drew_their_graph(tmp_path: Path) -> None:
     assert partition([*graph, f"out={tmp_path}/shards"]) == 0
     there = compose([f"shards={tmp_path}/shards", "seed=5"]).resolved["dataset"]
     assert (there["graph_seed"], there["split_seed"], there["split_index"]) == (3, 3, 0)
+
+
+def test_a_pyg_model_says_that_shards_hold_other_edges(
+    tmp_path: Path, shards: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """gnnpar's models get self loops and no repeated edges by default, PyG's the edges as they are."""
+    sage = ("model=pyg", "model.target=torch_geometric.nn.models.GraphSAGE")
+    sage += ("model.kwargs.hidden_channels=4", "model.kwargs.num_layers=2")
+    run = (*(o for o in RUN if not o.startswith("model")), *sage, "strategy=graph_parallel", "epochs=1")
+    assert partition([*GRAPH, *sage, "world_size=2", f"out={tmp_path / 'same'}"]) == 0
+    for folder, cut in ((shards, True), (tmp_path / "same", False)):
+        (tmp_path / f"run-{cut}").mkdir()
+        capsys.readouterr()
+        assert run_training(compose([*run, f"shards={folder}"]), tmp_path / f"run-{cut}").exit_code == 0
+        line = "were cut with dataset.self_loops=true dataset.drop_duplicates=true; for the edges as PyG's own loop"
+        assert (line in capsys.readouterr().err) == cut

@@ -75,7 +75,7 @@ def _open(best: Group, timed: Sequence[Group], baseline: str) -> str:
         wanted.append("accuracy (the negative control, codec=drop, passes too)")
     elif best.control_verdict != "inferior":
         wanted.append("accuracy (no verdict on the negative control, codec=drop)")
-    settled = f"Not settled: {' and '.join(wanted)}" if wanted else f"Settled against {baseline}"
+    settled = f"Not settled: {' and '.join(wanted)}" if wanted else f"The comparison with {baseline} is settled"
     return f"{settled}. Other machines and links: gnnpar plan topology=NAME"
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gnnpar.partition.manifest import PARTITION, Check, Manifest, folder_of, read_manifest, verify
-from gnnpar.settings import ConfigError, Settings
+from gnnpar.settings import ConfigError, Settings, WithLoops
+from gnnpar.track.console import complain
 from gnnpar.track.text import counted
 
 if TYPE_CHECKING:
@@ -52,9 +53,22 @@ def check(settings: Settings, world: World) -> None:
         if PARTITION not in manifest.files:
             raise ConfigError(f"shards={folder} list no {PARTITION}: partition again")
         verify(folder, PARTITION, manifest.files[PARTITION], "full")
+        if remark := _changed_edges(settings, manifest):
+            complain(f"shards={folder} {remark}")
     for part in here:
         for file, facts in manifest.of_part(part).items():
             verify(folder, f"{folder_of(part)}/{file}", facts, "header")
+
+
+def _changed_edges(settings: Settings, manifest: Manifest) -> str:
+    """Return a remark on shards whose edges are not those on which this PyG model runs from memory."""
+    cut = {key: manifest.setup["dataset"].get(key) for key in ("self_loops", "drop_duplicates")}
+    if not isinstance(model := settings.model, WithLoops) or None in cut.values():
+        return ""
+    if cut == {"self_loops": model.loops, "drop_duplicates": False}:
+        return ""
+    keys = " ".join(f"dataset.{key}={str(value).lower()}" for key, value in cut.items())
+    return f"were cut with {keys}; for the edges as PyG's own loop reads them, partition again with the same model="
 
 
 @dataclass(frozen=True)
