@@ -27,7 +27,7 @@ from gnnpar.comm.world import torch_as_usual
 from gnnpar.config.compose import compose
 from gnnpar.config.inputs import as_value, group_of, key_of
 from gnnpar.files import JsonDict, JsonObject, numbered, working_in
-from gnnpar.launch import ENVIRONMENT
+from gnnpar.launch import ENVIRONMENT, environment
 from gnnpar.paths import path_of
 from gnnpar.settings import ConfigError, Settings, build_settings, config_errors, show
 from gnnpar.track.console import say
@@ -328,7 +328,6 @@ def _train(settings: Settings, folder: Path, callbacks: Sequence[Callback] = ())
     from gnnpar.cli.train import trained
     from gnnpar.data.tasks import Labels
     from gnnpar.launch.launch import world_of
-    from gnnpar.launch.processes import environment
 
     if "RANK" in os.environ:
         raise ConfigError(

@@ -18,8 +18,7 @@ from conftest import Run, environment
 from gnnpar.cli import check, doctor, estimate, partition, plan, predict
 from gnnpar.cli.main import COMMANDS, refuse, run
 from gnnpar.cli.train import check_world
-from gnnpar.config.compose import compose
-from gnnpar.config.help import train_help
+from gnnpar.config.compose import compose, train_help
 from gnnpar.models.gcn import GCN
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.settings import ConfigError

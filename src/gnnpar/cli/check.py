@@ -161,25 +161,20 @@ def model_names() -> list[str]:
 def show(cases: Sequence[Case], strategy: str) -> None:
     from gnnpar.verify.conformance import AS_CONFIGURED
 
-    _show(
-        [case for case in cases if case.reference == "single device"],
-        f"strategy={strategy}, in its exact limit, against the single device",
-    )
-    if configured := [case for case in cases if case.reference == AS_CONFIGURED]:
-        _show(configured, f"strategy={strategy}, as it is configured and called exact, against the single device")
-    if untouched := [case for case in cases if case.reference == "PyG"]:
-        _show(untouched, "on one device, against PyG's own loop on the graph as it was given")
-    if others := [case for case in cases if case.reference not in ("single device", AS_CONFIGURED, "PyG")]:
-        _show(others, f"strategy={strategy}, as it is configured, against its oracle on one device")
-
-
-def _show(cases: Sequence[Case], title: str) -> None:
-    rows = []
-    for case in cases:
-        why = case.error or (case.worst_parameter and f"worst: {case.worst_parameter}")
-        errors = _error(case.loss_error), _error(case.worst_gradient_error)
-        rows.append((case.model, str(case.world), *errors, _verdict(case.passed, why)))
-    show_table(("model", "ranks", "loss error", "worst gradient error", ""), rows, title=title)
+    titles = {
+        "single device": f"strategy={strategy}, in its exact limit, against the single device",
+        AS_CONFIGURED: f"strategy={strategy}, as it is configured and called exact, against the single device",
+        "PyG": "on one device, against PyG's own loop on the graph as it was given",
+        "": f"strategy={strategy}, as it is configured, against its oracle on one device",
+    }
+    for reference, title in titles.items():
+        rows = []
+        for case in (each for each in cases if reference == (each.reference if each.reference in titles else "")):
+            why = case.error or (case.worst_parameter and f"worst: {case.worst_parameter}")
+            errors = _error(case.loss_error), _error(case.worst_gradient_error)
+            rows.append((case.model, str(case.world), *errors, _verdict(case.passed, why)))
+        if rows or reference == "single device":
+            show_table(("model", "ranks", "loss error", "worst gradient error", ""), rows, title=title)
 
 
 def _verdict(passed: bool, why: str = "") -> Text:

@@ -56,12 +56,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--margin", type=float, default=MARGIN, help="of non-inferiority, in points of accuracy (0.3)")
     parser.add_argument("--target", type=float, help="validation metric to reach, 0 to 1, instead of the baseline's")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write one page that needs no network")
-    parser.add_argument(
-        "--figures",
-        type=Path,
-        metavar="FOLDER",
-        help="svg, pdf, png, and the data of each as csv",
-    )
+    parser.add_argument("--figures", type=Path, metavar="FOLDER", help="svg, pdf, png, and the data of each as csv")
     output = parser.add_mutually_exclusive_group()
     for name, what in (
         ("json", "runs and groups as JSON"),
@@ -85,26 +80,20 @@ def export(comparison: Comparison, form: str, asked: bool | None, group: bool, c
     """Return the comparison in one of the formats. CSV has a line per run unless groups were requested. columns: of a
     table in Markdown or LaTeX."""
     if form == "json":
-        stamps = {
-            "baseline": comparison.baseline,
-            "unfair": comparison.allow_unfair,
-            "margin": comparison.margin,
-        }
         return exports.as_json(
             comparison.rows,
             comparison.groups,
-            **stamps,
+            baseline=comparison.baseline,
+            unfair=comparison.allow_unfair,
+            margin=comparison.margin,
             warnings=comparison.warnings,
             remarks=comparison.remarks,
             notes=comparison.notes,
         )
     if form == "csv":
         return exports.as_csv(comparison.rows, comparison.groups if asked else None)
-    table = (
-        group_table(comparison.groups, comparison.baseline)
-        if group
-        else row_table(comparison.rows, comparison.baseline)
-    )
+    rows, baseline = comparison.rows, comparison.baseline
+    table = group_table(comparison.groups, baseline) if group else row_table(rows, baseline)
     table = exports.chosen_columns(table, columns) if columns else table
     notes = exports.notes_of(comparison)
     if form == "markdown":
@@ -120,15 +109,13 @@ def show(comparison: Comparison, group: bool) -> None:
         terminal.show_groups(comparison.groups, comparison.rows, **asked)
     else:
         terminal.show_rows(comparison.rows, **asked)
-    for line in terminal.row_notes(comparison.rows, comparison.groups if group else ()):
-        terminal.say(line)
-    for line in comparison.warnings:
-        terminal.say(f"no fair comparison: {line}")
-    for line in comparison.remarks:
-        terminal.say(f"differs besides: {line}")
-    for line in comparison.commands:
-        terminal.say(line)
-    for line in comparison.notes if group else ():
+    for line in [
+        *terminal.row_notes(comparison.rows, comparison.groups if group else ()),
+        *(f"no fair comparison: {line}" for line in comparison.warnings),
+        *(f"differs besides: {line}" for line in comparison.remarks),
+        *comparison.commands,
+        *(comparison.notes if group else ()),
+    ]:
         terminal.say(line)
 
 

@@ -12,14 +12,13 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 
 import yaml
 
-from gnnpar.cli.main import COMMANDS
+from gnnpar.cli.main import COMMANDS, run
+from gnnpar.config.compose import group_options
 from gnnpar.config.errors import CONFIG
-from gnnpar.config.help import group_options
 from gnnpar.files import write_text_whole
 from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError
@@ -66,7 +65,7 @@ def options_of(command: str) -> list[str]:
         return ["--multirun", "--help", "--cfg"] if command == "train" else []
     text = io.StringIO()
     with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-        import_module(f"gnnpar.cli.{command}").run(["--help"])
+        run(command, ["--help"])
     return list(dict.fromkeys(re.findall(r"(?<!\S)\[?(--[a-z][\w-]*)", text.getvalue())))
 
 

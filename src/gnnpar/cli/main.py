@@ -8,37 +8,19 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from importlib import import_module
 
-from gnnpar.config.jobs import inherited
 from gnnpar.files import WriteError
+from gnnpar.launch import environment
 from gnnpar.launch.slurm import rank_on_host
 from gnnpar.settings import ConfigError
 from gnnpar.targets import TRUST
 from gnnpar.track.console import complain_once
 from gnnpar.track.text import printable
 
-COMMANDS = (
-    "train",
-    "partition",
-    "plan",
-    "estimate",
-    "compare",
-    "study",
-    "ablate",
-    "status",
-    "dashboard",
-    "doctor",
-    "check",
-    "new",
-    "cite",
-    "export",
-    "predict",
-)
-
-
+COMMANDS = ("train", "partition", "plan", "estimate", "compare", "study", "ablate", "status")
+COMMANDS += ("dashboard", "doctor", "check", "new", "cite", "export", "predict")
 _WRONG_PATH = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS)
 _WRONG_PATH += (errno.ENAMETOOLONG, errno.ELOOP)
 
@@ -59,9 +41,12 @@ def run(command: str, argv: list[str]) -> int:
     try:
         if "" in argv:
             raise ConfigError("an argument is empty: has a variable of the shell no value?")
-        argv, trusting = _trusting(argv)
-        with trusting:
-            execute: Callable[[list[str]], int] = import_module(f"gnnpar.cli.{command}").run
+        options = argv.index("--") if "--" in argv else len(argv)  # names follow --
+        trusted = {TRUST: "1"} if "--trust" in argv[:options] else {}
+        argv = [*(argument for argument in argv[:options] if argument != "--trust"), *argv[options:]]
+        name = "study" if command == "ablate" else command  # `ablate FILE` is `study FILE` of factors
+        with environment(**trusted):
+            execute: Callable[[list[str]], int] = import_module(f"gnnpar.cli.{name}").run
             return execute(argv)
     except ConfigError as error:
         return refuse(error)
@@ -85,14 +70,6 @@ def run(command: str, argv: list[str]) -> int:
     except OSError as error:
         refuse(ConfigError(file_line(error)), error)
         return 2 if error.errno in _WRONG_PATH else 1
-
-
-def _trusting(argv: Sequence[str]) -> tuple[list[str], AbstractContextManager[None]]:
-    """Return the arguments without --trust, and the context with its effect. Names follow --."""
-    end = argv.index("--") if "--" in argv else len(argv)
-    asked = "--trust" in argv[:end]
-    kept = [argument for argument in argv[:end] if argument != "--trust"]
-    return [*kept, *argv[end:]], inherited(TRUST, "1") if asked else nullcontext()
 
 
 def refuse(error: ValueError, cause: Exception | None = None) -> int:

@@ -46,9 +46,8 @@ def run(argv: list[str]) -> int:
     parser.add_argument("overrides", nargs="*", help="model=NAME dataset=NAME topology=NAME world_size=N key=value ...")
     options = parser.parse_intermixed_args(argv)
     allowed, factors = qualities(options.quality), factors_of(options.factor)
-    overrides, search = split_search(options.overrides)
+    overrides, how = search_of(options.overrides)
     refuse_strategy(overrides)
-    how = searching(search)
     if not options.json:
         say(f"gnnpar plan {' '.join(overrides)}: looking for a strategy, nothing is trained")
     settings = compose(overrides)
@@ -177,27 +176,21 @@ def by_measuring(
         )
 
 
-SEARCH_KEYS = ("search", "budget", "fewer")
 _BASELINES = ("anneal", "descent", "mcts", "refine")
 
 
-def split_search(overrides: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Return (the other overrides, the search keys)."""
-    search, rest = dict[str, str](), list[str]()
-    for override in overrides:
-        key, _, value = override.partition("=")
-        if key in SEARCH_KEYS:
-            search[key] = value
-        else:
-            rest.append(override)
-    return rest, search
-
-
-def searching(search: Mapping[str, str]) -> Searching:
-    """Parse search=NAME budget=N fewer=true to arguments of planned()."""
+def search_of(overrides: Sequence[str]) -> tuple[list[str], Searching]:
+    """Return the other overrides, and search=NAME budget=N fewer=true as arguments of planned()."""
     from gnnpar.planner.search.named import BUDGET, DEFAULT, names
 
-    name, budget, fewer = search.get("search", DEFAULT), search.get("budget", str(BUDGET)), search.get("fewer", "false")
+    asked, rest = {"search": DEFAULT, "budget": str(BUDGET), "fewer": "false"}, list[str]()
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key in asked:
+            asked[key] = value
+        else:
+            rest.append(override)
+    name, budget, fewer = asked.values()
     if name not in (known := names()):
         if name in _BASELINES:
             raise ConfigError(f"search={name} is in experiments/planner_search now: {DEFAULT} finds better plans")
@@ -206,7 +199,7 @@ def searching(search: Mapping[str, str]) -> Searching:
         raise ConfigError(f"budget={budget} must be a whole number of evaluations >= 1")
     if fewer not in ("true", "false"):
         raise ConfigError(f"fewer={fewer} must be true or false")
-    return {"search": name, "budget": int(budget), "fewer": fewer == "true"}
+    return rest, {"search": name, "budget": int(budget), "fewer": fewer == "true"}
 
 
 def qualities(text: str) -> frozenset[Quality]:

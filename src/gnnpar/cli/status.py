@@ -9,7 +9,7 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
-from gnnpar.config.jobs import Job, count, in_words, jobs_below, record_of, titles
+from gnnpar.config.jobs import Job, count, in_words, jobs_below, titles
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import say
 from gnnpar.track.text import one_line
@@ -21,23 +21,24 @@ def run(argv: list[str]) -> int:
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--json", action="store_true", help="every job with its state, as JSON")
     options = parser.parse_args(argv)
-    sweeps = find(options.folders)
-    states = {sweep: {job.folder: job.state() for job in jobs} for sweep, jobs in sweeps.items()}
-    counts = {sweep: count([how for how, _ in state.values()]) for sweep, state in states.items()}
-    if options.json:
-        told = [
-            {"folder": one_line(sweep), "counts": counts[sweep], "jobs": [record_of(job) for job in jobs]}
-            for sweep, jobs in sweeps.items()
+    told, done = [], True
+    for sweep, jobs in find(options.folders).items():
+        names, states = titles(jobs), {job.folder: job.state() for job in jobs}
+        counts = count([state for state, _ in states.values()])
+        done = done and counts.keys() == {"done"}
+        rows = [
+            {"folder": job.folder, "overrides": list(job.overrides), "key": job.key, "state": state, "why": why or None}
+            for job, (state, why) in zip(jobs, states.values(), strict=True)
         ]
+        told.append({"folder": one_line(sweep), "counts": counts, "jobs": rows})
+        if not options.json:
+            say(f"{one_line(sweep)}: {in_words(counts)}")
+            for folder, (state, why) in states.items():
+                if state != "done":
+                    say(f"  {one_line(folder):>4} {state}{why and ': ' + why}  ({names[folder]})")
+    if options.json:
         sys.stdout.write(json.dumps(told, indent=1) + "\n")
-    else:
-        for sweep, jobs in sweeps.items():
-            names = titles(jobs)
-            say(f"{one_line(sweep)}: {in_words(counts[sweep])}")
-            for folder, (how, why) in states[sweep].items():
-                if how != "done":
-                    say(f"  {one_line(folder):>4} {how}{why and ': ' + why}  ({names[folder]})")
-    return 0 if all(how == "done" for state in states.values() for how, _ in state.values()) else 1
+    return 0 if done else 1
 
 
 def find(folders: Sequence[Path]) -> dict[Path, list[Job]]:

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 
 from gnnpar.cli.main import file_line, refuse
 from gnnpar.config.application import run_jobs, without_folders
-from gnnpar.config.compose import HydraJob, as_yaml
+from gnnpar.config.compose import HydraJob, as_yaml, train_help
 from gnnpar.config.errors import JobFailed
-from gnnpar.config.help import train_help
 from gnnpar.config.inputs import key_of, sets
 from gnnpar.config.jobs import SESSION, SWEEP, Job, jobs_below, snapshot, titles
 from gnnpar.files import FolderInUse, JsonObject, WriteError, numbered, working_in, write_text_whole
@@ -116,14 +115,16 @@ _DATED = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d")
 def run_job(job: HydraJob, sweep: Path) -> float:
     """Run one job of a sweep unless it is done. Keep errors other than KeyboardInterrupt within the job; raise them,
     and return the best validation metric, for a sweeper that searches."""
-    end_with_sweep()
+    if os.environ.get(SWEEP) == str(os.getppid()):  # workers of joblib would outlive the process of the sweep
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     planned, code = planned_job(job, sweep), 0
     job = replace(job, run_dir=planned.run_dir)
     try:
         if planned.state()[0] != "done":
             with working_in(job.run_dir, otherwise="choose another hydra.sweep.dir", say=say):
-                if not quiet():
-                    say(title(planned))
+                if progress.SHOWN not in os.environ:
+                    mine = [each for each in jobs_below(sweep) if each.session == planned.session]
+                    say(f"run {planned.folder}: {titles(mine)[planned.folder]}  ({snapshot(mine).line})")
                 planned.begin()
                 code = run_one(job, planned)
     except FolderInUse as error:
@@ -163,37 +164,20 @@ def planned_job(job: HydraJob, sweep: Path) -> Job:
     raise AssertionError("unreachable: one of all numbers is free")
 
 
-def end_with_sweep() -> None:
-    """Stop this job when the process of the sweep ends: workers of joblib would continue."""
-    if os.environ.get(SWEEP) == str(os.getppid()):
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-
-
-def quiet() -> bool:
-    """Return True if the process of the sweep displays its jobs."""
-    return progress.SHOWN in os.environ
-
-
-def title(job: Job) -> str:
-    """Return the line before a job of a sweep."""
-    mine = [each for each in jobs_below(job.sweep) if each.session == job.session]
-    return f"run {job.folder}: {titles(mine)[job.folder]}  ({snapshot(mine).line})"
-
-
 def run_one(job: HydraJob, planned: Job | None = None) -> int:
     """Run one job, in a sweep or not."""
-    run_dir = job.run_dir
-    first = int(os.environ.get("RANK", "0")) == 0
+    first, shown = int(os.environ.get("RANK", "0")) == 0, progress.SHOWN in os.environ
     if first and planned is None and job.choices.get("tracker") == "console":
         brought = [o for o in job.overrides if sets([o], "plan", "shards", "shards.folder")]
         chosen = brought or [f"{group}={job.choices.get(group)}" for group in ("strategy", "model", "dataset")]
         say(f"starting: {', '.join(chosen)}")  # importing torch takes a second or two, in every rank
     try:
-        with pulse(lambda: "loading torch and the settings" if first and not quiet() else ""):
-            settings = composed_settings(job)
-        if planned is not None and quiet() and isinstance(settings.tracker, Console):
+        with pulse(lambda: "loading torch and the settings" if first and not shown else ""), refusals():
+            settings = job.settings()
+            check_world(settings, job.overrides)
+        if planned is not None and shown and isinstance(settings.tracker, Console):
             settings = replace(settings, tracker=Quiet())
-        outcome = trained(settings, run_dir)
+        outcome = trained(settings, job.run_dir)
     except ValueError as error:
         if planned is not None:
             planned.fail(str(error), refused=True)
@@ -214,7 +198,7 @@ def trained(settings: Settings, run_dir: Path, callbacks: Sequence[Callback] = (
     outcome = run_training(settings, run_dir, callbacks)
     if os.environ.get("GNNPAR_TRACEBACK") == "1":
         sys.stderr.write(printable(outcome.traceback))
-    if outcome.status == "completed" and first and not quiet():
+    if outcome.status == "completed" and first and progress.SHOWN not in os.environ:
         for line in summary(run_dir):
             say(line)
     return outcome
@@ -259,14 +243,6 @@ def plan_source_of(settings: Settings) -> PlanSource:
     from gnnpar.training.plans import OwnPlan
 
     return OwnPlan()
-
-
-def composed_settings(job: HydraJob) -> Settings:
-    """Return the settings of a job. Tell joined ranks of an error, such as a missing folder on this host."""
-    with refusals():
-        settings = job.settings()
-        check_world(settings, job.overrides)
-        return settings
 
 
 def check_world(settings: Settings, overrides: Sequence[str]) -> None:

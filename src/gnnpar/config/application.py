@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from gnnpar.config.compose import refuse_unclear, search_installed
 from gnnpar.config.errors import CONFIG, hydra_errors
 from gnnpar.config.inputs import spelled
-from gnnpar.config.jobs import AT_ONCE, SESSION, SWEEP, count, in_words, inherited, titles
+from gnnpar.config.jobs import AT_ONCE, SESSION, SWEEP, count, in_words, titles
+from gnnpar.launch import environment
 from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import say
@@ -91,7 +92,7 @@ def _sweep(
 ) -> tuple[int, list[str]]:
     from gnnpar.config import sweep
 
-    with ExitStack() as inside, inherited(SESSION, uuid.uuid4().hex[:12]):
+    with ExitStack() as inside, environment(**{SESSION: os.environ.get(SESSION) or uuid.uuid4().hex[:12]}):
         start = sweep.start = sweep.Start(listed=listed, inside=inside)
         try:
             application()

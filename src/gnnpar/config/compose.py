@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import string
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from gnnpar.paths import GROUP, conf_dir, installed_confs, is_brought_group
 from gnnpar.settings import ConfigError, Settings, build_settings, config_errors, iter_groups, show
 from gnnpar.targets import refuse_foreign
 from gnnpar.track.console import complain
-from gnnpar.track.text import one_line
+from gnnpar.track.text import one_line, printable
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -271,3 +272,30 @@ def _register_sources() -> None:
 
     for plugin in (Installed, OwnYaml):
         Plugins.instance().register(plugin)
+
+
+def train_help(argv: Sequence[str]) -> str:
+    """Return the template of conf/config.yaml, filled with the groups and the composed keys.
+
+    Hydra's own help takes 2.7 s of CPU time, this 1.25 s: Hydra copies its repository of files for every group."""
+    import hydra
+    from omegaconf import OmegaConf
+
+    overrides = [argument for argument in argv if not argument.startswith("-")]
+    search_installed()
+    with hydra_errors(overrides), composing():
+        config = hydra.compose(CONFIG, overrides=spelled(overrides), return_hydra_config=True)
+    template = string.Template(str(config.hydra.help.template))
+    keys = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    lines = "".join(f"{group}: {', '.join(options)}\n" for group, options in group_options().items())
+    return printable(template.safe_substitute(APP_CONFIG_GROUPS=lines, CONFIG=OmegaConf.to_yaml(keys))) + "\n"
+
+
+def group_options() -> dict[str, list[str]]:
+    """Return group -> the names of its files: of gnnpar, of installed packages and of the working directory."""
+    brought = [conf_dir(), *installed_confs()]
+    groups = {str(file.parent.relative_to(root)) for root in brought for file in root.glob("*/**/*.yaml")}
+    found = {
+        group: {file.stem for root in (*brought, Path()) for file in root.glob(f"{group}/*.yaml")} for group in groups
+    }
+    return {group: sorted(found[group]) for group in sorted(found) if group.partition("/")[0] != "hydra"}

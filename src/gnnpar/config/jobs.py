@@ -9,15 +9,14 @@ import socket
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
 import psutil
 
-from gnnpar.files import JsonDict, JsonObject, read_json, write_json_whole
+from gnnpar.files import JsonObject, read_json, write_json_whole
 from gnnpar.track.jsonl import read_rows
 from gnnpar.track.progress import Snapshot
 from gnnpar.track.text import one_line
@@ -84,24 +83,13 @@ class Job:
         """Return the job of a run folder; None if its job.json is missing or damaged."""
         try:
             data = read_json(run_dir / RECORD)
-            folder = Path(str(data["folder"]))
-            if run_dir.absolute().parts[-len(folder.parts) :] != folder.parts or ".." in folder.parts:
+            place, folder = run_dir.absolute().parts, Path(data["folder"]).parts
+            if place[-len(folder) :] != folder or ".." in folder:
                 return None  # the folder was moved out of its sweep
-            started, error = data.get("started"), data.get("error")
-            return Job(
-                sweep=Path(*run_dir.absolute().parts[: -len(folder.parts)]),
-                folder=str(folder),
-                key=str(data["key"]),
-                overrides=tuple(map(str, data["overrides"])),
-                session=str(data.get("session")),
-                started=None if started is None else float(started),
-                pid=int(data.get("pid", 0)),
-                born=float(data.get("born", 0.0)),
-                host=str(data.get("host")),
-                error=None if error is None else str(error),
-                refused=bool(data.get("refused")),
-            )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            known = {each.name: data[each.name] for each in fields(Job) if each.name in data}
+            known |= {"sweep": Path(*place[: -len(folder)]), "overrides": tuple(map(str, data["overrides"]))}
+            return Job(**known)
+        except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def save(self) -> None:
@@ -171,19 +159,16 @@ def snapshot(jobs: Sequence[Job]) -> Snapshot:
         for job in jobs
         if states[job.folder] == "done" and job.started is not None
     ]
-    running = tuple(running_line(job, names[job.folder]) for job in jobs if states[job.folder] == "running")
+    running: list[str] = []
+    for job in (job for job in jobs if states[job.folder] == "running"):
+        rows = read_rows(job.run_dir)
+        loss = rows[-1].get("loss/train") if rows else None
+        far = "" if loss is None else f"  epoch {rows[-1]['epoch'] + 1}  loss {loss:.4g}"
+        running.append(f"  {job.folder}: {names[job.folder]}{far}")
     done = sum(state == "done" for state in states.values())
     failed = sum(state in ("failed", "interrupted") for state in states.values())
     left = statistics.fmean(took) * (len(states) - done - failed) / max(1, len(running)) if took else None
-    return Snapshot(len(states), done, failed, running, left)
-
-
-def running_line(job: Job, title: str) -> str:
-    """Return a line such as '7: strategy=single seed=1  epoch 31  loss 0.52'."""
-    rows = read_rows(job.run_dir)
-    loss = rows[-1].get("loss/train") if rows else None
-    far = "" if loss is None else f"  epoch {rows[-1]['epoch'] + 1}  loss {loss:.4g}"
-    return f"  {job.folder}: {title}{far}"
+    return Snapshot(len(states), done, failed, tuple(running), left)
 
 
 def count(states: Iterable[State]) -> dict[State, int]:
@@ -196,22 +181,3 @@ def in_words(counts: Mapping[State, int]) -> str:
     """Return a text such as '3 of 5 done, 1 failed, 1 missing'."""
     others = [f"{number} {state}" for state, number in counts.items() if state != "done"]
     return ", ".join([f"{counts.get('done', 0)} of {sum(counts.values())} done", *others])
-
-
-@contextmanager
-def inherited(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable that jobs inherit, unless it is set already."""
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        del os.environ[name]
-
-
-def record_of(job: Job) -> JsonDict:
-    """Return a job for `gnnpar status --json`."""
-    state, why = job.state()
-    return {"folder": job.folder, "overrides": list(job.overrides), "key": job.key, "state": state, "why": why or None}

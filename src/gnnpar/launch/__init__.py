@@ -1,5 +1,9 @@
 """Start N ranks of a function and watch them, independently of training."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 ENVIRONMENT = {  # read by torch when a rank imports it
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "KINETO_LOG_LEVEL": "99",  # otherwise the profiler, which measures memory, reports on stderr
@@ -7,3 +11,18 @@ ENVIRONMENT = {  # read by torch when a rank imports it
     # took 250 beside it. This bound costs nothing on a quiet machine.
     "GOMP_SPINCOUNT": "100000",
 }
+
+
+@contextmanager
+def environment(**values: str) -> Iterator[None]:
+    """Set environment variables, and restore them at the end."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

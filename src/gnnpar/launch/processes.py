@@ -32,6 +32,7 @@ from gnnpar.comm import interfaces
 from gnnpar.comm.clock import dilate
 from gnnpar.comm.world import Host, Interrupted, World
 from gnnpar.files import write_json_whole
+from gnnpar.launch import environment
 from gnnpar.launch.emulated import cpu_shares
 from gnnpar.launch.emulated.namespaces import INTERFACE, Network, interface_sent_bytes
 from gnnpar.launch.failures import Failure, HangTimer, RankFailed, failure_of, hanging, is_stopped
@@ -256,21 +257,6 @@ def blame(rank: int, exit_code: int, ranks: Sequence[BaseProcess], scratch: Path
         return Failure(rank, f"killed by {name}{hint}", lost=True)
     said = next((failure for failure in failures if failure.rank == rank), None)
     return replace(said, lost=True) if said else Failure(rank, f"ended with exit code {exit_code}")
-
-
-@contextmanager
-def environment(**values: str) -> Iterator[None]:
-    """Set environment variables, and restore them at the end."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @dataclass(frozen=True)
