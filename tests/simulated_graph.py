@@ -217,5 +217,4 @@ def _unrecorded() -> Iterator[None]:
 
 class GraphWorld(_World):
     def communicators(self) -> list[ThreadCommunicator]:
-        everyone = tuple(range(self.size))
-        return [GraphCommunicator(self, everyone, rank) for rank in everyone]
+        return [GraphCommunicator(**vars(each)) for each in super().communicators()]

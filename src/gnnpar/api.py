@@ -234,19 +234,8 @@ class Compared:
         return lines + self.frame[[*_SHOWN]].to_html(index=False)
 
 
-_SHOWN = (
-    "strategy",
-    "variant",
-    "settings",
-    "model",
-    "seed",
-    "world_size",
-    "epoch_seconds",
-    "ratio",
-    "bytes_per_epoch",
-    "val",
-    "test",
-)
+_SHOWN = ("strategy", "variant", "settings", "model", "seed", "world_size")
+_SHOWN += ("epoch_seconds", "ratio", "bytes_per_epoch", "val", "test")
 
 
 def compare(

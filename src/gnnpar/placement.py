@@ -8,7 +8,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -183,14 +183,7 @@ class Plan:
             "mesh": self.placement.mesh,
             "layers_of": [[r.start, r.stop] for r in self.placement.layers_of],
             "arrays": dict(names),
-            "strategy": self.strategy,
-            "hashes": self.hashes,
-            "statistics": self.statistics,
-            "predicted": self.predicted,
-            "quality": self.quality,
-            "devices": self.devices,
-            "setup": self.setup,
-        }
+        } | {each.name: vars(self)[each.name] for each in fields(self) if each.name != "placement"}
 
     @staticmethod
     def load(file: Path) -> Plan:

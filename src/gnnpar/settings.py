@@ -316,7 +316,12 @@ def build_settings(config: JsonObject, names: Mapping[str, str], study: str = ""
             values[name] = expanded(values[name]).absolute()
         except ValueError as error:
             raise ConfigError(f"{name}={error}") from error
-    _check_strategy(values["strategy"], names)
+    from gnnpar.parallel.strategy import check_members  # imports torch, as the module of a strategy has
+
+    try:
+        check_members(values["strategy"])
+    except ValueError as error:
+        raise ConfigError(f"strategy={names.get('strategy')}: {error}") from error
     for group, members in _MEMBERS.items():
         if lacking := _lacking(values[group], members):
             kind = type(values[group])
@@ -356,23 +361,13 @@ class WithLoops(Protocol):
     def loops(self) -> object: ...
 
 
-def _check_strategy(strategy: object, names: Mapping[str, str]) -> None:
-    """Raise ConfigError for a class, possibly a user's, that lacks a member of the Protocol."""
-    from gnnpar.parallel.strategy import check_members  # imports torch, as the module of a strategy has
-
-    try:
-        check_members(strategy)
-    except ValueError as error:
-        raise ConfigError(f"strategy={names.get('strategy')}: {error}") from error
-
-
 def instantiate(node: JsonObject, path: str = "") -> Any:  # Any: an object of whatever class the YAML names
     """Build the object that a node with `_target_` describes, its fields checked against the class."""
     target = node["_target_"]
     named = _locate(target, path)
     rest = {k: v for k, v in node.items() if k != "_target_"}
     if isinstance(named, type) and dataclasses.is_dataclass(named):
-        return _construct(named, rest, path)
+        return construct(named, rest, path)
     if not callable(named) or (not isinstance(named, type) and is_own(target)):
         raise ConfigError(f"{_join(path, '_target_')}={target} is no class")
     try:
@@ -381,18 +376,14 @@ def instantiate(node: JsonObject, path: str = "") -> Any:  # Any: an object of w
         raise ConfigError(f"{path} ({target}): {error}") from error
 
 
-def construct(cls: type[T], node: JsonObject) -> T:
+def construct(cls: type[T], node: JsonObject, path: str = "") -> T:
     """Build a dataclass from the data of a file, with the checks of a group."""
-    return _construct(cls, node, "")
-
-
-def _construct(cls: type[T], node: JsonObject, path: str) -> T:
     values = _construct_values(cls, node, path)
     try:
         return cls(**values)
+    except ConfigError:
+        raise
     except (TypeError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
 
 
@@ -427,7 +418,7 @@ def _value(hint: object, value: object, path: str) -> Any:  # Any: of the hint's
                     )
             return built
         if nested := _dataclasses_in(hint):
-            return _construct(nested[0], value, path)
+            return construct(nested[0], value, path)
     elif isinstance(value, list) and any(isinstance(v, Mapping) and "_target_" in v for v in value):
         if (item := _item(hint)) is None:
             raise ConfigError(f"{path}={show(value)} must be {describe(hint)}")

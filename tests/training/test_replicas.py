@@ -9,7 +9,7 @@ from conftest import Run
 from gnnpar.comm import ThreadWorld
 from gnnpar.comm.threads import ThreadCommunicator
 from gnnpar.training import predict
-from gnnpar.training.replicas import refuse_unequal_weights
+from gnnpar.training.loop import refuse_unequal_weights
 
 
 def test_every_rank_names_the_parameter_and_the_rank() -> None:

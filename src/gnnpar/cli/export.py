@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import os
-from argparse import ArgumentParser
 from pathlib import Path
 
+from gnnpar.cli.predict import parser_of_run, run_folder
 from gnnpar.settings import ConfigError, config_errors
 from gnnpar.track.console import complain, say
 
 
 def run(argv: list[str]) -> int:
     """Return 0 if all is written, 1 if the model has no program (weights are written), 2 without a checkpoint."""
-    parser = ArgumentParser("gnnpar export", description="Write a trained model as files that do not need gnnpar.")
-    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, or one of its checkpoints")
+    parser = parser_of_run("export", "Write a trained model as files that do not need gnnpar.")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to (export/ of the run)")
-    parser.add_argument(
-        "--which", choices=("best", "last"), default="best", help="checkpoint: best on validation, last"
-    )
     parser.add_argument("--onnx", action="store_true", help="an ONNX file, too (needs the extra [onnx])")
     options = parser.parse_args(argv)
-    from gnnpar.cli.predict import run_folder
     from gnnpar.training.result.export import export
     from gnnpar.training.result.onnx_file import missing
     from gnnpar.training.result.trained import find, opened

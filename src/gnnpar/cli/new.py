@@ -53,7 +53,10 @@ def run(argv: list[str]) -> int:
 
 def write(kind: str, name: str, folder: Path) -> list[Path]:
     """Write the module, its YAML and its test. Raise ConfigError for an existing file or a bad name."""
-    check_name(kind, name)
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise ConfigError(f"{name} cannot name a {kind}; use lower-case letters, digits and _, a letter first")
+    if keyword.iskeyword(name) or keyword.iskeyword(class_name(name)):
+        raise ConfigError(f"{name} is a word of Python; choose another name")
     places = places_of(kind, name, folder)
     files = [places.module, places.config, places.test]
     package = [] if places.package is None else [places.package]
@@ -72,13 +75,6 @@ def write(kind: str, name: str, folder: Path) -> list[Path]:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text_whole(file, text)
     return files
-
-
-def check_name(kind: str, name: str) -> None:
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise ConfigError(f"{name} cannot name a {kind}; use lower-case letters, digits and _, a letter first")
-    if keyword.iskeyword(name) or keyword.iskeyword(class_name(name)):
-        raise ConfigError(f"{name} is a word of Python; choose another name")
 
 
 def places_of(kind: str, name: str, folder: Path) -> Places:
@@ -111,12 +107,11 @@ def class_name(name: str) -> str:
 def rendered(kind: str, part: str, words: dict[str, str]) -> str:
     template = Path(__file__).parents[1] / "templates" / kind / f"{part}.txt"
     text = Template(template.read_text(encoding="utf-8")).substitute(words)
-    return re.sub(r"(?:^from \S+ import .*\n)+", lambda block: in_order(block[0]), text, flags=re.MULTILINE)
 
+    def in_order(imports: re.Match[str]) -> str:
+        return "".join(sorted(imports[0].splitlines(keepends=True), key=lambda line: line.split()[1]))
 
-def in_order(imports: str) -> str:
-    """Sort a block of imports by module."""
-    return "".join(sorted(imports.splitlines(keepends=True), key=lambda line: line.split()[1]))
+    return re.sub(r"(?:^from \S+ import .*\n)+", in_order, text, flags=re.MULTILINE)
 
 
 def next_steps(kind: str, name: str, folder: Path) -> list[str]:

@@ -31,12 +31,8 @@ _OF_THE_RUN += ("optim", "epochs", "resume", "plan")
 
 def run(argv: list[str]) -> int:
     """Return 0 if the file is written, 1 if a rank failed, 2 without a valid checkpoint or for wrong overrides."""
-    parser = ArgumentParser("gnnpar predict", description=HELP)
-    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, or one of its checkpoints")
+    parser = parser_of_run("predict", HELP)
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to (predictions.npy or scores.npy of the run)")
-    parser.add_argument(
-        "--which", choices=("best", "last"), default="best", help="checkpoint: best on validation, last"
-    )
     parser.add_argument(
         "--pairs", type=Path, metavar="FILE", help="of task=link: scores of these, .npy [n, 2] of nodes"
     )
@@ -72,6 +68,15 @@ def run(argv: list[str]) -> int:
     elif int(os.environ.get("RANK", "0")) == 0:
         say(f"epoch {found.epoch}  ->  {os.path.relpath(out)}")
     return outcome.exit_code
+
+
+def parser_of_run(command: str, description: str) -> ArgumentParser:
+    """Return a parser of RUN and --which."""
+    parser = ArgumentParser(f"gnnpar {command}", description=description)
+    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, or one of its checkpoints")
+    which = "checkpoint: best on validation, last"
+    parser.add_argument("--which", choices=("best", "last"), default="best", help=which)
+    return parser
 
 
 def checked_pairs(file: Path, trained: Settings) -> Path:

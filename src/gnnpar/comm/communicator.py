@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, Self, TypeVar
 
 import torch
@@ -92,3 +93,77 @@ class Communicator(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@dataclass(eq=False)
+class RankGroup:
+    """The parts of a communicator that count: equal for threads and processes. ranks: of the group, by global number.
+    me: this rank among them."""
+
+    ranks: tuple[int, ...]
+    me: int
+    device: torch.device
+    clock: PhaseClock
+    ledger: Ledger
+
+    @property
+    def rank(self) -> int:
+        return self.ranks.index(self.me)
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def exchange(
+        self, outgoing: Mapping[int, Tensor], incoming_nbytes: Mapping[int, int], site: Site, *, metadata: int = 0
+    ) -> Mapping[int, Pending[Tensor]]:
+        self.ledger.add_metadata(metadata)
+        sends = {peer: buffer for peer, buffer in outgoing.items() if buffer.numel()}
+        for peer, buffer in sends.items():
+            self.ledger.sent(site.phase, buffer.numel(), peer=self.ranks[peer], layer=site.layer)
+        nothing = Ready(torch.empty(0, dtype=torch.uint8, device=self.device))
+        receives = {peer: nbytes for peer, nbytes in incoming_nbytes.items() if nbytes}
+        return {**dict.fromkeys(incoming_nbytes, nothing), **self.post(sends, receives, site)}
+
+    def post(self, sends: dict[int, Tensor], receives: dict[int, int], site: Site) -> dict[int, Pending[Tensor]]:
+        """Send non-empty buffers, and return the pending receives by peer."""
+        raise NotImplementedError
+
+    def all_reduce(self, tensor: Tensor, site: Site | None = None) -> Tensor:
+        if site is not None:
+            nbytes = ring_reduce_nbytes(tensor.numel() * tensor.element_size(), rank=self.rank, size=self.size)
+            self.ledger.counted(site.phase, nbytes)
+        with self.clock("reduce"):
+            return self.summed(tensor)
+
+    def summed(self, tensor: Tensor) -> Tensor:
+        """Return the sum over ranks, a new tensor."""
+        raise NotImplementedError
+
+    def all_gather(self, obj: T) -> list[T]:
+        """Return the objects of all ranks, on all ranks."""
+        raise NotImplementedError
+
+    def gather(self, obj: T) -> list[T] | None:
+        everything = self.all_gather(obj)
+        return everything if self.rank == 0 else None
+
+    def settle_accounts(self) -> None:
+        for peer, posts in enumerate(self.all_gather(dict(self.ledger.posts))):
+            self.ledger.learn_posts(self.ranks[peer], posts.get(self.me, {}))
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A value that needs no waiting."""
+
+    value: Tensor
+
+    def wait(self) -> Tensor:
+        return self.value
+
+
+def ring_reduce_nbytes(nbytes: int, *, rank: int, size: int) -> int:
+    """Return the bytes one rank sends in a ring all-reduce: 2 (P - 1) / P of the tensor, exact in the sum."""
+    total = 2 * (size - 1) * nbytes
+    return total // size + (rank < total % size)

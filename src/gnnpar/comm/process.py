@@ -27,13 +27,12 @@ from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from gnnpar.comm.clock import PhaseClock
 from gnnpar.comm.clock import monotonic as now
-from gnnpar.comm.communicator import Pending, Site, T
+from gnnpar.comm.communicator import Pending, RankGroup, Site, T
 from gnnpar.comm.interfaces import check_asked, loopback
 from gnnpar.comm.ledger import Ledger, Receipt
 from gnnpar.comm.mesh import Axis, Mesh
 from gnnpar.comm.sealing import opened, sealed
 from gnnpar.comm.staging import Staging
-from gnnpar.comm.threads import Ready, ring_reduce_nbytes
 
 
 def connect(
@@ -242,19 +241,14 @@ Lanes = Mapping[tuple[int, int], "dist.ProcessGroup"]
 
 
 @dataclass(eq=False)
-class ProcessCommunicator:
-    """A process's communicator of the world, or of a slice of it (`ranks`, global numbers)."""
+class ProcessCommunicator(RankGroup):
+    """A process's communicator of the world, or of a slice of it."""
 
-    ranks: tuple[int, ...]
-    me: int
-    device: torch.device
     transport: Literal["gloo", "nccl"]
     group: dist.ProcessGroup | None  # None: the default group
     control: dist.ProcessGroup | None  # gloo beside NCCL, for objects
     upward: dist.ProcessGroup
     downward: dist.ProcessGroup
-    clock: PhaseClock
-    ledger: Ledger
     staging: Staging
     beat: Callable[[], None]
     timeout: timedelta  # of every wait; the default of a group is half an hour
@@ -267,28 +261,9 @@ class ProcessCommunicator:
     axis: Axis | None = None  # None: all ranks
     num_objects: int = 0  # collective calls so far, equal on all ranks
 
-    @property
-    def rank(self) -> int:
-        return self.ranks.index(self.me)
-
-    @property
-    def size(self) -> int:
-        return len(self.ranks)
-
-    def exchange(
-        self, outgoing: Mapping[int, Tensor], incoming_nbytes: Mapping[int, int], site: Site, *, metadata: int = 0
-    ) -> Mapping[int, Pending[Tensor]]:
+    def post(self, sends: dict[int, Tensor], receives: dict[int, int], site: Site) -> dict[int, Pending[Tensor]]:
         self.beat()
-        self.ledger.add_metadata(metadata)
-        sends = {peer: buffer for peer, buffer in outgoing.items() if buffer.numel()}
-        for peer, buffer in sends.items():
-            self.ledger.sent(site.phase, buffer.numel(), peer=self.ranks[peer], layer=site.layer)
-        nothing = torch.empty(0, dtype=torch.uint8, device=self.device)
-        ready: dict[int, Pending[Tensor]] = {peer: Ready(nothing) for peer, n in incoming_nbytes.items() if not n}
-        receives = {peer: n for peer, n in incoming_nbytes.items() if n}
-        if self.transport == "nccl":
-            return {**ready, **self._post_nccl(sends, receives)}
-        return {**ready, **self._post_gloo(sends, receives, site)}
+        return self._post_nccl(sends, receives) if self.transport == "nccl" else self._post_gloo(sends, receives, site)
 
     def flush(self, *, keep: int) -> None:
         with self.clock("exposed"):
@@ -351,15 +326,11 @@ class ProcessCommunicator:
     def _towards(self, source: int, target: int) -> dist.ProcessGroup:
         return self.upward if target > source else self.downward
 
-    def all_reduce(self, tensor: Tensor, site: Site | None = None) -> Tensor:
-        if site is not None:
-            self.beat()
-            nbytes = ring_reduce_nbytes(tensor.numel() * tensor.element_size(), rank=self.rank, size=self.size)
-            self.ledger.counted(site.phase, nbytes)
-        with self.clock("reduce"):
-            total = tensor.clone()
-            if self.size > 1:
-                dist.all_reduce(total, group=self.group)
+    def summed(self, tensor: Tensor) -> Tensor:
+        self.beat()
+        total = tensor.clone()
+        if self.size > 1:
+            dist.all_reduce(total, group=self.group)
         return total
 
     def broadcast(self, obj: T | None, src: int = 0) -> T:
@@ -391,14 +362,9 @@ class ProcessCommunicator:
             dist.send(packed[peer], self.ranks[peer], group=self.control or self.group)
         return objs[0]
 
-    def gather(self, obj: T) -> list[T] | None:
+    def all_gather(self, obj: T) -> list[T]:
         if self.size == 1:
             return [obj]
-        everything = self._all_gather(obj)
-        return everything if self.rank == 0 else None
-
-    def _all_gather(self, obj: T) -> list[T]:
-        """Return the objects of all ranks, on all ranks."""
         label, group = self._label(), self.control or self.group
         mine = _as_tensor(sealed(self.key, label(self.rank), obj))
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in self.ranks]
@@ -446,11 +412,6 @@ class ProcessCommunicator:
                     work = dist.isend(one, target, lane) if self.me == source else dist.irecv(one, source, lane)
                     _started(work).wait()
         return lanes
-
-    def settle_accounts(self) -> None:
-        if self.size > 1:
-            for peer, posts in enumerate(self._all_gather(dict(self.ledger.posts))):
-                self.ledger.learn_posts(self.ranks[peer], posts.get(self.me, {}))
 
     def close(self) -> None:
         self.outbox.close()

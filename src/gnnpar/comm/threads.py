@@ -5,9 +5,9 @@ from __future__ import annotations
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gnnpar.comm.clock import PhaseClock
 from gnnpar.comm.clock import monotonic as now
-from gnnpar.comm.communicator import Pending, Site, T
+from gnnpar.comm.communicator import Pending, RankGroup, Site, T
 from gnnpar.comm.ledger import Ledger, Receipt
 from gnnpar.comm.mesh import Axis, Mesh
 
@@ -60,7 +60,8 @@ class ThreadWorld:
 
     def communicators(self) -> list[ThreadCommunicator]:
         everyone = tuple(range(self.size))
-        return [ThreadCommunicator(self, everyone, r) for r in everyone]
+        device = self.device
+        return [ThreadCommunicator(everyone, r, device, PhaseClock(device), Ledger(), self) for r in everyone]
 
     def turn(self) -> AbstractContextManager[object]:
         """Return the context that a rank's thread runs in."""
@@ -117,100 +118,56 @@ class _Arrival:
 
 
 @dataclass(eq=False)
-class ThreadCommunicator:
+class ThreadCommunicator(RankGroup):
     """One thread's end of a ThreadWorld, or of a slice of it. Buffers are handed over, not copied."""
 
     world: ThreadWorld
-    ranks: tuple[int, ...]
-    me: int
     group: str = ""
-    clock: PhaseClock = field(default=None)  # type: ignore[assignment]  # set below from the world's device
-    ledger: Ledger = field(default_factory=Ledger)
     _numbers: dict[tuple[Lane, bool], int] = field(default_factory=lambda: defaultdict[tuple[Lane, bool], int](int))
-
-    def __post_init__(self) -> None:
-        self.clock = self.clock or PhaseClock(self.world.device)
-
-    @property
-    def rank(self) -> int:
-        return self.ranks.index(self.me)
-
-    @property
-    def size(self) -> int:
-        return len(self.ranks)
-
-    @property
-    def device(self) -> torch.device:
-        return self.world.device
 
     @property
     def transport(self) -> Literal["threads", "none"]:
         return "threads" if self.world.size > 1 else "none"
 
-    def exchange(
-        self, outgoing: Mapping[int, Tensor], incoming_nbytes: Mapping[int, int], site: Site, *, metadata: int = 0
-    ) -> Mapping[int, Pending[Tensor]]:
-        self.ledger.add_metadata(metadata)
-        for peer, buffer in outgoing.items():
-            if buffer.numel():
-                self.ledger.sent(site.phase, buffer.numel(), peer=self.ranks[peer], layer=site.layer)
-                self.world.put(self._channel("x", self.me, self.ranks[peer]), (buffer, now()))
-        return {
-            peer: _Arrival(
-                self,
-                self._channel("x", self.ranks[peer], self.me),
-                self.ranks[peer],
-                now(),
-                self.ledger.expected(self.ranks[peer]),
-                site.phase == "stage",
-            )
-            if nbytes
-            else Ready(torch.empty(0, dtype=torch.uint8, device=self.device))
-            for peer, nbytes in incoming_nbytes.items()
-        }
+    def post(self, sends: dict[int, Tensor], receives: dict[int, int], site: Site) -> dict[int, Pending[Tensor]]:
+        for peer, buffer in sends.items():
+            self.world.put(self._channel("x", self.me, self.ranks[peer]), (buffer, now()))
+        pending: dict[int, Pending[Tensor]] = {}
+        for source, peer in ((self.ranks[peer], peer) for peer in receives):
+            number, staged = self.ledger.expected(source), site.phase == "stage"
+            pending[peer] = _Arrival(self, self._channel("x", source, self.me), source, now(), number, staged)
+        return pending
 
     def flush(self, *, keep: int) -> None:
         """Do nothing: buffers are passed by reference."""
 
-    def all_reduce(self, tensor: Tensor, site: Site | None = None) -> Tensor:
-        if site is not None:
-            nbytes = ring_reduce_nbytes(tensor.numel() * tensor.element_size(), rank=self.rank, size=self.size)
-            self.ledger.counted(site.phase, nbytes)
-        with self.clock("reduce"):
-            parts = self._all_gather(tensor)
-            total = parts[0].clone()
-            for part in parts[1:]:  # in rank order: every rank adds the same numbers in the same order
-                total += part
-            self.barrier()  # do not change a tensor that others still read
+    def summed(self, tensor: Tensor) -> Tensor:
+        parts = self.all_gather(tensor)
+        total = parts[0].clone()
+        for part in parts[1:]:  # in rank order: every rank adds the same numbers in the same order
+            total += part
+        self.barrier()  # do not change a tensor that others still read
         return total
 
     def broadcast(self, obj: T | None, src: int = 0) -> T:
-        return self._all_gather(cast("T", obj if self.rank == src else None))[src]  # other ranks' objects are ignored
+        return self.all_gather(cast("T", obj if self.rank == src else None))[src]  # other ranks' objects are ignored
 
     def scatter(self, objs: Sequence[object] | None) -> object:
-        given = self._all_gather(objs)[0]
+        given = self.all_gather(objs)[0]
         assert given is not None
         return given[self.rank]
 
-    def gather(self, obj: T) -> list[T] | None:
-        everything = self._all_gather(obj)
-        return everything if self.rank == 0 else None
-
     def barrier(self) -> None:
-        self._all_gather(None)
+        self.all_gather(None)
 
     def along(self, mesh: Mesh, axis: Axis) -> ThreadCommunicator:
         mine = next(group for group in mesh.groups(axis) if self.me in group)
-        return ThreadCommunicator(self.world, mine, self.me, f"{self.group}/{axis}", self.clock, self.ledger)
-
-    def settle_accounts(self) -> None:
-        for peer, posts in enumerate(self._all_gather(dict(self.ledger.posts))):
-            self.ledger.learn_posts(self.ranks[peer], posts.get(self.me, {}))
+        return replace(self, ranks=mine, group=f"{self.group}/{axis}", _numbers=defaultdict(int))
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
 
-    def _all_gather(self, obj: T) -> list[T]:
+    def all_gather(self, obj: T) -> list[T]:
         for peer in self.ranks:
             if peer != self.me:
                 self.world.put(self._channel("g", self.me, peer), obj)
@@ -221,19 +178,3 @@ class ThreadCommunicator:
         lane = kind, self.group, src, dst
         self._numbers[lane, src == self.me] += 1
         return *lane, self._numbers[lane, src == self.me]
-
-
-@dataclass(frozen=True)
-class Ready:
-    """A value that needs no waiting."""
-
-    value: Tensor
-
-    def wait(self) -> Tensor:
-        return self.value
-
-
-def ring_reduce_nbytes(nbytes: int, *, rank: int, size: int) -> int:
-    """Return the bytes one rank sends in a ring all-reduce: 2 (P - 1) / P of the tensor, exact in the sum."""
-    total = 2 * (size - 1) * nbytes
-    return total // size + (rank < total % size)

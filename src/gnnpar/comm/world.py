@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from operator import attrgetter
@@ -243,6 +243,41 @@ class Outcome:
     @property
     def exit_code(self) -> int:
         return 0 if self.status == "completed" else 1
+
+
+class RunHooks:
+    """Hooks of the caller of `launch`, called in the process that starts the ranks, or in joined rank 0.
+
+    run_dir: the folder of the run.
+    """
+
+    run_dir: Path
+
+    def agreed(self) -> Mapping[str, str]:
+        """Return settings that must be equal on all joined ranks. On every rank."""
+        return {}
+
+    def unseen(self, folder: Path) -> str:
+        """Return an error line for a rank that does not see `folder`, rank 0's run_dir, or ''. On every rank."""
+        return ""
+
+    def before_start(self, restarts: int) -> None:
+        """Prepare for the first rank. restarts: by torchrun, so far."""
+
+    def on_links(self, reached_gbps: Sequence[float]) -> None:
+        """Record the rates of the shaped links: 10^9 bit/s of payload from each host to the next."""
+
+    def on_restart(self, restarts: int) -> str:
+        """Prepare for a restart of all ranks. Return 'from ...', where they will resume."""
+        return "from the beginning"
+
+    def on_lost(self, line: str, folder: Path) -> str:
+        """Add advice to the line of a lost rank. folder: rank 0's run_dir. On every rank."""
+        return line
+
+    def on_end(self, outcome: Outcome) -> Outcome:
+        """Finish after the last rank. Return the result of `launch`."""
+        return outcome
 
 
 def reason_of(error: BaseException) -> str:

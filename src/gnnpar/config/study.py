@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -192,21 +192,19 @@ class Study:
                     keys = tuple(f"{_KEY_OF.get(axis, f'cells.{axis}')}.{name}" for axis, name in at.items())
                     made.append(Variant(self.job.format(**at) or "; ".join(place), overrides, keys, place))
             return made
+
+        def variant(name: str, groups: Iterable[Overrides], keys: Sequence[str]) -> Variant:
+            return Variant(name, merged(self.base, *groups), tuple(keys) or ("base",), (name or BASE,))
+
         levels = {
             name: [(listed(level), f"factors.{name}[{i}]") for i, level in enumerate(given)]
             for name, given in self.factors.items()
         }
         if self.mode == "leave_one_out":
             whole = {name: tuple(o for level, _ in given for o in level) for name, given in levels.items()}
-            lacking = [None, *whole]
-            return [
-                Variant(
-                    name := "" if gone is None else f"without {gone}",
-                    merged(self.base, *(overrides for name, overrides in whole.items() if name != gone)),
-                    (f"factors.{gone}",) if gone else ("base",),
-                    (name or BASE,),
-                )
-                for gone in lacking
+            return [variant("", whole.values(), ())] + [
+                variant(f"without {gone}", [own for name, own in whole.items() if name != gone], [f"factors.{gone}"])
+                for gone in whole
             ]
         if self.mode == "grid":
             chosen = itertools.product(*([None, *given] for given in levels.values()))
@@ -214,13 +212,8 @@ class Study:
             chosen = [(), *((level,) for given in levels.values() for level in given)]
         picked = [[level for level in choice if level is not None] for choice in chosen]
         return [
-            Variant(
-                name := " ".join(o for overrides, _ in levels for o in overrides),
-                merged(self.base, *(overrides for overrides, _ in levels)),
-                tuple(key for _, key in levels) or ("base",),
-                (name or BASE,),
-            )
-            for levels in picked
+            variant(" ".join(o for own, _ in each for o in own), [own for own, _ in each], [key for _, key in each])
+            for each in picked
         ]
 
     def most(self, variant: Variant) -> int:

@@ -20,20 +20,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from gnnpar.comm import interfaces
 from gnnpar.comm.interfaces import JoinError
-from gnnpar.comm.world import Interrupted, Outcome
+from gnnpar.comm.world import Interrupted, Outcome, RunHooks
 from gnnpar.files import JsonDict
 from gnnpar.launch.failures import failure_of
 from gnnpar.settings import Comm, ConfigError
 from gnnpar.track.console import complain
-
-if TYPE_CHECKING:
-    from gnnpar.launch.launch import RunHooks
 
 _POLL_SECONDS = 0.1
 _READ_SECONDS = 1.0  # for the line of another rank of this host to come first

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from typing import Literal, Protocol
 
 from gnnpar.comm import Communicator
-from gnnpar.comm.world import Host, How, Interrupted, Outcome, World, num_cores, torch_given_back
+from gnnpar.comm.world import Host, How, Interrupted, Outcome, RunHooks, World, num_cores, torch_given_back
 from gnnpar.files import require_files, require_memory
 from gnnpar.launch import processes
 from gnnpar.launch.emulated import cpu_shares, paced
@@ -35,43 +34,6 @@ class Work(Protocol):
 
     def session(self, *, first: bool) -> AbstractContextManager[RankWork]:
         """Enter once in every process that has ranks. Yield the work of a rank. first: rank 0 is in this process."""
-        ...
-
-
-class RunHooks(Protocol):
-    """Hooks of the caller of `launch`, called in the process that starts the ranks, or in joined rank 0."""
-
-    @property
-    def run_dir(self) -> Path:
-        """Return the folder of the run."""
-        ...
-
-    def agreed(self) -> Mapping[str, str]:
-        """Return settings that must be equal on all joined ranks. On every rank."""
-        ...
-
-    def unseen(self, folder: Path) -> str:
-        """Return an error line for a rank that does not see `folder`, rank 0's run_dir, or ''. On every rank."""
-        ...
-
-    def before_start(self, restarts: int) -> None:
-        """Prepare for the first rank. restarts: by torchrun, so far."""
-        ...
-
-    def on_links(self, reached_gbps: Sequence[float]) -> None:
-        """Record the rates of the shaped links: 10^9 bit/s of payload from each host to the next."""
-        ...
-
-    def on_restart(self, restarts: int) -> str:
-        """Prepare for a restart of all ranks. Return 'from ...', where they will resume."""
-        ...
-
-    def on_lost(self, line: str, folder: Path) -> str:
-        """Add advice to the line of a lost rank. folder: rank 0's run_dir. On every rank."""
-        ...
-
-    def on_end(self, outcome: Outcome) -> Outcome:
-        """Finish after the last rank. Return the result of `launch`."""
         ...
 
 

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from gnnpar.comm import interfaces
 from gnnpar.comm.clock import dilate
-from gnnpar.comm.world import Host, Interrupted, World
+from gnnpar.comm.world import Host, Interrupted, RunHooks, World
 from gnnpar.files import write_json_whole
 from gnnpar.launch import environment
 from gnnpar.launch.emulated import cpu_shares
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
     from gnnpar.comm import Communicator
-    from gnnpar.launch.launch import RunHooks, Work
+    from gnnpar.launch.launch import Work
 
 _SHUTDOWN_SECONDS = 15.0  # for a rank to end after rank 0
 _PATIENCE_SECONDS = 5.0

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from torch import nn
+
 from gnnpar.comm import Communicator
 from gnnpar.comm.clock import perf_counter
 from gnnpar.comm.world import Host, Interrupted, World
@@ -39,11 +41,11 @@ from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint import resume
 from gnnpar.training.checkpoint.policy import CheckpointPolicy
 from gnnpar.training.checkpoint.resume import EdgeFacts, Start
+from gnnpar.training.checkpoint.state import tree_hash
 from gnnpar.training.diagnose import finite_weights, first_not_finite, is_out_of_memory, out_of_memory
 from gnnpar.training.evaluate import evaluate, fidelity
 from gnnpar.training.meter import EpochMeter, merge
 from gnnpar.training.plans import make_plan
-from gnnpar.training.replicas import refuse_unequal_weights
 from gnnpar.training.result.header import WARMUP_EPOCHS
 from gnnpar.training.result.record import RunRecord
 from gnnpar.training.shards import Source, source_of
@@ -189,11 +191,6 @@ class Run:
     def world(self) -> World:
         return self.job.world
 
-    @property
-    def since(self) -> int:
-        """First epoch of the plan."""
-        return since_of(self.predicted)
-
 
 def since_of(predicted: JsonObject | None) -> int:
     """Return the first epoch of the plan with these predictions."""
@@ -292,6 +289,19 @@ def build_model(
         raise ValueError("no parameter of the model requires a gradient (requires_grad_): there is nothing to train")
     refuse_unequal_weights(model, comm)
     return num_features, edge_sizes, model, task
+
+
+def refuse_unequal_weights(model: nn.Module, comm: Communicator) -> None:
+    """Raise ValueError on every rank if initial parameters or buffers differ from rank 0's. Collective. The cause is a
+    model that draws from numpy, random, the time or another generator that gnnpar does not seed."""
+    held = (*model.named_parameters(), *model.named_buffers())
+    everyone = comm.gather({name: tree_hash(tensor) for name, tensor in held}) or []
+    unlike = [(rank, name) for rank, each in enumerate(everyone) for name in each if each[name] != everyone[0][name]]
+    for rank, name in comm.broadcast(unlike[:1]):
+        raise ValueError(
+            f"{name} of the model has other initial values on rank {rank} than on rank 0; draw them from torch's "
+            "generator (torch.nn.init), which gnnpar seeds, not from numpy, random or a generator without a seed"
+        )
 
 
 def shard_of(source: Source, settings: Settings, model: GNN, num_features: int, comm: Communicator) -> Shard:
@@ -445,7 +455,8 @@ def train_epoch(
     """Train and measure one epoch. Return its row (complete on rank 0), its loss and, on rank 0, all reports."""
     settings, comm, engine, optimizer = run.settings, run.comm, run.engine, run.optimizer
     probing = bool(settings.fidelity_every) and epoch % settings.fidelity_every == 0
-    profiling = run.world.how != "threads" and epoch - run.since == memory_epoch(settings.epochs - run.since)
+    since = since_of(run.predicted)
+    profiling = run.world.how != "threads" and epoch - since == memory_epoch(settings.epochs - since)
     exact = engine.exact_gradient(epoch) if probing else None
     optimizer.schedule(epoch)
     if profiling:  # the recorder misses releases of earlier allocations, so let the epoch allocate its own gradients

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.comm import Communicator
-from gnnpar.comm.world import Host, Outcome, World
+from gnnpar.comm.world import Host, RunHooks, World
 from gnnpar.data.columns import load_npy
 from gnnpar.files import JsonObject, WriteError, checksum, file_hash
 from gnnpar.parallel.objective import SPLITS, PairObjective
@@ -149,27 +149,11 @@ def scored(file: Path, rows: Tensor, run: Run, num_nodes: int) -> tuple[Tensor, 
 
 
 @dataclass(frozen=True)
-class Hooks:
-    """`RunHooks` without effect. run_dir: of the plan."""
+class Hooks(RunHooks):
+    """Hooks of a prediction. run_dir: of the plan."""
 
     settings: Settings
     run_dir: Path
 
     def agreed(self) -> Mapping[str, str]:
         return agreed_on(self.settings)
-
-    def unseen(self, folder: Path) -> str:
-        return ""
-
-    def before_start(self, restarts: int) -> None: ...
-
-    def on_links(self, reached_gbps: Sequence[float]) -> None: ...
-
-    def on_restart(self, restarts: int) -> str:
-        return "from the beginning"
-
-    def on_lost(self, line: str, folder: Path) -> str:
-        return line
-
-    def on_end(self, outcome: Outcome) -> Outcome:
-        return outcome

@@ -91,11 +91,6 @@ class Network(Links):
     def remove(self) -> None:
         delete([name for name in names() if name.startswith(f"{self.prefix}-")])
 
-    def sent_bytes(self, host: int) -> int:
-        """Return the bytes that the interface of a host has sent."""
-        with entered(self.namespace(host)):
-            return interface_sent_bytes()
-
     def _connect(self) -> None:
         hosts = range(self.num_hosts)
         switch = self.namespace(_SWITCH)

@@ -220,33 +220,29 @@ def best_val(run_dir: Path) -> float:
 
 def prune(run_dir: Path, *, keep: int) -> None:
     """Drop all checkpoints but the last `keep` and the best one on validation."""
-    there = everything(run_dir)
-    kept = {*there[:keep], *_by_val(run_dir)[:1]}
-    for folder in there:
-        if folder not in kept:
-            remove(folder)
+    _keep_only({*everything(run_dir)[:keep], *_by_val(run_dir)[:1]}, run_dir)
 
 
 def drop_old(run_dir: Path) -> bool:
     """Drop all checkpoints but the last valid one. Return whether there were others."""
-    there = everything(run_dir)
-    last = latest(run_dir, lambda line: None) if len(there) > 1 else None
-    if last is None:
-        return False
-    for folder in there:
-        if folder != last.folder:
-            remove(folder)
-    return True
+    last = latest(run_dir, lambda line: None) if len(everything(run_dir)) > 1 else None
+    if last is not None:
+        _keep_only({last.folder}, run_dir)
+    return last is not None
 
 
 def remove_after(run_dir: Path, epoch: int) -> None:
     """Drop checkpoints of later epochs than `epoch`, and unfinished ones."""
-    for folder in everything(run_dir):
-        if _epoch(folder) > epoch:
-            remove(folder)
+    _keep_only({folder for folder in everything(run_dir) if _epoch(folder) <= epoch}, run_dir)
     for ending in (_PARTIAL, _OLD):
         for left in (run_dir / FOLDER).glob(f"*{ending}"):
             remove(left)
+
+
+def _keep_only(kept: set[Path], run_dir: Path) -> None:
+    for folder in everything(run_dir):
+        if folder not in kept:
+            remove(folder)
 
 
 def _by_val(run_dir: Path) -> list[Path]:

@@ -23,21 +23,8 @@ if TYPE_CHECKING:
 
 WARMUP_EPOCHS = 5
 KERNELS = "GNNPAR_KERNELS"  # gnnpar_kernels.dispatch.VARIABLE, in a package that imports torch
-CHANGES_NUMBERS = (
-    "strategy",
-    "partition",
-    "optim",
-    "precision",
-    "first_layer",
-    "row_order",
-    "seed",
-    "task",
-    "world_size",
-    "tf32",
-    "deterministic",
-    "eval_every",
-    "early_stopping",
-)
+CHANGES_NUMBERS = ("strategy", "partition", "optim", "precision", "first_layer", "row_order", "seed", "task")
+CHANGES_NUMBERS += ("world_size", "tf32", "deterministic", "eval_every", "early_stopping")
 """Settings that change losses, weights or the choice of the best epoch, and may differ on resume."""
 CHANGES_TIMES = ("comm", "launch", "device", "threads_per_rank")
 """Settings that change only times."""

@@ -1,6 +1,6 @@
 """Write the folder of a run from its start to its end, and print its lines.
 
-The launcher calls it around its ranks (`launch.RunHooks`); rank 0 writes rows and the result through `tracking`.
+The launcher calls it around its ranks (`RunHooks`); rank 0 writes rows and the result through `tracking`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from gnnpar.comm.world import Outcome, World, reason_of
+from gnnpar.comm.world import Outcome, RunHooks, World, reason_of
 from gnnpar.files import JsonDict, JsonObject, release_room, reserve_room
 from gnnpar.partition.manifest import read_manifest
 from gnnpar.settings import Cluster, Settings, show
@@ -31,8 +31,8 @@ _BUSY = "busy machine: "
 _SPARE_CORES = 0.5  # cores that other programs may use although the run needs them
 
 
-class RunRecord:
-    """The `RunHooks` of one run. Pickled with its header for ranks that are processes."""
+class RunRecord(RunHooks):
+    """The hooks of one run. Pickled with its header for ranks that are processes."""
 
     def __init__(self, settings: Settings, world: World, run_dir: Path, verified: str = "no") -> None:
         self.settings, self.world, self.run_dir = settings, world, run_dir

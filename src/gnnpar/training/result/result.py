@@ -107,23 +107,8 @@ def build_result(header: Row, plan: Row | None, rows: Sequence[Row], status: Sta
     timed, warmup = timed_rows([row for row in rows if row["epoch"] >= begun], since=since)
     of_plan = [row for row in rows if row["epoch"] >= since]
     hashes = (plan or {}).get("hashes", {})
-    copied = (
-        "strategy",
-        "exactness",
-        "model",
-        "dataset",
-        "world_size",
-        "threads_per_rank",
-        "cores",
-        "oversubscribed",
-        "transport",
-        "provenance",
-        "session",
-        "block",
-        "seed",
-        "device",
-        "epochs",
-    )
+    copied = ("strategy", "exactness", "model", "dataset", "world_size", "threads_per_rank", "cores")
+    copied += ("oversubscribed", "transport", "provenance", "session", "block", "seed", "device", "epochs")
     return {
         "schema": 1,
         "status": status,
@@ -241,8 +226,7 @@ def metric(rows: Sequence[Row]) -> JsonDict:
 
 
 def cold_start(first: Row) -> dict[str, float]:
-    names = {"partition": "partition", "plan": "plan", "load": "load", "shard": "shard"}
-    cold = {name: first.get(f"time/cold_{key}_seconds", 0.0) for name, key in names.items()}
+    cold = {name: first.get(f"time/cold_{name}_seconds", 0.0) for name in ("partition", "plan", "load", "shard")}
     return cold | {"profile": 0.0, "compile": 0.0}
 
 
