@@ -112,17 +112,8 @@ def write_json_whole(file: Path, data: object, *, indent: int | None = 1, sync: 
     write_text_whole(file, json.dumps(data, indent=indent) + "\n", sync=sync)
 
 
-def require_file(file: Path) -> int:
-    """Return the size of a regular file. Raise OSError for a pipe or a device, where a reader would wait."""
-    if not file.is_file():
-        file.stat()  # raises for a missing file
-        raise OSError(errno.EINVAL, "it is no file", str(file))
-    return file.stat().st_size
-
-
 def read_json(file: Path) -> JsonDict:
     """Return the object in a JSON file. Raise OSError, and ValueError for other content."""
-    require_file(file)
     return parse_json(file.read_bytes().decode())
 
 
@@ -179,7 +170,6 @@ def read_checked_json(file: Path) -> JsonDict:
 
 def file_hash(file: Path) -> str:
     """Return the sha256 of a file's bytes. Raises OSError."""
-    require_file(file)
     digest = hashlib.sha256()
     with file.open("rb") as data:
         while block := data.read(_BLOCK):

@@ -11,8 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnpar.files import require_file
-
 _PARSER = threading.Lock()  # CPython 3.11.7 raises SystemError if two threads parse headers (ast) at once
 
 
@@ -32,7 +30,6 @@ def load_npy(file: Path, *, mapped: bool = False) -> np.ndarray:
 
     Raises OSError, and ValueError for a file that is not an array: numpy raises many kinds of errors for wrong headers.
     """
-    require_file(file)
     try:
         with _PARSER:
             array = np.load(file, mmap_mode="c" if mapped else None, allow_pickle=False)

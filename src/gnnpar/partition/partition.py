@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.stored import Stored
-from gnnpar.files import open_whole, require_file
+from gnnpar.files import open_whole
 from gnnpar.partition.vertex_cut import following
 from gnnpar.track.text import counted
 
@@ -199,7 +199,7 @@ def write_cached(file: Path, number_of: Tensor, what: str, say: Callable[[str], 
 def read_cached(file: Path, num_rows: int, count: int, what: str, say: Callable[[str], None]) -> Tensor | None:
     """Return int64 [num_rows] in [0, count) as `write_cached` wrote it, or None; say a line if it is damaged."""
     try:
-        size = require_file(file)
+        size = file.stat().st_size
         data = file.read_bytes() if size == 32 + 4 * num_rows else b""
     except FileNotFoundError:
         return None

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from gnnpar.data.preprocess import Preprocess
 from gnnpar.files import JsonDict, file_hash, open_whole, read_json, write_text_whole
-from gnnpar.folds.aggregator import Aggregator, EdgeDropout
+from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Rows
 from gnnpar.folds.generic import Generic
 from gnnpar.folds.max import Max
@@ -29,7 +29,7 @@ from gnnpar.folds.softmax import Softmax, SoftmaxDot, SoftmaxV2
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import InEdges, Message, Reduction
 from gnnpar.models.gnn import GNN
-from gnnpar.parallel.local import by_type
+from gnnpar.parallel.local import LocalRows, OwnRows, Pass, by_type
 from gnnpar.partition.learned import WEIGHT
 from gnnpar.precision import TYPES
 from gnnpar.settings import ConfigError
@@ -46,53 +46,36 @@ _TYPED = (
 _WHOLE = "a convolution that reads whole neighbourhoods has no form in plain torch; load weights.pt into its class"
 
 
-class PlainGraph:
+class PlainGraph(OwnRows):
     """A graph in torch's own operations, for tracing: no kernels, no blocks, edges in any order, evaluation only.
 
-    The folds of gnnpar by `index_add` and `scatter_reduce`; ValueError names any other aggregator.
+    The folds of gnnpar by `index_add` and `scatter_reduce`; ValueError names any other aggregator. Edges have neither
+    weights, types nor attributes.
 
     Shapes: edge_index [2, E], (source, destination), of N nodes.
     """
 
-    normalised = False
+    edge_attr = edge_type = None
 
     def __init__(self, edge_index: Tensor, num_nodes: int, like: Tensor) -> None:
         self._src, self._dst, self._num_nodes = edge_index[0], edge_index[1], num_nodes
-        self._ones = like.new_ones(edge_index.shape[1])
+        degree = self._added(like.new_ones(edge_index.shape[1]))
+        self.local = LocalRows(torch.arange(num_nodes, device=degree.device), degree, run=Pass(0))
 
     @property
-    def node_ids(self) -> Tensor:
-        return torch.arange(self._num_nodes, device=self._src.device)
+    def num_nodes(self) -> int:
+        return self._num_nodes
 
     @property
     def edge_ids(self) -> Tensor:
         return torch.arange(self._src.shape[0], device=self._src.device)
 
     @property
-    def in_degree(self) -> Tensor:
-        return self._added(self._ones)
-
-    @property
-    def in_weight(self) -> None:
-        """None: edges have no weights."""
+    def in_edges(self) -> InEdges:
+        raise ValueError(_WHOLE)
 
     def type_degree(self, types: int) -> Tensor:
         return by_type(None, self.in_degree, types)
-
-    @property
-    def edge_attr(self) -> None:
-        """None: edges have no attributes."""
-
-    @property
-    def edge_type(self) -> None:
-        """None: edges have no types."""
-
-    @property
-    def num_nodes(self) -> int:
-        return self._num_nodes
-
-    def moments(self, x: Tensor) -> None:
-        """Return None: the graph only evaluates."""
 
     def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
         return part
@@ -105,16 +88,6 @@ class PlainGraph:
 
     def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
         return x
-
-    def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
-        return None
-
-    @property
-    def in_edges(self) -> InEdges:
-        raise ValueError(_WHOLE)
-
-    def destinations(self, *rows: Tensor) -> tuple[Self, Rows]:
-        return self, rows
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         if agg.whole_neighborhood:
