@@ -41,7 +41,9 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--worlds", default="1,2,3,4", help="world sizes, as threads (1,2,3,4)")
     parser.add_argument("overrides", nargs="*", help="strategy=NAME, model=NAME[,NAME], key=value ...")
     options = parser.parse_intermixed_args(argv)
-    worlds = parse_worlds(options.worlds)
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", options.worlds):
+        raise ConfigError(f"--worlds={options.worlds} must be whole numbers >= 1, separated by commas")
+    worlds = tuple(map(int, options.worlds.split(",")))
     asked = {o.partition("=")[0]: o for o in options.overrides}
     refuse_unread(options.overrides)
     if "codec" in asked and "strategy" not in asked:
@@ -143,12 +145,6 @@ def run_codec(codec: CodecConfig, title: str) -> int:
     kept = sum(law.passed for law in laws)
     say(f"{kept} of {len(laws)} laws hold")
     return 0 if kept == len(laws) else 1
-
-
-def parse_worlds(text: str) -> tuple[int, ...]:
-    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
-        raise ConfigError(f"--worlds={text} must be whole numbers >= 1, separated by commas")
-    return tuple(map(int, text.split(",")))
 
 
 def model_names() -> list[str]:

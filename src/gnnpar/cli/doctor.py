@@ -43,6 +43,7 @@ def diagnose() -> dict[str, JsonDict]:
     """Return versions, devices, backends, launches, kernels, extras."""
     import torch
 
+    from gnnpar.comm.process import backends
     from gnnpar.launch.emulated.paced import trial
 
     named = versions() | {"torch": torch.__version__}
@@ -51,7 +52,8 @@ def diagnose() -> dict[str, JsonDict]:
         "versions": {k: v or "not installed" for k, v in named.items()}
         | {name: installed(name) or "not installed" for name in packages},
         "devices": devices(),
-        "backends": backends(),
+        "backends": {name: "yes" if there else "not in this torch" for name, there in backends().items()}
+        | {"threads": "yes"},
         "launch": {"local": "yes", "paced": trial()},
         "kernels": kernels(),
         "extras": {name: extra(name, how) for name, how in EXTRAS.items()},
@@ -87,10 +89,3 @@ def extra(name: str, how: str) -> str:
     if importlib.util.find_spec(name) is None:
         return f"not installed; pip install gnnpar{how}"
     return installed(name) or "installed"
-
-
-def backends() -> dict[str, str]:
-    """Return the transports of this torch."""
-    from gnnpar.comm.process import backends as built
-
-    return {name: "yes" if there else "not in this torch" for name, there in built().items()} | {"threads": "yes"}

@@ -62,7 +62,9 @@ def run(argv: list[str]) -> int:
         code, keys = run_jobs(argv, job, listed=[job_overrides(*each) for each in jobs])
         results = ended(folder, dict(zip(jobs, keys, strict=True)))
         refuse_other_data(results, folder)
-        runs = by_place(results)
+        runs: dict[tuple[str, ...], dict[tuple[int, int], JsonObject]] = {}  # place -> (seed, block) -> result
+        for (variant, seed, block), result in results.items():
+            runs.setdefault(variant.place, {})[seed, block] = result
         report(study, runs, folder, shown=not options.json)
         in_order = {key: variants.index(of) for (of, _, _), key in zip(jobs, keys, strict=True)}
         page(study, runs, folder, in_order)
@@ -138,14 +140,6 @@ def refuse_other_data(results: Results, folder: Path) -> None:
                 f"{folder} holds runs of seed {seed} on two graphs or splits of the same name: its data has changed "
                 "between two starts; give --folder another name"
             )
-
-
-def by_place(results: Results) -> Runs:
-    """Return place -> (seed, block) -> result."""
-    found: dict[tuple[str, ...], dict[tuple[int, int], JsonObject]] = {}
-    for (variant, seed, block), result in results.items():
-        found.setdefault(variant.place, {})[seed, block] = result
-    return found
 
 
 def report(study: Study, runs: Runs, folder: Path, *, shown: bool) -> None:

@@ -158,7 +158,8 @@ def _threads(world: World, work: Work, stop: Stop) -> None:
 
     from gnnpar.comm import ThreadWorld
 
-    with torch_given_back(), _random_numbers_given_back(world.device):
+    gpus = [torch.cuda.current_device()] if world.device == "cuda" else []
+    with torch_given_back(), torch.random.fork_rng(gpus):  # a resume sets the generators
         world.prepare()
         threads = ThreadWorld(world.size, device=torch.device(world.device))
         host = Host(stop_asked=stop.asked, others_failed=threads.failed.is_set)
@@ -176,20 +177,6 @@ def _threads(world: World, work: Work, stop: Stop) -> None:
         except Exception as error:
             rank = getattr(error, "gnnpar_rank", 0)  # set by ThreadWorld
             raise RankFailed(failure_of(rank, error)) from error
-
-
-@contextmanager
-def _random_numbers_given_back(device: str) -> Iterator[None]:
-    """Restore torch's generators, which a resume sets. torch.random.fork_rng would import torch's compiler."""
-    import torch
-
-    of_cpu, of_gpu = torch.get_rng_state(), torch.cuda.get_rng_state() if device == "cuda" else None
-    try:
-        yield
-    finally:
-        torch.set_rng_state(of_cpu)
-        if of_gpu is not None:
-            torch.cuda.set_rng_state(of_gpu)
 
 
 def _wait_for_ranks() -> None:

@@ -170,15 +170,14 @@ def is_fork_of_threads() -> bool:
 _OF_THREADS = [False]  # a process sets its own state around a fork; the child keeps it
 
 
-def _before_fork() -> None:
-    _OF_THREADS.append(_OF_THREADS[-1] or _num_threads() > 1)
-
-
 def _num_threads() -> int:
     return len(os.listdir("/proc/self/task")) if sys.platform == "linux" else threading.active_count()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=lambda: _OF_THREADS.pop())
+os.register_at_fork(
+    before=lambda: _OF_THREADS.append(is_fork_of_threads() or _num_threads() > 1),
+    after_in_parent=lambda: _OF_THREADS.pop(),
+)
 
 
 def has_one_thread() -> bool:

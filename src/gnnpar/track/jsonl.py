@@ -49,7 +49,9 @@ class Jsonl:
             write_text_whole(self._path, "")
         else:
             kept = [row for row in read_rows(source) if row["epoch"] < epochs_done]
-            kept = kept if timed else [_results_only(row) for row in kept]
+            if not timed:  # drop the earlier run's measurements of itself
+                own = ("memory/", "assign/")
+                kept = [{k: v for k, v in row.items() if not k.startswith(own)} | {"time/timed": 0} for row in kept]
             write_text_whole(self._path, "".join(json.dumps(row) + "\n" for row in kept), sync=True)
         self.count = epochs_done
         self._file = self._path.open("ab", buffering=0)
@@ -121,8 +123,3 @@ def missing_epochs(run_dir: Path, count: int) -> str:
     there = sorted({row["epoch"] for row in rows if 0 <= row["epoch"] < count})
     gaps = [(a + 1, b - 1) for a, b in zip([-1, *there], [*there, count], strict=True) if b > a + 1]
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in gaps)
-
-
-def _results_only(row: JsonObject) -> JsonDict:
-    """Drop the earlier run's measurements of itself."""
-    return {k: v for k, v in row.items() if not k.startswith(("memory/", "assign/"))} | {"time/timed": 0}

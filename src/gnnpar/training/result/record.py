@@ -178,13 +178,8 @@ def remarks(settings: Settings, world: World) -> Iterator[str]:
 
 def contention(num_threads: int, cores: int) -> str:
     """Return 'other programs keep 1.6 of 2 cores busy' if threads would share cores, else ''."""
-    busy = busy_cores()
+    busy = psutil.cpu_percent(interval=0.1) / 100 * (os.cpu_count() or 1)
     return f"other programs keep {busy:.1f} of {cores} cores busy" if busy + num_threads > cores + _SPARE_CORES else ""
-
-
-def busy_cores() -> float:
-    """Measure for a tenth of a second the cores that other programs use."""
-    return psutil.cpu_percent(interval=0.1) / 100 * (os.cpu_count() or 1)
 
 
 def undercut_by_bursts(result: JsonObject) -> str:

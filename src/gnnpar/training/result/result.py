@@ -34,19 +34,15 @@ def schema_path() -> Path:
 def write_result(run_dir: Path, header: Row, status: Status, error: str | None) -> JsonDict:
     """Build result.json from the files of a run folder and write it."""
     rows = [row for row in read_rows(run_dir) if is_whole(row)]
-    result = build_result(header, _plan_in(run_dir), rows, status, error)
+    try:
+        plan = Plan.data(run_dir / "plan.json")
+    except ValueError:  # missing, or unreadable
+        plan = None
+    result = build_result(header, plan, rows, status, error)
     load = {"before": header["load_before"], "after": os.getloadavg()[0]}
     result["load"] = load | ({"others": header["others"]} if "others" in header else {})
     write_json_whole(run_dir / FILE, result)
     return result
-
-
-def _plan_in(run_dir: Path) -> JsonDict | None:
-    """Return plan.json of a run folder; None if it is missing or unreadable."""
-    try:
-        return Plan.data(run_dir / "plan.json")
-    except ValueError:
-        return None
 
 
 def remove_results(run_dir: Path) -> None:
