@@ -411,7 +411,7 @@ def _value(hint: object, value: object, path: str) -> Any:  # Any: of the hint's
             if wanted and not (isinstance(named, type) and set(wanted) & set(named.__mro__)):  # not called
                 raise ConfigError(f"{path}={show(value['_target_'])} is no {' or '.join(c.__name__ for c in wanted)}")
             built = instantiate(value, path)
-            for protocol in filter(_is_protocol, _options(hint)):
+            for protocol in (each for each in _options(hint) if isinstance(each, type) and _is_protocol(each)):
                 if lacking := _lacking(built, _members(protocol)):
                     raise ConfigError(
                         f"{path}={value['_target_']} has no {lacking[0]}, which a {protocol.__name__} needs"
@@ -436,7 +436,7 @@ def checked(hint: Any, value: object, path: str) -> Any:  # Any: a type in any f
     try:
         adapter = TypeAdapter(hint)
     except PydanticSchemaGenerationError:  # a Protocol: only an object with _target_ can satisfy it
-        if value is None and type(None) in typing.get_args(hint):
+        if value is None and type(None) in _options(hint):
             return None
         raise ConfigError(f"{path}={show(value)} must be a group or an object with _target_") from None
     try:
@@ -520,45 +520,36 @@ def show(value: object) -> str:
 
 
 def _closest_literal(hint: object, value: object) -> str:
-    if not isinstance(value, str):
-        return ""
-    literals = [
-        a for h in (hint, *typing.get_args(hint)) if typing.get_origin(h) is Literal for a in typing.get_args(h)
-    ]
-    return closest(value, map(str, literals))
+    literals = [str(a) for o in _options(hint) if typing.get_origin(o) is Literal for a in typing.get_args(o)]
+    return closest(value, literals) if isinstance(value, str) else ""
+
+
+def _options(hint: object) -> tuple[object, ...]:
+    """Return the members of a union, without bounds; a tuple of one for other types."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return tuple(option for each in args for option in _options(each))
+    return _options(args[0]) if origin is Annotated else (hint,)
 
 
 def _dataclasses_in(hint: object) -> tuple[type[DataclassInstance], ...]:
-    return tuple(o for o in _options(hint) if dataclasses.is_dataclass(o))
-
-
-def _options(hint: object) -> tuple[type, ...]:
-    """Return the classes that a type names."""
-    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    return tuple(o for o in options if isinstance(o, type))
+    return tuple(o for o in _options(hint) if isinstance(o, type) and dataclasses.is_dataclass(o))
 
 
 def _is_plain(hint: object) -> bool:
     """Return True for types of numbers, text and paths."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return all(map(_is_plain, args))
-    if origin is Annotated:
-        return _is_plain(args[0])
-    return origin is Literal or hint in (bool, int, float, str, Path, type(None))
+    plain = (bool, int, float, str, Path, type(None))
+    return all(typing.get_origin(o) is Literal or o in plain for o in _options(hint))
 
 
 def _item(hint: object) -> object | None:
     """Return the type of the items of a list; None: the type is no list."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if hint in (object, typing.Any, list, tuple):
-        return object
-    if origin is Annotated:
-        return _item(args[0])
-    if origin in (list, tuple, Sequence):
-        return args[0]
-    options = args if origin in (typing.Union, types.UnionType) else ()
-    return next((item for option in options if (item := _item(option)) is not None), None)
+    for option in _options(hint):
+        if option in (object, typing.Any, list, tuple):
+            return object
+        if typing.get_origin(option) in (list, tuple, Sequence):
+            return typing.get_args(option)[0]
+    return None
 
 
 def _is_protocol(cls: type) -> bool:
