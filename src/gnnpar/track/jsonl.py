@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from gnnpar.files import DISK_FULL, JsonDict, JsonObject, WriteError, parse_json, write_text_whole
 from gnnpar.track import keys
 
 FILE = "metrics.jsonl"
-
-
-class Room(Protocol):
-    """Files to delete on a full disk. spent: none is left, and the run has to end."""
-
-    @property
-    def spent(self) -> bool: ...
-
-    def make(self) -> bool:
-        """Delete one; return False if none is left."""
-        ...
 
 
 class DiskFull(OSError):
@@ -32,7 +21,8 @@ class Jsonl:
     """Append each row whole and at once: a killed run keeps every finished epoch.
 
     source: the run folder from which a resumed run copies its first `epochs_done` rows. timed: whether their times and
-    bytes count for this run. room: freed on a full disk before a row is given up. count: rows so far.
+    bytes count for this run. free: called on a full disk before a row is given up; it returns
+    False if no room is left afterwards, None if none was left before. count: rows so far.
     """
 
     def __init__(
@@ -42,9 +32,9 @@ class Jsonl:
         source: Path | None = None,
         epochs_done: int = 0,
         timed: bool = True,
-        room: Room | None = None,
+        free: Callable[[], bool | None] = lambda: None,
     ) -> None:
-        self._path, self._room = run_dir / FILE, room
+        self._path, self._free = run_dir / FILE, free
         if source is None:
             write_text_whole(self._path, "")
         else:
@@ -62,15 +52,17 @@ class Jsonl:
         """Append a row. Raise DiskFull if it took the last room, WriteError if it could not be written."""
         keys.check(dict(row))
         line = (json.dumps(keys.readable(dict(row))) + "\n").encode()
+        more: bool | None = True
         while True:
             try:
                 self._append(line)
                 break
             except OSError as error:
-                if error.errno not in DISK_FULL or self._room is None or not self._room.make():
+                more = self._free() if error.errno in DISK_FULL else None
+                if more is None:
                     raise WriteError(error.errno, error.strerror or str(error), str(self._path)) from error
         self.count += 1
-        if self._room is not None and self._room.spent:
+        if not more:
             raise DiskFull(
                 f"the disk of {self._path.parent} is full: the run ends after epoch {row['epoch']}; free some space, "
                 "and resume=auto goes on from the last checkpoint"
@@ -96,19 +88,14 @@ def read_rows(run_dir: Path) -> list[JsonDict]:
     if path.is_file():
         with path.open("rb") as file:
             for line in file:
-                if (row := _row(line)) is None:
+                try:
+                    row = parse_json(line)
+                except ValueError:
+                    break
+                if not (isinstance(row.get("epoch"), int) and keys.is_valid(row)):
                     break
                 rows.append(row)
     return rows
-
-
-def _row(line: bytes) -> JsonDict | None:
-    """Return a line of metrics.jsonl, or None if it is not a row."""
-    try:
-        row = parse_json(line)
-    except ValueError:
-        return None
-    return row if isinstance(row.get("epoch"), int) and keys.is_valid(row) else None
 
 
 def sync_rows(run_dir: Path) -> None:

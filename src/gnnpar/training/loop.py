@@ -34,7 +34,7 @@ from gnnpar.precision import TYPES
 from gnnpar.settings import Settings, Stepper
 from gnnpar.track.console import say
 from gnnpar.track.keys import goodness
-from gnnpar.track.tracker import Null, Tee, Tracker
+from gnnpar.track.tracker import Null, Tracker
 from gnnpar.training import memory
 from gnnpar.training.captured import CapturedEpochs, captured_epochs
 from gnnpar.training.checkpoint import files as checkpoint
@@ -125,22 +125,10 @@ class Job:
     callbacks: tuple[Callback, ...] = ()
 
 
-class EndWithOthers(Null):
-    """End rank 0 at its next epoch once another rank has failed."""
-
-    def __init__(self, others_failed: Callable[[], bool]) -> None:
-        self.others_failed = others_failed
-
-    def log(self, row: Row) -> None:
-        if self.others_failed():
-            raise RuntimeError("interrupted")
-
-
 def train(job: Job, comm: Communicator, host: Host, *, start: Start | None, tracker: Tracker) -> None:
     """Train to the end, or to the end of the epoch in which the host requests a stop. Collective. Raises Interrupted.
     tracker, start: of rank 0. All ranks write their checkpoints under its `run_dir`."""
     job = replace(job, run_dir=comm.broadcast(job.run_dir.absolute()))
-    tracker = Tee(trackers=(EndWithOthers(host.others_failed), tracker)) if comm.rank == 0 else Null()
     try:
         run = prepare(job, comm, host, tracker, (start if comm.rank == 0 else None) or Start())
         policy = CheckpointPolicy(job.settings, job.run_dir, host.stop_asked, say)
@@ -401,6 +389,8 @@ def epochs(run: Run, tracker: Tracker, policy: CheckpointPolicy) -> NewPlan | No
             row |= {} if "metric/name" in row else evaluated(run)
             stop = True
         if comm.rank == 0:
+            if run.host.others_failed():
+                raise RuntimeError("interrupted")
             tracker.log(row)
         val = val_of(row)
         now = policy.decide(comm, epoch + 1, everyone, ends=last or stop)
@@ -466,7 +456,7 @@ def train_epoch(
     recorder = Recorder(engine, comm, on=tracing)
     captured = None if probing or profiling or tracing else run.captured
     timed = not (probing or profiling or (captured is not None and captured.captures))
-    with memory.measure_epoch(comm.device) if profiling else nullcontext() as allocations, recorder, meter:
+    with memory.measure_epoch(comm.device) if profiling else nullcontext() as allocations, meter:
         if captured is None:
             report = engine.train_epoch(epoch, optimizer, keep_gradient=probing)
         else:

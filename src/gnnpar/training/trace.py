@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 from statistics import median
-from typing import Self
 
 from gnnpar.comm import Communicator
 from gnnpar.files import JsonDict, write_text_whole
@@ -34,13 +33,8 @@ class Recorder:
 
     def __init__(self, engine: Engine, comm: Communicator, *, on: bool) -> None:
         self._engine, self._comm, self._on = engine, comm, on
-
-    def __enter__(self) -> Self:
-        if self._on:
-            self._engine.timeline = []
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
+        if on:
+            engine.timeline = []
 
     def rows(self) -> list[Row]:
         """Return the actions of this rank's engine and the phases of its clock."""

@@ -64,21 +64,16 @@ class Checkpoint:
         or belongs to another checkpoint than the manifest."""
         file = self.folder / name_of(rank)
         try:
-            same = file_hash(file) == self.manifest["files"][file.name]["sha256"]
-            tree = read_tree(file, device) if same else {}
-            parts = [tree["model"], tree["optimizer"]["state"], tree["engine"], tree["random"]] if same else []
+            if file_hash(file) == self.manifest["files"][file.name]["sha256"]:
+                return read_tree(file, device)
         except OSError as error:
             raise ValueError(f"{file} cannot be read: {error.strerror or error}") from error
         except Exception as error:  # torch's readers raise errors of all kinds
             raise ValueError(f"{file} cannot be opened ({type(error).__name__})") from error
-        if not same:
-            raise ValueError(
-                f"{file} on {socket.gethostname()} is of another checkpoint than rank 0's: put the folder on a file "
-                "system that all hosts share, or copy it to each"
-            )
-        if not all(isinstance(part, dict) for part in parts):
-            raise ValueError(f"{file} holds no model, optimizer, engine and random state")
-        return tree
+        raise ValueError(
+            f"{file} on {socket.gethostname()} is of another checkpoint than rank 0's: put the folder on a file "
+            "system that all hosts share, or copy it to each"
+        )
 
     def merged(self, device: torch.device) -> tuple[JsonDict, JsonDict]:
         """Return weights and optimizer state by parameter name, merged over all ranks."""

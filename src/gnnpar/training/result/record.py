@@ -114,8 +114,8 @@ class RunRecord(RunHooks):
             self.header["begun_otherwise"] = {"epochs": found.epoch, "settings": list(start.begun_otherwise)}
         job = {**self.header, "study": settings.study, "names": dict(settings.names), "resolved": settings.resolved}
         done = found.epoch if found else 0
-        room = Room(self.run_dir)
-        rows = Jsonl(self.run_dir, source=found and found.run_dir, epochs_done=done, timed=start.alike, room=room)
+        source, free = found and found.run_dir, self.free_disk
+        rows = Jsonl(self.run_dir, source=source, epochs_done=done, timed=start.alike, free=free)
         tracker = Tee(trackers=(rows, settings.tracker.build(self.run_dir, settings.epochs, job)))
 
         def doing() -> str:
@@ -141,23 +141,16 @@ class RunRecord(RunHooks):
             raise ValueError(reason)
         tracker.close(self._write("completed", None))
 
+    def free_disk(self) -> bool | None:
+        """Drop all checkpoints but the last, then the reserved room. Return False after that, None if nothing is left."""
+        if checkpoint.drop_old(self.run_dir):
+            say(f"the disk of {self.run_dir} is full: only the last checkpoint stays")
+            return True
+        return False if release_room(self.run_dir) else None
+
     def _write(self, status: Status, reason: str | None) -> JsonDict:
         release_room(self.run_dir)
         return write_result(self.run_dir, self.header, status, reason)
-
-
-class Room:
-    """Free a full disk: drop all checkpoints but the last, then the reserved room."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._run_dir, self.spent = run_dir, False
-
-    def make(self) -> bool:
-        if checkpoint.drop_old(self._run_dir):
-            say(f"the disk of {self._run_dir} is full: only the last checkpoint stays")
-            return True
-        self.spent = release_room(self._run_dir)
-        return self.spent
 
 
 def remarks(settings: Settings, world: World) -> Iterator[str]:
