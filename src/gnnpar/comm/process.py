@@ -85,6 +85,7 @@ def connect(
         clock=PhaseClock(device),
         ledger=Ledger(),
         staging=Staging(device),
+        outbox=_Outbox(backend),
         beat=beat,
         timeout=timeout,
         key=key,
@@ -157,43 +158,32 @@ class _Watched:
 
 
 class _Outbox:
-    """Sends of gloo, with their buffers, by exchange."""
+    """Sends with their buffers, by exchange. A thread waits for those of gloo, the stream for those of NCCL."""
 
-    def __init__(self) -> None:
-        self._watcher = _Watcher()
-        self._exchanges: deque[list[tuple[_Watched, dist.Work, Tensor]]] = deque()
+    def __init__(self, transport: Literal["gloo", "nccl"]) -> None:
+        self._watcher = _Watcher() if transport == "gloo" else None
+        self._exchanges: deque[list[tuple[_Watched | None, dist.Work, Tensor]]] = deque()
 
     def hold(self, sends: list[tuple[dist.Work, Tensor]]) -> None:
-        """Add the sends of an exchange; release exchanges that are sent."""
-        while self._exchanges and all(watched.done.is_set() for watched, _, _ in self._exchanges[0]):
+        """Add the sends of an exchange; release exchanges of gloo that are sent."""
+        while self._exchanges and all(watched and watched.done.is_set() for watched, _, _ in self._exchanges[0]):
             self._exchanges.popleft()
-        self._exchanges.append([(self._watcher.watch(work), work, buffer) for work, buffer in sends])
+        watched = [self._watcher.watch(work) if self._watcher else None for work, _ in sends]
+        self._exchanges.append([(seen, *send) for seen, send in zip(watched, sends, strict=True)])
 
     def flush(self, keep: int) -> None:
-        """Wait for all exchanges but the last `keep`. A failed send counts as done."""
+        """Wait for all exchanges but the last `keep`. A failed send of gloo counts as done."""
         while len(self._exchanges) > keep:
-            for watched, _, _ in self._exchanges.popleft():
-                watched.done.wait()
+            for watched, work, _ in self._exchanges.popleft():
+                if watched is None:
+                    work.wait()
+                else:
+                    watched.done.wait()
 
     def close(self) -> None:
-        self.flush(0)
-        self._watcher.close()
-
-
-class _StreamOutbox:
-    """Sends of NCCL, with their buffers, by exchange. The stream waits for them, the host never does."""
-
-    def __init__(self) -> None:
-        self._exchanges: deque[list[tuple[dist.Work, Tensor]]] = deque()
-
-    def hold(self, sends: list[tuple[dist.Work, Tensor]]) -> None:
-        self._exchanges.append(sends)
-
-    def flush(self, keep: int) -> None:
-        """Let the stream wait for all exchanges but the last `keep`."""
-        while len(self._exchanges) > keep:
-            for work, _ in self._exchanges.popleft():
-                work.wait()
+        if self._watcher is not None:
+            self.flush(0)
+            self._watcher.close()
 
 
 @dataclass
@@ -250,13 +240,12 @@ class ProcessCommunicator(RankGroup):
     upward: dist.ProcessGroup
     downward: dist.ProcessGroup
     staging: Staging
+    outbox: _Outbox
     beat: Callable[[], None]
     timeout: timedelta  # of every wait; the default of a group is half an hour
     key: bytes = field(repr=False)
     watcher: _Watcher = field(default_factory=_Watcher)
     stage_watcher: _Watcher = field(default_factory=_Watcher)  # messages of stages are posted ahead
-    outbox: _Outbox = field(default_factory=_Outbox)
-    stream_outbox: _StreamOutbox = field(default_factory=_StreamOutbox)
     lanes: Lanes = field(default_factory=dict[tuple[int, int], "dist.ProcessGroup"])
     axis: Axis | None = None  # None: all ranks
     num_objects: int = 0  # collective calls so far, equal on all ranks
@@ -268,7 +257,6 @@ class ProcessCommunicator(RankGroup):
     def flush(self, *, keep: int) -> None:
         with self.clock("exposed"):
             self.outbox.flush(keep)
-            self.stream_outbox.flush(keep)
 
     def _post_gloo(self, sends: dict[int, Tensor], receives: dict[int, int], site: Site) -> dict[int, Pending[Tensor]]:
         pending: dict[int, Pending[Tensor]] = {}
@@ -320,7 +308,7 @@ class ProcessCommunicator(RankGroup):
                     sent.append((work, sends[target]))
                 if source in buffers:
                     arriving[source] = work
-        self.stream_outbox.hold(sent)
+        self.outbox.hold(sent)
         return {p: _StreamArrival(self, b, arriving[p]) for p, b in buffers.items()}
 
     def _towards(self, source: int, target: int) -> dist.ProcessGroup:

@@ -251,7 +251,10 @@ def _follow(
         hub.settimeout(max(_POLL_SECONDS, end + _TELL_SECONDS - time.monotonic()))
         with suppress(OSError, ValueError):
             if first := _receive(hub):
-                _send(hub, me | {"line": me["line"] or _unseen(Path(first["marker"]), unseen)})
+                marker = Path(first["marker"])
+                with suppress(OSError):
+                    os.listdir(marker.parent)  # makes network file systems refresh
+                _send(hub, me | {"line": me["line"] or ("" if marker.exists() else unseen(marker.parent))})
                 if verdict := _receive(hub):
                     return first, verdict, hub
             why = f"RANK={me['rank']} is taken twice, or another run has this port"
@@ -259,13 +262,6 @@ def _follow(
         if time.monotonic() > end:
             raise PeerLost(f"{_place()}: {why}")
         time.sleep(_POLL_SECONDS)
-
-
-def _unseen(marker: Path, unseen: Callable[[Path], str]) -> str:
-    """Return an error line if this rank does not see rank 0's file in the folder of the run, or ''."""
-    with suppress(OSError):
-        os.listdir(marker.parent)  # makes network file systems refresh
-    return "" if marker.exists() else unseen(marker.parent)
 
 
 def _differing(other: Record, first: Record) -> str:

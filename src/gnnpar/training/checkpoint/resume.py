@@ -79,8 +79,9 @@ def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool, 
         if found is None:
             raise ValueError(f"resume={path} has no good checkpoint left; give another run's folder, or leave it out")
     if found is None:
-        if settings.resume == "auto" or restarted:  # damaged ones of later epochs would displace new ones
-            _put_aside(run_dir, say, "has no good checkpoint")
+        if (settings.resume == "auto" or restarted) and checkpoint.everything(run_dir):
+            # damaged ones of later epochs would displace new ones
+            _put_aside(run_dir / checkpoint.FOLDER, say, "has no good checkpoint")
         return Start(profile=_profile_in(run_dir, num_ranks) if restarted else None)
     if found.epoch > settings.epochs:
         raise ValueError(
@@ -128,25 +129,22 @@ def clean(settings: Settings, run_dir: Path, say: Say) -> None:
     """Move checkpoints, outputs and the profile of an earlier run aside, unless this run resumes in its folder."""
     if _goes_on_in(settings, run_dir):
         return
-    _put_aside(run_dir, say, "is of an earlier run", "; resume=auto would have gone on from it")
+    why = "is of an earlier run"
+    if checkpoint.everything(run_dir):
+        _put_aside(run_dir / checkpoint.FOLDER, say, why, "; resume=auto would have gone on from it")
     for made in _OUTPUTS:
-        if os.path.lexists(there := run_dir / made):
-            aside = there.with_stem(f"{there.stem}-before")
-            remove(aside)
-            there.rename(aside)
-            say(f"{there} is of an earlier run: moved to {aside.name}")
+        if os.path.lexists(run_dir / made):
+            _put_aside(run_dir / made, say, why)
     profile = run_dir / "profile.json"
     if settings.profile is None or settings.profile.resolve() != profile.resolve():
         profile.unlink(missing_ok=True)
 
 
-def _put_aside(run_dir: Path, say: Say, why: str, note: str = "") -> None:
-    folder = run_dir / checkpoint.FOLDER
-    if checkpoint.everything(run_dir):
-        aside = folder.with_name(folder.name + "-before")
-        remove(aside)
-        folder.rename(aside)
-        say(f"{folder} {why}: moved to {aside.name}{note}")
+def _put_aside(there: Path, say: Say, why: str, note: str = "") -> None:
+    aside = there.with_stem(f"{there.stem}-before")
+    remove(aside)
+    there.rename(aside)
+    say(f"{there} {why}: moved to {aside.name}{note}")
 
 
 def _goes_on_in(settings: Settings, run_dir: Path) -> bool:

@@ -142,7 +142,7 @@ class RunRecord(RunHooks):
         tracker.close(self._write("completed", None))
 
     def free_disk(self) -> bool | None:
-        """Drop all checkpoints but the last, then the reserved room. Return False after that, None if nothing is left."""
+        """Drop all checkpoints but the last, then the reserved room. Return False then, None if nothing is left."""
         if checkpoint.drop_old(self.run_dir):
             say(f"the disk of {self.run_dir} is full: only the last checkpoint stays")
             return True
