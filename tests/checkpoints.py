@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from composing import configured, settings_of
 from gnnpar.cli.train import run_training
@@ -14,7 +18,7 @@ from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.comm.world import Outcome
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.training.checkpoint import files as checkpoint
-from gnnpar.training.checkpoint.state import tree_hash
+from gnnpar.training.checkpoint.state import plain
 
 SMALL = (
     "comm=threads",
@@ -65,6 +69,33 @@ def last(folder: Path) -> checkpoint.Checkpoint:
 def hashes(folder: Path) -> dict[str, str]:
     """Hash parameters, optimizer and engine state of all ranks in the last checkpoint."""
     return hashes_of(last(folder))
+
+
+def tree_hash(tree: object) -> str:
+    """Return the sha256 over structure, types, shapes and bytes, on any device."""
+    digest = hashlib.sha256()
+    for piece in _pieces(plain(tree)):
+        digest.update(struct.pack("<q", len(piece)))
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _pieces(tree: object) -> Iterator[bytes | memoryview]:
+    if isinstance(tree, Tensor):
+        yield f"tensor {tree.dtype} {tuple(tree.shape)}".encode()
+        flat = tree.cpu().contiguous().view(-1)
+        yield flat.view(torch.uint8).numpy().data if flat.numel() else b""
+    elif isinstance(tree, dict):
+        yield f"dict {len(tree)}".encode()
+        for key in sorted(tree, key=repr):
+            yield repr(key).encode()
+            yield from _pieces(tree[key])
+    elif isinstance(tree, (list, tuple)):
+        yield f"{type(tree).__name__} {len(tree)}".encode()
+        for each in tree:
+            yield from _pieces(each)
+    else:
+        yield f"{type(tree).__name__} {tree!r}".encode()
 
 
 def hashes_of(found: checkpoint.Checkpoint) -> dict[str, str]:

@@ -3,6 +3,7 @@ reads the dataset, plans, and calls trackers. Every figure it logs is already re
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -11,7 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from gnnpar.comm import Communicator
 from gnnpar.comm.clock import perf_counter
@@ -41,7 +43,6 @@ from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint import resume
 from gnnpar.training.checkpoint.policy import CheckpointPolicy
 from gnnpar.training.checkpoint.resume import EdgeFacts, Start
-from gnnpar.training.checkpoint.state import tree_hash
 from gnnpar.training.diagnose import finite_weights, first_not_finite, is_out_of_memory, out_of_memory
 from gnnpar.training.evaluate import evaluate, fidelity
 from gnnpar.training.meter import EpochMeter, merge
@@ -283,13 +284,19 @@ def refuse_unequal_weights(model: nn.Module, comm: Communicator) -> None:
     """Raise ValueError on every rank if initial parameters or buffers differ from rank 0's. Collective. The cause is a
     model that draws from numpy, random, the time or another generator that gnnpar does not seed."""
     held = (*model.named_parameters(), *model.named_buffers())
-    everyone = comm.gather({name: tree_hash(tensor) for name, tensor in held}) or []
+    everyone = comm.gather({name: _digest(tensor) for name, tensor in held}) or []
     unlike = [(rank, name) for rank, each in enumerate(everyone) for name in each if each[name] != everyone[0][name]]
     for rank, name in comm.broadcast(unlike[:1]):
         raise ValueError(
             f"{name} of the model has other initial values on rank {rank} than on rank 0; draw them from torch's "
             "generator (torch.nn.init), which gnnpar seeds, not from numpy, random or a generator without a seed"
         )
+
+
+def _digest(tensor: Tensor) -> str:
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    return hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode() + data).hexdigest()
 
 
 def shard_of(source: Source, settings: Settings, model: GNN, num_features: int, comm: Communicator) -> Shard:

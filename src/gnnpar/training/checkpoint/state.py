@@ -1,14 +1,12 @@
-"""Hash, write and read trees of tensors and plain values; reading a file runs no code.
+"""Write and read trees of tensors and plain values; reading a file runs no code.
 
 A tree is a tensor, None, a bool, int, float or str, or a dict, list or tuple of trees. A NamedTuple becomes a tuple.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,33 +35,6 @@ def plain(tree: object, at: str = "state") -> Any:  # Any: a tree, as above
         f"{at} is a {type(tree).__name__}: a state holds tensors, None, bool, int, float, str, and dict, "
         "list and tuple of them"
     )
-
-
-def tree_hash(tree: object) -> str:
-    """Return the sha256 over structure, types, shapes and bytes, on any device."""
-    digest = hashlib.sha256()
-    for piece in _pieces(plain(tree)):
-        digest.update(struct.pack("<q", len(piece)))
-        digest.update(piece)
-    return digest.hexdigest()
-
-
-def _pieces(tree: object) -> Iterator[bytes | memoryview]:
-    if isinstance(tree, Tensor):
-        yield f"tensor {tree.dtype} {tuple(tree.shape)}".encode()
-        flat = tree.cpu().contiguous().view(-1)
-        yield flat.view(torch.uint8).numpy().data if flat.numel() else b""
-    elif isinstance(tree, dict):
-        yield f"dict {len(tree)}".encode()
-        for key in sorted(tree, key=repr):
-            yield repr(key).encode()
-            yield from _pieces(tree[key])
-    elif isinstance(tree, (list, tuple)):
-        yield f"{type(tree).__name__} {len(tree)}".encode()
-        for each in tree:
-            yield from _pieces(each)
-    else:
-        yield f"{type(tree).__name__} {tree!r}".encode()
 
 
 def write_tree(file: Path, tree: object) -> str:
