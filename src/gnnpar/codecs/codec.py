@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from gnnpar.comm import Communicator, RowLike, RowLists, Site, Wire
-from gnnpar.comm.rows import WireDefaults
 from gnnpar.files import JsonDict, StateDict
 from gnnpar.folds.block import Rows
 from gnnpar_kernels import gather_rows
@@ -118,7 +117,7 @@ class ConfigDefaults:
         return None
 
 
-class CodecDefaults(WireDefaults):
+class CodecDefaults(Wire):
     """Defaults of a Codec without measurements and without state between epochs."""
 
     decodes_late: bool = False
@@ -207,7 +206,7 @@ class _Nothing(CodecDefaults):
 
 
 @dataclass(frozen=True)
-class FirstAndRest(WireDefaults):
+class FirstAndRest(Wire):
     """The first operand by one codec, the others by another: gradients may be rounded, softmax statistics may not."""
 
     first: Wire

@@ -107,58 +107,36 @@ Decoder = Callable[[Tensor], Rows]
 
 
 class Wire(Protocol):
-    """Encode rows as bytes, and decode them."""
+    """Encode rows as bytes, and decode them. By default for one peer after the other, without metadata."""
 
     def nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
         """Return the bytes of the buffer that `peer` sends here. Both ends compute it, so no size is sent."""
-        ...
+        raise NotImplementedError
 
     def metadata_nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
         """Return the bytes of the buffer to `peer` that are not payload (scales, zero points)."""
-        ...
+        return 0
 
     def encode(self, rows: Rows, index: Tensor | None, site: Site, peer: int) -> Tensor:
         """Return rows[index] (all rows for None) of every operand as one flat uint8 buffer. Without an index they are
         the halo rows of `peer` from site.first on."""
-        ...
+        raise NotImplementedError
 
     def encode_all(self, outgoing: Mapping[int, Outgoing], site: Site) -> Mapping[int, Tensor]:
         """Call `encode` for every peer, in one launch if the codec supports it."""
-        ...
-
-    def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
-        """Return the rows that `peer` encoded; they may be views of the buffer."""
-        ...
-
-    def decoder(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Decoder:
-        """Return `decode` for a message that is posted now, valid at any later time."""
-        ...
-
-    def as_received(self, rows: Rows, index: Tensor, site: Site, peer: int) -> Rows:
-        """Return rows[index] as `peer` decodes them, in any phase."""
-        ...
-
-
-class WireDefaults:
-    """Defaults of a Wire: encode for one peer after the other, without metadata."""
-
-    def encode(self, rows: Rows, index: Tensor | None, site: Site, peer: int) -> Tensor:
-        raise NotImplementedError
-
-    def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
-        raise NotImplementedError
-
-    def decoder(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Decoder:
-        return partial(self.decode, num_rows=num_rows, like=like, site=site, peer=peer)
-
-    def metadata_nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
-        return 0
-
-    def encode_all(self, outgoing: Mapping[int, Outgoing], site: Site) -> Mapping[int, Tensor]:
         return {
             peer: self.encode(out.rows, out.index, site._replace(first=out.first), peer)
             for peer, out in outgoing.items()
         }
 
+    def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
+        """Return the rows that `peer` encoded; they may be views of the buffer."""
+        raise NotImplementedError
+
+    def decoder(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Decoder:
+        """Return `decode` for a message that is posted now, valid at any later time."""
+        return partial(self.decode, num_rows=num_rows, like=like, site=site, peer=peer)
+
     def as_received(self, rows: Rows, index: Tensor, site: Site, peer: int) -> Rows:
+        """Return rows[index] as `peer` decodes them, in any phase."""
         return self.decode(self.encode(rows, index, site, peer), len(index), RowLike.of(rows), site, peer)

@@ -179,7 +179,7 @@ class _Figures:
         return "  ".join(filter(None, parts))
 
 
-class Lines:
+class Lines(Tracker):
     """A line every few epochs, and after a few seconds."""
 
     def __init__(self, epochs: int, *, every: int) -> None:
@@ -201,8 +201,6 @@ class Lines:
         self._said = time.monotonic()
         left = (time.monotonic() - self._began) / (epoch + 1 - self._first) * (self.epochs - epoch - 1)
         say(f"epoch {epoch + 1}/{self.epochs}  {figures}  left {left:.0f} s")
-
-    def close(self, result: JsonObject | None = None) -> None: ...
 
 
 class Bar:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gnnpar.files import DISK_FULL, JsonDict, JsonObject, WriteError, parse_json, write_text_whole
 from gnnpar.track import keys
+from gnnpar.track.tracker import Tracker
 
 FILE = "metrics.jsonl"
 
@@ -17,7 +18,7 @@ class DiskFull(OSError):
     """The run ends because its disk is full."""
 
 
-class Jsonl:
+class Jsonl(Tracker):
     """Append each row whole and at once: a killed run keeps every finished epoch.
 
     source: the run folder from which a resumed run copies its first `epochs_done` rows. timed: whether their times and
@@ -45,8 +46,6 @@ class Jsonl:
             write_text_whole(self._path, "".join(json.dumps(row) + "\n" for row in kept), sync=True)
         self.count = epochs_done
         self._file = self._path.open("ab", buffering=0)
-
-    def start(self, facts: JsonObject) -> None: ...
 
     def log(self, row: JsonObject) -> None:
         """Append a row. Raise DiskFull if it took the last room, WriteError if it could not be written."""

@@ -15,15 +15,12 @@ class Tracker(Protocol):
 
     def start(self, facts: JsonObject) -> None:
         """Start, once before epoch 0, with the plan's partition statistics and other facts for a table."""
-        ...
 
     def log(self, row: JsonObject) -> None:
         """Log a row after an epoch; names as in keys.py."""
-        ...
 
     def close(self, result: JsonObject | None = None) -> None:
         """Close, once, also after a failure. result: content of result.json; None: unknown."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +42,8 @@ class Tee:
             tracker.close(result)
 
 
-class Null:
+class Null(Tracker):
     """Drop everything: ranks other than 0."""
-
-    def start(self, facts: JsonObject) -> None: ...
-
-    def log(self, row: JsonObject) -> None: ...
-
-    def close(self, result: JsonObject | None = None) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
