@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from gnnpar.cli.plan import NO_MEASURE, refuse_shards
 from gnnpar.config.compose import compose
 from gnnpar.config.inputs import group_of, key_of, sets
-from gnnpar.settings import ConfigError, Settings, config_errors
+from gnnpar.pricing.topology import Machines
+from gnnpar.settings import ConfigError, config_errors
 from gnnpar.track.console import say, show_table
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def run(argv: list[str]) -> int:
         say(f"gnnpar estimate {' '.join(options.overrides)}: {what}, nothing is trained")
     settings = compose(options.overrides)
     refuse_shards(settings, "estimate")
+    import torch
+
     from gnnpar.planner.estimate import COLUMNS, Estimate, Estimator, details, row_of, why
     from gnnpar.planner.registry import registry
 
@@ -51,7 +54,9 @@ def run(argv: list[str]) -> int:
             (lambda _: None) if options.json else say,
             measuring=not options.no_measure,
         )
-        runs = [(title(options.overrides, settings), options.overrides)] if one else rows(options.overrides, registry())
+        given = [o for o in options.overrides if sets_codec(o) or sets_strategy(o)]
+        title = " ".join([settings.names.get("strategy", "?"), *(o for o in given if not o.startswith("strategy="))])
+        runs = [(title, options.overrides)] if one else rows(options.overrides, registry())
         estimates = [estimated(estimator, name, overrides) for name, overrides in runs]
         if not one and not any(map(sets_codec, options.overrides)):
             estimates = [e for e in estimates if not (e.refused and e.name.endswith(ROUNDED))]
@@ -67,7 +72,9 @@ def run(argv: list[str]) -> int:
     say(f"graph: {data.name}, {data.num_nodes} nodes, {data.num_edges} edges")
     say(f"topology: {settings.names.get('topology')}, {machine.fabric.describe()}")
     show_table(COLUMNS, [row_of(e) for e in estimates])
-    for line in [*(details(estimates[0]) if one else ()), *why(estimates, machine, on_gpu=on_gpu(settings))]:
+    cuda = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
+    unknown = cuda and not isinstance(settings.topology, Machines)  # rates of a GPU
+    for line in [*(details(estimates[0]) if one else ()), *why(estimates, machine, on_gpu=unknown)]:
         say(f"- {line}")
     return 0
 
@@ -104,12 +111,6 @@ def sets_codec(override: str) -> bool:
     return key_of(override).partition(".")[0] == "codec"
 
 
-def title(overrides: Sequence[str], settings: Settings) -> str:
-    """Return the strategy and its overrides."""
-    given = [o for o in overrides if sets_codec(o) or sets_strategy(o)]
-    return " ".join([settings.names.get("strategy", "?"), *(o for o in given if not o.startswith("strategy="))])
-
-
 def refuse(overrides: Sequence[str]) -> None:
     """Raise ConfigError for plan=, which has its own prediction, and for sweeps."""
     for asked in overrides:
@@ -117,13 +118,3 @@ def refuse(overrides: Sequence[str]) -> None:
             raise ConfigError(f"{asked}: gnnpar plan has priced it (predicted in the file); leave plan= out")
         if asked in ("-m", "--multirun") or (sets([asked], "strategy") and "," in asked):
             raise ConfigError(f"{asked}: gnnpar estimate takes one strategy, or none for all of them")
-
-
-def on_gpu(settings: Settings) -> bool:
-    """Return True if the run would use a GPU of unknown rates."""
-    import torch
-
-    from gnnpar.pricing.topology import Machines
-
-    cuda = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
-    return cuda and not isinstance(settings.topology, Machines)
