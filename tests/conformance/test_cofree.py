@@ -115,16 +115,6 @@ def test_bytes_are_those_of_the_sum_of_gradients_whatever_the_cut(world: int, by
     assert got.traffic == [{"reduce": 2 * (world - 1) * numbers * 4}] * 2
 
 
-def test_evaluation_is_exact() -> None:
-    config, data = configured("model", "gcn", "model.hidden=8"), small_graph()
-    got = train_in_threads(CoFree(), config, data, world=WORLD, dtype=torch.float32)
-    still = train_in_threads(CoFree(), config, data, world=WORLD, epochs=0)
-    exact = train_in_threads(Single(), config, data, world=1, epochs=0)
-    assert relative_error(still.logits, exact.logits) < 1e-12
-    one = train_in_threads(Single(), config, data, world=1, dtype=torch.float32)
-    assert relative_error(got.logits, one.logits) > 1e-3, "nodes are cut"
-
-
 def test_what_a_rank_holds_is_its_copies_its_masks_and_its_own_nodes() -> None:
     config, data = GCN(hidden=8), small_graph()
     strategy = CoFree(drop_edge=0.3, masks=2)
@@ -155,9 +145,7 @@ def test_what_a_rank_holds_is_its_copies_its_masks_and_its_own_nodes() -> None:
     )
 
 
-def test_what_cannot_run_is_refused_in_one_line() -> None:
-    with pytest.raises(ValueError, match="first_layer=cached is for strategies without"):
-        train_in_threads(CoFree(drop_edge=0.1), GCN(hidden=4), small_graph(), world=2, first_layer="cached")
+def test_a_plan_without_its_cut_is_refused() -> None:
     plan = make_job(CoFree(), GCN(hidden=4), small_graph(), world=2).plan
     check_plan(CoFree(), plan)
     with pytest.raises(ValueError, match="Single has no vertex cut"):

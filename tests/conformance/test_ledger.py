@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from composing import configured
+from composing import configured, in_turn
 from gnnpar.codecs.codec import BFloat16, Drop, Identity
+from gnnpar.comm import ThreadWorld
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.partition.partition import Random
-from gnnpar.verify.conformance import make_job, small_graph, train_in_threads
-from worlds import run_world
+from gnnpar.verify.conformance import make_job, merge_ranks, small_graph, train_in_threads
+from graphs import ODD
 
 F, HIDDEN, CLASSES, HEADS = 6, 8, 3, 2
 
@@ -34,18 +35,16 @@ def config_of(model, order):
 
 
 @pytest.mark.parametrize(
-    ("codec", "nbytes"), [(Identity(), None), (BFloat16(), 2), (Drop(), 0)], ids=["id", "bf16", "drop"]
+    ("key", "codec", "dtype"),
+    in_turn(WIDTHS, [Identity(), BFloat16(), Drop()], [torch.float32, torch.float64]),
 )
-@pytest.mark.parametrize("key", WIDTHS, ids="-".join)
-def test_halo_bytes_equal_the_formula(key, codec, nbytes):
-    for dtype in (torch.float32, torch.float64):
-        job = make_job(GraphParallel(codec=codec), config_of(*key), small_graph(), world=3, dtype=dtype)
-        rows = sum(job.plan.statistics["halo_rows"])
-        b = dtype.itemsize if nbytes is None else nbytes
-        got = train_in_threads(GraphParallel(codec=codec), config_of(*key), small_graph(), world=3, dtype=dtype)
-        for epoch in range(2):
-            assert got.traffic[epoch].get("forward", 0) == b * rows * sum(f for f, _ in WIDTHS[key])
-            assert got.traffic[epoch].get("backward", 0) == b * rows * sum(w for _, w in WIDTHS[key])
+def test_halo_bytes_equal_the_formula(key, codec, dtype):
+    job = make_job(GraphParallel(codec=codec), config_of(*key), small_graph(), world=3, dtype=dtype)
+    rows = sum(job.plan.statistics["halo_rows"])
+    b = {Identity: dtype.itemsize, BFloat16: 2, Drop: 0}[type(codec)]
+    for traffic in merge_ranks(job, ThreadWorld(3).run(job)).traffic:
+        assert traffic.get("forward", 0) == b * rows * sum(f for f, _ in WIDTHS[key])
+        assert traffic.get("backward", 0) == b * rows * sum(w for _, w in WIDTHS[key])
 
 
 def test_reduce_bytes_are_the_parameters_and_the_loss():
@@ -55,19 +54,6 @@ def test_reduce_bytes_are_the_parameters_and_the_loss():
     assert got.traffic[0]["reduce"] == 2 * (3 - 1) * numbers * 8
 
 
-def test_processes_count_like_threads():
-    job = make_job(GraphParallel(), config_of("gat", "auto"), small_graph(), world=2, epochs=1)
-    threads = train_in_threads(GraphParallel(), config_of("gat", "auto"), small_graph(), world=2, epochs=1)
-    sent = [result[4][0] for result in run_world("gloo", 2, job)]
-    assert {k: sum(s.get(k, 0) for s in sent) for k in sent[0]} == threads.traffic[0]
-
-
 def test_a_partition_without_cut_edges_sends_nothing():
-    from gnnpar.comm import ThreadWorld
-    from gnnpar.verify.conformance import merge_ranks
-    from graphs import ODD
-
-    data = ODD["no_edges"]()
-    job = make_job(GraphParallel(), config_of("gcn", "auto"), data, world=3, partition=Random())
-    got = merge_ranks(job, ThreadWorld(3).run(job))
+    got = train_in_threads(GraphParallel(), config_of("gcn", "auto"), ODD["no_edges"](), world=3, partition=Random())
     assert got.traffic[0].keys() == {"reduce"}

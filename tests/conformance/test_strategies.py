@@ -88,19 +88,16 @@ def test_both_orders(model, order):
     assert_passed(check(GraphParallel(), {model: model_of(model, f"model.order={order}")}, worlds=(3,)))
 
 
-@pytest.mark.parametrize("models", [MODELS[::2], MODELS[1::2]], ids=len)
-def test_gloo_processes_equal_the_single_device(models):
+def test_gloo_processes_equal_the_single_device():
     data = small_graph()
-    jobs = [make_job(GraphParallel(), model_of(model), data, world=2) for model in models]
+    jobs = [make_job(GraphParallel(), model_of(model), data, world=2) for model in MODELS]
     ranks = run_world("gloo", 2, Several(tuple(jobs)))
-    for i, (model, job) in enumerate(zip(models, jobs, strict=True)):
+    for i, (model, job) in enumerate(zip(MODELS, jobs, strict=True)):
         reference = train_in_threads(Single(), model_of(model), data, world=1)
         got = merge_ranks(job, [results[i] for results in ranks])
         assert got.losses == pytest.approx(reference.losses, rel=1e-12), model
         for mine, theirs in zip(got.gradients, reference.gradients, strict=True):
-            least = rounding(
-                theirs.values(), data.num_nodes
-            )  # hgt's bias of keys moves no softmax: its gradient is rounding alone
+            least = rounding(theirs.values(), data.num_nodes)  # hgt's bias of keys: a gradient of rounding alone
             assert max(relative_error(mine[k], g, least=least) for k, g in theirs.items()) < 1e-9, model
         assert relative_error(got.logits, reference.logits) < 1e-9, model
 
@@ -111,8 +108,8 @@ def test_training_twice_gives_the_same_bits():
     assert torch.equal(runs[0].logits, runs[1].logits)
 
 
-def test_inexact_codecs_differ_and_evaluate_exactly():
-    """The suite can fail: bf16 is off by its rounding, drop by far more; both predict exactly at equal weights."""
+def test_inexact_codecs_differ():
+    """The suite can fail: bf16 is off by its rounding, drop by far more."""
     config, data = GCN(hidden=8), small_graph()
     exact = train_in_threads(Single(), config, data, world=1)
     errors = {}
@@ -121,9 +118,6 @@ def test_inexact_codecs_differ_and_evaluate_exactly():
         errors[type(codec)] = relative_error(
             got.gradients[0]["layers.0.conv.weight"], exact.gradients[0]["layers.0.conv.weight"]
         )
-        still = train_in_threads(GraphParallel(codec=codec), config, data, world=2, epochs=0)
-        first = train_in_threads(Single(), config, data, world=1, epochs=0)
-        assert relative_error(still.logits, first.logits) < 1e-12
     assert 1e-5 < errors[BFloat16] < 2e-2
     assert errors[Drop] > 5e-2
 

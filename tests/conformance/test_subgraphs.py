@@ -14,8 +14,8 @@ from torch_geometric.nn import SAGEConv
 from torch_geometric.utils import subgraph
 
 from composing import configured, in_turn
+from conformance.test_cofree import PLAIN, of_dense
 from gnnpar.comm import ThreadWorld
-from gnnpar.config.compose import compose
 from gnnpar.folds.aggregator import ByBlock
 from gnnpar.folds.generic import Generic
 from gnnpar.folds.max import Max
@@ -30,14 +30,12 @@ from gnnpar.parallel.sampling.saint import NodeSets, SaintBatches, estimated
 from gnnpar.parallel.sampling.strategy import Minibatch
 from gnnpar.parallel.sampling.view import SampledGraph, subgraph_of
 from gnnpar.partition.shard import Shard
-from gnnpar.settings import ConfigError
 from gnnpar.verify.conformance import check, make_job, relative_error, small_graph, train_in_threads
 from gnnpar_kernels import fold_key
 from outcomes import assert_passed
 
 CLUSTERS = Minibatch(sampler="cluster", clusters=6, clusters_per_batch=6, normalize="subgraph")
 SAINT = Minibatch(sampler="saint", batch_size=30)
-PLAIN = ("model.hidden=8", "model.dropout=0", "model.norm=none")
 UNIFORM = Minibatch(sampler="uniform", clusters=6, clusters_per_batch=3, normalize="subgraph")
 LIMITS = {"cluster": Minibatch(sampler="cluster"), "saint": Minibatch(sampler="saint"), "uniform": UNIFORM}
 
@@ -56,16 +54,6 @@ def dense(graph: Any) -> Tensor:
     src, dst = graph.edge_index
     matrix = torch.zeros(graph.num_nodes, graph.num_nodes, dtype=torch.float64)
     return matrix.index_put_((dst, src), torch.ones(len(src), dtype=torch.float64), accumulate=True)
-
-
-def gcn_logits(net: GNN, matrix: Tensor, degree: Tensor, x: Tensor) -> Tensor:
-    """Kipf and Welling's layers on a dense matrix: no view, fold or kernel of gnnpar."""
-    scale = degree.clamp_min(1).rsqrt()[:, None]
-    for i, layer in enumerate(net.layers):
-        conv: Any = layer.get_submodule("conv")
-        x = scale * (matrix @ (scale * (x @ conv.weight.T))) + conv.bias
-        x = x.relu() if i + 1 < len(net.layers) else x
-    return x
 
 
 def gradients_of(net: GNN, loss: Tensor) -> dict[str, Tensor]:
@@ -93,7 +81,7 @@ def test_a_batch_of_clusters_is_autograd_on_the_subgraph_of_each_rank(world: int
     mine = rank_of[cluster_of]
     matrix = dense(data) * (mine[:, None] == mine[None, :])
     assert bool((matrix != dense(data)).any()) == (world > 1)
-    logits = gcn_logits(net, matrix, matrix.sum(1), data.x.double())
+    logits = of_dense(net, matrix, matrix.sum(1), data.x.double())
     loss = nn.functional.cross_entropy(logits[data.train_mask], data.y[data.train_mask])
     assert got.losses[0] == pytest.approx(float(loss), rel=1e-12)
     same(got.gradients[0], gradients_of(net, loss))
@@ -167,7 +155,7 @@ def test_a_drawn_subgraph_is_autograd_with_weighted_edges_and_losses(saint: Any)
             drawn = torch.zeros(num_nodes, dtype=torch.float64)
             drawn[sets.draw(fold_key(3, 0, step, rank, DRAW))] = 1
             matrix = whole * of_edge * drawn[:, None] * drawn[None, :]
-            logits = gcn_logits(net, matrix, data.in_degree.double(), x)
+            logits = of_dense(net, matrix, data.in_degree.double(), x)
             each = nn.functional.cross_entropy(logits, data.y, reduction="none")
             rows = data.train_mask & (drawn > 0)
             loss = loss + (each * draws / counts.nodes.clamp_min(1).double())[rows].sum()
@@ -292,35 +280,3 @@ def test_draws_are_keyed() -> None:
         assert torch.equal(sets.draw(5), sets.draw(5))
         assert not torch.equal(sets.draw(5), sets.draw(6))
         assert len(sets.draw(5)) <= 20
-
-
-@pytest.mark.parametrize(
-    ("fields", "line"),
-    [
-        ({"sampler": "cluster", "clusters": 4, "clusters_per_batch": 1}, "leaves 1 of 2 ranks without a cluster"),
-        ({"sampler": "saint", "batch_size": 1}, "less than a node for each of 2 ranks"),
-        ({"sampler": "uniform", "clusters": 4, "clusters_per_batch": 1}, "leaves 1 of 2 ranks without a cluster"),
-        ({"sampler": "uniform", "clusters": 1000}, "clusters=1000, but the graph has 60 nodes"),
-        ({"sampler": "cluster", "clusters": 1000}, "clusters=1000, but the graph has 60 nodes"),
-    ],
-)
-def test_what_cannot_run_is_one_line(fields: dict[str, Any], line: str) -> None:
-    def run() -> None:
-        strategy = Minibatch(**fields)
-        strategy.check(2, 2, 5)
-        train_in_threads(strategy, GCN(hidden=4), small_graph(), world=2, epochs=1)
-
-    with pytest.raises(ValueError, match=line) as caught:
-        run()
-    assert "\n" not in str(caught.value)
-
-
-def test_settings_that_contradict_each_other_are_one_line() -> None:
-    for sampler in ("cluster", "uniform"):
-        with pytest.raises(ValueError, match=r"clusters_per_batch=5 of strategy\.clusters=4"):
-            Minibatch(sampler=sampler, clusters=4, clusters_per_batch=5)
-    for wrong in ("sampler=both", "saint=star", "walk_length=0", "coverage=0", "clusters=0"):
-        with pytest.raises(ConfigError, match=wrong.split("=")[0]):
-            compose(["strategy=minibatch", f"strategy.{wrong}"])
-    for sampler in ("cluster", "uniform", "saint"):
-        assert Minibatch(sampler=sampler).exactness == {"sampled"}

@@ -118,7 +118,7 @@ def test_what_is_not_there_is_noticed() -> None:
     assert not is_there("comm/nowhere.py", ROOT / "README.md")
     assert not module_is_there("gnnpar.nowhere.thing")
     assert not has_test("test_cofree.py", "test_bytes")
-    assert has_test("conformance/test_cofree.py", "test_evaluation_is_exact")
+    assert has_test("conformance/test_methods.py", "test_evaluation_is_exact")
     assert module_is_there("gnnpar.graph")
 
 
