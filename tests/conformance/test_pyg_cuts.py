@@ -11,88 +11,26 @@ import pytest
 import torch
 
 import gnnpar
-from chunked import ByAutograd
-from composing import configured
+from conformance.test_pyg_strategies import layered
 from conftest import Run
 from gnnpar.config.compose import compose
 from gnnpar.models.pyg.cuts import example
 from gnnpar.models.pyg.model import PyG, PyGNet
-from gnnpar.parallel.needs import refuse, refuse_edge_data
 from gnnpar.parallel.pipeline.hybrid import Hybrid
 from gnnpar.parallel.pipeline.strategy import GNNPipe
 from gnnpar.parallel.sampling.strategy import Minibatch
 from gnnpar.training.checks import check_strategy
 from gnnpar.verify.conformance import (
-    check,
     graph_for,
     make_job,
-    merge_ranks,
-    relative_error,
     small_graph,
     train_in_threads,
 )
-from worlds import run_world
-
-THREE: dict[str, Any] = {"hidden_channels": 8, "num_layers": 3, "dropout": 0.3}
-DEGREES = {"aggregators": ["mean", "max", "std"], "scalers": ["identity", "amplification"]}
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "GCN": ("torch_geometric.nn.models.GCN", {**THREE, "norm": "layer_norm", "norm_kwargs": {"mode": "node"}}),
-    "GraphSAGE": ("torch_geometric.nn.models.GraphSAGE", {**THREE, "jk": "max"}),
-    "GAT": ("torch_geometric.nn.models.GAT", {**THREE, "heads": 2, "jk": "cat", "act": "elu"}),
-    "GIN": ("torch_geometric.nn.models.GIN", {**THREE, "jk": "last"}),
-    "PNA": ("torch_geometric.nn.models.PNA", {**THREE, **DEGREES}),
-    "EdgeCNN": ("torch_geometric.nn.models.EdgeCNN", {**THREE, "act_first": True}),
-    "Jumping": ("pyg_nets.Jumping", {}),
-    "InitialResidual": ("pyg_nets.InitialResidual", {}),
-    "Residual": ("pyg_nets.Residual", {}),
-    "gated": ("pyg_nets.Residual", {"kind": "gated"}),
-    "Branches": ("pyg_nets.Branches", {}),
-    "Smoothed": ("pyg_nets.Smoothed", {}),
-}
-EDGES = {"weighted": ("pyg_nets.weighted", {"kind": "Scaled"}), "typed": ("pyg_nets.Typed", {"kind": "Shifted"})}
-EDGES["relational"] = ("pyg_nets.Typed", {})
-
-
-def model_of(name: str) -> PyG:
-    target, kwargs = (MODELS | EDGES)[name]
-    return PyG(target=target, kwargs=kwargs)
+from outcomes import assert_equals_autograd, assert_same_bits
 
 
 def built(target: str, **kwargs: Any) -> PyGNet:
     return PyG(target=target, kwargs=kwargs).build(6, 3, seed=0)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_one_chunk_is_the_single_device(name):
-    """Which equals the untouched model of PyG, as the first case says."""
-    cases = check(configured("strategy", "gnnpipe"), {"pyg": model_of(name)}, worlds=(2, 3))
-    assert [(case.reference, case.world) for case in cases] == [("PyG", 1), ("single device", 2), ("single device", 3)]
-    for case in cases:
-        assert case.passed, case
-
-
-@pytest.mark.parametrize("name", ["GCN", "PNA", "Jumping", "InitialResidual"])
-def test_parts_of_stages_give_whole_neighbourhoods(name):
-    cases = check(configured("strategy", "hybrid"), {"pyg": model_of(name)}, worlds=(4,))
-    assert [(case.reference, case.world) for case in cases] == [("PyG", 1), ("single device", 4)]
-    for case in cases:
-        assert case.passed, case
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_batches_with_all_neighbours_are_the_single_device(name):
-    cases = check(configured("strategy", "minibatch"), {"pyg": model_of(name)}, worlds=(1, 3))
-    assert len(cases) == 3
-    for case in cases:
-        assert case.passed, case
-
-
-@pytest.mark.parametrize("name", EDGES)
-def test_chunks_carry_weights_and_types(name):
-    cases = check(configured("strategy", "gnnpipe"), {"pyg": model_of(name)}, worlds=(2,))
-    assert len(cases) == 2
-    for case in cases:
-        assert case.passed, case
 
 
 CHUNKED = [("GCN", 2, 1, 4), ("GAT", 3, 1, 6), ("PNA", 2, 1, 4), ("Jumping", 4, 1, 4), ("EdgeCNN", 1, 2, 6)]
@@ -102,34 +40,25 @@ CHUNKED += [("InitialResidual", 2, 2, 6), ("Residual", 2, 1, 4), ("weighted", 2,
 @pytest.mark.parametrize(("name", "stages", "parts", "chunks"), CHUNKED)
 def test_chunks_are_gnnpipe_by_autograd(name, stages, parts, chunks):
     """The oracle runs the model as a whole, slot by slot."""
-    strategy, config = Hybrid(stages=stages, parts=parts, chunks=chunks, refresh=2), model_of(name)
+    strategy, config = Hybrid(stages=stages, parts=parts, chunks=chunks, refresh=2), layered(name)
     job = make_job(strategy, config, graph_for(strategy, config, small_graph()), world=stages * parts, epochs=3)
-    got = merge_ranks(job, run_world("threads", stages * parts, job))
-    losses, gradients = ByAutograd(job, refresh=2, fresh=2.0).train()
-    assert got.losses == pytest.approx(losses, rel=1e-10)
-    for mine, theirs in zip(got.gradients, gradients, strict=True):
-        assert mine.keys() == theirs.keys()
-        assert max(relative_error(mine[k], g) for k, g in theirs.items()) < 1e-9
+    assert_equals_autograd(job, refresh=2, fresh=2.0)
 
 
 @pytest.mark.parametrize("name", ["Residual", "Jumping", "PNA"])
 def test_stages_and_remat_do_not_change_a_bit(name):
     """Jumping has 4 layers, as Residual; PNA 3."""
-    config = model_of(name)
+    config = layered(name)
     data, many = graph_for(GNNPipe(), config, small_graph()), 3 if name == "PNA" else 4
     ways: list[tuple[int, dict[str, Any]]] = [(1, {}), (many, {}), (many, {"remat": "chunk"}), (2, {"remat": "layer"})]
     ways += [] if name == "PNA" else [(2, {"virtual": 2})]
     runs = [train_in_threads(GNNPipe(chunks=4, refresh=1, **more), config, data, world=n, epochs=3) for n, more in ways]
     for other in runs[1:]:
-        assert other.losses == runs[0].losses
-        assert torch.equal(other.logits, runs[0].logits)
-        for mine, theirs in zip(other.gradients, runs[0].gradients, strict=True):
-            assert mine.keys() == theirs.keys()
-            assert all(torch.equal(mine[k], g) for k, g in theirs.items())
+        assert_same_bits(other, runs[0])
 
 
 def test_sampled_neighbours_are_an_approximation_that_is_drawn_again():
-    config, strategy = model_of("PNA"), Minibatch(fanout=(2,), batch_size=None)
+    config, strategy = layered("PNA"), Minibatch(fanout=(2,), batch_size=None)
     data = graph_for(strategy, config, small_graph())
     one, again = (train_in_threads(strategy, config, data, world=1, epochs=2) for _ in range(2))
     exact = train_in_threads(strategy.exact_limit(), config, data, world=1, epochs=2)
@@ -176,41 +105,6 @@ def test_a_copy_and_the_other_type_share_the_recording():
         for i in range(3):
             carry = twin.run_layer(i, g, carry)
         assert torch.equal(twin.end(g, carry), twin(g, x))
-
-
-WAVERS = "reads values of tensors (bool)"
-
-
-@pytest.mark.parametrize(
-    ("target", "line"),
-    [
-        ("Wavering", WAVERS),
-        ("Repeated", "its forward calls conv more than once"),
-        ("Shared", "act.weight is read in two layers, 0 and 1"),
-        ("Outside", "reads a tensor that is made neither of x nor of parameters and buffers; register_buffer it"),
-    ],
-)
-def test_what_has_no_layers_apart_is_one_line(target, line):
-    config = PyG(target=f"pyg_nets.{target}")
-    for strategy in ("gnnpipe", "hybrid", "minibatch"):
-        with pytest.raises(ValueError, match=f"strategy={strategy} runs a model layer by layer") as caught:
-            refuse(configured("strategy", strategy), config, {"strategy": strategy, "model": "pyg"})
-        assert line in str(caught.value)
-        assert "\n" not in str(caught.value)
-    refuse(configured("strategy", "graph_parallel"), config, {})
-
-
-def test_what_pipelines_and_batches_do_not_carry_is_one_line():
-    for strategy in ("gnnpipe", "minibatch"):
-        found = configured("strategy", strategy)
-        with pytest.raises(ValueError, match="norm of model=pyg normalises by their mean and variance"):
-            refuse(found, PyG(target="pyg_nets.Normed"), {"model": "pyg"})
-        rows = PyG(target="pyg_nets.Rows")
-        with pytest.raises(ValueError, match=f"has attributes on edges, which strategy={strategy} does not carry"):
-            refuse_edge_data(found, rows, {"attr"}, None, "mine", {"strategy": strategy})
-    found, names = configured("strategy", "minibatch"), {"strategy": "minibatch"}
-    with pytest.raises(ValueError, match="has weights on edges, which strategy=minibatch does not carry"):
-        refuse_edge_data(found, model_of("weighted"), {"weight"}, torch.ones(3), "mine", names)
 
 
 def test_more_stages_than_convolutions_are_one_line():
