@@ -1,7 +1,6 @@
 """Models drawn at random from PyG's parts, and what users do with these: options, subclasses, hooks, shared modules.
 
-A specification is plain data, so that a failing model can be made smaller: `shrunk` leaves out what does not matter.
-Run as a program, `python tests/conformance/generated_nets.py FIRST LAST` tries the seeds from FIRST to LAST - 1.
+A specification is plain data, so that a failing model can be made smaller by hand.
 """
 
 # attributes of torch and PyG, and JSON, have no types here
@@ -9,19 +8,12 @@ Run as a program, `python tests/conformance/generated_nets.py FIRST LAST` tries 
 
 from __future__ import annotations
 
-import copy
 import inspect
 import json
 import random
-import sys
 import types
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
-from pathlib import Path
-
-if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).parents[2] / name) for name in ("tests", "src", "kernels")]
 
 import torch
 import torch.nn.functional as F
@@ -528,49 +520,3 @@ def judged(spec: Spec, strategy: str, world: int, *, dirty: bool) -> Verdict:
 def judge(seed: int) -> Verdict:
     strategy, world, dirty = place(seed)
     return judged(draw(seed), strategy, world, dirty=dirty)
-
-
-def smaller(spec: Spec) -> Iterator[Spec]:
-    """Specifications with one thing less."""
-    for key in spec.keys() - {"seed", "layers"}:
-        yield {k: v for k, v in spec.items() if k != key}
-    for i, layer in enumerate(spec["layers"]):
-        if len(spec["layers"]) > 1 and not any("same" in each for each in spec["layers"]):
-            yield {**spec, "layers": spec["layers"][:i] + spec["layers"][i + 1 :]}
-        for key in layer.keys() - {"conv"}:
-            less = [{k: v for k, v in layer.items() if k != key}]
-            if isinstance(layer[key], list) and len(layer[key]) > 1:
-                less += [{**layer, key: layer[key][1:]}, {**layer, key: layer[key][:-1]}]
-            for each in less:
-                yield {**spec, "layers": [*spec["layers"][:i], each, *spec["layers"][i + 1 :]]}
-        if layer["conv"] != "SAGEConv(8, 8)":
-            each = {**layer, "conv": "SAGEConv(8, 8)"}
-            yield {**spec, "layers": [*spec["layers"][:i], each, *spec["layers"][i + 1 :]]}
-
-
-def shrunk(seed: int, kind: str) -> tuple[Spec, Verdict]:
-    """The smallest specification found that fails in the same way."""
-    spec, (strategy, world, dirty) = draw(seed), place(seed)
-    found, going = judged(spec, strategy, world, dirty=dirty), True
-    while going:
-        going = False
-        for each in smaller(copy.deepcopy(spec)):
-            if each != spec and (now := judged(each, strategy, world, dirty=dirty)).kind == kind:
-                spec, found, going = each, now, True
-                break
-    return spec, found
-
-
-def main() -> None:
-    counts, say = Counter[str](), sys.stdout.write
-    for seed in range(*map(int, sys.argv[1:3])):
-        found = judge(seed)
-        counts[found.kind] += 1
-        say(f"{seed} {place(seed)} {found}\n")
-        if not found.good and "--shrink" in sys.argv:
-            say("   smallest: {}, {}\n".format(*shrunk(seed, found.kind)))
-    say(f"{dict(counts)}\n")
-
-
-if __name__ == "__main__":
-    main()

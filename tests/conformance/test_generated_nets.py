@@ -22,7 +22,7 @@ def test_generated_models_train_as_in_pyg_or_are_refused_in_a_line(batch):
     found = {seed: judge(seed) for seed in seeds}
     counts = dict(Counter(each.kind for each in found.values()))
     bad = {seed: (*place(seed), str(each)) for seed, each in found.items() if not each.good}
-    assert not bad, f"{counts}; python tests/conformance/generated_nets.py SEED SEED+1 --shrink: {bad}"
+    assert not bad, f"{counts}; draw(SEED) is the model: {bad}"
     assert counts.get("skipped", 0) < BATCH, "PyG runs what is drawn"
 
 

@@ -283,34 +283,27 @@ def test_an_export_holds_the_vectors(tmp_path: Path, monkeypatch, run_here: Run)
     assert relative_error(taken, model(bare).detach()) < 1e-12
 
 
-def test_a_model_of_written_widths_is_probed_and_trained_on_two_ranks(tmp_path: Path) -> None:
-    """Its widths are those of x and the vectors beside it."""
-    how = {**HERE, "precision": "fp64", "features": "both", "features_dim": 5}
-    ends = [
-        gnnpar.train(Written, user_graph(), strategy=s, world_size=n, folder=tmp_path / s, **how) for s, n in PLACES
-    ]
-    assert ends[0].result["loss"]["last"] == pytest.approx(ends[1].result["loss"]["last"], rel=1e-9)
-    assert ends[1].result["verified"] == "probed"
-
-
 class Written(Net):
     def __init__(self) -> None:
         super().__init__(13, 3)
-
-
-def test_vectors_train_in_front_of_a_frozen_model(tmp_path: Path) -> None:
-    how = {**HERE, "precision": "fp64", "features": "learned", "features_dim": 5}
-    bare = user_graph(x=None, num_nodes=60)
-    ends = [gnnpar.train(Frozen, bare, strategy=s, world_size=n, folder=tmp_path / s, **how) for s, n in PLACES]
-    first, second = (each.result["loss"] for each in ends)
-    assert first["last"] == pytest.approx(second["last"], rel=1e-9)
-    assert first["last"] < first["first"]
 
 
 class Frozen(Net):
     def __init__(self, in_channels: int, out_channels: int):
         super().__init__(in_channels, out_channels)
         self.requires_grad_(False)
+
+
+@pytest.mark.parametrize(("net", "how"), [(Written, "both"), (Frozen, "learned")])
+def test_models_of_written_widths_and_frozen_ones_train_vectors_on_two_ranks(net, how: str, tmp_path: Path) -> None:
+    """Widths are those of x and the vectors beside it."""
+    data = user_graph() if how == "both" else user_graph(x=None, num_nodes=60)
+    given = {**HERE, "precision": "fp64", "features": how, "features_dim": 5}
+    ends = [gnnpar.train(net, data, strategy=s, world_size=n, folder=tmp_path / s, **given) for s, n in PLACES]
+    first, second = (each.result["loss"] for each in ends)
+    assert first["last"] == pytest.approx(second["last"], rel=1e-9)
+    assert first["last"] < first["first"]
+    assert ends[1].result["verified"] == ("probed" if net is Written else "no")
 
 
 PLACES = (("single", 1), ("graph_parallel", 2))

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -25,73 +27,48 @@ def of(name: str) -> nn.Module:
         return (NETS | EXAMPLES)[name]()
 
 
-class _Conv(nn.Module):
-    """One convolution, and a dense layer; subclasses say of what rows."""
+def net(forward: Callable[..., torch.Tensor], **parts: Callable[[], nn.Module]) -> type[nn.Module]:
+    """A model of `parts` with this forward: by default a convolution, and a dense layer."""
 
-    def __init__(self, conv: nn.Module | None = None) -> None:
-        super().__init__()
-        self.a, self.head = conv or pyg.SAGEConv(8, 8), nn.Linear(8, 3)
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name, make in ({"a": lambda: pyg.SAGEConv(8, 8), "head": lambda: nn.Linear(8, 3)} | parts).items():
+                self.add_module(name, make())
 
-
-def _embedded(make):
-    class Net(_Conv):
-        def __init__(self):
-            super().__init__(make())
-            self.rows = nn.Embedding(24, 8)
-
-        def forward(self, x, edge_index):
-            return self.head(self.a(self.rows.weight, edge_index))
-
-    return Net
+    return type("Net", (Net,), {"forward": forward})
 
 
-for _name, _make in {
-    "LGConv": pyg.LGConv,
-    "SAGEConv without root": lambda: pyg.SAGEConv(8, 8, root_weight=False),
-    "GATConv": lambda: pyg.GATConv(8, 8, add_self_loops=False),
-    "SAGEConv": lambda: pyg.SAGEConv(8, 8),
-}.items():
-    NETS[f"learned rows into {_name}"] = _embedded(_make)
+def _frozen() -> nn.Module:
+    return pyg.SAGEConv(8, 8).requires_grad_(False)
 
 
-class Beside(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.rows, self.conv = nn.Embedding(24, 8), pyg.SAGEConv(16, 3)
+def _checkpointed(self, x, edge_index, reentrant):
+    return self.head(checkpoint(self.a, x.requires_grad_(), edge_index, use_reentrant=reentrant).relu())
 
+
+def _plain(self, x, edge_index):
+    return self.head(self.a(x, edge_index))
+
+
+class CallsBase(pyg.MixHopConv):
     def forward(self, x, edge_index):
-        return self.conv(torch.cat([x, self.rows.weight], 1), edge_index)
+        return super().forward(x, edge_index).relu()
 
 
-class Frozen(_Conv):
+class CallsLoops(pyg.AGNNConv):
+    def forward(self, x, edge_index):
+        return super().forward(x, edge_index)
+
+
+def _branched(h):
+    return h.relu() if h.sum() > 0 else h.tanh()
+
+
+class Deep(nn.Module):
     def __init__(self):
         super().__init__()
-        self.a.requires_grad_(False)
-
-    def forward(self, x, edge_index):
-        return self.head(self.a(x, edge_index).relu())
-
-
-def _again(reentrant):
-    class Net(_Conv):
-        def forward(self, x, edge_index):
-            return self.head(checkpoint(self.a, x.requires_grad_(), edge_index, use_reentrant=reentrant).relu())
-
-    return Net
-
-
-class Reversible(_Conv):
-    def __init__(self):
-        super().__init__(pyg.GroupAddRev(pyg.SAGEConv(4, 4), num_groups=2))
-
-    def forward(self, x, edge_index):
-        return self.head(self.a(x, edge_index))
-
-
-class Deep(_Conv):
-    def __init__(self):
-        super().__init__(pyg.GENConv(8, 8, norm="layer"))
-        self.first = nn.Linear(8, 8)
+        self.a, self.head, self.first = pyg.GENConv(8, 8, norm="layer"), nn.Linear(8, 3), nn.Linear(8, 8)
         self.layer = pyg.DeepGCNLayer(self.a, nn.LayerNorm(8), nn.ReLU(), block="res+", ckpt_grad=True)
 
     def forward(self, x, edge_index):
@@ -126,55 +103,49 @@ class AttentionLoss(KeepsAttention):
         return out * self.alpha.mean()
 
 
-class Polynormer(_Conv):
-    def __init__(self):
-        super().__init__()
-        self.mix = PolynormerAttention(8, heads=2, head_channels=4)
-
-    def forward(self, x, edge_index):
-        return self.head(self.mix(x[None])[0] + self.a(x, edge_index))
-
-
-class CallsBase(pyg.MixHopConv):
-    def forward(self, x, edge_index):
-        return super().forward(x, edge_index).relu()
-
-
-class CallsLoops(pyg.AGNNConv):
-    def forward(self, x, edge_index):
-        return super().forward(x, edge_index)
-
-
-def _calls(make):
-    class Net(_Conv):
-        def __init__(self):
-            super().__init__(make())
-
-        def forward(self, x, edge_index):
-            return self.head(self.a(x, edge_index))
-
-    return Net
-
-
-class Positions(_Conv):
-    """A part of the forward runs in evaluation alone."""
-
-    def forward(self, x, edge_index):
-        h = self.a(x, edge_index)
-        return self.head(h if self.training else h.relu())
-
-
-class Branching(_Conv):
-    def forward(self, x, edge_index):
-        h = self.a(x, edge_index)
-        return self.head(h.relu() if h.sum() > 0 else h.tanh())
-
-
-NETS |= {each.__name__: each for each in (Beside, Frozen, Reversible, Deep, NormOfHeads, KeepsAttention, AttentionLoss)}
-NETS |= {each.__name__: each for each in (Polynormer, Positions, Branching)}
-NETS |= {"checkpoint": _again(False), "reentrant checkpoint": _again(True)}
-NETS |= {"super().forward of MixHopConv": _calls(lambda: CallsBase(8, 4, powers=[0, 1]))}
-NETS |= {"super().forward of AGNNConv": _calls(CallsLoops)}
+ROWS = {"rows": lambda: nn.Embedding(24, 8)}
+NETS |= {
+    f"learned rows into {name}": net(
+        lambda self, x, edge_index: self.head(self.a(self.rows.weight, edge_index)), a=make, **ROWS
+    )
+    for name, make in {
+        "LGConv": pyg.LGConv,
+        "SAGEConv without root": lambda: pyg.SAGEConv(8, 8, root_weight=False),
+        "GATConv": lambda: pyg.GATConv(8, 8, add_self_loops=False),
+        "SAGEConv": lambda: pyg.SAGEConv(8, 8),
+    }.items()
+}
+NETS |= {
+    "Beside": net(
+        lambda self, x, edge_index: self.a(torch.cat([x, self.rows.weight], 1), edge_index),
+        a=lambda: pyg.SAGEConv(16, 3),
+        head=nn.Identity,
+        **ROWS,
+    ),
+    "Frozen": net(lambda self, x, edge_index: self.head(self.a(x, edge_index).relu()), a=_frozen),
+    "Reversible": net(_plain, a=lambda: pyg.GroupAddRev(pyg.SAGEConv(4, 4), num_groups=2)),
+    "Deep": Deep,
+    "NormOfHeads": net(
+        lambda self, x, edge_index: self.head(self.norm(self.a(x, edge_index).view(len(x), 2, -1)).flatten(1)),
+        a=lambda: pyg.GATConv(8, 3, heads=2),
+        norm=lambda: nn.BatchNorm1d(2),
+        head=lambda: nn.Linear(6, 3),
+    ),
+    "KeepsAttention": KeepsAttention,
+    "AttentionLoss": AttentionLoss,
+    "Polynormer": net(
+        lambda self, x, edge_index: self.head(self.mix(x[None])[0] + self.a(x, edge_index)),
+        mix=lambda: PolynormerAttention(8, heads=2, head_channels=4),
+    ),
+    "Positions": net(  # a part of the forward runs in evaluation alone
+        lambda self, x, edge_index: self.head(self.a(x, edge_index) if self.training else self.a(x, edge_index).relu())
+    ),
+    "Branching": net(lambda self, x, edge_index: self.head(_branched(self.a(x, edge_index)))),
+    "checkpoint": net(lambda self, x, edge_index: _checkpointed(self, x, edge_index, False)),
+    "reentrant checkpoint": net(lambda self, x, edge_index: _checkpointed(self, x, edge_index, True)),
+    "super().forward of MixHopConv": net(_plain, a=lambda: CallsBase(8, 4, powers=[0, 1])),
+    "super().forward of AGNNConv": net(_plain, a=CallsLoops),
+}
 NETS |= {"LINKX": lambda: models.LINKX(24, 8, 8, 3, num_layers=2)}  # pyright: ignore[reportAssignmentType]
 NETS |= {f"jk={jk}": lambda jk=jk: models.GraphSAGE(8, 8, 2, 3, jk=jk) for jk in ("lstm", "cat")}  # pyright: ignore[reportAssignmentType]
 NETS |= {"GIN": lambda: models.GIN(8, 8, 2, 3)}  # pyright: ignore[reportAssignmentType]
@@ -227,25 +198,6 @@ class Isomorphism(nn.Module):
         for conv in self.convs:
             x = conv(x, edge_index).relu()
         return self.mlp(x)
-
-
-class Predicts(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lin1, self.lin2, self.prop1 = nn.Linear(8, 8), nn.Linear(8, 3), pyg.APPNP(K=4, alpha=0.1)
-
-    def forward(self, x, edge_index):
-        x = F.relu(self.lin1(F.dropout(x, training=False)))
-        return F.log_softmax(self.prop1(self.lin2(x), edge_index), dim=1)
-
-
-class Simple(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv1 = pyg.SGConv(8, 3, K=2, cached=True)
-
-    def forward(self, x, edge_index):
-        return F.log_softmax(self.conv1(x, edge_index), dim=1)
 
 
 class Neighbours(nn.Module):
@@ -314,8 +266,25 @@ def _stack(make):
     return lambda: Stack(make(8, 8), make(8, 3))
 
 
-EXAMPLES |= {each.__name__: each for each in (WeightedGCN, Sampled, Isomorphism, Predicts, Simple, Neighbours)}
-EXAMPLES |= {each.__name__: each for each in (Initial, SelfSupervised, Proteins)}
+EXAMPLES |= {
+    "WeightedGCN": WeightedGCN,
+    "Sampled": Sampled,
+    "Isomorphism": Isomorphism,
+    "Predicts": net(
+        lambda self, x, edge_index: self.prop1(self.head(self.a(x).relu()), edge_index).log_softmax(1),
+        a=lambda: nn.Linear(8, 8),
+        prop1=lambda: pyg.APPNP(K=4, alpha=0.1),
+    ),
+    "Simple": net(
+        lambda self, x, edge_index: self.a(x, edge_index).log_softmax(1),
+        a=lambda: pyg.SGConv(8, 3, K=2, cached=True),
+        head=nn.Identity,
+    ),
+    "Neighbours": Neighbours,
+    "Initial": Initial,
+    "SelfSupervised": SelfSupervised,
+    "Proteins": Proteins,
+}
 EXAMPLES |= {  # pyright: ignore[reportAssignmentType]
     "GAT": lambda: Stack(pyg.GATConv(8, 4, heads=2), pyg.GATConv(8, 3, heads=2, concat=False), F.elu),
     "ARMA": _stack(lambda i, o: pyg.ARMAConv(i, o, num_stacks=3, num_layers=2, shared_weights=True, dropout=0.0)),
