@@ -73,7 +73,10 @@ CASES: dict[str, tuple[str, PyG, int]] = {
     **{f"hybrid-{name}": ("hybrid", layered(name), 4) for name in ("GCN", "PNA", "Jumping", "InitialResidual")},
     **{f"minibatch-{name}": ("minibatch", layered(name), 3) for name in LAYERED},
 }
-QUICK = [pytest.param(*case, id=name) for name, case in CASES.items()]
+SLOW = {f"minibatch-{name}" for name in ("GraphSAGE", "GIN", "EdgeCNN", "Residual", "gated", "Smoothed")}
+QUICK = [
+    pytest.param(*case, marks=pytest.mark.slow if name in SLOW else (), id=name) for name, case in CASES.items()
+]  # gnnpipe cuts these between the same convolutions
 TURNS = [
     pytest.param(s, folded(s, t), 2, marks=marks, id=f"{s}-{t}")
     for (s, t), marks in ((each.values, each.marks) for each in in_turn(["adaqp", "bns", "cofree"], FOLDS))
