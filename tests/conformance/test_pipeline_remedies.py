@@ -1,4 +1,4 @@
-"""What GNNPipe leaves open, as switches; codecs of boundaries; stages of measured layers."""
+"""Switches of GNNPipe and hybrid: exact histories, codecs, stages of measured layers, memory of remat."""
 
 import dataclasses
 from typing import Any
@@ -7,21 +7,29 @@ import pytest
 import torch
 
 from composing import configured
-from conformance.methods import DEEP, EXACT_HISTORY
+from conformance.methods import DEEP, EVERY, EXACT_HISTORY
 from engines import on_ranks
-from gnnpar.codecs.codec import BFloat16
+from gnnpar.codecs.codec import BFloat16, Drop
 from gnnpar.codecs.uniform import Uniform
+from gnnpar.config.compose import compose
+from gnnpar.models.gat import GAT
+from gnnpar.models.gcn import GCN
 from gnnpar.models.gcnii import GCNII
 from gnnpar.models.resgcn import ResGCN
+from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.pipeline.hybrid import Hybrid
+from gnnpar.parallel.pipeline.stage import Remat
 from gnnpar.parallel.pipeline.strategy import GNNPipe
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.parallel.strategy import Workload
 from gnnpar.partition.partition import Random
 from gnnpar.placement import Topology
+from gnnpar.training.checks import check_strategy
+from gnnpar.training.memory import measure_epoch
 from gnnpar.training.optim import SGD
 from gnnpar.training.plans import layer_seconds
 from gnnpar.verify.conformance import make_job, relative_error, small_graph, train_in_threads
+from outcomes import assert_close
 from worlds import run_world
 
 CLIPPED = SGD(lr=0.3, clip=0.05)
@@ -135,3 +143,69 @@ def test_layers_are_measured_with_their_encoder_and_decoder():
     assert len(seconds) == 4
     assert seconds[0] > 2 * min(seconds[1:3]), "50,000 features wide: the encoder takes tens of layers"
     assert all(p.grad is None for p in model.parameters()), "measuring leaves the model alone"
+
+
+LOSSY = (Uniform(bits=8), Uniform(bits=4, gradient_bits=8), Uniform(bits=2), EVERY, BFloat16(), Drop())
+
+
+@pytest.mark.parametrize(
+    ("codec", "config"),
+    [*((codec, GCNII(**DEEP, dropout=0.4)) for codec in LOSSY), (LOSSY[1], GAT(hidden=16, num_layers=3, heads=2))],
+    ids=lambda each: f"{type(each).__name__}{getattr(each, 'bits', '')}",
+)
+def test_one_stage_and_one_chunk_is_graph_parallelism(codec, config):
+    """Rows and gradients are rounded to the same numbers, by node and not by where a message has them."""
+    data = small_graph()
+    ours = train_in_threads(Hybrid(stages=1, parts=3, chunks="one", codec=codec), config, data, world=3)
+    theirs = train_in_threads(GraphParallel(codec=codec), config, data, world=3)
+    assert_close(ours, theirs.losses, theirs.gradients)
+    for mine, others in zip(ours.traffic, theirs.traffic, strict=True):
+        assert mine.get("forward", 0) == others.get("forward", 0)
+        assert mine.get("backward", 0) == others.get("backward", 0)
+
+
+def test_what_it_says_and_refuses():
+    hybrid = configured("strategy", "hybrid", "strategy.parts=2", "codec=uniform", "codec.bits=4")
+    assert hybrid.codec == Uniform(bits=4)
+    assert hybrid.exactness == {"stale", "quantized"}
+    assert hybrid.exact_limit().exactness == {"exact"}
+    check_strategy(compose(["strategy=gnnpipe", "codec=identity"]), 2)
+    assert configured("strategy", "gnnpipe", "strategy.parts=2", "codec=bf16").codec == BFloat16()
+    config, data = GCNII(**DEEP), small_graph()
+    hybrid = Hybrid(stages=2, parts=2, codec=BFloat16(), boundary=Uniform(bits=8))
+    layers = hybrid.describe(make_job(hybrid, config, data, world=4).plan)
+    assert len(layers) == config.num_layers
+    assert {layer.how for layer in layers} == {"chunks, boundary uniform, halo bfloat16"}
+    pipeline = GNNPipe(boundary=BFloat16())
+    alone = pipeline.describe(make_job(pipeline, config, data, world=2).plan)
+    assert {layer.how for layer in alone} == {"chunks, boundary bfloat16"}
+
+
+def measured(remat: Remat, *, layers: int, chunks: int, hidden: int, nodes: int) -> tuple[int, int]:
+    """Bytes in the second epoch of one rank in fp32: the allocator's peak, and those kept for the backward."""
+    data = small_graph(num_nodes=nodes, num_edges=2 * nodes)
+    config = GCN(num_layers=layers, hidden=hidden, encoder="linear", decoder="linear", dropout=0.0)
+    job = make_job(GNNPipe(chunks=chunks, chunking="range", remat=remat), config, data, world=1, dtype=torch.float32)
+    (rank,) = on_ranks(job, lambda rank: rank)
+    rank.train(1)
+    rank.optimizer.zero_grad()
+    with measure_epoch(torch.device("cpu")) as report:
+        rank.engine.train_epoch(1, rank.optimizer)
+    assert report.peak is not None
+    return report.peak, report.activations + rank.engine.live_bytes()["activations"]
+
+
+def test_bytes_fall_as_planned() -> None:
+    """GCN keeps 2 N H numbers a layer (the matrix's input, the activation's output), and the encoder's output; `chunk`
+    those of one of 8."""
+    layers, nodes, hidden, chunks = 8, 1600, 32, 8
+    rows = 4 * nodes * hidden
+    sizes = {"layers": layers, "chunks": chunks, "hidden": hidden, "nodes": nodes}
+    found = {remat: measured(remat, **sizes) for remat in ("none", "chunk", "layer")}
+    kept = {r: nbytes for r, (_, nbytes) in found.items()}
+    assert kept["none"] == pytest.approx((2 * layers + 1) * rows, rel=0.1)
+    assert kept["chunk"] == pytest.approx((2 * layers + 1) * rows / chunks, rel=0.1)
+    assert kept["layer"] == pytest.approx((layers - 1) * rows + 3 * rows / chunks, rel=0.1)
+    for remat in ("chunk", "layer"):
+        saved = found["none"][0] - found[remat][0]
+        assert saved == pytest.approx(kept["none"] - kept[remat], rel=0.1), "the allocator saw it, too"
