@@ -15,7 +15,7 @@ from torch_geometric.utils import subgraph
 
 from composing import configured, in_turn
 from conformance.test_cofree import PLAIN, of_dense
-from gnnpar.comm import ThreadWorld
+from conformance.test_minibatch import shard_of
 from gnnpar.folds.aggregator import ByBlock
 from gnnpar.folds.generic import Generic
 from gnnpar.folds.max import Max
@@ -25,11 +25,10 @@ from gnnpar.models.gnn import GNN
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.sampling.batches import DRAW, Induced, shuffled
 from gnnpar.parallel.sampling.neighbours import sampler_of
-from gnnpar.parallel.sampling.replica import Replica, replica_of
+from gnnpar.parallel.sampling.replica import Replica
 from gnnpar.parallel.sampling.saint import NodeSets, SaintBatches, estimated
 from gnnpar.parallel.sampling.strategy import Minibatch
 from gnnpar.parallel.sampling.view import SampledGraph, subgraph_of
-from gnnpar.partition.shard import Shard
 from gnnpar.verify.conformance import check, make_job, relative_error, small_graph, train_in_threads
 from gnnpar_kernels import fold_key
 from outcomes import assert_passed
@@ -42,11 +41,8 @@ LIMITS = {"cluster": Minibatch(sampler="cluster"), "saint": Minibatch(sampler="s
 
 def replica() -> tuple[Replica, Tensor]:
     """The small graph on one rank, and its features, in fp64."""
-    (comm,) = ThreadWorld(1).communicators()
-    data = small_graph()
-    shard = Shard.open(data, torch.zeros(data.num_nodes, dtype=torch.int64), comm, edge_ids=True)
-    shard = shard.to(torch.device("cpu"), torch.float64)
-    return replica_of(shard, comm, edge_ids=True), shard.x
+    shard, graph = shard_of(small_graph())
+    return graph, shard.x
 
 
 def dense(graph: Any) -> Tensor:
