@@ -1,5 +1,6 @@
 """Configurations by their YAML names, composed and instantiated as the command line does."""
 
+import os
 from collections.abc import Iterable
 from functools import cache
 from itertools import combinations, product
@@ -25,6 +26,8 @@ def names(group: str) -> list[str]:
 
 
 READS_ALL_NODES = ("sgformer", "polynormer")
+WORLDS = (1, 2, 4) if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else (3,)
+"""Ranks of a model that is tried at all of them in test-all."""
 
 
 ALIKE = frozenset(

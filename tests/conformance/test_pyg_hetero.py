@@ -13,6 +13,7 @@ from torch_geometric.data import HeteroData
 
 import gnnpar
 import pyg_nets
+from composing import WORLDS
 from conftest import Run
 from data.samples import hetero
 from gnnpar.data.dataset import Dataset
@@ -54,8 +55,8 @@ def config(target: str, **kwargs: Any) -> PyG:
 
 @pytest.mark.parametrize(("target", "kwargs"), NETS, ids=IDS)
 def test_equals_pyg_and_is_the_same_on_several_ranks(target, kwargs):
-    cases = check(GraphParallel(), {"pyg": config(target, **kwargs)}, worlds=(3,))
-    assert [(c.reference, c.world) for c in cases] == [("PyG", 1), ("single device", 3)]
+    cases = check(GraphParallel(), {"pyg": config(target, **kwargs)}, worlds=WORLDS)
+    assert [(c.reference, c.world) for c in cases] == [("PyG", 1), *(("single device", w) for w in WORLDS)]
     assert_passed(cases)
 
 

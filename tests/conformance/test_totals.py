@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.transforms import VirtualNode
 
-from composing import READS_ALL_NODES, configured, names, rest_slow
+from composing import READS_ALL_NODES, WORLDS, configured, names, rest_slow
 from conformance.plain_loop import CLASSES, WIDTH, graph, plain, verdict
 from conformance.whole_nets import REFUSED, ROWS
 from gnnpar.comm import Site, ThreadWorld
@@ -102,8 +102,8 @@ def test_what_is_not_carried_is_refused_by_name(step):
 @pytest.mark.parametrize("net", ["Han", "NormsByType"])
 def test_rows_by_type(net):
     model = PyG(target=f"conformance.whole_nets.{net}", kwargs={"hidden": 8}, self_loops=False)
-    cases = check(GraphParallel(), {"pyg": model}, worlds=(3,))
-    assert [(c.reference, c.world) for c in cases] == [("PyG", 1), ("single device", 3)]
+    cases = check(GraphParallel(), {"pyg": model}, worlds=WORLDS)
+    assert [(c.reference, c.world) for c in cases] == [("PyG", 1), *(("single device", w) for w in WORLDS)]
     assert all(case.passed for case in cases), cases
 
 
