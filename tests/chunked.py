@@ -20,7 +20,7 @@ from gnnpar.parallel.local import LocalRows, Pass, by_type
 from gnnpar.parallel.pipeline.chunk import ChunkGraph, Part, Weights
 from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, draw_order
 from gnnpar.parallel.pipeline.history import History
-from gnnpar.parallel.pipeline.slots import Slots
+from gnnpar.parallel.pipeline.messages import Slots
 from gnnpar.parallel.whole import fold_block
 from gnnpar.partition.shard import cut, with_chunks
 from gnnpar.verify.conformance import Job

@@ -25,9 +25,9 @@ from gnnpar.models.resgcn import ResGCN
 from gnnpar.parallel.declared import DeclaredCandidate
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.pipeline.cost import PipelineCandidate
+from gnnpar.parallel.pipeline.placing import even_cuts
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.planner.extract import record
-from gnnpar.pricing.candidate import even_cuts
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.rates import derived
 from gnnpar.pricing.statistics import GraphStats

@@ -14,13 +14,14 @@ from gnnpar.parallel.cagnet.strategy import Cagnet
 from gnnpar.parallel.declared import DeclaredCandidate
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.pipeline.cost import PipelineCandidate, chain
+from gnnpar.parallel.pipeline.placing import even_cuts
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.partition.partition import Random
 from gnnpar.partition.shard import partition_statistics
 from gnnpar.planner.extract import record
 from gnnpar.planner.planner import Request, search
-from gnnpar.planner.simulate import simulated
-from gnnpar.pricing.candidate import Candidate, Scope, even_cuts
+from gnnpar.planner.simulate import Timeline, simulated
+from gnnpar.pricing.candidate import Candidate, Scope
 from gnnpar.pricing.fabric import Device, Fabric, Wire, build
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
@@ -28,7 +29,7 @@ from gnnpar.pricing.price import Phases
 from gnnpar.pricing.rates import NOMINAL, Rates
 from gnnpar.pricing.statistics import GraphStats, PartStats
 from gnnpar.pricing.steps import in_rounds
-from gnnpar.pricing.work import Work, wire_bytes
+from gnnpar.pricing.work import DIRECTIONS, Work, wire_bytes
 
 QUIET = replace(NOMINAL, message=0.0, interference=0.0, epoch=0.0, step=0.0, reduce=(0.0, 0.0))
 GRAPH = GraphStats(nodes=4000, edges=60000, features=32, classes=8, train=2000)
@@ -43,6 +44,11 @@ def star(size: int, rate: float, latency: float = 0.0) -> Fabric:
     """Every device with a port of its own on one switch."""
     devices = [Device(name=f"d{i}", host="h", kind="k", type="cpu", memory_bytes=1e12) for i in range(size)]
     return build(devices, [Wire(ends=(d.name, "switch"), rate=rate, latency=latency) for d in devices])
+
+
+def crossing(line: Timeline) -> float:
+    """Return the bytes over all links."""
+    return sum(demand * task.nbytes for task in line.tasks for demand in task.demand.values())
 
 
 def work(ir: ModelIR, parts: int, *, alpha: float = 1.0, rates: Rates = QUIET) -> Work:
@@ -92,10 +98,11 @@ def test_bytes_are_conserved(candidate: DeclaredCandidate) -> None:
     here = work(ir, 3)
     line = simulated(candidate, here, Machine(star(3, 1e9), (QUIET,) * 3))
     sums = 2 * 2 * (3 - 1) / 3 * 4 * ir.params * 3
-    assert sum(line.link_bytes.values()) == pytest.approx(2 * here.halo_bytes((candidate.bits,) * 2) + sums)
+    sent = sum(n for d in DIRECTIONS for i in range(3) for _, _, n in here.flows(i, d, candidate.bits))
+    assert crossing(line) == pytest.approx(2 * sent + sums)
     # by hand: all sources forward, those with a gradient backward (all: an encoder stands before the first layer)
     rows = sum(wire_bytes(f.src, candidate.bits) * (1 + f.learned) for i in range(3) for f in ir.folds(i))
-    assert here.halo_bytes((candidate.bits,) * 2) == pytest.approx(1.0 * GRAPH.nodes * rows)
+    assert sent == pytest.approx(1.0 * GRAPH.nodes * rows)
 
 
 @pytest.mark.parametrize(("ranks", "copies"), [(4, 2), (9, 3)])
@@ -110,7 +117,7 @@ def test_cagnet_on_a_grid(ranks: int, copies: int) -> None:
     added = (copies - 1) * GRAPH.nodes
     folds = [(f, 1 + f.learned) for i in range(3) for f in ir.folds(i)]
     expected = sum(4 * times * (read * f.width + added * f.out) for f, times in folds)
-    assert sum(line.link_bytes.values()) == pytest.approx(2 * expected + sums)
+    assert crossing(line) == pytest.approx(2 * expected + sums)
     assert closed(candidate, here, machine).seconds == pytest.approx(line.seconds, rel=0.35)
     rows = {
         c: DeclaredCandidate(strategy=Cagnet(replication=c), parts=ranks).memory(here)[0].structure for c in (1, copies)

@@ -24,8 +24,8 @@ from gnnpar.codecs.uniform import Random as RandomBits
 from gnnpar.codecs.uniform import Uniform
 from gnnpar.config.compose import compose
 from gnnpar.data.dataset import Dataset
-from gnnpar.parallel.base import Declares
-from gnnpar.parallel.declared import Declaration, DeclaredCandidate
+from gnnpar.parallel.base import CodedStrategy
+from gnnpar.parallel.declared import Declaration, DeclaredCandidate, Declares
 from gnnpar.parallel.digest.strategy import Digest
 from gnnpar.parallel.halo.adaqp import AdaQP
 from gnnpar.parallel.halo.strategy import GraphParallel
@@ -191,7 +191,7 @@ def test_tag_is_the_strategy_that_it_chooses(chosen: Candidate, monkeypatch: pyt
 
 
 @dataclass(frozen=True, kw_only=True)
-class Few(Declares):
+class Few(CodedStrategy, Declares):
     """DIGEST by another name."""
 
     def declared(self) -> Declaration:

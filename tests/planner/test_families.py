@@ -11,6 +11,7 @@ from composing import configured
 from gnnpar.parallel.declared import DeclaredCandidate
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.pipeline.cost import PipelineCandidate
+from gnnpar.parallel.pipeline.placing import even_cuts
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.parallel.strategy import Workload
@@ -21,7 +22,7 @@ from gnnpar.planner.registry import shipped
 from gnnpar.planner.strategy import TAG
 from gnnpar.planner.visits import candidates as calibrated
 from gnnpar.planner.visits import trials
-from gnnpar.pricing.candidate import Candidate, Scope, even_cuts
+from gnnpar.pricing.candidate import Candidate, Scope
 from gnnpar.verify.conformance import small_graph, train_in_threads
 
 MODEL = configured("model", "resgcn", "model.num_layers=4", "model.hidden=8")

@@ -14,9 +14,9 @@ from composing import configured
 from gnnpar.parallel.declared import DeclaredCandidate
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.pipeline.cost import PipelineCandidate
+from gnnpar.parallel.pipeline.placing import even_cuts
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.planner.extract import record
-from gnnpar.pricing.candidate import even_cuts
 from gnnpar.pricing.fabric import Fabric
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.rates import derived

@@ -268,8 +268,9 @@ class Block:
     def _of_type(self) -> dict[int, tuple[Block, Tensor]]:
         return {}
 
-    def restrict(self, keep: Tensor) -> Block:
-        """Return the sub-block of the edges where `keep` [E] is true, or at ascending places, without empty rows."""
+    def restrict(self, keep: Tensor, *, compress: bool = True) -> Block:
+        """Return the sub-block of the edges where `keep` [E] is true, or at ascending places. `compress`: without empty
+        rows."""
         kept = Block.from_edges(
             self.edge_dst[keep],
             self.indices[keep],
@@ -277,7 +278,7 @@ class Block:
             num_src=self.num_src,
             src_ids=self.src_ids,
             edges=self.edges.at(keep),
-            compress=True,
+            compress=compress,
         )
         return replace(kept, ascends=self.ascends)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -24,41 +24,40 @@ from gnnpar.parallel.torch_types import Context, apply
 from gnnpar.parallel.view import View
 
 
-class Walk(Protocol):
-    """The blocks of one aggregation in their order."""
+class Walk:
+    """The blocks of one aggregation in their order. Defaults: edge operands are in their order, and none travel."""
 
     @property
     def num_rows(self) -> int:
         """Return the number of result rows."""
-        ...
+        raise NotImplementedError
 
     def edge_rows(self, block: Block, edge: Rows) -> Rows:
         """Return the rows of edge operands that belong to a block, in its order."""
-        ...
+        return edge
 
     def edge_slots(self, block: Block) -> Tensor | None:
         """Return the positions of a block's edges among the edge operands; None: they are in the block's order."""
-        ...
+        return None
 
     def blocks(self, agg: Aggregator, x: Operands, call: int) -> Iterator[tuple[Block, Rows | None]]:
         """Yield (block, source rows) for every block; rows None: the local rows `x.src`."""
-        ...
+        raise NotImplementedError
 
     def keeps(self, agg: Aggregator) -> bool:
         """Return True if the gradient reads remote rows that forward has read."""
-        ...
+        return agg.needs_src
 
     def merged(self, state: Rows) -> tuple[Rows, Rows]:
         """Return (the state merged with remote partial results, the rows of these that the gradient reads)."""
-        ...
+        return state, ()
 
     def hold(self, call: int, rows: Sequence[Tensor]) -> None:
         """Record the remote rows held from forward to backward."""
-        ...
 
     def differentiate(self, gradient: Gradient) -> Operands:
         """Walk over the blocks again, send remote gradients to their owners, and return the total."""
-        ...
+        raise NotImplementedError
 
 
 class Gradient:
@@ -222,7 +221,7 @@ class HeldRows(Unsaved):
 
 
 @dataclass(eq=False)
-class ExchangingView(View):
+class ExchangingView(Walk, View):
     """A rank's part of the graph, with a walk that reads remote rows. Subclasses add `blocks` and `differentiate`.
 
     `exchange`: of rows and gradients. `once`: exchange of rows that are sent once and kept over epochs
@@ -261,24 +260,12 @@ class ExchangingView(View):
     def fold(self, agg: Aggregator, call: int, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
         return walk(self, agg, call, src, dst, edge, shared)
 
-    def blocks(self, agg: Aggregator, x: Operands, call: int) -> Iterator[tuple[Block, Rows | None]]:
-        raise NotImplementedError
-
-    def keeps(self, agg: Aggregator) -> bool:
-        return agg.needs_src
-
-    def merged(self, state: Rows) -> tuple[Rows, Rows]:
-        return state, ()
-
     def hold(self, call: int, rows: Sequence[Tensor]) -> None:
         self.held.record(self.layer, call, rows)
 
-    def differentiate(self, gradient: Gradient) -> Operands:
-        raise NotImplementedError
-
 
 @dataclass(frozen=True, eq=False)
-class OneBlock:
+class OneBlock(Walk):
     """The walk over a single block with all its rows on this rank. Edge operands are in its order."""
 
     block: Block
@@ -287,23 +274,8 @@ class OneBlock:
     def num_rows(self) -> int:
         return self.block.num_dst
 
-    def edge_rows(self, block: Block, edge: Rows) -> Rows:
-        return edge
-
-    def edge_slots(self, block: Block) -> None:
-        """Gradients of edges stay in the block's order."""
-
     def blocks(self, agg: Aggregator, x: Operands, call: int) -> Iterator[tuple[Block, None]]:
         yield self.block, None
-
-    def keeps(self, agg: Aggregator) -> bool:
-        return False
-
-    def merged(self, state: Rows) -> tuple[Rows, Rows]:
-        return state, ()
-
-    def hold(self, call: int, rows: Sequence[Tensor]) -> None:
-        """No rows are held."""
 
     def differentiate(self, gradient: Gradient) -> Operands:
         gradient.add_own(self.block)

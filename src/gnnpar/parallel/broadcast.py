@@ -114,8 +114,20 @@ class BroadcastGraph(ExchangingView):
         return self.exchange.comm.rank
 
     @property
-    def num_parts(self) -> int:
+    def num_stages(self) -> int:
+        """Return the number of parts that this rank reads, one for each stage."""
         return self.exchange.comm.size
+
+    @property
+    def first(self) -> int:
+        """Return the first of these parts; the others follow it."""
+        return 0
+
+    @property
+    def readers(self) -> list[int]:
+        """Return the other ranks that read the rows of this one, the next one first."""
+        size = self.exchange.comm.size
+        return [(self.rank + step) % size for step in range(1, size)]
 
     def block(self, part: int) -> Block:
         return self.shard.inner if part == self.rank else self.shard.halo[part]
@@ -128,53 +140,50 @@ class BroadcastGraph(ExchangingView):
     def differentiate(self, gradient: Gradient) -> Operands:
         travelling, site = gradient.chosen(gradient.like), self.site(gradient.call, "backward")
         returned: Posted | None = None
-        for part in range(self.num_parts):
-            sent: Rows = ()
+        for stage in range(self.num_stages):
+            sent, part = (), self.first + stage
             if part == self.rank:
                 gradient.add_own(self.block(part))
             else:
                 sent = gradient.of_block(self.block(part), gradient.next_rows())
             if travelling:
-                posted = self.post_gradients(part, sent, travelling, site)
-                returned = posted if part == self.rank else returned
+                posted = self.post_gradients(stage, sent, travelling, site)
+                returned = posted if self._sends(stage) else returned
         if returned is not None:
-            add_whole_parts(gradient.into, self.exchange, returned)
+            if not gradient.into:
+                gradient.begin(self.shard.num_inner)
+            for peer in sorted(returned.peers):
+                for total, rows in zip(gradient.into, self.exchange.take(returned, peer), strict=True):
+                    total.add_(rows)
         return gradient.total()
 
     def stages(self, src: Rows, site: Site) -> Iterator[tuple[int, Rows]]:
         """Yield (part, its rows) for all parts in ascending order."""
         under_way: deque[Posted] = deque()
-        for part in range(self.num_parts):
-            while len(under_way) <= self.prefetch and part + len(under_way) < self.num_parts:
-                under_way.append(self.post_part(part + len(under_way), src, site))
-            posted = under_way.popleft()
+        for stage in range(self.num_stages):
+            while len(under_way) <= self.prefetch and stage + len(under_way) < self.num_stages:
+                under_way.append(self.post_part(stage + len(under_way), src, site))
+            posted, part = under_way.popleft(), self.first + stage
             yield part, src if part == self.rank else self.exchange.take(posted, part)
 
-    def post_part(self, part: int, src: Rows, site: Site) -> Posted:
-        """Post all rows of a part to every other rank."""
-        outgoing: dict[int, Outgoing] = {}
-        if part == self.rank:
+    def post_part(self, stage: int, src: Rows, site: Site) -> Posted:
+        """Post all rows of the part that is read in a stage to its readers; receive those that this rank reads."""
+        outgoing, part = dict[int, Outgoing](), self.first + stage
+        if self._sends(stage):
             every = torch.arange(len(src[0]), device=src[0].device)
-            outgoing = {p: Outgoing(src, every) for p in self._readers}
+            outgoing = {p: Outgoing(src, every) for p in self.readers}
         incoming = {} if part == self.rank else {part: Incoming(self.block(part).num_src)}
         self.exchange.comm.flush(keep=self.prefetch)
         return self.exchange.post(outgoing, incoming, RowLike.of(src), site)
 
-    def post_gradients(self, part: int, grads: Rows, like: Sequence[RowLike], site: Site) -> Posted:
-        """Post the gradients of a part's rows to their owner; the owner receives those of all other ranks."""
-        mine = part == self.rank
-        incoming = {p: Incoming(self.shard.num_inner) for p in self._readers} if mine else {}
+    def post_gradients(self, stage: int, grads: Rows, like: Sequence[RowLike], site: Site) -> Posted:
+        """Post the gradients of a part's rows to their owner, which receives those of all of its readers."""
+        part = self.first + stage
+        outgoing = {} if part == self.rank else {part: Outgoing(grads)}
+        incoming = {p: Incoming(self.shard.num_inner) for p in self.readers} if self._sends(stage) else {}
         self.exchange.comm.flush(keep=self.prefetch)
-        return self.exchange.post({} if mine else {part: Outgoing(grads)}, incoming, like, site)
+        return self.exchange.post(outgoing, incoming, like, site)
 
-    @property
-    def _readers(self) -> list[int]:
-        """Return all other ranks, the next one first."""
-        return [(self.rank + step) % self.num_parts for step in range(1, self.num_parts)]
-
-
-def add_whole_parts(into: Rows, exchange: CodedExchange, returned: Posted) -> None:
-    """Add every reader's gradients of all rows of this rank, readers in ascending order."""
-    for peer in sorted(returned.peers):
-        for total, rows in zip(into, exchange.take(returned, peer), strict=True):
-            total.add_(rows)
+    def _sends(self, stage: int) -> bool:
+        """Return True if the readers of this rank read its rows in this stage."""
+        return stage == self.rank % self.num_stages

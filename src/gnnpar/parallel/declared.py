@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
 from gnnpar.codecs.codec import BFloat16, Identity
 from gnnpar.files import JsonDict
-from gnnpar.parallel.base import ByStep, CodedStrategy
+from gnnpar.parallel.base import CodedStrategy, FlatStrategy
 from gnnpar.parallel.cover.weights import Halo
 from gnnpar.parallel.priced import Problem, priced
 from gnnpar.parallel.row_bytes import SENDS_NOTHING, RowBytes
-from gnnpar.pricing.candidate import Candidate, Knobs, Values, codec_fields, quality_of
+from gnnpar.pricing.candidate import Candidate, Knobs, Scope, Values, codec_fields, quality_of
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Memory, Phases, Price, Traffic
@@ -53,7 +53,7 @@ class DeclaredCandidate(Candidate):
     """A strategy with all layers on every rank and one part a rank. `bits`: of a number on the wire."""
 
     family: str = ""
-    strategy: ByStep
+    strategy: Declares
     bits: int = 32
 
     def __post_init__(self) -> None:
@@ -137,34 +137,51 @@ class DeclaredCandidate(Candidate):
         return self.declared.step.tasks(self._seen(work), machine, self.engine, self.bits)
 
 
-def candidates(strategy: ByStep, ranks: int, turns: Iterable[Values]) -> Iterator[DeclaredCandidate]:
-    """Return the strategy with each of these values of its fields and of `bits`."""
-    plain = DeclaredCandidate(parts=ranks, strategy=strategy)
-    return (plain.turned(each) for each in turns)
+class Declares(FlatStrategy):
+    """A strategy that is priced by the step that it declares."""
+
+    def declared(self) -> Declaration:
+        """Return the messages and folds of a layer, and the words for them."""
+        raise NotImplementedError(f"{type(self).__name__} declares no step")
+
+    def knobs(self, ir: ModelIR) -> Knobs:
+        """Return the fields that a search may change, and `bits` on the wire, with their values."""
+        return {"bits": (32, 16)}
+
+    def cost(self, problem: Problem, machine: Machine) -> Price:
+        """Return the price of the strategy with its codec."""
+        declared = self.declared()
+        if declared.unpriced:
+            return Price(traffic=Traffic(), unpriced=declared.unpriced)
+        codec = self.codec if isinstance(self, CodedStrategy) else Identity()
+        rows = RowBytes(codec, problem.number, declared.halo, linear=declared.linear)
+        if not rows.known:
+            return Price(unpriced=rows.unknown)
+        live = DeclaredCandidate(strategy=self, parts=problem.ranks)
+        live = replace(live, held=live.keeps(problem.kept) != "no")
+        work = problem.work(live)
+        sent = declared.sent(rows.traffic(declared.step, work, problem.params), work, rows, problem)
+        if not rows.sends:
+            return Price(traffic=sent, unpriced=SENDS_NOTHING)
+        bits, of_bits = rows.bits()
+        bits = 32 if problem.ranks == 1 else bits  # nothing travels: what runs is the engine without a codec
+        if declared.coded:
+            live = replace(live, bits=bits)
+        elif bits != 32:
+            of_bits = (f"time is that of rows as they are: the price of {live.family} knows no codec",)
+        return priced(live, rows.under_cover(problem), machine, sent, of_bits + declared.notes)
 
 
-def cost(strategy: ByStep, problem: Problem, machine: Machine) -> Price:
-    """Return the price of the strategy with its codec."""
-    declared = strategy.declared()
-    if declared.unpriced:
-        return Price(traffic=Traffic(), unpriced=declared.unpriced)
-    codec = strategy.codec if isinstance(strategy, CodedStrategy) else Identity()
-    rows = RowBytes(codec, problem.number, declared.halo, linear=declared.linear)
-    if not rows.known:
-        return Price(unpriced=rows.unknown)
-    live = DeclaredCandidate(strategy=strategy, parts=problem.ranks)
-    live = replace(live, held=live.keeps(problem.kept) != "no")
-    work = problem.work(live)
-    sent = declared.sent(rows.traffic(declared.step, work, problem.params), work, rows, problem)
-    if not rows.sends:
-        return Price(traffic=sent, unpriced=SENDS_NOTHING)
-    bits, of_bits = rows.bits()
-    bits = 32 if problem.ranks == 1 else bits  # nothing travels: what runs is the engine without a codec
-    if declared.coded:
-        live = replace(live, bits=bits)
-    elif bits != 32:
-        of_bits = (f"time is that of rows as they are: the price of {live.family} knows no codec",)
-    return priced(live, rows.under_cover(problem), machine, sent, of_bits + declared.notes)
+class Proposes(Declares):
+    """A strategy that a planner may choose."""
+
+    def proposals(self, scope: Scope, ranks: int) -> Iterable[Values]:
+        """Return values of fields and of `bits` of each candidate: rows as they are, and rounded."""
+        return [{}, {"bits": 16}] if ranks > 1 else []
+
+    def candidates(self, scope: Scope, ranks: int) -> Iterable[Candidate]:
+        plain = DeclaredCandidate(parts=ranks, strategy=self)
+        return [plain.turned(each) for each in self.proposals(scope, ranks)]
 
 
 def beside(overlap: str) -> Literal["inner", "none"]:

@@ -118,13 +118,33 @@ Timeline = list[tuple[str, float, float]]
 
 
 class EngineDefaults:
-    """Defaults of an Engine without measurements beforehand and without separate actions."""
+    """What engines share: codecs and parts, the state that they keep between epochs by its name in a checkpoint."""
 
     timeline: Timeline | None = None
+    _codecs: Sequence[Codec] = ()
+    _parts: Mapping[str, Stateful] = {}
 
     @property
     def profile(self) -> SavedProfile | None:
-        return None
+        return next((codec.profile for codec in self._codecs if codec.profile is not None), None)
+
+    def drain(self) -> None:
+        for part in self._parts.values():
+            part.drain()
+
+    def peak_elsewhere(self) -> int:
+        return 0
+
+    def kept(self) -> StateDict:
+        """Return the state of codecs and parts."""
+        codecs = [codec.state_dict() for codec in self._codecs]
+        return {"codecs": codecs, **{name: part.state_dict() for name, part in self._parts.items()}}
+
+    def load_kept(self, state: StateDict) -> None:
+        for codec, saved in zip(self._codecs, state["codecs"], strict=True):
+            codec.load_state_dict(saved)
+        for name, part in self._parts.items():
+            part.load_state_dict(state.get(name, {}))  # a part with nothing to save may be missing
 
 
 class Engine(Protocol):
@@ -323,14 +343,6 @@ class FlatEngine(EngineDefaults):
         self._comm.flush(keep=0)
         return bucket
 
-    def drain(self) -> None:
-        for part in self._parts.values():
-            part.drain()
-
-    @property
-    def profile(self) -> SavedProfile | None:
-        return next((codec.profile for codec in self._codecs if codec.profile is not None), None)
-
     def live_bytes(self) -> dict[str, int]:
         return {
             "features": self._shard.features_nbytes,
@@ -339,9 +351,6 @@ class FlatEngine(EngineDefaults):
             "history": 0,
             "host": 0,
         }
-
-    def peak_elsewhere(self) -> int:
-        return 0
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         yield from self._model.named_parameters()
@@ -352,16 +361,11 @@ class FlatEngine(EngineDefaults):
         yield from self._shard.own_weights.items()
 
     def state_dict(self) -> StateDict:
-        codecs = [codec.state_dict() for codec in self._codecs]
-        parts = {name: part.state_dict() for name, part in self._parts.items()}
-        return {"model": self._model.weights, "codecs": codecs, **parts}
+        return {"model": self._model.weights, **self.kept()}
 
     def load_state_dict(self, state: StateDict) -> None:
         self._model.load_state_dict(state["model"])
-        for codec, saved in zip(self._codecs, state["codecs"], strict=True):
-            codec.load_state_dict(saved)
-        for name, part in self._parts.items():
-            part.load_state_dict(state.get(name, {}))  # a part with nothing to save may be missing
+        self.load_kept(state)
 
     def _differentiate(self, view: PassGraph, run: Pass) -> Tensor:
         """Return this rank's share of the gradients and of the loss."""

@@ -19,12 +19,13 @@ from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.folds.mergeable import merges
 from gnnpar.graph import Message
 from gnnpar.parallel.blocks import ExchangingView, Gradient, add_returned, walk
+from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.cover.cover import Cover
 from gnnpar.parallel.cover.source_fold import SourceFold
 from gnnpar.parallel.edges import EdgeOrder
 from gnnpar.parallel.local import LocalRows, Source, as_messages
 from gnnpar.parallel.torch_types import Context, apply_to_rows
-from gnnpar.parallel.whole import fold_all_edges
+from gnnpar.parallel.whole import WholeGraph, fold_all_edges
 
 
 class Covered(NamedTuple):
@@ -172,6 +173,14 @@ class HaloGraph(ExchangingView):
         if split and returned:
             split.add_returned(total.dst, returned)
         return total
+
+
+def exact_view(context: BuildContext) -> WholeGraph | HaloGraph:
+    """Return the view of a method that trains on another one: all in-edges, and halo rows as they are."""
+    if context.comm.size == 1:
+        return WholeGraph(context.shard, context.start)
+    edges = EdgeOrder(context.shard, "edges")
+    return HaloGraph(context.shard, context.start, exchange=context.exact_exchange(), edges=edges)
 
 
 class _Fetched(Context):

@@ -64,31 +64,19 @@ class LocalRows:
     """Rows of some nodes in one layer of one pass."""
 
     normalised = False
+    random = False  # was a mask drawn?
 
     def __init__(
         self, node_ids: Tensor, in_degree: Tensor, in_weight: Tensor | None = None, *, run: Pass, layer: int = 0
     ) -> None:
-        self._node_ids, self._in_degree, self._in_weight = node_ids, in_degree, in_weight
+        self.node_ids, self.in_degree, self.in_weight = node_ids, in_degree, in_weight
         self.run, self.layer = run, layer
-        self.random = False  # was a mask drawn?
-
-    @property
-    def node_ids(self) -> Tensor:
-        return self._node_ids
-
-    @property
-    def in_degree(self) -> Tensor:
-        return self._in_degree
-
-    @property
-    def in_weight(self) -> Tensor | None:
-        return self._in_weight
 
     def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
         if p == 0 or not self.run.training:
             return x
         self.random = True
-        return apply(_Dropout, x, self._node_ids, p, self.run.key(_FEATURE_MASK, self.layer, tag))
+        return apply(_Dropout, x, self.node_ids, p, self.run.key(_FEATURE_MASK, self.layer, tag))
 
     def mask(self, ids: Tensor, width: int, p: float, *, tag: int) -> Tensor:
         """Return the entries that `dropout` keeps of these nodes' rows, [n, width]. CPU only."""
@@ -105,35 +93,15 @@ def masked(x: Tensor, keep: Tensor, p: float) -> Tensor:
     return apply(_Dropout, x, None, p, 0, keep)
 
 
-class OwnRows:
-    """The part of a view that needs only its own rows."""
-
-    local: LocalRows
-
-    @property
-    def normalised(self) -> bool:
-        return False
-
-    @property
-    def node_ids(self) -> Tensor:
-        return self.local.node_ids
-
-    @property
-    def in_degree(self) -> Tensor:
-        return self.local.in_degree
-
-    @property
-    def in_weight(self) -> Tensor | None:
-        return self.local.in_weight
-
-    def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
-        return self.local.edge_dropout(p, tag=tag)
+class OwnRows(LocalRows):
+    """The part of a view that needs only its own rows. A view that is a dataclass sets `node_ids`, `in_degree` and
+    `in_weight` itself."""
 
     def destinations(self, *rows: Tensor) -> tuple[Self, Rows]:
         return self, rows
 
     def moments(self, x: Tensor) -> Moments | None:
-        if not self.local.run.training:
+        if not self.run.training:
             return None
         raise self._lacks("moments")
 
@@ -146,7 +114,7 @@ class OwnRows:
 
     def _lacks(self, what: str) -> ValueError:
         return ValueError(
-            f"{what} of all rows are asked for in layer {self.local.layer}, of which {type(self).__name__} holds some "
+            f"{what} of all rows are asked for in layer {self.layer}, of which {type(self).__name__} holds some "
             "at a time: use single, graph_parallel or another strategy that holds a layer's rows at once"
         )
 

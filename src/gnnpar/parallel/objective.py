@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,27 +21,6 @@ from gnnpar.track.console import say
 SPLITS = ("train", "val", "test")
 
 
-class Objective(Protocol):
-    """The loss and metrics of one rank. Collective if examples are pairs."""
-
-    def loss(self, rows: Tensor, run: Pass) -> Tensor:
-        """Return this rank's share of the mean loss over all training examples. Shapes: rows [N, outputs] of its
-        nodes."""
-        ...
-
-    def metrics(self, rows: Tensor) -> JsonDict:
-        """Return metric/train, metric/val, metric/test over all ranks, None for an empty split, equal on every rank.
-        For a task with several metrics also metric/more: name -> split -> value."""
-        ...
-
-
-def objective_of(task: Task, shard: Shard, model: nn.Module, comm: Communicator, seed: int) -> Objective:
-    """Return the objective. Collective if examples are pairs."""
-    if isinstance(task, Link):
-        return PairObjective(task, comm, PairExamples(task, shard, model, comm, seed))
-    return NodeObjective(task, shard, comm)
-
-
 class NodeObjective:
     """Examples are nodes."""
 
@@ -56,9 +34,13 @@ class NodeObjective:
         return self._shard.y[self._train]
 
     def loss(self, rows: Tensor, run: Pass) -> Tensor:
+        """Return this rank's share of the mean loss over all training examples. Shapes: rows [N, outputs] of its
+        nodes."""
         return self._task.loss_sum(rows[self._train], self._labels) / self._shard.num_train
 
     def metrics(self, rows: Tensor) -> JsonDict:
+        """Return metric/train, metric/val, metric/test over all ranks, None for an empty split, equal on every rank.
+        For a task with several metrics also metric/more: name -> split -> value."""
         task, comm = self._task, self._comm
         owned = (self._shard.rows_of_split[split] for split in SPLITS)
         statistics = [task.statistics(rows[of_split], self._shard.y[of_split]) for of_split in owned]
@@ -138,6 +120,17 @@ class PairObjective:
                 more.setdefault(name, {})[split] = None if math.isnan(value) else value
             found[f"metric/{split}"] = more[self.task.metric_name][split]
         return found | {"metric/more": more}
+
+
+Objective = NodeObjective | PairObjective
+"""The loss and metrics of one rank. Collective if examples are pairs."""
+
+
+def objective_of(task: Task, shard: Shard, model: nn.Module, comm: Communicator, seed: int) -> Objective:
+    """Return the objective. Collective if examples are pairs."""
+    if isinstance(task, Link):
+        return PairObjective(task, comm, PairExamples(task, shard, model, comm, seed))
+    return NodeObjective(task, shard, comm)
 
 
 def _value(task: Task, statistics: Tensor) -> float | None:

@@ -5,7 +5,7 @@ An oracle is the same mathematics on one device: a view of the whole graph, with
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -69,15 +69,7 @@ class PartByPart(View):
         edges = mine[whole.edge_dst]
         ids = chosen(whole.edge_ids, edges)
         place = edges.nonzero().flatten() if ids is None else torch.searchsorted(self.edge_ids, ids)
-        block = Block.from_edges(
-            whole.edge_dst[edges],
-            whole.indices[edges],
-            num_dst=whole.num_dst,
-            num_src=whole.num_src,
-            src_ids=self.shard.node_ids,
-            edges=whole.edges.at(edges),
-        )
-        return block, place
+        return replace(whole.restrict(edges, compress=False), src_ids=self.shard.node_ids), place
 
 
 def _ids(agg: Aggregator, block: Block) -> Tensor:

@@ -1,7 +1,6 @@
 """What a strategy may implement so that `gnnpar plan` and `gnnpar estimate` can price it.
 
-Both Protocols are optional: a strategy without `cost` is listed as unpriced. The code is imported when asked, so that
-training loads none of it.
+Both Protocols are optional: a strategy without `cost` is listed as unpriced.
 """
 
 from __future__ import annotations

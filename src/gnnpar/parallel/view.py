@@ -14,7 +14,7 @@ from gnnpar.files import StateDict
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Rows, chosen
 from gnnpar.graph import InEdges, Message, Moments, Reduction
-from gnnpar.parallel.local import LocalRows, OwnRows, Pass, Source, as_messages, by_type
+from gnnpar.parallel.local import OwnRows, Pass, Source, as_messages, by_type
 from gnnpar.parallel.totals import largest_of, moments_of, total_of
 from gnnpar.partition.shard import Shard
 
@@ -65,12 +65,9 @@ class View(OwnRows):
     _calls: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        rows = self.shard.node_ids, self.shard.in_degree, self.shard.in_weight
-        self.local = LocalRows(*rows, run=self.run, layer=self.layer)
-
-    @property
-    def normalised(self) -> bool:
-        return self.shard.normalised
+        shard = self.shard
+        self.node_ids, self.in_degree, self.in_weight = shard.node_ids, shard.in_degree, shard.in_weight
+        self.normalised = shard.normalised
 
     @property
     def num_nodes(self) -> int:
@@ -120,24 +117,22 @@ class View(OwnRows):
     def at(self, layer: int) -> Self:
         return replace(self, layer=layer)
 
-    def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
-        return self.local.dropout(x, p, tag=tag)
-
     def source(self, message: Message, *rows: Tensor) -> Rows:
         """Return message(self, *rows), marked constant if it reads features alone and nothing learned or random."""
-        self.local.random = False
+        self.random = False
         out = as_messages(message(self, *rows), self.shard.x.dtype, len(self.node_ids))
-        fixed = len(rows) == 1 and rows[0] is self.shard.x and not self.local.random
+        fixed = len(rows) == 1 and rows[0] is self.shard.x and not self.random
         return Source(out, constant=fixed and not any(t.requires_grad for t in out))
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         call = self.next_call()
         if self.watch is not None:
             self.watch(self.layer, call, src)
-        if (kept := self.kept_result(call, agg, src)) is not None:
-            return kept
-        view = self.exactly() if self.cache is not None and self._constant(agg, src) else self
-        return self.keep_result(call, agg, src, view.fold(agg, call, src, dst, edge, shared))
+        if self.cache is None or not self._constant(agg, src):
+            return self.fold(agg, call, src, dst, edge, shared)
+        if call not in self.cache.folds:
+            self.cache.folds[call] = self.exactly().fold(agg, call, src, dst, edge, shared)
+        return self.cache.folds[call].clone()  # a user's module may write into it
 
     def exactly(self) -> Self:
         """Return the view for rows that are sent once and kept over epochs."""
@@ -151,16 +146,6 @@ class View(OwnRows):
         """Return the number of this aggregation within its layer."""
         call, self._calls = self._calls, self._calls + 1
         return call
-
-    def kept_result(self, call: int, agg: Aggregator, src: Rows) -> Tensor | None:
-        """Return A X of an earlier epoch if it is constant. A copy, since a user's module may write into it."""
-        kept = None if self.cache is None or not self._constant(agg, src) else self.cache.folds.get(call)
-        return None if kept is None else kept.clone()
-
-    def keep_result(self, call: int, agg: Aggregator, src: Rows, out: Tensor) -> Tensor:
-        if self.cache is not None and self._constant(agg, src):
-            self.cache.folds[call] = out.clone()
-        return out
 
     def _constant(self, agg: Aggregator, src: Rows) -> bool:
         return self.layer == 0 and agg.linear and isinstance(src, Source) and src.constant

@@ -69,17 +69,17 @@ class Candidate(ABC):
         """Return the overrides of the strategy's YAML."""
         return {}
 
-    @abstractmethod
     def phases(self, work: Work, machine: Machine) -> Phases:
         """Return the seconds of an epoch by phase. The work is cut into `parts` parts; rates are those of `engine`."""
+        raise NotImplementedError("the strategy gives a price alone")
 
-    @abstractmethod
     def memory(self, work: Work) -> tuple[Memory, ...]:
         """Return the memory of each rank: stages of the grid, then parts."""
+        raise NotImplementedError("the strategy gives a price alone")
 
-    @abstractmethod
     def tasks(self, work: Work, machine: Machine) -> list[Task]:
-        """Return the tasks of an epoch for the event simulator; rates are those of `engine`."""
+        """Return the tasks of an epoch for the event simulator; rates are those of `engine`. Empty if unknown."""
+        return []
 
     def price(self, work: Work, machine: Machine) -> Price:
         phases = self.phases(*self.in_engine(work, machine))
@@ -135,17 +135,6 @@ class Candidate(ABC):
     def whole_halo(self) -> bool:
         """Return True if a rank holds all remote rows that it reads at once."""
         return True
-
-
-def even_cuts(num_layers: int, stages: int) -> tuple[int, ...]:
-    """Return the first layers of stages of equal length; the first stages are one layer longer if they differ."""
-    size, more = divmod(num_layers, stages)
-    return tuple(s * size + min(s, more) for s in range(stages))
-
-
-def layers_between(cuts: tuple[int, ...], num_layers: int) -> tuple[range, ...]:
-    """Return the layers of each stage from their first layers."""
-    return tuple(range(a, b) for a, b in zip(cuts, (*cuts[1:], num_layers), strict=True))
 
 
 def codec_fields(bits: int) -> JsonDict:

@@ -37,10 +37,6 @@ class Machine:
         chosen = tuple(devices)
         return Machine(self.fabric.choose(chosen), tuple(self.rates[d] for d in chosen))
 
-    def at_stages(self, s: int, parts: int) -> Machine:
-        """Return stage s and the next one alone."""
-        return self.choose(range(s * parts, (s + 2) * parts))
-
     def exchange(self, flows: Sequence[Flow], *, first: int = 0, idle: float = 0.0) -> float:
         """Return the seconds of one exchange; ranks are counted from `first`. `idle`: seconds of computing since the
         last one."""

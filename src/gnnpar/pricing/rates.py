@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from gnnpar.files import JsonDict
-from gnnpar.pricing.ir import Fold, Gemm, Group
+from gnnpar.pricing.ir import Fold, Group
 
 NEAR = float(1 << 18)  # numbers that stay in a core's own cache
 
@@ -122,19 +122,16 @@ class Rates:
         """Return the rates with kernels as they run in this engine."""
         return replace(self, cold=self.visits[engine][2]) if engine in self.visits else self
 
-    def gemm_seconds(self, op: Gemm, rows: float, *, backward: bool = False) -> float:
-        times = (1.0 + op.learned) if backward else 1.0
-        return self.scale * times * self.gemm.seconds(op.flops(rows), op.numbers(rows))
-
-    def elementwise_seconds(self, group: Group, rows: float) -> float:
-        kernels, numbers = group.elementwise
-        return self.kernel * self.elementwise.seconds(0.0, numbers * rows, calls=kernels)
-
     def dense_seconds(self, group: Group, rows: float, *, backward: bool = False) -> float:
         """Return seconds of a group without its folds."""
-        gemms = sum(self.gemm_seconds(op, rows, backward=backward) for op in group.gemms)
+        gemms = 0.0
+        for op in group.gemms:
+            times = (1.0 + op.learned) if backward else 1.0
+            gemms += self.scale * times * self.gemm.seconds(op.flops(rows), op.numbers(rows))
+        kernels, numbers = group.elementwise
+        elementwise = self.kernel * self.elementwise.seconds(0.0, numbers * rows, calls=kernels)
         mask = self.undrop if backward and self.undrop is not None else self.dropout
-        return gemms + self.elementwise_seconds(group, rows) + self.scale * mask * group.dropout * rows
+        return gemms + elementwise + self.scale * mask * group.dropout * rows
 
     def lost(self, rate: float) -> float:
         """Return the lost share of the shorter of computing and receiving, if bytes come at `rate` bytes/s."""

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from gnnpar.parallel.pipeline.schedule.stages import balanced, even
+from gnnpar.parallel.pipeline.placing import balanced, even
 
 
 def every_cut(num_layers: int, stages: int):

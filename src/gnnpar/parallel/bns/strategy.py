@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from annotated_types import Ge, Le
 
@@ -17,26 +17,23 @@ from gnnpar.codecs.adaptive.codec import Adaptive, with_edge_weights
 from gnnpar.codecs.codec import Codec, Exactness, Identity
 from gnnpar.codecs.delta import refuse_delta
 from gnnpar.comm import RowLists
-from gnnpar.folds.edge_data import ALL_KINDS
-from gnnpar.parallel.base import Declares
-from gnnpar.parallel.bns.oracle import SampledWhole
-from gnnpar.parallel.bns.view import SampledHalo
+from gnnpar.parallel.base import HALO, CodedStrategy
+from gnnpar.parallel.bns.view import SampledHalo, SampledWhole
 from gnnpar.parallel.context import BuildContext
+from gnnpar.parallel.declared import Declaration, Declares, beside
 from gnnpar.parallel.edges import EdgeOrder, Overlap
 from gnnpar.parallel.engine import Engine, FlatEngine, PassGraph
 from gnnpar.parallel.halo_engine import halo_engine
 from gnnpar.parallel.halo_graph import HaloGraph
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.strategy import Capabilities, LayerFacts, name_of
+from gnnpar.parallel.strategy import LayerFacts, name_of
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan
-
-if TYPE_CHECKING:
-    from gnnpar.parallel.declared import Declaration
+from gnnpar.pricing.steps import Step
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoundarySampling(Declares):
+class BoundarySampling(CodedStrategy, Declares):
     """Parameters of BNS-GCN. `rate`: probability that a boundary row travels in an epoch; 1: graph parallelism, 0:
     nothing is sent.
 
@@ -45,9 +42,7 @@ class BoundarySampling(Declares):
 
     rate: Annotated[float, Ge(0), Le(1)] = 0.1
     overlap: Overlap = "edges"
-    capabilities = Capabilities(
-        from_shards=True, edge_data=ALL_KINDS, moments=True, pair_loss=True, row_order=True, learned_features=True
-    )
+    capabilities = HALO
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate <= 1:
@@ -76,8 +71,6 @@ class BoundarySampling(Declares):
 
     def declared(self) -> Declaration:
         """Declare expected values: the number of rows has standard deviation sqrt(rate (1 - rate) n)."""
-        from gnnpar.parallel.declared import Declaration, Step, beside
-
         step = Step("halo", overlap=beside(self.overlap), share=self.rate)
         notes = ("drawing and cutting the sample of an epoch is not in the time",) if self.rate < 1 else ()
         return Declaration(family="bns", step=step, words=[f"{self.rate:g} of the boundary rows"], notes=notes)

@@ -1,21 +1,29 @@
-"""CAGNET in 1.5 dimensions: the grid of ranks, and the edges that each of them folds.
+"""CAGNET in 1.5 dimensions: Y[N_G, F] = sum_j sum_q A[N_G, N_q] X[N_q, F], rank j of group G over its parts q.
 
 Rank g c + j is column j of group g; there are P / c groups of c ranks. Column j folds, for all rows of its group, the
 in-edges from groups j P / c^2, ..., (j + 1) P / c^2 - 1; the sum over a group's columns is the result.
+
+Forward: rows of a part go to the column of ranks that folds them; each rank has partial sums of all rows of its group
+and sends every other rank of the group its rows. Backward: gradients of results go to the group, those of sources from
+the column to their owner.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from gnnpar.comm import Communicator, RowLists
-from gnnpar.folds.block import Block
+from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, RowLike, RowLists, Site
+from gnnpar.folds.aggregator import Aggregator
+from gnnpar.folds.block import Block, Rows
 from gnnpar.folds.edge_data import EdgeData
+from gnnpar.parallel.blocks import walk
+from gnnpar.parallel.broadcast import BroadcastGraph
+from gnnpar.parallel.torch_types import Context, apply
 from gnnpar.partition.shard import Shard
 
 
@@ -133,3 +141,107 @@ def _stacked(pieces: list[tuple[Tensor, Block | None]], columns: Tensor) -> Bloc
         edges=EdgeData.cat(held),
         compress=True,
     )
+
+
+def refuse_fold(name: str, layer: int, copies: int, *, linear: bool) -> None:
+    """Raise ValueError for a fold with partial results that do not add up to its result."""
+    if not linear:
+        raise ValueError(
+            f"strategy.replication={copies} adds up partial sums of ranks, but {name} of layer {layer} "
+            "is no sum of its source rows: set strategy.replication=1, or choose a model of sums: gcn, sage, gin, gcnii"
+        )
+
+
+@dataclass(eq=False)
+class ReplicatedGraph(BroadcastGraph):
+    """A rank's partial sums of all rows of its group. `home`: exchange of partial sums and of gradients of results.
+
+    `home_once`: the exchange for rows that are sent once and kept over epochs, like `once`.
+    """
+
+    pieces: Pieces = field(kw_only=True)
+    home: CodedExchange = field(kw_only=True)
+    home_once: CodedExchange | None = field(default=None, kw_only=True)
+
+    @property
+    def num_rows(self) -> int:
+        return self.pieces.num_rows
+
+    @property
+    def grid(self) -> Grid:
+        return self.pieces.grid
+
+    @property
+    def num_stages(self) -> int:
+        return self.grid.stages
+
+    @property
+    def first(self) -> int:
+        return self.grid.source(self.grid.column(self.rank), 0)
+
+    @property
+    def readers(self) -> list[int]:
+        return [p for p in self.grid.readers(self.rank) if p != self.rank]
+
+    def block(self, part: int) -> Block:
+        return self.pieces.blocks[part]
+
+    @property
+    def others(self) -> list[int]:
+        """Return the other ranks of the group, the next one first."""
+        group = self.grid.group(self.rank)
+        return [group[(self.rank - group[0] + step) % len(group)] for step in range(1, len(group))]
+
+    def exactly(self) -> Self:
+        return self if self.home_once is None else replace(super().exactly(), home=self.home_once)
+
+    def fold(self, agg: Aggregator, call: int, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
+        refuse_fold(type(agg).__name__, self.layer, self.grid.copies, linear=agg.linear)
+        return apply(_Home, self, call, src[0].dtype, walk(self, agg, call, src, (), (), ()))
+
+    def summed(self, partial: Tensor, rows_type: torch.dtype, site: Site) -> Tensor:
+        """Return this rank's rows of the sum over the group, ranks in ascending order; partial sums travel as
+        `rows_type`. Shapes: partial [N_G, F] -> [N, F]."""
+        places = self.pieces.places
+        order = torch.arange(self.pieces.num_rows, device=partial.device)
+        outgoing = {p: Outgoing((partial,), order[places[p]]) for p in self.others}
+        incoming = {p: Incoming(self.shard.num_inner) for p in self.others}
+        like = RowLike.of((partial,))[0]._replace(dtype=rows_type)
+        posted = self.home.post(outgoing, incoming, (like,), site)
+        found = {p: rows for p, (rows,) in self.home.take_all(posted)} | {self.rank: partial[places[self.rank]]}
+        total = found[min(found)].to(partial.dtype, copy=True)
+        for p in sorted(found)[1:]:
+            total += found[p]
+        return total
+
+    def of_group(self, rows: Tensor, site: Site) -> Tensor:
+        """Return all rows of the group, as they travel. Shapes: rows [N, F] -> [N_G, F]."""
+        places = self.pieces.places
+        outgoing = {p: Outgoing((rows,)) for p in self.others}
+        incoming = {p: Incoming(len(self.pieces.ids[p])) for p in self.others}
+        like = RowLike.of((rows,))
+        table = like[0].empty(self.pieces.num_rows)
+        table[places[self.rank]] = rows
+        for p, (theirs,) in self.home.take_all(self.home.post(outgoing, incoming, like, site)):
+            table[places[p]] = theirs
+        return table
+
+
+class _Homeward(Context):
+    view: ReplicatedGraph
+    call: int
+    rows_type: torch.dtype
+
+
+class _Home(torch.autograd.Function):
+    """Partial sums of the group's rows -> sums of this rank's rows. Shapes: [N_G, F] -> [N, F]."""
+
+    @staticmethod
+    def forward(ctx: _Homeward, view: ReplicatedGraph, call: int, rows_type: torch.dtype, partial: Tensor) -> Tensor:
+        ctx.view, ctx.call, ctx.rows_type = view, call, rows_type
+        return view.summed(partial, rows_type, view.site(call, "forward"))
+
+    @staticmethod
+    def backward(ctx: _Homeward, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        rows = grad_outputs[0].to(ctx.rows_type).contiguous()
+        return None, None, None, ctx.view.of_group(rows, ctx.view.site(ctx.call, "backward"))

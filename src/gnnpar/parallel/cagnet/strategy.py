@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import isqrt
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from annotated_types import Ge
 
@@ -18,26 +18,28 @@ from gnnpar.codecs.codec import Identity, is_constant
 from gnnpar.codecs.delta import refuse_delta
 from gnnpar.comm import CodedExchange
 from gnnpar.folds.edge_data import ALL_KINDS, IN_BLOCKS
-from gnnpar.parallel.base import Proposed
+from gnnpar.parallel.base import HALO, CodedStrategy
 from gnnpar.parallel.broadcast import broadcast_engine
-from gnnpar.parallel.cagnet.grid import Grid, pieces_of, without_edges
-from gnnpar.parallel.cagnet.replicated import ReplicatedGraph, refuse_fold
+from gnnpar.parallel.cagnet.grid import Grid, ReplicatedGraph, pieces_of, refuse_fold, without_edges
 from gnnpar.parallel.context import BuildContext
+from gnnpar.parallel.declared import Declaration, Proposes
 from gnnpar.parallel.edges import EdgeOrder
 from gnnpar.parallel.engine import Engine, FlatEngine
 from gnnpar.parallel.normalised import normalised_for
+from gnnpar.parallel.priced import Problem
+from gnnpar.parallel.row_bytes import RowBytes
 from gnnpar.parallel.sketch import sketch
 from gnnpar.parallel.strategy import Capabilities, LayerFacts, name_of
 from gnnpar.placement import Plan
-
-if TYPE_CHECKING:
-    from gnnpar.parallel.declared import Declaration, Problem, RowBytes, Traffic, Work
-    from gnnpar.pricing.candidate import Scope, Values
-    from gnnpar.pricing.regrouped import Regrouped
+from gnnpar.pricing.candidate import Scope, Values
+from gnnpar.pricing.price import Traffic
+from gnnpar.pricing.regrouped import Regrouped
+from gnnpar.pricing.steps import Step
+from gnnpar.pricing.work import Work
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cagnet(Proposed):
+class Cagnet(CodedStrategy, Proposes):
     """Parameters of CAGNET. `prefetch`: parts in flight while one is folded. `codec`: of rows and their gradients.
 
     `replication`: c of 1.5 dimensions; c^2 divides the number of ranks. Groups of c ranks share the in-edges of their
@@ -51,15 +53,8 @@ class Cagnet(Proposed):
     def capabilities(self) -> Capabilities:
         """Return the capabilities. Groups that share in-edges do not hold all rows of their edges."""
         edge_data = ALL_KINDS if self.replication == 1 else IN_BLOCKS
-        return Capabilities(
-            from_shards=True,
-            edge_data=edge_data,
-            whole_neighborhoods=False,
-            moments=True,
-            pair_loss=True,
-            captured=is_constant(self.codec),
-            learned_features=True,
-        )
+        constant = is_constant(self.codec)
+        return replace(HALO, edge_data=edge_data, whole_neighborhoods=False, row_order=False, captured=constant)
 
     def __post_init__(self) -> None:
         refuse_delta(self.codec, "cagnet", "sends whole parts, and every rank would hold all rows of the graph")
@@ -82,8 +77,6 @@ class Cagnet(Proposed):
 
     def declared(self) -> Declaration:
         """Declare whole parts to all ranks, one after the other; in 1.5 dimensions to the ranks of a grid's column."""
-        from gnnpar.parallel.declared import Declaration, Step
-
         step, words = Step("parts", prefetch=self.prefetch), []
         if self.replication > 1:
             step = Step("grid", prefetch=self.prefetch, groups=self._groups)
@@ -92,8 +85,6 @@ class Cagnet(Proposed):
         return Declaration(family="cagnet", step=step, words=words, options=options, sent=self._sent)
 
     def _groups(self, ranks: int) -> Regrouped:
-        from gnnpar.pricing.regrouped import Regrouped
-
         self.check_ranks(ranks)
         grid = Grid(ranks, self.replication)
         read = (tuple((grid.source(grid.column(r), s),) for s in range(grid.stages)) for r in range(ranks))

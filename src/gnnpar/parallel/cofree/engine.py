@@ -1,20 +1,122 @@
-"""Forward and backward on one part of a vertex cut, a loss weight for every copy, and one sum over ranks."""
+"""Y[copies, F] = A[copies, copies] X[copies, F] on one part of a vertex cut as if it were the whole graph.
+
+Every copy has a weight in the loss; gradients are summed over ranks once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from gnnpar.comm import Site
-from gnnpar.parallel.cofree.view import PartGraph
+from gnnpar.files import require_memory
+from gnnpar.folds.block import Block
+from gnnpar.folds.edge_data import EdgeData
+from gnnpar.graph import Graph
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import FlatEngine, PassGraph, Stateful
-from gnnpar.parallel.keys import KeyTable
 from gnnpar.parallel.local import Pass
-from gnnpar.partition.shard import Copies
+from gnnpar.parallel.view import FeatureCache
+from gnnpar.parallel.whole import WholeGraph
+from gnnpar.partition.shard import Copies, Shard, degrees_by_type
+from gnnpar_kernels import fold_key, keep_mask
+
+Degrees = Literal["part", "graph"]
+_CHOICE, _MASK = 0xC0F, 0xC10  # what a key is for
+
+
+@dataclass(eq=False)
+class PartGraph:
+    """Training passes of a part, each under one of `masks` masks, in which an edge is missing with some probability.
+
+    `shard`: the part, with the in-degrees of the whole graph. All masks are cut here, none during training.
+    """
+
+    shard: Shard
+    degrees: Degrees
+    drop_edge: float
+    masks: int
+    part: int
+    seed: int
+    cache: FeatureCache | None = None
+    _made: list[Shard] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.drop_edge:
+            each = self.shard.inner.nbytes + self.shard.in_degree.nbytes
+            require_memory(self.masks * each, f"{self.masks} masks of a part", "lower strategy.masks")
+        self._made = [self._masked(self.seed, number) for number in range(self.masks if self.drop_edge else 1)]
+
+    def during(self, run: Pass) -> Graph:
+        number = fold_key(run.seed, run.epoch, self.part, _CHOICE) % len(self._made)
+        return WholeGraph(self._made[number], Pass(run.seed), cache=self.cache).during(run)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of structure in addition to that of `shard`."""
+        degrees = sum(s.in_degree.nbytes for s in self._made) if self.degrees == "part" else 0
+        return degrees + sum(s.inner.nbytes for s in self._made if s.inner is not self.shard.inner)
+
+    def _masked(self, seed: int, number: int) -> Shard:
+        shard = self.shard
+        if self.drop_edge:
+            shard = replace(shard, inner=dropped(shard.inner, shard.node_ids, self.drop_edge, seed, number))
+        if self.degrees == "part":
+            inner, weights = shard.inner, shard.inner.weights
+            in_degree = inner.indptr.diff().to(shard.in_degree.dtype)
+            in_weight = None
+            if weights is not None:
+                in_weight = torch.zeros_like(in_degree).index_add_(0, inner.edge_dst, weights.to(in_degree.dtype))
+            type_degree = None
+            if shard.type_degree is not None:
+                type_degree = degrees_by_type([inner], shard.edge_sizes.types).to(in_degree.dtype)
+            shard = replace(shard, in_degree=in_degree, in_weight=in_weight, type_degree=type_degree)
+        return shard
+
+
+def dropped(block: Block, ids: Tensor, p: float, seed: int, number: int) -> Block:
+    """Return the block under a mask. Both directions of an edge stay or go together, loops stay. Shapes: ids
+    [num_src]."""
+    dst, src = block.edge_dst, block.indices.long()
+    low, high = torch.minimum(ids[dst], ids[src]), torch.maximum(ids[dst], ids[src])
+    keep = keep_mask(low * (1 << 31) + high, 1, p=p, key=fold_key(seed, number, _MASK))[:, 0] | (low == high)
+    return block.restrict(keep, compress=False)
+
+
+def union_of(parts: Sequence[Copies]) -> Copies:
+    """Return nodes and edges of all parts, one part after the other, as one graph: the oracle on one device."""
+    shards = [part.shard for part in parts]
+    firsts = [0, *accumulate(s.num_inner for s in shards)]
+    num_nodes = firsts[-1]
+    in_weight = [s.in_weight for s in shards if s.in_weight is not None]
+    type_degree = [s.type_degree for s in shards if s.type_degree is not None]
+    block = Block.from_edges(
+        torch.cat([s.inner.edge_dst + first for s, first in zip(shards, firsts, strict=False)]),
+        torch.cat([s.inner.indices.long() + first for s, first in zip(shards, firsts, strict=False)]),
+        num_dst=num_nodes,
+        num_src=num_nodes,
+        src_ids=torch.arange(num_nodes),
+        edges=EdgeData.cat([s.inner.edges for s in shards]),
+    )
+    shard = replace(
+        shards[0],
+        node_ids=torch.cat([s.node_ids for s in shards]),
+        x=torch.cat([s.x for s in shards]),
+        y=torch.cat([s.y for s in shards]),
+        train_mask=torch.cat([s.train_mask for s in shards]),
+        val_mask=torch.cat([s.val_mask for s in shards]),
+        test_mask=torch.cat([s.test_mask for s in shards]),
+        in_degree=torch.cat([s.in_degree for s in shards]),
+        in_weight=torch.cat(in_weight) if in_weight else None,
+        type_degree=torch.cat(type_degree) if type_degree else None,
+        inner=block,
+    )
+    return Copies(shard, torch.cat([p.share for p in parts]), torch.cat([p.number for p in parts]))
+
 
 Reweight = Literal["degree", "copies", "none"]
 
@@ -40,23 +142,18 @@ class VertexCutEngine(FlatEngine):
         total = self._weights.sum().reshape(1)
         self._total = float(context.shard.num_train if reweight != "none" else context.comm.all_reduce(total))
 
-    def reduced_gradient(self, epoch: int, keys: KeyTable | None = None) -> Tensor:
-        with self._comm.clock("compute"):
-            bucket = self._of_copies(Pass(self._seed, epoch, training=True, keys=keys))
-        bucket = self._comm.all_reduce(bucket, Site(epoch, -1, 0, "reduce"))
-        self._comm.flush(keep=0)
-        return bucket
-
     def live_bytes(self) -> dict[str, int]:
         held = super().live_bytes()
         held["features"] += self._copies.shard.features_nbytes + self._weights.nbytes
         return held
 
-    def _of_copies(self, run: Pass) -> Tensor:
-        """Return the gradients of this part's weighted losses, and their sum."""
+    def _differentiate(self, view: PassGraph, run: Pass) -> Tensor:
+        """Return the gradients of this part's weighted losses, and their sum; of a probe those of the own nodes."""
+        if run.probe:
+            return super()._differentiate(view, run)
         if not len(self._rows):
             return self.bucket_of(None)
-        logits = self._model(self._view.during(run), self._copies.shard.x)
+        logits = self._model(view.during(run), self._copies.shard.x)
         loss = self._task.loss_sum(logits[self._rows], self._labels, self._weights)
         return self.bucket_of(loss / self._total)
 

@@ -8,32 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from annotated_types import Ge, Le, Lt
 
 from gnnpar.codecs.codec import Exactness
 from gnnpar.folds.edge_data import IN_BLOCKS
-from gnnpar.parallel.base import ByStep, Prices
-from gnnpar.parallel.cofree.engine import Reweight, VertexCutEngine
-from gnnpar.parallel.cofree.oracle import union_of
-from gnnpar.parallel.cofree.view import Degrees, PartGraph
+from gnnpar.parallel.cofree.engine import Degrees, PartGraph, Reweight, VertexCutEngine, union_of
 from gnnpar.parallel.context import BuildContext
-from gnnpar.parallel.edges import EdgeOrder
-from gnnpar.parallel.engine import Engine, PassGraph
-from gnnpar.parallel.halo_graph import HaloGraph
+from gnnpar.parallel.declared import Declaration, DeclaredCandidate, Declares
+from gnnpar.parallel.engine import Engine
+from gnnpar.parallel.halo_graph import exact_view
 from gnnpar.parallel.needs import check_first_layer
+from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.strategy import Capabilities, LayerFacts, Workload
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut_nodes, whole_of
 from gnnpar.placement import Plan, Topology
-
-if TYPE_CHECKING:
-    from gnnpar.parallel.declared import Declaration
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.price import Memory, Price, Traffic, ring_bytes
+from gnnpar.pricing.statistics import PartStats
+from gnnpar.pricing.steps import Step
+from gnnpar.pricing.work import Work
 
 
 @dataclass(frozen=True, kw_only=True)
-class CoFree(Prices, ByStep):
+class CoFree(Declares):
     """Parameters of CoFree-GNN. `reweight`: weight of a copy's loss: its share of the node's degree, 1 / copies, or 1
     (none).
 
@@ -43,7 +43,6 @@ class CoFree(Prices, ByStep):
     exact.
     """
 
-    prices = "gnnpar.parallel.cofree.cost"
     reweight: Reweight = "degree"
     degrees: Degrees = "part"
     drop_edge: Annotated[float, Ge(0), Lt(1)] = 0.0
@@ -72,9 +71,24 @@ class CoFree(Prices, ByStep):
         return workload.with_vertex_cut(workload.flat_plan(topology))
 
     def declared(self) -> Declaration:
-        from gnnpar.parallel.declared import Declaration, Step
-
         return Declaration(family="cofree", step=Step("halo"))
+
+    def cost(self, problem: Problem, machine: Machine) -> Price:
+        """Return the price of computing on the copies and edges of a vertex cut; no messages."""
+        ranks, left = problem.ranks, 1 - self.drop_edge
+        found = self.plan(problem.workload, Topology(ranks)).statistics
+        nodes, edges = tuple(map(float, found["copies"])), tuple(map(float, found["copied_edges"]))
+        none, own = ((0.0,) * ranks,) * ranks, problem.work_of(ranks)
+        masked, whole = (
+            replace(own, parts=PartStats(nodes, tuple(e * share for e in edges), none, none)) for share in (left, 1.0)
+        )
+        live = DeclaredCandidate(strategy=self, parts=ranks, held=problem.kept != "no")
+        traffic = Traffic(reduce=ring_bytes(ranks, problem.params + 1, problem.summed))
+        price = replace(live.price(replace(masked, held=live.keeps(problem.kept)), machine), traffic=traffic)
+        structure = [m.structure for m in live.memory(whole)]
+        masks = self.masks if self.drop_edge else 0
+        held = [replace(m, structure=s + masks * m.structure) for m, s in zip(price.memory, structure, strict=True)]
+        return replace(price, memory=tuple(_with_own(own, p, each) for p, each in enumerate(held)))
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         how = f"nothing is sent; losses weighted by {self.reweight}, degrees of the {self.degrees}"
@@ -96,10 +110,6 @@ class CoFree(Prices, ByStep):
         check_first_layer(self, context.first_layer)
         shard, comm, copies = context.shard, context.comm, context.shard.copies
         assert copies is not None, "the plan has no vertex cut"
-        exact: PassGraph = WholeGraph(shard, context.start)
-        if comm.size > 1:
-            edges = EdgeOrder(shard, "edges")
-            exact = HaloGraph(shard, context.start, exchange=context.exact_exchange(), edges=edges)
         cache, seed = context.new_cache(), context.seed
         view = PartGraph(copies.shard, self.degrees, self.drop_edge, self.masks, part=comm.rank, seed=seed, cache=cache)
         return VertexCutEngine(
@@ -107,7 +117,7 @@ class CoFree(Prices, ByStep):
             copies=copies,
             view=view,
             reweight=self.reweight,
-            exact=exact,
+            exact=exact_view(context),
             parts={"cache": cache},
         )
 
@@ -124,3 +134,11 @@ class _OneRank(CoFree):
     @property
     def exactness(self) -> frozenset[Exactness]:
         return frozenset[Exactness]({"exact"})
+
+
+def _with_own(work: Work, p: int, held: Memory) -> Memory:
+    """Add the part of nodes that a rank holds beside its copies, to evaluate them."""
+    nodes, halo = work.parts.nodes[p], sum(work.parts.halo[p])
+    blocks = 4.0 * work.parts.edges(p) + 12.0 * nodes + 8.0 * (halo + work.parts.sent(p))  # for no gradient
+    features = nodes * (4.0 * work.ir.in_dim + 20.0)
+    return replace(held, structure=held.structure + blocks, features=held.features + features)

@@ -8,33 +8,47 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from annotated_types import Ge
 
 from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import Exactness, Identity
 from gnnpar.codecs.delta import refuse_delta
-from gnnpar.folds.edge_data import ALL_KINDS
-from gnnpar.parallel.base import Proposed
+from gnnpar.comm.communicator import Phase
+from gnnpar.parallel.base import HALO, CodedStrategy
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.cover.weights import Halo, refuse_nothing
-from gnnpar.parallel.digest.table import Refreshed
+from gnnpar.parallel.declared import Declaration, Proposes, beside
 from gnnpar.parallel.edges import Overlap
 from gnnpar.parallel.engine import Engine, PassGraph
 from gnnpar.parallel.halo_engine import halo_engine
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.stale import StaleWhole
+from gnnpar.parallel.stale import RowPolicy, StaleWhole
 from gnnpar.parallel.strategy import Capabilities, LayerFacts, name_of
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan
+from gnnpar.pricing.steps import Step
 
-if TYPE_CHECKING:
-    from gnnpar.parallel.declared import Declaration
+
+@dataclass(frozen=True)
+class Refreshed(RowPolicy):
+    """Rows of every `period`-th epoch, read until the next refresh. `gradients`: of halo rows are sent then, too."""
+
+    period: int
+    gradients: bool
+
+    def travels(self, phase: Phase, epoch: int) -> bool:
+        return epoch % self.period == 0 and (phase != "backward" or self.gradients)
+
+    def age(self, phase: Phase, epoch: int) -> int | None:
+        if phase == "backward":
+            return 0 if self.travels(phase, epoch) else None
+        return epoch % self.period
 
 
 @dataclass(frozen=True, kw_only=True)
-class Digest(Proposed):
+class Digest(CodedStrategy, Proposes):
     """Parameters of DIGEST. `period`: epochs between refreshes of the halo rows; the same rows are read between them.
 
     `gradients`: in an epoch that refreshes, gradients of halo rows go back to their owners; the paper sends none. With
@@ -65,15 +79,7 @@ class Digest(Proposed):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            from_shards=True,
-            edge_data=ALL_KINDS,
-            moments=True,
-            pair_loss=True,
-            row_order=True,
-            crosses_epochs=self.period > 1,
-            learned_features=True,
-        )
+        return replace(HALO, crosses_epochs=self.period > 1)
 
     @property
     def exactness(self) -> frozenset[Exactness]:
@@ -96,8 +102,6 @@ class Digest(Proposed):
         return StaleWhole(whole, Pass(seed), part_of=plan.part_of, policy=Refreshed(self.period, self.gradients))
 
     def declared(self) -> Declaration:
-        from gnnpar.parallel.declared import Declaration, Step, beside
-
         sends, kept = (1 / self.period, self.gradients / self.period), (float(self.period > 1), 0.0)
         step = Step("halo", overlap=beside(self.overlap), sends=sends, kept=kept)
         words = [f"every {self.period} epochs"] + ["with gradients"] * self.gradients

@@ -9,42 +9,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from math import prod
+
+import torch
 
 from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import Codec, Identity, is_constant
 from gnnpar.codecs.delta import refuse_delta
 from gnnpar.comm import CodedExchange
+from gnnpar.data.dataset import Dataset
 from gnnpar.folds.edge_data import IN_BLOCKS
-from gnnpar.parallel.base import Proposed
+from gnnpar.parallel.base import HALO, CodedStrategy
 from gnnpar.parallel.context import BuildContext
+from gnnpar.parallel.declared import Declaration, Proposes
 from gnnpar.parallel.engine import Engine, FlatEngine
 from gnnpar.parallel.feature.slices import slices_of
 from gnnpar.parallel.feature.view import FeatureGraph, row_lists, structure_of
 from gnnpar.parallel.normalised import normalised_for
-from gnnpar.parallel.sketch import sketch
+from gnnpar.parallel.priced import Problem
+from gnnpar.parallel.row_bytes import RowBytes
+from gnnpar.parallel.sketch import Use, sketch
 from gnnpar.parallel.strategy import Capabilities, LayerFacts, name_of
+from gnnpar.partition.shard import cut
 from gnnpar.placement import Plan
-
-if TYPE_CHECKING:
-    from gnnpar.parallel.declared import Declaration
+from gnnpar.pricing.price import Traffic
+from gnnpar.pricing.regrouped import Regrouped
+from gnnpar.pricing.steps import Step
+from gnnpar.pricing.work import Work
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeatureParallel(Proposed):
+class FeatureParallel(CodedStrategy, Proposes):
     """`codec`: of rows by columns, of results on their way home, and of the gradients of both, in training."""
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            from_shards=True,
-            edge_data=IN_BLOCKS,
-            whole_neighborhoods=False,
-            moments=True,
-            pair_loss=True,
-            captured=is_constant(self.codec),
-            learned_features=True,
-        )
+        constant = is_constant(self.codec)
+        return replace(HALO, edge_data=IN_BLOCKS, whole_neighborhoods=False, row_order=False, captured=constant)
 
     def __post_init__(self) -> None:
         refuse_delta(self.codec, "feature", "sends columns of all rows and would hold all of them a second time")
@@ -55,11 +56,7 @@ class FeatureParallel(Proposed):
             )
 
     def declared(self) -> Declaration:
-        from gnnpar.parallel.declared import Declaration, Step
-        from gnnpar.parallel.feature.cost import sent
-        from gnnpar.pricing.regrouped import Regrouped
-
-        return Declaration(family="feature", step=Step("columns", groups=Regrouped.by_columns), sent=sent)
+        return Declaration(family="feature", step=Step("columns", groups=Regrouped.by_columns), sent=_sent)
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         how = f"{name_of(self.codec)}, two all-to-alls"
@@ -89,3 +86,36 @@ class FeatureParallel(Proposed):
             structure=[structure] if comm.size > 1 else [],
             parts={"cache": view.cache},
         )
+
+
+def _sent(traffic: Traffic, work: Work, rows: RowBytes, problem: Problem) -> Traffic:
+    """To the byte: a rank receives the rows of all other nodes, and sends home their results."""
+    ranks, nbytes, uses = work.parts.parts, [0.0, 0.0], _uses_of(problem)
+    learned = [f.learned for f in work.ir.every_fold]
+    exchanged = len(work.exchanged_folds) if ranks > 1 else 0
+    for use, has_gradient in list(zip(uses, learned, strict=True))[len(learned) - exchanged :]:
+        slices = slices_of(use.agg, use.src, len(use.dst), ranks, use.layer)
+        home = replace(slices, whole=frozenset())
+        for q in filter(slices.works, range(ranks)):
+            others = sum(work.parts.nodes) - work.parts.nodes[q]
+            source = [prod(each.shape) for each in slices.like((*use.src, *use.dst), q)]
+            result = [prod(each.shape) for each in home.like(use.out, q)]
+            for back in (False, True)[: 1 + has_gradient]:
+                nbytes[back] += others * (rows.row(source, gradient=back) + rows.row(result, gradient=back))
+    return replace(traffic, forward=nbytes[0], backward=nbytes[1])
+
+
+def _uses_of(problem: Problem) -> list[Use]:
+    """Return the model's folds with the shapes of their operands."""
+    none = torch.zeros(0, dtype=torch.long)
+    mask, y = torch.zeros(1, dtype=torch.bool), problem.workload.dataset.y[:1]
+    one = Dataset.of(
+        "one",
+        x=torch.zeros(1, problem.ir.in_dim),
+        y=torch.zeros_like(y) if len(y) else y,
+        edge_index=torch.stack([none, none]),
+        masks=(mask, mask, mask),
+        num_classes=problem.workload.dataset.num_classes,
+        task=problem.workload.dataset.task,
+    )
+    return sketch(problem.model, cut(one, torch.zeros(1, dtype=torch.long), 1, edge_ids=True)[0])

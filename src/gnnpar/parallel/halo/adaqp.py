@@ -11,17 +11,13 @@ split is overlap=central_marginal. Any model runs, attention included. What the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import CodecConfig
 from gnnpar.parallel.halo.strategy import QUANTIZED, GraphParallel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from gnnpar.pricing.candidate import Scope, Values
+from gnnpar.pricing.candidate import Scope, Values
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,30 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from gnnpar.codecs.codec import is_constant
-from gnnpar.folds.edge_data import ALL_KINDS
-from gnnpar.parallel.base import Proposed
+from gnnpar.parallel.base import HALO, CodedStrategy
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.cover.weights import Halo, refuse_nothing
+from gnnpar.parallel.declared import Declaration, DeclaredCandidate, Proposes, beside
 from gnnpar.parallel.edges import Overlap
 from gnnpar.parallel.engine import Engine, FlatEngine
 from gnnpar.parallel.factors import FactorEngine
 from gnnpar.parallel.halo_engine import halo_engine
+from gnnpar.parallel.priced import Problem
+from gnnpar.parallel.row_bytes import RowBytes
 from gnnpar.parallel.strategy import Capabilities, LayerFacts, name_of
 from gnnpar.placement import Plan
-
-if TYPE_CHECKING:
-    from gnnpar.parallel.declared import Declaration, Problem, RowBytes, Traffic, Work
-    from gnnpar.pricing.candidate import Candidate, Knobs, Scope, Values
-    from gnnpar.pricing.ir import ModelIR
+from gnnpar.pricing.candidate import Candidate, Knobs, Scope, Values
+from gnnpar.pricing.ir import ModelIR
+from gnnpar.pricing.price import Traffic, ring_bytes
+from gnnpar.pricing.steps import Step
+from gnnpar.pricing.work import Work
 
 QUANTIZED = (8, 4, 2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraphParallel(Proposed):
+class GraphParallel(CodedStrategy, Proposes):
     """Parameters of graph parallelism. `codec`: of halo rows and their gradients on the wire, in training; evaluation
     is exact.
 
@@ -48,20 +50,11 @@ class GraphParallel(Proposed):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            from_shards=True,
-            edge_data=ALL_KINDS,
-            moments=True,
-            pair_loss=True,
-            row_order=True,
-            captured=is_constant(self.codec) and self.reduce == "sum",
-            learned_features=self.reduce == "sum",
-        )
+        summed = self.reduce == "sum"
+        return replace(HALO, captured=is_constant(self.codec) and summed, learned_features=summed)
 
     def declared(self) -> Declaration:
         """Declare a halo exchange a layer and direction, beside the fold of inner edges."""
-        from gnnpar.parallel.declared import Declaration, Step, beside
-
         notes = ()
         if self.overlap == "central_marginal":
             notes += ("overlap=central_marginal is priced as edges, which hides at least as much",)
@@ -81,8 +74,6 @@ class GraphParallel(Proposed):
         """Add a count of rows of each matrix, which reduce=factors sums over ranks."""
         if self.reduce == "sum":
             return traffic
-        from gnnpar.pricing.price import ring_bytes
-
         matrices = sum(p.dim() == 2 for p in problem.model.parameters())
         counts = ring_bytes(problem.ranks, problem.ranks * matrices, 8)
         return replace(traffic, reduce=traffic.reduce + counts, bound="most")
@@ -96,9 +87,8 @@ class GraphParallel(Proposed):
 
     def candidates(self, scope: Scope, ranks: int) -> Iterable[Candidate]:
         """Return candidates with default options, also for a configured strategy. Their `bits` include AdaQP's."""
-        from gnnpar.parallel.declared import candidates
-
-        return candidates(GraphParallel(), ranks, self.proposals(scope, ranks))
+        plain = DeclaredCandidate(parts=ranks, strategy=GraphParallel())
+        return [plain.turned(each) for each in self.proposals(scope, ranks)]
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         how = f"{name_of(self.codec)}, overlap {self.overlap}"

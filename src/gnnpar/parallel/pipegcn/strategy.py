@@ -7,35 +7,46 @@ from the paper and from the public code: docs/strategies/pipegcn.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from annotated_types import Ge, Lt
 
 from gnnpar.codecs.codec import Exactness, Identity
 from gnnpar.codecs.delta import refuse_delta
 from gnnpar.comm.communicator import Phase
-from gnnpar.folds.edge_data import ALL_KINDS
-from gnnpar.parallel.base import Proposed
+from gnnpar.parallel.base import HALO, CodedStrategy
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.cover.weights import Halo, refuse_nothing
+from gnnpar.parallel.declared import Declaration, Proposes, beside
 from gnnpar.parallel.edges import Overlap
 from gnnpar.parallel.engine import Engine, PassGraph
 from gnnpar.parallel.halo_engine import halo_engine
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.pipegcn.late import Late
-from gnnpar.parallel.stale import StaleWhole
+from gnnpar.parallel.stale import RowPolicy, StaleWhole
 from gnnpar.parallel.strategy import Capabilities, LayerFacts, name_of
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan
+from gnnpar.pricing.steps import Step
 
-if TYPE_CHECKING:
-    from gnnpar.parallel.declared import Declaration
+
+@dataclass(frozen=True)
+class Late(RowPolicy):
+    """Rows and gradients sent `staleness` epochs ago. `decays`: phase -> decay, for phases that read running means."""
+
+    staleness: int
+    decays: Mapping[Phase, float]
+
+    def age(self, phase: Phase, epoch: int) -> int:
+        return self.staleness
+
+    def decay(self, phase: Phase) -> float | None:
+        return self.decays.get(phase)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipeGCN(Proposed):
+class PipeGCN(CodedStrategy, Proposes):
     """Parameters of PipeGCN. `staleness`: age in epochs of halo rows and of the gradients of boundary rows; 0: graph
     parallelism.
 
@@ -64,15 +75,7 @@ class PipeGCN(Proposed):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            from_shards=True,
-            edge_data=ALL_KINDS,
-            moments=True,
-            pair_loss=True,
-            row_order=True,
-            learned_features=True,
-            crosses_epochs=self.staleness > 0,
-        )
+        return replace(HALO, crosses_epochs=self.staleness > 0)
 
     @property
     def exactness(self) -> frozenset[Exactness]:
@@ -102,8 +105,6 @@ class PipeGCN(Proposed):
 
     def declared(self) -> Declaration:
         """Declare messages that overlap the whole epoch and wait for `staleness` epochs."""
-        from gnnpar.parallel.declared import Declaration, Step, beside
-
         if self.staleness == 0:
             step = Step("halo", overlap=beside(self.overlap))
             return Declaration(family="pipegcn", step=step, words=["not late"], halo=self.halo)

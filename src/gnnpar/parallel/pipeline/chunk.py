@@ -29,10 +29,10 @@ from gnnpar.folds.block import Operands, Rows, chosen
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import InEdges, Message
 from gnnpar.parallel.blocks import add_returned, split_operands, wanted_gradients
-from gnnpar.parallel.local import LocalRows, OwnRows, Pass, Source, as_messages, by_type, masked
+from gnnpar.parallel.local import OwnRows, Pass, Source, as_messages, by_type, masked
 from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, Span, Turn
 from gnnpar.parallel.pipeline.history import Call, History
-from gnnpar.parallel.pipeline.slots import Slots
+from gnnpar.parallel.pipeline.messages import Slots
 from gnnpar.parallel.torch_types import Context, apply
 from gnnpar.partition.shard import Shard, edges_by_id
 
@@ -87,8 +87,8 @@ class ChunkGraph(OwnRows):
         self.chunk = self.epoch_order.order[self.slot]
         self.span = self.part.chunks.own(self.chunk)
         part, rows = self.part, self.span.rows
-        self._rows = part.chunks.ids[rows], part.in_degree[rows], chosen(part.in_weight, rows)
-        self.local = LocalRows(*self._rows, run=self.run, layer=self.layer)
+        self.node_ids, self.in_degree = part.chunks.ids[rows], part.in_degree[rows]
+        self.in_weight = chosen(part.in_weight, rows)
 
     @property
     def edge_ids(self) -> Tensor:
@@ -115,7 +115,6 @@ class ChunkGraph(OwnRows):
         """Return this chunk in a layer, in fewer calls than dataclasses.replace: it runs 2 L times an epoch."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__, layer=layer, _calls=0)
-        other.local = LocalRows(*self._rows, run=self.run, layer=layer)
         return other
 
     def again(self) -> Self:
@@ -126,13 +125,13 @@ class ChunkGraph(OwnRows):
         """Return x after dropout. On a CPU a mask is drawn for all chunks at once, in a third of the time if they are
         small."""
         if p == 0 or not self.run.training or x.is_cuda:
-            return self.local.dropout(x, p, tag=tag)
+            return super().dropout(x, p, tag=tag)
         width, masks, chunks = x.shape[1:].numel(), self.epoch_order.masks, self.part.chunks
         if not self.keeps_masks:
-            return masked(x, self.local.mask(self.node_ids, width, p, tag=tag), p)
+            return masked(x, self.mask(self.node_ids, width, p, tag=tag), p)
         key = self.layer, tag, width, p
         if key not in masks:
-            masks[key] = self.local.mask(chunks.ids[: chunks.num_own], width, p, tag=tag)
+            masks[key] = self.mask(chunks.ids[: chunks.num_own], width, p, tag=tag)
         return masked(x, masks[key][self.span.rows], p)
 
     def source(self, message: Message, *rows: Tensor) -> Rows:

@@ -9,15 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import pairwise, product, starmap
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from gnnpar.files import JsonDict
 from gnnpar.parallel.needs import check_first_layer
-from gnnpar.parallel.pipeline.placing import Line, place_layers
-from gnnpar.parallel.pipeline.schedule.stages import balanced, even
+from gnnpar.parallel.pipeline.placing import Line, balanced, even, even_cuts, place_layers
 from gnnpar.parallel.priced import Problem, priced
 from gnnpar.parallel.row_bytes import SENDS_NOTHING, RowBytes
 from gnnpar.pricing.candidate import (
@@ -27,8 +26,6 @@ from gnnpar.pricing.candidate import (
     Scope,
     Values,
     codec_fields,
-    even_cuts,
-    layers_between,
     quality_of,
 )
 from gnnpar.pricing.ir import Fold, ModelIR
@@ -93,7 +90,7 @@ class PipelineCandidate(Candidate):
         return self.chunks == 1 or self.chunks * self.parts * _NODES <= nodes
 
     def layers_of(self, num_layers: int) -> tuple[range, ...]:
-        return layers_between(self.cuts, num_layers)
+        return tuple(starmap(range, pairwise((*self.cuts, num_layers))))
 
     def placed(self, work: Work, machine: Machine) -> Self:
         """With the best cuts, exactly, for the devices that its stages run on."""
@@ -281,7 +278,7 @@ def _line(candidate: PipelineCandidate, work: Work, machine: Machine) -> Line:
         layers[s] = [seconds[kind] for kind in ir.twins]
     widths = {ir.cuts[layer - 1]: layer for layer in range(1, ir.num_layers)}
     for s in range(num_stages - 1):
-        pair = machine.at_stages(s, candidate.parts)
+        pair = machine.choose(range(s * candidate.parts, (s + 2) * candidate.parts))  # stage s and the next one
         trial = replace(candidate, stages=2)
         of_cut = {w: boundary_seconds(replace(trial, cuts=(0, i)), work, pair, 0) for w, i in widths.items()}
         for layer in range(1, ir.num_layers):
@@ -304,7 +301,8 @@ def candidates(scope: Scope, ranks: int, *, hybrid: bool) -> Iterator[PipelineCa
                 yield replace(made, cuts=even_cuts(scope.ir.num_layers, stages))
 
 
-def cost(strategy: GNNPipe, problem: Problem, machine: Machine) -> Price:
+def price_of(strategy: GNNPipe, problem: Problem, machine: Machine) -> Price:
+    """Return the price of a configured pipeline."""
     check_first_layer(strategy, problem.first_layer)
     grid = strategy.mesh(problem.ranks).ranks
     stages, parts, chunks = len(grid), len(grid[0]), strategy.chunks_per_part(problem.ranks)

@@ -27,7 +27,6 @@ from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import (
     EngineDefaults,
     EpochReport,
-    Stateful,
     Stepper,
     Timeline,
     set_gradients,
@@ -36,9 +35,9 @@ from gnnpar.parallel.engine import (
 )
 from gnnpar.parallel.halo_graph import HaloGraph
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.pipeline.boundary import Boundary, Entry
 from gnnpar.parallel.pipeline.chunk import ChunkGraph, Part
 from gnnpar.parallel.pipeline.chunks import EpochOrder, Span, draw_order
+from gnnpar.parallel.pipeline.messages import Boundary, Entry
 from gnnpar.parallel.pipeline.schedule.action import Action, Schedule, fill_drain
 from gnnpar.parallel.pipeline.schedule.lower import lower
 from gnnpar.parallel.pipeline.stage import Batch, Kept, Remat, Stage
@@ -150,12 +149,11 @@ class PipelineEngine(EngineDefaults):
     ) -> None:
         shard, model, layers_of = context.shard, context.model, context.plan.placement.layers_of
         self._part, self._exact, self._shard, self._model = part, exact, shard, model
-        self._comm, self._parts, self._seed = context.comm, parts, context.seed
+        self._comm, self._group, self._seed = context.comm, parts, context.seed
         self._codecs, self._remat, self._shuffled = (boundary, codec), remat, shuffled
         self._exact_start, self._exact_refresh = exact_start, exact_refresh
         coded = CodedExchange(stages, boundary)
-        # state between epochs, by its name in a checkpoint
-        self._stateful: dict[str, Stateful] = {
+        self._parts = {
             "history": part.history,
             "slots": part.slots.exchange,
             "boundary": coded,
@@ -254,7 +252,7 @@ class PipelineEngine(EngineDefaults):
 
     def _reduced(self, epoch: int | None) -> dict[str, Tensor]:
         """Gradients by name, summed over the parts: stages hold different layers, parts vectors of different nodes."""
-        parts = self._parts
+        parts = self._group
         grads = {n: summand(p.grad, p) for n, p in self._trained.items()}
         summed = {n: g for n, g in grads.items() if n not in self._shard.own_parameters}
         if parts.size == 1 or not summed:
@@ -270,7 +268,7 @@ class PipelineEngine(EngineDefaults):
         own = self._shard.own_parameters
         squares = {n: g.square().sum() for n, g in gradients.items()}
         shared = [square for n, square in squares.items() if n not in own] or [loss.new_zeros(())]
-        total = torch.stack(shared).sum() / self._parts.size
+        total = torch.stack(shared).sum() / self._group.size
         mine = torch.stack([loss, total + sum(squares[n] for n in own)])
         return self._comm.all_reduce(mine, Site(epoch, -1, 1, "reduce"))
 
@@ -294,22 +292,15 @@ class PipelineEngine(EngineDefaults):
         self._comm.flush(keep=0)
         return found
 
-    def drain(self) -> None:
-        for part in self._stateful.values():
-            part.drain()
-
     def live_bytes(self) -> dict[str, int]:
         return {
             "features": self._shard.features_nbytes,
             "structure": self._shard.structure_nbytes + self._part.chunks.nbytes,
-            "halo": self._stateful["slots"].nbytes + self._stateful["boundary"].nbytes,
-            "history": self._stateful["history"].nbytes,
+            "halo": self._parts["slots"].nbytes + self._parts["boundary"].nbytes,
+            "history": self._parts["history"].nbytes,
             "host": 0,
             "activations": self._by_chunks.most_kept,
         }
-
-    def peak_elsewhere(self) -> int:
-        return 0
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return iter(self._parameters.items())
@@ -322,17 +313,12 @@ class PipelineEngine(EngineDefaults):
         yield from self._shard.own_weights.items()
 
     def state_dict(self) -> StateDict:
-        codecs = [codec.state_dict() for codec in self._codecs]
-        parts = {name: part.state_dict() for name, part in self._stateful.items()}
-        return {"model": dict(self.named_weights()), "codecs": codecs, **parts}
+        return {"model": dict(self.named_weights()), **self.kept()}
 
     @torch.no_grad()
     def load_state_dict(self, state: StateDict) -> None:
         self._model.load_state_dict(state["model"], strict=False)  # of other stages, PyG keeps empty modules
-        for codec, saved in zip(self._codecs, state["codecs"], strict=True):
-            codec.load_state_dict(saved)
-        for name, part in self._stateful.items():
-            part.load_state_dict(state.get(name, {}))  # a part with nothing to save may be missing
+        self.load_kept(state)
 
 
 def recording(view: View, part: Part) -> View:

@@ -1,15 +1,74 @@
-"""Optimal cuts of layers into stages on devices given in order, for any number of parts a stage.
+"""Cuts of L layers into S stages of consecutive layers: even, balanced, and optimal on devices given in order.
 
-Minimises chain(): sum of stages and boundaries + (chunks - 1) x the slowest of them. For each bound on the slowest,
-dynamic programming over stages finds the least sum; it is one pass of matrices over layers. The order of
+`place_layers` minimises chain(): sum of stages and boundaries + (chunks - 1) x the slowest of them. For each bound on
+the slowest, dynamic programming over stages finds the least sum; it is one pass of matrices over layers. The order of
 devices is fixed here; a search of places changes it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
+
+
+def even(num_layers: int, stages: int) -> tuple[range, ...]:
+    """Return equal numbers of layers; the first stages take the rest (33 layers on 8 stages: 5, then 4 each)."""
+    _check(num_layers, stages)
+    each, rest = divmod(num_layers, stages)
+    return _ranges([each + (stage < rest) for stage in range(stages)])
+
+
+def even_cuts(num_layers: int, stages: int) -> tuple[int, ...]:
+    """Return the first layers of `even`."""
+    return tuple(layers.start for layers in even(num_layers, stages))
+
+
+def balanced(costs: Sequence[float], stages: int) -> tuple[range, ...]:
+    """Return the cut whose slowest stage is fastest, exactly; of equal ones that with the fewest layers first.
+
+    `costs`: seconds (or any unit) of each layer. Dynamic programming over suffixes, O(L^2 S).
+    """
+    num_layers = len(costs)
+    _check(num_layers, stages)
+    if min(costs) < 0:
+        raise ValueError(f"a layer costs {min(costs)}: costs are seconds, zero or more")
+    total = [0.0, *accumulate(costs)]
+    slowest = [[float("inf")] * (num_layers + 1) for _ in range(stages + 1)]  # [stages left][first layer]
+    slowest[0][num_layers] = 0.0
+    for left in range(1, stages + 1):
+        for first in range(num_layers - left + 1):
+            slowest[left][first] = min(
+                max(total[stop] - total[first], slowest[left - 1][stop])
+                for stop in range(first + 1, num_layers - left + 2)
+            )
+    sizes: list[int] = []
+    first = 0
+    for left in range(stages - 1, -1, -1):
+        stop = first + 1
+        while max(total[stop] - total[first], slowest[left][stop]) > slowest[stages][0]:
+            stop += 1
+        sizes.append(stop - first)
+        first = stop
+    return _ranges(sizes)
+
+
+def _check(num_layers: int, stages: int) -> None:
+    if stages < 1:
+        raise ValueError(f"{stages} stages: at least one is needed")
+    if stages > num_layers:
+        raise ValueError(
+            f"{num_layers} layers cannot be cut into {stages} stages: a stage holds at least one layer. "
+            f"Use at most {num_layers} stages, or set model.num_layers to {stages} or more."
+        )
+
+
+def _ranges(sizes: Sequence[int]) -> tuple[range, ...]:
+    ends = [0, *accumulate(sizes)]
+    return tuple(range(a, b) for a, b in pairwise(ends))
+
 
 _MANY = 600
 

@@ -13,11 +13,10 @@ a slot to end. Remedies: `gradient=mix`, `history_init=exact`, `refresh_exact`, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from os.path import commonpath
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le
 from torch import Tensor
@@ -30,42 +29,39 @@ from gnnpar.comm.mesh import Mesh
 from gnnpar.folds.edge_data import IN_BLOCKS
 from gnnpar.folds.sum import Sum
 from gnnpar.models.gnn import GNN
-from gnnpar.parallel.base import CodedStrategy, Prices
+from gnnpar.parallel.base import CodedStrategy
 from gnnpar.parallel.context import BuildContext
-from gnnpar.parallel.edges import EdgeOrder
 from gnnpar.parallel.engine import Engine
-from gnnpar.parallel.halo_graph import HaloGraph
+from gnnpar.parallel.halo_graph import exact_view
 from gnnpar.parallel.needs import check_first_layer
-from gnnpar.parallel.pipeline.boundary import boundary_codec
 from gnnpar.parallel.pipeline.chunk import Part, Weights
 from gnnpar.parallel.pipeline.chunks import Chunks
+from gnnpar.parallel.pipeline.cost import candidates, price_of
 from gnnpar.parallel.pipeline.engine import PipelineEngine
 from gnnpar.parallel.pipeline.history import History
+from gnnpar.parallel.pipeline.messages import Slots, boundary_codec, slot_lists
+from gnnpar.parallel.pipeline.placing import balanced, even
 from gnnpar.parallel.pipeline.schedule.action import Schedule, fill_drain
 from gnnpar.parallel.pipeline.schedule.coverage import expected
 from gnnpar.parallel.pipeline.schedule.lower import lower
-from gnnpar.parallel.pipeline.schedule.stages import balanced, even
-from gnnpar.parallel.pipeline.slots import Slots, slot_lists
 from gnnpar.parallel.pipeline.stage import Remat
+from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.sketch import sketch
 from gnnpar.parallel.strategy import Capabilities, LayerFacts, Workload, name_of
 from gnnpar.parallel.torch_types import integers
-from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.chunking import Balanced, Metis, Range, chunk, chunk_statistics, quotient
 from gnnpar.partition.shard import Shard, comm_check, partition_statistics
 from gnnpar.placement import Placement, Plan, Topology, array_hash
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from gnnpar.pricing.candidate import Candidate, Scope
+from gnnpar.pricing.candidate import Candidate, Scope
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.price import Price
 
 CHUNKS_PER_RANK = 4
 _CHUNKERS = {"balanced": Balanced, "metis": Metis, "range": Range}
 
 
 @dataclass(frozen=True, kw_only=True)
-class GNNPipe(CodedStrategy, Prices):
+class GNNPipe(CodedStrategy):
     """`stages` x `parts` ranks; null: all that the world has. `virtual`: layer groups a stage has, interleaved.
 
     `chunks`: of all parts together; auto: 4 a rank; one: one a part, which is exact. `chunking`: balanced (METIS into
@@ -92,7 +88,6 @@ class GNNPipe(CodedStrategy, Prices):
     boundary: CodecConfig = Identity()
     remat: Remat = "none"
 
-    prices = "gnnpar.parallel.pipeline.cost"
     hybrid: ClassVar[bool] = False
     """Candidates of a planner have several parts a stage."""
 
@@ -178,7 +173,10 @@ class GNNPipe(CodedStrategy, Prices):
             )
 
     def candidates(self, scope: Scope, ranks: int) -> Iterable[Candidate]:
-        return import_module(self.prices).candidates(scope, ranks, hybrid=self.hybrid)
+        return candidates(scope, ranks, hybrid=self.hybrid)
+
+    def cost(self, problem: Problem, machine: Machine) -> Price:
+        return price_of(self, problem, machine)
 
     def plan(self, workload: Workload, topology: Topology) -> Plan:
         self._check_mesh(topology.num_ranks, workload.num_layers)
@@ -226,16 +224,12 @@ class GNNPipe(CodedStrategy, Prices):
         history = History(chunks.num_rows, chunks.num_own, refresh=self.refresh, halves=halves, remembers=remembers)
         codec = self.codec.build(slot_lists(chunks, parts.size), parts, seed)
         part = Part.of(shard, chunks, Slots(chunks, CodedExchange(parts, codec)), history, self.weights)
-        exact = WholeGraph(shard, context.start)
-        if shard.parts > 1:
-            exchange = CodedExchange(parts, Identity().build(shard.row_lists, parts, seed))
-            exact = HaloGraph(shard, context.start, exchange=exchange, edges=EdgeOrder(shard, "edges"))
         stage_of = stages_of(model, layers_of)
         keep_stages(model, layers_of, stages)
         return PipelineEngine(
             context,
             part=part,
-            exact=exact,
+            exact=exact_view(replace(context, comm=parts)),
             parts=parts,
             stages=stages,
             schedule=lower(self.schedule(stages.size, chunks.num, virtual=len(layers_of) // stages.size)),

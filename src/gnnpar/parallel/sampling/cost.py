@@ -142,7 +142,7 @@ def _drawn(batches: Batches, step: int, hops: Sequence[int], ir: ModelIR) -> Ste
     )
 
 
-def cost(strategy: Minibatch, problem: Problem, machine: Machine) -> Price:
+def price_of(strategy: Minibatch, problem: Problem, machine: Machine) -> Price:
     """Return time and memory of steps drawn as a run draws them; one sum of gradients a step is all that is sent."""
     check_first_layer(strategy, problem.first_layer)
     if not bool(problem.workload.dataset.train_mask.any()):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -47,35 +47,13 @@ class Sample(NamedTuple):
     edges: Tensor
 
 
-class Sampler(Protocol):
-    """Picklable: worker processes draw too."""
-
-    def draw(self, seeds: Tensor, key: int) -> Sample:
-        """Draw around distinct `seeds` [s], a function of the key."""
-        ...
-
-
 def native() -> str | None:
     """Return the package that NeighborLoader draws with here, without importing it; None: neither is installed."""
     return next((name for name in ("pyg_lib", "torch_sparse") if find_spec(name) is not None), None)
 
 
-def sampler_of(graph: InEdges, fanout: Sequence[int], body: Body) -> tuple[Sampler, str]:
-    """Return a sampler, and the package that draws in it. `fanout`: in-edges of a node, by hop from the seeds; -1:
-    all."""
-    library = native()
-    if body == "own" or (body == "auto" and library != "pyg_lib"):
-        return Uniform(graph, fanout), "own"
-    if library is None:
-        raise ValueError(
-            "strategy.sampler=pyg needs pyg-lib or torch-sparse, and neither is installed: "
-            'run pip install "gnnpar[sparse]" (or make sparse), or set strategy.sampler=own.'
-        )
-    return Loader(graph, fanout), library
-
-
 class Uniform:
-    """All sets of `fanout` in-edges of a node are equally likely."""
+    """All sets of `fanout` in-edges of a node are equally likely. Picklable: worker processes draw too."""
 
     def __init__(self, graph: InEdges, fanout: Sequence[int]) -> None:
         self._indptr, self._sources = graph.indptr.numpy(), graph.sources.numpy()
@@ -83,6 +61,7 @@ class Uniform:
         self._place = np.full(len(self._indptr) - 1, -1, np.int64)  # of a node in the sample at hand
 
     def draw(self, seeds: Tensor, key: int) -> Sample:
+        """Draw around distinct `seeds` [s], a function of the key."""
         rng = np.random.Generator(np.random.Philox(key=key))
         hops: list[np.ndarray] = [seeds.numpy()]
         counts: list[np.ndarray] = [np.empty(0, np.int64)]
@@ -165,3 +144,20 @@ class Loader:
             ends.append(max(ends[-1], int(reached.max()) + 1 if len(reached) else 0))
         counts = torch.bincount(targets, minlength=ends[-2])
         return Sample(out.n_id, tuple(ends), counts, sources, edges)
+
+
+Sampler = Uniform | Loader
+
+
+def sampler_of(graph: InEdges, fanout: Sequence[int], body: Body) -> tuple[Sampler, str]:
+    """Return a sampler, and the package that draws in it. `fanout`: in-edges of a node, by hop from the seeds; -1:
+    all."""
+    library = native()
+    if body == "own" or (body == "auto" and library != "pyg_lib"):
+        return Uniform(graph, fanout), "own"
+    if library is None:
+        raise ValueError(
+            "strategy.sampler=pyg needs pyg-lib or torch-sparse, and neither is installed: "
+            'run pip install "gnnpar[sparse]" (or make sparse), or set strategy.sampler=own.'
+        )
+    return Loader(graph, fanout), library

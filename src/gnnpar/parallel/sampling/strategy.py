@@ -30,14 +30,14 @@ from torch import Tensor
 from gnnpar.codecs.codec import Exactness
 from gnnpar.comm import Communicator
 from gnnpar.models.gnn import GNN
-from gnnpar.parallel.base import Prices
 from gnnpar.parallel.context import BuildContext
-from gnnpar.parallel.edges import EdgeOrder
 from gnnpar.parallel.engine import Engine
-from gnnpar.parallel.halo_graph import HaloGraph
+from gnnpar.parallel.halo_graph import exact_view
 from gnnpar.parallel.needs import check_first_layer, refuse_empty_clusters
+from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.sampling.batches import Batches, Hops, Neighbours, Shared
 from gnnpar.parallel.sampling.clusters import Clusters
+from gnnpar.parallel.sampling.cost import price_of
 from gnnpar.parallel.sampling.engine import MinibatchEngine
 from gnnpar.parallel.sampling.neighbours import Body
 from gnnpar.parallel.sampling.replica import Replica, replica_of
@@ -45,9 +45,10 @@ from gnnpar.parallel.sampling.saint import Draw, Saint
 from gnnpar.parallel.sampling.view import Normalize
 from gnnpar.parallel.sketch import sketch
 from gnnpar.parallel.strategy import Capabilities, LayerFacts, Workload
-from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.price import Price
 
 _PAPERS = {"cluster": "1905.07953", "uniform": "2605.22480", "saint": "1907.04931"}
 _SIZES = {"cluster": "clusters_per_batch", "uniform": "clusters_per_batch", "saint": "batch_size"}
@@ -56,7 +57,7 @@ _LONGEST_TMPDIR = 75
 
 
 @dataclass(frozen=True, kw_only=True)
-class Minibatch(Prices):
+class Minibatch:
     """`fanout`: in-neighbours of a node, a number a layer, the seeds' (of the last layer) first; the last number counts
     for further layers, -1 is all. A layer that aggregates twice takes its number twice; encoder and decoder have none.
 
@@ -71,7 +72,6 @@ class Minibatch(Prices):
     `walk_length` edges; probabilities are estimated from as many draws as hold `coverage` times the nodes of the graph.
     """
 
-    prices = "gnnpar.parallel.sampling.cost"
     fanout: tuple[Annotated[int, Ge(-1)], ...] = (15, 10)
     batch_size: Annotated[int, Ge(1)] | None = 512
     num_workers: Annotated[int, Ge(0), Le(1024)] = 0
@@ -136,6 +136,9 @@ class Minibatch(Prices):
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         return (LayerFacts(mode="sample"),) * plan.num_layers
 
+    def cost(self, problem: Problem, machine: Machine) -> Price:
+        return price_of(self, problem, machine)
+
     def build(self, context: BuildContext) -> Engine:
         check_first_layer(self, context.first_layer)
         comm = context.comm
@@ -153,10 +156,6 @@ class Minibatch(Prices):
         hops = _hops(context.model, context.shard)
         graph = replica_of(context.shard, comm, edge_ids=context.model.needs_edge_ids)
         batches, drawn_by = self.batches(graph, hops, seed=context.seed, rank=comm.rank, ranks=comm.size, comm=comm)
-        exact = WholeGraph(context.shard, context.start)
-        if comm.size > 1:
-            edges = EdgeOrder(context.shard, "edges")
-            exact = HaloGraph(context.shard, context.start, exchange=context.exact_exchange(), edges=edges)
         return MinibatchEngine(
             context,
             graph=graph,
@@ -164,7 +163,7 @@ class Minibatch(Prices):
             hops=hops,
             drawn_by=drawn_by,
             num_workers=self.num_workers,
-            exact=exact,
+            exact=exact_view(context),
         )
 
     def batches(

@@ -9,7 +9,7 @@ are cut off (PyG calls that trim_to_layer). Self loops are never sampled away, a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, Self
 
@@ -23,7 +23,7 @@ from gnnpar.folds.generic import Generic
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import InEdges, Message
 from gnnpar.parallel.keys import to_device
-from gnnpar.parallel.local import LocalRows, OwnRows, Pass, as_messages, by_type
+from gnnpar.parallel.local import OwnRows, Pass, as_messages, by_type
 from gnnpar.parallel.sampling.neighbours import Sample
 from gnnpar.parallel.sampling.replica import Replica
 from gnnpar.parallel.torch_types import integers
@@ -122,12 +122,11 @@ class SampledGraph(OwnRows):
     hops: int
     layer: int = 0
     outer: SampledGraph | None = None
-    local: LocalRows = field(init=False)
     edge_attr = edge_type = None  # samples carry neither
 
     def __post_init__(self) -> None:
         owned = slice(self.num_rows)
-        self.local = LocalRows(self.sub.node_ids[owned], self.sub.in_degree[owned], run=self.run, layer=self.layer)
+        self.node_ids, self.in_degree, self.in_weight = self.sub.node_ids[owned], self.sub.in_degree[owned], None
 
     @property
     def num_rows(self) -> int:
@@ -164,9 +163,6 @@ class SampledGraph(OwnRows):
     def destinations(self, *rows: Tensor) -> tuple[Self, Rows]:
         inner = replace(self, hops=self.hops - 1, outer=self)
         return inner, tuple(first_rows(each, inner.num_rows) for each in rows)
-
-    def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
-        return self.local.dropout(x, p, tag=tag)
 
     def source(self, message: Message, *rows: Tensor) -> Rows:
         return as_messages(message(self, *rows), rows[0].dtype)

@@ -1,19 +1,22 @@
-"""The parts that broadcast in an epoch, and the copies of those that do not.
+"""The parts that broadcast in an epoch, the copies of those that do not, and the view that reads both.
 
 Every rank knows the decision of all: ages follow from earlier decisions, and changes are summed over ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from gnnpar.comm import Communicator, Site
+from gnnpar.comm import Communicator, Incoming, Posted, RowLike, Site
+from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Rows
+from gnnpar.parallel.broadcast import BroadcastGraph
+from gnnpar.parallel.oracle import PartByPart, mask_like
 from gnnpar.parallel.torch_types import floats
 
 Call = tuple[int, int]  # layer, number of the aggregation in it
@@ -101,3 +104,61 @@ class Copies:
     def load_state_dict(self, state: Mapping[Hashable, tuple[Call, Sequence[int], Rows, Mapping[int, Rows]]]) -> None:
         for (layer, call), since, sent, rows in state.values():
             self.kept[layer, call] = Kept(list(since), sent, dict(rows))
+
+
+@dataclass(eq=False)
+class SkippingGraph(BroadcastGraph):
+    """A rank's part and the rows of all parts: Y[N_P, F] = sum_q A[N_P, N_q] X'[N_q, F].
+
+    X' are the rows of this epoch if q broadcasts, else its last ones. Gradients go to the owner of q in every epoch, as
+    if X' were its rows. `copies`: of the parts that do not broadcast; None: all do.
+    """
+
+    copies: Copies | None = field(kw_only=True)
+    _broadcasting: frozenset[int] = field(default=frozenset(), init=False)
+
+    def exactly(self) -> Self:
+        return self if self.once is None else replace(self, exchange=self.once, copies=None)
+
+    def stages(self, src: Rows, site: Site) -> Iterator[tuple[int, Rows]]:
+        if self.copies is None:
+            yield from super().stages(src, site)
+            return
+        self._broadcasting = self.copies.broadcasting(src, site)
+        for part, rows in super().stages(src, site):
+            if part != self.rank and part in self._broadcasting:
+                self.copies.kept[site.layer, site.call].rows[part] = rows
+            yield part, rows
+
+    def post_part(self, stage: int, src: Rows, site: Site) -> Posted:
+        part = self.first + stage
+        if self.copies is None or part in self._broadcasting:
+            return super().post_part(stage, src, site)
+        like, rows = RowLike.of(src), self.copies.kept[site.layer, site.call].rows
+        incoming = {} if part == self.rank else {part: Incoming(self.block(part).num_src)}
+        return Posted(site, like, incoming, {}, {q: rows[q] for q in incoming})
+
+
+@dataclass(eq=False)
+class SkippingWhole(PartByPart):
+    """The oracle on one device: other parts read the last broadcast rows of a part, with the gradient of this epoch's
+    rows."""
+
+    rule: Rule = field(kw_only=True)
+    since: dict[Call, list[int]] = field(default_factory=dict[Call, list[int]])
+    last: dict[Call, Rows] = field(default_factory=dict[Call, Rows])  # [N, ...] each part's as it last sent them
+
+    def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
+        at, epoch = (self.layer, self.next_call()), self.run.epoch
+        now = tuple(t.detach().clone() for t in src)
+        if at not in self.last:
+            self.last[at], self.since[at] = now, [epoch] * self.num_parts
+        for q, since in enumerate(self.since[at]):
+            mine = self.part_of == q
+            change = change_of(tuple(t[mine] for t in now), tuple(t[mine] for t in self.last[at]))
+            if not self.rule.skips(epoch - since, float(change)):
+                pairs = zip(now, self.last[at], strict=True)
+                self.last[at] = tuple(torch.where(mask_like(mine, a), a, b) for a, b in pairs)
+                self.since[at][q] = epoch
+        others = tuple(fresh + (copy - fresh).detach() for fresh, copy in zip(src, self.last[at], strict=True))
+        return self.fold_parts(agg, src, others, dst, edge, shared)

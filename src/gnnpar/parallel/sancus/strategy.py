@@ -10,34 +10,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from annotated_types import Ge
 
 from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import Exactness, Identity
 from gnnpar.codecs.delta import refuse_delta
-from gnnpar.folds.edge_data import ALL_KINDS
-from gnnpar.parallel.base import Proposed
+from gnnpar.parallel.base import HALO, CodedStrategy
 from gnnpar.parallel.broadcast import broadcast_engine
 from gnnpar.parallel.context import BuildContext
+from gnnpar.parallel.declared import Declaration, Proposes
 from gnnpar.parallel.engine import Engine, PassGraph
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.sancus.copies import Copies, Rule
-from gnnpar.parallel.sancus.oracle import SkippingWhole
-from gnnpar.parallel.sancus.view import SkippingGraph
+from gnnpar.parallel.priced import Problem
+from gnnpar.parallel.row_bytes import RowBytes
+from gnnpar.parallel.sancus.copies import Copies, Rule, SkippingGraph, SkippingWhole
 from gnnpar.parallel.strategy import Capabilities, LayerFacts, name_of
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan
-
-if TYPE_CHECKING:
-    from gnnpar.parallel.declared import Declaration
+from gnnpar.pricing.price import Traffic
+from gnnpar.pricing.steps import Step
+from gnnpar.pricing.work import Work
 
 _CHOSEN = "broadcasts are skipped while it trains: bytes and time are those of all, without what measuring takes"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sancus(Proposed):
+class Sancus(CodedStrategy, Proposes):
     """Parameters of SANCUS. `period`: epochs after which a part broadcasts in any case. `bound`: relative change of its
     rows above which it does; null: changes are not measured. `period=1`: all parts broadcast in every epoch (CAGNET).
 
@@ -63,15 +63,7 @@ class Sancus(Proposed):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            from_shards=True,
-            edge_data=ALL_KINDS,
-            whole_neighborhoods=False,
-            moments=True,
-            pair_loss=True,
-            crosses_epochs=self.period != 1,
-            learned_features=True,
-        )
+        return replace(HALO, whole_neighborhoods=False, row_order=False, crosses_epochs=self.period != 1)
 
     @property
     def exactness(self) -> frozenset[Exactness]:
@@ -95,8 +87,6 @@ class Sancus(Proposed):
 
     def declared(self) -> Declaration:
         """Declare the price without skips: with a bound, skipped broadcasts are known in training alone."""
-        from gnnpar.parallel.declared import Declaration, Problem, RowBytes, Step, Traffic, Work
-
         measured = self.bound is not None
         period = 1 if measured or self.period is None else self.period
 

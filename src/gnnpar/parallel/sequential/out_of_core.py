@@ -85,9 +85,6 @@ class OutOfCoreEngine(EngineDefaults):
         bucket = self._everywhere("probe", lambda engine: engine.exact_bucket(epoch))[0]
         return self._engines[0].gradients_of(self._pager.release(bucket))
 
-    def drain(self) -> None:
-        """Do nothing: nothing is in flight between epochs."""
-
     def live_bytes(self) -> dict[str, int]:
         """Return the bytes; between epochs all of them are on the host."""
         return {"features": 0, "structure": 0, "halo": 0, "history": 0, "host": self._pager.nbytes}

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, cuda
@@ -31,37 +30,43 @@ ALIGNED = 1 << 12
 MEMORY_FILES = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 
 
-class Slot(Protocol):
+class Slot:
     """A place on the host for a number of bytes. Shapes: [n] uint8.
 
     `write` and `read` may be under way when they return; call `use` before work on the bytes that were read.
     """
 
-    def write(self, data: Tensor) -> None: ...
-    def read(self, into: Tensor) -> None: ...
-    def use(self, data: Tensor) -> None: ...
-    def free(self) -> None: ...
+    def write(self, data: Tensor) -> None:
+        raise NotImplementedError
+
+    def read(self, into: Tensor) -> None:
+        raise NotImplementedError
+
+    def use(self, data: Tensor) -> None:
+        """Wait for the bytes. The default: they are there."""
+
+    def free(self) -> None:
+        """Free the place. The default: it is freed with the slot."""
 
 
-class Host(Protocol):
+class Host:
     """The store of bytes that are not on the device. `ahead`: True if reading before use pays."""
 
-    ahead: bool
+    ahead = False
 
-    def slot(self, nbytes: int) -> Slot: ...
+    def slot(self, nbytes: int) -> Slot:
+        raise NotImplementedError
+
     def arriving(self) -> AbstractContextManager[object]:
         """Return a context in which device memory is allocated for bytes about to be read."""
-        ...
+        return nullcontext()
 
     def turn(self) -> None:
         """Note that another part begins to work."""
-        ...
 
 
-class HostFile:
+class HostFile(Host):
     """One unnamed file, which disappears with the process."""
-
-    ahead = False
 
     def __init__(self, folder: Path) -> None:
         if not (folder.is_dir() and os.access(folder, os.W_OK)):
@@ -84,14 +89,9 @@ class HostFile:
     def freed(self, offset: int, size: int) -> None:
         self._free[size].append(offset)
 
-    def arriving(self) -> AbstractContextManager[object]:
-        return nullcontext()
 
-    def turn(self) -> None:
-        """Do nothing: nothing is under way."""
-
-
-class _InFile(NamedTuple):
+@dataclass
+class _InFile(Slot):
     host: HostFile
     offset: int
     size: int
@@ -106,14 +106,11 @@ class _InFile(NamedTuple):
         while done < len(view):
             done += os.preadv(self.host.file.fileno(), [view[done:]], self.offset + done)
 
-    def use(self, data: Tensor) -> None:
-        """Do nothing: the page is there."""
-
     def free(self) -> None:
         self.host.freed(self.offset, self.size)
 
 
-class HostMemory:
+class HostMemory(Host):
     """Pinned memory beside a GPU. Copies overlap kernels, on one stream for each direction.
 
     A copy out waits for the kernels launched before it; a copy in waits only for the last copy out of its place;
@@ -148,7 +145,7 @@ def _event(stream: cuda.Stream) -> cuda.Event:
 
 
 @dataclass
-class _Pinned:
+class _Pinned(Slot):
     memory: Tensor
     outward: cuda.Stream
     inward: cuda.Stream
@@ -174,9 +171,6 @@ class _Pinned:
             cuda.current_stream().wait_event(self._arrived)
             data.record_stream(cuda.current_stream())
             self._arrived = None
-
-    def free(self) -> None:
-        """Do nothing: the memory is freed with the slot."""
 
 
 def _memory(data: Tensor) -> memoryview:

@@ -18,43 +18,45 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
+from torch import Tensor
 
 from gnnpar.codecs.codec import FirstAndRest, Identity, is_constant
 from gnnpar.comm import CodedExchange
 from gnnpar.comm.rows import row_nbytes
 from gnnpar.folds.edge_data import ALL_KINDS, IN_BLOCKS
-from gnnpar.parallel.base import Proposed
+from gnnpar.parallel.base import CodedStrategy
 from gnnpar.parallel.blocks import HeldRows
 from gnnpar.parallel.context import BuildContext
+from gnnpar.parallel.declared import Declaration, Proposes
 from gnnpar.parallel.edges import EdgeOrder
 from gnnpar.parallel.engine import Engine, FlatEngine
 from gnnpar.parallel.normalised import normalised_for
-from gnnpar.parallel.sequential.cuts import Cuts, Pushes
+from gnnpar.parallel.priced import Problem
+from gnnpar.parallel.row_bytes import RowBytes
 from gnnpar.parallel.sequential.out_of_core import OutOfCoreEngine
-from gnnpar.parallel.sequential.prefetch import Residency
-from gnnpar.parallel.sequential.rounds import Schedule, Sizing
-from gnnpar.parallel.sequential.view import SequentialGraph
+from gnnpar.parallel.sequential.rounds import Cuts, Pushes, Schedule, Sizing
+from gnnpar.parallel.sequential.view import Residency, SequentialGraph
 from gnnpar.parallel.sketch import sketch
 from gnnpar.parallel.strategy import Capabilities, LayerFacts, Workload, name_of
+from gnnpar.parallel.torch_types import unique
 from gnnpar.partition.shard import split
 from gnnpar.placement import Plan, Topology
+from gnnpar.pricing.candidate import Knobs, Scope, Values
+from gnnpar.pricing.ir import ModelIR
+from gnnpar.pricing.price import Traffic
+from gnnpar.pricing.steps import Step
+from gnnpar.pricing.work import Work
 from gnnpar.track.text import counted
-
-if TYPE_CHECKING:
-    from gnnpar.parallel.declared import Declaration
-    from gnnpar.pricing.candidate import Knobs, Scope, Values
-    from gnnpar.pricing.ir import ModelIR
 
 EVERY_ROUND = 1 << 30  # of messages that wait on the host: a part then waits once an exchange
 
 
 @dataclass(frozen=True, kw_only=True)
-class SAR(Proposed):
+class SAR(CodedStrategy, Proposes):
     """`rounds`: remote rows at once: part (as many as the largest part owns), peer (the paper), one (one-shot), MiB.
 
     `prefetch`: rounds in flight ahead of the fold. `backward`: push where the fold can, or pull everywhere. `remat`:
@@ -116,9 +118,6 @@ class SAR(Proposed):
 
     def declared(self) -> Declaration:
         """Declare the halo in rounds, `prefetch` of them ahead of the fold. Its time knows no codec."""
-        from gnnpar.parallel.declared import Declaration, Step
-        from gnnpar.parallel.sequential.cost import sent
-
         return Declaration(
             family="sar",
             step=Step("rounds", prefetch=self.prefetch, again=self.backward if self.remat else None),
@@ -126,9 +125,25 @@ class SAR(Proposed):
             options={"prefetch": self.prefetch, "backward": self.backward, "remat": self.remat},
             notes=() if self.rounds == "part" else (f"rounds={self.rounds} is priced as rounds=part",),
             coded=False,
-            sent=partial(sent, self),
+            sent=self._sent,
             unpriced="no price is known of what goes out of core (logical_parts)" if self.logical_parts else "",
         )
+
+    def _sent(self, traffic: Traffic, work: Work, rows: RowBytes, problem: Problem) -> Traffic:
+        """Return the bytes of all rounds: backward sends gradients; rows that a gradient reads come again (remat), or
+        rows of destinations go the other way (push)."""
+        pushes, run = self.backward == "push", problem.workload
+        pushed = pushed_rows(run.dataset.edge_index, run.part_of(problem.ranks), problem.ranks) if pushes else 0
+        copies, remat_bytes, push_bytes, back = work.parts.copies, 0.0, 0.0, 0.0
+        for fold in work.exchanged_folds:
+            if pushes and fold.pushed:
+                beside = (rows.summed if rows.sends else 0) * (fold.pushed - fold.src[0])
+                push_bytes += pushed * (rows.row(fold.src[:1], gradient=True) + beside)
+                continue
+            back += copies * rows.row(fold.src, gradient=True) * fold.learned
+            if fold.needs_src and not fold.linear and self.remat:
+                remat_bytes += copies * rows.row(fold.src)
+        return replace(traffic, backward=back, remat=remat_bytes, push=push_bytes)
 
     def knobs(self, ir: ModelIR) -> Knobs:
         folds = [f for g in ir.groups for f in g.folds]
@@ -216,3 +231,13 @@ class SAR(Proposed):
             structure=(cuts, pushes) if pushes else (cuts,),
             parts={"held": view.held, "residency": view.residency, "cache": cache},
         )
+
+
+def pushed_rows(edge_index: Tensor, part_of: Tensor, parts: int) -> int:
+    """Return the number of pairs of a destination and another part with an edge to it: what push mode sends.
+
+    Shapes: edge_index [2, E], part_of [N].
+    """
+    src, dst = edge_index
+    crossing = part_of[src] != part_of[dst]
+    return len(unique(dst[crossing] * parts + part_of[src[crossing]])[0])

@@ -21,11 +21,29 @@ from gnnpar.folds.aggregator import Aggregator, Pushable
 from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.graph import Message
 from gnnpar.parallel.blocks import Gradient, add_returned, walk
+from gnnpar.parallel.engine import Unsaved
 from gnnpar.parallel.halo_graph import HaloGraph
-from gnnpar.parallel.sequential.cuts import Cuts, Pushes
-from gnnpar.parallel.sequential.prefetch import PrefetchQueue, Residency
-from gnnpar.parallel.sequential.rounds import Rounds, Schedule, Slice
+from gnnpar.parallel.sequential.rounds import Cuts, Pushes, Rounds, Schedule, Slice
 from gnnpar.parallel.view import View
+
+Round = Iterator[tuple[Slice, Rows]]
+"""Rows that arrive in a round, peer by peer in folding order."""
+
+
+@dataclass(eq=False)
+class Residency(Unsaved):
+    """Bytes of remote rows here or in flight to this rank: now, and at most so far. A part of an engine."""
+
+    now: int = 0
+    most: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.most
+
+    def add(self, nbytes: int) -> None:
+        self.now += nbytes
+        self.most = max(self.most, self.now)
 
 
 @dataclass(eq=False)
@@ -56,8 +74,8 @@ class SequentialGraph(HaloGraph):
     def blocks(self, agg: Aggregator, x: Operands, call: int) -> Iterator[tuple[Block, Rows | None]]:
         queue = self.fetch(x.src, RowLike.of(x.src), self.site(call, "forward"))
         yield self.shard.inner, None
-        for r in range(len(queue)):
-            for s, rows in queue.round(r):
+        for arriving in queue:
+            for s, rows in arriving:
                 yield self.cuts.of(s), rows
                 del rows
 
@@ -79,7 +97,7 @@ class SequentialGraph(HaloGraph):
         gradient.add_own(self.shard.inner)
         returning: deque[tuple[list[Slice], Posted]] = deque()
         for r in range(len(rounds)):
-            arriving = queue.round(r) if queue else ((s, ()) for s in rounds.incoming(self.comm.rank, r))
+            arriving = next(queue) if queue else ((s, ()) for s in rounds.incoming(self.comm.rank, r))
             sent: dict[Slice, Rows] = {}
             for s, rows in arriving:
                 sent[s] = gradient.of_block(self.cuts.of(s), rows if queue else gradient.next_rows())
@@ -102,12 +120,12 @@ class SequentialGraph(HaloGraph):
         like = RowLike.of(rows)
         site, read_at = (self.site(gradient.call, phase) for phase in ("push", "forward"))
         rounds = self.schedule.pushes(row_nbytes(like))
-        queue = self.prefetch_rounds(rounds, self.push_exchange, rows, like, self.pushes.lists, site)
+        queue = self.in_rounds(rounds, self.push_exchange, rows, like, self.pushes.lists, site)
         into = agg.grad_src(self.shard.inner.reverse, src, rows)
         dst = agg.grad_dst(gradient.prepared, gradient.grad_out)
         reader, mine = None, ()  # what a peer read of my rows, for as long as its slices come
-        for r in range(len(queue)):
-            for s, theirs in queue.round(r):
+        for arriving in queue:
+            for s, theirs in arriving:
                 block, index = self.pushes.cuts.of(s), self.shard.boundary[s.peer]
                 key = s if block.rows is not None else s.peer
                 index = index if block.rows is None else index[block.rows]
@@ -121,11 +139,11 @@ class SequentialGraph(HaloGraph):
     def pulls(self, like: Sequence[RowLike]) -> Rounds:
         return self.schedule.pulls(row_nbytes(like))
 
-    def fetch(self, src: Rows, like: Sequence[RowLike], site: Site) -> PrefetchQueue:
+    def fetch(self, src: Rows, like: Sequence[RowLike], site: Site) -> Iterator[Round]:
         """Return the halo rows, pulled in rounds."""
-        return self.prefetch_rounds(self.pulls(like), self.exchange, src, like, self.shard.boundary, site)
+        return self.in_rounds(self.pulls(like), self.exchange, src, like, self.shard.boundary, site)
 
-    def prefetch_rounds(
+    def in_rounds(
         self,
         rounds: Rounds,
         exchange: CodedExchange,
@@ -133,22 +151,35 @@ class SequentialGraph(HaloGraph):
         like: Sequence[RowLike],
         lists: Mapping[int, Tensor],
         site: Site,
-    ) -> PrefetchQueue:
-        """Return an exchange in rounds that sends rows[lists[peer]] to each peer."""
+    ) -> Iterator[Round]:
+        """Send rows[lists[peer]] to each peer in rounds; return what arrives, round by round.
 
-        def post(r: int) -> Posted:
-            mine = rounds.outgoing(self.comm.rank, r)
+        At most `prefetch` + 1 rounds are in flight or here at a time; the first `prefetch` start at once. Every rank
+        must take all rounds in order, and release a row before it takes the next.
+        """
+        posted, rank, row = deque[Posted](), self.comm.rank, row_nbytes(like)
+
+        def start(r: int) -> None:
+            self.residency.add(sum(s.num_rows for s in rounds.incoming(rank, r)) * row)
+            mine = rounds.outgoing(rank, r)
             outgoing = {s.peer: Outgoing(rows, lists[s.peer][s.first : s.last], s.first) for s in mine}
-            return self._post(exchange, outgoing, rounds.incoming(self.comm.rank, r), like, site)
+            posted.append(self._post(exchange, outgoing, rounds.incoming(rank, r), like, site))
 
-        return PrefetchQueue(
-            rounds,
-            exchange,
-            prefetch=self.prefetch,
-            post=post,
-            residency=self.residency,
-            row_nbytes=row_nbytes(like),
-        )
+        def take(r: int) -> Round:
+            here = posted.popleft()
+            for s in rounds.incoming(rank, r):
+                yield s, exchange.take(here, s.peer)
+                self.residency.add(-s.num_rows * row)
+
+        def each() -> Iterator[Round]:
+            for r in range(len(rounds)):
+                if r + self.prefetch < len(rounds):
+                    start(r + self.prefetch)
+                yield take(r)
+
+        for r in range(min(self.prefetch, len(rounds))):
+            start(r)
+        return each()
 
     def send_round_back(
         self, rounds: Rounds, r: int, grads: Mapping[Slice, Rows], like: Sequence[RowLike], site: Site

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 from gnnpar.codecs.codec import Exactness
-from gnnpar.folds.edge_data import ALL_KINDS
-from gnnpar.parallel.base import Proposes
+from gnnpar.parallel.base import HALO
 from gnnpar.parallel.context import BuildContext
+from gnnpar.parallel.declared import Declaration, Proposes
 from gnnpar.parallel.engine import Engine, FlatEngine
 from gnnpar.parallel.normalised import normalised_for
-from gnnpar.parallel.strategy import Capabilities, LayerFacts, Workload
+from gnnpar.parallel.strategy import LayerFacts, Workload
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.placement import Plan, Topology
-
-if TYPE_CHECKING:
-    from gnnpar.parallel.declared import Declaration
-    from gnnpar.pricing.candidate import Knobs, Scope, Values
-    from gnnpar.pricing.ir import ModelIR
+from gnnpar.pricing.candidate import Knobs, Scope, Values
+from gnnpar.pricing.ir import ModelIR
+from gnnpar.pricing.steps import Step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,16 +24,7 @@ class Single(Proposes):
     """One device. No parameters."""
 
     exactness = frozenset[Exactness]({"exact"})
-    capabilities = Capabilities(
-        max_ranks=1,
-        from_shards=True,
-        edge_data=ALL_KINDS,
-        moments=True,
-        pair_loss=True,
-        row_order=True,
-        captured=True,
-        learned_features=True,
-    )
+    capabilities = replace(HALO, max_ranks=1, captured=True)
 
     def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
         _check_ranks(num_ranks)
@@ -47,8 +35,6 @@ class Single(Proposes):
 
     def declared(self) -> Declaration:
         """Declare computing alone."""
-        from gnnpar.parallel.declared import Declaration, Step
-
         return Declaration(family="single", step=Step("local"))
 
     def knobs(self, ir: ModelIR) -> Knobs:

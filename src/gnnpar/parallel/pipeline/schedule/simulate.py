@@ -19,10 +19,6 @@ Seconds = Callable[[Kind, int, int], float]  # kind, virtual stage, slot -> seco
 Bytes = Callable[[Kind, int, int], float]  # of a send
 
 
-def _nothing(kind: Kind, stage: int, slot: int) -> float:
-    return 0.0
-
-
 @dataclass(frozen=True, kw_only=True)
 class Link:
     """Seconds a message takes: latency + bytes / bandwidth. The default is free."""
@@ -78,7 +74,9 @@ def bubble_share(stages: int, slots: int, virtual: int = 1) -> float:
     return (stages - 1) / (virtual * slots + stages - 1)
 
 
-def simulate(schedule: Schedule, seconds: Seconds, *, link: Link = Link(), nbytes: Bytes = _nothing) -> Timeline:
+def simulate(
+    schedule: Schedule, seconds: Seconds, *, link: Link = Link(), nbytes: Bytes = lambda kind, stage, slot: 0.0
+) -> Timeline:
     """`seconds` of computations, and of sends and receives where posting one keeps its rank busy (0: it does not)."""
     lowered = schedule if schedule.lowered else lower(schedule)
     return _Simulation(lowered, seconds, link, nbytes).run()
