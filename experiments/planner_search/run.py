@@ -25,11 +25,11 @@ from instances import Split, draw
 from marks import EVALUATIONS, SECONDS
 from searches import BASELINES, descend_again, start_of
 
-from gnnpar.planner.guide.prior import load
+from gnnpar.planner.guide.network import load
 from gnnpar.planner.planner import Request, search
 from gnnpar.planner.search.named import DEFAULT, SEARCHES, run
 from gnnpar.planner.search.points import Points
-from gnnpar.planner.search.space import Evaluator
+from gnnpar.planner.search.tree import Evaluator
 
 INSTANCES, SEEDS, BUDGET, MOST = 10, 10, 120, 16
 NAMES = ("tag", "mcts", "guided", "descent", "anneal", "random", "refine")

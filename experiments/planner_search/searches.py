@@ -12,8 +12,8 @@ import sys
 from gnnpar.planner.planner import Evaluated, listed
 from gnnpar.planner.search.named import SEARCHES, Search
 from gnnpar.planner.search.points import Points
-from gnnpar.planner.search.space import Evaluator, Point
-from gnnpar.planner.search.tree import climb
+from gnnpar.planner.search.tree import Evaluator, Point, climb
+from gnnpar.pricing.candidate import Candidate
 
 
 def descend(evaluate: Evaluator, start: Point | None = None) -> None:
@@ -62,8 +62,18 @@ def anneal(
 
 def start_of(points: Points, grids: tuple[Evaluated, ...]) -> Point | None:
     """Return the point of the best uniform grid; None where the space has none."""
-    starts = (points.point_of(e.candidate) for e in grids if not e.refused)
+    starts = (point_of(points, e.candidate) for e in grids if not e.refused)
     return next((point for point in starts if point is not None), None)
+
+
+def point_of(points: Points, candidate: Candidate) -> Point | None:
+    """Return the point of a candidate on the devices in order; None outside the space."""
+    space, grid = points.space, points.grid_of(candidate)
+    knobs = {name: candidate.turns[name] for name in grid.knobs(points.request.ir)}
+    wanted: dict[str, object] = {"grid": grid, **knobs}
+    if not all(value in space.choices[name] for name, value in wanted.items()):
+        return None
+    return tuple(space.choices[n].index(wanted[n]) if n in wanted else 0 for n in space.choices)
 
 
 BASELINES: dict[str, Search] = {

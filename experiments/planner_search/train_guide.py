@@ -27,11 +27,9 @@ from instances import draw
 from searches import descend_again
 
 from gnnpar.planner.guide.features import Scene, choice_features, scene
-from gnnpar.planner.guide.network import Guide, picks_of
-from gnnpar.planner.guide.prior import WEIGHTS, prior_of
+from gnnpar.planner.guide.network import WEIGHTS, Guide, picks_of, prior_of
 from gnnpar.planner.search.points import Points
-from gnnpar.planner.search.space import Evaluator, Point
-from gnnpar.planner.search.tree import Node, Prior, climb
+from gnnpar.planner.search.tree import Evaluator, Node, Point, Prior, climb
 from gnnpar.track.console import say
 
 NOISE, PLAYS = 0.25, 150  # of the root's prior (8.10 D); evaluations of a game

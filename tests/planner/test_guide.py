@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from gnnpar.planner.guide import prior
+from gnnpar.planner.guide import network
 from gnnpar.planner.guide.features import CHOICE_WIDTH, RELATIONS, WIDTHS, choice_features, scene
-from gnnpar.planner.guide.network import Guide
-from gnnpar.planner.guide.prior import WEIGHTS, load, prior_of
+from gnnpar.planner.guide.network import WEIGHTS, Guide, load, prior_of
 from gnnpar.planner.planner import listed
 from gnnpar.planner.search.named import run
 from gnnpar.planner.search.points import Points
@@ -95,7 +94,7 @@ def test_nothing_held_out_is_trained_on() -> None:
 
 
 def test_loading_the_prior_keeps_the_random_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    prior.load.cache_clear()
+    network.load.cache_clear()
     before = torch.random.get_rng_state()
-    prior.load()
+    network.load()
     assert torch.equal(before, torch.random.get_rng_state())

@@ -16,8 +16,7 @@ import pytest
 
 from gnnpar.parallel.pipeline.cost import chain
 from gnnpar.parallel.pipeline.placing import Line, place_layers
-from gnnpar.planner.search.space import Evaluator, Space, draw
-from gnnpar.planner.search.tree import climb, published
+from gnnpar.planner.search.tree import Evaluator, Space, climb, draw, published
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "planner_search"))
 

@@ -12,28 +12,9 @@ from torch import nn
 from gnnpar.pricing.ir import Fold, Gemm, Group, ModelIR, Phase
 
 _GEMMS = {"mm", "addmm", "matmul", "linear", "bmm"}
-_VIEWS = {
-    "view",
-    "_unsafe_view",
-    "reshape",
-    "t",
-    "permute",
-    "transpose",
-    "unsqueeze",
-    "squeeze",
-    "expand",
-    "detach",
-    "alias",
-    "select",
-    "slice",
-    "lift_fresh_copy",
-    "clone",
-    "_to_copy",
-    "split_with_sizes",
-    "unbind",
-    "as_strided",
-    "flatten",
-}
+_VIEWS = {"view", "_unsafe_view", "reshape", "flatten", "unsqueeze", "squeeze", "expand", "as_strided"}
+_VIEWS |= {"t", "permute", "transpose", "select", "slice", "split_with_sizes", "unbind"}
+_VIEWS |= {"detach", "alias", "lift_fresh_copy", "clone", "_to_copy"}
 _SAVES_OUTPUT = {"relu", "elu", "sigmoid", "tanh", "exp", "softmax", "_softmax", "leaky_relu"}
 _SAVES_INPUT = {"native_layer_norm", "layer_norm", "gelu", "silu", "log"}
 

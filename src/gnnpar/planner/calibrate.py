@@ -7,7 +7,6 @@ import hashlib
 import json
 import multiprocessing
 import os
-import platform
 import secrets
 import signal
 import statistics
@@ -31,6 +30,7 @@ from gnnpar.planner.samples import SIZES, Samples, measure
 from gnnpar.planner.visits import candidates, trial_epochs, trials, with_visits
 from gnnpar.pricing.rates import NOMINAL, DenseCost, FoldCost, Rates, derived, doublings_beyond, numbers_beyond
 from gnnpar.track.text import counted
+from gnnpar.training.result.header import processor
 from gnnpar.training.result.record import contention
 
 if TYPE_CHECKING:
@@ -123,14 +123,8 @@ def read_calibration(file: Path) -> Calibration:
 
 def _key(ranks: int, threads: int) -> str:
     """Return the cache key. It includes the engines, since an engine without measurements would look free."""
-    model = platform.processor()
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        model = next((line for line in lines if line.startswith("model name")), model)
-    except OSError:
-        pass
     engines = sorted(candidate.engine for candidate in candidates(trials(ranks)[0], ranks))
-    facts = [_VERSION, model, os.cpu_count(), version("torch"), version("gnnpar"), engines, ranks, threads]
+    facts = [_VERSION, processor(), os.cpu_count(), version("torch"), version("gnnpar"), engines, ranks, threads]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 

@@ -5,20 +5,45 @@ rows. Recomputing a message needs its inputs: features, fetched once a run, or f
 own in-neighbours. Making a weight's gradient on every rank needs its factors, gathered, and saves their sum over ranks.
 No other operation reads them, so each weight is decided alone.
 
+A layer may be duplicated: every replica runs it in full, which costs compute and saves its messages. Rows that a
+duplicated layer reads of one that is not duplicated must be fetched:
+
+min  sum_i w_i x_i  +  sum_i beta_i (x_i - x_(i - 1))+
+
+w_i = extra compute seconds - communication seconds saved, of either sign. The layers form a chain, so the minimum cut
+is found by dynamic programming.
+
 The runner executes it for layer 0 (first_layer=cached, which caches the sums of linear folds, and the halo's features
 for other folds) and for weights (strategy.reduce=factors). Deeper layers are counted and reported only.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gnnpar.models.gnn import GNN
-from gnnpar.planner.mincut import Tensor, duplicate, sufficient_factors
+from gnnpar.parallel.factors import break_even_rows
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.quantity import bytes_text, seconds_text
 from gnnpar.pricing.work import DIRECTIONS, Held, Work
+
+Best = tuple[float, int, tuple[int, ...]]
+"""Seconds, number of duplicated layers, and which these are."""
+
+
+def duplicated(weights: Sequence[float], fetched: Sequence[float]) -> tuple[int, ...]:
+    """Return the layers to duplicate, the fewest of equal choices. weights[i]: w_i above. fetched[i]: beta_i of the
+    rows that layer i reads; 0 for layer 0."""
+    plain: Best = (0.0, 0, ())  # with the last layer as it is
+    chosen: Best = (math.inf, 0, ())  # with the last layer duplicated
+    for layer, (weight, beta) in enumerate(zip(weights, fetched, strict=True)):
+        seconds, count, layers = min(chosen, (plain[0] + beta, plain[1], plain[2]))
+        plain, chosen = min(plain, chosen), (seconds + weight, count + 1, (*layers, layer))
+    return min(plain, chosen)[2]
+
 
 RUN_EPOCHS = 100
 """Epochs over which a one-time fetch is spread."""
@@ -62,22 +87,16 @@ def how_held(model: GNN, ir: ModelIR) -> Held:
 def decide(live: Work, held: Work, machine: Machine) -> Recompute:
     """Return the cut for graph parallelism over the parts of `live`. held: the same work with layer 0 cached."""
     depth = live.ir.num_layers
-    weights: list[float] = []
-    tensors: list[Tensor] = []
     kinds = {i: _extra(live, i) - _received(live, machine, i) for i in set(live.ir.twins)}
-    fetched = {cut: _second_halo(live, machine, cut) for cut in set(live.ir.cuts[: depth - 1])}
-    for layer in range(depth):
-        weights.append(kinds[live.ir.twins[layer]])
-        needed = _features(held, machine) if layer == 0 else fetched[live.ir.cuts[layer - 1]]
-        source = None if layer == 0 else layer - 1
-        tensors.append(Tensor(source, (layer,), needed))
+    of_cut = {cut: _second_halo(live, machine, cut) for cut in set(live.ir.cuts[: depth - 1])}
+    weights = [kinds[twin] for twin in live.ir.twins]
     weights[0] = _layer_seconds(held, 0) - _layer_seconds(live, 0) - _received(live, machine, 0)
-    weights[0] += _features(held, machine)  # a producer on every rank broadcasts for free
-    chosen = duplicate(weights, tensors).duplicated
+    weights[0] += _features(held, machine)
+    chosen = duplicated(weights, [0.0, *(of_cut[cut] for cut in live.ir.cuts[: depth - 1])])
     fires = 0 in chosen
     return Recompute(
         held=held.held if fires else "no",
-        layers=tuple(sorted(chosen)),
+        layers=chosen,
         depth=depth,
         factors=by_factors(live, machine),
         seconds=-weights[0] if fires else 0.0,
@@ -93,11 +112,8 @@ def by_factors(work: Work, machine: Machine) -> tuple[int, int]:
     rate = min(machine.fabric.rate(a, b) for a in range(parts) for b in range(parts) if a != b)
     gemms = [g for group in work.ir.groups for g in group.gemms]
     flop, rows = rates.scale * rates.gemm.flop, max(work.parts.nodes)
-    seconds = [
-        sufficient_factors(rows, g.width_in, g.width_out, replicas=parts, rate=rate, seconds_per_flop=flop)
-        for g in gemms
-    ]
-    return sum(factored < summed for factored, summed in seconds), len(gemms)
+    most = [break_even_rows(g.width_in, g.width_out, replicas=parts, rate=rate, seconds_per_flop=flop) for g in gemms]
+    return sum(rows < each for each in most), len(gemms)
 
 
 def _layer_seconds(work: Work, layer: int) -> float:

@@ -191,7 +191,7 @@ def plan_again(run: Run, epoch: int, comparing: Replanner) -> NewPlan | None:
     dataset = settings.load_dataset()
     machine = corrected(setting_of(settings, run.world.size, say)[0], by)
     workload = workload_of(settings, dataset, run.model, run.comm.device)
-    workload = replace(workload, setting=lambda: machine, say=_silent)
+    workload = replace(workload, setting=lambda: machine, say=lambda _: None)  # one line is printed below
     plan = replace(settings.strategy, rates="measured").plan(workload, Topology(run.world.size))
     new = better(plan, predicted, comparing, epoch, why)
     if new is None:
@@ -200,7 +200,3 @@ def plan_again(run: Run, epoch: int, comparing: Replanner) -> NewPlan | None:
     assert new.predicted is not None
     say(f"tag: {why}; goes on with {new.predicted['label']} from epoch {epoch}")
     return NewPlan(with_strategy(new, settings), dataset)
-
-
-def _silent(line: str) -> None:
-    """Print nothing: `plan_again` prints one line."""

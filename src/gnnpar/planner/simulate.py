@@ -1,8 +1,8 @@
 """Event simulator of a task graph: serial streams on devices, and flows that share links max-min fairly.
 
 A stream runs one task at a time, by priority, then by number. A flow waits for its latency, then for its stream, and
-progresses at its fair share. While a flow touches a device, compute there is `slowdown` times slower. A task's output
-is held from its start until its last consumer ends. Ties go to the lower number, so equal input gives equal timelines.
+progresses at its fair share. While a flow touches a device, compute there is `slowdown` times slower. Ties go to the
+lower number, so equal input gives equal timelines.
 """
 
 from __future__ import annotations
@@ -31,21 +31,14 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """The timeline of an epoch. link_bytes: sent over each link. peak_bytes: most held at once on each device."""
+    """The timeline of an epoch."""
 
     tasks: tuple[Task, ...]
     spans: tuple[Span, ...]
-    link_bytes: dict[int, float]
-    peak_bytes: dict[int, float]
 
     @property
     def seconds(self) -> float:
         return max((span.end for span in self.spans), default=0.0)
-
-    def busy(self, device: int) -> float:
-        """Return the seconds in which the device computes."""
-        pairs = zip(self.tasks, self.spans, strict=True)
-        return sum(s.end - s.start for t, s in pairs if t.kind == "compute" and device in t.devices)
 
     def chrome_trace(self) -> JsonDict:
         """Return trace events for Perfetto or chrome://tracing: process = device, thread = stream, microseconds."""
@@ -96,7 +89,6 @@ class _Simulation:
         for i, task in enumerate(tasks):
             for before in set(task.after):
                 self.followers[before].append(i)
-        self.consumers = [len(f) for f in self.followers]
         self.queues: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
         self.occupied: set[Hashable] = set()
         self.now = 0.0
@@ -104,8 +96,6 @@ class _Simulation:
         self.rate: dict[int, float] = {}
         self.late: list[tuple[float, int]] = []  # flows in their latency
         self.start, self.end = [0.0] * len(tasks), [0.0] * len(tasks)
-        self.held: dict[int, float] = defaultdict(float)
-        self.peak: dict[int, float] = defaultdict(float)
         self.stale = False
 
     def run(self) -> Timeline:
@@ -120,11 +110,7 @@ class _Simulation:
         if done != len(self.tasks):
             stuck = next(t.name for t, n in zip(self.tasks, self.waiting, strict=True) if n > 0)
             raise ValueError(f"{len(self.tasks) - done} tasks wait for each other, {stuck} among them")
-        crossed: dict[int, float] = defaultdict(float)
-        for task in self.tasks:
-            for link, demand in task.demand.items():
-                crossed[link] += demand * task.nbytes
-        return Timeline(self.tasks, tuple(map(Span, self.start, self.end)), dict(crossed), dict(self.peak))
+        return Timeline(self.tasks, tuple(map(Span, self.start, self.end)))
 
     def _ready(self, i: int) -> None:
         task = self.tasks[i]
@@ -146,8 +132,6 @@ class _Simulation:
         self.occupied.add(stream)
         task = self.tasks[i]
         self.start[i] = self.now - task.latency
-        self.held[task.devices[-1]] += task.holds
-        self.peak[task.devices[-1]] = max(self.peak[task.devices[-1]], self.held[task.devices[-1]])
         self.left[i] = task.seconds if task.kind == "compute" else task.nbytes
         self.stale = True
 
@@ -188,12 +172,6 @@ class _Simulation:
         del self.left[i]
         self.end[i] = self.now
         self.stale = True
-        for before in set(task.after):
-            self.consumers[before] -= 1
-            if self.consumers[before] == 0:
-                self.held[self.tasks[before].devices[-1]] -= self.tasks[before].holds
-        if not self.followers[i]:
-            self.held[task.devices[-1]] -= task.holds
         self.occupied.discard(task.stream)
         self._start_next(task.stream)
         for follower in self.followers[i]:

@@ -18,7 +18,6 @@ class Task:
     """One piece of work. compute: `seconds` on the stream. flow: `nbytes` over `demand` after `latency`.
 
     `devices`: those it occupies (compute: one; flow: its ends). `after`: numbers of tasks that must have ended.
-    `holds`: bytes of its output on the last of its devices.
     """
 
     name: str
@@ -31,7 +30,6 @@ class Task:
     latency: float = 0.0
     demand: Mapping[int, float] = field(default_factory=dict)
     priority: int = 0
-    holds: float = 0.0
 
 
 @dataclass
@@ -68,9 +66,7 @@ class TaskGraph:
         demand = dict.fromkeys(fabric.routes[source][target], 1.0)
         on, ends = ("flow", source, target), (source, target)
         waits = tuple(after)
-        return self._add(
-            Task(name, "flow", on, ends, waits, nbytes=nbytes, latency=latency, demand=demand, holds=nbytes)
-        )
+        return self._add(Task(name, "flow", on, ends, waits, nbytes=nbytes, latency=latency, demand=demand))
 
     def reduce(self, ranks: Sequence[int], nbytes: float, after: Sequence[int], *, more: float = 0.0) -> int:
         """Add a ring sum and return its number: every ring edge carries 2 (n - 1)/n of the bytes. `more`: seconds of

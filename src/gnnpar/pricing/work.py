@@ -6,7 +6,7 @@ halo, encoding and adding back. Closed forms and the simulator combine the same 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal
@@ -150,8 +150,3 @@ class Work:
     def visit_seconds(self, engine: str) -> float:
         """Return an engine's overhead for a layer in one direction, on the slowest part."""
         return max(r.visit_seconds(engine)[0] for r in self.rates)
-
-    def halo_bytes(self, bits: Sequence[int]) -> float:
-        """Return the bytes of all exchanges of an epoch, all parts; bits: (forward, backward)."""
-        pairs = zip(DIRECTIONS, bits, strict=True)
-        return sum(f[2] for d, b in pairs for i in range(self.ir.num_layers) for f in self.flows(i, d, b))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.planner.search.points import POWERS, Points
-from gnnpar.planner.search.space import Point
+from gnnpar.planner.search.tree import Point
 from gnnpar.pricing.candidate import Candidate, Values
 
 WIDTHS = {"op": 8, "device": 5, "link": 3, "part": 5}

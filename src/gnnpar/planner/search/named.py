@@ -8,15 +8,14 @@ from dataclasses import replace
 
 from gnnpar.planner.planner import Evaluated, Planned, Request, advised, evaluate, listed, nothing_fits, search
 from gnnpar.planner.search.points import Points
-from gnnpar.planner.search.space import Evaluator, draw
-from gnnpar.planner.search.tree import climb, published
+from gnnpar.planner.search.tree import Evaluator, climb, draw, published
 
 DEFAULT = "guided"  # best at equal CPU seconds in experiments/planner_search
 BUDGET = 120  # evaluations
 
 
 def guided(evaluate: Evaluator, points: Points, seed: int) -> None:
-    from gnnpar.planner.guide.prior import shipped  # importing torch_geometric takes seconds
+    from gnnpar.planner.guide.network import shipped  # importing torch_geometric takes seconds
 
     climb(evaluate, seed=seed, prior=shipped(points))
 

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from gnnpar.planner.planner import Evaluated, Request, evaluate, rank_counts
 from gnnpar.planner.search.places import Places, laid_out
-from gnnpar.planner.search.space import Point, Space
+from gnnpar.planner.search.tree import Point, Space
 from gnnpar.pricing.candidate import Candidate, Values
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.rates import Rates
@@ -94,15 +94,6 @@ class Points:
                 kinds = self.places.settled([chosen[f"next.{i}"] for i in range(self.places.decisions)], grid.ranks)
                 index |= {f"next.{i}": self.places.kinds.index(kind) for i, kind in enumerate(kinds)}
         return tuple(index.values())
-
-    def point_of(self, candidate: Candidate) -> Point | None:
-        """Return the point of a candidate on the devices in order; None outside the space."""
-        space, grid = self.space, self.grid_of(candidate)
-        knobs = {name: candidate.turns[name] for name in grid.knobs(self.request.ir)}
-        wanted: dict[str, object] = {"grid": grid, **knobs}
-        if not all(value in space.choices[name] for name, value in wanted.items()):
-            return None
-        return tuple(space.choices[n].index(wanted[n]) if n in wanted else 0 for n in space.choices)
 
     def candidate(self, point: Point) -> tuple[Candidate, tuple[int, ...], str]:
         """Return the candidate without cuts, the device of each rank, and the kind of shares."""
