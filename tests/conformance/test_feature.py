@@ -15,8 +15,8 @@ from gnnpar.folds.generic import Generic
 from gnnpar.folds.max import Max
 from gnnpar.folds.softmax import Softmax
 from gnnpar.folds.sum import Sum
-from gnnpar.parallel.feature.slices import Slices, slices_of
 from gnnpar.parallel.feature.strategy import FeatureParallel
+from gnnpar.parallel.feature.view import Slices, slices_of
 from gnnpar.verify.conformance import check, make_job, small_graph, train_in_threads
 from outcomes import assert_passed
 

@@ -23,8 +23,7 @@ from gnnpar.parallel.base import HALO, CodedStrategy
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.declared import Declaration, Proposes
 from gnnpar.parallel.engine import Engine, FlatEngine
-from gnnpar.parallel.feature.slices import slices_of
-from gnnpar.parallel.feature.view import FeatureGraph, row_lists, structure_of
+from gnnpar.parallel.feature.view import FeatureGraph, row_lists, slices_of, structure_of
 from gnnpar.parallel.normalised import normalised_for
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.row_bytes import RowBytes
