@@ -8,9 +8,9 @@ from gnnpar.folds.block import Block, Operands
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.folds.generic import Generic
 from gnnpar.folds.max import Max
-from gnnpar.folds.of_type import OfType
 from gnnpar.folds.softmax import Softmax
 from gnnpar.folds.sum import Sum
+from gnnpar.folds.wrapped import OfType
 
 N, M, E, KINDS = 6, 5, 24, 3
 GEN = torch.Generator().manual_seed(0)

@@ -87,7 +87,7 @@ class Aggregator(Protocol):
 
 
 class ByBlock:
-    """An aggregation with a gradient that is the sum of its blocks' terms. It separates only if it declares so."""
+    """Defaults of an aggregation: the gradient is the sum of its blocks' terms, and nothing separates."""
 
     @property
     def separates(self) -> Separates:
@@ -100,6 +100,16 @@ class ByBlock:
     @property
     def whole_neighborhood(self) -> bool:
         return False
+
+    @property
+    def needs_edge_ids(self) -> bool:
+        return False
+
+    def init(self, num_dst: int, x: Operands) -> Rows:
+        return ()
+
+    def finish(self, state: Rows) -> tuple[Tensor, Rows]:
+        return state[0], ()
 
     def prepare(self, saved: Rows, grad_out: Tensor) -> Rows:
         return saved

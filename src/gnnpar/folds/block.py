@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import NamedTuple
+from functools import cached_property, wraps
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from gnnpar.folds.edge_data import EdgeData
 from gnnpar_kernels import Csr
 from gnnpar_kernels.csr import accumulate_dtype
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Rows = tuple[Tensor, ...]  # row-aligned tensors, each [N, ...]: the unit of a message
 
 
@@ -36,6 +38,19 @@ class ByType(NamedTuple):
     pairs: Tensor | None
 
 
+def per_argument(method: Callable[Concatenate[Block, P], R]) -> Callable[Concatenate[Block, P], R]:
+    """Keep a method's results on its block, by arguments."""
+
+    @wraps(method)
+    def found(self: Block, *args: P.args, **named: P.kwargs) -> R:
+        key = method.__name__, *args
+        if key not in self.kept:
+            self.kept[key] = method(self, *args, **named)
+        return cast("R", self.kept[key])
+
+    return found
+
+
 @dataclass(frozen=True, eq=False)
 class Block:
     """In-edges of `num_dst` destinations from `num_src` sources, CSR by destination.
@@ -55,6 +70,11 @@ class Block:
     edges: EdgeData = field(default_factory=EdgeData)
     by_type: dict[int, ByType] = field(default_factory=dict[int, ByType])
     ascends: bool = True
+
+    @cached_property
+    def kept(self) -> dict[tuple[object, ...], object]:
+        """Results of methods that are cached by argument."""
+        return {}
 
     @property
     def edge_ids(self) -> Tensor | None:
@@ -114,7 +134,8 @@ class Block:
     @cached_property
     def reverse(self) -> Csr:
         """The transposed CSR (row = source, index = destination), built at the first gradient and cached."""
-        order, rows = self._order_by_source(), None
+        kept, rows = self.__dict__.get("reverse_order"), None
+        order = torch.argsort(self.indices, stable=True) if kept is None else kept
         if self.indices.is_cuda:  # no wait for the device: each sampled mini-batch has a new block
             places = torch.arange(self.num_src + 1, dtype=self.indices.dtype, device=self.indices.device)
             indptr = torch.searchsorted(self.indices[order], places, out_int32=self.indptr.dtype == torch.int32)
@@ -133,10 +154,6 @@ class Block:
         """Place in `forward` of every edge of `reverse`: [E] of the indices' dtype, cached for folds that read it."""
         return torch.argsort(self.indices, stable=True).to(self.indices.dtype)
 
-    def _order_by_source(self) -> Tensor:
-        kept = self.__dict__.get("reverse_order")
-        return torch.argsort(self.indices, stable=True) if kept is None else kept
-
     def scaled(self, dst: Tensor, src: Tensor) -> Block:
         """Return the edges with weights dst_i w_ij src_j. Shapes: dst [num_dst], src [num_src]."""
         weight = dst[self.edge_dst] * src[self.indices]
@@ -145,40 +162,23 @@ class Block:
         block.__dict__["edge_dst"] = self.edge_dst
         return block
 
+    @per_argument
     def forward_by_type(self, types: int) -> Csr:
         """Return the CSR by pair, row = destination * types + type; cached. Edges without types have type 0."""
-        csr = self._csr_by_type.get(types)
-        if csr is None:
-            found = self.sorted_by_type(types)
-            order = found.order
-            csr = Csr(found.indptr, self.indices[order], found.pairs, weights=chosen(self.weights, order))
-            self._csr_by_type[types] = csr
-        return csr
+        order, indptr, rows = self.sorted_by_type(types)
+        return Csr(indptr, self.indices[order], rows, weights=chosen(self.weights, order))
 
+    @per_argument
     def pairs(self, types: int) -> Block:
         """Return the edges in the order of `sorted_by_type`, destinations = destination * types + type; cached."""
-        pairs = self._pairs.get(types)
-        if pairs is None:
-            order, indptr, rows = self.sorted_by_type(types)
-            pairs = self._pairs[types] = Block(
-                indptr, self.indices[order], self.num_dst * types, self.num_src, rows, edges=self.edges.at(order)
-            )
-        return pairs
-
-    @cached_property
-    def _pairs(self) -> dict[int, Block]:
-        return {}
+        order, indptr, rows = self.sorted_by_type(types)
+        return Block(indptr, self.indices[order], self.num_dst * types, self.num_src, rows, edges=self.edges.at(order))
 
     def sorted_by_type(self, types: int) -> ByType:
         """Return the edges by pair; cached."""
-        found = self.by_type.get(types)
-        if found is None:
-            found = self.by_type[types] = self._sorted_by_type(types)
-        return found
-
-    @cached_property
-    def _csr_by_type(self) -> dict[int, Csr]:
-        return {}
+        if types not in self.by_type:
+            self.by_type[types] = self._sorted_by_type(types)
+        return self.by_type[types]
 
     def _sorted_by_type(self, types: int) -> ByType:
         if not self.num_edges:  # counting would wait for the device
@@ -188,29 +188,19 @@ class Block:
             pair += self.types
         order = torch.argsort(pair, stable=True)
         pair = pair[order]
-        begins = torch.ones_like(pair, dtype=torch.bool)  # the first edge of its pair
-        begins[1:] = pair[1:] != pair[:-1]
-        first = begins.nonzero().flatten()
+        first = _run_starts(pair)
         if 2 * len(first) < self.num_dst * types:
             indptr = torch.cat([first, first.new_full((1,), self.num_edges)]).to(self.indptr.dtype)
             return ByType(order, indptr, pair[first])
         return ByType(order, _indptr(torch.bincount(pair, minlength=self.num_dst * types), self.indptr.dtype), None)
 
+    @per_argument
     def spans(self, num_edges: int) -> list[tuple[slice, Tensor]]:
         """Return runs of whole CSR rows with at most about `num_edges` edges (more if one row has more), and the
         destinations of each run. Cached, since the host has to read the pointers."""
-        cut = self._spans.get(num_edges)
-        if cut is None:
-            cut = self._spans[num_edges] = list(self._cut_spans(num_edges))
-        return cut
-
-    @cached_property
-    def _spans(self) -> dict[int, list[tuple[slice, Tensor]]]:
-        return {}
-
-    def _cut_spans(self, num_edges: int) -> Iterator[tuple[slice, Tensor]]:
+        found = list[tuple[slice, Tensor]]()
         if not self.num_edges:
-            return
+            return found
         ends = self.indptr.long().cpu()
         start_row, last = 0, len(ends) - 1
         while start_row < last:
@@ -220,23 +210,16 @@ class Block:
             start_row = end_row
             if span.stop > span.start:
                 dst = self.edge_dst[span]
-                begins = torch.ones_like(dst, dtype=torch.bool)  # the first edge of its destination
-                begins[1:] = dst[1:] != dst[:-1]
-                yield span, dst[begins]
-
-    def types_of(self, span: slice) -> Tensor:
-        """Return types of consecutive edges, 0 without types, [e] int64; cached, one tensor per span, since
-        `sorted_by_kind` caches by tensor."""
-        key = span.start, span.stop
-        found = self._types.get(key)
-        if found is None:
-            zeros = self.indptr.new_zeros(1, dtype=torch.int64).expand(span.stop - span.start)
-            found = self._types[key] = zeros if self.types is None else self.types[span]
+                found.append((span, dst[_run_starts(dst)]))
         return found
 
-    @cached_property
-    def _types(self) -> dict[tuple[int, int], Tensor]:
-        return {}
+    @per_argument
+    def types_of(self, first: int, last: int) -> Tensor:
+        """Return types of the edges [first, last), 0 without types, [e] int64; cached, one tensor per span, since
+        `sorted_by_kind` caches by tensor."""
+        if self.types is not None:
+            return self.types[first:last]
+        return self.indptr.new_zeros(1, dtype=torch.int64).expand(last - first)
 
     @cached_property
     def edge_places(self) -> Tensor | None:
@@ -254,33 +237,18 @@ class Block:
         indices = place[self.indices.long()].to(self.indices.dtype)
         return replace(self, indices=indices, src_ids=self.src_ids[order], by_type={}, ascends=True), order
 
+    @per_argument
     def of_type(self, number: int) -> tuple[Block, Tensor]:
         """Return the sub-block of the edges of one type, and their places among the edges here, [e] int64; cached.
         Edges without types have type 0."""
-        found = self._of_type.get(number)
-        if found is None:
-            types = self.indices.new_zeros(1).expand(self.num_edges) if self.types is None else self.types
-            places = (types == number).nonzero().flatten()
-            found = self._of_type[number] = self.restrict(places), places
-        return found
-
-    @cached_property
-    def _of_type(self) -> dict[int, tuple[Block, Tensor]]:
-        return {}
+        types = self.indices.new_zeros(1).expand(self.num_edges) if self.types is None else self.types
+        places = (types == number).nonzero().flatten()
+        return self.restrict(places), places
 
     def restrict(self, keep: Tensor, *, compress: bool = True) -> Block:
         """Return the sub-block of the edges where `keep` [E] is true, or at ascending places. `compress`: without empty
         rows."""
-        kept = Block.from_edges(
-            self.edge_dst[keep],
-            self.indices[keep],
-            num_dst=self.num_dst,
-            num_src=self.num_src,
-            src_ids=self.src_ids,
-            edges=self.edges.at(keep),
-            compress=compress,
-        )
-        return replace(kept, ascends=self.ascends)
+        return self._cut(self.edge_dst[keep], keep, 0, self.num_src, compress=compress)
 
     def between(self, first: int, last: int) -> Block:
         """Return the sub-block of the columns [first, last), renumbered from 0, without empty rows."""
@@ -288,14 +256,18 @@ class Block:
             return self
         keep = ((self.indices >= first) & (self.indices < last)).nonzero().flatten()
         dst = self._listed[keep] if self.rows is None else self.rows[self._listed[keep]]
+        return self._cut(dst, keep, first, last)
+
+    def _cut(self, dst: Tensor, keep: Tensor, first: int, last: int, *, compress: bool = True) -> Block:
+        """Return selected edges with their destinations `dst`, between the columns [first, last)."""
         cut = Block.from_edges(
             dst,
             self.indices[keep] - first,
             num_dst=self.num_dst,
             num_src=last - first,
-            src_ids=None if self.src_ids is None else self.src_ids[first:last],
+            src_ids=chosen(self.src_ids, slice(first, last)),
             edges=self.edges.at(keep),
-            compress=True,
+            compress=compress,
         )
         return replace(cut, ascends=self.ascends)
 
@@ -324,18 +296,14 @@ class Block:
     @property
     def nbytes(self) -> int:
         """Return bytes of structure held, including the transposed CSR and cached edge lists once built."""
-        kept = map(self.__dict__.get, ("edge_dst", "columns", "reverse_order", "edge_places"))
-        cached = (*kept, *self.__dict__.get("reverse", ()))
-        cached += tuple(_kinds[types][0] for types in self.__dict__.get("_types", {}).values() if types in _kinds)
-        cached += tuple(each.order for each in self.by_type.values())
-        cached += tuple(t for csr in self.__dict__.get("_csr_by_type", {}).values() for t in csr)
-        if (by_id := self.__dict__.get("by_id")) is not None:
-            cached += (by_id[0].indices, by_id[0].src_ids, by_id[1])
-        spans = (rows for cut in self.__dict__.get("_spans", {}).values() for _, rows in cut)
-        held = (*self._structure.values(), *self.edges.tensors.values(), *cached, *spans)
-        pairs = sum(block.nbytes for block in self.__dict__.get("_pairs", {}).values())
-        pairs += sum(block.nbytes + at.nbytes for block, at in self.__dict__.get("_of_type", {}).values())
-        return pairs + sum(t.numel() * t.element_size() for t in held if isinstance(t, Tensor))
+        held: list[object] = [*self._structure.values(), *self.edges.tensors.values()]
+        held += (each.order for each in self.by_type.values())
+        held += map(self.__dict__.get, ("edge_dst", "columns", "reverse_order", "edge_places", "reverse"))
+        if "by_id" in self.__dict__:
+            block, order = self.by_id
+            held += [block.indices, block.src_ids, order]
+        held += [_kinds.get(each, (None,))[0] if isinstance(each, Tensor) else each for each in self.kept.values()]
+        return _nbytes(held)
 
     @staticmethod
     def from_edges(
@@ -352,6 +320,20 @@ class Block:
         index_type = index_dtype(dst.numel(), num_dst, num_src)
         indptr, rows = layout(torch.bincount(dst, minlength=num_dst), index_type, compress=compress)
         return Block(indptr, src.to(index_type), num_dst, num_src, rows, src_ids, edges or EdgeData())
+
+
+def _run_starts(values: Tensor) -> Tensor:
+    """Return the place of the first of each run of equal values, [r] int64."""
+    starts = torch.ones_like(values, dtype=torch.bool)
+    starts[1:] = values[1:] != values[:-1]
+    return starts.nonzero().flatten()
+
+
+def _nbytes(held: object) -> int:
+    """Return the bytes of a tensor or block, or of all in a tuple or list."""
+    if isinstance(held, tuple | list):
+        return sum(map(_nbytes, cast("Iterable[object]", held)))
+    return held.nbytes if isinstance(held, Tensor | Block) else 0
 
 
 _kinds: MutableMapping[Tensor, tuple[Tensor, list[int]]] = WeakTensorKeyDictionary()

@@ -68,12 +68,6 @@ class Generic(MergesSums, MergesSoftmax, ByBlock):
     def _merges(self) -> type[MergesSums] | type[MergesSoftmax]:
         return MergesSums if self.score is None else MergesSoftmax
 
-    def at_source(self) -> Generic:
-        return self
-
-    def statistics(self, prepared: Rows) -> tuple[Tensor, Tensor]:
-        return prepared[0], prepared[1]
-
     def partial(self, out: Tensor, saved: Rows, dtype: torch.dtype) -> Rows:
         return self._merges.partial(self, out, saved, dtype)
 
@@ -87,42 +81,37 @@ class Generic(MergesSums, MergesSoftmax, ByBlock):
         return self._merges.grad_partial(self, exact, at, prepared, grad_out)
 
     def prepare_partial(self, saved: Rows, back: Rows) -> tuple[Rows, Tensor]:
-        return ((), back[0]) if self.score is None else ((saved[1], back[1]), back[0])
-
-    def init(self, num_dst: int, x: Operands) -> Rows:
-        return ()
+        return self._merges.prepare_partial(self, saved, back)
 
     def update(self, state: Rows, block: Block, x: Operands) -> Rows:
-        num = block.num_dst * self._results
+        num = block.num_dst * (self.types if self.within else 1)
         state = tuple(map(self._listed, state))
         for piece in self._slices(block, x):
-            value = self.value(*piece.rows)
-            if self.score is None:
-                (acc,) = state or (value.new_zeros(num, *value.shape[1:]),)
-                state = (acc.index_add_(0, piece.into, value),)
+            value, score = self._of_edges(piece.rows)
+            state = state or _begun(num, value, score)
+            if score is None:
+                state[0].index_add_(0, piece.into, value)
             else:
-                state = self._attend(state, piece, self.score(*piece.rows), value, num)
-        state = state or self._empty(block, x, num)
+                self._attend(state, piece, score, value)
+        if not state:  # without edges: shapes from the functions on none
+            none, nothing = torch.zeros(0, dtype=torch.long, device=block.indices.device), slice(0, 0)
+            weights = (_weights(block, x, nothing),) if self.weighted else ()
+            rows = _gather(x, none, none, nothing, (none,) if self.types else (), weights)
+            state = _begun(num, *self._of_edges(rows))
         if not self.within:
             return state
         return tuple(t.view(block.num_dst, self.types, *t.shape[1:]) for t in state)
 
-    @property
-    def _results(self) -> int:
-        """Number of results per destination."""
-        return self.types if self.within else 1
+    def _of_edges(self, rows: _EdgeRows) -> tuple[Tensor, Tensor | None]:
+        """Return values and scores."""
+        return self.value(*rows), None if self.score is None else self.score(*rows)
 
     def _listed(self, rows: Tensor) -> Tensor:
         """Return the rows of each result. Shapes: [N, ...], or [N, types, ...] -> [N * results, ...]."""
         return rows.flatten(0, 1) if self.within else rows
 
-    def _attend(self, state: Rows, piece: _Slice, score: Tensor, value: Tensor, num_dst: int) -> Rows:
-        heads = score.shape[1]
-        m, total, acc = state or (
-            score.new_full((num_dst, heads), -torch.inf),
-            score.new_zeros(num_dst, heads),
-            value.new_zeros(num_dst, *value.shape[1:]),
-        )
+    def _attend(self, state: Rows, piece: _Slice, score: Tensor, value: Tensor) -> None:
+        m, total, acc = state
         rows, local = piece.rows_with_edges, piece.place_among_them
         old = m[rows]
         new = old.scatter_reduce(0, local[:, None].expand_as(score), score, "amax")
@@ -131,19 +120,6 @@ class Generic(MergesSums, MergesSoftmax, ByBlock):
         m[rows] = new
         total[rows] = (total[rows] * rescale).index_add_(0, local, weight)
         acc[rows] = (acc[rows] * rescale[..., None]).index_add_(0, local, self._kept(weight, piece)[..., None] * value)
-        return m, total, acc
-
-    def _empty(self, block: Block, x: Operands, num: int) -> Rows:
-        """Return the state of a block without edges, with shapes from the functions on zero edges."""
-        none, nothing = torch.zeros(0, dtype=torch.long, device=block.indices.device), slice(0, 0)
-        weights = (_weights(block, x, nothing),) if self.weighted else ()
-        rows = _gather(x, none, none, nothing, (none,) if self.types else (), weights)
-        value = self.value(*rows)
-        acc = value.new_zeros(num, *value.shape[1:])
-        if self.score is None:
-            return (acc,)
-        score = self.score(*rows)
-        return score.new_full((num, score.shape[1]), -torch.inf), score.new_zeros(acc.shape[:2]), acc
 
     def finish(self, state: Rows) -> tuple[Tensor, Rows]:
         if self.score is None:
@@ -176,11 +152,10 @@ class Generic(MergesSums, MergesSoftmax, ByBlock):
         self, leaves: _EdgeRows, piece: _Slice, prepared: Rows, grad_edges: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Return results of the functions and gradients: alpha K dO of value, alpha (K <dO, v> - delta) of score."""
-        value = self.value(*leaves)
-        if self.score is None:
+        value, score = self._of_edges(leaves)
+        if score is None:
             return [value], [grad_edges]
         logsumexp, delta = prepared
-        score = self.score(*leaves)
         alpha = (score.detach() - logsumexp[piece.into]).exp()
         along = self._kept((grad_edges * value.detach()).sum(-1), piece)
         return [value, score], [self._kept(alpha, piece)[..., None] * grad_edges, alpha * (along - delta[piece.into])]
@@ -211,10 +186,18 @@ class Generic(MergesSums, MergesSoftmax, ByBlock):
         for span, rows in edges.spans(edges_at_once(x)):
             src, into, edge_ids = edges.indices[span].long(), edges.edge_dst[span], chosen(edges.edge_ids, span)
             dst = into // self.types if self.within else into
-            types = (edges.types_of(span),) if self.types else ()
+            types = (edges.types_of(span.start, span.stop),) if self.types else ()
             weights = (_weights(edges, x, span),) if self.weighted else ()
             at = block.sorted_by_type(self.types).order[span] if self.within else span
             yield _Slice(at, rows, src, dst, into, edge_ids, _gather(x, src, dst, at, types, weights))
+
+
+def _begun(num: int, value: Tensor, score: Tensor | None) -> Rows:
+    """Return the state of `num` results before their first edge. Shapes: value [e, ...], score [e, H]."""
+    acc = value.new_zeros(num, *value.shape[1:])
+    if score is None:
+        return (acc,)
+    return score.new_full((num, score.shape[1]), -torch.inf), score.new_zeros(num, score.shape[1]), acc
 
 
 @dataclass(frozen=True, eq=False)

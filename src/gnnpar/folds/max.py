@@ -11,11 +11,12 @@ from torch import Tensor
 
 from gnnpar.folds.aggregator import ByBlock, Separates
 from gnnpar.folds.block import Block, Operands, Rows, refuse_short, widened
+from gnnpar.folds.mergeable import Merges
 from gnnpar_kernels import extremum, extremum_finish, extremum_grad
 
 
 @dataclass(frozen=True)
-class Max(ByBlock):
+class Max(Merges, ByBlock):
     """out_i = max_j x_j (0 without in-edges). Ties go to the smallest global id, so any split of the edges agrees.
 
     A block must hold all edges between its rows and its columns: the winner's id then identifies its edge.
@@ -26,18 +27,10 @@ class Max(ByBlock):
     needs_src = False  # the winner's id is saved, not its value
     linear = False
     summed = False
-    needs_edge_ids = False
 
     @property
     def separates(self) -> Separates:
         return "columns"
-
-    @property
-    def partial_types(self) -> int | None:
-        return 0
-
-    def at_source(self) -> Max:
-        return self
 
     def partial(self, out: Tensor, saved: Rows, dtype: torch.dtype) -> Rows:
         """Return maxima and the ids of their winners: among equals of several ranks the smallest id wins. Ids have 32
@@ -57,12 +50,6 @@ class Max(ByBlock):
 
     def grad_partial(self, exact: Rows, at: Tensor, prepared: Rows, grad_out: Tensor) -> Rows:
         return (grad_out.index_select(0, at) * (prepared[0].index_select(0, at) == exact[0]),)
-
-    def prepare_partial(self, saved: Rows, back: Rows) -> tuple[Rows, Tensor]:
-        return saved, back[0]
-
-    def init(self, num_dst: int, x: Operands) -> Rows:
-        return ()
 
     def update(self, state: Rows, block: Block, x: Operands) -> Rows:
         refuse_short(block, x.src)

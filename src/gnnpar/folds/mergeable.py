@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol, TypeGuard, runtime_checkable
+from typing import Protocol, Self, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -58,18 +57,28 @@ def merges(agg: Aggregator, edge: Rows) -> TypeGuard[Mergeable]:
     return not edge and isinstance(agg, Mergeable) and agg.partial_types is not None
 
 
-class MergesSums:
-    """A sum: a partial row is a sum, with the gradient of the result."""
+class Merges:
+    """Defaults of a mergeable fold: one partial row per destination, from the same fold, without exact operands."""
 
     @property
     def partial_types(self) -> int | None:
         return 0
+
+    def at_source(self) -> Self:
+        return self
 
     def partial(self, out: Tensor, saved: Rows, dtype: torch.dtype) -> Rows:
         return (out.to(dtype),)
 
     def exact_numbers(self, shape: Sequence[int]) -> tuple[int, int]:
         return 0, 0
+
+    def prepare_partial(self, saved: Rows, back: Rows) -> tuple[Rows, Tensor]:
+        return saved, back[0]
+
+
+class MergesSums(Merges):
+    """A sum: a partial row is a sum, with the gradient of the result."""
 
     def merge(self, state: Rows, at: Tensor, partial: Rows) -> Rows:
         flat = self._by_row(state[0])
@@ -79,28 +88,18 @@ class MergesSums:
     def grad_partial(self, exact: Rows, at: Tensor, prepared: Rows, grad_out: Tensor) -> Rows:
         return (self._by_row(grad_out).index_select(0, at),)
 
-    def prepare_partial(self, saved: Rows, back: Rows) -> tuple[Rows, Tensor]:
-        return (), back[0]
-
     def _by_row(self, rows: Tensor) -> Tensor:
         return rows.flatten(0, 1) if self.partial_types else rows
 
 
-class MergesSoftmax(ABC):
+class MergesSoftmax(Merges):
     """A softmax over in-edges: a partial row is the output o_q and the logsumexp l_q of some of the edges.
 
     With w = exp(l_q - l), where l is the logsumexp of all: out = sum_q w o_q. An edge's weight is w times its weight
     within its part, so the gradients of the partial fold are those of the whole with grad_out and <grad_out, out>
-    scaled by w: F + H numbers per row in each direction, for F values of H heads.
+    scaled by w: F + H numbers per row in each direction, for F values of H heads. Prepared rows start with (l,
+    <grad_out, out>), saved rows with (out, l).
     """
-
-    @property
-    def partial_types(self) -> int | None:
-        return 0
-
-    @abstractmethod
-    def statistics(self, prepared: Rows) -> tuple[Tensor, Tensor]:
-        """Return (logsumexp, <grad_out, out>), each [N, H]."""
 
     def partial(self, out: Tensor, saved: Rows, dtype: torch.dtype) -> Rows:
         return out.to(dtype), saved[1]
@@ -115,9 +114,7 @@ class MergesSoftmax(ABC):
         new = torch.maximum(old, logsumexp)
         kept, added = (old - new).exp_(), (logsumexp - new).exp_()
         maximum.index_copy_(0, at, new)
-        for i, total in enumerate(
-            sums
-        ):  # mass, values, and the same of the positive branch, to which partial rows add nothing
+        for i, total in enumerate(sums):  # mass, values, and those of the positive branch, which gets nothing
             rows = total.index_select(0, at) * (kept if total.dim() == 2 else kept[..., None])
             if i < 2:
                 rows += added if i == 0 else added[..., None] * values
@@ -125,6 +122,10 @@ class MergesSoftmax(ABC):
         return state
 
     def grad_partial(self, exact: Rows, at: Tensor, prepared: Rows, grad_out: Tensor) -> Rows:
-        logsumexp, delta = (each.index_select(0, at) for each in self.statistics(prepared))
+        logsumexp, delta = (each.index_select(0, at) for each in prepared[:2])
         weight = (exact[0] - logsumexp).exp_()
         return weight[..., None] * grad_out.index_select(0, at), weight * delta
+
+    def prepare_partial(self, saved: Rows, back: Rows) -> tuple[Rows, Tensor]:
+        _, logsumexp, *others = saved
+        return (logsumexp, back[1], *others), back[0]

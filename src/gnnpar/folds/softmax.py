@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -46,26 +45,14 @@ class _Attention(MergesSoftmax, ByBlock):
     def needs_edge_ids(self) -> bool:
         return self.dropout is not None
 
-    def init(self, num_dst: int, x: Operands) -> Rows:
-        return ()
-
     def finish(self, state: Rows) -> tuple[Tensor, Rows]:
         results = attend_finish(state)
         return results[0], results
 
     def prepare(self, saved: Rows, grad_out: Tensor) -> Rows:
-        """(logsumexp, <grad_out, out>), each [N, H]."""
-        out, logsumexp = saved
-        return logsumexp, row_dots(out, grad_out, dtype=logsumexp.dtype)
-
-    def at_source(self) -> Self:
-        return self
-
-    def statistics(self, prepared: Rows) -> tuple[Tensor, Tensor]:
-        return prepared[0], prepared[1]
-
-    def prepare_partial(self, saved: Rows, back: Rows) -> tuple[Rows, Tensor]:
-        return (saved[1], back[1]), back[0]
+        """Return (logsumexp, <grad_out, out>), each [N, H], and the other saved rows."""
+        out, logsumexp, *others = saved
+        return logsumexp, row_dots(out, grad_out, dtype=logsumexp.dtype), *others
 
 
 @dataclass(frozen=True)
@@ -106,81 +93,54 @@ class Softmax(_Attention):
             branch=self.branch,
         )
 
-    def prepare(self, saved: Rows, grad_out: Tensor) -> Rows:
-        out, logsumexp, *branch = saved
-        return out, logsumexp, row_dots(out, grad_out, dtype=logsumexp.dtype), *branch
-
     def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
-        features, a_src = map(widened, x.src)  # gradients of 16-bit rows are summed in fp32
-        out, logsumexp, delta = prepared[:3]
-        tensors = (features, a_src, widened(x.dst[0]), out, logsumexp, grad_out)
-        csr = block.reverse
-        src = attend_grad_src(
-            csr.indptr,
-            csr.indices,
-            *tensors,
-            slope=self.slope,
-            rows=csr.rows,
-            drop=self.dropout,
-            edge_ids=csr.edge_ids,
-            delta=delta,
-        )
+        src = self.grad_src(block.reverse, x.src, (grad_out, widened(x.dst[0]), *prepared[:2]))
         if self.branch:
             return Operands(src=src)
         csr = block.forward
         dst = attend_grad_dst(
             csr.indptr,
             csr.indices,
-            *tensors,
+            *self._tensors(x.src, widened(x.dst[0]), prepared[0], grad_out),
             slope=self.slope,
             rows=csr.rows,
             drop=self.dropout,
             edge_ids=csr.edge_ids,
-            delta=delta,
+            delta=prepared[1],
         )
         return Operands(src=src, dst=(dst,))
 
     def grad_dst(self, prepared: Rows, grad_out: Tensor) -> Rows:
         if not self.branch:
             return ()
-        out, _, delta, mass_pos, pos = prepared
-        return (attend_grad_dst_of(grad_out, out, pos, mass_pos, slope=self.slope, delta=delta),)
+        _, delta, mass_pos, pos = prepared
+        return (attend_grad_dst_of(grad_out, grad_out, pos, mass_pos, slope=self.slope, delta=delta),)
 
-    def statistics(self, prepared: Rows) -> tuple[Tensor, Tensor]:
-        return prepared[1], prepared[2]
-
-    def prepare_partial(self, saved: Rows, back: Rows) -> tuple[Rows, Tensor]:
-        """Return (prepared, grad_out). The destinations' gradient is a sum over the positive branch of all edges, in
-        one term per rank."""
-        out, logsumexp, *branch = saved
-        return (out, logsumexp, back[1], *branch), back[0]
+    @staticmethod
+    def _tensors(src: Rows, a_dst: Tensor, logsumexp: Tensor, grad_out: Tensor) -> Rows:
+        """Return the operands of both gradients, in fp32 for 16-bit rows. `grad_out` is in the place of the output,
+        which is not read if <grad_out, out> is given."""
+        return widened(src[0]), widened(src[1]), a_dst, grad_out, logsumexp, grad_out
 
     def pushing(self) -> Softmax:
         return replace(self, branch=True)
 
     def pushed(self, x: Operands, prepared: Rows, grad_out: Tensor) -> Rows:
         """Return (grad_out [N, H, D] in the source rows' type, a_dst, logsumexp, <grad_out, out>, each [N, H])."""
-        _, logsumexp, delta, *_ = prepared
-        return grad_out.to(x.src[0].dtype), widened(x.dst[0]), logsumexp, delta
+        return grad_out.to(x.src[0].dtype), widened(x.dst[0]), *prepared[:2]
 
     def grad_src(self, back: Csr, src: Rows, pushed: Rows) -> Rows:
-        features, a_src = map(widened, src)
         grad_out, a_dst, logsumexp, delta = pushed
         return attend_grad_src(
             back.indptr,
             back.indices,
-            features,
-            a_src,
-            a_dst,
-            grad_out,
-            logsumexp,
-            grad_out,
+            *self._tensors(src, a_dst, logsumexp, grad_out),
             slope=self.slope,
             rows=back.rows,
             drop=self.dropout,
             edge_ids=back.edge_ids,
             delta=delta,
-        )  # with delta given, the output is not read
+        )
 
 
 @dataclass(frozen=True)

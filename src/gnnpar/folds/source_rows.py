@@ -28,9 +28,6 @@ class SourceRows(ByBlock):
     def needs_edge_ids(self) -> bool:
         return True
 
-    def init(self, num_dst: int, x: Operands) -> Rows:
-        return ()
-
     def update(self, state: Rows, block: Block, x: Operands) -> Rows:
         """Return the rows. ValueError for a second block of the same destinations."""
         if state:
@@ -39,9 +36,6 @@ class SourceRows(ByBlock):
                 "graph_parallel or another that reads halo rows"
             )
         return (x.src[0].index_select(0, _by_id(block)),)
-
-    def finish(self, state: Rows) -> tuple[Tensor, Rows]:
-        return state[0], ()
 
     def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
         zeros = grad_out.new_zeros(block.num_src, *grad_out.shape[1:])

@@ -30,7 +30,6 @@ class Sum(MergesSums, ByBlock):
     needs_src = False
     linear = True
     summed = True
-    needs_edge_ids = False
 
     @property
     def separates(self) -> Separates:
@@ -47,9 +46,6 @@ class Sum(MergesSums, ByBlock):
     def at_source(self) -> Sum:
         return replace(self, types=0)
 
-    def init(self, num_dst: int, x: Operands) -> Rows:
-        return ()
-
     def update(self, state: Rows, block: Block, x: Operands) -> Rows:
         refuse_short(block, x.src)
         rows, out = x.src[0], state[0] if state else None
@@ -58,9 +54,6 @@ class Sum(MergesSums, ByBlock):
         shape = (block.num_dst, self.types, *rows.shape[1:])
         flat = None if out is None else out.view(shape[0] * self.types, *shape[2:])
         return (self._sums(block.forward_by_type(self.types), rows, shape[0] * self.types, flat).view(shape),)
-
-    def finish(self, state: Rows) -> tuple[Tensor, Rows]:
-        return state[0], ()
 
     def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
         return Operands(src=(self.grad_src(block.reverse, grad_out, block.num_src),))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Rows, chosen
-from gnnpar.folds.of_type import OfType
+from gnnpar.folds.wrapped import OfType
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import Engine, PassGraph
 from gnnpar.parallel.view import View

@@ -23,8 +23,8 @@ from gnnpar.folds.aggregator import Aggregator, EdgeDropout
 from gnnpar.folds.block import Rows, chosen
 from gnnpar.folds.edge_data import Schema
 from gnnpar.folds.generic import Generic
-from gnnpar.folds.of_type import OfType
 from gnnpar.folds.sum import Sum
+from gnnpar.folds.wrapped import OfType
 from gnnpar.graph import Graph, InEdges, Local, Message, Moments, Reduction
 from gnnpar.models import hgt
 from gnnpar.models.pyg.layout import Layout, NodeRows
