@@ -44,6 +44,11 @@ Message = Callable[..., Rows]
 """(local, *rows) -> source rows: a row-local function, see Graph.source."""
 
 
+def unchanged(local: Local, *rows: Tensor) -> Rows:
+    """Return the rows: a message that sends them as they are."""
+    return rows
+
+
 Reduction = Literal["sum", "max"]
 
 
@@ -150,3 +155,24 @@ class Graph(Local, Protocol):
     def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
         """Return the key of attention dropout for an aggregator; None when evaluating or p = 0."""
         ...
+
+
+class OneView:
+    """Defaults of a Graph that holds all rows of every layer, in evaluation."""
+
+    normalised = False
+
+    def at(self, layer: int) -> Self:
+        return self
+
+    def source(self, message: Message, *rows: Tensor) -> Rows:
+        return message(self, *rows)
+
+    def destinations(self, *rows: Tensor) -> tuple[Self, Rows]:
+        return self, rows
+
+    def moments(self, x: Tensor) -> Moments | None:
+        return None
+
+    def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
+        return part

@@ -17,6 +17,7 @@ from composing import configured
 from conformance.test_edge_data import ACROSS, HETERO, HGT_2, TYPED, WITHIN
 from data.samples import hetero
 from gnnpar.folds.edge_data import EdgeSizes
+from gnnpar.models.hgt import HGT
 from gnnpar.models.hgt import HGTConv as OurHGTConv
 from gnnpar.models.initial import draw_glorot
 from gnnpar.models.pyg.model import PyG
@@ -57,7 +58,7 @@ def compared(mine: Tensor, theirs: Tensor, pairs: list[tuple[Tensor, Tensor]]) -
 def test_rgcn_equals_pyg(kind: str, fast: bool) -> None:
     """Outputs and the gradients of rows and of every parameter."""
     bases, blocks = SHARES[kind].get("num_bases"), SHARES[kind].get("num_blocks")
-    ours = OurRGCNConv(6, 4, relations=TYPES, bases=bases, blocks=blocks).double()
+    ours = OurRGCNConv(RGCN(num_relations=TYPES, num_bases=bases, num_blocks=blocks), 6, 4).double()
     theirs = (FastRGCNConv if fast else RGCNConv)(6, 4, TYPES, num_bases=bases, num_blocks=blocks).double()
     torch.nn.init.xavier_uniform_(ours.own.weight)
     torch.nn.init.uniform_(ours.own.bias)
@@ -89,8 +90,9 @@ def test_rgcn_equals_pyg(kind: str, fast: bool) -> None:
 def test_rgat_equals_pyg(kind: str, within: bool, average: bool) -> None:
     """Outputs and the gradients of rows and of every parameter that a result depends on."""
     bases, blocks = SHARES[kind].get("num_bases"), SHARES[kind].get("num_blocks")
-    shared = {"heads": 2, "average": average, "slope": 0.3, "attention_dropout": 0.0, "within": within}
-    ours = OurRGATConv(6, 4, **shared, relations=TYPES, bases=bases, blocks=blocks).double()
+    config = RGAT(hidden=8, heads=2, out_heads=2, slope=0.3, attention="within" if within else "across")
+    config = replace(config, num_relations=TYPES, num_bases=bases, num_blocks=blocks)
+    ours = OurRGATConv(config, 6, 4, index=1 if average else 0).double()  # the last layer averages its heads
     draw_glorot(ours, 3)
     theirs = RGATConv(
         6,
@@ -135,9 +137,8 @@ def test_hgt_equals_pyg() -> None:
     gen, data, heads, width = torch.Generator().manual_seed(1), hetero(), 2, 8
     data["venue"].x = torch.zeros(4, 0)
     theirs = HGTConv(width, width, data.metadata(), heads=heads).double()
-    ours = OurHGTConv(
-        width, width, width=width, heads=heads, kinds=KINDS, relations=RELATIONS, attention_dropout=0.0
-    ).double()
+    config = HGT(hidden=width, heads=heads, num_node_types=KINDS, num_relations=RELATIONS)
+    ours = OurHGTConv(config, width, width).double()
     relations = ["__".join(kind) for kind in data.edge_types]
     with torch.no_grad():
         for parameter in theirs.parameters():

@@ -13,7 +13,7 @@ from gnnpar.data.tasks import make_task
 from gnnpar.folds.sum import Sum
 from gnnpar.models.gcn import GCN
 from gnnpar.models.pairs import with_scorer
-from gnnpar.models.rgcn import Matrices
+from gnnpar.models.rgcn import RGCN, Matrices
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.local import LocalRows, Pass
 from gnnpar.parallel.single.strategy import Single
@@ -178,4 +178,4 @@ def test_decoder_and_relations_beyond_memory_are_refused(
     with pytest.raises(ValueError, match="a decoder of width 1000 needs"):
         with_scorer(model, "mlp", 0)
     with pytest.raises(ValueError, match="a layer of 4294967296 types of edges needs"):
-        Matrices.drawn(4, 4, relations=1 << 32, bases=1, blocks=None)
+        Matrices.drawn(RGCN(num_relations=1 << 32, num_bases=1), 4, 4)

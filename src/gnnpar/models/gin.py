@@ -10,28 +10,34 @@ from torch import Tensor, nn
 from gnnpar.folds.block import Rows
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph, Local
-from gnnpar.models.gnn import ModelConfig
+from gnnpar.models.gnn import ModelConfig, attributes
 from gnnpar.models.initial import Linear
 
 
 class GINConv(nn.Module):
+    """A GIN layer. edge_dim: width of the edge rows that GINE's messages read."""
+
     degree_powers = (0.0, 0.0)
 
-    def __init__(self, in_dim: int, out_dim: int, *, hidden: int) -> None:
+    def __init__(self, in_dim: int, out_dim: int, *, hidden: int, edge_dim: int = 0) -> None:
         super().__init__()
         self.eps = nn.Parameter(torch.zeros(()))
+        self.edges = Linear(edge_dim, in_dim) if edge_dim else None
         self.inside = Linear(in_dim, hidden)
         self.outside = Linear(hidden, out_dim)
+        self.edge_dim, self.needs_edge_ids = edge_dim, edge_dim > 0
 
-    @staticmethod
-    def message(g: Local, h: Tensor) -> Rows:
+    def message(self, g: Local, h: Tensor) -> Rows:
         return (h,)
 
+    def total(self, g: Graph, src: Rows, edge: Rows) -> Tensor:
+        """Return the sum of the messages, [N, in_dim]."""
+        return g.aggregate(Sum(), src)
+
     def forward(self, g: Graph, h: Tensor) -> Tensor:
-        src = g.source(self.message, h)
+        src, edge = g.source(self.message, h), attributes(g, self.edge_dim)
         g, (h,) = g.destinations(h)
-        out = (1 + self.eps) * h + g.aggregate(Sum(), src)
-        return self.outside(torch.relu(self.inside(out)))
+        return self.outside(torch.relu(self.inside((1 + self.eps) * h + self.total(g, src, edge))))
 
 
 @dataclass(frozen=True, kw_only=True)

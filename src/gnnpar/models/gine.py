@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from gnnpar.folds.block import Rows
 from gnnpar.folds.generic import Generic
-from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph, Local
-from gnnpar.models.edge_attr import ReadsAttributes, attributes
-from gnnpar.models.initial import Linear
+from gnnpar.models.gin import GINConv
+from gnnpar.models.gnn import ReadsAttributes
 
 
 def rectified(src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
@@ -22,28 +21,14 @@ def rectified(src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
     return torch.relu(src[0] + F.linear(edge[0], *shared))
 
 
-class GINEConv(nn.Module):
-    degree_powers = (0.0, 0.0)
-
-    def __init__(self, in_dim: int, out_dim: int, *, hidden: int, edge_dim: int) -> None:
-        super().__init__()
-        self.eps = nn.Parameter(torch.zeros(()))
-        self.edges = Linear(edge_dim, in_dim) if edge_dim else None
-        self.inside = Linear(in_dim, hidden)
-        self.outside = Linear(hidden, out_dim)
-        self.edge_dim, self.needs_edge_ids = edge_dim, edge_dim > 0
-
+class GINEConv(GINConv):
     def message(self, g: Local, h: Tensor) -> Rows:
         return (h if self.edges is not None else torch.relu(h),)
 
-    def forward(self, g: Graph, h: Tensor) -> Tensor:
-        src, edge = g.source(self.message, h), attributes(g, self.edge_dim)
-        g, (h,) = g.destinations(h)
+    def total(self, g: Graph, src: Rows, edge: Rows) -> Tensor:
         if self.edges is None:
-            total = g.aggregate(Sum(), src)
-        else:
-            total = g.aggregate(Generic(value=rectified), src, (), edge, (self.edges.weight, self.edges.bias))
-        return self.outside(torch.relu(self.inside((1 + self.eps) * h + total)))
+            return super().total(g, src, edge)
+        return g.aggregate(Generic(value=rectified), src, (), edge, (self.edges.weight, self.edges.bias))
 
 
 @dataclass(frozen=True, kw_only=True)

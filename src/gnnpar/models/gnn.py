@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -189,6 +189,35 @@ class ModelConfig(ModelSource):
             raise ValueError(f"model.order={self.order} is not possible here: {why}. Use order=auto or order={order}.")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReadsAttributes(ModelConfig):
+    """Configuration of a model that reads edge attributes. edge_dim: width of edge_attr. None: that of the dataset. 0:
+    layers without edge attributes."""
+
+    edge_dim: Annotated[int, Ge(0), Le(1_000_000)] | None = None
+
+    @property
+    def edge_data(self) -> frozenset[EdgeKind]:
+        return frozenset({"attr"})
+
+    def on(self, sizes: EdgeSizes) -> Self:
+        if self.edge_dim not in (None, sizes.attr):
+            raise ValueError(
+                f"model.edge_dim={self.edge_dim}, but edge_attr of the dataset has width {sizes.attr}; set it to null"
+            )
+        return replace(self, edge_dim=sizes.attr)
+
+
+def attributes(g: Graph, width: int) -> Rows:
+    """Return the edge operands: attributes of the in-edges, empty if `width` is 0. Shapes: ([E, width],)."""
+    if not width:
+        return ()
+    if g.edge_attr is None or g.edge_attr.shape[1] != width:
+        has = "none" if g.edge_attr is None else f"rows of {g.edge_attr.shape[1]}"
+        raise ValueError(f"the model reads {width} attributes of each edge, and the graph has {has}")
+    return (g.edge_attr,)
+
+
 class Layer(nn.Module):
     """Dropout, conv, norm, activation (+ input); pre-activated: norm, activation, dropout, conv, + input."""
 
@@ -209,16 +238,13 @@ class Layer(nn.Module):
 
     def forward(self, g: Graph, carry: Rows) -> Rows:
         """Run the layer. Output rows have the type of the input rows."""
-        with mixed(carry[0]):
-            return self._forward(g, carry)
-
-    def _forward(self, g: Graph, carry: Rows) -> Rows:
         h, *rest = carry
-        inside = self._bend(g, h) if self.pre else h
         first, jumped = rest[: self.num_first], rest[self.num_first :]
-        out = self.conv(g, g.dropout(inside, self.p), *first).to(h.dtype)
-        if not self.pre and not self.plain:
-            out = self._bend(g, out)
+        with mixed(h):
+            inside = self._bend(g, h) if self.pre else h
+            out = self.conv(g, g.dropout(inside, self.p), *first).to(h.dtype)
+            if not self.pre and not self.plain:
+                out = self._bend(g, out)
         if self.residual:
             out = out + _first(h, out.shape[0])
         if self.index and self.jump in ("cat", "max"):  # h is the output of the previous layer
@@ -318,20 +344,17 @@ class GNN(nn.Module):
 
     def end(self, g: Graph, carry: Rows) -> Tensor:
         """Return the logits, in the type of the loss."""
-        with mixed(carry[0]):
-            return widened(self._end(g, carry))
-
-    def _end(self, g: Graph, carry: Rows) -> Tensor:
         h, *rest = carry
         if self.decoder is None:
-            return h
+            return widened(h)
         if self.config.jump in ("cat", "max"):
             rows = (*rest[len(self._first_widths) :], h)
             h = torch.cat(rows, dim=1) if self.config.jump == "cat" else _largest(rows)
         g = g.at(self.num_layers - 1)
-        if self.config.pre_activation:
-            h = type(self.config).activation(normalized(self.final_norm, g, h))
-        return self.decoder(g.dropout(h, self.config.dropout, tag=_DECODER_MASK))
+        with mixed(h):
+            if self.config.pre_activation:
+                h = type(self.config).activation(normalized(self.final_norm, g, h))
+            return widened(self.decoder(g.dropout(h, self.config.dropout, tag=_DECODER_MASK)))
 
     def carry_widths(self, layer: int) -> tuple[int, ...]:
         """Return the widths of the activations that enter a layer, which a stage boundary before it sends."""

@@ -57,18 +57,9 @@ class TypedLinear(nn.Module):
 
 
 class HGTConv(nn.Module):
-    def __init__(
-        self,
-        in_dim: int,
-        out_dim: int,
-        *,
-        width: int,
-        heads: int,
-        kinds: int,
-        relations: int,
-        attention_dropout: float,
-    ) -> None:
+    def __init__(self, config: HGT, in_dim: int, out_dim: int) -> None:
         super().__init__()
+        width, heads, kinds, relations = config.hidden, config.heads, config.num_node_types, config.relations
         side = width // heads
         self.key, self.query, self.value = (TypedLinear(kinds, in_dim, width) for _ in range(3))
         self.out = TypedLinear(kinds, width, out_dim)
@@ -76,18 +67,18 @@ class HGTConv(nn.Module):
         self.pass_on = nn.Parameter(glorot_uniform(heads, relations, side, side))
         self.prior = nn.Parameter(torch.ones(heads, relations))
         self.skip = nn.Parameter(torch.ones(kinds)) if in_dim == out_dim else None
-        self.heads, self.relations, self.p = heads, relations, attention_dropout
-        self.needs_edge_ids = attention_dropout > 0
+        self.heads, self.relations, self.p = heads, relations, config.attention_dropout
+        self.needs_edge_ids = self.p > 0
 
     def message(self, g: Local, h: Tensor, kinds: Tensor | None = None) -> Rows:
-        return tuple(self._by_head(layer(h, kinds)) for layer in (self.key, self.value))
+        return tuple(layer(h, kinds).unflatten(-1, (self.heads, -1)) for layer in (self.key, self.value))
 
     def forward(self, g: Graph, h: Tensor, kinds: Tensor | None = None) -> Tensor:
         rows = (h,) if kinds is None else (h, kinds)
         src = g.source(self.message, *rows)
         g, (h, *kept) = g.destinations(*rows)
         kinds = kept[0] if kept else None
-        queries = self._by_head(self.query(h, kinds))
+        queries = self.query(h, kinds).unflatten(-1, (self.heads, -1))
         fold = Generic(value=value, score=score, dropout=g.edge_dropout(self.p), types=self.relations, by_heads=True)
         out = g.aggregate(fold, src, (queries,), (), (self.attend, self.pass_on, self.prior))
         out = self.out(F.gelu(out.flatten(1)), kinds)
@@ -95,13 +86,6 @@ class HGTConv(nn.Module):
             return out
         gate = self.skip.sigmoid() if kinds is None else (kinds @ self.skip.sigmoid())[:, None]
         return gate * out + (1 - gate) * h
-
-    def _by_head(self, rows: Tensor) -> Tensor:
-        return rows.unflatten(-1, (self.heads, -1))
-
-
-def _as_it_is(rows: Tensor) -> Tensor:
-    return rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +96,7 @@ class HGT(Typed):
     heads: Annotated[int, Ge(1), Le(1024)] = 4
     attention_dropout: Probability = 0.0
     num_node_types: Annotated[int, Ge(1), Le(10_000)] = 1
-    activation = _as_it_is
+    activation = nn.Identity()
 
     @property
     def matrices(self) -> float:
@@ -120,7 +104,7 @@ class HGT(Typed):
 
     @property
     def square_matrices(self) -> float:
-        return 2 * (self.num_relations or 1) / self.heads
+        return 2 * self.relations / self.heads
 
     @property
     def carried_columns(self) -> int:
@@ -133,12 +117,4 @@ class HGT(Typed):
                 f"model.hidden={self.hidden} does not divide into model.heads={self.heads} heads: "
                 f"use hidden={-(-self.hidden // self.heads) * self.heads}."
             )
-        return HGTConv(
-            in_dim,
-            out_dim,
-            width=self.hidden,
-            heads=self.heads,
-            kinds=self.num_node_types,
-            relations=self.num_relations or 1,
-            attention_dropout=self.attention_dropout,
-        )
+        return HGTConv(self, in_dim, out_dim)

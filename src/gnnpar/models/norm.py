@@ -33,11 +33,11 @@ def normalized(norm: Norm | None, g: Graph, x: Tensor) -> Tensor:
     return batch_norm(norm, g, x) if isinstance(norm, nn.BatchNorm1d) else norm(x).to(x.dtype)
 
 
-def batch_norm(norm: nn.BatchNorm1d, g: WithMoments, x: Tensor, *, moves: int = 1) -> Tensor:
+def batch_norm(norm: nn.BatchNorm1d, g: WithMoments | None, x: Tensor, *, moves: int = 1) -> Tensor:
     """Return the module's output for all rows of the graph, as on one device, and update its running statistics.
 
     Training normalises by the moments of all rows, which update the running statistics `moves` times an epoch (a probe
-    of the gradient does not). Evaluation normalises by the running statistics. Shapes: [N, F] -> [N, F].
+    of the gradient does not). Evaluation, or g=None, normalises by the running statistics. Shapes: [N, F] -> [N, F].
     """
     if norm.running_mean is None or norm.running_var is None:
         raise ValueError(
@@ -45,22 +45,16 @@ def batch_norm(norm: nn.BatchNorm1d, g: WithMoments, x: Tensor, *, moves: int = 
             "normalise; leave them on"
         )
     rows, x = x, widened(x)
-    moments = g.moments(x)
+    moments = None if g is None else g.moments(x)
     if moments is None:
         out = F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps)
         return out.to(rows.dtype)
-    for _ in range(0 if moments.probe else moves):
-        _move_running_statistics(norm, moments.mean.detach(), moments.variance.detach(), moments.rows)
+    with torch.no_grad():
+        for _ in range(0 if moments.probe else moves):
+            assert norm.num_batches_tracked is not None
+            norm.num_batches_tracked += 1
+            share = norm.momentum if norm.momentum is not None else 1 / norm.num_batches_tracked.to(moments.mean.dtype)
+            norm.running_mean.lerp_(moments.mean, share)
+            norm.running_var.lerp_(moments.variance * (moments.rows / max(1, moments.rows - 1)), share)
     out = (x - moments.mean) * (moments.variance + norm.eps).rsqrt()
     return (out * norm.weight + norm.bias if norm.affine else out).to(rows.dtype)
-
-
-@torch.no_grad()
-def _move_running_statistics(norm: nn.BatchNorm1d, mean: Tensor, variance: Tensor, rows: int) -> None:
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    assert norm.num_batches_tracked is not None
-    norm.num_batches_tracked += 1
-    share = norm.momentum if norm.momentum is not None else 1 / norm.num_batches_tracked.to(mean.dtype)
-    norm.running_mean.lerp_(mean, share)
-    norm.running_var.lerp_(variance * (rows / max(1, rows - 1)), share)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal, Unpack
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from gnnpar.folds.block import Rows
 from gnnpar.folds.generic import Generic
-from gnnpar.graph import Graph, Local
-from gnnpar.models.gat import Headed, HeadedConv, Heads
+from gnnpar.graph import Graph, unchanged
+from gnnpar.models.gat import HeadedConv, Heads
 from gnnpar.models.rgcn import Matrices, Relational, by_relation
 
 
@@ -40,36 +40,19 @@ def score(src: Rows, dst: Rows, edge: Rows, shared: Rows, *, slope: float) -> Te
 
 
 class RGATConv(HeadedConv):
-    """An RGAT layer. within: softmax per relation."""
-
     glorot = ("query", "key")
 
-    def __init__(
-        self,
-        in_dim: int,
-        out_dim: int,
-        *,
-        slope: float,
-        relations: int,
-        bases: int | None,
-        blocks: int | None,
-        within: bool,
-        **headed: Unpack[Headed],
-    ) -> None:
-        super().__init__(out_dim, **headed)
+    def __init__(self, config: RGAT, in_dim: int, out_dim: int, *, index: int) -> None:
+        super().__init__(out_dim, **config.headed(out_dim, index))
         heads, width = self.heads, self.heads * self.width
-        self.neighbours, self.mixing = Matrices.drawn(in_dim, width, relations=relations, bases=bases, blocks=blocks)
+        self.neighbours, self.mixing = Matrices.drawn(config, in_dim, width)
         self.query = nn.Parameter(torch.empty(width, heads))
         self.key = nn.Parameter(torch.empty(width, heads))
         self.bias = nn.Parameter(torch.zeros(out_dim))
-        self.slope, self.relations, self.within = slope, relations, within
-
-    @staticmethod
-    def message(g: Local, h: Tensor) -> Rows:
-        return (h,)
+        self.slope, self.relations, self.within = config.slope, config.relations, config.attention == "within"
 
     def forward(self, g: Graph, h: Tensor) -> Tensor:
-        src = g.source(self.message, h)
+        src = g.source(unchanged, h)
         g, (h,) = g.destinations(h)
         matrices = self._matrices()
         queries = (h @ (matrices @ self.query).transpose(0, 1).flatten(1)).unflatten(-1, (self.relations, -1))
@@ -108,13 +91,4 @@ class RGAT(Heads, Relational):
 
     def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
         self.only_order("aggregate_first", "a row travels once for all relations, each of which has a matrix")
-        return RGATConv(
-            in_dim,
-            out_dim,
-            slope=self.slope,
-            relations=self.num_relations or 1,
-            bases=self.num_bases,
-            blocks=self.num_blocks,
-            within=self.attention == "within",
-            **self.headed(out_dim, index),
-        )
+        return RGATConv(self, in_dim, out_dim, index=index)

@@ -12,18 +12,12 @@ from annotated_types import Ge, Le
 from torch import Tensor, nn
 
 from gnnpar.files import require_memory
-from gnnpar.folds.block import Rows, sorted_by_kind
+from gnnpar.folds.block import sorted_by_kind
 from gnnpar.folds.edge_data import EdgeKind, EdgeSizes
 from gnnpar.folds.sum import Sum
-from gnnpar.graph import Graph, Local
+from gnnpar.graph import Graph, unchanged
 from gnnpar.models.gnn import ModelConfig
 from gnnpar.models.initial import Linear
-
-
-def relational_mean(g: Graph, source: Rows, relations: int) -> Tensor:
-    """Return means of source rows by relation, 0 without in-edges. Shapes: x [N, F] -> [N, relations, F]."""
-    degree = g.type_degree(relations).clamp_min(1)
-    return g.aggregate(Sum(types=relations), source) * degree.reciprocal()[..., None]
 
 
 def by_relation(rows: Tensor, types: Tensor, weight: Tensor) -> Tensor:
@@ -60,8 +54,9 @@ class Matrices(NamedTuple):
     mixing: nn.Parameter | None
 
     @staticmethod
-    def drawn(in_dim: int, out_dim: int, *, relations: int, bases: int | None, blocks: int | None) -> Matrices:
-        """Draw initial matrices. ValueError if `blocks` does not divide both widths."""
+    def drawn(config: Relational, in_dim: int, out_dim: int) -> Matrices:
+        """Draw initial matrices. ValueError if `num_blocks` does not divide both widths."""
+        relations, bases, blocks = config.relations, config.num_bases, config.num_blocks
         shape = (relations if bases is None else bases, in_dim, out_dim)
         if blocks is not None:
             if in_dim % blocks or out_dim % blocks:
@@ -81,20 +76,18 @@ class RGCNConv(nn.Module):
 
     degree_powers = (-1.0, 0.0)
 
-    def __init__(self, in_dim: int, out_dim: int, *, relations: int, bases: int | None, blocks: int | None) -> None:
+    def __init__(self, config: Relational, in_dim: int, out_dim: int) -> None:
         super().__init__()
         self.own = Linear(in_dim, out_dim)
-        self.neighbours, self.mixing = Matrices.drawn(in_dim, out_dim, relations=relations, bases=bases, blocks=blocks)
-        self.relations = relations
-
-    @staticmethod
-    def message(g: Local, h: Tensor) -> Rows:
-        return (h,)
+        self.neighbours, self.mixing = Matrices.drawn(config, in_dim, out_dim)
+        self.relations = config.relations
 
     def forward(self, g: Graph, h: Tensor) -> Tensor:
-        src = g.source(self.message, h)
+        src = g.source(unchanged, h)
         g, (h,) = g.destinations(h)
-        return self.own(h) + relational_product(relational_mean(g, src, self.relations), self.neighbours, self.mixing)
+        degree = g.type_degree(self.relations).clamp_min(1)
+        means = g.aggregate(Sum(types=self.relations), src) * degree.reciprocal()[..., None]  # 0 without in-edges
+        return self.own(h) + relational_product(means, self.neighbours, self.mixing)
 
 
 def glorot_uniform(*shape: int) -> Tensor:
@@ -108,6 +101,11 @@ class Typed(ModelConfig):
     """Configuration with edge types. num_relations: number of types; None: that of the dataset, 1 if it has none."""
 
     num_relations: Annotated[int, Ge(1), Le(10_000)] | None = None
+
+    @property
+    def relations(self) -> int:
+        """Number of edge types, 1 if not known."""
+        return self.num_relations or 1
 
     @property
     def edge_data(self) -> frozenset[EdgeKind]:
@@ -140,7 +138,7 @@ class Relational(Typed):
 
     @property
     def matrices(self) -> float:
-        return 1 + (self.num_bases or (self.num_relations or 1) / (self.num_blocks or 1))
+        return 1 + (self.num_bases or self.relations / (self.num_blocks or 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +147,4 @@ class RGCN(Relational):
 
     def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
         self.only_order("aggregate_first", "a row travels once for all relations, each of which has a matrix")
-        return RGCNConv(
-            in_dim, out_dim, relations=self.num_relations or 1, bases=self.num_bases, blocks=self.num_blocks
-        )
+        return RGCNConv(self, in_dim, out_dim)

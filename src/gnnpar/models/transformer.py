@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from gnnpar.folds.block import Rows
 from gnnpar.folds.softmax import SoftmaxDot
 from gnnpar.graph import Graph, Local
-from gnnpar.models.edge_attr import ReadsAttributes, attributes
 from gnnpar.models.gat import Headed, HeadedConv, Heads
+from gnnpar.models.gnn import ReadsAttributes, attributes
 from gnnpar.models.initial import Linear
 
 

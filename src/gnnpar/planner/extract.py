@@ -25,9 +25,8 @@ from gnnpar.folds.block import Operands, Rows
 from gnnpar.folds.generic import EdgeFunction, Generic
 from gnnpar.folds.mergeable import merges
 from gnnpar.folds.sum import Sum
-from gnnpar.graph import Message, Moments, Reduction
-from gnnpar.models.edge_attr import ReadsAttributes
-from gnnpar.models.gnn import GNN
+from gnnpar.graph import Moments, OneView, Reduction
+from gnnpar.models.gnn import GNN, ReadsAttributes
 from gnnpar.models.pyg.few_nodes import FewNodes
 from gnnpar.planner.assemble import Event, Seen, assemble
 from gnnpar.pricing.ir import Fold, ModelIR, Passing, Times
@@ -37,7 +36,7 @@ _LAYER = re.compile(r"layers\.(\d+)")
 
 
 @dataclass(frozen=True)
-class Tracing:
+class Tracing(OneView):
     """A Graph without structure that records the operators of a model."""
 
     recorder: Recorder
@@ -46,7 +45,6 @@ class Tracing:
     edge_ids: Tensor
     layer: int = 0
     in_weight: None = None  # weights change no shape
-    normalised: bool = False
     edge_attr: Tensor | None = None
 
     def type_degree(self, types: int) -> Tensor:
@@ -71,12 +69,6 @@ class Tracing:
 
     def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
         return None if p == 0 else EdgeDropout(p, 0)
-
-    def source(self, message: Message, *rows: Tensor) -> Rows:
-        return message(self, *rows)
-
-    def destinations(self, *rows: Tensor) -> tuple[Self, Rows]:
-        return self, rows
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         typed = isinstance(agg, Generic) and agg.types > 0
