@@ -13,10 +13,12 @@ differs from one device, and the model is refused by name.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from contextvars import ContextVar
+from functools import cache, partial
 from traceback import walk_stack
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -27,9 +29,11 @@ from torch_geometric.nn.attention import PolynormerAttention, SGFormerAttention
 
 from gnnpar.folds.block import widened
 from gnnpar.graph import Graph
-from gnnpar.models.pyg.layout import Called, Layout, NodeRows
-from gnnpar.models.pyg.nested import leaves
+from gnnpar.models.pyg.nested import Called, leaves
 from gnnpar.precision import unmixed
+
+if TYPE_CHECKING:
+    from gnnpar.models.pyg.layout import Layout
 
 _TURNED = frozenset({Tensor.T.__get__, Tensor.mT.__get__, Tensor.t, torch.t, Tensor.adjoint, torch.adjoint})
 _OTHERWISE = {"out", "other"}  # arguments that the table does not cover
@@ -37,6 +41,43 @@ _LARGEST = 2**62
 Dim = int | Sequence[int] | None
 DType = torch.dtype | None
 Reduction = Callable[..., object]
+
+
+class NodeRows(Tensor):
+    """Rows of nodes of one type: a tensor that marks its results too. The mark tells rows of two types apart even if a
+    rank holds equally many of both. Rows of two types do not mix. at: the row dimension."""
+
+    kind: ClassVar[int]
+    at: int = 0
+
+    @staticmethod
+    def of(kind: int, rows: Tensor, at: int = 0) -> NodeRows:
+        found = rows.as_subclass(_class_of(kind))
+        found.at = at
+        return found
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Called, types: Iterable[type], args: tuple = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
+        found, given = REDUCES.get(), dict(kwargs or {})
+        if found is None or not found.active or not all(issubclass(cls, each) for each in types):
+            return super().__torch_function__(func, types, args, given)
+        return found.called(cls, func, args, given)
+
+    def plain(self) -> Tensor:
+        """Return the same tensor without the mark."""
+        return self.as_subclass(Tensor)
+
+
+def plain_rows(value: object) -> object:
+    """Return rows of nodes without their mark, and other values unchanged."""
+    return value.plain() if isinstance(value, NodeRows) else value
+
+
+@cache
+def _class_of(kind: int) -> type[NodeRows]:
+    return type(f"NodeRowsOfType{kind}", (NodeRows,), {"kind": kind})
 
 
 class _OfOwnRows(Exception):
@@ -81,10 +122,11 @@ class AllRows:
         """Return the global ids of the own rows of a type, [N]."""
         return self.g.node_ids if self.layout is None else self.g.node_ids[self.layout.rows[kind]]
 
-    def mark(self, rows: Tensor) -> Tensor:
-        """Mark [N, ...] rows of the nodes of a graph without types; return other tensors unchanged."""
-        own = self.active and self.layout is None and rows.ndim and len(rows) == self.own
-        return NodeRows.of(0, rows) if own else rows
+    def marked(self, value: object) -> object:
+        """Mark [N, ...] rows of the nodes of a graph without types; return other values unchanged."""
+        rows = self.active and self.layout is None and type(value) in (Tensor, nn.Parameter)
+        rows = rows and value.is_floating_point()
+        return NodeRows.of(0, value) if rows and value.ndim and len(value) == self.own else value
 
     def total(self, part: Tensor) -> Tensor:
         """Return the sum over ranks, in fp32 at least. Shapes: [...] -> [...]."""
@@ -148,6 +190,10 @@ class AllRows:
         elif out.ndim != rows.ndim:
             at = 0
         return at if at is not None and at < out.ndim and out.shape[at] == num else None
+
+
+REDUCES: ContextVar[AllRows | None] = ContextVar("reduces", default=None)
+"""Set while a forward runs; None: functions reduce a rank's own rows."""
 
 
 def counting(net: nn.Module, rows: AllRows) -> Iterator[tuple[nn.Module, Callable[..., Tensor]]]:
@@ -310,25 +356,15 @@ def _normalize(rows: AllRows, input: NodeRows, p: float = 2, dim: int = 1, eps: 
     return input / _norm(rows, input, p, dim, keepdim=True).clamp_min(eps)
 
 
-def _exponentials(rows: AllRows, input: NodeRows, dim: Dim, dtype: DType) -> tuple[Tensor, Tensor]:
-    """Return x - max x and the sum of its exponentials."""
+def _softmax(
+    log: bool, rows: AllRows, input: NodeRows, dim: Dim = None, *_: int, dtype: DType = None, **beside: int
+) -> Tensor:
     if dim is None:
         raise _OfOwnRows
     dims, x = _reduced(input, dim), input if dtype is None else input.to(dtype)
     shifted = x - rows.largest(_extreme_of(input.plain(), dims, torch.amax)).to(x.dtype)
-    return shifted, _sums(rows, shifted.exp(), dims, True).to(x.dtype)
-
-
-def _softmax(rows: AllRows, input: NodeRows, dim: Dim = None, *_: int, dtype: DType = None, **beside: int) -> Tensor:
-    shifted, total = _exponentials(rows, input, dim, dtype)
-    return shifted.exp() / total
-
-
-def _log_softmax(
-    rows: AllRows, input: NodeRows, dim: Dim = None, *_: int, dtype: DType = None, **beside: int
-) -> Tensor:
-    shifted, total = _exponentials(rows, input, dim, dtype)
-    return shifted - total.log()
+    total = _sums(rows, shifted.exp(), dims, True).to(x.dtype)
+    return shifted - total.log() if log else shifted.exp() / total
 
 
 def _extreme_of(x: Tensor, dims: tuple[int, ...], reduce: Callable[..., Tensor]) -> Tensor:
@@ -358,21 +394,12 @@ def _chosen(
     return (best, place) if keepdim else (best.squeeze(dims), place.squeeze(dims))
 
 
-def _extreme(sign: int, rows: AllRows, input: NodeRows, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    return _chosen(rows, input, _reduced(input, dim), keepdim, sign)[0]
-
-
-def _extreme_and_place(
-    sign: int,
-    made: Callable[..., object],
-    rows: AllRows,
-    input: NodeRows,
-    dim: object = None,
-    keepdim: bool = False,
+def _extreme(
+    sign: int, made: Called | None, rows: AllRows, input: NodeRows, dim: Dim = None, keepdim: bool = False
 ) -> object:
-    """Return max or min: over one dimension with the index of the first, over all dimensions without."""
-    if dim is None:
-        return _extreme(sign, rows, input, dim, keepdim)
+    """Return amax or amin. With `made`, return max or min: over one dimension with the index of the first."""
+    if made is None or dim is None:
+        return _chosen(rows, input, _reduced(input, dim), keepdim, sign)[0]
     if not isinstance(dim, int) or rows.layout is not None:
         raise _OfOwnRows
     return made(_chosen(rows, input, _reduced(input, dim), keepdim, sign, first=True))
@@ -436,16 +463,16 @@ def _scatter_reduce(
 def _instance_norm(
     rows: AllRows,
     input: NodeRows,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
+    *others: object,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     use_input_stats: bool = True,
-    momentum: float = 0.1,
     eps: float = 1e-5,
+    **beside: object,
 ) -> Tensor:
+    """Return F.instance_norm without running statistics. beside: its momentum."""
     columns = isinstance(input, NodeRows) and (input.ndim, input.at) == (3, 2)  # [1, F, N]
-    if not columns or not use_input_stats or running_mean is not None:
+    if not columns or not use_input_stats or others or "running_mean" in beside:
         raise _OfOwnRows
     mean, variance = _mean(rows, input, input.at, True), _var(rows, input, input.at, False, True)
     out = (input - mean) * (variance + eps).rsqrt()
@@ -462,12 +489,12 @@ _REDUCTIONS: Mapping[str, Reduction] = {
     "linalg_norm": _linalg_norm,
     "normalize": _normalize,
     "instance_norm": _instance_norm,
-    "softmax": _softmax,
-    "log_softmax": _log_softmax,
-    "amax": partial(_extreme, 1),
-    "amin": partial(_extreme, -1),
-    "max": partial(_extreme_and_place, 1, torch.return_types.max),
-    "min": partial(_extreme_and_place, -1, torch.return_types.min),
+    "softmax": partial(_softmax, False),
+    "log_softmax": partial(_softmax, True),
+    "amax": partial(_extreme, 1, None),
+    "amin": partial(_extreme, -1, None),
+    "max": partial(_extreme, 1, torch.return_types.max),
+    "min": partial(_extreme, -1, torch.return_types.min),
     "einsum": _einsum,
     **dict.fromkeys(("matmul", "mm", "bmm", "__matmul__"), _matmul),
     **{name: partial(_scatter, name) for name in ("scatter_add", "scatter_add_", "index_add", "index_add_")},

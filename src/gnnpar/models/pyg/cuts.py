@@ -96,7 +96,8 @@ def cut(model: nn.Module, convs: Sequence[str], in_dim: int, *, weighted: Iterab
                 raise ValueError(f"its forward changes {changed[0]}, which a recording would leave as it is")
             tape = merged(*recordings)
             programs[training, weights] = segments = _segments(tape, convs)
-            titles = tuple(_titles(tape, segment) for segment in segments[1:-1])
+            makers = {name: step.title for step in reversed(tape.steps) for name in step.results} | {FEATURES: FEATURES}
+            titles = tuple(tuple(makers[name] for name in segment.reads) for segment in segments[1:-1])
     widths = [tuple(tuple(map(layer.columns, layer.reads)) for layer in program[1:-1]) for program in programs.values()]
     if len({each[1:] for each in widths}) > 1:
         raise ValueError("its forward keeps other rows between convolutions in training than in evaluation")
@@ -109,15 +110,6 @@ def example(model: nn.Module, rows: int, in_dim: int, training: bool, weighted: 
     like = next(model.parameters(), torch.zeros(0))
     x = torch.randn(rows, in_dim, generator=torch.Generator().manual_seed(rows)).to(like)
     return FewNodes(x, torch.ones(rows).to(like) if weighted else None, training=training), x
-
-
-def _titles(tape: Tape, segment: Segment) -> tuple[str, ...]:
-    """Return the modules that made the input rows."""
-    made = {FEATURES: FEATURES}
-    for step in tape.steps:
-        for name in step.results:
-            made.setdefault(name, step.title)
-    return tuple(made[name] for name in segment.reads)
 
 
 def _layers_of_parameters(programs: Iterable[Program], net: nn.Module) -> dict[str, int]:

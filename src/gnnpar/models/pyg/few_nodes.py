@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Self
-
 import torch
 from torch import Tensor
 
 from gnnpar.folds.aggregator import Aggregator, EdgeDropout
 from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.folds.edge_data import EdgeData
-from gnnpar.graph import InEdges, Message, Moments, Reduction
+from gnnpar.graph import InEdges, OneView
 from gnnpar.models.pyg.dropout import LAST_TAG
 
 Ends = tuple[Tensor, Tensor, Tensor]
 """Sources, destinations and types of edges, each [E], sorted by destination."""
 
 
-class FewNodes:
+class FewNodes(OneView):
     """n nodes with a self loop each, or with given edges. Shapes: like [n, ...]; in_weight [n]; edge_attr [E, D].
     training: draw masks; masks of rows keep everything. last_tag: tag of the last dropout of rows so far."""
-
-    normalised = False
 
     def __init__(
         self,
@@ -64,22 +60,6 @@ class FewNodes:
     @property
     def num_nodes(self) -> int:
         return len(self.node_ids)
-
-    def moments(self, x: Tensor) -> Moments | None:
-        """Return None, so that running statistics are used."""
-        return None
-
-    def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
-        return part
-
-    def at(self, layer: int) -> Self:
-        return self
-
-    def source(self, message: Message, *rows: Tensor) -> Rows:
-        return message(self, *rows)
-
-    def destinations(self, *rows: Tensor) -> tuple[Self, Rows]:
-        return self, rows
 
     def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
         if not self.training or p == 0:

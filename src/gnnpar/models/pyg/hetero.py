@@ -25,10 +25,11 @@ from gnnpar.folds.edge_data import Schema
 from gnnpar.folds.generic import Generic
 from gnnpar.folds.sum import Sum
 from gnnpar.folds.wrapped import OfType
-from gnnpar.graph import Graph, InEdges, Local, Message, Moments, Reduction
+from gnnpar.graph import Graph, InEdges, Moments, Reduction, unchanged
 from gnnpar.models import hgt
-from gnnpar.models.pyg.layout import Layout, NodeRows
-from gnnpar.models.pyg.marks import EdgeRows, Edges, Here, Refused, Weights
+from gnnpar.models.pyg.all_rows import NodeRows, plain_rows
+from gnnpar.models.pyg.layout import Layout
+from gnnpar.models.pyg.marks import Bipartite, EdgeRows, Edges, Here, Refused, Weights
 from gnnpar.models.pyg.nested import mapped_call, replaced
 from gnnpar.models.pyg.propagate import Forward, Way, is_plain
 
@@ -73,11 +74,12 @@ def schema_for(net: nn.Module) -> Schema:
     edges: dict[tuple[str, str, str], None] = {}
     for each in net.modules():
         if isinstance(each, HeteroConv):
-            edges |= dict.fromkeys((str(a), str(r), str(b)) for a, r, b in each.convs.keys())  # noqa: SIM118
-        if isinstance(each, pyg.HANConv):
-            edges |= dict.fromkeys((str(a), str(r), str(b)) for a, r, b in each.metadata[1])
-        if isinstance(each, pyg.HGTConv):
-            edges |= dict.fromkeys((str(a), str(r), str(b)) for a, r, b in each.edge_types)
+            keys = list(each.convs.keys())
+        elif isinstance(each, pyg.HANConv | pyg.HGTConv):
+            keys = each.metadata[1] if isinstance(each, pyg.HANConv) else each.edge_types
+        else:
+            continue
+        edges |= dict.fromkeys((str(a), str(r), str(b)) for a, r, b in keys)
     names = dict.fromkeys(name for a, _, b in edges for name in (a, b))
     nodes = tuple((name, 3 + 2 * i) for i, name in enumerate(names))
     return Schema(nodes, tuple(edges)) if edges else ANY_SCHEMA
@@ -151,7 +153,7 @@ class TypedGraph:
             relation = RelationGraph(self, edges.number)
             for each in (*args, *kwargs.values()):
                 relation.check(each)
-            args, kwargs = mapped_call(args, kwargs, _plain)
+            args, kwargs = mapped_call(args, kwargs, plain_rows)
             out = way.forward(conv, relation, forward)(*args, **kwargs)
             if isinstance(out, Tensor) and out.ndim and len(out) == len(self.layout.rows[relation.kind]):
                 return NodeRows.of(relation.kind, out)
@@ -160,23 +162,18 @@ class TypedGraph:
         return run
 
 
-def _plain(value: object) -> object:
-    return value.plain() if isinstance(value, NodeRows) else value
-
-
-class RelationGraph:
+class RelationGraph(Bipartite):
     """The edges of one relation, as a graph from nodes of one type to nodes of one type.
 
     Source rows are of the source type, all others of the destination type. Row-local data is of the destinations; a
     convolution that reads it for its sources (GCN's norm) takes one type only.
     """
 
-    normalised = False
-
     def __init__(self, typed: TypedGraph, number: int) -> None:
         source, _, destination = typed.schema.edges[number]
         self.typed, self.number, self.g, self.layout = typed, number, typed.g, typed.layout
         self.source_kind, self.kind = self.layout.number(source), self.layout.number(destination)
+        self.num_sources, self.one_kind = len(self.layout.rows[self.source_kind]), self.source_kind == self.kind
 
     def check(self, given: object) -> None:
         """Raise ValueError if an argument holds rows of another node type."""
@@ -188,14 +185,6 @@ class RelationGraph:
                     f"is given rows of type {self.layout.schema.names[rows.kind]} for the edge type "
                     f"({', '.join(self.typed.schema.edges[self.number])}) of other types"
                 )
-
-    @property
-    def num_sources(self) -> int:
-        return len(self.layout.rows[self.source_kind])
-
-    @property
-    def one_kind(self) -> bool:
-        return self.source_kind == self.kind
 
     def _own(self, table: Tensor) -> Tensor:
         return self.layout.pick(self.kind, table).plain()
@@ -215,7 +204,7 @@ class RelationGraph:
         if self.g.in_weight is None:
             return None
         ones = torch.ones_like(self.g.in_weight)[:, None]
-        total = self.g.aggregate(OfType(Sum(weighted=True), self.number), self.g.source(_as_it_is, ones))
+        total = self.g.aggregate(OfType(Sum(weighted=True), self.number), self.g.source(unchanged, ones))
         return self._own(total)[:, 0].to(self.g.in_weight.dtype)
 
     @property
@@ -261,14 +250,8 @@ class RelationGraph:
     def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
         return self.g.total(part, how)
 
-    def source(self, message: Message, *rows: Tensor) -> Rows:
-        return message(self, *rows)
-
-    def destinations(self, *rows: Tensor) -> tuple[Self, Rows]:
-        return self, rows
-
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
-        placed = self.g.source(_as_it_is, *(self.layout.place(self.source_kind, rows) for rows in src))
+        placed = self.g.source(unchanged, *(self.layout.place(self.source_kind, rows) for rows in src))
         near = tuple(self.layout.place(self.kind, rows) for rows in dst)
         rows_of_edges = ()
         if edge:
@@ -276,10 +259,6 @@ class RelationGraph:
             rows_of_edges = tuple(t.new_zeros(num_edges, *t.shape[1:]).index_copy(0, places, t) for t in edge)
         out = self.g.aggregate(OfType(agg, self.number), placed, near, rows_of_edges, shared)
         return out if agg.whole_neighborhood else self._own(out)
-
-
-def _as_it_is(local: Local, *rows: Tensor) -> Rows:
-    return rows
 
 
 class TypedAttention(Way):
@@ -295,7 +274,14 @@ class TypedAttention(Way):
         assert isinstance(conv, pyg.HGTConv)
 
         def forward(x_dict: Mapping[str, Tensor], edge_index_dict: Mapping[object, object]) -> dict[str, Tensor]:
-            self._refuse_others(conv, typed.schema, edge_index_dict)
+            numbers = {key: each.number for key, each in edge_index_dict.items() if isinstance(each, RelationEdges)}
+            for number, key in enumerate(typed.schema.edges):
+                if numbers.get(key) != number or key not in conv.edge_types_map:
+                    raise ValueError(
+                        f"a HGTConv attends over the in-edges of all edge types at once, and ({', '.join(key)}) of the "
+                        "dataset is not among those it is made with or given; hand it metadata and edge_index_dict "
+                        "whole"
+                    )
             g, layout, heads = typed.g, typed.layout, conv.heads
             parts: dict[str, tuple[Tensor, ...]] = {
                 name: tuple(rows.unflatten(1, (heads, -1)) for rows in out.tensor_split(3, dim=1))
@@ -312,7 +298,7 @@ class TypedAttention(Way):
             )
             prior = torch.cat([conv.p_rel[_BY_KEY.join(key)] for key in typed.schema.edges]).t()
             fold = Generic(value=hgt.value, score=hgt.score, types=len(typed.schema.edges), by_heads=True)
-            out = g.aggregate(fold, g.source(_as_it_is, keys, values), (queries,), (), (*matrices, prior)).flatten(1)
+            out = g.aggregate(fold, g.source(unchanged, keys, values), (queries,), (), (*matrices, prior)).flatten(1)
             rows = {n: layout.pick(layout.number(n), out) for n in parts if n in conv.dst_node_types}
             found = dict(conv.out_lin({name: F.gelu(each) for name, each in rows.items()}))
             for name, result in found.items():
@@ -323,13 +309,3 @@ class TypedAttention(Way):
             return found
 
         return forward
-
-    @staticmethod
-    def _refuse_others(conv: pyg.HGTConv, schema: Schema, given: Mapping[object, object]) -> None:
-        numbers = {key: each.number for key, each in given.items() if isinstance(each, RelationEdges)}
-        for number, key in enumerate(schema.edges):
-            if numbers.get(key) != number or key not in conv.edge_types_map:
-                raise ValueError(
-                    f"a HGTConv attends over the in-edges of all edge types at once, and ({', '.join(key)}) of the "
-                    "dataset is not among those it is made with or given; hand it metadata and edge_index_dict whole"
-                )

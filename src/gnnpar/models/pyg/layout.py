@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from contextvars import ContextVar
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from functools import cache
-from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -14,52 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from gnnpar.folds.edge_data import Schema
 from gnnpar.graph import Graph, Moments
-
-Called = Callable[..., object]
-
-
-class Reductions(Protocol):
-    """Results of functions that reduce the rows of all nodes. active: intercept such functions."""
-
-    active: bool
-
-    def called(self, cls: type[NodeRows], func: Called, args: tuple, given: Mapping[str, object]) -> object: ...
-
-
-REDUCES: ContextVar[Reductions | None] = ContextVar("reduces", default=None)
-"""Set while a forward runs; None: functions reduce a rank's own rows."""
-
-
-class NodeRows(Tensor):
-    """Rows of nodes of one type: a tensor that marks its results too. The mark tells rows of two types apart even if a
-    rank holds equally many of both. Rows of two types do not mix. at: the row dimension."""
-
-    kind: ClassVar[int]
-    at: int = 0
-
-    @staticmethod
-    def of(kind: int, rows: Tensor, at: int = 0) -> NodeRows:
-        found = rows.as_subclass(_marked(kind))
-        found.at = at
-        return found
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Called, types: Iterable[type], args: tuple = (), kwargs: Mapping[str, object] | None = None
-    ) -> object:
-        found, given = REDUCES.get(), dict(kwargs or {})
-        if found is None or not found.active or not all(issubclass(cls, each) for each in types):
-            return super().__torch_function__(func, types, args, given)
-        return found.called(cls, func, args, given)
-
-    def plain(self) -> Tensor:
-        """Return the same tensor without the mark."""
-        return self.as_subclass(Tensor)
-
-
-@cache
-def _marked(kind: int) -> type[NodeRows]:
-    return type(f"NodeRowsOfType{kind}", (NodeRows,), {"kind": kind})
+from gnnpar.models.pyg.all_rows import NodeRows
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,23 +19,21 @@ many rows of nodes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from functools import cached_property, partial
-from typing import Protocol, Self, runtime_checkable
+from functools import cached_property
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from gnnpar.folds.block import Rows
 from gnnpar.folds.source_rows import SourceRows
-from gnnpar.graph import Graph, InEdges, Local
-from gnnpar.models.pyg.nested import leaves, mapped, mapped_call
+from gnnpar.graph import Graph, InEdges, OneView, unchanged
+from gnnpar.models.pyg.nested import Called, leaves, mapped, mapped_call
 
 Arguments = tuple[object, ...]
-Called = Callable[..., object]
 
 _LOOP_IDS = 1 << 40  # ids of self loops added by a convolution follow the ids of the graph's edges
 _ABOUT = frozenset(  # properties of a tensor other than its values
@@ -77,7 +75,9 @@ class Marked(Tensor):
                 return func(*args, **given)
         if func.__name__ == "flip" and type(args[0]) is Edges and args[1:] in (([0],), ((0,),), (0,)):
             return Flipped.of(args[0].here, inside=args[0].inside)
-        args, given = mapped_call(args, kwargs, partial(_opened, func, args))
+        args, given = mapped_call(
+            args, kwargs, lambda leaf: leaf.opened(func, args) if isinstance(leaf, Given) else leaf
+        )
         marked, name = [leaf for leaf in leaves((args, given)) if isinstance(leaf, _Named)], func.__name__
         if marked and name in _READS:
             table, at = ("weight", 1) if name == "embedding" else ("input", 0)
@@ -116,24 +116,20 @@ class EdgeRows(Marked):
 
 class Given(Marked):
     """A placeholder for edge data, which is made when it is read. inside: a convolution runs. Outside of one, it may be
-    read only if the graph is whole."""
+    read only if the graph is whole. Until then, it reports `no_edges`, its shape without edges."""
 
     name = ""
+    no_edges: ClassVar[tuple[int, ...]] = (0,)
     here: Here
     inside: bool
 
     @classmethod
     def of(cls, here: Here, *, inside: bool = False) -> Self:
-        shape, like = cls.nothing(here.g)
+        like = here.g.in_degree if cls is Weights else here.g.node_ids
         with _disable_current_modes():  # torch.export traces with tensors that have no marks
-            made = torch.empty(shape, dtype=like.dtype, device=like.device).as_subclass(cls)
+            made = torch.empty(cls.no_edges, dtype=like.dtype, device=like.device).as_subclass(cls)
         made.here, made.inside = here, inside
         return made
-
-    @classmethod
-    def nothing(cls, g: Graph) -> tuple[tuple[int, ...], Tensor]:
-        """Return the shape without edges, and a tensor with the device and type to report until the data is read."""
-        return (0,), g.node_ids
 
     def opened(self, func: Called, args: Arguments) -> object:
         """Return the tensor of this placeholder. ValueError if the rank holds only a part of it."""
@@ -150,18 +146,11 @@ class Given(Marked):
         raise NotImplementedError
 
 
-def _opened(func: Called, args: Arguments, leaf: object) -> object:
-    return leaf.opened(func, args) if isinstance(leaf, Given) else leaf
-
-
 class Edges(Given):
     """Placeholder for edge_index."""
 
     name = "edge_index"
-
-    @classmethod
-    def nothing(cls, g: Graph) -> tuple[tuple[int, ...], Tensor]:
-        return (2, 0), g.node_ids
+    no_edges = (2, 0)
 
     def stands_for(self, here: Here) -> Tensor:
         return here.ends
@@ -178,10 +167,6 @@ class Weights(Given):
     """Placeholder for edge_weight."""
 
     name = "edge_weight"
-
-    @classmethod
-    def nothing(cls, g: Graph) -> tuple[tuple[int, ...], Tensor]:
-        return (0,), g.in_degree
 
     def stands_for(self, here: Here) -> Tensor:
         weight = here.edges.weight
@@ -350,16 +335,12 @@ def _selected(name: str, args: Arguments, given: Mapping[str, object]) -> tuple[
     return rows, dim
 
 
-@runtime_checkable
-class Bipartite(Protocol):
-    """A graph from nodes of one type to nodes of one type. num_sources: own rows of the source type."""
+class Bipartite(OneView):
+    """A graph from nodes of one type to nodes of one type. num_sources: own rows of the source type. one_kind: both
+    types are the same."""
 
-    @property
-    def num_sources(self) -> int: ...
-    @property
-    def one_kind(self) -> bool:
-        """Whether both types are the same."""
-        ...
+    num_sources: int
+    one_kind: bool
 
 
 class Here:
@@ -418,7 +399,7 @@ class Here:
         if known is None or known[1] != rows._version:
             table = rows.as_subclass(Tensor).movedim(dim, 0)
             flat = table.reshape(table.shape[0], -1)
-            found = self.g.aggregate(SourceRows(), self.g.source(_same, flat))
+            found = self.g.aggregate(SourceRows(), self.g.source(unchanged, flat))
             known = rows, rows._version, found.reshape(-1, *table.shape[1:])
             self._gathered[key] = known
             out = known[2]
@@ -457,13 +438,13 @@ class _Returned(torch.autograd.Function):
         ctx.g = g
         with torch.enable_grad():
             table = rows.new_zeros(num_sources, rows.shape[1], requires_grad=True)
-            found = g.aggregate(SourceRows(), g.source(_same, table))
+            found = g.aggregate(SourceRows(), g.source(unchanged, table))
         return torch.autograd.grad(found, table, rows.detach())[0]
 
     @staticmethod
     def backward(ctx: Returned, *grads: Tensor) -> tuple[None, Tensor, None]:
         with torch.no_grad():
-            return None, ctx.g.aggregate(SourceRows(), ctx.g.source(_same, grads[0])), None
+            return None, ctx.g.aggregate(SourceRows(), ctx.g.source(unchanged, grads[0])), None
 
 
 class Returned(FunctionCtx):
@@ -474,10 +455,6 @@ class Returned(FunctionCtx):
 
 HERE: ContextVar[Here | None] = ContextVar("here", default=None)
 """Of the convolution that runs."""
-
-
-def _same(local: Local, rows: Tensor) -> Rows:
-    return (rows,)
 
 
 def unmarked(value: object) -> object:

@@ -6,7 +6,7 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import ClassVar, Literal
@@ -20,14 +20,14 @@ from torch_geometric.nn.models.basic_gnn import PNA, BasicGNN
 from gnnpar.comm.world import reason_of
 from gnnpar.files import require_memory
 from gnnpar.folds.block import Rows, widened
-from gnnpar.folds.edge_data import Degrees, EdgeKind, EdgeSizes, Schema, SelfLoops
+from gnnpar.folds.edge_data import EdgeKind, EdgeSizes, Schema, SelfLoops
 from gnnpar.graph import Graph
 from gnnpar.models.gnn import GNN, MOST_LAYERS, ModelSource
 from gnnpar.models.initial import construct
-from gnnpar.models.pyg.all_rows import AllRows, counting
+from gnnpar.models.pyg.all_rows import REDUCES, AllRows, counting, plain_rows
 from gnnpar.models.pyg.checkpointing import kept
 from gnnpar.models.pyg.cuts import Cuts, cut, example
-from gnnpar.models.pyg.dropout import NoDropoutInEvaluation, keyed_dropout
+from gnnpar.models.pyg.dropout import IN_EVALUATION, LAST_TAG, keyed_dropout, no_dropout
 from gnnpar.models.pyg.few_nodes import FewNodes
 from gnnpar.models.pyg.hetero import (
     ANY_SCHEMA,
@@ -38,7 +38,7 @@ from gnnpar.models.pyg.hetero import (
     reads_dictionaries,
     schema_for,
 )
-from gnnpar.models.pyg.layout import REDUCES, Layout, NodeRows
+from gnnpar.models.pyg.layout import Layout
 from gnnpar.models.pyg.marks import EdgeRows, Edges, Here, Refused, Types, Weights
 from gnnpar.models.pyg.nested import holding, mapped, mapped_call, replaced
 from gnnpar.models.pyg.norm import batch_norms, forward_of
@@ -146,7 +146,10 @@ class PyG(ModelSource):
         if self.reads_degrees:
             if not sizes.degrees:
                 raise ValueError(f"model.target={self.target} needs {_DEGREES}, and in-degrees were not counted")
-            kwargs[_DEGREES] = _dense(sizes.degrees)
+            counts = dict(sizes.degrees)
+            largest = max(counts)
+            require_memory(16 * largest, f"the histogram of in-degrees up to {largest}", "give a smaller graph")
+            kwargs[_DEGREES] = [counts.get(degree, 0) for degree in range(largest + 1)]
         if not reads_dictionaries(self._sample(sizes.schema)):
             loops: SelfLoops = False if self.self_loops == "keep" and not sizes.loops else self._given_loops
             nodes = sum(count for _, count in sizes.degrees)
@@ -352,14 +355,6 @@ def _needs_degrees(factory: Callable[..., object]) -> bool:
     return argument.default is inspect.Parameter.empty
 
 
-def _dense(degrees: Degrees) -> list[int]:
-    """Return the number of nodes for each in-degree from 0 to the largest."""
-    counts = dict(degrees)
-    largest = max(counts)
-    require_memory(16 * largest, f"the histogram of in-degrees up to {largest}", "give a smaller graph")
-    return [counts.get(degree, 0) for degree in range(largest + 1)]
-
-
 def _widths(taken: Mapping[str, inspect.Parameter], given: Mapping[str, object], *sizes: int | None) -> dict[str, int]:
     """Return the arguments that the class has a name for and that are not given. sizes: widths of features, logits and
     edge_attr, number of edge types."""
@@ -413,30 +408,18 @@ def _rounded(dtype: torch.dtype, conv: nn.Module, arguments: object, output: obj
     return output if plain else mapped(output, lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) else leaf)
 
 
-def _on_plain(forward: Forward, rows: AllRows) -> Forward:
-    """Return `forward` on node rows without their mark, which its output has again."""
-
-    def plain(value: object) -> object:
-        return value.plain() if isinstance(value, NodeRows) else value
-
-    def marked(value: object) -> object:
-        return rows.mark(value) if type(value) is Tensor and value.is_floating_point() else value
+def _on_own_rows(name: str, forward: Forward, rows: AllRows | None) -> Forward:
+    """Return a convolution's forward on node rows without their mark, which its output has again. Refusals begin with
+    its `name`."""
 
     def run(*args: object, **kwargs: object) -> object:
-        args, kwargs = mapped_call(args, kwargs, plain)
-        return mapped(forward(*args, **kwargs), marked)  # also attention weights beside the rows
-
-    return run
-
-
-def _named(name: str, forward: Forward) -> Forward:
-    """Return `forward` with refusals that begin with the convolution's name."""
-
-    def run(*args: object, **kwargs: object) -> object:
+        if rows is not None:
+            args, kwargs = mapped_call(args, kwargs, plain_rows)
         try:
-            return forward(*args, **kwargs)
+            out = forward(*args, **kwargs)
         except Refused as error:
             raise ValueError(f"{name} {error}") from error
+        return out if rows is None else mapped(out, rows.marked)  # also attention weights beside the rows
 
     return run
 
@@ -483,18 +466,18 @@ class PyGNet(GNN):
             return widened(layout.logits(out, self.out_dim))
         if isinstance(out, EdgeRows):
             raise ValueError("the model adds rows of edges to rows of nodes; hand edge_attr to convolutions alone")
+        out = plain_rows(out)
         assert isinstance(out, Tensor)
-        return widened(out.plain() if isinstance(out, NodeRows) else out)
+        return widened(out)
 
     def _output(self, g: Graph, x: Tensor, layout: Layout | None) -> object:
         """Return the output of the user's forward: the first entry of a tuple, `logits` or the first of a dict."""
         training = self._begins(g)
-        keyed = keyed_dropout(g, x.shape[0], layout) if training else nullcontext()
         rows = self._all_rows(g.at(0), layout) if self._measuring or self.totals else None
-        with mixed(x), keyed, holding(REDUCES, rows), self._folding(g, x.dtype, layout, rows=rows) as here:
+        with self._folding(g, x, layout, training=training, rows=rows) as here:
             if layout is None:
-                given = self._of_edges(here) | self._of_graph(g)
-                out = self.net(x if rows is None else rows.mark(x), Edges.of(here), **given)
+                given = self._of_edges(here) | ({"batch": torch.zeros_like(g.node_ids)} if self._needs("batch") else {})
+                out = self.net(x if rows is None else rows.marked(x), Edges.of(here), **given)
             else:
                 typed = TypedGraph(g, layout)
                 out = self.net(layout.features(x), typed.edges(), **self._of_edges(here, typed))
@@ -543,40 +526,43 @@ class PyGNet(GNN):
         argument = inspect.signature(self.net.forward).parameters.get(name)
         return argument is not None and argument.default is inspect.Parameter.empty
 
-    def _of_graph(self, g: Graph) -> dict[str, Tensor]:
-        """Return the argument `batch` if forward needs it: all nodes belong to one graph. Shapes: [N]."""
-        return {"batch": torch.zeros_like(g.node_ids)} if self._needs("batch") else {}
-
     @contextmanager
     def _folding(
         self,
         g: Graph,
-        dtype: torch.dtype,
+        x: Tensor,
         layout: Layout | None = None,
         *,
+        training: bool,
         layer: int | None = None,
         rows: AllRows | None = None,
+        after: int = LAST_TAG,
     ) -> Iterator[Here]:
         """Within the context, convolutions (or that of `layer`) run on `g`, by instance attributes over the class's
-        methods. Their output is rounded to `dtype`, that of the features, if it is narrow. Yield the edges of the pass.
+        methods, and dropout is keyed. Their output is rounded to the type of `x`, rows that enter, if it is narrow.
+        Yield the edges of the pass. after: tag of the last dropout so far.
         """
         convs, bodies = self.convs, list[tuple[nn.Module, Forward]]()
         bodies += [(norm, forward_of(norm, g, layout)) for norm in batch_norms(self.net).values()]
         bodies += counting(self.net, rows) if rows is not None and layout is None else ()
         with ExitStack() as stack:
+            stack.enter_context(mixed(x))
+            if training:
+                stack.enter_context(keyed_dropout(g, len(x), layout, after=after))
+            stack.enter_context(holding(REDUCES, rows))
             stack.enter_context(kept(self.net))
             for i, (name, way) in enumerate(self.ways.items()):
                 if layer not in (None, i):
                     continue
                 conv, view = convs[name], g.at(i)
-                if is_narrow(dtype):
-                    stack.callback(conv.register_forward_hook(partial(_rounded, dtype)).remove)
+                if is_narrow(x.dtype):
+                    stack.callback(conv.register_forward_hook(partial(_rounded, x.dtype)).remove)
                 if layout is None:
                     forward = way.forward(conv, view, conv.forward)
-                    forward = forward if rows is None else _on_plain(forward, rows)
                 else:
                     forward = TypedGraph(view, layout).forward(way, conv, conv.forward)
-                forward = _named(f"{name} ({type(conv).__name__})", forward)
+                marks = rows if layout is None else None
+                forward = _on_own_rows(f"{name} ({type(conv).__name__})", forward, marks)
                 bodies.append((conv, forward if "forward" in vars(conv) else StandIn(forward)))
             for module, forward in bodies:
                 stack.enter_context(replaced(module, {"forward": forward}))
@@ -650,7 +636,7 @@ class PyGNet(GNN):
                 stack.callback(hook.remove)
             stack.enter_context(torch.set_grad_enabled(training))
             if not training:
-                stack.enter_context(NoDropoutInEvaluation())
+                stack.enter_context(no_dropout(IN_EVALUATION))
             view = FewNodes(x, edge_attr=attr, ends=ends, training=training)
             if self.schema is not None:
                 layout = Layout.of(self.schema, x)
@@ -708,8 +694,7 @@ class PyGNet(GNN):
         """Run the segment of layer `place` - 1. Rows leave in the type in which they came, except logits."""
         training = self._begins(g)
         segment, (first, *_) = self.cuts.programs[training, self._weighted(g)][place], carry
-        masks = keyed_dropout(g, len(first), after=segment.after) if training else nullcontext()
-        with mixed(first), masks, self._folding(g, first.dtype, layer=place - 1):
+        with self._folding(g, first, training=training, layer=place - 1, after=segment.after):
             out = segment.run(self.net, carry)
         return out if place == -1 else tuple(t.to(first.dtype) for t in out)
 

@@ -1,4 +1,4 @@
-"""Leaves of nested arguments and results, and attributes and context variables set for a while."""
+"""Leaves of nested arguments and results, intercepted calls, and attributes and context variables set for a while."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from contextvars import ContextVar
 from typing import TypeVar
 
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 T = TypeVar("T")
+Called = Callable[..., object]
 
 
 def leaves(value: object) -> Iterator[object]:
@@ -43,6 +45,19 @@ def mapped_call(
 ) -> tuple[tuple[object, ...], dict[str, object]]:
     """Return the arguments of a call with `by` of each leaf."""
     return tuple([mapped(each, by) for each in args]), {key: mapped(each, by) for key, each in (kwargs or {}).items()}
+
+
+class Intercepting(TorchFunctionMode):
+    """A context in which `by`, with a function and its arguments, runs in place of torch's functions."""
+
+    def __init__(self, by: Callable[[Called, tuple, dict[str, object]], object]) -> None:
+        super().__init__()
+        self.by = by
+
+    def __torch_function__(
+        self, func: Called, types: object, args: tuple = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
+        return self.by(func, args, dict(kwargs or {}))
 
 
 @contextmanager

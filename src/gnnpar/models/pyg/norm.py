@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from gnnpar.graph import Graph, Moments
 from gnnpar.models.norm import WithMoments, batch_norm
+from gnnpar.models.pyg.all_rows import NodeRows
 from gnnpar.models.pyg.checkpointing import runs_again
-from gnnpar.models.pyg.layout import Layout, NodeRows, OfOneType
+from gnnpar.models.pyg.layout import Layout, OfOneType
 from gnnpar.models.pyg.marks import HERE, EdgeRows
 
 IN_A_FOLD: ContextVar[bool] = ContextVar("in_a_fold", default=False)
@@ -40,12 +41,6 @@ class _OverHeads:
         return found._replace(mean=center, variance=spread, rows=found.rows * self.length)
 
 
-class _Running:
-    """No moments: a norm in evaluation mode normalises by its running statistics."""
-
-    def moments(self, x: Tensor) -> None: ...
-
-
 def forward_of(norm: nn.BatchNorm1d, g: Graph, layout: Layout | None) -> Callable[[Tensor], Tensor]:
     """Return the module's forward on the own rows of `g`; with a `layout`, on rows of one node type."""
     own = norm.forward
@@ -57,7 +52,7 @@ def forward_of(norm: nn.BatchNorm1d, g: Graph, layout: Layout | None) -> Callabl
             if again:
                 own(input.detach())
             return own(input)
-        source: WithMoments = g if norm.training else _Running()  # may be in evaluation mode while the model trains
+        source: WithMoments | None = g if norm.training else None  # may be in evaluation mode while the model trains
         if norm.training and (IN_A_FOLD.get() or isinstance(input, EdgeRows)):
             raise ValueError("a BatchNorm1d normalises rows of edges, which is not supported; use LayerNorm")
         if layout is not None and norm.training:
@@ -68,7 +63,7 @@ def forward_of(norm: nn.BatchNorm1d, g: Graph, layout: Layout | None) -> Callabl
             source = OfOneType(g, layout, input.kind)
         rows, length = input.as_subclass(Tensor), input.shape[2] if input.ndim == 3 else 1
         if input.ndim == 3:
-            rows, source = rows.transpose(1, 2).flatten(0, 1), _OverHeads(source, length)
+            rows, source = rows.transpose(1, 2).flatten(0, 1), source and _OverHeads(source, length)
         out = batch_norm(norm, source, rows, moves=2 if again else 1)
         if input.ndim == 3:
             out = out.unflatten(0, (-1, length)).transpose(1, 2)

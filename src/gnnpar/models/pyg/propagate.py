@@ -19,7 +19,6 @@ from typing import TypeGuard, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch_geometric import nn as pyg
 from torch_geometric.nn import MessagePassing
 
@@ -29,11 +28,11 @@ from gnnpar.folds.generic import Generic
 from gnnpar.folds.max import Max
 from gnnpar.folds.softmax import Softmax, SoftmaxV2
 from gnnpar.folds.sum import Sum
-from gnnpar.graph import Graph, Local
+from gnnpar.graph import Graph, Local, unchanged
 from gnnpar.models.dense import dense
 from gnnpar.models.pyg.dropout import no_dropout
 from gnnpar.models.pyg.marks import HERE, EdgeRows, Edges, Flipped, Given, Here, Refused, Types, Weights, unmarked
-from gnnpar.models.pyg.nested import holding, leaves, mapped_call, replaced
+from gnnpar.models.pyg.nested import Called, Intercepting, holding, leaves, mapped_call, replaced
 from gnnpar.models.pyg.norm import IN_A_FOLD
 from gnnpar.models.rgcn import relational_product
 from gnnpar.models.transformer import attend
@@ -115,14 +114,8 @@ def adds_loops(conv: MessagePassing) -> bool:
     return cls in _LOOPING and options.get("normalize", True) and not options.get("improved")
 
 
-@dataclass(frozen=True, eq=False)
-class StandIn:
+class StandIn(partial[object]):
     """A forward that replaces the class's own while the model runs on a rank's rows."""
-
-    run: Forward
-
-    def __call__(self, *args: object, **kwargs: object) -> object:
-        return self.run(*args, **kwargs)
 
 
 def is_plain(conv: MessagePassing) -> bool:
@@ -171,17 +164,9 @@ def _are_given(edges: object) -> bool:
     return isinstance(edges, Edges) and not isinstance(edges, Flipped)
 
 
-def _same(local: Local, *rows: Tensor) -> Rows:
-    return rows
-
-
 def _mean(g: Graph, sums: Tensor) -> Tensor:
     """Divide sums over in-edges by the in-degree. Shapes: [N, ...] -> [N, ...]."""
     return sums * g.in_degree.clamp_min(1).reciprocal().view(-1, *[1] * (sums.ndim - 1))
-
-
-class _Folded:
-    """Placeholder for edge_index in a mapped convolution, so that PyG prepares no tensor of edges."""
 
 
 class _Mapped(Way):
@@ -210,7 +195,7 @@ class _Mapped(Way):
         def edge_updater(edge_index: object, size: object = None, **given: object) -> object:
             return given
 
-        call.arguments["edge_index"] = _Folded()
+        call.arguments["edge_index"] = object()  # so that PyG prepares no tensor of edges
         with with_matrices(conv, self, propagate, edge_updater=edge_updater):
             return forward(*call.args[1:], **call.kwargs)
 
@@ -261,7 +246,7 @@ class NormalizedSum(_Mapped):
     def _sum(self, g: Graph, rows: Tensor, weighted: bool) -> Tensor:
         """Return the normalised sum. Shapes: [N, F] -> [N, F]."""
         if g.normalised:
-            return g.aggregate(Sum(weighted=True), g.source(_same, rows))
+            return g.aggregate(Sum(weighted=True), g.source(unchanged, rows))
         source = g.source(lambda local, h: (self._scale(local, weighted) * h,), rows)
         out = g.aggregate(Sum(weighted=weighted), source)
         loop = self._loop_of(g, weighted)
@@ -294,11 +279,11 @@ class Attention(_Mapped):
         dropout = g.edge_dropout(conv.dropout if conv.training else 0.0)
         if isinstance(conv, pyg.GATv2Conv):
             fold = SoftmaxV2(conv.negative_slope, dropout)
-            return g.aggregate(fold, g.source(_same, source), (destination,), shared=(conv.att[0],))
+            return g.aggregate(fold, g.source(unchanged, source), (destination,), shared=(conv.att[0],))
         scores = given["alpha"]
         assert isinstance(scores, dict)
         of_source, of_destination = _ends(scores["alpha"])
-        rows = g.source(_same, source, of_source)
+        rows = g.source(unchanged, source, of_source)
         return g.aggregate(Softmax(conv.negative_slope, dropout), rows, (of_destination,))
 
 
@@ -319,7 +304,7 @@ class DotAttention(_Mapped):
         query, key, value = (cast("Tensor", given[name]) for name in ("query", "key", "value"))
         edge = (rows.plain(),) if isinstance(rows := given["edge_attr"], EdgeRows) else ()
         matrix = conv.lin_edge.weight if edge and conv.lin_edge is not None else None
-        return attend(g, g.source(_same, key, value), query, edge, matrix, conv.dropout if conv.training else 0.0)
+        return attend(g, g.source(unchanged, key, value), query, edge, matrix, conv.dropout if conv.training else 0.0)
 
 
 class Relational(_Mapped):
@@ -335,7 +320,7 @@ class Relational(_Mapped):
         assert isinstance(conv, pyg.RGCNConv)
         source, destination = _ends(call.arguments["x"])
         degree = g.type_degree(conv.num_relations)
-        rows = g.aggregate(Sum(types=conv.num_relations), g.source(_same, source))
+        rows = g.aggregate(Sum(types=conv.num_relations), g.source(unchanged, source))
         if _reduction(conv) == "mean":
             rows = rows * degree.clamp_min(1).reciprocal()[..., None]
         out = relational_product(rows, conv.weight, conv.comp)
@@ -357,8 +342,8 @@ class AsItIs(Way):
     @staticmethod
     def of(conv: MessagePassing) -> AsItIs:
         cls, reduction = type(conv), _reduction(conv)
-        own = partial(inspect.getattr_static, cls)
-        ends = all(own(each) is _of(each) for each in ("aggregate", "update", "edge_update"))
+        own, of_pyg = partial(inspect.getattr_static, cls), partial(inspect.getattr_static, MessagePassing)
+        ends = all(own(each) is of_pyg(each) for each in ("aggregate", "update", "edge_update"))
         if reduction and ends and is_plain(conv) and _is_pyg(own("propagate")):
             if own("message") in _PLAIN:
                 return AsItIs(f"mapped to a {reduction} of source rows", False, reduction)
@@ -374,7 +359,11 @@ class AsItIs(Way):
             if not any(isinstance(each, Edges) for each in (*args, *kwargs.values())):
                 return forward(*args, **kwargs)  # on edges that the model has made on a whole graph
             here = Here(g)
-            args, kwargs = mapped_call(args, kwargs, partial(_opened, here))
+
+            def inside(value: object) -> object:
+                return type(value).of(here, inside=True) if isinstance(value, Given) and not value.inside else value
+
+            args, kwargs = mapped_call(args, kwargs, inside)
             with holding(HERE, here), ExitStack() as stack:
                 if self.reduction and is_plain(conv):
                     stack.enter_context(with_matrices(conv, self, partial(self._propagate, conv, here, conv.propagate)))
@@ -404,7 +393,7 @@ class AsItIs(Way):
             return None
         weighted = weight is not None and "edge_weight" in inspect.signature(conv.message).parameters
         fold = Max() if self.reduction == "max" else Sum(weighted=weighted)
-        return g.aggregate(fold, g.source(_same, rows.flatten(1))).unflatten(1, rows.shape[1:])
+        return g.aggregate(fold, g.source(unchanged, rows.flatten(1))).unflatten(1, rows.shape[1:])
 
     def _sum_of_messages(self, conv: MessagePassing, g: Graph, given: Mapping[str, object]) -> Tensor | None:
         operands: dict[str, list[Tensor]] = {"j": [], "i": [], "edge": []}
@@ -431,7 +420,7 @@ class AsItIs(Way):
             return None
         fold = Generic(value=replace(value, learned=tuple(map(id, learned))), weighted=bool(weights))
         near, edge = tuple(operands["i"]), tuple(operands["edge"])
-        return g.aggregate(fold, g.source(_same, *operands["j"]), near, edge, tuple(learned))
+        return g.aggregate(fold, g.source(unchanged, *operands["j"]), near, edge, tuple(learned))
 
     def _learned(self, value: _EdgeValue, operands: Mapping[str, list[Tensor]]) -> list[Tensor] | None:
         """Return the parameters that the message reads, tried on four edges. None if it reads more than trained
@@ -475,47 +464,32 @@ def _some(like: Tensor) -> Tensor:
     return rows.view(_SOME, *like.shape[1:]).to(like.dtype).requires_grad_(like.is_floating_point())
 
 
-def _of(name: str) -> object:
-    return inspect.getattr_static(MessagePassing, name)
-
-
-def _opened(here: Here, value: object) -> object:
-    """Return an argument of a convolution as its own code reads it."""
-    return type(value).of(here, inside=True) if isinstance(value, Given) and not value.inside else value
-
-
-class _Reads(TorchFunctionMode):
+class _Reads(Intercepting):
     """Record the tensors that functions read and did not make, each once."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(self._recorded)
         self.others = list[Tensor]()
         self._known = dict[int, object]()
 
-    def __torch_function__(
-        self, func: Callable[..., object], types: object, args: tuple = (), kwargs: Mapping[str, object] | None = None
-    ) -> object:
-        for each in leaves((args, kwargs or {})):
+    def _recorded(self, func: Called, args: tuple, given: dict[str, object]) -> object:
+        for each in leaves((args, given)):
             if isinstance(each, Tensor) and id(each) not in self._known:
                 self.others.append(each)
                 self._known[id(each)] = each
-        out = func(*args, **(kwargs or {}))
+        out = func(*args, **given)
         self._known |= {id(each): each for each in leaves(out)}
         return out
 
 
-class _Instead(TorchFunctionMode):
-    """Replace tensors that functions read by others, by identity."""
+def _reading(others: Mapping[int, Tensor]) -> Intercepting:
+    """Return a context in which functions read other tensors, by identity."""
 
-    def __init__(self, others: Mapping[int, Tensor]) -> None:
-        super().__init__()
-        self.others = others
-
-    def __torch_function__(
-        self, func: Callable[..., object], types: object, args: tuple = (), kwargs: Mapping[str, object] | None = None
-    ) -> object:
-        args, given = mapped_call(args, kwargs, lambda leaf: self.others.get(id(leaf), leaf))
+    def called(func: Called, args: tuple, given: dict[str, object]) -> object:
+        args, given = mapped_call(args, given, lambda leaf: others.get(id(leaf), leaf))
         return func(*args, **given)
+
+    return Intercepting(called)
 
 
 @dataclass(frozen=True, eq=False)
@@ -538,20 +512,14 @@ class _EdgeValue:
         given: dict[str, object] = dict(self.fixed)
         given |= {name: sides[side][place] for name, side, place in self.read}
         given |= dict.fromkeys(self.weights, edge[-1] if edge else None)
-        now = dict(vars(self.conv))
-        vars(self.conv).update(self.state)
-        begun = dict(vars(self.conv))
-        try:
-            with no_dropout(), holding(IN_A_FOLD, True), _Instead(dict(zip(self.learned, shared, strict=True))):
-                message: Callable[..., Tensor] = self.conv.message
-                out = message(**given)
+        others = _reading(dict(zip(self.learned, shared, strict=True)))
+        with replaced(self.conv, self.state), no_dropout(), holding(IN_A_FOLD, True), others:
+            begun, message = dict(vars(self.conv)), cast("Callable[..., Tensor]", self.conv.message)
+            out = message(**given)
             ended = vars(self.conv)
             if ended.keys() != begun.keys() or any(ended[name] is not value for name, value in begun.items()):
                 raise Refused("has a message that changes the convolution")
             return out
-        finally:
-            vars(self.conv).clear()
-            vars(self.conv).update(now)
 
 
 @contextmanager

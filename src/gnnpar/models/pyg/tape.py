@@ -16,12 +16,11 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch_geometric.nn import MessagePassing
 
 from gnnpar.models.pyg.few_nodes import FewNodes
 from gnnpar.models.pyg.marks import Given
-from gnnpar.models.pyg.nested import leaves, mapped, mapped_call
+from gnnpar.models.pyg.nested import Called, Intercepting, leaves, mapped, mapped_call
 
 _READS_VALUES = frozenset(
     {"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__contains__", "__complex__"}
@@ -53,7 +52,6 @@ class Held:
     name: str
 
 
-Called = Callable[..., object]
 FEATURES = "x"
 
 
@@ -77,10 +75,6 @@ class Step:
     def values(self) -> list[str]:
         """Return the names of the tensors that it reads."""
         return [leaf.name for leaf in leaves((self.args, self.kwargs)) if isinstance(leaf, Value)]
-
-    def same_call(self, other: Step) -> bool:
-        """Return True if both call the same, with results and writes of the same names."""
-        return (self.called, self.results, self.written) == (other.called, other.results, other.written)
 
     def parameters(self, net: nn.Module) -> list[nn.Parameter]:
         """Return the parameters among its arguments and of its module."""
@@ -112,17 +106,6 @@ class Tape:
     out: str
 
 
-@dataclass(frozen=True, eq=False)
-class Recording:
-    """One run. forms: of every value."""
-
-    steps: tuple[Step, ...]
-    forms: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
-    out: str
-    rows: int
-    dtype: torch.dtype
-
-
 def tensors_of(value: object) -> list[Tensor]:
     """Return the tensors in a value, without placeholders for edges."""
     return [leaf for leaf in leaves(value) if isinstance(leaf, Tensor) and not isinstance(leaf, Given)]
@@ -134,12 +117,13 @@ def _held(net: nn.Module, name: str) -> Tensor:
     return {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}[leaf]
 
 
-class _Recorder(TorchFunctionMode):
-    """Record the steps of one call of `net`. A module that is a step is not recorded inside."""
+class Recording(Intercepting):
+    """The steps of one call of `net` on features `x`. A module that is a step is not recorded inside. forms: shape and
+    type of every value. out: name of the output."""
 
-    def __init__(self, net: nn.Module, view: FewNodes) -> None:
-        super().__init__()
-        self.view, self.steps = view, list[Step]()
+    def __init__(self, net: nn.Module, view: FewNodes, x: Tensor) -> None:
+        super().__init__(self._recorded)
+        self.view, self.steps, self.rows, self.dtype = view, list[Step](), len(x), x.dtype
         self.depth, self.out = 0, ""
         self.forms: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
         self._alive: list[Tensor] = []  # keeps ids unique
@@ -147,10 +131,7 @@ class _Recorder(TorchFunctionMode):
         named = [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]
         self._known: dict[int, Value | Held] = {id(t): Held(name) for name, t in reversed(named)}
 
-    def __torch_function__(
-        self, func: Called, types: object, args: tuple = (), kwargs: Mapping[str, object] | None = None
-    ) -> object:
-        given = dict(kwargs or {})
+    def _recorded(self, func: Called, args: tuple, given: dict[str, object]) -> object:
         if self.depth:
             return func(*args, **given)
         name = func.__name__
@@ -238,7 +219,7 @@ class _Recorder(TorchFunctionMode):
 
 
 def recording(model: Callable[[FewNodes, Tensor], Tensor], net: nn.Module, view: FewNodes, x: Tensor) -> Recording:
-    recorder = _Recorder(net, view)
+    recorder = Recording(net, view, x)
     handles = [
         net.register_forward_pre_hook(recorder.begin),
         net.register_forward_hook(recorder.end, always_call=True),  # stop recording on an error inside
@@ -253,7 +234,7 @@ def recording(model: Callable[[FewNodes, Tensor], Tensor], net: nn.Module, view:
     finally:
         for handle in handles:
             handle.remove()
-    return Recording(tuple(recorder.steps), recorder.forms, recorder.out, len(x), x.dtype)
+    return recorder
 
 
 def _is_step(module: nn.Module) -> bool:
@@ -275,9 +256,10 @@ def merged(a: Recording, b: Recording) -> Tape:
             return {key: both(x[key], y[key]) for key in x}
         if isinstance(x, slice) and isinstance(y, slice):
             return slice(*(both(*ends) for ends in ((x.start, y.start), (x.stop, y.stop), (x.step, y.step))))
-        if isinstance(x, Step) and isinstance(y, Step) and x.same_call(y):
-            args, kwargs = both(x.args, y.args), both(x.kwargs, y.kwargs)
-            return replace(x, args=args, kwargs=kwargs)
+        if isinstance(x, Step) and isinstance(y, Step):
+            if (x.called, x.results, x.written) == (y.called, y.results, y.written):
+                return replace(x, args=both(x.args, y.args), kwargs=both(x.kwargs, y.kwargs))
+            raise ValueError(_OTHERWISE)
         if isinstance(x, Given) and type(x) is type(y):
             return x
         if isinstance(x, torch.device):
@@ -295,4 +277,4 @@ def merged(a: Recording, b: Recording) -> Tape:
         for name, (shape, dtype) in a.forms.items()
         if shape[:1] == (a.rows,) and dtype == a.dtype and b.forms.get(name) == ((b.rows, *shape[1:]), b.dtype)
     }
-    return Tape(cast("tuple[Step, ...]", both(a.steps, b.steps)), tails, a.out)
+    return Tape(cast("tuple[Step, ...]", both(tuple(a.steps), tuple(b.steps))), tails, a.out)
