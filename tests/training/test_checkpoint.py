@@ -61,7 +61,6 @@ VARIANTS = {
         "strategy.sampler=uniform",
         "strategy.clusters=6",
         "strategy.clusters_per_batch=2",
-        "strategy.num_workers=1",
     ),
     "steps of drawn subgraphs": ("strategy=minibatch", "strategy.sampler=saint", "strategy.batch_size=40"),
     "masks of a vertex cut": ("strategy=cofree", "strategy.drop_edge=0.4", "strategy.masks=3", "partition=dbh"),
