@@ -17,7 +17,7 @@ from gnnpar.folds.block import Block
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import InEdges
 from gnnpar.parallel.local import LocalRows, Pass, by_type
-from gnnpar.parallel.pipeline.chunk import ChunkGraph, Part, Weights
+from gnnpar.parallel.pipeline.chunk import ChunkGraph, PartState, Weights
 from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, draw_order
 from gnnpar.parallel.pipeline.history import History
 from gnnpar.parallel.pipeline.messages import Slots
@@ -215,7 +215,7 @@ class Chain:
             chunks.num_rows, chunks.num_own, refresh=self.refresh, remembers=bool(self.weights.stale)
         )
         slots = Slots(chunks, CodedExchange(comm, Identity().build(shard.row_lists, comm, 0)))
-        self.part = Part(chunks, shard.in_degree[chunks.order], slots, self.history, self.weights)
+        self.part = PartState(chunks, shard.in_degree[chunks.order], slots, self.history, self.weights)
         self.epoch = 0
 
     def run(self, x: Tensor, grad: Tensor, order: Sequence[int]) -> tuple[Tensor, Tensor]:

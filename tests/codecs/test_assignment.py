@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gnnpar.codecs.adaptive.links import Profile, fit, nominal
-from gnnpar.codecs.adaptive.problem import Pair, Problem, merged, split, uniform_choice
+from gnnpar.codecs.adaptive.problem import BitProblem, Pair, merged, split, uniform_choice
 from gnnpar.codecs.adaptive.solvers import lower_bound, solve_program, solve_thresholds
 from gnnpar_kernels.wire import row_nbytes
 
@@ -29,7 +29,7 @@ def instance(seed, *, ranks=2, groups=60, weight=0.5, hidden=0.0, budget=None, e
         theta, gamma = rng.uniform(1e-9, 4e-9), rng.uniform(0, 2e-5)
         most = np.inf if budget is None else budget * rows.sum()
         pairs.append(Pair(sender, receiver, variance, rows, NBYTES, theta, gamma, most))
-    return Problem(tuple(pairs), ranks, weight, hidden)
+    return BitProblem(tuple(pairs), ranks, weight, hidden)
 
 
 @pytest.mark.parametrize("exact", [False, True], ids=["proxy", "exact"])
@@ -91,7 +91,7 @@ def test_every_choice_of_a_small_problem():
     rng = np.random.default_rng(5)
     variance = rng.lognormal(0, 1, (6, 1)) / (2.0 ** np.array(MENU) - 1) ** 2
     pair = Pair(0, 1, variance, np.ones(6), NBYTES, 1e-9, 0.0)
-    problem = Problem((pair,), 2, 0.5)
+    problem = BitProblem((pair,), 2, 0.5)
     best = min(problem.value([np.array(c)]).objective for c in itertools.product(range(3), repeat=6))
     assert problem.value(solve_thresholds(problem)).objective == pytest.approx(best, rel=1e-9)
     assert problem.value(solve_program(problem)).objective == pytest.approx(best, rel=1e-3)
@@ -109,14 +109,14 @@ def test_bits_that_fill_a_word_are_free():
     nbytes = np.array([row_nbytes(5, bits) for bits in MENU], dtype=float)
     assert nbytes[0] == nbytes[1] < nbytes[2]
     variance = np.ones((9, 1)) / (2.0 ** np.array(MENU) - 1) ** 2
-    problem = Problem((Pair(0, 1, variance, np.ones(9), nbytes, 1e-9, 0.0, 9 * nbytes[0]),), 2, 0.0)
+    problem = BitProblem((Pair(0, 1, variance, np.ones(9), nbytes, 1e-9, 0.0, 9 * nbytes[0]),), 2, 0.0)
     assert solve_thresholds(problem)[0].tolist() == [1] * 9
 
 
 def test_rows_of_no_variance_and_pairs_of_no_rows():
     nothing = Pair(0, 1, np.zeros((4, 3)), np.ones(4), NBYTES, 1e-9, 0.0)
-    assert solve_thresholds(Problem((nothing,), 2, 0.5))[0].tolist() == [0] * 4
-    assert solve_thresholds(Problem((), 1, 0.5)) == []
+    assert solve_thresholds(BitProblem((nothing,), 2, 0.5))[0].tolist() == [0] * 4
+    assert solve_thresholds(BitProblem((), 1, 0.5)) == []
 
 
 def test_link_costs_are_recovered_and_noise_never_makes_bytes_free():

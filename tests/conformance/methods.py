@@ -43,10 +43,10 @@ from gnnpar.parallel.pipegcn.strategy import PipeGCN
 from gnnpar.parallel.pipeline.hybrid import Hybrid
 from gnnpar.parallel.pipeline.strategy import GNNPipe
 from gnnpar.parallel.sampling.strategy import Minibatch
-from gnnpar.parallel.sancus.copies import Copies
+from gnnpar.parallel.sancus.copies import CachedParts
 from gnnpar.parallel.sancus.strategy import Sancus
 from gnnpar.parallel.sequential.strategy import SAR
-from gnnpar.parallel.sketch import sketch
+from gnnpar.parallel.shape_trace import shape_trace
 from gnnpar.parallel.stale import StaleExchange
 from gnnpar.training.checks import check_strategy
 from gnnpar.verify.conformance import Job, make_job, small_graph, train_in_threads
@@ -285,13 +285,13 @@ def _never_refreshed(patch: pytest.MonkeyPatch) -> None:
 
 
 def _nothing_skipped(patch: pytest.MonkeyPatch) -> None:
-    decide = Copies.broadcasting
+    decide = CachedParts.broadcasting
 
-    def wrong(self: Copies, rows: Any, site: Any) -> frozenset[int]:
+    def wrong(self: CachedParts, rows: Any, site: Any) -> frozenset[int]:
         decide(self, rows, site)
         return frozenset(range(WORLD))
 
-    patch.setattr(Copies, "broadcasting", wrong)
+    patch.setattr(CachedParts, "broadcasting", wrong)
 
 
 def _without_weights(patch: pytest.MonkeyPatch) -> None:
@@ -368,7 +368,7 @@ def _others(rank: Rank) -> int:
 
 
 def _read_again(rank: Rank) -> int:
-    width = sum(each.width for use in sketch(rank.model, rank.shard) for each in use.src)
+    width = sum(each.width for use in shape_trace(rank.model, rank.shard) for each in use.src)
     assert width > 0
     return 8 * (NODES - rank.shard.num_inner) * width
 

@@ -17,7 +17,7 @@ from conftest import Run
 from gnnpar.models.pyg.few_nodes import FewNodes
 from gnnpar.models.pyg.marks import Edges, Here
 from gnnpar.models.pyg.model import PyG
-from gnnpar.models.pyg.propagate import way_of
+from gnnpar.models.pyg.propagate import lowering_of
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.verify.conformance import check, small_graph
@@ -150,7 +150,7 @@ ORDERS["another module in the place of a matrix"][0].lin = torch.nn.Linear(3, 5,
 def test_the_narrower_side_of_a_sum_and_its_matrix_is_summed(case):
     conv, width = ORDERS[case]
     conv = conv.double().eval()
-    g, way = Watched(torch.ones(7, dtype=torch.float64)[:, None]), way_of(conv, self_loops=True)
+    g, way = Watched(torch.ones(7, dtype=torch.float64)[:, None]), lowering_of(conv, self_loops=True)
     x, edges = torch.randn(7, conv.in_channels, dtype=torch.float64), torch.arange(7).repeat(2, 1)
     with torch.no_grad():
         expected = conv(x, edges)

@@ -20,7 +20,7 @@ from gnnpar.partition.partition import Random
 from gnnpar.partition.shard import partition_statistics
 from gnnpar.planner.extract import record
 from gnnpar.planner.planner import Request, search
-from gnnpar.planner.simulate import Timeline, simulated
+from gnnpar.planner.simulate import EpochTimeline, simulated
 from gnnpar.pricing.candidate import Candidate, Scope
 from gnnpar.pricing.fabric import Device, Fabric, Wire, build
 from gnnpar.pricing.ir import ModelIR
@@ -46,7 +46,7 @@ def star(size: int, rate: float, latency: float = 0.0) -> Fabric:
     return build(devices, [Wire(ends=(d.name, "switch"), rate=rate, latency=latency) for d in devices])
 
 
-def crossing(line: Timeline) -> float:
+def crossing(line: EpochTimeline) -> float:
     """Return the bytes over all links."""
     return sum(demand * task.nbytes for task in line.tasks for demand in task.demand.values())
 

@@ -8,18 +8,18 @@ import random
 import pytest
 
 from gnnpar.planner.simulate import fair_rates, simulate
-from gnnpar.pricing.tasks import Task
+from gnnpar.pricing.tasks import SimulatedTask
 
 
-def compute(name: str, seconds: float, *after: int, device: int = 0, **more) -> Task:
-    return Task(
+def compute(name: str, seconds: float, *after: int, device: int = 0, **more) -> SimulatedTask:
+    return SimulatedTask(
         name=name, kind="compute", stream=("compute", device), devices=(device,), after=after, seconds=seconds, **more
     )
 
 
-def flow(name: str, nbytes: float, links: list[int], *after: int, stream: object = None, **more) -> Task:
+def flow(name: str, nbytes: float, links: list[int], *after: int, stream: object = None, **more) -> SimulatedTask:
     demand = dict.fromkeys(links, 1.0)
-    return Task(
+    return SimulatedTask(
         name=name, kind="flow", stream=stream or name, devices=(0, 1), after=after, nbytes=nbytes, demand=demand, **more
     )
 

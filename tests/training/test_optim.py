@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gnnpar.training.on_device import DeviceStep
-from gnnpar.training.optim import SGD, Adam, AdamW, Schedule, Stepper
+from gnnpar.training.optim import SGD, Adam, AdamW, RateSchedule, Stepper
 
 
 def model() -> nn.Module:
@@ -27,14 +27,14 @@ def build(config: Adam | AdamW | SGD, module: nn.Module, epochs: int = 10):
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [
-        (Schedule(), [1, 1, 1, 1]),
-        (Schedule(schedule="step", step_every=2, gamma=0.1), [1, 1, 0.1, 0.1]),
-        (Schedule(schedule="cosine"), [0.5 * (1 + math.cos(math.pi * e / 4)) for e in range(4)]),
-        (Schedule(schedule="warmup", warmup_epochs=3), [0.25, 0.5, 0.75, 1]),
-        (Schedule(schedule="step", step_every=1, gamma=0.5, warmup_epochs=1), [0.5, 1, 0.5, 0.25]),
+        (RateSchedule(), [1, 1, 1, 1]),
+        (RateSchedule(schedule="step", step_every=2, gamma=0.1), [1, 1, 0.1, 0.1]),
+        (RateSchedule(schedule="cosine"), [0.5 * (1 + math.cos(math.pi * e / 4)) for e in range(4)]),
+        (RateSchedule(schedule="warmup", warmup_epochs=3), [0.25, 0.5, 0.75, 1]),
+        (RateSchedule(schedule="step", step_every=1, gamma=0.5, warmup_epochs=1), [0.5, 1, 0.5, 0.25]),
     ],
 )
-def test_schedules(schedule: Schedule, expected: list[float]) -> None:
+def test_schedules(schedule: RateSchedule, expected: list[float]) -> None:
     assert [schedule.factor(epoch, 4) for epoch in range(4)] == pytest.approx(expected)
 
 
@@ -117,7 +117,7 @@ def test_a_gradient_that_is_not_finite_on_another_stage_moves_nothing_here(norm:
         (AdamW(weight_decay=0.1), torch.optim.AdamW),
         (SGD(momentum=0.9, nesterov=True, weight_decay=0.1), torch.optim.SGD),
     ],
-    ids=lambda each: type(each).__name__ if isinstance(each, Schedule) else "",
+    ids=lambda each: type(each).__name__ if isinstance(each, RateSchedule) else "",
 )
 def test_steps_are_those_of_torch_to_the_bit(config: Adam | AdamW | SGD, theirs: type[torch.optim.Optimizer]) -> None:
     mine, other = model(), model()

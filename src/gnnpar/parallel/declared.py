@@ -19,7 +19,7 @@ from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Memory, Phases, Price, Traffic
 from gnnpar.pricing.quality import Quality
 from gnnpar.pricing.steps import Step
-from gnnpar.pricing.tasks import Task
+from gnnpar.pricing.tasks import SimulatedTask
 from gnnpar.pricing.work import Held, Work
 
 
@@ -113,7 +113,7 @@ class DeclaredCandidate(Candidate):
     def knobs(self, ir: ModelIR) -> Knobs:
         return self.strategy.knobs(ir)
 
-    def turned(self, knobs: Values) -> DeclaredCandidate:
+    def with_knobs(self, knobs: Values) -> DeclaredCandidate:
         options = {name: value for name, value in knobs.items() if name != "bits"}
         return replace(self, bits=knobs.get("bits", self.bits), strategy=replace(self.strategy, **options))
 
@@ -133,7 +133,7 @@ class DeclaredCandidate(Candidate):
     def memory(self, work: Work) -> tuple[Memory, ...]:
         return self.declared.step.memory(self._seen(work))
 
-    def tasks(self, work: Work, machine: Machine) -> list[Task]:
+    def tasks(self, work: Work, machine: Machine) -> list[SimulatedTask]:
         return self.declared.step.tasks(self._seen(work), machine, self.engine, self.bits)
 
 
@@ -181,7 +181,7 @@ class Proposes(Declares):
 
     def candidates(self, scope: Scope, ranks: int) -> Iterable[Candidate]:
         plain = DeclaredCandidate(parts=ranks, strategy=self)
-        return [plain.turned(each) for each in self.proposals(scope, ranks)]
+        return [plain.with_knobs(each) for each in self.proposals(scope, ranks)]
 
 
 def beside(overlap: str) -> Literal["inner", "none"]:

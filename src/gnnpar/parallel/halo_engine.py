@@ -16,7 +16,7 @@ from gnnpar.parallel.edges import EdgeOrder, Overlap
 from gnnpar.parallel.engine import FlatEngine, Stateful
 from gnnpar.parallel.halo_graph import Covered, HaloGraph
 from gnnpar.parallel.normalised import normalised_for
-from gnnpar.parallel.sketch import sketch
+from gnnpar.parallel.shape_trace import shape_trace
 from gnnpar.parallel.stale import RowPolicy, StaleExchange
 from gnnpar.partition.shard import Shard
 
@@ -87,4 +87,6 @@ def halo_engine(
 def _covers(shard: Shard, model: GNN, codec: CodecConfig, comm: Communicator, halo: Halo, *, linear: bool) -> Covers:
     if halo == "rows" or comm.size == 1 or isinstance(codec, Drop):
         return Covers()
-    return make_covers(shard, sketch(model, shard, gradients=True), codec, comm, auto=halo == "auto", linear=linear)
+    return make_covers(
+        shard, shape_trace(model, shard, gradients=True), codec, comm, auto=halo == "auto", linear=linear
+    )

@@ -70,7 +70,7 @@ class Shard:
     type_degree: Tensor | None = None
     edge_attr: Tensor | None = None
     edge_sizes: EdgeSizes = EdgeSizes()
-    copies: Copies | None = None
+    copies: Mirrors | None = None
     pairs: OwnPairs | None = None
     normalised: bool = False
     learns: Learned | None = None
@@ -364,7 +364,7 @@ def _held(dataset: Dataset | Whole, edges: Tensor, *, edge_ids: bool) -> EdgeDat
 
 
 @dataclass(frozen=True, eq=False)
-class Copies:
+class Mirrors:
     """One part of a vertex cut: its edges, and a copy of each of their nodes.
 
     `shard` owns all of its n nodes, with the in-degrees of the whole graph, and has no halo. Shapes: share [n]: share
@@ -375,15 +375,15 @@ class Copies:
     share: Tensor
     number: Tensor
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> Copies:
+    def to(self, device: torch.device, dtype: torch.dtype) -> Mirrors:
         """Move to a device: rows of features in `dtype`, other floating-point numbers in the type of its sums."""
         share = self.share.to(device, accumulate_dtype(dtype))
-        return Copies(self.shard.to(device, dtype), share, self.number.to(device))
+        return Mirrors(self.shard.to(device, dtype), share, self.number.to(device))
 
 
 def cut_nodes(
     dataset: Dataset | Whole, part_of: Tensor, edge_part_of: Tensor, parts: int, *, edge_ids: bool = False
-) -> list[Copies]:
+) -> list[Mirrors]:
     """Return all parts of a vertex cut. A self loop is in every part with a copy of its node."""
     src, dst = dataset.edge_index
     apart, num_nodes = src != dst, dataset.num_nodes
@@ -391,7 +391,7 @@ def cut_nodes(
     held = copies_of(dataset.edge_index, part_of, edge_part_of, parts)
     number = torch.bincount(torch.cat(held), minlength=num_nodes)
     by_type = _degrees_by_type(dataset)
-    found: list[Copies] = []
+    found: list[Mirrors] = []
     for p, ids in enumerate(held):
         place = torch.full_like(part_of, -1)
         place[ids] = torch.arange(len(ids))
@@ -410,7 +410,7 @@ def cut_nodes(
         shard = replace(
             _shard(dataset, 0, 1, ids, place, {(0, 0): block}, by_type), edge_attr=chosen(dataset.edges.attr, mine)
         )
-        found.append(Copies(shard, share, number[ids]))
+        found.append(Mirrors(shard, share, number[ids]))
     return found
 
 

@@ -15,7 +15,7 @@ from gnnpar.planner.machines import setting_of
 from gnnpar.planner.planner import Evaluated, Planned, Request, listed, reasons, recorded
 from gnnpar.planner.recompute import how_held
 from gnnpar.planner.search.named import BUDGET, DEFAULT, run
-from gnnpar.planner.simulate import Timeline, simulated
+from gnnpar.planner.simulate import EpochTimeline, simulated
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.quality import Quality
@@ -166,7 +166,7 @@ def _row(e: Evaluated, first: bool, measured: Mapping[str, float]) -> tuple[str,
     return (e.label, seconds_text(price.seconds), *phases, bytes_text(price.peak_bytes), note)
 
 
-def timeline(planned: Planned) -> Timeline:
+def timeline(planned: Planned) -> EpochTimeline:
     """Simulate an epoch of the chosen candidate."""
     chosen, request = planned.chosen, planned.request
     machine = chosen.at(request.machine)

@@ -22,7 +22,7 @@ from gnnpar.folds.edge_data import EdgeData
 from gnnpar.folds.max import Max
 from gnnpar.folds.softmax import Softmax, SoftmaxDot, SoftmaxV2
 from gnnpar.folds.sum import Sum
-from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, Span
+from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, RowRange
 from gnnpar_kernels import (
     apply_mask,
     dequantize_rows,
@@ -212,7 +212,7 @@ def _order(watch: _Watch, samples: Samples) -> None:
     generator = torch.Generator().manual_seed(0)
     rows, device = torch.arange(n), watch.comm.device
     src, dst = torch.randint(0, n, (2, e), generator=generator)
-    spans = {(0, k): Span(n * k // num, n * (k + 1) // num) for k in range(num)}
+    spans = {(0, k): RowRange(n * k // num, n * (k + 1) // num) for k in range(num)}
     chunks = Chunks(
         num=num,
         part=0,

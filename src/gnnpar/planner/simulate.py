@@ -16,13 +16,13 @@ from typing import NamedTuple
 from gnnpar.files import JsonDict
 from gnnpar.pricing.candidate import Candidate
 from gnnpar.pricing.machine import Machine
-from gnnpar.pricing.tasks import Task
+from gnnpar.pricing.tasks import SimulatedTask
 from gnnpar.pricing.work import Work
 
 _END = 1e-12  # relative tolerance of event times, for rounding
 
 
-class Span(NamedTuple):
+class TaskSpan(NamedTuple):
     """Start and end of a task, in seconds."""
 
     start: float
@@ -30,11 +30,11 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Timeline:
+class EpochTimeline:
     """The timeline of an epoch."""
 
-    tasks: tuple[Task, ...]
-    spans: tuple[Span, ...]
+    tasks: tuple[SimulatedTask, ...]
+    spans: tuple[TaskSpan, ...]
 
     @property
     def seconds(self) -> float:
@@ -69,12 +69,12 @@ def _meta(kind: str, pid: int, tid: int, name: str) -> JsonDict:
     return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
 
 
-def simulate(tasks: Sequence[Task], capacity: Sequence[float], *, slowdown: float = 1.0) -> Timeline:
+def simulate(tasks: Sequence[SimulatedTask], capacity: Sequence[float], *, slowdown: float = 1.0) -> EpochTimeline:
     """Run the graph. capacity: bytes/s of each link. ValueError for a cycle of tasks."""
     return _Simulation(tasks, capacity, slowdown).run()
 
 
-def simulated(candidate: Candidate, work: Work, machine: Machine) -> Timeline:
+def simulated(candidate: Candidate, work: Work, machine: Machine) -> EpochTimeline:
     """Simulate an epoch of a candidate."""
     lost = machine.lost(range(candidate.ranks))
     capacity = [link.rate for link in machine.fabric.links]
@@ -82,7 +82,7 @@ def simulated(candidate: Candidate, work: Work, machine: Machine) -> Timeline:
 
 
 class _Simulation:
-    def __init__(self, tasks: Sequence[Task], capacity: Sequence[float], slowdown: float) -> None:
+    def __init__(self, tasks: Sequence[SimulatedTask], capacity: Sequence[float], slowdown: float) -> None:
         self.tasks, self.capacity, self.slowdown = tuple(tasks), capacity, slowdown
         self.waiting = [len(set(t.after)) for t in tasks]
         self.followers: list[list[int]] = [[] for _ in tasks]
@@ -98,7 +98,7 @@ class _Simulation:
         self.start, self.end = [0.0] * len(tasks), [0.0] * len(tasks)
         self.stale = False
 
-    def run(self) -> Timeline:
+    def run(self) -> EpochTimeline:
         for i, count in enumerate(self.waiting):
             if count == 0:
                 self._ready(i)
@@ -110,7 +110,7 @@ class _Simulation:
         if done != len(self.tasks):
             stuck = next(t.name for t, n in zip(self.tasks, self.waiting, strict=True) if n > 0)
             raise ValueError(f"{len(self.tasks) - done} tasks wait for each other, {stuck} among them")
-        return Timeline(self.tasks, tuple(map(Span, self.start, self.end)))
+        return EpochTimeline(self.tasks, tuple(map(TaskSpan, self.start, self.end)))
 
     def _ready(self, i: int) -> None:
         task = self.tasks[i]

@@ -15,7 +15,7 @@ from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Memory, Phases, Price
 from gnnpar.pricing.quality import Quality
-from gnnpar.pricing.tasks import Task
+from gnnpar.pricing.tasks import SimulatedTask
 from gnnpar.pricing.work import Held, Work
 
 Values = JsonObject
@@ -77,7 +77,7 @@ class Candidate(ABC):
         """Return the memory of each rank: stages of the grid, then parts."""
         raise NotImplementedError("the strategy gives a price alone")
 
-    def tasks(self, work: Work, machine: Machine) -> list[Task]:
+    def tasks(self, work: Work, machine: Machine) -> list[SimulatedTask]:
         """Return the tasks of an epoch for the event simulator; rates are those of `engine`. Empty if unknown."""
         return []
 
@@ -108,7 +108,7 @@ class Candidate(ABC):
     def knobs(self, ir: ModelIR) -> Knobs:
         return {}
 
-    def turned(self, knobs: Values) -> Self:
+    def with_knobs(self, knobs: Values) -> Self:
         """Return the candidate with these values of its knobs."""
         return replace(self, **knobs)
 

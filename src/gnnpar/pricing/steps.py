@@ -16,8 +16,8 @@ from gnnpar.pricing.memory import rank_memory, structure_bytes, widest_fold
 from gnnpar.pricing.price import Memory, Phases
 from gnnpar.pricing.regrouped import Regrouped, turns
 from gnnpar.pricing.statistics import PartStats
-from gnnpar.pricing.tasks import Task, TaskGraph
-from gnnpar.pricing.work import DIRECTIONS, Direction, Piece, Work
+from gnnpar.pricing.tasks import SimulatedTask, TaskGraph
+from gnnpar.pricing.work import DIRECTIONS, Direction, LayerSeconds, Work
 
 Kind = Literal["local", "halo", "parts", "rounds", "columns", "grid"]
 _NUMBER = 4.0
@@ -126,7 +126,7 @@ class Step:
     def _in_rounds(
         self,
         machine: Machine,
-        pieces: Sequence[Piece],
+        pieces: Sequence[LayerSeconds],
         flows: Sequence[Flow],
         direction: Direction,
         times: float,
@@ -148,7 +148,7 @@ class Step:
         encode = max(p.pack + p.unpack for p in pieces) * max(1.0, times)
         return Phases(compute=compute + max(p.before + p.after for p in pieces), encode=encode, wire=wire)
 
-    def _pause(self, pieces: Sequence[Piece]) -> float:
+    def _pause(self, pieces: Sequence[LayerSeconds]) -> float:
         """Return the seconds between two exchanges in which nothing is sent."""
         return min(p.compute + p.pack + p.unpack - (self.overlap == "inner") * p.inner for p in pieces)
 
@@ -188,7 +188,7 @@ class Step:
 
     # Tasks of the simulator
 
-    def tasks(self, work: Work, machine: Machine, engine: str, bits: int = 32) -> list[Task]:
+    def tasks(self, work: Work, machine: Machine, engine: str, bits: int = 32) -> list[SimulatedTask]:
         """Return the tasks of an epoch for the event simulator."""
         work, graph, layers = self.seen(work), TaskGraph(machine), range(work.ir.num_layers)
         ranks, visit = range(work.parts.parts), work.visit_seconds(engine)
@@ -242,7 +242,7 @@ class Step:
         graph: TaskGraph,
         p: int,
         tag: str,
-        piece: Piece,
+        piece: LayerSeconds,
         nbytes: Mapping[int, float],
         ready: Sequence[int],
         idle: float,

@@ -14,7 +14,7 @@ from gnnpar.pricing.work import Work
 
 
 @dataclass(frozen=True)
-class Task:
+class SimulatedTask:
     """One piece of work. compute: `seconds` on the stream. flow: `nbytes` over `demand` after `latency`.
 
     `devices`: those it occupies (compute: one; flow: its ends). `after`: numbers of tasks that must have ended.
@@ -37,14 +37,16 @@ class TaskGraph:
     """A task graph under construction; each method returns the number of the task that it adds."""
 
     machine: Machine
-    made: list[Task] = field(default_factory=list)
+    made: list[SimulatedTask] = field(default_factory=list)
 
-    def _add(self, task: Task) -> int:
+    def _add(self, task: SimulatedTask) -> int:
         self.made.append(task)
         return len(self.made) - 1
 
     def compute(self, name: str, rank: int, seconds: float, after: Sequence[int], *, priority: int = 0) -> int:
-        task = Task(name, "compute", ("compute", rank), (rank,), tuple(after), seconds=seconds, priority=priority)
+        task = SimulatedTask(
+            name, "compute", ("compute", rank), (rank,), tuple(after), seconds=seconds, priority=priority
+        )
         return self._add(task)
 
     def flow(
@@ -66,7 +68,7 @@ class TaskGraph:
         demand = dict.fromkeys(fabric.routes[source][target], 1.0)
         on, ends = ("flow", source, target), (source, target)
         waits = tuple(after)
-        return self._add(Task(name, "flow", on, ends, waits, nbytes=nbytes, latency=latency, demand=demand))
+        return self._add(SimulatedTask(name, "flow", on, ends, waits, nbytes=nbytes, latency=latency, demand=demand))
 
     def reduce(self, ranks: Sequence[int], nbytes: float, after: Sequence[int], *, more: float = 0.0) -> int:
         """Add a ring sum and return its number: every ring edge carries 2 (n - 1)/n of the bytes. `more`: seconds of
@@ -77,7 +79,9 @@ class TaskGraph:
                 demand[link] = demand.get(link, 0.0) + 2 * (size - 1) / size
         latency, waits = self.machine.reduce(ranks, 0.0) + more, tuple(after)
         on, ends = ("reduce", *ranks), tuple(ranks)
-        return self._add(Task("reduce", "flow", on, ends, waits, nbytes=nbytes, latency=latency, demand=demand))
+        return self._add(
+            SimulatedTask("reduce", "flow", on, ends, waits, nbytes=nbytes, latency=latency, demand=demand)
+        )
 
     def end(self, work: Work, engine: str, ranks: Sequence[int], layers: range, after: list[int]) -> None:
         """Add the sums of these layers' gradients over ranks, and the optimizer's step of each."""

@@ -37,7 +37,7 @@ def wire_bytes(widths: tuple[int, ...], bits: int) -> int:
 
 
 @dataclass(frozen=True)
-class Piece:
+class LayerSeconds:
     """Seconds of one layer in one direction on one part. `halo[q]`: the fold of rows of q."""
 
     before: float
@@ -62,7 +62,7 @@ class Work:
     rates: tuple[Rates, ...]
     held: Held = "no"
 
-    def piece(self, layer: int, p: int, direction: Direction, *, share: float = 1.0, bits: int = 32) -> Piece:
+    def piece(self, layer: int, p: int, direction: Direction, *, share: float = 1.0, bits: int = 32) -> LayerSeconds:
         """Return the piece of a part. `share`: of the part's rows and edges, for a chunk."""
         rates, backward = self.rates[p], direction == "backward"
         n = self.parts.nodes[p] * share
@@ -84,11 +84,11 @@ class Work:
         width = self.exchanged_width(layer, direction)
         out, into = self.parts.sent(p) * share, sum(self.parts.halo[p]) * share
         pack, unpack = (out, into) if direction == "forward" else (into, out)
-        return Piece(
+        return LayerSeconds(
             before, inner, halo, after, rates.code_seconds(bits, pack * width), rates.code_seconds(bits, unpack * width)
         )
 
-    def pieces(self, layer: int, direction: Direction, *, share: float = 1.0, bits: int = 32) -> list[Piece]:
+    def pieces(self, layer: int, direction: Direction, *, share: float = 1.0, bits: int = 32) -> list[LayerSeconds]:
         """Return the pieces of every part."""
         return [self.piece(layer, p, direction, share=share, bits=bits) for p in range(self.parts.parts)]
 

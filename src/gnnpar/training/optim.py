@@ -44,7 +44,7 @@ _Adam, _AdamW, _SGD = eager(torch.optim.Adam), eager(torch.optim.AdamW), eager(t
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
+class RateSchedule:
     """Fields of all optimizers.
 
     decay: the parameters that `weight_decay` acts on - all; weights (matrices, no biases and norms); first_layer.
@@ -101,7 +101,7 @@ class Schedule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adam(Schedule):
+class Adam(RateSchedule):
     """Adam; weight decay as a term of the gradient."""
 
     betas: tuple[Share, Share] = (0.9, 0.999)
@@ -120,7 +120,7 @@ class AdamW(Adam):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SGD(Schedule):
+class SGD(RateSchedule):
     """Gradient descent with momentum."""
 
     momentum: Share = 0.0
@@ -143,7 +143,7 @@ class Stepper:
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, *, config: Schedule, epochs: int, names: dict[nn.Parameter, str]
+        self, optimizer: torch.optim.Optimizer, *, config: RateSchedule, epochs: int, names: dict[nn.Parameter, str]
     ) -> None:
         refuse_closure(optimizer)
         self.optimizer, self.config, self.epochs, self.names = optimizer, config, epochs, names

@@ -15,7 +15,7 @@ from torch import Tensor
 from gnnpar.codecs.adaptive import solvers
 from gnnpar.codecs.adaptive.importance import Scores
 from gnnpar.codecs.adaptive.links import Profile
-from gnnpar.codecs.adaptive.problem import Array, Pair, Problem, merged, split
+from gnnpar.codecs.adaptive.problem import Array, BitProblem, Pair, merged, split
 from gnnpar.codecs.quantized import Key
 from gnnpar.comm import Communicator, RowLists, Site
 from gnnpar.comm.clock import perf_counter
@@ -25,7 +25,7 @@ from gnnpar_kernels.wire import row_nbytes
 Solver = Literal["threshold", "highs"]
 Objective = Literal["time", "overlap"]
 Scope = Literal["exchange", "epoch"]
-SOLVERS: dict[str, Callable[[Problem], list[Array]]] = {
+SOLVERS: dict[str, Callable[[BitProblem], list[Array]]] = {
     "threshold": solvers.solve_thresholds,
     "highs": solvers.solve_program,
 }
@@ -184,7 +184,7 @@ class Assigner:
         facts["assign/numbers"] = elements
         return {r: np.concatenate([*c, menu[:0]]) for r, c in codes.items()}, facts
 
-    def _choices(self, problems: list[Problem]) -> list[list[Array]]:
+    def _choices(self, problems: list[BitProblem]) -> list[list[Array]]:
         """Solve every exchange on its own, or all exchanges of a direction together if they have the same pairs."""
         solve = SOLVERS[self.rules.solver]
         pairs = {tuple((p.sender, p.receiver) for p in problem.pairs) for problem in problems}
@@ -192,7 +192,7 @@ class Assigner:
             return [solve(problem) for problem in problems]
         return split(solve(merged(problems)), problems)
 
-    def _problem(self, key: Key, width: int, rest: dict[int, Array]) -> Problem:
+    def _problem(self, key: Key, width: int, rest: dict[int, Array]) -> BitProblem:
         """Build an exchange's problem, taking its groups off the front of each rank's list."""
         rules = self.rules
         pairs: list[Pair] = []
@@ -211,7 +211,7 @@ class Assigner:
         hidden = 0.0
         if rules.objective == "overlap" and self.comm.size > 1:
             hidden = width * min(self.profile.fold_seconds) / (self.comm.size - 1)
-        return Problem(tuple(pairs), self.comm.size, rules.variance_weight, hidden)
+        return BitProblem(tuple(pairs), self.comm.size, rules.variance_weight, hidden)
 
     def _tell_receivers(
         self, keys: list[Key], sending: Mapping[tuple[Key, int], Tensor], site: Site

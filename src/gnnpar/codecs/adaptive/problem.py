@@ -62,7 +62,7 @@ class Value:
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class BitProblem:
     """One exchange of one direction. variance_weight: w. hidden_seconds: of compute that hides a round."""
 
     pairs: tuple[Pair, ...]
@@ -114,11 +114,11 @@ class Problem:
         return Value(objective, variance, seconds)
 
 
-def uniform_choice(problem: Problem, entry: int) -> list[Array]:
+def uniform_choice(problem: BitProblem, entry: int) -> list[Array]:
     return [np.full(len(p.rows), entry % p.variance.shape[1]) for p in problem.pairs]
 
 
-def merged(problems: Sequence[Problem]) -> Problem:
+def merged(problems: Sequence[BitProblem]) -> BitProblem:
     """Merge problems with the same pairs into one, with their groups concatenated."""
     pairs: list[Pair] = []
     for several in zip(*(p.pairs for p in problems), strict=True):
@@ -137,10 +137,10 @@ def merged(problems: Sequence[Problem]) -> Problem:
             )
         )
     hidden = sum(p.hidden_seconds for p in problems)
-    return Problem(tuple(pairs), problems[0].num_ranks, problems[0].variance_weight, hidden)
+    return BitProblem(tuple(pairs), problems[0].num_ranks, problems[0].variance_weight, hidden)
 
 
-def split(choice: Sequence[Array], problems: Sequence[Problem]) -> list[list[Array]]:
+def split(choice: Sequence[Array], problems: Sequence[BitProblem]) -> list[list[Array]]:
     """Split a choice of the merged problem by problem."""
     ends = [
         np.cumsum([len(p.rows) for p in several])[:-1] for several in zip(*(p.pairs for p in problems), strict=True)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gnnpar.codecs.adaptive.problem import Array, Pair, Problem
+from gnnpar.codecs.adaptive.problem import Array, BitProblem, Pair
 
 _FREE = 1e-6  # bytes: rows are whole words, so 4 bits of a narrow row may cost as much as 2 bits
 _LOOK_AHEAD = 200  # later steps to try for the bytes left over by the first step that does not fit
@@ -31,7 +31,7 @@ class _Steps(NamedTuple):
     variance: Array
 
 
-def solve_thresholds(problem: Problem) -> list[Array]:
+def solve_thresholds(problem: BitProblem) -> list[Array]:
     """Return menu entries [G] of every pair, by thresholds."""
     choice: list[Array] = [np.zeros(0, dtype=np.int64)] * len(problem.pairs)
     per_variance, per_second = problem.weights
@@ -110,7 +110,7 @@ def _take(pair: Pair, steps: _Steps, allowed: float) -> Array:
     return entries
 
 
-def solve_program(problem: Problem) -> list[Array]:
+def solve_program(problem: BitProblem) -> list[Array]:
     """Return menu entries [G] of every pair, the best by HiGHS within a minute. ValueError if it finds none."""
     x = _run_highs(problem, integral=True)[0]
     if x is None:
@@ -126,12 +126,12 @@ def solve_program(problem: Problem) -> list[Array]:
     return choice
 
 
-def lower_bound(problem: Problem) -> float:
+def lower_bound(problem: BitProblem) -> float:
     """Return the objective of the linear relaxation."""
     return _run_highs(problem, integral=False)[1]
 
 
-def _run_highs(problem: Problem, *, integral: bool) -> tuple[Array | None, float]:
+def _run_highs(problem: BitProblem, *, integral: bool) -> tuple[Array | None, float]:
     """Return (binaries then Z_r, objective)."""
     sparse, optimize = import_module("scipy.sparse"), import_module("scipy.optimize")  # by name: scipy has no types
 

@@ -31,7 +31,7 @@ from gnnpar.models.pyg.all_rows import NodeRows, plain_rows
 from gnnpar.models.pyg.layout import Layout
 from gnnpar.models.pyg.marks import Bipartite, EdgeRows, Edges, Here, Refused, Weights
 from gnnpar.models.pyg.nested import mapped_call, replaced
-from gnnpar.models.pyg.propagate import Forward, Way, is_plain
+from gnnpar.models.pyg.propagate import Forward, Lowering, is_plain
 
 _BY_KEY = "__"  # joins the names of an edge type in the output of to_hetero, and in PyG's ModuleDict
 
@@ -93,7 +93,7 @@ def one_of_each(schema: Schema) -> tuple[Tensor, Tensor, Tensor]:
     return source, destination, torch.tensor(order)
 
 
-def hetero_way(conv: MessagePassing) -> Way | None:
+def hetero_lowering(conv: MessagePassing) -> Lowering | None:
     """Return the aggregation path of a convolution that takes dictionaries itself, or None for any other. ValueError if
     it takes dictionaries and is not supported."""
     if not isinstance(conv, pyg.HGTConv):
@@ -138,7 +138,7 @@ class TypedGraph:
         assert self.g.edge_type is not None
         return (self.g.edge_type == number).nonzero().flatten()
 
-    def forward(self, way: Way, conv: MessagePassing, forward: Forward) -> Forward:
+    def forward(self, way: Lowering, conv: MessagePassing, forward: Forward) -> Forward:
         """Return `way.forward` on the relation of the edges passed to the convolution."""
         if isinstance(way, TypedAttention):
             return way.attention(conv, self)
@@ -261,7 +261,7 @@ class RelationGraph(Bipartite):
         return out if agg.whole_neighborhood else self._own(out)
 
 
-class TypedAttention(Way):
+class TypedAttention(Lowering):
     """HGTConv: keys and values are sent once for all relations; destinations apply the matrices of relations."""
 
     title = "mapped to attention by types of nodes and edges"

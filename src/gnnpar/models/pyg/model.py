@@ -33,7 +33,7 @@ from gnnpar.models.pyg.hetero import (
     ANY_SCHEMA,
     TypedGraph,
     Unseen,
-    hetero_way,
+    hetero_lowering,
     one_of_each,
     reads_dictionaries,
     schema_for,
@@ -42,7 +42,7 @@ from gnnpar.models.pyg.layout import Layout
 from gnnpar.models.pyg.marks import EdgeRows, Edges, Here, Refused, Types, Weights
 from gnnpar.models.pyg.nested import holding, mapped, mapped_call, replaced
 from gnnpar.models.pyg.norm import batch_norms, forward_of
-from gnnpar.models.pyg.propagate import Forward, NormalizedSum, StandIn, Way, adds_loops, way_of
+from gnnpar.models.pyg.propagate import Forward, Lowering, NormalizedSum, StandIn, adds_loops, lowering_of
 from gnnpar.models.row_local import refuse_noise
 from gnnpar.paths import locate
 from gnnpar.precision import is_narrow, mixed
@@ -196,15 +196,15 @@ class PyG(ModelSource):
         ]
         return ways + [f"{reader}: reads the whole graph" for reader in self.totals]
 
-    def _ways(self) -> dict[str, Way]:
+    def _ways(self) -> dict[str, Lowering]:
         return self.ways_of(self._sample())
 
-    def ways_of(self, net: nn.Module) -> dict[str, Way]:
+    def ways_of(self, net: nn.Module) -> dict[str, Lowering]:
         """Return the aggregation path of each convolution. ValueError names a convolution that has none."""
-        found, loops = dict[str, Way](), self._given_loops
+        found, loops = dict[str, Lowering](), self._given_loops
         for name, conv in _convolutions(net).items():
             try:
-                found[name] = hetero_way(conv) or way_of(conv, self_loops=loops)
+                found[name] = hetero_lowering(conv) or lowering_of(conv, self_loops=loops)
             except ValueError as error:
                 title = f"{name} of model.target={self.target} ({type(conv).__name__})"
                 raise ValueError(f"{title} {error}.") from error

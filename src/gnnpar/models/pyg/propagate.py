@@ -69,7 +69,7 @@ _OF_ALL_EDGES = frozenset(
 )
 
 
-class Way:
+class Lowering:
     """The aggregation path of a convolution. title: for the user. whole: it reads whole neighbourhoods. loops: the fold
     needs a graph with one self loop per node."""
 
@@ -82,7 +82,7 @@ class Way:
         raise NotImplementedError
 
 
-def way_of(conv: MessagePassing, *, self_loops: SelfLoops) -> Way:
+def lowering_of(conv: MessagePassing, *, self_loops: SelfLoops) -> Lowering:
     """Return the aggregation path of a convolution. self_loops: of the graph (one per node, none, or its own)."""
     cls, options, reduction = type(conv), vars(conv), _reduction(conv)
     if not is_plain(conv) or not reduction:
@@ -169,7 +169,7 @@ def _mean(g: Graph, sums: Tensor) -> Tensor:
     return sums * g.in_degree.clamp_min(1).reciprocal().view(-1, *[1] * (sums.ndim - 1))
 
 
-class _Mapped(Way):
+class _Mapped(Lowering):
     """A convolution of the table: its own forward, with `propagate` replaced by a fold. own: for calls with other
     arguments."""
 
@@ -329,7 +329,7 @@ class Relational(_Mapped):
 
 
 @dataclass(eq=False)
-class AsItIs(Way):
+class AsItIs(Lowering):
     """The convolution's own code. reduction: of the sums of `propagate` that a fold may replace. message: arguments
     through which it reads one edge at a time; None: the message is the source's row."""
 
@@ -523,7 +523,7 @@ class _EdgeValue:
 
 
 @contextmanager
-def with_matrices(conv: MessagePassing, way: Way, propagate: Propagate, **others: object) -> Iterator[None]:
+def with_matrices(conv: MessagePassing, way: Lowering, propagate: Propagate, **others: object) -> Iterator[None]:
     """Within the context, replace methods, and multiply by the matrices of PyG's own convolutions with `dense`.
 
     A sum and the matrix beside it are exchanged if the convolution aggregates the wider side: A (X W) = (A X) W. At

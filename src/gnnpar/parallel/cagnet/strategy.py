@@ -28,7 +28,7 @@ from gnnpar.parallel.engine import Engine, FlatEngine
 from gnnpar.parallel.normalised import normalised_for
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.row_bytes import RowBytes
-from gnnpar.parallel.sketch import sketch
+from gnnpar.parallel.shape_trace import shape_trace
 from gnnpar.parallel.strategy import Capabilities, LayerFacts, name_of
 from gnnpar.placement import Plan
 from gnnpar.pricing.candidate import Scope, Values
@@ -114,7 +114,7 @@ class Cagnet(CodedStrategy, Proposes):
             return broadcast_engine(context, codec=self.codec, exactness=self.exactness, prefetch=self.prefetch)
         context = normalised_for(context, self.exactness)
         shard, model, comm = context.shard, context.model, context.comm
-        for use in sketch(model, replace(shard, x=shard.x.new_zeros(1, model.in_dim), learned=None)):
+        for use in shape_trace(model, replace(shard, x=shard.x.new_zeros(1, model.in_dim), learned=None)):
             refuse_fold(type(use.agg).__name__, use.layer, self.replication, linear=use.agg.linear)
         pieces = pieces_of(shard, comm, self.replication)
         context = replace(context, shard=without_edges(shard))

@@ -22,7 +22,7 @@ from gnnpar.parallel.engine import FlatEngine, PassGraph, Stateful
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.view import FeatureCache
 from gnnpar.parallel.whole import WholeGraph
-from gnnpar.partition.shard import Copies, Shard, degrees_by_type
+from gnnpar.partition.shard import Mirrors, Shard, degrees_by_type
 from gnnpar_kernels import fold_key, keep_mask
 
 Degrees = Literal["part", "graph"]
@@ -87,7 +87,7 @@ def dropped(block: Block, ids: Tensor, p: float, seed: int, number: int) -> Bloc
     return block.restrict(keep, compress=False)
 
 
-def union_of(parts: Sequence[Copies]) -> Copies:
+def union_of(parts: Sequence[Mirrors]) -> Mirrors:
     """Return nodes and edges of all parts, one part after the other, as one graph: the oracle on one device."""
     shards = [part.shard for part in parts]
     firsts = [0, *accumulate(s.num_inner for s in shards)]
@@ -115,7 +115,7 @@ def union_of(parts: Sequence[Copies]) -> Copies:
         type_degree=torch.cat(type_degree) if type_degree else None,
         inner=block,
     )
-    return Copies(shard, torch.cat([p.share for p in parts]), torch.cat([p.number for p in parts]))
+    return Mirrors(shard, torch.cat([p.share for p in parts]), torch.cat([p.number for p in parts]))
 
 
 Reweight = Literal["degree", "copies", "none"]
@@ -128,7 +128,7 @@ class VertexCutEngine(FlatEngine):
         self,
         context: BuildContext,
         *,
-        copies: Copies,
+        copies: Mirrors,
         view: PartGraph,
         reweight: Reweight,
         exact: PassGraph,
@@ -158,7 +158,7 @@ class VertexCutEngine(FlatEngine):
         return self.bucket_of(loss / self._total)
 
 
-def weights_of(copies: Copies, rows: Tensor, reweight: Reweight) -> Tensor:
+def weights_of(copies: Mirrors, rows: Tensor, reweight: Reweight) -> Tensor:
     """Return the weights of copies in the loss. Shapes: rows [t] -> [t]."""
     share = copies.share[rows]
     if reweight == "degree":

@@ -24,7 +24,7 @@ from gnnpar.folds.block import Block, chosen
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.folds.mergeable import Mergeable
 from gnnpar.parallel.cover.weights import WORTH, SplitFold, Weights, weights_of
-from gnnpar.parallel.sketch import Use
+from gnnpar.parallel.shape_trace import Use
 from gnnpar.parallel.torch_types import unique
 from gnnpar.partition.cover import least_cover
 from gnnpar.partition.shard import Shard

@@ -27,7 +27,7 @@ from gnnpar.parallel.feature.view import FeatureGraph, row_lists, slices_of, str
 from gnnpar.parallel.normalised import normalised_for
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.row_bytes import RowBytes
-from gnnpar.parallel.sketch import Use, sketch
+from gnnpar.parallel.shape_trace import Use, shape_trace
 from gnnpar.parallel.strategy import Capabilities, LayerFacts, name_of
 from gnnpar.partition.shard import cut
 from gnnpar.placement import Plan
@@ -65,7 +65,7 @@ class FeatureParallel(CodedStrategy, Proposes):
         context = normalised_for(context, self.exactness)
         shard, model, comm = context.shard, context.model, context.comm
         if comm.size > 1:
-            for use in sketch(model, replace(shard, x=shard.x.new_zeros(1, model.in_dim), learned=None)):
+            for use in shape_trace(model, replace(shard, x=shard.x.new_zeros(1, model.in_dim), learned=None)):
                 slices_of(use.agg, use.src, 0, comm.size, use.layer)
         structure = structure_of(shard, comm, edge_ids=model.needs_edge_ids)
         lists = row_lists(structure, comm.rank)
@@ -117,4 +117,4 @@ def _uses_of(problem: Problem) -> list[Use]:
         num_classes=problem.workload.dataset.num_classes,
         task=problem.workload.dataset.task,
     )
-    return sketch(problem.model, cut(one, torch.zeros(1, dtype=torch.long), 1, edge_ids=True)[0])
+    return shape_trace(problem.model, cut(one, torch.zeros(1, dtype=torch.long), 1, edge_ids=True)[0])

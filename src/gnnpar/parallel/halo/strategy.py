@@ -88,7 +88,7 @@ class GraphParallel(CodedStrategy, Proposes):
     def candidates(self, scope: Scope, ranks: int) -> Iterable[Candidate]:
         """Return candidates with default options, also for a configured strategy. Their `bits` include AdaQP's."""
         plain = DeclaredCandidate(parts=ranks, strategy=GraphParallel())
-        return [plain.turned(each) for each in self.proposals(scope, ranks)]
+        return [plain.with_knobs(each) for each in self.proposals(scope, ranks)]
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         how = f"{name_of(self.codec)}, overlap {self.overlap}"

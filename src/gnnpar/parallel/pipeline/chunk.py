@@ -30,7 +30,7 @@ from gnnpar.folds.sum import Sum
 from gnnpar.graph import InEdges, Message
 from gnnpar.parallel.blocks import add_returned, split_operands, wanted_gradients
 from gnnpar.parallel.local import OwnRows, Pass, Source, as_messages, by_type, masked
-from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, Span, Turn
+from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, RowRange, Turn
 from gnnpar.parallel.pipeline.history import Call, History
 from gnnpar.parallel.pipeline.messages import Slots
 from gnnpar.parallel.torch_types import Context, apply
@@ -46,7 +46,7 @@ class Weights:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class PartState:
     """State that all chunks of a part share on a rank. `in_degree`, `in_weight` [N], `type_degree` [N, T] in table
     order."""
 
@@ -59,10 +59,10 @@ class Part:
     type_degree: Tensor | None = None
 
     @staticmethod
-    def of(shard: Shard, chunks: Chunks, slots: Slots, history: History, weights: Weights) -> Part:
+    def of(shard: Shard, chunks: Chunks, slots: Slots, history: History, weights: Weights) -> PartState:
         """Return the part of a shard."""
         degrees = (chosen(each, chunks.order) for each in (shard.in_weight, shard.type_degree))
-        return Part(chunks, shard.in_degree[chunks.order], slots, history, weights, *degrees)
+        return PartState(chunks, shard.in_degree[chunks.order], slots, history, weights, *degrees)
 
 
 @dataclass(eq=False)
@@ -73,7 +73,7 @@ class ChunkGraph(OwnRows):
     gradient; the tables have the rows of this part and of the others already.
     """
 
-    part: Part
+    part: PartState
     epoch_order: EpochOrder
     run: Pass
     slot: int
@@ -158,7 +158,7 @@ class ChunkGraph(OwnRows):
         for span, rows in self.part.slots.received(posted, self.chunk):
             self.part.history.write(call, rows, span.rows)
 
-    def gradients(self, call: Call, like: Sequence[RowLike], of_rows: Callable[[Span], Rows]) -> Rows:
+    def gradients(self, call: Call, like: Sequence[RowLike], of_rows: Callable[[RowRange], Rows]) -> Rows:
         """Return the gradients of the chunk's source rows, those of other parts' destinations added. `of_rows`: of some
         table rows, from this part's destinations."""
         slots, spans = self.part.slots, self.part.chunks.spans
@@ -208,11 +208,11 @@ class _PulledFold(torch.autograd.Function):
         rows = table[view.span.rows].copy_(grad_out)
         fresh, stale = part.weights.fresh, part.weights.stale
 
-        def read(turn: Turn, span: Span, of: Tensor) -> Tensor | None:
+        def read(turn: Turn, span: RowRange, of: Tensor) -> Tensor | None:
             csr = view.epoch_order.readers(turn, span)
             return None if csr is None else agg.grad_src(csr, of, len(span))
 
-        def pull(span: Span) -> Rows:
+        def pull(span: RowRange) -> Rows:
             total = read("now", span, table)
             more = read("before", span, last) if stale and last is not None else None
             if more is not None:  # rows of the last epoch are kept times `fresh`, too
@@ -282,7 +282,7 @@ def _push(ctx: _Pushed, grads: Sequence[Tensor], like: Sequence[RowLike], column
         shape = (-1, *[1] * (table.dim() - 1))
         table.index_add_(0, columns, each * weight.to(table.dtype).view(shape))
 
-    def take(span: Span) -> Rows:
+    def take(span: RowRange) -> Rows:
         """Return rows of the tables, and leave zeros for the next epoch."""
         taken = tuple(table[span.rows].clone() for table in tables)
         for table in tables:

@@ -24,7 +24,7 @@ from gnnpar_kernels import Csr, fold_key
 
 
 @dataclass(frozen=True)
-class Span:
+class RowRange:
     """Rows [first, last) of the table."""
 
     first: int
@@ -38,7 +38,7 @@ class Span:
         return self.last - self.first
 
 
-class Part(NamedTuple):
+class EdgeSubset(NamedTuple):
     """Some edges of a block: their places [e], and the CSR rows that they make, `rows` as in Block."""
 
     edges: Tensor
@@ -46,10 +46,10 @@ class Part(NamedTuple):
     rows: Tensor | None
 
     @staticmethod
-    def of(block: Block, keep: Tensor) -> Part:
+    def of(block: Block, keep: Tensor) -> EdgeSubset:
         """Return the edges where `keep` [E] is true."""
         part = block.restrict(keep)
-        return Part(keep.nonzero().flatten(), part.indptr, part.rows)
+        return EdgeSubset(keep.nonzero().flatten(), part.indptr, part.rows)
 
 
 class _Readers(NamedTuple):
@@ -77,7 +77,7 @@ class Chunks:
     order: Tensor
     chunk_of: Tensor
     ids: Tensor
-    spans: dict[tuple[int, int], Span]
+    spans: dict[tuple[int, int], RowRange]
     sent: dict[tuple[int, int], Tensor]
     halo_rows: dict[int, Tensor]
     dst: Tensor
@@ -88,8 +88,10 @@ class Chunks:
     )
     """How the edges of a chunk, or of a half of `split`, are sorted by type."""
     _indptr: dict[int, Tensor] = field(default_factory=dict[int, Tensor], init=False)
-    _out_indptr: dict[Span, Tensor] = field(default_factory=dict[Span, Tensor], init=False)
-    _split: dict[int, tuple[Part, Part]] = field(default_factory=dict[int, tuple[Part, Part]], init=False)
+    _out_indptr: dict[RowRange, Tensor] = field(default_factory=dict[RowRange, Tensor], init=False)
+    _split: dict[int, tuple[EdgeSubset, EdgeSubset]] = field(
+        default_factory=dict[int, tuple[EdgeSubset, EdgeSubset]], init=False
+    )
     _compact: dict[int, tuple[Block, Tensor]] = field(default_factory=dict[int, tuple[Block, Tensor]], init=False)
 
     @staticmethod
@@ -101,7 +103,7 @@ class Chunks:
         chunks_of = {shard.part: shard.chunk_of, **dict(zip(halo, theirs, strict=True))}
         blocks = {shard.part: shard.inner, **halo}
         order, places = dict[int, Tensor](), dict[int, Tensor]()
-        spans = dict[tuple[int, int], Span]()
+        spans = dict[tuple[int, int], RowRange]()
         base = 0
         for p, chunk_of in chunks_of.items():
             order[p] = torch.argsort(chunk_of, stable=True)
@@ -110,7 +112,7 @@ class Chunks:
             ends = [base]
             for size in integers(torch.bincount(chunk_of, minlength=num)):
                 ends.append(ends[-1] + size)
-            spans |= {(p, k): Span(ends[k], ends[k + 1]) for k in range(num)}
+            spans |= {(p, k): RowRange(ends[k], ends[k + 1]) for k in range(num)}
             base = ends[-1]
         own = places[shard.part]
         ids = torch.cat([_ids(shard, p)[order[p]] for p in order])
@@ -155,7 +157,7 @@ class Chunks:
         """Parts that read rows of this one."""
         return sorted({part for part, _ in self.sent})
 
-    def own(self, chunk: int) -> Span:
+    def own(self, chunk: int) -> RowRange:
         return self.spans[self.part, chunk]
 
     @cached_property
@@ -197,19 +199,19 @@ class Chunks:
         offsets = _offsets(self.src[self.by_source], self.num_rows)
         return offsets, integers(offsets)
 
-    def out_indptr(self, span: Span) -> Tensor:
+    def out_indptr(self, span: RowRange) -> Tensor:
         """Return the row pointers of all out-edges of some table rows."""
         if span not in self._out_indptr:
             self._out_indptr[span] = _pointers(self.out_edges[0], span).to(self.index_type)
         return self._out_indptr[span]
 
-    def split(self, chunk: int) -> tuple[Part, Part]:
+    def split(self, chunk: int) -> tuple[EdgeSubset, EdgeSubset]:
         """Return the in-edges of a chunk from this part's rows, and from other parts' rows."""
         if chunk not in self._split:
             src = self.src[self.edges(chunk)].to(self.index_type)
             block = Block(self.indptr(chunk), src, len(self.own(chunk)), self.num_rows)
             own = src < self.num_own
-            self._split[chunk] = Part.of(block, own), Part.of(block, ~own)
+            self._split[chunk] = EdgeSubset.of(block, own), EdgeSubset.of(block, ~own)
         return self._split[chunk]
 
     def compact(self, chunk: int) -> tuple[Block, Tensor]:
@@ -255,7 +257,7 @@ def _offsets(sorted_rows: Tensor, num_rows: int) -> Tensor:
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
-def _pointers(offsets: Tensor, span: Span) -> Tensor:
+def _pointers(offsets: Tensor, span: RowRange) -> Tensor:
     """Return the row pointers of a span, from 0."""
     return offsets[span.first : span.last + 1] - offsets[span.first]
 
@@ -291,7 +293,7 @@ class EpochOrder:
         self._blocks: dict[int, Block] = {}
         self._split: dict[int, tuple[Block, Block]] = {}
         self._by_source: dict[Turn, _Readers] = {}
-        self._readers: dict[tuple[Turn, Span], Csr | None] = {}
+        self._readers: dict[tuple[Turn, RowRange], Csr | None] = {}
 
     @cached_property
     def _columns(self) -> Tensor:
@@ -345,7 +347,7 @@ class EpochOrder:
         ahead = self.slot_of[self.chunks.own(chunk).first] - self.slot_of[rows]
         return block, rows + torch.where(ahead < 0, self.stale, self.fresh), rows, ahead
 
-    def readers(self, turn: Turn, span: Span) -> Csr | None:
+    def readers(self, turn: Turn, span: RowRange) -> Csr | None:
         """Return the out-edges of table rows to own rows that read them fresh (`now`), or from the history (`before`);
         None: there are none. Columns are rows of a table of gradients."""
         if (turn, span) not in self._readers:  # an empty span begins where the next one does

@@ -33,7 +33,7 @@ from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.memory import Tables, rank_memory, widest_fold
 from gnnpar.pricing.price import Memory, Phases, Price, Traffic, ring_bytes
 from gnnpar.pricing.steps import Step
-from gnnpar.pricing.tasks import Task, TaskGraph
+from gnnpar.pricing.tasks import SimulatedTask, TaskGraph
 from gnnpar.pricing.work import DIRECTIONS, Direction, Work, wire_bytes
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class PipelineCandidate(Candidate):
     def knobs(self, ir: ModelIR) -> Knobs:
         return {"chunks": FACTORS}
 
-    def turned(self, knobs: Values) -> Self:
+    def with_knobs(self, knobs: Values) -> Self:
         return replace(self, chunks=max(1, knobs.get("chunks", 0) * self.stages), cuts=tuple(range(self.stages)))
 
     @property
@@ -160,7 +160,7 @@ class PipelineCandidate(Candidate):
             structure += 12.0 * e + 16.0 * self._columns(n, e, halo)
         return Tables(numbers=numbers, structure=structure, order=(64.0 if learned else 8.0) * e)
 
-    def tasks(self, work: Work, machine: Machine) -> list[Task]:
+    def tasks(self, work: Work, machine: Machine) -> list[SimulatedTask]:
         """Return tasks: a stage runs its chunks in order, then backward in reverse; messages of one boundary follow
         each other. The exchange among parts is time that all of them wait."""
         graph, spans = TaskGraph(machine), self.layers_of(work.ir.num_layers)

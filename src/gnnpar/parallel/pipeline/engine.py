@@ -35,8 +35,8 @@ from gnnpar.parallel.engine import (
 )
 from gnnpar.parallel.halo_graph import HaloGraph
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.pipeline.chunk import ChunkGraph, Part
-from gnnpar.parallel.pipeline.chunks import EpochOrder, Span, draw_order
+from gnnpar.parallel.pipeline.chunk import ChunkGraph, PartState
+from gnnpar.parallel.pipeline.chunks import EpochOrder, RowRange, draw_order
 from gnnpar.parallel.pipeline.messages import Boundary, Entry
 from gnnpar.parallel.pipeline.schedule.action import Action, Schedule, fill_drain
 from gnnpar.parallel.pipeline.schedule.lower import lower
@@ -134,7 +134,7 @@ class PipelineEngine(EngineDefaults):
         self,
         context: BuildContext,
         *,
-        part: Part,
+        part: PartState,
         exact: View,
         parts: Communicator,
         stages: Communicator,
@@ -174,7 +174,7 @@ class PipelineEngine(EngineDefaults):
         self._targets = [self._target(part.chunks.own(k)) for k in range(part.chunks.num)]
         self._unread = None
 
-    def _target(self, span: Span) -> tuple[Tensor | None, Tensor | None]:
+    def _target(self, span: RowRange) -> tuple[Tensor | None, Tensor | None]:
         """Return the training rows of a chunk and their labels, on the last stage."""
         if not self._is_last:
             return None, None
@@ -244,7 +244,7 @@ class PipelineEngine(EngineDefaults):
     def _exactly(self, view: View, run: Pass, *, losses: bool = False) -> list[Tensor]:
         """Run all rows as one batch; return the logits of the last stage, or the loss."""
         shard = self._shard
-        batch = Batch(view.during(run), slice(None), Span(0, shard.num_inner))
+        batch = Batch(view.during(run), slice(None), RowRange(0, shard.num_inner))
         if losses and self._is_last:
             train = shard.rows_of_split["train"]
             batch = batch._replace(train=train, labels=shard.y[train])
@@ -321,7 +321,7 @@ class PipelineEngine(EngineDefaults):
         self.load_kept(state)
 
 
-def recording(view: View, part: Part) -> View:
+def recording(view: View, part: PartState) -> View:
     """Return the exact view with aggregations that also write the rows that they read into the history of the part.
 
     Rows of other parts are sent once, and written as the view receives them.

@@ -22,7 +22,7 @@ from gnnpar.codecs.codec import Codec, CodecConfig
 from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, Posted, RowLike, RowLists, Site
 from gnnpar.comm.communicator import Phase
 from gnnpar.folds.block import Rows
-from gnnpar.parallel.pipeline.chunks import Chunks, Span
+from gnnpar.parallel.pipeline.chunks import Chunks, RowRange
 from gnnpar.parallel.pipeline.schedule.action import Action, Schedule
 from gnnpar.parallel.pipeline.schedule.lower import message_of
 from gnnpar_kernels import fold_key
@@ -43,7 +43,7 @@ class Slots:
         outgoing = {p: Outgoing(own, rows, first) for p, (rows, first) in self._read_by(chunk).items()}
         return self.exchange.post(outgoing, self._read_of_others(chunk), RowLike.of(own), site)
 
-    def received(self, posted: Posted | None, chunk: int) -> Iterator[tuple[Span, Rows]]:
+    def received(self, posted: Posted | None, chunk: int) -> Iterator[tuple[RowRange, Rows]]:
         """Yield (place in the table, rows) of every other part's chunk."""
         for p, rows in self.exchange.take_all(posted) if posted else ():
             yield self.chunks.spans[p, chunk], rows
@@ -113,7 +113,7 @@ class Boundary:
         exchange: CodedExchange,
         schedule: Schedule,
         entries: Sequence[Entry],
-        spans: Sequence[Span],
+        spans: Sequence[RowRange],
         *,
         epoch: int,
         phase: Phase,

@@ -24,7 +24,7 @@ from gnnpar.data.tasks import Task
 from gnnpar.folds.block import Rows
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.pipeline.chunk import ChunkGraph
-from gnnpar.parallel.pipeline.chunks import Span
+from gnnpar.parallel.pipeline.chunks import RowRange
 from gnnpar.parallel.view import View
 from gnnpar.partition.shard import Shard
 
@@ -40,7 +40,7 @@ class Batch(NamedTuple):
 
     graph: ChunkGraph | View
     rows: Tensor | slice
-    span: Span
+    span: RowRange
     train: Tensor | None = None
     labels: Tensor | None = None
 

@@ -34,7 +34,7 @@ from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.halo_graph import exact_view
 from gnnpar.parallel.needs import check_first_layer
-from gnnpar.parallel.pipeline.chunk import Part, Weights
+from gnnpar.parallel.pipeline.chunk import PartState, Weights
 from gnnpar.parallel.pipeline.chunks import Chunks
 from gnnpar.parallel.pipeline.cost import candidates, price_of
 from gnnpar.parallel.pipeline.engine import PipelineEngine
@@ -46,7 +46,7 @@ from gnnpar.parallel.pipeline.schedule.coverage import expected
 from gnnpar.parallel.pipeline.schedule.lower import lower
 from gnnpar.parallel.pipeline.stage import Remat
 from gnnpar.parallel.priced import Problem
-from gnnpar.parallel.sketch import sketch
+from gnnpar.parallel.shape_trace import shape_trace
 from gnnpar.parallel.strategy import Capabilities, LayerFacts, Workload, name_of
 from gnnpar.parallel.torch_types import integers
 from gnnpar.partition.chunking import Balanced, Metis, Range, chunk, chunk_statistics, quotient
@@ -223,7 +223,7 @@ class GNNPipe(CodedStrategy):
         halves, remembers = 1 if chunks.num == 1 else 2, self.gradient == "mix"
         history = History(chunks.num_rows, chunks.num_own, refresh=self.refresh, halves=halves, remembers=remembers)
         codec = self.codec.build(slot_lists(chunks, parts.size), parts, seed)
-        part = Part.of(shard, chunks, Slots(chunks, CodedExchange(parts, codec)), history, self.weights)
+        part = PartState.of(shard, chunks, Slots(chunks, CodedExchange(parts, codec)), history, self.weights)
         stage_of = stages_of(model, layers_of)
         keep_stages(model, layers_of, stages)
         return PipelineEngine(
@@ -251,7 +251,7 @@ class GNNPipe(CodedStrategy):
     def _check_folds(self, model: GNN, shard: Shard) -> None:
         if (folds := self.capabilities.folds) is None:
             return
-        for use in sketch(model, replace(shard, x=shard.x.new_zeros(1, model.in_dim), learned=None)):
+        for use in shape_trace(model, replace(shard, x=shard.x.new_zeros(1, model.in_dim), learned=None)):
             if not isinstance(use.agg, folds):
                 raise ValueError(
                     f"strategy.gradient=mix needs sums, but layer {use.layer} folds by {type(use.agg).__name__}: "

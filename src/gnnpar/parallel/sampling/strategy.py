@@ -43,7 +43,7 @@ from gnnpar.parallel.sampling.neighbours import Body
 from gnnpar.parallel.sampling.replica import Replica, replica_of
 from gnnpar.parallel.sampling.saint import Draw, Saint
 from gnnpar.parallel.sampling.view import Normalize
-from gnnpar.parallel.sketch import sketch
+from gnnpar.parallel.shape_trace import shape_trace
 from gnnpar.parallel.strategy import Capabilities, LayerFacts, Workload
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
@@ -176,7 +176,7 @@ class Minibatch:
 
 def _hops(model: GNN, shard: Shard) -> list[int]:
     """Return the number of aggregations of each layer."""
-    uses = sketch(model, replace(shard, x=shard.x.new_zeros(1, model.in_dim)))
+    uses = shape_trace(model, replace(shard, x=shard.x.new_zeros(1, model.in_dim)))
     for use in uses:
         if not hasattr(use.agg, "summed"):  # a fold of the user's own enters here
             raise ValueError(

@@ -59,7 +59,7 @@ class Kept:
         return [*self.sent, *(t for rows in self.rows.values() for t in rows)]
 
 
-class Copies:
+class CachedParts:
     """Copies of all aggregations. A part of an engine."""
 
     def __init__(self, comm: Communicator, rule: Rule) -> None:
@@ -114,7 +114,7 @@ class SkippingGraph(BroadcastGraph):
     if X' were its rows. `copies`: of the parts that do not broadcast; None: all do.
     """
 
-    copies: Copies | None = field(kw_only=True)
+    copies: CachedParts | None = field(kw_only=True)
     _broadcasting: frozenset[int] = field(default=frozenset(), init=False)
 
     def exactly(self) -> Self:

@@ -25,7 +25,7 @@ from gnnpar.parallel.engine import Engine, PassGraph
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.row_bytes import RowBytes
-from gnnpar.parallel.sancus.copies import Copies, Rule, SkippingGraph, SkippingWhole
+from gnnpar.parallel.sancus.copies import CachedParts, Rule, SkippingGraph, SkippingWhole
 from gnnpar.parallel.strategy import Capabilities, LayerFacts, name_of
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan
@@ -110,7 +110,7 @@ class Sancus(CodedStrategy, Proposes):
         return (LayerFacts(mode="broadcast copies", how=how, settings=dict(vars(self))),) * plan.num_layers
 
     def build(self, context: BuildContext) -> Engine:
-        copies = None if self.period == 1 else Copies(context.comm, Rule(self.period, self.bound))
+        copies = None if self.period == 1 else CachedParts(context.comm, Rule(self.period, self.bound))
         return broadcast_engine(
             context,
             codec=self.codec,

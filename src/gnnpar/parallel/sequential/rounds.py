@@ -98,7 +98,7 @@ def plan_rounds(counts: Counts, *, limit: int | None, group: bool) -> Rounds:
 
 
 @dataclass(frozen=True, eq=False)
-class Schedule:
+class RoundSchedule:
     """Rounds of rows pulled by their readers and, in push mode, of rows pushed by destinations to their sources.
 
     Pulling, p receives the halo rows of q; pushing, p receives the rows of q's destinations that have an in-edge from
@@ -113,7 +113,7 @@ class Schedule:
     _planned: dict[tuple[str, int | None], Rounds] = field(default_factory=dict[tuple[str, int | None], Rounds])
 
     @staticmethod
-    def agree(sizing: Sizing, shard: Shard, comm: Communicator) -> Schedule:
+    def agree(sizing: Sizing, shard: Shard, comm: Communicator) -> RoundSchedule:
         """Exchange the counts of all ranks. Collective."""
         mine = {p: (block.num_src, block.num_listed, block.num_edges) for p, block in shard.halo.items()}
         everyone = comm.broadcast(comm.gather((shard.num_inner, mine)))
@@ -123,7 +123,7 @@ class Schedule:
             return tuple(tuple(of.get(q, (0, 0, 0))[column] for q in range(comm.size)) for _, of in everyone)
 
         pushed = tuple(zip(*matrix(1), strict=True))
-        return Schedule(sizing, max(rows for rows, _ in everyone), matrix(0), pushed, matrix(2))
+        return RoundSchedule(sizing, max(rows for rows, _ in everyone), matrix(0), pushed, matrix(2))
 
     def pulls(self, row_nbytes: int) -> Rounds:
         return self._rounds("pulled", self.pulled, row_nbytes)
@@ -185,7 +185,7 @@ class Pushes:
         return self.cuts.nbytes + sum(block.nbytes for block in self.cuts.blocks.values())
 
     @staticmethod
-    def exchange(shard: Shard, schedule: Schedule, comm: Communicator) -> Pushes:
+    def exchange(shard: Shard, schedule: RoundSchedule, comm: Communicator) -> Pushes:
         """Send every owner the transposed halo block. Once, in phase setup. Collective."""
         everyone = torch.arange(shard.num_inner, device=shard.node_ids.device)
         lists = {p: everyone if block.rows is None else block.rows for p, block in shard.halo.items()}

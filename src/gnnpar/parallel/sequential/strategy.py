@@ -38,9 +38,9 @@ from gnnpar.parallel.normalised import normalised_for
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.row_bytes import RowBytes
 from gnnpar.parallel.sequential.out_of_core import OutOfCoreEngine
-from gnnpar.parallel.sequential.rounds import Cuts, Pushes, Schedule, Sizing
+from gnnpar.parallel.sequential.rounds import Cuts, Pushes, RoundSchedule, Sizing
 from gnnpar.parallel.sequential.view import Residency, SequentialGraph
-from gnnpar.parallel.sketch import sketch
+from gnnpar.parallel.shape_trace import shape_trace
 from gnnpar.parallel.strategy import Capabilities, LayerFacts, Workload, name_of
 from gnnpar.parallel.torch_types import unique
 from gnnpar.partition.shard import split
@@ -189,8 +189,8 @@ class SAR(CodedStrategy, Proposes):
         """Of one part."""
         context = normalised_for(context, self.exactness)
         shard, comm = context.shard, context.comm
-        schedule = Schedule.agree(self.rounds, shard, comm)
-        uses = sketch(context.model, shard)
+        schedule = RoundSchedule.agree(self.rounds, shard, comm)
+        uses = shape_trace(context.model, shard)
         pushed = [use.pushed for use in uses if use.pushed and self.backward == "push"]
         for like in [*(use.src for use in uses), *pushed]:
             schedule.limit(row_nbytes(like))

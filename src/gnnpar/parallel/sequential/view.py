@@ -23,7 +23,7 @@ from gnnpar.graph import Message
 from gnnpar.parallel.blocks import Gradient, add_returned, walk
 from gnnpar.parallel.engine import Unsaved
 from gnnpar.parallel.halo_graph import HaloGraph
-from gnnpar.parallel.sequential.rounds import Cuts, Pushes, Rounds, Schedule, Slice
+from gnnpar.parallel.sequential.rounds import Cuts, Pushes, Rounds, RoundSchedule, Slice
 from gnnpar.parallel.view import View
 
 Round = Iterator[tuple[Slice, Rows]]
@@ -55,7 +55,7 @@ class SequentialGraph(HaloGraph):
     None: all folds pull. With a `cache`, only constant results are kept, never features of halo nodes.
     """
 
-    schedule: Schedule = field(kw_only=True)
+    schedule: RoundSchedule = field(kw_only=True)
     cuts: Cuts = field(kw_only=True)
     prefetch: int = field(default=1, kw_only=True)
     remat: bool = field(default=True, kw_only=True)

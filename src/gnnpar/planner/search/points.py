@@ -54,7 +54,7 @@ class Points:
         return Space(choices)
 
     def _allowed(self, grid: Candidate, name: str, value: object) -> bool:
-        return grid.turned({name: value}).quality <= self.request.allowed | {"exact"}
+        return grid.with_knobs({name: value}).quality <= self.request.allowed | {"exact"}
 
     def _grids(self) -> list[Candidate]:
         """Return all candidates with default knobs; for equal numbers of ranks, few stages first."""
@@ -69,7 +69,7 @@ class Points:
 
     def grid_of(self, candidate: Candidate) -> Candidate:
         knobs = candidate.knobs(self.request.ir)
-        return replace(candidate.turned({name: values[0] for name, values in knobs.items()}), held=False)
+        return replace(candidate.with_knobs({name: values[0] for name, values in knobs.items()}), held=False)
 
     def canonical(self, point: Point) -> Point:
         """Return the first of all points that are the same candidate in the same place."""
@@ -78,7 +78,7 @@ class Points:
         names = list(self.space.choices)
         index = dict(zip(names, point, strict=True))
         knobs = grid.knobs(self.request.ir)
-        turned = grid.turned({name: chosen[name] for name in knobs})
+        turned = grid.with_knobs({name: chosen[name] for name in knobs})
         knobs_fit = not knobs or turned.makes_sense(self.request.graph.nodes)
         for name in names[1 : names.index("shares")]:
             if name not in knobs or not knobs_fit:
@@ -99,7 +99,7 @@ class Points:
         """Return the candidate without cuts, the device of each rank, and the kind of shares."""
         chosen = self.space.at(self.canonical(point))
         grid: Candidate = chosen["grid"]
-        candidate = grid.turned({name: chosen[name] for name in grid.knobs(self.request.ir)})
+        candidate = grid.with_knobs({name: chosen[name] for name in grid.knobs(self.request.ir)})
         order = self.places.order([chosen[f"next.{i}"] for i in range(self.places.decisions)])
         devices = laid_out(order, candidate.stages, candidate.parts, chosen["layout"])
         return candidate, devices, chosen["shares"]

@@ -29,7 +29,7 @@ class Link:
 
 
 @dataclass(frozen=True, order=True)
-class Span:
+class ActionSpan:
     """One action from `start` to `end`, seconds; of a send the time on the wire, of a receive from posted to there."""
 
     start: float
@@ -43,7 +43,7 @@ class Timeline:
     """Spans in order of their start."""
 
     ranks: int
-    spans: tuple[Span, ...]
+    spans: tuple[ActionSpan, ...]
 
     @property
     def makespan(self) -> float:
@@ -89,7 +89,7 @@ class _Simulation:
         self._there: dict[Action, float] = {}  # receive -> when its message has arrived
         self._free = [0.0] * schedule.stages
         self._ports: dict[tuple[int, str], float] = {}
-        self._spans: list[Span] = []
+        self._spans: list[ActionSpan] = []
         self._sent: list[tuple[float, Action]] = []  # sends whose message has not started
 
     def run(self) -> Timeline:
@@ -122,7 +122,7 @@ class _Simulation:
         end = start + self._seconds(action.kind, action.stage, action.slot)
         self._free[rank] = self._done[action] = end
         if action.computes:
-            self._spans.append(Span(start, end, rank, action))
+            self._spans.append(ActionSpan(start, end, rank, action))
         elif action.kind.startswith("send"):
             self._sent.append((end, action))
 
@@ -145,7 +145,7 @@ class _Simulation:
         left = begin + self._nbytes(send.kind, send.stage, send.slot) / self._link.bytes_per_second
         self._ports |= dict.fromkeys(zip((source, target), sides, strict=True), left)
         there = self._there[receive] = left + self._link.latency_seconds
-        self._spans += [Span(begin, there, source, send), Span(self._done[receive], there, target, receive)]
+        self._spans += [ActionSpan(begin, there, source, send), ActionSpan(self._done[receive], there, target, receive)]
         return True
 
 

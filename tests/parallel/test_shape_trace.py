@@ -9,7 +9,7 @@ from torch import nn
 from composing import configured, names
 from gnnpar.models.gnn import ModelConfig
 from gnnpar.parallel.sequential.strategy import SAR
-from gnnpar.parallel.sketch import sketch
+from gnnpar.parallel.shape_trace import shape_trace
 from gnnpar.partition.shard import cut
 from gnnpar.verify.conformance import make_job, small_graph, train_in_threads
 
@@ -22,7 +22,7 @@ def shard_of(data):
 def test_every_model_is_one_fold_a_layer(model):
     data = small_graph()
     config = configured("model", model, "model.hidden=8", "model.num_layers=3")
-    uses = sketch(config.build(data.num_features, 3, seed=0), shard_of(data))
+    uses = shape_trace(config.build(data.num_features, 3, seed=0), shard_of(data))
     assert [use.layer for use in uses] == [0, 1, 2]
     assert [bool(use.pushed) for use in uses] == [model == "gat"] * 3
 
@@ -30,7 +30,7 @@ def test_every_model_is_one_fold_a_layer(model):
 def test_rows_are_known_without_a_neighbour():
     data = small_graph()
     config = configured("model", "gat", "model.hidden=8", "model.heads=2", "model.attention_dropout=0.5")
-    uses = sketch(config.build(data.num_features, 3, seed=0), shard_of(data))
+    uses = shape_trace(config.build(data.num_features, 3, seed=0), shard_of(data))
     assert [[each.shape for each in use.src] for use in uses] == [[(2, 4), (2,)], [(1, 3), (1,)]]
     assert [each.shape for each in uses[0].pushed] == [(2, 4), (2,), (2,), (2,)]
 

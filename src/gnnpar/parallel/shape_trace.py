@@ -26,7 +26,7 @@ class Use(NamedTuple):
 
     `dst`: rows of destinations; `out`: those of the result. `partial`, `back`: rows of a partial result and of its
     gradient, () where the fold does not merge, or reads rows of edges, which do not travel. `learned`: has a source
-    row a gradient; `differentiated`: has any operand. Both are known of a sketch with gradients.
+    row a gradient; `differentiated`: has any operand. Both are known of a shape trace with gradients.
     """
 
     layer: int
@@ -74,7 +74,7 @@ class _Sketch(WholeGraph):
         return partial, agg.grad_partial(partial[1:], at, agg.prepare(saved, out), out)
 
 
-def sketch(model: Callable[..., Tensor], shard: Shard, *, gradients: bool = False) -> list[Use]:
+def shape_trace(model: Callable[..., Tensor], shard: Shard, *, gradients: bool = False) -> list[Use]:
     """Return every aggregation of model(graph, x), in order, without communication. Refuses folds without a gradient.
 
     `gradients`: record them, to see which operands have one. A copy of the model runs: a convolution with `cached=True`
