@@ -35,8 +35,8 @@ if __name__ == "__main__":
 from checkpoints import SMALL, hashes, result, rows, strategy_of
 from composing import names, settings_of
 from conftest import environment
+from gnnpar import launch
 from gnnpar.cli.train import run_training
-from gnnpar.config.jobs import inherited
 from gnnpar.files import write_json_whole
 from hosts import Hosts, two_hosts
 from saboteurs import FROM_THE_START, PARENT, Strike, made
@@ -132,7 +132,7 @@ def undisturbed(folder: Path, struck: Path, *overrides: str) -> Path:
     profile = struck / "profile.json"
     replayed = (f"profile={profile}",) if profile.exists() else ()
     folder.mkdir()
-    with inherited("GNNPAR_CACHE", environment()["GNNPAR_CACHE"]):
+    with launch.environment(GNNPAR_CACHE=environment()["GNNPAR_CACHE"]):
         settings = settings_of(*SMALL[1:], "checkpoint.every=2", *replayed, *overrides)
         assert run_training(settings, folder).exit_code == 0
     return folder
