@@ -21,7 +21,7 @@ from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.quantity import seconds_text
 from gnnpar.settings import Settings
 from gnnpar.track.console import say
-from gnnpar.training.loop import NewPlan, Run
+from gnnpar.training.loop import NewPlan, Run, since_of
 from gnnpar.training.plans import with_strategy, workload_of
 from gnnpar.training.result.header import WARMUP_EPOCHS
 
@@ -53,7 +53,8 @@ class MeasuredPlan:
 
     def replanner(self, run: Run) -> Callable[[int, Row], NewPlan | None] | None:
         """Return the comparison of a run, which plans again at most once."""
-        return partial(replanned, run, Replanner(run.since)) if wanted(run.settings) and not run.since else None
+        since = since_of(run.predicted)
+        return partial(replanned, run, Replanner(since)) if wanted(run.settings) and not since else None
 
 
 @dataclass
