@@ -10,7 +10,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -83,13 +83,24 @@ class Job:
         """Return the job of a run folder; None if its job.json is missing or damaged."""
         try:
             data = read_json(run_dir / RECORD)
-            place, folder = run_dir.absolute().parts, Path(data["folder"]).parts
-            if place[-len(folder) :] != folder or ".." in folder:
+            place, folder = run_dir.absolute().parts, Path(str(data["folder"]))
+            if place[-len(folder.parts) :] != folder.parts or ".." in folder.parts:
                 return None  # the folder was moved out of its sweep
-            known = {each.name: data[each.name] for each in fields(Job) if each.name in data}
-            known |= {"sweep": Path(*place[: -len(folder)]), "overrides": tuple(map(str, data["overrides"]))}
-            return Job(**known)
-        except (OSError, ValueError, KeyError, TypeError):
+            started, error = data.get("started"), data.get("error")
+            return Job(
+                sweep=Path(*place[: -len(folder.parts)]),
+                folder=str(folder),
+                key=str(data["key"]),
+                overrides=tuple(map(str, data["overrides"])),
+                session=str(data.get("session")),
+                started=None if started is None else float(started),
+                pid=int(data.get("pid", 0)),
+                born=float(data.get("born", 0.0)),
+                host=str(data.get("host")),
+                error=None if error is None else str(error),
+                refused=bool(data.get("refused")),
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
             return None
 
     def save(self) -> None:

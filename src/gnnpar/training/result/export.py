@@ -29,7 +29,7 @@ from gnnpar.folds.softmax import Softmax, SoftmaxDot, SoftmaxV2
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import InEdges, Message, Reduction
 from gnnpar.models.gnn import GNN
-from gnnpar.parallel.local import LocalRows, OwnRows, Pass, by_type
+from gnnpar.parallel.local import OwnRows, Pass, by_type
 from gnnpar.partition.learned import WEIGHT
 from gnnpar.precision import TYPES
 from gnnpar.settings import ConfigError
@@ -60,7 +60,7 @@ class PlainGraph(OwnRows):
     def __init__(self, edge_index: Tensor, num_nodes: int, like: Tensor) -> None:
         self._src, self._dst, self._num_nodes = edge_index[0], edge_index[1], num_nodes
         degree = self._added(like.new_ones(edge_index.shape[1]))
-        self.local = LocalRows(torch.arange(num_nodes, device=degree.device), degree, run=Pass(0))
+        super().__init__(torch.arange(num_nodes, device=degree.device), degree, run=Pass(0))
 
     @property
     def num_nodes(self) -> int:
