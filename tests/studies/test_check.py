@@ -86,7 +86,7 @@ def test_a_number_that_is_not_its_cell_is_wrong(check: ModuleType) -> None:
     quote = next(quote for quote in check.quoted() if quote.cell["study"] == "sar_memory")
     tables = check.lines_of((EXPERIMENTS / "sar_memory" / "README.md").read_text(encoding="utf-8"))
     assert check.difference(quote, tables) is None
-    assert check.difference(quote._replace(shown="0.39"), tables) == "the lines have 0.38"
+    assert check.difference(quote._replace(shown="0.39"), tables) == "the lines have 0.53"
     elsewhere = quote._replace(cell={**quote.cell, "row": {"model": "none"}})
     assert check.difference(elsewhere, tables).startswith("0 lines are")
 

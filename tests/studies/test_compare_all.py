@@ -289,6 +289,6 @@ def test_figures_hold_every_method_and_every_dataset(module: Any, tmp_path: Path
     plt.close("all")
     for name, words in (("datasets", ("cora", "cs", "control")), ("target", ("target: validation, %", "adaqp"))):
         drawn = (tmp_path / f"{name}.svg").read_text(encoding="utf-8")
-        assert [word for word in words if f"<!-- {word} -->" not in drawn] == []
+        assert [word for word in words if f">{word}</text>" not in drawn] == []
     figures.to_target({}, tmp_path / "none.svg")
     assert not (tmp_path / "none.svg").exists()

@@ -24,8 +24,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import get_default_nowrap_functions
-from torch_geometric.nn import GraphSizeNorm
-from torch_geometric.nn.attention import PolynormerAttention, SGFormerAttention
 
 from gnnpar.folds.block import widened
 from gnnpar.graph import Graph
@@ -33,6 +31,9 @@ from gnnpar.models.pyg.nested import Called, leaves
 from gnnpar.precision import unmixed
 
 if TYPE_CHECKING:
+    from torch_geometric.nn import GraphSizeNorm
+    from torch_geometric.nn.attention import PolynormerAttention, SGFormerAttention
+
     from gnnpar.models.pyg.layout import Layout
 
 _TURNED = frozenset({Tensor.T.__get__, Tensor.mT.__get__, Tensor.t, torch.t, Tensor.adjoint, torch.adjoint})
@@ -203,7 +204,7 @@ def counting(net: nn.Module, rows: AllRows) -> Iterator[tuple[nn.Module, Callabl
     Shapes: attention [1, N, F] -> [1, N, F'], norm [N, F] -> [N, F].
     """
     for module in net.modules():
-        body = _COUNTING.get(type(module))
+        body = _counting().get(type(module))
         if body is not None and "forward" not in vars(module):
             yield module, partial(body, module, rows)
 
@@ -212,14 +213,14 @@ def _graph_size(
     norm: GraphSizeNorm, rows: AllRows, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
 ) -> Tensor:
     if len(x) != rows.own or (batch is not None and bool(batch.any())):
-        return GraphSizeNorm.forward(norm, x, batch, batch_size)
+        return type(norm).forward(norm, x, batch, batch_size)
     return x / math.sqrt(rows.counted(norm))
 
 
 def _sgformer(conv: SGFormerAttention, rows: AllRows, x: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return (N v + q K^T V) / (N + q K^T 1), with q, k of norm 1 per head (Wu et al. 2023, equation 3)."""
     if x.shape[:2] != (1, rows.own):
-        return SGFormerAttention.forward(conv, x, mask)
+        return type(conv).forward(conv, x, mask)
     x = x[0].as_subclass(Tensor)
     q, k, v = (lin(x).unflatten(1, (conv.heads, conv.head_channels)) for lin in (conv.q, conv.k, conv.v))
     v = _without(v, mask)
@@ -235,7 +236,7 @@ def _sgformer(conv: SGFormerAttention, rows: AllRows, x: Tensor, mask: Tensor | 
 def _polynormer(conv: PolynormerAttention, rows: AllRows, x: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return q K^T V / (q K^T 1) of sigmoids, times the gate (Deng et al. 2024, section 3.2)."""
     if x.shape[:2] != (1, rows.own):
-        return PolynormerAttention.forward(conv, x, mask)
+        return type(conv).forward(conv, x, mask)
     x = x[0].as_subclass(Tensor)
 
     def by_head(lin: nn.Module) -> Tensor:
@@ -255,11 +256,13 @@ def _without(values: Tensor, mask: Tensor | None) -> Tensor:
     return values if mask is None else values.masked_fill(~mask[0][:, None, None], 0.0)
 
 
-_COUNTING: Mapping[type[nn.Module], Callable[..., Tensor]] = {
-    GraphSizeNorm: _graph_size,
-    SGFormerAttention: _sgformer,
-    PolynormerAttention: _polynormer,
-}
+@cache
+def _counting() -> Mapping[type[nn.Module], Callable[..., Tensor]]:
+    """Return the forward of each class. Imports PyG, which takes more than a second."""
+    from torch_geometric.nn import GraphSizeNorm
+    from torch_geometric.nn.attention import PolynormerAttention, SGFormerAttention
+
+    return {GraphSizeNorm: _graph_size, SGFormerAttention: _sgformer, PolynormerAttention: _polynormer}
 
 
 def _flat(values: Sequence[object]) -> list[int]:
