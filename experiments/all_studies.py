@@ -102,7 +102,7 @@ REST = [
     Study(name="mixed_speeds", minutes=30, root=True),
     Study(name="planner_search", minutes=10),
     Study(name="pyg_models", minutes=90, quiet=False),
-    Study(name="random_nodes", minutes=60, quiet=False),
+    Study(name="random_nodes", minutes=120, quiet=False),
     Study(name="row_order", minutes=5),
     Study(name="sar_fused", minutes=10, root=True),
     Study(name="shards_memory", minutes=15, quiet=False),
@@ -110,6 +110,7 @@ REST = [
     Study(name="sufficient_factors", minutes=10, root=True),
     Study(name="transformers", minutes=60, quiet=False),
     Study(name="typed_debian", minutes=25, quiet=False),
+    Study(name="typed_wordnet", minutes=60, quiet=False),
 ]
 # without a program, beside code of others, or on a GPU: their pages say how
 ELSEWHERE = ("ablation", "accuracy", "bench_peers", "beside_the_originals", "one_gpu")
