@@ -26,13 +26,13 @@ KEY = re.compile(r"^(?P<indent> *)(?P<key>[\w@/]+): *(?P<value>[^#]*?) *(?:# ?(?
 
 
 def commands() -> str:
-    """Every command's --help but that of `train`, whose keys have a page of their own."""
+    """Every command's --help but that of `train`, whose keys have a page of their own, and of `ablate`, an alias."""
     parts = ["# Commands\n", "As `gnnpar COMMAND --help` prints them.\n"]
     parts.append(
         "## train\n\nHydra overrides: [keys](keys.md), [train](../guide/train.md), [sweeps](../guide/sweeps.md).\n"
     )
     for command in COMMANDS:
-        if command != "train":
+        if command not in ("train", "ablate"):
             parts.append(f"## {command}\n\n```\n{_help(command).rstrip()}\n```\n")
     return "\n".join(parts)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -20,14 +20,16 @@ from torch import Tensor, nn
 from composing import configured, names
 from engines import Rank
 from gnnpar.codecs.adaptive.codec import Adaptive
-from gnnpar.codecs.codec import BFloat16, Drop, Identity
+from gnnpar.codecs.codec import BFloat16, CodecConfig, Drop, Identity
 from gnnpar.codecs.uniform import Random, Uniform
+from gnnpar.comm import Posted, RowLike, Site
 from gnnpar.config.compose import compose
+from gnnpar.folds.block import Rows
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph
 from gnnpar.models.gat import GAT
 from gnnpar.models.gcn import GCN
-from gnnpar.models.gnn import ModelSource
+from gnnpar.models.gnn import ModelConfig, ModelSource
 from gnnpar.models.resgcn import ResGCN
 from gnnpar.parallel.bns.sample import Reweighted, kept
 from gnnpar.parallel.bns.strategy import BoundarySampling
@@ -43,24 +45,31 @@ from gnnpar.parallel.pipegcn.strategy import PipeGCN
 from gnnpar.parallel.pipeline.hybrid import Hybrid
 from gnnpar.parallel.pipeline.strategy import GNNPipe
 from gnnpar.parallel.sampling.strategy import Minibatch
-from gnnpar.parallel.sancus.copies import CachedParts
 from gnnpar.parallel.sancus.strategy import Sancus
+from gnnpar.parallel.sancus.view import CachedParts
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.shape_trace import shape_trace
 from gnnpar.parallel.stale import StaleExchange
+from gnnpar.parallel.strategy import Strategy
+from gnnpar.parallel.view import FirstLayer
+from gnnpar.partition.shard import Mirrors
 from gnnpar.training.checks import check_strategy
 from gnnpar.verify.conformance import Job, make_job, small_graph, train_in_threads
 
+T = TypeVar("T")
+Refused = tuple[str, ...] | Callable[[], object]
+"""Overrides, or a call, that are refused."""
+Coded = BoundarySampling | Cagnet | Digest | FeatureParallel | GraphParallel | Hybrid | PipeGCN | Sancus
 WORLD, SEED, NODES, LR = 3, 3, 60, 0.1
 WIDTHS, LEARNED = 6 + 8 + 3, 8 + 3  # numbers of a row in the layers of `three`, and of those with a gradient
 
 
-def three(name: str, *overrides: str) -> Any:
+def three(name: str, *overrides: str) -> ModelConfig:
     """Three layers of 8 channels."""
     return configured("model", name, "model.hidden=8", "model.num_layers=3", *overrides)
 
 
-def four(name: str, *overrides: str) -> Any:
+def four(name: str, *overrides: str) -> ModelConfig:
     """Four layers of 8 channels with dropout: up to four stages."""
     return configured("model", name, "model.hidden=8", "model.num_layers=4", "model.dropout=0.4", *overrides)
 
@@ -193,8 +202,8 @@ class Same:
     `slow`: in test-all alone.
     """
 
-    strategy: Any
-    twin: Any
+    strategy: Strategy
+    twin: Strategy
     config: ModelSource = field(default_factory=partial(three, "gat"))
     world: int = WORLD
     of_twin: int = WORLD
@@ -208,21 +217,21 @@ class Same:
 class Bytes:
     """`strategy` sends what `twin` sends, but for phases that do not travel in an epoch. `slow`: codecs of test-all."""
 
-    strategy: Any
-    twin: Any
-    codecs: Sequence[Any]
+    strategy: Coded
+    twin: Coded
+    codecs: Sequence[CodecConfig]
     travels: Callable[[str, int], bool] = lambda phase, epoch: True
-    slow: Sequence[Any] = ()
+    slow: Sequence[CodecConfig] = ()
 
 
 @dataclass(frozen=True)
 class Priced:
     """`rows` of each of the `widths` travel, forward and backward, by job and epoch."""
 
-    strategy: Any
+    strategy: Coded
     world: int
     rows: Callable[[Job, int], int]
-    codecs: Sequence[Any]
+    codecs: Sequence[CodecConfig]
     varies: bool = False
     config: ModelSource = field(
         default_factory=partial(
@@ -236,7 +245,7 @@ class Priced:
 class Kept:
     """Bytes of rows that a rank keeps after `epochs`, in fp64."""
 
-    strategy: Any
+    strategy: Strategy
     nbytes: Callable[[Rank], int]
     model: str = "gcn"
     epochs: int = 2
@@ -249,25 +258,25 @@ class Method:
     none the single device, must notice, of `faulty`. `processes`: the numbers of threads, by strategy, model and ranks.
     `refused`: overrides or a call, and the line. `resumed`: overrides of runs that are stopped."""
 
-    inexact: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    inexact: Mapping[str, Strategy] = field(default_factory=dict[str, Strategy])
     models: Sequence[ModelSource] = ()
     world: int = WORLD
     fault: Callable[[pytest.MonkeyPatch], None] | None = None
-    faulty: tuple[Any, ModelSource] | None = None
+    faulty: tuple[Strategy, ModelSource] | None = None
     reference: str = "its oracle"
-    dense: tuple[Any, type[Dense]] | None = None
+    dense: tuple[Strategy, type[Dense]] | None = None
     same: Sequence[Same] = ()
     sent: Sequence[Bytes | Priced] = ()
     keeps: Sequence[Kept] = ()
-    processes: Sequence[tuple[Any, ModelSource, int]] = ()
-    refused: Sequence[tuple[Any, str]] = ()
+    processes: Sequence[tuple[Strategy, ModelSource, int]] = ()
+    refused: Sequence[tuple[Refused, str]] = ()
     resumed: Sequence[tuple[str, ...]] = ()
 
 
 def _without_late_gradients(patch: pytest.MonkeyPatch) -> None:
     take = StaleExchange.take
 
-    def wrong(self: StaleExchange, posted: Any, peer: int) -> Any:
+    def wrong(self: StaleExchange, posted: Posted, peer: int) -> Rows:
         rows = take(self, posted, peer)
         return tuple(torch.zeros_like(t) for t in rows) if posted.site.phase == "backward" else rows
 
@@ -275,9 +284,9 @@ def _without_late_gradients(patch: pytest.MonkeyPatch) -> None:
 
 
 def _never_refreshed(patch: pytest.MonkeyPatch) -> None:
-    take, first = StaleExchange.take, dict[Any, Any]()
+    take, first = StaleExchange.take, dict[tuple[int, ...], Rows]()
 
-    def wrong(self: StaleExchange, posted: Any, peer: int) -> Any:
+    def wrong(self: StaleExchange, posted: Posted, peer: int) -> Rows:
         rows, site = take(self, posted, peer), posted.site
         return first.setdefault((self.comm.rank, peer, site.layer, site.call), rows)
 
@@ -287,7 +296,7 @@ def _never_refreshed(patch: pytest.MonkeyPatch) -> None:
 def _nothing_skipped(patch: pytest.MonkeyPatch) -> None:
     decide = CachedParts.broadcasting
 
-    def wrong(self: CachedParts, rows: Any, site: Any) -> frozenset[int]:
+    def wrong(self: CachedParts, rows: Rows, site: Site) -> frozenset[int]:
         decide(self, rows, site)
         return frozenset(range(WORLD))
 
@@ -301,7 +310,7 @@ def _without_weights(patch: pytest.MonkeyPatch) -> None:
 def _gradients_that_stay(patch: pytest.MonkeyPatch) -> None:
     post = BroadcastGraph.post_gradients
 
-    def wrong(self: BroadcastGraph, part: int, grads: Any, like: Any, site: Any) -> Any:
+    def wrong(self: BroadcastGraph, part: int, grads: Rows, like: Sequence[RowLike], site: Site) -> Posted:
         return post(self, part, tuple(torch.zeros_like(g) for g in grads), like, site)
 
     patch.setattr(BroadcastGraph, "post_gradients", wrong)
@@ -311,21 +320,23 @@ def _share_of_a_whole_degree(patch: pytest.MonkeyPatch) -> None:
     """Parts of one device have it, parts of ranks do not."""
     true = cofree.union_of
 
-    def wrong(parts: Any) -> Any:
+    def wrong(parts: Sequence[Mirrors]) -> Mirrors:
         union = true(parts)
         return replace(union, share=union.share.clamp_min(0.5))
 
     patch.setattr(cofree, "union_of", wrong)
 
 
-def _built(kind: Any, **fields: Any) -> Any:
+def _built(kind: Callable[..., T], **fields: Any) -> T:  # Any: of any field
     return kind(**fields)
 
 
-def _run(strategy: Any, config: ModelSource | None = None, world: int = 2, **options: Any) -> None:
+def _run(
+    strategy: Strategy, config: ModelSource | None = None, world: int = 2, *, first_layer: FirstLayer = "live"
+) -> None:
     config = config or GCN(hidden=8)
     strategy.check(world, config.num_layers, 2)
-    train_in_threads(strategy, config, small_graph(), world=world, **options)
+    train_in_threads(strategy, config, small_graph(), world=world, first_layer=first_layer)
 
 
 def _halo_rows(job: Job, epoch: int) -> int:

@@ -23,11 +23,11 @@ from data.samples import hetero
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.preprocess import prepare
 from gnnpar.data.saved import PT, raw_graph
-from gnnpar.folds.edge_data import EdgeSizes
+from gnnpar.folds.edge_data import EdgeKind, EdgeSizes
 from gnnpar.models.gcn import GCN
 from gnnpar.models.gcn import GCNConv as OurConv
 from gnnpar.models.gcnii import GCNII
-from gnnpar.models.gnn import ModelSource
+from gnnpar.models.gnn import ModelConfig, ModelSource
 from gnnpar.models.hgt import HGT
 from gnnpar.models.pyg.model import PyG
 from gnnpar.models.rgat import RGAT
@@ -39,6 +39,7 @@ from gnnpar.parallel.needs import refuse_edge_data
 from gnnpar.parallel.pipeline.hybrid import Hybrid
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.single.strategy import Single
+from gnnpar.parallel.strategy import Strategy
 from gnnpar.training.result.export import export
 from gnnpar.verify.conformance import check, make_job, relative_error, small_graph, train_in_threads
 from graphs import with_edge_data, with_weights
@@ -76,7 +77,7 @@ STRATEGIES: dict[str, list[Any]] = {
 }
 
 
-def strategy_of(name: str) -> Any:
+def strategy_of(name: str) -> Strategy:
     return VARIANTS[name] if name in VARIANTS else configured("strategy", name)
 
 
@@ -121,7 +122,7 @@ def test_a_cached_first_layer(model: str, name: str) -> None:
         (HGT_2, HETERO, {"encoder": "linear", "decoder": "linear"}),
     ],
 )
-def test_options_equal_the_single_device(config: Any, dataset: Dataset, changes: dict[str, Any]) -> None:
+def test_options_equal_the_single_device(config: ModelConfig, dataset: Dataset, changes: dict[str, Any]) -> None:
     """Attention dropout is keyed by edge."""
     (case,) = check(GraphParallel(), {"model": replace(config, **changes)}, worlds=(3,), dataset=dataset)
     assert case.passed, case
@@ -142,7 +143,7 @@ def two_kinds() -> Dataset:
         (HGT(hidden=8, heads=2, num_node_types=2), two_kinds(), {}),
     ],
 )
-def test_stale_chunks_equal_autograd(config: Any, dataset: Dataset, rules: dict[str, Any]) -> None:
+def test_stale_chunks_equal_autograd(config: ModelConfig, dataset: Dataset, rules: dict[str, Any]) -> None:
     stale = rules.get("mixing", 0.0)
     more = {"gradient": "mix", **rules} if rules else {}
     strategy = Hybrid(stages=2, parts=2, chunks=8, refresh=2, **more)
@@ -260,7 +261,7 @@ def test_the_width_of_attributes_is_that_of_the_dataset() -> None:
         (WITHIN, "type", "minibatch"),
     ],
 )
-def test_a_strategy_that_does_not_carry_them_says_so(model: Any, kind: Any, strategy: str) -> None:
+def test_a_strategy_that_does_not_carry_them_says_so(model: ModelSource, kind: EdgeKind, strategy: str) -> None:
     named = {"attr": "attributes", "type": "types", "weight": "weights"}[kind]
     weights = torch.ones(3) if kind == "weight" else None
     refuse_edge_data(Single(), model, {kind}, weights, "g", {})

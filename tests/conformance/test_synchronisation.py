@@ -133,7 +133,7 @@ def test_sancus_with_a_bound_waits_once_an_aggregation():
     """Who broadcasts the rows of a layer follows from them, and they from what was broadcast of the layer before."""
     job, world = job_of("sancus", "gcn", "strategy.bound=0.01", "strategy.period=null")
     _, events = losses_and_events(job, world)
-    asked = [event for event in events if "gnnpar/parallel/sancus/copies.py" in event.callers]
+    asked = [event for event in events if "gnnpar/parallel/sancus/view.py" in event.callers]
     assert len(asked) == job.model.num_layers * world
     rest = [e for e in events if e not in asked and not any(each.covers(e) for each in ALLOWED)]
     assert not rest, rest

@@ -109,7 +109,7 @@ def test_the_reference_has_every_command_key_and_member() -> None:
             assert f"### {group}={file.stem}\n" in keys
     schema = json.loads((ROOT / "src/gnnpar/training/result/result.schema.json").read_text(encoding="utf-8"))
     assert all(f"| `{name}` | " in result for name in schema["properties"])
-    assert "--latex" in reference._help("compare")
+    assert "--latex" in reference.commands()
 
 
 def test_tables_are_made_once_for_the_same_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, Self, TypeVar
@@ -96,7 +97,7 @@ class Communicator(Protocol):
 
 
 @dataclass(eq=False)
-class RankGroup:
+class RankGroup(ABC):
     """The parts of a communicator that count: equal for threads and processes. ranks: of the group, by global number.
     me: this rank among them."""
 
@@ -125,9 +126,9 @@ class RankGroup:
         receives = {peer: nbytes for peer, nbytes in incoming_nbytes.items() if nbytes}
         return {**dict.fromkeys(incoming_nbytes, nothing), **self.post(sends, receives, site)}
 
+    @abstractmethod
     def post(self, sends: dict[int, Tensor], receives: dict[int, int], site: Site) -> dict[int, Pending[Tensor]]:
         """Send non-empty buffers, and return the pending receives by peer."""
-        raise NotImplementedError
 
     def all_reduce(self, tensor: Tensor, site: Site | None = None) -> Tensor:
         if site is not None:
@@ -136,13 +137,13 @@ class RankGroup:
         with self.clock("reduce"):
             return self.summed(tensor)
 
+    @abstractmethod
     def summed(self, tensor: Tensor) -> Tensor:
         """Return the sum over ranks, a new tensor."""
-        raise NotImplementedError
 
+    @abstractmethod
     def all_gather(self, obj: T) -> list[T]:
         """Return the objects of all ranks, on all ranks."""
-        raise NotImplementedError
 
     def gather(self, obj: T) -> list[T] | None:
         everything = self.all_gather(obj)

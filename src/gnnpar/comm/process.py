@@ -158,7 +158,7 @@ class _Watched:
 
 
 class _Outbox:
-    """Sends with their buffers, by exchange. A thread waits for those of gloo, the stream for those of NCCL."""
+    """Buffers of sends under way, by exchange. A thread waits for gloo's sends, the CUDA stream for NCCL's."""
 
     def __init__(self, transport: Literal["gloo", "nccl"]) -> None:
         self._watcher = _Watcher() if transport == "gloo" else None

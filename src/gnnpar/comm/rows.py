@@ -83,8 +83,8 @@ class PartEdges:
 
 @dataclass(frozen=True, eq=False)
 class Outgoing:
-    """Rows for one peer: rows[index] of every operand, or all rows if `index` is None. `first`: their position in the
-    list of rows that the peer reads (for gradients: in the list read from it)."""
+    """Rows for one peer: rows[index] of every operand, or all rows if `index` is None. `first`: position in the
+    list of rows that the peer reads; for gradients, in the list read from the peer."""
 
     rows: Rows
     index: Tensor | None = None
@@ -111,7 +111,7 @@ class Wire(Protocol):
 
     def nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
         """Return the bytes of the buffer that `peer` sends here. Both ends compute it, so no size is sent."""
-        raise NotImplementedError
+        ...
 
     def metadata_nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
         """Return the bytes of the buffer to `peer` that are not payload (scales, zero points)."""
@@ -120,7 +120,7 @@ class Wire(Protocol):
     def encode(self, rows: Rows, index: Tensor | None, site: Site, peer: int) -> Tensor:
         """Return rows[index] (all rows for None) of every operand as one flat uint8 buffer. Without an index they are
         the halo rows of `peer` from site.first on."""
-        raise NotImplementedError
+        ...
 
     def encode_all(self, outgoing: Mapping[int, Outgoing], site: Site) -> Mapping[int, Tensor]:
         """Call `encode` for every peer, in one launch if the codec supports it."""
@@ -131,7 +131,7 @@ class Wire(Protocol):
 
     def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
         """Return the rows that `peer` encoded; they may be views of the buffer."""
-        raise NotImplementedError
+        ...
 
     def decoder(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Decoder:
         """Return `decode` for a message that is posted now, valid at any later time."""

@@ -114,7 +114,7 @@ class MergesSoftmax(Merges):
         new = torch.maximum(old, logsumexp)
         kept, added = (old - new).exp_(), (logsumexp - new).exp_()
         maximum.index_copy_(0, at, new)
-        for i, total in enumerate(sums):  # mass, values, and those of the positive branch, which gets nothing
+        for i, total in enumerate(sums):  # mass, values, then both of the positive branch, which gets 0
             rows = total.index_select(0, at) * (kept if total.dim() == 2 else kept[..., None])
             if i < 2:
                 rows += added if i == 0 else added[..., None] * values

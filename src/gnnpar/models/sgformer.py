@@ -22,7 +22,7 @@ from gnnpar.models.initial import Linear
 from gnnpar.models.norm import norm_of
 from gnnpar.precision import mixed, unmixed
 
-ROWS_MASK, GLOBAL_MASK = 3, 16  # dropout tags, distinct from those of gnn.py
+ROWS_MASK, GLOBAL_MASK = 3, 16  # dropout tags; gnn.py has others
 
 
 def over_all_nodes(g: Graph, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -24,13 +24,13 @@ from gnnpar.parallel.torch_types import Context, apply
 from gnnpar.parallel.view import View
 
 
-class Walk:
+class Walk(Protocol):
     """The blocks of one aggregation in their order. Defaults: edge operands are in their order, and none travel."""
 
     @property
     def num_rows(self) -> int:
         """Return the number of result rows."""
-        raise NotImplementedError
+        ...
 
     def edge_rows(self, block: Block, edge: Rows) -> Rows:
         """Return the rows of edge operands that belong to a block, in its order."""
@@ -42,7 +42,7 @@ class Walk:
 
     def blocks(self, agg: Aggregator, x: Operands, call: int) -> Iterator[tuple[Block, Rows | None]]:
         """Yield (block, source rows) for every block; rows None: the local rows `x.src`."""
-        raise NotImplementedError
+        ...
 
     def keeps(self, agg: Aggregator) -> bool:
         """Return True if the gradient reads remote rows that forward has read."""
@@ -57,7 +57,7 @@ class Walk:
 
     def differentiate(self, gradient: Gradient) -> Operands:
         """Walk over the blocks again, send remote gradients to their owners, and return the total."""
-        raise NotImplementedError
+        ...
 
 
 class Gradient:

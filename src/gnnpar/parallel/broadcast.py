@@ -177,7 +177,7 @@ class BroadcastGraph(ExchangingView):
         return self.exchange.post(outgoing, incoming, RowLike.of(src), site)
 
     def post_gradients(self, stage: int, grads: Rows, like: Sequence[RowLike], site: Site) -> Posted:
-        """Post the gradients of a part's rows to their owner, which receives those of all of its readers."""
+        """Send the gradients of a part's rows to its owner. The owner receives the gradients of all readers."""
         part = self.first + stage
         outgoing = {} if part == self.rank else {part: Outgoing(grads)}
         incoming = {p: Incoming(self.shard.num_inner) for p in self.readers} if self._sends(stage) else {}

@@ -69,17 +69,17 @@ class Candidate(ABC):
         """Return the overrides of the strategy's YAML."""
         return {}
 
+    @abstractmethod
     def phases(self, work: Work, machine: Machine) -> Phases:
         """Return the seconds of an epoch by phase. The work is cut into `parts` parts; rates are those of `engine`."""
-        raise NotImplementedError("the strategy gives a price alone")
 
+    @abstractmethod
     def memory(self, work: Work) -> tuple[Memory, ...]:
         """Return the memory of each rank: stages of the grid, then parts."""
-        raise NotImplementedError("the strategy gives a price alone")
 
+    @abstractmethod
     def tasks(self, work: Work, machine: Machine) -> list[SimulatedTask]:
         """Return the tasks of an epoch for the event simulator; rates are those of `engine`. Empty if unknown."""
-        return []
 
     def price(self, work: Work, machine: Machine) -> Price:
         phases = self.phases(*self.in_engine(work, machine))

@@ -148,7 +148,7 @@ class VertexCutEngine(FlatEngine):
         return held
 
     def _differentiate(self, view: PassGraph, run: Pass) -> Tensor:
-        """Return the gradients of this part's weighted losses, and their sum; of a probe those of the own nodes."""
+        """Return the gradients and the sum of this part's weighted losses; for a probe, of the losses of own nodes."""
         if run.probe:
             return super()._differentiate(view, run)
         if not len(self._rows):

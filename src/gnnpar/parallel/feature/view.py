@@ -66,7 +66,7 @@ class Slices:
         return tuple(self.of(t, rank) if i not in self.whole else t for i, t in enumerate(rows))
 
     def of(self, t: Tensor, rank: int) -> Tensor:
-        """Return a rank's share of one operand or of the result. Columns are those of the flattened row."""
+        """Return a rank's share of one operand or of the result. Columns count in the flattened row."""
         first, last = self.span(rank)
         flat = t.flatten(1) if self.how == "columns" else t
         return flat.narrow(self.dim, first, last - first)

@@ -170,8 +170,7 @@ def incoming(schedule: Schedule, rank: int) -> dict[int, list[Action]]:
 
 
 def boundary_codec(config: CodecConfig, ids: Tensor, comm: Communicator, seed: int) -> Codec:
-    """Return a codec for rows in table order, whose noise is keyed by node. `ids` [N] of the part's rows, in table
-    order."""
+    """Return a codec for rows in table order. Its noise is keyed by node. ids: of the part's rows [N]."""
     everything = torch.arange(len(ids), device=ids.device)
     others = [p for p in range(comm.size) if p != comm.rank]
     lists = RowLists(comm.rank, comm.size, ids, dict.fromkeys(others, everything), dict.fromkeys(others, ids))

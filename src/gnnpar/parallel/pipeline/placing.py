@@ -27,7 +27,7 @@ def even_cuts(num_layers: int, stages: int) -> tuple[int, ...]:
 
 
 def balanced(costs: Sequence[float], stages: int) -> tuple[range, ...]:
-    """Return the cut whose slowest stage is fastest, exactly; of equal ones that with the fewest layers first.
+    """Return the cut with the least time of the slowest stage, exactly. Ties: the fewest layers in the first stages.
 
     `costs`: seconds (or any unit) of each layer. Dynamic programming over suffixes, O(L^2 S).
     """

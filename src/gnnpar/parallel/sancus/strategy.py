@@ -25,7 +25,7 @@ from gnnpar.parallel.engine import Engine, PassGraph
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.row_bytes import RowBytes
-from gnnpar.parallel.sancus.copies import CachedParts, Rule, SkippingGraph, SkippingWhole
+from gnnpar.parallel.sancus.view import CachedParts, Rule, SkippingGraph, SkippingWhole
 from gnnpar.parallel.strategy import Capabilities, LayerFacts, name_of
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan

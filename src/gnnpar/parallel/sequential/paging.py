@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor, cuda
@@ -30,17 +31,14 @@ ALIGNED = 1 << 12
 MEMORY_FILES = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 
 
-class Slot:
+class Slot(Protocol):
     """A place on the host for a number of bytes. Shapes: [n] uint8.
 
     `write` and `read` may be under way when they return; call `use` before work on the bytes that were read.
     """
 
-    def write(self, data: Tensor) -> None:
-        raise NotImplementedError
-
-    def read(self, into: Tensor) -> None:
-        raise NotImplementedError
+    def write(self, data: Tensor) -> None: ...
+    def read(self, into: Tensor) -> None: ...
 
     def use(self, data: Tensor) -> None:
         """Wait for the bytes. The default: they are there."""
@@ -49,13 +47,12 @@ class Slot:
         """Free the place. The default: it is freed with the slot."""
 
 
-class Host:
+class Host(Protocol):
     """The store of bytes that are not on the device. `ahead`: True if reading before use pays."""
 
-    ahead = False
+    ahead: bool = False
 
-    def slot(self, nbytes: int) -> Slot:
-        raise NotImplementedError
+    def slot(self, nbytes: int) -> Slot: ...
 
     def arriving(self) -> AbstractContextManager[object]:
         """Return a context in which device memory is allocated for bytes about to be read."""
