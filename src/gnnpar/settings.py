@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import inspect
 import json
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -427,7 +428,10 @@ def _value(hint: object, value: object, path: str) -> Any:  # Any: of the hint's
 
 
 def checked(hint: Any, value: object, path: str) -> Any:  # Any: a type in any form, and a value of it
-    """Return the value in the type of the hint, strict as JSON: no text for numbers. Raises ConfigError."""
+    """Return the value in the type of the hint, strict as JSON. Raises ConfigError.
+
+    Text of a number, which `${oc.env:NAME}` resolves to, is read as the number.
+    """
     from pydantic import TypeAdapter, ValidationError
     from pydantic.errors import PydanticSchemaGenerationError
 
@@ -442,6 +446,8 @@ def checked(hint: Any, value: object, path: str) -> Any:  # Any: a type in any f
     try:
         return adapter.validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
+        if isinstance(value, str) and re.fullmatch(r"-?(0|[1-9]\d*)(\.\d+)?(e-?\d+)?", value, re.ASCII):
+            return checked(hint, json.loads(value), path)
         allowed = describe(hint) or error.errors()[0]["msg"]
         raise ConfigError(f"{path}={show(value)} must be {allowed}{_closest_literal(hint, value)}") from None
 

@@ -250,6 +250,15 @@ def test_error_in_a_nested_field_names_its_key(fields: dict, line: str) -> None:
         instantiate(node(**fields), "g")
 
 
+def test_number_of_an_environment_variable_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {"RANKS": "4", "RATE": "2.5e-1", "WORD": "four"}.items():
+        monkeypatch.setenv(name, text)
+    settings = compose(["world_size=${oc.env:RANKS}", "optim.lr=${oc.env:RATE}"])
+    assert (settings.world_size, settings.optim.lr) == (4, 0.25)
+    with pytest.raises(ConfigError, match=r"world_size=four must be a whole number"):
+        compose(["world_size=${oc.env:WORD}"])
+
+
 def test_types_in_words() -> None:
     assert describe(int | None) == "a whole number or null"
     assert describe(tuple[int, ...]) == "a list of a whole number"
