@@ -45,8 +45,8 @@ _ENCODER_MASK, _DECODER_MASK = 1, 2  # dropout tags; a layer's own mask has tag 
 
 
 class ModelSource:
-    """The configuration `model`: a ModelConfig or a PyG model. wraps: the module is a user's, kept as `net`, and runs
-    for one graph at a time."""
+    """The configuration `model`: a ModelConfig or a PyG model. wraps: the module is the user's, stored as `net`, and
+    runs on one graph at a time."""
 
     wraps: ClassVar[bool] = False
     num_layers: int
@@ -54,7 +54,7 @@ class ModelSource:
 
     @property
     def in_one_piece(self) -> str:
-        """Why the layers cannot run separately. Empty if they can, or if only the dataset's widths can tell."""
+        """Why the layers cannot run separately. Empty if they can, or if unknown before the dataset sets the widths."""
         return ""
 
     @property
@@ -111,7 +111,7 @@ class ModelConfig(ModelSource):
 
     encoder, decoder: a dense layer before and after. With neither, widths are F, hidden, ..., classes.
     norm: of a layer's output, per row (layer) or per column over all rows of the graph (batch).
-    jump: input of the decoder. The last layer's rows (none, last), the rows of all layers side by side (cat), or their
+    jump: input of the decoder. The last layer's rows (none, last), the concatenated rows of all layers (cat), or their
     maximum per column (max).
     dropout: on the input of every layer but the first. input_dropout: on the features.
     order: of a linear aggregation and its matrix. auto exchanges the narrower side.
@@ -163,7 +163,7 @@ class ModelConfig(ModelSource):
         return model
 
     def module(self, in_dim: int, out_dim: int, *, cached_first_layer: bool) -> GNN:
-        """Return the module; a model with parts beside its layers returns a class of its own."""
+        """Return the module; a model with parts other than layers returns a subclass of GNN."""
         return GNN(self, in_dim, out_dim, cached_first_layer=cached_first_layer)
 
     @property
@@ -184,7 +184,7 @@ class ModelConfig(ModelSource):
         return self.order == "aggregate_first"
 
     def only_order(self, order: Order, why: str) -> None:
-        """Raise ValueError for the other order."""
+        """Raise ValueError if the configuration asks for the other order."""
         if self.order not in ("auto", order):
             raise ValueError(f"model.order={self.order} is not possible here: {why}. Use order=auto or order={order}.")
 
@@ -272,8 +272,8 @@ def _largest(rows: Sequence[Tensor]) -> Tensor:
 class GNN(nn.Module):
     """Encoder, layers and decoder. A pipeline stage runs a slice of `layers` and sends the activations between them.
 
-    unanswered: node types with zero output rows. tries_totals: ask the graph for sums over all nodes even if it holds
-    all rows, as a check does.
+    unanswered: node types with zero output rows. tries_totals: set by checks: ask the graph for sums over all nodes
+    even if it holds all rows.
     """
 
     unanswered: tuple[str, ...] = ()
@@ -405,7 +405,7 @@ class GNN(nn.Module):
 
     @property
     def _first_widths(self) -> tuple[int, ...]:
-        """Widths of the rows that every layer sees."""
+        """Widths of the rows that every layer reads."""
         if columns := self.config.carried_columns:
             return (columns,)
         return (self.widths[0],) if self.config.carries_first else ()

@@ -1,4 +1,4 @@
-"""Initial weights, as each module initialises them, from a generator seeded by the seed alone."""
+"""Initial weights: each module's own initialisation, with a generator that depends only on the seed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EMPTY = frozenset({torch.empty, torch.empty_like, torch.Tensor.new_empty})
 
 @runtime_checkable
 class Glorot(Protocol):
-    """A module that leaves its matrices to `draw_glorot`: `glorot` lists their attributes."""
+    """A module with matrices for `draw_glorot` to fill. glorot: names of their attributes."""
 
     glorot: ClassVar[tuple[str, ...]]
 
@@ -42,8 +42,8 @@ class Linear(nn.Linear):
 def construct(make: Callable[[], T], seed: int) -> T:
     """Return the module that `make` builds, with initial weights that depend on `seed` alone.
 
-    Seed torch's generator for the module's own random numbers and restore it afterwards. Draw the matrices left to
-    `draw_glorot` by name. ValueError if a parameter was never given values.
+    Seed torch's generator for the module's own random numbers and restore it afterwards. Fill the matrices in `glorot`.
+    ValueError if a parameter stays uninitialised.
     """
     with torch_seeded(fold_key(seed, zlib.crc32(b"construct")) & 0xFFFFFFFF), _EmptyIsNaN():
         model = make()
@@ -59,13 +59,13 @@ def construct(make: Callable[[], T], seed: int) -> T:
 
 
 def draw_glorot(model: nn.Module, seed: int) -> None:
-    """Fill the matrices that modules leave to it with Glorot-uniform values. A draw depends on (seed, name of the
-    matrix) alone, so a layer starts from the same weights wherever it stands."""
+    """Fill the matrices that modules list in `glorot` with Glorot-uniform values. A draw depends only on (seed, name of
+    the matrix), so a layer has the same initial weights on any rank."""
     for prefix, module in model.named_modules():
         matrices = dict(module.named_parameters(recurse=False))
         for name in module.glorot if isinstance(module, Glorot) else ():
             key = fold_key(seed, zlib.crc32(f"{prefix}.{name}".encode()))
-            low = key & 0xFFFFFFFF  # the CPU's generator ignores all other bits of a seed
+            low = key & 0xFFFFFFFF  # the CPU's generator ignores other bits of a seed
             with torch.no_grad():
                 nn.init.xavier_uniform_(matrices[name], generator=torch.Generator().manual_seed(low))
 

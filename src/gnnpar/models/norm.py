@@ -36,8 +36,8 @@ def normalized(norm: Norm | None, g: Graph, x: Tensor) -> Tensor:
 def batch_norm(norm: nn.BatchNorm1d, g: WithMoments | None, x: Tensor, *, moves: int = 1) -> Tensor:
     """Return the module's output for all rows of the graph, as on one device, and update its running statistics.
 
-    Training normalises by the moments of all rows, which update the running statistics `moves` times an epoch (a probe
-    of the gradient does not). Evaluation, or g=None, normalises by the running statistics. Shapes: [N, F] -> [N, F].
+    Training normalises by the moments of all rows and updates the running statistics `moves` times per epoch (not in a
+    probe of the gradient). Evaluation, or g=None, normalises by the running statistics. Shapes: [N, F] -> [N, F].
     """
     if norm.running_mean is None or norm.running_var is None:
         raise ValueError(

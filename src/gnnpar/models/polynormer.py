@@ -25,7 +25,7 @@ from gnnpar.precision import mixed
 
 
 class Gated(nn.Module):
-    """Base of local and global layers: a gate, a norm, and a learned number b for each column."""
+    """Base of local and global layers: a gate, a norm, and a learned scalar b per column."""
 
     def __init__(self, config: Polynormer, dim: int) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class PolynormerNet(GNN):
     def __init__(self, config: Polynormer, in_dim: int, out_dim: int) -> None:
         super().__init__(config, in_dim, out_dim)
         for layer in (each for each in self.layers if isinstance(each, Layer) and each.index):
-            layer.p = 0.0  # the layer before has drawn the mask
+            layer.p = 0.0  # the previous layer applies dropout
         self.source, self.norm, self.mix = config, nn.LayerNorm(config.hidden), Linear(config.hidden, config.hidden)
         self.attention = nn.ModuleList(GlobalConv(config, config.hidden) for _ in range(config.global_layers))
         self.local_decoder = Linear(config.hidden, out_dim)

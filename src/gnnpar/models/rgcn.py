@@ -21,12 +21,12 @@ from gnnpar.models.initial import Linear
 
 
 def by_relation(rows: Tensor, types: Tensor, weight: Tensor) -> Tensor:
-    """Return rows_e W_r, r the type of row e, one product each. Shapes: rows [..., e, F], types [e], weight
-    [..., R, F, F'] -> [..., e, F']."""
+    """Return rows_e W_r, where r is the type of row e, by one product per type. Shapes: rows [..., e, F], types [e],
+    weight [..., R, F, F'] -> [..., e, F']."""
     at = rows.ndim - 2
     if weight.shape[at] == 1:
         return rows @ weight.select(at, 0)
-    if not rows.shape[at]:  # a shape trace has no types either
+    if not rows.shape[at]:  # in a shape trace, `types` is empty too
         return rows.new_zeros(*rows.shape[:-1], weight.shape[-1])
     order, sizes = sorted_by_kind(types, weight.shape[at])
     parts = rows.index_select(at, order).split(sizes, at)

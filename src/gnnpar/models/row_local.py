@@ -1,4 +1,4 @@
-"""Modules known to mix rows or to draw unkeyed random numbers. They are refused by name."""
+"""Refuse modules known to mix rows or to draw unkeyed random numbers."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def refuse_noise(model: nn.Module) -> None:
 
 
 def refuse_row_mixing(model: nn.Module, *, aside: Sequence[nn.Module] = ()) -> None:
-    """Raise ValueError with the name of the first module that mixes rows or draws unkeyed noise. aside: modules that do
-    not run, or with rows that the graph mixes."""
+    """Raise ValueError with the name of the first module that mixes rows or draws unkeyed noise. aside: modules to
+    skip, which do not run or reduce rows through the graph."""
     for name, module in model.named_modules():
         if any(module is each for each in aside):
             continue

@@ -1,7 +1,7 @@
-"""SGFormer: graph convolutions beside a branch of linear attention between all nodes (Wu et al. 2023, section 4).
+"""SGFormer: graph convolutions and, in parallel, linear attention between all nodes (Wu et al. 2023, section 4).
 
 The branch reads the features: Z = D^-1 (N V + Q (K^T V) / (|Q| |K|)), D = N + Q (K^T 1) / (|Q| |K|), with norms over
-all rows. The decoder reads w (rows of the convolutions) + (1 - w) (rows of the branch), or both side by side.
+all rows. The decoder reads w (rows of the convolutions) + (1 - w) (rows of the branch), or both concatenated.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class AllPairsConv(nn.Module):
 
 
 class Branch(nn.Module):
-    """Rows of attention between all nodes. Shapes: x [N, F] -> [N, hidden]."""
+    """The branch of attention between all nodes. Shapes: x [N, F] -> [N, hidden]."""
 
     def __init__(self, config: SGFormer, in_dim: int) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class SGFormerNet(GNN):
 
 
 class ReadsAllNodes(ModelConfig):
-    """A configuration of a model with attention between all nodes beside its layers."""
+    """Configuration of models with layers and a separate attention between all nodes."""
 
     @property
     def in_one_piece(self) -> str:
@@ -103,7 +103,7 @@ class ReadsAllNodes(ModelConfig):
         return ("the attention",)
 
     def require_ends(self, ends: str) -> None:
-        """Raise ValueError without the ends, or with the `jump` of a plain decoder."""
+        """Raise ValueError without the encoder or decoder that `ends` names, or with `jump`."""
         name = type(self).__name__
         if self.decoder == "none" or ("encoder" in ends and self.encoder == "none"):
             raise ValueError(f"{name} reads rows of model.hidden before its decoder: set {ends}.")
@@ -116,7 +116,7 @@ class SGFormer(ReadsAllNodes, GCN):
     """Configuration of SGFormer. The keys of GCN configure the convolutions.
 
     encoder: without one (the authors' code for small graphs) the last convolution has no norm, activation and dropout.
-    alpha: share of attention beside a layer's input, 1: no residual. values: a matrix of its own for V.
+    alpha: weight of attention; the layer's input has 1 - alpha. values: V has its own matrix.
     """
 
     graph_weight: Annotated[float, Ge(0.0), Le(1.0)] = 0.8

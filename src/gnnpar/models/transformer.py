@@ -24,7 +24,7 @@ from gnnpar.models.initial import Linear
 
 
 def attend(g: Graph, src: Rows, query: Tensor, edge: Rows, matrix: Tensor | None, p: float) -> Tensor:
-    """Return sum_j softmax_j(q_i . (k_j + W e_ij) / sqrt(D)) (v_j + W e_ij). p: of attention dropout.
+    """Return sum_j softmax_j(q_i . (k_j + W e_ij) / sqrt(D)) (v_j + W e_ij). p: attention dropout.
 
     Shapes: src (k, v), [M, H, D] each, query [N, H, D], edge (e [E, A],) with matrix [H D, A], or () -> [N, H, D].
     """

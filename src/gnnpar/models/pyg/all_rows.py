@@ -2,8 +2,8 @@
 
 Rows of nodes are marked tensors (`NodeRows`). A function that reduces their row dimension, such as `x.mean(0)`,
 `k.t() @ v` or PyG's `scatter` into one graph, runs on the rows of this rank, and `Graph.total` sums over ranks.
-Functions outside the table below run on the rank's rows alone. If such a function mixes rows, a probe on a small graph
-differs from one device, and the model is refused by name.
+Functions outside the table below run on the rank's own rows. If such a function mixes rows, its result on a probe graph
+differs from one device, and an error names the model.
 """
 
 # arguments of torch's dispatch have no types
@@ -45,8 +45,8 @@ Reduction = Callable[..., object]
 
 
 class NodeRows(Tensor):
-    """Rows of nodes of one type: a tensor that marks its results too. The mark tells rows of two types apart even if a
-    rank holds equally many of both. Rows of two types do not mix. at: the row dimension."""
+    """Rows of nodes of one type. Results of functions are marked too. The mark distinguishes node types, even if a rank
+    has as many rows of each; no function takes rows of two types. at: the row dimension."""
 
     kind: ClassVar[int]
     at: int = 0
@@ -82,14 +82,14 @@ def _class_of(kind: int) -> type[NodeRows]:
 
 
 class _OfOwnRows(Exception):
-    """Raised if a function reduces no rows of all nodes."""
+    """Raised if a function runs on own rows: it does not reduce over rows, or has unsupported options."""
 
 
 class AllRows:
-    """The rows of all nodes while a forward runs on `g`.
+    """Reductions over the rows of all nodes while a forward runs on `g`.
 
-    layout: of a typed graph, with rows of one type each. names: of modules, by identity. readers: modules with a
-    forward that reduces rows. active: intercept functions of rows, not only modules that count rows.
+    layout: positions of each type's rows in a typed graph. names: of modules, by id. readers: names of modules that
+    reduce rows. active: intercept torch's functions, not only modules that count rows.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class AllRows:
         return len(self.g.node_ids)
 
     def number(self, kind: int) -> int:
-        """Return the number of nodes of a type in the whole graph, or of all nodes without types."""
+        """Return the number of nodes of a type in the whole graph; without types, of all nodes."""
         if self.layout is None:
             return self.g.num_nodes
         if self._by_type is None:
@@ -114,7 +114,7 @@ class AllRows:
         return round(float(self._by_type[kind]))
 
     def counted(self, reader: nn.Module) -> int:
-        """Return `number` for a graph without types."""
+        """Return the number of nodes of a graph without types, and record `reader`."""
         if (name := self.names.get(id(reader))) is not None:
             self.readers[name] = None
         return self.number(0)
@@ -159,7 +159,7 @@ class AllRows:
     def _marked(
         self, cls: type[NodeRows], func: Called, args: tuple, given: Mapping[str, object], out: object
     ) -> object:
-        """Mark results that are rows of nodes; of a typed graph, all results."""
+        """Mark results that are rows of nodes; on a typed graph, all results."""
         if isinstance(out, tuple | list) and any(isinstance(each, Tensor) for each in out):
             return type(out)(self._marked(cls, func, args, given, each) for each in out)
         if not isinstance(out, Tensor) or isinstance(out, NodeRows):
@@ -187,7 +187,7 @@ class AllRows:
         elif name == "einsum":
             at = _of_equation(args)[1]
         elif name.startswith("new_") and out.ndim > 1:
-            return None  # cumulative tables restart, [N] holds the graph of each node
+            return None  # a table for scatter; a vector [N] holds the graph of each node
         elif out.ndim != rows.ndim:
             at = 0
         return at if at is not None and at < out.ndim and out.shape[at] == num else None
@@ -198,9 +198,9 @@ REDUCES: ContextVar[AllRows | None] = ContextVar("reduces", default=None)
 
 
 def counting(net: nn.Module, rows: AllRows) -> Iterator[tuple[nn.Module, Callable[..., Tensor]]]:
-    """Return PyG's modules that read the number of rows, each with a forward that reads the number of all nodes.
+    """Yield PyG's modules that read the number of rows, each with a forward that reads the number of all nodes.
 
-    This holds where their input has one row per node of a single graph. A forward shadowed on an instance is kept.
+    Other inputs than one row per node of a single graph run the class's forward. A forward set on an instance is kept.
     Shapes: attention [1, N, F] -> [1, N, F'], norm [N, F] -> [N, F].
     """
     for module in net.modules():
@@ -252,13 +252,13 @@ def _polynormer(conv: PolynormerAttention, rows: AllRows, x: Tensor, mask: Tenso
 
 
 def _without(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Zero the rows that the mask of to_dense_batch leaves empty. Shapes: values [N, ., .], mask [1, N]."""
+    """Zero the rows where the mask of to_dense_batch is False. Shapes: values [N, ., .], mask [1, N]."""
     return values if mask is None else values.masked_fill(~mask[0][:, None, None], 0.0)
 
 
 @cache
 def _counting() -> Mapping[type[nn.Module], Callable[..., Tensor]]:
-    """Return the forward of each class. Imports PyG, which takes more than a second."""
+    """Return replacements of forward by class. Import PyG late, since it takes more than a second."""
     from torch_geometric.nn import GraphSizeNorm
     from torch_geometric.nn.attention import PolynormerAttention, SGFormerAttention
 
@@ -285,7 +285,7 @@ def _dims(x: Tensor, dim: Dim) -> tuple[int, ...]:
 
 
 def _reduced(x: object, dim: Dim) -> tuple[int, ...]:
-    """Return the dimensions of `dim`. _OfOwnRows unless they include the row dimension."""
+    """Return the dimensions of `dim`. Raise _OfOwnRows unless they include the row dimension."""
     dims = _dims(x, dim) if isinstance(x, NodeRows) and x.ndim else ()
     if not isinstance(x, NodeRows) or x.at not in dims:
         raise _OfOwnRows
@@ -298,7 +298,7 @@ def _sums(rows: AllRows, x: Tensor, dims: tuple[int, ...], keepdim: bool) -> Ten
 
 
 def _number(rows: AllRows, x: NodeRows, dims: tuple[int, ...]) -> int:
-    """Return the number of entries, over all nodes, that reduce to one."""
+    """Return the number of entries that reduce to one, over all nodes."""
     return rows.number(x.kind) * math.prod(x.shape[each] for each in dims if each != x.at)
 
 
@@ -337,7 +337,7 @@ def _std(rows: AllRows, *args: object, **given: object) -> Tensor:
 def _norm(
     rows: AllRows, input: NodeRows, p: object = 2, dim: Dim = None, keepdim: bool = False, **given: object
 ) -> Tensor:
-    """Return the Euclidean norm. given: a dtype."""
+    """Return the Euclidean norm. Raise _OfOwnRows for another `p` or a dtype."""
     dims = _reduced(input, dim)
     if p not in (2, None, "fro") or given:
         raise _OfOwnRows
@@ -349,7 +349,7 @@ def _norm(
 def _linalg_norm(
     rows: AllRows, input: NodeRows, ord: object = None, dim: Dim = None, *rest: bool, **given: object
 ) -> Tensor:
-    """Return the norm of vectors; without `ord`, of all entries."""
+    """Return the norm over one dimension; without `ord`, also over several or all."""
     if ord is not None and not isinstance(dim, int):
         raise _OfOwnRows
     return _norm(rows, input, ord, dim, *rest, **given)
@@ -382,8 +382,8 @@ def _extreme_of(x: Tensor, dims: tuple[int, ...], reduce: Callable[..., Tensor])
 def _chosen(
     rows: AllRows, input: NodeRows, dims: tuple[int, ...], keepdim: bool, sign: int, *, first: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return the largest (sign 1) or smallest entries, and the ids of the first nodes that have them. The gradient is
-    torch's: shared by equal entries, or given to the `first`."""
+    """Return the largest (sign 1) or smallest (sign -1) entries, and the smallest ids of nodes with them. The gradient
+    is torch's: split over equal entries, or given to the `first`."""
     x = input.plain()
     best = sign * rows.largest(sign * _extreme_of(x, dims, torch.amax if sign > 0 else torch.amin))
     equal, ids = x == best, rows.ids(input.kind).view([-1 if i == input.at else 1 for i in range(x.ndim)])
@@ -400,7 +400,7 @@ def _chosen(
 def _extreme(
     sign: int, made: Called | None, rows: AllRows, input: NodeRows, dim: Dim = None, keepdim: bool = False
 ) -> object:
-    """Return amax or amin. With `made`, return max or min: over one dimension with the index of the first."""
+    """Return amax or amin. With `made`, return max or min; over one dimension, also the first index."""
     if made is None or dim is None:
         return _chosen(rows, input, _reduced(input, dim), keepdim, sign)[0]
     if not isinstance(dim, int) or rows.layout is not None:
@@ -441,7 +441,7 @@ def _einsum(rows: AllRows, *args: object) -> Tensor:
 
 
 def _scatter(name: str, rows: AllRows, input: Tensor, dim: int, index: Tensor, src: Tensor, **given: object) -> Tensor:
-    """Return a scatter into a table of all nodes, where index 0 is the row of the single graph."""
+    """Return a scatter of all nodes' rows into one table, where index 0 is the row of the single graph."""
     at = dim % input.ndim
     if not isinstance(src, NodeRows) or src.at != at or given:
         raise _OfOwnRows

@@ -1,6 +1,6 @@
 """torch.utils.checkpoint and PyG's reversible modules in a user's model.
 
-Both run a part of the model again in backward, where row exchanges and keyed masks must not run. Inside `kept` the part
+Both rerun a part of the model in backward, where row exchanges and keyed masks must not run. Inside `kept` the part
 runs once and keeps its activations: same values, more memory. As in PyG's own loop, a checkpointed part updates the
 running statistics of BatchNorm1d twice. A part that changes other buffers, or numbers kept as module attributes, is
 refused.
@@ -26,13 +26,13 @@ _PART: ContextVar[bool] = ContextVar("part", default=False)
 
 
 def runs_again() -> bool:
-    """Return True inside a checkpointed part that PyG's own loop would run again in backward."""
+    """Return True inside a checkpointed part that PyG's own loop would rerun in backward."""
     return _PART.get() and torch.is_grad_enabled()
 
 
 @contextmanager
 def kept(net: nn.Module) -> Iterator[None]:
-    """Within the context, no part runs again in backward."""
+    """Within the context, rerun no part in backward."""
     _install()
     with holding(_KEPT, net), ExitStack() as stack:
         for each in net.modules():
@@ -49,8 +49,8 @@ def _reversible(forward: Callable[..., object], *args: object, **kwargs: object)
 
 @contextmanager
 def _part(*, norms: bool = True) -> Iterator[None]:
-    """Raise ValueError if module state changes within the context, since running again would change it again. norms:
-    allow BatchNorm1d, which calls `runs_again`, to change its buffers."""
+    """Raise ValueError if module state changes within the context, since a rerun would change it again. norms: allow
+    BatchNorm1d, which calls `runs_again`, to change its buffers."""
     counted = _state(without_norms=norms)
     with holding(_PART, norms):
         yield
@@ -73,7 +73,7 @@ def _state(*, without_norms: bool) -> dict[str, object]:
 
 @cache
 def _install() -> None:
-    """Replace torch's two checkpoint functions once, for all threads; they look up whether `kept` is active."""
+    """Replace torch's two checkpoint functions once, for all threads; the replacements check if `kept` is active."""
     reentrant, other = checkpointing.CheckpointFunction, checkpointing._checkpoint_without_reentrant_generator
 
     class Checkpoint(reentrant):

@@ -1,9 +1,9 @@
-"""A PyG model as a list of layers: its recorded forward, cut between each two convolutions.
+"""Cut a PyG model's recorded forward into layers, between each two convolutions.
 
-A layer is one convolution and the row-wise steps around it. Between two convolutions, the cut lies where the tensors
-still read later have the fewest columns (the first such place). All of these tensors are sent: the input of a residual,
-inputs of jumping knowledge, the initial rows of GCNII. Values that depend on no row (a softmax of a parameter) are
-recomputed in the layer that reads them.
+A layer is one convolution and the row-wise steps around it. The cut between two convolutions is the first place where
+the tensors read later have the fewest columns. All of these tensors are sent: the input of a residual, inputs of
+jumping knowledge, the initial rows of GCNII. Values that depend on no row (a softmax of a parameter) are recomputed in
+the layer that reads them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _ROWS = (11, 13)  # numbers of rows in the two recordings
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """The steps of a layer, or of the part before the first or after the last.
+    """The steps of a layer, or of the part before the first or after the last layer.
 
-    reads, gives: values that enter and leave. tails: shapes of their rows. copied: inputs that steps write into.
-    dropped: after each step, values not read again. after: tag of the last dropout before the segment.
+    reads, gives: names of inputs and outputs. tails: their row shapes. copied: inputs that steps write into. dropped:
+    per step, values not read after it. after: tag of the last dropout before the segment.
     """
 
     steps: tuple[Step, ...]
@@ -77,8 +77,8 @@ class Cuts:
 
 
 def cut(model: nn.Module, convs: Sequence[str], in_dim: int, *, weighted: Iterable[bool]) -> Cuts:
-    """Cut a model with the user's module as submodule `net`. ValueError says why it cannot run by layers. convs: names
-    of the convolutions in `net`, in the order in which they run."""
+    """Cut a model with the user's module as submodule `net`. ValueError if it cannot run layer by layer. convs: names
+    of the convolutions in `net`, in order of execution."""
     programs: dict[tuple[bool, bool], Program] = {}
     titles: tuple[tuple[str, ...], ...] = ()
     dtype = next(model.parameters(), torch.zeros(0)).dtype
@@ -144,13 +144,13 @@ class _Flow:
         self.last[tape.out] = len(tape.steps)
 
     def alive(self, at: int) -> tuple[str, ...]:
-        """Return the values alive across a cut, in the order in which they were made."""
+        """Return the values alive across a cut, in order of creation."""
         return tuple(
             name for name, made in self.made.items() if name in self.of_rows and made < at <= self.last.get(name, -1)
         )
 
     def columns(self, at: int) -> float:
-        """Return the columns of the values alive across a cut; infinity if one of them has not one row per node."""
+        """Return the columns of the values alive across a cut; infinity if one does not have one row per node."""
         return sum(math.prod(self.tape.tails.get(name, (math.inf,))) for name in self.alive(at))
 
     def between(self, first: int, second: int, names: str) -> int:
@@ -186,7 +186,7 @@ def _segment(flow: _Flow, first: int, last: int) -> Segment:
     gives = (tape.out,) if last == len(tape.steps) else flow.alive(last)
     chosen: list[Step] = []
     needed = set[str]()
-    for i in range(last - 1, -1, -1):  # backwards: place a value without rows where it is read
+    for i in range(last - 1, -1, -1):  # backwards: compute values that depend on no row where they are read
         step = tape.steps[i]
         of_rows = not flow.of_rows.isdisjoint((*step.values, *step.results))
         if (of_rows and i >= first) or (not of_rows and not needed.isdisjoint(step.results)):

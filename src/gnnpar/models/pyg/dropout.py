@@ -44,11 +44,11 @@ def _asked(
 def keyed_dropout(
     g: Graph, num_rows: int, layout: Layout | None = None, *, edge_ids: Tensor | None = None, after: int = LAST_TAG
 ) -> TorchFunctionMode:
-    """Return a context in which dropout draws masks keyed by node, and on rows of edges by edge. Calls have tags in
+    """Return a context in which dropout draws masks keyed by node, and on rows of edges by edge. Calls are tagged in
     order.
 
-    Other noise from torch's functions is refused. layout: rows are of one node type. after: tag of the last dropout of
-    the pass so far. Shapes: edge_ids [E]; tensors of E rows (E not `num_rows`) count as rows of edges without a mark.
+    Refuse other noise from torch's functions. layout: rows are of one node type. after: tag of the last dropout of the
+    pass so far. Shapes: edge_ids [E]; unmarked tensors of E rows (E not `num_rows`) count as rows of edges.
     """
     g, tag = g.at(0), after
 
@@ -83,7 +83,7 @@ def _dropout_by(body: Callable[[Tensor, float], Tensor]) -> TorchFunctionMode:
     def called(func: Called, args: tuple, given: Mapping[str, Any]) -> object:  # Any: of any function
         if func in _OTHER_NOISE and given.get("training", True):
             names = (frame.f_code.co_name for frame, _ in walk_stack(None))
-            if "reset_parameters" not in names:  # lazy modules initialise their weights in their first forward
+            if "reset_parameters" not in names:  # lazy modules initialise in their first forward
                 raise ValueError(
                     f"the model calls {func.__name__}: its noise is not keyed; use F.dropout or nn.Dropout"
                 )

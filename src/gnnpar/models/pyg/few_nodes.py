@@ -16,8 +16,8 @@ Ends = tuple[Tensor, Tensor, Tensor]
 
 
 class FewNodes(OneView):
-    """n nodes with a self loop each, or with given edges. Shapes: like [n, ...]; in_weight [n]; edge_attr [E, D].
-    training: draw masks; masks of rows keep everything. last_tag: tag of the last dropout of rows so far."""
+    """A graph of n nodes with a self loop each, or with edges `ends`. Shapes: like [n, ...]; in_weight [n]; edge_attr
+    [E, D]. training: draw masks; row masks keep everything. last_tag: tag of the last dropout so far."""
 
     def __init__(
         self,

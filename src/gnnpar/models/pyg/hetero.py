@@ -1,8 +1,8 @@
-"""Models of dictionaries by type (HeteroConv, HGTConv, to_hetero) on a typed graph laid out as one graph.
+"""Heterogeneous models (HeteroConv, HGTConv, to_hetero) on a typed graph laid out as one graph.
 
 `x_dict` holds the rows of a rank by type. An entry of `edge_index_dict` holds the number of a relation. When a
-convolution calls `propagate` on it, the fold sees the edges of that relation only: it reads rows of the source type at
-their places among all rows, and returns the result rows of the destination type.
+convolution calls `propagate` on it, the fold runs on the edges of that relation: it reads rows of the source type,
+scattered to their places among all rows, and returns rows of the destination type.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RelationEdges(Edges):
 
 
 class Unseen(nn.Module):
-    """Placeholder for a class that needs the types of a dataset, until one is given."""
+    """Placeholder for a model class that cannot be built without the types of a dataset."""
 
     def __init__(self, factory: Callable[..., object]) -> None:
         super().__init__()
@@ -52,11 +52,11 @@ class Unseen(nn.Module):
             self.forward = partial(factory.forward, self)
 
     def forward(self, x_dict: object, edge_index_dict: object) -> None:
-        """Take the arguments of a model of dictionaries."""
+        """Take the arguments of a heterogeneous model."""
 
 
 def reads_dictionaries(net: nn.Module) -> bool:
-    """Return True if the model reads dictionaries by type. The output of to_hetero has submodules a__to__b."""
+    """Return True for a heterogeneous model. The output of to_hetero has submodules a__to__b."""
     first = next(iter(inspect.signature(net.forward).parameters), "")
     kinds = HeteroConv | pyg.HANConv | pyg.HGTConv | Unseen
     if first.endswith("_dict") or any(isinstance(each, kinds) for each in net.modules()):
@@ -65,12 +65,12 @@ def reads_dictionaries(net: nn.Module) -> bool:
 
 
 ANY_SCHEMA = Schema((("a", 3), ("b", 5)), (("a", "to", "b"), ("b", "of", "a"), ("a", "by", "a")), "a")
-"""For a model built with the metadata of any graph."""
+"""Schema for checks of a model that accepts any metadata."""
 
 
 def schema_for(net: nn.Module) -> Schema:
-    """Return the types that a model was written for, from the names of its modules; ANY_SCHEMA if they name none. The
-    schema has no labels. Its widths differ, which lazy modules accept."""
+    """Return a schema with the types that a model's modules name; ANY_SCHEMA if they name none. It has no labels, and a
+    different width per type, which lazy modules accept."""
     edges: dict[tuple[str, str, str], None] = {}
     for each in net.modules():
         if isinstance(each, HeteroConv):
@@ -86,7 +86,7 @@ def schema_for(net: nn.Module) -> Schema:
 
 
 def one_of_each(schema: Schema) -> tuple[Tensor, Tensor, Tensor]:
-    """Return one edge of each type between nodes numbered by their type: source, destination, type, each [R]."""
+    """Return one edge per edge type, with one node per node type: source, destination, type, each [R]."""
     ends = [(schema.names.index(a), schema.names.index(b)) for a, _, b in schema.edges]
     order = sorted(range(len(ends)), key=lambda r: ends[r][1])
     source, destination = torch.tensor([ends[r] for r in order]).t()
@@ -94,8 +94,8 @@ def one_of_each(schema: Schema) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def hetero_lowering(conv: MessagePassing) -> Lowering | None:
-    """Return the aggregation path of a convolution that takes dictionaries itself, or None for any other. ValueError if
-    it takes dictionaries and is not supported."""
+    """Return the aggregation path of a convolution that takes dictionaries (HGTConv), else None. ValueError for one
+    with its own methods or hooks."""
     if not isinstance(conv, pyg.HGTConv):
         return None
     if type(conv) is not pyg.HGTConv or not is_plain(conv):
@@ -105,7 +105,7 @@ def hetero_lowering(conv: MessagePassing) -> Lowering | None:
 
 @dataclass(frozen=True, eq=False)
 class TypedGraph:
-    """A view of a typed graph laid out as one graph, with the positions of its types."""
+    """A typed graph laid out as one graph, with the positions of its types."""
 
     g: Graph
     layout: Layout
@@ -165,8 +165,8 @@ class TypedGraph:
 class RelationGraph(Bipartite):
     """The edges of one relation, as a graph from nodes of one type to nodes of one type.
 
-    Source rows are of the source type, all others of the destination type. Row-local data is of the destinations; a
-    convolution that reads it for its sources (GCN's norm) takes one type only.
+    Source rows are of the source type, all others of the destination type. So are ids and degrees: a convolution that
+    reads them for its sources (GCN's norm) takes one type only.
     """
 
     def __init__(self, typed: TypedGraph, number: int) -> None:

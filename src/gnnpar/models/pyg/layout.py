@@ -34,7 +34,7 @@ class Layout:
         return found
 
     def features(self, x: Tensor) -> dict[str, Tensor]:
-        """Return x_dict: each type with features and its columns. Shapes: x [N, width] -> [N_t, width_t]."""
+        """Return x_dict of the types that have features. Shapes: x [N, width] -> [N_t, width_t]."""
         columns = enumerate(zip(self.schema.nodes, self.schema.columns, strict=True))
         return {name: self.pick(t, x[:, own]) for t, ((name, width), own) in columns if width}
 
@@ -67,14 +67,14 @@ class Layout:
         return plain.new_zeros(self.num_rows, *plain.shape[1:]).index_copy(0, self.rows[kind], plain)
 
     def kind_of(self, rows: Tensor) -> int | None:
-        """Return the type of rows, from their mark, or from their number if one type alone has so many; else None."""
+        """Return the type of rows, from their mark, or from their number if it matches only one type; else None."""
         if isinstance(rows, NodeRows):
             return rows.kind if rows.ndim and len(rows) == len(self.rows[rows.kind]) else None
         found = [kind for kind, own in enumerate(self.rows) if rows.ndim and len(own) == len(rows)]
         return found[0] if len(found) == 1 else None
 
     def marked(self, out: object) -> object:
-        """Mark a tensor that has as many rows as one type alone."""
+        """Mark a tensor if its number of rows matches only one type."""
         kind = self.kind_of(out) if isinstance(out, Tensor) else None
         return out if kind is None or not isinstance(out, Tensor) else NodeRows.of(kind, out)
 
@@ -126,7 +126,7 @@ class OfOneType:
     kind: int
 
     def moments(self, x: Tensor) -> Moments | None:
-        """Return the moments, from two sums over all rows of the graph: of rows and their number, then of squared
+        """Return the moments from two sums over the graph: of the type's rows and their number, then of squared
         deviations. Shapes: x [N_t, F]."""
         first = self.g.moments(self.layout.place(self.kind, torch.cat([x, x.new_ones(len(x), 1)], 1)))
         if first is None:

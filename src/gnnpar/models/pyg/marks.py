@@ -1,15 +1,15 @@
-"""Marked tensors of edges, for a user's code on a rank that holds a part of the graph.
+"""Marked edge tensors: run a user's convolution on a rank that holds a part of the graph.
 
-A convolution runs as PyG runs it. Its `edge_index` holds the in-edges of the rank's own rows: sources in the first row,
-destinations in the second. Both rows are marked, so that these operations mean the same as on the whole graph:
+The convolution's own code runs. Its `edge_index` holds the in-edges of the rank's own rows: sources in the first row,
+destinations in the second. Both rows are marked, so that these operations give the same as on the whole graph:
 
 - `rows[source]`, also by `index_select`: one row per edge; rows of other ranks are exchanged;
 - `rows[destination]`: one row per edge, from the rank's own rows;
 - a sum, mean, maximum or softmax by `destination`: complete, since the rank holds all in-edges of its rows;
 - a sum or mean by `source`, over out-edges: rows that belong to other ranks are returned to them.
 
-Any other use of the ends, such as node numbers, is refused. Rows of edges are marked too, since a rank may have equally
-many rows of nodes.
+Any other use of the ends, such as arithmetic on node numbers, is refused. Rows of edges are marked too, since a rank
+may have as many rows of nodes.
 """
 
 # torch's dispatch arguments and its descriptors have no types
@@ -115,8 +115,8 @@ class EdgeRows(Marked):
 
 
 class Given(Marked):
-    """A placeholder for edge data, which is made when it is read. inside: a convolution runs. Outside of one, it may be
-    read only if the graph is whole. Until then, it reports `no_edges`, its shape without edges."""
+    """A placeholder for edge data, materialised when read. Its own shape is `no_edges`. inside: within a convolution;
+    outside of one, it can be read only if the rank holds the whole graph."""
 
     name = ""
     no_edges: ClassVar[tuple[int, ...]] = (0,)
@@ -187,8 +187,8 @@ class Types(Given):
 class _Named(Marked):
     """Nodes at one or both ends of edges.
 
-    slots [e]: index of each edge among the in-edges of the own rows, or -1 - row for an edge from an own row that the
-    code has added. None: all in-edges in order. flipped: of ends, the first row holds destinations.
+    slots [e]: index of each edge among the in-edges of the own rows, or -1 - row for an edge that the user's code adds
+    from an own row. None: all in-edges in order. flipped: the first row of `Ends` holds destinations.
     """
 
     here: Here
@@ -213,7 +213,7 @@ class _Named(Marked):
 
     @classmethod
     def joined(cls, parts: Sequence[Tensor]) -> Self:
-        """Concatenate edges; plain parts are between own rows. Shapes: [..., e_1], [..., e_2], ... -> [..., e]."""
+        """Concatenate edges; unmarked parts join own rows. Shapes: [..., e_1], [..., e_2], ... -> [..., e]."""
         first = next(part for part in parts if isinstance(part, _Named))
         slots = [part.all() if isinstance(part, _Named) else -1 - part.reshape(-1, part.shape[-1])[0] for part in parts]
         nodes = torch.cat([part.as_subclass(Tensor) for part in parts], -1)
@@ -224,7 +224,7 @@ class _Named(Marked):
         return self.here.all_slots if self.slots is None else self.slots
 
     def run_unmarked(self, func: Called, args: Arguments, given: Mapping[str, object], what: str) -> object:
-        """Run an unmarked call as on plain tensors if all edges are here, else raise ValueError."""
+        """Run an unsupported call on unmarked tensors if this rank has the whole graph, else raise ValueError."""
         if not self.here.whole:
             raise Refused(
                 f"calls {func.__name__.strip('_')} on {what}, which needs the edges of the whole graph, and a rank has "
@@ -269,7 +269,7 @@ class Ends(_Named):
 
 
 def _are_loops(part: object) -> bool:
-    """Return True for plain edges from rows to themselves."""
+    """Return True for unmarked self loops [2, e]."""
     return isinstance(part, Tensor) and part.ndim == 2 and len(part) == 2 and torch.equal(part[0], part[1])
 
 
@@ -278,7 +278,7 @@ def _everything(edges: object) -> bool:
 
 
 class Source(_Named):
-    """The first row of edge_index, [e]: numbers of own rows, and higher numbers for others."""
+    """The first row of edge_index, [e]: indices of own rows, and higher indices for rows of other ranks."""
 
     def called(self, func: Called, name: str, args: Arguments, given: dict[str, object]) -> object:
         if name in _SAME or (name in _RESHAPES and args[0] is self):
@@ -296,7 +296,7 @@ class Source(_Named):
                 return Ends.of(torch.stack([_plain(first), _plain(second)]), first.here, first.slots)
         if name in ("__getitem__", "index_select") and args[0] is self:
             return self.at(args[1] if name == "__getitem__" else args[2])
-        if name == "__setitem__" and bool((_plain(self) < self.here.num_sources).all()):  # of self loops
+        if name == "__setitem__" and bool((_plain(self) < self.here.num_sources).all()):  # writes self loops
             return _called(func, *mapped_call(args, given, _plain))
         if name in _SELECTS and (found := _selected(name, args, given)) is not None:
             return self.here.gather(*found, self)
@@ -304,7 +304,7 @@ class Source(_Named):
 
 
 class Destination(_Named):
-    """The second row of edge_index, [e]: numbers of own rows."""
+    """The second row of edge_index, [e]: indices of own rows."""
 
     def called(self, func: Called, name: str, args: Arguments, given: dict[str, object]) -> object:
         if name in ("__getitem__", "index_select") and args[0] is self:
@@ -361,7 +361,7 @@ class Here:
 
     @cached_property
     def whole(self) -> bool:
-        """Whether all sources are own rows. On several ranks, no edge then crosses parts."""
+        """True if all sources are own rows, so that no edge crosses ranks."""
         return bool((self.edges.source >= 0).all())
 
     @cached_property
@@ -375,7 +375,7 @@ class Here:
         return Ends.of(torch.stack([source, row]), self, None)
 
     def ids(self, num_edges: int) -> Tensor | None:
-        """Return the ids of edges in the code's order, [num_edges]; None if rows of edges differ in number."""
+        """Return edge ids in the order of the user's code, [num_edges]; None if no edge list has this length."""
         ids = self.g.edge_ids
         if num_edges == len(ids):
             return ids
@@ -404,7 +404,7 @@ class Here:
             self._gathered[key] = known
             out = known[2]
         else:
-            out = known[2].clone()  # the code may write into the first
+            out = known[2].clone()  # the user's code may write into the first result
         if source.slots is not None:
             self._slots[len(source.slots)] = source.slots
             table = rows.as_subclass(Tensor).movedim(dim, 0).to(out.dtype)
@@ -454,7 +454,7 @@ class Returned(FunctionCtx):
 
 
 HERE: ContextVar[Here | None] = ContextVar("here", default=None)
-"""Of the convolution that runs."""
+"""Edges of the running convolution."""
 
 
 def unmarked(value: object) -> object:

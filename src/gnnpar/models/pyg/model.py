@@ -59,7 +59,7 @@ _SCHEMA: dict[str, Callable[[Schema], object]] = {
 }
 IN_TYPES: frozenset[EdgeKind] = frozenset({"type"})
 _BY_TYPE = "runs in one piece: it reads dictionaries by type"
-_FEW = 12  # number of nodes of the graph on which a model is tried
+_FEW = 12  # nodes of the probe graph
 _DEGREES = "deg"  # argument of PNAConv and DegreeScalerAggregation: a histogram of in-degrees
 
 
@@ -69,12 +69,12 @@ class PyG(ModelSource):
 
     target: a class, or a function that returns a torch.nn.Module, with forward(x, edge_index) and any of edge_weight,
     edge_attr and edge_type, or with forward(x_dict, edge_index_dict) and edge_weight_dict or edge_attr_dict.
-    kwargs: its arguments. Widths of features, logits and edge_attr, and the number of edge types are filled in if it
-    has an argument for them (in_channels, out_channels, num_features, num_classes, edge_dim, num_relations, ...) that
-    `kwargs` leaves out. So is a required `deg`, the histogram of in-degrees [largest + 1]. A model of dictionaries gets
-    `metadata`, and -1 for the width of features, which PyG's modules infer.
-    self_loops: of the dataset; auto: see `loops`. edge_dim: width of edge_attr. edge_types: number of types. None:
-    those of the dataset. nodes: their number, set by `on`; 0: unknown.
+    kwargs: arguments of `target`. Arguments for the widths of features, logits and edge_attr and for the number of edge
+    types (in_channels, out_channels, num_features, num_classes, edge_dim, num_relations, ...) are filled in unless
+    `kwargs` sets them. So is a required `deg`, the histogram of in-degrees [largest + 1]. A heterogeneous model gets
+    `metadata`, and -1 for the width of features, which PyG's lazy modules infer.
+    self_loops: of the dataset; auto: see `loops`. edge_dim: width of edge_attr. edge_types: number of edge types. None:
+    as in the dataset. nodes: number of nodes, set by `on`; 0: unknown.
     """
 
     target: str | None = None
@@ -106,12 +106,12 @@ class PyG(ModelSource):
 
     @property
     def schema(self) -> Schema | None:
-        """Schema of the dataset, for a model of dictionaries; None if unknown or if the model reads none."""
+        """Schema of the dataset for a heterogeneous model; None if unknown, or for any other model."""
         return None
 
     @property
     def sample_schema(self) -> Schema | None:
-        """Return `schema`, or one that the model runs on without its dataset; None if it reads no dictionaries."""
+        """Return `schema`, or without a dataset one on which the model runs; None if it is not heterogeneous."""
         net = self._sample()
         return (self.schema or schema_for(net)) if reads_dictionaries(net) else None
 
@@ -189,7 +189,7 @@ class PyG(ModelSource):
         return () if net is None else net.totals
 
     def ways(self) -> list[str]:
-        """Return a line per convolution on its aggregation path, and one per other reader of the rows of all nodes."""
+        """Return a line per convolution with its aggregation path, and one per module that reduces all nodes' rows."""
         net = self._sample()
         ways = [
             f"{name}: {type(net.get_submodule(name)).__name__}, {way.title}" for name, way in self.ways_of(net).items()
@@ -222,12 +222,12 @@ class PyG(ModelSource):
         return ""
 
     def cuts(self) -> list[str]:
-        """Return a line per cut; none if there are no cuts, or if only the dataset's widths can tell."""
+        """Return a line per cut. Empty without cuts, or if cuts are unknown before the dataset sets the widths."""
         net = None if self.in_one_piece else self._run_sample()
         return [] if net is None else [net.cut_before(layer) for layer in range(1, net.num_layers)]
 
     def _run_sample(self) -> PyGNet | None:
-        """Run the model with sample widths; None if it needs features of other widths."""
+        """Return the model after a run with sample widths; None if it needs features of other widths."""
         in_dim, out_dim = (
             next((width for name in names if isinstance(width := self.kwargs.get(name), int)), usual)
             for names, usual in ((_IN, 8), (_OUT, 4))
@@ -242,7 +242,8 @@ class PyG(ModelSource):
         return net
 
     def _sample(self, schema: Schema | None = None) -> nn.Module:
-        """Build the module with sample widths. A class that looks up types by name needs its own types."""
+        """Build the module with sample widths. A class that looks up types by name fails without its own schema; return
+        `Unseen` for it."""
         factory, schema = _located(self.target), schema or self.schema
         try:
             with torch_seeded(0):
@@ -254,10 +255,10 @@ class PyG(ModelSource):
         return Unseen(factory)
 
     def _make(self, in_dim: int, out_dim: int, schema: Schema | None = None) -> nn.Module:
-        """Call the user's class or function with `kwargs` and the arguments that it has a name for."""
+        """Call the user's class or function with `kwargs` and the arguments that its signature names."""
         factory, given = _located(self.target), dict(self.kwargs)
         if _needs_degrees(factory):
-            given.setdefault(_DEGREES, [0, 1])  # for a check; `on` sets the graph's histogram before training
+            given.setdefault(_DEGREES, [0, 1])  # for checks; `on` sets the graph's histogram
         taken, types = inspect.signature(factory).parameters, schema or self.schema or ANY_SCHEMA
         by_type = {name: of(types) for name, of in _SCHEMA.items() if name in taken and name not in given}
         given |= by_type
@@ -284,7 +285,7 @@ class PyG(ModelSource):
             listed = given.get(_DEGREES)
             degrees = {_DEGREES: torch.tensor(listed)} if isinstance(listed, list) else {}
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # PyG's, of types that no edge ends at
+                warnings.simplefilter("ignore", UserWarning)  # PyG warns of node types without in-edges
                 net = factory(**{**given, **degrees})
         except Exception as error:  # the class may raise anything
             shown = ", ".join(f"{name}={str(value)[:80]}" for name, value in given.items())
@@ -296,8 +297,8 @@ class PyG(ModelSource):
         return net
 
     def build(self, in_dim: int, out_dim: int, *, seed: int, cached_first_layer: bool = False) -> PyGNet:
-        """Build the model with its modules' own initial weights, from a generator that depends on `seed` alone.
-        ValueError if it has no forward(x, edge_index), or holds a module that cannot run on a part of the graph."""
+        """Build the model with its modules' own initialisation; the random generator depends only on `seed`.
+        ValueError if it has no forward(x, edge_index), or if a module cannot run on a part of the graph."""
 
         def make() -> PyGNet:
             model = PyGNet(self, self._make(in_dim, out_dim), in_dim, out_dim)
@@ -305,9 +306,9 @@ class PyG(ModelSource):
                 raise self._lacks_schema()
             refuse_noise(model)
             for each in model.net.modules():
-                if isinstance(each, RGATConv):  # PyG's reset_parameters makes these values and leaves them
+                if isinstance(each, RGATConv):  # PyG's reset_parameters computes these values but does not assign them
                     nn.init.constant_(each.l2, 1 / each.out_channels)
-            model.measure()  # lazy modules draw their weights here
+            model.measure()  # initialises lazy modules
             if model.gives != (out_dim,):
                 raise ValueError(
                     f"model.target={self.target} gives {list(model.gives)} for each node, and the task needs {out_dim} "
@@ -320,7 +321,7 @@ class PyG(ModelSource):
 
 @dataclass(frozen=True, kw_only=True)
 class HeteroPyG(PyG):
-    """A model of dictionaries by type, on a HeteroData of these `types`."""
+    """A heterogeneous model on a HeteroData with the schema `types`."""
 
     types: Schema
 
@@ -356,13 +357,13 @@ def _needs_degrees(factory: Callable[..., object]) -> bool:
 
 
 def _widths(taken: Mapping[str, inspect.Parameter], given: Mapping[str, object], *sizes: int | None) -> dict[str, int]:
-    """Return the arguments that the class has a name for and that are not given. sizes: widths of features, logits and
+    """Return the arguments for `sizes` that `taken` names and `given` lacks. sizes: widths of features, logits and
     edge_attr, number of edge types."""
     found: dict[str, int] = {}
     for known, width in zip((_IN, _OUT, _EDGE, _TYPES), sizes, strict=True):
         free = [name for name in taken if name in known]
         if free and free[0] not in given and (width or taken[free[0]].default is inspect.Parameter.empty):
-            found[free[0]] = width or 1  # without attributes, forward says that it needs them
+            found[free[0]] = width or 1  # if the dataset has no attributes, forward raises
     return found
 
 
@@ -385,8 +386,8 @@ _ARGUMENTS: dict[str, EdgeKind] = {
 
 
 def edge_arguments(net: nn.Module) -> dict[EdgeKind, str]:
-    """Return the arguments of forward that take edge data, by kind. PyG's own models have all of them; arguments that
-    their convolutions do not read are left out."""
+    """Return the arguments of forward that take edge data, by kind. PyG's own models have all of them; omit the ones
+    that their convolutions do not read."""
     names = list(inspect.signature(net.forward).parameters)[2:]
     found: dict[EdgeKind, str] = {_ARGUMENTS[name]: name for name in reversed(names) if name in _ARGUMENTS}
     if isinstance(net, BasicGNN):
@@ -403,14 +404,14 @@ def _convolutions(net: nn.Module) -> dict[str, MessagePassing]:
 
 
 def _rounded(dtype: torch.dtype, conv: nn.Module, arguments: object, output: object) -> object:
-    """Round a convolution's output in a forward hook, also the rows of a dictionary; a tuple is kept."""
+    """Round a convolution's output (a tensor or a dictionary of tensors) in a forward hook; keep a tuple."""
     plain = isinstance(output, tuple)
     return output if plain else mapped(output, lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) else leaf)
 
 
 def _on_own_rows(name: str, forward: Forward, rows: AllRows | None) -> Forward:
-    """Return a convolution's forward on node rows without their mark, which its output has again. Refusals begin with
-    its `name`."""
+    """Return a convolution's forward that takes node rows without their mark and marks its output. Prefix refusals with
+    `name`."""
 
     def run(*args: object, **kwargs: object) -> object:
         if rows is not None:
@@ -419,26 +420,26 @@ def _on_own_rows(name: str, forward: Forward, rows: AllRows | None) -> Forward:
             out = forward(*args, **kwargs)
         except Refused as error:
             raise ValueError(f"{name} {error}") from error
-        return out if rows is None else mapped(out, rows.marked)  # also attention weights beside the rows
+        return out if rows is None else mapped(out, rows.marked)  # also attention weights returned with the rows
 
     return run
 
 
 def answer_of(out: object, *, typed: bool) -> object:
-    """Return the first entry of a tuple, and `logits` or the first entry of a dictionary that is not by node type."""
+    """Return the first entry of a tuple; `logits`, else the first entry, of a dictionary unless keyed by node type."""
     if isinstance(out, tuple | list) and out:
         return out[0]
     return out.get("logits", next(iter(out.values()), None)) if isinstance(out, dict) and not typed else out
 
 
 class PyGNet(GNN):
-    """A user's module `net` with a layer per convolution. It runs by layers if it can be cut, else in one piece.
-    answers: node types for which a model of dictionaries gives logits."""
+    """A user's module `net` with a layer per convolution. It runs layer by layer if it can be cut, else in one piece.
+    answers: node types for which a heterogeneous model returns logits."""
 
     def __init__(self, config: PyG, net: nn.Module, in_dim: int, out_dim: int) -> None:
         nn.Module.__init__(self)  # GNN makes layers of a configuration
         self.source, self.in_dim, self.out_dim = config, in_dim, out_dim
-        self.config = config  # pyright: ignore[reportAttributeAccessIssue] - engines of layers alone read the attributes of a GNN of layers
+        self.config = config  # pyright: ignore[reportAttributeAccessIssue] - only layer engines read the attributes of a layered GNN
         self.net = net
         self.ways = config.ways_of(net)
         self.widths, self.gives = (in_dim, *[0] * len(self.ways)), (out_dim,)
@@ -448,7 +449,7 @@ class PyGNet(GNN):
         self._cuts: Cuts | None = None
         self.totals: tuple[str, ...] = ()  # modules that reduce the rows of all nodes
         self._measuring = False
-        self.reads_edges = False  # outside convolutions
+        self.reads_edges = False  # True if forward reads edges outside convolutions
 
     @property
     def on_edges(self) -> tuple[str, ...]:
@@ -487,14 +488,14 @@ class PyGNet(GNN):
         return answer_of(out, typed=layout is not None)
 
     def _all_rows(self, g: Graph, layout: Layout | None) -> AllRows:
-        """Return the rows of all nodes. If all are here, of one type, the user's code reduces them, except in
+        """Return the `AllRows` of a pass. It is inactive if this rank holds all nodes and they have one type, except in
         checks."""
         names = {id(module): name for name, module in self.named_modules()} if self._measuring else None
         asks = self._measuring or self.tries_totals or layout is not None or len(g.node_ids) != g.num_nodes
         return AllRows(g, layout, names, active=asks)
 
     def takes_normalised(self, *, weighted: bool) -> bool:
-        """Return False with weights: only a running forward shows which convolution gets them."""
+        """Return False with edge weights, since only running forward shows which convolution gets them."""
         plain = not weighted and self.schema is None
         return plain and all(isinstance(way, NormalizedSum) and way.loops for way in self.ways.values())
 
@@ -505,7 +506,7 @@ class PyGNet(GNN):
         return training
 
     def _of_edges(self, here: Here, typed: TypedGraph | None = None) -> dict[str, object]:
-        """Return the arguments for edge data that the graph has or forward needs."""
+        """Return forward's edge arguments that the graph has data for or that are required."""
         g, given = here.g, dict[str, object]()
         for kind, name in edge_arguments(self.net).items():
             needed = self._needs(name)
@@ -538,9 +539,9 @@ class PyGNet(GNN):
         rows: AllRows | None = None,
         after: int = LAST_TAG,
     ) -> Iterator[Here]:
-        """Within the context, convolutions (or that of `layer`) run on `g`, by instance attributes over the class's
-        methods, and dropout is keyed. Their output is rounded to the type of `x`, rows that enter, if it is narrow.
-        Yield the edges of the pass. after: tag of the last dropout so far.
+        """Within the context, convolutions (or only the one of `layer`) run on `g`: instance attributes replace the
+        class's methods. Dropout is keyed. If the type of the input rows `x` is narrow, round outputs to it. Yield the
+        edges of the pass. after: tag of the last dropout so far.
         """
         convs, bodies = self.convs, list[tuple[nn.Module, Forward]]()
         bodies += [(norm, forward_of(norm, g, layout)) for norm in batch_norms(self.net).values()]
@@ -571,8 +572,8 @@ class PyGNet(GNN):
     def measure(self) -> None:
         """Run the model on a few nodes, or one of each type, to find widths of layers and unsupported modules.
 
-        A copy runs, in evaluation and in training, so that counters and caches of forward stay as they were made. Lazy
-        modules draw their weights.
+        Run a copy, in evaluation and in training, so that counters and caches of forward do not change. Initialise lazy
+        modules.
         """
         own, widths = self.net, dict[str, int]()
         self._measuring = True
@@ -605,7 +606,7 @@ class PyGNet(GNN):
         try:
             return self._logits(_FEW, widths, training=training)
         except Exception:  # forward may raise anything
-            if self._measuring:  # or with marked tensors
+            if self._measuring:  # retry without marked tensors
                 self._measuring = False
                 widths.clear()
                 return self._try(widths, training=training)
@@ -649,7 +650,7 @@ class PyGNet(GNN):
 
     @property
     def cuts(self) -> Cuts:
-        """The layers of the model, recorded on first use. ValueError if it cannot be cut."""
+        """Layers of the model, recorded on first use. ValueError if it cannot be cut."""
         if self.schema is not None:
             raise ValueError(f"{self.source.target} {_BY_TYPE}")
         if self._cuts is None:
@@ -665,7 +666,7 @@ class PyGNet(GNN):
         return self._cuts
 
     def _compare(self, cuts: Cuts) -> None:
-        """Raise ValueError if a copy gives other values layer by layer."""
+        """Raise ValueError if a copy run layer by layer gives other values."""
         twin = copy.deepcopy(self)
         twin._cuts = cuts
         for training, weighted in cuts.programs:
@@ -691,7 +692,7 @@ class PyGNet(GNN):
         return widened(self._run_segment(-1, g, carry)[0])
 
     def _run_segment(self, place: int, g: Graph, carry: Rows) -> Rows:
-        """Run the segment of layer `place` - 1. Rows leave in the type in which they came, except logits."""
+        """Run the segment of layer `place` - 1. Outputs keep the type of the inputs, except logits."""
         training = self._begins(g)
         segment, (first, *_) = self.cuts.programs[training, self._weighted(g)][place], carry
         with self._folding(g, first, training=training, layer=place - 1, after=segment.after):
@@ -713,7 +714,7 @@ class PyGNet(GNN):
                 self.net.get_submodule(owner).register_parameter(leaf, None)
 
     def layer_of(self, parameter: str) -> int | None:
-        """Return the layer of a convolution's own parameters, and of all parameters if the model is cut into layers."""
+        """Return the layer of a parameter; None outside convolutions if the model cannot be cut into layers."""
         name = parameter.removeprefix("net.")
         for layer, conv in enumerate(self.ways):
             if name == conv or name.startswith(f"{conv}."):

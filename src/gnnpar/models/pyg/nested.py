@@ -1,4 +1,4 @@
-"""Leaves of nested arguments and results, intercepted calls, and attributes and context variables set for a while."""
+"""Leaves of nested arguments and results, intercepted calls, and temporary attributes and context variables."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def leaves(value: object) -> Iterator[object]:
 
 
 def mapped(value: object, by: Callable[[object], object]) -> object:
-    """Return the value with `by` of each leaf. Instances of subclasses (torch.Size, named tuples) are leaves."""
+    """Return the value with `by` applied to each leaf. Subclass instances (torch.Size, named tuples) are leaves."""
     if type(value) is tuple:
         return tuple([mapped(each, by) for each in value])
     if type(value) is list:
@@ -43,12 +43,12 @@ def mapped(value: object, by: Callable[[object], object]) -> object:
 def mapped_call(
     args: tuple[object, ...], kwargs: Mapping[str, object] | None, by: Callable[[object], object]
 ) -> tuple[tuple[object, ...], dict[str, object]]:
-    """Return the arguments of a call with `by` of each leaf."""
+    """Return the arguments of a call with `by` applied to each leaf."""
     return tuple([mapped(each, by) for each in args]), {key: mapped(each, by) for key, each in (kwargs or {}).items()}
 
 
 class Intercepting(TorchFunctionMode):
-    """A context in which `by`, with a function and its arguments, runs in place of torch's functions."""
+    """A context in which by(function, args, kwargs) replaces calls of torch's functions."""
 
     def __init__(self, by: Callable[[Called, tuple, dict[str, object]], object]) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ from gnnpar.models.pyg.layout import Layout, OfOneType
 from gnnpar.models.pyg.marks import HERE, EdgeRows
 
 IN_A_FOLD: ContextVar[bool] = ContextVar("in_a_fold", default=False)
-"""True while a fold runs user code on rows of edges, or of a block."""
+"""True while a fold runs the user's code on rows of edges or of a block."""
 
 
 def batch_norms(net: nn.Module) -> dict[str, nn.BatchNorm1d]:

@@ -1,9 +1,9 @@
 """Aggregation paths: how a PyG convolution runs on a rank's part of the graph, as its own code or through a fold.
 
-The user's own code runs on marked tensors (marks.py). A fold replaces it only where both compute the same:
+The user's code runs on marked tensors (marks.py). A fold replaces it where both compute the same values:
 
-- a convolution of a class that `way_of` lists, with nothing overridden, shadowed or hooked, and the listed options;
-- inside any other convolution, `propagate` on the graph's own edges, if message, aggregation and update are PyG's sum,
+- a convolution of a class in `lowering_of`, with nothing overridden, shadowed or hooked, and supported options;
+- in any other convolution, `propagate` on the graph's own edges, if message, aggregation and update are PyG's sum,
   mean or maximum of source rows, or a sum or mean of a message that reads one edge at a time.
 """
 
@@ -57,7 +57,7 @@ _MATRICES: Mapping[type[MessagePassing], tuple[str, ...]] = {
     pyg.GATv2Conv: ("lin_l", "lin_r"),
     pyg.TransformerConv: ("lin_key", "lin_query", "lin_value", "lin_skip"),
 }
-"""Matrices of convolutions that only call them. The first multiplies the input (GCNConv) or output of `propagate`."""
+"""Linear submodules by class. The first multiplies the input (GCNConv) or the output of `propagate`."""
 _WHOLE = "runs as it is, on whole neighbourhoods"
 _REDUCTIONS = {pyg.SumAggregation: "sum", pyg.MeanAggregation: "mean", pyg.MaxAggregation: "max"}
 _HOOKED = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
@@ -70,20 +70,20 @@ _OF_ALL_EDGES = frozenset(
 
 
 class Lowering:
-    """The aggregation path of a convolution. title: for the user. whole: it reads whole neighbourhoods. loops: the fold
-    needs a graph with one self loop per node."""
+    """The aggregation path of a convolution. title: shown to the user. whole: read whole neighbourhoods. loops: the
+    fold needs a graph with one self loop per node."""
 
     title = ""
     whole = False
     loops = False
 
     def forward(self, conv: MessagePassing, g: Graph, forward: Forward) -> Forward:
-        """Return the convolution's forward on the rows of `g`. forward: its own."""
+        """Return the convolution's forward on the rows of `g`. forward: its own forward."""
         raise NotImplementedError
 
 
 def lowering_of(conv: MessagePassing, *, self_loops: SelfLoops) -> Lowering:
-    """Return the aggregation path of a convolution. self_loops: of the graph (one per node, none, or its own)."""
+    """Return the aggregation path of a convolution. self_loops: of the graph (one per node, none, or as given)."""
     cls, options, reduction = type(conv), vars(conv), _reduction(conv)
     if not is_plain(conv) or not reduction:
         return AsItIs.of(conv)
@@ -105,7 +105,7 @@ def lowering_of(conv: MessagePassing, *, self_loops: SelfLoops) -> Lowering:
 
 
 def adds_loops(conv: MessagePassing) -> bool:
-    """Return True if the convolution adds a self loop of weight 1 per node without one, and folds the result."""
+    """Return True if the convolution adds a self loop of weight 1 to nodes without one and can run as a fold."""
     cls, options = type(conv), vars(conv)
     if not is_plain(conv) or not options.get("add_self_loops", True) or (options.get("dropout") and cls is pyg.APPNP):
         return False
@@ -170,7 +170,7 @@ def _mean(g: Graph, sums: Tensor) -> Tensor:
 
 
 class _Mapped(Lowering):
-    """A convolution of the table: its own forward, with `propagate` replaced by a fold. own: for calls with other
+    """The convolution's own forward with `propagate` replaced by a fold. own: path of calls with unsupported
     arguments."""
 
     own: AsItIs | None = None
@@ -183,7 +183,7 @@ class _Mapped(Lowering):
         return _are_given(given["edge_index"]) and not others and (weight is None or isinstance(weight, Weights))
 
     def fold(self, conv: MessagePassing, g: Graph, given: Mapping[str, object]) -> Tensor:
-        """Return the result of `propagate`. given: its arguments."""
+        """Return the result of `propagate` with the arguments `given`."""
         raise NotImplementedError
 
     def run(self, conv: MessagePassing, g: Graph, forward: Forward, call: inspect.BoundArguments) -> object:
@@ -195,7 +195,7 @@ class _Mapped(Lowering):
         def edge_updater(edge_index: object, size: object = None, **given: object) -> object:
             return given
 
-        call.arguments["edge_index"] = object()  # so that PyG prepares no tensor of edges
+        call.arguments["edge_index"] = object()  # keep PyG from preparing a tensor of edges
         with with_matrices(conv, self, propagate, edge_updater=edge_updater):
             return forward(*call.args[1:], **call.kwargs)
 
@@ -221,8 +221,9 @@ class _Mapped(Lowering):
 
 @dataclass(eq=False)
 class NormalizedSum(_Mapped):
-    """D^-1/2 A D^-1/2 X with the degrees of the whole graph. loop: add a self loop of this weight per node to A, which
-    has none; 0: add none. loops: every node has one of weight 1 (which `improved` does not use), so no degree is 0."""
+    """D^-1/2 A D^-1/2 X with the degrees of the whole graph. loop: weight of the self loop to add per node; 0: add
+    none. loops: the graph has a self loop of weight 1 per node, so no degree is 0. improved: PyG's option, which needs
+    loops of weight 2."""
 
     loop: int
     loops: bool
@@ -253,8 +254,7 @@ class NormalizedSum(_Mapped):
         return self._scale(g, weighted) * (out + loop * source[0] if loop else out)
 
     def _loop_of(self, local: Local, weighted: bool) -> int:
-        """Return the weight of added loops: without edge weights, PyG adds loops of weight 1, whatever `improved`
-        is."""
+        """Return the weight of added loops. Without edge weights PyG ignores `improved` and adds loops of weight 1."""
         return self.loop if weighted and local.in_weight is not None else min(1, self.loop)
 
     def _scale(self, local: Local, weighted: bool) -> Tensor:
@@ -265,7 +265,7 @@ class NormalizedSum(_Mapped):
 
 @dataclass(eq=False)
 class Attention(_Mapped):
-    """GATConv and GATv2Conv with the fold's softmax over in-edges."""
+    """GATConv and GATv2Conv through a softmax fold over in-edges."""
 
     loops: bool = False
     title = "mapped to an online softmax"
@@ -288,7 +288,7 @@ class Attention(_Mapped):
 
 
 class DotAttention(_Mapped):
-    """TransformerConv, with or without a matrix of rows of edges."""
+    """TransformerConv, with or without `lin_edge`."""
 
     title = "mapped to an online softmax"
     reads = _Mapped.reads | {"edge_attr"}
@@ -330,8 +330,8 @@ class Relational(_Mapped):
 
 @dataclass(eq=False)
 class AsItIs(Lowering):
-    """The convolution's own code. reduction: of the sums of `propagate` that a fold may replace. message: arguments
-    through which it reads one edge at a time; None: the message is the source's row."""
+    """The convolution's own code. reduction: aggregation of `propagate` that a fold may replace; empty: none. message:
+    argument names of a message that reads one edge at a time; None: the message is the source's row."""
 
     title: str
     whole: bool
@@ -348,7 +348,7 @@ class AsItIs(Lowering):
             if own("message") in _PLAIN:
                 return AsItIs(f"mapped to a {reduction} of source rows", False, reduction)
             names = tuple(inspect.signature(conv.message).parameters)
-            counts = any(True for child in conv.children() for _ in child.buffers())  # a message may change them
+            counts = any(True for child in conv.children() for _ in child.buffers())  # a message may change buffers
             drops = float(vars(conv).get("dropout") or 0) > 0
             if reduction != "max" and _OF_ALL_EDGES.isdisjoint(names) and not counts and not drops:
                 return AsItIs(f"its own message, {reduction} over edges", False, reduction, names)
@@ -357,7 +357,7 @@ class AsItIs(Lowering):
     def forward(self, conv: MessagePassing, g: Graph, forward: Forward) -> Forward:
         def run(*args: object, **kwargs: object) -> object:
             if not any(isinstance(each, Edges) for each in (*args, *kwargs.values())):
-                return forward(*args, **kwargs)  # on edges that the model has made on a whole graph
+                return forward(*args, **kwargs)  # on edges made by the model, on a whole graph
             here = Here(g)
 
             def inside(value: object) -> object:
@@ -423,8 +423,8 @@ class AsItIs(Lowering):
         return g.aggregate(fold, g.source(unchanged, *operands["j"]), near, edge, tuple(learned))
 
     def _learned(self, value: _EdgeValue, operands: Mapping[str, list[Tensor]]) -> list[Tensor] | None:
-        """Return the parameters that the message reads, tried on four edges. None if it reads more than trained
-        parameters or than one edge at a time, draws numbers, changes state, or fails."""
+        """Run the message on four edges and return the parameters it reads. Return None if it reads other tensors that
+        need gradients, mixes edges, draws random numbers, changes state, or fails."""
         x = {side: tuple(map(_some, rows)) for side, rows in operands.items()}
         edge = (*x["edge"], x["j"][0].new_ones(_SOME)) if value.weights else x["edge"]
         before = [(each, dict(vars(each))) for each in value.conv.modules()]
@@ -454,18 +454,18 @@ class AsItIs(Lowering):
                 vars(each).update(was)
 
 
-_SOME = 4  # edges on which a message is tried
+_SOME = 4  # edges on which a message is probed
 
 
 def _some(like: Tensor) -> Tensor:
-    """Return rows of numbers as leaves, into which no message may write. Shapes: [., ...] -> [4, ...]."""
+    """Return sample rows as autograd leaves, so that in-place writes fail. Shapes: [., ...] -> [4, ...]."""
     count = _SOME * like.shape[1:].numel()
     rows = torch.arange(1.0, count + 1, dtype=torch.float64, device=like.device).mul(1.7).sin()
     return rows.view(_SOME, *like.shape[1:]).to(like.dtype).requires_grad_(like.is_floating_point())
 
 
 class _Reads(Intercepting):
-    """Record the tensors that functions read and did not make, each once."""
+    """Record the tensors that functions read and did not create, each once."""
 
     def __init__(self) -> None:
         super().__init__(self._recorded)
@@ -483,7 +483,7 @@ class _Reads(Intercepting):
 
 
 def _reading(others: Mapping[int, Tensor]) -> Intercepting:
-    """Return a context in which functions read other tensors, by identity."""
+    """Return a context that replaces tensor arguments of torch functions. others: replacements by id."""
 
     def called(func: Called, args: tuple, given: dict[str, object]) -> object:
         args, given = mapped_call(args, given, lambda leaf: others.get(id(leaf), leaf))
@@ -496,8 +496,9 @@ def _reading(others: Mapping[int, Tensor]) -> Intercepting:
 class _EdgeValue:
     """The message of e edges.
 
-    state: of the convolution at the call. read: arguments, each with its operand (source j, destination i, or edge) and
-    index. weights: arguments that are edge weights. learned: ids of parameters to replace by the shared operands.
+    state: attributes of the convolution at the call. read: (argument, operand, index), with operand j (source), i
+    (destination) or edge. fixed: constant arguments. weights: names of arguments that are edge weights. learned: ids of
+    parameters to replace by the shared operands.
     """
 
     conv: MessagePassing
@@ -524,11 +525,11 @@ class _EdgeValue:
 
 @contextmanager
 def with_matrices(conv: MessagePassing, way: Lowering, propagate: Propagate, **others: object) -> Iterator[None]:
-    """Within the context, replace methods, and multiply by the matrices of PyG's own convolutions with `dense`.
+    """Within the context, replace methods, and run the linear submodules of PyG's own convolutions with `dense`.
 
-    A sum and the matrix beside it are exchanged if the convolution aggregates the wider side: A (X W) = (A X) W. At
-    equal widths the sum comes first, since the features then need no gradient. A matrix other than PyG's plain Linear
-    (replaced, parametrized, with hooks) is kept.
+    Exchange the sum and the product if the convolution would aggregate the wider side: A (X W) = (A X) W. At equal
+    widths sum first, since the features then need no gradient. Leave a submodule other than PyG's plain Linear
+    (replaced, parametrized, with hooks) as it is.
     """
     names, multiplies_first = _MATRICES.get(type(conv), ()), type(conv) is pyg.GCNConv
     plain = {name: each for name, each in conv.named_children() if name in names and _is_linear(each)}
@@ -558,5 +559,5 @@ def with_matrices(conv: MessagePassing, way: Lowering, propagate: Propagate, **o
 
 
 def _product(weight: Tensor, bias: Tensor | None, rows: Tensor) -> Tensor:
-    """Return the product. Shapes: weight [O, F], bias [O] or None, rows [..., F] -> [..., O]."""
+    """Return rows W^T + bias. Shapes: weight [O, F], bias [O] or None, rows [..., F] -> [..., O]."""
     return dense(rows, weight, bias) if type(rows) is Tensor else F.linear(rows, weight, bias)

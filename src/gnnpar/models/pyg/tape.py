@@ -1,9 +1,8 @@
-"""Recording of a user's module: calls of torch functions, convolutions and other modules without convolutions are
-steps.
+"""Record a user's module as steps: calls of torch functions, convolutions and modules without convolutions.
 
-Values are tensors of the module. Two recordings with different numbers of rows and different types classify them: a
-number that is the number of rows in both stands for it, and a tensor with one row for each is one of rows of nodes.
-Python's control flow leaves no step, so a module that reads values of tensors is refused.
+Two recordings, with different numbers of rows and different dtypes, are merged. An integer that equals the number of
+rows in both stands for the number of rows. A tensor with one row per node in both holds node rows. Python control flow
+is not recorded, so a module that reads values of tensors is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _SETS_GRADIENTS = frozenset({"_set_grad_enabled", "set_grad_enabled"})
 
 
 class Own(enum.Enum):
-    """Values that a rank fills in."""
+    """Placeholders that a rank fills in."""
 
     ROWS = "number of rows"
     DTYPE = "type of rows"
@@ -57,8 +56,8 @@ FEATURES = "x"
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One call. called: a module's name, or a function. results: names of its output tensors. written: names of the
-    tensors that it changes in place. last_tag: tag of the last dropout until its end."""
+    """One call. called: a module's name, or a function. results: names of output tensors. written: names of tensors
+    changed in place. last_tag: tag of the last dropout when it ends."""
 
     called: str | Called
     args: tuple[object, ...]
@@ -73,7 +72,7 @@ class Step:
 
     @property
     def values(self) -> list[str]:
-        """Return the names of the tensors that it reads."""
+        """Names of the tensors that it reads."""
         return [leaf.name for leaf in leaves((self.args, self.kwargs)) if isinstance(leaf, Value)]
 
     def parameters(self, net: nn.Module) -> list[nn.Parameter]:
@@ -99,7 +98,8 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Tape:
-    """Steps of a module. tails: shape of a row for each value of node rows in the type of the features."""
+    """Steps of a module. tails: row shapes of values that hold node rows in the dtype of the features. out: name of the
+    output."""
 
     steps: tuple[Step, ...]
     tails: Mapping[str, tuple[int, ...]]
@@ -118,8 +118,8 @@ def _held(net: nn.Module, name: str) -> Tensor:
 
 
 class Recording(Intercepting):
-    """The steps of one call of `net` on features `x`. A module that is a step is not recorded inside. forms: shape and
-    type of every value. out: name of the output."""
+    """The steps of one call of `net` on features `x`. The inside of a step is not recorded. forms: shape and dtype of
+    each value. out: name of the output."""
 
     def __init__(self, net: nn.Module, view: FewNodes, x: Tensor) -> None:
         super().__init__(self._recorded)
@@ -229,7 +229,7 @@ def recording(model: Callable[[FewNodes, Tensor], Tensor], net: nn.Module, view:
             handles.append(module.register_forward_pre_hook(partial(recorder.enter, name), with_kwargs=True))
             handles.append(module.register_forward_hook(partial(recorder.leave, name)))
     try:
-        with torch.set_grad_enabled(view.training):  # forward may ask for it
+        with torch.set_grad_enabled(view.training):  # forward may read the mode
             model(view, x)
     finally:
         for handle in handles:
@@ -246,7 +246,7 @@ _OTHERWISE = "its forward takes another way, or other numbers, for another numbe
 
 
 def merged(a: Recording, b: Recording) -> Tape:
-    """Return the steps for any number of rows and either type. ValueError if the recordings differ in other ways."""
+    """Return the steps for any number of rows and dtype. ValueError if the recordings differ in other ways."""
 
     def both(x: object, y: object) -> object:
         if isinstance(x, tuple | list) and isinstance(y, tuple | list) and len(x) == len(y):
