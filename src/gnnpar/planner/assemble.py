@@ -1,4 +1,4 @@
-"""From a stream of operations to a ModelIR: op groups with costs, parameters, saved and live tensors."""
+"""Build a ModelIR from recorded operations: op groups with costs, parameters, saved and live tensors."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Seen(NamedTuple):
 
 
 class Event(NamedTuple):
-    """An operation. layer: of the module that ran it, None outside layers. fold: of an aggregation, before it is known
-    which of its inputs have a gradient."""
+    """An operation. layer: of the module that ran it, None outside layers. fold: for an aggregation, without gradient
+    flags."""
 
     name: str
     inputs: tuple[Seen, ...]
@@ -91,8 +91,8 @@ def assemble(
     edges: Mapping[int, float],
     learned: int = 0,
 ) -> ModelIR:
-    """Build the IR in one pass over the stream. rows, edges: first dimensions of tensors of rows and of edges, these
-    with the edges per row that they stand for. learned: number of feature columns that are trained."""
+    """Build the IR in one pass over the events. rows: first dimension of row tensors. edges: first dimension of edge
+    tensors -> edges per row. learned: number of feature columns that are trained."""
     placed = _placed(events)
     num_layers = max((layer for _, layer, _ in placed), default=0) + 1
     sizes = {name: p.numel() for name, p in model.named_parameters()}
@@ -246,7 +246,7 @@ def _account_fold(event: Event, draft: _Draft, state: _State, out_width: int) ->
     if fold.needs_src:
         for seen, width in zip(event.inputs, (*fold.src, *fold.dst), strict=False):
             state.save(draft, state.of(seen), width)
-        beside = out_width + 2 * sum(fold.dst) if fold.pushed else 0  # sums over a branch of scores, their logarithms
+        beside = out_width + 2 * sum(fold.dst) if fold.pushed else 0  # sums over one branch of scores, and log-sums
         state.save(draft, event.outputs[0].key, out_width + beside)
 
 
@@ -262,7 +262,7 @@ def _account_moments(event: Event, draft: _Draft, state: _State) -> None:
 
 
 def _live(made: dict[str, int], used: dict[str, int], state: _State, layer: int) -> tuple[int, ...]:
-    """Return widths of row tensors made up to this layer and read after it, the widest first."""
+    """Return widths of row tensors made up to this layer and read after it, widest first."""
     crossing = [
         key
         for key, at in made.items()

@@ -1,5 +1,5 @@
-"""Rates and links of this machine, measured within about 20 s and cached by machine. Costs are fitted by non-negative
-least squares of relative errors. `residuals` holds the median |error| as the planner's uncertainty."""
+"""Measure rates and links of this machine within about 20 s, and cache them by machine. Costs are fitted by
+non-negative least squares of relative errors. `residuals` holds the median |error| as the planner's uncertainty."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
     from multiprocessing.queues import SimpleQueue
 
-MEASURING_SECONDS = 20.0  # later samples repeat less past half of it, trials are shorter past three quarters
-NOMINAL_LINK = 1 / 1e9, 5e-5  # seconds a byte, latency
+MEASURING_SECONDS = 20.0  # after half of it samples repeat less, after three quarters trials are shorter
+NOMINAL_LINK = 1 / 1e9, 5e-5  # seconds per byte, latency
 _VERSION = 8  # of the measurements and the fit
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Rates of one rank among `ranks` with `threads` each, and the link between two (seconds a byte, latency)."""
+    """Rates of one of `ranks` ranks with `threads` each, and the link between two (seconds per byte, latency)."""
 
     ranks: int
     threads: int
@@ -79,8 +79,8 @@ def calibrate(
     measuring: bool = True,
     say: Callable[[str], None] = lambda _: None,
 ) -> Calibration:
-    """Return the calibration from the cache, or measure. Measure again with `refresh`, or if the machine was busy then
-    and is idle now. measuring=False: nominal rates if nothing is cached."""
+    """Return the calibration from the cache, or measure. Measure again with `refresh`, or if the cached rates are of a
+    busy machine that is idle now. measuring=False: nominal rates if nothing is cached."""
     file = None if cache is None else cache / "calibration" / f"{_key(ranks, threads)}.json"
     if file is not None and file.exists() and not refresh:
         try:
@@ -183,7 +183,7 @@ def _rank(rank: int, ranks: int, threads: int, folder: str, key: bytes, steps: S
     from gnnpar.comm.process import connect
 
     torch.set_num_threads(threads)
-    if "RANK" in os.environ or not interfaces.asked():  # joined ranks have one that other hosts reach
+    if "RANK" in os.environ or not interfaces.asked():  # with RANK, it names an external interface
         os.environ[interfaces.VARIABLE] = interfaces.loopback()
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
     meet = f"file://{folder}/meet"
@@ -247,7 +247,7 @@ def fitted(samples: Sequence[Samples], *, ranks: int, threads: int) -> Calibrati
 
 
 def _links(samples: Sequence[Samples]) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return ((seconds a byte, latency) of a message, (const, per byte) of a sum); nominal for one rank."""
+    """Return ((seconds per byte, latency) of a message, (const, per byte) of a sum); nominal for one rank."""
     if len(samples) == 1:
         nominal = derived(20e9, 8e9)
         return NOMINAL_LINK, nominal.reduce
@@ -260,7 +260,7 @@ def _links(samples: Sequence[Samples]) -> tuple[tuple[float, float], tuple[float
 
 
 def nonnegative(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[list[float], float]:
-    """Return the coefficients >= 0 of least relative squares, and the median |relative error|."""
+    """Return the coefficients >= 0 with least squared relative errors, and the median |relative error|."""
     from scipy.optimize import nnls
 
     matrix, times = np.asarray(rows, dtype=float), np.asarray(seconds, dtype=float)

@@ -23,7 +23,7 @@ from gnnpar.training.checks import check_strategy
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """The estimate of one run. refused: why it cannot run. lacks: memory that is missing, empty if none or unknown."""
+    """The estimate of one run. refused: why it cannot run. lacks: missing memory, empty if none or unknown."""
 
     name: str
     exactness: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class Estimate:
 
 @dataclass
 class Estimator:
-    """Estimates runs that differ in strategy and codec only. ranks=None: one per device of the topology."""
+    """Estimator of runs that differ only in strategy and codec. ranks=None: one per device of the topology."""
 
     settings: Settings
     ranks: int | None = None

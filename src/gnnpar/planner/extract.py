@@ -1,7 +1,7 @@
-"""From a model to its ModelIR: record its operations on meta tensors, without computing values.
+"""Trace a model into a ModelIR: run it on meta tensors, without computing values, and record its operations.
 
-The model runs on a Graph that records folds, dropout and moments as operations. The first dimension of a tensor tells
-its kind: rows, edges or neither.
+The model runs on a Graph that records folds, dropout and moments as operations. The size of a tensor's first dimension
+tells whether it holds rows, edges or neither.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Tracing(OneView):
         typed = isinstance(agg, Generic) and agg.types > 0
         first = (self.edge_ids,) if typed else ()  # types of edges
         tail = list(src[0].shape[1:])
-        if isinstance(agg, WithValue):  # a user's function, of no rows
+        if isinstance(agg, WithValue):  # run the user's function on zero rows
             with self.recorder.paused():
                 far, near, beside = (tuple(t[:0] for t in rows) for rows in (src, dst, (*first, *edge)))
                 tail = list(agg.value(far, near, beside, shared).shape[1:])
@@ -87,7 +87,7 @@ class Tracing(OneView):
 def fold_of(
     agg: Aggregator, x: Operands, tail: list[int], times: Times = (1.0, 1.0), passing: Passing = (0.0, 0)
 ) -> Fold:
-    """Return a fold of no gradients yet. tail: shape of a row of its result."""
+    """Return the Fold of an aggregation, without gradient flags. tail: shape of a result row."""
     src, dst, edge, _ = (tuple(t.shape[1:].numel() for t in rows) for rows in x)
     return Fold(
         kind=type(agg).__name__,
@@ -112,14 +112,14 @@ def _flat(x: Operands) -> Rows:
 
 @runtime_checkable
 class WithValue(Protocol):
-    """A fold with rows made by a function."""
+    """A fold that computes values with a function."""
 
     @property
     def value(self) -> EdgeFunction: ...
 
 
 def _split(agg: Aggregator, asked: int, edge: Rows, tail: list[int]) -> tuple[int, ...]:
-    """Return `Fold.split` without its last number; () if the fold does not merge."""
+    """Return `Fold.split` without its last entry; () if the fold does not merge."""
     if not merges(agg, edge):
         return ()
     types = agg.partial_types or 0
@@ -151,7 +151,7 @@ def _graph(x: Tensor, model: nn.Module, recorder: Recorder) -> Tracing:
 
 
 class Recorder(TorchDispatchMode):
-    """Record every operation with its shapes. path: names of the running modules. layer_of: path -> its layer; None:
+    """Record every operation with its shapes. path: names of the running modules. layer_of: path -> layer; None:
     outside of all layers."""
 
     def __init__(self, model: nn.Module, layer_of: Callable[[str], int | None]) -> None:
@@ -176,8 +176,8 @@ class Recorder(TorchDispatchMode):
         learned: int,
         fix: str,
     ) -> ModelIR:
-        """Run the model on x and return its IR. edges: as in `assemble`. ValueError that ends with `fix`, with the name
-        of a module that cannot be traced."""
+        """Run the model on x and return its IR. edges: as in `assemble`. ValueError if a module cannot be traced, with
+        its name and ending in `fix`."""
         self.named(x, "x")
         for static in (graph.in_degree, graph.node_ids, graph.edge_attr, graph.in_weight):
             if static is not None:
@@ -191,7 +191,7 @@ class Recorder(TorchDispatchMode):
         return assemble(self.events, twin, in_dim=in_dim, out=self.key(out), rows=rows, edges=edges, learned=learned)
 
     def why(self, error: Exception) -> str:
-        """Return the sentence on a model that cannot be traced."""
+        """Return the error message for a model that cannot be traced."""
         path = self.path[-1] if self.path else ""
         module = self._model.get_submodule(path)
         what = f"{path} ({type(module).__name__})" if path else type(module).__name__
@@ -224,12 +224,12 @@ class Recorder(TorchDispatchMode):
         self._recording = True
 
     def made(self, name: str, shape: Sequence[int], inputs: Rows, fold: Fold | None = None) -> Tensor:
-        """Record an operation of the graph. Return its result, like the first input but of this shape."""
+        """Record an operation of the graph. Return an uninitialised result of this shape, else like the first input."""
         with self.paused():
             return self.given(name, inputs, inputs[0].new_empty(shape), fold)
 
     def given(self, name: str, inputs: Rows, out: Tensor, fold: Fold | None = None) -> Tensor:
-        """Record an operation of the graph that has this result."""
+        """Record an operation of the graph with the result `out`. Return `out`."""
         self._add(name, inputs, out, fold)
         return out
 
@@ -243,5 +243,5 @@ class Recorder(TorchDispatchMode):
 
 
 def _identity(tensor: Tensor) -> int:
-    """Return a number that views of a tensor share where it has memory; tensors on meta have their own."""
+    """Return the address of a tensor's memory, which its views share; on meta, the id of the tensor."""
     return id(tensor) if tensor.is_meta else tensor.untyped_storage().data_ptr()

@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 
 def check(settings: Settings, ranks: int, count: int) -> None:
-    """ValueError if launches on this machine would not measure the topology."""
+    """Raise ValueError if runs on this machine would not measure the topology."""
     name = settings.names.get("topology", "")
     if isinstance(settings.topology, Machines):
         raise ValueError(

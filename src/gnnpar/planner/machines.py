@@ -17,7 +17,7 @@ from gnnpar.pricing.rates import derived
 from gnnpar.pricing.topology import Machines, hosts_of_one_machine, one_host
 from gnnpar.settings import Cluster, Measured, Paced, Settings
 
-_PAYLOAD = 0.94  # of a link's rate, without headers
+_PAYLOAD = 0.94  # share of a link's rate that headers leave
 _ROUND_TRIP_SECONDS = 2e-4
 
 
@@ -55,7 +55,7 @@ def threads_of(settings: Settings, ranks: int) -> int:
 def _calibration(
     settings: Settings, ranks: int, cores: int, say: Callable[[str], None], measuring: bool
 ) -> Calibration:
-    """Calibrate as many ranks as have a core of their own; further ranks share cores."""
+    """Calibrate at most as many ranks as have separate cores; scale the rates for more ranks, which share cores."""
     threads = threads_of(settings, ranks)
     measured = max(1, min(ranks, cores_of(settings) // threads))
     cache = settings.cache_dir if os.access(settings.cache_dir, os.W_OK) or not settings.cache_dir.exists() else None
@@ -94,7 +94,7 @@ def _bytes_per_second(gbps: float) -> float:
 def _machines(
     settings: Settings, fabric: Fabric, ranks: int | None, cores: int, say: Callable[[str], None], measuring: bool
 ) -> tuple[Machine, int]:
-    """Return the machine of a topology file. A device without speeds counts as a core of this machine."""
+    """Return the machine of a topology file. A device without speeds gets the rates of a core of this machine."""
     count = ranks or fabric.size
     fabric = fabric.first(count)
     here = None

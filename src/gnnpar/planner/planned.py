@@ -63,7 +63,7 @@ def planned(
     recompute: bool = False,
     measuring: bool = True,
 ) -> Planned:
-    """Search for these settings. ValueError says in one line why there is no plan.
+    """Search for a plan for these settings. ValueError if there is none.
 
     budget: evaluations. fewer: devices may stay unused. recompute: first_layer is a choice of the planner. measuring:
     measure this machine if it is not cached.
@@ -83,8 +83,8 @@ def planned(
 def with_one_device(
     planned: Planned, settings: Settings, say: Callable[[str], None] = lambda _: None, *, measuring: bool = True
 ) -> Planned:
-    """Add strategies of one rank, which are not chosen: the whole graph on the topology's first device, or on this
-    machine with the threads of a run of one rank."""
+    """Add strategies of one rank for comparison, never chosen: the whole graph on the topology's first device, or on
+    this machine with the threads of a run of one rank."""
     if any(e.candidate.ranks == 1 for e in planned.evaluated):
         return planned
     request, there = planned.request, planned.request.machine

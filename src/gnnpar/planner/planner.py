@@ -1,8 +1,8 @@
 """The planner: price every candidate by time and memory, choose the best allowed one, and say why.
 
-The strategies of the registry name the candidates, and each candidate prices itself. `search.named` also explores
-points beyond uniform grids in the given order. The objective is seconds per epoch times the user's factor for the
-quality class. Classes that are not allowed are priced for the table, but never chosen.
+The strategies of the registry enumerate candidates, and each candidate prices itself. `search.named` also explores
+other points than uniform grids on the devices in order. The objective is seconds per epoch times the user's factor for
+the quality class. Classes that are not allowed are priced for the table, but never chosen.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ NOT_RECOMMENDED = {
     "minibatch": "longer to the same accuracy",
     "sancus": "inferior accuracy on 4 parts",
 }
-"""Family -> why experiments advise against it, as in experiments/compare_all/decisions.md."""
+"""Family -> why experiments advise against it (experiments/compare_all/decisions.md)."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A planning problem. partition: parts -> statistics. factors: quality class -> epochs it costs, >= 1.
+    """A planning problem. partition: parts -> statistics. factors: quality class -> factor on the epochs, >= 1.
 
-    kept: cache of layer 0 of `ir` in every candidate. held: another model with a cache, as an alternative.
-    problem: the run, for strategies that price only their own YAML; None leaves them out and makes no plan.
-    edge_data: of the edges. For searches: `places` (ranks on any device), `fewer` (fewer ranks), `uneven` (statistics
-    of a partition with given shares of the nodes; None: equal parts).
+    kept: cache of layer 0 of `ir` in every candidate. held: the IR and cache of a model with layer 0 cached, as an
+    alternative. problem: the run, for strategies that price only their own YAML; None omits them and makes no plan.
+    edge_data: kinds of edge data of the graph. For searches: `places` (ranks on any device), `fewer` (fewer ranks),
+    `uneven` (statistics of a partition with given shares of the nodes; None: equal parts).
     """
 
     ir: ModelIR
@@ -123,8 +123,7 @@ class Request:
         return self.problem.workload
 
     def work(self, parts: PartStats, rates: tuple[Rates, ...], *, held: bool = False) -> Work:
-        """Return the work of the model, or the `held` one, on a partition. rates: of consecutive ranks, one per
-        part."""
+        """Return the work of the model, or of the `held` one, on a partition. rates: of consecutive ranks."""
         ir, kept = self.held if held and self.held is not None else (self.ir, self.kept)
         return Work(ir, self.graph, parts, rates[: parts.parts], kept)
 
@@ -142,7 +141,7 @@ class Request:
         return decide(self.work(parts, rates), self.work(parts, rates, held=True), self.machine)
 
     def factored(self, parts: int) -> bool:
-        """Return True if the gradient of some weight is made by sufficient factors."""
+        """Return True if sufficient factors are faster for the gradient of some weight."""
         return by_factors(self.work(self.partition(parts), self.machine.rates), self.machine)[0] > 0
 
     @property
@@ -153,8 +152,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A candidate with its price. refused: why it cannot be chosen, else empty. devices: of each rank, () for the first
-    ones in order. shares: of the nodes by part, () for equal parts."""
+    """A candidate with its price. refused: why it cannot be chosen, else empty. devices: device of each rank; (): the
+    first ones in order. shares: share of the nodes of each part; (): equal parts."""
 
     candidate: Candidate
     price: Price
@@ -173,7 +172,7 @@ class Evaluated:
         return (self.price.label or self.candidate.label) + (", uneven parts" if self.shares else "")
 
     def at(self, machine: Machine) -> Machine:
-        """Return the machine with this candidate's ranks in place."""
+        """Return the machine with this candidate's ranks on their devices."""
         return machine.choose(self.devices) if self.devices else machine
 
     def as_predicted(self) -> JsonDict:
@@ -182,7 +181,7 @@ class Evaluated:
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """The answer to a request: candidates, the best first, and the cost of the search."""
+    """The answer to a request: candidates, best first, and the cost of the search."""
 
     request: Request
     evaluated: tuple[Evaluated, ...]
@@ -200,8 +199,8 @@ class Planned:
         return {"name": self.search, "evaluations": self.evaluations, "cpu_seconds": round(self.cpu_seconds, 3)}
 
     def plan(self, topology: Topology, resolved: JsonObject | None = None) -> Plan:
-        """Return the plan of the chosen candidate: its strategy's own, with its cuts, YAML and prediction. resolved:
-        YAML of the strategy, if it is not the registry's."""
+        """Return the plan that the chosen candidate's strategy makes, with cuts, YAML and prediction. resolved: YAML of
+        the strategy, if it is not the registry's."""
         chosen, candidate = self.chosen, self.chosen.candidate
         yaml = {**(resolved or self.request.registry.yaml[candidate.family]), **candidate.fields}
         learned = self.request.workload.dataset.learned
@@ -249,7 +248,7 @@ def search(request: Request) -> tuple[Evaluated, ...]:
 
 
 def advised(evaluated: tuple[Evaluated, ...]) -> tuple[Evaluated, ...]:
-    """Move the best recommended candidate within `NEAR` of the first one before it, if the first is discouraged."""
+    """If the first candidate is discouraged, move the best recommended one within `NEAR` of it to the front."""
     best = evaluated[0]
     near = (e for e in evaluated if not e.refused and not e.discouraged and e.objective <= NEAR * best.objective)
     first = (best.discouraged and next(near, None)) or best
@@ -272,7 +271,7 @@ def listed(request: Request) -> tuple[Evaluated, ...]:
 
 
 def rank_counts(request: Request) -> list[int]:
-    """Return the numbers of ranks to price: all, and with `fewer` also halves and those without some device classes."""
+    """Return the numbers of ranks to price: all; with `fewer` also halves, and sums of consecutive device classes."""
     count = request.ranks
     if not request.fewer:
         return [count]

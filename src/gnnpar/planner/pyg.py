@@ -1,7 +1,7 @@
-"""From a PyG model to its ModelIR: run it once on a small random graph, and record its operations.
+"""Trace a PyG model into a ModelIR: run it once on a small random graph, and record its operations.
 
-The user's own code runs on real rows. Folds without a kernel are timed beside softmax attention on the same edges, so
-that rates of any machine price them, and the memory of their gradient is measured.
+The user's code runs on real rows. Folds without a kernel are timed relative to softmax attention on the same edges, so
+that the rates of any machine price them. The memory of their gradient is measured.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gnnpar.training.memory import most_beside, nbytes
 
 ROWS, EDGES = 2003, 20011  # primes that no width of a model equals
 _KERNELS = frozenset({"Sum", "Max", "Softmax", "SoftmaxV2", "SoftmaxDot"})
-_REPEATS, _MORE = 3, 7  # edges enough for two full slices of `Generic`
+_REPEATS, _MORE = 3, 7  # 7 times the edges fill two slices of `Generic`
 
 
 class Recording(FewNodes):
@@ -73,7 +73,7 @@ class Recording(FewNodes):
         return self._recorder.given("fold", (*src, *dst, *edge, *shared), out, fold)
 
     def _alone(self, body: Callable[[], Tensor]) -> Tensor:
-        """Return the result of an operation, and record none of its parts."""
+        """Return the result of `body` without recording its operations."""
         with self._recorder.paused():
             return body()
 
@@ -86,7 +86,7 @@ def record_pyg(model: PyGNet, in_dim: int, *, degree: float, weighted: bool, lea
         raise ValueError("model=pyg reads dictionaries by type, which the planner does not price; choose a strategy")
     try:
         twin = copy.deepcopy(model)
-    except Exception as error:  # the run that is planned must not see what this one leaves in modules
+    except Exception as error:  # trace a copy, since forward may change the state of modules
         raise ValueError(
             f"model.target={model.source.target} cannot be copied, which the planner needs: {reason_of(error)}; choose "
             "a strategy"
@@ -105,9 +105,9 @@ def record_pyg(model: PyGNet, in_dim: int, *, degree: float, weighted: bool, lea
 
 
 def _measured(agg: Aggregator, few: Block, x: Operands) -> tuple[Times, Passing]:
-    """Return the seconds of a fold and of its gradient over those of attention, as calibration measures it, with rows
-    of the same width on the same edges: `_MORE` times the recorded ones, as rows of so many edges leave the cache. And
-    the numbers that its gradient holds at once."""
+    """Return the seconds of a fold and of its gradient relative to attention, as calibration measures it, with rows of
+    the same width on the same edges, and the elements that its gradient holds at once. Time `_MORE` times the recorded
+    edges, so that their rows exceed the cache."""
     edges = torch.arange(few.num_edges).repeat_interleave(_MORE)
     ids = torch.arange(len(edges))
     block = Block.from_edges(
@@ -129,8 +129,8 @@ def _measured(agg: Aggregator, few: Block, x: Operands) -> tuple[Times, Passing]
 
 
 def _passing(agg: Aggregator, block: Block, x: Operands) -> Passing:
-    """Return the numbers an edge that the gradient of a fold holds beside its result, and the most edges of a slice;
-    nothing for a fold that torch differentiates, as its rows of edges are recorded. The slice limit is a CPU's."""
+    """Return (elements per edge that a fold's gradient holds in addition to its result, edges per slice on a CPU); (0,
+    0) for a fold that torch differentiates, since its rows of edges are recorded."""
     if agg.whole_neighborhood:
         return 0.0, 0
     out, saved = agg.finish(agg.update(agg.init(block.num_dst, x), block, x))

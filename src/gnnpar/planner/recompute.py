@@ -1,12 +1,12 @@
 """Recompute rows of remote nodes or gradients of weights instead of receiving them, chosen by a minimum cut.
 
 Source: TAG (arXiv 2302.06126), duplicated gradients. Operations of the cut: the message of every layer on a part's halo
-rows. Recomputing a message needs its inputs: features, fetched once a run, or for a deeper layer the rows of the halo's
-own in-neighbours. Making a weight's gradient on every rank needs its factors, gathered, and saves their sum over ranks.
-No other operation reads them, so each weight is decided alone.
+rows. Recomputing a message needs its inputs: features, fetched once per run, or for a deeper layer the rows of the
+halo's in-neighbours. Computing a weight's gradient on every rank needs its gathered factors, and saves its sum over
+ranks. No other operation reads the factors, so each weight is decided separately.
 
 A layer may be duplicated: every replica runs it in full, which costs compute and saves its messages. Rows that a
-duplicated layer reads of one that is not duplicated must be fetched:
+duplicated layer reads from a layer that is not duplicated must be fetched:
 
 min  sum_i w_i x_i  +  sum_i beta_i (x_i - x_(i - 1))+
 
@@ -31,7 +31,7 @@ from gnnpar.pricing.quantity import bytes_text, seconds_text
 from gnnpar.pricing.work import DIRECTIONS, Held, Work
 
 Best = tuple[float, int, tuple[int, ...]]
-"""Seconds, number of duplicated layers, and which these are."""
+"""(seconds, number of duplicated layers, duplicated layers)"""
 
 
 def duplicated(weights: Sequence[float], fetched: Sequence[float]) -> tuple[int, ...]:
@@ -51,8 +51,8 @@ RUN_EPOCHS = 100
 
 @dataclass(frozen=True)
 class Recompute:
-    """The cut's choice. layers: with recomputed halo. factors: (weights by sufficient factors, all). seconds: saved per
-    epoch. nbytes: no longer sent in layer 0, per epoch over all ranks."""
+    """The cut's choice. layers: layers with recomputed halo. factors: (number of weights by sufficient factors, number
+    of weights). seconds: saved per epoch. nbytes: saved in layer 0, per epoch over all ranks."""
 
     held: Held
     layers: tuple[int, ...]
@@ -62,7 +62,7 @@ class Recompute:
     nbytes: float
 
     def describe(self, *, chosen: bool) -> str:
-        """Return one line for the user. chosen: the plan does so."""
+        """Return one line for the user. chosen: the plan caches layer 0."""
         cheaper, weights = self.factors
         rest = f"; weights by sufficient factors: {cheaper} of {weights}" + " (strategy.reduce=factors)" * (cheaper > 0)
         if deeper := [i for i in self.layers if i > 0]:
@@ -78,7 +78,8 @@ class Recompute:
 
 
 def how_held(model: GNN, ir: ModelIR) -> Held:
-    """Return the cache of layer 0 with first_layer=cached: rows if its fold or the dropped features change."""
+    """Return the cache of layer 0 with first_layer=cached: `rows` if its fold is not linear or its sources change
+    between epochs (trained, or dropout on features), else `result`."""
     folds = ir.folds(0)
     fixed = folds and all(f.linear and not f.learned for f in folds) and not model.config.input_dropout
     return "result" if fixed else "rows"

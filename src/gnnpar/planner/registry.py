@@ -1,8 +1,7 @@
-"""Available strategies: a YAML each in strategy/ of gnnpar's conf, of installed packages, and of the working folder.
+"""Available strategies: one YAML file each in strategy/ of gnnpar's conf, installed packages, and the working folder.
 
-Files are read without Hydra, since ranks plan too. Plain keys count; references to other groups (codec) take the
-class's default. Files of the working folder need --trust: the user did not name them, and their defaults may lead to
-any class.
+Files are read without Hydra, since ranks plan too. Only plain keys are used; references to other groups (codec) take
+the class's default. Files of the working folder need --trust: the user did not name them, and they may name any class.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ GROUP = "strategy"
 
 @dataclass(frozen=True)
 class Registry:
-    """Strategies by name. yaml: plain keys of a file. broken: why a file makes no strategy. with_codec: strategies that
-    take the command line's codec=."""
+    """Strategies by name. yaml: plain keys of each file. broken: why a file is not a strategy. with_codec: strategies
+    that take the command line's codec=."""
 
     strategies: Mapping[str, Strategy]
     yaml: Mapping[str, JsonDict] = field(default_factory=dict)
@@ -47,8 +46,8 @@ class Registry:
     def candidates(
         self, scope: Scope, ranks: int, problem: Problem | None = None, allowed: frozenset[Quality] = frozenset()
     ) -> list[Candidate]:
-        """Return all configurations on exactly `ranks` ranks. problem: for strategies that price only their YAML.
-        Sampling ones need `sampled` to be allowed, since pricing draws samples."""
+        """Return all configurations on exactly `ranks` ranks. problem: for strategies that price only their YAML. Omit
+        sampling strategies unless `sampled` is allowed, since pricing draws samples."""
         candidates: dict[Candidate, None] = {}
         for name, strategy in self.strategies.items():
             if (scope.ir.moments or scope.ir.totals) and not strategy.capabilities.moments:
@@ -62,7 +61,7 @@ class Registry:
         return list(candidates)
 
     def carrying(self, model: ModelSource) -> Registry:
-        """Return the strategies that can run a model; others are `broken`, with the reason."""
+        """Return a registry of the strategies that can run a model; the others are `broken`, with the reason."""
         refused: dict[str, str] = {}
         for name, strategy in self.strategies.items():
             try:
@@ -73,7 +72,7 @@ class Registry:
         return replace(self, strategies=able, broken={**self.broken, **refused})
 
     def unpriced(self, allowed: frozenset[Quality] = frozenset()) -> dict[str, str]:
-        """Return name -> why a strategy is no candidate for these classes."""
+        """Return name -> why a strategy has no candidates for these classes."""
         unpriced = dict(self.broken)
         for name, strategy in self.strategies.items():
             if not isinstance(strategy, Priced):
@@ -97,7 +96,7 @@ def _left_out(strategy: Strategy, allowed: frozenset[Quality]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Configured(Candidate):
-    """A strategy exactly as its YAML configures it, for one that names no candidates and prices itself."""
+    """A strategy as its YAML configures it, if it prices itself and enumerates no candidates."""
 
     strategy: Strategy = field(compare=False, repr=False)
     problem: Problem | None = field(default=None, compare=False, repr=False)

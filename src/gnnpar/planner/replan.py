@@ -26,7 +26,7 @@ from gnnpar.training.plans import with_strategy, workload_of
 from gnnpar.training.result.header import WARMUP_EPOCHS
 
 ABOVE = 0.2
-"""Relative difference between an epoch and its prediction that is tolerated."""
+"""Tolerated relative difference between an epoch and its prediction."""
 EPOCHS = 8
 """Epochs to compare, after the warm-up and the epoch that records memory."""
 _GAIN = 0.95  # another plan must be below this share of the measured epoch
@@ -92,7 +92,7 @@ def wanted(settings: Settings) -> bool:
 
 
 def not_compared(world: World) -> str:
-    """Return why times of this world do not test a plan, else an empty string."""
+    """Return why times of this world cannot be compared with a prediction, else an empty string."""
     if world.how == "threads":
         return "ranks are threads of one process"
     if world.oversubscribed:
@@ -150,7 +150,7 @@ def compared(predicted: JsonObject, measured: Replanner) -> tuple[str, dict[str,
 
 
 def better(plan: Plan, before: JsonObject, measured: Replanner, epoch: int, why: str) -> Plan | None:
-    """Return another plan, with the one that it replaces, if the change pays; else None."""
+    """Return the plan, with a record of the plan that it replaces, if it is another one and faster; else None."""
     predicted = plan.predicted
     assert predicted is not None
     if predicted["candidate"] == before["candidate"] or predicted["epoch_seconds"] > _GAIN * measured.seconds:
@@ -166,8 +166,8 @@ def better(plan: Plan, before: JsonObject, measured: Replanner, epoch: int, why:
 
 
 def replanned(run: Run, comparing: Replanner, epoch: int, row: Row) -> NewPlan | None:
-    """Return a better plan after the compared epochs, if there is one, and print why. Collective. Other ranks than 0
-    learn only that there is one."""
+    """Return a better plan after the compared epochs, if there is one, and print why. Collective. Ranks other than 0
+    get an empty NewPlan."""
     if run.comm.rank == 0:
         comparing.add(row)
     if epoch != comparing.due:

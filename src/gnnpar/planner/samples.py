@@ -1,7 +1,7 @@
 """Short measurements of one rank's kernels and links: rows of (work, seconds) for `calibrate` to fit.
 
-All ranks measure at once, each sample behind a barrier, so that shared resources (memory, cores, links) count. Torch
-runs with as many threads as a rank will have.
+All ranks measure at once, each sample after a barrier, so that contention for memory, cores and links is included.
+Torch runs with the number of threads of a rank.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class _Watch:
     until: float
 
     def __call__(self, body: Callable[[], object]) -> float:
-        """Return seconds with all ranks at once: the second best of several, to exclude other load."""
-        late = self.comm.broadcast(time.monotonic() > self.until)  # as on rank 0
+        """Return seconds with all ranks at once: the second smallest of several, to exclude other load."""
+        late = self.comm.broadcast(time.monotonic() > self.until)  # rank 0 decides
         warmup, repeats = (_WARMUP_LATE, _REPEATS_LATE) if late else (_WARMUP, _REPEATS)
         times = []
         self.comm.barrier()
@@ -116,7 +116,7 @@ class _Watch:
 
 
 def _products(watch: _Watch, samples: Samples) -> None:
-    """Measure a product forward and its weight's gradient; the input's gradient is a product of the same size."""
+    """Measure a product and the gradient of its weight; the gradient of its input has the same size as the product."""
     for n, a, b in _GEMMS:
         x, weight, grad = watch.rand(n, a), watch.rand(b, a), watch.rand(n, b)
         cost = (2.0 * n * a * b, n * (a + b) + a * b)
@@ -125,7 +125,7 @@ def _products(watch: _Watch, samples: Samples) -> None:
 
 
 def _elementwise(watch: _Watch, samples: Samples) -> None:
-    """Measure under autograd, both directions; the constant is a kernel's and a tape node's."""
+    """Measure relu under autograd, forward and backward; the constant covers a kernel launch and an autograd node."""
     for numbers in _NUMBERS:
         x = watch.rand(numbers // 64 + 1, 64).requires_grad_()
         seed = torch.ones_like(x)
@@ -169,7 +169,7 @@ def _block(n: int, e: int, generator: torch.Generator) -> Block:
 
 
 def _operands(watch: _Watch, kind: str, n: int, width: int) -> tuple[Operands, int]:
-    """(operands, numbers of a source row)."""
+    """Return (operands, elements per source row)."""
     if kind not in ("Softmax", "SoftmaxV2", "SoftmaxDot"):
         return Operands((watch.rand(n, width),)), width
     heads = 4
@@ -185,7 +185,7 @@ def _operands(watch: _Watch, kind: str, n: int, width: int) -> tuple[Operands, i
 
 
 def _rows(watch: _Watch, samples: Samples) -> None:
-    """Measure packing, adding back, masks and codes, per element."""
+    """Measure gather, scatter-add, dropout masks and quantization, per element."""
     n, width = 6000, 64
     x = watch.rand(n, width)
     index = torch.randperm(n)[: n // 2].sort().values.to(x.device)
@@ -207,7 +207,7 @@ def _rows(watch: _Watch, samples: Samples) -> None:
 
 
 def _order(watch: _Watch, samples: Samples) -> None:
-    """Measure the ordering of an epoch's chunks: columns of every chunk, and readers of both tables."""
+    """Measure the preparation of an epoch's chunk order: columns of each chunk, and readers of both tables."""
     n, e, num = 6000, 90000, 8
     generator = torch.Generator().manual_seed(0)
     rows, device = torch.arange(n), watch.comm.device
@@ -249,7 +249,7 @@ def _step(watch: _Watch, samples: Samples) -> None:
 
 
 def _messages(watch: _Watch, samples: Samples) -> None:
-    """Measure rings over every distance, sums over all ranks, and computing beside a message."""
+    """Measure rings over every distance, all_reduce, a burst of messages, and compute that overlaps a message."""
     comm = watch.comm
     for hop in range(1, comm.size):
         rows = [(float(size), watch(lambda size=size, hop=hop: _ring(comm, hop, size))) for size in SIZES]

@@ -94,7 +94,7 @@ class _Simulation:
         self.now = 0.0
         self.left: dict[int, float] = {}  # active: seconds of compute, bytes of a flow
         self.rate: dict[int, float] = {}
-        self.late: list[tuple[float, int]] = []  # flows in their latency
+        self.late: list[tuple[float, int]] = []  # flows that wait for their latency
         self.start, self.end = [0.0] * len(tasks), [0.0] * len(tasks)
         self.stale = False
 
@@ -136,7 +136,7 @@ class _Simulation:
         self.stale = True
 
     def _share(self) -> None:
-        """Set the rates of all active tasks: fair shares of links, and slower compute beside flows."""
+        """Set the rates of all active tasks: fair shares of links, and slower compute during flows."""
         self.stale = False
         flows = sorted(i for i in self.left if self.tasks[i].kind == "flow")
         shares = fair_rates([self.tasks[i].demand for i in flows], self.capacity)
@@ -186,9 +186,9 @@ Demand = Mapping[int, float]
 def fair_rates(flows: Sequence[Demand], capacity: Sequence[float]) -> list[float]:
     """Return the max-min fair rate of each flow over shared links, by progressive filling.
 
-    All rates grow at the same pace until a link is full; the flows over it are then fixed, and the others grow on. A
+    All rates grow at the same pace until a link is full. Then its flows are fixed, and the others continue to grow. A
     flow that passes a link `demand` times (a ring collective) takes that multiple. flows[i]: link -> demand. A flow
-    over no link is infinitely fast.
+    without links has an infinite rate.
     """
     rates = [0.0 if flow else float("inf") for flow in flows]
     growing = {i for i, flow in enumerate(flows) if flow}

@@ -2,7 +2,7 @@
 
 Zhang et al., Expediting Distributed DNN Training with Device Topology-Aware Graph Deployment, TPDS 2023 (arXiv
 2302.06126), applied to full-graph training. plan() searches the classes in `quality` on the measured machine and
-returns the best plan, which carries the YAML of its strategy; build() is that strategy's own.
+returns the best plan, which contains the YAML of its strategy. build() calls that strategy's build().
 
 Deviations: closed forms price candidates, exact dynamic programming finds cuts, and the tree differs (`search=guided`
 of `gnnpar plan`). Ranks stay on their devices. TAG is lossless, and so is the default: lossy classes must be named.
@@ -37,8 +37,8 @@ class TAG:
     """Configuration of TAG.
 
     quality: classes of inexactness that may be chosen. rates: measured on this machine (once, then cached), or nominal
-    ones of a server core. replan: compare predicted and measured after the warm-up, and plan again if they differ by
-    over a fifth.
+    rates of a server core. replan: compare predicted and measured times after the warm-up, and plan again if they
+    differ by more than a fifth.
     """
 
     quality: tuple[Quality, ...] = ("exact",)
@@ -80,7 +80,7 @@ class TAG:
         return run(replace(request, allowed=frozenset({*self.quality, "exact"})))
 
     def candidates(self, scope: Scope, ranks: int) -> tuple[Candidate, ...]:
-        """Return none: it chooses among the candidates of other strategies."""
+        """Return no candidates: TAG chooses among those of other strategies."""
         return ()
 
     def cost(self, problem: Problem, machine: Machine) -> Price:

@@ -1,8 +1,8 @@
-"""Overhead of engines and views besides kernels and messages: measured trial epochs minus the closed form.
+"""Overhead of engines and views, without kernels and messages: measured trial epochs minus the closed form.
 
-On a graph of a few hundred nodes the interpreter takes nearly all of an epoch; two depths separate its time per layer
-and per epoch. On some thousands of nodes kernels take most: the trial gives their slowdown against a loop, which has
-its rows in the cache. Predictions use no other epochs.
+On a few hundred nodes, the interpreter takes nearly all of an epoch; trials of two depths separate its time per layer
+and per epoch. On a few thousand nodes, kernels dominate; that trial gives their slowdown compared with a loop over one
+kernel, which keeps its rows in the cache. Predictions use no other measured epochs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gnnpar.training.meter import EpochMeter
 from gnnpar.training.optim import Adam
 
 Epochs = Mapping[str, Mapping[str, float]]
-"""engine -> graph -> seconds an epoch"""
+"""engine -> trial -> seconds per epoch"""
 _LEAST, _MOST = 0.8, 2.0  # bounds of the kernels' slowdown
 _WARMUP, _EPOCHS = 4, 20
 _WARMUP_LATE, _EPOCHS_LATE = 1, 3
@@ -45,7 +45,7 @@ _WARMUP_LATE, _EPOCHS_LATE = 1, 3
 
 @dataclass(frozen=True)
 class Trial:
-    """A graph and a model to train on it. `shallow` and `deep` are tiny, `small` is dominated by kernels."""
+    """A graph and a model to train on it. `shallow` and `deep` are tiny; kernels dominate `small`."""
 
     name: str
     nodes: int
@@ -71,10 +71,10 @@ def trials(ranks: int) -> tuple[Trial, Trial, Trial]:
 
 
 def candidates(trial: Trial, ranks: int) -> list[Candidate]:
-    """Return one candidate per engine named by gnnpar's strategies.
+    """Return one candidate per engine of gnnpar's strategies.
 
-    Candidates that are not stale come first, since stale ones leave out messages or overlap them. Also return one of a
-    single rank, since a plan may leave ranks unused.
+    Prefer candidates that are not stale, since stale ones omit or overlap messages. Include one with a single rank,
+    since a plan may leave ranks unused.
     """
     model, registry = trial.model(), shipped()
     scope = Scope(ir=record(model, trial.width), nodes=trial.nodes)
@@ -86,7 +86,7 @@ def candidates(trial: Trial, ranks: int) -> list[Candidate]:
 
 
 def with_visits(rates: Rates, link: tuple[float, float], ranks: int, epochs: Epochs) -> Rates:
-    """Return the rates with the overhead of the trials. link: (seconds a byte, latency)."""
+    """Return the rates with the overhead fitted to the trials. link: (seconds per byte, latency)."""
     shallow, deep, small = (_Form(trial, link, ranks) for trial in trials(ranks))
     visits: dict[str, tuple[float, float, float]] = {}
     for engine, took in epochs.items():
@@ -105,7 +105,7 @@ def with_visits(rates: Rates, link: tuple[float, float], ranks: int, epochs: Epo
 
 @dataclass
 class _Form:
-    """The closed form of a trial."""
+    """The closed-form prediction of a trial."""
 
     trial: Trial
     link: tuple[float, float]
@@ -128,7 +128,7 @@ class _Form:
 
 
 def _root(seconds: Callable[[float], float], target: float) -> float:
-    """Return the factor at which a growing function reaches the target, by bisection."""
+    """Return the factor at which an increasing function reaches the target, by bisection."""
     low, high = _LEAST, _MOST
     for _ in range(30):
         middle = (low + high) / 2
@@ -137,7 +137,8 @@ def _root(seconds: Callable[[float], float], target: float) -> float:
 
 
 def trial_epochs(comm: Communicator, until: float = math.inf) -> dict[str, dict[str, float]]:
-    """Return engine -> trial -> seconds per epoch of this rank. Collective. until: monotonic time of shorter trials."""
+    """Return engine -> trial -> seconds per epoch of this rank. Collective. until: time.monotonic() after which trials
+    are shorter."""
     measured: dict[str, dict[str, float]] = {}
     alone = ThreadWorld(1).communicators()[0]
     for trial in trials(comm.size):
@@ -145,11 +146,11 @@ def trial_epochs(comm: Communicator, until: float = math.inf) -> dict[str, dict[
         given = comm.broadcast(data)
         assert isinstance(given, Dataset)
         for candidate in candidates(trial, comm.size):
-            late = comm.broadcast(time.monotonic() > until)  # as on rank 0
+            late = comm.broadcast(time.monotonic() > until)  # rank 0 decides
             epochs = (_WARMUP_LATE, _EPOCHS_LATE) if late else (_WARMUP, _EPOCHS)
             among = comm if candidate.ranks == comm.size else alone
             here = _epoch_seconds(candidate, trial, given, among, epochs) if among is comm or comm.rank == 0 else None
-            seconds = here if among is comm else comm.broadcast(here)  # all wait for a candidate of one rank
+            seconds = here if among is comm else comm.broadcast(here)  # other ranks wait for rank 0
             assert isinstance(seconds, float)
             measured.setdefault(candidate.engine, {})[trial.name] = seconds
     return measured
@@ -158,7 +159,7 @@ def trial_epochs(comm: Communicator, until: float = math.inf) -> dict[str, dict[
 def _epoch_seconds(
     candidate: Candidate, trial: Trial, data: Dataset, comm: Communicator, epochs: tuple[int, int]
 ) -> float:
-    """Return the median of epoch seconds. epochs: to warm up, and to time."""
+    """Return the median of epoch seconds. epochs: (warm-up epochs, timed epochs)."""
     model, task = trial.model(), make_task(data.task, data.num_classes)
     strategy = shipped().strategy_of(candidate)
     workload = Workload(data, Random(), trial.layers, model=model)

@@ -33,7 +33,7 @@ RELATIONS = (
 )
 PRICED = (("op", "on", "device"), ("device", "runs", "op"))  # relations with one feature per edge
 NAMES = ("grid", "chunks", "bits", "overlap", "prefetch", "backward", "remat", "layout", "shares", "next")
-"""Names of the space that the guide reads. It ignores knobs of other names."""
+"""Names of the space that the guide reads. It ignores other knobs."""
 CHOICE_WIDTH = len(NAMES) + 5 + 16
 _BLOCKS = 16
 
@@ -41,7 +41,7 @@ _BLOCKS = 16
 @dataclass(frozen=True)
 class Scene:
     """nodes[type]: [count, WIDTHS[type]]. edges[relation]: [2, count] of (source, target). prices: [count, 1] of PRICED
-    relations. device_of: number of a device node -> its kind."""
+    relations. kinds: device kind of each device node."""
 
     nodes: dict[str, Tensor]
     edges: dict[tuple[str, str, str], Tensor]
@@ -142,7 +142,7 @@ def _device(points: Points, members: Sequence[int], alone: float, scale: float) 
 
 
 def _used_links(points: Points) -> dict[int, list[int]]:
-    """Return number of a link -> classes with a first device that sends over it to another class or its neighbour."""
+    """Return link -> device classes that use it, from their first device to other classes or to its neighbour."""
     fabric, classes = points.request.machine.fabric, points.places.classes
     candidates_of: dict[int, list[int]] = {}
     for c, members in enumerate(classes):

@@ -1,8 +1,8 @@
 """The guide network: relation-wise attention over the scene, and a score for each choice of the next name.
 
-Source: TAG (arXiv 2302.06126) with 14 M parameters. Here: two layers of width 32 with LayerNorm, 43 k parameters, a
-policy only, since the cost model gives values as fast: the prior of a search, which encodes once per request and scores
-once per node of the tree.
+Source: TAG (arXiv 2302.06126) with 14 M parameters. Here: two layers of width 32 with LayerNorm, 43 k parameters. It
+has no value head, since the cost model gives values as fast. A search uses it as prior: it encodes once per request and
+scores once per node of the tree.
 """
 
 from __future__ import annotations

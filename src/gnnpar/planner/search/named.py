@@ -37,9 +37,9 @@ def names() -> tuple[str, ...]:
 def run(request: Request, name: str = DEFAULT, *, budget: int = BUDGET, seed: int = 0) -> Planned:
     """Search for a plan. ValueError if no candidate is eligible.
 
-    `enumerate` prices uniform grids on the devices in order, whatever the budget. Every answer includes them, so no
-    search is worse than enumeration, and the table shows classes that are not allowed. Other searches start from graph
-    parallelism on all devices, and also vary places, part sizes and numbers of ranks.
+    `enumerate` prices uniform grids on the devices in order, whatever the budget. Every search includes these grids, so
+    none is worse than enumeration, and the table shows classes that are not allowed. Other searches start from graph
+    parallelism on all devices, and also vary placement, part sizes and numbers of ranks.
     """
     began = time.process_time()
     if name == "enumerate":
@@ -54,8 +54,8 @@ def run(request: Request, name: str = DEFAULT, *, budget: int = BUDGET, seed: in
 
 
 def _settled(points: Points, grids: tuple[Evaluated, ...]) -> tuple[Evaluated, ...]:
-    """Return all priced candidates, the best first. Uneven parts are made and priced again before one is chosen;
-    candidates with estimated parts are left out."""
+    """Return all priced candidates, best first. Before choosing uneven parts, make the partition and price it again;
+    omit the other candidates with estimated parts."""
     request = points.request
     table = {
         (p.candidate, p.devices or tuple(range(p.candidate.ranks)), p.shares): p
@@ -73,7 +73,7 @@ def _settled(points: Points, grids: tuple[Evaluated, ...]) -> tuple[Evaluated, .
         raise ValueError(nothing_fits(ranked, request))
     named: dict[tuple[str, int], Evaluated] = {}
     for p in ranked:
-        named.setdefault((p.label, p.candidate.ranks), p)  # the best place of each candidate
+        named.setdefault((p.label, p.candidate.ranks), p)  # the best placement of each candidate
     return advised(tuple(named.values()))
 
 

@@ -1,5 +1,5 @@
 """Placement of a grid's ranks on devices: an order of the topology's device classes, and a layout of the grid. Hosts of
-one kind differ only in their links, so an order names kinds: the next class is the nearest unused one of that kind."""
+one kind differ only in their links, so an order lists kinds. Each takes the nearest unused class of that kind."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Places:
         return [device for number in self._classes(chosen)[0] for device in self.classes[number]]
 
     def settled(self, chosen: Sequence[str], ranks: int) -> tuple[str, ...]:
-        """Return the kinds that these decisions result in; kinds after the last used device are in the given order."""
+        """Return the kinds that these decisions lead to; kinds after the last used device are in the given order."""
         order, kinds = self._classes(chosen)
         used, devices = 0, 0
         while devices < ranks and used < len(kinds):
@@ -71,7 +71,7 @@ class Places:
 
 
 def laid_out(order: Sequence[int], stages: int, parts: int, layout: Layout) -> tuple[int, ...]:
-    """Return the device of each rank s x parts + p: neighbours in the order are a stage's parts, or a part's stages."""
+    """Return the device of each rank s x parts + p. Consecutive devices hold a stage's parts, or a part's stages."""
     if layout == "stages":
         return tuple(order[: stages * parts])
     return tuple(order[p * stages + s] for s in range(stages) for p in range(parts))

@@ -1,8 +1,8 @@
 """The planner's product space: the choices of every name for a request, and the candidate of a point.
 
-A point is a grid (a candidate with default knobs), the knobs of all candidates, sizes of parts and devices of ranks.
-Cuts and the cache of layer 0 are no names: the best ones follow. Names that a candidate does not have take their
-default, so each candidate is one point. Only allowed quality classes are included.
+A point is a grid (a candidate with default knobs), the knobs of all candidates, sizes of parts and devices of ranks. It
+excludes cuts and the cache of layer 0, since pricing a point chooses the best ones. Knobs that a candidate lacks take
+their default, so each candidate is one point. Only allowed quality classes are included.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gnnpar.pricing.work import DIRECTIONS, Work
 from gnnpar.track.text import counted
 
 POWERS = {"even": 0.0, "speed": 1.0, "half": 0.5}
-"""Exponents: parts are shared by this power of the speed of their devices."""
+"""Exponents: the share of a part is proportional to this power of its devices' speed."""
 
 
 @dataclass(eq=False)
@@ -72,7 +72,7 @@ class Points:
         return replace(candidate.with_knobs({name: values[0] for name, values in knobs.items()}), held=False)
 
     def canonical(self, point: Point) -> Point:
-        """Return the first of all points that are the same candidate in the same place."""
+        """Return the first of all points with the same candidate and placement."""
         chosen = self.space.at(point)
         grid: Candidate = chosen["grid"]
         names = list(self.space.choices)
@@ -105,7 +105,7 @@ class Points:
         return candidate, devices, chosen["shares"]
 
     def evaluated(self, point: Point) -> Evaluated:
-        """Price a point by time and memory, with the best cuts, and layer 0 cached or not."""
+        """Price a point by time and memory, with the best cuts and the better choice of caching layer 0."""
         point = self.canonical(point)
         if point not in self.evaluations:
             candidate, devices, kind = self.candidate(point)

@@ -1,8 +1,8 @@
 """A product space with its evaluations, random draws from it, and Monte-Carlo tree search over its names in order.
 
 A point is one choice for every name. `price` gives seconds, infinite if the point cannot run. A search spends at most
-`budget` evaluations of distinct points; repeated points are free. The tree is with or without a guide's priors, or as
-published by TAG (arXiv 2302.06126). A node is a prefix of choices; every playout prices one whole point.
+`budget` evaluations of distinct points; repeated points are free. Tree searches: with or without a guide's priors, and
+the one published by TAG (arXiv 2302.06126). A node is a prefix of choices; every playout prices one whole point.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Evaluator:
 
     @property
     def rounds(self) -> Iterator[None]:
-        """Yield until the budget is spent, or points repeat for long."""
+        """Yield until the budget is spent, at most 20 times the budget."""
         for _ in range(20 * self.budget):
             if self.spent:
                 return
@@ -97,7 +97,7 @@ class Node:
 
     @property
     def value(self) -> float:
-        """Value of a node, with the best below it, since the search looks for the best plan."""
+        """Average of the mean and the best reward, since the search looks for the best plan."""
         return 0.5 * self.total / max(1, self.visits) + 0.5 * self.most if self.visits else -math.inf
 
     def add(self, reward: float) -> None:
@@ -107,11 +107,10 @@ class Node:
 
 
 def climb(evaluate: Evaluator, *, seed: int, prior: Prior | None = None) -> Node:
-    """Search by a tree that completes prefixes with the incumbent. Return its root.
+    """Run a tree search that completes prefixes with the incumbent. Return the root.
 
-    A playout's reward is ln(default / seconds), -1 for an infeasible point. Selection is PUCT on values normalised over
-    the tree, the average of the mean and the best below. Children widen with the root of the visits, by prior if there
-    is one.
+    A playout's reward is ln(default / seconds), -1 for an infeasible point. Selection is PUCT on values (`Node.value`)
+    normalised over the tree. The number of children grows with the square root of the visits, by prior if there is one.
     """
     rng, sizes = random.Random(seed), evaluate.space.sizes
     base = evaluate((0,) * len(sizes))
@@ -146,7 +145,7 @@ def climb(evaluate: Evaluator, *, seed: int, prior: Prior | None = None) -> Node
 
 
 def _select(node: Node, size: int, bounds: Sequence[float], rng: random.Random) -> int:
-    """Add a child if widening allows, else select by PUCT. A new child is the likeliest by prior, else random."""
+    """Add a child if widening allows, else select by PUCT. Add the child with the largest prior, else a random one."""
     fresh = [c for c in range(size) if c not in node.children]
     if size == 1:
         return 0
