@@ -1,6 +1,6 @@
 """A candidate: one configuration of a strategy on a number of ranks, with its own price.
 
-A planner enumerates candidates, or searches them by changing their knobs; it knows none of the classes.
+A planner enumerates candidates, or searches them by changing their knobs, without knowing their classes.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Scope:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate(ABC):
-    """A configuration on stages x parts ranks. `family`: name of the strategy's YAML. `held`: layer 0 keeps the
-    features that it needs over epochs (first_layer=cached)."""
+    """A configuration on stages x parts ranks. `family`: name of the strategy's YAML. `held`: cache of layer 0 over
+    epochs (first_layer=cached)."""
 
     family: str
     parts: int = 1
@@ -100,10 +100,10 @@ class Candidate(ABC):
         return (range(num_layers),)
 
     def keeps(self, held: Held) -> Held:
-        """Return the cache of layer 0, if first_layer=cached would keep `held`."""
+        """Return the cache of layer 0 of this candidate. held: cache that first_layer=cached asks for."""
         return "no"
 
-    # What a search may change. A knob is a name with values; the first one is the default.
+    # Knobs: names with values, for a search to choose from. The first value is the default.
 
     def knobs(self, ir: ModelIR) -> Knobs:
         return {}
@@ -123,7 +123,7 @@ class Candidate(ABC):
 
     @property
     def may_hold(self) -> bool:
-        """Return True if it sends less with layer 0 held."""
+        """Return True if it sends less with layer 0 cached."""
         return False
 
     @property

@@ -31,8 +31,8 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """A link of `rate` bytes/s and `latency` seconds. `burst`: bytes that pass at once after a pause long enough for as
-    many."""
+    """A link of `rate` bytes/s and `latency` seconds. `burst`: most bytes that pass at once after a pause; a pause of t
+    seconds allows rate * t of them."""
 
     name: str
     rate: float
@@ -44,7 +44,7 @@ class Link:
 class Wire:
     """A connection of two points, devices or switches. A half-duplex wire is one link for both directions.
 
-    Wires that are `shared` under one name are one medium: messages in the same direction on any of them share its rate.
+    Wires with the same `shared` name are one medium: messages in the same direction share its rate.
     """
 
     ends: tuple[str, str]
@@ -57,7 +57,7 @@ class Wire:
 
 @dataclass(frozen=True)
 class Fabric:
-    """The links. `routes[i][j]`: numbers of the links from device i to device j; () for i = j."""
+    """Devices and links. `routes[i][j]`: numbers of the links from device i to device j; () for i = j."""
 
     devices: tuple[Device, ...]
     links: tuple[Link, ...]
@@ -75,7 +75,7 @@ class Fabric:
         return min((link.rate for link in self.path(source, target)), default=float("inf"))
 
     def burst(self, source: int, target: int, idle: float) -> float:
-        """Return the bytes of a message that pass at once after `idle` seconds without any."""
+        """Return the bytes of a message that pass at once after `idle` seconds without messages."""
         return min((min(link.burst, idle * link.rate) for link in self.path(source, target)), default=0.0)
 
     def latency(self, source: int, target: int) -> float:
@@ -94,7 +94,7 @@ class Fabric:
         return self.choose(range(count))
 
     def choose(self, order: Iterable[int]) -> Fabric:
-        """Return these devices in this order; links stay."""
+        """Return these devices in this order, with all links."""
         chosen = tuple(order)
         routes = tuple(tuple(self.routes[i][j] for j in chosen) for i in chosen)
         return Fabric(tuple(self.devices[i] for i in chosen), self.links, routes)
@@ -107,7 +107,7 @@ class Fabric:
         return list(groups.values())
 
     def topology(self, num_ranks: int) -> Topology:
-        """Return the topology as strategies read it: ranks, and how many of them each host has."""
+        """Return the topology for strategies: number of ranks, and number of ranks per host."""
         used = [d.host for d in self.devices[:num_ranks]]
         hosts = tuple(used.count(h) for h in dict.fromkeys(used))
         return Topology(num_ranks, hosts if len(hosts) > 1 else ())

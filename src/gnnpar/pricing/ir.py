@@ -1,7 +1,7 @@
 """The planner's model: groups of operations of each layer, their costs by rows and edges, and live tensors.
 
 A group is (layer, begin | transform | aggregate | post | end). The groups form a chain; `cuts` has the tensors between
-two layers (GCNII: two). Widths are in numbers, not bytes; a number is 4 bytes in fp32.
+two layers (GCNII: two). Widths count elements, not bytes; an element has 4 bytes in fp32.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from functools import cached_property
 from typing import Literal
 
 Times = tuple[float, float]
-"""Of a fold without a kernel, forward and backward: its seconds over those of softmax attention."""
+"""Seconds of a fold without a kernel relative to softmax attention: (forward, backward)."""
 Passing = tuple[float, int]
-"""Of a fold without a kernel: numbers an edge that its gradient holds at once, and the most edges at once."""
+"""Memory of the gradient of a fold without a kernel: (elements per edge held at once, edges at once)."""
 Phase = Literal["begin", "transform", "aggregate", "post", "end"]
 
 
@@ -30,19 +30,21 @@ class Gemm:
         return 2.0 * self.width_in * self.width_out * n
 
     def numbers(self, n: float) -> float:
-        """Return the numbers of both factors and of the result."""
+        """Return the elements of both factors and of the result."""
         return self.width_in * self.width_out + (self.width_in + self.width_out) * n
 
 
 @dataclass(frozen=True, order=True)
 class Fold:
-    """One aggregation. Widths are numbers a row: `src` of what travels, `dst` of what stays, `edge` of an edge's rows.
+    """One aggregation. Widths are elements per row: `src` of source rows, which are sent, `dst` of destination rows,
+    which are local, `edge` of edge rows.
 
-    `linear`: backward needs no source row. `learned`: do the sources have a gradient, which travels back? `pushed`:
-    numbers of the row that a destination would push instead of pulling sources twice (attention), 0 where it cannot.
-    `split`: (types, numbers beside the values forward, backward, 1 where anything is differentiated) of partial rows,
-    which are of destinations (0) or of pairs with one of so many types; () where a fold is not split over its edges.
-    `ids`: it reads ids of edges. `out`: numbers of a row of the result; for a fold that returns rows of edges, of all
+    `linear`: backward needs no source row. `learned`: the sources have a gradient, which is sent back. `pushed`:
+    elements of the row that a destination would push instead of pulling sources twice (attention); 0: not supported.
+    `split`: (types, elements in addition to the values in forward, in backward, 1 if anything is differentiated) of
+    partial rows. types: 0, one row per destination; else one per pair of destination and type. (): the fold cannot be
+    split over its edges.
+    `ids`: it reads ids of edges. `out`: elements of a result row; for a fold that returns rows of edges, of all
     in-edges of a destination.
     """
 
@@ -55,28 +57,28 @@ class Fold:
     needs_src: bool
     learned: bool
     pushed: int = 0
-    split: tuple[int, ...] = field(default=(), repr=False)  # hashes of models stay what they were
+    split: tuple[int, ...] = field(default=(), repr=False)  # not in repr, so that hashes of models are stable
     times: Times = field(default=(1.0, 1.0), repr=False)
     passing: Passing = field(default=(0.0, 0), repr=False)
     ids: bool = field(default=False, repr=False)
 
     @property
     def width(self) -> int:
-        """Return the numbers of a source row, all operands together."""
+        """Return the elements of a source row, all operands together."""
         return sum(self.src)
 
     def passing_numbers(self, edges: float) -> float:
-        """Return the numbers that the gradient of a fold without a kernel holds for edges: of a slice, and gradients of
-        all."""
+        """Return the elements that the gradient of a fold without a kernel holds: for a slice of edges, and the
+        gradients of all edge rows."""
         numbers, most = self.passing
         return numbers * min(edges, most) + sum(self.edge) * edges * (most > 0)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Operations that are planned together. `elementwise`: (kernels, numbers a row read and written); `dropout`:
-    numbers a row with a mask; `saved`: numbers a row kept for backward; `params`: numbers; `moments`: columns with mean
-    and variance over all rows; `totals`: numbers of each sum over all rows."""
+    """Operations that are planned together. `elementwise`: (kernels, elements per row read and written); `dropout`:
+    elements per row with a mask; `saved`: elements per row kept for backward; `params`: number of parameters;
+    `moments`: columns with mean and variance over all rows; `totals`: elements of each sum over all rows."""
 
     layer: int
     phase: Phase
@@ -86,7 +88,7 @@ class Group:
     dropout: int = 0
     saved: int = 0
     params: int = 0
-    moments: int = field(default=0, repr=False)  # hashes of models without stay what they were
+    moments: int = field(default=0, repr=False)  # not in repr, so that hashes of models are stable
     totals: tuple[int, ...] = field(default=(), repr=False)
 
     @property
@@ -104,7 +106,7 @@ class ModelIR:
     final: int
     groups: tuple[Group, ...]
     cuts: tuple[tuple[int, ...], ...]
-    learned: int = field(default=0, repr=False)  # hashes of models without stay what they were
+    learned: int = field(default=0, repr=False)  # not in repr, so that hashes of models are stable
 
     def layer(self, index: int) -> tuple[Group, ...]:
         return self._layers[index]
@@ -119,7 +121,7 @@ class ModelIR:
 
     @cached_property
     def twins(self) -> tuple[int, ...]:
-        """Return layer -> the first layer with the same groups: deep models have few different ones."""
+        """Return layer -> the first layer with the same groups. Deep models have few different layers."""
         first: dict[tuple[Group, ...], int] = {}
         return tuple(
             first.setdefault(tuple(replace(g, layer=0) for g in self.layer(i)), i) for i in range(self.num_layers)
@@ -141,7 +143,7 @@ class ModelIR:
 
     @property
     def splits(self) -> bool:
-        """Return True if the in-edges of every fold can be folded at their sources, all under one cover."""
+        """Return True if in-edges of all folds can be folded on the ranks of their sources, with one common cover."""
         folds = self.every_fold
         return len({f.split[:1] for f in folds} - {()}) == 1 and all(f.split for f in folds)
 
@@ -156,13 +158,13 @@ class ModelIR:
 
     @cached_property
     def totals(self) -> tuple[int, ...]:
-        """Return the numbers of each sum over all rows."""
+        """Return the elements of each sum over all rows."""
         return tuple(n for g in self.groups for n in g.totals)
 
     @property
     def summed_moments(self) -> int:
-        """Return the numbers that an epoch sums over ranks: for moments (sums and squares forward, two gradients
-        backward), for totals (once in each direction), and the squared norm of the gradient of learned vectors."""
+        """Return the elements that an epoch sums over ranks: for moments (sums and squares forward, two gradients
+        backward), for totals (once in each direction), and for the squared norm of the gradient of learned vectors."""
         return 4 * sum(self.moments) + 2 * sum(self.totals) + bool(self.learned)
 
     @cached_property
@@ -175,7 +177,7 @@ class ModelIR:
 
     @property
     def widest(self) -> int:
-        """Return the numbers of the widest computed row, features excluded."""
+        """Return the elements of the widest computed row, features excluded."""
         products = [op.width_out for g in self.groups for op in g.gemms]
         return max(
             [

@@ -16,7 +16,7 @@ Flow = tuple[int, int, float]
 
 @dataclass(frozen=True)
 class Machine:
-    """Devices `fabric.devices[r]` of rank r, with rates `rates[r]`. Part p of stage s of a grid is rank s * parts +
+    """Device `fabric.devices[r]` and rates `rates[r]` of each rank r. Part p of stage s of a grid is rank s * parts +
     p."""
 
     fabric: Fabric
@@ -38,8 +38,8 @@ class Machine:
         return Machine(self.fabric.choose(chosen), tuple(self.rates[d] for d in chosen))
 
     def exchange(self, flows: Sequence[Flow], *, first: int = 0, idle: float = 0.0) -> float:
-        """Return the seconds of one exchange; ranks are counted from `first`. `idle`: seconds of computing since the
-        last one."""
+        """Return the seconds of one exchange. `first`: rank of index 0 in `flows`. `idle`: seconds of computing since
+        the last exchange."""
         if not flows:
             return 0.0
         load: dict[int, float] = {}
@@ -72,7 +72,7 @@ class Machine:
         return const + max(wire, byte * nbytes) + 2 * (size - 1) * latency
 
     def end(self, work: Work, engine: str, layers: range, s: int = 0) -> Phases:
-        """Return the seconds at the end of an epoch of stage s: loss, sum of gradients over parts, optimizer step,
+        """Return the seconds of the end of stage s's epoch: loss, sum of gradients over parts, optimizer step,
         moments."""
         params = sum(work.ir.params_of[i] for i in layers)
         parts = work.parts.parts

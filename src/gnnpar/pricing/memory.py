@@ -1,4 +1,4 @@
-"""Peak bytes of a rank in an epoch, in closed form. A number has 4 bytes."""
+"""Peak bytes of a rank in an epoch, in closed form. An element has 4 bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NUMBER = 4.0
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """Tables of a stage: numbers of rows, bytes of their structure, bytes for cutting an order."""
+    """Tables of a stage: elements of rows, bytes of structure, bytes to cut a chunk order."""
 
     numbers: float = 0.0
     structure: float = 0.0
@@ -31,7 +31,7 @@ def rank_memory(
 ) -> Memory:
     """Return the peak bytes of the rank of part p with these layers.
 
-    `columns`: source rows kept for folds that read them in backward; `moving`: numbers in flight at once.
+    `columns`: source rows kept for folds that read them in backward; `moving`: elements in flight at once.
     """
     ir, parts = work.ir, work.parts
     n, e, halo = parts.nodes[p], parts.edges(p), sum(parts.halo[p])
@@ -45,7 +45,7 @@ def rank_memory(
     dense = 2 * n * ir.widest / chunks
     reading = [((columns * f.width + n * f.out) / chunks, f.passing_numbers(e / chunks)) for f in folds if f.needs_src]
     attention = max([rows for rows, _ in reading], default=0)
-    folding = max(map(sum, reading), default=0)  # slices of edges are gone when products are made
+    folding = max(map(sum, reading), default=0)  # slices of edges are freed before products
     carried = n * sum(ir.cuts[layers.start - 1]) if not first else 0.0
     carried += 2 * n * sum(ir.cuts[layers.stop - 1]) / chunks if not last else n * ir.final * 3
     ids = 2 * 8.0 * e * any(f.ids for f in ir.every_fold)  # by destination and by source
@@ -61,10 +61,10 @@ def rank_memory(
 
 
 def widest_fold(work: Work, layers: range) -> int:
-    """Return the numbers of the widest source row."""
+    """Return the elements of the widest source row."""
     return max([f.width for i in layers for f in work.ir.folds(i)], default=0)
 
 
 def structure_bytes(n: float, e: float, halo: float) -> float:
-    """Return the bytes of CSR by destination and source of 32 bits; destinations of edges and lists of rows of 64."""
+    """Return the bytes of 32-bit CSR by destination and by source, 64-bit destinations of edges and lists of rows."""
     return 2 * 4.0 * (e + n + halo) + 8.0 * e + 2 * 8.0 * halo

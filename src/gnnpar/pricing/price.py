@@ -9,12 +9,12 @@ from typing import Literal
 from gnnpar.files import JsonDict
 
 Bound = Literal["exact", "mean", "most"]
-_SAFETY = 1.08  # what allocators round up and small tensors add
+_SAFETY = 1.08  # for rounding by allocators and for small tensors
 
 
 @dataclass(frozen=True)
 class Phases:
-    """Seconds of an epoch on its critical path. `wire`: messages that are not hidden; `bubble`: waiting stages."""
+    """Seconds of an epoch on its critical path. `wire`: messages that are not hidden; `bubble`: stages that wait."""
 
     compute: float = 0.0
     encode: float = 0.0
@@ -36,7 +36,7 @@ class Phases:
 @dataclass(frozen=True, kw_only=True)
 class Memory:
     """Peak bytes of one rank in an epoch by category. `parameters`: weights, gradients, two moments, and the summed
-    vector; `saved`: between forward and backward; `transient`: of the largest moment."""
+    vector; `saved`: between forward and backward; `transient`: the maximum at any time."""
 
     parameters: float = 0.0
     structure: float = 0.0
@@ -51,8 +51,8 @@ class Memory:
         return _SAFETY * sum(asdict(self).values())
 
     def with_numbers_of(self, nbytes: int) -> Memory:
-        """Return the memory with numbers of this many bytes instead of four; indices stay. Rows of 2 bytes add up in 4,
-        and parameters have 4, so `transient` is bounded by that."""
+        """Return the memory with elements of this many bytes instead of 4; indices do not change. Parameters have at
+        least 4 bytes, and so does `transient`, since 16-bit rows are summed in fp32."""
         wide = ("parameters", "transient")
         scale = {k: max(nbytes, 4) / 4 if k in wide else nbytes / 4 for k in vars(self) if k != "structure"}
         return Memory(**{k: scale.get(k, 1.0) * v for k, v in vars(self).items()})
@@ -62,7 +62,7 @@ class Memory:
 class Traffic:
     """Bytes that an epoch after the first sends, all ranks together, payload and metadata, as result.json counts them.
 
-    `bound`: the kind of the figures; a codec that chooses its bits in training has the most that it may send.
+    `bound`: kind of the figures; `most` for a codec that chooses its bits in training.
     """
 
     forward: float = 0.0
@@ -87,12 +87,12 @@ class Traffic:
 
 
 def summed_nbytes(number: int) -> int:
-    """Return the bytes of a number that ranks add up, if a row's number has `number` bytes: 16 bits add up in fp32."""
+    """Return the bytes of an element in a sum over ranks. number: bytes of a row's element; 16 bits sum in fp32."""
     return max(number, 4)
 
 
 def ring_bytes(ranks: int, numbers: int, number: int) -> int:
-    """Return the bytes of a ring sum of this many numbers of `number` bytes, over all ranks."""
+    """Return the bytes of a ring sum of `numbers` elements of `number` bytes, over all ranks."""
     return 2 * (ranks - 1) * numbers * number
 
 

@@ -1,4 +1,4 @@
-"""Numbers with units, as topology files write them: '25 Gbit/s', '16 GiB', '5 us', '14 Tflop/s'."""
+"""Numbers with units, as in topology files: '25 Gbit/s', '16 GiB', '5 us', '14 Tflop/s'."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The cost of each kind of work on a device: affine, measured (`calibrate`) or derived from two speeds.
 
-Seconds of a call = const + flops f + numbers b for products; const + edges (e + width w) + rows width r for folds. Data
-beyond a core's own cache costs `far` more: for streams a number beyond it, for folds an edge's number and doubling of
-the source table.
+Seconds of a call = const + flops f + elements b for products; const + edges (e + width w) + rows width r for folds.
+Data beyond a core's own cache costs `far` more: for streams per element beyond it, for folds per element of an edge and
+doubling of the source table.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dataclasses import asdict, dataclass, field, replace
 from gnnpar.files import JsonDict
 from gnnpar.pricing.ir import Fold, Group
 
-NEAR = float(1 << 18)  # numbers that stay in a core's own cache
+NEAR = float(1 << 18)  # elements that fit a core's own cache
 
 
 def numbers_beyond(numbers: float) -> float:
-    """Return the numbers of a stream beyond the cache."""
+    """Return the elements of a stream beyond the cache."""
     return max(0.0, numbers - NEAR)
 
 
 def doublings_beyond(numbers: float) -> float:
-    """Return how often a table of this many numbers is twice the cache."""
+    """Return log2(table / cache), at least 0, for a table of this many elements."""
     return max(0.0, math.log2(max(numbers, 1.0) / NEAR))
 
 
@@ -52,26 +52,26 @@ class FoldCost:
     far: float = 0.0
 
     def seconds(self, edges: float, rows: float, width: float, *, table: float = 0.0) -> float:
-        """Return the seconds of a fold. `table`: rows that sources are read from."""
+        """Return the seconds of a fold. `table`: number of rows of the source table."""
         number = self.edge_number + (self.far and self.far * doublings_beyond(table * width))
         return self.const + edges * (self.edge + width * number) + rows * width * self.row_number
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Seconds of everything a rank does.
+    """Seconds of each kind of work of a rank.
 
-    folds: kind -> (forward, backward); kinds that are missing cost what Softmax does. `dropout`: a number masked in
-    forward, `undrop` in backward, where the mask is kept.
-    `gather`: a number packed, received or added back. `coded`: bits -> a number encoded or decoded. `message`: of
-    posting and taking one message. `interference`: share of the shorter of computing and receiving that is lost when
-    they overlap (0 on a GPU with copy engines, up to 1 on a CPU whose cores move the bytes), where bytes come at
-    `beside` bytes/s; on slower links the cores move fewer of them a second. `reduce`: (const, a byte)
-    of the sum over ranks besides the wire. `epoch`: what an epoch costs besides. `step`: of the optimizer, a parameter.
-    `order`: of an epoch's order of chunks, an edge. `visits`: engine -> (a layer in one direction, a chunk; an epoch;
-    factor): what engines take besides, measured on tiny graphs, and how much slower than in a loop of their own kernels
-    are that wait for memory, on a small one (`visits`). `cold`: that factor, of the engine that is priced. `scale`: all
-    of computing. `busy`: what else ran while they were measured; empty: nothing."""
+    `folds`: kind -> (forward, backward); missing kinds cost as much as Softmax. `dropout`: per element masked in
+    forward; `undrop`: in backward, where the mask is kept. `gather`: per element packed, received or added back.
+    `coded`: bits -> per element encoded or decoded. `message`: to post and receive one message.
+    `interference`: share of the shorter of compute and communication that is lost when they overlap (0 on a GPU with
+    copy engines, up to 1 on a CPU with cores that move the bytes), measured at `beside` bytes/s; slower links lose
+    proportionally less. `reduce`: (const, per byte) of an all_reduce in addition to the wire. `epoch`: constant of an
+    epoch. `step`: of the optimizer, per parameter. `order`: of an epoch's chunk order, per edge.
+    `visits`: engine -> (overhead per layer, direction and chunk; overhead per epoch; slowdown of memory-bound kernels
+    compared with a loop over one kernel), measured on small graphs (`planner.visits`). `cold`: that slowdown for the
+    priced engine. `scale`: factor on all compute. `busy`: other load during the measurement; empty: none.
+    """
 
     gemm: DenseCost
     elementwise: DenseCost
@@ -107,7 +107,7 @@ class Rates:
 
     @property
     def kernel(self) -> float:
-        """Return the factor on the seconds of kernels that wait for memory: streams, sums, gathers."""
+        """Return the factor on the seconds of memory-bound kernels: streams, sums, gathers."""
         return self.scale * self.cold
 
     def at(self, speed: float) -> Rates:
@@ -119,7 +119,7 @@ class Rates:
         return replace(self, **slower, reduce=(const / speed, byte / speed))
 
     def of_engine(self, engine: str) -> Rates:
-        """Return the rates with kernels as they run in this engine."""
+        """Return the rates with this engine's slowdown of kernels."""
         return replace(self, cold=self.visits[engine][2]) if engine in self.visits else self
 
     def dense_seconds(self, group: Group, rows: float, *, backward: bool = False) -> float:
@@ -134,11 +134,11 @@ class Rates:
         return gemms + elementwise + self.scale * mask * group.dropout * rows
 
     def lost(self, rate: float) -> float:
-        """Return the lost share of the shorter of computing and receiving, if bytes come at `rate` bytes/s."""
+        """Return the lost share of the shorter of compute and communication, for bytes arriving at `rate` bytes/s."""
         return self.interference * (min(1.0, rate / self.beside) if self.beside else 1.0)
 
     def visit_seconds(self, engine: str) -> tuple[float, float]:
-        """Return overhead seconds (a layer in one direction, an epoch)."""
+        """Return overhead seconds (per layer and direction, per epoch)."""
         layer, epoch, _ = self.visits.get(engine, (0.0, 0.0, 1.0))
         return self.scale * layer, self.scale * epoch
 
@@ -149,7 +149,7 @@ class Rates:
             return 0.0
         costs = self.folds.get(op.kind) or self.folds["Softmax"]
         factor = self.kernel if op.kind in ("Sum", "Max") else self.scale
-        if op.linear:  # a sum by type of edge has a row of its result for each type
+        if op.linear:  # a sum by edge type has one result row per type
             rows *= max(1.0, op.out / op.width)
         return factor * op.times[backward] * costs[backward].seconds(edges, rows, op.width, table=table)
 
@@ -166,7 +166,7 @@ class Rates:
 
 def derived(speed: float, memory_rate: float, *, launch: float = 8e-6) -> Rates:
     """Return rates from a device's flop/s and bytes/s: 60 % of the speed in products, 70 % of the rate in streams, 35 %
-    in gathers, which dense and sparse kernels commonly reach. An uncalibrated device is a what-if, and says so."""
+    in gathers, which dense and sparse kernels commonly reach. `source` marks them as derived, not measured."""
     number = 4 / (0.7 * memory_rate)
     gathered = 4 / (0.35 * memory_rate)
     plain = FoldCost(launch, gathered, gathered, number)
@@ -189,4 +189,4 @@ def derived(speed: float, memory_rate: float, *, launch: float = 8e-6) -> Rates:
 
 
 NOMINAL = derived(20e9, 8e9, launch=10e-6)
-"""One core of a server processor: for tests and for plans made without calibration."""
+"""Rates of one core of a server processor, for tests and for plans without calibration."""

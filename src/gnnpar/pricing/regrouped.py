@@ -1,7 +1,7 @@
-"""Folds by ranks other than the owners of the rows: rows go to the folding ranks, results go home.
+"""Folds on ranks that do not own the rows: rows are sent to the folding ranks, results back to the owners.
 
 Feature parallelism (all edges on some columns) and CAGNET in 1.5 dimensions (edges of a group's rows from some parts).
-Units: seconds, bytes; a number has 4 bytes.
+Units: seconds, bytes; an element has 4 bytes.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Regrouped:
-    """Assignment of folds. `group[r]`: ranks that own the rows that rank r folds; `read[r][s]`: parts that it reads in
-    stage s. `columns`: number of column shares; it folds one of them."""
+    """Assignment of folds. `group[r]`: owners of the rows that rank r folds; `read[r][s]`: parts that it reads in stage
+    s. `columns`: number of column shares, of which a rank folds one; 0: all columns."""
 
     group: tuple[Sequence[int], ...]
     read: tuple[Sequence[Sequence[int]], ...]
@@ -50,7 +50,7 @@ class Regrouped:
         return range(len(self.read[0]))
 
     def moved(self, nodes: Sequence[float]) -> tuple[float, float]:
-        """Return all (rows, results) that travel."""
+        """Return the numbers of sent (rows, results)."""
         rows = sum(nodes[q] for r, read in enumerate(self.read) for parts in read for q in parts if q != r)
         return rows, sum(nodes[b] for r, group in enumerate(self.group) for b in group if b != r)
 
@@ -92,7 +92,7 @@ class Regrouped:
         )
 
     def _coded(self, work: Work, rank: int, layer: int, direction: Direction) -> float:
-        """Return the numbers of encoded rows and results."""
+        """Return the elements of encoded rows and results."""
         nodes, folds, group = work.parts.nodes, _exchanged(work, layer, direction), self.group[rank]
         if len(nodes) == 1:
             return 0.0
@@ -100,7 +100,7 @@ class Regrouped:
             return 2 * sum(nodes) * sum(sum(f.src) + sum(f.dst) + f.out for f in folds) / self.columns
         readers = sum(rank in parts for r, read in enumerate(self.read) for parts in read if r != rank)
         moved = readers * nodes[rank] + sum(nodes[q] for parts in self.read[rank] for q in parts if q != rank)
-        summed = sum(nodes[p] for p in group) + (len(group) - 2) * nodes[rank]  # to the others, and from each of them
+        summed = sum(nodes[p] for p in group) + (len(group) - 2) * nodes[rank]  # sent to others, and received from each
         return sum(moved * f.width + summed * f.out for f in folds)
 
     def row_flows(self, work: Work, stage: int, layer: int, direction: Direction, bits: int) -> list[Flow]:
@@ -119,8 +119,8 @@ class Regrouped:
     def phases(
         self, work: Work, machine: Machine, layer: int, direction: Direction, *, bits: int, prefetch: int, lost: float
     ) -> Phases:
-        """Return one layer: the first stage's rows pass before any fold, in backward the last one's after all of
-        them."""
+        """Return the seconds of one layer. The first stage's rows arrive before any fold; in backward, the last stage's
+        rows leave after all folds."""
         sides = [self.seconds(work, rank, layer, direction, bits) for rank in range(work.parts.parts)]
         flows = [self.row_flows(work, stage, layer, direction, bits) for stage in self.stages]
         at_once = [[flow for stage in turn for flow in flows[stage]] for turn in turns(len(flows), prefetch)]
@@ -139,7 +139,7 @@ class Regrouped:
         return tuple(self._sliced(work, p) if self.columns else self._grouped(work, p, prefetch) for p in ranks)
 
     def _sliced(self, work: Work, rank: int) -> Memory:
-        """Return the structure of the whole graph, which each rank holds in addition to its part's."""
+        """Return the memory of a rank that folds columns: it also holds the structure of the whole graph."""
         parts, layers = work.parts, range(work.ir.num_layers)
         nodes, edges = sum(parts.nodes), self.edges(work, rank, range(self.columns))
         wide = [(sum(f.src) + sum(f.dst) + f.out, f.needs_src) for i in layers for f in work.ir.folds(i)]
@@ -150,8 +150,9 @@ class Regrouped:
         return replace(own, structure=own.structure + more, saved=own.saved + _NUMBER * kept)
 
     def _grouped(self, work: Work, rank: int, prefetch: int) -> Memory:
-        """Return structure and moving bytes. Structure: in-edges of the group's rows from the parts that a rank reads,
-        by destination and by source. Moving: sums of the group's rows, and either the column's messages or the group's.
+        """Return the memory of a rank on a grid. Structure: in-edges of the group's rows from the parts that the rank
+        reads, by destination and by source. Moving: sums of the group's rows, and either the column's messages or the
+        group's.
         """
         nodes, layers, group, read = work.parts.nodes, range(work.ir.num_layers), self.group[rank], self.read[rank]
         folds = [f for i in layers for f in work.ir.folds(i)]
@@ -176,14 +177,14 @@ class Regrouped:
         direction: Direction,
         last: list[list[int]],
     ) -> list[list[int]]:
-        """Add the tasks of one layer on every rank. Return the tasks that the next one waits for."""
+        """Add the tasks of one layer on every rank. Return the tasks that the next layer waits for."""
         tag, forward = f"{direction[0].upper()}{layer}", direction == "forward"
         sides = [self.seconds(work, p, layer, direction, bits) for p in range(work.parts.parts)]
         ready = [graph.compute(f"{tag} before", p, s.before + s.code + visit, last[p]) for p, s in enumerate(sides)]
         done = [[each] for each in ready]
 
         def send(flows: list[Flow], name: str, waits: list[list[int]]) -> None:
-            """Add messages; every receiver waits for its own. `waits`: of each sender."""
+            """Add messages; every receiver waits for its own. waits[a]: tasks that sender a waits for."""
             sent = [(b, graph.flow(f"{tag} {name} {a}>{b}", a, b, nbytes, waits[a])) for a, b, nbytes in flows]
             for b, flow in sent:
                 done[b].append(flow)

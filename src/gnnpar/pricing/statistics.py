@@ -1,6 +1,6 @@
-"""The graph and its partitions as the cost model sees them: counts by part.
+"""Counts of a graph and its partitions, the input of the cost model.
 
-A graph may also be described by numbers alone (`even`), for clusters and graphs that are not at hand.
+`even` describes a graph by numbers only, for graphs and clusters that are not available.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class GraphStats:
 
 @dataclass(frozen=True, eq=False)
 class CutEdges:
-    """A partition's edges, for prices that need more than counts. `found`: cached answers."""
+    """A partition's edges, for prices that need more than counts. `found`: cached results."""
 
     edge_index: Tensor
     part_of: Tensor
@@ -44,7 +44,7 @@ class CutEdges:
 class PartStats:
     """By part: nodes, in-edges from inside, [p][q] in-edges of p from q, [p][q] halo rows that p reads from q.
 
-    `edges_of`: where the graph is at hand."""
+    `edges_of`: the edges, if the graph is available."""
 
     nodes: tuple[float, ...]
     inner: tuple[float, ...]
@@ -70,7 +70,7 @@ class PartStats:
         return self.inner[p] + sum(self.cut[p])
 
     def sent(self, q: int) -> float:
-        """Return the rows that part q sends in an exchange, a row counted once a reader."""
+        """Return the rows that part q sends in an exchange, each counted once per reader."""
         return sum(row[q] for row in self.halo)
 
     @staticmethod
@@ -92,7 +92,7 @@ class PartStats:
 
     @staticmethod
     def even(nodes: float, edges: float, parts: int, *, alpha: float, cut_share: float) -> PartStats:
-        """Return a partition into equal parts with equal pairs. `cut_share`: of the edges."""
+        """Return a partition into equal parts with equal pairs. `cut_share`: share of cut edges."""
         others = max(1, parts - 1)
         cut = edges * cut_share / parts / others if parts > 1 else 0.0
         halo = alpha * nodes / parts / others if parts > 1 else 0.0
@@ -104,9 +104,9 @@ class PartStats:
         return PartStats((nodes / parts,) * parts, (inner,) * parts, matrix(cut), matrix(halo))
 
     def reshaped(self, shares: Sequence[float]) -> PartStats:
-        """Return an estimate of the same partitioner's parts with these shares of the nodes: edges and halos between
-        two parts change with the geometric mean of both; edges are conserved. Make and count such parts before choosing
-        them."""
+        """Return an estimate of the same partitioner's parts with these shares of the nodes. Edges and halos between
+        two parts scale with the geometric mean of their shares; the number of edges is conserved. Make and count the
+        real parts before choosing them."""
         total, factors = sum(self.nodes), [share * self.parts / sum(shares) for share in shares]
         inner = [value * f for value, f in zip(self.inner, factors, strict=True)]
         roots = [[(a * b) ** 0.5 for b in factors] for a in factors]

@@ -1,7 +1,8 @@
-"""A method declares one `Step`: its messages and folds. Seconds, memory and simulated tasks of an epoch follow.
+"""Price a method from one `Step`, its messages and folds: seconds, memory and simulated tasks of an epoch.
 
-Units: seconds, bytes; a number has 4 bytes. Ranks wait for each other at every exchange, so a layer costs the slowest
-rank of each piece, and an exchange its most loaded link. Sources: SAR (arXiv 2111.06483), CAGNET (arXiv 2005.03300).
+Units: seconds, bytes; an element has 4 bytes. Ranks wait for each other at every exchange, so each piece of a layer
+costs as much as on the slowest rank, and an exchange as much as on its most loaded link. Sources: SAR (arXiv
+2111.06483), CAGNET (arXiv 2005.03300).
 """
 
 from __future__ import annotations
@@ -25,17 +26,16 @@ _NUMBER = 4.0
 
 @dataclass(frozen=True)
 class Step:
-    """How the rows that a fold reads come to a rank, in every layer. Gradients go back the same way.
+    """Exchange of the rows that a fold reads, in every layer. Gradients return the same way.
 
-    `kind`: rows are `local`; the `halo` travels at once; whole `parts` are broadcast one after the other; the halo
-    comes in `rounds`, one peer after the other; ranks fold some `columns` of all rows, or rows of their group on a
-    `grid`, and send the results home (`groups`, of a number of ranks).
-    `overlap`: messages pass beside the fold of inner edges, beside the whole epoch, or beside nothing.
-    `share`: of the halo rows and of the edges from them. `sends`: share of the epochs in which rows and gradients
-    travel.
-    `kept`: messages of rows and of gradients that a rank keeps over epochs; `kept_own`: its own rows beside them.
-    `prefetch`: parts or rounds under way while one is folded. `again`: backward reads rows of a round again (pull) or
-    sends rows of destinations where the fold can (push); None: it keeps them.
+    `kind`: rows are `local`; the `halo` is sent at once; whole `parts` are broadcast one after the other; the halo is
+    sent in `rounds`, one peer after the other; ranks fold some `columns` of all rows, or rows of their group on a
+    `grid`, and send results to the owners (`groups`: number of ranks -> assignment).
+    `overlap`: messages overlap the fold of inner edges, the whole epoch, or nothing.
+    `share`: of the halo rows and of the edges from them. `sends`: share of the epochs that send rows, and gradients.
+    `kept`: messages of rows and of gradients that a rank keeps over epochs; `kept_own`: it also keeps its own rows.
+    `prefetch`: parts or rounds in flight while one is folded. `again`: backward fetches the rows of a round again
+    (pull) or sends rows of destinations where the fold supports it (push); None: it keeps the rows.
     """
 
     kind: Kind
@@ -50,7 +50,7 @@ class Step:
 
     @property
     def stale(self) -> bool:
-        """Return True if a fold reads rows of an earlier epoch, or a gradient does not travel."""
+        """Return True if a fold reads rows of an earlier epoch, or some gradients are not sent."""
         return self.overlap == "epoch" or self.sends != (1.0, 1.0)
 
     @property
@@ -59,7 +59,7 @@ class Step:
         return any(0 < share < 1 for share in (self.share, *self.sends))
 
     def seen(self, work: Work) -> Work:
-        """Return the work with the travelling rows as its halo."""
+        """Return the work with the sent rows as its halo."""
         parts = work.parts
         if self.kind == "parts":
             every = tuple(tuple(0.0 if p == q else n for q, n in enumerate(parts.nodes)) for p in range(parts.parts))
@@ -70,7 +70,7 @@ class Step:
         return replace(work, parts=PartStats(parts.nodes, parts.inner, cut, halo))
 
     def times(self, work: Work, layer: int, direction: Direction) -> float:
-        """Return how often the bytes of one exchange travel in an epoch."""
+        """Return how often the bytes of one exchange are sent per epoch."""
         if self.kind != "rounds" or direction == "forward":
             return self.sends[direction == "backward"]
         folds, needed = work.ir.folds(layer), 0.0
@@ -90,7 +90,7 @@ class Step:
     # Seconds in closed form
 
     def epoch(self, work: Work, machine: Machine, engine: str, bits: int = 32) -> Phases:
-        """Return the seconds of all layers in both directions, each kind priced once, and of the epoch's end."""
+        """Return the seconds of all layers in both directions (each kind priced once) and of the epoch's end."""
         work, total, layers = self.seen(work), Phases(), range(work.ir.num_layers)
         lost, visit = machine.lost(range(work.parts.parts)), Phases(compute=work.visit_seconds(engine))
         for layer, count in work.alike(layers):
@@ -165,9 +165,9 @@ class Step:
         parts, layers = work.parts, range(work.ir.num_layers)
         n, halo, sent = parts.nodes[p], sum(parts.halo[p]), parts.sent(p)
         columns, moving, at_once = n + halo, halo + sent, (1 + self.prefetch) * max(parts.nodes)
-        if self.kind == "parts":  # own rows wait in a buffer a reader, and come back as gradients of all of them
+        if self.kind == "parts":  # a send buffer per reader; gradients of all rows return
             moving = sent + at_once
-        elif self.kind == "rounds":  # each of as many rows as the largest part
+        elif self.kind == "rounds":  # a round has at most the rows of the largest part
             columns, moving = n if self.again else columns, 2 * min(halo, at_once)
         memory = rank_memory(work, layers, p, columns=columns, moving=moving * widest_fold(work, layers))
         rows, gradients = (
@@ -177,8 +177,7 @@ class Step:
         return replace(memory, halo=memory.halo + _NUMBER * (rows * (halo + n * self.kept_own) + gradients * sent))
 
     def _with_share(self, work: Work, p: int, memory: Memory) -> Memory:
-        """Add the blocks of all halo rows, which stay in addition to those of the share, and features that layer 0
-        keeps."""
+        """Add the blocks of all halo rows, held in addition to the share's, and the cached features of layer 0."""
         if self.share == 1:
             return memory
         parts, halo = work.parts, sum(work.parts.halo[p])
@@ -212,7 +211,7 @@ class Step:
         direction: Direction,
         last: list[list[int]],
     ) -> list[list[int]]:
-        """Add one layer on every rank: dense work, exchange, folds, dense work. Return the tasks that the next one
+        """Add one layer on every rank: dense work, exchange, folds, dense work. Return the tasks that the next layer
         waits for."""
         parts, tag, forward = work.parts.parts, f"{direction[0].upper()}{layer}", direction == "forward"
         pieces, flows = work.pieces(layer, direction, bits=bits), work.flows(layer, direction, bits)
@@ -247,11 +246,10 @@ class Step:
         ready: Sequence[int],
         idle: float,
     ) -> int:
-        """Add the folds of rank p: its inner edges and each peer's rows. The next round is requested once an earlier
-        one is folded.
+        """Add the folds of rank p over its inner edges and each peer's rows. Return the last fold. A round is requested
+        after the fold of an earlier one.
 
-        nbytes: peer -> bytes that it sends, in folding order; ready[q]: the task after which q may send. Return the
-        last fold.
+        nbytes: peer -> bytes that it sends, in folding order; ready[q]: the task after which q may send.
         """
 
         def flow(q: int, asks: Sequence[int], idle: float) -> int:
@@ -266,20 +264,20 @@ class Step:
                 asked = _asked(r, self.prefetch)
                 flows[q] = flow(q, () if asked is None else (folded[asked],), idle if r == 0 else 0.0)
             seconds = piece.halo[q] + graph.machine.rates[p].message
-            arrived = [] if late else [flows[q]]  # what arrives late is folded in a later epoch
+            arrived = [] if late else [flows[q]]  # late rows are folded in a later epoch
             folded.append(graph.compute(f"{tag} halo {q}", p, seconds, [folded[-1], *arrived]))
         return folded[-1]
 
 
 def _asked(r: int, prefetch: int) -> int | None:
-    """Return the fold after which round r is requested; 0: of the inner edges, None: it is requested at once."""
+    """Return the fold after which round r is requested; 0: the fold of inner edges, None: at once."""
     before = r - prefetch
     return None if before < 0 or (before == 0 and prefetch > 0) else before
 
 
 def in_rounds(rounds: Sequence[float], folds: Sequence[float], inner: float, *, prefetch: int, lost: float) -> float:
-    """Return the seconds until all is folded. Round r is requested when r - prefetch - 1 is folded; the first ones at
-    once."""
+    """Return the seconds until all rounds are folded. Round r is requested after the fold of r - prefetch - 1, the
+    first rounds at once."""
     arrived, folded = 0.0, [inner]
     hidden = 0.0
     for r, seconds in enumerate(rounds):

@@ -17,7 +17,7 @@ from gnnpar.pricing.work import Work
 class SimulatedTask:
     """One piece of work. compute: `seconds` on the stream. flow: `nbytes` over `demand` after `latency`.
 
-    `devices`: those it occupies (compute: one; flow: its ends). `after`: numbers of tasks that must have ended.
+    `devices`: occupied devices (compute: one; flow: its ends). `after`: numbers of tasks that must end first.
     """
 
     name: str
@@ -60,8 +60,7 @@ class TaskGraph:
         posted: float = 0.0,
         idle: float = 0.0,
     ) -> int:
-        """Add a flow; return its number. `posted`: seconds of posting it; `idle`: seconds in which the route carried
-        nothing before."""
+        """Add a flow; return its number. `posted`: seconds to post it; `idle`: seconds since the route's last use."""
         fabric = self.machine.fabric
         latency = fabric.latency(source, target) + posted
         nbytes = max(0.0, nbytes - fabric.burst(source, target, idle))

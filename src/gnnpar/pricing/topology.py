@@ -42,7 +42,7 @@ class Machines:
     """A cluster, possibly of different devices.
 
     devices: kind -> {type: cpu | cuda, memory: 16 GiB, speed: 14 Tflop/s, memory_rate: 900 GB/s}; without speeds, as
-    the machine at hand. hosts: {name, devices: {kind: how many}, inside: link, nic: link, rack, count: so many alike}.
+    measured on this machine. hosts: {name, devices: {kind: number}, inside: link, nic: link, rack, count: copies}.
     links: name -> {rate: 25 Gbit/s, latency: 5 us, duplex: true, shared: false}. racks: name -> {uplink: link}.
     wires: {between: [point, point], link}; points are hosts, racks, `spine`, or devices (host/0).
     """
@@ -88,7 +88,7 @@ class Machines:
 def one_host(
     ranks: int, *, memory_bytes: float, rate: float, latency: float, type: Literal["cpu", "cuda"] = "cpu"
 ) -> Fabric:
-    """Return this machine: ranks that share its memory, every pair joined through a port of each."""
+    """Return this machine: ranks that share its memory, each with a port; a message passes both ports."""
     devices = [
         Device(name=f"here/{i}", host="here", kind=type, type=type, memory_bytes=memory_bytes / ranks)
         for i in range(ranks)
@@ -108,7 +108,7 @@ def hosts_of_one_machine(
 ) -> Fabric:
     """Return the paced cluster: rank r on host host_of[r]; rates in bytes/s, link_rates[i][j] of the route from i to j.
 
-    `burst`: bytes that an idle link passes at once. A pair's own rate is a point between the two hosts' links.
+    `burst`: bytes that an idle link passes at once. link_rates adds a link to the route of a pair.
     """
     devices = [
         Device(name=f"h{h}/{r}", host=f"h{h}", kind="cpu", type="cpu", memory_bytes=memory_bytes / len(host_of))
@@ -125,7 +125,7 @@ def hosts_of_one_machine(
 
 
 def _slower_pairs(fabric: Fabric, link_rates: tuple[tuple[float | None, ...], ...], host_of: tuple[int, ...]) -> Fabric:
-    """Return a fabric with a further link on the route between hosts with a pair rate of their own."""
+    """Return a fabric with an additional link on each route that has an entry in `link_rates`."""
     links, number = list(fabric.links), {}
     for i, row in enumerate(link_rates):
         for j, rate in enumerate(row):

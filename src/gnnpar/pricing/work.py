@@ -1,7 +1,7 @@
 """Work of one epoch on every rank, by layer: seconds of each piece and bytes between each pair.
 
-The pieces are those of the engines: dense work before and after a fold, the fold over inner edges and over each peer's
-halo, encoding and adding back. Closed forms and the simulator combine the same pieces.
+Pieces, as in the engines: dense work before and after a fold, the fold over inner edges and over each peer's halo,
+encoding and adding back. Closed forms and the simulator combine the same pieces.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Bits = Literal[32, 16, 8, 4, 2, 1]
 Direction = Literal["forward", "backward"]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 Held = Literal["no", "result", "rows"]
-"""Of layer 0, over epochs: nothing, what it sums up of the features, or the features of the halo."""
+"""Cache of layer 0 over epochs: nothing, its sums of the features, or the features of the halo."""
 
 
 @lru_cache(maxsize=4096)
 def wire_bytes(widths: tuple[int, ...], bits: int) -> int:
-    """Return the bytes of one row of all operands in these bits; scores after the first operand travel in 8, or
-    uncoded."""
+    """Return the bytes of one row of all operands in these bits. Below 16 bits, operands after the first (scores) have
+    8 bits, or fp32 if that is smaller."""
     if bits == 32:
         return 4 * sum(widths)
     if bits == 16:
@@ -38,14 +38,14 @@ def wire_bytes(widths: tuple[int, ...], bits: int) -> int:
 
 @dataclass(frozen=True)
 class LayerSeconds:
-    """Seconds of one layer in one direction on one part. `halo[q]`: the fold of rows of q."""
+    """Seconds of one layer in one direction on one part. `halo[q]`: the fold over rows of part q."""
 
     before: float
     inner: float
     halo: tuple[float, ...]
     after: float
-    pack: float  # rows made ready to be sent, all peers
-    unpack: float  # rows taken in or added back, all peers
+    pack: float  # to pack rows for all peers
+    unpack: float  # to unpack or add back rows of all peers
 
     @property
     def compute(self) -> float:
@@ -63,10 +63,10 @@ class Work:
     held: Held = "no"
 
     def piece(self, layer: int, p: int, direction: Direction, *, share: float = 1.0, bits: int = 32) -> LayerSeconds:
-        """Return the piece of a part. `share`: of the part's rows and edges, for a chunk."""
+        """Return the seconds of a layer on a part. `share`: of the part's rows and edges, for a chunk."""
         rates, backward = self.rates[p], direction == "backward"
         n = self.parts.nodes[p] * share
-        more = sum(self.parts.halo[p]) if layer == 0 and self.held == "rows" else 0.0  # messages made here
+        more = sum(self.parts.halo[p]) if layer == 0 and self.held == "rows" else 0.0  # halo messages computed here
         before = after = 0.0
         for group in self.ir.layer(layer):
             rows = n + more if group.phase == "transform" else n
@@ -93,25 +93,25 @@ class Work:
         return [self.piece(layer, p, direction, share=share, bits=bits) for p in range(self.parts.parts)]
 
     def _halo_fold(self, fold: Fold, p: int, q: int, share: float, backward: bool) -> float:
-        """Return the rows of a halo block: the result's in forward, the sources' in backward, at most the part's
-        own."""
+        """Return the seconds of a fold over a halo block. It writes the result's rows in forward and the sources' in
+        backward, at most as many as the part has."""
         edges, rows = self.parts.cut[p][q] * share, self.parts.halo[p][q] * share
         touched = min(rows if backward else edges, self.parts.nodes[p] * share)
         table = self.parts.nodes[p] if backward else self.parts.halo[p][q]
         return self.rates[p].fold_seconds(fold, edges, touched, table=table, backward=backward)
 
     def alike(self, layers: Iterable[int]) -> list[tuple[int, int]]:
-        """Return (a layer, the number of layers that take as long), to price each kind once; a held layer 0 is its own
+        """Return (a layer, number of layers with the same cost), to price each kind once; a cached layer 0 is its own
         kind."""
         return self.ir.alike(layers, apart=-1 if self.held == "no" else 0)
 
     def exchanged_width(self, layer: int, direction: Direction) -> int:
-        """Return the numbers of a row that is exchanged in this layer: every source forward, those with a gradient
+        """Return the elements per row exchanged in this layer: of all sources in forward, of sources with a gradient in
         backward."""
         return sum(f.width for f in self.exchanged(layer, direction))
 
     def exchanged(self, layer: int, direction: Direction) -> list[Fold]:
-        """Return the folds with exchanged rows: not those of a held layer 0."""
+        """Return the folds with exchanged rows; none for a cached layer 0."""
         if layer == 0 and self.held != "no":
             return []
         return [f for f in self.ir.folds(layer) if direction == "forward" or f.learned]
@@ -143,7 +143,7 @@ class Work:
         )
 
     def step_seconds(self, p: int, params: float, engine: str = "") -> float:
-        """Return the seconds of the optimizer's step and the engine's overhead of an epoch."""
+        """Return the seconds of the optimizer's step and the engine's overhead per epoch."""
         rates = self.rates[p]
         return rates.scale * rates.step * params + rates.epoch + rates.visit_seconds(engine)[1]
 
