@@ -23,11 +23,11 @@ from gnnpar.files import JsonDict
 from gnnpar.partition.partition import cache_of, cached, fields_of, hashed, symmetric_csr
 
 Edges = tuple[Tensor, int]  # edge_index int64 [2, E], number of nodes
-_NODE_WEIGHT = 50  # GNNPipe's weight of a node beside its in-edges: 50 + degree
+_NODE_WEIGHT = 50  # GNNPipe's weight of a node: 50 + in-degree
 
 
 class Chunker(Protocol):
-    """A way to cut parts into chunks. A frozen dataclass; fields are YAML keys."""
+    """A chunker of parts. A frozen dataclass; fields are YAML keys."""
 
     def assign(self, graph: Dataset | Edges, part_of: Tensor, chunks_per_part: int, seed: int) -> Tensor:
         """Return the chunk of every node, numbered inside its part, int64 [N]. ValueError for an empty chunk."""
@@ -36,8 +36,8 @@ class Chunker(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Balanced:
-    """GNNPipe's chunker: METIS into `fold` K parts of equal weight 50 + degree, shuffled by the seed, merged by `fold`.
-    It cuts more edges to get chunks of equal cost."""
+    """GNNPipe's chunker: METIS into `fold` K pieces of equal weight 50 + degree, shuffled by the seed, `fold` of them
+    merged into a chunk. It cuts more edges to get chunks of equal cost."""
 
     fold: int = 4
 
@@ -56,7 +56,7 @@ class Balanced:
 
 @dataclass(frozen=True, kw_only=True)
 class Metis:
-    """Plain METIS into K chunks with equal numbers of nodes: the least cut, unequal costs."""
+    """METIS into K chunks with equal numbers of nodes: the smallest cut, unequal costs."""
 
     def assign(self, graph: Dataset | Edges, part_of: Tensor, chunks_per_part: int, seed: int) -> Tensor:
         def cut(edge_index: Tensor, degree: Tensor, chunks: int, seed: int) -> Tensor:
@@ -174,8 +174,8 @@ def quotient(edge_index: Tensor, chunk_of: Tensor, chunks: int) -> Tensor:
 
 def chunk_statistics(edge_index: Tensor, part_of: Tensor, chunk_of: Tensor) -> JsonDict:
     """Return the costs of a chunking: sizes and imbalance of chunks over all parts, and rho, the share of cross-chunk
-    edges. Edges between parts count as cross-chunk unless their chunks have the same number: those are computed in the
-    same slot and read each other's rows fresh. Imbalance: largest over mean."""
+    edges. Edges between parts count as cross-chunk unless their chunks have the same number: such chunks are computed
+    in the same slot and read each other's current rows. Imbalance: largest over mean."""
     chunks = int(chunk_of.max()) + 1 if len(chunk_of) else 1
     parts = int(part_of.max()) + 1 if len(part_of) else 1
     piece_of = part_of * chunks + chunk_of

@@ -1,9 +1,9 @@
 """Minimum vertex covers of cut edges: choose the rows to send, and the destinations to fold at their sources.
 
-The edges from part q to part p form a bipartite graph. A cut edge reaches p either in the row of its source or in a
-partial row of its destination, folded by q, so any choice is a vertex cover, and the smallest one sends least. By
-König's theorem it follows from a maximum matching if all rows weigh the same, else from a minimum cut (Ford and
-Fulkerson). SciPy finds both in O(E sqrt(V)).
+The edges from part q to part p form a bipartite graph. A cut edge reaches p in the row of its source, or in a partial
+row of its destination, folded by q. Every choice is a vertex cover, and the smallest one sends least. By König's
+theorem it follows from a maximum matching if all rows weigh the same, else from a minimum cut (Ford and Fulkerson).
+SciPy finds both in O(E sqrt(V)).
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ _MOST = 1000  # largest numerator and denominator of rounded weights: capacities
 
 
 def least_cover(dst: Tensor, src: Tensor, num_dst: int, num_src: int, *, weights: tuple[int, int] = (1, 1)) -> Tensor:
-    """Return the destinations of a minimum vertex cover; the rest of it are the sources of edges to other destinations.
+    """Return the destinations of a minimum vertex cover. Its sources are those of the edges to other destinations.
 
-    weights: of a source and of a destination. Sources are preferred for equal covers. Shapes: dst, src [E] -> [num_dst]
-    bool.
+    weights: of a source and of a destination. Equal covers prefer sources. Shapes: dst, src [E] -> [num_dst] bool.
     """
     chosen = torch.zeros(num_dst, dtype=torch.bool)
     if len(dst):
@@ -86,7 +85,7 @@ def _by_flow(edges: csr_matrix, of_row: int, of_column: int) -> NDArray[np.int64
     sent = flow.data > 0
     filled = sent & (flow.row == begin) & (flow.data == of_row)
     open_rows = np.setdiff1d(np.arange(rows), flow.col[filled])
-    back = sent & (flow.row < rows)  # an edge with flow may return it
+    back = sent & (flow.row < rows)  # the residual network reverses edges with flow
     return _columns_reached(edges, open_rows, flow.col[back] - rows, flow.row[back])
 
 

@@ -46,7 +46,7 @@ def join(weights: dict[str, Tensor], state: JsonDict) -> None:
 
 
 def deal(weights: dict[str, Tensor], state: JsonDict, own: Mapping[str, Tensor]) -> None:
-    """Add the piece of the nodes in `own`, a rank's weights, to the vectors merged by `join`."""
+    """Add a rank's piece of the vectors that `join` merged. own: weights of the rank, with the ids of its nodes."""
     for name, nodes in own.items():
         if name.startswith(NODES) and WEIGHT in weights:
             piece = name.replace(NODES, PIECE)

@@ -1,5 +1,5 @@
 """manifest.json of a folder of shards: the graph, its partition, and every file with its checksum. Reading does not
-import torch. Errors are one ValueError with the name of the folder."""
+import torch. Every error is a ValueError with the name of the folder."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Manifest:
 
     setup: the configuration that made it (names, dataset, partition). edge_ids: whether blocks have global edge ids.
     edge_types: number of edge types; edge_attr: width of attributes; 0: none. node_types: JSON of the `Schema` of a
-    HeteroData, or empty. rounded: of a Dataset.
+    HeteroData, or empty. rounded: as in Dataset.
     """
 
     schema: int
@@ -69,7 +69,7 @@ class Manifest:
 
     @property
     def edge_sizes(self) -> EdgeSizes:
-        """Sizes as of a Dataset, without degrees."""
+        """Sizes as in Dataset.edge_sizes, without degrees."""
         from gnnpar.folds.edge_data import EdgeSizes, Schema  # imports torch
 
         found = Schema.of(self.node_types) if self.node_types else None
@@ -96,7 +96,7 @@ def folder_of(part: int) -> str:
 
 @contextmanager
 def clear(folder: Path) -> Iterator[None]:
-    """Context manager: raise any error as one ValueError with the name of the folder."""
+    """Raise any error within the context as a ValueError with the name of the folder."""
     try:
         yield
     except Exception as error:  # pydantic, numpy and torch raise errors of all kinds

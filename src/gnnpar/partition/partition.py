@@ -23,8 +23,8 @@ from gnnpar.track.text import counted
 
 
 class Partitioner(Protocol):
-    """A way to cut a graph. A frozen dataclass; fields are YAML keys. Parts of gnnpar's own classes are cached by their
-    fields; those of other classes, which may change or read files, are not."""
+    """A partitioner of nodes. A frozen dataclass; fields are YAML keys. Results of gnnpar's own classes are cached by
+    their fields. Results of other classes are not, since their code may change or read files."""
 
     def part_of(self, dataset: Dataset | Stored, parts: int) -> Tensor:
         """Return the part of every node, int64 [N]; every part has at least one node."""
@@ -48,15 +48,15 @@ _LARGEST_SUM = 2**31 - 1  # limit of the weights of all nodes: METIS adds them i
 
 @dataclass(frozen=True, kw_only=True)
 class Metis:
-    """METIS through pymetis. objective: cut edges or communication volume. balance: quantity shared equally. METIS gets
-    the graph symmetrised and without self loops."""
+    """METIS through pymetis. objective: cut edges or communication volume. balance: quantity to balance. METIS gets the
+    graph symmetrised and without self loops."""
 
     objective: Literal["cut", "volume"] = "cut"
     balance: Literal["nodes", "edges", "train"] = "nodes"
     seed: Annotated[int, Ge(0)] = 0
 
     def part_of(self, dataset: Dataset | Stored, parts: int, *, shares: tuple[float, ...] | None = None) -> Tensor:
-        """Return the part of every node. shares: of the balanced quantity by part, with sum 1; None: equal ones."""
+        """Return the part of every node. shares: of the balanced quantity by part, with sum 1; None: equal shares."""
         if parts == 1:
             return torch.zeros(dataset.num_nodes, dtype=torch.int64)
         import pymetis
@@ -89,7 +89,7 @@ def train_weights(train_mask: Tensor) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class Random:
-    """Equal parts of random nodes: the worst cut."""
+    """Random nodes in equal parts, with the worst cut."""
 
     seed: Annotated[int, Ge(0)] = 0
 
@@ -159,8 +159,8 @@ def partition_edges(
     cache: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Tensor:
-    """Return a vertex cut, from the cache if possible. Shapes: part_of [N] of `partition` -> int64 [E]. A partitioner
-    of nodes gives the vertex cut that follows its parts."""
+    """Return a vertex cut, from the cache if possible. For a partitioner of nodes, derive it from its parts
+    (`following`). Shapes: part_of [N] of `partition` -> int64 [E]."""
     if not isinstance(by, EdgePartitioner):
         return following(part_of, dataset.edge_index)
     cache = cache_of(by, cache) if dataset.num_edges else None
@@ -210,7 +210,7 @@ def read_cached(file: Path, num_rows: int, count: int, what: str, say: Callable[
     if payload and hashlib.sha256(payload).digest() == digest:
         number_of = torch.from_numpy(np.frombuffer(payload, dtype=np.int32).astype(np.int64))
         within = int(number_of.min()) >= 0 and int(number_of.max()) < count
-        if within and (what != "partition" or len(number_of.unique()) == count):  # no part is without nodes
+        if within and (what != "partition" or len(number_of.unique()) == count):  # every part has nodes
             return number_of
     say(f"the cached {what} {file} is corrupt: making it again")
     return None

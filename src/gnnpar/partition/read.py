@@ -1,6 +1,6 @@
-"""Open one rank's shard from a folder of `write.write_shards`, with every array mapped from its file.
+"""Open one rank's shard from a folder of `write.write_shards`, with every array memory-mapped from its file.
 
-Mappings are private (copy on write): torch needs writable memory, and no write reaches the file. Only this rank's
+Mappings are private (copy on write), since torch needs writable memory; no write reaches the file. Only this rank's
 folder is opened, and pages are read on use.
 """
 
@@ -134,11 +134,11 @@ class _Part:
         return types
 
     def real(self, name: str) -> torch.dtype:
-        """Return the type of a file of numbers: float64 if precision=fp64 has kept it, else float32."""
+        """Return the dtype of a floating-point file: float64 if precision=fp64 kept it, else float32."""
         return torch.float64 if self.files[f"{name}.npy"].dtype == "<f8" else torch.float32
 
     def array(self, name: str, dtype: torch.dtype, shape: tuple[int, ...] | None = None) -> Tensor:
-        """Return a mapped file. Raises ValueError if it is not of this type and shape."""
+        """Return a memory-mapped file. Raises ValueError if it has another dtype or shape."""
         listed = self.files[f"{name}.npy"].shape
         shape = (listed[0],) if shape is None else shape
         mapped = bool(listed) and 0 not in listed
@@ -149,6 +149,6 @@ class _Part:
 
 
 def ascends(values: Tensor, *, strictly: bool = False) -> bool:
-    """Return True if values never decrease; strictly: if they increase."""
+    """Return True if values never decrease, or always increase (strictly)."""
     before, after = values[:-1], values[1:]
     return bool((after > before if strictly else after >= before).all())

@@ -1,9 +1,9 @@
 """The order of a part's own rows in memory: place rows that read each other close together.
 
 A sum reads a row of features for every edge. With neighbours scattered over a table larger than the cache, each read is
-a miss; if a block of rows reads mostly itself, it stays in the cache. METIS cuts the part into such blocks. Edges of a
-row keep their order, so its sum has the same bits; dropout, predictions and files use global ids. Sums over rows (the
-loss, gradients of weights) add in another order.
+a miss. A block of rows that mostly reads its own rows stays in the cache. METIS cuts the part into such blocks. Edges
+of a row keep their order, so its sum has the same bits; dropout, predictions and files use global ids. Sums over rows
+(the loss, gradients of weights) add in another order.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _WINDOWS = 32
 
 
 def in_order(shard: Shard, how: Order) -> tuple[Shard, str]:
-    """Return the shard with its rows in blocks, and a line on the effect; or the shard itself and ''. auto: only if a
-    table of rows exceeds the cache, and blocks save two fifths of the fetches (`fetches`)."""
+    """Return the shard with its rows in blocks and a line on the effect, or the unchanged shard and ''. auto: only if a
+    table of rows exceeds the cache, and blocks save two fifths of the `fetches`."""
     if how == "none" or (how == "auto" and shard.num_inner < FEWEST_ROWS):
         return shard, ""
     inner = shard.inner
@@ -45,7 +45,7 @@ def in_order(shard: Shard, how: Order) -> tuple[Shard, str]:
 
 def fetches(block: Block, rows: int = BLOCK_ROWS) -> float:
     """Return distinct sources per edge, over windows of `rows` destinations: the misses of a cache of that many rows.
-    Near 0 if all edges of a window read one row, 1 if each reads another. Over at most 32 evenly spread windows."""
+    Near 0 if all edges of a window read one row, 1 if all read different rows. Use at most 32 evenly spread windows."""
     ends = block.indptr.long().cpu()
     starts = range(0, block.num_listed, rows)
     read = distinct = 0
@@ -56,8 +56,8 @@ def fetches(block: Block, rows: int = BLOCK_ROWS) -> float:
 
 
 def permuted(shard: Shard, order: Tensor) -> Shard:
-    """Return the part with row order[i] in place i. Shapes: order [N], a permutation. Rows are sent and received in the
-    same order: rows of a peer by ascending global id."""
+    """Return the part with row order[i] at place i. Shapes: order [N], a permutation. The order of messages does not
+    change: rows of a peer by ascending global id."""
     place = torch.empty_like(order)
     place[order] = torch.arange(len(order), device=order.device)
     assert shard.copies is None and shard.pairs is None and shard.num_chunks == 1

@@ -41,8 +41,8 @@ class Shard:
     [b]: the inner rows that p needs, in the order of its columns. copies: this rank's part of a vertex cut, if any.
     edge_attr [E, D]: attributes of all in-edges of its nodes, by ascending edge id. edge_sizes: of the whole graph,
     without degrees and loops. pairs: examples of link prediction with a source in this part. normalised: edge weights
-    are w_ij d_i^-1/2 d_j^-1/2, with unchanged degrees. learned [N, d]: trained vectors of its nodes, from `to` on, as
-    `learns` says; each row is on one rank.
+    are w_ij d_i^-1/2 d_j^-1/2, with unchanged degrees. learned [N, d]: trained vectors of its nodes, created by `to`
+    from `learns`; each row is on one rank.
     """
 
     part: int
@@ -81,18 +81,18 @@ class Shard:
         return len(self.node_ids)
 
     def inputs(self, rows: Tensor | slice = _ALL) -> Tensor:
-        """Return the model's input of its nodes, or some rows: features beside trained vectors. [n, F + d]"""
+        """Return the model's input of its nodes, or some rows: features, then trained vectors. [n, F + d]"""
         x = self.x if rows is _ALL else self.x[rows]
         return x if self.learned is None else torch.cat([x, self.learned[rows].to(x.dtype)], dim=1)
 
     @property
     def own_parameters(self) -> dict[str, nn.Parameter]:
-        """Return by name the parameters that no other rank has."""
+        """Return the parameters that are only on this rank, by name."""
         return {} if self.learned is None else {f"{PIECE}{self.part}": self.learned}
 
     @property
     def own_weights(self) -> dict[str, Tensor]:
-        """Return the same, and the ids of their rows."""
+        """Return the values of `own_parameters` and the node ids of their rows, by name."""
         if self.learned is None:
             return {}
         return {f"{PIECE}{self.part}": self.learned.detach(), f"{NODES}{self.part}": self.node_ids}
@@ -114,7 +114,7 @@ class Shard:
 
     @cached_property
     def rows_of_split(self) -> dict[str, Tensor]:
-        """Owned rows of each split; cached, since masks make the host wait for the device."""
+        """Owned rows of each split; cached, since reading masks makes the host wait for the device."""
         masks = {"train": self.train_mask, "val": self.val_mask, "test": self.test_mask}
         return {split: mask.nonzero().flatten() for split, mask in masks.items()}
 
@@ -193,10 +193,10 @@ class Shard:
         edge_ids: bool = False,
         placement: Placement | None = None,
     ) -> Shard:
-        """Cut on rank 0, which alone holds the dataset, and send every rank its shard. Collective.
+        """Cut the dataset on rank 0 and send every rank its shard. Collective.
 
-        comm: the group of the parts, in order; with a `placement`, of all its stages, each of which holds every part.
-        edge_ids: keep global edge ids (attention dropout reads them).
+        dataset, part_of: needed on rank 0 only. comm: one rank per part, in order; with a `placement`, one per stage
+        and part. edge_ids: keep global edge ids (attention dropout reads them).
         """
         shards = None
         mesh = (tuple(range(comm.size)),) if placement is None else placement.mesh
@@ -243,8 +243,8 @@ def with_chunks(shards: list[Shard], chunk_of: Tensor) -> list[Shard]:
 
 
 def comm_check(comm: Communicator, shard: Shard) -> None:
-    """Raise the same ValueError on all ranks if two of them disagree on exchanged rows or their degrees. Collective. It
-    runs before the first message, since a wrong size would abort gloo. Normalisation reads the degrees."""
+    """Raise the same ValueError on all ranks if two disagree on exchanged rows or on their degrees, which normalisation
+    reads. Collective. Run before the first message, since a wrong size would abort gloo."""
     mine = _degrees(shard.in_degree, shard.in_weight)
     sent = {p: (_digest(ids), _digest(mine[shard.boundary[p]])) for p, ids in _sent_ids(shard).items()}
     sizes = [shard.halo[p].num_src for p in sorted(shard.halo)]
@@ -415,12 +415,12 @@ def cut_nodes(
 
 
 def split(shard: Shard, part_of: Tensor, parts: int) -> list[Shard]:
-    """Split the only shard of a whole graph into shards of a partition."""
+    """Split the single shard of a whole graph into shards of a partition."""
     return cut(whole_of(shard), part_of, parts, edge_ids=shard.inner.edge_ids is not None)
 
 
 def whole_of(shard: Shard) -> Whole:
-    """Return the input of `cut` from the only shard of a whole graph."""
+    """Return the input of `cut` from the single shard of a whole graph."""
     assert shard.parts == 1, "only a whole graph can be cut"
     inner = shard.inner
     return Whole(

@@ -1,4 +1,4 @@
-"""Parts of unequal size, for devices of unequal speed: a wrapper of partitioners that support them."""
+"""Parts of unequal size, for devices of unequal speed: a wrapper of partitioners that support shares."""
 
 from __future__ import annotations
 

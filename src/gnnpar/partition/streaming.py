@@ -33,8 +33,8 @@ Price = Callable[[int], int]  # function of the load of a part
 
 @dataclass(frozen=True, kw_only=True)
 class _Streamed:
-    """Fields of streaming partitioners. slack: excess of a part over its share. balance: quantity shared equally.
-    passes: over all nodes."""
+    """Fields of streaming partitioners. slack: allowed excess of a part over its share. balance: quantity to balance.
+    passes: number of passes over all nodes."""
 
     slack: Annotated[float, Ge(0)] = 0.05
     balance: Literal["nodes", "edges"] = "nodes"
@@ -69,7 +69,7 @@ class Fennel(_Streamed):
 
     def _price(self, stream: _Stream) -> None:
         loops = sum(int((edges.src == edges.dst).sum()) for edges in stream.graph.edges())
-        entries = stream.graph.num_edges - loops  # 2 m: every edge is met from both ends
+        entries = stream.graph.num_edges - loops  # 2 m: every edge is counted from both ends
         nodes, total, parts = stream.graph.num_nodes, int(stream.weight.sum()), stream.parts
         stream.factor = lambda load: UNIT
         stream.cost = lambda load: isqrt(9 * entries**2 * UNIT**2 * parts * load // (16 * nodes**2 * total))
@@ -82,7 +82,7 @@ def _capacity(total: int, parts: int, slack: float) -> int:
 
 
 class _Stream:
-    """Nodes placed so far. Neighbours before a block are counted at once, neighbours inside it one by one."""
+    """Nodes placed so far. Neighbours outside a block are counted at once, neighbours inside it one by one."""
 
     def __init__(self, graph: Stored, parts: int, weight: np.ndarray, capacity: int) -> None:
         self.graph, self.parts, self.weight, self.capacity = graph, parts, weight, capacity

@@ -8,8 +8,8 @@ Stream-Based Partitioning for Power-Law Graphs, CIKM 2015: edge after edge, the 
 by the neighbours of its node with the fewest edges left to the outside, until it is full.
 
 A pair of neighbours is placed as a unit: all edges between two nodes, in both directions, lie in one part. Self loops
-are in every part with a copy of their node. Deviations: HDRF knows degrees beforehand (the paper counts those so far),
-and edges come in random order; ties go to the part with fewer edges, then to the lower number.
+are in every part with a copy of their node. Deviations: HDRF uses final degrees (the paper counts while streaming) and
+a random order of edges; ties go to the part with fewer edges, then to the lower number.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ def following(part_of: Tensor, edge_index: Tensor) -> Tensor:
 
 
 def _yields(degree: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Return True if an edge goes with its first end, equal for both directions. Shapes: [n], [n] -> [n] bool."""
+    """Return True where an edge goes with its first end. Both directions agree. Shapes: [n], [n] -> [n] bool."""
     fewer, equal = degree[first] < degree[second], degree[first] == degree[second]
     return fewer | (equal & (first < second))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _VertexCut:
-    """Base of vertex cuts. A node's own part, which evaluates it, is the one with most of its edges."""
+    """Base of vertex cuts. A node is owned and evaluated by the part with most of its edges."""
 
     seed: Annotated[int, Ge(0)] = 0
 
@@ -75,7 +75,7 @@ class _VertexCut:
         return self._owners(pairs, self._placed(pairs, parts), parts)
 
     def edge_part_of(self, dataset: Dataset | Stored, parts: int) -> Tensor:
-        """Return the part of every edge, int64 [E]; a self loop is in its node's own part."""
+        """Return the part of every edge, int64 [E]; a self loop is in the part that owns its node."""
         pairs = pairs_of(dataset.edge_index, dataset.num_nodes)
         placed = self._placed(pairs, parts)
         own = self._owners(pairs, placed, parts)[dataset.edge_index[1]]
@@ -96,7 +96,7 @@ class _VertexCut:
 
 @dataclass(frozen=True, kw_only=True)
 class RandomEdges(_VertexCut):
-    """Equal parts of random pairs: the most copies."""
+    """Random pairs in equal parts, with the most copies."""
 
     def _placed(self, pairs: Pairs, parts: int) -> Tensor:
         num = len(pairs.low)
@@ -147,7 +147,7 @@ class HDRF(_VertexCut):
 
 @dataclass(frozen=True, kw_only=True)
 class NE(_VertexCut):
-    """Neighbourhood expansion: equal parts, grown one after the other."""
+    """Neighbourhood expansion: grow equal parts one after the other."""
 
     def _placed(self, pairs: Pairs, parts: int) -> Tensor:
         num = len(pairs.low)
@@ -204,7 +204,7 @@ class _Growth:
         return self._order[self._started] if self._started < len(self._order) else None
 
     def _next(self, queue: list[tuple[int, int]]) -> int | None:
-        """Return the node inside with the fewest pairs left, if any; skip outdated queue entries."""
+        """Return the node of the part with the fewest pairs left, if any; skip outdated queue entries."""
         while queue:
             left, node = heappop(queue)
             if left and left == self.left[node]:

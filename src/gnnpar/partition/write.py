@@ -1,7 +1,7 @@
-"""Write the shards of `shard.cut` to disk, a folder per rank, while reading the graph in chunks.
+"""Write the shards of `shard.cut` to disk, one folder per rank, while reading the graph in chunks.
 
-Memory: O(nodes) and a chunk. Edges inside a part go into its block. Edges between parts go into a scratch file per
-pair, until their sources are known. Files are written under a temporary name, renamed after the manifest.
+Memory: O(nodes) and a chunk. Edges inside a part are written to its block, edges between parts to one scratch file per
+pair until their sources are known. The folder has a temporary name until the manifest is written.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def write_shards(
     setup: Mapping[str, JsonDict],
     on_progress: OnProgress = no_progress,
 ) -> Manifest:
-    """Write all shards of a partition, int64 [N], to the new folder `out`. Needs 8 more bytes of disk per cut edge.
-    Shapes of the files: as in `Shard` and `Block`; part_of.npy [N] is the partition."""
+    """Write all shards of a partition, int64 [N], to the new folder `out`. Scratch files need 8 more bytes per cut
+    edge. Shapes of the files: as in `Shard` and `Block`; part_of.npy [N] is the partition."""
     if out.exists():
         raise ValueError(f"out={out} is there already: remove it, or name another folder")
     files = parts**2 * (1 + edge_ids + len(graph.carried)) + 64  # a scratch file per pair of parts
