@@ -19,7 +19,7 @@ Exactness = Literal["exact", "rounded", "quantized", "stale", "sampled"]
 
 
 class SavedProfile(Protocol):
-    """A measurement that decides on numbers: saved with a run, and hashed."""
+    """A measurement that affects results: saved with a run, and hashed."""
 
     @property
     def hash(self) -> str: ...
@@ -30,12 +30,12 @@ class Codec(Wire, Protocol):
     """The runtime object of one rank; it may hold state.
 
     Random numbers are keyed by (seed, epoch, layer, call, operand, global row id) and never by the phase: a row that is
-    sent again for rematerialisation must decode to the same numbers.
+    sent again for rematerialisation must decode to the same values.
     """
 
     @property
     def profile(self) -> SavedProfile | None:
-        """The measurement by which it chooses bits, or None."""
+        """The measurement that decides its bits, or None."""
         ...
 
     @property
@@ -63,8 +63,8 @@ class WirePrice:
     """Bytes of rows on the wire: payload, and metadata (scales, zero points).
 
     bound: whether the bytes are exact, a mean (of random bits), or a maximum (of bits chosen in training). bits: of the
-    widest encoded number, for the time of encoding: 1 to 8 are quantized, 16 rounded, 32 copied; None: nothing is sent.
-    notes: costs that the figures leave out.
+    widest encoded element, for the time of encoding: 1 to 8 are quantized, 16 rounded, 32 copied; None: nothing is
+    sent. notes: costs that the figures omit.
     """
 
     payload: float
@@ -186,7 +186,7 @@ class _Cast(CodecDefaults):
         return tuple(rows[i] for i in range(len(like)))
 
     def _order(self, like: Sequence[RowLike]) -> list[int]:
-        """Return operands in the order of a buffer: wider numbers first, so that all are aligned."""
+        """Return operands in the order of a buffer: wider elements first, so that all are aligned."""
         return sorted(range(len(like)), key=lambda i: -self._on_wire(like[i]).dtype.itemsize)
 
 
@@ -207,7 +207,7 @@ class _Nothing(CodecDefaults):
 
 @dataclass(frozen=True)
 class FirstAndRest(Wire):
-    """The first operand by one codec, the others by another: gradients may be rounded, softmax statistics may not."""
+    """One codec for the first operand, another for the rest: gradients may be rounded, softmax statistics may not."""
 
     first: Wire
     rest: Wire
@@ -263,7 +263,7 @@ class BFloat16:
 
 
 def is_constant(config: CodecConfig) -> bool:
-    """Return True if equal rows encode equally in every epoch, without keys and statistics, on the device alone."""
+    """Return True if the encoding depends only on a row's values: no epochs, keys, statistics or work on the host."""
     return isinstance(config, (Identity, BFloat16))
 
 

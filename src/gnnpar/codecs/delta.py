@@ -1,13 +1,13 @@
-"""Differences: send a row as its quantized difference from the row that both ends hold of the last epoch.
+"""Send a row as its quantized difference from the last epoch's row, which both ends hold.
 
-h_e = h_{e-1} + Q(x_e - h_{e-1}), at both ends from the same bytes; h_e is the row that is read. The rounding error of
-h_e is part of the next difference: error feedback without a separate buffer (EF21: Richtarik, Sokolov, Fatkhullin,
-EF21: A New, Simpler, Theoretically Better, and Practically Faster Error Feedback, NeurIPS 2021, arXiv 2106.05203).
+h_e = h_{e-1} + Q(x_e - h_{e-1}), computed at both ends from the same bytes; folds read h_e. The rounding error of h_e
+is part of the next difference: error feedback without a separate buffer (EF21: Richtarik, Sokolov, Fatkhullin, EF21: A
+New, Simpler, Theoretically Better, and Practically Faster Error Feedback, NeurIPS 2021, arXiv 2106.05203).
 
-Both ends compute a row's bits from the rows decoded in the last two epochs, so nothing is sent for them. With r the
-range of h_{e-1} and d that of h_{e-1} - h_{e-2}: the fewest bits b with d / (2^b - 1) <= r / (2^bits - 1), so that
-steps are no coarser than those of codec=uniform in `bits`. If d >= r, as with new dropout masks in every epoch, the row
-itself is sent, as by codec=uniform. Rows that SAR pushes are always sent themselves.
+Both ends compute a row's bits from the rows decoded in the last two epochs, so the bits are not sent. With r the range
+of h_{e-1} and d the range of h_{e-1} - h_{e-2}: the fewest bits b with d / (2^b - 1) <= r / (2^bits - 1), so that steps
+are no coarser than those of codec=uniform in `bits`. If d >= r, as with new dropout masks in every epoch, the full row
+is sent, as by codec=uniform. Rows that SAR pushes are always sent in full.
 
 Deviation from EF21: rounding is stochastic, as everywhere in this project, and bits change.
 """
@@ -31,16 +31,16 @@ from gnnpar.folds.block import Rows
 from gnnpar_kernels.csr import accumulate_dtype
 
 _GRIDS: tuple[GridBits, ...] = (1, 2, 4, 8)
-At = tuple[Key, int, bool]  # the exchange, the peer, and whether rows go there
+At = tuple[Key, int, bool]  # exchange, peer, True if rows are sent to it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Delta:
     """Configuration of the differences.
 
-    bits: of a row with a difference as wide as itself, and of all rows in the first two epochs; 32: exact differences.
-    least_bits: lower limit of bits; equal to `bits`: bits are fixed, and steps narrow instead. score_bits: of operands
-    beside the feature rows, which are sent themselves and not as differences.
+    bits: of rows sent in full, and of all rows in the first two epochs; 32: exact differences. least_bits: lower limit
+    of bits; equal to `bits`: bits are fixed, and steps narrow instead. score_bits: of operands other than feature rows,
+    which are sent in full.
     """
 
     bits: Literal[2, 4, 8, 32] = 8
@@ -77,8 +77,8 @@ def refuse_delta(codec: CodecConfig, strategy: str, why: str) -> None:
 
 
 class _Held:
-    """The rows of one list, equal at both ends. fresh: of this epoch, as far as received. Shapes: rows, fresh [n, D];
-    codes [n] uint8; itself [n]: whether the row itself is sent."""
+    """The rows of one list, equal at both ends. fresh: rows of this epoch received so far. Shapes: rows, fresh [n, D];
+    codes [n] uint8; itself [n]: True where the full row is sent."""
 
     def __init__(self, num_rows: int) -> None:
         self._num_rows = num_rows
@@ -92,7 +92,7 @@ class _Held:
         return sum(t.nbytes for t in (self.rows, self.fresh, self.codes, self.itself) if t is not None)
 
     def reference(self, at: slice | Tensor) -> Tensor | None:
-        """Return the rows to subtract before sending; None: nothing."""
+        """Return the rows to subtract before sending; None: subtract nothing."""
         if self.rows is None:
             return None
         if self.itself is None:
@@ -107,12 +107,12 @@ class _Held:
         rows = wide if reference is None else reference + wide
         if self.fresh is None:
             unsent = rows.new_zeros(self._num_rows, rows.shape[1]) if self.rows is None else self.rows.clone()
-            self.fresh = unsent  # until they arrive
+            self.fresh = unsent  # old rows until new ones arrive
         self.fresh[at] = rows
         return rows.to(decoded.dtype).view_as(decoded)
 
     def commit(self, bits: int, least_bits: int) -> None:
-        """End the epoch: its rows become the last ones, and set the bits of the next ones."""
+        """End the epoch: hold its rows, and set the bits of the next epoch."""
         if self.fresh is None:
             return
         if self.rows is not None and bits != 32:
@@ -193,7 +193,7 @@ class _Delta(QuantizedRows):
         assert reference is not None
         spread = tuple(t.new_zeros(self.lists.num_rows, *t.shape[1:]) for t in rows)
         for into, part in zip(spread, _differences(rows, index, reference), strict=True):
-            into[index] = part  # noise is keyed by node, and nodes by their places
+            into[index] = part  # keep places, since noise is keyed by node
         first, *rest = super().as_received(spread, index, site, peer)
         whole = reference + first.flatten(1).to(reference.dtype)
         return (whole.to(first.dtype).view_as(first), *rest)

@@ -1,7 +1,7 @@
 """Base of all quantizing codecs: rows in few bits, with a step and a zero point per row and operand.
 
-Format and rounding are `gnnpar_kernels.wire`: unbiased, since rounding uses the metadata that are sent, clamped, one
-buffer per peer. One launch encodes the rows of all widths.
+`gnnpar_kernels.wire` defines format and rounding. Rounding is unbiased, since it uses the metadata that are sent; codes
+are clamped. Each peer gets one buffer. One launch encodes rows of different bits.
 
 Random numbers are keyed by (seed, epoch, layer, call, direction, operand, sender) and by (receiver, node) of each row:
 independent between ranks and between peers, equal between runs and between forward and rematerialisation.
@@ -30,7 +30,7 @@ RAW = FP32  # rows in their own type
 
 
 class Key(NamedTuple):
-    """Unit of the choice of bits: one exchange of an epoch, in one direction. It has no epoch and no piece."""
+    """Unit of the assignment of bits: one exchange in one direction, in all epochs and for all slices of its rows."""
 
     layer: int
     call: int
@@ -48,7 +48,7 @@ class Key(NamedTuple):
 
 
 class Packing(NamedTuple):
-    """Layout of n rows of one operand in a buffer: one code, or a code per row with offsets; and their bytes."""
+    """Layout of n rows of one operand in a buffer: one code, or a code per row with offsets, and the bytes."""
 
     code: int | Tensor
     offsets: Tensor | None
@@ -57,8 +57,8 @@ class Packing(NamedTuple):
 
 
 class QuantizedRows(CodecDefaults):
-    """The wire half of a codec. `codes` gives the bits of the first operand of an exchange. Further operands (scores of
-    attention) use `score_bits`, or their own type if a row is so narrow that its metadata would outweigh fp32."""
+    """Encoding and decoding. `codes` returns the bits of the first operand of an exchange. Other operands (attention
+    scores) use `score_bits`, or their own type if metadata would make a narrow row larger than fp32."""
 
     decodes_late = True  # bits are looked up when a message is posted
 
@@ -73,9 +73,9 @@ class QuantizedRows(CodecDefaults):
         raise NotImplementedError
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begin an epoch. On a GPU, report rows without a range here, one epoch late, so that nothing waits."""
+        """Begin an epoch. On a GPU, report non-finite rows here, one epoch late, so that encoding does not wait."""
         suspects, self._suspects = self._suspects, []
-        if suspects:  # read together: the host waits once an epoch
+        if suspects:  # read together: the host waits once per epoch
             lost = torch.stack([each for each, _ in suspects]).cpu()
             for each, (_, where) in zip(lost, suspects, strict=True):
                 if bool(each):
@@ -134,7 +134,7 @@ class QuantizedRows(CodecDefaults):
         return decode_rows(self._encode(rows, index, ids, packings, site, peer), len(index), like, packings)
 
     def _is_list(self, peer: int, out: Outgoing, rows: Rows) -> bool:
-        """Return True if `rows` by the message's index are the whole list of rows for the peer."""
+        """Return True if the message sends the peer's whole list, indexed from `rows`."""
         return out.rows is rows and out.index is not None and out.index is self.lists.sent.get(peer)
 
     def forget_packings(self) -> None:
@@ -205,7 +205,7 @@ class QuantizedRows(CodecDefaults):
 
 
 def is_wide(width: int, itemsize: int) -> bool:
-    """Return True if a row of numbers (at most 4 bytes each) is longer than its metadata and a word."""
+    """Return True if the elements of a row (at most 4 bytes each) are longer than its metadata and a word."""
     return min(itemsize, 4) * width > metadata_nbytes(width, 8) + 4
 
 
@@ -258,8 +258,8 @@ def _join(packings: Collection[Packing]) -> Packing:
 
 
 def _places(packings: Sequence[Packing]) -> list[slice]:
-    """Return the place of each operand. Raw rows come first, so that 8-byte numbers are aligned; those that do not fill
-    words come last, so that the words of codes are aligned."""
+    """Return the place of each operand. Raw rows come first, so that 8-byte elements are aligned; raw rows that do not
+    fill words come last, so that the words of codes are aligned."""
     first = [_is_raw(how) and how.nbytes % 4 == 0 for how in packings]
     last = [_is_raw(how) and how.nbytes % 4 != 0 for how in packings]
     places, start = [slice(0)] * len(packings), 0

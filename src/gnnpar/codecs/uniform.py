@@ -28,7 +28,7 @@ def code_of(bits: Bits) -> int:
 
 
 def bits_of_code(code: int) -> int:
-    """Return the bits of a number in a code."""
+    """Return the bits per element of a code."""
     return {FP8: 8, BF16: 16, FP32: 32}.get(code, code)
 
 
@@ -39,7 +39,7 @@ def bits_of(code: int) -> int | str:
 
 @dataclass(frozen=True, kw_only=True)
 class Uniform:
-    """Every row in `bits`, every gradient row in `gradient_bits` (null: the same). score_bits: operands beside the
+    """Every row in `bits`, every gradient row in `gradient_bits` (null: the same). score_bits: operands other than
     feature rows (attention scores), each with its own scale."""
 
     bits: Bits = 8
@@ -74,7 +74,7 @@ class _Uniform(QuantizedRows):
 
 @dataclass(frozen=True, kw_only=True)
 class Random:
-    """Each row in bits drawn from `menu`, again every `period` epochs. Rows pushed by SAR use the most bits."""
+    """Each row in bits drawn from `menu` every `period` epochs. Rows pushed by SAR use the most bits."""
 
     menu: tuple[GridBits, ...] = (2, 4, 8)
     period: Annotated[int, Ge(1)] = 20

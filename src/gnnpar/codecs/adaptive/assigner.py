@@ -1,6 +1,6 @@
-"""Assign bits to rows: send traces of all ranks to rank 0, solve a problem per exchange, and send the answer to both
-ends. Three messages, all of phase "assign": weighted variances of the groups to rank 0; chosen widths to the senders;
-and a byte per row from each sender to its receiver, so both ends know every size beforehand."""
+"""Assign bits to rows: send traces of all ranks to rank 0, solve one problem per exchange, and send the bits to both
+ends. Three messages of phase "assign": weighted variances of the groups to rank 0; chosen bits to the senders; one byte
+per row from each sender to its receiver, so that both ends know the size of every message."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ class Assigner:
         widths: Mapping[Key, int],
         epoch: int,
     ) -> Assignment:
-        """Assign bits from variances [n, m] of the rows sent before, by exchange and peer, and readers' energies
-        [n]."""
+        """Assign bits from traces: variances [n, m] of sent rows, by exchange and peer, and energies [n] from their
+        readers."""
         began = perf_counter()
         known = self.comm.broadcast(self.comm.gather(dict(widths)))
         all_widths: dict[Key, int] = {key: width for each in known for key, width in each.items()}
@@ -106,7 +106,7 @@ class Assigner:
         return sorted(self.counts[sender][key.direction])
 
     def _weight(self, key: Key, peer: int, energies: Mapping[tuple[Key, int], Tensor]) -> Tensor:
-        """Return energies if known, else scores by degree in units of the nearest exchange with energies."""
+        """Return energies if known, else scores by degree, scaled to the nearest layer with energies."""
         if energies and key.direction == "forward":
             return self.rules.forward_weight * self._relative(key, peer, energies)
         return self._relative(key, peer, energies)
@@ -185,7 +185,7 @@ class Assigner:
         return {r: np.concatenate([*c, menu[:0]]) for r, c in codes.items()}, facts
 
     def _choices(self, problems: list[BitProblem]) -> list[list[Array]]:
-        """Solve every exchange on its own, or all exchanges of a direction together if they have the same pairs."""
+        """Solve every exchange separately, or with scope=epoch all together if they have the same pairs."""
         solve = SOLVERS[self.rules.solver]
         pairs = {tuple((p.sender, p.receiver) for p in problem.pairs) for problem in problems}
         if self.rules.scope == "exchange" or len(pairs) != 1:
@@ -193,7 +193,7 @@ class Assigner:
         return split(solve(merged(problems)), problems)
 
     def _problem(self, key: Key, width: int, rest: dict[int, Array]) -> BitProblem:
-        """Build an exchange's problem, taking its groups off the front of each rank's list."""
+        """Build an exchange's problem from the first groups of each rank's list, and remove them from the list."""
         rules = self.rules
         pairs: list[Pair] = []
         bits = rules.forward_budget_bits if key.direction == "forward" else rules.backward_budget_bits
@@ -241,7 +241,7 @@ class Assigner:
 
 
 def check_group_size(size: int, rows: int, direction: str, sender: int, receiver: int) -> None:
-    """Raise ValueError for a group that no message can hold."""
+    """Raise ValueError if a group is larger than a message."""
     if size > 1 and size > rows:
         raise ValueError(
             f"codec.group_size={size}, but the {direction} message from rank {sender} to {receiver} has {rows} rows; "

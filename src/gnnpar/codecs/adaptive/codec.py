@@ -104,9 +104,9 @@ def with_edge_weights(config: CodecConfig, model: Convolutional) -> CodecConfig:
 
 
 class AdaptiveRows(QuantizedRows):
-    """The runtime half. Rows that SAR pushes, and rows of epochs without traces, use `first_bits`."""
+    """The runtime codec. Rows that SAR pushes, and rows without an assignment, use `first_bits`."""
 
-    decodes_late = False  # decoding traces, for the assignment that a later epoch may begin with
+    decodes_late = False  # decoding records energies for the assignment of the next epoch
 
     def __init__(self, config: Adaptive, assigner: Assigner, lists: RowLists, seed: int) -> None:
         super().__init__(lists, seed=seed, score_bits=code_of(config.score_bits))
@@ -130,7 +130,7 @@ class AdaptiveRows(QuantizedRows):
         self._tracing = self._next_after(epoch) - epoch <= self._config.trace_epochs
 
     def facts(self) -> JsonDict:
-        """Return the metrics of the current epoch, once; not empty after an assignment, on rank 0."""
+        """Return the metrics of the current epoch, once: those of an assignment, on rank 0; else none."""
         facts, self._facts = self._facts, {}
         return facts
 
@@ -165,7 +165,7 @@ class AdaptiveRows(QuantizedRows):
         return partial(self.decode, num_rows=num_rows, like=like, site=site, peer=peer)
 
     def state_dict(self) -> StateDict:
-        """Return bits, traces and the epoch of their choice, and the profile, which later choices use."""
+        """Return bits, traces, the epoch of the last assignment, and the profile, which later assignments use."""
         return {
             "codes": self._codes,
             "traces": self._traces,
@@ -176,7 +176,7 @@ class AdaptiveRows(QuantizedRows):
         }
 
     def load_state_dict(self, state: StateDict) -> None:
-        # keys may come back as plain tuples
+        # loaded keys may be plain tuples
         self._codes = {(Key(*key), peer, sending): codes for (key, peer, sending), codes in state["codes"].items()}
         self._traces = {(Key(*key), peer): total for (key, peer), total in state["traces"].items()}
         self._energies = {(Key(*key), peer): total for (key, peer), total in state["energies"].items()}
@@ -196,7 +196,7 @@ class AdaptiveRows(QuantizedRows):
         return warmup if epoch < warmup else epoch + period - (epoch - warmup) % period
 
     def _has_traces(self) -> bool:
-        """Return True if any rank has traces, as in a resumed run."""
+        """Return True if any rank may have traces; equal on all ranks."""
         return bool(self._widths) or self._assigner.comm.size > 1
 
     def _assign(self, epoch: int) -> None:
@@ -210,14 +210,14 @@ class AdaptiveRows(QuantizedRows):
         self.forget_packings()
 
     def _note(self, like: Sequence[RowLike], site: Site) -> None:
-        """Record widths, on every rank that sends or receives."""
+        """Record the row width of an exchange, on its senders and receivers."""
         if self._tracing and site.phase in ("forward", "backward") and like:
             width, itemsize = like[0].width, like[0].dtype.itemsize
             if is_wide(width, itemsize):
                 self._widths[Key.of(site)] = width
 
     def _trace(self, x: Tensor, index: Tensor | None, site: Site, peer: int) -> None:
-        """Trace rows, possibly a piece of their list."""
+        """Add the variances of rows, possibly a slice of the peer's list."""
         rows = x if index is None else x.index_select(0, index)
         total = self._list(self._traces, Key.of(site), peer, (len(self._config.menu),), x.device)
         part = row_variances(rows, self._config.menu, trace=self._config.trace)
@@ -226,7 +226,7 @@ class AdaptiveRows(QuantizedRows):
     def _list(
         self, of: dict[tuple[Key, int], Tensor], key: Key, peer: int, shape: tuple[int, ...], device: torch.device
     ) -> Tensor:
-        """Return the list of all rows to a peer in an exchange, into which pieces are written."""
+        """Return the table with an entry per row of a peer's list in an exchange, to which slices are added."""
         if (key, peer) not in of:
             of[key, peer] = torch.zeros(self._assigner.mine[key.direction][peer], *shape, device=device)
         return of[key, peer]

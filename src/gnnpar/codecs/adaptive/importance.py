@@ -2,19 +2,23 @@
 
 Forward: a row u for part p is added to p's destinations v with weight alpha_v. alpha_v = d_v^-1/2 for GCN (the row
 already contains the source's factor), 1/d_v for a mean, 1 for a sum. Attention weights of a destination add up to 1, so
-their mean, 1/d_v, approximates them; an entry of a maximum has one winner, so the same. A convolution declares its
+their mean 1/d_v approximates them. A maximum has one winner per entry, so 1/d_v is used too. A convolution declares its
 exponents `degree_powers = (destination, source)`, by default (-1, 0).
 
 Backward: the gradient row of u has one reader, its owner, which multiplies it by the source's factor.
 
 square_of_sum is (sum of alpha)^2, as in AdaQP. sum_of_squares is the variance that arrives if destinations are weighted
 separately. energy is an addition and compares exchanges: a weight's gradient holds products x_u g_u^T of a row and the
-gradient that comes back for it, so noise in the row counts with |g_u|^2 and noise in the gradient row with |x_u|^2.
-Both ends see both. If no gradient comes back (features), degrees are used, scaled to the nearest layer. Noise of a row
-also reaches all later layers and the loss, which the product ignores: forward_weight. Variance of the gradient over
-that of 4 bits throughout, at the same bytes, for weights 2, 4, 6 (3 layers, 2 METIS parts; a power-law graph of 500
-nodes, and sbm): GCN 0.88 0.86 0.83 and 1.03 0.97 0.95, GraphSAGE 0.76 0.62 0.60 and 0.94 0.89 0.85, GAT 0.69 0.81 0.87
-and 0.54 0.48 0.55. 4 is below 1 in all of them.
+gradient returned for it, so noise in the row counts with |g_u|^2 and noise in the gradient row with |x_u|^2. Both ends
+know both. If no gradient is returned (features), degrees are used, scaled to the nearest layer. Noise of a row also
+reaches all later layers and the loss, which the product ignores; forward_weight accounts for it. Variance of the
+gradient relative to 4 bits for all rows, at the same bytes (3 layers, 2 METIS parts; a power-law graph of 500 nodes,
+then sbm), below 1 for a weight of 4:
+
+    forward_weight     2            4            6
+    GCN           0.88, 1.03   0.86, 0.97   0.83, 0.95
+    GraphSAGE     0.76, 0.94   0.62, 0.89   0.60, 0.85
+    GAT           0.69, 0.54   0.81, 0.48   0.87, 0.55
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Cost of a message, seconds = theta bytes + gamma for each ordered pair of ranks, measured once at the start.
 
 Ring rounds as in training: in round r every rank sends to rank + r at once, so the figures include contention. Five
-sizes of at most a megabyte, five times each; the fastest counts. The file also holds the cost of one column of the
-inner fold on each rank, for the objective with overlap. Measurements decide the bits, so they are hashed in result.json
-and kept in profile.json, and profile=path reads them.
+sizes of at most a megabyte, the fastest of five repeats each. The profile also holds the cost of one column of the
+inner fold on each rank, for objective=overlap. Measurements decide the bits, so their hash is in result.json and they
+are saved in profile.json, which profile=path reads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NOMINAL_SECONDS_PER_BYTE, NOMINAL_LATENCY_SECONDS = 8e-9, 5e-5  # 1 Gbit/s: worl
 
 @dataclass(frozen=True)
 class Profile:
-    """Costs. links: (sender, receiver) -> (seconds per byte, seconds). fold_seconds: a column of each rank's fold."""
+    """Costs. links: (sender, receiver) -> (seconds per byte, seconds). fold_seconds: each rank's fold, per column."""
 
     num_ranks: int
     links: dict[tuple[int, int], tuple[float, float]]
@@ -82,7 +82,7 @@ def nominal(num_ranks: int) -> Profile:
     return Profile(num_ranks, pairs, (0.0,) * num_ranks)
 
 
-_measured: MutableMapping[Communicator, Profile] = WeakKeyDictionary()  # two codecs of a run use the same one
+_measured: MutableMapping[Communicator, Profile] = WeakKeyDictionary()  # shared by all codecs of a run
 
 
 def open_profile(path: Path | None, lists: RowLists, comm: Communicator) -> Profile:

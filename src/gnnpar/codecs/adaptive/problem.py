@@ -1,14 +1,14 @@
-"""The choice of widths for one exchange: variance against time, one width per group of rows.
+"""The assignment of bits in one exchange: variance against time, one number of bits per group of rows.
 
 minimise  w (V - V_u) / (V_n - V_u) + (1 - w) (T - T_u) / (T_n - T_u)
 
 V is the sum of the groups' weighted variances. T = sum of Z_r over ring rounds r = 1 .. W - 1; Z_r is the slowest of
-the pairs (s, s + r), each theta bytes + gamma. V_n, V_u: V with all groups at the fewest, the most bits; T_n: T at the
-most; T_u: the same sum with the fastest pair of each round at the fewest bits (AdaQP's scaling; T never reaches it).
+the pairs (s, s + r), each theta bytes + gamma. V_n, V_u: V with the fewest and with the most bits in all groups. T_n: T
+with the most bits. T_u: the same sum of each round's fastest pair with the fewest bits (AdaQP's scaling; T is larger).
 
-overlap: a round costs max(Z_r, h_r), with h_r its share of the compute that hides it. budget: only the variance is
-minimised, and each pair sends at most its budget of bytes. All exchanges of an epoch may be one problem (`merged`): a
-round's slowest pair is then slowest over the epoch.
+overlap: a round costs max(Z_r, h_r), with h_r its share of the compute that hides it. budget: minimise the variance
+only; each pair sends at most its budget of bytes. All exchanges of an epoch may be one problem (`merged`); then a
+round's slowest pair is the slowest over the epoch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Array = np.ndarray
 class Pair:
     """The groups one rank sends to another. Times in seconds.
 
-    budget_nbytes: limit of its bytes, if a budget is set.
+    budget_nbytes: most bytes to send; infinite without a budget.
 
     Shapes: variance [G, m] weighted, by group and menu entry; rows [G]; row_nbytes [m], or [G, m] if widths differ.
     """
@@ -54,7 +54,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Value:
-    """The value of a choice. seconds: the sum over rounds, hidden time counted in full."""
+    """The value of a choice. seconds: sum over rounds of messages, or of the compute that hides them if longer."""
 
     objective: float
     variance: float
@@ -141,7 +141,7 @@ def merged(problems: Sequence[BitProblem]) -> BitProblem:
 
 
 def split(choice: Sequence[Array], problems: Sequence[BitProblem]) -> list[list[Array]]:
-    """Split a choice of the merged problem by problem."""
+    """Split a choice of the merged problem into one per problem."""
     ends = [
         np.cumsum([len(p.rows) for p in several])[:-1] for several in zip(*(p.pairs for p in problems), strict=True)
     ]

@@ -1,9 +1,9 @@
-"""Solvers of the choice of widths: thresholds, in milliseconds, and a mixed-integer program by HiGHS as their oracle.
+"""Solvers of the assignment of bits: thresholds, in milliseconds, and a mixed-integer program (HiGHS) as their oracle.
 
 Thresholds are exact up to one group per pair. Within a pair all bytes cost the same, so steps to more bits are taken in
-order of variance saved per byte (on each group's convex hull). Rounds share no variable, so each is a search over its
-own time Z: all pairs of the round may use Z, and the sum of their variances plus the price of Z is least at a
-breakpoint of one of them.
+order of variance saved per byte (on each group's convex hull). Rounds share no variable, so search each over its own
+time Z. All pairs of the round may take Z seconds. The sum of their variances plus the price of Z has its minimum at a
+breakpoint of one pair.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 
 from gnnpar.codecs.adaptive.problem import Array, BitProblem, Pair
 
-_FREE = 1e-6  # bytes: rows are whole words, so 4 bits of a narrow row may cost as much as 2 bits
-_LOOK_AHEAD = 200  # later steps to try for the bytes left over by the first step that does not fit
+_FREE = 1e-6  # bytes of a free step: rows are whole words, so 4 bits of a narrow row may cost as much as 2 bits
+_LOOK_AHEAD = 200  # steps to try for the remaining bytes after the first step that does not fit
 _SECONDS, _GAP = 60.0, 1e-4  # limits of HiGHS: time, and distance from the optimum
 
 
 class _Steps(NamedTuple):
-    """Steps of a pair, best first, and the totals before each of them and after the last. Shapes: group, entry, nbytes
+    """Steps of a pair, best first, and the totals before each step and after the last. Shapes: group, entry, nbytes
     [K]; spent, variance [K + 1]."""
 
     group: Array
@@ -56,7 +56,7 @@ def solve_thresholds(problem: BitProblem) -> list[Array]:
 
 
 def _steps(pair: Pair) -> _Steps:
-    """Return the steps of every group along its convex hull, from the fewest bits on."""
+    """Return the steps of every group along its convex hull, starting at the fewest bits."""
     variance, nbytes = pair.variance, pair.nbytes
     groups: list[Array] = []
     entries: list[Array] = []
@@ -69,7 +69,7 @@ def _steps(pair: Pair) -> _Steps:
         saved = variance[climbing, here][:, None] - variance[climbing]
         cost = nbytes[climbing] - nbytes[climbing, here][:, None]
         rate = np.where(saved > 0, saved / np.maximum(cost, _FREE), 0.0)
-        target = rate.shape[1] - 1 - np.argmax(rate[:, ::-1], axis=1)  # of equal rates the farthest
+        target = rate.shape[1] - 1 - np.argmax(rate[:, ::-1], axis=1)  # the largest step of equal rates
         each = np.arange(len(climbing))
         worth = rate[each, target] > 0
         climbing, target, each = climbing[worth], target[worth], each[worth]
