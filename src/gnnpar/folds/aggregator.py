@@ -58,7 +58,7 @@ class Aggregator(Protocol):
 
     @property
     def whole_neighborhood(self) -> bool:
-        """Whether one block must hold all in-edges of a destination, since this is no fold over blocks."""
+        """Whether one block must hold all in-edges of a destination, since blocks cannot be folded separately."""
         ...
 
     @property
@@ -120,11 +120,11 @@ class ByBlock:
 
 @runtime_checkable
 class Pushable(Aggregator, Protocol):
-    """A fold with a gradient that separates by side, so that it needs no remote source row. The rank of the
-    destinations has its part at once; the destinations' `pushed` rows, on the rank of the sources, give the rest."""
+    """A fold with a gradient that needs no remote source rows. The rank of the destinations computes `grad_dst` from
+    saved values. The rank of the sources computes `grad_src` from the destinations' `pushed` rows."""
 
     def pushing(self) -> Self:
-        """Return the same fold, saving the input of `grad_dst`: else destinations' gradients have terms per block."""
+        """Return the same fold that also saves the input of `grad_dst`; else destinations have terms per block."""
         ...
 
     def pushed(self, x: Operands, prepared: Rows, grad_out: Tensor) -> Rows:

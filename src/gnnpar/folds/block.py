@@ -31,7 +31,7 @@ class Operands(NamedTuple):
 
 class ByType(NamedTuple):
     """Edges by pair, destination * types + type: their order [E], CSR pointers, and the pairs of the CSR's rows (None:
-    all). Blocks with the same rows and types and other columns may share it."""
+    all). Blocks that differ only in their columns may share it."""
 
     order: Tensor
     indptr: Tensor
@@ -39,7 +39,7 @@ class ByType(NamedTuple):
 
 
 def per_argument(method: Callable[Concatenate[Block, P], R]) -> Callable[Concatenate[Block, P], R]:
-    """Keep a method's results on its block, by arguments."""
+    """Cache a method's results on its block, by arguments."""
 
     @wraps(method)
     def found(self: Block, *args: P.args, **named: P.kwargs) -> R:
@@ -58,7 +58,7 @@ class Block:
     Shapes: indptr [R + 1], indices [E] (columns), both int32 while E < 2^31; rows [R] (destinations of the R CSR rows,
     ascending; None: all of them); src_ids [num_src] global ids of the columns, ascending unless `ascends` is false.
     edges: ids, weights and types of the E edges in order, if any. by_type: cache, number of types -> edges sorted by
-    them.
+    type.
     """
 
     indptr: Tensor
@@ -119,7 +119,7 @@ class Block:
 
     @cached_property
     def destinations(self) -> Tensor | None:
-        """The destinations with an edge here, ascending; None: all of them."""
+        """The destinations with an edge in this block, ascending; None: all destinations."""
         used = self.indptr.diff() > 0
         if self.rows is not None:
             return self.rows[used]
@@ -127,7 +127,7 @@ class Block:
 
     @cached_property
     def columns(self) -> Tensor | None:
-        """The sources with an edge here, ascending; None: all of them."""
+        """The sources with an edge in this block, ascending; None: all sources."""
         used = torch.bincount(self.indices, minlength=self.num_src) > 0
         return None if bool(used.all()) else used.nonzero().flatten()
 
@@ -229,7 +229,7 @@ class Block:
 
     @cached_property
     def by_id(self) -> tuple[Block, Tensor]:
-        """Return the edges over columns by ascending id, and the columns here in that order, [num_src]."""
+        """Return the block with columns by ascending id, and the current columns in that order, [num_src]."""
         assert self.src_ids is not None
         order = self.src_ids.argsort()
         place = torch.empty_like(order)
@@ -239,8 +239,8 @@ class Block:
 
     @per_argument
     def of_type(self, number: int) -> tuple[Block, Tensor]:
-        """Return the sub-block of the edges of one type, and their places among the edges here, [e] int64; cached.
-        Edges without types have type 0."""
+        """Return the sub-block of the edges of one type, and their places in this block, [e] int64; cached. Edges
+        without types have type 0."""
         types = self.indices.new_zeros(1).expand(self.num_edges) if self.types is None else self.types
         places = (types == number).nonzero().flatten()
         return self.restrict(places), places
@@ -272,7 +272,7 @@ class Block:
         return replace(cut, ascends=self.ascends)
 
     def transposed(self) -> Block:
-        """Return the edges from the sources' side: its rows are the columns here, its columns the CSR rows here."""
+        """Return the transposed block: its rows are this block's columns, its columns this block's CSR rows."""
         order = torch.argsort(self.indices, stable=True)
         return Block.from_edges(
             self.indices[order].long(),
@@ -355,7 +355,7 @@ def sorted_by_kind(types: Tensor, num: int) -> tuple[Tensor, list[int]]:
 
 
 def refuse_short(block: Block, rows: Rows) -> None:
-    """Raise ValueError if there are fewer rows than columns, which kernels read without looking.
+    """Raise ValueError if there are fewer rows than columns, since kernels do not check bounds.
 
     Shapes: rows [num_src, ...] each."""
     for each in rows:
@@ -367,7 +367,7 @@ def refuse_short(block: Block, rows: Rows) -> None:
 
 
 def chosen(values: Tensor | None, rows: Tensor | slice) -> Tensor | None:
-    """Return some of the rows, if there are any."""
+    """Return values[rows], or None without values."""
     return None if values is None else values[rows]
 
 

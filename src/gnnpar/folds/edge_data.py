@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 EdgeKind = Literal["weight", "type", "attr"]
-"""Data of an edge: a number, one of several relations, a row of numbers."""
+"""Data of an edge: a scalar, a relation, a row of attributes."""
 
 SelfLoops = bool | Literal["keep"]
 """Self loops of a graph: exactly one per node, none, or the given ones."""
@@ -44,7 +44,7 @@ class Schema:
     target: str | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a name of several words: PyG's `to_hetero` writes names into code that runs."""
+        """Raise ValueError for a name with other characters, since PyG's `to_hetero` writes names into code."""
         for name in (*self.names, *(part for edge in self.edges for part in edge), self.target):
             if isinstance(name, str) and not _NAME.fullmatch(name):
                 raise ValueError(

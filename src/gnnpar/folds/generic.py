@@ -26,8 +26,8 @@ _BYTES_ON_A_CORE = 1 << 21  # bytes of one per-edge tensor on a CPU, to stay in 
 class Generic(MergesSums, MergesSoftmax, ByBlock):
     """out_i = sum_j softmax_j(score_ij) value_ij with a score, sum_j value_ij without.
 
-    `score` gives [e, H], `value` gives [e, H, D] (with a score) or [e, ...]. The gradient is autograd inside a slice of
-    edges against the fold's own logsumexp: it costs recomputation, not memory.
+    `score` returns [e, H], `value` returns [e, H, D] (with a score) or [e, ...]. The gradient runs autograd on slices
+    of edges with the saved logsumexp: it costs recomputation, not memory.
     weighted: append edge weights [e] to the edge rows, 1 without weights. types (not 0): prepend edge types [e] int64,
     0 <= type < types, 0 without types. within: fold the in-edges of each type separately, each with its own softmax.
     by_heads: both functions treat every head separately, dimension 1 of rows and 0 of shared tensors.
@@ -93,7 +93,7 @@ class Generic(MergesSums, MergesSoftmax, ByBlock):
                 state[0].index_add_(0, piece.into, value)
             else:
                 self._attend(state, piece, score, value)
-        if not state:  # without edges: shapes from the functions on none
+        if not state:  # no edges: call the functions on zero rows for shapes
             none, nothing = torch.zeros(0, dtype=torch.long, device=block.indices.device), slice(0, 0)
             weights = (_weights(block, x, nothing),) if self.weighted else ()
             rows = _gather(x, none, none, nothing, (none,) if self.types else (), weights)
@@ -202,8 +202,8 @@ def _begun(num: int, value: Tensor, score: Tensor | None) -> Rows:
 
 @dataclass(frozen=True, eq=False)
 class _Slice:
-    """Consecutive edges of a block and their gathered rows. at: their indices among the edge rows. into: their rows
-    among the results. rows_with_edges: these, without duplicates."""
+    """Consecutive edges of a block and their gathered rows. at: indices of their edge rows. into: indices of their
+    result rows. rows_with_edges: `into` without duplicates."""
 
     at: slice | Tensor
     rows_with_edges: Tensor
@@ -239,7 +239,7 @@ def _weights(block: Block, x: Operands, span: slice) -> Tensor:
 
 
 def edges_at_once(x: Operands) -> int:
-    """Return the most edges of a slice, more only where one row has more."""
+    """Return the most edges of a slice; a single row may have more."""
     tensors = (*x.src, *x.dst, *x.edge)
     if any(t.is_cuda for t in tensors):
         return _EDGES_AT_ONCE

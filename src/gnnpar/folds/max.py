@@ -21,7 +21,7 @@ class Max(Merges, ByBlock):
 
     A block must hold all edges between its rows and its columns: the winner's id then identifies its edge.
 
-    Shapes: src (x [M, F],) -> out [N, F]; the gradient goes to the winner alone.
+    Shapes: src (x [M, F],) -> out [N, F]; only the winner gets the gradient.
     """
 
     needs_src = False  # the winner's id is saved, not its value
@@ -33,8 +33,8 @@ class Max(Merges, ByBlock):
         return "columns"
 
     def partial(self, out: Tensor, saved: Rows, dtype: torch.dtype) -> Rows:
-        """Return maxima and the ids of their winners: among equals of several ranks the smallest id wins. Ids have 32
-        bits if values have no more, so that values are aligned in a message."""
+        """Return maxima and the ids of their winners. Of equal values of several ranks, the smallest id wins. Ids have
+        32 bits unless values have more, so that values are aligned in a message."""
         return out.to(dtype), saved[0] if dtype == torch.float64 else saved[0].int()
 
     def exact_numbers(self, shape: Sequence[int]) -> tuple[int, int]:

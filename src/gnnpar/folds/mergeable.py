@@ -36,7 +36,7 @@ class Mergeable(Aggregator, Protocol):
         ...
 
     def exact_numbers(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Return the numbers beside the values in a row of (`partial`, `grad_partial`). shape: of a result's row."""
+        """Return the exact elements of a row of (`partial`, `grad_partial`), beyond values. shape: of a result row."""
         ...
 
     def merge(self, state: Rows, at: Tensor, partial: Rows) -> Rows:
@@ -78,7 +78,7 @@ class Merges:
 
 
 class MergesSums(Merges):
-    """A sum: a partial row is a sum, with the gradient of the result."""
+    """A sum: a partial row is a sum, and its gradient is that of the result."""
 
     def merge(self, state: Rows, at: Tensor, partial: Rows) -> Rows:
         flat = self._by_row(state[0])
@@ -97,7 +97,7 @@ class MergesSoftmax(Merges):
 
     With w = exp(l_q - l), where l is the logsumexp of all: out = sum_q w o_q. An edge's weight is w times its weight
     within its part, so the gradients of the partial fold are those of the whole with grad_out and <grad_out, out>
-    scaled by w: F + H numbers per row in each direction, for F values of H heads. Prepared rows start with (l,
+    scaled by w: F + H elements per row in each direction, for F values of H heads. Prepared rows start with (l,
     <grad_out, out>), saved rows with (out, l).
     """
 
@@ -114,7 +114,7 @@ class MergesSoftmax(Merges):
         new = torch.maximum(old, logsumexp)
         kept, added = (old - new).exp_(), (logsumexp - new).exp_()
         maximum.index_copy_(0, at, new)
-        for i, total in enumerate(sums):  # mass, values, then both of the positive branch, which gets 0
+        for i, total in enumerate(sums):  # mass, values, then mass and values of the positive branch, which gets 0
             rows = total.index_select(0, at) * (kept if total.dim() == 2 else kept[..., None])
             if i < 2:
                 rows += added if i == 0 else added[..., None] * values

@@ -26,7 +26,7 @@ from gnnpar_kernels import (
 
 
 class _Attention(MergesSoftmax, ByBlock):
-    """What all scores share. Saved: out [N, H, D] and logsumexp [N, H]. Source: online softmax as in flash attention.
+    """Base of attention folds. Saved: out [N, H, D] and logsumexp [N, H]. Source: online softmax as in flash attention.
 
     Gradients of destinations need the source rows unless a score says otherwise.
     """
@@ -61,7 +61,7 @@ class Softmax(_Attention):
 
     `branch` also sums the sources with a positive score [N, H, D] and their weights [N, H]. The gradients of a row's
     activated scores sum to zero and the activation has two slopes, so these sums give the gradient of a_dst without
-    another pass over the edges, and the fold is Pushable. By default that is done where gradients are recorded.
+    another pass over the edges, and the fold is Pushable. Default: True while gradients are recorded.
 
     Shapes: src (x [M, H, D], a_src [M, H]), dst (a_dst [N, H],) -> out [N, H, D]. Source: Velickovic et al. 2018,
     equation 3.
@@ -118,8 +118,8 @@ class Softmax(_Attention):
 
     @staticmethod
     def _tensors(src: Rows, a_dst: Tensor, logsumexp: Tensor, grad_out: Tensor) -> Rows:
-        """Return the operands of both gradients, in fp32 for 16-bit rows. `grad_out` is in the place of the output,
-        which is not read if <grad_out, out> is given."""
+        """Return the operands of both gradients, in fp32 for 16-bit rows. `grad_out` replaces the output, which is not
+        read if <grad_out, out> is given."""
         return widened(src[0]), widened(src[1]), a_dst, grad_out, logsumexp, grad_out
 
     def pushing(self) -> Softmax:
@@ -147,7 +147,7 @@ class Softmax(_Attention):
 class SoftmaxV2(_Attention):
     """out_i = sum_j alpha_ij x_j, alpha_ij = softmax_j(a . leaky_relu(x_j + y_i)), per head.
 
-    The score is no sum of a number of each end, so gradients of destinations need the source rows: it is not Pushable.
+    The score does not split into a term of each end, so gradients of destinations need source rows: not Pushable.
 
     Shapes: src (x [M, H, D],), dst (y [N, H, D],), shared (a [H, D],) -> out [N, H, D]. Source: Brody et al. 2022,
     equation 7.
@@ -174,8 +174,8 @@ class SoftmaxV2(_Attention):
 
     def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
         logsumexp, delta = prepared
-        order = block.reverse_order  # before `reverse`, which takes it over
-        rows, near, attention = widened(x.src[0]), widened(x.dst[0]), widened(x.shared[0])  # fp32 adds up gradients
+        order = block.reverse_order  # before `reverse`, which reuses it
+        rows, near, attention = widened(x.src[0]), widened(x.dst[0]), widened(x.shared[0])  # gradients sum in fp32
         tensors = (rows, near, attention, logsumexp, grad_out, delta)
         grad_x, grad_y, grad_a = attend_v2_grad(
             block.forward, block.reverse, order, *tensors, slope=self.slope, drop=self.dropout
@@ -187,9 +187,9 @@ class SoftmaxV2(_Attention):
 class SoftmaxDot(_Attention):
     """out_i = sum_j alpha_ij [v_j, e_ij], alpha_ij = softmax_j(<q_i, k_j> + <r_i, e_ij>), per head.
 
-    Without rows of edges, e and r are not there. `of_edges`: rows of edges want a gradient; else theirs is 0. With a
-    matrix W, keys k_j + W e_ij and values v_j + W e_ij follow: r_i = W^T q_i, and W times the last A columns of the
-    result. Queries are scaled by the caller.
+    Without rows of edges, omit e and r. `of_edges`: compute the gradient of edge rows; else it is 0. For keys
+    k_j + W e_ij and values v_j + W e_ij with a matrix W, use r_i = W^T q_i, and add W times the last A columns of the
+    result to the others. The caller scales queries.
 
     Shapes: src (k [M, H, D], v [M, H, D]), dst (q [N, H, D],) -> out [N, H, D]; with edge (e [E, A],), dst (q, r
     [N, H, A]) -> out [N, H, D + A]. Source: Shi et al. 2021, equations 3 to 5.
@@ -223,8 +223,8 @@ class SoftmaxDot(_Attention):
 
     def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
         logsumexp, delta = prepared
-        order = block.reverse_order  # before `reverse`, which takes it over
-        x = Operands(*(tuple(map(widened, rows)) for rows in x))  # fp32 adds up gradients
+        order = block.reverse_order  # before `reverse`, which reuses it
+        x = Operands(*(tuple(map(widened, rows)) for rows in x))  # gradients sum in fp32
         edge, edge_query = self._beside(x)
         grads = attend_dot_grad(
             block.forward,
@@ -245,5 +245,5 @@ class SoftmaxDot(_Attention):
         return torch.cat([src[1], *(t[:, None].expand(-1, src[1].shape[1], -1) for t in edge)], dim=-1)
 
     def _beside(self, x: Operands) -> tuple[Tensor | None, Tensor | None]:
-        """Return the rows of edges, and the destinations' rows that they are multiplied by."""
+        """Return the rows of edges and their queries r, or None."""
         return (x.edge[0], x.dst[1]) if self.with_edges else (None, None)

@@ -65,11 +65,11 @@ class Wrapped:
 
 @dataclass(frozen=True)
 class OfType(Wrapped):
-    """`fold` without the edges of other types than `number`, for models of dictionaries by type on a typed graph.
-    Operands and results are those of all rows.
+    """`fold` over the edges of type `number` only, for heterogeneous models on a typed graph. Operands and results have
+    all rows.
 
-    Edge rows and their gradients are of all edges of a block; those of other types are not read. It is not Pushable:
-    under `sar`, sources' rows are sent again for the gradient.
+    Edge rows and their gradients are of all edges of a block; rows of other types are not read. It is not Pushable:
+    under `sar`, source rows are sent again for the gradient.
     """
 
     number: int
