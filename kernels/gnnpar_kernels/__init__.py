@@ -1,4 +1,4 @@
-"""Graph kernels as pure functions: sums, attention, maxima, row moves, products, dropout, codes. No autograd here."""
+"""Graph kernels as pure functions without autograd: sums, attention, maxima, row moves, products, dropout, codes."""
 
 from gnnpar_kernels.attend import (
     attend,

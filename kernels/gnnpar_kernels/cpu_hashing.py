@@ -10,8 +10,7 @@ from gnnpar_kernels.hashing import GOLDEN, M1, M2, MASK32, Key, signed, signed_w
 
 
 def word(value: int) -> Tensor:
-    """Return an int32 constant: a tensor as operand costs a call 1 us, a Python number 2 us as it is converted every
-    time."""
+    """Return an int32 constant. A tensor operand costs 1 us per call, a Python number 2 us for its conversion."""
     return torch.tensor(signed(value), dtype=torch.int32)
 
 
@@ -19,7 +18,7 @@ _M1, _M2, _15, _17_BITS = word(M1), word(M2), word(15), word(MASK32 >> 15)
 
 
 def entry_hash(rows: Tensor, columns: Tensor, *, out: Tensor, scratch: Tensor) -> Tensor:
-    """entry(rows ^ columns) of `hashing`. Shapes: int32, broadcasting to the shape of out and scratch."""
+    """Return entry(rows ^ columns) of `hashing`. Shapes: int32, broadcasting to the shape of out and scratch."""
     torch.bitwise_xor(rows, columns, out=out).mul_(_M1)
     torch.bitwise_right_shift(out, _15, out=scratch).bitwise_and_(_17_BITS)
     return out.bitwise_xor_(scratch).mul_(_M2)
@@ -48,7 +47,7 @@ def column_hash(width: int, *, key: Key) -> Tensor:
 
 
 def keep_bits(rows: Tensor, columns: Tensor, *, p: float, out: Tensor, scratch: Tensor) -> Tensor:
-    """All bits set where the entry is kept, none elsewhere, written to `out`.
+    """Write -1 (all bits set) to `out` where the entry is kept, else 0.
 
     Shapes: rows and columns int32, broadcasting to the shape of out and scratch.
     """

@@ -1,4 +1,4 @@
-"""The structure that kernels read: CSR rows of in-edges, or of out-edges where it is transposed."""
+"""CSR structure of kernels: rows of in-edges, or of out-edges if transposed."""
 
 from math import prod
 from typing import NamedTuple
@@ -25,7 +25,7 @@ class Csr(NamedTuple):
 
 
 def edge_rows(indptr: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Output row of every edge. Shapes: indptr [R + 1], rows [R] or None -> [E] int64."""
+    """Return the output row of every edge. Shapes: indptr [R + 1], rows [R] or None -> [E] int64."""
     outputs = torch.arange(indptr.shape[0] - 1, device=indptr.device) if rows is None else rows
     return torch.repeat_interleave(outputs, (indptr[1:] - indptr[:-1]).long())
 
@@ -36,5 +36,5 @@ def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def flat_rows(x: Tensor) -> Tensor:
-    """One contiguous row per node, a view where possible. Shapes: [M, ...] -> [M, W]."""
+    """Return one contiguous row per node, as a view if possible. Shapes: [M, ...] -> [M, W]."""
     return x.reshape(x.shape[0], prod(x.shape[1:])).contiguous()

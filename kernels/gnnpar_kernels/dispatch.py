@@ -1,8 +1,8 @@
-"""Which body an op takes: Triton on a GPU, fast torch on a CPU, the specification elsewhere; GNNPAR_KERNELS forces one.
+"""Choose the body of an op: Triton on a GPU, fast torch on a CPU, else the specification; GNNPAR_KERNELS forces one.
 
 A kernel is a folder: `naive.py` specifies its ops, the public functions; `cpu.py` and `triton.py` repeat their names
-and signatures. Where a body, or an op in it, is absent, the specification is already the fast one. The device of an
-op's first tensor decides.
+and signatures. If a body, or an op in it, is missing, the specification is already fast there. The device of an op's
+first tensor decides.
 """
 
 import functools
@@ -19,16 +19,16 @@ import torch
 VARIABLE = "GNNPAR_KERNELS"
 NAMES = ("naive", "cpu", "triton")
 
-Body = Callable[..., Any]  # bodies are chosen by name when called: their signatures are those of the specification
+Body = Callable[..., Any]  # chosen by name when called; signatures are those of the specification
 
 _packages: dict[str, str] = {}  # public function: the package that holds its bodies
 
 
 def register(op: str, package: str) -> Body:
-    """Note which package holds the bodies of a public function; returns its specification.
+    """Record the package with the bodies of a public function. Return its specification.
 
-    The CPU body is imported here: at the first call an active mode (inference, fake tensors) would change the constants
-    it makes. Triton is imported at its first use, so that a CPU never loads it.
+    Import the CPU body now, since at the first call an active mode (inference, fake tensors) would change its
+    constants. Triton is imported at its first use, so that a CPU never loads it.
     """
     _packages[op] = package
     _module(package, "cpu")
@@ -43,7 +43,7 @@ def _module(package: str, body: str) -> ModuleType | None:
 
 @functools.cache
 def _own(op: str, body: str) -> Body | None:
-    """Return the code that a body has for a function, if any."""
+    """Return a body's implementation of a function, or None."""
     module = _module(_packages[op], body)
     return None if module is None else vars(module).get(op)
 
@@ -56,14 +56,14 @@ def _specification(op: str) -> Body:
 
 
 class Choice(NamedTuple):
-    """The body taken for one function and the reason, for `gnnpar doctor`."""
+    """The body of one function and the reason for it, for `gnnpar doctor`."""
 
     body: str
     reason: str
 
 
 def choose(device: str, op: str) -> Choice:
-    """Body of an op for tensors on a device of this type; raises if the environment forces what cannot run there."""
+    """Return the body of an op for tensors on a device of this type. ValueError if a forced body cannot run there."""
     forced = os.environ.get(VARIABLE, "")
     if forced and forced not in NAMES:
         raise ValueError(f"{VARIABLE}={forced} is not one of {', '.join(NAMES)}: unset it to let the device decide")
@@ -81,7 +81,7 @@ def choose(device: str, op: str) -> Choice:
 
 
 def _triton(device: str, op: str, *, forced: bool) -> Choice:
-    """Triton where it can run; a reason not to, or one clear error if it is forced."""
+    """Return Triton if it can run, else the specification with the reason. ValueError if it is forced and cannot."""
     missing = ""
     if importlib.util.find_spec("triton") is None:
         missing = "the triton package is not installed"
@@ -105,25 +105,25 @@ def _one_at_a_time(body: Body, *args: object, **kwargs: object) -> Any:
 
 
 def body_of(op: str, device: torch.device) -> Body:
-    """Return the code that runs a function for tensors on this device."""
+    """Return the implementation of a function for tensors on this device."""
     return _body_of(op, device.type, os.environ.get(VARIABLE, ""), os.environ.get("TRITON_INTERPRET", "0"))
 
 
 @functools.cache
 def _body_of(op: str, device: str, forced: str, interpreted: str) -> Body:
-    """`choose` reads both variables from the environment."""
+    """Cache `body_of`, by the two variables that `choose` reads from the environment."""
     name = choose(device, op).body
     body = _own(op, name) or _specification(op)
     return functools.partial(_one_at_a_time, body) if name == "triton" and device == "cpu" else body
 
 
 def implementations(device: str | None = None) -> dict[str, Choice]:
-    """Body taken by each public function and why, on this machine's accelerator if it has one."""
+    """Return the body of each public function and the reason, on this machine's accelerator if it has one."""
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     return {op: choose(where, op) for op in sorted(_packages)}
 
 
 @functools.cache
 def functions_of(body: str) -> SimpleNamespace:
-    """Every public function by one body, or by the specification where it has none: for tests and benchmarks."""
+    """Return every public function of one body, else of the specification; for tests and benchmarks."""
     return SimpleNamespace(**{op: _own(op, body) or _specification(op) for op in sorted(_packages)})

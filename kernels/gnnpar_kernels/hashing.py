@@ -2,11 +2,11 @@
 
 keep(key, id, f) = signed32(entry(row(id) ^ column(f))) >= threshold(p), all arithmetic modulo 2^32:
     mix(x)    = entry(x ^ x >> 16)                          the two-multiply mix, compared by its high bits
-    entry(x)  = (x * M1, ^ >> 15) * M2                      what is left of it for every entry
+    entry(x)  = (x * M1, ^ >> 15) * M2                      the rest of it, once per entry
     row(id)   = mix(mix(low(id) ^ k0), ^ >> 16, ^ high(id) ^ k1)
     column(f) = mix(f * GOLDEN + k2)                        (k0, k1, k2) = key_words(key)
-Shifts are logical. x ^ x >> 16 is its own inverse and linear over ^: where full hashes (mix, then ^ >> 16) of row and
-column are mixed together, two such shifts cancel, and both are left out. The constants of the mix are the "lowbias32"
+Shifts are logical. x ^ x >> 16 is its own inverse and linear over ^: when full hashes (mix, then ^ >> 16) of row and
+column are mixed together, two such shifts cancel, so both are omitted. The constants of the mix are the "lowbias32"
 pair of C. Wellons' hash prospector (public domain).
 """
 
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 Key = int | Tensor
-"""64 bits, or their three words, `key_tensor`, where what is drawn is: a captured CUDA graph reads the words anew each
-time it is replayed."""
+"""64 bits, or their three words (`key_tensor`) on the device of the draw: a captured CUDA graph reads the words at each
+replay."""
 
 M1 = 0x7FEB352D
 M2 = 0x846CA68B
@@ -25,7 +25,7 @@ MASK64 = 0xFFFFFFFFFFFFFFFF
 
 
 def _splitmix64(state: int) -> int:
-    """One output of splitmix64: a bijection of 64-bit integers in which every input bit reaches every output bit."""
+    """Return one output of splitmix64, a bijection of 64-bit integers with every output bit a mix of all input bits."""
     z = (state + 0x9E3779B97F4A7C15) & MASK64
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK64
@@ -33,7 +33,7 @@ def _splitmix64(state: int) -> int:
 
 
 def fold_key(*ints: int) -> int:
-    """Hash (seed, epoch, layer, call, ...) into one 64-bit key; order and count matter, any Python int is taken."""
+    """Hash (seed, epoch, layer, call, ...) into one 64-bit key; order and count matter, any Python int is valid."""
     key = _splitmix64(len(ints))
     for value in ints:
         key = _splitmix64(key ^ (value & MASK64))
@@ -45,7 +45,7 @@ def fold_key(*ints: int) -> int:
 
 
 def key_words(key: int) -> tuple[int, int, int]:
-    """Three 32-bit words of a key, all 64 bits of it in each; neighbouring keys share nothing."""
+    """Return three 32-bit words, each a hash of all 64 bits of a key; words of neighbouring keys are unrelated."""
     first = _splitmix64(key & MASK64)
     second = _splitmix64(first)
     return first & MASK32, first >> 32, second & MASK32
@@ -63,7 +63,7 @@ def signed_words(key: Key) -> tuple[int | Tensor, int | Tensor, int | Tensor]:
 
 
 def threshold(p: float) -> int:
-    """Smallest signed 32-bit hash that is kept: a share 1 - p of all 2^32 values is at least this."""
+    """Return the smallest signed 32-bit hash that is kept: a share 1 - p of all 2^32 values is at least this."""
     if not 0.0 <= p < 1.0:
         raise ValueError(f"dropout probability {p} is outside [0, 1): give the share of entries to drop, 0 for none")
     return min(round(p * 2**32), MASK32) - 2**31
@@ -84,7 +84,7 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def entry_hash(ids: Tensor, width: int, *, key: Key) -> Tensor:
-    """32 random bits of every entry, see above. Shapes: ids [n] -> [n, width] int64."""
+    """Return 32 random bits per entry, as defined above. Shapes: ids [n] -> [n, width] int64."""
     k0, k1, k2 = (word & MASK32 for word in signed_words(key if isinstance(key, int) else key.long()))
     row = _mix((ids & MASK32) ^ k0)
     row = _mix(row ^ (row >> 16) ^ ((ids >> 32) & MASK32) ^ k1)

@@ -1,7 +1,8 @@
-"""How an op becomes torch's, and what every public function does before it calls one.
+"""Register ops with torch, and make the public functions that check their arguments.
 
-Ops are registered through torch.library, so that torch.compile and CUDA graphs work over them: 2 us a call on a CPU. An
-op that updates a tensor in place is a second schema with a trailing underscore, as outputs must not alias inputs.
+Ops are registered through torch.library, so that torch.compile and CUDA graphs support them; a call costs 2 us on a
+CPU. An op that updates a tensor in place is a second schema with a trailing underscore, since outputs must not alias
+inputs.
 """
 
 import functools
@@ -26,7 +27,7 @@ _LIBRARY = torch.library.Library("gnnpar_kernels", "DEF")
 
 
 def define(schema: str, *, fake: Callable[..., object] | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Register the decorated function for every device; it becomes the op. Ops without `fake` return nothing."""
+    """Register the decorated function for every device and replace it by the op. Ops without `fake` return nothing."""
 
     def decorate(run: Callable[P, R]) -> Callable[P, R]:
         name = schema.split("(")[0]
@@ -39,8 +40,8 @@ def define(schema: str, *, fake: Callable[..., object] | None = None) -> Callabl
 
 
 def public(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a public function of the package of `function`; its `naive.py` gives the signature and docstring.
-    Tensors that ask for a gradient are refused."""
+    """Decorate a public function of the package of `function`, with signature and docstring of its `naive.py`. It
+    refuses tensors that require a gradient."""
 
     @functools.wraps(register(function.__name__, function.__module__))
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -63,7 +64,7 @@ def _refuse_gradients(op: str, values: Iterable[object]) -> None:
 
 
 def flat_key(key: Key) -> tuple[int, Tensor | None]:
-    """Return a key as a schema takes it: a number, or the words of one."""
+    """Return a key as two arguments of a schema: (number, None) or (0, words)."""
     return (0, key) if isinstance(key, Tensor) else (signed_key(key), None)
 
 
@@ -73,15 +74,15 @@ def key_of(key: int, words: Tensor | None) -> Key:
 
 
 def signed_key(key: int) -> int:
-    """Return the 64 bits of a key as the int64 a schema can carry; hashing reads bits, so nothing changes."""
+    """Return the int64 with the 64 bits of a key, for a schema. Hashing reads only the bits."""
     return ((key + 2**63) & (2**64 - 1)) - 2**63
 
 
 class _Kind(NamedTuple):
-    """How a schema takes arguments of one annotation.
+    """Schema arguments for a parameter of one annotation.
 
-    `names`: its arguments, {} being the parameter; `flat`: their values of an argument, `whole`: the argument again,
-    None: they are the same.
+    `names`: of the arguments, with {} for the parameter; `flat`: parameter -> values of the arguments; `whole`: the
+    inverse; None: both are equal.
     """
 
     names: tuple[str, ...]
@@ -121,9 +122,9 @@ def operator(
 ) -> Callable[P, R]:
     """Register the op that a function of a package's `naive.py` specifies; return the public function.
 
-    The schema follows from the annotations. `fake`: the results' shapes under tracing, by names of arguments.
-    `updates`: a parameter, None by default, that a second op with a trailing underscore changes in place and that is
-    then the result.
+    The annotations determine the schema. `fake`: arguments by name -> uninitialised results, for tracing. `updates`: a
+    parameter with default None. If given, a second op with a trailing underscore updates it in place, and it is the
+    result.
     """
     name, signature = specification.__name__, inspect.signature(specification, eval_str=True)
     parameters = [each for each in signature.parameters.values() if each.name != updates]
@@ -188,7 +189,7 @@ def operator(
 def changed_in_place(
     name: str, schema: list[str], updates: inspect.Parameter, run: Callable[..., object]
 ) -> Callable[..., None]:
-    """Register the op that changes what it is given in `updates`, a tensor or several, and returns nothing."""
+    """Register the op that updates the tensor or tensors `updates` in place and returns nothing."""
     alone = updates.annotation == Tensor | None
     kind = f"Tensor(a!){'' if alone else '[]'} {updates.name}"
 

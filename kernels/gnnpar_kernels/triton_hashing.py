@@ -27,7 +27,7 @@ def mix(x):
 
 @triton.jit
 def word(k):
-    """Return a word of a key on uint32: int32 with its bits, or their address for a captured launch."""
+    """Return a word of a key as uint32. k: int32 with its bits, or their address for a captured launch."""
     if k.dtype.is_ptr():
         k = tl.load(k)
     return k.to(tl.uint32)
@@ -35,7 +35,7 @@ def word(k):
 
 @triton.jit
 def row_hash(ids, k0, k1):
-    """Hash of int64 global ids; k0, k1: see `word`."""
+    """Hash int64 global ids. k0, k1: see `word`."""
     low, high = ids.to(tl.uint32), (ids >> 32).to(tl.uint32)
     row = mix(low ^ word(k0))
     return mix(row ^ (row >> 16) ^ high ^ word(k1))
@@ -43,13 +43,13 @@ def row_hash(ids, k0, k1):
 
 @triton.jit
 def column_hash(columns, k2):
-    """Hash of column numbers; k2: see `word`."""
+    """Hash column numbers. k2: see `word`."""
     return mix(columns.to(tl.uint32) * GOLDEN + word(k2))
 
 
 @triton.jit
 def keep(rows, columns, limit):
-    """Whether an entry survives dropout: rows and columns are hashes, limit the signed threshold of p."""
+    """Return True where an entry survives dropout. rows, columns: hashes; limit: signed threshold of p."""
     return entry_hash(rows ^ columns).to(tl.int32, bitcast=True) >= limit
 
 

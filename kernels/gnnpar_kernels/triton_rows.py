@@ -1,8 +1,8 @@
-"""Reductions of whole rows over in-edges, sums and maxima: one skeleton of three kernels, without atomics.
+"""Reductions of whole rows over in-edges, sums and maxima: three shared kernels, without atomics.
 
-Every edge gathers its row once, and the order of a row's edges is fixed. Short CSR rows share a program, long ones are
-cut into pieces, whose results are combined. A reduction is two jit functions: `fold` adds rows and their sources to the
-state of a CSR row, `write` stores the state. Programs cover some columns, so a wide row takes several.
+Every edge gathers its row once, and the order of a row's edges is fixed. Short CSR rows share a program; long rows are
+cut into pieces and the results combined. A reduction is two jit functions: `fold` adds rows and their sources to the
+state of a CSR row, `write` stores the state. A program covers some columns, so a wide row has several programs.
 """
 
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false, reportArgumentType=false
@@ -26,9 +26,9 @@ class Reduction(NamedTuple):
     """A reduction of the rows of edges.
 
     fold(value, source, tile, other, TILE): states [R, BW] and a row for each, or [BW] and rows [BE, BW] (TILE).
-    write(out, arg, ids, place, mask, value, source, FRESH): to fresh results, or into given ones.
+    write(out, arg, ids, place, mask, value, source, FRESH): write results (FRESH), or merge them into given ones.
     `empty`: the value of a row without edges. `slots`: pieces of a cut row that are read at once. `bound`: the bound of
-    short rows that gives all of them their tile, where states are large; 0: each class has its own.
+    LOW that sets the tile of all short rows, for large states; 0: each class has its own tile.
     """
 
     fold: JITFunction
@@ -60,7 +60,7 @@ def _low(
     WRITE: tl.constexpr,
     EMPTY: tl.constexpr,
 ):
-    """Short CSR rows, R to a program, each with at most BOUND edges."""
+    """Reduce short CSR rows, R per program, each with at most BOUND edges."""
     member = tl.program_id(0) * R + tl.arange(0, R)
     inside = member < num_members
     row = tl.load(members + member, mask=inside, other=0).to(tl.int64)
@@ -110,7 +110,7 @@ def _piece(
     WRITE: tl.constexpr,
     EMPTY: tl.constexpr,
 ):
-    """One piece of a long CSR row: its result goes to the output row, or to its slot of `part` if the row is cut."""
+    """Reduce one piece of a long CSR row to the output row, or to its slot of `part` if the row is cut."""
     task = tl.program_id(0)
     begin, end, slot = tl.load(task_begin + task), tl.load(task_end + task), tl.load(task_slot + task)
     columns = tl.program_id(1) * BW + tl.arange(0, BW)
@@ -193,7 +193,7 @@ def reduce_rows(
     arg: Tensor | None = None,
     ids: Tensor | None = None,
 ) -> None:
-    """Reduce CSR rows into `out`, ids of their sources into `arg`. Shapes: x [M, ...], out, arg [N, ...], ids [M]."""
+    """Reduce CSR rows to `out`, with ids of their sources in `arg`. Shapes: x [M, ...], out, arg [N, ...], ids [M]."""
     table, acc = flat_rows(x), accumulate_dtype(x.dtype)
     tasks, width, item = tasks_of(indptr), table.shape[1], x.element_size()
     ends = {"indices": indices.contiguous(), "x": table, "weights": weights, "rows": rows, "ids": ids}

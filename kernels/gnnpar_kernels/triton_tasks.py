@@ -1,4 +1,4 @@
-"""Rows of a CSR as pieces of work of similar length: short rows share a program, long rows are cut and combined."""
+"""Split a CSR into pieces of similar length: short rows share a program, long rows are cut and combined."""
 
 from typing import NamedTuple
 
@@ -8,17 +8,17 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 LOW = (4, 16)  # bounds on the degrees of rows that share a program with others
-SPLIT = 256  # edges of the longest piece: a warp takes about 0.1 us an edge, and the longest piece ends last
+SPLIT = 256  # edges of the longest piece, which ends last: a warp takes about 0.1 us per edge
 
 
 class Tasks(NamedTuple):
-    """Every CSR row once: in one class of `low`, as one piece with slot -1, or as pieces with consecutive slots.
+    """Each CSR row is in one class of `low`, or is one piece with slot -1, or several pieces with consecutive slots.
 
-    Shapes: low, by bound of LOW, CSR rows [n] int32 of at most that degree, the rows without edges in the first;
-    row [T] int32, begin and end [T] of indptr's type, slot [T] int32: pieces, those of cut rows first, of other rows in
-    the rows' order, so that a cache keeps what neighbouring rows share; written to the row itself where slot is -1,
-    else to a workspace [num_slots, ...]; split_row [S] int32 with the slots
-    split_first[s] to split_first[s + 1], [S + 1] int32, to be combined in this order.
+    low: per bound of LOW, CSR rows [n] int32 of at most that degree; rows without edges are in the first class.
+    row [T] int32, begin, end [T] of indptr's type, slot [T] int32: the pieces, first those of cut rows, then others in
+    the order of rows, so that neighbouring rows share the cache. A piece writes to its row if slot is -1, else to a
+    workspace [num_slots, ...]. split_row [S] int32, split_first [S + 1] int32: cut row split_row[s] is the combination
+    of slots split_first[s] to split_first[s + 1], in this order.
     """
 
     low: tuple[Tensor, ...]
@@ -81,19 +81,19 @@ def _cut(indptr: Tensor, split: int) -> Tasks:
 
 
 def _in_flight(nbytes: int, width: int, itemsize: int) -> int:
-    """Bytes gathered at once; fewer where rows are not made of 16 bytes: each entry then takes a register."""
+    """Return the bytes gathered at once; fewer if rows are no multiple of 16 bytes: then an entry takes a register."""
     return nbytes if width * itemsize % 16 == 0 else min(nbytes, 1024 * itemsize)
 
 
 def low_tile(width: int, itemsize: int, bound: int) -> tuple[int, int]:
-    """(CSR rows, columns) of a program over short rows: 16 bytes for each lane and edge, 8 KB for all edges."""
+    """Return (CSR rows, columns) of a program over short rows: 16 bytes per lane and edge, 8 KB for all edges."""
     columns = min(triton.next_power_of_2(width), 512 // itemsize)
     rows = _in_flight(8192, width, itemsize) // (bound * columns * itemsize)
     return max(1, min(128, rows)), columns
 
 
 def piece_tile(width: int, itemsize: int) -> tuple[int, int]:
-    """(edges, columns) gathered at once from a piece of a long row: 4 KB, and no more edges than most pieces have."""
+    """Return (edges, columns) gathered at once from a piece of a long row: 4 KB, and at most 64 edges."""
     columns = min(triton.next_power_of_2(width), 2048 // max(itemsize, 4))
     edges = _in_flight(4096, width, itemsize) // (columns * itemsize)
     return max(1, min(64, edges)), columns

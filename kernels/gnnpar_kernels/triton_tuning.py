@@ -1,9 +1,8 @@
-"""Which tile a kernel takes on this kind of GPU.
+"""Choose the tile of a kernel for this kind of GPU.
 
-Nothing is timed while training: ranks that timed for themselves could take tiles that add in another order, and so
-disagree in the last bits. `tuned/ARCH.json` (sm_90.json, gfx942.json) holds what was measured once; where it has no
-entry, the first candidate is taken. GNNPAR_TUNE=record times what is missing there and writes the file; GNNPAR_TUNE=0
-takes the first candidate always.
+Training times nothing: ranks that time separately could choose tiles with another order of additions, and differ in the
+last bits. `tuned/ARCH.json` (sm_90.json, gfx942.json) holds recorded choices; without an entry, use the first
+candidate. GNNPAR_TUNE=record times missing entries and writes the file; GNNPAR_TUNE=0 always uses the first candidate.
 """
 
 import functools
@@ -23,21 +22,21 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns at th
 
 VARIABLE = "GNNPAR_TUNE"
 FOLDER = Path(__file__).parent / "tuned"
-NOISE = 0.97  # of the first candidate's time: nearer to it, another one is not taken
+NOISE = 0.97  # another candidate must take less than this share of the first one's time
 
 
 def interpreting() -> bool:
-    """Whether kernels run in Triton's interpreter, on a CPU: decided by TRITON_INTERPRET=1 when they are imported."""
+    """Return True if kernels run in Triton's interpreter, on a CPU: if TRITON_INTERPRET=1 when they are imported."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 def configs(*meta: dict[str, int], num_warps: Sequence[int] = (1,)) -> list[triton.Config]:
-    """All pairs of meta-parameters and warp counts, the first being the best guess."""
+    """Return all pairs of meta-parameters and warp counts, best guess first."""
     return [triton.Config(dict(each), num_warps=warps) for warps in num_warps for each in meta]
 
 
 class Timing(NamedTuple):
-    """What a launch took with one tile; milliseconds are infinite where it cannot run."""
+    """Time of a launch with one tile; infinite if it cannot run."""
 
     kernel: str
     shape: str
@@ -46,7 +45,7 @@ class Timing(NamedTuple):
 
 
 timings: list[Timing] = []
-"""Of this process, by GNNPAR_TUNE=record."""
+"""Timings of this process, from GNNPAR_TUNE=record."""
 
 
 class Table:
@@ -63,11 +62,11 @@ class Table:
         return self.chosen.get(kernel, {}).get(shape)
 
     def measured(self, kernel: str, shape: str) -> dict[str, int] | None:
-        """With these versions, on this GPU."""
+        """Return the entry if it was recorded on this GPU with these versions."""
         return self.find(kernel, shape) if self.measured_with == self.versions else None
 
     def add(self, kernel: str, shape: str, config: dict[str, int]) -> None:
-        """Add an entry and write the file. Entries of other versions of Triton or torch go first. Holds `lock`."""
+        """Remove entries of other versions of Triton or torch, add one, and write the file. The caller holds `lock`."""
         if self.measured_with != self.versions:
             self.chosen, self.measured_with = {}, self.versions
         self.chosen.setdefault(kernel, {})[shape] = config
@@ -93,7 +92,7 @@ def table() -> Table:
 
 
 class Tuned:
-    """A kernel that is launched with the tile of its table. Nothing of a launch is kept: rank threads may share it."""
+    """A kernel launched with the tile of its table. It keeps no state of a launch, so rank threads may share it."""
 
     def __init__(
         self,
@@ -115,13 +114,13 @@ class Tuned:
         return functools.partial(self.run, grid)
 
     def run(self, grid: object, *args: object, **kwargs: object) -> None:
-        """Launch over a grid, with the arguments of the kernel but the tuned ones."""
+        """Launch over a grid, with the arguments of the kernel except the tuned ones."""
         given = dict(zip(self.fn.arg_names, args, strict=False)) | kwargs
         config = self.choose(given, lambda config: self.launch(grid, args, kwargs, config))
         self.launch(grid, args, kwargs, config)
 
     def choose(self, given: Mapping[str, Any], launch: Callable[[triton.Config], None]) -> triton.Config:
-        """Return the configuration for these arguments. `launch` is called for timing alone."""
+        """Return the configuration for these arguments. Call `launch` only to time it."""
         how = os.environ.get(VARIABLE, "")
         if how not in ("", "0", "record"):
             raise ValueError(f"{VARIABLE}={how} is neither 0 nor record: unset it to read kernels/gnnpar_kernels/tuned")
@@ -131,21 +130,21 @@ class Tuned:
         if how != "record":
             chosen = known.find(name, shape)
         elif (chosen := known.measured(name, shape)) is None:
-            with known.lock:  # one thread measures, the others take its answer
+            with known.lock:  # one thread measures, the others use its result
                 if (chosen := known.measured(name, shape)) is None:
                     chosen = _as_json(self._fastest(given, launch))
                     known.add(name, shape, chosen)
         return next((each for each in self.candidates if _as_json(each) == chosen), self.candidates[0])
 
     def shape_class(self, given: Mapping[str, Any]) -> str:
-        """Return the shapes and types that decide on the best tile, as a key of the table: 'W=128 ACCUMULATE=False
+        """Return the shapes and types that determine the best tile, as a key of the table: 'W=128 ACCUMULATE=False
         x=float32'."""
         values = [f"{name}={given[name]}" for name in self.key]
         return " ".join(values + [f"{name}={str(given[name].dtype).removeprefix('torch.')}" for name in self.types])
 
     def _fastest(self, given: Mapping[str, Any], launch: Callable[[triton.Config], None]) -> triton.Config:
-        """Time every candidate on the tensors at hand; tensors that it adds into are restored once, so one copy of them
-        is held, and times include no copying."""
+        """Return the fastest candidate on the given tensors. Restore updated tensors once, from one copy, so that times
+        include no copying."""
         before = {name: given[name].clone() for name in self.restores if given[name] is not None}
         milliseconds = [_milliseconds(functools.partial(launch, each)) for each in self.candidates]
         for name, copy in before.items():
@@ -163,7 +162,7 @@ class Tuned:
 
 
 def _milliseconds(call: Callable[[], None]) -> float:
-    """Median time of a launch; infinite where it cannot run with this tile."""
+    """Return the median time of a launch; infinite if it cannot run with this tile."""
     from triton.testing import do_bench
 
     try:

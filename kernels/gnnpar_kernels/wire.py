@@ -17,42 +17,42 @@ GRID = (1, 2, 4, 8)
 FP8, BF16, FP32 = 9, 16, 32
 CODES = (*GRID, FP8, BF16, FP32)
 E4M3_MAX = 448.0
-MIN_STEP = 2.0**-100  # also of smaller ranges: 2^23 / step stays finite and a constant row needs no special case
-MAX_STEP = 255 * 2.0**111  # the largest bf16 below 2^119: a block whose step is above, or NaN, has no finite range
+MIN_STEP = 2.0**-100  # also for smaller ranges: 2^23 / step is finite, and a constant row needs no special case
+MAX_STEP = 255 * 2.0**111  # the largest bf16 below 2^119: a block with a larger or NaN step has no finite range
 NAN = 0x7FC0  # bf16 bits of the step and the zero point of such a block
 
 Codes = int | Tensor
 
 
 def field_bits(code: int) -> int:
-    """Bits per column."""
+    """Return the bits per column."""
     return 8 if code == FP8 else code
 
 
 def has_metadata(code: int) -> bool:
-    """Whether rows of this code carry a step and a zero point per block."""
+    """Return True if rows of this code have a step and a zero point per block."""
     return code in GRID or code == FP8
 
 
 def num_blocks(width: int, block: int = 0) -> int:
-    """Blocks of columns that have a step of their own; block = 0: the whole row is one."""
+    """Return the number of blocks of columns, each with its own step; block = 0: the row is one block."""
     return -(-width // block) if block else min(width, 1)
 
 
 def row_nbytes(width: int, code: int, *, block: int = 0) -> int:
-    """Bytes of a row of `width` columns on the wire, metadata included."""
+    """Return the bytes of a row of `width` columns on the wire, metadata included."""
     check_format(code, block)
     return 4 * num_blocks(width, block) * has_metadata(code) + 4 * -(-width * field_bits(code) // 32)
 
 
 def metadata_nbytes(width: int, code: int, *, block: int = 0) -> int:
-    """How many of these bytes are metadata."""
+    """Return the bytes of metadata of a row."""
     check_format(code, block)
     return 4 * num_blocks(width, block) * has_metadata(code)
 
 
 def row_offsets(codes: Tensor, width: int, *, block: int = 0) -> Tensor:
-    """Byte offset of each row, and the total. It reads the codes, so make it once for each assignment of codes.
+    """Return the byte offset of each row, and the total. It reads the codes, so call it once per assignment of codes.
 
     Shapes: codes [n] of any integer type -> [n + 1] int64.
     """
@@ -68,7 +68,7 @@ def row_offsets(codes: Tensor, width: int, *, block: int = 0) -> Tensor:
 
 
 def check_format(code: int, block: int) -> None:
-    """Raise unless code and block exist."""
+    """Raise ValueError unless code and block are valid."""
     if code not in CODES:
         raise ValueError(f"code {code} is none of {CODES}: give bits of a uniform grid, {FP8} for fp8, 16 or 32")
     if block and (block < 32 or block & (block - 1)):
@@ -78,7 +78,7 @@ def check_format(code: int, block: int) -> None:
 
 
 def buffer_nbytes(num_rows: int, width: int, bits: Codes, offsets: Tensor | None, block: int) -> int:
-    """Bytes of all rows; with codes per row this reads the last offset and so synchronizes with a GPU."""
+    """Return the bytes of all rows. With codes per row it reads the last offset, which synchronizes with a GPU."""
     if isinstance(bits, int):
         return num_rows * row_nbytes(width, bits, block=block)
     assert offsets is not None
@@ -86,7 +86,7 @@ def buffer_nbytes(num_rows: int, width: int, bits: Codes, offsets: Tensor | None
 
 
 def check_codes(bits: Codes, offsets: Tensor | None, num_rows: int | None, block: int) -> None:
-    """Raise unless codes and offsets fit together and number `num_rows` (None: any)."""
+    """Raise ValueError unless codes and offsets match, for `num_rows` rows (None: any number)."""
     if isinstance(bits, int):
         check_format(bits, block)
         if offsets is not None:
@@ -102,7 +102,7 @@ def check_codes(bits: Codes, offsets: Tensor | None, num_rows: int | None, block
 
 
 def check_buffer(buffer: Tensor, nbytes: int | None) -> None:
-    """Raise unless this is a flat byte buffer, aligned to words, of `nbytes` bytes (None: any)."""
+    """Raise ValueError unless this is a flat byte buffer, aligned to words, of `nbytes` bytes (None: any)."""
     if buffer.dtype != torch.uint8 or buffer.ndim != 1 or not buffer.is_contiguous():
         raise ValueError(f"a buffer is flat, contiguous uint8, not {buffer.dtype} {list(buffer.shape)}")
     aligned = torch.compiler.is_compiling() or buffer.data_ptr() % 4 == 0  # a traced tensor has no address yet
@@ -115,7 +115,7 @@ def check_buffer(buffer: Tensor, nbytes: int | None) -> None:
 def check_quantize(
     x: Tensor, index: Tensor | None, bits: Codes, offsets: Tensor | None, ids: Tensor, block: int, out: Tensor | None
 ) -> None:
-    """Raise unless the arguments of `quantize_rows` fit together."""
+    """Raise ValueError unless the arguments of `quantize_rows` match."""
     if x.ndim != 2 or not x.dtype.is_floating_point:
         raise ValueError(f"x {x.dtype} {list(x.shape)} is not [N, D] of floating-point numbers: flatten its rows")
     num_rows = x.shape[0] if index is None else index.shape[0]
@@ -137,7 +137,7 @@ def received_rows(
     out: Tensor | None,
     add: bool,
 ) -> int:
-    """How many rows a buffer holds; raises unless the arguments of `dequantize_rows` fit together."""
+    """Return the number of rows of a buffer. ValueError unless the arguments of `dequantize_rows` match."""
     check_codes(bits, offsets, None, block)
     if isinstance(bits, Tensor):
         check_buffer(buffer, None)

@@ -1,4 +1,4 @@
-"""GAT aggregation over in-edges with online softmax: the fold, its end, and its gradient by side.
+"""GAT aggregation over in-edges with online softmax: the fold, its normalisation, and its gradients by side.
 
     e_ij = leaky_relu(a_src_j + a_dst_i)        out_i = sum_j softmax_j(e_ij) K_ij x_j, K the dropout mask over 1 - p
 
@@ -25,7 +25,7 @@ attend = operator(
 
 @define("attend_finish_(Tensor(a!) m, Tensor mass, Tensor(b!) acc, Tensor(c!)? mass_pos, Tensor(d!)? pos) -> ()")
 def _attend_finish_(m: Tensor, mass: Tensor, acc: Tensor, mass_pos: Tensor | None, pos: Tensor | None) -> None:
-    """Over the state: acc becomes the output, m the logsumexp."""
+    """Overwrite the state: acc becomes the output, m the logsumexp."""
     state = (m, mass, acc) if mass_pos is None else (m, mass, acc, mass_pos, pos)
     places = (acc, m, mass_pos, pos)
     for place, result in zip(places, body_of("attend_finish", m.device)(state), strict=False):

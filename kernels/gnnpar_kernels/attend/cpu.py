@@ -1,7 +1,7 @@
 """GAT aggregation on a CPU: a weighted embedding bag per head.
 
-Where all scores are small, exp needs no shift and the running maximum is 0; else it is the row's exact maximum.
-Both are states of the same fold and mix freely.
+If all scores are small, exp needs no shift and the running maximum is 0; else it is the row's exact maximum. Both are
+states of the same fold and can be merged.
 """
 
 from collections.abc import Callable
@@ -55,7 +55,7 @@ def attend(
 
 
 def chain(part: State, x: Tensor, *, state: State | None, rows: Tensor | None, num_rows: int) -> State:
-    """Return the state of all rows after a part, given the state of the rows of one CSR. A given state is updated in
+    """Return the state of all rows after folding in `part`, the state of the rows of one CSR. Update a given state in
     place."""
     if state is None and rows is None:
         return part
@@ -72,7 +72,7 @@ def chain(part: State, x: Tensor, *, state: State | None, rows: Tensor | None, n
 def _fold(
     indptr: Tensor, x: Tensor, a_row: Tensor, a_col: Tensor, edges: EdgeWeights, *, plain: bool, branch: bool
 ) -> State:
-    """State of the CSR's rows alone. Shapes: a_row [H, R], a_col [H, M] -> m, l [R, H], acc [R, H, D], ..."""
+    """Return the state of the CSR's rows. Shapes: a_row [H, R], a_col [H, M] -> m, l [R, H], acc [R, H, D], ..."""
     num_rows, num_heads, dtype = indptr.shape[0] - 1, x.shape[1], a_row.dtype
     m = torch.zeros((num_rows, num_heads), dtype=dtype)
     m[indptr[1:] == indptr[:-1]] = -torch.inf
@@ -96,8 +96,8 @@ def _fold(
     return m, *(total for pair in zip(masses, accs, strict=True) for total in pair)
 
 
-Scores = Callable[[RowBlock, Tensor], Tensor]  # write the scores of a block; return what `Sums` needs
-Sums = Callable[[RowBlock, Tensor, Tensor], Tensor]  # weighted sums of a block's rows, of that and the weights
+Scores = Callable[[RowBlock, Tensor], Tensor]  # write the scores of a block, return edge rows for `Sums`
+Sums = Callable[[RowBlock, Tensor, Tensor], Tensor]  # (block, edge rows of `Scores`, weights) -> weighted sums by row
 
 
 def softmax_rows(
@@ -110,7 +110,7 @@ def softmax_rows(
     rows: Tensor | None,
     num_rows: int,
 ) -> State:
-    """Fold the rows of one CSR, a head at a time, with scores that read a row of every edge. Shapes: like [., H, W]."""
+    """Fold the rows of one CSR, one head at a time, with scores that read a row per edge. Shapes: like [., H, W]."""
     dtype, num_heads = edges.numbers.dtype, like.shape[1]
     m = torch.full((num_listed, num_heads), -torch.inf, dtype=dtype)
     mass, acc = torch.empty_like(m), torch.empty((num_listed, *like.shape[1:]), dtype=dtype)
@@ -141,7 +141,7 @@ def _merge_(state: State, part: State, rows: Tensor | None) -> None:
     m_old = m[where]
     top = torch.maximum(m_old, m_part)
     if bool(((m_old == m_part) | m_old.isneginf() | m_part.isneginf()).all()):
-        # nothing to rescale: a row with -inf on one side has nothing there
+        # nothing to rescale: a row with -inf on one side has zero sums there
         for whole, piece in zip(sums, parts, strict=True):
             _ = whole.add_(piece) if rows is None else whole.index_add_(0, rows, piece)
     else:
@@ -154,7 +154,7 @@ def _merge_(state: State, part: State, rows: Tensor | None) -> None:
 
 
 def attend_finish(state: State) -> tuple[Tensor, ...]:
-    """See `naive.attend_finish`. The rows are written over the state's sums of rows."""
+    """See `naive.attend_finish`. The output overwrites the state's sums of rows."""
     m, mass, acc, *positive = state
     empty = mass == 0
     inverse = mass.reciprocal().masked_fill_(empty, 0.0)

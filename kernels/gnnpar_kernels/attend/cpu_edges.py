@@ -1,7 +1,7 @@
 """Attention weights of one head over a block of rows, in reused buffers.
 
-Every float of edge size is one number per edge of a block that stays in cache; nothing is [E, H] or [E, D]. Of the
-whole CSR only integers are stored: each edge's row and, with dropout, its part of the hash.
+Floating-point data of edges are one number per edge of a block that fits the cache; no tensor is [E, H] or [E, D]. For
+the whole CSR only integers are stored: each edge's row and, with dropout, its part of the hash.
 """
 
 from typing import NamedTuple
@@ -13,8 +13,8 @@ from gnnpar_kernels.attend.naive import Drop
 from gnnpar_kernels.cpu_bags import RowBlock, bag, row_blocks
 from gnnpar_kernels.cpu_hashing import column_hash, keep_bits, row_hash
 
-BLOCK = 1 << 18  # edges of a block: its weights and the sums of its rows stay near; smaller costs calls and barriers
-PLAIN = 20.0  # scores up to this size are exponentiated as they are: sums of exp(20) and of exp(-20) are exact enough
+BLOCK = 1 << 18  # edges of a block: weights and sums of rows stay in cache; smaller costs calls and barriers
+PLAIN = 20.0  # scores up to this size need no shift before exp: sums of exp(20) and of exp(-20) are exact enough
 
 
 class Dropping(NamedTuple):
@@ -26,7 +26,7 @@ class Dropping(NamedTuple):
 
 
 class Edges:
-    """Blocks of whole CSR rows with buffers for two numbers an edge, and attention dropout."""
+    """Blocks of whole CSR rows with buffers for two numbers per edge, and attention dropout."""
 
     def __init__(
         self, indptr: Tensor, indices: Tensor, *, edges: int, dtype: torch.dtype, dropping: Dropping | None = None
@@ -66,7 +66,7 @@ class Edges:
 
 
 class HeadRows(NamedTuple):
-    """What one head reads: scores of both ends, and what is taken off the score before exp, if anything.
+    """Scores of both ends for one head, and shifts to subtract from the score before exp, if any.
 
     Shapes: row, row_shift [R] by CSR row; col, col_shift [M] by index.
     """
@@ -78,7 +78,7 @@ class HeadRows(NamedTuple):
 
 
 def head_table(x: Tensor, head: int, *, out: Tensor, scale: Tensor | None = None) -> Tensor:
-    """Return the rows of one head, contiguous, times a factor per row: bags of a strided view take 1.5 times as long.
+    """Return contiguous rows of one head, times a factor per row. Bags of a strided view take 1.5 times as long.
 
     Shapes: x [M, H, D], scale [M, H] or None -> out [M, D].
     """
@@ -88,7 +88,7 @@ def head_table(x: Tensor, head: int, *, out: Tensor, scale: Tensor | None = None
 
 
 def is_plain(a_src: Tensor, a_dst: Tensor, slope: float) -> bool:
-    """Whether no score of any edge can leave [-PLAIN, PLAIN], so that exp needs no shift."""
+    """Return True if the scores of all edges must be in [-PLAIN, PLAIN], so that exp needs no shift."""
     if a_src.numel() == 0 or a_dst.numel() == 0:
         return True
     return float(a_src.abs().max() + a_dst.abs().max()) * max(1.0, abs(slope)) <= PLAIN
@@ -105,20 +105,20 @@ class EdgeWeights(Edges):
         self._weight, self._sloped, self._score, self._spare = *self.numbers, *torch.empty_like(self.numbers)
 
     def top(self, block: RowBlock, rows: HeadRows) -> Tensor:
-        """Return the largest activated score of each row, -inf where no edge. Shapes: -> [rows of the block]."""
+        """Return the largest activated score of each row, -inf without an edge. Shapes: -> [rows of the block]."""
         score = self._score_of(block, rows)
         torch.ops.aten.leaky_relu.out(score, self.slope, out=score)
         return torch.segment_reduce(score, "max", offsets=block.offsets.long(), initial=-torch.inf)
 
     def weights(self, block: RowBlock, rows: HeadRows) -> Tensor:
-        """exp(leaky_relu(score) - shift) of a block's edges. Shapes: -> [edges of the block], a buffer."""
+        """Return exp(leaky_relu(score) - shift) of a block's edges. Shapes: -> [edges of the block], a buffer."""
         return self._activated(block, rows, self._score_of(block, rows))
 
     def weights_and_sloped(
         self, block: RowBlock, rows: HeadRows, *, slope: float | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the weights, and the weights times the activation's slope at the score, or 1 and this slope: 0 keeps
-        positive scores. Shapes: -> [edges of the block] twice, buffers."""
+        """Return the weights, and the weights times the activation's slope at the score. slope: for negative scores; 0
+        keeps only positive scores. Shapes: -> [edges of the block] twice, buffers."""
         score = self._score_of(block, rows)
         weight, sloped = self._activated(block, rows, score), self._sloped[: block.num_edges]
         slope = self.slope if slope is None else slope

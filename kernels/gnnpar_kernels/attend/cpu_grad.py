@@ -4,7 +4,7 @@ With alpha the weights, s' the slope of the activation, K the dropout mask, Delt
     dz_j   = sum_i alpha K dO_i
     del_j  = <z_j, sum_i alpha s' K dO_i> - sum_i alpha s' Delta_i         (reverse CSR)
     der_i  = <dO_i, sum_j alpha s' K z_j> - Delta_i sum_j alpha s'         (forward CSR)
-alpha = exp(score) exp(-lse_i): where scores are small, exp(-lse) is folded into the rows, not the edges.
+alpha = exp(score) exp(-lse_i): if scores are small, exp(-lse) multiplies rows, not edges.
 """
 
 import torch
@@ -18,12 +18,12 @@ ROWS = 2048  # rows of a temporary that stays in cache
 
 
 def _delta(out: Tensor, lse: Tensor, grad_out: Tensor, delta: Tensor | None) -> Tensor:
-    """<dO, O> per row and head unless given. Shapes: out, grad_out [N, H, D] -> [N, H]."""
+    """Return <dO, O> per row and head, unless given. Shapes: out, grad_out [N, H, D] -> [N, H]."""
     return row_dots(out, grad_out, dtype=lse.dtype) if delta is None else delta.to(lse.dtype)
 
 
 def row_dots(a: Tensor, b: Tensor, *, dtype: torch.dtype) -> Tensor:
-    """See `naive.row_dots`. Over rows that stay in cache."""
+    """See `naive.row_dots`. It handles as many rows at a time as fit the cache."""
     dots = torch.empty(a.shape[:2], dtype=dtype)
     for first in range(0, a.shape[0], ROWS):
         span = slice(first, first + ROWS)
@@ -32,7 +32,7 @@ def row_dots(a: Tensor, b: Tensor, *, dtype: torch.dtype) -> Tensor:
 
 
 def _row_factor(lse: Tensor) -> Tensor:
-    """exp(-lse); rows whose lse is below every score have no edge here, and must not overflow."""
+    """Return exp(-lse), clamped: rows with lse below all scores have no edge here, and must not overflow."""
     return torch.exp(-lse.clamp(min=-PLAIN - 1.0))
 
 
@@ -142,7 +142,7 @@ def attend_grad_dst_of(
 
 
 def _spread(part: Tensor, rows: Tensor | None, num_rows: int) -> Tensor:
-    """Return the rows in their places among zeros. Shapes: part [R, ...], rows [R] -> [num_rows, ...]."""
+    """Scatter rows to their places among zeros. Shapes: part [R, ...], rows [R] -> [num_rows, ...]."""
     if rows is None:
         return part
     return part.new_zeros((num_rows, *part.shape[1:])).index_copy_(0, rows, part)

@@ -1,4 +1,4 @@
-"""GAT aggregation with online softmax: the specification, every edge tensor written out.
+"""GAT aggregation with online softmax: the specification, with all edge tensors in memory.
 
 e_ij = leaky_relu(a_src_j + a_dst_i); out_i = sum_j softmax_j(e_ij) K_ij x_j, K_ij the dropout mask over 1 - p.
 Source: Velickovic et al. 2018, eq. 3-4; running softmax as in Milakov and Gimelshein 2018.
@@ -19,7 +19,7 @@ Drop = tuple[float, Key]
 
 
 def dropped(weight: Tensor, drop: Drop | None, edge_ids: Tensor | None) -> Tensor:
-    """weight * K. Shapes: weight [E, H], edge_ids [E] -> [E, H]."""
+    """Return weight * K. Shapes: weight [E, H], edge_ids [E] -> [E, H]."""
     if drop is None or drop[0] == 0.0:
         return weight
     if edge_ids is None:
@@ -45,8 +45,8 @@ def attend(
 ) -> State:
     """Fold one block of in-edges into (m, l, acc): maximum score, sum of exp(score - m), un-normalised output.
 
-    With `branch` also l_pos and acc_pos, the same sums over the edges with a_src_j + a_dst_i > 0 alone, from which
-    `attend_grad_dst_of` follows without another pass over edges. A given state must be of the same kind.
+    With `branch` also l_pos and acc_pos, the same sums over only the edges with a_src_j + a_dst_i > 0, so that
+    `attend_grad_dst_of` needs no other pass over edges. A given state must be of the same kind.
     Shapes: x [M, H, D], a_src [M, H], a_dst [N, H], edge_ids [E] -> m, l [N, H], acc [N, H, D], at least fp32;
     l_pos as l, acc_pos as acc.
     """
@@ -92,7 +92,7 @@ def empty_state(num_rows: int, x: Tensor, dtype: torch.dtype, branch: bool) -> S
 
 
 def uninitialised_state(num_rows: int, x: Tensor, branch: bool) -> State:
-    """Return a state with uninitialised rows, all of which are going to be written."""
+    """Return a state with uninitialised rows, for a caller that writes all of them."""
     shapes = [x.shape[1:2], x.shape[1:2], x.shape[1:], x.shape[1:2], x.shape[1:]]
     return tuple(
         x.new_empty((num_rows, *shape), dtype=accumulate_dtype(x.dtype)) for shape in shapes[: 5 if branch else 3]
@@ -100,12 +100,12 @@ def uninitialised_state(num_rows: int, x: Tensor, branch: bool) -> State:
 
 
 def attend_finish(state: State) -> tuple[Tensor, ...]:
-    """Normalise: (out, lse); rows without an edge get 0 and +inf, so that exp(score - lse) = 0 there.
+    """Return (out, lse), normalised. Rows without an edge get 0 and +inf, so that exp(score - lse) = 0 there.
 
     A state made with `branch` also gives mass_pos = l_pos / l, the share of the weights with a positive score, and
     pos = acc_pos / l, their part of out.
-    Shapes: state of `attend` -> out [N, H, D], lse [N, H] (, mass_pos [N, H], pos [N, H, D]). The state is given up:
-    the results may be written over it.
+    Shapes: state of `attend` -> out [N, H, D], lse [N, H] (, mass_pos [N, H], pos [N, H, D]). The results may overwrite
+    the state.
     """
     m, mass, acc, *positive = state
     empty = mass == 0
@@ -127,7 +127,7 @@ def _edge_grads(
     drop: Drop | None,
     edge_ids: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """(alpha K, d score) of edges j -> i. Shapes: i, j [E] -> [E, H] twice."""
+    """Return (alpha K, d score) of edges j -> i. Shapes: i, j [E] -> [E, H] twice."""
     dtype = lse.dtype
     raw = a_src.index_select(0, j).to(dtype) + a_dst.index_select(0, i).to(dtype)
     alpha = torch.exp(leaky_relu(raw, slope) - lse.index_select(0, i))
@@ -138,7 +138,7 @@ def _edge_grads(
 
 
 def row_dots(a: Tensor, b: Tensor, *, dtype: torch.dtype) -> Tensor:
-    """Return <a, b> by row and head: Delta = <dO, O> of the gradients below. Shapes: [N, H, D] twice -> [N, H] of
+    """Return <a, b> by row and head, such as Delta = <dO, O> of the gradients. Shapes: [N, H, D] twice -> [N, H] of
     `dtype`."""
     return (a.to(dtype) * b.to(dtype)).sum(-1)
 
@@ -163,7 +163,7 @@ def attend_grad_src(
     edge_ids: Tensor | None = None,
     delta: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the sources from one block; the CSR is the reverse one, row = source, index = destination.
+    """Return the gradients of the sources from one block, given as reverse CSR: row = source, index = destination.
 
     Shapes: x [M, H, D], out, grad_out [N, H, D], lse, delta [N, H] -> grad_x [M, H, D], grad_a_src [M, H].
     """
@@ -192,7 +192,7 @@ def attend_grad_dst(
     edge_ids: Tensor | None = None,
     delta: Tensor | None = None,
 ) -> Tensor:
-    """Gradient of the destinations' scores from one block; the CSR is the forward one.
+    """Return the gradient of the destinations' scores from one block, given as forward CSR.
 
     Shapes: as `attend_grad_src` -> grad_a_dst [N, H].
     """
@@ -205,9 +205,9 @@ def attend_grad_dst(
 def attend_grad_dst_of(
     grad_out: Tensor, out: Tensor, pos: Tensor, mass_pos: Tensor, *, slope: float, delta: Tensor | None = None
 ) -> Tensor:
-    """Gradient of the destinations' scores from the results of `attend_finish` alone, whole fold at once, no edges.
+    """Return the gradient of the destinations' scores in the whole fold from results of `attend_finish`, without edges.
 
-    The gradients of a row's activated scores sum to 0 and the activation has two slopes, so those of the positive
+    The gradients of a row's activated scores sum to 0 and the activation has two slopes, so gradients of the positive
     branch determine the rest.
     Shapes: grad_out, out, pos [N, H, D], mass_pos, delta [N, H] -> grad_a_dst [N, H] as mass_pos.
     """
@@ -221,7 +221,7 @@ def both_sides(
     destination_side: Callable[..., Tensor],
     dots: Callable[..., Tensor] = row_dots,
 ) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """Return `attend_grad` by the `attend_grad_src`, `attend_grad_dst` and `row_dots` of a body."""
+    """Return `attend_grad` made of the `attend_grad_src`, `attend_grad_dst` and `row_dots` of a body."""
 
     def attend_grad(
         forward: Csr,
@@ -237,7 +237,7 @@ def both_sides(
         drop: Drop | None = None,
         delta: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(grad_x, grad_a_src, grad_a_dst) of one block given in both orientations; sums over blocks."""
+        """Return (grad_x, grad_a_src, grad_a_dst) of one block given in both orientations. They add up over blocks."""
         delta = dots(out, grad_out, dtype=lse.dtype) if delta is None else delta
         tensors, how = (x, a_src, a_dst, out, lse, grad_out), {"slope": slope, "drop": drop, "delta": delta}
         indptr, indices, rows, edge_ids = reverse[:4]

@@ -51,7 +51,7 @@ STATE = ["m_ptr", "mass_ptr", "acc_ptr", "mass_pos_ptr", "acc_pos_ptr"]
 
 @triton.jit
 def shift_of(m):
-    """Return the reference of exponents: the maximum, or 0 without an edge."""
+    """Return the shift of exponents: the maximum, or 0 without an edge."""
     return tl.where(m == float("-inf"), 0.0, m)
 
 
@@ -99,8 +99,8 @@ def fold(
 ):
     """Fold the edges of R rows into their states, or the edges of a piece into its own state (SPLIT).
 
-    Scores read S columns of both ends: far [M, H, S], or x where it is None, near [N, H, S]. A attributes an edge are
-    read and summed beside x.
+    Scores read S columns of both ends: far [M, H, S] (None: x) and near [N, H, S]. A attributes per edge are summed as
+    further columns.
     """
     B: tl.constexpr = edges_per_step(TILE, tile_width(D, HG, DP), BOUND)
     R: tl.constexpr = rows_per_program(TILE, tile_width(D, HG, DP), BOUND)
@@ -210,7 +210,7 @@ def _combine(
     FRESH: tl.constexpr,
     BRANCH: tl.constexpr,
 ):
-    """Merge the states of one split row's pieces, in order, into the row's own."""
+    """Merge the states of one split row's pieces, in order, into the state of the row."""
     split = tl.program_id(0)
     first, last = tl.load(split_first_ptr + split), tl.load(split_first_ptr + split + 1)
     name = tl.load(split_row_ptr + split).to(tl.int64)
@@ -293,9 +293,9 @@ def fold_rows(
     branch: bool = False,
     **score: object,
 ) -> State:
-    """Launch a fold over the rows of a CSR with edges, pieces of split rows apart, which are then combined.
+    """Launch a fold over the rows of a CSR with edges. Pieces of split rows have separate states, combined at the end.
 
-    The columns of `edge` [E, A] are summed beside those of x. `score`: SCORE and SLOPE of the kernel.
+    The columns of `edge` [E, A] are summed as further columns of x. `score`: SCORE and SLOPE of the kernel.
     """
     dims, extra = Dims.of(x), 0 if edge is None else edge.shape[1]
     arguments = {**pointers(indices=indices, x=x, far=far, near=near, a=a, edge=edge, edge_query=edge_query), **score}

@@ -4,7 +4,7 @@ With alpha the weights, s' the slope of the activation, K the dropout mask, Delt
     dz_j   = sum_i alpha K dO_i
     del_j  = <z_j, sum_i alpha s' K dO_i> - sum_i alpha s' Delta_i         (reverse CSR)
     der_i  = <dO_i, sum_j alpha s' K z_j> - sum_j alpha s' Delta_i         (forward CSR)
-GATv1 scores do not read the rows, so the products with z and dO are taken once per row, not per edge.
+GATv1 scores do not read the rows, so the products with z and dO are computed once per row, not per edge.
 """
 
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false, reportArgumentType=false
@@ -37,7 +37,7 @@ from gnnpar_kernels.triton_tuning import Tuned
 
 @triton.jit
 def _ends(ends_ptr, index, head, mask, H: tl.constexpr):
-    """(score, logsumexp, Delta) of destinations. Shapes: index int64, head and mask broadcast to the result."""
+    """Load (score, logsumexp, Delta) of destinations. Shapes: index int64, head and mask broadcast to the result."""
     at = ends_ptr + index * (3 * H) + head
     near = tl.load(at, mask=mask, other=0.0)
     return near, tl.load(at + H, mask=mask, other=0.0), tl.load(at + 2 * H, mask=mask, other=0.0)
@@ -74,9 +74,9 @@ def pull(
     SOURCE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Gradients of R sources from the destinations' dO (SOURCE), or of R destinations' scores from the sources' z.
+    """Compute gradients of R sources from the destinations' dO (SOURCE), or of R destinations' scores from sources' z.
 
-    Shapes: table [K, H, D] gathered, own [R, H, D] of this side; ends [N, 3, H] of the destinations, whichever side.
+    Shapes: table [K, H, D] gathered, own [R, H, D] of this side; ends [N, 3, H] of the destinations, on both sides.
     """
     B: tl.constexpr = edges_per_step(TILE, tile_width(D, HG, DP), BOUND)
     R: tl.constexpr = rows_per_program(TILE, tile_width(D, HG, DP), BOUND)
@@ -152,7 +152,7 @@ def row_dots(a: Tensor, b: Tensor, *, dtype: torch.dtype) -> Tensor:
 
 
 def _destinations(a_dst: Tensor, out: Tensor, lse: Tensor, grad_out: Tensor, delta: Tensor | None) -> Tensor:
-    """Return the values that every edge reads of its destination, side by side. Shapes: -> [N, 3, H]."""
+    """Return the scalars of a destination that its edges read. Shapes: -> [N, 3, H]."""
     delta = row_dots(out, grad_out, dtype=lse.dtype) if delta is None else delta
     return torch.stack([a_dst.to(lse.dtype), lse, delta.to(lse.dtype)], 1)
 
@@ -167,7 +167,7 @@ def run_pull(
     dtype: torch.dtype,
     **common: object,
 ) -> None:
-    """Launch a gradient; parts of split rows are written apart and added. Shapes: whole: gradients [K, ...] by name."""
+    """Launch a gradient, and add up the parts of split rows. Shapes: whole: gradients [K, ...] by name."""
     tasks = tasks_of(indptr)
     parts = {name: t.new_empty((tasks.num_slots, *t.shape[1:]), dtype=dtype) for name, t in whole.items()}
     run_tasks(kernel, indptr, dims, whole=whole, parts=parts, rows_ptr=rows, **common)

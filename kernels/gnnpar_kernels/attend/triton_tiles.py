@@ -1,9 +1,9 @@
-"""What the attention kernels share: tiles [R rows, B edges, heads, columns], scores, dropout, passes over tasks.
+"""Shared parts of the attention kernels: tiles [R rows, B edges, heads, columns], scores, dropout, passes over tasks.
 
 A score is a jit function of both ends, score(far, near, weigh, SLOPE) -> (argument of the activation, score).
 
-A program covers whole heads, at most 512 elements of a row unless one head is wider, and R rows at once: one where
-rows are long. Scalars per edge and head are kept as [R, B, heads, 1] next to the tiles.
+A program covers whole heads, at most 512 elements of a row unless one head is wider, and R rows at once, or one long
+row. Scalars per edge and head have the shape [R, B, heads, 1].
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from gnnpar_kernels.triton_hashing import column_hash, keep, key_arguments, row_
 from gnnpar_kernels.triton_tasks import LOW, tasks_of
 from gnnpar_kernels.triton_tuning import Tuned, configs
 
-RUNTIME = ["first", "last", "k0", "k1", "k2", "limit"]  # integers whose values must not make another kernel
+RUNTIME = ["first", "last", "k0", "k1", "k2", "limit"]  # integers that a kernel is not specialised for
 TILES = configs({"TILE": 256}, {"TILE": 512})  # elements that a warp gathers at once
 MAX_EDGES = 32  # of one step
 MAX_ROWS = 32  # of one program
@@ -27,46 +27,46 @@ MAX_ROWS = 32  # of one program
 
 @triton.constexpr_function
 def tile_width(D, HG, DP):
-    """Elements of a row as a tile counts them: twice those that are loaded one by one, each with its own address."""
+    """Return the elements of a row in a tile; twice as many if they are loaded singly, each with its own address."""
     return HG * DP * (1 if D % 4 == 0 else 2)
 
 
 @triton.constexpr_function
 def edges_per_step(tile, width, bound):
-    """Edges of a row taken at once, for rows of at most `bound` edges; bound 0: long ones."""
+    """Return the edges of a row per step, for rows of at most `bound` edges; bound 0: long rows."""
     return max(1, min(tile // width, bound or MAX_EDGES, MAX_EDGES))
 
 
 @triton.constexpr_function
 def rows_per_program(tile, width, bound):
-    """Rows of one program: one long one, or short ones that fill the tile. A row counts as 8 edges or more, for its
-    sums need registers too."""
+    """Return the rows of one program: one long row, or short rows that fill the tile. A row counts as at least 8 edges,
+    since its sums need registers too."""
     return max(1, min(tile // (width * max(edges_per_step(tile, width, bound), 8)), MAX_ROWS)) if bound else 1
 
 
 @triton.jit
 def sum_score(far, near, weigh, SLOPE: tl.constexpr):
-    """GATv1: the sum of both ends' scores, before and after the activation."""
+    """Return the sum of both ends' scores, before and after the activation (GATv1)."""
     raw = far + near
     return raw, tl.where(raw > 0, raw, raw * SLOPE)
 
 
 @triton.jit
 def weighed_score(far, near, weigh, SLOPE: tl.constexpr):
-    """GATv2: weigh . leaky_relu(far + near). Shapes: rows [..., D] -> [..., D], [..., 1]."""
+    """Return weigh . leaky_relu(far + near) (GATv2). Shapes: rows [..., D] -> [..., D], [..., 1]."""
     raw = far + near
     return raw, tl.sum(tl.where(raw > 0, raw, raw * SLOPE) * weigh, 3, keep_dims=True)
 
 
 @triton.jit
 def dot_score(far, near, weigh, SLOPE: tl.constexpr):
-    """Dot products: <far, near>. Shapes: rows [..., D] -> [..., D], [..., 1]."""
+    """Return the dot products <far, near>. Shapes: rows [..., D] -> [..., D], [..., 1]."""
     return far, tl.sum(far * near, 3, keep_dims=True)
 
 
 @triton.jit
 def span(row_ptr, begin_ptr, end_ptr, first, last, R: tl.constexpr, BOUND: tl.constexpr):
-    """Rows and edges of this program. begin_ptr is indptr where BOUND is not 0, else by piece.
+    """Return the rows and edges of this program. begin_ptr is indptr if BOUND is not 0, else by piece.
 
     Shapes: -> piece, CSR row, first edge, end of the edges [R]; no edges beyond `last`.
     """
@@ -84,7 +84,7 @@ def span(row_ptr, begin_ptr, end_ptr, first, last, R: tl.constexpr, BOUND: tl.co
 
 @triton.jit
 def dropped(weight, ids_ptr, edge, valid, head, k0, k1, k2, limit, SCALE: tl.constexpr):
-    """weight * K. Shapes: weight [R, B, heads, 1], edge, valid [R, B], head [1, 1, heads, 1]."""
+    """Return weight * K. Shapes: weight [R, B, heads, 1], edge, valid [R, B], head [1, 1, heads, 1]."""
     if SCALE > 0:
         ids = tl.load(ids_ptr + edge, mask=valid, other=0)
         kept = keep(row_hash(ids, k0, k1)[:, :, None, None], column_hash(head, k2), limit)
@@ -112,7 +112,7 @@ class Dims(NamedTuple):
 
 
 def pointers(**tensors: Tensor | None) -> dict[str, object]:
-    """Return tensors, contiguous, as arguments of a kernel."""
+    """Return contiguous tensors as arguments of a kernel."""
     return {f"{name}_ptr": None if t is None else t.contiguous() for name, t in tensors.items()}
 
 
@@ -140,7 +140,7 @@ def run_tasks(
     parts: Mapping[str, object],
     **common: object,
 ) -> None:
-    """One launch per class of rows, the longest first; pieces of split rows take the arguments `parts`."""
+    """Launch once per class of rows, the longest first; pieces of split rows have the arguments `parts`."""
     tasks, width = tasks_of(indptr), tile_width(dims.D, dims.HG, dims.DP)
 
     def launch(first: int, last: int, bound: int, **arguments: object) -> None:

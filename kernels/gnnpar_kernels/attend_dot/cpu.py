@@ -1,11 +1,11 @@
 """Dot-product attention on a CPU: one head at a time, products sampled at the edges, sums of rows as weighted bags.
 
-A sampled product (torch.sparse.sampled_addmm) reads both ends' rows and writes one number an edge, so no row of an edge
-is in memory. Per head, with K the dropout mask:
+A sampled product (torch.sparse.sampled_addmm) reads the rows of both ends and writes one number per edge, so no edge
+rows are in memory. Per head, with K the dropout mask:
     ds_ij = alpha_ij (K <dO_i, [v_j, e_ij]> - Delta_i)
     dq_i = sum_j ds k_j,  dr_i = sum_j ds e_ij                  forward CSR
     dk_j = sum_i ds q_i,  dv_j = sum_i alpha K dO_i             reverse CSR
-The weights and ds of one head, [E] each, go from the forward walk to the reverse one.
+The weights and ds of one head, [E] each, are kept from the forward to the reverse pass.
 """
 
 import torch
@@ -20,7 +20,7 @@ from gnnpar_kernels.csr import Csr, accumulate_dtype
 
 
 class _Edges(Edges):
-    """Blocks of whole CSR rows, and what one head computes on their edges."""
+    """Blocks of whole CSR rows, and the computations of one head on their edges."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class _Edges(Edges):
     def dots(self, block: RowBlock, near: Tensor, far: Tensor, beside: Tensor | None, out: Tensor) -> Tensor:
         """Write <near_i, far_j>, plus <beside_i, e_ij>, to `out`. Shapes: near [R, D], far [M, D], beside [R, A]."""
         size = (block.num_rows, far.shape[0])
-        if block.num_edges > size[0] * size[1]:  # multiple edges, more than torch gives the result of such a product
+        if block.num_edges > size[0] * size[1]:  # repeated edges: more than torch allows in a sampled product
             torch.sum(self.spread(block, near).mul_(far.index_select(0, block.indices)), -1, out=out)
         elif block.num_edges:
             refuse_outside(block.indices, far.shape[0])

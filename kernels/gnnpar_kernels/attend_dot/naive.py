@@ -1,4 +1,4 @@
-"""Dot-product attention with online softmax: the specification, every edge tensor written out.
+"""Dot-product attention with online softmax: the specification, with all edge tensors in memory.
 
 s_ij = <q_i, k_j> + <r_i, e_ij> per head; out_i = sum_j softmax_j(s_ij) K_ij [v_j, e_ij], K_ij the dropout mask over
 1 - p. A row of attributes e_ij is shared by all heads. Keys k_j + W e_ij and values v_j + W e_ij are the same with
@@ -36,7 +36,7 @@ def attend_dot(
 ) -> State:
     """Fold one block of in-edges into (m, l, acc): maximum score, sum of exp(score - m), un-normalised output.
 
-    The state is that of `attend`; `attend_finish` normalises it. Queries are scaled by the caller.
+    The state is as in `attend`; `attend_finish` normalises it. The caller scales queries.
     Shapes: key, value [M, H, D], query [N, H, D], edge_ids [E], edge [E, A] with edge_query [N, H, A], or neither
     -> m, l [N, H], acc [N, H, D + A], at least fp32.
     """
@@ -83,10 +83,10 @@ def attend_dot_grad(
     edge_query: Tensor | None = None,
     of_edge: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Gradients of key, value and query, with edges of edge_query, `of_edge` also of edge; sums over blocks.
+    """Return the gradients of key, value and query, with edge attributes also of edge_query, with `of_edge` of edge.
 
-    One block is given in both orientations. `order`: the place in `forward` of every edge of `reverse`; `edge` is in
-    the order of `forward`. delta: `row_dots` of the whole fold's output and grad_out.
+    One block is given in both orientations; gradients add up over blocks. `order`: the place in `forward` of every edge
+    of `reverse`; `edge` is in the order of `forward`. delta: `row_dots` of the whole fold's output and grad_out.
     Shapes: order [E], lse, delta [N, H], grad_out [N, H, D + A] -> as key, value, query, edge_query, edge.
     """
     dtype = lse.dtype

@@ -1,7 +1,7 @@
 """Dot-product attention in one pass over in-edges, and its gradients in one pass from either side: no edge tensor.
 
-The kernels are those of GATv2 with another score, and keys are not the values. Attributes of edges are read where their
-edge is, A numbers each; their gradient is written once an edge.
+The kernels are those of GATv2 with another score and with keys separate from values. Edge attributes, A elements per
+edge, are read in the order of edges; their gradient is written once per edge.
 """
 
 # pyright: reportArgumentType=false
@@ -57,7 +57,7 @@ def attend_dot_grad(
     edge_query: Tensor | None = None,
     of_edge: bool = False,
 ) -> tuple[Tensor, ...]:
-    """See `naive.attend_dot_grad`. `order` is read with edges alone: weights are computed again from the other side."""
+    """See `naive.attend_dot_grad`. Only edge attributes need `order`: weights are recomputed on the source side."""
     dims, extra = Dims.of(value), 0 if edge is None else edge.shape[1]
     operands = pointers(x=value, key=key, y=query, a=None, edge=edge, edge_query=edge_query)
     operands |= pointers(grad_out=grad_out, ends=ends_of(lse, delta))

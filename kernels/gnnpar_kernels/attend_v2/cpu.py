@@ -1,12 +1,12 @@
-"""GATv2 aggregation on a CPU: one head at a time, over slices of whole CSR rows whose edges' rows stay in cache.
+"""GATv2 aggregation on a CPU: one head at a time, over slices of whole CSR rows with edge rows that fit the cache.
 
-The activation reads x_j + y_i, so every edge has a row of its own: it is gathered once a walk, and what follows runs in
-place, in three buffers of a slice. With z = x_j + y_i, s' the slope of the activation at z, K the dropout mask:
+The activation reads x_j + y_i, so every edge has its own row. It is gathered once per pass; other operations run in
+place, in three buffers per slice. With z = x_j + y_i, s' the slope of the activation at z, K the dropout mask:
     ds_ij = alpha_ij (K <dO_i, x_j> - Delta_i)
     dy_i  = a sum_j ds s'(z)                          forward CSR
     dx_j  = a sum_i ds s'(z) + sum_i alpha K dO_i     reverse CSR
     da    = sum_ij ds s'(z) z = sum_i <y_i, dy_i / a> + sum_j <x_j, sum_i ds s'(z)>, by column
-The weights and ds of one head, [E] each, go from the forward walk to the reverse one.
+The weights and ds of one head, [E] each, are kept from the forward to the reverse pass.
 """
 
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from gnnpar_kernels.attend.naive import Drop, State, empty_state
 from gnnpar_kernels.cpu_bags import RowBlock, bag
 from gnnpar_kernels.csr import Csr, accumulate_dtype
 
-BYTES = 1 << 21  # of a buffer: the rows of a slice's edges
+BYTES = 1 << 21  # of a buffer of edge rows of a slice
 FEWEST = 1024  # edges of a slice
 
 
@@ -37,15 +37,15 @@ class _Slices(Edges):
     def gather(self, block: RowBlock, table: Tensor) -> Tensor:
         """Return the row of every edge's index. Shapes: table [M, D] -> [edges, D].
 
-        A bag of one row each reads ahead: 15 to 20 ns a row of 128 bytes where `index_select` takes 11 to 35.
+        A bag of one row each prefetches: 15 to 20 ns per row of 128 bytes, where `index_select` takes 11 to 35.
         """
-        if table.dtype == torch.float64:  # a bag would be a product of matrices
+        if table.dtype == torch.float64:  # an fp64 bag is a matrix product
             return torch.index_select(table, 0, block.indices)
         return bag(table, block.indices, self.places[: block.num_edges + 1])
 
 
 def _own_slope_(z: Tensor, slope: float, one: Tensor) -> Tensor:
-    """Return the slope of the activation, over its argument."""
+    """Return the slope of the activation, written over its argument."""
     return torch.ops.aten.leaky_relu_backward.grad_input(one, z, slope, False, grad_input=z)
 
 
@@ -130,7 +130,7 @@ def attend_v2_grad(
 
 
 class _Ends(NamedTuple):
-    """What one head reads of the CSR's rows. Shapes: near, pulled [R, D], lse, delta [R]."""
+    """Operands of one head by CSR row. Shapes: near, pulled [R, D], lse, delta [R]."""
 
     near: Tensor
     pulled: Tensor
@@ -148,7 +148,7 @@ def _by_destination(
     weights: Tensor,
     ds: Tensor,
 ) -> Tensor:
-    """sum_j ds s'(z) [R, D]; alpha K and ds of every edge are written to `weights` and `ds`, [E]."""
+    """Return sum_j ds s'(z) [R, D]. Write alpha K and ds of every edge to `weights` and `ds`, [E]."""
     sums, one = torch.empty_like(ends.near), far.new_ones(())
     for block in slices.blocks:
         edges, span = block.num_edges, slice(block.begin, block.end)
@@ -171,7 +171,7 @@ def _by_destination(
 def _by_source(
     slices: _Slices, near: Tensor, pulled: Tensor, own: Tensor, slope: float, order: Tensor, weights: Tensor, ds: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(sum_i ds s'(z), sum_i alpha K dO_i), each [R, D]."""
+    """Return (sum_i ds s'(z), sum_i alpha K dO_i), each [R, D]."""
     sums, values, one = torch.empty_like(own), torch.empty_like(own), near.new_ones(())
     for block in slices.blocks:
         edges, places = block.num_edges, order[block.begin : block.end]

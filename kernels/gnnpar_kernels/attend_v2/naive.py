@@ -1,4 +1,4 @@
-"""GATv2 aggregation with online softmax: the specification, every edge tensor written out.
+"""GATv2 aggregation with online softmax: the specification, with all edge tensors in memory.
 
 e_ij = a . leaky_relu(x_j + y_i) per head; out_i = sum_j softmax_j(e_ij) K_ij x_j, K_ij the dropout mask over 1 - p.
 Source: Brody et al. 2022, eq. 7; running softmax as in Milakov and Gimelshein 2018.
@@ -28,7 +28,7 @@ def attend_v2(
 ) -> State:
     """Fold one block of in-edges into (m, l, acc): maximum score, sum of exp(score - m), un-normalised output.
 
-    The state is that of `attend`; `attend_finish` normalises it.
+    The state is as in `attend`; `attend_finish` normalises it.
     Shapes: x [M, H, D], y [N, H, D], a [H, D], edge_ids [E] -> m, l [N, H], acc [N, H, D], at least fp32.
     """
     dtype = accumulate_dtype(x.dtype)
@@ -53,7 +53,7 @@ def attend_v2_grad(
     slope: float,
     drop: Drop | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, y and a from one block given in both orientations; sums over blocks.
+    """Return the gradients of x, y and a from one block given in both orientations. They add up over blocks.
 
     `order`: the place in `forward` of every edge of `reverse`. delta: `row_dots` of the whole fold's output and
     grad_out.

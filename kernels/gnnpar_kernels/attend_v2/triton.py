@@ -1,11 +1,11 @@
 """GATv2 aggregation in one pass over in-edges, and its gradients in one pass from either side: no edge tensor.
 
-Every edge's score needs both ends' rows. A program holds the row of its own side; the other side's is gathered, from
-the source's side with the gradient of the result as well. With z = x_j + y_i, s' the slope of the activation at z,
-K the dropout mask, ds_ij = alpha_ij (K <dO_i, x_j> - Delta_i):
+An edge's score needs the rows of both ends. A program holds the rows of its side and gathers those of the other side;
+on the source side also the gradient of the result. With z = x_j + y_i, s' the slope of the activation at z, K the
+dropout mask, ds_ij = alpha_ij (K <dO_i, x_j> - Delta_i):
     dy_i = a sum_j ds s'(z)                          forward CSR
     dx_j = a sum_i ds s'(z) + sum_i alpha K dO_i     reverse CSR
-    da   = sum_i <y_i, dy_i / a> + sum_j <x_j, sum_i ds s'(z)>, by column: from rows, without an edge or an atomic
+    da   = sum_i <y_i, dy_i / a> + sum_j <x_j, sum_i ds s'(z)>, by column, without edge tensors or atomics
 """
 
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false, reportArgumentType=false
@@ -40,13 +40,13 @@ TILES = configs({"TILE": 256}, {"TILE": 512})  # elements gathered by a warp at 
 
 @triton.jit
 def weighed_grad(far, near, ds, SLOPE: tl.constexpr, SOURCE: tl.constexpr):
-    """Return ds times the slope of the activation: the gradient of either end but for the factor `a`."""
+    """Return ds times the slope of the activation: the gradient of either end without the factor `a`."""
     return tl.where(far + near > 0, ds, ds * SLOPE)
 
 
 @triton.jit
 def dot_grad(far, near, ds, SLOPE: tl.constexpr, SOURCE: tl.constexpr):
-    """Return ds times the other end's row, which is near for sources."""
+    """Return ds times the row of the other end, which is `near` for sources."""
     if SOURCE:
         return ds * near
     else:
@@ -95,7 +95,7 @@ def pull(
     SOURCE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Sum GRAD(ds) over the edges of R rows, destinations, with sum ds e_ij, or sources, with sum alpha K dO (SOURCE).
+    """Sum GRAD(ds) over the edges of R rows: destinations, also ds e_ij, or sources (SOURCE), also alpha K dO.
 
     Shapes: x, key [M, H, D], y [N, H, D], grad_out [N, H, D + A], ends [N, 2, H] (logsumexp, Delta), sums, values
     [rows, H, D], edge [E, A] in this CSR's order, edge_query [N, H, A], edge_sums [N, H, A], edge_grad
@@ -174,7 +174,7 @@ def pull(
             values += tl.sum(kept * pulled, 1, keep_dims=True)
         elif edge_ptr is not None:
             edge_sums += tl.sum(ds * edge_row, 1, keep_dims=True)
-            if edge_grad_ptr is not None:  # the heads of a program, of which there may be several an edge
+            if edge_grad_ptr is not None:  # sum of this program's heads; an edge may have several programs
                 of_row = tl.sum(tl.where(mask, ds * edge_near + kept * edge_pulled, 0.0), 2, keep_dims=True)
                 tl.store(
                     edge_grad_ptr + (tl.program_id(1).to(tl.int64) * num_edges * A + at_edge), of_row, mask=row_mask
@@ -197,13 +197,13 @@ _pull = Tuned(pull, TILES, key=[*KEY, "SOURCE"], types=["x_ptr"], name=NAMES[1])
 
 
 class Pulls:
-    """Gradients of one block from either side. `arguments`: operands of the kernel by name, SCORE, GRAD, SLOPE."""
+    """Gradients of one block from either side. `arguments`: operands of the kernel by name, and SCORE, GRAD, SLOPE."""
 
     def __init__(self, kernel: Tuned, dims: Dims, dtype: torch.dtype, drop: Drop | None, **arguments: object) -> None:
         self.kernel, self.dims, self.dtype, self.drop, self.arguments = kernel, dims, dtype, drop, arguments
 
     def sums(self, csr: Csr, *, source: bool, rest: dict[str, object], **likes: Tensor) -> list[Tensor]:
-        """Return sums over the edges of each row, fp32 at least, of the shapes of `likes`, by names of the kernel."""
+        """Return sums over the edges of each row, at least fp32. likes: kernel argument -> tensor of its shape."""
         made = torch.empty if csr.rows is None else torch.zeros
         whole = {name: made(like.shape, dtype=self.dtype, device=like.device) for name, like in likes.items()}
         absent = {f"{name}_ptr": None for name in ("values", "edge_sums", "edge_grad")} | {"num_edges": 0}
@@ -214,7 +214,7 @@ class Pulls:
 
 
 def ends_of(lse: Tensor, delta: Tensor) -> Tensor:
-    """Return the numbers that every edge reads of its destination. Shapes: lse, delta [N, H] -> [N, 2, H]."""
+    """Return the scalars of a destination that its edges read. Shapes: lse, delta [N, H] -> [N, 2, H]."""
     return torch.stack([lse, delta.to(lse.dtype)], 1)
 
 
@@ -252,7 +252,7 @@ def attend_v2_grad(
     slope: float,
     drop: Drop | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `naive.attend_v2_grad`. `order` is not read: weights are computed again from the source's side."""
+    """See `naive.attend_v2_grad`. `order` is not read: weights are recomputed on the source side."""
     operands = pointers(
         x=x, key=None, y=y, a=a, edge=None, edge_query=None, grad_out=grad_out, ends=ends_of(lse, delta)
     )

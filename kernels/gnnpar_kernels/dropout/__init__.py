@@ -1,7 +1,7 @@
 """Dropout keyed by (key, global row id, column): the mask of a row does not depend on which rows share its tensor.
 
 Shapes: x [n, ...], ids [n] int64 -> [n, ...]; a mask is [n, width] bool. The hash is defined in `hashing`.
-Floor of rows of F entries of b bytes: n (2 F b + 8) bytes; the mask itself is never in memory unless asked for.
+Floor of rows of F entries of b bytes: n (2 F b + 8) bytes; only `keep_mask` writes the mask to memory.
 """
 
 import torch

@@ -16,7 +16,7 @@ def keep_mask(ids: Tensor, width: int, *, p: float, key: Key) -> Tensor:
 
 
 def dropout(x: Tensor, ids: Tensor, *, p: float, key: Key) -> Tensor:
-    """x * keep / (1 - p); linear in x, so the gradient is the same call on the gradient.
+    """Return x * keep / (1 - p). It is linear in x, so the gradient is the same call on the gradient.
 
     Shapes: x [n, ...] (columns counted over the flattened rest), ids [n] int64 global row ids -> [n, ...].
     """
@@ -25,7 +25,7 @@ def dropout(x: Tensor, ids: Tensor, *, p: float, key: Key) -> Tensor:
 
 
 def apply_mask(x: Tensor, keep: Tensor, *, p: float) -> Tensor:
-    """x * keep / (1 - p): dropout, and its gradient, with a mask that was kept.
+    """Return x * keep / (1 - p): dropout, or its gradient, with a saved mask.
 
     Shapes: x [n, w], keep [n, w] bool -> [n, w].
     """

@@ -13,12 +13,12 @@ from gnnpar_kernels.hashing import Key, threshold
 from gnnpar_kernels.triton_hashing import column_hash, keep, key_arguments, row_hash
 
 WARPS = 4
-FLAT = WARPS * 32 * 16  # entries of a program that sees no rows
-RUNTIME = ["num_rows", "k0", "k1", "k2", "limit"]  # integers whose values must not make another kernel
+FLAT = WARPS * 32 * 16  # entries of a program of `_apply_kernel`
+RUNTIME = ["num_rows", "k0", "k1", "k2", "limit"]  # integers that a kernel is not specialised for
 
 
 def _tile(width: int, itemsize: int) -> tuple[int, int]:
-    """(rows, columns) of a program: 16 entries per lane, or four 16-byte loads where that is more."""
+    """Return (rows, columns) of a program: 16 entries per lane, or four 16-byte loads if that is more."""
     entries = WARPS * 32 * max(16, 64 // itemsize if width * itemsize % 16 == 0 else 0)
     columns = min(triton.next_power_of_2(width), 512)
     return entries // columns, columns
@@ -26,7 +26,7 @@ def _tile(width: int, itemsize: int) -> tuple[int, int]:
 
 @triton.jit
 def _draw(ids, num_rows, k0, k1, k2, limit, W: tl.constexpr, R: tl.constexpr, BW: tl.constexpr):
-    """(offsets, which of them exist, which are kept) of the program's entries. Shapes: ids [num_rows] -> [R, BW]."""
+    """Return offsets of the program's entries, masks of valid and of kept ones. Shapes: ids [num_rows] -> [R, BW]."""
     row = tl.program_id(0) * R + tl.arange(0, R)
     column = tl.program_id(1) * BW + tl.arange(0, BW)
     inside = row < num_rows
@@ -37,7 +37,7 @@ def _draw(ids, num_rows, k0, k1, k2, limit, W: tl.constexpr, R: tl.constexpr, BW
 
 @triton.jit
 def _scaled(x, kept, SCALE: tl.constexpr):
-    """x * kept * SCALE, the product of 16-bit entries in fp32."""
+    """Return x * kept * SCALE, with the product of 16-bit entries in fp32."""
     if x.dtype == tl.bfloat16 or x.dtype == tl.float16:
         x = x.to(tl.float32)
     return tl.where(kept, x * SCALE, 0.0)
@@ -59,7 +59,7 @@ def _keep_kernel(ids, num_rows, y, k0, k1, k2, limit, W: tl.constexpr, R: tl.con
 
 @triton.jit(do_not_specialize=["num"])
 def _apply_kernel(x, mask, num, y, SCALE: tl.constexpr, BLOCK: tl.constexpr):
-    """One block of entries; only the last one is masked, so that the others load 16 bytes whatever `num` is."""
+    """Apply the mask to one block of entries. Only the last block masks its loads; others load 16 bytes at once."""
     first = tl.program_id(0).to(tl.int64) * BLOCK
     at = first + tl.arange(0, BLOCK)
     if first + BLOCK <= num:
@@ -76,7 +76,7 @@ def _words(p: float, key: Key) -> dict[str, object]:
 
 
 def _grid(num_rows: int, width: int, itemsize: int) -> tuple[tuple[int, int], dict[str, int]]:
-    """Programs, and the constants of their tiles."""
+    """Return the grid of programs, and the constants of their tiles."""
     rows, columns = _tile(width, itemsize)
     return (triton.cdiv(num_rows, rows), triton.cdiv(width, columns)), {"W": width, "R": rows, "BW": columns}
 

@@ -1,7 +1,7 @@
-"""Maximum over in-edges with the global id of its one winner, the smallest id among equals, and its gradient.
+"""Maximum over in-edges with the global id of its winner, the smallest id of equal values, and its gradient.
 
 Shapes: x [M, ...], src_ids [M] int64 ascending -> best [N, ...], arg [N, ...] int64; the gradient is again [M, ...].
-Floor of fp32 rows of F entries: E (4 F + 4) + N (12 F + 8) bytes, as the winners are int64.
+Floor of fp32 rows of F entries: E (4 F + 4) + N (12 F + 8) bytes, since winners are int64.
 """
 
 import torch

@@ -1,6 +1,6 @@
-"""Maximum over in-edges with its winner: torch's CSR reduction, parallel over rows, returns the winning edge.
+"""Maximum over in-edges with its winner, by torch's CSR reduction, which is parallel over rows and returns the edge.
 
-It keeps the first of equal values, so rows whose indices ascend give the smallest id; others are sorted first.
+It keeps the first of equal values: the smallest id if a row's indices ascend; other rows are sorted first.
 """
 
 from math import prod
@@ -26,7 +26,7 @@ def _ascending(indptr: Tensor, indices: Tensor) -> Tensor:
 
 
 def _reduce(indptr: Tensor, indices: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-    """(maximum, winning edge) of every row; no edge wins with the value -inf. Shapes: table [M, W] -> [R, W] twice."""
+    """Return (maximum, winning edge) of every row; -inf never wins. Shapes: table [M, W] -> [R, W] twice."""
     size = (indptr.shape[0] - 1, table.shape[0])
     with torch.inference_mode(False), torch.enable_grad():  # torch returns the winners only if a gradient can follow
         indptr, indices, table = (t.clone() if t.is_inference() else t.detach() for t in (indptr, indices, table))
@@ -62,7 +62,7 @@ def extremum(
         best, edge, first = (t.index_select(0, used) for t in (best, edge, first))
         rows = used if rows is None else rows.index_select(0, used)
     no_winner = edge >= indices.shape[0]
-    if bool(no_winner.any()):  # all of the row's values are -inf: the first is the smallest id
+    if bool(no_winner.any()):  # all values of the row are -inf: the first edge has the smallest id
         edge = torch.where(no_winner, first[:, None].to(edge.dtype), edge)
     winner = src_ids.index_select(0, indices).index_select(0, edge.reshape(-1)).view(-1, width)
     where = slice(None) if rows is None else rows
@@ -71,7 +71,7 @@ def extremum(
 
 
 def _merge_(state: State, best: Tensor, winner: Tensor, where: slice | Tensor) -> None:
-    """Fold winners of some rows into the state; equal values go to the smaller id, -1 is no winner."""
+    """Fold winners of some rows into the state. Of equal values the smaller id wins; -1: no winner."""
     best_before, arg_before = state[0][where], state[1][where]
     wins = (best > best_before) | ((best == best_before) & (winner < arg_before)) | (arg_before < 0)
     state[0][where] = torch.maximum(best, best_before)

@@ -1,6 +1,6 @@
-"""Maximum over in-edges with the global id of its one winner: the specification, scatter_reduce over all edges.
+"""Maximum over in-edges with the global id of its winner: the specification, scatter_reduce over all edges.
 
-Ties go to the smallest id, in a block and across blocks: any order of blocks gives the same result.
+Ties go to the smallest id, in a block and across blocks, so any order of blocks gives the same result.
 """
 
 import torch
@@ -22,7 +22,7 @@ def extremum(
     rows: Tensor | None = None,
     state: State | None = None,
 ) -> State:
-    """Fold one block of in-edges into (best, arg): best is -inf and arg -1 where no edge was seen.
+    """Fold one block of in-edges into (best, arg); without edges, best is -inf and arg is -1.
 
     Shapes: x [M, ...], src_ids [M] int64 ascending -> best [num_rows, ...], arg [num_rows, ...] int64.
     """
@@ -42,13 +42,13 @@ def extremum(
 
 
 def extremum_finish(state: State) -> Tensor:
-    """Return the maximum, 0 where no edge. Shapes: state of `extremum` -> [N, ...]."""
+    """Return the maximum, 0 without edges. Shapes: state of `extremum` -> [N, ...]."""
     best, arg = state
     return torch.where(arg >= 0, best, torch.zeros((), dtype=best.dtype, device=best.device))
 
 
 def extremum_grad(arg: Tensor, src_ids: Tensor, grad_out: Tensor) -> Tensor:
-    """Gradient of the winners among this block's sources. Shapes: arg, grad_out [N, ...], src_ids [M] -> [M, ...]."""
+    """Return the gradient of the winners in this block. Shapes: arg, grad_out [N, ...], src_ids [M] -> [M, ...]."""
     num_src = src_ids.shape[0]
     grad_x = grad_out.new_zeros((num_src, *grad_out.shape[1:]))
     if num_src == 0 or grad_out.numel() == 0:

@@ -1,7 +1,7 @@
 """Maximum over in-edges with its winner: value and source compared in registers, ties to the smaller source.
 
-Ids ascend with sources, so winners within a block are decided by local numbers; an id is read once per winner, to
-compare it with the state.
+Ids ascend with sources, so local numbers decide the winners within a block; an id is read once per winner, to compare
+it with the state.
 """
 
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false, reportArgumentType=false
@@ -37,7 +37,7 @@ def _write(best, arg, ids, place, mask, top, source, FRESH: tl.constexpr):
     won = mask & (source != NO_SOURCE)
     if FRESH:
         winner = tl.load(ids + source, mask=won, other=-1)
-    else:  # what cannot win needs no id
+    else:  # load ids of possible winners only
         best_before, arg_before = tl.load(best + place, mask=won, other=0.0), tl.load(arg + place, mask=won, other=0)
         won &= (top >= best_before) | (arg_before < 0)
         winner = tl.load(ids + source, mask=won, other=-1)
@@ -81,6 +81,6 @@ def extremum(
 
 
 def extremum_grad(arg: Tensor, src_ids: Tensor, grad_out: Tensor) -> Tensor:
-    """See `naive.extremum_grad`, summed in fp32 at least. torch's atomics: their order, so the last bits, may vary."""
+    """See `naive.extremum_grad`; sums in at least fp32. Order of torch's atomics, so the last bits, may vary."""
     grad_x = naive.extremum_grad(arg, src_ids, grad_out.to(accumulate_dtype(grad_out.dtype)))
     return grad_x.to(grad_out.dtype)

@@ -1,7 +1,7 @@
 """Row moves: pack the rows of a message, add received rows back.
 
-Shapes: x [N, ...], index [n] -> [n, ...], and back. There is no CPU body: torch's own moves run at the speed of memory.
-Floor of rows of F entries of b bytes: n (2 F b + 8) bytes; adding reads the rows it adds to as well, n (3 F b + 8).
+Shapes: x [N, ...], index [n] -> [n, ...], and back. There is no CPU body: torch's own moves run at memory bandwidth.
+Floor of rows of F entries of b bytes: n (2 F b + 8) bytes; adding also reads the target rows, n (3 F b + 8).
 """
 
 from torch import Tensor

@@ -12,7 +12,7 @@ WARPS = 4
 
 
 def _tile(width: int, itemsize: int) -> tuple[int, int]:
-    """(rows, columns) of a program: four 16-byte loads per lane, or 16 loads where rows are not made of 16 bytes."""
+    """Return (rows, columns) of a program: four 16-byte loads per lane, or 16 loads if rows do not fill 16 bytes."""
     entries = WARPS * 32 * (64 // itemsize if width * itemsize % 16 == 0 else 16)
     columns = min(triton.next_power_of_2(width), entries)
     return min(256, entries // columns), columns
@@ -20,7 +20,7 @@ def _tile(width: int, itemsize: int) -> tuple[int, int]:
 
 @triton.jit
 def _place(index, num_index, W: tl.constexpr, R: tl.constexpr, BW: tl.constexpr):
-    """Offsets of this program's entries in the table that `index` points into and in the packed rows, and a mask."""
+    """Return offsets of this program's entries in the table of `index` and in the packed rows, and a mask."""
     packed = tl.program_id(0) * R + tl.arange(0, R)
     columns = tl.program_id(1) * BW + tl.arange(0, BW)
     inside = packed < num_index

@@ -1,4 +1,4 @@
-"""Rows to bytes and back: 1, 2, 4 or 8 bits, FP8, BF16 or FP32 a column, with unbiased stochastic rounding.
+"""Encode rows as bytes and decode them: 1, 2, 4 or 8 bits, FP8, BF16 or FP32 per column, unbiased stochastic rounding.
 
 Shapes: x [N, D], index [n] -> [total] uint8 in the format of `wire`, and back to [n, D]. Rounding is keyed by
 (key, global row id, column), so every body gives the same bytes. The arithmetic is defined in `quantize/naive.py`.
@@ -94,5 +94,5 @@ def dequantize_rows(
 
 
 def _code_or_codes(bits: Codes) -> tuple[int, Tensor | None]:
-    """One code for all rows, or a tensor of codes: a schema has no type for either."""
+    """Return (code of all rows, None) or (0, codes), since a schema has no union type."""
     return (bits, None) if isinstance(bits, int) else (0, bits)

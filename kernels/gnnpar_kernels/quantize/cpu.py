@@ -1,4 +1,4 @@
-"""Rows to bytes and back in int32 arithmetic, rows of one code at a time in blocks that stay in cache."""
+"""Encode and decode rows in int32 arithmetic, rows of one code at a time in blocks that fit the cache."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -11,15 +11,15 @@ from gnnpar_kernels.cpu_hashing import column_hash, entry_hash, row_hash, word
 from gnnpar_kernels.quantize.naive import from_e4m3, ranges
 from gnnpar_kernels.wire import BF16, FP8, FP32, NAN, Codes
 
-BLOCK = 1 << 18  # entries gathered, and their ranges computed, at once: on short tensors the calls cost most
-NOISE_BLOCK = 1 << 16  # entries whose noise is in cache with them
+BLOCK = 1 << 18  # entries to gather and compute ranges of at once: on short tensors, calls cost most
+NOISE_BLOCK = 1 << 16  # entries that fit the cache together with their noise
 
 
 NOISE = {bits: tuple(map(word, (32 - bits, (2**13 - 1) << (bits - 13), 1 << (bits - 14)))) for bits in (23, 20)}
 POINT = word(23)
-LANES = {1: torch.int64, 2: torch.int32, 4: torch.int16}  # the integer in which the fields of one byte have a byte each
-FOLD = {1: 0x0102040810204080, 2: 0x01041040, 4: 0x0110}  # its product with this has them side by side in the top byte
-SPREAD = {  # shifts and masks that take them apart again
+LANES = {1: torch.int64, 2: torch.int32, 4: torch.int16}  # integers with one byte per field of a packed byte
+FOLD = {1: 0x0102040810204080, 2: 0x01041040, 4: 0x0110}  # factors that pack these fields into the top byte
+SPREAD = {  # shifts and masks that unpack the fields
     1: ((28, 0x0000000F0000000F), (14, 0x0003000300030003), (7, 0x0101010101010101)),
     2: ((12, 0x000F000F), (6, 0x03030303)),
     4: ((4, 0x0F0F),),
@@ -96,7 +96,7 @@ def dequantize_rows(
 
 
 def _load(x: Tensor, chosen: slice | Tensor, numbers: Tensor) -> None:
-    """Rows into the buffer; columns that fill its last block repeat the last one, so ranges stay."""
+    """Copy rows to the buffer. Columns that fill the last block repeat the last column, which keeps ranges."""
     width = x.shape[1]
     if isinstance(chosen, Tensor) and x.dtype == torch.float32 and numbers.shape[1] == width:
         torch.index_select(x, 0, chosen, out=numbers)
@@ -106,7 +106,7 @@ def _load(x: Tensor, chosen: slice | Tensor, numbers: Tensor) -> None:
 
 
 def _put(result: Tensor, where: slice | Tensor, rows: Tensor, *, add: bool) -> None:
-    """Rows into the result; 16-bit sums are rounded once."""
+    """Write or add rows to the result; 16-bit sums are rounded once."""
     if add and isinstance(where, Tensor) and result.dtype in (torch.float32, torch.float64):
         result.index_add_(0, where, rows.to(result.dtype))
     elif add:
@@ -122,7 +122,7 @@ def _rows_of(entries: int, width: int) -> int:
 def _blocks(
     buffer: Tensor, bits: Codes, offsets: Tensor | None, num_rows: int, width: int, block: int
 ) -> Iterator[tuple[int, slice | Tensor, Tensor, slice | Tensor]]:
-    """(code, rows, words, place): rows of one code, whose bytes are words[place], int32 [m, row_nbytes / 4]."""
+    """Yield (code, rows, words, place): the bytes of rows of one code are words[place], int32 [m, row_nbytes / 4]."""
     if num_rows == 0 or width == 0:
         return
     step, words = _rows_of(BLOCK, width), buffer.view(torch.int32)
@@ -139,7 +139,7 @@ def _blocks(
 
 
 def _encode(space: _Space, rows: Tensor, columns: Tensor, code: int, block: int, words: Tensor) -> None:
-    """Rows of one code into words; the space is overwritten. Shapes: hashes [m], [D], words [m, row_nbytes / 4]."""
+    """Encode rows of one code into words; overwrites the space. Shapes: hashes [m], [D], words [m, row_nbytes / 4]."""
     x, width = space.numbers, columns.shape[0]
     words[:, -1] = 0  # bits after the last field
     if code == FP32:
@@ -170,13 +170,13 @@ def _encode(space: _Space, rows: Tensor, columns: Tensor, code: int, block: int,
 
 
 def _noise_(mixed: Tensor, bits: int) -> Tensor:
-    """(k + 1/2) 2^(bits - 13) in place, k the top 13 bits."""
+    """Compute (k + 1/2) 2^(bits - 13) in place, with k the top 13 bits."""
     shift, mask, half = NOISE[bits]
     return mixed.bitwise_right_shift_(shift).bitwise_and_(mask).bitwise_or_(half)
 
 
 def _to_e4m3(x: Tensor, noise: Tensor) -> Tensor:
-    """See `naive.quantize`: e4m3 by stochastic rounding of scaled numbers. Noise is overwritten. Shapes: [m, D]."""
+    """Round scaled values stochastically to e4m3, as `naive._to_e4m3`. Noise is overwritten. Shapes: [m, D]."""
     _noise_(noise, 20)
     size = x.abs()
     field = (size.view(torch.int32) + noise).bitwise_right_shift_(20).sub_(120 << 3)
@@ -186,7 +186,7 @@ def _to_e4m3(x: Tensor, noise: Tensor) -> Tensor:
 
 
 def _pack(fields: Tensor, code: int, data: Tensor) -> None:
-    """Fields into the payload, whose tail is zero. Shapes: fields [m, D] int32, data [m, nbytes] uint8."""
+    """Pack fields into the payload; its tail is zero. Shapes: fields [m, D] int32, data [m, nbytes] uint8."""
     width = fields.shape[1]
     if code in (8, FP8):
         data[:, :width] = fields
@@ -200,7 +200,7 @@ def _pack(fields: Tensor, code: int, data: Tensor) -> None:
 
 
 def _decode(words: Tensor, code: int, width: int, block: int, numbers: Tensor) -> Tensor:
-    """Rows of one code, in the buffer `numbers` or in `words`. Shapes: [m, row_nbytes / 4] int32 -> [m, width] fp32."""
+    """Decode rows of one code, into `numbers` or as a view of `words`. Shapes: [m, row_nbytes / 4] -> [m, width]."""
     if code == FP32:
         return words.view(torch.float32)
     y, data = numbers[:, :width], words.view(torch.uint8)
@@ -215,7 +215,7 @@ def _decode(words: Tensor, code: int, width: int, block: int, numbers: Tensor) -
 
 
 def _unpack(data: Tensor, code: int, levels: Tensor) -> None:
-    """Fields of the payload as numbers. Shapes: data [m, nbytes] uint8, levels [m, D] fp32."""
+    """Write the fields of the payload to `levels`. Shapes: data [m, nbytes] uint8, levels [m, D] fp32."""
     if code == FP8:
         table = from_e4m3(torch.arange(256))
         levels.copy_(table[data[:, : levels.shape[1]].to(torch.int32)])

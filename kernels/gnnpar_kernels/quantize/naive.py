@@ -1,4 +1,4 @@
-"""Rows to bytes and back with unbiased stochastic rounding: the specification, in integers as wide as needed.
+"""Encode and decode rows with unbiased stochastic rounding: the specification, in integers as wide as needed.
 
 For a block of columns with b bits, L = 2^b - 1, all in fp32 and rounded to nearest unless said otherwise:
 
@@ -7,13 +7,13 @@ For a block of columns with b bits, L = 2^b - 1, all in fp32 and rounded to near
     u    = (k + 1/2) 2^-13                      k = top 13 bits of entry(row(id) ^ column(f)), see `hashing`
 
 Both metadata are rounded before they are used, and outwards: 0 <= t <= L, and E[decoded] = x to 2^-14 of a step.
-t is a fixed-point number: (x - zp) * (2^23 / step), cut to an integer. It is off by 2^-15 at most, half of what u keeps
-from 0 and 1: values on the grid are reproduced whatever k is, and q never leaves 0 .. L. No product is added to
-in floating point, so nothing can be fused into a multiply-add: every body gives the same bytes on any machine.
+t is a fixed-point number: (x - zp) * (2^23 / step), truncated to an integer. Its error is at most 2^-15, half the
+distance of u from 0 and 1: values on the grid are exact for every k, and 0 <= q <= L. No floating-point product is an
+operand of a sum, so nothing can be fused into a multiply-add: every body gives the same bytes on any machine.
 
 FP8 does the same on the grid of e4m3, with zp = 0 and step from max |x| / 448. BF16 rounds to nearest even.
-A block with a NaN, an infinity, or a range beyond 2^119 L decodes to NaN throughout. A constant row is exact if bf16
-holds its value; else it is unbiased with an error below its step, about 2^-7 |x| / L at most.
+A block with a NaN, an infinity, or a range beyond 2^119 L decodes to all NaN. A constant row is exact if its value is a
+bf16; else it is unbiased with an error below its step, about 2^-7 |x| / L at most.
 """
 
 import torch
@@ -25,7 +25,7 @@ from gnnpar_kernels.wire import BF16, E4M3_MAX, FP8, FP32, MAX_STEP, MIN_STEP, N
 
 
 def random_bits(ids: Tensor, width: int, *, key: int) -> Tensor:
-    """k of every entry: 13 bits that depend on (key, id, column) alone. Shapes: ids [n] -> [n, width] int64."""
+    """Return k of every entry: 13 bits that depend only on (key, id, column). Shapes: ids [n] -> [n, width] int64."""
     return entry_hash(ids, width, key=key) >> 19
 
 
@@ -40,10 +40,10 @@ def quantize_rows(
     block: int = 0,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Rows x[index] (all if None) as one buffer in the format of `wire`, a step and zero point per `block` columns.
+    """Return rows x[index] (None: all) as one buffer in the format of `wire`. `block`: columns per step and zero point.
 
     bits is one code for all rows, or a code per row with offsets = row_offsets(bits, D, block=block); codes of `wire`.
-    The noise depends on (key, ids, column) alone, never on the position of a row. A given out is filled.
+    The noise depends only on (key, ids, column), never on the position of a row. Write to `out` if given.
 
     Shapes: x [N, D], index [n], bits [n] integer, offsets [n + 1] int64, ids [n] int64 -> [total] uint8.
     """
@@ -73,9 +73,9 @@ def dequantize_rows(
     add: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Return the rows of a buffer: a new tensor of `dtype`, or written (add: added) to rows `index` of out, each named
-    once. Shapes: buffer [total] uint8, bits [n] integer, offsets [n + 1] int64, index [n], out [N, width] -> [n, width]
-    or out."""
+    """Return the rows of a buffer as a new tensor of `dtype`, or write them (add: add them) to rows `index` of out;
+    `index` is unique. Shapes: buffer [total] uint8, bits [n] integer, offsets [n + 1] int64, index [n], out [N, width]
+    -> [n, width] or out."""
     num_rows = wire.received_rows(buffer, bits, offsets, width=width, block=block, index=index, out=out, add=add)
     rows = torch.empty((num_rows, width), dtype=torch.float32, device=buffer.device)
     if rows.numel():
@@ -91,7 +91,7 @@ def dequantize_rows(
 
 
 def _classes(bits: Codes, offsets: Tensor | None, num_rows: int, width: int, block: int, device: torch.device):
-    """Each code with its rows [m] and the places [m, nbytes] of their bytes."""
+    """Yield each code, its rows [m], and the places [m, nbytes] of their bytes."""
     if isinstance(bits, int):
         offsets = torch.arange(num_rows, device=device) * wire.row_nbytes(width, bits, block=block)
         bits = torch.full((num_rows,), bits, device=device)
@@ -103,17 +103,17 @@ def _classes(bits: Codes, offsets: Tensor | None, num_rows: int, width: int, blo
 
 
 def _bits_of(x: Tensor) -> Tensor:
-    """Return the bits of fp32 numbers as int64 in [0, 2^32)."""
+    """Return the bits of fp32 values as int64 in [0, 2^32)."""
     return x.contiguous().view(torch.int32).to(torch.int64) & MASK32
 
 
 def _number(bits: Tensor) -> Tensor:
-    """Return the fp32 numbers of 32-bit patterns."""
+    """Return the fp32 values of 32-bit patterns."""
     return torch.where(bits >= 2**31, bits - 2**32, bits).to(torch.int32).view(torch.float32)
 
 
 def ranges(x: Tensor, code: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Step and zero point of blocks, the word that carries them, and whether they have a range (else step 1, zero 0).
+    """Return step and zero point of blocks, their metadata word, and if the range is finite (else step 1, zero 0).
 
     Shapes: [..., block] fp32 -> four of [..., 1]: fp32, fp32, int32, bool.
     """
@@ -136,7 +136,7 @@ def ranges(x: Tensor, code: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _fields(x: Tensor, random: Tensor, code: int) -> tuple[Tensor, Tensor]:
-    """Metadata words and fields of one block of a code with metadata. Shapes: [m, w] -> [m, 1], [m, w]; integers."""
+    """Return metadata words and fields of one block, for a code with metadata. Shapes: [m, w] -> [m, 1], [m, w] int."""
     step, zero, word, finite = ranges(x, code)
     x = torch.where(finite, x, 0.0)
     if code == FP8:
@@ -146,7 +146,7 @@ def _fields(x: Tensor, random: Tensor, code: int) -> tuple[Tensor, Tensor]:
 
 
 def _to_e4m3(x: Tensor, random: Tensor) -> Tensor:
-    """e4m3 by stochastic rounding: on the bits above 2^-6, in fixed point below."""
+    """Round stochastically to e4m3: on the bits above 2^-6, in fixed point below."""
     sign, size = _bits_of(x) >> 31, x.abs()
     noise = random << 7 | 1 << 6
     normal = ((_bits_of(size) + noise) >> 20) - (120 << 3)
@@ -155,7 +155,7 @@ def _to_e4m3(x: Tensor, random: Tensor) -> Tensor:
 
 
 def from_e4m3(field: Tensor) -> Tensor:
-    """Return the numbers of e4m3 fields, NaN aside: mantissa with its hidden bit times a power of two."""
+    """Return the values of e4m3 fields other than NaN: mantissa with hidden bit, times a power of two."""
     exponent = (field >> 3) & 15
     mantissa = (field & 7) | (exponent > 0).to(torch.int64) << 3
     size = mantissa.to(torch.float32) * _number((exponent.clamp(min=1) + 117) << 23)
@@ -163,13 +163,13 @@ def from_e4m3(field: Tensor) -> Tensor:
 
 
 def _to_bf16(x: Tensor) -> Tensor:
-    """bf16 by rounding to nearest even, any NaN as NAN."""
+    """Round to bf16, to nearest even, any NaN to NAN."""
     pattern = _bits_of(x)
     return torch.where(x.isnan(), NAN, (pattern + 0x7FFF + ((pattern >> 16) & 1)) >> 16)
 
 
 def _encode(x: Tensor, random: Tensor, code: int, block: int) -> Tensor:
-    """Rows of one code as bytes. Shapes: x [m, D] fp32, random [m, D] -> [m, row_nbytes] uint8."""
+    """Encode rows with one code. Shapes: x [m, D] fp32, random [m, D] -> [m, row_nbytes] uint8."""
     if code == FP32:
         return _pack(_bits_of(x), 32)
     if code == BF16:
@@ -181,7 +181,7 @@ def _encode(x: Tensor, random: Tensor, code: int, block: int) -> Tensor:
 
 
 def _decode(data: Tensor, code: int, width: int, block: int) -> Tensor:
-    """Rows of one code from their bytes. Shapes: [m, row_nbytes] uint8 -> [m, width] fp32."""
+    """Decode rows of one code. Shapes: [m, row_nbytes] uint8 -> [m, width] fp32."""
     if code == FP32:
         return _number(_unpack(data, 32, width))
     if code == BF16:
@@ -195,7 +195,7 @@ def _decode(data: Tensor, code: int, width: int, block: int) -> Tensor:
 
 
 def _pack(fields: Tensor, b: int) -> Tensor:
-    """Fields of b bits as bytes, up to whole words. Shapes: [m, w] int64 -> [m, 4 * ceil(w * b / 32)] uint8."""
+    """Pack fields of b bits into whole words. Shapes: [m, w] int64 -> [m, 4 * ceil(w * b / 32)] uint8."""
     shifts = torch.arange(b, device=fields.device)
     stream = ((fields[:, :, None] >> shifts) & 1).flatten(1)
     stream = torch.nn.functional.pad(stream, (0, -stream.shape[1] % 32))

@@ -1,7 +1,7 @@
-"""Rows to bytes and back, one launch each: gather, range, rounding and packing of all peers and codes in registers.
+"""Encode and decode rows in one launch each: gather, range, rounding and packing of all peers and codes in registers.
 
-A program takes several blocks of columns; rows of up to 1024 columns are read once, wider ones again from cache.
-Codes per row cost one pass of packing for every field width that a program meets, so rows sorted by code are fastest.
+A program handles several blocks of columns. Rows of up to 1024 columns are read once, wider rows again from cache.
+Codes per row cost a packing pass for every field width in a program, so rows sorted by code are fastest.
 """
 
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false, reportArgumentType=false
@@ -17,7 +17,7 @@ from gnnpar_kernels.hashing import key_words, signed
 from gnnpar_kernels.triton_hashing import column_hash, entry_hash, row_hash
 from gnnpar_kernels.wire import Codes
 
-MIXED = 0  # as a constant: codes are read per row
+MIXED = 0  # value of CODE if codes are read per row
 ENTRIES = 512  # of a program, one warp
 WIDEST = 1024
 FP8: tl.constexpr = tl.constexpr(wire.FP8)
@@ -43,7 +43,7 @@ def _number(bits):
 
 @triton.jit
 def _ordered(bits):
-    """Between the bits of fp32 and int32 in the same order, NaNs outermost: its own inverse."""
+    """Map bits of fp32 to int32 of the same order, NaNs outermost, and back."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
@@ -65,7 +65,7 @@ def _levels(code):
 
 @triton.jit
 def _metadata(low, high, code):
-    """Step and zero point of blocks, whether they have a range, and the word to send. Shapes: ordered bits, [R]."""
+    """Return step and zero point of blocks, if the range is finite, and the word to send. Shapes: ordered bits, [R]."""
     low, high = _ordered(low), _ordered(high)
     size = tl.maximum(low & 0x7FFFFFFF, high & 0x7FFFFFFF)
     float8 = code == FP8
@@ -83,14 +83,14 @@ def _metadata(low, high, code):
 
 @triton.jit
 def _to_grid(x, step, zero, noise):
-    """Stochastic rounding in fixed point, 23 bits after the point."""
+    """Round stochastically in fixed point, with 23 bits after the point."""
     fixed = ((x - zero[:, None]) * tl.div_rn(8388608.0, step)[:, None]).to(tl.int32)
     return (_bits(fixed) + ((noise >> 9) & 0x7FFC00 | 0x200)) >> 23
 
 
 @triton.jit
 def _to_e4m3(x, step, noise):
-    """Stochastic rounding to e4m3: on the bits above 2^-6, in fixed point below."""
+    """Round stochastically to e4m3: on the bits above 2^-6, in fixed point below."""
     noise = (noise >> 12) & 0xFFF80 | 0x40
     x = x * tl.div_rn(1.0, step)[:, None]
     size = tl.abs(x)
@@ -121,7 +121,7 @@ def _any(rows):
 
 @triton.jit
 def _fields(x, mask, step, zero, finite, code, noise, CODE: tl.constexpr):
-    """Fields of a tile as uint32, zero outside the mask."""
+    """Return the fields of a tile as uint32, zero outside the mask."""
     if CODE == FP32:
         return _bits(x)
     elif CODE == BF16:
@@ -142,7 +142,7 @@ def _fields(x, mask, step, zero, finite, code, noise, CODE: tl.constexpr):
 
 @triton.jit
 def _store(fields, words, start, left, rows, B: tl.constexpr):
-    """Fields of B bits into words from `start` on, as many as `left` columns fill. Shapes: [R, BW], [R] each."""
+    """Pack fields of B bits of `left` columns into words from `start` on. Shapes: [R, BW], [R] each."""
     R: tl.constexpr = fields.shape[0]
     PER_WORD: tl.constexpr = 32 // B
     COUNT: tl.constexpr = fields.shape[1] // PER_WORD
@@ -168,7 +168,7 @@ def _place(
     PITCH: tl.constexpr,
     R: tl.constexpr,
 ):
-    """Return this program's blocks: their row of the message, its code, first column, metadata and payload in words."""
+    """Return the blocks of this program: row of the message, code, first column, metadata and payload in words."""
     unit = tl.program_id(0) * R + tl.arange(0, R)
     inside = unit < num_units
     slot = unit // BLOCKS
@@ -247,7 +247,7 @@ def _quantize_kernel(
 
 @triton.jit
 def _load_fields(words, payload, code, columns, mask, CODE: tl.constexpr):
-    """Fields of a tile, columns counted from the start of its blocks."""
+    """Load the fields of a tile; columns count from the start of its blocks."""
     if CODE == 0:
         b = tl.where(code == FP8, 8, code)[:, None]
         place = columns * b
@@ -272,7 +272,7 @@ def _load_fields(words, payload, code, columns, mask, CODE: tl.constexpr):
 
 @triton.jit
 def _decode(field, word, code, CODE: tl.constexpr):
-    """Numbers of a tile. Shapes: field [R, BW], metadata word [R]."""
+    """Decode a tile. Shapes: field [R, BW], metadata word [R]."""
     if CODE == FP32:
         return _number(field)
     elif CODE == BF16:
@@ -328,7 +328,7 @@ def _dequantize_kernel(
 
 
 def _tile(width: int, bits: Codes, block: int) -> dict[str, int]:
-    """Constants of both kernels."""
+    """Return the constants of both kernels."""
     code = bits if isinstance(bits, int) else MIXED
     unit = min(block or width, width)
     columns = min(WIDEST, max(32, triton.next_power_of_2(unit)))

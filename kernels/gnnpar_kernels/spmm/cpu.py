@@ -5,7 +5,7 @@ from torch import Tensor
 from gnnpar_kernels.cpu_bags import bag, row_blocks
 from gnnpar_kernels.csr import accumulate_dtype, flat_rows
 
-BLOCK = 1 << 17  # edges: the sums of a block are still in cache when they are added to `out`
+BLOCK = 1 << 17  # edges: the sums of a block are in cache when they are added to `out`
 
 
 def spmm(
@@ -18,7 +18,7 @@ def spmm(
     weights: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """See `naive.spmm`. 16-bit rows are summed in fp32 and rounded once; not at all where `out` is wider."""
+    """See `naive.spmm`. 16-bit rows are summed in fp32 and rounded once, or never if `out` is wider."""
     table, wide = flat_rows(x), accumulate_dtype(x.dtype)
     if weights is not None or (out is not None and out.dtype == wide):
         table = table.to(wide)  # a bag has one dtype, that of its sums: 16-bit weights or sums would be rounded twice

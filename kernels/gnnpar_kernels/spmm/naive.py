@@ -15,7 +15,7 @@ def spmm(
     weights: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """out[rows[r]] += sum of weights[e] x[indices[e]] over the edges e of CSR row r; a fresh `out` starts from zeros.
+    """Add to out[rows[r]] (None: zeros) the sum of weights[e] x[indices[e]] over the edges e of CSR row r.
 
     Shapes: indptr [R + 1], indices [E], x [M, ...], rows [R] or None, weights [E] or None (all 1), out [num_rows, ...]
     or None -> [num_rows, ...].

@@ -37,7 +37,7 @@ def spmm(
     weights: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """See `naive.spmm`. 16-bit rows are summed in fp32 and rounded once; the result is the same at every run."""
+    """See `naive.spmm`. 16-bit rows are summed in fp32 and rounded once; the result is equal in every run."""
     assert rows is not None or indptr.shape[0] == num_rows + 1, f"{indptr.shape[0] - 1} CSR rows, {num_rows} of output"
     shape = (num_rows, *x.shape[1:])
     if indices.shape[0] == 0 or x[:1].numel() == 0:
