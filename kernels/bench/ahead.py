@@ -1,7 +1,7 @@
-"""Every kernel as it is compiled ahead of time: ops are called with small tensors, and their launches are noted.
+"""List the kernels to compile ahead of time: call ops with small tensors, and record their launches.
 
-One table: whatever training and evaluation launch at one width, and the main kernels at others. A call covers rows of
-every class of length, one of them cut into pieces, and every tile that tuning may choose.
+The list has all launches of training and evaluation at one width, and the main kernels at other widths. A call covers
+rows of every class of length, one of them cut into pieces, and every tile that tuning may choose.
 """
 
 import itertools
@@ -42,7 +42,7 @@ MAIN = re.compile(
     r"|(gather|scatter|dropout) 128 (bf16|fp32)$"
 )
 """Names of the table of machine code (`static.py --table`)."""
-Case = tuple[str, Callable[[], object]]  # what its kernels are called, and the call that launches them
+Case = tuple[str, Callable[[], object]]  # (name of its kernels, call that launches them)
 
 
 class Variant(NamedTuple):
@@ -50,7 +50,7 @@ class Variant(NamedTuple):
     16-byte aligned. `wide`: its hot loop must load 16 bytes at once."""
 
     name: str
-    kernel: Any  # a JITFunction, which types of attributes take for a method
+    kernel: Any  # a JITFunction, which pyright would bind as a method
     types: dict[str, str]
     constants: dict[str, object]
     num_warps: int
@@ -63,12 +63,12 @@ class Variant(NamedTuple):
 
 @cache
 def variants() -> list[Variant]:
-    """Return all variants; of those that are the same code, the first."""
+    """Return all variants; of variants with the same code, only the first."""
     found: dict[object, Variant] = {}
 
     def note(kernel: JITFunction, *args: object, grid: object, warmup: bool, num_warps: int, **rest: object) -> None:
         if kernel.fn.__module__.endswith("triton_rows") and "sum " not in name and "maximum " not in name:
-            return  # sums of pieces within attention: among the sums
+            return  # sums of pieces within attention, which the sums cover
         variant = _variant(name, kernel, dict(zip(kernel.arg_names, args, strict=False)) | rest, num_warps)
         found.setdefault((kernel.fn, *variant.types.items(), *variant.constants.items(), num_warps), variant)
 
@@ -148,8 +148,8 @@ def _sums_and_maxima() -> Iterator[Case]:
 
 
 class Heads(NamedTuple):
-    """A case of attention. `grad`: the type of the gradient of its result, where it is another. `key`: of dropout.
-    `listed`: rows are listed. `training`: also folds into a state, and attributes of edges."""
+    """A case of attention. `grad`: type of the result's gradient, if it differs. `key`: of dropout. `listed`: rows are
+    listed. `training`: also folds into a state, and attributes of edges."""
 
     heads: int
     width: int
@@ -205,7 +205,7 @@ def _by_sums(case: Heads) -> Iterator[Case]:
 
 
 def _by_rows(case: Heads) -> Iterator[Case]:
-    """GATv2 and dot-product attention, without and with attributes of edges."""
+    """Yield the cases of GATv2 and of dot-product attention, without and with attributes of edges."""
     csr, drop = _csr(listed=case.listed), None if case.key is None else (0.5, case.key)
     x, m, a = case.rows(case.width), case.rows(dtype=FP32), torch.empty(case.heads, case.width)
     order, dropping = torch.zeros(sum(DEGREES), dtype=torch.int64), {"drop": drop, "edge_ids": csr.edge_ids}

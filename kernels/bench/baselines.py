@@ -1,4 +1,4 @@
-"""What one would use instead of an op. Every builder returns the call to be timed; all it can prepare, it prepares."""
+"""Alternatives to an op. A builder prepares as much as possible, and returns the call to be timed."""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,27 +13,27 @@ from bench.graphs import Inputs
 from gnnpar_kernels import Csr
 
 Run = Callable[[], object]
-Build = Callable[[], Run]  # called just before the contender runs: may lack memory or a package
+Build = Callable[[], Run]  # called just before the contender runs; may fail for lack of memory or a package
 
 PYG, PYG_V2, PYG_DOT, ANEMOI = "PyG GATConv", "PyG GATv2Conv", "PyG TransformerConv", "anemoi-core"
 OPTIONAL = ("torch_geometric", "torch_sparse")
 anemoi_core: Path | None = None
-"""Checkout of github.com/ecmwf/anemoi-core (Apache 2.0): its Triton kernel is imported from there."""
+"""Checkout of github.com/ecmwf/anemoi-core (Apache 2.0), to import its Triton kernel from."""
 
 
 def missing() -> list[str]:
-    """Return optional packages that are not installed; their contenders are left out."""
+    """Return optional packages that are not installed; their contenders are omitted."""
     absent = [name for name in OPTIONAL if find_spec(name) is None]
     return absent if anemoi_core else [*absent, "anemoi-core (--anemoi PATH)"]
 
 
 def csr_name(device: torch.device) -> str:
-    """Whose product of a CSR and a dense matrix torch takes on this device."""
+    """Return the library of torch's product of a CSR and a dense matrix on this device."""
     return "cuSPARSE" if device.type == "cuda" else "torch CSR product"
 
 
 def spmm(csr: Csr, row: Tensor, column: Tensor, x: Tensor) -> dict[str, Build]:
-    """Return the sum over neighbours by others. Shapes: row, column [E] int64, the edges of csr; x [N, F] -> [N, F]."""
+    """Return other sums over neighbours. Shapes: row, column [E] int64, the edges of csr; x [N, F] -> [N, F]."""
     name = csr_name(x.device)
     contenders: dict[str, Build] = {
         name: lambda: lambda: _matrix(csr, x) @ x,
@@ -72,15 +72,15 @@ class Layer(NamedTuple):
 
 
 def attention(name: str, layer: Layer) -> dict[str, Build]:
-    """Return the layer by others, forward and backward: PyG's convolution of this name, also compiled; and kernels of
-    dot-product attention."""
+    """Return other implementations of the layer, forward and backward: PyG's convolution of this name, also compiled,
+    and kernels of dot-product attention."""
     found: dict[str, Build] = {}
     if find_spec("torch_geometric"):
         found[name] = partial(_pyg, name, layer, compiled=False)
         found[f"{name}, compiled"] = partial(_pyg, name, layer, compiled=True)
     if name != PYG_DOT:
         return found
-    if anemoi_core is not None and layer.edge is not None:  # its kernel asks for a row an edge
+    if anemoi_core is not None and layer.edge is not None:  # its kernel requires edge rows
         found[ANEMOI] = partial(_anemoi, anemoi_core, layer)
     return found
 
@@ -95,7 +95,7 @@ def _pyg(name: str, layer: Layer, *, compiled: bool) -> Run:
     else:
         conv = (nn.GATv2Conv if name == PYG_V2 else nn.GATConv)(*sizes, add_self_loops=False)
     conv = conv.to(x.device, x.dtype)
-    read = [p for name, p in conv.named_parameters() if not name.startswith("lin_skip")]  # without root_weight unread
+    read = [p for name, p in conv.named_parameters() if not name.startswith("lin_skip")]  # unused without root_weight
     wanted, run = (x, *read), torch.compile(conv, dynamic=False) if compiled else conv
     given = (torch.stack([layer.data.src, layer.data.dst]), *(() if layer.edge is None else (layer.edge,)))
     return lambda: torch.autograd.grad(run(x, *given), wanted, layer.grad_out)
@@ -132,7 +132,7 @@ def _anemoi(folder: Path, layer: Layer) -> Run:
 
 
 def extremum(row: Tensor, column: Tensor, x: Tensor) -> dict[str, Build]:
-    """Maximum over neighbours without its winner. Shapes: row, column [E], x [N, F]."""
+    """Return the maximum over neighbours, without its winner. Shapes: row, column [E], x [N, F]."""
 
     def build() -> Run:
         where, empty = row[:, None].expand(-1, x.shape[1]), torch.full_like(x, -torch.inf)

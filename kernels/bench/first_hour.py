@@ -1,15 +1,14 @@
 """The first hour on a GPU, as checks that only measure: `python kernels/bench/first_hour.py STAGE ... --out DIR`.
 
-Stages: smoke, prove, tune, bench, e2e, profile; none named: all, in this order. `attention` runs where it is named:
-layers of attention and sums beside compiled PyG, cuSPARSE and, with `--anemoi PATH` (a checkout), anemoi-core's kernel.
-Every check is a process of its own, ended with all its children at its time limit or at its stage's, whichever comes
-first; the next one starts in any case. Its line is printed, and DIR/STAGE/CHECK.json and DIR/summary.txt are written,
-as soon as it ends. A check that passed is not run again (`--again` does), so a stage that was cut off continues where
-it stopped.
+Stages: smoke, prove, tune, bench, e2e, profile; default: all, in this order. `attention` runs only if named: layers of
+attention and sums compared with compiled PyG, cuSPARSE and, with `--anemoi PATH` (a checkout), anemoi-core's kernel.
+Every check is a separate process, killed with all its children at its own or its stage's time limit; then the next one
+starts. When it ends, its line is printed, and DIR/STAGE/CHECK.json and DIR/summary.txt are written. A check that passed
+is not repeated without `--again`, so an interrupted stage continues.
 
 `--rehearse` runs the same checks on a CPU, with small inputs and Triton's interpreter. `--hang STAGE` puts a check that
-never ends in front of a stage: its limits must hold. `--jobs N`: so many checks at a time, in stages that time nothing.
-What the machine needs beyond torch: requirements-gpu.lock.
+never ends in front of a stage, to test the limits. `--jobs N`: N checks at a time, in stages that time nothing.
+Requirements beyond torch: requirements-gpu.lock.
 """
 
 import argparse
@@ -31,17 +30,17 @@ from typing import Literal
 
 ROOT = Path(__file__).resolve().parents[2]
 STRATEGIES = sorted(path.stem for path in (ROOT / "conf" / "strategy").glob("*.yaml") if path.stem != "tag")
-TAIL = 4000  # characters of a check's output that its record keeps
+TAIL = 4000  # last characters of a check's output to keep in its record
 ANEMOI = "GNNPAR_ANEMOI"  # the checkout of `--anemoi`, for the checks
 State = Literal["passed", "FAILED", "TIMED OUT", "not run"]
 
 
 @dataclass(frozen=True)
 class Check:
-    """A command, run from the repository's root. `{out}` in it is the folder of its stage.
+    """A command, run from the repository's root. `{out}` is replaced by the folder of its stage.
 
-    `seconds`: its limit. `tool`: a program without which it is not run. `rehearsal`: the same on a CPU; empty: nothing
-    of it can run there. `env`: added to the environment.
+    `seconds`: time limit. `tool`: required program. `rehearsal`: the command on a CPU; empty: none. `env`: added to the
+    environment.
     """
 
     name: str
@@ -54,8 +53,8 @@ class Check:
 
 @dataclass(frozen=True)
 class Stage:
-    """Checks that share a time limit, seconds. `timed`: they measure times, so one runs at a time. `named`: it runs
-    only where it is named."""
+    """Checks that share a time limit in seconds. `timed`: they measure times, so run one at a time. `named`: run only
+    if named."""
 
     name: str
     seconds: float
@@ -66,7 +65,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Record:
-    """What is left of a check. `detail`: its last line of output, or why it did not run."""
+    """The result of a check. `detail`: its last line of output, or why it did not run."""
 
     stage: str
     check: str
@@ -85,7 +84,7 @@ TRAIN = "-m gnnpar train dataset=sbm epochs=3 tracker=jsonl hydra.run.dir={out}/
 RACE = "kernels/bench/run.py --csv {out}/kernels.csv"
 PROOF = "kernels/bench/proofs.py"
 SMALL_RACE = f"{RACE} --cases cuda --threads 1"
-SMALL = {  # the last value of an option counts
+SMALL = {  # the last value of a repeated option is used
     graph: f"--graph {graph} --scale {scale} --repeats 1 --seconds 1 --without compiled"
     for graph, scale in {"arxiv": 0.002, "products": 0.0002, "reddit": 0.0002, "mesh": 0.01, "grid": 0.001}.items()
 }
@@ -108,13 +107,13 @@ KERNEL_TESTS = f"{PYTEST} tests/kernels -m gpu"
 
 
 def _race(name: str, graph: str, options: str, seconds: float) -> Check:
-    """`graph`: empty: all. A rehearsal takes a small one of the same kind."""
+    """Return a check of run.py. graph: empty: all. A rehearsal uses a small graph of the same kind."""
     command = f"{RACE} --device cuda{f' --graph {graph}' if graph else ''} {options}"
     return Check(name, command, seconds, f"{SMALL_RACE} {options} {SMALL[graph or 'arxiv']}")
 
 
 def _of_every_strategy(name: str, command: str, seconds: float) -> list[Check]:
-    """`{device}` in the command: cuda, in a rehearsal cpu."""
+    """Return a check per strategy. `{device}` in the command: cuda, in a rehearsal cpu."""
     return [_on_either(f"{name}-{s}", f"{command} {s}", seconds) for s in STRATEGIES]
 
 
@@ -238,7 +237,7 @@ STAGES = (
 
 
 def _command(check: Check, stage: Stage, out: Path, *, rehearse: bool) -> str:
-    """Return the shell's command line; empty if nothing of this check can run here."""
+    """Return the command line for the shell; empty if the check has no rehearsal."""
     told = check.rehearsal if rehearse else check.command
     told = told.replace("{anemoi}", f" --anemoi {shlex.quote(anemoi)}" if (anemoi := os.environ.get(ANEMOI)) else "")
     if not told:
@@ -248,7 +247,7 @@ def _command(check: Check, stage: Stage, out: Path, *, rehearse: bool) -> str:
 
 
 def run_check(check: Check, stage: Stage, out: Path, *, rehearse: bool, left: float) -> Record:
-    """One check to its end, or to its limit, or to the `left` seconds of its stage."""
+    """Run one check until it ends, or until its limit or the `left` seconds of its stage."""
     line = _command(check, stage, out, rehearse=rehearse)
     if not line:
         return Record(stage.name, check.name, "not run", 0.0, "needs a GPU", check.command)
@@ -288,7 +287,7 @@ def run_check(check: Check, stage: Stage, out: Path, *, rehearse: bool, left: fl
 
 
 def _end_all(process: subprocess.Popen) -> None:
-    """End the check's process and its children, a group that this program started."""
+    """Kill the check's process and its children, a group that this program started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -303,7 +302,7 @@ def _end_those_that_run() -> None:
 
 
 def run_stage(stage: Stage, out: Path, *, rehearse: bool, again: bool = False, jobs: int = 1) -> list[Record]:
-    """All checks of a stage, begun in order, `jobs` at a time; each is written down when it ends."""
+    """Run all checks of a stage in order, `jobs` at a time; write each record when its check ends."""
     began = time.monotonic()
 
     def run(check: Check) -> Record:
@@ -324,20 +323,20 @@ def run_stage(stage: Stage, out: Path, *, rehearse: bool, again: bool = False, j
     with ThreadPoolExecutor(jobs) as pool:
         try:
             return list(pool.map(run, stage.checks))
-        except BaseException:  # Ctrl-C: the checks that run end, and no other begins
+        except BaseException:  # Ctrl-C: end running checks, start no others
             pool.shutdown(wait=False, cancel_futures=True)
             _end_those_that_run()
             raise
 
 
 def read_record(out: Path, stage: Stage, check: Check) -> Record | None:
-    """Return the record that an earlier call left of a check."""
+    """Return the record of a check from an earlier call, or None."""
     path = out / stage.name / f"{check.name}.json"
     return Record(**json.loads(path.read_text())) if path.exists() else None
 
 
 def write_summary(out: Path, stages: Sequence[Stage]) -> None:
-    """One line a check, of all stages that ran."""
+    """Write one line per check of all stages that ran."""
     found = [record for stage in stages for check in stage.checks if (record := read_record(out, stage, check))]
     counts = {state: sum(r.state == state for r in found) for state in ("passed", "FAILED", "TIMED OUT", "not run")}
     total = ", ".join(f"{number} {state}" for state, number in counts.items() if number)
@@ -345,12 +344,12 @@ def write_summary(out: Path, stages: Sequence[Stage]) -> None:
     print(total)
 
 
-_LEAKS = re.compile(r"nanobind: |See https://nanobind| - (leaked|\.\.\.)")  # what Triton's bindings say at the end
+_LEAKS = re.compile(r"nanobind: |See https://nanobind| - (leaked|\.\.\.)")  # printed by Triton's bindings at exit
 HANG = Check("hangs", '-c "import time; time.sleep(3600)"', 5, '-c "import time; time.sleep(3600)"')
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0: every check that ran passed."""
+    """Return 0 if every check that ran passed."""
     names = [stage.name for stage in STAGES]
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"of {', '.join(names)}; default: all")

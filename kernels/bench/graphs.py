@@ -12,10 +12,10 @@ CHUNK = 1 << 24  # edges drawn at once: their random numbers are fp64
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """A random graph whose degrees follow the same law at both ends.
+    """A random graph. In-degrees and out-degrees follow the same law.
 
-    `hub` is the weight of the heaviest node, the lightest being 1: with 1 degrees are uniform, above they follow a
-    power law with exponent 3 up to that.
+    `hub`: weight of the heaviest node; the lightest has 1. With hub=1 degrees are uniform, else they follow a power law
+    with exponent 3 up to `hub`.
     """
 
     nodes: int
@@ -57,7 +57,7 @@ class Inputs:
 
 
 def _weights(size: Size, generator: torch.Generator) -> Tensor:
-    """Shapes: -> [nodes] fp64."""
+    """Draw the weights of nodes. Shapes: -> [nodes] fp64."""
     uniform = torch.rand(size.nodes, dtype=torch.float64, device=generator.device, generator=generator)
     weights = uniform.pow(-0.5).clamp(max=size.hub)
     weights[0] = size.hub
@@ -65,7 +65,7 @@ def _weights(size: Size, generator: torch.Generator) -> Tensor:
 
 
 def _draw(upto: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Nodes by inversion of their distribution; torch.multinomial takes 2^24 of them at most.
+    """Draw nodes by inversion of their distribution, since torch.multinomial supports at most 2^24 nodes.
 
     Shapes: upto [nodes] sums of the weights -> [count] int64.
     """
@@ -78,14 +78,14 @@ def _draw(upto: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
 
 def _csr(row: Tensor, column: Tensor, edge_ids: Tensor, nodes: int) -> Csr:
-    """Shapes: row [E] ascending."""
+    """Build a CSR. Shapes: row [E] ascending."""
     indptr = torch.zeros(nodes + 1, dtype=torch.int32, device=row.device)
     indptr[1:] = torch.bincount(row, minlength=nodes).cumsum(0)
     return Csr(indptr, column.int(), None, edge_ids)
 
 
 def draw(size: Size, *, device: str) -> Inputs:
-    """Draw a graph of this size, edges sorted by (destination, source); equal at every call on a device."""
+    """Draw a graph of this size, with edges sorted by (destination, source). Every call on a device draws the same."""
     generator = torch.Generator(device).manual_seed(size.seed)
     upto = _weights(size, generator).cumsum(0)
     pairs = _draw(upto, size.edges, generator) * size.nodes + _draw(upto, size.edges, generator)

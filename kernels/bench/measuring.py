@@ -1,4 +1,4 @@
-"""How a case is measured: the op is checked, then all contenders run in turns, with time and peak memory."""
+"""Measure a case: check the op, then run all contenders in turns, with time and peak memory."""
 
 import ctypes
 import gc
@@ -26,7 +26,7 @@ Clock = Callable[[Run], tuple[float, float]]  # runs once: (wall, CPU) milliseco
 
 
 class Measurement(NamedTuple):
-    """One contender in one case: milliseconds of every run, MiB; nan or nothing where not known; `note` says why."""
+    """One contender in one case: milliseconds of every run, MiB; nan or empty if unknown. note: the reason."""
 
     contender: str
     wall: list[float]
@@ -42,7 +42,7 @@ def _clock_cpu(run: Run) -> tuple[float, float]:
 
 
 def clock_of(device: str) -> Clock:
-    """On a CPU the wall and the process's time; on a GPU what passes between two events, its cache flushed before."""
+    """Return a clock: on a CPU wall and process time, on a GPU time between two events, after a flush of the cache."""
     if torch.device(device).type != "cuda":
         return _clock_cpu
     scratch = torch.empty(FLUSH, dtype=torch.int8, device=device)
@@ -75,7 +75,7 @@ def _status_kib(field: str) -> float:
 
 
 def peak_mib(run: Run, device: str) -> float:
-    """Peak memory of one call beyond what is allocated before it."""
+    """Return the peak memory of one call above the memory allocated before it."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -94,7 +94,7 @@ def peak_mib(run: Run, device: str) -> float:
 
 
 def release(device: str) -> None:
-    """Give back what a case leaves behind."""
+    """Free the memory of a case."""
     gc.collect()
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()
@@ -111,7 +111,7 @@ def _tensors(result: object) -> Iterator[Tensor]:
 
 
 def _rms_ratio(actual: Tensor, expected: Tensor) -> float:
-    """RMS of the difference over RMS of the expected; infinite where one is infinite or NaN and the other differs."""
+    """Return RMS of the difference over RMS of the expected; infinite if infinities or NaNs differ."""
     actual, expected = actual.detach().double(), expected.detach().double()
     finite = torch.isfinite(expected)
     if actual.shape != expected.shape or not torch.equal(actual[~finite], expected[~finite]):
@@ -127,7 +127,7 @@ def _small(device: str) -> Inputs:
 
 
 def gate(case: Case, device: str) -> str:
-    """Nothing if the op agrees with the specification on a small graph, else what is wrong."""
+    """Return the error of the op on a small graph, or an empty string if it agrees with the specification."""
     race = case.race(_small(device))
     actual, expected = (tuple(_tensors(race.op(body))) for body in (kernels, functions_of("naive")))
     worst = max((_rms_ratio(a, b) for a, b in zip(actual, expected, strict=True)), default=0.0)
@@ -136,7 +136,7 @@ def gate(case: Case, device: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Why a contender is not measured, short."""
+    """Return a short reason why a contender is not measured."""
     text = str(error).strip()
     if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in text:
         return "out of memory"
@@ -144,7 +144,7 @@ def _reason(error: Exception) -> str:
 
 
 def _prepare(build: Build, device: str) -> tuple[Run | None, float, str]:
-    """(call, peak memory, why there is none): run once to compile and tune, then once more for its memory."""
+    """Run once to compile and tune, then again for memory. Return (call, peak memory, reason if there is no call)."""
     run = None
     try:
         run = build()
@@ -152,17 +152,17 @@ def _prepare(build: Build, device: str) -> tuple[Run | None, float, str]:
         return run, peak_mib(run, device), ""
     except (RuntimeError, ImportError) as error:
         run, note = None, _reason(error)
-    release(device)  # only here is the error gone, and with it the frames that hold tensors
+    release(device)  # after the error is gone, with the frames that hold tensors
     return None, UNKNOWN, note
 
 
 def measure(
     case: Case, data: Inputs, clock: Clock, *, device: str, repeats: int, seconds: float, without: str = ""
 ) -> tuple[list[Measurement], str]:
-    """Contenders in turns, the op first; and why the case failed, if it did. `without`: part of a name to leave out.
+    """Measure contenders in turns. Return measurements, the op's first, and the reason if the case failed.
 
-    The op is prepared on the graph to be measured before it is checked on a small one: kernels keep the configuration
-    that was fastest where they ran first.
+    `without`: omit contenders with this in their name. Prepare the op on the measured graph before the check on a small
+    one, since kernels keep the configuration that was fastest on their first run.
     """
     race = case.race(data)
     others = {name: build for name, build in race.others.items() if not without or without not in name}

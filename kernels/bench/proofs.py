@@ -1,6 +1,6 @@
-"""What first_hour.py calls to prove gnnpar on a device: `python kernels/bench/proofs.py WHAT ...`; 0: it holds.
+"""Checks of gnnpar on a device, for first_hour.py: `python kernels/bench/proofs.py NAME ...`; exit code 0: it holds.
 
-versions DEVICE                 a sum on the device, and what is installed
+versions DEVICE                 a sum on the device, and installed versions
 golden DEVICE STRATEGY ...      losses in fp64, rank threads on the device, against tests/golden (made on a CPU)
 check DEVICE STRATEGY [MODELS]  gnnpar check: losses and gradients against the single device on the CPU
 pair DEVICE STRATEGY MODEL      two ranks over gloo on the device and on the CPU: losses to 1e-4, bytes equal
@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).resolve().parents[2]
-QUANTIZED = 1e-4  # relative, of a loss: a rounding that falls the other way changes a run for good
+QUANTIZED = 1e-4  # relative, of a loss: one different rounding changes the rest of a run
 FP32 = 1e-4
 
 
@@ -103,7 +103,7 @@ def waits(device: str, strategy: str) -> str:
 
 
 def captured(device: str, strategy: str, model: str) -> str:
-    """Over NCCL, where ranks are two: they share one GPU. On a CPU, a simulated GPU and graph."""
+    """Run over NCCL, with two ranks on one GPU. On a CPU, simulate GPU and graph."""
     if device == "cpu":
         from captured_runs import EPOCHS, WARM_UP, run, simulated
 
@@ -128,7 +128,7 @@ def captured(device: str, strategy: str, model: str) -> str:
 
 
 def nccl(device: str) -> str:
-    """NVIDIA supports one rank a GPU: each rank calls itself a host of its own. For correctness alone."""
+    """NVIDIA supports one rank per GPU, so each rank claims to be a separate host. For correctness only."""
     backend, where = ("nccl", "cuda:0") if device == "cuda" else ("gloo", "cpu")
     program = (
         "import os, sys, torch, comm_bodies\n"

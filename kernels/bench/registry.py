@@ -1,4 +1,4 @@
-"""What is measured: one case per kernel, shape and type; its contenders; and the bytes it cannot avoid moving."""
+"""Measured cases: one per kernel, shape and type, with contenders and the least bytes to move."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -27,7 +27,7 @@ Body = ModuleType | SimpleNamespace  # the ops: gnnpar_kernels, or one body of e
 
 @dataclass(frozen=True, kw_only=True)
 class Race:
-    """The op on given inputs by any body, and what one would use instead."""
+    """The op on given inputs by any body, and its alternatives."""
 
     op: Callable[[Body], object]
     others: dict[str, Build] = field(default_factory=dict)
@@ -75,7 +75,7 @@ def _spmm(width: int, dtype: torch.dtype, *, transposed: bool) -> Case:
 
 
 def _scored(data: Inputs, heads: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows and the scores of both ends. Shapes: -> [N, H, D], [N, H], [N, H]; scores fp32 at least."""
+    """Draw rows and the scores of both ends. Shapes: -> [N, H, D], [N, H], [N, H]; scores in fp32."""
     nodes, device = data.size.nodes, data.device
     x = torch.randn(nodes, heads, width, device=device).to(dtype)
     a_src, a_dst = (torch.randn(nodes, heads, device=device) for _ in range(2))
@@ -137,9 +137,9 @@ def _attend_grad(heads: int, width: int, dtype: torch.dtype, *, drop: float = 0.
 
 
 class _Fold(torch.autograd.Function):
-    """A fold under autograd, as `gnnpar.folds` wraps it, for a fair race with a layer.
+    """A fold under autograd, as in `gnnpar.folds`, for a fair race with a layer.
 
-    fold(*inputs) -> (output, what is kept); grad(grad_out, output, *kept, *inputs) -> gradients of the inputs.
+    fold(*inputs) -> (output, *kept); grad(grad_out, output, *kept, *inputs) -> gradients of the inputs.
     """
 
     @staticmethod
@@ -155,7 +155,7 @@ class _Fold(torch.autograd.Function):
 
 
 def _head_scores(x: Tensor, attend: Tensor) -> Tensor:
-    """<attend_h, x_h> of every head as one product. Shapes: x [N, H, D], attend [H, D] -> [N, H]."""
+    """Return <attend_h, x_h> of every head as one product. Shapes: x [N, H, D], attend [H, D] -> [N, H]."""
     return x.flatten(1) @ torch.block_diag(*attend[:, :, None])
 
 
@@ -216,7 +216,7 @@ def _gatv2_layer(heads: int, width: int, dtype: torch.dtype) -> Case:
 
 
 def _transformer_layer(heads: int, width: int, dtype: torch.dtype, *, edge_dim: int = 0) -> Case:
-    """`edge_dim`: attributes of an edge, which keys and values get times a matrix."""
+    """`edge_dim`: attributes per edge, added to keys and values through a matrix."""
 
     def race(data: Inputs) -> Race:
         total, device = heads * width, data.device
@@ -310,7 +310,7 @@ def _dense(inside: int, outside: int) -> Case:
 
 
 def _quantize(width: int, bits: int, dtype: torch.dtype, *, ops: str) -> Case:
-    """`ops`: "quantize", its "dequantize", or "quantize and back"."""
+    """`ops`: "quantize", "dequantize", or "quantize and back"."""
 
     def race(data: Inputs) -> Race:
         nodes = data.size.nodes
@@ -344,7 +344,7 @@ def _quantize(width: int, bits: int, dtype: torch.dtype, *, ops: str) -> Case:
 
 
 def copy(nbytes: int) -> Case:
-    """Return a copy within the device's memory: the ceiling of everything that moves bytes."""
+    """Return a copy within the device's memory, the ceiling of all cases that move bytes."""
 
     def race(data: Inputs) -> Race:
         source = torch.randint(0, 256, (nbytes,), dtype=torch.uint8, device=data.device)
@@ -355,7 +355,7 @@ def copy(nbytes: int) -> Case:
 
 
 def _quick(every: Iterator[Case], *shapes: str) -> list[Case]:
-    """Cases of which only these shapes are quick."""
+    """Return the cases with only these shapes marked as quick."""
     return [replace(case, quick=case.shape in shapes) for case in every]
 
 
@@ -405,7 +405,7 @@ def _of_cpu() -> Iterator[Case]:
 
 
 def cases(kind: str) -> list[Case]:
-    """All cases of a "cuda" or "cpu" run; `quick` ones are those of `run.py --quick`."""
+    """Return all cases of a "cuda" or "cpu" run; `run.py --quick` runs the `quick` ones."""
     if kind == "cuda":
         return _quick(_of_gpu(), "128", "4x64", "128 8b")
     slow = ("extremum", "attend forward dropout", "attend backward dropout")

@@ -1,4 +1,4 @@
-"""What a run leaves: a table while it runs, a CSV file with one row per measurement, and how targets were met."""
+"""Output of a run: a table while it runs, a CSV file with one row per measurement, and a summary of targets."""
 
 import csv
 import importlib.metadata
@@ -20,7 +20,7 @@ from bench.graphs import Size
 from bench.measuring import Measurement, percentiles
 from bench.registry import OURS, SAVED, Case
 
-Row = dict[str, Any]  # of the CSV file: text, numbers, and "" where a number is not known
+Row = dict[str, Any]  # of the CSV file: text, numbers, and "" for unknown numbers
 CONTEXT: tuple[str, ...] = (
     "date",
     "commit",
@@ -45,7 +45,7 @@ TABLE = {
 
 
 def hardware(device: str) -> str:
-    """Name of the processor measured."""
+    """Return the name of the measured processor."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
@@ -54,8 +54,8 @@ def hardware(device: str) -> str:
 
 
 def commit() -> str:
-    """Short hash of the repository's commit, with + where the kernels differ from it; GNNPAR_COMMIT where it is a copy
-    without a history."""
+    """Return the short hash of the commit, with + if the kernels differ from it; GNNPAR_COMMIT in a copy without
+    history."""
     if told := os.environ.get("GNNPAR_COMMIT"):
         return told
     here = Path(__file__).parent
@@ -89,9 +89,9 @@ def _round(value: float, digits: int) -> float | str:
 
 
 def rows_of(case: Case, size: Size, measured: list[Measurement], *, copy_rate: float, context: Row) -> list[Row]:
-    """Rows of one case. Ratios say how many times the op, listed first, is faster and smaller than a contender.
+    """Return the rows of one case. Ratios are of a contender's time and memory to those of the op, listed first.
 
-    GB/s are the case's own bytes over time, whoever the contender is; their share of `copy_rate` is floor_percent.
+    GB/s are the case's floor bytes over time, for every contender; floor_percent is their share of `copy_rate`.
     """
     ours = measured[0]
     (_, p50_ours, _), cpu_ours = percentiles(ours.wall), percentiles(ours.cpu)[1]
@@ -126,7 +126,7 @@ def rows_of(case: Case, size: Size, measured: list[Measurement], *, copy_rate: f
 
 
 def print_row(row: Row | None = None) -> None:
-    """One line of the table at once; its head if there is no row."""
+    """Print a line of the table; without a row, its header."""
     values = {name: name for name in TABLE} if row is None else row
     cells = [
         f"{values[name]:<{width}}" if isinstance(values[name], str) else f"{values[name]:>{width}}"
@@ -136,14 +136,14 @@ def print_row(row: Row | None = None) -> None:
 
 
 def misfit(path: Path) -> str:
-    """Why rows cannot be appended to this file; nothing if they can."""
+    """Return why rows cannot be appended to this file, else an empty string."""
     if path.exists() and path.read_text().splitlines()[:1] != [",".join((*CONTEXT, *MEASURED))]:
         return f"{path} has other columns: move it away, or name another file with --csv"
     return ""
 
 
 def append(path: Path, rows: list[Row]) -> None:
-    """Add rows to the CSV file, which gets its header when it is new: an interrupted run keeps what it measured."""
+    """Append rows to the CSV file, with a header if it is new. An interrupted run keeps its measurements."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = not path.exists()
     with path.open("a", newline="") as file:
@@ -170,7 +170,7 @@ def _line(label: str, values: list[float], unit: str, goal: str) -> Iterable[str
 
 
 def summary(rows: list[Row], *, kind: str, device: str) -> list[str]:
-    """Geometric means next to the targets of a "cuda" or "cpu" run."""
+    """Return lines with the geometric means and targets of a "cuda" or "cpu" run."""
     csr = csr_name(torch.device(device))
     products = (csr, f"{csr}, cached")
     lines: list[str] = []
@@ -221,5 +221,5 @@ def _layers(rows: list[Row], ratio: str) -> Iterable[str]:
 
 
 def say(message: str) -> None:
-    """One line about progress, or about what went wrong."""
+    """Print a line on progress or on an error."""
     print(message, file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
 """Race every kernel against what one would use instead: `python kernels/bench/run.py [--quick] [--device cuda]`.
 
-Before a case is timed the op is compared with the specification. Contenders of a case take turns in one process, so
-that a ratio compares the same minutes of the same machine. Reported are percentiles of wall time, on a CPU also CPU
-time, the bytes that no cache could save over that time, and the peak of memory over what was there before.
+Before a case is timed, its op is compared with the specification. Contenders of a case take turns in one process, so
+that ratios compare the same minutes of the same machine. The report has percentiles of wall time, on a CPU also CPU
+time, the least bytes to move over that time, and the peak memory above the level before the call.
 """
 
 import argparse
@@ -24,7 +24,7 @@ DEFAULT_GRAPHS = {"cpu": "power,uniform", "cuda": "arxiv,reddit,products"}
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
-    """Return the command line, with defaults that follow from the device."""
+    """Return the command line, with defaults that depend on the device."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     parser.add_argument("--quick", action="store_true", help="first graph, a fifth of it on a CPU; main cases only")
@@ -54,14 +54,14 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def unusable(given: argparse.Namespace) -> str:
-    """Why nothing can be measured, or written down; nothing if all is well."""
+    """Return why nothing can be measured or written, else an empty string."""
     if torch.device(given.device).type == "cuda" and not torch.cuda.is_available():
         return f"--device {given.device}: torch {torch.__version__} finds no GPU here"
     return report.misfit(given.csv)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, print a table, append to the CSV file; 1 if an op was wrong or did not run."""
+    """Measure, print a table, append to the CSV file. Return 1 if an op was wrong or did not run."""
     given = arguments(argv)
     baselines.anemoi_core = given.anemoi
     if problem := unusable(given):
@@ -94,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run_cases(data: Inputs, given: argparse.Namespace, where: report.Row) -> tuple[list[report.Row], list[str]]:
-    """All chosen cases on one graph: their rows, and one line about each that failed."""
+    """Run the chosen cases on one graph. Return their rows, and one line per failed case."""
     clock, failures = clock_of(given.device), []
     rows, rate = copy_rate(data, clock, given, where)
     chosen = [case for case in cases(given.cases) if given.case in case.name and (case.quick or not given.quick)]
@@ -105,7 +105,7 @@ def run_cases(data: Inputs, given: argparse.Namespace, where: report.Row) -> tup
         try:
             how = {"repeats": given.repeats, "seconds": given.seconds, "without": given.without}
             measured, failure = measure(case, data, clock, device=given.device, **how)
-        except Exception as error:  # whatever a kernel or its compiler raises ends its case alone
+        except Exception as error:  # an error of a kernel or its compiler ends only its case
             measured, failure = [], f"{type(error).__name__}: {str(error).strip()[:200]}"
         if failure:
             failures.append(f"{label}: {failure}")
@@ -118,7 +118,7 @@ def run_cases(data: Inputs, given: argparse.Namespace, where: report.Row) -> tup
             rows += case_rows
         del measured
         release(given.device)
-        gc.freeze()  # what survives, modules mostly, is not searched again after every case
+        gc.freeze()  # survivors, mostly modules, need no search after every case
     return rows, failures
 
 
@@ -138,5 +138,5 @@ def copy_rate(
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as tempfile.tempdir:  # PyG's layers import what they write there
+    with tempfile.TemporaryDirectory() as tempfile.tempdir:  # PyG's layers write modules there and import them
         sys.exit(main())

@@ -1,13 +1,13 @@
-"""What the machine code of the kernels does, without a GPU: compiled ahead of time for several, and read.
+"""Statistics of the kernels' machine code without a GPU: compile ahead of time for several GPUs, and parse the code.
 
-    python kernels/bench/static.py sm_90 triton_rows ...      # one JSON line a variant; no module: all
+    python kernels/bench/static.py sm_90 triton_rows ...      # one JSON line per variant; no module: all
     python kernels/bench/static.py sm_90 triton_rows --first  # one variant of every kernel
-    python kernels/bench/static.py sm_80 --main               # those of the table
+    python kernels/bench/static.py sm_80 --main               # variants of the table
     python kernels/bench/static.py --table                    # results/static-VERSION.csv
-    python kernels/bench/static.py --names                    # their names, without compiling
+    python kernels/bench/static.py --names                    # names in the table, without compiling
 
-The variants are those of `ahead.py`. A process of its own, as kernels imported under TRITON_INTERPRET=1 cannot be
-compiled. Rows of another commit are kept: its own static.py made them.
+`ahead.py` lists the variants. Run this as a separate process, since kernels imported under TRITON_INTERPRET=1 cannot be
+compiled. Rows of other commits are kept: the static.py of those commits made them.
 """
 
 import csv
@@ -56,8 +56,8 @@ def _compile(variant: Variant, target: str):
 
 
 def report(variant: Variant, target: str) -> dict:
-    """Of one variant on one target: registers of a thread, spilled bytes (AMD: registers), instructions of the text
-    (PTX or GCN), bytes that a thread loads and stores when every line of it runs once, and the widest global loads."""
+    """Return, for one variant on one target: registers per thread, spilled bytes (AMD: registers), instructions in the
+    text (PTX or GCN), bytes that a thread loads and stores if every line runs once, and the widest global loads."""
     built = _compile(variant, target)
     row = {
         "name": variant.name,

@@ -1,8 +1,8 @@
 """Time every tile that attention may take, and write the table of this GPU: `python kernels/bench/tune.py [--jobs N]`.
 
-N processes compile all of them first, each its share, on a graph of a hundredth of the size; then one launches and
-times them, alone. Written are gnnpar_kernels/tuned/ARCH.json and, by --csv, every time. What the table has of the same
-GPU and versions is timed by --again alone. On a CPU there are no tiles: the launches run, and no table is written.
+First, N processes compile all tiles on a graph of a hundredth of the size. Then one process launches and times them,
+and writes gnnpar_kernels/tuned/ARCH.json and, with --csv, every time. Entries of the same GPU and versions are timed
+again only with --again. On a CPU there are no tiles: the launches run, and no table is written.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def attention_v2(data: Inputs, heads: int, width: int, dtype: torch.dtype) -> No
 
 
 def compile_share(data: Inputs, share: int, jobs: int) -> None:
-    """Every so many launches; times of a small graph are useless, and are not kept."""
+    """Run every `jobs`-th launch. Discard the times, since the graph is small."""
     with tempfile.TemporaryDirectory() as folder:
         triton_tuning.FOLDER = Path(folder)
         for number, launch in enumerate(launches(data)):
@@ -65,7 +65,7 @@ def compile_share(data: Inputs, share: int, jobs: int) -> None:
 
 
 def compile_all(given: argparse.Namespace) -> None:
-    """In processes of their own: Triton's cache on disk is what they leave."""
+    """Compile in separate processes, which fill Triton's cache on disk."""
     command = [sys.executable, __file__, "--graph", given.graph, "--device", given.device, "--jobs", str(given.jobs)]
     command += ["--scale", str(given.scale / 100), "--compile"]
     shares = [subprocess.Popen([*command, str(share)]) for share in range(given.jobs)]

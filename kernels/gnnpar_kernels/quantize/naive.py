@@ -8,8 +8,9 @@ For a block of columns with b bits, L = 2^b - 1, all in fp32 and rounded to near
 
 Both metadata are rounded before they are used, and outwards: 0 <= t <= L, and E[decoded] = x to 2^-14 of a step.
 t is a fixed-point number: (x - zp) * (2^23 / step), truncated to an integer. Its error is at most 2^-15, half the
-distance of u from 0 and 1: values on the grid are exact for every k, and 0 <= q <= L. No floating-point product is an
-operand of a sum, so nothing can be fused into a multiply-add: every body gives the same bytes on any machine.
+distance of u from 0 and 1: values on the grid are exact for every k, and 0 <= q <= L. Encoding adds to no
+floating-point product and decoding only to exact ones, so a fused multiply-add changes nothing: every body gives the
+same bytes on any machine.
 
 FP8 does the same on the grid of e4m3, with zp = 0 and step from max |x| / 448. BF16 rounds to nearest even.
 A block with a NaN, an infinity, or a range beyond 2^119 L decodes to all NaN. A constant row is exact if its value is a
