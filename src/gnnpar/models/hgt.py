@@ -6,8 +6,8 @@ per head of width D, over the in-edges of all relations. s and t are the types o
 edge. K, Q, V and A are dense layers per node type. W_r, M_r [D, D] and p_r are per head and edge type. Where widths are
 equal, the layer mixes in its input: sigmoid(skip_t) out_i + (1 - sigmoid(skip_t)) x_i. PyG's HGTConv is the same.
 
-Keys and values are sent once for all relations, 2 F elements a row; the destination multiplies them by the matrices of
-each edge's relation.
+Keys and values are sent once for all relations, 2 F elements per row; the destination multiplies them by the matrices
+of each edge's relation.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from gnnpar.pricing.tasks import SimulatedTask
 from gnnpar.pricing.work import Held, Work
 
 Values = JsonObject
-Knobs = Mapping[str, Sequence[Any]]  # Any: a knob takes values of a type of its own
+Knobs = Mapping[str, Sequence[Any]]  # Any: each knob has its own type of values
 
 
 @dataclass(frozen=True, kw_only=True)

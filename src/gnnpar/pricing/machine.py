@@ -82,7 +82,7 @@ class Machine:
         return Phases(compute=loss + step, reduce=self.reduce(ranks, 4.0 * params) + self.moments(work, ranks))
 
     def moments(self, work: Work, ranks: Sequence[int]) -> float:
-        """Return the seconds of the sums over ranks for moments (two forward, one of twice the numbers backward) and
+        """Return the seconds of the sums over ranks for moments (two forward, one of twice the size backward) and
         totals (one in each direction)."""
         sums = [n * numbers for n in work.ir.moments for numbers in (4.0, 4.0, 8.0)]
         sums += [4.0 * n for n in work.ir.totals for _ in range(2)]

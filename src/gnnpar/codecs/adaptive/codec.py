@@ -6,7 +6,7 @@ rows of each exchange get 2, 4 or 8 bits that minimise variance_weight variance 
 Deviations: metadata are unbiased and codes clamped; bits are chosen after `warmup` epochs, not a fifth of the training;
 variances are traced only in training and in the `trace_epochs` before a choice, and exactly by default (trace=range is
 the paper's D/6 proxy); groups have one row by default; thresholds replace the mixed-integer program, which is
-solver=highs; rows are weighted by the gradients that come back for them, and all exchanges of an epoch are one problem
+solver=highs; rows are weighted by the gradients returned for them, and all exchanges of an epoch are one problem
 (the paper: importance=square_of_sum scope=exchange); metadata count as bytes; links are profiled with a few megabytes.
 objective=overlap and budget_bits are additions.
 """

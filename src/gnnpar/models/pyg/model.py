@@ -426,7 +426,7 @@ def _on_own_rows(name: str, forward: Forward, rows: AllRows | None) -> Forward:
 
 
 def answer_of(out: object, *, typed: bool) -> object:
-    """Return the first entry of a tuple; `logits`, else the first entry, of a dictionary unless keyed by node type."""
+    """Return the first entry of a tuple, or `logits`, else the first entry, of a dictionary not keyed by node type."""
     if isinstance(out, tuple | list) and out:
         return out[0]
     return out.get("logits", next(iter(out.values()), None)) if isinstance(out, dict) and not typed else out

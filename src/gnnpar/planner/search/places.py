@@ -65,7 +65,7 @@ class Places:
         return taken + left, tuple(settled)
 
     def _distance(self, a: int, b: int) -> tuple[float, float]:
-        """Return (seconds a byte, latency) between the first devices of two classes."""
+        """Return (seconds per byte, latency) between the first devices of two classes."""
         one, other = self.classes[a][0], self.classes[b][0]
         return 1 / self.fabric.rate(one, other), self.fabric.latency(one, other)
 
