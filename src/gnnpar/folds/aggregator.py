@@ -28,7 +28,7 @@ class Aggregator(Protocol):
 
     @property
     def needs_src(self) -> bool:
-        """Whether the gradient reads the source rows again. False for Sum: linear folds never refetch."""
+        """Whether the gradient reads the source rows again. False for linear folds such as Sum."""
         ...
 
     @property
@@ -38,7 +38,7 @@ class Aggregator(Protocol):
 
     @property
     def summed(self) -> bool:
-        """Whether the result grows with the number of in-edges, so that k of d of them give k / d of it on average."""
+        """Whether the result is a sum over in-edges, so that k of d in-edges give k / d of it on average."""
         ...
 
     @property

@@ -22,7 +22,7 @@ _MOST = 1000  # largest numerator and denominator of rounded weights: capacities
 
 
 def least_cover(dst: Tensor, src: Tensor, num_dst: int, num_src: int, *, weights: tuple[int, int] = (1, 1)) -> Tensor:
-    """Return the destinations of a minimum vertex cover. Its sources are those of the edges to other destinations.
+    """Return the destinations of a minimum vertex cover. Its sources are the sources of edges to other destinations.
 
     weights: of a source and of a destination. Equal covers prefer sources. Shapes: dst, src [E] -> [num_dst] bool.
     """

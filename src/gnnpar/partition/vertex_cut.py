@@ -1,11 +1,11 @@
 """Vertex cuts: assign edges to parts. A node has a copy in every part that holds one of its edges.
 
 Random; DBH: Xie, Yan, Li, Zhang, Distributed Power-law Graph Computing: Theoretical and Empirical Analysis, NIPS 2014:
-an edge goes to the hash of its end with fewer neighbours. HDRF: Petroni, Querzoni, Daudjee, Kamali, Iacoboni, HDRF:
-Stream-Based Partitioning for Power-Law Graphs, CIKM 2015: edge after edge, the part with the largest g(u, p) + g(v, p)
+hash the end of an edge with fewer neighbours. HDRF: Petroni, Querzoni, Daudjee, Kamali, Iacoboni, HDRF: Stream-Based
+Partitioning for Power-Law Graphs, CIKM 2015: edge after edge, the part with the largest g(u, p) + g(v, p)
 + balance (largest - |p|) / (1 + largest - smallest), where g(v, p) = 2 - d_v / (d_u + d_v) if v has a copy in p, else
-0. NE: Zhang, Wei, Liu, Tang, Li, Graph Edge Partitioning via Neighborhood Heuristic, KDD 2017: a part grows from a node
-by the neighbours of its node with the fewest edges left to the outside, until it is full.
+0. NE: Zhang, Wei, Liu, Tang, Li, Graph Edge Partitioning via Neighborhood Heuristic, KDD 2017: grow a part from a node
+until it is full, by the neighbours of the node inside with the fewest edges to the outside.
 
 A pair of neighbours is placed as a unit: all edges between two nodes, in both directions, lie in one part. Self loops
 are in every part with a copy of their node. Deviations: HDRF uses final degrees (the paper counts while streaming) and

@@ -165,8 +165,8 @@ class TypedGraph:
 class RelationGraph(Bipartite):
     """The edges of one relation, as a graph from nodes of one type to nodes of one type.
 
-    Source rows are of the source type, all others of the destination type. So are ids and degrees: a convolution that
-    reads them for its sources (GCN's norm) takes one type only.
+    Source rows are of the source type, all other rows, ids and degrees of the destination type. A convolution that
+    reads degrees of its sources (GCN's norm) takes one type only.
     """
 
     def __init__(self, typed: TypedGraph, number: int) -> None:
