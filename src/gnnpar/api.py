@@ -3,8 +3,8 @@
 `model`: a name, a class or an instance of gnnpar's model configurations, or the class of a PyG model. `data`: the name
 of a dataset, a file (.npz, .pt), or a graph in memory (PyG's Data, a NetworkX graph, a mapping of arrays or with a
 SciPy adjacency matrix). Further keywords are the keys of the command line: `epochs=50`, `codec="uniform"`,
-`optim={"lr": 0.1}`, or `**{"optim.lr": 0.1, "model.hidden": 32}`. Ranks are processes as under `gnnpar train`; they
-import no notebook and no script.
+`optim={"lr": 0.1}`, or `**{"optim.lr": 0.1, "model.hidden": 32}`. Ranks are processes, as under `gnnpar train`; they
+cannot import the calling notebook or script.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ _ONE_CALL = threading.RLock()
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Run one call at a time, and restore torch's defaults: it changes the environment of the process."""
+    """Run one call at a time, because it changes the environment of the process; restore torch's defaults."""
     with _ONE_CALL, torch_as_usual():
         yield
 
 
 class TrainingFailed(RuntimeError):
-    """A started run failed; its line names the rank and the reason. folder: of the run."""
+    """A started run failed; the message names the rank and the reason. folder: the run's folder."""
 
     def __init__(self, line: str, folder: Path) -> None:
         super().__init__(line)
@@ -66,8 +66,8 @@ class TrainingFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run, read from its folder on demand. named: its settings, if this process has trained it; the files of
-    the folder may name their classes."""
+    """A finished run, read from its folder on demand. named: its settings if this process trained it; the classes in
+    them are trusted in the folder's files."""
 
     folder: Path
     named: object = field(default=None, repr=False)
@@ -112,11 +112,11 @@ def train(
 ) -> Run:
     """Train and return the finished run; print progress as `gnnpar train` does.
 
-    strategy: by default the configuration's, or that of plan=FILE. folder: of the run, by default outputs/DATE/TIME.
-    callbacks: functions, or objects with on_epoch_end, of (epoch, the row of the epoch in metrics.jsonl), called on
-    rank 0; one that returns True or raises gnnpar.StopTraining ends the run after the epoch.
-    loss=, metrics=: as task.loss and task.metrics, or functions of (outputs, y), which ranks import; metrics is a
-    mapping from names, or a list. A loss returns one value a row, or their mean.
+    strategy: by default the configuration's, or the one in plan=FILE. folder: the run's folder, by default
+    outputs/DATE/TIME. callbacks: functions of (epoch, its row of metrics.jsonl), or objects with such a method
+    on_epoch_end, called on rank 0; one that returns True or raises gnnpar.StopTraining ends the run after the epoch.
+    loss=, metrics=: as task.loss and task.metrics, or importable functions of (outputs, y); metrics is a mapping from
+    names, or a list. A loss returns one value per row, or their mean.
     Raises ConfigError (a ValueError) before the run, TrainingFailed or KeyboardInterrupt once all ranks have ended.
     """
     chosen = {} if strategy is None else {"strategy": strategy}
@@ -133,8 +133,8 @@ def sweep(
 ) -> Compared:
     """Train every combination of the values given as lists: sweep([GCN, GAT], data, strategy=["single", "sar"]).
 
-    Runs are sequential; failed ones are reported and left out. folder: of the sweep, by default multirun/DATE/TIME.
-    ConfigError if it already holds runs: `gnnpar train -m` resumes sweeps.
+    Runs are sequential; failed ones are reported and left out. folder: the sweep's folder, by default
+    multirun/DATE/TIME. ConfigError if it already holds runs: `gnnpar train -m` resumes sweeps.
     """
     models = model if isinstance(model, list) else [model]
     listed = {key: list(value) for key, value in axes.items() if isinstance(value, list | tuple)}
@@ -167,10 +167,10 @@ def distribute(
     folder: str | os.PathLike[str] | None = None,
     **overrides: object,
 ) -> Session:
-    """Return this process as one rank of a training with the caller's own loop. Collective.
+    """Join a training as one rank, for the caller's own training loop. Collective.
 
-    Every process of torchrun or Slurm calls it; without these there is one rank. Arguments as for `train`; `epochs` is
-    for schedules of the learning rate. folder: for plan.json.
+    Call it in every process of torchrun or Slurm; without these there is one rank. Arguments as for `train`; `epochs`
+    sets learning-rate schedules. folder: for plan.json.
 
         with gnnpar.distribute(Net, data, strategy="sar") as session:
             optimizer = torch.optim.Adam(session.parameters(), lr=0.01)
@@ -188,7 +188,7 @@ def distribute(
     with refusals():
         settings = _settings(model, data, {"checkpoint": {"keep": 0}, **alone, **chosen, **overrides})
         probed(settings, int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1)
-    unused = None if os.environ.get("RANK", "0") == "0" else "outputs"  # rank 0 gives the folder
+    unused = None if os.environ.get("RANK", "0") == "0" else "outputs"  # rank 0's folder is used
     return open_session(settings, plan_source_of(settings), _run_folder(folder or unused))
 
 
@@ -254,7 +254,7 @@ def compare(
 
 @dataclass(frozen=True)
 class Planned:
-    """The planner's answer. file: plan.json, for train(..., plan=file). candidates: best first, as `--json` has."""
+    """The planner's answer. file: plan.json, for train(..., plan=file). candidates: best first, as in `--json`."""
 
     file: Path
     chosen: str
@@ -299,8 +299,8 @@ def check(
     worlds: Sequence[int] = (1, 2, 3, 4),
     **overrides: object,
 ) -> list[Case]:
-    """Check the model, and the strategy against the single device, on a small graph or on `data`, as for `train`.
-    Prints the table of `gnnpar check`; a case has `passed` and `error`."""
+    """Check the model, and the strategy against the single device, on a small graph or on `data` (as for `train`).
+    Print the table of `gnnpar check`. A case has `passed` and `error`."""
     from gnnpar.cli.check import asks_for_graph, cases_of, refuse_unread
 
     if isinstance(worlds, str) or not isinstance(worlds, Sequence) or not all(type(w) is int and w > 0 for w in worlds):
@@ -338,7 +338,7 @@ def _train(settings: Settings, folder: Path, callbacks: Sequence[Callback] = ())
 
 
 def _settings(model: Model, data: object, overrides: Mapping[str, object], study: str = "") -> Settings:
-    """Compose as the command line does, with a model given as an object. data=None: overrides name dataset or plan."""
+    """Compose as the command line does; `model` may be an object. data=None: `overrides` name the dataset or plan."""
     if data is None and not {"dataset", "plan"} & overrides.keys():
         raise ConfigError("data is None: give a graph, or the name of a dataset")
     if of_hydra := next((key for key in overrides if group_of(key) == "hydra"), None):
@@ -375,7 +375,7 @@ def _settings(model: Model, data: object, overrides: Mapping[str, object], study
 
 
 def _with_own(settings: Settings, given: Mapping[str, object]) -> Settings:
-    """Put the caller's loss and metrics into the settings: names, and functions under their import paths."""
+    """Add the caller's loss and metrics to the settings: names, or import paths of functions."""
     from gnnpar.data.tasks import Labels
 
     if not given:
@@ -423,7 +423,7 @@ def _refuse_unsendable(own: Mapping[str, object]) -> None:
 
 
 def _dataset(data: object, *, labelled: bool, featured: bool) -> list[str]:
-    """Return the overrides that name the dataset; a graph in memory is written to a file of the cache. `labelled`,
+    """Return the overrides that name the dataset. Write a graph in memory to a file of the cache. `labelled`,
     `featured`: whether it must have labels, and features."""
     if data is None:
         return []
@@ -510,7 +510,7 @@ def _text(value: object) -> str:
 
 
 def _plain(value: object, key: str) -> object:
-    """Return plain data of YAML, with numbers of NumPy and torch as Python's. Raise ConfigError for other values."""
+    """Convert a value to plain YAML data, numbers of NumPy and torch to Python's. Raise ConfigError for other types."""
     if isinstance(value, Mapping):
         return {str(name): _plain(each, f"{key}.{name}") for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -532,7 +532,7 @@ def _number(value: object) -> object:
 
 
 def _run_folder(folder: str | os.PathLike[str] | None) -> Path:
-    """Return the absolute folder: the program may change its directory before it reads the run."""
+    """Return the absolute folder, because the program may change its directory before it reads the run."""
     return (_dated("outputs") if folder is None else path_of(folder, "folder")).absolute()
 
 
@@ -541,7 +541,7 @@ def _dated(parent: str) -> Path:
     first = Path(parent) / time.strftime("%Y-%m-%d/%H-%M-%S")
     first.parent.mkdir(parents=True, exist_ok=True)
     for each in numbered(first):
-        with suppress(FileExistsError):  # of a run started in the same second
+        with suppress(FileExistsError):  # taken by a run started in the same second
             each.mkdir()
             return each
     raise AssertionError("unreachable: one of all numbers is free")

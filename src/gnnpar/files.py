@@ -263,7 +263,7 @@ def memory_bytes() -> int:
 
 
 def require_disk(nbytes: float, folder: Path, what: str, change: str) -> None:
-    """Raise ValueError if `what`, which takes `nbytes` at least, does not fit onto the disk of `folder`."""
+    """Raise ValueError if `what` needs at least `nbytes` and the disk of `folder` has less free."""
     free = shutil.disk_usage(folder).free
     if nbytes > free:
         raise ValueError(
@@ -272,7 +272,7 @@ def require_disk(nbytes: float, folder: Path, what: str, change: str) -> None:
 
 
 def require_memory(nbytes: float, what: str, change: str) -> None:
-    """Raise ValueError if `what`, which takes `nbytes` at least, does not fit into memory. change: the remedy."""
+    """Raise ValueError if `what` needs at least `nbytes` and the machine has less memory. change: the remedy."""
     there = memory_bytes()
     if nbytes > there:
         raise ValueError(

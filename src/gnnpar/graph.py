@@ -137,8 +137,8 @@ class Graph(Local, Protocol):
     def moments(self, x: Tensor) -> Moments | None:
         """Return mean and variance of x [N, F] over all rows of the graph, with exact gradients; None when evaluating.
 
-        Every rank calls it equally often, in the same order. ValueError if a view does not hold all rows of a layer at
-        once; a model that calls it declares so beforehand (`ModelSource.moments`).
+        Every rank must call it equally often, in the same order. ValueError if a view does not hold all rows of a layer
+        at once; a model that calls it must declare so (`ModelSource.moments`).
         """
         ...
 
@@ -146,9 +146,8 @@ class Graph(Local, Protocol):
         """Return the sum over all nodes of row-local values; `part` is their sum over the owned rows.
 
         Gradients are exact; sums are taken in fp32 at least. how="max": the largest, without a gradient. Shapes: [...]
-        -> [...]. Every rank calls it equally often, in the same order, in training and in evaluation. ValueError if a
-        view does not hold all rows of a layer at once; a model that calls it declares so beforehand
-        (`ModelSource.totals`).
+        -> [...]. Every rank must call it equally often, in the same order, in training and in evaluation. ValueError if
+        a view does not hold all rows of a layer at once; a model that calls it must declare so (`ModelSource.totals`).
         """
         ...
 

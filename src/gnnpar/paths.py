@@ -1,4 +1,4 @@
-"""Folders of gnnpar's YAML (in the wheel, or beside src/ in a checkout), of plugins and caches; user modules."""
+"""Find the folders of gnnpar's and plugins' YAML, caches, and user modules."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def own_cache() -> Path:
 
 
 def path_of(given: object, name: str) -> Path:
-    """Return the path in an argument, ~ replaced by the home folder. Raise ValueError for bytes, numbers, files."""
+    """Return the path in an argument, with ~ replaced by the home folder. Raise ValueError for bytes, numbers,
+    files."""
     if isinstance(given, str | os.PathLike) and isinstance(path := os.fspath(given), str):
         if not path:
             raise ValueError(f"{name} is empty, and names nothing: give . for the working directory")
@@ -77,7 +78,7 @@ def _points(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
 
 
 def plugin_packages() -> set[str]:
-    """Return the top-level packages that bring YAML by an entry point of GROUP."""
+    """Return the top-level packages that provide YAML through an entry point of GROUP."""
     return {point.value.partition(".")[0] for point in _points(tuple(sys.path))}
 
 

@@ -45,9 +45,9 @@ class Placement:
 class Plan:
     """A placement, the strategy, and hashes of the graph and the split that it was made for.
 
-    statistics: of the partition (nodes, edges, halo rows per part, cut, alpha). predicted: by a planner. quality:
-    allowed classes of inexactness, None: any. devices: rank -> its place in the planner's topology. setup: the settings
-    that it was made for (settings.PLAN_SETUP), which `gnnpar train plan=` adopts.
+    statistics: of the partition (nodes, edges, halo rows per part, cut, alpha). predicted: the planner's predictions.
+    quality: allowed classes of inexactness, None: any. devices: rank -> device of the planner's topology. setup:
+    settings of the plan (settings.PLAN_SETUP), which `gnnpar train plan=` adopts.
     """
 
     placement: Placement
@@ -157,8 +157,8 @@ class Plan:
                     yield f"{kind} {empty[0]} has no node"
 
     def save(self, folder: Path, *, part_of: Path | None = None) -> Path:
-        """Write plan.json, and its arrays beside it in files named by their hash. part_of: the file of a partition of
-        which this plan has only the hash."""
+        """Write plan.json, and its arrays in files named by their hash in the same folder. part_of: the file of the
+        partition, if this plan has only its hash."""
         folder.mkdir(parents=True, exist_ok=True)
         named = {} if part_of is None else {"part_of": f"{self.hashes['partition'][:16]}.npy"}
         if part_of is not None:
@@ -295,7 +295,7 @@ def _load_array(file: Path) -> Tensor:
         table = np.load(file, mmap_mode="r", allow_pickle=False)
         require_memory(8 * table.size, "an array of the plan", "plan for a smaller graph")
         array = torch.from_numpy(np.array(table, dtype=np.int64))
-    except Exception as error:  # as above
+    except Exception as error:  # numpy raises errors of all kinds
         raise ValueError(
             f"{file} of the plan cannot be read ({type(error).__name__}); it lies beside plan.json"
         ) from error

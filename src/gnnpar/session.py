@@ -98,8 +98,8 @@ class Session:
         return comm.broadcast(total).to(rows.device)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the weights of the whole model by name, on every rank: for a PyG model those that its class loads, for
-        features=learned also the vectors of all nodes as features.weight."""
+        """Return the weights of the whole model by name, on every rank; for a PyG model, the state dict of its class.
+        With features=learned, also the vectors of all nodes as features.weight."""
         run = self._run
         run.engine.drain()
         weights = run.engine.named_weights()
@@ -179,7 +179,7 @@ def joined_world(settings: Settings) -> World:
 
 
 def claim(folder: Path, inside: ExitStack) -> None:
-    """Lock the folder until `inside` ends. Raise ConfigError if a run works or has completed in it."""
+    """Lock the folder until `inside` ends. Raise ConfigError if a run is active in it, or has completed."""
     try:
         inside.enter_context(working_in(folder, otherwise="choose another folder=", say=say))
     except (FolderInUse, WriteError) as error:

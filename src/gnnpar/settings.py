@@ -54,7 +54,7 @@ Positive = Annotated[int, at.Ge(1)]
 Count = Annotated[int, at.Ge(0)]
 Rate = Annotated[float, at.Gt(0)]
 PLAN_SETUP = ("model", "dataset", "partition", "first_layer", "seed")
-"""Settings of a plan beside its strategy: a file sets no folders, trackers or launchers."""
+"""Settings that a plan sets besides its strategy; a file sets no folders, trackers or launchers."""
 WRITTEN_FOLDERS = ("cache_dir", "host_dir", "submitit_folder")
 """Keys of folders that a run or a launcher writes to, at any depth: plans and foreign sweeps must not set them."""
 MAX_RANKS = 4096
@@ -87,14 +87,14 @@ def config_errors() -> Iterator[None]:
 class Comm:
     """Communication of ranks: processes over gloo or NCCL, or threads of one process (bytes exact, time not).
 
-    For ranks that torchrun or Slurm started: `connect_seconds` to wait for each other, `lost_seconds` without an answer
-    until a host is lost.
+    Under torchrun and Slurm: `connect_seconds` to wait for the other ranks, `lost_seconds` without an answer until a
+    host counts as lost.
     """
 
     backend: Literal["gloo", "nccl", "threads"] = "gloo"
     timeout_seconds: Annotated[float, at.Gt(0), at.Le(10_000_000)] = 1800.0
     connect_seconds: Annotated[float, at.Gt(0), at.Le(1_000_000)] = 120.0
-    lost_seconds: Annotated[float, at.Ge(3), at.Le(86_400)] = 30.0  # sockets have their own bounds for keepalive
+    lost_seconds: Annotated[float, at.Ge(3), at.Le(86_400)] = 30.0  # within the bounds of TCP keepalive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,9 +124,9 @@ class Measured(Host):
 class Paced(Launch):
     """Several hosts emulated on one machine by paced links. hosts: auto is one per rank.
 
-    burst_kib: bytes that an idle link passes unpaced; auto is 2 ms of its rate, 256 at 1 Gbit/s. dilation: D gives each
+    burst_kib: KiB that an idle link passes unpaced; auto is 2 ms of its rate, 256 at 1 Gbit/s. dilation: D gives each
     rank 1 / D of its cores, each link 1 / D of its rate, and slows the clocks of ranks by D; auto is the least D that
-    gives all ranks their cores. speeds: for each rank, its share of its cores; null is all of them.
+    gives all ranks their cores. speeds: the share of its cores that each rank uses; null is all of them.
     """
 
     rate_gbps: Rate = 1.0
@@ -138,8 +138,8 @@ class Paced(Launch):
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster(Host):
-    """Several hosts and the rates of their links in 10^9 bit/s; null: launch.rate_gbps, or no further limit. host_gbps:
-    of each host, in either direction. link_gbps: [sender][receiver], null on the diagonal."""
+    """Several hosts with link rates in 10^9 bit/s; null: launch.rate_gbps, or no further limit. host_gbps: rate of each
+    host and direction. link_gbps: rates [sender][receiver], null on the diagonal."""
 
     host_gbps: tuple[Rate, ...] | None = None
     link_gbps: tuple[tuple[Rate | None, ...], ...] | None = None
@@ -166,8 +166,8 @@ class Cluster(Host):
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """When to write checkpoints: after `every` epochs and after `minutes` (0: not), at the end, and on SIGTERM. keep:
-    how many to keep, beside the weights of the best epoch on validation; 0: no checkpoints."""
+    """When to write checkpoints: after `every` epochs and after `minutes` (0: off), at the end, and on SIGTERM. keep:
+    number of checkpoints to keep, in addition to the best weights on validation; 0: no checkpoints."""
 
     every: Count = 0
     minutes: Annotated[float, at.Ge(0)] = 10.0
@@ -176,7 +176,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Shards:
-    """Train from a folder of `gnnpar partition`. check: every byte of a rank's files (full), or their headers."""
+    """Train from a folder of `gnnpar partition`. check: verify all bytes of a rank's files (full), or their headers."""
 
     folder: Path | None = None
     check: Literal["full", "header"] = "full"
@@ -272,7 +272,7 @@ class Settings:
         return self.first_layer == "cached"
 
     def build_model(self, in_dim: int, out_dim: int, edges: EdgeSizes | None = None) -> GNN:
-        """Build the model with fresh weights. edges: of the dataset."""
+        """Build the model with fresh weights. edges: edge sizes of the dataset."""
         model = self.model if edges is None else self.model.on(edges)
         built = model.build(in_dim, out_dim, seed=self.seed, cached_first_layer=self.caches_first_layer)
         if self.task.decoder is None:
@@ -282,7 +282,7 @@ class Settings:
         return with_scorer(built, self.task.decoder, self.seed)
 
     def read_dataset(self) -> DatasetConfig:
-        """Return the dataset as configured by task and precision."""
+        """Return the dataset configuration, adapted to task and precision."""
         from gnnpar.data.preprocess import Preprocess
 
         dataset = self.dataset
@@ -291,7 +291,7 @@ class Settings:
         return dataset.in_float64() if self.precision == "fp64" and isinstance(dataset, Preprocess) else dataset
 
     def load_dataset(self) -> Dataset:
-        """Load the dataset with the examples of the task and the features of features=."""
+        """Load the dataset with the examples of the task and the features that `features` selects."""
         dataset = self.read_dataset()
         prepared = self.task.prepare(dataset.load(self.data_dir, self.seed), self.seed)
         return prepared.with_features(self.features, self.features_dim, self.seed)
@@ -317,7 +317,7 @@ def build_settings(config: JsonObject, names: Mapping[str, str], study: str = ""
             values[name] = expanded(values[name]).absolute()
         except ValueError as error:
             raise ConfigError(f"{name}={error}") from error
-    from gnnpar.parallel.strategy import check_members  # imports torch, as the module of a strategy has
+    from gnnpar.parallel.strategy import check_members  # imports torch, which the strategy's module has imported
 
     try:
         check_members(values["strategy"])
@@ -339,12 +339,12 @@ def build_settings(config: JsonObject, names: Mapping[str, str], study: str = ""
 
 
 def _as_given(dataset: DataclassInstance, model: object) -> JsonDict | None:
-    """Return the values of a dataset's keys that are auto; None if there is no such key. A PyG model runs on the given
+    """Return values for a dataset's keys that are auto; None if no key is. A PyG model runs on the given
     edges, with the self loops that its convolutions add; other models use the default of the dataset's class."""
     keys = {name: vars(dataset)[name] for name in ("self_loops", "drop_duplicates") if name in vars(dataset)}
     if "auto" not in keys.values():
         return None
-    from gnnpar.data.preprocess import Preprocess  # imports torch, as the module of a dataset has
+    from gnnpar.data.preprocess import Preprocess  # imports torch, which the dataset's module has imported
 
     wanted: JsonDict = {"self_loops": True, "drop_duplicates": True}
     if isinstance(dataset, Preprocess):
@@ -409,7 +409,7 @@ def _value(hint: object, value: object, path: str) -> Any:  # Any: of the hint's
                 raise ConfigError(f"{path}={show(value)} must be {describe(hint)}")
             wanted = _dataclasses_in(hint)
             named = _locate(value["_target_"], path) if wanted else None
-            if wanted and not (isinstance(named, type) and set(wanted) & set(named.__mro__)):  # not called
+            if wanted and not (isinstance(named, type) and set(wanted) & set(named.__mro__)):  # do not call it
                 raise ConfigError(f"{path}={show(value['_target_'])} is no {' or '.join(c.__name__ for c in wanted)}")
             built = instantiate(value, path)
             for protocol in (each for each in _options(hint) if isinstance(each, type) and _is_protocol(each)):
@@ -428,7 +428,7 @@ def _value(hint: object, value: object, path: str) -> Any:  # Any: of the hint's
 
 
 def checked(hint: Any, value: object, path: str) -> Any:  # Any: a type in any form, and a value of it
-    """Return the value in the type of the hint, strict as JSON. Raises ConfigError.
+    """Convert a value to the type of the hint, strictly as JSON. Raises ConfigError.
 
     Text of a number, which `${oc.env:NAME}` resolves to, is read as the number.
     """
@@ -488,7 +488,7 @@ def describe(hint: object) -> str:
 
 
 def _bound(constraint: object) -> str:
-    """Return '>= 0 and < 1'. 0.0 prints as 0: of two equal hints Python keeps the one that was imported first."""
+    """Return bounds such as '>= 0 and < 1'. Print 0.0 as 0: Python caches equal hints and keeps the first imported."""
     if not isinstance(constraint, (at.Ge, at.Gt, at.Le, at.Lt, at.Interval)):
         return ""
     limits = dataclasses.asdict(constraint)
@@ -549,7 +549,7 @@ def _is_plain(hint: object) -> bool:
 
 
 def _item(hint: object) -> object | None:
-    """Return the type of the items of a list; None: the type is no list."""
+    """Return the type of the items of a list; None if the type is not a list."""
     for option in _options(hint):
         if option in (object, typing.Any, list, tuple):
             return object

@@ -50,8 +50,8 @@ def refuse_foreign(
 ) -> None:
     """Raise ValueError if the tree of a file names a class that is not allowed. Nothing is imported.
 
-    Allowed are classes in the YAML of gnnpar and of installed plugins, in `named`, the user's configuration, and, with
-    `noted`, those of `note_named`. trust, or --trust: any, with a line on stderr. source: the file, for messages.
+    Allowed: classes in the YAML of gnnpar and of installed plugins, in `named` (the user's configuration) and, with
+    `noted`, recorded by `note_named`. trust, or --trust: any, with a line on stderr. source: the file, for messages.
     remedy: advice in the error.
     """
     allowed = set(classes_in(named))
@@ -88,7 +88,7 @@ def classes_in(tree: object) -> Iterator[str]:
             yield str(node["_target_"])
             if isinstance(target := node.get("target"), str):  # a PyG model's class is imported, too
                 yield target
-            if node["_target_"] == "gnnpar.data.tasks.Labels":  # and the user's functions
+            if node["_target_"] == "gnnpar.data.tasks.Labels":  # the user's functions, too
                 for name in _values([node.get("loss"), node.get("metrics")]):
                     if isinstance(name, str) and re.search("[.:]", name):
                         yield name.replace(":", ".")

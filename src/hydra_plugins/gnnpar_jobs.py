@@ -8,7 +8,7 @@ from hydra._internal.core_plugins import basic_sweeper
 class Jobs(basic_sweeper.BasicSweeper):
     """Run the jobs of a grid, or of a study, that have no completed result.
 
-    `max_batch_size`: jobs that are given to the launcher at once.
+    `max_batch_size`: jobs passed to the launcher at once.
     """
 
     def sweep(self, arguments: list[str]) -> None:
