@@ -1,10 +1,10 @@
 """launch.cuda_graph=true: capture one epoch as a CUDA graph, and replay it (ADR 48).
 
-The host fills the keys of masks and the numbers of the optimizer into tensors. The first epochs run uncaptured on the
-stream of the capture, as torch requires, to compile kernels, make workspaces and connect communicators. The capture is
-thread-local, because NCCL's watchdog runs in another thread. A replay measures no phases, and reports the bytes of the
-captured epoch. A replay also repeats the numbers that modules keep as Python attributes: if one changes between two
-epochs, by forward or by a callback, all further epochs run uncaptured.
+The host writes the dropout keys and the optimizer's numbers into tensors. The first epochs run uncaptured on the
+stream of the capture, as torch requires, to compile kernels, allocate workspaces and connect communicators. The capture
+is thread-local, because NCCL's watchdog runs in another thread. A replay measures no phases, and reports the bytes of
+the captured epoch. It also repeats numbers in Python attributes of modules: if one changes between two epochs, in
+forward or in a callback, all further epochs run uncaptured.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Launches:
 class CapturedEpochs:
     """Captured epochs of one engine on one GPU. All ranks capture and replay the same epochs.
 
-    `captures`: whether the next epoch will be captured; its time does not count.
+    `captures`: True if the next epoch will be captured; its time does not count.
     """
 
     def __init__(self, engine: Capturable, optimizer: Stepper, comm: Communicator, seed: int, model: nn.Module) -> None:

@@ -89,7 +89,7 @@ def check_strategy(settings: Settings, size: int) -> None:
     refuse_row_order(strategy, settings.row_order, settings.task, settings.names)
     refuse_learned_features(settings)
     check_first_layer(strategy, settings.first_layer)
-    if isinstance(settings.dataset, Generated):  # rank 0 reads other datasets, and refuses them then
+    if isinstance(settings.dataset, Generated):  # rank 0 checks other datasets when it reads them
         refuse_empty_clusters(strategy, settings.dataset.generated_nodes)
     ranks, layers = (size, settings.model.num_layers) if settings.plan is None else Plan.size(settings.plan)
     try:

@@ -21,7 +21,7 @@ _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory",
 
 
 def finite_weights(engine: Engine) -> bool:
-    """Return whether all weights are finite: a step with a finite gradient may overflow their type."""
+    """Return whether all weights are finite; a step with a finite gradient may overflow their type."""
     found = [torch.isfinite(p).all() for _, p in engine.named_parameters()]
     return not found or bool(torch.stack(found).all())
 

@@ -128,7 +128,7 @@ class Job:
 
 def train(job: Job, comm: Communicator, host: Host, *, start: Start | None, tracker: Tracker) -> None:
     """Train to the end, or to the end of the epoch in which the host requests a stop. Collective. Raises Interrupted.
-    tracker, start: of rank 0. All ranks write their checkpoints under its `run_dir`."""
+    tracker, start: only rank 0's are used. All ranks write their checkpoints under its `run_dir`."""
     job = replace(job, run_dir=comm.broadcast(job.run_dir.absolute()))
     try:
         run = prepare(job, comm, host, tracker, (start if comm.rank == 0 else None) or Start())
@@ -149,7 +149,7 @@ class Run:
     """The objects that one rank trains with.
 
     mesh: stage -> ranks of its parts. identity: of this run, in checkpoints. restored: `Progress` of the resumed
-    checkpoint. captured: None unless epochs are replayed. profile_hash: of measurements that decide on numbers.
+    checkpoint. captured: None unless epochs are replayed. profile_hash: hash of measurements that affect numbers.
     predicted: the planner's prediction. replanned: rank 0's plan if the run planned again.
     """
 
@@ -282,7 +282,7 @@ def build_model(
 
 def refuse_unequal_weights(model: nn.Module, comm: Communicator) -> None:
     """Raise ValueError on every rank if initial parameters or buffers differ from rank 0's. Collective. The cause is a
-    model that draws from numpy, random, the time or another generator that gnnpar does not seed."""
+    model that draws from a source that gnnpar does not seed, such as numpy, random or the time."""
     held = (*model.named_parameters(), *model.named_buffers())
     everyone = comm.gather({name: _digest(tensor) for name, tensor in held}) or []
     unlike = [(rank, name) for rank, each in enumerate(everyone) for name in each if each[name] != everyone[0][name]]
@@ -377,7 +377,7 @@ class Progress:
 
 
 def epochs(run: Run, tracker: Tracker, policy: CheckpointPolicy) -> NewPlan | None:
-    """Train the remaining epochs, or until another plan, which is returned. Collective."""
+    """Train the remaining epochs. Return a new plan if the run must continue with one. Collective."""
     settings, comm = run.settings, run.comm
     progress = Progress(**(run.restored or {}))
     if run.first_epoch and progress.has_stopped(settings):
@@ -422,7 +422,7 @@ def epochs(run: Run, tracker: Tracker, policy: CheckpointPolicy) -> NewPlan | No
 
 
 def evaluated(run: Run) -> JsonDict:
-    """Evaluate, and return the part of a row. Collective."""
+    """Evaluate, and return entries of a row. Collective."""
     began = perf_counter()
     values = evaluate(run.engine, run.objective)
     return values | {"metric/name": run.task.metric_name, "time/evaluate_seconds": perf_counter() - began}

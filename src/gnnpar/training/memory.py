@@ -84,7 +84,7 @@ def measure_epoch(device: torch.device) -> Iterator[MemoryReport]:
 
 
 def most_beside(body: Callable[[], object]) -> int:
-    """Run `body` on the CPU. Return the most bytes that are allocated at once beside those that are there before."""
+    """Run `body` on the CPU. Return its peak of allocated bytes, without earlier allocations."""
     with _profiled() as profile:
         body()
     return _highest(profile)
@@ -92,7 +92,7 @@ def most_beside(body: Callable[[], object]) -> int:
 
 @contextmanager
 def _profiled() -> Iterator[torch.autograd.profiler.profile]:
-    """Report allocations on the CPU, and no operators: gloo ends its own in other threads, also after the profiler
+    """Record allocations on the CPU, but no operators: gloo ends its own in other threads, even after the profiler
     stops, which corrupted the heap in 5 of 14 runs."""
     # torch.profiler's backend; importing torch.profiler loads torch's compiler, 1.5 s of CPU
     with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profile:

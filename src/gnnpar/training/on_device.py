@@ -1,6 +1,6 @@
-"""Steps of torch's optimizers on the device alone: the host does not wait, and a CUDA graph can hold them.
+"""Run steps of torch's optimizers on the device without waiting on the host, so that a CUDA graph can capture them.
 
-The host fills the learning rate and the numbers that depend on the step count into a tensor before a step. Nothing is
+Before a step, the host copies the learning rate and the numbers that depend on the step count to a tensor. Nothing is
 read back: with a non-finite gradient, parameters and their state stay unchanged.
 
 The arithmetic equals torch's own step on a CPU, to the bit.
@@ -94,7 +94,7 @@ class DeviceStep:
     """Steps of one optimizer, with its state as in torch. Frozen parameters have no state.
 
     `prepare` runs the host's part of a step, `launch` the device's. A captured `launch` is replayed after each
-    `prepare`. A refused step counts, too.
+    `prepare`. A refused step also counts.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -116,7 +116,7 @@ class DeviceStep:
 
     @torch.no_grad()
     def launch(self, finite: Tensor) -> None:
-        """Launch the prepared step, without effect unless `finite` []."""
+        """Launch the prepared step; it has no effect unless `finite` [] is true."""
         assert self._numbers is not None, "prepare comes first"
         for group, row in zip(self._groups, self._numbers, strict=True):
             parameters: list[Tensor] = [p for p in group["params"] if p.grad is not None]

@@ -1,6 +1,6 @@
 """Optimizers of torch as configuration, with learning-rate schedules, weight-decay groups and clipping.
 
-The learning rate is a function of the epoch alone, so that a resumed run continues on the same curve.
+The learning rate depends only on the epoch, so that a resumed run continues on the same curve.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 def eager(kind: type[Kind]) -> type[Kind]:
     """Return an optimizer class of torch without its import of torch._dynamo, which takes as long as torch itself.
 
-    The functions are those of torch, without the wrapper that keeps the compiler out of them.
+    The methods are torch's, without the wrapper that disables the compiler in them.
     """
     plain = {
         "add_param_group": inspect.unwrap(kind.add_param_group),
@@ -139,7 +139,7 @@ class Stepper:
     """The optimizer of an engine: zero_grad, then step once the gradient is the global one.
 
     refused: the last step left the weights unchanged, because a gradient was not finite. Reading it waits for a GPU. On
-    a GPU, a step is `prepare` on the host, and `launch`, which a CUDA graph may hold.
+    a GPU, a step is `prepare` on the host, and `launch`, which a CUDA graph may capture.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
 
     def step(self, norm: float | None = None) -> None:
-        """Clip by the global norm if configured, then update. norm: of the gradient over all stages, which act as one.
+        """Clip by the global norm if configured, then update. norm: gradient norm over all stages, which act as one.
         The host does not wait for a GPU."""
         if self._on_device is not None:
             self.prepare()
@@ -218,7 +218,7 @@ class Stepper:
         return to_device(torch.tensor(number, dtype=like.dtype), like.device)
 
     def state_dict(self) -> JsonDict:
-        """Return the state by parameter name, which fits any division of the parameters."""
+        """Return the state by parameter name, for any division of the parameters."""
         kept = self.optimizer.state
         state = {self.names[p]: dict(kept[p]) for p in self.parameters if p in kept}
         return {"kind": type(self.optimizer).__name__, "state": state}

@@ -119,7 +119,7 @@ def workload_of(settings: Settings, dataset: Dataset, model: GNN, device: torch.
 
 
 def log_problems(line: str) -> None:
-    """Print messages of a partitioner, except that it is done."""
+    """Print the messages of a partitioner, except "partitioned ..."."""
     if not line.startswith("partitioned "):
         say(line)
 

@@ -30,9 +30,9 @@ from gnnpar.training.result.record import agreed_on
 class Prediction:
     """The launcher's `Work` that predicts.
 
-    trained: the folder of a checkpoint. scratch: for the plan. partial: of rank 0, renamed to `out` at the end. pairs:
-    a file [n, 2] of node pairs to score instead. remedy: advice for another graph than the run's; empty to allow any
-    graph.
+    trained: the folder of a checkpoint. scratch: folder for the plan. partial: rank 0's file, renamed to `out` at the
+    end. pairs: a file [n, 2] of node pairs to score instead. remedy: advice in the error for another graph than the
+    run's; empty to allow any graph.
     """
 
     settings: Settings
@@ -115,8 +115,8 @@ def _refuse_another_graph(found: checkpoint.Checkpoint, mine: JsonObject, remedy
 
 
 def _make_array(file: Path, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-    """Create a .npy file of zeros. Raise WriteError without room on the disk: a page that is missing when it is written
-    through a mapping would kill the process."""
+    """Create a .npy file of zeros and allocate its pages: writing to a missing page through a mapping would kill the
+    process. Raise WriteError if the disk is full."""
     try:
         np.lib.format.open_memmap(file, "w+", dtype, shape)
         with file.open("rb+") as made:
@@ -150,7 +150,7 @@ def scored(file: Path, rows: Tensor, run: Run, num_nodes: int) -> tuple[Tensor, 
 
 @dataclass(frozen=True)
 class Hooks(RunHooks):
-    """Hooks of a prediction. run_dir: of the plan."""
+    """Hooks of a prediction. run_dir: folder of the plan."""
 
     settings: Settings
     run_dir: Path

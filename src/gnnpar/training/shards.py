@@ -1,4 +1,4 @@
-"""Runs from shards on disk: unsupported settings, and opening a rank's part."""
+"""Check the settings of a run from shards on disk, and open a rank's part."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def check(settings: Settings, world: World) -> None:
 
 
 def _changed_edges(settings: Settings, manifest: Manifest) -> str:
-    """Return a remark on shards whose edges are not those on which this PyG model runs from memory."""
+    """Return a remark if the shards' edges differ from the edges of this PyG model without shards."""
     cut = {key: manifest.setup["dataset"].get(key) for key in ("self_loops", "drop_duplicates")}
     if not isinstance(model := settings.model, WithLoops) or None in cut.values():
         return ""

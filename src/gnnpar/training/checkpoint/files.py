@@ -40,7 +40,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint: `epoch` epochs were done."""
+    """A verified checkpoint after `epoch` epochs."""
 
     folder: Path
     manifest: JsonObject
@@ -105,8 +105,8 @@ def save(
 ) -> bool:
     """Write checkpoint/epoch-N and drop old ones. Return on rank 0 whether it was written. Collective.
 
-    manifest: called on rank 0 once all files are written. name: of the folder, instead of epoch-N. On a full disk,
-    earlier checkpoints stay and `say` gets a line.
+    manifest: called on rank 0 once all files are written. name: folder name, instead of epoch-N. On a full disk,
+    earlier checkpoints stay and `say` reports it.
     """
     final = folder / FOLDER / (name or f"epoch-{epoch:06d}")
     partial = final.with_name(final.name + _PARTIAL)
@@ -195,7 +195,7 @@ def latest(run_dir: Path, say: Say) -> Checkpoint | None:
 
 
 def best(run_dir: Path, say: Say) -> Checkpoint | None:
-    """Return the valid checkpoint with the highest validation metric, the first of equals; without metrics the last."""
+    """Return the valid checkpoint with the highest validation metric, the first if equal; without metrics the last."""
     return _first_good(_by_val(run_dir), say, "taking the next best") or latest(run_dir, say)
 
 

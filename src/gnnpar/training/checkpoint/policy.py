@@ -66,7 +66,7 @@ class CheckpointPolicy:
         self._best_val, self._best = val, (done, tree, {"val": val, "progress": progress})
 
     def save_best(self, run: Run, unless: int = -1) -> None:
-        """Write the remembered weights, except those after `unless` epochs. Collective."""
+        """Write the remembered weights, unless they were taken after `unless` epochs. Collective."""
         best, self._best = self._best, None
         if best is not None and best[0] != unless:
             self._write(run, *best, name=checkpoint.BEST)

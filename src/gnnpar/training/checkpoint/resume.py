@@ -80,7 +80,7 @@ def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool, 
             raise ValueError(f"resume={path} has no good checkpoint left; give another run's folder, or leave it out")
     if found is None:
         if (settings.resume == "auto" or restarted) and checkpoint.everything(run_dir):
-            # damaged ones of later epochs would displace new ones
+            # damaged checkpoints of later epochs would displace new ones
             _put_aside(run_dir / checkpoint.FOLDER, say, "has no good checkpoint")
         return Start(profile=_profile_in(run_dir, num_ranks) if restarted else None)
     if found.epoch > settings.epochs:
@@ -155,7 +155,7 @@ def _goes_on_in(settings: Settings, run_dir: Path) -> bool:
 
 
 def replaying(settings: Settings, profile: Path | None) -> Strategy:
-    """Return the strategy with the profile of the run it continues, wherever its YAML has `profile: null`."""
+    """Return the strategy, with the profile of the resumed run wherever its YAML has `profile: null`."""
     if profile is None:
         return settings.strategy
     data = settings.resolved["strategy"]
@@ -170,7 +170,7 @@ def _with_profile(tree: Any, profile: Path) -> Any:  # Any: resolved YAML
 
 
 class EdgeFacts(NamedTuple):
-    """Whether edges have weights, and the sizes of their other data."""
+    """Sizes of edge data. weighted: True if edges have weights."""
 
     weighted: bool = False
     sizes: EdgeSizes = EdgeSizes()
@@ -196,7 +196,7 @@ def identity(
 ) -> JsonDict:
     """Return the identity of a run in its checkpoints, as plain JSON.
 
-    `predicted`: of the plan, by the planner that chose the strategy. `edges`: of the dataset.
+    `predicted`: the planner's predictions, if it chose the strategy. `edges`: edge data of the dataset.
     """
     chosen = {"chosen": predicted.get("candidate")} if predicted else {}
     told = {
@@ -221,7 +221,7 @@ def identity(
     if settings.task.decoder is not None:
         told["task"] = settings.resolved["task"]
     carried: JsonDict = {"edge_weights": edges.weighted, "edge_types": edges.sizes.types, "edge_attr": edges.sizes.attr}
-    carried["nodes"] = sum(nodes for _, nodes in edges.sizes.degrees)  # a model may hold a row for each
+    carried["nodes"] = sum(nodes for _, nodes in edges.sizes.degrees)  # a model may have a row per node
     if settings.model.reads_degrees:
         carried["degrees"] = edges.sizes.degrees
     if edges.sizes.schema is not None:
@@ -230,7 +230,7 @@ def identity(
 
 
 def _json(tree: object) -> JsonDict:
-    """Return a tree as JSON reads it back."""
+    """Return a tree after a round trip through JSON."""
     return json.loads(json.dumps(tree, default=str))
 
 
@@ -259,7 +259,7 @@ def refuse_another(found: Checkpoint, mine: JsonObject) -> None:
 
 
 def differences(found: Checkpoint, mine: JsonObject) -> list[str]:
-    """Return why a run cannot resume bit for bit, such as 'world_size 4 -> 2'; empty if it can."""
+    """Return the reasons why a run cannot resume bit for bit, such as 'world_size 4 -> 2'; empty if it can."""
     theirs, lines = found.manifest["run"], []
     for name in _SAME:
         told, have = (_without_profiles(run.get(name)) for run in (theirs, mine))
@@ -274,7 +274,7 @@ def differences(found: Checkpoint, mine: JsonObject) -> list[str]:
 
 
 def _without_profiles(tree: object) -> object:
-    """Leave out paths of profiles, which do not identify measurements."""
+    """Remove paths of profiles, which do not identify measurements."""
     if isinstance(tree, Mapping):
         return {k: _without_profiles(v) for k, v in tree.items() if k != "profile"}
     return tree
@@ -312,7 +312,7 @@ def restore(
 
 
 def load_weights(engine: Engine, model: nn.Module, given: tuple[JsonDict, JsonDict], found: Checkpoint) -> None:
-    """Load the weights that an engine holds, and its learned vectors. Raise ValueError for missing or other shapes.
+    """Load the weights that an engine holds, and its learned vectors. Raise ValueError for missing or unequal shapes.
     given: (weights, optimizer) of a rank or of `Checkpoint.merged`; the optimizer gets the state of these vectors."""
     (weights, optimizer), mine = given, dict(engine.named_weights())
     learned.deal(weights, optimizer["state"], mine)

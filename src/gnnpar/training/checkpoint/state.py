@@ -52,5 +52,5 @@ def is_extra(name: str) -> bool:
 
 
 def read_tree(file: Path, device: torch.device) -> Any:  # Any: a tree
-    """Read a tree of `write_tree`; tensors of any GPU come to `device`, others to the CPU."""
+    """Read a tree of `write_tree`; move GPU tensors to `device`, others to the CPU."""
     return load_tensors(file, places={f"cuda:{i}": str(device) for i in range(64)})

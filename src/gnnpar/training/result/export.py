@@ -49,8 +49,8 @@ _WHOLE = "a convolution that reads whole neighbourhoods has no form in plain tor
 class PlainGraph(OwnRows):
     """A graph in torch's own operations, for tracing: no kernels, no blocks, edges in any order, evaluation only.
 
-    The folds of gnnpar by `index_add` and `scatter_reduce`; ValueError names any other aggregator. Edges have neither
-    weights, types nor attributes.
+    Compute gnnpar's folds by `index_add` and `scatter_reduce`; raise ValueError for other aggregators. Edges have no
+    weights, types or attributes.
 
     Shapes: edge_index [2, E], (source, destination), of N nodes.
     """

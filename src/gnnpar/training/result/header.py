@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gnnpar.comm.world import Links, World
 
 WARMUP_EPOCHS = 5
-KERNELS = "GNNPAR_KERNELS"  # gnnpar_kernels.dispatch.VARIABLE, in a package that imports torch
+KERNELS = "GNNPAR_KERNELS"  # gnnpar_kernels.dispatch.VARIABLE; that package imports torch
 CHANGES_NUMBERS = ("strategy", "partition", "optim", "precision", "first_layer", "row_order", "seed", "task")
 CHANGES_NUMBERS += ("world_size", "tf32", "deterministic", "eval_every", "early_stopping")
 """Settings that change losses, weights or the choice of the best epoch, and may differ on resume."""
@@ -75,7 +75,7 @@ def _compared(settings: Settings) -> JsonDict:
 
 
 def session(settings: Settings) -> str | None:
-    """Return the sweep and its start: jobs of a resumed sweep did not run side by side with earlier ones."""
+    """Return the sweep and its start, because jobs of a resumed sweep did not run concurrently with earlier ones."""
     return " ".join(filter(None, (settings.study, os.environ.get("GNNPAR_SESSION")))) or None
 
 
@@ -88,7 +88,7 @@ def comparable(settings: Settings) -> JsonDict:
 
 
 def config_hash(settings: Settings, links: Links | None) -> str:
-    """Hash all that can change a number, including times over shaped links."""
+    """Hash all settings that can change a number, including times over shaped links."""
     relevant = comparable(settings)
     if links is not None:
         relevant["paced"] = links.facts()

@@ -28,7 +28,7 @@ from gnnpar.training.result.result import Status, read_result, remove_results, w
 
 _BURST_SHARE = 0.05
 _BUSY = "busy machine: "
-_SPARE_CORES = 0.5  # cores that other programs may use although the run needs them
+_SPARE_CORES = 0.5  # use of the run's cores by other programs that is tolerated
 
 
 class RunRecord(RunHooks):
@@ -92,7 +92,7 @@ class RunRecord(RunHooks):
         """Write the outcome into result.json, unless rank 0 has written that the run completed."""
         there = read_result(self.run_dir)
         complete = there is not None and there["status"] == "completed"
-        if complete and not self._begun:  # an earlier run's result stays if ranks fail to meet
+        if complete and not self._begun:  # keep an earlier run's result if ranks fail to connect
             return outcome
         try:
             if there is None or not complete or outcome.status != "completed":
@@ -142,7 +142,7 @@ class RunRecord(RunHooks):
         tracker.close(self._write("completed", None))
 
     def free_disk(self) -> bool | None:
-        """Drop all checkpoints but the last, then the reserved room. Return False then, None if nothing is left."""
+        """Free disk space: return True after deleting old checkpoints, False after releasing the reserve, else None."""
         if checkpoint.drop_old(self.run_dir):
             say(f"the disk of {self.run_dir} is full: only the last checkpoint stays")
             return True

@@ -68,7 +68,7 @@ def valid_result(run_dir: Path) -> JsonDict | None:
 
 
 def fault(result: JsonObject) -> str:
-    """Return the first deviation from the schema with its place, else ''. Unknown and later fields may differ."""
+    """Return the first deviation from the schema with its place, else ''. Ignore unknown and later added fields."""
     for error in _validator().iter_errors(result):
         if error.validator == "additionalProperties":
             continue

@@ -41,11 +41,11 @@ class Trained(nn.Module):
     Arguments: a PyG `Data` or `HeteroData`, or x [N, F], edge_index [2, E] and, if used, edge_weight [E], edge_type
     [E], edge_attr [E, D]. An adj_t (a SparseTensor, or a sparse tensor of torch) may replace edge_index.
 
-    Edges and features are prepared as in the run (self loops, reverse edges, repeated edges, row sums). Pass edges that
-    a file lists as pairs in both directions. `prepared=True` skips the preparation.
-    settings: of the run. epoch: epochs done. val: validation metric. edges: kinds of edge data in training. vectors
-    [N, d]: of the nodes, for features=learned or both (else None). The graph is then the training graph;
-    features=learned does not read its x.
+    Edges and features are prepared as in the run (self loops, reverse edges, repeated edges, row sums). Pass undirected
+    pairs as edges in both directions. `prepared=True` skips the preparation.
+    settings: the run's settings. epoch: epochs done. val: validation metric. edges: kinds of edge data in training.
+    vectors [N, d]: learned vectors of the nodes for features=learned or both, else None; the graph must then be the
+    training graph, and features=learned does not read its x.
     """
 
     vectors: Tensor | None
@@ -125,9 +125,9 @@ def load(
     device: str | torch.device = "cpu",
     trust: bool = False,
 ) -> Trained:
-    """Return the model of a run's folder, or of one checkpoint in it. which=best: on validation, of the kept
-    checkpoints. Raises ValueError if there is no valid checkpoint, or if it names classes outside gnnpar and installed
-    plugins. `trust=True` allows these classes, and so does having trained with them in this working directory."""
+    """Return the model of a run's folder, or of one checkpoint in it. which=best: the best kept checkpoint on
+    validation. Raises ValueError if there is no valid checkpoint, or if it names classes outside gnnpar and installed
+    plugins. `trust=True` allows these classes; so does an earlier training with them in this working directory."""
     if which not in ("best", "last"):
         raise ValueError(
             f"which={which!r} is neither 'best' nor 'last': name one of them, or give a checkpoint's folder"
@@ -158,7 +158,7 @@ def find(
     folder: Path, which: Literal["best", "last"], *, trust: bool = False, named: object = None
 ) -> tuple[Checkpoint, Settings]:
     """Return the checkpoint in a run's folder, or in the given checkpoint folder, and the settings of its run. named:
-    settings with classes that the caller has chosen. Raises as `load` does."""
+    settings of the caller, to trust their classes. Raises as `load` does."""
     if checkpoint.is_one(folder):
         found = checkpoint.read(folder)
     else:
@@ -214,7 +214,7 @@ def _shard(x: Tensor, edges: EdgeList, *, edge_ids: bool) -> Shard:
 
 
 def _sorted(edges: EdgeList, num_nodes: int) -> EdgeList:
-    """Sort edges by (destination, source); repeated edges stay."""
+    """Sort edges by (destination, source); keep repeated edges."""
     src, dst = edges.edge_index.cpu().long()
     order = torch.argsort(dst * num_nodes + src, stable=True)
     return EdgeList(torch.stack([src[order], dst[order]]), edges.data.at(order))
