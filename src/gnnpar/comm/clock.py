@@ -1,7 +1,7 @@
-"""The parts of an epoch's wall time: every instant belongs to exactly one phase, so the phases add up.
+"""Split an epoch's wall time into phases: every instant belongs to exactly one phase, so the phases add up.
 
 Seconds are those of the machine that `launch.dilation` emulates: a rank with 1 / D of a core and links with 1 / D of
-their rate takes D seconds for the work of one. All measurements and decisions of ranks use these clocks.
+their rate takes D seconds for one second of work. All measurements and decisions of ranks use these clocks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _seconds_here = 1.0  # of this machine, per second of the emulated machine
 
 
 def dilate(factor: float) -> None:
-    """Let a second of this process's clocks last `factor` seconds from now on."""
+    """Slow this process's clocks: each of their seconds lasts `factor` seconds from now on."""
     global _seconds_here
     _seconds_here = factor
 
@@ -62,7 +62,7 @@ class PhaseClock:
 
     @contextmanager
     def paused(self) -> Generator[None]:
-        """Mark nothing in the context: an event of a stream under capture has no time."""
+        """Pause the clock in the context: events of a stream under capture have no time."""
         running, self._running = self._running, False
         try:
             yield

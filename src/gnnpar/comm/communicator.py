@@ -24,7 +24,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 class Site(NamedTuple):
     """Tag of a transfer: the key of accounting, history and bit-widths. first: start of the piece in the peer's list of
-    rows, if sent in pieces. It is not part of a key: a row is encoded equally however its list is cut."""
+    rows, if sent in pieces. `first` is not part of a key: the encoding of a row does not depend on the pieces."""
 
     epoch: int
     layer: int
@@ -98,8 +98,8 @@ class Communicator(Protocol):
 
 @dataclass(eq=False)
 class RankGroup(ABC):
-    """The parts of a communicator that count: equal for threads and processes. ranks: of the group, by global number.
-    me: this rank among them."""
+    """Byte counts and phases shared by communicators of threads and processes. ranks: global ranks of the group. me:
+    global number of this rank."""
 
     ranks: tuple[int, ...]
     me: int
@@ -156,7 +156,7 @@ class RankGroup(ABC):
 
 @dataclass(frozen=True)
 class Ready:
-    """A value that needs no waiting."""
+    """A value that is available already."""
 
     value: Tensor
 
@@ -165,6 +165,6 @@ class Ready:
 
 
 def ring_reduce_nbytes(nbytes: int, *, rank: int, size: int) -> int:
-    """Return the bytes one rank sends in a ring all-reduce: 2 (P - 1) / P of the tensor, exact in the sum."""
+    """Return the bytes one rank sends in a ring all-reduce: 2 (P - 1) / P of the tensor; the sum is exact."""
     total = 2 * (size - 1) * nbytes
     return total // size + (rank < total % size)

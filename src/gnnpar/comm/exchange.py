@@ -59,7 +59,7 @@ class CodedExchange:
     ) -> Posted:
         """Encode and send rows by peer, and post receives of rows of the shapes and types `like`. Rows of a wider type
         are rounded. All ranks post the same messages in the same order. site: key of the codec's bits and noise.
-        counted: site for the ledger, if another one."""
+        counted: site for the ledger, by default `site`."""
         comm, codec = self.comm, self.codec
         outgoing = {p: _as_like(out, like) for p, out in outgoing.items()}
         buffers: Mapping[int, Tensor] = {}

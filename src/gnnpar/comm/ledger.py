@@ -12,10 +12,10 @@ from gnnpar.comm.clock import union_seconds
 
 
 class Receipt(NamedTuple):
-    """One received message on the receiver's clock: posted, wait started, arrived, wait over.
+    """Times of one received message on the receiver's clock: posted, wait started, arrived, wait over.
 
-    number: among all messages from this peer, in the order of posting, from 0. staged: it crossed a boundary between
-    pipeline stages, where waiting for the sender is a bubble.
+    number: index among all messages from this peer, in the order of posting. staged: the message crossed a boundary
+    between pipeline stages, where waiting for the sender is a bubble.
     """
 
     peer: int
@@ -50,9 +50,9 @@ class EpochTraffic:
 class Ledger:
     """Filled by one rank's communicator, drained by the runner once per epoch.
 
-    A message may be received in a later epoch than it was posted in: both ends number the messages of a pair, and post
-    times are kept until their messages are received. shared_clock: all ranks read the same monotonic clock (one host).
-    Otherwise all waiting counts as wire.
+    A message may be received in a later epoch than it was posted in, so both ends number the messages of a pair, and
+    post times are kept until their messages are received. shared_clock: all ranks read the same monotonic clock (one
+    host). Otherwise all waiting counts as wire.
     """
 
     shared_clock: bool = True

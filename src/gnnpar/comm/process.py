@@ -1,7 +1,7 @@
 """Ranks as processes over torch.distributed: NCCL on GPUs, gloo elsewhere.
 
 A gloo pair is half duplex. Traffic to higher ranks and traffic to lower ranks therefore use two process groups with
-separate connections, which run at full rate side by side.
+separate connections, which run concurrently at full rate.
 """
 
 # torch.distributed declares no types of its collectives
@@ -46,7 +46,7 @@ def connect(
     beat: Callable[[], None] = lambda: None,
 ) -> ProcessCommunicator:
     """Join the world named by the environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Collective. key: for the
-    HMAC of objects between ranks of one host. store: of joined ranks. beat: called at every exchange."""
+    HMAC of objects between ranks of one host. store: the store of joined ranks. beat: called at every exchange."""
     check_asked()
     timeout = timedelta(seconds=timeout_seconds)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -54,7 +54,7 @@ def connect(
         torch.cuda.set_device(device)
     if backend == "nccl" and os.environ.get("GNNPAR_SHARE_GPU") == "1":
         _share_gpu(rank)
-    os.environ.pop("TORCH_GLOO_LAZY_INIT", None)  # two groups that connect at their first use deadlock
+    os.environ.pop("TORCH_GLOO_LAZY_INIT", None)  # two groups with lazy connections deadlock
     if store is not None:
         store.set_timeout(timeout)
     dist.init_process_group(
@@ -119,8 +119,8 @@ def backends() -> dict[str, bool]:
 class _Watcher:
     """Wait for messages in order, in a thread that records arrival times. gloo completes a send only in `wait`.
 
-    It never holds the last reference to a buffer, so that the thread that made a buffer releases it, visible to a
-    profiler.
+    It never holds the last reference to a buffer, so that the thread that allocated a buffer also releases it, visible
+    to a profiler.
     """
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ class _Watched:
 
 
 class _Outbox:
-    """Buffers of sends under way, by exchange. A thread waits for gloo's sends, the CUDA stream for NCCL's."""
+    """Buffers of sends in flight, by exchange. A thread waits for gloo's sends, the CUDA stream for NCCL's."""
 
     def __init__(self, transport: Literal["gloo", "nccl"]) -> None:
         self._watcher = _Watcher() if transport == "gloo" else None
@@ -236,7 +236,7 @@ class ProcessCommunicator(RankGroup):
 
     transport: Literal["gloo", "nccl"]
     group: dist.ProcessGroup | None  # None: the default group
-    control: dist.ProcessGroup | None  # gloo beside NCCL, for objects
+    control: dist.ProcessGroup | None  # gloo group for objects, with NCCL
     upward: dist.ProcessGroup
     downward: dist.ProcessGroup
     staging: Staging
@@ -280,9 +280,8 @@ class ProcessCommunicator(RankGroup):
     def _post_nccl(self, sends: dict[int, Tensor], receives: dict[int, int]) -> dict[int, Pending[Tensor]]:
         """Post one work per peer, so that the first block does not wait for the last.
 
-        All ranks proceed by ring distance, sending to one peer and receiving from another, so no circle of waits
-        exists. Between stages, where receives are posted ahead of sends, every ordered pair has its own group
-        (`lanes`).
+        All ranks proceed by ring distance, sending to one peer and receiving from another, so waits cannot form a
+        cycle. Between stages, where receives are posted ahead of sends, every ordered pair has its own group (`lanes`).
         """
         buffers = {p: torch.empty(n, dtype=torch.uint8, device=self.device) for p, n in receives.items()}
         arriving: dict[int, dist.Work] = {}
@@ -303,7 +302,7 @@ class ProcessCommunicator(RankGroup):
             if source in buffers:
                 operations.append(dist.P2POp(dist.irecv, buffers[source], self.ranks[source], group=self.upward))
             if operations:
-                work = dist.batch_isend_irecv(operations)[-1]  # one for the batch, or one per operation
+                work = dist.batch_isend_irecv(operations)[-1]  # one work for the batch, or one per operation
                 if target in sends:
                     sent.append((work, sends[target]))
                 if source in buffers:
@@ -388,7 +387,7 @@ class ProcessCommunicator(RankGroup):
         return replace(self, ranks=mine, group=group, control=control, axis=axis, lanes=lanes, num_objects=0)
 
     def _lanes(self, mesh: Mesh) -> Lanes:
-        """Make and use a group for each ordered pair of neighbours in the ring of stages. Collective."""
+        """Make and connect a group for each ordered pair of neighbours in the ring of stages. Collective."""
         lanes: dict[tuple[int, int], dist.ProcessGroup] = {}
         for ranks in mesh.groups("stage"):
             after = zip(ranks, (*ranks[1:], ranks[0]), strict=True)
@@ -411,7 +410,7 @@ class ProcessCommunicator(RankGroup):
 def _new_group(
     ranks: Sequence[int] | None, backend: Literal["gloo", "nccl"], timeout: timedelta
 ) -> dist.ProcessGroup | None:
-    """Make a group of these ranks, None: of all. Collective over the world. Return None on ranks outside."""
+    """Make a group of these ranks (None: all). Collective over the world. Return None on ranks outside."""
     made = dist.new_group(ranks and list(ranks), backend=backend, timeout=timeout)
     return made if isinstance(made, dist.ProcessGroup) else None
 

@@ -50,11 +50,11 @@ def row_nbytes(like: Sequence[RowLike]) -> int:
 
 @dataclass(frozen=True, eq=False)
 class RowLists:
-    """Rows that a rank sends and reads, by peer: the graph as a codec needs it.
+    """Rows that a rank sends and reads, by peer: the graph data that a codec needs.
 
     Rank `part` of `parts` exchanges them. Shapes: node_ids [N] global ids of its rows; sent: reader -> [b] rows that it
-    reads; read: sender -> [h] global ids of its rows that are read here. edges: set if the lists are of a part of a
-    graph.
+    reads; read: sender -> [h] global ids of its rows that are read here. edges: the in-edges, if the lists belong to a
+    part of a graph.
     """
 
     part: int

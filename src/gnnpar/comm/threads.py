@@ -69,7 +69,7 @@ class ThreadWorld:
 
     def run(self, body: Callable[[ThreadCommunicator], T], comms: Sequence[ThreadCommunicator] = ()) -> list[T]:
         """Call body(communicator) in every rank's thread. Return the results in rank order, or raise the first failure.
-        comms: of an earlier run, to continue; new ones by default."""
+        comms: communicators of an earlier run, to continue; new ones by default."""
         results: dict[int, T] = {}
         failures: list[tuple[int, BaseException]] = []
 
@@ -174,7 +174,7 @@ class ThreadCommunicator(RankGroup):
         return [obj if peer == self.me else self.world.take(self._channel("g", peer, self.me)) for peer in self.ranks]
 
     def _channel(self, kind: str, src: int, dst: int) -> Channel:
-        """Return the box of the next message from src to dst. Both ends count."""
+        """Return the box of the next message from src to dst. Both ends count messages."""
         lane = kind, self.group, src, dst
         self._numbers[lane, src == self.me] += 1
         return *lane, self._numbers[lane, src == self.me]

@@ -1,5 +1,5 @@
-"""The ranks of a run as plain data: a launcher makes `World`, `Host` and `Outcome`, and training reads them. It is
-below both, so that neither imports the other."""
+"""The ranks of a run as plain data: a launcher makes `World`, `Host` and `Outcome`, and training reads them. This
+module is below both, so that neither imports the other."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class World:
 
     how: alone (one rank in this process), threads, processes (started here), joined (started by torchrun or Slurm).
     links: the shaped links between the ranks of launch=paced; None: the machine's own. jobs_at_once: runs that a
-    sweep's launcher starts side by side on this machine, including this one.
+    sweep's launcher runs concurrently on this machine, including this one.
     """
 
     how: How
@@ -128,7 +128,7 @@ class World:
 
     @property
     def dilation(self) -> float:
-        """Seconds that a second of the ranks' clocks lasts."""
+        """Real seconds per second of the ranks' clocks."""
         return 1.0 if self.links is None else self.links.dilation
 
     @property
@@ -188,7 +188,7 @@ def torch_given_back() -> Generator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-        if torch.are_deterministic_algorithms_enabled() != deterministic:  # importing torch's compiler
+        if torch.are_deterministic_algorithms_enabled() != deterministic:  # setting it imports torch's compiler
             torch.use_deterministic_algorithms(deterministic, warn_only=warns)
         _set_matmul_precision(legacy, precisions)
         torch.set_default_dtype(dtype)
@@ -228,7 +228,7 @@ class Host:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised when the work ended in order after `Host.stop_asked`."""
+    """Raised when the work ended regularly after `Host.stop_asked`."""
 
 
 @dataclass(frozen=True)
@@ -254,25 +254,25 @@ class RunHooks:
     run_dir: Path
 
     def agreed(self) -> Mapping[str, str]:
-        """Return settings that must be equal on all joined ranks. On every rank."""
+        """Return settings that must be equal on all joined ranks. Called on every rank."""
         return {}
 
     def unseen(self, folder: Path) -> str:
-        """Return an error line for a rank that does not see `folder`, rank 0's run_dir, or ''. On every rank."""
+        """Return an error line if this rank does not see `folder`, rank 0's run_dir, or ''. Called on every rank."""
         return ""
 
     def before_start(self, restarts: int) -> None:
-        """Prepare for the first rank. restarts: by torchrun, so far."""
+        """Prepare for the first rank. restarts: number of restarts by torchrun so far."""
 
     def on_links(self, reached_gbps: Sequence[float]) -> None:
         """Record the rates of the shaped links: 10^9 bit/s of payload from each host to the next."""
 
     def on_restart(self, restarts: int) -> str:
-        """Prepare for a restart of all ranks. Return 'from ...', where they will resume."""
+        """Prepare for a restart of all ranks. Return 'from ...', the place where they resume."""
         return "from the beginning"
 
     def on_lost(self, line: str, folder: Path) -> str:
-        """Add advice to the line of a lost rank. folder: rank 0's run_dir. On every rank."""
+        """Add advice to the line of a lost rank. folder: rank 0's run_dir. Called on every rank."""
         return line
 
     def on_end(self, outcome: Outcome) -> Outcome:
