@@ -7,8 +7,8 @@ from contextlib import contextmanager
 ENVIRONMENT = {  # read by torch when a rank imports it
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "KINETO_LOG_LEVEL": "99",  # otherwise the profiler, which measures memory, reports on stderr
-    # OpenMP threads that spin for milliseconds at every barrier starve other work on their cores: an epoch of 12 ms
-    # took 250 beside it. This bound costs nothing on a quiet machine.
+    # OpenMP threads that spin for milliseconds at every barrier starve other work on their cores: a concurrent epoch
+    # of 12 ms took 250 ms. This bound costs nothing on an idle machine.
     "GOMP_SPINCOUNT": "100000",
 }
 

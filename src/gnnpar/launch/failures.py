@@ -20,7 +20,7 @@ _FRAME = re.compile(r'File "([^"]*)", line (\d+) in (\S+)')
 
 @dataclass(frozen=True)
 class Failure:
-    """Reason for a rank's end. secondary: it only lost its peer. lost: another attempt may succeed."""
+    """Reason for a rank's end. secondary: the rank only lost a peer. lost: another attempt may succeed."""
 
     rank: int
     reason: str
@@ -50,7 +50,7 @@ def failure_of(rank: int, error: BaseException) -> Failure:
 
 class HangTimer:
     """Write the stacks of all threads to `file` and end this process after `seconds` without a beat. It starts after
-    the first epoch: during it, rank 0 reads and partitions, and gloo's time-out applies."""
+    the first epoch, in which rank 0 reads and partitions, and gloo's time-out applies."""
 
     def __init__(self, file: Path, seconds: float) -> None:
         self._file, self._seconds = file.open("w"), seconds
@@ -93,7 +93,7 @@ def hanging(stacks: Mapping[int, Path], stopped: set[int], seconds: float) -> Fa
 
 
 def _innermost(stack: Path) -> tuple[str, str, str] | None:
-    """Return (file, line, function) of the main thread, written last; of the communicator if it waits in it."""
+    """Return (file, line, function) of the main thread, which is written last; the communicator's if it waits there."""
     text = stack.read_text(encoding="utf-8", errors="replace") if stack.exists() else ""
     found = _FRAME.findall(text.rpartition("Thread 0x")[2])
     return next((f for f in found[:4] if f[0].endswith("comm/process.py")), found[0]) if found else None

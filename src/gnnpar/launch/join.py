@@ -33,9 +33,9 @@ from gnnpar.settings import Comm, ConfigError
 from gnnpar.track.console import complain
 
 _POLL_SECONDS = 0.1
-_READ_SECONDS = 1.0  # for the line of another rank of this host to come first
-_TELL_SECONDS = 10.0  # time of a refusal for ranks that start later
-_GATHER_SECONDS = 1.0  # for losses of one cause, and the reason of a failed rank, to arrive
+_READ_SECONDS = 1.0  # for another rank of this host to print first
+_TELL_SECONDS = 10.0  # for ranks that start later to receive a refusal
+_GATHER_SECONDS = 1.0  # to collect losses of one cause, and the reason of a failed rank
 _GRACE_SECONDS = 3.0  # for the main thread to end in order before the watcher ends the process
 _SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 _NO_ANSWER = "no answer for"
@@ -57,11 +57,11 @@ class PeerLost(Exception):
 
 @dataclass(frozen=True)
 class Joined:
-    """Ranks that agree.
+    """Ranks that have joined with equal settings.
 
-    hosts: 'NAME (ADDRESS)' by rank. store: of the process group. peers: rank 0's connections to all, the others' to
-    rank 0. folder: rank 0's run folder. restarts: by torchrun, so far. listener: rank 0's, which answers a rank that
-    comes later.
+    hosts: 'NAME (ADDRESS)' by rank. store: store of the process group. peers: connections of rank 0 to all ranks, of
+    the others to rank 0. folder: rank 0's run folder. restarts: number of restarts by torchrun so far. listener: rank
+    0's socket, which answers late ranks.
     """
 
     rank: int
@@ -157,7 +157,7 @@ def _join(
 
 
 def _until(end: float, connect: Callable[[], T]) -> T:
-    """Call `connect` until it succeeds: the name of a pod, and rank 0, may come late."""
+    """Call `connect` until it succeeds: rank 0, and the DNS name of its pod, may come late."""
     while True:
         try:
             return connect()
@@ -198,7 +198,7 @@ def _receive(peer: socket.socket) -> Record:
 
 
 def _lead(listener: socket.socket, me: Record, size: int, end: float) -> tuple[Record, dict[int, socket.socket]]:
-    """Receive the records of all ranks on rank 0. Return the verdict. A refusal waits for ranks that start later."""
+    """Receive the records of all ranks on rank 0. Return the verdict. A refusal waits for late ranks."""
     line, refused, ranks, peers = me["line"], me["refused"], {0: me}, dict[int, socket.socket]()
     while set(range(size)) - ranks.keys():
         if line:
@@ -301,7 +301,7 @@ def watched(joined: Joined | None, hooks: RunHooks, seconds: float) -> Iterator[
 
 
 class _Watch:
-    """A thread that reads the idle connections. Each carries one message, {} for a good end, or a Failure record."""
+    """A thread that reads the idle connections. Each carries one message: {} for a success, or a Failure record."""
 
     def __init__(self, joined: Joined, hooks: RunHooks, seconds: float) -> None:
         self.joined, self.hooks, self.seconds = joined, hooks, seconds
@@ -338,7 +338,7 @@ class _Watch:
         self.ending.acquire()  # never returns if the watcher was first
         if mine.secondary and self.failure is not None:
             if quiet := self._is_quiet(self.failure):
-                time.sleep(_READ_SECONDS)  # the line of the rank that reports comes first
+                time.sleep(_READ_SECONDS)  # let the reporting rank print first
             return PeerLost(self._line(self.failure), quiet)
         self.say(self.failed(mine.reason))
         return PeerLost(mine.line, traceback=mine.traceback)

@@ -24,7 +24,7 @@ from gnnpar.track.console import say
 from gnnpar.track.text import counted
 
 _RANK_BYTES = 100 << 20  # of an empty rank, without memory that ranks share
-_FILES, _FILES_A_PEER = 64, 8  # open files of a rank; 63 were counted among 8 ranks
+_FILES, _FILES_A_PEER = 64, 8  # open files of a rank; measured: 63 with 8 ranks
 _THREADS_SECONDS = 3.0  # for threads of ranks to end after Ctrl-C
 RankWork = Callable[[Communicator, Host], None]
 
@@ -180,7 +180,7 @@ def _threads(world: World, work: Work, stop: Stop) -> None:
 
 
 def _wait_for_ranks() -> None:
-    """Let rank threads finish a short epoch: they are daemons."""
+    """Wait for rank threads, which are daemons, to finish a short epoch."""
     deadline = time.monotonic() + _THREADS_SECONDS
     ranks_left = [t for t in threading.enumerate() if t.name.startswith("rank") and t is not threading.current_thread()]
     for thread in ranks_left:
@@ -190,7 +190,7 @@ def _wait_for_ranks() -> None:
 def _join(world: World, work: Work, hooks: RunHooks, comm: Comm, stop: Stop, others: Joined | None) -> None:
     """Run this process as a rank that torchrun, Slurm or a user started. others: the ranks it has joined."""
     rank = int(os.environ["RANK"])
-    if rank and others is not None and rank_on_host() == 0:  # rank 0 prints the run, another host nothing else
+    if rank and others is not None and rank_on_host() == 0:  # rank 0 prints the run, other hosts only this line
         say(f"joined: {counted(world.local_size, 'rank')} here of {world.size}; rank 0 prints the run")
     try:
         with watched(others, hooks, comm.lost_seconds):

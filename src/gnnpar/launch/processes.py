@@ -1,7 +1,7 @@
 """Ranks as processes of this host: start them, watch them, and start all again after one is lost.
 
-They meet in a file; gloo listens on the loopback interface alone. A process of one thread forks its ranks, which share
-its imports. A fork of a process with OpenMP threads would hang, so a fork server starts the ranks of such a process.
+They meet in a file; gloo listens only on the loopback interface. A process with one thread forks its ranks, which share
+its imports. Forking a process with OpenMP threads would hang, so a fork server starts the ranks of such a process.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 _SHUTDOWN_SECONDS = 15.0  # for a rank to end after rank 0
 _PATIENCE_SECONDS = 5.0
-_TIMER_FIRST_SECONDS = 15.0  # before gloo's time-out, by which the hang timer ends a rank
+_TIMER_FIRST_SECONDS = 15.0  # the hang timer ends a rank so long before gloo's time-out
 _POLL_SECONDS, _LOOK_SECONDS = 0.2, 1.0
 _STOP = "stop"  # file of the parent: end after this epoch
 _MET = "met"  # file of rank 0: all ranks are connected
@@ -106,7 +106,7 @@ def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network 
 
 def start_ranks(ranks: list[BaseProcess], size: int, body: Callable[[int], None], *, fork: bool) -> None:
     """Append `size` processes that run body(rank) to `ranks`; they die with this one. Raise RankFailed if one cannot
-    start. fork: allowed; CUDA forbids it."""
+    start. fork: whether forking is allowed (not with CUDA)."""
     if multiprocessing.current_process().daemon:
         raise ValueError(
             "a daemonic process, as those of multiprocessing.Pool, can start no ranks: use "
@@ -118,12 +118,12 @@ def start_ranks(ranks: list[BaseProcess], size: int, body: Callable[[int], None]
     context = multiprocessing.get_context("fork") if forked else multiprocessing.get_context("forkserver")
     path = [each or os.getcwd() for each in sys.path]
     run, given = (_run, (body, os.getpid())) if forked else (_run_anew, (pickle.dumps(body), dict(os.environ), path))
-    gc.freeze()  # imported modules are shared, and stay so
+    gc.freeze()  # keep imported modules shared
     try:
         with blocked(), without_main(), patient_streams():
             for rank in range(size):
                 process = context.Process(target=run, args=(rank, *given), name=f"rank{rank}")
-                ranks.append(process)  # first, in case its start is interrupted
+                ranks.append(process)  # before the start, which may be interrupted
                 process.start()
     except OSError as error:
         line = f"a process for a rank cannot be started ({error.strerror}; see `ulimit -u`): start fewer ranks"
@@ -158,12 +158,12 @@ def end_with(parent: int, number: signal.Signals) -> None:
     from torch import multiprocessing as of_torch
 
     of_torch._prctl_pr_set_pdeathsig(number)  # pyright: ignore[reportAttributeAccessIssue]
-    if os.getppid() != parent:  # it ended before the line above
+    if os.getppid() != parent:  # the parent ended before the call above
         os._exit(1)
 
 
 def is_fork_of_threads() -> bool:
-    """Return True if this process, or an ancestor, is a fork of a process with threads, for which OpenMP would wait."""
+    """Return True if this process, or an ancestor, was forked from a process with threads: OpenMP waits for them."""
     return _OF_THREADS[-1]
 
 
@@ -181,7 +181,7 @@ os.register_at_fork(
 
 
 def has_one_thread() -> bool:
-    """Return True if this process may fork. A first fork ends the threads of numpy's OpenBLAS, and is not counted."""
+    """Return True if this process may fork. Fork once first, which ends the threads of numpy's OpenBLAS."""
     if threading.active_count() > 1 or is_fork_of_threads():
         return False
     if (child := os.fork()) == 0:
@@ -203,7 +203,7 @@ def without_main() -> Iterator[None]:
 
 
 def first_failure(ranks: Sequence[BaseProcess], scratch: Path, seconds: float) -> Failure | None:
-    """Wait for all ranks. Return why the first one failed; None: all are done, or rank 0 is and the others do not end.
+    """Wait for all ranks. Return the first failure; None if all are done, or rank 0 is done and the others do not end.
     A rank that is stopped for `seconds` is lost."""
     running, deadline, looked = dict(enumerate(ranks)), math.inf, time.monotonic()
     stopped: dict[int, float] = {}
@@ -238,7 +238,7 @@ def _stopped(running: dict[int, BaseProcess]) -> set[int]:
 
 
 def blame(rank: int, exit_code: int, ranks: Sequence[BaseProcess], scratch: Path, seconds: float) -> Failure:
-    """Return the failure that ended the others, given the first rank that was seen to end."""
+    """Return the failure that caused the others, given the first rank that was seen to end."""
     stacks = {each: scratch / f"{each}.stack" for each in range(len(ranks))}
     if exit_code > 0 and stacks[rank].exists() and stacks[rank].stat().st_size:
         time.sleep(_LOOK_SECONDS)  # for the timers of the others
@@ -343,7 +343,7 @@ def connected(
     beat: Callable[[], None] = lambda: None,
 ) -> Communicator:
     """Set up torch for the world, and connect the rank named by RANK and WORLD_SIZE. Collective. key: for the HMAC of
-    objects. scratch: of local ranks. store: of joined ranks. beat: as in `connect`."""
+    objects. scratch: folder of local ranks. store: store of joined ranks. beat: as in `connect`."""
     import torch
 
     from gnnpar.comm import ThreadWorld

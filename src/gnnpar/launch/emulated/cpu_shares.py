@@ -1,5 +1,5 @@
 """A share of the cores for every rank: groups of the kernel's cpu controller, cgroups v1 or v2. Needs root. Groups are
-named gnnpar-PID-START-rankR, as network namespaces. The next run removes groups of dead processes."""
+named gnnpar-PID-START-rankR, like network namespaces. The next run removes groups of dead processes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def missing() -> str | None:
 
 @contextmanager
 def shared(cores: Sequence[float]) -> Iterator[str]:
-    """Make a group of at most `cores` for each rank, and remove it at the end. Yield the prefix of names."""
+    """Make a group of at most `cores` for each rank, and remove it at the end. Yield the prefix of their names."""
     prefix, there = own_prefix(), own_controller()
     assert there is not None, "`missing` tells"
     groups = [there.group(prefix, rank) for rank in range(len(cores))]
