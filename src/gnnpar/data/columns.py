@@ -1,5 +1,5 @@
-"""Arrays in .npy files, read and written by slices of rows, for graphs beyond memory. A slice is copied, not mapped, so
-that only the chunk is resident and not the file."""
+"""Arrays in .npy files, read and written by slices of rows, for graphs beyond memory. Slices are copied, not mapped, so
+that only a chunk is resident and not the file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Slices(Protocol):
 
 
 def load_npy(file: Path, *, mapped: bool = False) -> np.ndarray:
-    """Load an array without pickles. mapped: pages are read when used, and copied when written to.
+    """Load an array without pickles. mapped: read pages when used, copy them when written to.
 
     Raises OSError, and ValueError for a file that is not an array: numpy raises many kinds of errors for wrong headers.
     """

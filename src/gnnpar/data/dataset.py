@@ -1,5 +1,5 @@
 """Dataset: a graph after preprocessing and before partitioning. `in_degree` is global: it is counted here and sent with
-the rows, so that no rank normalises by a local degree."""
+the rows, so that ranks do not normalise by local degrees."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HASH_ROWS = 1 << 20
 
 
 class Learned(NamedTuple):
-    """Trained vectors of nodes, beside x: their width, and the seed of their initial values."""
+    """Trained vectors of nodes, in addition to x: their width, and the seed of their initial values."""
 
     width: int
     seed: int
@@ -46,8 +46,8 @@ class Dataset:
     Shapes: N nodes, E edges, F features, C classes or targets. Edge j -> i is column (j, i) of `edge_index`; columns
     are sorted by (destination, source), and an edge's id is its position in that order. y: [N] int64 (single_label,
     binary; -1 = unlabelled) or [N, C] float32 (multi_label, regression; nan = unknown, a row of nan = unlabelled).
-    Unlabelled nodes are in no split. pairs: of link prediction, which reads no y and no masks. Under precision=fp64, x,
-    targets, weights and attributes given as float64 stay float64. rounded: they were rounded to float32.
+    Unlabelled nodes are in no split. pairs: for link prediction, which reads neither y nor masks. With precision=fp64,
+    float64 x, targets, weights and attributes stay float64. rounded: they were rounded to float32.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Dataset:
         return self.x.shape[1] + (self.learned.width if self.learned else 0)
 
     def with_features(self, how: Literal["given", "learned", "both"], width: int, seed: int) -> Dataset:
-        """Return the dataset with learned vectors instead of x, or beside it (both). Raises ValueError without any."""
+        """Return the dataset with learned vectors instead of x, or in addition (both). ValueError without either."""
         if how != "learned" and not self.num_features:
             raise ValueError(f"dataset {self.name}: {NO_FEATURES}")
         if how == "given":
@@ -112,7 +112,7 @@ class Dataset:
         """Count degrees and hash contents of preprocessed tensors (edges sorted, multi-edges allowed).
 
         Shapes: x [N, F], y [N] or [N, C], edge_index [2, E], masks 3 x [N]. edges: data of the E edges. num_edge_types:
-        if some types have no edge. schema: of a HeteroData.
+        needed if some types have no edge. schema: of a HeteroData.
         """
         num_nodes = x.shape[0]
         src, dst = edge_index
@@ -147,7 +147,7 @@ class Dataset:
 
 
 def sizes_of(edges: EdgeData, in_degree: Tensor, num_types: int | None = None) -> EdgeSizes:
-    """Return the sizes of a graph's edge data. num_types: if the largest types have no edge. Shapes: in_degree [N]."""
+    """Return the sizes of a graph's edge data. num_types: needed if some types have no edge. Shapes: in_degree [N]."""
     types = 0
     if edges.type is not None:
         types = max(num_types or 1, int(edges.type.max()) + 1 if len(edges.type) else 1)

@@ -6,13 +6,13 @@
 | or `indptr.npy`, `indices.npy` | [N + 1], [E] integers | CSR: row i has sources `indices[indptr[i]:indptr[i + 1]]` |
 | `edge_weight.npy` | [E] numbers | optional: weights, in the order of the edges |
 | `edge_type.npy` | [E] integers | optional: types 0, 1, 2, ... |
-| `edge_attr.npy` | [E, D] numbers | optional: a row of attributes an edge |
+| `edge_attr.npy` | [E, D] numbers | optional: a row of attributes per edge |
 | `x.npy` | [N, F] numbers | features |
 | `y.npy` | [N] class ids, or [N, C] of 0/1 (multi-label) | labels; -1 or NaN = unlabelled |
 | `{train,val,test}_mask.npy` | [N] or [N, S] booleans | optional, else split=random or per_class |
 
 All files are written by numpy.save in C order. `gnnpar train` reads the folder as any dataset; `gnnpar partition`
-passes through it in chunks (`stored`): in memory are labels, masks and a few integers a node, never features or edges.
+passes through it in chunks (`stored`), with labels, masks and a few integers per node in memory, not features or edges.
 Both give the same graph, bit for bit.
 """
 
@@ -77,7 +77,7 @@ class Folder(Preprocess):
         return prepare(files.raw(self, x, edge_index, carried), self, seed=seed)
 
     def stored(self, data_dir: Path | None, seed: int, scratch: Path, on_progress: OnProgress = no_progress) -> Stored:
-        """Return the graph, its edges in canonical order in `scratch`. Disk: 12 bytes an edge, 8 of them temporary."""
+        """Return the graph, its edges in canonical order in `scratch`. Disk: 12 bytes per edge, 8 of them temporary."""
         files = _Files.find(self, data_dir)
         wide_x = is_wide(_tensor(files.x, slice(0)))
         x = PreparedRows(self, self.name, files.x.shape, partial(_tensor, files.x), wide=wide_x)
@@ -133,7 +133,7 @@ class _Files:
 
     @property
     def bytes_carried(self) -> int:
-        """Bytes of edge data an edge."""
+        """Bytes of edge data per edge."""
         return sum(EDGE_TYPES[kind]().itemsize * math.prod(column.shape[1:]) for kind, column in self.of_edges.items())
 
     @staticmethod

@@ -64,7 +64,7 @@ def as_data(given: object) -> object:
     Shapes: a mapping has edge_index [2, E], or adjacency [N, N] with entry (i, j) the edge i -> j and its weight;
     optional edge_weight, edge_type [E], edge_attr [E, D]; x [N, F], y [N] or [N, C], masks [N]. A NetworkX graph has
     x, y and masks as attributes of its nodes, and weight (or edge_weight), edge_type and edge_attr of its edges; an
-    undirected one has both directions of every edge.
+    undirected graph gets both directions of every edge.
     """
     from torch_geometric.data import Data, Dataset, HeteroData
 

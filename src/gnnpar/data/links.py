@@ -1,7 +1,7 @@
 """Link prediction: the task, the split of edges without leakage, and keyed negatives.
 
 A pair is two different nodes with an edge in either direction. Both directions and all repetitions of its edges are in
-one split. Aggregations read training edges alone, in validation and test too. Self loops belong to no pair and stay.
+one split. Aggregations read only training edges, in validation and test too. Self loops are not pairs, and stay.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Link:
         return f"hits@{self.hits}"
 
     def prepare(self, dataset: Dataset, seed: int) -> Dataset:
-        """Return the dataset with pairs, without edges of validation and test. `seed`: of the run."""
+        """Return the dataset with pairs, without edges of validation and test. `seed`: the run's seed."""
         return split(dataset, self, seed if self.split_seed is None else self.split_seed)
 
     def of(self, name: TaskName, num_classes: int) -> Task:
@@ -149,7 +149,7 @@ class NotChosen:
         return self.start[sources + 1] - self.start[sources]
 
     def draw(self, sources: Tensor, numbers: Tensor, count: int, key: int) -> Tensor:
-        """Draw nodes uniformly from those not excluded; a draw depends on (key, number, column) alone.
+        """Draw nodes uniformly from those not excluded; a draw depends only on (key, number, column).
 
         Shapes: sources [n] of this table, numbers [n] of the pairs -> [n, count].
         """
@@ -223,7 +223,7 @@ class OwnPairs:
 
 
 def split(dataset: Dataset, task: Link, seed: int) -> Dataset:
-    """Return the graph of training edges with the pairs of the three splits, drawn from (graph, seed) alone. Raises
+    """Return the graph of training edges with the pairs of the three splits, determined by (graph, seed). Raises
     ValueError if a split is empty or a node has no negative."""
     num_nodes = dataset.num_nodes
     if num_nodes >= _MAX_NODES:

@@ -29,7 +29,7 @@ def confusion(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def f1(task: TaskName, logits: Tensor, y: Tensor, *, macro: bool) -> float:
-    """Return F1 as scikit-learn: skip a class that is neither predicted nor present; such a label counts 0."""
+    """Return F1 as in scikit-learn: skip a class that is neither predicted nor present; such a label counts 0."""
     counts = confusion(logits, y)
     counts = counts if macro else counts.sum(1, keepdim=True)
     hits, wrong = counts[0], counts[1:].sum(0)

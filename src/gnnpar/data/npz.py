@@ -7,7 +7,7 @@ Keys (N nodes, E edges, F features, C classes; S numbered splits, chosen with da
 | `edge_index` | [2, E] integers | row 0 sources, row 1 destinations; dataset.symmetrize=true adds the reverse edges |
 | `edge_weight` | [E] numbers | optional: weights of edges |
 | `edge_type` | [E] integers | optional: types of edges, 0, 1, 2, ... |
-| `edge_attr` | [E, D] numbers | optional: a row of attributes an edge |
+| `edge_attr` | [E, D] numbers | optional: a row of attributes per edge |
 | `x` | [N, F] numbers | features; may be left out with dataset.features=identity or degree |
 | `y` | [N] class ids, or [N, C] of 0/1 (multi-label) | labels; -1 or NaN = unlabelled |
 | `train_mask`, `val_mask`, `test_mask` | [N] or [N, S] or [S, N] booleans | optional: else split=random or per_class |

@@ -26,7 +26,7 @@ _ARRAYS = ("x", "y", "edge_index", *_PARTS)
 
 @dataclass(frozen=True)
 class _Source:
-    """One dataset. split: OGB's name of it. pairs: an edge is listed once, for both directions. binary: .npz."""
+    """One dataset. split: its name in OGB. pairs: edges are listed once, for both directions. binary: .npz files."""
 
     folder: str
     num_classes: int
@@ -52,7 +52,7 @@ _SOURCES = {
 
 @dataclass(frozen=True, kw_only=True)
 class OGBDataset(Preprocess):
-    """A node classification dataset of OGB, by gnnpar's name for it."""
+    """A node classification dataset of OGB, by its name in gnnpar."""
 
     name: Literal["ogbn_arxiv", "ogbn_products", "ogbn_papers100m"]
 

@@ -26,13 +26,13 @@ Masks = tuple[Tensor, Tensor, Tensor]
 
 
 class DatasetConfig(Protocol):
-    """A frozen dataclass with the keys of conf/dataset/*.yaml. One read in chunks is also Streamed (stored.py)."""
+    """A frozen dataclass with the keys of conf/dataset/*.yaml; also Streamed (stored.py) if read in chunks."""
 
     @property
     def name(self) -> str: ...
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
-        """Read or generate the graph. seed: of the run, used if a seed field is null."""
+        """Read or generate the graph. seed: the run's seed, used if a seed field is null."""
         ...
 
 
@@ -54,7 +54,7 @@ class Preprocess:
     normalize: Literal["none", "row", "standard"] = "none"  # row: rows sum to 1; standard: training mean 0, deviation 1
     split: Literal["public", "per_class", "random"] = "public"
     split_index: Annotated[int, Ge(0)] | None = 0  # number of the public split; null: by the run's seed
-    split_seed: Annotated[int, Ge(0)] | None = 0  # of per_class and random; null: the run's seed
+    split_seed: Annotated[int, Ge(0)] | None = 0  # seed of splits per_class and random; null: the run's seed
     train_per_class: Annotated[int, Ge(1)] = 20  # per_class: 20 train, 30 val, the rest test (Shchur et al. 2018)
     val_per_class: Annotated[int, Ge(0)] = 30
     train_fraction: Annotated[float, Gt(0), Lt(1)] = 0.6  # random: fractions of the labelled nodes, the rest is test
@@ -214,8 +214,8 @@ class LoopWeights:
 def sorted_edges(
     name: str, key: np.ndarray, values: EdgeValues, num_nodes: int, *, drop_duplicates: bool, first_row: int = 0
 ) -> tuple[np.ndarray, EdgeValues]:
-    """Sort keys (row * nodes + source) and edge data by key, type, weight and attributes, without repetitions on
-    request. Raises ValueError if repetitions to drop differ in weight or attributes. first_row: added to rows in
+    """Sort keys (row * nodes + source) and edge data by key, type, weight and attributes, optionally without
+    repetitions. Raises ValueError if repetitions to drop differ in weight or attributes. first_row: added to rows in
     messages. Shapes: [E] -> [E']."""
     if values:
         order = np.lexsort([values[kind] for kind in ("weight", "type") if kind in values] + [key])
@@ -297,7 +297,7 @@ _ROWS_AT_ONCE = 1 << 16  # in float64
 
 
 def make_split(raw: RawGraph, config: Preprocess, *, seed: int) -> Masks:
-    """Return training, validation and test masks, [N] bool each. seed: of the run, used if a field is null."""
+    """Return training, validation and test masks, [N] bool each. seed: the run's seed, used if a field is null."""
     if config.split == "public":
         return _public_split(raw, seed if config.split_index is None else config.split_index)
     seed = seed if config.split_seed is None else config.split_seed

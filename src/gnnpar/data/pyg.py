@@ -1,7 +1,7 @@
 """Real datasets through PyG's own classes, imported when a graph is processed or downloaded.
 
 Raw files in `data_dir/NAME/raw/` are used without a download. PyG processes links to them in the cache folder, because
-it writes beside its raw files. Missing files are downloaded into the cache.
+it writes next to its raw files. Missing files are downloaded into the cache.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _SOURCES: dict[str, _Source] = {
 
 @dataclass(frozen=True, kw_only=True)
 class PyGDataset(Preprocess):
-    """A dataset that PyG knows, by gnnpar's name for it."""
+    """A dataset of PyG, by its name in gnnpar."""
 
     name: str
 
@@ -97,7 +97,7 @@ def as_pyg(name: str, data_dir: Path | None) -> Data:
             for file in source.files:
                 if not file.endswith("test.index"):
                     with (raw / file).open("rb") as content:
-                        _Arrays(content, encoding="latin1").load()  # before PyG unpickles it
+                        _Arrays(content, encoding="latin1").load()  # check it before PyG unpickles it
         place = _raw_of(source, root)
         if raw.is_relative_to(root):  # a download
             place.parent.mkdir(parents=True, exist_ok=True)

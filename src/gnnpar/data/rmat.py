@@ -9,8 +9,7 @@ partition` make the same graph, the latter in O(nodes) of memory. Repeated pairs
 Many nodes have no edge.
 
 Deviation: ids are scrambled by a keyed bijection instead of a random permutation, which would have to be stored.
-Labels are hashed from the ids, and neighbours say nothing about a class: use it for time, memory and bytes, not for
-accuracy.
+Labels are hashed from the ids, independently of neighbours: use it for time, memory and bytes, not for accuracy.
 """
 
 from collections.abc import Iterator
@@ -39,17 +38,17 @@ Share = Annotated[float, Gt(0), Le(1)]
 
 @dataclass(frozen=True, kw_only=True)
 class RMAT(Preprocess):
-    """The generator; every field is a key of `dataset=rmat`. The quadrant (1, 1) has the rest of `a`, `b` and `c`."""
+    """The generator; every field is a key of `dataset=rmat`. Quadrant (1, 1) has the share 1 - a - b - c."""
 
     name: str = "rmat"
     scale: Annotated[int, Ge(4), Le(30)] = 14  # 2^scale nodes
     edge_factor: Annotated[int, Ge(1), Le(1024)] = 16  # pairs drawn per node, each in both directions
-    a: Share = 0.57  # shares of the quadrants: (0, 0),
-    b: Share = 0.19  # (0, 1),
-    c: Share = 0.19  # (1, 0)
+    a: Share = 0.57  # share of quadrant (0, 0)
+    b: Share = 0.19  # share of quadrant (0, 1)
+    c: Share = 0.19  # share of quadrant (1, 0)
     num_features: Annotated[int, Ge(1)] = 64
     num_classes: Annotated[int, Ge(2)] = 8
-    feature_noise: Annotated[float, Ge(0)] = 1.0  # deviation of an entry; that of the class code is 1
+    feature_noise: Annotated[float, Ge(0)] = 1.0  # deviation of an entry; the class code has deviation 1
     graph_seed: Annotated[int, Ge(0)] | None = 0  # null: the run's seed
     split: Literal["public", "per_class", "random"] = "random"
 

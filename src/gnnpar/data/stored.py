@@ -1,4 +1,4 @@
-"""Stored: a preprocessed graph with O(nodes) of it in memory; features and edges are read by chunks."""
+"""Stored: a preprocessed graph with O(nodes) memory; features and edges are read in chunks."""
 
 from __future__ import annotations
 

@@ -58,10 +58,10 @@ class SBM(Preprocess):
     lateral_nodes: Annotated[float, Gt(0), Le(1)] = 1.0  # share of nodes with lateral edges
     locality: Fraction = 0.0  # share of nodes with a class of a group assigned to their community
     signatures: Annotated[int, Ge(2)] = 4  # classes of a group; the last group may have fewer
-    group_signal: Annotated[float, Ge(0)] = 0.7  # lengths of the feature vectors that show the group,
-    leak_signal: Annotated[float, Ge(0)] = 0.1  # the signature,
-    topic_signal: Annotated[float, Ge(0)] = 2.0  # the topic,
-    feature_noise: Annotated[float, Ge(0)] = 0.25  # and the deviation of every entry
+    group_signal: Annotated[float, Ge(0)] = 0.7  # length of the feature vector of the group
+    leak_signal: Annotated[float, Ge(0)] = 0.1  # length of the feature vector of the signature
+    topic_signal: Annotated[float, Ge(0)] = 2.0  # length of the feature vector of the topic
+    feature_noise: Annotated[float, Ge(0)] = 0.25  # deviation of the noise of every entry
     graph_seed: Annotated[int, Ge(0)] | None = 0  # null: the run's seed
     split: Literal["public", "per_class", "random"] = "random"
 

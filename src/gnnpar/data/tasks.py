@@ -259,7 +259,7 @@ class TaskConfig(Protocol):
     @property
     def decoder(self) -> Literal["dot", "mlp"] | None: ...
     def prepare(self, dataset: Dataset, seed: int) -> Dataset:
-        """Return the dataset with the examples of the task. `seed`: of the run."""
+        """Return the dataset with the examples of the task. `seed`: the run's seed."""
         ...
 
     def of(self, name: TaskName, num_classes: int) -> Task:

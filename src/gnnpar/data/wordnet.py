@@ -125,7 +125,7 @@ def _synset(line: str) -> tuple[str, _Synset]:
 
 
 def _features(glosses: list[str], width: int) -> np.ndarray:
-    """Return which gloss has which of the commonest words, [N, width] float32; ties go to the first by name."""
+    """Return a 0/1 matrix of glosses and commonest words, [N, width] float32; ties go to the first by name."""
     texts = [set(re.findall(r"[a-z]+", gloss.lower())) for gloss in glosses]
     counts = Counter(word for text in texts for word in text)
     words = sorted(counts, key=lambda word: (-counts[word], word))[:width]
