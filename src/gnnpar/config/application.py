@@ -68,7 +68,7 @@ def run_jobs(
     main: Any = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG)  # Hydra's is untyped
     application: Callable[[], None] = main(job if multirun else single)
     overrides = [word for word in given if not word.startswith("-") and ("=" in word or word.startswith(("+", "~")))]
-    options = [word for word in given if word not in overrides]  # argparse needs overrides in one row
+    options = [word for word in given if word not in overrides]  # argparse needs consecutive overrides
     options += ["all"] if options[-1:] in (["--info"], ["-i"]) else []  # otherwise an override would be their argument
     quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
     before, sys.argv = sys.argv, ["gnnpar train", *options, *overrides, *quiet]
@@ -130,7 +130,7 @@ def _close(start: Start, show: Callable[[Path], object]) -> int:
 
 
 def without_folders(argv: Sequence[str], rank: int) -> list[str]:
-    """Return a joined rank's arguments: one job, and no folder except rank 0's, equal after torchrun's restart."""
+    """Return a joined rank's arguments: one job; a folder on rank 0 only, the same after a restart by torchrun."""
     if any(flag in argv for flag in MULTIRUN):
         raise ConfigError(
             "a sweep (-m) starts its own ranks and cannot join those of torchrun; start one job at a time"

@@ -83,7 +83,7 @@ def composing() -> Iterator[None]:
             with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
                 yield
         finally:
-            GlobalHydra.instance().hydra = running  # another instance: Hydra has put a copy in its place
+            GlobalHydra.instance().hydra = running  # a new instance: Hydra has replaced the other by a copy
 
 
 _COMPOSING = threading.RLock()
@@ -213,7 +213,7 @@ def as_yaml(settings: Settings) -> str:
 
 
 def may_be_group(name: str) -> bool:
-    """Return True unless the name is a key: a folder `plan` here does not make plan=FILE choose a file from it."""
+    """Return True unless the name is a key: plan=FILE must not choose a file from a folder `plan` here."""
     return _GROUP.fullmatch(name) is not None and (name.partition("/")[0] not in KEYS or is_brought_group(name))
 
 

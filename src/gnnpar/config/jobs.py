@@ -50,7 +50,7 @@ def read_key(resolved: JsonObject, names: Mapping[str, str]) -> str:
 
 
 def unread(resolved: JsonObject) -> set[str]:
-    """Return the keys that do not affect the run: `codec`, which strategies that use one have among their own keys, and
+    """Return the keys that do not affect the run: the top-level `codec`, which strategies copy into their own keys, and
     the partition on one device."""
     strategy = resolved.get("strategy")
     target = str(strategy.get("_target_")) if isinstance(strategy, Mapping) else ""

@@ -32,7 +32,7 @@ BASE = "base"  # name of the reference configuration in a study of factors
 
 @dataclass(frozen=True)
 class Variant:
-    """A configuration to compare. name: its difference to the base, '' for the base. overrides: all of the job's."""
+    """A configuration to compare. name: its difference to the base, '' for the base. overrides: the job's, in full."""
 
     name: str
     overrides: Overrides
@@ -57,7 +57,7 @@ class Table:
 @dataclass(frozen=True, kw_only=True)
 class Figure:
     """A figure of a study's report: `y`, a column, against the names of the axis `x`; a line for each name of `lines`.
-    panels: axes with a panel per name. styles: name -> [colour, matplotlib's format]. letters: in points."""
+    panels: axes with a panel per name. styles: name -> [colour, matplotlib's format]. letters: font size in points."""
 
     x: str
     y: str
@@ -77,16 +77,16 @@ class Study:
     """The keys of a study file: of methods (cells, methods), or of factors (base, factors, mode).
 
     cells: name -> overrides of `gnnpar train`, or axis -> name -> overrides, with their products as cells. methods:
-    name -> overrides; names alone are those of `methods_of`, a file with methods beside this one. common: overrides of
+    name -> overrides, or a list of names of methods in the file `methods_of` of the same folder. common: overrides of
     all jobs; later ones win: common, cells, methods.
-    also: jobs as 'NAME' or 'NAME; NAME' -> overrides with the highest precedence. skip: such jobs, which do not run.
+    also: jobs as 'NAME' or 'NAME; NAME' -> overrides with the highest precedence. skip: jobs that do not run.
     only: NAME -> names that it combines with. at_most: jobs -> maximum number of runs of each. job: pattern of job
     names in raw lines, such as '{cell}; {method}'. smoke: overrides of a rehearsal.
     base: overrides. factors: name -> levels, each an override or a list of overrides.
     mode: grid (every combination of one level or none of each factor), one_at_a_time (the base and one level changed),
     leave_one_out (the base has all factors with all their overrides; each variant lacks one factor).
-    run: seeds, a number of them or a list; blocks, how often everything runs, each time in another random order;
-    shared_cores: times are shown where ranks share cores, too; needs, minutes: for lists of studies.
+    run: seeds, their number or a list; blocks, the number of repetitions, each in another random order; shared_cores:
+    show times even if ranks share cores; needs, minutes: for lists of studies.
     table: columns of one table; tables: several. headline: text above the tables, with {EXPRESSION:FORMAT} of
     `gnnpar.report.columns` in it, where a name in brackets is a job; note: text below them.
     """
@@ -261,7 +261,7 @@ def _read(file: Path) -> JsonObject:
 
 
 def _with_methods(folder: Path, data: JsonObject) -> JsonObject:
-    """Replace the list of names in `methods` by those methods of the file that `methods_of` names."""
+    """Replace the list of names in `methods` by these methods of the file in `methods_of`."""
     names, known = data.get("methods"), _read(folder / str(data["methods_of"])).get("methods")
     if not isinstance(names, list) or not isinstance(known, dict):
         raise ConfigError(f"methods_of={show(data['methods_of'])} must have methods, and methods be a list of names")

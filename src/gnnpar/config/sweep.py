@@ -101,7 +101,7 @@ def listed(arguments: list[str], loader: Hydras) -> list[list[str]]:
 
 
 def planned(jobs: Sequence[list[str]], folder: Path, compose: Callable[[list[str]], Hydras]) -> list[Job]:
-    """Return every job once, and leave a job.json for each."""
+    """Return every job once, and write a job.json for each."""
     known = {job.key: job for job in jobs_below(folder)}
     mine: dict[str, Job] = {}
     with pulse(lambda: f"looking at {len(jobs):,} jobs before the first starts"):
@@ -145,7 +145,7 @@ def plan(overrides: list[str], folder: Path, known: Mapping[str, Job], config: H
 
 
 def launch(jobs: Sequence[Job], launcher: Hydras, config: Hydras) -> None:
-    """Run jobs to their ends. If a process of the launcher is killed, start those again that had not begun."""
+    """Run jobs to their ends. If a process of the launcher is killed, restart the jobs that had not begun."""
     os.environ[AT_ONCE] = str(beside_each_other(config, len(jobs)))
     try:
         launcher.launch([_job_overrides(job) for job in jobs], initial_job_idx=0)
@@ -173,7 +173,7 @@ def beside_each_other(config: Hydras, jobs: int) -> int:
 
 
 def per_job(argv: Sequence[str]) -> list[str]:
-    """Write keys of a swept group as choices of one value: Hydra looks for other keys in the group's default. Raises
+    """Write keys of a swept group as choices of one value, as Hydra looks up other keys in the group's default. Raises
     ConfigError for more than MOST_RUNS jobs, or for equal jobs."""
     words = list(argv)
     try:
