@@ -63,7 +63,7 @@ def papers_of(strategy: object) -> list[str]:
 
 
 def unknown(number: str) -> str:
-    """Return an entry with the number alone."""
+    """Return an entry with only the number."""
     if number.startswith("10."):
         return f"@misc{{doi:{number},\n  doi = {{{number}}},\n  url = {{https://doi.org/{number}}},\n}}"
     fields = f"  eprint = {{{number}}},\n  archivePrefix = {{arXiv}},\n  url = {{https://arxiv.org/abs/{number}}},\n"

@@ -77,8 +77,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def export(comparison: Comparison, form: str, asked: bool | None, group: bool, columns: Sequence[str] = ()) -> str:
-    """Return the comparison in one of the formats. CSV has a line per run unless groups were requested. columns: of a
-    table in Markdown or LaTeX."""
+    """Return the comparison in one of the formats. CSV has a line per run unless groups were requested. columns:
+    headings of a table in Markdown or LaTeX."""
     if form == "json":
         return exports.as_json(
             comparison.rows,

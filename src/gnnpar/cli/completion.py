@@ -95,7 +95,7 @@ def _flat(tree: dict[str, object], prefix: str = "") -> list[str]:
 
 
 def install(home: Path) -> None:
-    """Write the script below the home folder, and once the line in the shell's start file that reads it."""
+    """Write the script below the home folder, and a line that reads it into the shell's start file, once."""
     shell = Path(os.environ.get("SHELL", "")).name
     if shell not in ("bash", "zsh"):
         raise ConfigError(

@@ -62,7 +62,7 @@ def run(argv: list[str]) -> int:
 
 
 def cut_into(settings: Settings, out: Path) -> None:
-    """Read, partition and write. Scratch files are placed beside `out`."""
+    """Read, partition and write. Scratch files are in the parent folder of `out`."""
     from gnnpar.data.stored import Stored, Streamed
     from gnnpar.partition.partition import EdgePartitioner, partition, partition_edges
     from gnnpar.partition.vertex_cut import vertex_cut_statistics

@@ -93,7 +93,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def file_of(named: Path) -> Path:
-    """Return the file, or the study of gnnpar's own that has this name."""
+    """Return the file, or gnnpar's own study of this name."""
     own = OWN / f"{named}.yaml"
     return own if not named.is_file() and own.parent == OWN and own.exists() else named
 

@@ -113,8 +113,8 @@ _DATED = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d")
 
 
 def run_job(job: HydraJob, sweep: Path) -> float:
-    """Run one job of a sweep unless it is done. Keep errors other than KeyboardInterrupt within the job; raise them,
-    and return the best validation metric, for a sweeper that searches."""
+    """Run one job of a sweep unless it is done. Errors other than KeyboardInterrupt stay within the job. For a sweeper
+    that searches, raise them, and return the best validation metric."""
     if os.environ.get(SWEEP) == str(os.getppid()):  # workers of joblib would outlive the process of the sweep
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     planned, code = planned_job(job, sweep), 0
@@ -223,7 +223,7 @@ def run_training(settings: Settings, run_dir: Path, callbacks: Sequence[Callback
 
 
 def probed(settings: Settings, size: int) -> str:
-    """Return how the exactness of the strategy and the model was checked. Of joined ranks, rank 0 checks. Raises
+    """Return how the exactness of the strategy and the model was checked. Only rank 0 of joined ranks checks. Raises
     ConfigError if a user's class gives other results on `size` ranks than on one device."""
     if os.environ.get("RANK", "0") != "0":
         return "no"
