@@ -180,7 +180,7 @@ class _Figures:
 
 
 class Lines(Tracker):
-    """A line every few epochs, and after a few seconds."""
+    """Print a line every few epochs, and after a few seconds."""
 
     def __init__(self, epochs: int, *, every: int) -> None:
         self.epochs, self.every = epochs, every

@@ -22,8 +22,8 @@ class Jsonl(Tracker):
     """Append each row whole and at once: a killed run keeps every finished epoch.
 
     source: the run folder from which a resumed run copies its first `epochs_done` rows. timed: whether their times and
-    bytes count for this run. free: called on a full disk before a row is given up; it returns
-    False if no room is left afterwards, None if none was left before. count: rows so far.
+    bytes count for this run. free: called on a full disk; returns True if it freed space, False if that was the last,
+    None if there was none. count: rows so far.
     """
 
     def __init__(

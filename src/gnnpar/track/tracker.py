@@ -43,7 +43,7 @@ class Tee:
 
 
 class Null(Tracker):
-    """Drop everything: ranks other than 0."""
+    """Drop everything, on ranks other than 0."""
 
 
 @dataclass(frozen=True, kw_only=True)

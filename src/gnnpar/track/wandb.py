@@ -125,7 +125,7 @@ def connect(wandb: ModuleType, run_dir: Path, init: Callable[[str, str], Run]) -
             raise ValueError("no API key; set WANDB_API_KEY or call wandb login")
         return init("online", attempt)
     except Exception as error:
-        with suppress(Exception):  # end retries beside the training
+        with suppress(Exception):  # end retries, which would run during the training
             within(_START_SECONDS, wandb.teardown)
         for leftover in (run_dir / "wandb").glob(f"run-*-{attempt}"):
             shutil.rmtree(leftover, ignore_errors=True)
