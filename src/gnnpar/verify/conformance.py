@@ -43,7 +43,7 @@ AS_CONFIGURED = "single device, as configured"
 
 @dataclass(frozen=True)
 class Case:
-    """One model on one world: the largest relative differences over the compared epochs. reference: compared with."""
+    """One model on one world: the largest relative differences over the compared epochs, against `reference`."""
 
     model: str
     world: int
@@ -206,8 +206,8 @@ def check(
 ) -> list[Case]:
     """Compare every model on every world that the strategy can use.
 
-    Compare its exact limit with the single device, and the strategy as configured if it claims to be exact. If it is
-    inexact and has an oracle, compare it with that.
+    Compare its exact limit with the single device, and the strategy as configured if it claims to be exact. Compare an
+    inexact strategy with its oracle, if it has one.
     dataset: a graph to use, by default a small one. as_it_is: keep its edges and their data; otherwise they are
     replaced as the model requires. given: the same graph unprepared, on which PyG runs a PyG model.
     Ranks run on `device`, references on the CPU. An unsound model has one case, which names the fault. ValueError if
