@@ -111,8 +111,8 @@ class Samples(NamedTuple):
     def estimate(self) -> Estimate | None:
         """Return the geometric or the arithmetic mean, or the largest number.
 
-        The samples of what is timed and of quotients are blocks, or seeds where there is one block: the runs of a seed
-        follow each other in random order. Those of others are seeds, whose blocks are no samples of their own.
+        Samples of times and quotients are blocks, or seeds if there is one block, since the runs of a seed follow each
+        other in random order. Other samples are seeds, averaged over blocks.
         """
         if not self.of or (self.how == "geometric" and min(value for value, _ in self.of.values()) <= 0):
             return None

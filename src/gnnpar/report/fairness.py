@@ -104,7 +104,7 @@ def nearest_of(runs: Sequence[Result], bases: Sequence[Result]) -> int:
 def ratio_of(
     result: Result, bases: Sequence[Result], baseline: str, allow_unfair: bool = False
 ) -> tuple[float | None, str, bool]:
-    """Return the ratio to the fastest undisturbed baseline of its block, or why it is missing; whether it was busy."""
+    """Return the ratio to the fastest undisturbed baseline of its block, why it is missing, whether it is disturbed."""
     mine = epoch_time(result)
     if mine is None or result["status"] != "completed":
         return None, f"run {result['status']}", False

@@ -79,7 +79,7 @@ def write_figures(comparison: Comparison, folder: Path) -> list[Path]:
 
 
 def _figure(path: Path, pictures: Mapping[str, plots.Picture | plots.Curves]) -> list[Path]:
-    """Write one figure as wide as a page, with two tasks a row."""
+    """Write one figure as wide as a page, with two tasks per row."""
     from matplotlib.figure import Figure
 
     across = min(2, len(pictures))

@@ -110,7 +110,7 @@ def grouped(
     margin: float = MARGIN,
     target: float | None = None,
 ) -> list[Group]:
-    """Return groups by task. rows: of table_rows; margin: in points; target: of validation, instead of rule 13's."""
+    """Return groups by task. rows: from table_rows; margin: in points; target: on validation, instead of rule 13's."""
     ordered = timed_groups(results, rows)
     everything = [result for _, result in results]
     reference = Baseline.of(baseline, everything)
@@ -196,7 +196,7 @@ def quiet(rows: Sequence[JsonDict], column: str) -> tuple[Sequence[JsonDict], bo
 
 
 def _middle(values: Sequence[float]) -> float:
-    """Return the geometric mean of the runs of a block; a single value to the bit."""
+    """Return the geometric mean of the runs of a block; a single value unchanged."""
     return values[0] if len(values) == 1 else plain.geometric_mean(values)
 
 

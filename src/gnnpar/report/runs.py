@@ -122,7 +122,7 @@ def is_busy(result: Result) -> bool:
 
 
 def went_on_from(result: Result) -> tuple[int, tuple[str, ...]] | None:
-    """Return the number of epochs that a resumed run has from other settings, and these settings if they affect
+    """Return the number of epochs that a resumed run trained with other settings, and these settings if they affect
     numbers; else None."""
     found = result.get("begun_otherwise")
     if not isinstance(found, Mapping):

@@ -59,7 +59,7 @@ def tables(study: Study, runs: Runs) -> list[tuple[str, Shown]]:
 
 
 def headline(study: Study, runs: Runs) -> str:
-    """Return the headline with its values, '' where one is unknown."""
+    """Return the headline with its values, '' if one is unknown."""
     text = filled(Cell(study, runs, study.named(study.variants()[0].place)), study.headline)
     return "" if text == NOTHING else text
 
@@ -107,7 +107,7 @@ def _columns(study: Study, table: Table) -> dict[str, str]:
 
 
 def _axes(study: Study, table: Table) -> list[str]:
-    """Return the axes that make rows: those without a place in a title."""
+    """Return the axes that make rows, which are not named in the title."""
     return table.rows or [axis for axis in study.axes if f"{{{axis}}}" not in table.title]
 
 

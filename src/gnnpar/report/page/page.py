@@ -26,7 +26,7 @@ SCHEDULE = "schedule.svg"  # file name of a run's picture of its schedule
 
 
 def write_page(comparison: Comparison, file: Path, *, headline: str = "") -> Path:
-    """Write the page; its folder is made when missing. headline: sentences above the answers, the first the largest."""
+    """Write the page, and its folder if missing. headline: sentences above the answers; the first is the largest."""
     if file.is_dir():
         raise ConfigError(f"--html {file} is a folder; name a file, such as {file / 'report.html'}")
     require_writable(file)
@@ -49,7 +49,7 @@ def render(comparison: Comparison, headline: str = "") -> str:
 
 
 def _headline(line: str, end: str) -> tuple[str, str]:
-    """Split a line into what it says and its evidence. end: pattern of the place."""
+    """Split a line into its statement and its evidence. end: pattern of the split."""
     first, *rest = re.split(end, line, maxsplit=1)
     return first, " ".join(rest)
 
@@ -59,7 +59,7 @@ def _file(name: str) -> str:
 
 
 class Figure(NamedTuple):
-    """The picture of a task, or one for each baseline. place: of the task among all."""
+    """The picture of a task, or one for each baseline. place: index of the task."""
 
     task: str
     place: int
