@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         code = dispatch(sys.argv[1:])
         sys.stdout.flush()
         return code
-    except OSError as error:  # of stdout, at the end: `gnnpar ... | head`, or a full disk, which changes no exit code
+    except OSError as error:  # stdout at the end: `gnnpar ... | head`; a full disk does not change the exit code
         if code is None and not isinstance(error, BrokenPipeError):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -83,7 +83,7 @@ def set_signals(arguments: list[str]) -> threading.Event:
     if arguments[:1] not in ([run] for run in _RUNS) and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, interrupt)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a caller that ignores it would hide the ends of ranks
-    if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:  # of a scheduler, before epochs begin
+    if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:  # from a scheduler, before epochs begin
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     return interrupted
 

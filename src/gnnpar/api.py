@@ -194,7 +194,7 @@ def distribute(
 
 @dataclass(frozen=True)
 class Compared:
-    """Runs side by side, as in `gnnpar compare`."""
+    """A comparison of runs, as in `gnnpar compare`."""
 
     runs: tuple[Run, ...]
     baseline: str

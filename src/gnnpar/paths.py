@@ -48,7 +48,7 @@ def path_of(given: object, name: str) -> Path:
 
 
 def conf_dir() -> Path:
-    """Return conf/ inside the wheel, or beside src/ in a checkout."""
+    """Return conf/ inside the wheel, or next to src/ in a checkout."""
     packaged = Path(__file__).with_name("conf")
     return packaged if packaged.is_dir() else Path(__file__).parents[2] / "conf"
 

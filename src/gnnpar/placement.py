@@ -32,7 +32,7 @@ class Topology:
 @dataclass(frozen=True, eq=False)
 class Placement:
     """Placement of nodes, edges and layers. mesh: stage -> ranks of its parts. layers_of: stage -> layers. Shapes:
-    part_of, chunk_of [N]; edge_part_of [E], the part of each edge in a vertex cut, None: that of its destination."""
+    part_of, chunk_of [N]; edge_part_of [E], the part of each edge in a vertex cut; None: its destination's."""
 
     mesh: tuple[tuple[int, ...], ...]
     part_of: Tensor

@@ -75,7 +75,7 @@ _IN_YAML = re.compile(r"""_target_['"]?: *['"]?([\w.]+)""")
 
 
 def _is_trusted(target: str) -> bool:
-    """Return True for a class in the YAML of gnnpar, or in that of its own plugin. Nothing is imported."""
+    """Return True for a class in the YAML of gnnpar, or in its own plugin's YAML. Nothing is imported."""
     if is_own(target):
         return target in _configurations((conf_dir(),))
     return target.partition(".")[0] in plugin_packages() and target in _configurations(tuple(installed_confs()))

@@ -65,7 +65,7 @@ def write(kind: str, name: str, folder: Path) -> list[Path]:
     if (conf_dir() / kind / f"{name}.yaml").exists():
         raise ConfigError(f"{kind}={name} is in gnnpar already; choose another name")
     spec = importlib.util.find_spec(name) if places.imported == name else None
-    if spec is not None and spec.origin is not None:  # a folder of that name hides nothing
+    if spec is not None and spec.origin is not None:  # a namespace package does not hide the module
         raise ConfigError(f"the Python module {name} would be imported instead of {name}.py; choose another name")
     words = {"name": name, "Class": class_name(name), "module": places.imported}
     words["target"] = f"{places.imported}.{words['Class']}"

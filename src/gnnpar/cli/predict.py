@@ -148,7 +148,7 @@ def bound_to_its_graph(trained: Settings, settings: Settings, overrides: Sequenc
 
 
 def prepared_as(trained: Settings, settings: Settings, found: Checkpoint, overrides: Sequence[str]) -> DatasetConfig:
-    """Return the requested dataset, prepared as that of the run except for keys that overrides set."""
+    """Return the requested dataset with the run's preparation, except for keys that overrides set."""
     from gnnpar.data.preprocess import Preprocess
 
     mine, theirs, shards = settings.dataset, trained.dataset, settings.shards.folder
@@ -174,7 +174,7 @@ def prepared_as(trained: Settings, settings: Settings, found: Checkpoint, overri
 
 
 def run_folder(given: Path, found: Path) -> Path:
-    """Return the folder for files made from a run: its own, or that of the checkpoint `found` without a run."""
+    """Return the folder for output files: the run's, or the folder of a checkpoint without a run."""
     from gnnpar.training.checkpoint import files as checkpoint
 
     alone = found == given and given.resolve().parent.name != checkpoint.FOLDER

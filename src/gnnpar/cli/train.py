@@ -78,7 +78,7 @@ def train_one(job: HydraJob) -> int:
 
 @contextmanager
 def refusals(seconds: float = Comm().connect_seconds) -> Iterator[None]:
-    """Send a ValueError in the block to the other joined ranks. Raise it, or that of another rank."""
+    """Send a ValueError in the block to the other joined ranks. Raise it, or another rank's."""
     try:
         yield
     except ValueError as error:

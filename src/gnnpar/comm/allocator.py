@@ -1,8 +1,8 @@
 """Settings of glibc's allocator: a rank keeps freed memory, which the next epoch allocates again.
 
-By default glibc maps large rows anew and returns them at once, so the kernel zeroes their pages in every epoch. GCN 3 x
-128 of 80,000 nodes on 1 thread took 210,000 page faults and 0.95 CPU seconds an epoch; with kept memory 1 and 0.51, and
-1.5 times the resident set. Live bytes are equal. The user's own settings (MALLOC_*_, GLIBC_TUNABLES) take precedence.
+By default glibc maps large rows for every use and unmaps them, so the kernel zeroes their pages in every epoch. GCN 3 x
+128 of 80,000 nodes on 1 thread took 210,000 page faults and 0.95 CPU seconds per epoch; with kept memory 1 and 0.51,
+and 1.5 times the resident set. Live bytes are equal. The user's settings (MALLOC_*_, GLIBC_TUNABLES) take precedence.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Communicator(Protocol):
     def exchange(
         self, outgoing: Mapping[int, Tensor], incoming_nbytes: Mapping[int, int], site: Site, *, metadata: int = 0
     ) -> Mapping[int, Pending[Tensor]]:
-        """Exchange flat uint8 buffers, a sparse all-to-all. Empty ones are not sent; both ends know every size.
+        """Exchange flat uint8 buffers, a sparse all-to-all. Empty buffers are not sent; both ends know every size.
         metadata: number of outgoing bytes that are not payload (scales, zero points)."""
         ...
 

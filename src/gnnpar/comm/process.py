@@ -242,7 +242,7 @@ class ProcessCommunicator(RankGroup):
     staging: Staging
     outbox: _Outbox
     beat: Callable[[], None]
-    timeout: timedelta  # of every wait; the default of a group is half an hour
+    timeout: timedelta  # of every wait; by default a group waits half an hour
     key: bytes = field(repr=False)
     watcher: _Watcher = field(default_factory=_Watcher)
     stage_watcher: _Watcher = field(default_factory=_Watcher)  # messages of stages are posted ahead

@@ -226,7 +226,7 @@ def is_group(name: str) -> bool:
 
 
 def refuse_unclear(overrides: Sequence[str]) -> None:
-    """Raise ConfigError for an empty path, as from an unset shell variable, and for a list in place of one file."""
+    """Raise ConfigError for an empty path, such as an unset shell variable, and for a list instead of one file."""
     for override in overrides:
         key, given, value = override.lstrip("+").partition("=")
         if key in _PLACES and given and not value.strip(" '\""):
@@ -258,7 +258,7 @@ def _register_sources() -> None:
                 search_path.append(GROUP, f"file://{folder}")
 
     class OwnYaml(FileConfigSource):
-        """Source of `own://FOLDER`: as file://FOLDER, but a folder with the name of a key is no group."""
+        """Source of `own://FOLDER`: like file://FOLDER, but a folder with the name of a key is not a group."""
 
         @staticmethod
         def scheme() -> str:

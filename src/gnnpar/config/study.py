@@ -74,7 +74,7 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """The keys of a study file: of methods (cells, methods), or of factors (base, factors, mode).
+    """The keys of a study file, of methods (cells, methods) or of factors (base, factors, mode).
 
     cells: name -> overrides of `gnnpar train`, or axis -> name -> overrides, with their products as cells. methods:
     name -> overrides, or a list of names of methods in the file `methods_of` of the same folder. common: overrides of

@@ -48,7 +48,7 @@ Hydras = Any  # Hydra's objects are not typed
 
 @dataclass
 class Start:
-    """One start of a sweep in this process. listed: the jobs of a study. keys: of the planned jobs, in order."""
+    """One start of a sweep in this process. listed: the jobs of a study. keys: keys of the planned jobs, in order."""
 
     listed: Sequence[Overrides] | None = None
     folder: Path | None = None

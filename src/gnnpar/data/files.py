@@ -119,7 +119,7 @@ def cached_folder(key: str, build: Callable[[Path], None]) -> Path:
     with held:
         if final.is_dir():
             return final
-        for left in final.parent.glob(f".{glob.escape(final.name)}.*.partial"):  # of a killed process
+        for left in final.parent.glob(f".{glob.escape(final.name)}.*.partial"):  # left by a killed process
             shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{final.name}.", suffix=".partial") as scratch:
             made = Path(scratch) / "made"
@@ -145,7 +145,7 @@ def reachable(url: str) -> bool:
     try:
         with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_PROBE_SECONDS):
             return True
-    except urllib.error.HTTPError as error:  # also an answer
+    except urllib.error.HTTPError as error:  # the server has answered
         error.close()
         return True
     except OSError:

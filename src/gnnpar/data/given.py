@@ -59,7 +59,7 @@ def write_given(given: object, *, labelled: bool = True, featured: bool = True) 
 
 
 def as_data(given: object) -> object:
-    """Return a graph as PyG's Data. A HeteroData or a list stays as it is, for `raw_graph`. Raises ValueError.
+    """Return a graph as PyG's Data. HeteroData and lists are returned unchanged, for `raw_graph`. Raises ValueError.
 
     Shapes: a mapping has edge_index [2, E], or adjacency [N, N] with entry (i, j) the edge i -> j and its weight;
     optional edge_weight, edge_type [E], edge_attr [E, D]; x [N, F], y [N] or [N, C], masks [N]. A NetworkX graph has

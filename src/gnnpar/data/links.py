@@ -1,7 +1,7 @@
 """Link prediction: the task, the split of edges without leakage, and keyed negatives.
 
 A pair is two different nodes with an edge in either direction. Both directions and all repetitions of its edges are in
-one split. Aggregations read only training edges, in validation and test too. Self loops are not pairs, and stay.
+one split. Aggregations read only training edges, in validation and test too. Self loops are not pairs, and are kept.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Datasets of the Open Graph Benchmark (Hu et al. 2020), read from its unpacked files.
 
 Files in `data_dir/ogbn_NAME/` (raw/ and split/) are read once, into arrays in the cache folder. A missing ogbn-arxiv
-(81 MB) is downloaded; the others (1.4 and 57 GB) have to be put in place by hand.
+(81 MB) is downloaded; the others (1.4 and 57 GB) must be copied there by hand.
 """
 
 from dataclasses import dataclass

@@ -194,7 +194,7 @@ def refuse_loops(name: str, kinds: Iterable[str]) -> None:
 
 
 class LoopWeights:
-    """Weights [N] of the self loops to add: those of the graph's own loops, else 1.
+    """Weights [N] of the self loops to add: the weight of the node's own loop, else 1.
 
     `add` raises ValueError for loops of one node with different weights.
     """

@@ -30,7 +30,7 @@ class RawGraph:
 
     Shapes: x [N, F]; y [N], [N, 1] or [N, C]; edge_index [2, E], or an adj_t [N, N] (data/adjacency.py); masks None or
     3 x [N] or [N, S] (S numbered splits); edges: weight [E], type [E], attr [E, D], by the columns of edge_index.
-    num_edge_types: if some types have no edge. schema: of a HeteroData.
+    num_edge_types: needed if some types have no edge. schema: of a HeteroData.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """rmat: graphs of 2^scale nodes with power-law degrees, for studies of size: Graph500's Kronecker generator.
 
 D. Chakrabarti, Y. Zhan, C. Faloutsos, "R-MAT: A recursive model for graph mining", SDM 2004; parameters and edge factor
-of the Graph500 benchmark (specification 3.0): (A, B, C, D) = (0.57, 0.19, 0.19, 0.05), 16 pairs a node, ids scrambled.
+of Graph500 (specification 3.0): (A, B, C, D) = (0.57, 0.19, 0.19, 0.05), 16 pairs per node, ids scrambled.
 
 Pair k descends `scale` levels of the adjacency matrix, into one of four quadrants at each, by 32 bits hashed from
 (graph seed, k, level). Pairs are independent of each other, of chunks and of threads, so `gnnpar train` and `gnnpar
@@ -32,7 +32,7 @@ from gnnpar_kernels.hashing import entry_hash, fold_key, key_words
 
 CHUNK_PAIRS = 1 << 17  # in a pass over all pairs: 32 bits per pair and level, as int64
 NODE_BYTES = 48  # per node in a pass over edges: label, masks, counts, row pointers
-PAIR_DISK = 24  # scratch files: 12 bytes an edge, both directions
+PAIR_DISK = 24  # scratch files: 12 bytes per edge, both directions
 Share = Annotated[float, Gt(0), Le(1)]
 
 

@@ -61,7 +61,7 @@ class Stored:
     task: TaskName
     graph_hash: str = ""
     split_hash: str = ""
-    num_edge_types: int | None = None  # None: from the largest type
+    num_edge_types: int | None = None  # None: largest type + 1
     schema: Schema | None = None
     carried: Mapping[str, Slices] = field(default_factory=dict[str, Slices])
     rounded: bool = False

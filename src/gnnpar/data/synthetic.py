@@ -1,7 +1,7 @@
 """sbm: a degree-corrected stochastic block model with labels that depend on the edges that a partitioner cuts.
 
 A plain homophilous block model hardly needs communication: without the cut edges training loses a few tenths of a point
-(protocol, rule 17). Here a part of the class travels only over edges between communities:
+(protocol, rule 17). Here a part of the class is passed only over edges between communities:
 
 - Nodes live in communities, communities on two *sides*. Most edges stay inside a community, some join communities of a
   side (`lateral_share`), some join the sides (`bridge_share`, among the `bridge_nodes`): few enough that a 2-way

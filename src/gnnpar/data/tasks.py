@@ -122,7 +122,7 @@ class Labelled(ABC):
         return None if self.class_weight is None else y.bincount(minlength=self.num_classes).double()
 
     def fitted(self, counts: Tensor, rows: int) -> Self:
-        """Return the task with class weights and `scale` of all training `rows`. `counts`: of all ranks."""
+        """Return the task with class weights and `scale` of all training `rows`. `counts`: summed over ranks."""
         if self.name in MATRICES:
             return replace(self, scale=rows * self.num_classes / float(counts))
         weights = self.class_weight

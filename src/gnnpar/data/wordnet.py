@@ -2,7 +2,7 @@
 
 A node is a synset, in the order of FILES and their lines. Its class is its lexicographer file (noun.animal,
 verb.motion, ...). An edge is a pointer of a synset or of one of its words; its type is the index of its symbol in
-POINTERS. x [N, F] tells whether the gloss has each of the F commonest words (0 or 1); words of the synset itself are
+POINTERS. x [N, F] is 1 where the gloss has one of the F commonest words, else 0; words of the synset itself are
 not read. Format of the files: wndb(5WN).
 """
 

@@ -88,7 +88,7 @@ def join(hooks: RunHooks, seconds: float) -> Joined:
 
 
 def refusal(error: ValueError, seconds: float = Comm().connect_seconds) -> ValueError:
-    """Tell the other ranks why this one cannot run. Return the error to raise: this one, or that of another rank."""
+    """Send this rank's error to the other ranks. Return the error to raise: this one, or another rank's."""
     env = os.environ
     if "RANK" not in env or env.get("WORLD_SIZE", "1") == "1" or not env.get("MASTER_ADDR"):
         return error
@@ -135,7 +135,7 @@ def _join(
     agent, wait = None, timedelta(seconds=seconds)
     if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         agent = _until(end, lambda: TCPStore(master, int(port), timeout=wait, wait_for_workers=False))
-    held = _listening(mine, 0) if rank == 0 else None  # torch alone would listen on all addresses
+    held = _listening(mine, 0) if rank == 0 else None  # by default torch listens on all addresses
     listener = None
     if held is not None:
         me["port"], listener = held.getsockname()[1], _listening(mine, 0 if agent else int(port))
@@ -321,7 +321,7 @@ class _Watch:
 
     def say(self, message: Record) -> None:
         for peer in self.joined.peers.values():
-            with suppress(OSError):  # it has ended, or has been told
+            with suppress(OSError):  # the peer has ended, or has the message already
                 _send(peer, message)
                 peer.shutdown(socket.SHUT_WR)
 

@@ -76,7 +76,7 @@ def start(
 
 
 def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network | None, stop: Stop) -> None:
-    """Run all ranks once. Raise RankFailed if one fails, KeyboardInterrupt if they were asked to end."""
+    """Run all ranks once. Raise RankFailed if one fails, KeyboardInterrupt if a stop was requested."""
 
     def starting() -> str:
         return "" if progress.SHOWN in os.environ or (scratch / _MET).exists() else f"starting {world.size} ranks"

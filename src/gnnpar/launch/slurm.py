@@ -64,7 +64,7 @@ def as_rank(env: Mapping[str, str]) -> dict[str, str]:
         raise ConfigError(
             f"SLURM_STEP_NUM_TASKS={size}, but Slurm's environment lacks {error}: start with srun, or with torchrun"
         ) from error
-    port = _FIRST_PORT + (job * 31 + step) % _NUM_PORTS  # the same on all hosts, another for every step
+    port = _FIRST_PORT + (job * 31 + step) % _NUM_PORTS  # equal on all hosts, different for every step
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(size),

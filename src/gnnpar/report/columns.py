@@ -65,7 +65,7 @@ def _points(result: JsonObject) -> float | None:
 
 MEASURES: dict[str, Measure] = {
     "epoch_s": Measure(lambda result: result["epoch_seconds"]["mean"], ".3f", "geometric", timed=True),
-    "epoch": Measure(epoch_time, ".3f", "geometric", timed=True),  # as `gnnpar compare` reads it
+    "epoch": Measure(epoch_time, ".3f", "geometric", timed=True),  # as in `gnnpar compare`
     "share": Measure(_share, ".0f", timed=True),
     "peak_mib": Measure(_peak, ".0f", "max"),
     "sent_mib": Measure(lambda result: result["bytes_per_epoch"]["total"] / _MIB, ".1f"),
@@ -309,7 +309,7 @@ def exact(cell: Cell, text: str) -> Json:
 
 
 def form_of(column: str, study: Study) -> str:
-    """Return the format of a column that is a name or an expression alone."""
+    """Return the format of a column that is a single name or expression."""
     name = column.partition("(")[0]
     if column == "points" and len(study.seed_list) < FEWEST_SEEDS:
         return ".1f"

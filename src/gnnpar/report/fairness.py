@@ -81,8 +81,8 @@ class Baseline:
         return Baseline(strategy, sorted(found.values(), key=_rank))
 
     def beside(self, runs: Sequence[Result]) -> Sequence[Result]:
-        """Return the baseline's runs to compare one configuration with: those with fair times, else with fair
-        accuracies, else those that differ least."""
+        """Return the baseline's runs to compare one configuration with: runs with fair times, else with fair
+        accuracies, else with the fewest differences."""
         for unequal in (differences, unequal_accuracy):
             for bases in self.ranked:
                 if any(not unequal(run, base) for run in runs for base in bases):

@@ -97,7 +97,7 @@ def _figure(path: Path, pictures: Mapping[str, plots.Picture | plots.Curves]) ->
     for axes in panels[len(pictures) :]:
         axes.set_visible(False)
     named = dict(pair for axes in panels for pair in zip(*axes.get_legend_handles_labels()[::-1], strict=True))
-    if named:  # legend of the parts of bars; curves have labels beside them
+    if named:  # legend of the parts of bars; curves have labels at their ends
         figure.legend(named.values(), named, loc="outside lower center", ncols=6)
     files = [path.with_suffix(f".{form}") for form in FORMATS]
     dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}

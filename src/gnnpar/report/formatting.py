@@ -18,7 +18,7 @@ GREY = "(times in parentheses) more threads than cores, or ranks as threads: no 
 
 
 def interval(estimate: Estimate | None, *, signed: bool = False) -> str:
-    """Return '74.31 ± 0.42' for a symmetric interval, and the value alone without one."""
+    """Return '74.31 ± 0.42' for a symmetric interval, else only the value."""
     if estimate is None:
         return NOTHING
     half = (estimate.high - estimate.low) / 2

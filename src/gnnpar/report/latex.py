@@ -59,7 +59,7 @@ def as_latex(table: Table, notes: Sequence[str] = (), *, keep: bool = False) -> 
     r"""Return a tabular in \footnotesize; needs \usepackage{booktabs,siunitx}, siunitx of 2021 or later.
 
     Rows are grouped by dataset and model. Constant columns and columns beyond the width of the page are left out
-    (`keep`: kept), and named in comments above, as notes are.
+    (not with `keep`), and named in comments above, like notes.
     """
     table, constant = (table, {}) if keep else table.without_constant()
     grouping = [i for i, name in enumerate(table.headings) if name in _GROUPS and len(table.headings) > len(_GROUPS)]

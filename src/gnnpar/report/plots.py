@@ -100,7 +100,7 @@ def accuracies(groups: Sequence[Group], tint: Mapping[str, str], baseline: str) 
     return _points(shown, tint, text, axis, lines=lines, timed=False)
 
 
-_SAME = Estimate(0.0, math.nan, math.nan, 0)  # of the baseline over itself
+_SAME = Estimate(0.0, math.nan, math.nan, 0)  # the baseline's difference to itself
 
 
 def _points(
@@ -267,7 +267,7 @@ def _name(line: Line, axis: str) -> str:
 
 
 def _labelled(ends: Sequence[Label]) -> list[Label]:
-    """Move labels apart: those in colour, and those of each other strategy."""
+    """Move labels apart, separately for those in colour and for each other strategy."""
     together: dict[str, list[Label]] = {}
     for label in sorted(ends, key=lambda label: label.top):
         together.setdefault("" if label.shown else label.strategy, []).append(label)

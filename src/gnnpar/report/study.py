@@ -97,7 +97,7 @@ def _tables(study: Study) -> dict[str, Table]:
 
 
 def _columns(study: Study, table: Table) -> dict[str, str]:
-    """Return heading -> text; columns that are names alone come after the axes."""
+    """Return heading -> text; columns given as a list come after the axes."""
     if isinstance(table.columns, dict):
         return table.columns
     found = {axis: f"{{{axis}}}" for axis in _axes(study, table)}

@@ -62,7 +62,7 @@ _DISPENSABLE = ("error", "exactness", "cosine", "sent to target", "peak/rank", "
 
 
 def _fitting(table: Table, width: int) -> tuple[Table, list[str]]:
-    """Return the columns that fit, and the names of those that were left out."""
+    """Return the columns that fit, and the names of the others."""
     left_out: list[str] = []
     columns = zip(table.headings, *table.lines, strict=True)
     widths = {cells[0]: max(len(part) for cell in cells for part in cell.split("\n")) + 2 for cells in columns}

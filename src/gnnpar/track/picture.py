@@ -66,7 +66,7 @@ def layers(facts: JsonObject) -> str:
 
 
 def parts(facts: JsonObject) -> Table:
-    """Return one row per part; on the right the rows it reads from each other part, in warm colours for many."""
+    """Return one row per part; on the right the rows it reads from each other part, in warm colours if many."""
     rows: Sequence[JsonObject] = facts["parts"]
     halo: Sequence[Sequence[int]] | None = facts.get("halo_from")
     columns = [name for name in rows[0] if name in _PART] if halo else [name for name in rows[0] if name != "part"]

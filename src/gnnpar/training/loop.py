@@ -117,7 +117,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Job:
-    """Facts of a run that all ranks share before it begins. run_dir: of rank 0, after `train` has broadcast it."""
+    """Facts of a run that all ranks share before it begins. run_dir: rank 0's, after `train` has broadcast it."""
 
     settings: Settings
     world: World
@@ -148,7 +148,7 @@ def train(job: Job, comm: Communicator, host: Host, *, start: Start | None, trac
 class Run:
     """The objects that one rank trains with.
 
-    mesh: stage -> ranks of its parts. identity: of this run, in checkpoints. restored: `Progress` of the resumed
+    mesh: stage -> ranks of its parts. identity: the run's identity in checkpoints. restored: `Progress` of the resumed
     checkpoint. captured: None unless epochs are replayed. profile_hash: hash of measurements that affect numbers.
     predicted: the planner's prediction. replanned: rank 0's plan if the run planned again.
     """

@@ -49,7 +49,7 @@ def check(settings: Settings, world: World) -> None:
             f"world_size={manifest.parts}, or partition again with world_size={world.size}"
         )
     here = [int(os.environ["RANK"])] if world.how == "joined" else range(manifest.parts)
-    if 0 in here:  # rank 0 copies it beside plan.json
+    if 0 in here:  # rank 0 copies it to the folder of plan.json
         if PARTITION not in manifest.files:
             raise ConfigError(f"shards={folder} list no {PARTITION}: partition again")
         verify(folder, PARTITION, manifest.files[PARTITION], "full")

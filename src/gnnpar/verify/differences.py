@@ -10,13 +10,13 @@ from torch import Tensor
 TOLERANCE = 1e-9
 """Largest difference allowed, per tensor, relative to the reference's largest entry."""
 ROUNDING = 1e-6
-"""A gradient with a smaller largest entry, relative to the model's largest, is compared with this share: gradients that
-are 0 mathematically, such as that of the bias of keys under a softmax, contain rounding only."""
+"""Smallest scale of a gradient, relative to the model's largest entry: gradients that are 0 mathematically, such as of
+the bias of keys under a softmax, contain only rounding."""
 
 
 def rounding(gradients: Iterable[Tensor], rows: int) -> float:
     """Return a lower bound for the scale of a gradient. A gradient that is 0 because the `rows` in its sum cancel, such
-    as that of a bias before a batch norm, is off by a rounding per row."""
+    as of a bias before a batch norm, has one rounding error per row."""
     listed = [g for g in gradients if g.numel()]
     largest = max((float(g.abs().max()) for g in listed), default=0.0)
     eps = max((torch.finfo(g.dtype).eps for g in listed if g.dtype == torch.float64), default=0.0)

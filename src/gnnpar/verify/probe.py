@@ -33,7 +33,7 @@ def probe(settings: Settings, size: int) -> Verified:
     if size == 1:
         return "no"
     threads, state = torch.get_num_threads(), torch.get_rng_state()
-    torch.set_num_threads(1)  # a process that starts ranks has no other threads
+    torch.set_num_threads(1)  # a process that forks ranks may have only one thread
     try:
         small = _small(settings)
         if small is None:

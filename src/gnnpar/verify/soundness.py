@@ -393,8 +393,8 @@ def _view(shard: Shard, totals: _Totals | None = None) -> _CountedGraph:
 
 
 def _record(model: GNN, shard: Shard, schema: Schema | None, totals: _Totals) -> list[_Call]:
-    """Record every call of a module in one training pass, in the order in which they end. schema: place rows of one
-    type among those of all."""
+    """Record every call of a module in one training pass, in the order in which they end. schema: to place rows of one
+    type among all rows."""
     calls: list[_Call] = []
     view, running = _view(shard, totals), []
     layout = None if schema is None else Layout.of(schema, shard.x)

@@ -46,8 +46,8 @@ Outputs = list[tuple[str, Tensor]]
 
 @dataclass(frozen=True, eq=False)
 class Difference:
-    """Largest differences, each relative to PyG's largest entry. state: of parameters and buffers after the steps.
-    module: the first that differs. replaced: the first parameter that is another tensor after a forward."""
+    """Largest differences, each relative to PyG's largest entry. state: differences of parameters and buffers after the
+    steps. module: the first that differs. replaced: the first parameter that is another tensor after a forward."""
 
     loss: float
     logits: float

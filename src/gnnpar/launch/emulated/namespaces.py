@@ -205,7 +205,7 @@ def remove_stale() -> list[str]:
 
 
 def delete(gone: Sequence[str]) -> None:
-    """Remove namespaces. Ignore those that another process removes at the same time."""
+    """Remove namespaces. Ignore namespaces that another process removes concurrently."""
     for name in gone:
         with suppress(NetworkError):
             _batch("ip", [f"netns del {name}"])

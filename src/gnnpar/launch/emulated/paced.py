@@ -1,4 +1,4 @@
-"""launch=paced: from settings to shaped links, and the rate that a link reaches. The rate that is set includes headers;
+"""launch=paced: from settings to shaped links, and the rate that a link reaches. The configured rate includes headers;
 the rate reached is the payload of one TCP stream."""
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def shortfalls(network: Network, reached: list[float]) -> list[str]:
 
 def reached(network: Network, source: int, target: int) -> float:
     """Return 10^9 bit/s of payload of one TCP stream after the burst."""
-    with entered(network.namespace(target)):  # a socket stays in the namespace it was made in
+    with entered(network.namespace(target)):  # a socket keeps the namespace in which it was made
         server = socket.create_server((address(target), 0))
     with server:
         server.settimeout(_PATIENCE_SECONDS)

@@ -32,7 +32,7 @@ from gnnpar.training.checkpoint.state import is_extra
 from gnnpar.training.result.header import CHANGES_NUMBERS, CHANGES_TIMES
 
 _SAME = ("world_size", "strategy", "partition", "precision", "first_layer", "row_order", "seed")
-_OUTPUTS = ("predictions.npy", "scores.npy", "export", "wandb.json")  # of `predict`, `export` and wandb
+_OUTPUTS = ("predictions.npy", "scores.npy", "export", "wandb.json")  # files of `predict`, `export` and wandb
 
 
 @dataclass(frozen=True)
