@@ -147,7 +147,7 @@ def load_tensors(file: Path, *, places: str | dict[str, str] = "cpu", known: Ite
         torch.serialization.clear_safe_globals()  # PyG allows ClusterData, which loads files that its arguments name
         try:
             torch.serialization.add_safe_globals(list(known))
-            checked = torch.sparse.check_sparse_tensor_invariants(True)  # sums write where indices say
+            checked = torch.sparse.check_sparse_tensor_invariants(True)  # invalid indices would write out of bounds
             with checked, file.open("rb") as content:  # torch opens only names in UTF-8
                 return torch.load(content, map_location=places, weights_only=True)
         finally:

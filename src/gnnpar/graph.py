@@ -45,7 +45,7 @@ Message = Callable[..., Rows]
 
 
 def unchanged(local: Local, *rows: Tensor) -> Rows:
-    """Return the rows: a message that sends them as they are."""
+    """Return the rows unchanged: the identity message."""
     return rows
 
 

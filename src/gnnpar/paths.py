@@ -35,8 +35,7 @@ def own_cache() -> Path:
 
 
 def path_of(given: object, name: str) -> Path:
-    """Return the path in an argument, with ~ replaced by the home folder. Raise ValueError for bytes, numbers,
-    files."""
+    """Return the path in an argument, with ~ expanded. Raise ValueError for bytes, numbers and open files."""
     if isinstance(given, str | os.PathLike) and isinstance(path := os.fspath(given), str):
         if not path:
             raise ValueError(f"{name} is empty, and names nothing: give . for the working directory")
@@ -117,7 +116,7 @@ def _imported(module: str) -> ModuleType:
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)
         importlib.invalidate_caches()
-    before, sys.argv = sys.argv, [f"{module.replace('.', os.sep)}.py"]  # a script may parse them on import
+    before, sys.argv = sys.argv, [f"{module.replace('.', os.sep)}.py"]  # a script may parse sys.argv on import
     try:
         return importlib.import_module(module)
     except SystemExit as error:

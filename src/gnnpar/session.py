@@ -1,4 +1,4 @@
-"""One rank of the caller's training loop: the result of `gnnpar.distribute`, under torchrun or alone."""
+"""One rank of the caller's training loop: the result of `gnnpar.distribute`, with or without torchrun."""
 
 from __future__ import annotations
 

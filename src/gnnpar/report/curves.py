@@ -143,7 +143,7 @@ def layer_bytes(group: Group) -> list[float]:
 
 
 def tasks(groups: Sequence[Group]) -> dict[str, str]:
-    """Return arena -> 'dataset / model', with the settings that tell two of the same name apart."""
+    """Return arena -> 'dataset / model', with the settings that distinguish equal names."""
     firsts = {group.arena: group.results[0] for group in groups}
     names = {arena: f"{dataset_of(r)} / {model_of(r)}" for arena, r in firsts.items()}
     for name in set(names.values()):

@@ -44,7 +44,7 @@ FAIR: Mapping[str, tuple[str, ...]] = {
 TIME_ONLY = frozenset(
     {"row_order", "cuda_graph", "kernels", "block", "session", "device", "hardware", "provenance", "link rates"}
 )
-# differences that a line names, but that refuse no ratio: name -> path
+# differences that are reported, but do not refuse a ratio: name -> path
 WATCHED = {"commits": ("commit",), "torch versions": ("versions", "torch"), "machines": ("hardware",)}
 
 

@@ -38,7 +38,7 @@ class Group:
     accuracies: dict[int, float] = field(default_factory=dict)
     epoch_seconds: Estimate | None = None
     speedup: Estimate | None = None
-    time_busy: bool = False  # other load disturbed all runs with times; with ratios
+    time_busy: bool = False  # other load disturbed all runs with times; ratio_busy: with ratios
     ratio_busy: bool = False
     left_out: int = 0  # blocks without a ratio, since other load disturbed them
     ratios: dict[Hashable, float] = field(default_factory=dict)  # (seed, block) -> times faster than the baseline

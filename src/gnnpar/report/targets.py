@@ -14,7 +14,7 @@ from gnnpar.track.keys import goodness
 
 
 class Reached(NamedTuple):
-    """Training seconds and bytes sent until the target; censored: until the end, without reaching it."""
+    """Training seconds and bytes sent until the target, or until the end of the run if `censored`."""
 
     seconds: float
     bytes: float

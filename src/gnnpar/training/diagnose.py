@@ -27,8 +27,8 @@ def finite_weights(engine: Engine) -> bool:
 
 
 def first_not_finite(engine: Engine, model: GNN, shard: Shard, comm: Communicator, epoch: int) -> str:
-    """Name the first non-finite tensor of a training pass, and its layer. Collective. Repeat the pass exactly (no
-    codec, no history) with the weights from the start of the epoch."""
+    """Repeat a training pass exactly (no codec, no history) with the weights from the start of the epoch. Return a line
+    that names its first non-finite tensor and the layer. Collective."""
     held = _first_of([("the features", shard.x), *engine.named_parameters()])
     if any(comm.broadcast(comm.gather(held))):
         mine = (held, None, None)
@@ -39,8 +39,9 @@ def first_not_finite(engine: Engine, model: GNN, shard: Shard, comm: Communicato
         back = [(f"the gradient of {name}", g) for name, g in reversed(list(gradient.items()))]
         mine = (None, output, _first_of(back))
     everyone = comm.broadcast(comm.gather(mine))
+    # by kind: outputs of any stage come before gradients
     named = [(rank, what) for kind in zip(*everyone, strict=True) for rank, what in enumerate(kind) if what]
-    if not named:  # outputs come before gradients, in any stage
+    if not named:
         return "every tensor of an exact pass is finite, so the codec or history of the strategy is not"
     rank, what = named[0]
     return f"the first tensor that is not finite is {what}{_layer(what, model)}, on rank {rank}"
@@ -97,7 +98,7 @@ def out_of_memory(error: BaseException, settings: Settings, world_size: int) -> 
 
 
 def setting_that_needs_less(settings: Settings, world_size: int) -> str:
-    """Name the next setting that needs less memory: of the strategy, else SAR, else out of core."""
+    """Name the next setting that needs less memory: the strategy's own, else SAR, else out of core."""
     strategy: Strategy = settings.strategy
     if (less_memory := strategy.capabilities.less_memory) is not None:
         return less_memory(world_size)

@@ -95,7 +95,7 @@ Callback = EpochCallback | Callable[[int, JsonDict], object]
 
 @dataclass(frozen=True)
 class Training:
-    """The launcher's `Work` that trains."""
+    """The launcher's `Work` for training."""
 
     record: RunRecord
     plan_source: PlanSource
@@ -506,7 +506,7 @@ def broken(run: Run, epoch: int, loss: float) -> str:
 
 
 def memory_epoch(epochs: int) -> int:
-    """Return the epoch with recorded allocations: the first after the warm-up, or sooner; -1: none."""
+    """Return the epoch to record allocations in: the first after the warm-up, earlier in short runs; -1: none."""
     return min(WARMUP_EPOCHS, epochs - 2) if epochs > 2 else -1
 
 

@@ -41,7 +41,7 @@ class Before(NamedTuple):
 
 
 def largest_of(tensors: list[Tensor]) -> list[Tensor]:
-    """Return the largest magnitude of each tensor, nan if it has one. Shapes: [...], not empty -> []."""
+    """Return the largest magnitude of each tensor, nan if it contains one. Shapes: [...], not empty -> []."""
     return list(torch._foreach_norm(tensors, torch.inf))
 
 

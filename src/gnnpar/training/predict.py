@@ -1,4 +1,4 @@
-"""Predict the logits of every node of a graph by a trained model; each rank writes its own rows."""
+"""Predict the logits of every node of a graph with a trained model; each rank writes its own rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gnnpar.training.result.record import agreed_on
 
 @dataclass(frozen=True)
 class Prediction:
-    """The launcher's `Work` that predicts.
+    """The launcher's `Work` for prediction.
 
     trained: the folder of a checkpoint. scratch: folder for the plan. partial: rank 0's file, renamed to `out` at the
     end. pairs: a file [n, 2] of node pairs to score instead. remedy: advice in the error for another graph than the

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Decision(NamedTuple):
-    """After an epoch: write a checkpoint, end on a signal, end because numbers are not finite."""
+    """Decision after an epoch: write a checkpoint, end on a signal, end on non-finite numbers."""
 
     save: bool
     interrupted: bool

@@ -69,7 +69,7 @@ def check(settings: Settings) -> None:
 
 
 def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool, say: Say) -> Start:
-    """Find the checkpoint to start from, on rank 0. restarted: by torchrun, after a rank was lost."""
+    """Find the checkpoint to start from, on rank 0. restarted: True if torchrun has restarted the ranks."""
     found = None
     if restarted or settings.resume == "auto":
         found = checkpoint.latest(run_dir, say)
@@ -150,7 +150,7 @@ def _put_aside(there: Path, say: Say, why: str, note: str = "") -> None:
 def _goes_on_in(settings: Settings, run_dir: Path) -> bool:
     if isinstance(settings.resume, Path):
         there, own = settings.resume.resolve(), run_dir.resolve()
-        return there == own or there.is_relative_to(own / checkpoint.FOLDER)  # not of a run in a subfolder
+        return there == own or there.is_relative_to(own / checkpoint.FOLDER)  # not a run in a subfolder
     return settings.resume == "auto" and bool(checkpoint.folders(run_dir))
 
 

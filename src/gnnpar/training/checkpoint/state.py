@@ -19,7 +19,7 @@ _SCALARS = (bool, int, float, str)
 
 
 def plain(tree: object, at: str = "state") -> Any:  # Any: a tree, as above
-    """Return the tree in exact types, views of larger tensors cloned. Raises TypeError for other types."""
+    """Convert a tree to exact types, and clone views of larger tensors. Raises TypeError for other types."""
     if tree is None or type(tree) in _SCALARS:
         return tree
     if isinstance(tree, Tensor):

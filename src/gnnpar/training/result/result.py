@@ -1,5 +1,5 @@
 """result.json: a pure function of the header, plan.json, the rows of metrics.jsonl and the outcome of the run. Rank 0
-writes it at its end. If the run did not complete, the process that supervises the ranks writes it."""
+writes it at the end of the run. If the run did not complete, the process that supervises the ranks writes it."""
 
 from __future__ import annotations
 
