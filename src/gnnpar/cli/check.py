@@ -64,7 +64,7 @@ def run(argv: list[str]) -> int:
 
 
 def not_refused(settings: Mapping[str, Settings]) -> dict[str, ModelSource]:
-    """Return the models that the strategy carries, and print why it refuses the others."""
+    """Return the models that the strategy supports, and print why it refuses the others."""
     from gnnpar.parallel.needs import refuse
 
     found: dict[str, ModelSource] = {}
@@ -151,7 +151,7 @@ def model_names() -> list[str]:
     """Return every model: of gnnpar, of installed packages and, with --trust, of the working directory."""
     folders = [conf_dir(), *installed_confs(), *([Path.cwd()] if os.environ.get(TRUST) == "1" else [])]
     names = {file.stem for folder in folders for file in folder.glob("model/*.yaml")}
-    return sorted(names - {"pyg"})  # pyg is no model without a target
+    return sorted(names - {"pyg"})  # pyg needs a target
 
 
 def show(cases: Sequence[Case], strategy: str) -> None:

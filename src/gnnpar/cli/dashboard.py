@@ -63,7 +63,7 @@ def run(argv: list[str]) -> int:
 
 
 class Saved(Protocol):
-    """A workspace or a report of wandb's."""
+    """A workspace or a report of wandb."""
 
     @property
     def url(self) -> str: ...

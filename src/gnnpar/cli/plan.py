@@ -132,7 +132,7 @@ def plan_of(planned: Planned, overrides: Sequence[str], settings: Settings) -> P
 
     try:
         return planner.plan_of(planned, partial(strategy_yaml, overrides), settings)
-    except ValueError as error:  # for example of a codec that the chosen strategy does not take
+    except ValueError as error:  # for example, the chosen strategy does not take the codec
         raise ConfigError(f"{planned.chosen.label}: {' '.join(str(error).split())}") from error
 
 

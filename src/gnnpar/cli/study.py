@@ -1,7 +1,7 @@
 """`gnnpar study FILE`: run cells x methods, or factors, in randomised blocks; print tables, draw a figure.
 
 Time ratios are formed inside blocks, one per block (protocol, rule 5). Bytes, memory and accuracy are paired by seed
-and averaged over blocks, because another launch of a seed is no new sample of them (rule 12).
+and averaged over blocks, because another launch of a seed adds no sample (rule 12).
 """
 
 from __future__ import annotations

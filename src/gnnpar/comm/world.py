@@ -34,7 +34,7 @@ class Links:
     """Emulated hosts of one machine, the rates of their links, and the host of every rank.
 
     host_gbps: 10^9 bit/s of each host's link, in each direction. link_gbps: [i][j] limit from host i to host j; None:
-    no further limit. burst_kib: bytes that an idle link passes at once, unpaced. dilation D: ranks get 1 / D of their
+    no further limit. burst_kib: KiB that an idle link passes unpaced. dilation D: ranks get 1 / D of their
     cores, links carry 1 / D of these rates, and a second lasts D seconds. speeds: share of its cores that each rank
     gets; (): all.
     """

@@ -76,7 +76,7 @@ def moments(output: Tensor, y: Tensor) -> Tensor:
 
 def explained(moments: Tensor) -> float:
     """Return R^2 from moments of several parts, [P, 4, T], the mean over targets; nan for a constant target. Means are
-    merged (Chan et al. 1982), so that an offset of the targets costs no digits."""
+    merged (Chan et al. 1982), so that an offset of the targets costs no precision."""
     count, mean, spread, errors = moments.unbind(1)
     total = count.sum(0)
     center = (count * mean).sum(0) / total.clamp(min=1)

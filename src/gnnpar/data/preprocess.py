@@ -46,7 +46,7 @@ class Generated(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocess:
-    """Preprocessing of a graph: part of a dataset's definition, and so of its hashes."""
+    """Preprocessing of a graph: part of a dataset's definition, and therefore of its hashes."""
 
     self_loops: AutoLoops = "auto"  # true: one per node; false: none; keep: the graph's own; auto: `usual_loops`
     symmetrize: bool = False  # add the reverse of every edge

@@ -123,7 +123,7 @@ class Stored:
         return EdgeSizes(types, width, degree_histogram(self.in_degree), self.schema, loops)
 
     def hashed(self, on_progress: OnProgress = no_progress) -> Stored:
-        """Return the graph with the hashes of `Dataset.of`, read by chunks."""
+        """Return the graph with the hashes of `Dataset.of`, read in chunks."""
         digest = hashlib.sha256(f"{self.task}/{self.num_classes}".encode())
         num_edges, num_nodes = self.num_edges, self.num_nodes
         digest.update(f"|torch.int64(2, {num_edges})|".encode())

@@ -22,7 +22,7 @@ from gnnpar.data.raw import RawGraph
 from gnnpar.folds.edge_data import EdgeData, SelfLoops
 from gnnpar.paths import expanded
 
-FILES = {"n": "data.noun", "v": "data.verb", "a": "data.adj", "r": "data.adv"}  # by part of speech; s, in data.adj: a
+FILES = {"n": "data.noun", "v": "data.verb", "a": "data.adj", "r": "data.adv"}  # by part of speech; s is in data.adj
 POINTERS = "! @ @i ~ ~i #m #s #p %m %s %p = + ;c -c ;r -r ;u -u * > ^ $ & < \\".split()  # noqa: SIM905
 NUM_CLASSES = 45
 INSTALLED = Path("/usr/share/wordnet")

@@ -139,7 +139,7 @@ def _join(
     listener = None
     if held is not None:
         me["port"], listener = held.getsockname()[1], _listening(mine, 0 if agent else int(port))
-        if agent is not None:  # it keeps the address of an earlier attempt until now
+        if agent is not None:  # it still has the address of an earlier attempt
             agent.set(_KEY, json.dumps(listener.getsockname()[:2]))
         first, address, (verdict, peers) = me, mine, _lead(listener, me, size, end)
     else:

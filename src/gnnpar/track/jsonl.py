@@ -19,7 +19,7 @@ class DiskFull(OSError):
 
 
 class Jsonl(Tracker):
-    """Append each row whole and at once: a killed run keeps every finished epoch.
+    """Append each row at once, so that a killed run keeps every finished epoch.
 
     source: the run folder from which a resumed run copies its first `epochs_done` rows. timed: whether their times and
     bytes count for this run. free: called on a full disk; returns True if it freed space, False if that was the last,

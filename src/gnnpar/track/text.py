@@ -15,7 +15,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: object) -> str:
-    """Escape line ends and tabs, too."""
+    """Escape control characters, line ends and tabs."""
     return printable(str(text)).replace("\n", "\\n").replace("\t", "\\t")
 
 

@@ -28,7 +28,7 @@ SHAPES = ((12,), (2, 5), (3,))  # operands of one message: features, heads, scor
 
 @dataclass(frozen=True)
 class Law:
-    """One law with its evidence. passed: the verdict."""
+    """A checked law. seen: what was observed."""
 
     name: str
     passed: bool

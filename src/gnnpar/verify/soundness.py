@@ -266,7 +266,7 @@ class _Trial:
         return gradient is None or (own and not bool(gradient.any()))
 
     def _wrong_gradients(self) -> Iterator[Fault]:
-        """Yield faults of gradients against difference quotients of the loss along a random direction, off the
+        """Yield gradients that differ from difference quotients of the loss, along a random direction and away from
         kinks."""
         model, draw = copy.deepcopy(self.model), torch.Generator().manual_seed(5)
         with torch.no_grad():

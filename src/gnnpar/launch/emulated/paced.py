@@ -48,7 +48,7 @@ def is_dilated(launch: Launch) -> bool:
 
 
 def dilation(launch: Paced, threads: int, cores: int) -> float:
-    """Return how many times slower `threads` run than with a core each. Raise ValueError if they do not fit."""
+    """Return the slowdown of `threads` compared with one core each. Raise ValueError if they do not fit."""
     least = max(1.0, threads / cores)
     if launch.dilation == "auto":
         factor = least
@@ -77,7 +77,7 @@ def speeds(launch: Paced, size: int) -> tuple[float, ...]:
 
 
 def burst_kib(gbps: float) -> int:
-    """Return the KiB of 2.1 ms, at least 16: a smaller bucket holds too few packets to keep its rate."""
+    """Return the KiB that pass in 2.1 ms, at least 16: smaller buckets hold too few packets to keep the rate."""
     return max(16, round(256 * gbps))
 
 
