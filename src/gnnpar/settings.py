@@ -362,7 +362,7 @@ class WithLoops(Protocol):
     def loops(self) -> object: ...
 
 
-def instantiate(node: JsonObject, path: str = "") -> Any:  # Any: an object of whatever class the YAML names
+def instantiate(node: JsonObject, path: str = "") -> Any:  # Any: an object of the class in the YAML
     """Build the object that a node with `_target_` describes, its fields checked against the class."""
     target = node["_target_"]
     named = _locate(target, path)

@@ -35,7 +35,7 @@ def cache_root() -> Path:
 def find_path(
     name: str, path: str | None, data_dir: Path | None, *, example: str, kind: Literal["file", "folder"] = "file"
 ) -> Path:
-    """Return the file or folder of a dataset, in the working folder or in data_dir. example: how to give its path.
+    """Return the file or folder of a dataset, in the working folder or in data_dir. example: override with its path.
     Raises ValueError if neither has it, or if they have different ones."""
     if not path:
         raise ValueError(f"dataset.path is not set; name the {kind}, e.g. {example}.")

@@ -59,7 +59,7 @@ def non_inferiority(differences: Sequence[float], margin: float) -> Verdict:
 def family(studies: Sequence[Sequence[float]], margin: float) -> list[Verdict]:
     """Return `non_inferiority` of several studies quoted together, corrected by Holm's step-down (1979).
 
-    With probability of at least 0.95, none of the 'not inferior' is false, and none of the 'inferior': the surest of m
+    With a probability of at least 0.95, no 'not inferior' is false, and likewise no 'inferior': the most certain of m
     verdicts is tested at 0.05 / m, the next at 0.05 / (m - 1), until one fails.
     """
     if margin <= 0:

@@ -37,7 +37,7 @@ _REPEATS = 3
 
 
 class OwnPlan:
-    """Plan by the strategy itself."""
+    """Let the strategy plan."""
 
     def plan(self, settings: Settings, world: World, workload: Workload) -> Plan:
         return settings.strategy.plan(workload, Topology(world.size))

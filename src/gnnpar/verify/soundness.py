@@ -401,7 +401,7 @@ def _record(model: GNN, shard: Shard, schema: Schema | None, totals: _Totals) ->
 
     def noted(t: Tensor) -> Tensor:
         if layout is not None and isinstance(t, EdgeRows):
-            return t.detach().as_subclass(Tensor)[None].clone()  # their number may equal that of nodes
+            return t.detach().as_subclass(Tensor)[None].clone()  # edges may be as many as nodes
         kind = layout.kind_of(t) if layout is not None and isinstance(t, NodeRows) else None
         if layout is None or kind is None:
             return t.detach().as_subclass(Tensor).clone()

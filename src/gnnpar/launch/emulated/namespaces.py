@@ -2,7 +2,7 @@
 
     host 0 [eth0]----[port0]  switch  [port1]----[eth0] host 1      every [end] a token bucket: `tbf` at the host's rate
 
-The host's end shapes what the host sends, the switch's end what it receives: three senders to one receiver share the
+The host's end shapes outgoing traffic, the switch's end incoming traffic: three senders to one receiver share the
 receiver's link. The bridge has a namespace of its own. Per-link rates become classes (`htb`) at the sending end. Needs
 root and iproute2 (`missing`).
 

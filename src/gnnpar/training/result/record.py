@@ -194,7 +194,7 @@ def _flat(tree: object, name: str = "") -> Iterator[tuple[str, object]]:
 
 
 def agreed_on(settings: Settings) -> dict[str, str]:
-    """Return settings that must be equal on all ranks: those that can change a number, and versions of libraries."""
+    """Return settings that must be equal on all ranks: all that can change a number, and library versions."""
     flat = {name: show(value) for name, value in _flat(comparable(settings))}
     folder = settings.resolved.get("shards", {}).get("folder")  # may differ between hosts
     flat["shards"] = "none" if folder is None else read_manifest(Path(str(folder))).fingerprint[:12]
