@@ -331,7 +331,8 @@ def too_few(groups: Sequence[Group]) -> str:
     if seeds:
         lines.append(f"{counted(max(seeds), 'seed')}; a verdict on accuracy needs {statistics.FEWEST_SEEDS}")
     if blocks:
-        lines.append(f"{counted(max(blocks), 'block')}; an interval of a speed-up needs {statistics.FEWEST_BLOCKS}")
+        block = "undisturbed block" if any(g.time_busy for g in groups) else "block"
+        lines.append(f"{counted(max(blocks), block)}; an interval of a speed-up needs {statistics.FEWEST_BLOCKS}")
     return "not enough runs: " + ", and ".join(lines) if lines else ""
 
 
