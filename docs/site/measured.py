@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ def names(group: str) -> list[str]:
     return sorted(found - {"pyg"} if group == "model" else found)
 
 
+@cache
 def chosen(group: str, name: str, *overrides: str) -> Any:
     return getattr(compose([f"{group}={name}", *overrides]), group)
 
@@ -56,15 +58,20 @@ def attempt(run: Callable[[], float]) -> str:
     return "exact" if error <= TOLERANCE else f"{error:.0e}"
 
 
-def gradient_error(strategy: Any, model: Any, *, data: Dataset | None = None, **options: Any) -> float:
+def gradient_error(strategy: Any, model: Any, **options: Any) -> float:
     """Worst relative error of a gradient in the first epoch, against the single device."""
-    data = data or small_graph()
-    runs = [
-        train_in_threads(each, model, data, world=world, epochs=1, **how)
-        for each, world, how in ((strategy, world_of(strategy), options), (Single(), 1, {}))
-    ]
-    mine, exact = (run.gradients[0] for run in runs)
-    return max(relative_error(mine.get(key), expected) for key, expected in exact.items())
+    mine = gradients(strategy, model, **options)
+    return max(relative_error(mine.get(key), expected) for key, expected in of_single(model).items())
+
+
+def gradients(strategy: Any, model: Any, **options: Any) -> Mapping[str, torch.Tensor]:
+    run = train_in_threads(strategy, model, small_graph(), world=world_of(strategy), epochs=1, **options)
+    return run.gradients[0]
+
+
+@cache
+def of_single(model: Any) -> Mapping[str, torch.Tensor]:
+    return gradients(Single(), model)
 
 
 def models_table(strategies: Sequence[str], models: Sequence[str]) -> str:
