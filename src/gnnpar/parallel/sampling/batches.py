@@ -1,6 +1,6 @@
-"""The nodes of each step of an epoch, for every way to draw them; and the batches of neighbour sampling.
+"""The base class of the batches of every sampler, and the batches of neighbour sampling.
 
-A rank's batch is a function of (seed, epoch, step, rank) alone: worker processes draw ahead, and draw the same.
+A rank's batch depends only on (seed, epoch, step, rank), so worker processes that draw ahead draw the same.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ class Batches:
     ranks: int
 
     def __post_init__(self) -> None:
-        # rows stay with the engine: a worker that is started afresh would get a copy of them
+        # rows stay with the engine: a spawned worker would get a copy of them
         self.graph = replace(self.graph, x=self.graph.x[:0].cpu(), y=self.graph.y[:0].cpu())
 
     @property
     def total(self) -> int:
-        """Sizes of all steps of an epoch together."""
+        """Return the sum of the sizes of all steps of an epoch."""
         return len(self.graph.train)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of tables that lie beside the graph."""
+        """Return the bytes of tables held in addition to the graph."""
         return 0
 
     def __len__(self) -> int:
@@ -72,7 +72,7 @@ class Batches:
 
 @dataclass(eq=False)
 class SeedBatches(Batches):
-    """Neighbour sampling: every training node is a seed once an epoch. `batch_size`: seeds of a step, all ranks; None:
+    """Neighbour sampling: every training node is a seed once per epoch. `batch_size`: seeds of a step, all ranks; None:
     all."""
 
     sampler: Sampler
@@ -106,7 +106,7 @@ class SeedBatches(Batches):
 @dataclass(frozen=True)
 class Neighbours:
     """Draw up to `fanout` in-neighbours of every node, hop by hop, around `batch_size` training nodes. `fanout`: a
-    number a layer, which may aggregate more than once, the seeds' first. `body`: the implementation.
+    number per layer, the seeds' layer first; a layer may aggregate more than once. `body`: the implementation.
 
     A configuration of another sampler has the same methods (clusters.py, saint.py).
     """
@@ -116,7 +116,7 @@ class Neighbours:
     body: Body
 
     def whole(self, normalize: Normalize) -> bool:
-        """Return True if a step is that of the full graph."""
+        """Return True if a step trains on the full graph."""
         return self.batch_size is None and set(self.fanout) == {-1} and normalize == "graph"
 
     def check(self, num_ranks: int, num_layers: int) -> None:
@@ -128,8 +128,8 @@ class Neighbours:
             )
 
     def batches(self, graph: Replica, hops: Hops, shared: Shared, comm: Communicator | None) -> tuple[Batches, str]:
-        """Return a rank's batches, and the package that draws them. `comm`: its rank 0 estimates what ranks share;
-        None: this rank does."""
+        """Return a rank's batches, and the package that draws them. `comm`: its rank 0 estimates probabilities for all
+        ranks; None: this rank does."""
         outwards = [layer for layer, count in enumerate(reversed(hops)) for _ in range(count)]
         by_hop = [self.fanout[min(layer, len(self.fanout) - 1)] for layer in outwards]
         sampler, drawn_by = sampler_of(graph.edges, by_hop, self.body)
@@ -145,15 +145,15 @@ def shuffled(count: int, seed: int, epoch: int) -> Tensor:
 class Induced:
     """Subgraphs of some nodes and all edges between them, as a Sample in which every layer reads all of its nodes.
 
-    Training nodes come first, and are the seeds: the last layer computes no others. One more hop than layers aggregate,
-    so that edges of all nodes are there to be counted.
+    Training nodes come first, and are the seeds: the last layer computes no others. One more hop than the model
+    aggregates, so that the in-edges of all nodes are counted.
     """
 
     def __init__(self, edges: InEdges, train: Tensor, hops: int) -> None:
         num_nodes = len(edges.indptr) - 1
         self._edges, self._hops = edges, hops
         self._trains = torch.zeros(num_nodes, dtype=torch.bool).index_fill_(0, train, True)
-        self._place = torch.full((num_nodes,), -1, dtype=torch.int64)  # of a node in the subgraph at hand
+        self._place = torch.full((num_nodes,), -1, dtype=torch.int64)  # of a node in the current subgraph
 
     @property
     def nbytes(self) -> int:

@@ -24,8 +24,8 @@ from gnnpar_kernels import fold_key
 
 
 class _Clusters(NamedTuple):
-    """`drawn`: the epoch, 0 for clusters that stay. `nodes` [N]: cluster by cluster; of each cluster the place of its
-    first node, and its numbers of nodes and of training nodes."""
+    """`drawn`: the epoch, 0 for fixed clusters. `nodes` [N]: sorted by cluster; per cluster the position of its first
+    node, its number of nodes and of training nodes."""
 
     drawn: int
     nodes: Tensor

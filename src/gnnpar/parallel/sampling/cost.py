@@ -1,9 +1,9 @@
 """Price of an epoch of sampled training: steps of the flat engine, each on a sample of the graph.
 
-Batches are drawn as a run draws them, and measured. Layer i of a step reads the rows within h hops of its seeds and
-folds the edges drawn for those within h - 1, which are the rows of the next layer and all that it computes after its
-fold (view.py): it is priced as `single` prices graphs of these sizes. Besides: rows of features gathered, weights of
-edges that make up for those left out, and a sum over ranks a step. Units: seconds, bytes; a number is 4 bytes.
+Batches are drawn as in a run, and measured. Layer i of a step reads the rows within h hops of its seeds and folds the
+sampled edges of the rows within h - 1 hops; after its fold it computes only these, the rows of the next layer
+(view.py). It is priced as `single` prices graphs of these sizes. Added: gathering rows of features, weights for edges
+left out, and one sum over ranks per step. Units: seconds, bytes; a number is 4 bytes.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from gnnpar.parallel.sampling.strategy import Minibatch
 
 _ENGINE, _NUMBER = "single", 4.0
-MOST = 8  # batches of an epoch that are drawn
+MOST = 8  # number of batches drawn of an epoch
 _REPEATS = 2  # the quicker one counts: the first one fills the caches
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ring:
-    """Sizes of one layer of a step. `rows`: that it reads; `edges`: drawn, loops with them."""
+    """Sizes of one layer of a step. `rows`: rows that it reads; `edges`: sampled edges and loops."""
 
     rows: int
     edges: int
@@ -47,8 +47,8 @@ class Ring:
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """A rank's share of a step, which stands for `times` steps of an epoch. `rings`: of each layer. `weighted`: sums
-    make up for edges left out. `draw_seconds`, `sort_seconds`: of drawing it, and of sorting its edges by source for
-    gradients; 0 if unknown."""
+    are weighted for edges left out. `draw_seconds`, `sort_seconds`: time to draw it, and to sort its edges by source
+    for gradients; 0 if unknown."""
 
     rings: tuple[Ring, ...]
     seeds: int
@@ -64,7 +64,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Whole:
-    """Bytes of the whole graph, which every rank holds beside its part."""
+    """Bytes of the whole graph, which every rank holds in addition to its part."""
 
     features: float
     structure: float
@@ -80,12 +80,12 @@ class SampleStatistics:
 
     @property
     def num(self) -> int:
-        """Number of batches drawn."""
+        """Return the number of drawn batches."""
         return len(self.steps)
 
     @property
     def seconds(self) -> float:
-        """Mean seconds of drawing a batch here."""
+        """Return the mean seconds of drawing a batch on this machine."""
         return sum(s.times * s.draw_seconds for s in self.steps) / num_steps(self.steps)
 
 
@@ -121,7 +121,7 @@ def draw(strategy: Minibatch, problem: Problem) -> SampleStatistics:
 
 
 def _drawn(batches: Batches, step: int, hops: Sequence[int], ir: ModelIR) -> Step:
-    """Draw a batch, and sort the edges of each layer by source where gradients go that way."""
+    """Draw a batch, and sort the edges of each layer by source if gradients need it."""
     began = perf_counter()
     sub = batches[0, step]
     drawn = perf_counter()
@@ -143,7 +143,7 @@ def _drawn(batches: Batches, step: int, hops: Sequence[int], ir: ModelIR) -> Ste
 
 
 def price_of(strategy: Minibatch, problem: Problem, machine: Machine) -> Price:
-    """Return time and memory of steps drawn as a run draws them; one sum of gradients a step is all that is sent."""
+    """Return the price of steps drawn as in a run; only one sum of gradients per step is sent."""
     check_first_layer(strategy, problem.first_layer)
     if not bool(problem.workload.dataset.train_mask.any()):
         return Price(traffic=Traffic(), unpriced="there are no training nodes, so there is nothing to draw")
@@ -162,8 +162,7 @@ def price_of(strategy: Minibatch, problem: Problem, machine: Machine) -> Price:
 
 
 def sampled_epoch(steps: Sequence[Step], work: Work, machine: Machine, whole: Whole) -> Price:
-    """Price an epoch of steps. `work`: the graph in a part a rank, which only the evaluation walks. The phase `sample`:
-    drawing."""
+    """Price an epoch of steps. `work`: the graph in one part per rank, only for evaluation. Phase `sample`: drawing."""
     ranks, scale = work.parts.parts, max(r.scale for r in work.rates)
     count = num_steps(steps)
     phases = {
@@ -206,12 +205,12 @@ def _layer_seconds(step: Step, ir: ModelIR, layer: int, rates: Rates, *, backwar
 
 
 def _rows_of(group: Group, step: Step, layer: int) -> int:
-    """Return the number of rows of a phase: before the fold the rows that it reads, after it those that it gives."""
+    """Return the number of rows of a phase: input rows before the fold, output rows after it."""
     return step.rings[layer].rows if group.phase in ("begin", "transform") else step.after(layer)
 
 
 def _memory(steps: Sequence[Step], work: Work, whole: Whole) -> tuple[Memory, ...]:
-    """Return the memory of each rank at the moment that needs most, in any step."""
+    """Return the peak memory of each rank over all steps."""
     ir = work.ir
     _, kept, passing, step = max((a + b, a, b, i) for i, s in enumerate(steps) for a, b in _moments(s, ir))
     ids, weighted = any(f.ids for f in ir.every_fold), steps[step].weighted
@@ -219,7 +218,7 @@ def _memory(steps: Sequence[Step], work: Work, whole: Whole) -> tuple[Memory, ..
     per_rank: list[Memory] = []
     for p, n in enumerate(work.parts.nodes):
         halo, sent = sum(work.parts.halo[p]), work.parts.sent(p)
-        blocks = 4.0 * work.parts.edges(p) + 12.0 * n + 8.0 * (halo + sent)  # by destination alone, for no gradient
+        blocks = 4.0 * work.parts.edges(p) + 12.0 * n + 8.0 * (halo + sent)  # by destination alone, without gradients
         per_rank.append(
             Memory(
                 parameters=5 * _NUMBER * ir.params,
@@ -235,16 +234,16 @@ def _memory(steps: Sequence[Step], work: Work, whole: Whole) -> tuple[Memory, ..
 
 
 def _sample_bytes(ring: Ring, *, weighted: bool, ids: bool) -> float:
-    """Return the bytes of a layer's block: by destination and by source of 32 bits, ends of edges and ids of columns of
-    64, weights of edges in both orders, and ids of edges if a fold reads them."""
+    """Return the bytes of a layer's block: 32-bit indices by destination and by source, 64-bit ends of edges and ids of
+    columns, weights of edges in both orders, and ids of edges if a fold reads them."""
     return (16.0 + 8.0 * weighted + 8.0 * ids) * ring.edges + 16.0 * ring.rows
 
 
 def _moments(step: Step, ir: ModelIR) -> Iterator[tuple[float, float]]:
-    """Yield the bytes (kept for gradients, passing) of every layer, while it folds and while its products are made.
+    """Yield the bytes (kept for gradients, transient) of every layer, during its fold and during its products.
 
     In both directions, layers before this one hold their saved rows, and later layers hold none. Sums read their
-    sources, which are the rows that came in where a layer folds first.
+    sources: the input rows, if a layer folds first.
     """
     kept = _NUMBER * step.rings[0].rows * ir.in_dim
     for i, ring in enumerate(step.rings):

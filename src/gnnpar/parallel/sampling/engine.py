@@ -1,4 +1,4 @@
-"""Many steps an epoch, each on a subgraph with some training nodes (seeds): X[seeds and around] -> loss of seeds.
+"""Many steps per epoch, each on a subgraph with some training nodes (seeds): X[seeds and around] -> loss of seeds.
 
 All ranks step together: a batch is dealt out over them and gradients are summed in one message, so that a step equals
 that of one rank with the whole batch. A rank without a seed in a batch takes part with zeros. While a step trains, a
@@ -25,14 +25,14 @@ from gnnpar.parallel.sampling.replica import Replica
 from gnnpar.parallel.sampling.view import SampledGraph, Subgraph, first_rows
 from gnnpar_kernels import fold_key
 
-_MASKS = 3  # the use of a key, beside those of batches.py
+_MASKS = 3  # the use of a key; batches.py has the others
 
 
 class MinibatchEngine(FlatEngine):
     """Train on samples; evaluate and probe on the whole graph (`exact`). `hops`: aggregations of each layer.
 
     The gradient kept for the probe is the mean over the batches of an epoch at its first weights, with the masks of the
-    exact one.
+    exact gradient.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class MinibatchEngine(FlatEngine):
         super().__init__(context, view=exact, exact=exact)
         self._task, self._graph, self._batches = context.task, graph, batches
         self._hops, self._drawn_by = tuple(hops), drawn_by
-        self._steps: list[At] = []  # of the epoch, in the order in which they are drawn
+        self._steps: list[At] = []  # steps of the epoch, in the order of drawing
         self._held = 0
         self._workers: DataLoader[Subgraph] | None = None
         if num_workers:
@@ -58,10 +58,10 @@ class MinibatchEngine(FlatEngine):
                 batch_size=None,
                 sampler=self._steps,
                 num_workers=num_workers,
-                # of a program that asks for spawn elsewhere, Python would import modules of the working directory
+                # if a program asks for spawn elsewhere, Python would import modules of the working directory
                 multiprocessing_context="fork" if sys.platform == "linux" else None,
                 persistent_workers=True,
-                collate_fn=_as_it_is,  # pyright: ignore[reportArgumentType]  # it gets one item, for there is no batch
+                collate_fn=_as_it_is,  # pyright: ignore[reportArgumentType]  # without a batch it gets one item
                 generator=torch.Generator(),
             )
 
@@ -79,7 +79,7 @@ class MinibatchEngine(FlatEngine):
             report = self.step(bucket, optimizer, keep_gradient=keep_gradient and not several)
             loss += report.loss * size / total
             nodes, edges, kept = nodes + len(sub.node_ids), edges + len(sub.indices), kept or report.gradient
-            if optimizer.refused:  # everywhere, for all ranks have the same gradient
+            if optimizer.refused:  # on every rank: all have the same gradient
                 break
         facts = {"steps": len(self._batches), "nodes": nodes, "edges": edges, "sampler": self._drawn_by}
         return EpochReport(loss, kept, {f"sample/{name}": value for name, value in facts.items()})
@@ -112,7 +112,7 @@ class MinibatchEngine(FlatEngine):
         return sub.pinned() if self._comm.device.type == "cuda" else sub
 
     def _mean_gradient(self, epoch: int) -> dict[str, Tensor]:
-        """Return the mean over the batches of an epoch at the current weights, by their sizes. Not counted."""
+        """Return the mean gradient of the batches of an epoch at the current weights, weighted by size. Not counted."""
         run = Pass(self._seed, epoch, training=True, probe=True)
         total = self._batches.total
         buckets = (self._differentiate_batch(sub, run, total) for sub in self._subgraphs(epoch))

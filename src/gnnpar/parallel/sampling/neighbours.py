@@ -1,9 +1,9 @@
 """Uniform neighbour sampling: of every node up to `fanout` of its in-edges, without replacement, hop after hop.
 
 Source: Hamilton, Ying and Leskovec 2017 (arXiv 1706.02216), section 3.1, as in PyG's NeighborLoader: a node is expanded
-once, at the hop at which it is first reached. NeighborLoader draws where pyg-lib is installed, else `Uniform`, in
-numpy. NeighborLoader over torch-sparse draws only by sampler=pyg: up to 0.6.18 its draw without replacement is not
-uniform (ADR 0029). Equal keys give equal samples of the same implementation.
+once, at the hop at which it is first reached. NeighborLoader draws if pyg-lib is installed, else `Uniform`, in numpy.
+NeighborLoader with torch-sparse draws only for sampler=pyg: up to 0.6.18 its draw without replacement is not uniform
+(ADR 0029). Equal keys give equal samples of one implementation.
 """
 
 # PyG has no stubs, and torch declares no types of its random state
@@ -35,9 +35,9 @@ class InEdges(NamedTuple):
 class Sample(NamedTuple):
     """The nodes and edges drawn around some seeds.
 
-    Shapes: nodes [n] global ids, the seeds first, then hop by hop; ends: numbers of nodes within 0, 1, ... hops;
-    counts [m]: in-edges drawn of each node within all hops but the last; sources [e] places in `nodes`, by destination;
-    edges [e] their places in InEdges.
+    Shapes: nodes [n] global ids, the seeds first, then hop by hop; ends: numbers of nodes within 0, 1, ... hops; counts
+    [m]: in-edges drawn of each node within all hops but the last; sources [e] positions in `nodes`, by destination;
+    edges [e] their positions in InEdges.
     """
 
     nodes: Tensor
@@ -48,7 +48,7 @@ class Sample(NamedTuple):
 
 
 def native() -> str | None:
-    """Return the package that NeighborLoader draws with here, without importing it; None: neither is installed."""
+    """Return the installed package that NeighborLoader draws with, without importing it, or None."""
     return next((name for name in ("pyg_lib", "torch_sparse") if find_spec(name) is not None), None)
 
 
@@ -58,7 +58,7 @@ class Uniform:
     def __init__(self, graph: InEdges, fanout: Sequence[int]) -> None:
         self._indptr, self._sources = graph.indptr.numpy(), graph.sources.numpy()
         self._fanout = tuple(fanout)
-        self._place = np.full(len(self._indptr) - 1, -1, np.int64)  # of a node in the sample at hand
+        self._place = np.full(len(self._indptr) - 1, -1, np.int64)  # of a node in the current sample
 
     def draw(self, seeds: Tensor, key: int) -> Sample:
         """Draw around distinct `seeds` [s], a function of the key."""
@@ -106,9 +106,9 @@ def distinct(below: np.ndarray, count: int, rng: np.random.Generator) -> np.ndar
     """Return `count` distinct numbers below each of `below` [n] > count, ascending; all sets are equally likely (Floyd
     1987).
 
-    Shapes: -> [n, count]. Takes n count^2 comparisons, which suits fan-outs.
+    Shapes: -> [n, count]. Takes n count^2 comparisons: for small counts.
     """
-    chosen = np.empty((count, len(below)), np.int64)  # a row a draw: comparing whole rows is twice as fast
+    chosen = np.empty((count, len(below)), np.int64)  # one row per draw: comparing whole rows is twice as fast
     for i in range(count):
         last = below - count + i
         drawn = rng.integers(0, last + 1)
@@ -117,7 +117,7 @@ def distinct(below: np.ndarray, count: int, rng: np.random.Generator) -> np.ndar
 
 
 class Loader:
-    """PyG's NeighborLoader, called once a step with our batches and keys."""
+    """PyG's NeighborLoader, called once per step with gnnpar's batches and keys."""
 
     def __init__(self, graph: InEdges, fanout: Sequence[int]) -> None:
         from torch_geometric.data import Data
@@ -127,7 +127,7 @@ class Loader:
         targets = torch.arange(num_nodes).repeat_interleave(graph.indptr.diff())
         data = Data(edge_index=torch.stack([graph.sources, targets]), num_nodes=num_nodes)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that pyg-lib would be faster than torch-sparse
+            warnings.simplefilter("ignore")  # the hint that pyg-lib is faster than torch-sparse
             loader: Any = NeighborLoader(data, num_neighbors=list(fanout), batch_size=1, is_sorted=True)
         self._loader = loader  # Any: PyG's loaders are not typed
         self._hops = len(fanout)
@@ -150,7 +150,7 @@ Sampler = Uniform | Loader
 
 
 def sampler_of(graph: InEdges, fanout: Sequence[int], body: Body) -> tuple[Sampler, str]:
-    """Return a sampler, and the package that draws in it. `fanout`: in-edges of a node, by hop from the seeds; -1:
+    """Return a sampler, and the package that it draws with. `fanout`: in-edges of a node, by hop from the seeds; -1:
     all."""
     library = native()
     if body == "own" or (body == "auto" and library != "pyg_lib"):

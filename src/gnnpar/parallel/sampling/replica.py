@@ -1,4 +1,4 @@
-"""The whole graph on every rank, put together from the ranks' shards, for sampled training."""
+"""The whole graph on every rank, assembled from the ranks' shards, for sampled training."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gnnpar.partition.shard import Shard
 
 @dataclass(frozen=True, eq=False)
 class Replica:
-    """N nodes. Features and labels lie on the device, all else on the CPU, where neighbours are drawn.
+    """N nodes. Features and labels are on the device, all else on the CPU, where neighbours are drawn.
 
-    Shapes: x [N, F]; y [N] or [N, C]; in_degree [N], in the dtype of x; train [T] training nodes, ascending;
-    edges: those between different nodes; loops [N]: self loops of each node, first_loop [N]: how many before them;
+    Shapes: x [N, F]; y [N] or [N, C]; in_degree [N], in the dtype of x; train [T] training nodes, ascending; edges
+    between different nodes; loops [N]: number of self loops of each node, first_loop [N]: of all nodes before it;
     edge_ids, loop_ids: the global ids of both, in their order (None: they are not read); cluster_of [N]: the cluster of
     each node (None: there are none).
     """
@@ -33,11 +33,11 @@ class Replica:
     edge_ids: Tensor | None
     loop_ids: Tensor | None
     cluster_of: Tensor | None
-    shared: bool  # rows are those of the shard, which is the whole graph
+    shared: bool  # x and y are the shard's, which is the whole graph
 
     @property
     def features_nbytes(self) -> int:
-        """Bytes beside those of the shard."""
+        """Return the bytes held in addition to the shard's."""
         rows = () if self.shared else (self.x, self.y)
         return _nbytes(*rows, self.in_degree, self.train)
 
@@ -51,7 +51,7 @@ def _nbytes(*tensors: Tensor | None) -> int:
 
 
 def replica_of(shard: Shard, comm: Communicator, *, edge_ids: bool) -> Replica:
-    """Return the replica. Collective; not counted, as part of the set-up."""
+    """Return the replica. Collective. Not counted, as part of the set-up."""
     alone = comm.size == 1
     clusters = shard.node_ids[:0] if shard.chunk_of is None else shard.chunk_of
     rows = (shard.node_ids, shard.train_mask, shard.in_degree, clusters, *(() if alone else (shard.x, shard.y)))
@@ -74,7 +74,7 @@ def replica_of(shard: Shard, comm: Communicator, *, edge_ids: bool) -> Replica:
 
 
 def replica_of_dataset(dataset: Dataset, *, edge_ids: bool, cluster_of: Tensor | None = None) -> Replica:
-    """Return the replica that every rank of a run has, without a run."""
+    """Return the replica that every rank of a run would have."""
     structure = _structure(dataset.edge_index, dataset.num_nodes, edge_ids=edge_ids)
     train = dataset.train_mask.nonzero().flatten()
     in_degree = dataset.in_degree.to(dataset.x.dtype)

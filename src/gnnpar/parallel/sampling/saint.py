@@ -1,9 +1,9 @@
 """GraphSAINT: random subgraphs, with sums and losses divided by the probabilities of edges and nodes.
 
 Source: Zeng, Zhou, Srivastava, Kannan, Prasanna, GraphSAINT: Graph Sampling Based Inductive Learning Method, ICLR 2020
-(arXiv 1907.04931). With p_v and p_uv the probabilities that a draw holds node v, and the edge u -> v, a sum over the
-in-edges of v counts an edge p_v / p_uv times, and the loss of a training node v 1 / p_v times: both are then unbiased
-(section 3.2). Probabilities are estimated: of `draws` draws beforehand, C_v hold v, and C_uv hold u -> v.
+(arXiv 1907.04931). Let p_v and p_uv be the probabilities that a draw holds node v, and the edge u -> v. A sum over the
+in-edges of v weights an edge by p_v / p_uv, and the loss of a training node v by 1 / p_v: both are unbiased (section
+3.2). Probabilities are estimated by `draws` draws at the start: C_v of these hold v, and C_uv hold u -> v.
 Specification: docs/strategies/minibatch.md.
 """
 
@@ -55,7 +55,7 @@ class NodeSets:
             return ends
         of_row = 1 / np.maximum(graph.in_degree.double().cpu().numpy(), 1) ** 2
         column = np.bincount(self._sources, weights=of_row[targets], minlength=self._num_nodes)
-        weights: np.ndarray = column + graph.loops.numpy() * of_row  # squares of a column of D^-1 A, of entries 1 / d
+        weights: np.ndarray = column + graph.loops.numpy() * of_row  # squares of a column of D^-1 A, with entries 1 / d
         return weights
 
     @property
@@ -94,7 +94,7 @@ class NodeSets:
 
 
 def estimated(graph: Replica, sets: NodeSets, draws: int, seed: int) -> Counts:
-    """Count `draws` draws with keys of their own."""
+    """Return the counts of `draws` draws with separate keys."""
     induced = Induced(graph.edges, graph.train, hops=1)
     nodes, edges = (torch.zeros(len(each), dtype=torch.int32) for each in (graph.loops, graph.edges.sources))
     for i in range(draws):
@@ -106,7 +106,7 @@ def estimated(graph: Replica, sets: NodeSets, draws: int, seed: int) -> Counts:
 
 @dataclass(eq=False)
 class SaintBatches(Batches):
-    """Every rank draws a subgraph of its own in each step. `steps`: of an epoch."""
+    """Every rank draws its own subgraph in each step. `steps`: of an epoch."""
 
     sets: NodeSets
     counts: Counts
@@ -146,7 +146,7 @@ class SaintBatches(Batches):
 
 @dataclass(frozen=True)
 class Saint:
-    """Draw about `batch_size` nodes, all ranks together (None: every rank all of them), and the edges between them."""
+    """Draw about `batch_size` nodes, all ranks together (None: all nodes on every rank), and the edges between them."""
 
     batch_size: int | None
     by: Draw

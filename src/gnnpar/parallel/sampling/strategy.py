@@ -1,18 +1,18 @@
-"""Mini-batches, data parallel: Y[i] = loops + d_i / k_i . (k_i of i's d_i in-edges), on a subgraph a rank and step.
+"""Mini-batches, data parallel: Y[i] = loops + d_i / k_i . (k_i of i's d_i in-edges), on a subgraph per rank and step.
 
-The baseline that is no full-graph method. Neighbour sampling: a step takes `batch_size` training nodes and up to
+The baseline without full-graph training. Neighbour sampling: a step takes `batch_size` training nodes and up to
 `fanout` in-neighbours of every node, hop by hop (Hamilton, Ying, Leskovec, Inductive Representation Learning on Large
 Graphs, NeurIPS 2017, arXiv 1706.02216), as PyG's NeighborLoader does. sampler=cluster: a step takes a union of clusters
 and the edges between them (ClusterGCN, KDD 2019, arXiv 1905.07953), sampler=uniform of random parts of the nodes (arXiv
 2605.22480). sampler=saint: nodes drawn at random and the edges between them, sums and losses divided by probabilities
-(GraphSAINT, ICLR 2020, arXiv 1907.04931). Every rank holds the whole graph, so no feature is sent: bytes are those of
-gradients, one sum a step. Evaluation is full-graph and exact, as in graph parallelism. Specification:
+(GraphSAINT, ICLR 2020, arXiv 1907.04931). Every rank holds the whole graph, so no feature is sent, only one sum of
+gradients per step. Evaluation is full-graph and exact, as in graph parallelism. Specification:
 docs/strategies/minibatch.md.
 
 Deviations: self loops are kept, not sampled, as PyG's layers add them afterwards. normalize=graph is ours: degrees of
-the whole graph and sums scaled by d/k, unbiased in every layer and exact where all in-edges are taken. PyG's layers
-take the sample's degrees (normalize=subgraph), which is another network at the rim even then. Maxima and attention
-read no degrees. `batch_size` counts the seeds of all ranks: more ranks are the same optimisation.
+the whole graph and sums scaled by d/k, unbiased in every layer and exact if all in-edges are taken. PyG's layers take
+the sample's degrees (normalize=subgraph), which even then computes another function at the outermost nodes. Maxima and
+attention read no degrees. `batch_size` counts the seeds of all ranks: more ranks are the same optimisation.
 """
 
 from __future__ import annotations
@@ -58,18 +58,19 @@ _LONGEST_TMPDIR = 75
 
 @dataclass(frozen=True, kw_only=True)
 class Minibatch:
-    """`fanout`: in-neighbours of a node, a number a layer, the seeds' (of the last layer) first; the last number counts
-    for further layers, -1 is all. A layer that aggregates twice takes its number twice; encoder and decoder have none.
+    """`fanout`: in-neighbours of a node, a number per layer, the seeds' (last) layer first; the last number applies to
+    further layers, -1 is all. A layer that aggregates twice uses its number twice; encoder and decoder have none.
 
     `batch_size`: seeds of a step, all ranks together; None: all training nodes. `num_workers`: processes of each rank
-    that draw ahead, 0: none; the same bits with any. `sampler`: of neighbours pyg (NeighborLoader), own, or auto: pyg
-    where pyg-lib is installed; cluster, uniform or saint in their place.
+    that draw ahead, 0: none; results do not depend on it. `sampler`: of neighbours pyg (NeighborLoader), own, or auto
+    (pyg if pyg-lib is installed); or cluster, uniform, saint.
 
     sampler=cluster: the graph is cut into `clusters` by `partition`, a step takes `clusters_per_batch` of them, all
     ranks together; 1 cluster is the whole graph. sampler=uniform: the same with `clusters` random parts of the nodes,
     drawn anew in every epoch; with clusters_per_batch=1 and normalize=subgraph PyG's RandomNodeLoader. sampler=saint: a
-    step draws about `batch_size` nodes, all ranks together (None: every rank all of them), by `saint`, walks of
-    `walk_length` edges; probabilities are estimated from as many draws as hold `coverage` times the nodes of the graph.
+    step draws about `batch_size` nodes, all ranks together (None: all nodes on every rank), by `saint`, walks of
+    `walk_length` edges; probabilities are estimated from draws that together hold `coverage` times the nodes of the
+    graph.
     """
 
     fanout: tuple[Annotated[int, Ge(-1)], ...] = (15, 10)
@@ -86,11 +87,11 @@ class Minibatch:
     def __post_init__(self) -> None:
         if not self.fanout or 0 in self.fanout:
             raise ValueError(f"fanout={list(self.fanout)} must be numbers of neighbours, one a layer, or -1 for all")
-        _ = self.sampling  # raises ValueError for more clusters a batch than there are
+        _ = self.sampling  # raises ValueError for more clusters per batch than exist
 
     @property
     def sampling(self) -> Neighbours | Clusters | Saint:
-        """The configuration of the chosen sampler."""
+        """Return the configuration of the chosen sampler."""
         if self.sampler == "saint":
             return Saint(self.batch_size, self.saint, self.walk_length, self.coverage)
         if self.sampler in ("cluster", "uniform"):
@@ -123,13 +124,13 @@ class Minibatch:
         self.sampling.check(num_ranks, num_layers)
 
     def plan(self, workload: Workload, topology: Topology) -> Plan:
-        """Return the parts of the evaluation; training knows clusters, as chunks, or nothing."""
+        """Return the parts for evaluation; training uses only clusters, as chunks, or nothing."""
         self.sampling.check(topology.num_ranks, workload.num_layers)
         plan = workload.flat_plan(topology)
         return replace(plan, placement=replace(plan.placement, chunk_of=self.cluster_of(workload)))
 
     def cluster_of(self, workload: Workload) -> Tensor | None:
-        """Return the cluster of each node, [N]; None: no clusters, or others in each epoch."""
+        """Return the cluster of each node, [N]; None: no clusters, or new ones in each epoch."""
         refuse_empty_clusters(self, workload.dataset.num_nodes)
         return workload.part_of(self.clusters) if self.sampler == "cluster" else None
 
@@ -178,7 +179,7 @@ def _hops(model: GNN, shard: Shard) -> list[int]:
     """Return the number of aggregations of each layer."""
     uses = shape_trace(model, replace(shard, x=shard.x.new_zeros(1, model.in_dim)))
     for use in uses:
-        if not hasattr(use.agg, "summed"):  # a fold of the user's own enters here
+        if not hasattr(use.agg, "summed"):  # a user's fold enters here
             raise ValueError(
                 f"the fold {type(use.agg).__name__} of layer {use.layer} does not say whether it is a sum over "
                 "in-edges, which samples have to know: give it summed = True or False (folds/aggregator.py)."

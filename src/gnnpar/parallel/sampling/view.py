@@ -2,9 +2,9 @@
 
 The factor d_i / k_i is a weight of each edge, so that a sum stays one walk over its edges.
 
-A layer reads the rows within h hops of the seeds and returns those within h - 1, which the next layer reads. A layer
-that does not ask for its `destinations` returns rows within h hops, which are right for those within h - 1; the others
-are cut off (PyG calls that trim_to_layer). Self loops are never sampled away, as PyG's layers add them after sampling.
+A layer reads the rows within h hops of the seeds and returns the rows within h - 1 hops to the next layer. A layer that
+does not call `destinations` returns rows within h hops, correct within h - 1; the others are cut off (PyG:
+trim_to_layer). Self loops are always kept, as PyG's layers add them after sampling.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Normalize = Literal["graph", "subgraph"]
 class Subgraph(NamedTuple):
     """A sample with its self loops, as CSR by destination, loops first in a row. Plain tensors: workers send them.
 
-    Shapes: node_ids [n]; ends as in Sample, `edges_within`: how many in-edges the nodes within so many hops have;
-    indptr [m + 1], indices [e] (int32), edge_ids [e] or None; in_degree [n]; weights [e]: how often an in-edge counts
-    in sums, loss_weight [seeds]: the loss of a seed (None: once).
+    Shapes: node_ids [n]; ends as in Sample, `edges_within`: numbers of in-edges of the nodes within 0, 1, ... hops;
+    indptr [m + 1], indices [e] (int32), edge_ids [e] or None; in_degree [n]; weights [e] of in-edges in sums,
+    loss_weight [seeds] of a seed's loss (None: 1).
     """
 
     node_ids: Tensor
@@ -60,7 +60,7 @@ class Subgraph(NamedTuple):
         return sum(t.nbytes for t in self.tensors.values())
 
     def pinned(self) -> Subgraph:
-        """Return it in memory from which a GPU copies while the host continues."""
+        """Return it in pinned memory, from which a GPU copies while the host continues."""
         return self._replace(**{name: t.pin_memory() for name, t in self.tensors.items()})
 
     def to(self, device: torch.device) -> Subgraph:
@@ -70,8 +70,8 @@ class Subgraph(NamedTuple):
 def subgraph_of(sample: Sample, graph: Replica, normalize: Normalize, *, weights: Tensor | None = None) -> Subgraph:
     """Add loops, degrees and weights to a sample.
 
-    `normalize`: graph takes the degrees of the whole graph, and sums that make up for edges left out: by `weights` [e]
-    of the edges drawn, or by d_i / k_i; subgraph takes the degrees within the sample, as PyG's layers count them.
+    `normalize`: graph takes the degrees of the whole graph, and weights sums for edges left out, by `weights` [e] of
+    the sampled edges or by d_i / k_i; subgraph takes the degrees within the sample, as PyG's layers do.
     """
     inside = sample.nodes[: len(sample.counts)]
     loops, counts = graph.loops[inside], sample.counts
@@ -104,7 +104,7 @@ def subgraph_of(sample: Sample, graph: Replica, normalize: Normalize, *, weights
 
 
 def ranges(first: Tensor, counts: Tensor, total: int) -> Tensor:
-    """Return first[0], first[0] + 1, ..., `counts[0]` of them, then those of first[1]; `total` numbers."""
+    """Return first[0], first[0] + 1, ..., `counts[0]` numbers, then `counts[1]` from first[1]; `total` in all."""
     ends = counts.cumsum(0)
     before = (ends - counts).repeat_interleave(counts, output_size=total)
     return first.repeat_interleave(counts, output_size=total) + torch.arange(total, device=counts.device) - before
@@ -114,7 +114,7 @@ def ranges(first: Tensor, counts: Tensor, total: int) -> Tensor:
 class SampledGraph(OwnRows):
     """The nodes within `hops` of the seeds, in one layer of one pass.
 
-    `outer`: the view whose `destinations` this is, and whose rows its next aggregation reads.
+    `outer`: the view that returned this one as `destinations`; the next aggregation reads its rows.
     """
 
     sub: Subgraph
@@ -134,7 +134,7 @@ class SampledGraph(OwnRows):
 
     @property
     def num_read(self) -> int:
-        """Number of rows within a hop less, whose in-edges were drawn."""
+        """Return the number of rows within `hops` - 1, which have their in-edges in the sample."""
         return self.sub.ends[self.hops - 1]
 
     @property
@@ -157,7 +157,7 @@ class SampledGraph(OwnRows):
         return replace(self, layer=layer)
 
     def inwards(self, hops: int) -> Self:
-        """Return the view that many hops nearer to the seeds."""
+        """Return the view `hops` hops nearer to the seeds."""
         return replace(self, hops=self.hops - hops)
 
     def destinations(self, *rows: Tensor) -> tuple[Self, Rows]:
@@ -176,7 +176,8 @@ class SampledGraph(OwnRows):
         return torch.cat([out, out.new_zeros(self.num_rows - self.num_read, *out.shape[1:])])
 
     def fold(self, agg: Aggregator, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
-        """Shapes: src [num_rows, ...], dst [num_read, ...], edge [E, ...] by ascending id -> [num_read, ...]."""
+        """Fold the drawn in-edges. Shapes: src [num_rows, ...], dst [num_read, ...], edge [E, ...] by ascending id ->
+        [num_read, ...]."""
         assert self.hops > 0, "more aggregations than hops were drawn"
         if edge:
             ids = self.block.edge_ids
@@ -189,7 +190,7 @@ class SampledGraph(OwnRows):
 
     @cached_property
     def block(self) -> Block:
-        """All edges drawn, loops too. Columns are places in the sample, and of equal maxima the first counts."""
+        """Return all drawn edges and loops. Columns are positions in the sample; of equal maxima the first counts."""
         indptr = self.sub.indptr[: self.num_read + 1]
         last = self.sub.edges_within[self.hops - 1]
         ids = None if self.sub.edge_ids is None else self.sub.edge_ids[:last]
@@ -199,22 +200,22 @@ class SampledGraph(OwnRows):
 
     @cached_property
     def counted(self) -> Block:
-        """The block with weights: how often an edge counts in sums."""
+        """Return the block with the weights of edges in sums."""
         assert self.sub.weights is not None
         weights = self.sub.weights[: self.block.num_edges]
         return replace(self.block, edges=replace(self.block.edges, weight=weights))
 
 
 def first_rows(rows: Tensor, count: int) -> Tensor:
-    """Shapes: rows [N, ...] -> [count, ...]; `rows` itself where these are all: autograd pads what was cut."""
+    """Return `rows` [N, ...] cut to [count, ...]; `rows` itself if count is N, since autograd pads slices."""
     return rows if len(rows) == count else rows[:count]
 
 
 def _fold_weighted(agg: Aggregator, block: Block, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
-    """Fold in-edges that count as often as the weights of the block say: out_i = sum_j weight_ij x_j.
+    """Fold in-edges with the weights of the block: out_i = sum_j weight_ij x_j.
 
-    `agg` is `summed`. Shapes: src [N, ...], dst [n, ...], edge [E, ...] -> [n, ...]. ValueError for a fold that is
-    neither Sum nor Generic.
+    `agg` is `summed`. Shapes: src [N, ...], dst [n, ...], edge [E, ...] -> [n, ...]. Raises ValueError for a fold that
+    is neither Sum nor Generic.
     """
     if isinstance(agg, Sum):  # the engine carries no weights of the graph
         return fold_block(replace(agg, weighted=True), block, src, dst, edge, shared)
