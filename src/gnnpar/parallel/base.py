@@ -1,4 +1,4 @@
-"""Defaults of strategies with one part a rank and all layers on every rank."""
+"""Defaults of strategies with one part per rank and all layers on every rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gnnpar.placement import Plan, Topology
 HALO = Capabilities(
     from_shards=True, edge_data=ALL_KINDS, moments=True, pair_loss=True, row_order=True, learned_features=True
 )
-"""Of a strategy that reads halo rows: its ranks hold all rows of a layer at once."""
+"""Capabilities of a strategy that reads halo rows: its ranks hold all rows of a layer at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class FlatStrategy:
         return self
 
     def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
-        """Anything runs."""
+        """Accept every configuration."""
 
     def plan(self, workload: Workload, topology: Topology) -> Plan:
         return workload.flat_plan(topology)

@@ -25,7 +25,8 @@ from gnnpar.parallel.view import View
 
 
 class Walk(Protocol):
-    """The blocks of one aggregation in their order. Defaults: edge operands are in their order, and none travel."""
+    """The blocks of one aggregation, in order. Defaults: edge operands are in the order of the blocks; none are
+    sent."""
 
     @property
     def num_rows(self) -> int:
@@ -49,7 +50,7 @@ class Walk(Protocol):
         return agg.needs_src
 
     def merged(self, state: Rows) -> tuple[Rows, Rows]:
-        """Return (the state merged with remote partial results, the rows of these that the gradient reads)."""
+        """Return (the state merged with remote partial results, their rows that the gradient reads)."""
         return state, ()
 
     def hold(self, call: int, rows: Sequence[Tensor]) -> None:
@@ -64,8 +65,8 @@ class Gradient:
     """Gradient of one aggregation, accumulated block by block.
 
     Gradients of local rows add up over blocks; gradients of remote rows are sent to their owners. Shares of
-    destinations and of shared tensors from remote and local blocks are summed apart and added at the end, so the bits
-    do not depend on whether the local block comes first or last.
+    destinations and of shared tensors from remote and local blocks are summed separately and added at the end, so the
+    bits do not depend on whether the local block comes first or last.
     """
 
     def __init__(
@@ -160,7 +161,7 @@ def split_operands(counts: tuple[int, int, int], flat: Rows) -> Operands:
 
 
 def wanted_gradients(grads: Operands, asked: Sequence[bool]) -> list[Tensor | None]:
-    """Return one gradient for each flat autograd argument, None where none is needed."""
+    """Return one gradient for each flat autograd argument, None if it is not needed."""
     flat: list[Tensor | None] = [g for group in grads for g in group]
     flat += [None] * (len(asked) - len(flat))
     return [g if wanted else None for g, wanted in zip(flat, asked, strict=True)]
@@ -171,7 +172,7 @@ class _Kept(Context):
     agg: Aggregator
     call: int
     counts: tuple[int, int, int]
-    ends: tuple[int, int, int]  # of own operands, of remote rows, of rows that `merged` gave
+    ends: tuple[int, int, int]  # of own operands, of remote rows, of rows from `merged`
     like: tuple[RowLike, ...]
 
 
@@ -188,7 +189,7 @@ class _Fold(torch.autograd.Function):
             )
             if keeps and rows is not None:
                 remote += rows
-            del rows  # freed before the next ones come
+            del rows  # freed before the next rows arrive
         state, merged = over.merged(state)
         out, saved = agg.finish(state)
         own = flat if agg.needs_src else ()
@@ -224,8 +225,8 @@ class HeldRows(Unsaved):
 class ExchangingView(Walk, View):
     """A rank's part of the graph, with a walk that reads remote rows. Subclasses add `blocks` and `differentiate`.
 
-    `exchange`: of rows and gradients. `once`: exchange of rows that are sent once and kept over epochs
-    (first_layer=cached), since noise drawn once would stay for the whole run; None: `exchange`.
+    `exchange`: sends rows and gradients. `once`: sends rows that are kept over epochs (first_layer=cached) without
+    noise, which would stay for the whole run; None: `exchange`.
     """
 
     exchange: CodedExchange = field(kw_only=True)

@@ -1,6 +1,6 @@
 """A rank's part and the rows of all parts, block by block: Y[N_P, F] = sum_q A[N_P, N_q] X[N_q, F] over parts q.
 
-Forward: each part in turn sends all its rows to every rank, which folds and drops them. Backward: in the same order,
+Forward: each part in turn sends all its rows to every rank, and ranks fold and drop them. Backward: in the same order,
 every rank sends the gradients of a part's rows to their owner.
 """
 
@@ -47,8 +47,8 @@ def broadcast_engine(
     training: Callable[..., BroadcastGraph] | None = None,
     parts: Mapping[str, Stateful | None] | None = None,
 ) -> FlatEngine:
-    """Build the engine of a strategy that broadcasts parts. `training`: returns its view; None: the view of
-    evaluation."""
+    """Build the engine of a strategy that broadcasts parts. `training`: constructor of the training view; None: the
+    evaluation view."""
     context = normalised_for(context, exactness)
     context = replace(context, shard=whole_parts(context.shard, context.comm))
     shard, comm, seed = context.shard, context.comm, context.seed

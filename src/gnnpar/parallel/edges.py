@@ -18,7 +18,7 @@ Overlap = Literal["none", "edges", "central_marginal"]
 
 
 class EdgeOrder:
-    """Which inner edges are computed while messages travel (`early`) and which after, in both directions.
+    """Split of inner edges, in both directions: `early` is folded while messages travel, `late` afterwards.
 
     none: none early (vanilla in the papers). edges: all inner edges early. central_marginal: early only the edges of
     destinations without halo in-neighbours; backward, of sources that no other part reads (AdaQP, section 1.2).
@@ -54,8 +54,7 @@ class EdgeOrder:
 
     @cached_property
     def sources(self) -> list[int]:
-        """Return the parts that this part reads, the previous one first, so that at any time each sends to a different
-        one."""
+        """Return the parts that this part reads, the previous one first: parts send to different parts at any time."""
         return sorted(self.shard.halo, key=lambda p: (self.shard.part - p) % self.shard.parts)
 
     @cached_property

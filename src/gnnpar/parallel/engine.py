@@ -75,7 +75,7 @@ class Stateful(Protocol):
 
 
 class Unsaved:
-    """A Stateful with a byte count alone: nothing is in flight between epochs, nothing is saved."""
+    """A Stateful with only a byte count: nothing is in flight between epochs, nothing is saved."""
 
     def drain(self) -> None:
         """Do nothing: nothing is in flight."""
@@ -101,9 +101,9 @@ def summand(gradient: Tensor | None, of: Tensor) -> Tensor:
 def set_gradients(
     parameters: Mapping[str, nn.Parameter], sums: Mapping[str, Tensor], before: frozenset[str] | None = None
 ) -> frozenset[str]:
-    """Set the sums of `summand` as gradients, None for a parameter that the loss reads on no rank: as in a torch loop,
-    weight decay does not move it. Return the names of these parameters. `before`: the names of the last step; on a GPU
-    only these are checked again, so that the host does not wait, and none while a CUDA graph is captured."""
+    """Set the sums of `summand` as gradients, and None for parameters that the loss reads on no rank: as in a torch
+    loop, weight decay does not change these. Return their names. `before`: the names of the last step; on a GPU only
+    these are checked again, so that the host does not wait, and none while a CUDA graph is captured."""
     unread = before if any(each.is_cuda for each in sums.values()) else None
     if unread is None or (unread and not torch.cuda.is_current_stream_capturing()):
         asked = sums if unread is None else unread
@@ -118,7 +118,7 @@ Timeline = list[tuple[str, float, float]]
 
 
 class EngineDefaults:
-    """What engines share: codecs and parts, the state that they keep between epochs by its name in a checkpoint."""
+    """Codecs and parts of an engine. Parts: state kept between epochs, by its name in a checkpoint."""
 
     timeline: Timeline | None = None
     _codecs: Sequence[Codec] = ()
@@ -151,7 +151,7 @@ class Engine(Protocol):
     """A fully initialised engine: no setters, no set-up call. All methods are collective over the ranks."""
 
     timeline: Timeline | None
-    """Set to an empty list before an epoch, it collects the epoch's actions where the engine has some; None: off."""
+    """Set to an empty list before an epoch to record its actions, if the engine has some; None: off."""
 
     @property
     def profile(self) -> SavedProfile | None:
@@ -193,7 +193,7 @@ class Engine(Protocol):
         """Yield global names and parameters of this rank, frozen ones too; a shared parameter under its first name."""
         ...
 
-    def named_weights(self) -> Iterator[tuple[str, Any]]:  # Any: of a module's extra state
+    def named_weights(self) -> Iterator[tuple[str, Any]]:  # Any: a module's extra state
         """Yield this rank's share of the model's `weights`: parameters under all of their names, buffers, extra
         state."""
         ...
@@ -217,7 +217,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Capturable(Engine, Protocol):
-    """An engine with an epoch that a CUDA graph may hold: device work depends on keys and numbers in tensors alone."""
+    """An engine with epochs that a CUDA graph can capture: device work depends only on keys and numbers in tensors."""
 
     def launch_epoch(self, epoch: int, optimizer: Stepper, keys: KeyTable) -> Tensor:
         """Run `train_epoch` without reading anything back to the host. Return the loss, shape [].
@@ -272,7 +272,7 @@ class FlatEngine(EngineDefaults):
         if reserved := self._parts.keys() & {"model", "codecs"}:
             raise ValueError(f"parts of an engine may not be named {sorted(reserved)}: a checkpoint has these already.")
         self._objective = objective_of(context.task, shard, model, comm, seed)
-        self._own_gradient = torch.empty(0)  # of shard.learned, of the last pass: it is not summed over ranks
+        self._own_gradient = torch.empty(0)  # of shard.learned in the last pass, not summed over ranks
 
     @property
     def node_ids(self) -> Tensor:
@@ -305,7 +305,7 @@ class FlatEngine(EngineDefaults):
             bucket = self._differentiate(self._view, Pass(self._seed, epoch, training=True, keys=keys))
         bucket = self.reduce(bucket, epoch)
         if not self._crosses:
-            self._comm.flush(keep=0)  # all was received before the sum: buffers of a pass end with it
+            self._comm.flush(keep=0)  # all messages arrived before the sum: free the buffers of the pass
         return bucket
 
     def reduce(self, bucket: Tensor, epoch: int) -> Tensor:
@@ -373,10 +373,9 @@ class FlatEngine(EngineDefaults):
         return self.bucket_of(self._objective.loss(rows, run))
 
     def bucket_of(self, loss: Tensor | None) -> Tensor:
-        """Return all gradients of a loss, as `summand` gives them, and the loss, in one vector. None: this rank has no
-        loss.
+        """Return the `summand` of each gradient of a loss, and the loss, in one vector. None: this rank has no loss.
 
-        The gradient of `shard.learned`, the last, stays on its rank; the vector has its squared norm.
+        The last gradient, of `shard.learned`, stays on its rank; the vector has its squared norm.
         """
         parameters = list(self._trained.values())
         gradients = (None,) * len(parameters)
@@ -401,6 +400,6 @@ class FlatEngine(EngineDefaults):
         return {name: self._own_gradient if name in own else piece.view_as(p) for (name, p), piece in named}
 
     def _norm(self, bucket: Tensor) -> float:
-        """Return the norm of the whole gradient, rows of all ranks included, by which all ranks clip or refuse the same
+        """Return the norm of the whole gradient with the rows of all ranks, so that all ranks clip or refuse the same
         step."""
         return float((bucket[:-2].square().sum() + bucket[-2]).sqrt())

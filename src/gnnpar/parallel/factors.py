@@ -2,8 +2,8 @@
 
 X and dZ of each rank are sent in place of dW, restricted to rows with dZ != 0; with few labels most rows are zero.
 Lossless: all ranks add the same products in rank order. A weight is sent this way in an epoch if that is fewer bytes on
-the fullest rank; row counts are exchanged first. Source: TAG (arXiv 2302.06126), section 4.2.2; sufficient factor
-broadcasting, Xie et al. 2016.
+the rank with most rows; row counts are exchanged first. Source: TAG (arXiv 2302.06126), section 4.2.2; sufficient
+factor broadcasting, Xie et al. 2016.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def break_even_rows(
 ) -> float:
     """Return the rows of a replica below which sending factors wins: K = (2 m n / P) / (m + n + 2 m n B / (4 F)).
 
-    By bytes alone if `seconds_per_flop`, 1 / F, is zero. `rate`: B, bytes a second.
+    By bytes alone if `seconds_per_flop`, 1 / F, is zero. `rate`: B, bytes per second.
     """
     m, n = width_in, width_out
     return (2 * m * n / replicas) / (m + n + 2 * m * n * rate * seconds_per_flop / 4)
@@ -53,10 +53,10 @@ def watch(loss: Tensor, weights: Mapping[str, nn.Parameter]) -> dict[str, Pair]:
     """Return the factors of each weight W that exactly one product X W^T reads; filled while the loss is
     differentiated.
 
-    No factors for other weights: of another product (X W, alpha X W^T), of several, or with a gradient hook.
+    Other weights have no factors: read by another product (X W, alpha X W^T), by several, or with a gradient hook.
     """
     names = {id(weight): name for name, weight in weights.items() if not _of(weight, "_backward_hooks")}
-    readers: dict[str, list[Tensor | None]] = {}  # X of each product, None of any other node
+    readers: dict[str, list[Tensor | None]] = {}  # X of each product, None for any other node
     kept: dict[str, Node] = {}
     for node in _nodes(loss.grad_fn):
         if node.name() != "TBackward0":

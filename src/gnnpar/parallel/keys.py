@@ -9,14 +9,14 @@ from gnnpar_kernels import fold_key
 from gnnpar_kernels.hashing import key_tensor
 
 Call = tuple[int, int, int]
-"""Of a mask: layer, tag, kind."""
+"""Layer, tag and kind of a mask."""
 
 
 class KeyTable:
     """Keys of the masks that one epoch draws; every epoch draws the same masks in number and order. Shapes: key [3]
     int32.
 
-    A key keeps its address unless a pass asks for more keys than any pass before it.
+    A key keeps its address unless a pass asks for more keys than any earlier pass.
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:

@@ -18,15 +18,15 @@ from gnnpar.parallel.torch_types import Context, apply
 from gnnpar.precision import is_narrow
 from gnnpar_kernels import Key, fold_key
 
-_FEATURE_MASK, _EDGE_MASK = 0, 1  # which kind of mask a key belongs to
+_FEATURE_MASK, _EDGE_MASK = 0, 1  # kinds of masks
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One run through the model: its epoch, its random numbers, training or evaluation.
+    """One pass through the model: epoch, random numbers, training or evaluation.
 
-    A `probe` draws training's masks and is counted as evaluation. `keys`: of this epoch, as tensors; None: as numbers.
-    The masks are the same.
+    A `probe` draws training's masks and is counted as evaluation. `keys`: keys of this epoch as tensors; None: as
+    numbers, with equal masks.
     """
 
     seed: int
@@ -64,7 +64,7 @@ class LocalRows:
     """Rows of some nodes in one layer of one pass."""
 
     normalised = False
-    random = False  # was a mask drawn?
+    random = False  # True if a mask was drawn
 
     def __init__(
         self, node_ids: Tensor, in_degree: Tensor, in_weight: Tensor | None = None, *, run: Pass, layer: int = 0
@@ -89,7 +89,7 @@ class LocalRows:
 
 
 def masked(x: Tensor, keep: Tensor, p: float) -> Tensor:
-    """Apply dropout by a mask that has been drawn, [n, width]. CPU only."""
+    """Apply dropout with a given mask, [n, width]. CPU only."""
     return apply(_Dropout, x, None, p, 0, keep)
 
 
@@ -120,8 +120,8 @@ class OwnRows(LocalRows):
 
 
 def as_messages(rows: Rows, dtype: torch.dtype, num_rows: int | None = None) -> Rows:
-    """Return the rows that neighbours read, rounded to the dtype in which rows are held if that is narrower. Raises
-    ValueError if there is not one row for each of `num_rows` nodes."""
+    """Return the rows that neighbours read, rounded to the dtype of held rows if it is narrow. Raises ValueError if
+    there is not one row for each of `num_rows` nodes."""
     if num_rows is not None and (other := [list(t.shape) for t in rows if t.shape[:1] != (num_rows,)]):
         raise ValueError(
             f"neighbours read rows of shape {other[0]}, and there are {num_rows} nodes here: hand on one row for each "
@@ -133,9 +133,9 @@ def as_messages(rows: Rows, dtype: torch.dtype, num_rows: int | None = None) -> 
 
 
 class Source(tuple[Tensor, ...]):
-    """Source rows with the facts that a view knows of them; a model sees rows.
+    """Source rows with facts for the view; a model sees only rows.
 
-    `constant`: they are the same in every epoch. `halo()`: the same message on the kept rows of halo nodes.
+    `constant`: equal in every epoch. `halo()`: the same message on the kept rows of halo nodes.
     """
 
     halo: Callable[[], Rows] | None

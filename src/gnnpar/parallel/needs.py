@@ -21,7 +21,7 @@ def refuse(strategy: Strategy, model: ModelSource, names: Mapping[str, str], tas
 
 
 def _unmet(strategy: Strategy, model: ModelSource, task: TaskConfig | None, names: Mapping[str, str]) -> Iterator[str]:
-    """Yield a sentence for each need that is not met."""
+    """Yield a sentence for each unmet need."""
     can, name = strategy.capabilities, names.get("strategy") or type(strategy).__name__
     kind = names.get("model") or ("pyg" if model.wraps else type(model).__name__)
     others = "choose single, graph_parallel or another that gnnpar check accepts"

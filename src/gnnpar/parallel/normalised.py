@@ -1,8 +1,8 @@
 """GCN's scaling inside the sum: edge weights w_ij d_i^-1/2 d_j^-1/2, computed once at the start of a run.
 
 Scaling rows before and after every sum takes two passes over [N, F] in each direction. With scaled weights rows travel
-unscaled. This is only for strategies that send rows uncoded in the epoch that computes them: a codec's message is of
-scaled rows, and rows kept over epochs are in checkpoints as they were sent.
+unscaled. Only for strategies that send rows without a codec in the epoch that computes them: codecs encode scaled rows,
+and checkpoints hold kept rows as they were sent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gnnpar.precision import is_narrow
 
 
 def normalised_for(context: BuildContext, exactness: Collection[Exactness]) -> BuildContext:
-    """Return the context with the shard that an engine of such a strategy trains on; unchanged if rows are scaled.
+    """Return the context with scaled edge weights in its shard; unchanged if rows are scaled instead.
 
     first_layer=cached keeps unscaled sums in checkpoints; weighted 16-bit rows are widened on a CPU.
     """

@@ -89,7 +89,7 @@ class NodeObjective:
 
 def fitted(task: Task, shard: Shard, comm: Communicator, *, in_parts: bool) -> Task:
     """Return the task fitted to all training rows. Collective. `in_parts`: a rank computes the loss of its rows in
-    pieces. Raises ValueError if a user's loss cannot be computed so."""
+    pieces. Raises ValueError if a user's loss does not allow that."""
     if not isinstance(task, Labelled):
         return task
     if (counts := task.counts(shard.y[shard.rows_of_split["train"]])) is not None:

@@ -28,14 +28,15 @@ class WithOracle(Protocol):
 
     def oracle(self, plan: Plan, whole: Shard, *, seed: int) -> PassGraph | None:
         """Return the training view of one device that holds the whole graph, equal to this strategy under `plan` to
-        rounding. Built once for a run: it may keep state between epochs. None if there is none, as with a lossy codec.
+        rounding. Built once for a run: it may keep state between epochs. None if it has no oracle, as with a lossy
+        codec.
         """
         ...
 
 
 @dataclass(eq=False)
 class PartByPart(View):
-    """The whole graph, with parts that may read other rows of each other than their own. Shapes: part_of [N]."""
+    """The whole graph, folded part by part, with a separate table for the rows of other parts. Shapes: part_of [N]."""
 
     part_of: Tensor = field(kw_only=True)
 
@@ -46,7 +47,7 @@ class PartByPart(View):
     def fold_parts(
         self, agg: Aggregator, own: Rows, others: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()
     ) -> Tensor:
-        """Fold for every part its own rows of `own` and the other parts' rows of `others`, each [N, ...]."""
+        """Fold each part with its own rows from `own` and the other parts' rows from `others`, each [N, ...]."""
         total: Tensor | None = None
         whole = self.shard.inner
         for part in range(self.num_parts):
@@ -54,7 +55,7 @@ class PartByPart(View):
             table = tuple(torch.where(mask_like(mine, a), a, b) for a, b in zip(own, others, strict=True))
             block, place = self._block(mine)
             out = fold_block(agg, block, table, dst, tuple(t[place] for t in edge), shared)
-            if agg.whole_neighborhood:  # one row an edge
+            if agg.whole_neighborhood:  # one row per edge
                 every, some = (_ids(agg, each) for each in (whole, block))
                 total = out.new_zeros(len(every), *out.shape[1:]) if total is None else total
                 total = total.index_copy(0, torch.searchsorted(every, some), out)
@@ -80,14 +81,13 @@ def _ids(agg: Aggregator, block: Block) -> Tensor:
 
 
 def mask_like(mask: Tensor, rows: Tensor) -> Tensor:
-    """Return a mask of rows that broadcasts over their numbers. Shapes: mask [N], rows [N, ...] -> [N, 1, ...]."""
+    """Return a mask of rows that broadcasts over their elements. Shapes: mask [N], rows [N, ...] -> [N, 1, ...]."""
     return mask.view(-1, *[1] * (rows.dim() - 1))
 
 
 @runtime_checkable
 class WithOracleEngine(Protocol):
-    """A strategy with a loss that is not a mean over the training nodes of one graph, so that a view alone is not
-    enough."""
+    """A strategy with an oracle that needs an engine: its loss is not the mean over the training nodes of one graph."""
 
     def oracle_engine(self, plan: Plan, context: BuildContext) -> Engine | None:
         """Return an engine of one device that holds the whole graph, equal to this strategy under `plan` to

@@ -1,7 +1,7 @@
 """Losses and scores of pairs of nodes on different ranks, without a table of all nodes on any rank.
 
 The owner of a pair is the owner of its source. Rows of destinations are fetched in rounds, about as many as a part has
-nodes, and their gradients go back at once: a rank never holds the rows of all pairs.
+nodes, and their gradients are returned at once: a rank never holds the rows of all pairs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gnnpar.parallel.torch_types import Context, apply, integers, or_zeros, uniq
 from gnnpar.partition.shard import Shard
 
 LEAST_ROWS = 4096
-"""Destinations of a round, where a part has fewer nodes."""
+"""Destinations of a round if a part has fewer nodes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class Route:
 class RowFetch:
     """Fetch rows of any nodes from their owners, and return gradients. All methods are collective.
 
-    A directory, cut by node id, maps nodes to owners: no rank knows the owners of all nodes. Shapes: node_ids [N] of
+    A directory, split by node id, maps nodes to owners: no rank knows the owners of all nodes. Shapes: node_ids [N] of
     this rank, ascending.
     """
 
@@ -101,7 +101,7 @@ class RowFetch:
         incoming = {p: Incoming(len(ids)) for p, ids in asked.items() if p != rank}
         for peer, (rows,) in self._exchanged(outgoing, incoming, _like(nodes), site):
             found[peer] = rows
-        return torch.cat([found[p] for p in sorted(found)]) if found else nodes  # blocks ascend as the nodes do
+        return torch.cat([found[p] for p in sorted(found)]) if found else nodes  # blocks and nodes both ascend
 
     def _by_block(self, nodes: Tensor) -> dict[int, Tensor]:
         """Split ascending ids by the rank that holds their block of the directory."""
@@ -109,8 +109,7 @@ class RowFetch:
         return {p: ids for p, ids in enumerate(torch.split(nodes, counts)) if len(ids)}
 
     def _sent(self, ids: Mapping[int, Tensor], site: Site) -> dict[int, Tensor]:
-        """Exchange ids with every rank, this one included. Counts are not known beforehand: ranks sum a table of
-        them."""
+        """Exchange ids with every rank, this one included. Ranks sum a table of counts first."""
         rank, size = self.comm.rank, self.comm.size
         mine = [[len(ids.get(p, ())) if r == rank else 0 for p in range(size)] for r in range(size)]
         table = self.comm.all_reduce(torch.tensor(mine, device=self.node_ids.device), site)
@@ -193,8 +192,8 @@ class PairExamples:
 
     @torch.no_grad()
     def scores(self, rows: Tensor, pairs: Tensor, most: int) -> Tensor:
-        """Return the logits of any pairs of global ids. `most`: pairs that a rank asks for. Shapes: rows [N, D] of this
-        rank, pairs [n, 2] -> [n]."""
+        """Return the logits of any pairs of global ids. `most`: largest number of pairs of a rank. Shapes: rows [N, D]
+        of this rank, pairs [n, 2] -> [n]."""
         found: list[Tensor] = []
         for number, chosen in enumerate(_slices(len(pairs), max(1, -(-2 * most // self._limit)))):
             site = Site(0, -1, number, "evaluate")

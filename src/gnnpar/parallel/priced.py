@@ -1,6 +1,6 @@
-"""What a strategy may implement so that `gnnpar plan` and `gnnpar estimate` can price it.
+"""Protocols of strategies that `gnnpar plan` and `gnnpar estimate` can price.
 
-Both Protocols are optional: a strategy without `cost` is listed as unpriced.
+Both are optional: a strategy without `cost` is listed as unpriced.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from gnnpar.pricing.work import Held, Work
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
-    """A run to price, in numbers: the graph and the model on `ranks` ranks.
+    """A run to price: the graph and the model on `ranks` ranks.
 
-    `number`: bytes of a number of a row, `summed`: of one that ranks add up. `kept`: what layer 0 keeps over epochs
-    where first_layer=cached, else 'no'. `threads`: of a rank, for what is measured on the machine at hand. `work_of`:
+    `number`: bytes per element of a row, `summed`: of elements that ranks add up. `kept`: rows that layer 0 keeps over
+    epochs if first_layer=cached, else 'no'. `threads`: per rank, for measurements on this machine. `work_of`: number of
     parts -> the work of a partition, nothing kept.
     """
 
@@ -47,7 +47,7 @@ class Problem:
         return sum(p.numel() for p in self.model.parameters())
 
     def work(self, candidate: Candidate) -> Work:
-        """Of a candidate's parts, with what its layer 0 keeps."""
+        """Return the work of a candidate's parts, with the rows that its layer 0 keeps."""
         return replace(self.work_of(candidate.parts), held=candidate.keeps(self.kept))
 
 
@@ -56,7 +56,7 @@ class Priced(Protocol):
     """A strategy that prices itself as it is configured."""
 
     def cost(self, problem: Problem, machine: Machine) -> Price:
-        """Seconds, bytes and memory of an epoch on the ranks of `machine`; ValueError where the run is refused."""
+        """Return time, bytes and memory of an epoch on the ranks of `machine`. Raises ValueError for a refused run."""
         ...
 
 
@@ -65,13 +65,13 @@ class Enumerated(Priced, Protocol):
     """A strategy with configurations that a planner may choose from."""
 
     def candidates(self, scope: Scope, ranks: int) -> Iterable[Candidate]:
-        """Return configurations on exactly so many ranks, a typical one of each engine first: calibration measures
-        that."""
+        """Return configurations on exactly `ranks` ranks, a typical one of each engine first, which calibration
+        measures."""
         ...
 
 
 def priced(
     candidate: Candidate, problem: Problem, machine: Machine, traffic: Traffic | None, notes: tuple[str, ...] = ()
 ) -> Price:
-    """Return the price of the candidate that stands for a configured strategy."""
+    """Return the candidate's price, with the traffic and notes of a configured strategy."""
     return replace(candidate.price(problem.work(candidate), machine), traffic=traffic, notes=notes)

@@ -1,4 +1,4 @@
-"""What a model will aggregate, measured by running it on one node without edges: rows are all it can mix through."""
+"""The aggregations of a model, recorded by running it on one node with at most a self loop."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from gnnpar.partition.shard import Shard
 
 
 class Use(NamedTuple):
-    """One aggregation of a model: the fold, its source rows, and the rows it would push (none: it cannot).
+    """One aggregation of a model: the fold, its source rows, and the rows that it would push (() if it cannot).
 
-    `dst`: rows of destinations; `out`: those of the result. `partial`, `back`: rows of a partial result and of its
-    gradient, () where the fold does not merge, or reads rows of edges, which do not travel. `learned`: has a source
-    row a gradient; `differentiated`: has any operand. Both are known of a shape trace with gradients.
+    `dst`: rows of destinations; `out`: of the result. `partial`, `back`: rows of a partial result and of its gradient,
+    () if the fold does not merge or reads rows of edges, which are not sent. `learned`: a source row has a gradient;
+    `differentiated`: any operand has one. Both need a shape trace with gradients.
     """
 
     layer: int
@@ -66,7 +66,7 @@ class _Sketch(WholeGraph):
 
     @torch.no_grad()
     def _merged(self, agg: Mergeable, x: Operands) -> tuple[Rows, Rows]:
-        """Return a partial row of this node, and what goes back for it."""
+        """Return a partial result of this node, and the gradient returned for it."""
         block, fold = self.shard.inner, agg.at_source()
         partial = agg.partial(*fold.finish(fold.update(fold.init(1, x), block, x)), x.src[0].dtype)
         out, saved = agg.finish(agg.update(agg.init(1, x), block, x))
@@ -75,11 +75,12 @@ class _Sketch(WholeGraph):
 
 
 def shape_trace(model: Callable[..., Tensor], shard: Shard, *, gradients: bool = False) -> list[Use]:
-    """Return every aggregation of model(graph, x), in order, without communication. Refuses folds without a gradient.
+    """Return every aggregation of model(graph, x), in order, without communication. Raises ValueError for a fold
+    without a gradient.
 
-    `gradients`: record them, to see which operands have one. A copy of the model runs: a convolution with `cached=True`
+    `gradients`: record them, to see which operands have one. Runs a copy of the model: a convolution with `cached=True`
     keeps the rows that it has seen."""
-    with suppress(Exception):  # a module of the user's that cannot be copied
+    with suppress(Exception):  # a user's module that cannot be copied
         model = copy.deepcopy(model)
     first, one_edge = slice(0, 1), slice(0, min(1, shard.inner.num_edges))
     ends = torch.zeros_like(shard.node_ids[one_edge])
@@ -102,7 +103,7 @@ def shape_trace(model: Callable[..., Tensor], shard: Shard, *, gradients: bool =
     with torch.set_grad_enabled(gradients):
         model(view, one.x)
     for use in view.uses:
-        if not callable(getattr(use.agg, "grad", None)):  # a fold of the user's own enters here
+        if not callable(getattr(use.agg, "grad", None)):  # a user's fold enters here
             raise ValueError(
                 f"the fold {type(use.agg).__name__} of layer {use.layer} has no gradient rule: give it a method grad "
                 "(folds/aggregator.py), or write it as Generic."

@@ -19,11 +19,11 @@ from gnnpar.parallel.oracle import PartByPart
 from gnnpar.parallel.torch_types import Context, apply_to_rows
 from gnnpar_kernels.csr import accumulate_dtype
 
-Call = tuple[Phase, int, int]  # layer, number of the aggregation in it
+Call = tuple[Phase, int, int]  # phase, layer, number of the aggregation in the layer
 
 
 class RowPolicy:
-    """Age of halo rows, and the epochs in which they travel. Phase 'backward': gradients of halo rows, sent to their
+    """Age of halo rows, and the epochs in which they are sent. Phase 'backward': gradients of halo rows, sent to their
     owners.
 
     The base class reads rows of this epoch. Messages of epochs before the first are zeros.
@@ -38,7 +38,7 @@ class RowPolicy:
         return 0
 
     def decay(self, phase: Phase) -> float | None:
-        """Return d if folds read the running mean, d mean + (1 - d) rows, which starts with the first rows; None:
+        """Return d if folds read the running mean d mean + (1 - d) rows, started with the first rows; None: they read
         rows."""
         return None
 
@@ -49,7 +49,7 @@ class _Again(Posted):
 
 
 class StaleExchange(CodedExchange):
-    """Return the rows that `policy` asks for. Raises ValueError for a negative age."""
+    """Exchange that returns the rows that `policy` asks for. Raises ValueError for a negative age."""
 
     def __init__(self, comm: Communicator, codec: Wire, policy: RowPolicy) -> None:
         super().__init__(comm, codec)
@@ -65,7 +65,7 @@ class StaleExchange(CodedExchange):
         *,
         counted: Site | None = None,
     ) -> Posted:
-        """Send this epoch's rows if they travel, and return the message that is read in it."""
+        """Send this epoch's rows if the policy sends them, and return the message that is read in it."""
         at: Call = (site.phase, site.layer, site.call)
         epoch = site.epoch
         self._epoch = epoch
@@ -76,7 +76,7 @@ class StaleExchange(CodedExchange):
             posted = super().post(outgoing, incoming, like, site, counted=counted)
             if age == 0:
                 if self.policy.decay(site.phase) is None:
-                    self._kept.pop(at, None)  # freed before the new rows come
+                    self._kept.pop(at, None)  # freed before the new rows arrive
                 return posted
             self.store((*at, epoch), posted)
         if age is None:
@@ -177,8 +177,8 @@ class _Context(Context):
 
 
 class _Late(torch.autograd.Function):
-    """Rows of this epoch, and the rows that other parts read. Backward: the returning gradient of the latter is added
-    to that of the former."""
+    """Rows of this epoch, and the rows that other parts read. Backward: add the returned gradient of the second to the
+    gradient of the first."""
 
     @staticmethod
     def forward(ctx: _Context, view: StaleWhole, call: tuple[int, int], *rows: Tensor) -> Rows:

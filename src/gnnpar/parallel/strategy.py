@@ -66,7 +66,7 @@ class Workload:
         )
 
     def flat_plan(self, topology: Topology, *, chunks: int | None = None) -> Plan:
-        """Return a plan with one part a rank and all layers on every rank. `chunks`: that many parts on one rank, in
+        """Return a plan with one part per rank and all layers on every rank. `chunks`: that many parts on one rank, in
         turn."""
         if self.shards is not None:
             return self._cut_plan(self.shards)
@@ -86,7 +86,7 @@ class Workload:
         )
 
     def _cut_plan(self, shards: Manifest) -> Plan:
-        """Return `flat_plan` of a partition of which only the hash is known."""
+        """Return `flat_plan` of a partition known only by its hash."""
         placement = Placement((tuple(range(shards.parts)),), torch.zeros(0).long(), None, (range(self.num_layers),))
         return Plan(placement, hashes=shards.hashes, statistics=shards.statistics)
 
@@ -96,19 +96,19 @@ class Capabilities:
     """Capabilities of a strategy as configured.
 
     `max_ranks`: the most ranks it can use; None: any number. `from_shards`: it runs from shards on disk (its plan is
-    `flat_plan` with one part a rank). `vertex_cut`: edges have their own parts. `chunks`: the nodes of a rank may be
+    `flat_plan` with one part per rank). `vertex_cut`: edges have their own parts. `chunks`: the nodes of a rank may be
     cut into chunks that run in turn. `folds`: aggregators it supports; None: any. `cached_first_layer`: it supports
-    first_layer=cached. `by_layers`: it runs layer by layer, so it needs a model that is cut into layers. `no_pyg`: the
-    reason, after its name, that it runs no PyG model. `edge_data`: kinds of edge data it supports.
-    `whole_neighborhoods`: a fold may read all in-edges of a row at once. `moments`: its ranks together hold all rows of
-    a layer at once, so that a model may read their mean and variance. `replicated_weights`: every rank holds all
-    parameters (one stage). `crosses_epochs`: rows of one epoch are read in a later one. `plans_again`: it plans again
-    after the warm-up, with measurements. `less_memory`: number of ranks -> the settings of this strategy that need less
-    memory. `pair_loss`: a rank has the output rows of all its nodes at once, as losses of node pairs need. `clusters`:
-    the number of non-empty clusters that it cuts the graph into. `row_order`: the rows of a part may stand in any
-    order. `captured`: device work differs between epochs only in keys and numbers held in tensors (`Capturable`), so a
-    CUDA graph may hold an epoch. `learned_features`: a rank reads other nodes' features only through the folds of
-    layers, which return gradients.
+    first_layer=cached. `by_layers`: it runs layer by layer, so it needs a model that is cut into layers. `no_pyg`: why
+    it runs no PyG model, to be read after its name. `edge_data`: kinds of edge data it supports. `whole_neighborhoods`:
+    a fold may read all in-edges of a row at once. `moments`: its ranks together hold all rows of a layer at once, so
+    that a model may read their mean and variance. `replicated_weights`: every rank holds all parameters (one stage).
+    `crosses_epochs`: rows of one epoch are read in a later one. `plans_again`: it plans again after the warm-up, with
+    measurements. `less_memory`: number of ranks -> the settings of this strategy that need less memory. `pair_loss`: a
+    rank has the output rows of all its nodes at once, as losses of node pairs need. `clusters`: the number of non-empty
+    clusters that it cuts the graph into. `row_order`: the rows of a part may stand in any order. `captured`: device
+    work differs between epochs only in keys and numbers held in tensors (`Capturable`), so a CUDA graph may hold an
+    epoch. `learned_features`: a rank reads other nodes' features only through the folds of layers, which return
+    gradients.
     """
 
     max_ranks: int | None = None
@@ -186,7 +186,7 @@ def name_of(codec: CodecConfig) -> str:
 
 
 def check_plan(strategy: Strategy, plan: Plan) -> None:
-    """Refuse a plan, perhaps written by hand, that its strategy cannot run."""
+    """Raise ValueError for a plan, perhaps written by hand, that its strategy cannot run."""
     for problem in _plan_problems(strategy, plan):
         raise ValueError(f"the plan cannot run: {problem}")
 

@@ -1,6 +1,6 @@
-"""Types that torch does not declare: of autograd functions, and of the values that tensors give to Python."""
+"""Types that torch does not declare, of autograd functions and of Python values of tensors."""
 
-# this file alone calls what torch leaves without types
+# only this file calls torch functions without types
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Context(FunctionCtx):
 
 
 def apply(function: type[Function], *arguments: object) -> Tensor:
-    """Return the one tensor that a function gives."""
+    """Apply an autograd function and return its tensor."""
     with _as_given(arguments):
         out = function.apply(*arguments)
     assert isinstance(out, Tensor)
@@ -32,7 +32,7 @@ def apply(function: type[Function], *arguments: object) -> Tensor:
 
 
 def apply_to_rows(function: type[Function], *arguments: object) -> Rows:
-    """Return the tensors that a function gives."""
+    """Apply an autograd function and return its tensors."""
     with _as_given(arguments):
         out = function.apply(*arguments)
     assert isinstance(out, tuple)
@@ -40,7 +40,7 @@ def apply_to_rows(function: type[Function], *arguments: object) -> Rows:
 
 
 def _as_given(arguments: tuple[object, ...]) -> AbstractContextManager[object]:
-    """Run backward outside torch.autocast, as forward is."""
+    """Leave torch.autocast in forward, as in backward."""
     return unmixed(next((t.device for t in arguments if isinstance(t, Tensor)), torch.device("cpu")))
 
 

@@ -1,6 +1,6 @@
 """Sums over the rows of all ranks: totals, and the mean and variance of columns.
 
-A total is one sum over ranks forwards and one backwards; moments are two and one, of twice the numbers.
+A total takes one sum over ranks forward and one backward; moments take two and one, of twice the size.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def total_of(part: Tensor, comm: Communicator | None, site: Site | None) -> Tens
 
 @torch.no_grad()
 def largest_of(part: Tensor, comm: Communicator | None, site: Site | None) -> Tensor:
-    """Return the entrywise maximum over ranks, by a sum over ranks of one row for each. Shapes: [...] -> [...]."""
+    """Return the entrywise maximum over ranks, by a sum of a table with one row per rank. Shapes: [...] -> [...]."""
     if comm is None:
         return part.detach()
     slots = part.new_zeros(comm.size, *part.shape)

@@ -152,8 +152,7 @@ class View(OwnRows):
 
 
 def rows_left(shard: Shard, edge_ids: Tensor) -> Tensor | None:
-    """Return the attributes of those in-edges of the shard's rows that remain. Shapes: edge_ids [e] ascending -> [e,
-    D]."""
+    """Return the attributes of the remaining in-edges of the shard's rows. Shapes: edge_ids [e] ascending -> [e, D]."""
     return chosen(shard.edge_attr, torch.searchsorted(edge_order(shard), edge_ids))
 
 
