@@ -1,4 +1,4 @@
-"""The boundary rows of an epoch: which are drawn, the shard with them, and folds that reweight them.
+"""The sample of an epoch's boundary rows, the shard with only these rows, and folds that reweight them.
 
 A row of node j that part p reads is kept with probability `rate`, keyed by (seed, epoch, p, j): owner and reader draw
 the same, so no ids are sent, and all layers of an epoch use one sample.
@@ -17,18 +17,18 @@ from gnnpar.parallel.view import edge_order, rows_left
 from gnnpar.partition.shard import Shard
 from gnnpar_kernels import fold_key, keep_mask
 
-_BOUNDARY = 0xB45  # what the key is for
+_BOUNDARY = 0xB45  # use of the key
 
 
 def kept(ids: Tensor, *, rate: float, seed: int, epoch: int, reader: int) -> Tensor:
-    """Return which boundary rows part `reader` reads in an epoch. Shapes: ids [n] global -> [n] bool."""
+    """Return the mask of boundary rows that part `reader` reads in an epoch. Shapes: ids [n] global -> [n] bool."""
     if rate <= 0:
         return torch.zeros_like(ids, dtype=torch.bool)
     return keep_mask(ids, 1, p=1 - rate, key=fold_key(seed, epoch, reader, _BOUNDARY))[:, 0]
 
 
 def sampled(shard: Shard, *, rate: float, seed: int, epoch: int) -> Shard:
-    """Return the shard with only the drawn boundary rows, without peers that have none. Degrees stay."""
+    """Return the shard with only the drawn boundary rows, without peers that have none, with unchanged degrees."""
     boundary: dict[int, Tensor] = {}
     halo: dict[int, Block] = {}
     degrees = [shard.halo_in_degree[:0]]
@@ -80,7 +80,7 @@ class Reweighted(Wrapped):
     def update(self, state: Rows, block: Block, x: Operands) -> Rows:
         if block not in self.drawn:
             return self.fold.update(state, block, x)
-        if self.fold.linear:  # rows are fewer than results
+        if self.fold.linear:  # scale rows, which are fewer than results
             return self.fold.update(state, block, x._replace(src=self._weighted(x.src)))
         (part,) = self.fold.update(self.fold.init(block.num_dst, x), block, x)
         return (state[0].add_(part, alpha=self.weight),) if state else (part * self.weight,)

@@ -1,8 +1,8 @@
 """BNS-GCN: Y[N_P, F] = A[N_P, N_P] X[N_P, F] + A[N_P, S] X[S, F] / rate, S a sample of the halo drawn every epoch.
 
 Wan, Li, Li, Kim, Lin, BNS-GCN: Efficient Full-Graph Training of Graph Convolutional Networks with Partition-Parallelism
-and Random Boundary Node Sampling, MLSys 2022 (arXiv 2203.10983). What it computes, what it sends, and where it differs
-from the paper and from the public code: docs/strategies/bns.md.
+and Random Boundary Node Sampling, MLSys 2022 (arXiv 2203.10983). Specification, bytes and deviations from the paper and
+the public code: docs/strategies/bns.md.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from gnnpar.pricing.steps import Step
 
 @dataclass(frozen=True, kw_only=True)
 class BoundarySampling(CodedStrategy, Declares):
-    """Parameters of BNS-GCN. `rate`: probability that a boundary row travels in an epoch; 1: graph parallelism, 0:
+    """Parameters of BNS-GCN. `rate`: probability that a boundary row is sent in an epoch; 1: graph parallelism, 0:
     nothing is sent.
 
-    `codec`: of the rows that travel and of their gradients. Evaluation reads all rows, exactly.
+    `codec`: of sent rows and their gradients. Evaluation reads all rows, exactly.
     """
 
     rate: Annotated[float, Ge(0), Le(1)] = 0.1

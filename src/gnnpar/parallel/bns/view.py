@@ -26,9 +26,9 @@ from gnnpar.partition.shard import Shard, edges_by_id
 
 @dataclass(eq=False)
 class SampledWhole(View):
-    """The oracle on one device: edges between parts are left out or weighted, by the masks of the epoch.
+    """The oracle on one device: the masks of the epoch drop or weight edges between parts.
 
-    The whole graph in one block of edges that count once and one of edges that count 1 / rate.
+    The whole graph in two blocks, of edges with weight 1 and of edges with weight 1 / rate.
     """
 
     part_of: Tensor = field(kw_only=True)  # [N]
@@ -85,7 +85,7 @@ class SampledWhole(View):
 
 @dataclass(eq=False)
 class Drawn:
-    """The last sample: its shard, the structure that an engine holds in addition to its own, and its codec."""
+    """The last sample: its shard, which is structure in addition to the engine's, and its codec."""
 
     shard: Shard | None = None
     codec: Codec | None = None
@@ -109,7 +109,7 @@ class SampledHalo(HaloGraph):
     drawn: Drawn = field(default_factory=Drawn, kw_only=True)
 
     def during(self, run: Pass) -> Self:
-        self.drawn.shard = None  # the last sample is freed before the next one is drawn
+        self.drawn.shard = None  # free the last sample before the next is drawn
         with self.comm.clock("sample"):
             shard = sampled(self.full.shard, rate=self.rate, seed=run.seed, epoch=run.epoch)
         self.drawn.shard = shard
@@ -141,5 +141,5 @@ class SampledHalo(HaloGraph):
         return super().aggregate(agg, tuple(src), dst, edge, shared)
 
     def _reads_kept(self, agg: Aggregator, src: Rows) -> bool:
-        """Return True if the rows are made of the features alone, with kept halo rows."""
+        """Return True if the rows are computed from the features alone, with kept halo rows."""
         return isinstance(src, Source) and (src.halo is not None or self._constant(agg, src))

@@ -98,7 +98,7 @@ class Pieces:
 
 
 def pieces_of(shard: Shard, comm: Communicator, copies: int) -> Pieces:
-    """Return the pieces. Collective. Not counted: set-up, like the cutting."""
+    """Return the pieces. Collective. Not counted, as part of the set-up."""
     grid, me = Grid(comm.size, copies), comm.rank
     host = torch.device("cpu")
     mine = {q: block.to(host) for q, block in {shard.part: shard.inner, **shard.halo}.items()}
@@ -118,7 +118,8 @@ def without_edges(shard: Shard) -> Shard:
 
 
 def _stacked(pieces: list[tuple[Tensor, Block | None]], columns: Tensor) -> Block:
-    """Return the in-edges of several parts from one, rows stacked. Shapes: columns [N_q] global ids, ascending."""
+    """Return the in-edges of several parts from one part, with stacked rows. Shapes: columns [N_q] global ids,
+    ascending."""
     dsts: list[Tensor] = [columns[:0]]
     srcs: list[Tensor] = [columns[:0]]
     held: list[EdgeData] = []
@@ -200,7 +201,7 @@ class ReplicatedGraph(BroadcastGraph):
         return apply(_Home, self, call, src[0].dtype, walk(self, agg, call, src, (), (), ()))
 
     def summed(self, partial: Tensor, rows_type: torch.dtype, site: Site) -> Tensor:
-        """Return this rank's rows of the sum over the group, ranks in ascending order; partial sums travel as
+        """Return this rank's rows of the sum over the group, ranks in ascending order; partial sums are sent as
         `rows_type`. Shapes: partial [N_G, F] -> [N, F]."""
         places = self.pieces.places
         order = torch.arange(self.pieces.num_rows, device=partial.device)
@@ -215,7 +216,7 @@ class ReplicatedGraph(BroadcastGraph):
         return total
 
     def of_group(self, rows: Tensor, site: Site) -> Tensor:
-        """Return all rows of the group, as they travel. Shapes: rows [N, F] -> [N_G, F]."""
+        """Return all rows of the group, as sent. Shapes: rows [N, F] -> [N_G, F]."""
         places = self.pieces.places
         outgoing = {p: Outgoing((rows,)) for p in self.others}
         incoming = {p: Incoming(len(self.pieces.ids[p])) for p in self.others}

@@ -1,7 +1,7 @@
 """CAGNET in 1 and 1.5 dimensions: Y[N_P, F] = sum_q A[N_P, N_q] X[N_q, F], part q's rows broadcast in turn, exact.
 
-Tripathy, Yelick, Buluc, Reducing Communication in Graph Neural Network Training, SC 2020 (arXiv 2005.03300). What it
-computes, what it sends, and where it differs from the paper and from the public code: docs/strategies/cagnet.md.
+Tripathy, Yelick, Buluc, Reducing Communication in Graph Neural Network Training, SC 2020 (arXiv 2005.03300).
+Specification, bytes and deviations from the paper and the public code: docs/strategies/cagnet.md.
 """
 
 from __future__ import annotations

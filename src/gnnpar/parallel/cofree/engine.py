@@ -26,14 +26,14 @@ from gnnpar.partition.shard import Mirrors, Shard, degrees_by_type
 from gnnpar_kernels import fold_key, keep_mask
 
 Degrees = Literal["part", "graph"]
-_CHOICE, _MASK = 0xC0F, 0xC10  # what a key is for
+_CHOICE, _MASK = 0xC0F, 0xC10  # uses of a key
 
 
 @dataclass(eq=False)
 class PartGraph:
-    """Training passes of a part, each under one of `masks` masks, in which an edge is missing with some probability.
+    """Training passes of a part, each under one of `masks` masks, which drop an edge with probability `drop_edge`.
 
-    `shard`: the part, with the in-degrees of the whole graph. All masks are cut here, none during training.
+    `shard`: the part, with the in-degrees of the whole graph. All masks are made here, none during training.
     """
 
     shard: Shard
@@ -79,8 +79,8 @@ class PartGraph:
 
 
 def dropped(block: Block, ids: Tensor, p: float, seed: int, number: int) -> Block:
-    """Return the block under a mask. Both directions of an edge stay or go together, loops stay. Shapes: ids
-    [num_src]."""
+    """Return the block under a mask, which keeps or drops both directions of an edge together, and keeps loops. Shapes:
+    ids [num_src]."""
     dst, src = block.edge_dst, block.indices.long()
     low, high = torch.minimum(ids[dst], ids[src]), torch.maximum(ids[dst], ids[src])
     keep = keep_mask(low * (1 << 31) + high, 1, p=p, key=fold_key(seed, number, _MASK))[:, 0] | (low == high)

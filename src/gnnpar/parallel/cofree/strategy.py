@@ -1,7 +1,7 @@
 """CoFree-GNN: Y_p[V_p, F] = A_p[V_p, V_p] X[V_p, F] on the edges of part p alone; losses of copies are weighted.
 
-Cao, Deng, Wu, Huang, Subbian, Leskovec, Communication-Free Distributed GNN Training with Vertex Cut, 2023
-(arXiv 2308.03209). What it computes, what it sends, and where it differs from the paper: docs/strategies/cofree.md.
+Cao, Deng, Wu, Huang, Subbian, Leskovec, Communication-Free Distributed GNN Training with Vertex Cut, 2023 (arXiv
+2308.03209). Specification, bytes and deviations from the paper: docs/strategies/cofree.md.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ class CoFree(Declares):
     (none).
 
     `degrees`: of the part's edges, as the paper's models see them, or of the whole graph. `drop_edge`: probability that
-    an edge is missing in one of `masks` masks, of which an epoch draws one. `partition=ne`, `hdrf`, `dbh` and
-    `random_edges` place edges; with parts of nodes an edge goes with its end that has fewer neighbours. Evaluation is
-    exact.
+    a mask drops an edge; an epoch draws one of `masks` masks. `partition=ne`, `hdrf`, `dbh` and `random_edges` place
+    edges; with parts of nodes an edge is placed with its end of fewer neighbours. Evaluation is exact.
     """
 
     reweight: Reweight = "degree"
@@ -137,8 +136,8 @@ class _OneRank(CoFree):
 
 
 def _with_own(work: Work, p: int, held: Memory) -> Memory:
-    """Add the part of nodes that a rank holds beside its copies, to evaluate them."""
+    """Add the memory of the part of nodes that a rank holds in addition to its copies, for evaluation."""
     nodes, halo = work.parts.nodes[p], sum(work.parts.halo[p])
-    blocks = 4.0 * work.parts.edges(p) + 12.0 * nodes + 8.0 * (halo + work.parts.sent(p))  # for no gradient
+    blocks = 4.0 * work.parts.edges(p) + 12.0 * nodes + 8.0 * (halo + work.parts.sent(p))  # without gradients
     features = nodes * (4.0 * work.ir.in_dim + 20.0)
     return replace(held, structure=held.structure + blocks, features=held.features + features)

@@ -1,7 +1,7 @@
 """DIGEST: Y_t[N_P, F] = A[N_P, N_P] X_t[N_P, F] + A[N_P, halo] H[halo, F], H the halo rows of the last refresh.
 
 Chai, Bai, Zhao, Cheng, Distributed Graph Neural Network Training with Periodic Stale Representation Synchronization,
-2022 (arXiv 2206.00057). What it computes, what it sends, where it differs from the paper: docs/strategies/digest.md.
+2022 (arXiv 2206.00057). Specification, bytes and deviations from the paper: docs/strategies/digest.md.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from gnnpar.pricing.steps import Step
 
 @dataclass(frozen=True)
 class Refreshed(RowPolicy):
-    """Rows of every `period`-th epoch, read until the next refresh. `gradients`: of halo rows are sent then, too."""
+    """Rows of every `period`-th epoch, read until the next refresh. `gradients`: refreshes also send gradients of halo
+    rows."""
 
     period: int
     gradients: bool

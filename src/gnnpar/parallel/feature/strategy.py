@@ -1,4 +1,4 @@
-"""Feature parallelism: Y[N_P, F] = home(A[N, N] . columns(X[N_P, F])), two all-to-alls an aggregation and direction.
+"""Feature parallelism: Y[N_P, F] = home(A[N, N] . columns(X[N_P, F])), two all-to-alls per aggregation and direction.
 
 Every rank holds the structure of the whole graph and folds all of it on 1/P of the columns, or of the heads, so work is
 balanced and bytes do not depend on the cut. The aggregation of NeutronTP (Ai et al., VLDB 2024, arXiv 2412.20379), and
@@ -39,7 +39,7 @@ from gnnpar.pricing.work import Work
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureParallel(CodedStrategy, Proposes):
-    """`codec`: of rows by columns, of results on their way home, and of the gradients of both, in training."""
+    """`codec`: of rows sent by columns, of results sent back, and of the gradients of both, in training."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -88,7 +88,7 @@ class FeatureParallel(CodedStrategy, Proposes):
 
 
 def _sent(traffic: Traffic, work: Work, rows: RowBytes, problem: Problem) -> Traffic:
-    """To the byte: a rank receives the rows of all other nodes, and sends home their results."""
+    """Return exact bytes: a rank receives the rows of all other nodes, and sends back their results."""
     ranks, nbytes, uses = work.parts.parts, [0.0, 0.0], _uses_of(problem)
     learned = [f.learned for f in work.ir.every_fold]
     exchanged = len(work.exchanged_folds) if ranks > 1 else 0

@@ -1,9 +1,10 @@
 """All edges on this rank's share of the columns: Y[N_P, F] = home(A[N, N] . columns(X[N_P, F])).
 
-Forward: rows go to the ranks by columns (all-to-all), each folds the whole graph, results go home (all-to-all).
-Backward: the same with gradients, in the opposite order. `columns` carries rows and the gradients of rows, `home`
-results and the gradients of results: a codec knows the lists of each. `Slices` divide the operands and the result of a
-fold over ranks: by columns, by heads, or by values. A rank without a column or head is idle in this fold.
+Forward: rows go to the ranks by columns (all-to-all), each folds the whole graph, results return to the owners of the
+nodes (all-to-all). Backward: the same with gradients, in the opposite order. `columns` carries rows and the gradients
+of rows, `home` results and the gradients of results: each has a codec for its row lists. `Slices` divide the operands
+and the result of a fold over ranks: by columns, by heads, or by values. A rank without a column or head is idle in this
+fold.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class Structure:
 
 
 def structure_of(shard: Shard, comm: Communicator, *, edge_ids: bool) -> Structure:
-    """Return the structure of all parts. Collective. Not counted: set-up, like the cutting. Edges are in the order of
+    """Return the structure of all parts. Collective. Not counted, as part of the set-up. Edges are in the order of
     (destination, source)."""
     pieces = [(shard.inner, shard.node_ids), *((b, b.src_ids) for b in shard.halo.values())]
     src: list[Tensor] = []
@@ -249,7 +250,7 @@ class FeatureGraph(View):
         ids = self.structure.ids
         posts: list[Posted] = []
         shares: dict[int, Rows] = {}
-        for members in slices.classes:  # ranks whose shares are equally wide: a message has one shape
+        for members in slices.classes:  # ranks with equally wide shares: a message has one shape
             outgoing: dict[int, Outgoing] = {}
             if self.rank in members:
                 shares[self.rank] = tuple(t[self.mine] for t in tables)
@@ -331,13 +332,13 @@ class _FeatureFold(torch.autograd.Function):
 
 
 def _result_like(agg: Aggregator, x: Operands) -> RowLike:
-    """Return the shape of the whole result's rows: that of a node without edges."""
+    """Return the shape of the whole result's rows, taken from a node without edges."""
     one = x._replace(src=tuple(t.new_zeros(1, *t.shape[1:]) for t in x.src))
     one = one._replace(dst=tuple(t.new_zeros(1, *t.shape[1:]) for t in x.dst))
     none = torch.zeros(0, dtype=torch.long, device=x.src[0].device)
     first = torch.zeros(1, dtype=torch.long, device=none.device)
     alone = Block(
         none.new_zeros(2).int(), none.int(), 1, 1, src_ids=first, edges=EdgeData(ids=none)
-    )  # counting would wait
+    )  # from_edges would wait
     out, _ = agg.finish(agg.update(agg.init(1, one), alone, one))
     return RowLike.of((out,))[0]

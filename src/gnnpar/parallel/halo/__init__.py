@@ -1,1 +1,1 @@
-"""Graph parallelism: one halo exchange an aggregation; AdaQP is this with its codec and overlap."""
+"""Graph parallelism: one halo exchange per aggregation; AdaQP is this with its codec and overlap."""

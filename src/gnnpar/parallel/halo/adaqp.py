@@ -1,11 +1,11 @@
-"""AdaQP: Y[N_P, F] = A[N_P, N] . halo(Q_b(X[N_P, F])), messages in few bits and hidden behind inner edges.
+"""AdaQP: Y[N_P, F] = A[N_P, N] . halo(Q_b(X[N_P, F])), messages of few bits, hidden behind inner edges.
 
 Wan, Zhao, Wu, Adaptive Message Quantization and Parallelization for Distributed Full-graph GNN Training, MLSys 2023
 (arXiv 2306.01381). Its modes are the 2 x 2 of codec and overlap: vanilla is strategy=graph_parallel overlap=none,
 adaqp_q quantizes, adaqp_p overlaps, adaqp does both. Evaluation is exact.
 
 Deviations: overlap=edges hides messages behind all inner edges, of marginal nodes too, without copies; the paper's
-split is overlap=central_marginal. Any model runs, attention included. What the codec does otherwise:
+split is overlap=central_marginal. Any model runs, attention included. Deviations of the codec:
 `gnnpar.codecs.adaptive.codec`.
 """
 

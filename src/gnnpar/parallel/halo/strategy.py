@@ -54,7 +54,7 @@ class GraphParallel(CodedStrategy, Proposes):
         return replace(HALO, captured=is_constant(self.codec) and summed, learned_features=summed)
 
     def declared(self) -> Declaration:
-        """Declare a halo exchange a layer and direction, beside the fold of inner edges."""
+        """Declare a halo exchange per layer and direction, concurrent with the fold of inner edges."""
         notes = ()
         if self.overlap == "central_marginal":
             notes += ("overlap=central_marginal is priced as edges, which hides at least as much",)

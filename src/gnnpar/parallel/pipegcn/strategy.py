@@ -1,8 +1,8 @@
 """PipeGCN: Y_t[N_P, F] = A[N_P, N_P] X_t[N_P, F] + A[N_P, halo] X_{t-k}[halo, F], k epochs late in both directions.
 
 Wan, Li, Wolfe, Kyrillidis, Kim, Lin, PipeGCN: Efficient Full-Graph Training of Graph Convolutional Networks with
-Pipelined Feature Communication, ICLR 2022 (arXiv 2203.10428). What it computes, what it sends, and where it differs
-from the paper and from the public code: docs/strategies/pipegcn.md.
+Pipelined Feature Communication, ICLR 2022 (arXiv 2203.10428). Specification, bytes and deviations from the paper and
+the public code: docs/strategies/pipegcn.md.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class PipeGCN(CodedStrategy, Proposes):
     """Parameters of PipeGCN. `staleness`: age in epochs of halo rows and of the gradients of boundary rows; 0: graph
     parallelism.
 
-    `smooth_features`, `smooth_gradients`: running means of them with `decay` take their place. `codec`: of both on the
-    wire. `halo`: the messages of cut edges, for linear folds (`gnnpar.parallel.cover`). Evaluation reads rows of its
-    own weights, exactly.
+    `smooth_features`, `smooth_gradients`: read their running means with `decay` instead. `codec`: of both on the wire.
+    `halo`: the messages of cut edges, for linear folds (`gnnpar.parallel.cover`). Evaluation reads rows of its own
+    weights, exactly.
     """
 
     staleness: Annotated[int, Ge(0)] = 1

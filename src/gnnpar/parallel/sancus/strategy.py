@@ -1,8 +1,8 @@
 """SANCUS: Y[N_P, F] = sum_q A[N_P, N_q] X'[N_q, F], X'[N_q] the rows of part q's last broadcast.
 
 Peng, Chen, Shao, Shen, Chen, Cao, SANCUS: Staleness-Aware Communication-Avoiding Full-Graph Decentralized Training in
-Large-Scale Graph Neural Networks, PVLDB 15(9), 2022 (doi:10.14778/3538598.3538614). What it computes, what it sends,
-and where it differs from the paper and from the public code: docs/strategies/sancus.md.
+Large-Scale Graph Neural Networks, PVLDB 15(9), 2022 (doi:10.14778/3538598.3538614). Specification, bytes and deviations
+from the paper and the public code: docs/strategies/sancus.md.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Sancus(CodedStrategy, Proposes):
         return SkippingWhole(whole, Pass(seed), part_of=plan.part_of, rule=Rule(self.period, self.bound))
 
     def declared(self) -> Declaration:
-        """Declare the price without skips: with a bound, skipped broadcasts are known in training alone."""
+        """Declare the price without skips: with a bound, skipped broadcasts are known only in training."""
         measured = self.bound is not None
         period = 1 if measured or self.period is None else self.period
 

@@ -1,4 +1,4 @@
-"""The parts that broadcast in an epoch, the copies of those that do not, and the view that reads both.
+"""The choice of parts that broadcast in an epoch, the copies of the other parts, and the view that reads both.
 
 Every rank knows the decision of all: ages follow from earlier decisions, and changes are summed over ranks.
 """
@@ -146,7 +146,7 @@ class SkippingWhole(PartByPart):
 
     rule: Rule = field(kw_only=True)
     since: dict[Call, list[int]] = field(default_factory=dict[Call, list[int]])
-    last: dict[Call, Rows] = field(default_factory=dict[Call, Rows])  # [N, ...] each part's as it last sent them
+    last: dict[Call, Rows] = field(default_factory=dict[Call, Rows])  # [N, ...] as last sent
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         at, epoch = (self.layer, self.next_call()), self.run.epoch

@@ -34,7 +34,7 @@ class Single(Proposes):
         return workload.flat_plan(topology)
 
     def declared(self) -> Declaration:
-        """Declare computing alone."""
+        """Declare only computation."""
         return Declaration(family="single", step=Step("local"))
 
     def knobs(self, ir: ModelIR) -> Knobs:
