@@ -167,7 +167,7 @@ class BroadcastGraph(ExchangingView):
             yield part, src if part == self.rank else self.exchange.take(posted, part)
 
     def post_part(self, stage: int, src: Rows, site: Site) -> Posted:
-        """Post all rows of the part that is read in a stage to its readers; receive those that this rank reads."""
+        """Post all rows of the part that a stage reads to its readers; receive the rows that this rank reads."""
         outgoing, part = dict[int, Outgoing](), self.first + stage
         if self._sends(stage):
             every = torch.arange(len(src[0]), device=src[0].device)

@@ -29,7 +29,7 @@ class Stepper(Protocol):
 
     def zero_grad(self) -> None: ...
     def step(self, norm: float | None = None) -> None:
-        """Take a step. `norm`: of the whole gradient, from an engine whose ranks hold parts of it."""
+        """Take a step. `norm`: of the whole gradient, from an engine with parts of it on its ranks."""
         ...
 
 
@@ -246,8 +246,8 @@ class FlatEngine(EngineDefaults):
 
     `view` trains; `exact` evaluates and probes. They are the same object if the strategy is exact. Parameters are
     replicated: gradients and the loss are summed over ranks in one message. `parts`: further state kept between epochs,
-    by its name in a checkpoint, for example an exchange whose messages cross an epoch. `crosses_epochs`: messages may
-    be in flight while the next epoch computes. `facts`: metrics of the first epoch.
+    by its name in a checkpoint, for example an exchange with messages that cross an epoch. `crosses_epochs`: messages
+    may be in flight while the next epoch computes. `facts`: metrics of the first epoch.
     """
 
     def __init__(

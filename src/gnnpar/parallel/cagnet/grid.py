@@ -47,7 +47,7 @@ class Grid(NamedTuple):
         return self.ranks // self.copies
 
     def source(self, column: int, stage: int) -> int:
-        """Return the part whose rows a column reads in a stage."""
+        """Return the part that a column reads in a stage."""
         return column * self.stages + stage
 
     def readers(self, part: int) -> range:
