@@ -271,6 +271,14 @@ class Block:
         )
         return replace(cut, ascends=self.ascends)
 
+    def compacted(self) -> tuple[Block, Tensor]:
+        """Return the block with the columns of its edges alone, renumbered, and their old numbers, ascending."""
+        used = torch.zeros(self.num_src, dtype=torch.bool, device=self.indices.device)
+        used[self.indices] = True
+        columns, number = used.nonzero().flatten(), (used.cumsum(0) - 1).to(self.indices.dtype)
+        ids = chosen(self.src_ids, columns)
+        return replace(self, indices=number[self.indices], num_src=len(columns), src_ids=ids, by_type={}), columns
+
     def transposed(self) -> Block:
         """Return the transposed block: its rows are this block's columns, its columns this block's CSR rows."""
         order = torch.argsort(self.indices, stable=True)

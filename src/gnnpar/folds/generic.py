@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gnnpar.folds.aggregator import ByBlock, EdgeDropout, Separates
 from gnnpar.folds.block import Block, Operands, Rows, chosen, widened
-from gnnpar.folds.mergeable import MergesSoftmax, MergesSums
+from gnnpar.folds.mergeable import Merging, MergingSoftmax
 from gnnpar_kernels import keep_mask
 
 EdgeFunction = Callable[[Rows, Rows, Rows, Rows], Tensor]
@@ -23,7 +23,7 @@ _BYTES_ON_A_CORE = 1 << 21  # bytes of one per-edge tensor on a CPU, to stay in 
 
 
 @dataclass(frozen=True)
-class Generic(MergesSums, MergesSoftmax, ByBlock):
+class Generic(ByBlock):
     """out_i = sum_j softmax_j(score_ij) value_ij with a score, sum_j value_ij without.
 
     `score` returns [e, H], `value` returns [e, H, D] (with a score) or [e, ...]. The gradient runs autograd on slices
@@ -61,27 +61,8 @@ class Generic(MergesSums, MergesSoftmax, ByBlock):
         return self.dropout is not None
 
     @property
-    def partial_types(self) -> int | None:
-        return None if self.within else 0
-
-    @property
-    def _merges(self) -> type[MergesSums] | type[MergesSoftmax]:
-        return MergesSums if self.score is None else MergesSoftmax
-
-    def partial(self, out: Tensor, saved: Rows, dtype: torch.dtype) -> Rows:
-        return self._merges.partial(self, out, saved, dtype)
-
-    def exact_numbers(self, shape: Sequence[int]) -> tuple[int, int]:
-        return self._merges.exact_numbers(self, shape)
-
-    def merge(self, state: Rows, at: Tensor, partial: Rows) -> Rows:
-        return self._merges.merge(self, state, at, partial)
-
-    def grad_partial(self, exact: Rows, at: Tensor, prepared: Rows, grad_out: Tensor) -> Rows:
-        return self._merges.grad_partial(self, exact, at, prepared, grad_out)
-
-    def prepare_partial(self, saved: Rows, back: Rows) -> tuple[Rows, Tensor]:
-        return self._merges.prepare_partial(self, saved, back)
+    def merging(self) -> Merging | None:
+        return None if self.within else Merging() if self.score is None else MergingSoftmax()
 
     def update(self, state: Rows, block: Block, x: Operands) -> Rows:
         num = block.num_dst * (self.types if self.within else 1)

@@ -11,30 +11,15 @@ from torch import Tensor
 
 from gnnpar.folds.aggregator import ByBlock, Separates
 from gnnpar.folds.block import Block, Operands, Rows, refuse_short, widened
-from gnnpar.folds.mergeable import Merges
+from gnnpar.folds.mergeable import Merging
 from gnnpar_kernels import extremum, extremum_finish, extremum_grad
 
 
-@dataclass(frozen=True)
-class Max(Merges, ByBlock):
-    """out_i = max_j x_j (0 without in-edges). Ties go to the smallest global id, so any split of the edges agrees.
-
-    A block must hold all edges between its rows and its columns: the winner's id then identifies its edge.
-
-    Shapes: src (x [M, F],) -> out [N, F]; only the winner gets the gradient.
-    """
-
-    needs_src = False  # the winner's id is saved, not its value
-    linear = False
-    summed = False
-
-    @property
-    def separates(self) -> Separates:
-        return "columns"
+class MergingMax(Merging):
+    """Maxima merge by the ids of their winners. Of equal values of several ranks, the smallest id wins."""
 
     def partial(self, out: Tensor, saved: Rows, dtype: torch.dtype) -> Rows:
-        """Return maxima and the ids of their winners. Of equal values of several ranks, the smallest id wins. Ids have
-        32 bits unless values have more, so that values are aligned in a message."""
+        """Return maxima and ids. Ids have 32 bits unless values have more, so that values are aligned in a message."""
         return out.to(dtype), saved[0] if dtype == torch.float64 else saved[0].int()
 
     def exact_numbers(self, shape: Sequence[int]) -> tuple[int, int]:
@@ -50,6 +35,25 @@ class Max(Merges, ByBlock):
 
     def grad_partial(self, exact: Rows, at: Tensor, prepared: Rows, grad_out: Tensor) -> Rows:
         return (grad_out.index_select(0, at) * (prepared[0].index_select(0, at) == exact[0]),)
+
+
+@dataclass(frozen=True)
+class Max(ByBlock):
+    """out_i = max_j x_j (0 without in-edges). Ties go to the smallest global id, so any split of the edges agrees.
+
+    A block must hold all edges between its rows and its columns: the winner's id then identifies its edge.
+
+    Shapes: src (x [M, F],) -> out [N, F]; the gradient goes to the winner alone.
+    """
+
+    needs_src = False  # the winner's id is saved, not its value
+    linear = False
+    summed = False
+    merging = MergingMax()
+
+    @property
+    def separates(self) -> Separates:
+        return "columns"
 
     def update(self, state: Rows, block: Block, x: Operands) -> Rows:
         refuse_short(block, x.src)

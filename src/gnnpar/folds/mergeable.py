@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, Self, TypeGuard, runtime_checkable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,87 +13,48 @@ from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Rows
 
 
-@runtime_checkable
-class Mergeable(Aggregator, Protocol):
-    """A fold that may be split over ranks by its edges.
+@dataclass(frozen=True)
+class Merging:
+    """How results of a fold over some of the edges merge; here of a sum: a partial row is a sum, and its gradient that
+    of the result.
 
-    The rank of the sources folds its own block (`at_source`) and sends `partial` rows, one per destination. The rank of
-    the destinations merges them into its state. Merging is row-local, so backward sends the gradient of the partial
-    rows only, which the rank of the sources differentiates.
+    The rank of the sources folds its own block and sends `partial` rows. The rank of the destinations merges them into
+    its state. Merging is row-local, so backward sends the gradient of the partial rows only, which the rank of the
+    sources differentiates. types: 0: one partial row per destination. Else the number of types: one row per pair,
+    numbered destination * types + type. at_source: the fold of the sources' rank, if another one; its block has no
+    types if partial rows are of pairs.
     """
 
-    @property
-    def partial_types(self) -> int | None:
-        """0: one partial row per destination. Else the number of types: one row per pair, numbered destination * types
-        + type. None: the fold, as configured, does not merge."""
-        ...
-
-    def at_source(self) -> Aggregator:
-        """Return the fold for the rank of the sources. Its block has no types if partial rows are of pairs."""
-        ...
+    types: int = 0
+    at_source: Aggregator | None = None
 
     def partial(self, out: Tensor, saved: Rows, dtype: torch.dtype) -> Rows:
-        """Return the partial rows of the result of `at_source().finish`: values in `dtype`, then exact operands."""
-        ...
-
-    def exact_numbers(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Return the exact elements of a row of (`partial`, `grad_partial`), beyond values. shape: of a result row."""
-        ...
-
-    def merge(self, state: Rows, at: Tensor, partial: Rows) -> Rows:
-        """Merge partial rows into the state, in place. at: their distinct destinations or pairs."""
-        ...
-
-    def grad_partial(self, exact: Rows, at: Tensor, prepared: Rows, grad_out: Tensor) -> Rows:
-        """Return the gradients of the partial rows of `at` with exact operands `exact`."""
-        ...
-
-    def prepare_partial(self, saved: Rows, back: Rows) -> tuple[Rows, Tensor]:
-        """Return (prepared, grad_out) for `at_source().grad`. back: rows of `grad_partial`."""
-        ...
-
-
-def merges(agg: Aggregator, edge: Rows) -> TypeGuard[Mergeable]:
-    """Return True if the fold may be split over ranks. A fold with edge rows may not, since they are not sent."""
-    return not edge and isinstance(agg, Mergeable) and agg.partial_types is not None
-
-
-class Merges:
-    """Defaults of a mergeable fold: one partial row per destination, from the same fold, without exact operands."""
-
-    @property
-    def partial_types(self) -> int | None:
-        return 0
-
-    def at_source(self) -> Self:
-        return self
-
-    def partial(self, out: Tensor, saved: Rows, dtype: torch.dtype) -> Rows:
+        """Return the partial rows of the result of `finish`: values in `dtype`, then exact operands."""
         return (out.to(dtype),)
 
     def exact_numbers(self, shape: Sequence[int]) -> tuple[int, int]:
+        """Return the exact elements of a row of (`partial`, `grad_partial`), beyond values. shape: of a result row."""
         return 0, 0
 
-    def prepare_partial(self, saved: Rows, back: Rows) -> tuple[Rows, Tensor]:
-        return saved, back[0]
-
-
-class MergesSums(Merges):
-    """A sum: a partial row is a sum, and its gradient is that of the result."""
-
     def merge(self, state: Rows, at: Tensor, partial: Rows) -> Rows:
+        """Merge partial rows into the state, in place. at: their distinct destinations or pairs."""
         flat = self._by_row(state[0])
         flat.index_add_(0, at, partial[0].to(flat.dtype))
         return state
 
     def grad_partial(self, exact: Rows, at: Tensor, prepared: Rows, grad_out: Tensor) -> Rows:
+        """Return the gradients of the partial rows of `at` with exact operands `exact`."""
         return (self._by_row(grad_out).index_select(0, at),)
 
+    def prepare_partial(self, saved: Rows, back: Rows) -> tuple[Rows, Tensor]:
+        """Return (prepared, grad_out) for the gradient of the fold at the source. back: rows of `grad_partial`."""
+        return saved, back[0]
+
     def _by_row(self, rows: Tensor) -> Tensor:
-        return rows.flatten(0, 1) if self.partial_types else rows
+        return rows.flatten(0, 1) if self.types else rows
 
 
-class MergesSoftmax(Merges):
+class MergingSoftmax(Merging):
     """A softmax over in-edges: a partial row is the output o_q and the logsumexp l_q of some of the edges.
 
     With w = exp(l_q - l), where l is the logsumexp of all: out = sum_q w o_q. An edge's weight is w times its weight
@@ -129,3 +91,16 @@ class MergesSoftmax(Merges):
     def prepare_partial(self, saved: Rows, back: Rows) -> tuple[Rows, Tensor]:
         _, logsumexp, *others = saved
         return (logsumexp, back[1], *others), back[0]
+
+
+@runtime_checkable
+class Mergeable(Aggregator, Protocol):
+    """A fold that may be split over ranks by its edges. `merging` is None if it, as configured, does not merge."""
+
+    @property
+    def merging(self) -> Merging | None: ...
+
+
+def merging_of(agg: Aggregator, edge: Rows) -> Merging | None:
+    """Return how the results of a fold merge; None: it may not be split. Rows of edges are not sent."""
+    return agg.merging if isinstance(agg, Mergeable) and not edge else None

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gnnpar.folds.aggregator import ByBlock, EdgeDropout, Separates
 from gnnpar.folds.block import Block, Operands, Rows, refuse_short, widened
-from gnnpar.folds.mergeable import MergesSoftmax
+from gnnpar.folds.mergeable import MergingSoftmax
 from gnnpar_kernels import (
     Csr,
     attend,
@@ -25,7 +25,7 @@ from gnnpar_kernels import (
 )
 
 
-class _Attention(MergesSoftmax, ByBlock):
+class _Attention(ByBlock):
     """Base of attention folds. Saved: out [N, H, D] and logsumexp [N, H]. Source: online softmax as in flash attention.
 
     Gradients of destinations need the source rows unless a score says otherwise.
@@ -35,6 +35,7 @@ class _Attention(MergesSoftmax, ByBlock):
     needs_src = True
     linear = False
     summed = False
+    merging = MergingSoftmax()
 
     @property
     def separates(self) -> Separates:

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from gnnpar.folds.aggregator import ByBlock, Separates
 from gnnpar.folds.block import Block, Operands, Rows, refuse_short
-from gnnpar.folds.mergeable import MergesSums
+from gnnpar.folds.mergeable import Merging
 from gnnpar_kernels import Csr, spmm
 from gnnpar_kernels.csr import accumulate_dtype
 
 
 @dataclass(frozen=True)
-class Sum(MergesSums, ByBlock):
+class Sum(ByBlock):
     """out_i = sum_j x_j; `weighted`: sum_j w_ij x_j with the weights of the graph, 1 without weights.
 
     types (not 0): out_ir is the sum over the in-edges of type r, 0 <= r < types: the same sum with pairs (i, r) as
@@ -40,11 +40,8 @@ class Sum(MergesSums, ByBlock):
         return bool(self.types)
 
     @property
-    def partial_types(self) -> int | None:
-        return self.types
-
-    def at_source(self) -> Sum:
-        return replace(self, types=0)
+    def merging(self) -> Merging:
+        return Merging(self.types, replace(self, types=0))
 
     def update(self, state: Rows, block: Block, x: Operands) -> Rows:
         refuse_short(block, x.src)

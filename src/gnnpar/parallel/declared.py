@@ -10,9 +10,8 @@ from typing import Literal
 from gnnpar.codecs.codec import BFloat16, Identity
 from gnnpar.files import JsonDict
 from gnnpar.parallel.base import CodedStrategy, FlatStrategy
-from gnnpar.parallel.cover.weights import Halo
 from gnnpar.parallel.priced import Problem, priced
-from gnnpar.parallel.row_bytes import SENDS_NOTHING, RowBytes
+from gnnpar.parallel.row_bytes import SENDS_NOTHING, Halo, RowBytes
 from gnnpar.pricing.candidate import Candidate, Knobs, Scope, Values, codec_fields, quality_of
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
@@ -50,11 +49,13 @@ class Declaration:
 
 @dataclass(frozen=True, kw_only=True)
 class DeclaredCandidate(Candidate):
-    """A strategy with all layers on every rank and one part a rank. `bits`: of a number on the wire."""
+    """A strategy with all layers on every rank and one part a rank. `bits`: of a number on the wire. `rows`: of the
+    codec that a cover is made for, by default of these bits."""
 
     family: str = ""
     strategy: Declares
     bits: int = 32
+    rows: RowBytes | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         declared = self.declared
@@ -122,10 +123,10 @@ class DeclaredCandidate(Candidate):
         return {"bits": self.bits, **self.declared.options}
 
     def _seen(self, work: Work) -> Work:
-        """Return the work under a cover for the bits, where one is declared and none was made for a codec."""
-        declared = self.declared
+        """Return the work under the declared cover."""
         codec = BFloat16() if self.bits == 16 else Identity()
-        return RowBytes(codec, halo=declared.halo, linear=declared.linear).covered(work)
+        rows = self.rows or RowBytes(codec, halo=self.declared.halo, linear=self.declared.linear)
+        return rows.covered(work)
 
     def phases(self, work: Work, machine: Machine) -> Phases:
         return self.declared.step.epoch(self._seen(work), machine, self.engine, self.bits)
@@ -157,7 +158,7 @@ class Declares(FlatStrategy):
         rows = RowBytes(codec, problem.number, declared.halo, linear=declared.linear)
         if not rows.known:
             return Price(unpriced=rows.unknown)
-        live = DeclaredCandidate(strategy=self, parts=problem.ranks)
+        live = DeclaredCandidate(strategy=self, parts=problem.ranks, rows=rows)
         live = replace(live, held=live.keeps(problem.kept) != "no")
         work = problem.work(live)
         sent = declared.sent(rows.traffic(declared.step, work, problem.params), work, rows, problem)
@@ -169,7 +170,7 @@ class Declares(FlatStrategy):
             live = replace(live, bits=bits)
         elif bits != 32:
             of_bits = (f"time is that of rows as they are: the price of {live.family} knows no codec",)
-        return priced(live, rows.under_cover(problem), machine, sent, of_bits + declared.notes)
+        return priced(live, problem, machine, sent, of_bits + declared.notes)
 
 
 class Proposes(Declares):

@@ -5,20 +5,17 @@ from __future__ import annotations
 from typing import TypeVar
 
 from gnnpar.codecs.adaptive.codec import with_edge_weights
-from gnnpar.codecs.codec import Codec, CodecConfig, Drop, Exactness, FirstAndRest, Identity
-from gnnpar.comm import CodedExchange, Communicator
+from gnnpar.codecs.codec import Codec, CodecConfig, Exactness, FirstAndRest, Identity
+from gnnpar.comm import CodedExchange
 from gnnpar.comm.rows import RowLists
-from gnnpar.models.gnn import GNN
 from gnnpar.parallel.context import BuildContext
-from gnnpar.parallel.cover.cover import Covers, make_covers
-from gnnpar.parallel.cover.weights import Halo
+from gnnpar.parallel.cover import Exchanges, make_covers
 from gnnpar.parallel.edges import EdgeOrder, Overlap
 from gnnpar.parallel.engine import FlatEngine, Stateful
-from gnnpar.parallel.halo_graph import Covered, HaloGraph
+from gnnpar.parallel.halo_graph import HaloGraph
 from gnnpar.parallel.normalised import normalised_for
-from gnnpar.parallel.shape_trace import shape_trace
+from gnnpar.parallel.row_bytes import Halo, RowBytes
 from gnnpar.parallel.stale import RowPolicy, StaleExchange
-from gnnpar.partition.shard import Shard
 
 E = TypeVar("E", bound=FlatEngine)
 
@@ -58,35 +55,27 @@ def halo_engine(
 
     exactly = Identity().build(shard.row_lists, comm, context.seed)
     exact_exchange, edges = CodedExchange(comm, exactly), EdgeOrder(shard, overlap)
-    found = _covers(shard, model, config, comm, halo, linear=policy is not None)
-    of_training, of_exact = dict[int, Covered](), dict[int, Covered]()
-    for types, cover in found.covers.items():
-        order, name = EdgeOrder(cover.shard, overlap), f" {types}" if types else ""
-        of_exact[types] = Covered(cover, order, exact_exchange, exact_exchange, exact_exchange)
-        rows = coded(cover.shard.row_lists, f" under cover{name}")
-        of_training[types] = of_exact[types].by(rows, coded(cover.row_lists, f" partial{name}", values=True))
-    whole = coded(shard.row_lists) if found.rest else next(iter(of_training.values())).rows
+    row_bytes = RowBytes(config, halo=halo, linear=policy is not None)
+    covers, facts, rest = make_covers(shard, model, row_bytes, comm, overlap)
+    split: dict[int, Exchanges] = {}
+    for types, cover in covers.items():
+        name = f" {types}" if types else ""
+        rows = coded(cover.edges.shard.row_lists, f" under cover{name}")
+        split[types] = rows, coded(cover.lists, f" partial{name}", values=True), exact_exchange
+    whole = coded(shard.row_lists) if rest else next(iter(split.values()))[0]
     cache = context.new_cache()
     # what an inexact exchange kept must not leak into evaluation
     exact_cache = cache if "exact" in exactness else context.new_cache()
     once = exact_exchange if features_exact else None
-    view = HaloGraph(shard, run, exchange=whole, edges=edges, cache=cache, once=once, covers=of_training)
-    exact = HaloGraph(shard, run, exchange=exact_exchange, edges=edges, cache=exact_cache, covers=of_exact)
+    view = HaloGraph(shard, run, exchange=whole, edges=edges, cache=cache, once=once, covers=covers, coded=split)
+    exact = HaloGraph(shard, run, exchange=exact_exchange, edges=edges, cache=exact_cache, covers=covers)
     return engine(
         context,
         view=view,
         exact=exact,
         codecs=codecs,
-        structure=tuple(found.covers.values()),
+        structure=tuple(covers.values()),
         parts=parts | {"held": view.held, "cache": cache},
         crosses_epochs=crosses_epochs,
-        facts=found.facts,
-    )
-
-
-def _covers(shard: Shard, model: GNN, codec: CodecConfig, comm: Communicator, halo: Halo, *, linear: bool) -> Covers:
-    if halo == "rows" or comm.size == 1 or isinstance(codec, Drop):
-        return Covers()
-    return make_covers(
-        shard, shape_trace(model, shard, gradients=True), codec, comm, auto=halo == "auto", linear=linear
+        facts=facts,
     )

@@ -8,49 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from gnnpar.comm import CodedExchange, Incoming, Outgoing, Posted, RowLike, Site
+from gnnpar.comm import Incoming, Outgoing, Posted, RowLike, Site
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows
-from gnnpar.folds.mergeable import merges
+from gnnpar.folds.mergeable import merging_of
 from gnnpar.graph import Message
 from gnnpar.parallel.blocks import ExchangingView, Gradient, add_returned, walk
 from gnnpar.parallel.context import BuildContext
-from gnnpar.parallel.cover.cover import Cover
-from gnnpar.parallel.cover.source_fold import SourceFold
+from gnnpar.parallel.cover import Cover, Exchanges, SourceFold
 from gnnpar.parallel.edges import EdgeOrder
 from gnnpar.parallel.local import LocalRows, Source, as_messages
 from gnnpar.parallel.torch_types import Context, apply_to_rows
 from gnnpar.parallel.whole import WholeGraph, fold_all_edges
 
 
-class Covered(NamedTuple):
-    """A cover, with the exchanges of its rows, of its partial rows and of destinations' rows."""
-
-    cover: Cover
-    edges: EdgeOrder
-    rows: CodedExchange
-    partial: CodedExchange
-    exact: CodedExchange
-
-    def by(self, rows: CodedExchange, partial: CodedExchange) -> Covered:
-        """Return a copy with other exchanges."""
-        return self._replace(rows=rows, partial=partial)
-
-
 @dataclass(eq=False)
 class HaloGraph(ExchangingView):
     """A rank's part, with one exchange of boundary rows per aggregation.
 
-    With a `cache`, features of halo nodes that layer 0 reads are fetched once. `covers`: by `Mergeable.partial_types`,
-    the covers that split folds. `split`: the fold at the sources of this aggregation.
+    With a `cache`, features of halo nodes that layer 0 reads are fetched once. `covers`: by `Merging.types`, the
+    covers that split folds; `coded`: their exchanges, if not `exchange`. `split`: the fold at the sources of
+    this aggregation.
     """
 
-    covers: Mapping[int, Covered] = field(default_factory=dict[int, "Covered"], kw_only=True)
+    covers: Mapping[int, Cover] = field(default_factory=dict[int, Cover], kw_only=True)
+    coded: Mapping[int, Exchanges] = field(default_factory=dict[int, Exchanges], kw_only=True)
     split: SourceFold | None = field(default=None, kw_only=True)
     _features: tuple[Tensor, float, int] | None = field(default=None, init=False)  # the features after dropout
 
@@ -94,21 +81,17 @@ class HaloGraph(ExchangingView):
         return self.cache.halo
 
     def exactly(self) -> Self:
-        if self.once is None:
-            return self
-        return replace(
-            self, exchange=self.once, covers={types: c.by(self.once, self.once) for types, c in self.covers.items()}
-        )
+        return self if self.once is None else replace(self, exchange=self.once, coded={})
 
     def _under_cover(self, agg: Aggregator, edge: Rows) -> Self:
         """Return the view of an aggregation that a cover splits: the rows that travel, and the fold at the sources."""
-        if not self.covers or not merges(agg, edge):
+        merging = merging_of(agg, edge) if self.covers else None
+        found = None if merging is None else self.covers.get(merging.types)
+        if merging is None or found is None or (found.linear and not agg.linear):
             return self
-        found = self.covers.get(agg.partial_types or 0)
-        if found is None or (found.cover.linear and not agg.linear):
-            return self
-        split = SourceFold(found.cover, agg, found.partial, found.exact)
-        return replace(self, shard=found.cover.shard, edges=found.edges, exchange=found.rows, split=split)
+        rows, partial, exact = self.coded.get(merging.types, (self.exchange, self.exchange, self.exchange))
+        split = SourceFold(found, merging.at_source or agg, merging, partial, exact)
+        return replace(self, shard=found.edges.shard, edges=found.edges, exchange=rows, split=split)
 
     def send(self, src: Rows, site: Site) -> Posted:
         """Send boundary rows; halo rows will arrive."""

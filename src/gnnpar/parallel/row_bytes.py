@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from gnnpar.codecs.codec import CodecConfig, WirePrice
-from gnnpar.parallel.cover.weights import WORTH, Halo, SplitFold, weights_of
-from gnnpar.parallel.priced import Problem
-from gnnpar.partition.cover import CoverCounts, count_cover
+from torch import Tensor
+
+from gnnpar.codecs.codec import CodecConfig, Drop, Identity, WirePrice
+from gnnpar.parallel.torch_types import floats
 from gnnpar.pricing.ir import Fold
 from gnnpar.pricing.price import Bound, Traffic, ring_bytes, summed_nbytes
 from gnnpar.pricing.regrouped import Regrouped
+from gnnpar.pricing.statistics import as_table
 from gnnpar.pricing.steps import Step
 from gnnpar.pricing.work import Work
 
@@ -19,11 +21,23 @@ SENDS_NOTHING = "no price is known of a codec that sends nothing"
 _ANY = (64,)  # widths of a row; what is not a number of bytes is the same for all
 _FEWEST = 2  # bits whose rate is measured
 
+Halo = Literal["rows", "cover", "auto"]
+"""Messages of a cut edge: the row of its source; that or a partial row of its destination, by the least cover; the
+least cover where it saves a tenth of the bytes."""
+
+_WORTH = 0.9  # halo=auto: most bytes of a cover, as a share of those of rows: folds at sources add messages
+
+
+def refuse_nothing(codec: CodecConfig, halo: Halo) -> None:
+    """Raise ValueError for partial rows under a codec that sends nothing."""
+    if halo == "cover" and isinstance(codec, Drop):
+        raise ValueError("strategy.halo=cover: codec=drop sends nothing, rows or partial rows (rows). Set halo=rows.")
+
 
 @dataclass(frozen=True)
 class RowBytes:
-    """Of a codec that has a price. `number`: bytes of a number of a row in memory. `halo`: of the strategy; `linear`: a
-    cover splits linear folds alone."""
+    """Of a codec; of uncoded rows if it has no price. `number`: bytes of a number of a row in memory. `halo`: of the
+    strategy; `linear`: a cover splits linear folds alone."""
 
     codec: CodecConfig
     number: int = 4
@@ -57,8 +71,7 @@ class RowBytes:
 
     def _price(self, widths: Sequence[int], *, gradient: bool = False) -> WirePrice:
         price = self.codec.price(1.0, widths, itemsize=self.number, gradient=gradient)
-        assert price is not None, "a codec without a price is refused before"
-        return price
+        return price or Identity().price(1.0, widths, itemsize=self.number)
 
     def bits(self) -> tuple[int, tuple[str, ...]]:
         """Return the bits that time is priced with, and a note if they differ from the codec's."""
@@ -77,75 +90,73 @@ class RowBytes:
 
     def exchanges(self, work: Work) -> tuple[float, float]:
         """Bytes of an epoch, (forward, backward): one halo exchange a fold and direction."""
-        covers = self.covers(work)
-        forward = backward = 0.0
+        covers, sent = self.covers(work), [0.0, 0.0]
         for fold in work.exchanged_folds:
-            rows, partial, split = work.parts.copies, 0.0, None
-            if (counts := covers.get(self._types_of(fold))) is not None:
-                rows, partial, split = total(counts.rows), total(counts.partial), self._split(fold)
-            forward += rows * self.row(fold.src)
-            backward += rows * self.row(fold.src, gradient=True) * fold.learned
-            if split is not None:
-                forward += partial * (self.row((split.values,)) + split.exact[0])
-                both = self.row((split.values,), gradient=True) + split.exact[1]
-                backward += partial * both * split.partial_travels[1]
-        return forward, backward
+            counts = covers.get(self.types_of(fold))
+            rows, partial = (work.parts.copies, 0.0) if counts is None else floats(counts.sum((1, 2)))[:2]
+            for gradient in (False, True):
+                row, part = self._of_rows([fold], gradient=gradient)
+                sent[gradient] += rows * row + partial * part
+        return sent[0], sent[1]
 
-    def covers(self, work: Work) -> dict[int | None, CoverCounts]:
-        """Return the covers that the engine makes, by `Fold.split`'s types. ValueError without the edges."""
+    def types_of(self, fold: Fold) -> int | None:
+        """Return the types of the partial rows of a fold that a cover splits, else None."""
+        return fold.split[0] if fold.split and (fold.linear or not self.linear) else None
+
+    def weights(self, folds: Sequence[Fold]) -> dict[int, tuple[int, int]]:
+        """Return by types the bytes of an epoch, both directions, of a halo row and of a partial row with the
+        destination's rows that it needs, of all these folds together."""
+        weights: dict[int, tuple[int, int]] = {}
+        for types in sorted({types for fold in folds if (types := self.types_of(fold)) is not None}):
+            of = [fold for fold in folds if self.types_of(fold) == types]
+            (row, part), back = (self._of_rows(of, gradient=gradient) for gradient in (False, True))
+            weights[types] = max(1, round(row + back[0])), max(1, round(part + back[1]))
+        return weights
+
+    def _of_rows(self, folds: Iterable[Fold], *, gradient: bool) -> tuple[float, float]:
+        """Return the bytes in one direction of a halo row and of a partial row."""
+        row = partial = 0.0
+        for fold in folds:
+            row += self.row(fold.src, gradient=gradient) * (fold.learned or not gradient)
+            if fold.split and (fold.split[3] or not gradient):
+                types, *exact, _ = fold.split
+                partial += self.row((fold.out // max(1, types),), gradient=gradient) + exact[gradient] * self.summed
+                partial += sum(fold.dst) * (self.summed if gradient else self.number)  # rows of the destination
+        return row, partial
+
+    def pays(self, counts: Sequence[float], weights: tuple[int, int]) -> bool:
+        """Return True if the strategy takes a cover. counts: all halo rows, those that travel, partial rows."""
+        halo_rows, rows, partial, *_ = counts
+        return self.halo == "cover" or rows * weights[0] + partial * weights[1] <= _WORTH * halo_rows * weights[0]
+
+    def covers(self, work: Work) -> dict[int | None, Tensor]:
+        """Return the covers that the engine makes, by types. ValueError without the edges."""
         if self.halo == "rows" or work.parts.parts == 1 or not self.sends:
             return {}
-        if (edges := work.parts.edges_of) is None:
+        if (count := work.parts.cover) is None:
             raise ValueError(f"strategy.halo={self.halo} is priced where the graph's edges are at hand. Set halo=rows.")
-        folds = work.ir.every_fold
-        covers: dict[int | None, CoverCounts] = {}
-        for types in sorted({t for f in folds if (t := self._types_of(f)) is not None}):
-            weights = weights_of([self._split(f) for f in folds if self._types_of(f) == types], self.codec, self.number)
-            key = weights, types
-            if key not in edges.found:
-                edges.found[key] = count_cover(
-                    edges.edge_index, edges.part_of, work.parts.parts, weights, edge_type=edges.edge_type, types=types
-                )
-            counts = edges.found[key]
-            assert isinstance(counts, CoverCounts)
-            after = total(counts.rows) * weights.row + total(counts.partial) * weights.partial
-            if self.halo == "cover" or after <= WORTH * work.parts.copies * weights.row:
+        covers: dict[int | None, Tensor] = {}
+        for types, weights in self.weights(work.ir.every_fold).items():
+            counts = count(weights, types)
+            if self.pays([work.parts.copies, *floats(counts.sum((1, 2)))], weights):
                 covers[types] = counts
         return covers
 
     def covered(self, work: Work) -> Work:
         """Return the work under a cover, for times: a partial row counts as many rows as it weighs, its edges belong to
-        the owner of their sources. Return it unchanged if a fold is not split, if folds have different covers, or if
-        the work is covered already."""
-        if work.parts.edges_of is None:  # a partition that is estimated
+        the owner of their sources. Return it unchanged without one cover of all folds, or an estimated partition."""
+        if work.parts.cover is None:
             return work
-        covers, kinds = self.covers(work), {self._types_of(f) for f in work.exchanged_folds}
+        covers, kinds = self.covers(work), {self.types_of(f) for f in work.exchanged_folds}
         if len(kinds) != 1 or not kinds <= covers.keys():
             return work
-        (types,), folds, parts = kinds, work.exchanged_folds, work.parts
-        counts, weights = covers[types], weights_of([self._split(f) for f in folds], self.codec, self.number)
-        share = weights.partial / weights.row
-        halo = combined(counts.rows, counts.partial, share)
-        cut = combined(combined(parts.cut, counts.folded, -1.0), counts.partial, 1.0)
-        inner = tuple(n + sum(row[q] for row in counts.folded) for q, n in enumerate(parts.inner))
-        return replace(work, parts=replace(parts, inner=inner, cut=cut, halo=halo, edges_of=None))
-
-    def under_cover(self, problem: Problem) -> Problem:
-        """Return the problem with work that is `covered`."""
-
-        def work_of(parts: int) -> Work:
-            work = self.covered(problem.work_of(parts))
-            return replace(work, parts=replace(work.parts, edges_of=None))  # decided: no other codec decides again
-
-        return replace(problem, work_of=work_of)
-
-    def _types_of(self, fold: Fold) -> int | None:
-        return fold.split[0] if fold.split and (fold.linear or not self.linear) else None
-
-    def _split(self, fold: Fold) -> SplitFold:
-        types, forward, backward, differentiated = fold.split
-        exact, travels = (forward * self.summed, backward * self.summed), (True, bool(differentiated))
-        return SplitFold(fold.src, fold.out // max(1, types), exact, (True, fold.learned), travels)
+        ((row, partial),) = self.weights(work.exchanged_folds).values()
+        (rows, partial_rows, folded), parts = covers[kinds.pop()], work.parts
+        halo = rows + partial / row * partial_rows
+        cut = folded.new_tensor(parts.cut) - folded + partial_rows
+        inner = folded.new_tensor(parts.inner) + folded.sum(0)
+        tables = {"inner": tuple(floats(inner)), "cut": as_table(cut), "halo": as_table(halo)}
+        return replace(work, parts=replace(parts, **tables))
 
     def traffic(self, step: Step, work: Work, params: int) -> Traffic:
         """Return what a step sends in an epoch: rows, their gradients, and the sum over ranks with the loss in it."""
@@ -171,15 +182,3 @@ class RowBytes:
         )
         learned = [f.learned for f in work.exchanged_folds]
         return sum(forward), sum(nbytes for nbytes, has in zip(backward, learned, strict=True) if has)
-
-
-Table = tuple[tuple[float, ...], ...]
-
-
-def total(table: Table) -> float:
-    return sum(map(sum, table))
-
-
-def combined(a: Table, b: Table, factor: float) -> Table:
-    """Return a + factor * b."""
-    return tuple(tuple(x + factor * y for x, y in zip(*rows, strict=True)) for rows in zip(a, b, strict=True))

@@ -14,31 +14,26 @@ from torch import Tensor
 from gnnpar.comm import RowLike
 from gnnpar.folds.aggregator import Aggregator, Pushable
 from gnnpar.folds.block import Block, Operands, Rows, chosen
-from gnnpar.folds.mergeable import Mergeable, merges
 from gnnpar.graph import Reduction
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
+from gnnpar.pricing.ir import Fold
 
 
 class Use(NamedTuple):
     """One aggregation of a model: the fold, its source rows, and the rows that it would push (() if it cannot).
 
-    `dst`: rows of destinations; `out`: of the result. `partial`, `back`: rows of a partial result and of its gradient,
-    () if the fold does not merge or reads rows of edges, which are not sent. `learned`: a source row has a gradient;
-    `differentiated`: any operand has one. Both need a shape trace with gradients.
+    `dst`: rows of destinations; `out`: those of the result. `fold`: for prices.
     """
 
     layer: int
     agg: Aggregator
+    fold: Fold
     src: tuple[RowLike, ...]
     pushed: tuple[RowLike, ...] = ()
     dst: tuple[RowLike, ...] = ()
     out: tuple[RowLike, ...] = ()
-    partial: tuple[RowLike, ...] = ()
-    back: tuple[RowLike, ...] = ()
-    learned: bool = False
-    differentiated: bool = False
 
 
 @dataclass(eq=False)
@@ -51,35 +46,22 @@ class _Sketch(WholeGraph):
             fold, block = agg.pushing(), self.shard.inner
             out, saved = fold.finish(fold.update(fold.init(block.num_dst, x), block, x))
             pushed = RowLike.of(fold.pushed(x, fold.prepare(saved, out), out))
-        merged: tuple[Rows, Rows] = (), ()
-        if merges(agg, edge):
-            merged = self._merged(agg, x)
         result = super().aggregate(agg, src, dst, edge, shared)
-        one, other, partial, back = map(RowLike.of, (dst, (result,), *merged))
-        learned = any(t.requires_grad for t in src)
-        use = Use(self.layer, agg, RowLike.of(src), pushed, one, other, partial, back, learned, result.requires_grad)
-        self.uses.append(use)
+        fold = Fold.of(agg, x, result.shape[1:])
+        split = (*fold.split, int(result.requires_grad)) if fold.split else ()
+        fold = replace(fold, learned=any(t.requires_grad for t in src), split=split)
+        self.uses.append(Use(self.layer, agg, fold, RowLike.of(src), pushed, RowLike.of(dst), RowLike.of((result,))))
         return result
 
     def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
         return part
 
-    @torch.no_grad()
-    def _merged(self, agg: Mergeable, x: Operands) -> tuple[Rows, Rows]:
-        """Return a partial result of this node, and the gradient returned for it."""
-        block, fold = self.shard.inner, agg.at_source()
-        partial = agg.partial(*fold.finish(fold.update(fold.init(1, x), block, x)), x.src[0].dtype)
-        out, saved = agg.finish(agg.update(agg.init(1, x), block, x))
-        at = torch.zeros(1, dtype=torch.int64, device=out.device)
-        return partial, agg.grad_partial(partial[1:], at, agg.prepare(saved, out), out)
 
-
-def shape_trace(model: Callable[..., Tensor], shard: Shard, *, gradients: bool = False) -> list[Use]:
+def shape_trace(model: Callable[..., Tensor], shard: Shard) -> list[Use]:
     """Return every aggregation of model(graph, x), in order, without communication. Raises ValueError for a fold
     without a gradient.
 
-    `gradients`: record them, to see which operands have one. Runs a copy of the model: a convolution with `cached=True`
-    keeps the rows that it has seen."""
+    Runs a copy of the model: a convolution with `cached=True` keeps the rows that it has seen."""
     with suppress(Exception):  # a user's module that cannot be copied
         model = copy.deepcopy(model)
     first, one_edge = slice(0, 1), slice(0, min(1, shard.inner.num_edges))
@@ -100,7 +82,7 @@ def shape_trace(model: Callable[..., Tensor], shard: Shard, *, gradients: bool =
         boundary={},
     )
     view = _Sketch(one, Pass(0))
-    with torch.set_grad_enabled(gradients):
+    with torch.enable_grad():  # to see which operands have a gradient
         model(view, one.x)
     for use in view.uses:
         if not callable(getattr(use.agg, "grad", None)):  # a user's fold enters here

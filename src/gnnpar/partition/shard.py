@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -146,6 +146,26 @@ class Shard:
         """Global ids of the halo nodes, parts in ascending order."""
         ids = [self.halo[p].src_ids for p in sorted(self.halo)]
         return torch.cat([i for i in ids if i is not None] or [self.node_ids[:0]])
+
+    def narrowed(self, kept: Mapping[int, Tensor], boundary: dict[int, Tensor]) -> Shard:
+        """Return the shard with some of the in-edges from other parts, and the halo nodes at their ends alone. Degrees
+        stay. Shapes: kept[p] [E] bool, of the edges of halo[p]."""
+        halo, places, start = dict[int, Block](), [self.node_ids[:0]], 0
+        for p in sorted(self.halo):
+            block, columns = self.halo[p].restrict(kept[p]).compacted()
+            if block.num_edges:
+                halo[p] = block
+            places.append(columns + start)
+            start += self.halo[p].num_src
+        at = torch.cat(places)
+        return replace(
+            self,
+            halo=halo,
+            boundary=boundary,
+            halo_in_degree=self.halo_in_degree[at],
+            halo_in_weight=chosen(self.halo_in_weight, at),
+            halo_chunk_of=chosen(self.halo_chunk_of, at),
+        )
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Shard:
         """Move to a device: rows of features in `dtype`, other floating-point numbers in the type of its sums."""

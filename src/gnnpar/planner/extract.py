@@ -7,7 +7,6 @@ tells whether it holds rows, edges or neither.
 from __future__ import annotations
 
 import copy
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,16 +19,15 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gnnpar.folds.aggregator import Aggregator, EdgeDropout, Pushable
+from gnnpar.folds.aggregator import Aggregator, EdgeDropout
 from gnnpar.folds.block import Operands, Rows
 from gnnpar.folds.generic import EdgeFunction, Generic
-from gnnpar.folds.mergeable import merges
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Moments, OneView, Reduction
 from gnnpar.models.gnn import GNN, ReadsAttributes
 from gnnpar.models.pyg.few_nodes import FewNodes
 from gnnpar.planner.assemble import Event, Seen, assemble
-from gnnpar.pricing.ir import Fold, ModelIR, Passing, Times
+from gnnpar.pricing.ir import Fold, ModelIR
 
 ROWS, EDGES = 10007, 20011  # primes that no width of a model equals
 _LAYER = re.compile(r"layers\.(\d+)")
@@ -81,29 +79,7 @@ class Tracing(OneView):
         if (isinstance(agg, Sum) and agg.types) or (isinstance(agg, Generic) and agg.within):
             tail = [agg.types, *tail]
         x = Operands(src, dst, edge, shared)
-        return self.recorder.made("fold", (src[0].shape[0], *tail), _flat(x), fold_of(agg, x, tail))
-
-
-def fold_of(
-    agg: Aggregator, x: Operands, tail: list[int], times: Times = (1.0, 1.0), passing: Passing = (0.0, 0)
-) -> Fold:
-    """Return the Fold of an aggregation, without gradient flags. tail: shape of a result row."""
-    src, dst, edge, _ = (tuple(t.shape[1:].numel() for t in rows) for rows in x)
-    return Fold(
-        kind=type(agg).__name__,
-        src=src,
-        dst=dst,
-        edge=edge,
-        out=math.prod(tail),
-        linear=agg.linear,
-        needs_src=agg.needs_src,
-        learned=False,
-        pushed=sum(src) + 2 * sum(dst) if isinstance(agg, Pushable) else 0,
-        split=_split(agg, sum(dst), x.edge, tail),
-        times=times,
-        passing=passing,
-        ids=agg.needs_edge_ids,
-    )
+        return self.recorder.made("fold", (src[0].shape[0], *tail), _flat(x), Fold.of(agg, x, tail))
 
 
 def _flat(x: Operands) -> Rows:
@@ -116,15 +92,6 @@ class WithValue(Protocol):
 
     @property
     def value(self) -> EdgeFunction: ...
-
-
-def _split(agg: Aggregator, asked: int, edge: Rows, tail: list[int]) -> tuple[int, ...]:
-    """Return `Fold.split` without its last entry; () if the fold does not merge."""
-    if not merges(agg, edge):
-        return ()
-    types = agg.partial_types or 0
-    forward, backward = agg.exact_numbers(tail[1:] if types else tail)
-    return types, forward + asked, backward + asked
 
 
 def record(model: nn.Module, in_dim: int, *, learned: int = 0) -> ModelIR:

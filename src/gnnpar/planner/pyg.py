@@ -23,8 +23,8 @@ from gnnpar.folds.softmax import Softmax
 from gnnpar.graph import Moments, Reduction
 from gnnpar.models.pyg.few_nodes import FewNodes
 from gnnpar.models.pyg.model import PyGNet
-from gnnpar.planner.extract import Recorder, fold_of
-from gnnpar.pricing.ir import ModelIR, Passing, Times
+from gnnpar.planner.extract import Recorder
+from gnnpar.pricing.ir import Fold, ModelIR, Passing, Times
 from gnnpar.training.memory import most_beside, nbytes
 
 ROWS, EDGES = 2003, 20011  # primes that no width of a model equals
@@ -69,7 +69,7 @@ class Recording(FewNodes):
         if type(agg).__name__ not in _KERNELS:
             with self._recorder.paused():
                 cost = _measured(agg, self._block, x)
-        fold = fold_of(agg, x, list(out.shape[1:]), *cost)
+        fold = Fold.of(agg, x, list(out.shape[1:]), *cost)
         return self._recorder.given("fold", (*src, *dst, *edge, *shared), out, fold)
 
     def _alone(self, body: Callable[[], Tensor]) -> Tensor:

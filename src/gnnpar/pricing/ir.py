@@ -6,10 +6,15 @@ two layers (GCNII: two). Widths count elements, not bytes; an element has 4 byte
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
+
+from gnnpar.folds.aggregator import Aggregator, Pushable
+from gnnpar.folds.block import Operands
+from gnnpar.folds.mergeable import merging_of
 
 Times = tuple[float, float]
 """Seconds of a fold without a kernel relative to softmax attention: (forward, backward)."""
@@ -41,9 +46,8 @@ class Fold:
 
     `linear`: backward needs no source row. `learned`: the sources have a gradient, which is sent back. `pushed`:
     elements of the row that a destination would push instead of pulling sources twice (attention); 0: not supported.
-    `split`: (types, elements in addition to the values in forward, in backward, 1 if anything is differentiated) of
-    partial rows. types: 0, one row per destination; else one per pair of destination and type. (): the fold cannot be
-    split over its edges.
+    `split`: (types, exact elements beyond values in forward, in backward, 1 if anything is differentiated) of partial
+    rows. types: 0, one row per destination; else one per pair of destination and type. (): not split over its edges.
     `ids`: it reads ids of edges. `out`: elements of a result row; for a fold that returns rows of edges, of all
     in-edges of a destination.
     """
@@ -61,6 +65,31 @@ class Fold:
     times: Times = field(default=(1.0, 1.0), repr=False)
     passing: Passing = field(default=(0.0, 0), repr=False)
     ids: bool = field(default=False, repr=False)
+
+    @staticmethod
+    def of(
+        agg: Aggregator, x: Operands, tail: Sequence[int], times: Times = (1.0, 1.0), passing: Passing = (0.0, 0)
+    ) -> Fold:
+        """Return the Fold of an aggregation, without gradient flags. tail: shape of a result row."""
+        src, dst, edge, _ = (tuple(t.shape[1:].numel() for t in rows) for rows in x)
+        split: tuple[int, ...] = ()
+        if (merging := merging_of(agg, x.edge)) is not None:
+            split = merging.types, *merging.exact_numbers(tail[1:] if merging.types else tail)
+        return Fold(
+            kind=type(agg).__name__,
+            src=src,
+            dst=dst,
+            edge=edge,
+            out=math.prod(tail),
+            linear=agg.linear,
+            needs_src=agg.needs_src,
+            learned=False,
+            pushed=sum(src) + 2 * sum(dst) if isinstance(agg, Pushable) else 0,
+            split=split,
+            times=times,
+            passing=passing,
+            ids=agg.needs_edge_ids,
+        )
 
     @property
     def width(self) -> int:
@@ -140,12 +169,6 @@ class ModelIR:
     @property
     def every_fold(self) -> list[Fold]:
         return [f for folds in self._folds for f in folds]
-
-    @property
-    def splits(self) -> bool:
-        """Return True if in-edges of all folds can be folded on the ranks of their sources, with one common cover."""
-        folds = self.every_fold
-        return len({f.split[:1] for f in folds} - {()}) == 1 and all(f.split for f in folds)
 
     @cached_property
     def params(self) -> int:

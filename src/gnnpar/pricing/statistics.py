@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
 from gnnpar.data.dataset import Dataset
+from gnnpar.partition.cover import count_cover
 
 
 @dataclass(frozen=True)
@@ -30,27 +32,17 @@ class GraphStats:
         return GraphStats(dataset.num_nodes, dataset.num_edges, dataset.num_features, dataset.num_classes, train)
 
 
-@dataclass(frozen=True, eq=False)
-class CutEdges:
-    """A partition's edges, for prices that need more than counts. `found`: cached results."""
-
-    edge_index: Tensor
-    part_of: Tensor
-    edge_type: Tensor | None = None
-    found: dict[Hashable, object] = field(default_factory=dict[Hashable, object])
-
-
 @dataclass(frozen=True)
 class PartStats:
     """By part: nodes, in-edges from inside, [p][q] in-edges of p from q, [p][q] halo rows that p reads from q.
 
-    `edges_of`: the edges, if the graph is available."""
+    `cover`: (weights, types) -> `count_cover`, if the graph is available."""
 
     nodes: tuple[float, ...]
     inner: tuple[float, ...]
     cut: tuple[tuple[float, ...], ...]
     halo: tuple[tuple[float, ...], ...]
-    edges_of: CutEdges | None = field(default=None, compare=False, repr=False)
+    cover: Callable[[tuple[int, int], int], Tensor] | None = field(default=None, compare=False, repr=False)
 
     @property
     def parts(self) -> int:
@@ -86,9 +78,9 @@ class PartStats:
         halo = torch.bincount(copies // max(1, count) * parts + owner, minlength=parts * parts).view(parts, parts)
         nodes = torch.bincount(part_of, minlength=parts)
         inner = edges.diagonal().tolist()
-        cut = (edges - torch.diag(edges.diagonal())).tolist()
-        edges = CutEdges(edge_index, part_of, edge_type)
-        return PartStats(tuple(nodes.tolist()), tuple(inner), _rows(cut), _rows(halo.tolist()), edges)
+        cut = edges - torch.diag(edges.diagonal())
+        cover = cache(partial(count_cover, edge_index, part_of, parts, edge_type))
+        return PartStats(tuple(nodes.tolist()), tuple(inner), as_table(cut), as_table(halo), cover)
 
     @staticmethod
     def even(nodes: float, edges: float, parts: int, *, alpha: float, cut_share: float) -> PartStats:
@@ -121,5 +113,5 @@ class PartStats:
         return PartStats(nodes, tuple(v * scale for v in inner), tuple(map(tuple, cut)), tuple(map(tuple, halo)))
 
 
-def _rows(table: list[list[int]]) -> tuple[tuple[float, ...], ...]:
-    return tuple(tuple(map(float, row)) for row in table)
+def as_table(counts: Tensor) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(map(float, row)) for row in counts.tolist())

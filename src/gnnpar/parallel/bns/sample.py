@@ -30,44 +30,16 @@ def kept(ids: Tensor, *, rate: float, seed: int, epoch: int, reader: int) -> Ten
 def sampled(shard: Shard, *, rate: float, seed: int, epoch: int) -> Shard:
     """Return the shard with only the drawn boundary rows, without peers that have none, with unchanged degrees."""
     boundary: dict[int, Tensor] = {}
-    halo: dict[int, Block] = {}
-    degrees = [shard.halo_in_degree[:0]]
-    weights = [] if shard.halo_in_weight is None else [shard.halo_in_weight[:0]]
     for peer, index in shard.boundary.items():
         keep = kept(shard.node_ids[index], rate=rate, seed=seed, epoch=epoch, reader=peer)
         if bool(keep.any()):
             boundary[peer] = index[keep]
-    start = 0
-    for peer in sorted(shard.halo):
-        block = shard.halo[peer]
+    edges: dict[int, Tensor] = {}
+    for peer, block in shard.halo.items():
         assert block.src_ids is not None
-        keep = kept(block.src_ids, rate=rate, seed=seed, epoch=epoch, reader=shard.part)
-        if bool(keep.any()):
-            halo[peer] = _columns(block, keep, block.src_ids[keep])
-            degrees.append(shard.halo_in_degree[start : start + block.num_src][keep])
-            if shard.halo_in_weight is not None:
-                weights.append(shard.halo_in_weight[start : start + block.num_src][keep])
-        start += block.num_src
-    halo_in_weight = torch.cat(weights) if weights else None
-    drawn = replace(
-        shard, boundary=boundary, halo=halo, halo_in_degree=torch.cat(degrees), halo_in_weight=halo_in_weight
-    )
+        edges[peer] = kept(block.src_ids, rate=rate, seed=seed, epoch=epoch, reader=shard.part)[block.indices]
+    drawn = shard.narrowed(edges, boundary)
     return drawn if shard.edge_attr is None else replace(drawn, edge_attr=rows_left(shard, edge_order(drawn)))
-
-
-def _columns(block: Block, keep: Tensor, src_ids: Tensor) -> Block:
-    """Return the sub-block of some columns, renumbered. Shapes: keep [num_src] bool."""
-    number = keep.cumsum(0) - 1
-    edges = keep[block.indices]
-    return Block.from_edges(
-        block.edge_dst[edges],
-        number[block.indices[edges]],
-        num_dst=block.num_dst,
-        num_src=len(src_ids),
-        src_ids=src_ids,
-        edges=block.edges.at(edges),
-        compress=True,
-    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,14 +13,13 @@ from typing import Literal
 from gnnpar.codecs.codec import is_constant
 from gnnpar.parallel.base import HALO, CodedStrategy
 from gnnpar.parallel.context import BuildContext
-from gnnpar.parallel.cover.weights import Halo, refuse_nothing
 from gnnpar.parallel.declared import Declaration, DeclaredCandidate, Proposes, beside
 from gnnpar.parallel.edges import Overlap
 from gnnpar.parallel.engine import Engine, FlatEngine
 from gnnpar.parallel.factors import FactorEngine
 from gnnpar.parallel.halo_engine import halo_engine
 from gnnpar.parallel.priced import Problem
-from gnnpar.parallel.row_bytes import RowBytes
+from gnnpar.parallel.row_bytes import Halo, RowBytes, refuse_nothing
 from gnnpar.parallel.strategy import Capabilities, LayerFacts, name_of
 from gnnpar.placement import Plan
 from gnnpar.pricing.candidate import Candidate, Knobs, Scope, Values
@@ -82,7 +81,8 @@ class GraphParallel(CodedStrategy, Proposes):
         return {"bits": (32, 16, *QUANTIZED), "overlap": ("edges", "none")}
 
     def proposals(self, scope: Scope, ranks: int) -> Iterable[Values]:
-        covers = [{"halo": "cover"}, {"halo": "cover", "bits": 16}] if scope.ir.splits else []
+        kinds = {fold.split[:1] for fold in scope.ir.every_fold}  # of partial rows: one cover splits all folds
+        covers = [{"halo": "cover"}, {"halo": "cover", "bits": 16}] if len(kinds) == 1 and () not in kinds else []
         return [{}, {"overlap": "none"}, {"bits": 16}, *covers] if ranks > 1 else []
 
     def candidates(self, scope: Scope, ranks: int) -> Iterable[Candidate]:
