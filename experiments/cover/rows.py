@@ -20,7 +20,7 @@ from scipy.sparse import coo_matrix
 
 from gnnpar.config.compose import compose
 from gnnpar.data.dataset import Dataset
-from gnnpar.partition.cover import count_cover
+from gnnpar.folds.cover import count_cover
 from gnnpar.partition.partition import Metis, Random
 
 GRAPHS = ("debian", "tolokers", "computers", "physics", "cs", "blogcatalog", "squirrel", "cora", "citeseer", "rmat")

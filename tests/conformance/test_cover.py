@@ -14,6 +14,7 @@ from composing import WORLDS, configured, covering, in_turn, names
 from gnnpar.codecs.codec import BFloat16, CodecConfig, Drop, Identity
 from gnnpar.codecs.uniform import Uniform
 from gnnpar.comm import CodedExchange, Communicator, RowLists, ThreadWorld
+from gnnpar.folds.cover import count_cover, least_cover
 from gnnpar.folds.sum import Sum
 from gnnpar.models.gcn import GCN
 from gnnpar.models.gnn import ModelSource
@@ -26,7 +27,6 @@ from gnnpar.parallel.local import Pass
 from gnnpar.parallel.pipegcn.strategy import PipeGCN
 from gnnpar.parallel.row_bytes import Halo, RowBytes
 from gnnpar.parallel.single.strategy import Single
-from gnnpar.partition.cover import count_cover, least_cover
 from gnnpar.partition.shard import Shard
 from gnnpar.planner.extract import record
 from gnnpar.pricing.statistics import GraphStats, PartStats

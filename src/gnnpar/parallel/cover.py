@@ -1,6 +1,6 @@
 """halo=cover: the halo rows that travel, and the destinations that are folded at their sources.
 
-Every rank finds the covers of its own in-edges (`gnnpar.partition.cover`) and tells the owners of their sources which
+Every rank finds the covers of its own in-edges (`gnnpar.folds.cover`) and tells the owners of their sources which
 edges to fold. So ranks share the work, and a graph from shards on disk needs nothing else.
 """
 
@@ -19,6 +19,7 @@ from gnnpar.comm.rows import PartEdges
 from gnnpar.files import JsonDict
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows
+from gnnpar.folds.cover import least_cover
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.folds.mergeable import Merging
 from gnnpar.models.gnn import GNN
@@ -26,7 +27,6 @@ from gnnpar.parallel.edges import EdgeOrder, Overlap
 from gnnpar.parallel.row_bytes import RowBytes
 from gnnpar.parallel.shape_trace import shape_trace
 from gnnpar.parallel.torch_types import floats, unique
-from gnnpar.partition.cover import least_cover
 from gnnpar.partition.shard import Shard
 
 Exchanges = tuple[CodedExchange, CodedExchange, CodedExchange]

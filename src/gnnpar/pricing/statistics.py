@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.data.dataset import Dataset
-from gnnpar.partition.cover import count_cover
+from gnnpar.folds.cover import count_cover
 
 
 @dataclass(frozen=True)
