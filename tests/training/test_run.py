@@ -180,7 +180,7 @@ def test_data_that_is_not_there_is_one_line(run_here: Run, tmp_path: Path) -> No
 
 
 def test_sar_equals_graph_parallel_and_says_what_it_pushed(run_here: Run, tmp_path: Path) -> None:
-    common = ("model=gat", "world_size=4", "comm=threads", "epochs=5", "eval_every=5", *SMALL)
+    common = ("model=gat", "model.hidden=16", "world_size=4", "comm=threads", "epochs=3", "eval_every=3", *SMALL)
     for name in ("graph_parallel", "sar"):
         done = run_here("train", f"strategy={name}", *common, f"hydra.run.dir={name}")
         assert done.returncode == 0, done.stderr
@@ -292,15 +292,15 @@ def test_trace_of_a_pipeline_leaves_its_schedule_planned_and_measured(tmp_path: 
 def test_a_pipeline_says_what_its_stages_cost(tmp_path: Path) -> None:
     """Stage bytes to the byte, bubbles, histories, a probe, the picture; and its plan gives the same run again."""
     asked = ["strategy=hybrid", "strategy.stages=2", "strategy.parts=2", "strategy.boundary.bits=8", "model=gcnii"]
-    asked += ["codec@strategy.boundary=uniform", "world_size=4", "comm=threads", "epochs=7", "trace=true"]
-    asked += ["fidelity_every=3", "optim.clip=1.0", *SMALL]
+    asked += ["codec@strategy.boundary=uniform", "world_size=4", "comm=threads", "epochs=5", "trace=true"]
+    asked += ["fidelity_every=3", "optim.clip=1.0", "model.hidden=16", *SMALL]
     first, second = tmp_path / "first", tmp_path / "again"
     for folder in (first, second):
         folder.mkdir()
     assert run_training(compose(asked), first).exit_code == 0
     found = result(first)
     assert found["exactness"] == ["quantized", "stale"]
-    sent, width = found["bytes_per_epoch"], 64 + 4  # 8 bits a number; a step and a zero point a row, in 16 bits each
+    sent, width = found["bytes_per_epoch"], 16 + 4  # 8 bits a number; a step and a zero point a row, in 16 bits each
     assert sent["stage"] == 2 * 2 * 600 * width
     assert sent["metadata"] == 2 * 2 * 600 * 4
     assert sent["forward"] == sent["backward"] > 0
