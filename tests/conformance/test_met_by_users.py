@@ -97,7 +97,7 @@ EVERY = [*MET, *NETS, *EXAMPLES]
 IGNORE = ("GIN", "jk=lstm", "jk=cat")  # PyG's classes take rows of edges in forward, and their convolutions do not
 REFUSED = {"PMLP": "no running statistics"}
 IN_TURN = [
-    pytest.param(name, marks=() if i % 3 == 0 else pytest.mark.slow)  # with ranks, all are trained
+    pytest.param(name, marks=() if i % 12 == 0 else pytest.mark.slow)  # with ranks, all are trained
     for i, name in enumerate(name for name in EVERY if name not in REFUSED)
 ]
 

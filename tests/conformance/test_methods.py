@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from checkpoints import hashes, rows, train
-from composing import PRESETS, configured, names
+from composing import PRESETS, configured, in_turn, names
 from conformance.methods import METHODS, NODES, SEED, WORLD, Bytes, Kept, Method, Priced, Same, Two, drawn, four, three
 from engines import Rank, on_ranks
 from gnnpar.codecs.adaptive.codec import Adaptive
@@ -63,10 +63,11 @@ def trained(strategy: Any, config: Any, **options: Any) -> Outcome:
 @pytest.mark.parametrize(
     ("method", "setting", "config"),
     [
-        pytest.param(method, setting, config, id=f"{name}-{setting}-{type(config).__name__}")
+        pytest.param(
+            method, *case.values, marks=case.marks, id=f"{name}-{case.values[0]}-{type(case.values[1]).__name__}"
+        )
         for name, method in METHODS.items()
-        for setting in method.inexact
-        for config in method.models
+        for case in in_turn(method.inexact, method.models)
     ],
 )
 def test_other_settings_equal_the_oracle(method: Method, setting: str, config: Any) -> None:

@@ -73,10 +73,13 @@ CASES: dict[str, tuple[str, PyG, int]] = {
     **{f"hybrid-{name}": ("hybrid", layered(name), 4) for name in ("GCN", "PNA", "Jumping", "InitialResidual")},
     **{f"minibatch-{name}": ("minibatch", layered(name), 3) for name in LAYERED},
 }
-SLOW = {f"minibatch-{name}" for name in ("GraphSAGE", "GIN", "EdgeCNN", "Residual", "gated", "Smoothed")}
-QUICK = [
-    pytest.param(*case, marks=pytest.mark.slow if name in SLOW else (), id=name) for name, case in CASES.items()
-]  # gnnpipe cuts these between the same convolutions
+SLOW = {f"minibatch-{name}" for name in ("GraphSAGE", "GAT", "GIN", "EdgeCNN", "Residual", "gated", "Smoothed")}
+SLOW |= {"minibatch-Jumping", "hybrid-PNA", "hybrid-Jumping"}  # gnnpipe cuts these between the same convolutions
+# when rows of halos travel, and whole parts: another strategy here does it in the same code
+SLOW |= {f"{s}-dictionaries" for s in ("adaqp", "bns", "digest", "cagnet")} | {"bns-HGT", "sancus-HGT"}
+SLOW |= {"digest-whole edge", "pipegcn-whole inline", "sancus-dictionaries, transformer"}
+SLOW |= {"adaqp-attributes TransformerConv", "bns-attributes GINEConv", "sancus-attributes GINEConv"}
+QUICK = [pytest.param(*case, marks=pytest.mark.slow if name in SLOW else (), id=name) for name, case in CASES.items()]
 TURNS = [
     pytest.param(s, folded(s, t), 2, marks=marks, id=f"{s}-{t}")
     for (s, t), marks in ((each.values, each.marks) for each in in_turn(["adaqp", "bns", "cofree"], FOLDS))
