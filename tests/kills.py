@@ -37,7 +37,7 @@ from composing import names, settings_of
 from conftest import environment
 from gnnpar import launch
 from gnnpar.cli.train import run_training
-from gnnpar.files import write_json_whole
+from gnnpar.files import write_json_atomic
 from hosts import Hosts, two_hosts
 from saboteurs import FROM_THE_START, PARENT, Strike, made
 
@@ -248,7 +248,7 @@ class Counts:
 
     def add(self, count: Count) -> None:
         self.cases.append(count)
-        write_json_whole(self.file, {"cases": [asdict(each) for each in self.cases], "total": self.total(self.cases)})
+        write_json_atomic(self.file, {"cases": [asdict(each) for each in self.cases], "total": self.total(self.cases)})
 
     @staticmethod
     def total(cases: Sequence[Count]) -> dict[str, int]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, cast
 
-from gnnpar.comm.world import torch_as_usual
+from gnnpar.comm.world import torch_defaults
 from gnnpar.config.compose import compose
 from gnnpar.config.inputs import as_value, group_of, key_of
 from gnnpar.files import JsonDict, JsonObject, numbered, working_in
@@ -52,7 +52,7 @@ _ONE_CALL = threading.RLock()
 @contextmanager
 def _alone() -> Iterator[None]:
     """Run one call at a time, because it changes the environment of the process; restore torch's defaults."""
-    with _ONE_CALL, torch_as_usual():
+    with _ONE_CALL, torch_defaults():
         yield
 
 
@@ -96,7 +96,7 @@ class Run:
         """
         from gnnpar.training.result.trained import find, opened
 
-        with torch_as_usual():  # as `gnnpar.load`
+        with torch_defaults():  # as `gnnpar.load`
             return opened(*find(self.folder, "best", named=self.named))
 
 

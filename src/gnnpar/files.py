@@ -82,7 +82,7 @@ def require_writable(file: Path) -> None:
 
 
 @contextmanager
-def open_whole(file: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
+def open_atomic(file: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
     """Write a temporary file, renamed when the block ends, and removed if the block raises. sync: fsync before the
     rename. Raises WriteError for every OSError of the writing."""
     partial = file.with_name(f"{file.name}.{threading.get_native_id()}.partial")
@@ -101,15 +101,15 @@ def open_whole(file: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
         raise
 
 
-def write_text_whole(file: Path, text: str, *, sync: bool = False) -> None:
+def write_text_atomic(file: Path, text: str, *, sync: bool = False) -> None:
     """Write UTF-8 text atomically. Raises WriteError."""
-    with open_whole(file, sync=sync) as out:
+    with open_atomic(file, sync=sync) as out:
         out.write(text.encode(errors="backslashreplace"))  # names of files need not be UTF-8
 
 
-def write_json_whole(file: Path, data: object, *, indent: int | None = 1, sync: bool = False) -> None:
+def write_json_atomic(file: Path, data: object, *, indent: int | None = 1, sync: bool = False) -> None:
     """Write JSON and a line end atomically. Raise WriteError; TypeError for objects without a JSON form."""
-    write_text_whole(file, json.dumps(data, indent=indent) + "\n", sync=sync)
+    write_text_atomic(file, json.dumps(data, indent=indent) + "\n", sync=sync)
 
 
 def read_json(file: Path) -> JsonDict:
@@ -157,7 +157,7 @@ def load_tensors(file: Path, *, places: str | dict[str, str] = "cpu", known: Ite
 
 def write_checked_json(file: Path, data: JsonObject) -> None:
     """Write JSON with a checksum of itself, with fsync. Raises WriteError."""
-    write_json_whole(file, {**data, "checksum": checksum(data)}, sync=True)
+    write_json_atomic(file, {**data, "checksum": checksum(data)}, sync=True)
 
 
 def read_checked_json(file: Path) -> JsonDict:

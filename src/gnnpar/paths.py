@@ -87,7 +87,7 @@ def checkout_dir() -> Path | None:
     return root if (root / ".git").exists() and (root / "src" / "gnnpar").is_dir() else None
 
 
-def is_brought_group(name: str) -> bool:
+def is_installed_group(name: str) -> bool:
     """Return True for a group of gnnpar or of a plugin; folders of the working directory do not count."""
     with suppress(OSError):  # a name that is too long
         return any((folder / name).is_dir() for folder in (conf_dir(), *installed_confs()))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import annotated_types as at
 
-from gnnpar.files import JsonDict, JsonObject, open_whole, read_json, write_json_whole
+from gnnpar.files import JsonDict, JsonObject, open_atomic, read_json, write_json_atomic
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -162,11 +162,11 @@ class Plan:
         folder.mkdir(parents=True, exist_ok=True)
         named = {} if part_of is None else {"part_of": f"{self.hashes['partition'][:16]}.npy"}
         if part_of is not None:
-            with open_whole(folder / named["part_of"]) as out, part_of.open("rb") as array:
+            with open_atomic(folder / named["part_of"]) as out, part_of.open("rb") as array:
                 shutil.copyfileobj(array, out)
         names = {k: named.get(k) or _save_array(folder, v) for k, v in self.arrays.items()}
         file = folder / "plan.json"
-        write_json_whole(file, self.as_data(names), indent=2)
+        write_json_atomic(file, self.as_data(names), indent=2)
         return file
 
     @property
@@ -312,6 +312,6 @@ def _save_array(folder: Path, array: Tensor) -> str:
     import numpy as np
 
     name = f"{array_hash(array)[:16]}.npy"
-    with open_whole(folder / name) as out:
+    with open_atomic(folder / name) as out:
         np.save(out, array.int().numpy())
     return name

@@ -12,7 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from gnnpar.comm.world import Host, World, torch_given_back
+from gnnpar.comm.world import Host, World, restored_torch_settings
 from gnnpar.files import FolderInUse, WriteError, working_in
 from gnnpar.launch import processes
 from gnnpar.launch.join import join as join_ranks
@@ -158,7 +158,7 @@ def open_session(settings: Settings, plan_source: PlanSource, folder: Path) -> S
         record = RunRecord(settings, world, folder)
         others = join_ranks(record, settings.comm.connect_seconds) if world.size > 1 else None
         inside.enter_context(watched(others, record, settings.comm.lost_seconds))
-        inside.enter_context(torch_given_back())
+        inside.enter_context(restored_torch_settings())
         comm = processes.connected(world, settings.comm, store=others and others.store)
         run = prepare(Job(settings, world, folder, plan_source), comm, Host(), Null(), Start())
         return Session(run, inside.pop_all())

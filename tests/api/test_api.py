@@ -32,7 +32,7 @@ from conftest import environment
 from data.samples import hetero, raw_graph
 from gnnpar.api import TrainingFailed, _settings, as_overrides
 from gnnpar.comm import world
-from gnnpar.comm.world import torch_given_back
+from gnnpar.comm.world import restored_torch_settings
 from gnnpar.config.compose import compose
 from gnnpar.data.given import _of_arrays, as_data, write_given
 from gnnpar.data.saved import PT
@@ -548,7 +548,7 @@ def test_matmul_precision_of_the_program_is_not_used_and_restored() -> None:
     torch.set_float32_matmul_precision("medium")
     try:
         before = [each.fp32_precision for each in switches]
-        with torch_given_back():
+        with restored_torch_settings():
             world_of(compose(["strategy=single", "threads_per_rank=1"])).prepare()
             assert [each.fp32_precision for each in switches] == ["ieee", "ieee"]
         assert torch.get_float32_matmul_precision() == "medium"

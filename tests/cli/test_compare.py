@@ -204,6 +204,10 @@ def test_runs_of_one_strategy_are_told_apart_by_what_differs() -> None:
         return {"strategy": strategy, "model": "gcn", "dataset": "sbm", "settings": {"strategy": settings}}
 
     runs = [result("Identity", "edges"), result("Drop", "edges"), result("Drop", "none", "other")]
-    assert [of_strategy for of_strategy, _ in reading.told_apart(runs)] == ["codec=identity", "codec=drop", ""]
+    assert [of_strategy for of_strategy, _ in reading.distinguishing_settings(runs)] == [
+        "codec=identity",
+        "codec=drop",
+        "",
+    ]
     runs[1] = result("Drop", "none")
-    assert reading.told_apart(runs)[1][0] == "codec=drop overlap=none"
+    assert reading.distinguishing_settings(runs)[1][0] == "codec=drop overlap=none"

@@ -17,7 +17,7 @@ from gnnpar.cli.main import run
 from gnnpar.comm.world import num_cores
 from gnnpar.config.errors import hydra_line
 from gnnpar.config.jobs import jobs_below
-from gnnpar.config.sweep import beside_each_other
+from gnnpar.config.sweep import num_concurrent_jobs
 
 TINY = ("debug=tiny", "strategy=single", "world_size=1", "threads_per_rank=1", "tracker=jsonl", "hydra.sweep.dir=sweep")
 
@@ -83,7 +83,7 @@ def test_jobs_know_how_many_run_at_once(launcher: dict, at_once: str, monkeypatc
     """Four jobs; what shares the cores says so in every result (oversubscribed)."""
     config: Any = SimpleNamespace(hydra=SimpleNamespace(launcher=DictConfig(launcher)))
     monkeypatch.setenv("GNNPAR_SWEEP", "")
-    assert beside_each_other(config, 4) == int(at_once)
+    assert num_concurrent_jobs(config, 4) == int(at_once)
 
 
 def test_missing_extra_is_named() -> None:

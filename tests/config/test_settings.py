@@ -18,7 +18,7 @@ from conftest import environment
 from gnnpar import targets
 from gnnpar.cli import plan
 from gnnpar.config.compose import compose
-from gnnpar.config.inputs import spelled, with_plan
+from gnnpar.config.inputs import expand_shorthands, with_plan
 from gnnpar.config.jobs import job_key
 from gnnpar.models.gcn import GCN
 from gnnpar.paths import conf_dir, locate
@@ -161,7 +161,7 @@ def test_own_codec_file_hides_another_name_of_a_codec(tmp_path: Path, monkeypatc
     (tmp_path / "codec").mkdir()
     (tmp_path / "codec" / "int4.yaml").write_text("_target_: gnnpar.codecs.codec.Drop\n")
     monkeypatch.chdir(tmp_path)
-    assert spelled(["codec=int4", "codec=int8"]) == ["codec=int4", "codec=uniform", "codec.bits=8"]
+    assert expand_shorthands(["codec=int4", "codec=int8"]) == ["codec=int4", "codec=uniform", "codec.bits=8"]
 
 
 def test_missing_class_is_refused_with_the_nearest_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +254,7 @@ def test_number_of_an_environment_variable_is_a_number(monkeypatch: pytest.Monke
     for name, text in {"RANKS": "4", "RATE": "2.5e-1", "WORD": "four"}.items():
         monkeypatch.setenv(name, text)
     settings = compose(["world_size=${oc.env:RANKS}", "optim.lr=${oc.env:RATE}"])
-    assert (settings.world_size, settings.optim.lr) == (4, 0.25)
+    assert (settings.world_size, settings.optim) == (4, compose(["optim.lr=0.25"]).optim)
     with pytest.raises(ConfigError, match=r"world_size=four must be a whole number"):
         compose(["world_size=${oc.env:WORD}"])
 

@@ -25,11 +25,11 @@ from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
-from gnnpar.verify import untouched
+from gnnpar.verify import pyg_reference
 from gnnpar.verify.conformance import check, small_graph
+from gnnpar.verify.pyg_reference import difference, prepared, typed_dataset
 from gnnpar.verify.soundness import find_fault
 from gnnpar.verify.typed import Dictionaries, dictionaries, typed_graph
-from gnnpar.verify.untouched import difference, prepared, typed_dataset
 from outcomes import assert_passed, assert_shards_train_alike
 
 NETS: list[tuple[str, dict[str, Any]]] = [
@@ -73,7 +73,7 @@ def test_a_relation_that_is_left_out_is_found(target, kwargs, monkeypatch):
         found = dictionaries(data, x)
         return found._replace(edge_index=found.edge_index | {("b", "of", "a"): torch.zeros(2, 0, dtype=torch.int64)})
 
-    monkeypatch.setattr(untouched, "dictionaries", without)
+    monkeypatch.setattr(pyg_reference, "dictionaries", without)
     found = difference(model, data, 1e-9)
     assert found.logits > 1e-3
     assert found.module

@@ -14,15 +14,15 @@ from torch_geometric.nn import MessagePassing
 
 import gnnpar
 from conftest import Run
-from gnnpar.models.pyg.few_nodes import FewNodes
 from gnnpar.models.pyg.marks import Edges, Here
 from gnnpar.models.pyg.model import PyG
+from gnnpar.models.pyg.probe_graph import ProbeGraph
 from gnnpar.models.pyg.propagate import lowering_of
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.verify.conformance import check, small_graph
+from gnnpar.verify.pyg_reference import prepared
 from gnnpar.verify.soundness import find_fault
-from gnnpar.verify.untouched import prepared
 from outcomes import assert_passed
 
 NETS: list[tuple[str, dict[str, Any]]] = [
@@ -108,7 +108,7 @@ def test_equals_pyg_on_a_graph_without_self_loops(target, kwargs):
     assert case.passed, case
 
 
-class Watched(FewNodes):
+class Watched(ProbeGraph):
     """Notes the width of the rows that it aggregates."""
 
     width = 0

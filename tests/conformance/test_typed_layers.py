@@ -32,7 +32,7 @@ from gnnpar.partition.shard import cut
 from gnnpar.planner.extract import record
 from gnnpar.training.result.export import Plain, traced
 from gnnpar.verify.conformance import check, small_graph, train_in_threads
-from gnnpar.verify.untouched import difference, prepared
+from gnnpar.verify.pyg_reference import difference, prepared
 from outcomes import assert_passed
 
 TYPES, KINDS, RELATIONS = 3, 3, 5

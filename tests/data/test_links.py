@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gnnpar.data.adjacency import EdgeList
 from gnnpar.data.dataset import Dataset
-from gnnpar.data.links import Link, NotChosen
+from gnnpar.data.links import ExcludedNodes, Link
 from gnnpar.data.preprocess import canonical_edges
 from gnnpar.verify.conformance import small_graph
 
@@ -112,7 +112,7 @@ def test_training_negatives_do_not_depend_on_the_parts() -> None:
 
 def test_every_node_that_is_left_is_drawn_as_often() -> None:
     pairs = torch.tensor([[0, 0, 2], [1, 4, 5]])
-    table = NotChosen.of(pairs, 8)
+    table = ExcludedNodes.of(pairs, 8)
     counts = torch.bincount(table.draw(torch.tensor([0]), torch.tensor([9]), 5000, key=1)[0], minlength=8)
     assert counts[[0, 1, 4]].sum() == 0
     assert counts[[2, 3, 5, 6, 7]].min() > 850, "of 1000 each"

@@ -10,7 +10,7 @@ from gnnpar.folds.generic import Generic
 from gnnpar.folds.max import Max
 from gnnpar.folds.softmax import Softmax
 from gnnpar.folds.sum import Sum
-from gnnpar.folds.wrapped import OfType
+from gnnpar.folds.wrapped import TypeFilteredFold
 
 N, M, E, KINDS = 6, 5, 24, 3
 GEN = torch.Generator().manual_seed(0)
@@ -58,7 +58,7 @@ def folded(agg: Aggregator, blocks: list[Block], x: Operands) -> tuple[torch.Ten
 def test_it_is_the_fold_without_the_other_edges(fold: Aggregator, x: Operands, number: int) -> None:
     """The number beyond all types has no edge."""
     whole, alone = block(torch.arange(E)), block(torch.eq(TYPES, number).nonzero().flatten())
-    out, (grads,) = folded(OfType(fold, number), [whole], x)
+    out, (grads,) = folded(TypeFilteredFold(fold, number), [whole], x)
     expected, (others,) = folded(fold, [alone], x)
     assert torch.equal(out, expected)
     for mine, theirs in zip((*grads.src, *grads.dst), (*others.src, *others.dst), strict=True):
@@ -73,6 +73,6 @@ def test_any_split_of_the_edges_gives_it(fold: Aggregator, x: Operands) -> None:
     """Also a part without an edge of the type."""
     other = (TYPES != 1).nonzero().flatten()
     mine = (TYPES == 1).nonzero().flatten()
-    out, _ = folded(OfType(fold, 1), [block(other), block(mine[::2]), block(mine[1::2])], x)
-    expected, _ = folded(OfType(fold, 1), [block(torch.arange(E))], x)
+    out, _ = folded(TypeFilteredFold(fold, 1), [block(other), block(mine[::2]), block(mine[1::2])], x)
+    expected, _ = folded(TypeFilteredFold(fold, 1), [block(torch.arange(E))], x)
     assert torch.allclose(out, expected, rtol=0, atol=1e-14)

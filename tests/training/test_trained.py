@@ -15,7 +15,7 @@ import gnnpar
 from checkpoints import damage, last, rows, train
 from gnnpar.cli.main import run
 from gnnpar.cli.train import run_training
-from gnnpar.comm.world import torch_given_back
+from gnnpar.comm.world import restored_torch_settings
 from gnnpar.config.compose import compose
 from gnnpar.data.dataset import Dataset
 
@@ -147,7 +147,7 @@ def test_the_users_own_class_needs_no_trust_where_the_user_has_trained_with_it(
 
 def test_loaded_model_does_not_depend_on_the_default_dtype(tmp_path: Path) -> None:
     train(tmp_path / "run", "epochs=1")
-    with torch_given_back():
+    with restored_torch_settings():
         torch.set_default_dtype(torch.bfloat16)
         with torch.inference_mode():
             model = gnnpar.load(tmp_path / "run")

@@ -19,7 +19,7 @@ import yaml
 from gnnpar.cli.main import COMMANDS, run
 from gnnpar.config.compose import group_options
 from gnnpar.config.errors import CONFIG
-from gnnpar.files import write_text_whole
+from gnnpar.files import write_text_atomic
 from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import say
@@ -103,7 +103,7 @@ def install(home: Path) -> None:
         )
     script, start = home / ".local" / "share" / "gnnpar" / "completion.sh", home / f".{shell}rc"
     script.parent.mkdir(parents=True, exist_ok=True)
-    write_text_whole(script, SCRIPT)
+    write_text_atomic(script, SCRIPT)
     line = f". {shlex.quote(str(script))}"
     text = ""
     if start.exists():

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from gnnpar.files import JsonObject, read_json, require_writable, write_text_whole
+from gnnpar.files import JsonObject, read_json, require_writable, write_text_atomic
 from gnnpar.report import dashboard
 from gnnpar.report.rows import table_rows
 from gnnpar.report.runs import collect
@@ -54,7 +54,7 @@ def run(argv: list[str]) -> int:
         sys.stdout.write(text)
     else:
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        write_text_whole(options.out, text)
+        write_text_atomic(options.out, text)
         count = sum(map(len, sections.values()))
         say(
             f"{count} panels for {study} in {project} -> {os.path.relpath(options.out)}; --save puts them on the server"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from gnnpar.files import write_text_whole
+from gnnpar.files import write_text_atomic
 from gnnpar.paths import checkout_dir, conf_dir, expanded
 from gnnpar.settings import ConfigError, config_errors
 from gnnpar.track.console import say
@@ -73,7 +73,7 @@ def write(kind: str, name: str, folder: Path) -> list[Path]:
     notes = [f'"""{words["Class"]}, a method of its own."""\n' for _ in package]
     for file, text in zip(files + package, texts + notes, strict=True):
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_text_whole(file, text)
+        write_text_atomic(file, text)
     return files
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypedDict, cast
 
 from gnnpar.config.compose import compose
 from gnnpar.config.inputs import as_value, group_of, sets
-from gnnpar.files import JsonObject, require_writable, write_text_whole
+from gnnpar.files import JsonObject, require_writable, write_text_atomic
 from gnnpar.pricing.quality import QUALITIES, Quality
 from gnnpar.settings import ConfigError, Settings, closest, config_errors
 from gnnpar.track.console import say, show_table
@@ -68,7 +68,7 @@ def run(argv: list[str]) -> int:
     file = plan.save(Path(options.out))
     if options.trace:
         Path(options.trace).parent.mkdir(parents=True, exist_ok=True)
-        write_text_whole(Path(options.trace), json.dumps(planner.timeline(planned).chrome_trace()))
+        write_text_atomic(Path(options.trace), json.dumps(planner.timeline(planned).chrome_trace()))
     if options.json:
         unpriced = planned.request.registry.unpriced(planned.request.allowed)
         answer = {

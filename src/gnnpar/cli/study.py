@@ -21,7 +21,7 @@ from gnnpar.config.compose import chosen_files, compose
 from gnnpar.config.inputs import quoted
 from gnnpar.config.jobs import job_key, jobs_below
 from gnnpar.config.study import Study, Variant, job_overrides, read_study
-from gnnpar.files import JsonObject, working_in, write_text_whole
+from gnnpar.files import JsonObject, working_in, write_text_atomic
 from gnnpar.report import latex
 from gnnpar.report import study as reports
 from gnnpar.report.columns import Runs, timeless
@@ -55,7 +55,7 @@ def run(argv: list[str]) -> int:
     with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
         check(options.study, variants)
         with config_errors(), working_in(folder, otherwise="give another --folder", say=say):  # it may be running
-            write_text_whole(folder / "study.yaml", file.read_text(encoding="utf-8"))
+            write_text_atomic(folder / "study.yaml", file.read_text(encoding="utf-8"))
         counts = counted(len(study.seed_list), "seed"), counted(study.blocks, "block")
         say(f"{options.study}: {counted(len(variants), 'variant')} x {' x '.join(counts)}")
         argv = ["-m", *options.overrides, f"hydra.sweep.dir={quoted(str(folder))}"]
@@ -148,8 +148,8 @@ def report(study: Study, runs: Runs, folder: Path, *, shown: bool) -> None:
     if any(timeless(study, result) for each in runs.values() for result in each.values()):
         say("times are left out (-): more threads than cores, or ranks as threads; shared_cores: true shows them")
     headline = reports.headline(study, runs)
-    write_text_whole(folder / "report.md", f"{headline}\n\n" * bool(headline) + reports.as_markdown(tables))
-    write_text_whole(folder / "table.tex", "\n".join(latex.as_latex(table, keep=True) for _, table in tables))
+    write_text_atomic(folder / "report.md", f"{headline}\n\n" * bool(headline) + reports.as_markdown(tables))
+    write_text_atomic(folder / "table.tex", "\n".join(latex.as_latex(table, keep=True) for _, table in tables))
     if study.figure is not None:
         with on_paper():
             reports.draw(study, study.figure, runs).savefig(folder / "figure.svg", metadata={"Date": None})

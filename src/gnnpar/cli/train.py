@@ -22,7 +22,7 @@ from gnnpar.config.compose import HydraJob, as_yaml, train_help
 from gnnpar.config.errors import JobFailed
 from gnnpar.config.inputs import key_of, sets
 from gnnpar.config.jobs import SESSION, SWEEP, Job, jobs_below, snapshot, titles
-from gnnpar.files import FolderInUse, JsonObject, WriteError, numbered, working_in, write_text_whole
+from gnnpar.files import FolderInUse, JsonObject, WriteError, numbered, working_in, write_text_atomic
 from gnnpar.launch.slurm import as_rank, check_rank
 from gnnpar.settings import Comm, ConfigError, Settings
 from gnnpar.targets import classes_in, is_own, note_named
@@ -194,7 +194,7 @@ def trained(settings: Settings, run_dir: Path, callbacks: Sequence[Callback] = (
     first = os.environ.get("RANK", "0") == "0"
     if first:
         run_dir.mkdir(parents=True, exist_ok=True)
-        write_text_whole(run_dir / "config.yaml", as_yaml(settings))
+        write_text_atomic(run_dir / "config.yaml", as_yaml(settings))
     outcome = run_training(settings, run_dir, callbacks)
     if os.environ.get("GNNPAR_TRACEBACK") == "1":
         sys.stderr.write(printable(outcome.traceback))

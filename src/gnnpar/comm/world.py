@@ -173,7 +173,7 @@ def _matmul_switches() -> tuple[_Switch, _Switch]:
 
 
 @contextmanager
-def torch_given_back() -> Generator[None]:
+def restored_torch_settings() -> Generator[None]:
     """Restore torch's settings of `World.prepare` at the end."""
     import torch
 
@@ -199,13 +199,13 @@ def torch_given_back() -> Generator[None]:
 
 
 @contextmanager
-def torch_as_usual() -> Generator[None]:
+def torch_defaults() -> Generator[None]:
     """Within the context: float32, gradients, and tensors on the CPU by default, for any settings of the caller."""
     if (torch := sys.modules.get("torch")) is None:
         yield
         return
     on_cpu = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
-    with torch_given_back(), torch.inference_mode(False), torch.enable_grad(), on_cpu:
+    with restored_torch_settings(), torch.inference_mode(False), torch.enable_grad(), on_cpu:
         set_default_types()
         yield
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gnnpar.config.compose import refuse_unclear, search_installed
 from gnnpar.config.errors import CONFIG, hydra_errors
-from gnnpar.config.inputs import spelled
+from gnnpar.config.inputs import expand_shorthands
 from gnnpar.config.jobs import AT_ONCE, SESSION, SWEEP, count, in_words, titles
 from gnnpar.launch import environment
 from gnnpar.paths import conf_dir
@@ -48,7 +48,7 @@ def run_jobs(
         if word.startswith("-") and (word.partition("=")[0] if word.startswith("--") else word) not in _OPTIONS:
             raise ConfigError(f"there is no option {printable(word[:80])}; gnnpar train has {', '.join(_OPTIONS)}")
     search_installed()
-    given = spelled(argv)
+    given = expand_shorthands(argv)
     refuse_unclear(given)
     multirun = listed is not None or any(flag in argv for flag in MULTIRUN)
     if multirun:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from gnnpar.config.errors import CONFIG, hydra_errors
-from gnnpar.config.inputs import Composed, key_of, spelled, with_inputs
+from gnnpar.config.inputs import Composed, expand_shorthands, key_of, with_inputs
 from gnnpar.config.jobs import read_key
 from gnnpar.files import JsonDict, JsonObject
-from gnnpar.paths import GROUP, conf_dir, installed_confs, is_brought_group
+from gnnpar.paths import GROUP, conf_dir, installed_confs, is_installed_group
 from gnnpar.settings import ConfigError, Settings, build_settings, config_errors, iter_groups, show
 from gnnpar.targets import refuse_foreign
 from gnnpar.track.console import complain
@@ -36,9 +36,9 @@ def compose(overrides: Sequence[str], check: Callable[[JsonObject], None] = lamb
     import hydra
 
     search_installed()
-    refuse_unclear(spelled(overrides))
+    refuse_unclear(expand_shorthands(overrides))
     with hydra_errors(overrides), composing():
-        config = hydra.compose(CONFIG, overrides=spelled(overrides), return_hydra_config=True)
+        config = hydra.compose(CONFIG, overrides=expand_shorthands(overrides), return_hydra_config=True)
     choices = {str(group): name for group, name in config.hydra.runtime.choices.items()}
     tree, names = resolved(config, choices, overrides)
     check(tree)
@@ -214,7 +214,7 @@ def as_yaml(settings: Settings) -> str:
 
 def may_be_group(name: str) -> bool:
     """Return True unless the name is a key: plan=FILE must not choose a file from a folder `plan` here."""
-    return _GROUP.fullmatch(name) is not None and (name.partition("/")[0] not in KEYS or is_brought_group(name))
+    return _GROUP.fullmatch(name) is not None and (name.partition("/")[0] not in KEYS or is_installed_group(name))
 
 
 _GROUP = re.compile(r"[^\W\d][\w-]*(/[^\W\d][\w-]*)*")
@@ -222,7 +222,7 @@ _GROUP = re.compile(r"[^\W\d][\w-]*(/[^\W\d][\w-]*)*")
 
 def is_group(name: str) -> bool:
     """Return True if an override of this key chooses a file of gnnpar, of a plugin or of the working directory."""
-    return is_brought_group(name) or (may_be_group(name) and Path(name).is_dir())
+    return is_installed_group(name) or (may_be_group(name) and Path(name).is_dir())
 
 
 def refuse_unclear(overrides: Sequence[str]) -> None:
@@ -284,7 +284,7 @@ def train_help(argv: Sequence[str]) -> str:
     overrides = [argument for argument in argv if not argument.startswith("-")]
     search_installed()
     with hydra_errors(overrides), composing():
-        config = hydra.compose(CONFIG, overrides=spelled(overrides), return_hydra_config=True)
+        config = hydra.compose(CONFIG, overrides=expand_shorthands(overrides), return_hydra_config=True)
     template = string.Template(str(config.hydra.help.template))
     keys = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     lines = "".join(f"{group}: {', '.join(options)}\n" for group, options in group_options().items())

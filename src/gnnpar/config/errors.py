@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from gnnpar.paths import conf_dir, is_brought_group
+from gnnpar.paths import conf_dir, is_installed_group
 from gnnpar.settings import ConfigError, closest, show, unknown_key
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _yaml_line(error: YAMLError) -> str:
 
 def _internal_line(text: str, argv: Sequence[str]) -> str:
     """Return the line for an unexpected value, for which Hydra raises TypeError, ValueError and others."""
-    none = [override for override in argv if override.endswith("=null") and is_brought_group(override[:-5])]
+    none = [override for override in argv if override.endswith("=null") and is_installed_group(override[:-5])]
     if none:
         return f"{none[0]}: a group is chosen by a name, and ~{none[0][:-5]} chooses none; leave it out"
     return f"an override, or a key of hydra, cannot be used ({text[:200]}); correct it, or leave it out"

@@ -122,7 +122,7 @@ def as_value(text: str) -> str:
     return text if plain and text.lower() not in ("null", "true", "false", "nan", "inf") else quoted(text)
 
 
-def spelled(overrides: Iterable[str]) -> list[str]:
+def expand_shorthands(overrides: Iterable[str]) -> list[str]:
     """Rewrite shorthands: shards=FOLDER, codec names, and model.kwargs.KEY, which Hydra treats as a new key."""
     full = (re.sub(r"^(\+*)shards=", r"\1shards.folder=", each) for given in overrides for each in _of_codec(given))
     return [re.sub(r"^model\.kwargs\.", "++model.kwargs.", override) for override in full]

@@ -16,7 +16,7 @@ from typing import Literal
 
 import psutil
 
-from gnnpar.files import JsonObject, read_json, write_json_whole
+from gnnpar.files import JsonObject, read_json, write_json_atomic
 from gnnpar.track.jsonl import read_rows
 from gnnpar.track.progress import Snapshot
 from gnnpar.track.text import one_line
@@ -106,7 +106,7 @@ class Job:
     def save(self) -> None:
         self.run_dir.mkdir(parents=True, exist_ok=True)
         record = {key: value for key, value in asdict(self).items() if key != "sweep"}
-        write_json_whole(self.run_dir / RECORD, {"schema": 1} | record)
+        write_json_atomic(self.run_dir / RECORD, {"schema": 1} | record)
 
     def begin(self) -> None:
         """Record that this process starts the job; delete the result of an earlier attempt."""

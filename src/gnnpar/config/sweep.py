@@ -21,7 +21,7 @@ from omegaconf import OmegaConf, open_dict
 
 from gnnpar.config.compose import resolved
 from gnnpar.config.errors import hydra_errors
-from gnnpar.config.inputs import group_of, key_of, quoted, spelled
+from gnnpar.config.inputs import expand_shorthands, group_of, key_of, quoted
 from gnnpar.config.jobs import (
     AT_ONCE,
     NOT_HASHED,
@@ -69,7 +69,7 @@ class Show(Callback):
 
     def on_multirun_start(self, config: Hydras, **_: Hydras) -> None:
         start.folder = Path(str(config.hydra.sweep.dir)).absolute()
-        os.environ[AT_ONCE] = str(beside_each_other(config, int(config.hydra.sweeper.get("n_jobs") or 1)))
+        os.environ[AT_ONCE] = str(num_concurrent_jobs(config, int(config.hydra.sweeper.get("n_jobs") or 1)))
         logging.getLogger("optuna").setLevel(logging.WARNING)
         start.inside.enter_context(shown(lambda: snapshot(start.jobs())))
 
@@ -95,9 +95,9 @@ def run_missing(arguments: list[str], config: Hydras, loader: Hydras, launcher: 
 def listed(arguments: list[str], loader: Hydras) -> list[list[str]]:
     """Return the overrides of every job."""
     if start.listed is not None:
-        return [spelled([*arguments, *job]) for job in start.listed]
+        return [expand_shorthands([*arguments, *job]) for job in start.listed]
     parsed = OverridesParser.create(config_loader=loader).parse_overrides(arguments)
-    return [spelled(job) for job in BasicSweeper.split_arguments(parsed, None)[0]]
+    return [expand_shorthands(job) for job in BasicSweeper.split_arguments(parsed, None)[0]]
 
 
 def planned(jobs: Sequence[list[str]], folder: Path, compose: Callable[[list[str]], Hydras]) -> list[Job]:
@@ -146,7 +146,7 @@ def plan(overrides: list[str], folder: Path, known: Mapping[str, Job], config: H
 
 def launch(jobs: Sequence[Job], launcher: Hydras, config: Hydras) -> None:
     """Run jobs to their ends. If a process of the launcher is killed, restart the jobs that had not begun."""
-    os.environ[AT_ONCE] = str(beside_each_other(config, len(jobs)))
+    os.environ[AT_ONCE] = str(num_concurrent_jobs(config, len(jobs)))
     try:
         launcher.launch([_job_overrides(job) for job in jobs], initial_job_idx=0)
     except Exception as error:
@@ -162,7 +162,7 @@ def _job_overrides(job: Job) -> list[str]:
     return [*job.overrides, *resume, f"hydra.sweep.subdir={quoted(job.folder)}"]
 
 
-def beside_each_other(config: Hydras, jobs: int) -> int:
+def num_concurrent_jobs(config: Hydras, jobs: int) -> int:
     """Return how many of these jobs run on this machine at a time: one per process of the launcher."""
     kind = str(config.hydra.launcher._target_).lower()
     if "joblib" in kind:

@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from gnnpar.files import open_whole
+from gnnpar.files import open_atomic
 
 _LOG = logging.getLogger(__name__)
 _SECONDS = 30.0  # time-out without a byte
@@ -30,7 +30,7 @@ def fetch(addresses: Mapping[str, str], folder: Path) -> None:
             continue
         if not archive.exists():
             _fetch(url, archive)
-        with zipfile.ZipFile(archive) as inside, inside.open(member) as source, open_whole(file) as out:
+        with zipfile.ZipFile(archive) as inside, inside.open(member) as source, open_atomic(file) as out:
             shutil.copyfileobj(source, out)
     archive.unlink(missing_ok=True)
 
@@ -38,7 +38,7 @@ def fetch(addresses: Mapping[str, str], folder: Path) -> None:
 def _fetch(url: str, file: Path) -> None:
     _LOG.info("downloading %s into %s", url, file.parent)
     request = urllib.request.Request(url, headers={"User-Agent": "gnnpar"})  # noqa: S310  # https
-    with urllib.request.urlopen(request, timeout=_SECONDS) as source, open_whole(file) as out:  # noqa: S310
+    with urllib.request.urlopen(request, timeout=_SECONDS) as source, open_atomic(file) as out:  # noqa: S310
         shutil.copyfileobj(source, out)
         told = source.headers.get("Content-Length")
         if told is not None and out.tell() != int(told):

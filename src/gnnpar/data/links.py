@@ -107,7 +107,7 @@ class Link:
 
 
 @dataclass(frozen=True, eq=False)
-class NotChosen:
+class ExcludedNodes:
     """Nodes that are excluded as negatives of each source: its partners and the source itself.
 
     Shapes: start [S + 1]; gaps [M] ascending: s * (num_nodes + 1) + node - i for the i-th excluded node of source s.
@@ -118,7 +118,7 @@ class NotChosen:
     num_nodes: int
 
     @staticmethod
-    def of(pairs: Tensor, num_nodes: int) -> NotChosen:
+    def of(pairs: Tensor, num_nodes: int) -> ExcludedNodes:
         """Exclude for every node its partners in `pairs` [2, n], which holds a pair once."""
         low, high = pairs
         loops = torch.arange(num_nodes) * (num_nodes + 1)
@@ -126,22 +126,22 @@ class NotChosen:
         source, node = np.divmod(np.sort(keys), num_nodes)
         start = np.searchsorted(source, np.arange(num_nodes + 1))
         gaps = source * (num_nodes + 1) + node - (np.arange(len(keys)) - start[source])
-        return NotChosen(torch.from_numpy(start), torch.from_numpy(gaps), num_nodes)
+        return ExcludedNodes(torch.from_numpy(start), torch.from_numpy(gaps), num_nodes)
 
     @property
     def nbytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in (self.start, self.gaps))
 
-    def at(self, sources: Tensor) -> NotChosen:
+    def at(self, sources: Tensor) -> ExcludedNodes:
         """Select sources [s], renumbered from 0 in this order."""
         count = self.taken(sources)
         start = torch.cat([count.new_zeros(1), count.cumsum(0)])
         moved = torch.arange(len(sources)) - sources
         place = torch.arange(int(start[-1])) + (self.start[sources] - start[:-1]).repeat_interleave(count)
         gaps = self.gaps[place] + (moved * (self.num_nodes + 1)).repeat_interleave(count)
-        return NotChosen(start, gaps, self.num_nodes)
+        return ExcludedNodes(start, gaps, self.num_nodes)
 
-    def to(self, device: torch.device) -> NotChosen:
+    def to(self, device: torch.device) -> ExcludedNodes:
         return replace(self, start=self.start.to(device), gaps=self.gaps.to(device))
 
     def taken(self, sources: Tensor) -> Tensor:
@@ -168,7 +168,7 @@ class Pairs:
     train: Tensor
     val: Tensor
     test: Tensor
-    taken: NotChosen
+    taken: ExcludedNodes
 
     def share(self, ids: Tensor, local_of: Tensor) -> OwnPairs:
         """Return the pairs with a source in `ids`, which ascend. `local_of` [N]: row of each of these nodes."""
@@ -200,7 +200,7 @@ class OwnPairs:
     number: Tensor
     source: Tensor
     destination: Tensor
-    taken: NotChosen
+    taken: ExcludedNodes
     taken_of: Tensor
     val: Tensor
     test: Tensor
@@ -260,7 +260,7 @@ def split(dataset: Dataset, task: Link, seed: int) -> Dataset:
     in_train[train] = True
     kept = np.ones(len(src), dtype=bool)
     kept[apart] = in_train[pair_of]
-    everyone, taken = NotChosen.of(ends, num_nodes), NotChosen.of(ends[:, train], num_nodes)
+    everyone, taken = ExcludedNodes.of(ends, num_nodes), ExcludedNodes.of(ends[:, train], num_nodes)
     for table, places in ((everyone, np.concatenate([val, test])), (taken, train)):
         sources = ends[0, places]
         if len(full := sources[table.taken(sources) == num_nodes]):
@@ -290,7 +290,7 @@ def split(dataset: Dataset, task: Link, seed: int) -> Dataset:
     return replace(graph, pairs=pairs, split_hash=split_hash)
 
 
-def _with_negatives(ends: Tensor, chosen: np.ndarray, everyone: NotChosen, count: int, seed: int) -> Tensor:
+def _with_negatives(ends: Tensor, chosen: np.ndarray, everyone: ExcludedNodes, count: int, seed: int) -> Tensor:
     """Append negatives. Shapes: ends [2, pairs], chosen [n] -> [n, 2 + count]: source, destination, negatives."""
     numbers = torch.from_numpy(chosen)
     source, destination = ends[:, numbers]

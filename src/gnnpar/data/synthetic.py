@@ -112,7 +112,7 @@ def _draw_nodes(config: SBM, num_nodes: int, rng: np.random.Generator) -> Nodes:
         community=community,
         label=label,
         signature=label % config.signatures,
-        topic=_dealt(community * config.num_classes + label, config.signatures, rng),
+        topic=_balanced(community * config.num_classes + label, config.signatures, rng),
         weight=np.minimum(weight, most * weight.mean()),
         bridge=rng.random(num_nodes) < config.bridge_nodes,
         lateral=rng.random(num_nodes) < config.lateral_nodes,
@@ -126,7 +126,7 @@ def _draw_nodes(config: SBM, num_nodes: int, rng: np.random.Generator) -> Nodes:
 
 def _draw_labels(config: SBM, community: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Draw a class; with probability `locality`, of a group assigned to the community. Shapes: [N] -> [N]."""
-    label = _dealt(community, config.num_classes, rng)
+    label = _balanced(community, config.num_classes, rng)
     at_home = rng.random(len(label)) < config.locality
     groups = -(-config.num_classes // config.signatures)
     for place in range(config.num_communities):
@@ -137,7 +137,7 @@ def _draw_labels(config: SBM, community: np.ndarray, rng: np.random.Generator) -
     return label
 
 
-def _dealt(group: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+def _balanced(group: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
     """Draw values 0..count-1, equally often within each group up to one. Shapes: group [N] -> [N]."""
     order = np.lexsort((rng.random(len(group)), group))
     value = np.empty(len(group), dtype=np.int64)

@@ -6,6 +6,7 @@ theorem it follows from a maximum matching if all rows weigh the same, else from
 SciPy finds both in O(E sqrt(V)).
 """
 
+# pyright: standard
 from __future__ import annotations
 
 import numpy as np

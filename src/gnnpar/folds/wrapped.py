@@ -64,7 +64,7 @@ class Wrapped:
 
 
 @dataclass(frozen=True)
-class OfType(Wrapped):
+class TypeFilteredFold(Wrapped):
     """`fold` over the edges of type `number` only, for heterogeneous models on a typed graph. Operands and results have
     all rows.
 

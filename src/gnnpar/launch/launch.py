@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal, Protocol
 
 from gnnpar.comm import Communicator
-from gnnpar.comm.world import Host, How, Interrupted, Outcome, RunHooks, World, num_cores, torch_given_back
+from gnnpar.comm.world import Host, How, Interrupted, Outcome, RunHooks, World, num_cores, restored_torch_settings
 from gnnpar.files import require_files, require_memory
 from gnnpar.launch import processes
 from gnnpar.launch.emulated import cpu_shares, paced
@@ -159,7 +159,7 @@ def _threads(world: World, work: Work, stop: Stop) -> None:
     from gnnpar.comm import ThreadWorld
 
     gpus = [torch.cuda.current_device()] if world.device == "cuda" else []
-    with torch_given_back(), torch.random.fork_rng(gpus):  # a resume sets the generators
+    with restored_torch_settings(), torch.random.fork_rng(gpus):  # a resume sets the generators
         world.prepare()
         threads = ThreadWorld(world.size, device=torch.device(world.device))
         host = Host(stop_asked=stop.asked, others_failed=threads.failed.is_set)

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from gnnpar.comm import interfaces
 from gnnpar.comm.clock import dilate
 from gnnpar.comm.world import Host, Interrupted, RunHooks, World
-from gnnpar.files import write_json_whole
+from gnnpar.files import write_json_atomic
 from gnnpar.launch import environment
 from gnnpar.launch.emulated import cpu_shares
 from gnnpar.launch.emulated.namespaces import INTERFACE, Network, interface_sent_bytes
@@ -117,7 +117,9 @@ def start_ranks(ranks: list[BaseProcess], size: int, body: Callable[[int], None]
         resource_tracker.ensure_running()  # its start unblocks signals, which are about to be blocked
     context = multiprocessing.get_context("fork") if forked else multiprocessing.get_context("forkserver")
     path = [each or os.getcwd() for each in sys.path]
-    run, given = (_run, (body, os.getpid())) if forked else (_run_anew, (pickle.dumps(body), dict(os.environ), path))
+    run, given = (
+        (_run, (body, os.getpid())) if forked else (_run_from_fork_server, (pickle.dumps(body), dict(os.environ), path))
+    )
     gc.freeze()  # keep imported modules shared
     try:
         with blocked(), without_main(), patient_streams():
@@ -138,7 +140,7 @@ def _run(rank: int, body: Callable[[int], None], parent: int) -> None:
     body(rank)
 
 
-def _run_anew(rank: int, body: bytes, env: dict[str, str], path: list[str]) -> None:
+def _run_from_fork_server(rank: int, body: bytes, env: dict[str, str], path: list[str]) -> None:
     """Run a rank of the fork server, which has another environment and outlives the parent."""
     threading.Thread(target=_end_with_other, name="parent", daemon=True).start()
     os.environ.clear()
@@ -282,7 +284,7 @@ class Job:
             timer.stop()
             failure = failure_of(rank, error)
             try:
-                write_json_whole(self.scratch / f"{rank}.json", vars(failure))
+                write_json_atomic(self.scratch / f"{rank}.json", vars(failure))
             except OSError:  # the disk is full
                 complain(failure.line)
             if failure.secondary:  # the parent must see the end of the lost rank first

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Rows, chosen
-from gnnpar.folds.wrapped import OfType
+from gnnpar.folds.wrapped import TypeFilteredFold
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import Engine, PassGraph
 from gnnpar.parallel.view import View
@@ -75,7 +75,7 @@ class PartByPart(View):
 
 def _ids(agg: Aggregator, block: Block) -> Tensor:
     """Return the ids of the edges that a fold reads, ascending."""
-    ids = (block.of_type(agg.number)[0] if isinstance(agg, OfType) else block).edge_ids
+    ids = (block.of_type(agg.number)[0] if isinstance(agg, TypeFilteredFold) else block).edge_ids
     assert ids is not None
     return ids.sort().values
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.stored import Stored
-from gnnpar.files import open_whole
+from gnnpar.files import open_atomic
 from gnnpar.partition.vertex_cut import following
 from gnnpar.track.text import counted
 
@@ -190,7 +190,7 @@ def write_cached(file: Path, number_of: Tensor, what: str, say: Callable[[str], 
     payload = number_of.to(torch.int32).numpy().tobytes()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with open_whole(file) as out:  # two runs may partition at once
+        with open_atomic(file) as out:  # two runs may partition at once
             out.write(hashlib.sha256(payload).digest() + payload)
     except OSError as error:
         say(f"{what} not cached: {error.strerror} ({file})")

@@ -24,7 +24,7 @@ import torch
 from gnnpar.codecs.adaptive.links import fit
 from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.comm.world import num_cores
-from gnnpar.files import JsonDict, read_json, write_json_whole
+from gnnpar.files import JsonDict, read_json, write_json_atomic
 from gnnpar.launch.processes import end_with, without_main
 from gnnpar.planner.samples import SIZES, Samples, measure
 from gnnpar.planner.visits import candidates, trial_epochs, trials, with_visits
@@ -107,7 +107,7 @@ def calibrate(
     if file is not None:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_json_whole(file, calibration.as_json())
+            write_json_atomic(file, calibration.as_json())
         except OSError as error:
             say(f"calibration not cached: {error.strerror} ({file})")
     return calibration

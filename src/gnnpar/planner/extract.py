@@ -25,7 +25,7 @@ from gnnpar.folds.generic import EdgeFunction, Generic
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Moments, OneView, Reduction
 from gnnpar.models.gnn import GNN, ReadsAttributes
-from gnnpar.models.pyg.few_nodes import FewNodes
+from gnnpar.models.pyg.probe_graph import ProbeGraph
 from gnnpar.planner.assemble import Event, Seen, assemble
 from gnnpar.pricing.ir import Fold, ModelIR
 
@@ -136,7 +136,7 @@ class Recorder(TorchDispatchMode):
     def ir(
         self,
         twin: nn.Module,
-        graph: Tracing | FewNodes,
+        graph: Tracing | ProbeGraph,
         x: Tensor,
         *,
         edges: Mapping[int, float],

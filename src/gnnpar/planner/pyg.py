@@ -21,18 +21,18 @@ from gnnpar.folds.edge_data import EdgeData
 from gnnpar.folds.generic import edges_at_once
 from gnnpar.folds.softmax import Softmax
 from gnnpar.graph import Moments, Reduction
-from gnnpar.models.pyg.few_nodes import FewNodes
 from gnnpar.models.pyg.model import PyGNet
+from gnnpar.models.pyg.probe_graph import ProbeGraph
 from gnnpar.planner.extract import Recorder
 from gnnpar.pricing.ir import Fold, ModelIR, Passing, Times
-from gnnpar.training.memory import most_beside, nbytes
+from gnnpar.training.memory import nbytes, peak_allocated_bytes
 
 ROWS, EDGES = 2003, 20011  # primes that no width of a model equals
 _KERNELS = frozenset({"Sum", "Max", "Softmax", "SoftmaxV2", "SoftmaxDot"})
 _REPEATS, _MORE = 3, 7  # 7 times the edges fill two slices of `Generic`
 
 
-class Recording(FewNodes):
+class Recording(ProbeGraph):
     """A random graph on which folds, dropout, moments and totals are recorded as operations."""
 
     def __init__(self, recorder: Recorder, model: PyGNet, x: Tensor, *, weighted: bool) -> None:
@@ -136,7 +136,7 @@ def _passing(agg: Aggregator, block: Block, x: Operands) -> Passing:
     out, saved = agg.finish(agg.update(agg.init(block.num_dst, x), block, x))
     prepared, most = agg.prepare(saved, out), edges_at_once(x)
     grads = nbytes(t for rows in agg.grad(block, x, prepared, out) for t in rows)
-    beside = max(0, most_beside(lambda: agg.grad(block, x, prepared, out)) - grads)
+    beside = max(0, peak_allocated_bytes(lambda: agg.grad(block, x, prepared, out)) - grads)
     return round(beside / x.src[0].element_size() / min(most, block.num_edges), 1), most
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gnnpar.report.runs import Result, configuration_of, is_busy, is_control, is_exact, title, value_at, went_on_from
+from gnnpar.report.runs import Result, configuration_of, is_busy, is_control, is_exact, resumed_from, title, value_at
 from gnnpar.track.text import counted
 from gnnpar.training.result.result import epoch_time
 
@@ -56,7 +56,7 @@ def differences(a: Result, b: Result) -> list[str]:
 
 
 def _fact(result: Result, name: str) -> object:
-    return went_on_from(result) if name == "what it went on from" else value_at(result, FAIR[name])
+    return resumed_from(result) if name == "what it went on from" else value_at(result, FAIR[name])
 
 
 def unequal_accuracy(a: Result, b: Result) -> list[str]:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnnpar.files import JsonDict, open_whole, write_text_whole
+from gnnpar.files import JsonDict, open_atomic, write_text_atomic
 from gnnpar.report import colours, curves, plots
 from gnnpar.report.comparison import Comparison
 from gnnpar.report.emphasis import strategies_in_colour
@@ -73,7 +73,7 @@ def write_figures(comparison: Comparison, folder: Path) -> list[Path]:
             shown = {task: known for task, each in drawn.items() if (known := each[picture]) is not None}
             if shown:
                 rows = [{"task": task} | row for task in shown for row in rows_of(tasks[task])]
-                write_text_whole(folder / f"{name}.csv", as_csv(rows))
+                write_text_atomic(folder / f"{name}.csv", as_csv(rows))
                 files += [*_figure(folder / name, shown), folder / f"{name}.csv"]
     return files
 
@@ -104,7 +104,7 @@ def _figure(path: Path, pictures: Mapping[str, plots.Picture | plots.Curves]) ->
     for file in files:
         drawn = io.BytesIO()  # matplotlib's own writers hide errors of a full disk
         figure.savefig(drawn, format=file.suffix[1:], metadata=dates[file.suffix])
-        with open_whole(file) as out:
+        with open_atomic(file) as out:
             out.write(drawn.getvalue())
     return files
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 from gnnpar.files import JsonDict, JsonObject
 from gnnpar.report import statistics
 from gnnpar.report.fairness import Baseline, exact_runs_of, unequal_accuracy, why_unequal
-from gnnpar.report.runs import Result, configuration_of, is_control, no_speed, went_on_from
+from gnnpar.report.runs import Result, configuration_of, is_control, no_speed, resumed_from
 from gnnpar.report.statistics import Estimate
 from gnnpar.report.targets import Median, Reached, median, reached, target_of
 from gnnpar.track.keys import goodness
@@ -136,7 +136,7 @@ def timed_groups(results: Sequence[tuple[Path, Result]], rows: Sequence[JsonDict
         group.results.append(result)
     order = {arena: i for i, arena in enumerate(dict.fromkeys(group.arena for group in groups.values()))}
     ordered = sorted(groups.values(), key=lambda group: order[group.arena])
-    _tell_apart(ordered)
+    _distinguish(ordered)
     for group in ordered:
         _times(group)
     return ordered
@@ -153,7 +153,7 @@ def arena_of(result: Result) -> str:
     return json.dumps([named, {key: settings.get(key) for key in _ARENA}], sort_keys=True, default=str)
 
 
-def _tell_apart(groups: Sequence[Group]) -> None:
+def _distinguish(groups: Sequence[Group]) -> None:
     """Name the settings in which groups of the same name differ."""
     alike: dict[Hashable, list[Group]] = {}
     for group in groups:
@@ -164,7 +164,7 @@ def _tell_apart(groups: Sequence[Group]) -> None:
         differ = [len(set(column)) > 1 for column in zip(*facts, strict=True)]
         for group, known in zip(same, facts, strict=True):
             words = [group.changed, *(fact for fact, differs in zip(known, differ, strict=True) if differs)]
-            words += ["begun otherwise"] if went_on_from(group.results[0]) else []
+            words += ["begun otherwise"] if resumed_from(group.results[0]) else []
             group.changed = " ".join(filter(None, words))
 
 

@@ -14,13 +14,13 @@ from gnnpar.report.runs import (
     collect,
     configuration_of,
     dataset_of,
+    distinguishing_settings,
     exactness_of,
     flat,
     folders_of,
     is_busy,
     links,
     model_of,
-    told_apart,
 )
 from gnnpar.settings import ConfigError
 from gnnpar.track.jsonl import FILE, read_rows
@@ -37,7 +37,7 @@ def table_rows(results: Sequence[tuple[Path, Result]], *, baseline: str, allow_u
     bases = {key: reference.beside(runs) for key, runs in configurations.items()}
     return [
         _row(folder, result, changed, *ratio_of(result, bases[configuration_of(result)], baseline, allow_unfair))
-        for (folder, result), changed in zip(results, told_apart(everything), strict=True)
+        for (folder, result), changed in zip(results, distinguishing_settings(everything), strict=True)
     ]
 
 

@@ -121,7 +121,7 @@ def is_busy(result: Result) -> bool:
     return "others" in load or load.get("before", 0.0) > _BUSY * result["cores"]
 
 
-def went_on_from(result: Result) -> tuple[int, tuple[str, ...]] | None:
+def resumed_from(result: Result) -> tuple[int, tuple[str, ...]] | None:
     """Return the number of epochs that a resumed run trained with other settings, and these settings if they affect
     numbers; else None."""
     found = result.get("begun_otherwise")
@@ -136,13 +136,13 @@ def configuration_of(result: Result) -> Hashable:
     named = ("strategy", "model", "dataset", "world_size", "threads_per_rank", "provenance", "oversubscribed", "epochs")
     settings = sorted(own_settings(result).items())
     where = *result["exactness"], result["hardware"], links(result)
-    return (*(result[name] for name in named), *where, went_on_from(result), *settings)
+    return (*(result[name] for name in named), *where, resumed_from(result), *settings)
 
 
 _ELSEWHERE = ("strategy", "world_size", "threads_per_rank")  # settings with columns of their own
 
 
-def told_apart(results: Sequence[Result]) -> list[tuple[str, str]]:
+def distinguishing_settings(results: Sequence[Result]) -> list[tuple[str, str]]:
     """Return for each run, as KEY=VALUE, the settings of its strategy that differ between runs of the strategy, and the
     other settings that differ between its runs with one model and dataset."""
     of_strategy = [flat(value_at(r, ("settings", "strategy")) or {}) for r in results]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from gnnpar.files import JsonDict, write_json_whole
+from gnnpar.files import JsonDict, write_json_atomic
 
 Row = tuple[int, str, float, float]  # rank, action text (F3@1) or phase, start seconds, end seconds
 ROWS = ("compute", "send", "receive", "phases")
@@ -62,4 +62,4 @@ def _meta(name: str, rank: int, tid: int, args: JsonDict) -> JsonDict:
 
 
 def save_trace(file: Path, rows: Iterable[Row], facts: JsonDict | None = None) -> None:
-    write_json_whole(file, chrome_trace(rows, facts), indent=None)
+    write_json_atomic(file, chrome_trace(rows, facts), indent=None)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from gnnpar.files import DISK_FULL, JsonDict, JsonObject, WriteError, parse_json, write_text_whole
+from gnnpar.files import DISK_FULL, JsonDict, JsonObject, WriteError, parse_json, write_text_atomic
 from gnnpar.track import keys
 from gnnpar.track.tracker import Tracker
 
@@ -37,13 +37,13 @@ class Jsonl(Tracker):
     ) -> None:
         self._path, self._free = run_dir / FILE, free
         if source is None:
-            write_text_whole(self._path, "")
+            write_text_atomic(self._path, "")
         else:
             kept = [row for row in read_rows(source) if row["epoch"] < epochs_done]
             if not timed:  # drop the earlier run's measurements of itself
                 own = ("memory/", "assign/")
                 kept = [{k: v for k, v in row.items() if not k.startswith(own)} | {"time/timed": 0} for row in kept]
-            write_text_whole(self._path, "".join(json.dumps(row) + "\n" for row in kept), sync=True)
+            write_text_atomic(self._path, "".join(json.dumps(row) + "\n" for row in kept), sync=True)
         self.count = epochs_done
         self._file = self._path.open("ab", buffering=0)
 

@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import annotated_types as at
 
-from gnnpar.files import JsonDict, JsonObject, write_json_whole
+from gnnpar.files import JsonDict, JsonObject, write_json_atomic
 from gnnpar.track import keys
 from gnnpar.track.console import Console, complain, say
 from gnnpar.track.text import counted
@@ -211,7 +211,7 @@ def link(run: Run, run_dir: Path) -> None:
     """Write the run's address on wandb, for gnnpar dashboard."""
     place = {"id": run.id, "entity": run.entity or None, "project": run.project, "group": run.group or None}
     place |= {"mode": "offline" if run.offline else "online", "path": os.path.relpath(run.settings.sync_dir, run_dir)}
-    write_json_whole(run_dir / LINK, place)
+    write_json_atomic(run_dir / LINK, place)
 
 
 def describe(run: Run, run_dir: Path, facts: JsonObject) -> None:

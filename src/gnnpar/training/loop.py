@@ -20,7 +20,7 @@ from gnnpar.comm.clock import perf_counter
 from gnnpar.comm.world import Host, Interrupted, World
 from gnnpar.data.dataset import Dataset, Learned
 from gnnpar.data.tasks import Task
-from gnnpar.files import JsonDict, JsonObject, require_memory, write_json_whole
+from gnnpar.files import JsonDict, JsonObject, require_memory, write_json_atomic
 from gnnpar.folds.edge_data import EdgeSizes
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.context import BuildContext
@@ -340,7 +340,7 @@ def save_profile(engine: Engine, comm: Communicator, run_dir: Path) -> str:
     if profile is None:
         return ""
     if comm.rank == 0:
-        write_json_whole(run_dir / "profile.json", profile.as_json())
+        write_json_atomic(run_dir / "profile.json", profile.as_json())
     return profile.hash
 
 

@@ -83,7 +83,7 @@ def measure_epoch(device: torch.device) -> Iterator[MemoryReport]:
     report.peak = sum(held.values()) + _highest(profile)
 
 
-def most_beside(body: Callable[[], object]) -> int:
+def peak_allocated_bytes(body: Callable[[], object]) -> int:
     """Run `body` on the CPU. Return its peak of allocated bytes, without earlier allocations."""
     with _profiled() as profile:
         body()

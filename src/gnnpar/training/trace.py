@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from gnnpar.comm import Communicator
-from gnnpar.files import JsonDict, write_text_whole
+from gnnpar.files import JsonDict, write_text_atomic
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.pipeline.schedule.action import Action, Schedule
 from gnnpar.parallel.pipeline.schedule.simulate import grid, simulate
@@ -58,9 +58,9 @@ class Recorder:
             planned = "planned: median seconds of a stage's forward and backward, messages free"
             taken = f"measured: epoch {facts.get('epoch', '')}, {max(row[3] for row in measured) * 1e3:.1f} ms"
             panels = [Panel(planned, plan_of(rows, schedules)), Panel(taken, measured)]
-            write_text_whole(folder / PICTURE, schedule_picture(panels))
+            write_text_atomic(folder / PICTURE, schedule_picture(panels))
             schedule = next(iter(schedules.values()))
-            write_text_whole(folder / TEXT, f"{grid(schedule)}\n\n{schedule}\n")
+            write_text_atomic(folder / TEXT, f"{grid(schedule)}\n\n{schedule}\n")
 
 
 def schedules_of(rows: list[Row], mesh: tuple[tuple[int, ...], ...]) -> dict[tuple[int, ...], Schedule]:

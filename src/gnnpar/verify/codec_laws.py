@@ -59,7 +59,7 @@ class _Broken(Exception):
     """Raised with a description of the broken law."""
 
 
-def _owe(holds: bool, words: str) -> None:
+def _require(holds: bool, words: str) -> None:
     if not holds:
         raise _Broken(words)
 
@@ -97,14 +97,14 @@ def _sizes(config: CodecConfig) -> str:
         for count in (1, len(SHAPES)):
             like, site = RowLike.of(rows[:count]), _site()
             buffer = ends[sender].codec.encode(rows[:count], index, site, receiver)
-            _owe(
+            _require(
                 buffer.dtype == torch.uint8 and buffer.ndim == 1,
                 f"encode gives {buffer.dtype} {list(buffer.shape)}, not flat bytes",
             )
             told = ends[receiver].codec.nbytes(len(index), like, site, sender)
-            _owe(told == len(buffer), f"nbytes says {told}, encode made {len(buffer)} bytes of {len(index)} rows")
+            _require(told == len(buffer), f"nbytes says {told}, encode made {len(buffer)} bytes of {len(index)} rows")
             extra = ends[sender].codec.metadata_nbytes(len(index), like, site, receiver)
-            _owe(0 <= extra <= told, f"metadata_nbytes says {extra} of {told} bytes")
+            _require(0 <= extra <= told, f"metadata_nbytes says {extra} of {told} bytes")
             total += told
     return f"{total} bytes as announced"
 
@@ -119,11 +119,11 @@ def _shapes(config: CodecConfig) -> str:
     ends = ends_of(config)
     for sender, receiver, rows, index in messages(ends, SHAPES):
         for sent, got in zip(rows, _travel(ends, sender, receiver, rows, index, "forward"), strict=True):
-            _owe(
+            _require(
                 got.shape == sent[index].shape and got.dtype == sent.dtype,
                 f"{list(got.shape)} {got.dtype} came for {list(sent[index].shape)} {sent.dtype}",
             )
-            _owe(bool(got.isfinite().all()), "Inf or NaN came for finite rows")
+            _require(bool(got.isfinite().all()), "Inf or NaN came for finite rows")
     return "as sent, and finite"
 
 
@@ -131,11 +131,11 @@ def _repeatable(config: CodecConfig) -> str:
     first, again = ends_of(config), ends_of(config)
     for sender, receiver, rows, index in messages(first, SHAPES):
         mine = _travel(first, sender, receiver, rows, index, "forward")
-        _owe(_equal(mine, _travel(again, sender, receiver, rows, index, "forward")), "two runs send other numbers")
+        _require(_equal(mine, _travel(again, sender, receiver, rows, index, "forward")), "two runs send other numbers")
         remat = _travel(first, sender, receiver, rows, index, "remat")
-        _owe(_equal(mine, remat), "rows that are sent again (phase remat) are other numbers")
+        _require(_equal(mine, remat), "rows that are sent again (phase remat) are other numbers")
         known = first[sender].codec.as_received(rows, index, _site(), receiver)
-        _owe(_equal(mine, known), "as_received is not what the peer decodes")
+        _require(_equal(mine, known), "as_received is not what the peer decodes")
         cut = len(index) // 2
         parts = [
             first[receiver].codec.decode(
@@ -148,7 +148,7 @@ def _repeatable(config: CodecConfig) -> str:
             for a, b in ((0, cut), (cut, len(index)))
         ]
         pieces = tuple(torch.cat(both) for both in zip(*parts, strict=True))
-        _owe(_equal(mine, pieces), "a message in two pieces is other numbers than in one")
+        _require(_equal(mine, pieces), "a message in two pieces is other numbers than in one")
     return "equal between runs, phases and pieces"
 
 
@@ -163,8 +163,8 @@ def _labelled(config: CodecConfig) -> str:
             got = _travel(ends, sender, receiver, rows, index, "forward")[0]
             worst = max(worst, relative_error(got, rows[0][index]))
     label = ", ".join(sorted(config.exactness))
-    _owe(bool(config.exactness), "exactness is empty; say exact, rounded, quantized, stale or sampled")
-    _owe(config.exactness != {"exact"} or worst == 0, f"it says exact, and is off by {worst:.1e}")
+    _require(bool(config.exactness), "exactness is empty; say exact, rounded, quantized, stale or sampled")
+    _require(config.exactness != {"exact"} or worst == 0, f"it says exact, and is off by {worst:.1e}")
     return f"{label}; largest error {worst:.1e} of the largest entry"
 
 
@@ -175,8 +175,8 @@ def _trains(config: CodecConfig) -> str:
     errors = []
     for name, strategy in strategies.items():
         runs = [train_in_threads(strategy, model, data, world=WORLD) for _ in range(2)]
-        _owe(runs[0].losses == runs[1].losses, f"strategy={name} trains to other losses the second time")
-        _owe(all(abs(loss) < float("inf") for loss in runs[0].losses), f"strategy={name}: a loss is Inf or NaN")
+        _require(runs[0].losses == runs[1].losses, f"strategy={name} trains to other losses the second time")
+        _require(all(abs(loss) < float("inf") for loss in runs[0].losses), f"strategy={name}: a loss is Inf or NaN")
         key = "layers.0.conv.weight"
         errors.append(f"{relative_error(runs[0].gradients[0][key], exact.gradients[0][key]):.1e} under {name}")
     return f"gradient error {', '.join(errors)}"
@@ -187,7 +187,7 @@ def _evaluates(config: CodecConfig) -> str:
     exact = train_in_threads(Single(), model, data, world=1, epochs=0)
     got = train_in_threads(GraphParallel(codec=config), model, data, world=WORLD, epochs=0)
     error = relative_error(got.logits, exact.logits)
-    _owe(error < 1e-9, f"logits are off by {error:.1e} before any training")
+    _require(error < 1e-9, f"logits are off by {error:.1e} before any training")
     return f"logits differ by {error:.1e}"
 
 

@@ -229,7 +229,7 @@ def check(
             refuse_edge_data(strategy, config, dataset.edges.kinds, dataset.in_weight, dataset.name, {"model": name})
         refuse(strategy, config, {"model": name})
         if config.wraps:
-            cases.append(_untouched_case(name, config, graphs[name], given))
+            cases.append(_pyg_case(name, config, graphs[name], given))
         reference = train_in_threads(Single(), config, graphs[name], world=1)
         for world in (w for w in worlds if runs_on(limit, w, config)):
             cases.append(compared(limit, name, config, graphs[name], world, reference, device, how))
@@ -334,13 +334,13 @@ def graph_for(strategy: Strategy, config: ModelSource, dataset: Dataset) -> Data
     if not config.wraps:
         carried = config.edge_data & strategy.capabilities.edge_data - {"weight"}
         return with_edge_data(dataset, carried - dataset.edges.kinds)
-    from gnnpar.verify.untouched import prepared  # imports PyG
+    from gnnpar.verify.pyg_reference import prepared  # imports PyG
 
     return prepared(dataset, config, carried=strategy.capabilities.edge_data)
 
 
-def _untouched_case(name: str, config: ModelSource, dataset: Dataset, given: Dataset | None) -> Case:
-    from gnnpar.verify.untouched import difference  # imports PyG
+def _pyg_case(name: str, config: ModelSource, dataset: Dataset, given: Dataset | None) -> Case:
+    from gnnpar.verify.pyg_reference import difference  # imports PyG
 
     found = difference(config, dataset, TOLERANCE, given)
     errors = found.gradients | {f"{each} after the steps": error for each, error in found.state.items()}

@@ -40,7 +40,7 @@ def probe(settings: Settings, size: int) -> Verified:
             return "no"
         if not own_model:
             _refuse_mixing(settings, small)
-        return "probed" if own_strategy or _keeps_its_word(settings, small) else "no"
+        return "probed" if own_strategy or _confirms_exactness(settings, small) else "no"
     finally:
         torch.set_num_threads(threads)
         torch.set_rng_state(state)
@@ -97,7 +97,7 @@ def _in_parts(strategy: Strategy, settings: Settings, small: Small, parts: int) 
 
 def _refuse_mixing(settings: Settings, small: Small) -> None:
     case, differs = _in_parts(GraphParallel(), settings, small, 4)  # two parts may hide a faulty maximum
-    if not differs or not _is_made_alike(settings, small):
+    if not differs or not _is_reproducible(settings, small):
         return
     why = f"the model mixes rows ({case.error or 'parts of a graph give others than the whole'})"
     try:
@@ -107,7 +107,7 @@ def _refuse_mixing(settings: Settings, small: Small) -> None:
     raise _refused(settings, str(fault or " ".join(why.split())[:400]))
 
 
-def _is_made_alike(settings: Settings, small: Small) -> bool:
+def _is_reproducible(settings: Settings, small: Small) -> bool:
     """Return True if equal seeds give equal weights. If not, ranks report it."""
     graph, logits = small.graph, small.whole.logits.shape[1]
     first, again = (
@@ -116,7 +116,7 @@ def _is_made_alike(settings: Settings, small: Small) -> bool:
     return all(torch.equal(first[name], again[name]) for name in first if isinstance(first[name], torch.Tensor))
 
 
-def _keeps_its_word(settings: Settings, small: Small) -> bool:
+def _confirms_exactness(settings: Settings, small: Small) -> bool:
     """Return True if a strategy that claims to be exact equals the single device. ConfigError if it does not. False if
     it makes no such claim, or cannot run on two ranks here."""
     strategy, name = settings.strategy, settings.names.get("strategy")

@@ -336,7 +336,7 @@ def small_like(config: ModelSource, dataset: Dataset | None = None) -> Dataset:
         (None, 3) if dataset is None else (dataset.edges, make_task(dataset.task, dataset.num_classes).out_dim)
     )
     if config.wraps:
-        from gnnpar.verify.untouched import typed_dataset  # imports PyG
+        from gnnpar.verify.pyg_reference import typed_dataset  # imports PyG
 
         model = config if dataset is None else config.on(dataset.edge_sizes)
         if (typed := typed_dataset(model, classes, like)) is not None:

@@ -61,7 +61,7 @@ class NodeRows(Tensor):
     def __torch_function__(
         cls, func: Called, types: Iterable[type], args: tuple = (), kwargs: Mapping[str, object] | None = None
     ) -> object:
-        found, given = REDUCES.get(), dict(kwargs or {})
+        found, given = GLOBAL_REDUCTIONS.get(), dict(kwargs or {})
         if found is None or not found.active or not all(issubclass(cls, each) for each in types):
             return super().__torch_function__(func, types, args, given)
         return found.called(cls, func, args, given)
@@ -85,7 +85,7 @@ class _OfOwnRows(Exception):
     """Raised if a function runs on own rows: it does not reduce over rows, or has unsupported options."""
 
 
-class AllRows:
+class GlobalReductions:
     """Reductions over the rows of all nodes while a forward runs on `g`.
 
     layout: positions of each type's rows in a typed graph. names: of modules, by id. readers: names of modules that
@@ -193,11 +193,11 @@ class AllRows:
         return at if at is not None and at < out.ndim and out.shape[at] == num else None
 
 
-REDUCES: ContextVar[AllRows | None] = ContextVar("reduces", default=None)
+GLOBAL_REDUCTIONS: ContextVar[GlobalReductions | None] = ContextVar("reduces", default=None)
 """Set while a forward runs; None: functions reduce a rank's own rows."""
 
 
-def counting(net: nn.Module, rows: AllRows) -> Iterator[tuple[nn.Module, Callable[..., Tensor]]]:
+def counting(net: nn.Module, rows: GlobalReductions) -> Iterator[tuple[nn.Module, Callable[..., Tensor]]]:
     """Yield PyG's modules that read the number of rows, each with a forward that reads the number of all nodes.
 
     Other inputs than one row per node of a single graph run the class's forward. A forward set on an instance is kept.
@@ -210,14 +210,14 @@ def counting(net: nn.Module, rows: AllRows) -> Iterator[tuple[nn.Module, Callabl
 
 
 def _graph_size(
-    norm: GraphSizeNorm, rows: AllRows, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
+    norm: GraphSizeNorm, rows: GlobalReductions, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
 ) -> Tensor:
     if len(x) != rows.own or (batch is not None and bool(batch.any())):
         return type(norm).forward(norm, x, batch, batch_size)
     return x / math.sqrt(rows.counted(norm))
 
 
-def _sgformer(conv: SGFormerAttention, rows: AllRows, x: Tensor, mask: Tensor | None = None) -> Tensor:
+def _sgformer(conv: SGFormerAttention, rows: GlobalReductions, x: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return (N v + q K^T V) / (N + q K^T 1), with q, k of norm 1 per head (Wu et al. 2023, equation 3)."""
     if x.shape[:2] != (1, rows.own):
         return type(conv).forward(conv, x, mask)
@@ -233,7 +233,7 @@ def _sgformer(conv: SGFormerAttention, rows: AllRows, x: Tensor, mask: Tensor | 
     return (above / (torch.einsum("nhm,hm->nh", q, keys) + number)[..., None]).mean(1)[None]
 
 
-def _polynormer(conv: PolynormerAttention, rows: AllRows, x: Tensor, mask: Tensor | None = None) -> Tensor:
+def _polynormer(conv: PolynormerAttention, rows: GlobalReductions, x: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return q K^T V / (q K^T 1) of sigmoids, times the gate (Deng et al. 2024, section 3.2)."""
     if x.shape[:2] != (1, rows.own):
         return type(conv).forward(conv, x, mask)
@@ -292,28 +292,32 @@ def _reduced(x: object, dim: Dim) -> tuple[int, ...]:
     return dims
 
 
-def _sums(rows: AllRows, x: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
+def _sums(rows: GlobalReductions, x: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
     part = x.as_subclass(Tensor)
     return rows.total((widened(part) if part.is_floating_point() else part).sum(dims, keepdim=keepdim))
 
 
-def _number(rows: AllRows, x: NodeRows, dims: tuple[int, ...]) -> int:
+def _number(rows: GlobalReductions, x: NodeRows, dims: tuple[int, ...]) -> int:
     """Return the number of entries that reduce to one, over all nodes."""
     return rows.number(x.kind) * math.prod(x.shape[each] for each in dims if each != x.at)
 
 
-def _sum(rows: AllRows, input: NodeRows, dim: Dim = None, keepdim: bool = False, *, dtype: DType = None) -> Tensor:
+def _sum(
+    rows: GlobalReductions, input: NodeRows, dim: Dim = None, keepdim: bool = False, *, dtype: DType = None
+) -> Tensor:
     out = _sums(rows, input, _reduced(input, dim), keepdim)
     return out.to(dtype or (input.dtype if input.is_floating_point() else out.dtype))
 
 
-def _mean(rows: AllRows, input: NodeRows, dim: Dim = None, keepdim: bool = False, *, dtype: DType = None) -> Tensor:
+def _mean(
+    rows: GlobalReductions, input: NodeRows, dim: Dim = None, keepdim: bool = False, *, dtype: DType = None
+) -> Tensor:
     dims = _reduced(input, dim)
     return (_sums(rows, input, dims, keepdim) / _number(rows, input, dims)).to(dtype or input.dtype)
 
 
 def _var(
-    rows: AllRows,
+    rows: GlobalReductions,
     input: NodeRows,
     dim: Dim | bool = None,
     unbiased: bool = True,
@@ -330,12 +334,12 @@ def _var(
     return (_sums(rows, around.square(), dims, keepdim) / max(0.0, number - less)).to(input.dtype)
 
 
-def _std(rows: AllRows, *args: object, **given: object) -> Tensor:
+def _std(rows: GlobalReductions, *args: object, **given: object) -> Tensor:
     return _var(rows, *args, **given).sqrt()
 
 
 def _norm(
-    rows: AllRows, input: NodeRows, p: object = 2, dim: Dim = None, keepdim: bool = False, **given: object
+    rows: GlobalReductions, input: NodeRows, p: object = 2, dim: Dim = None, keepdim: bool = False, **given: object
 ) -> Tensor:
     """Return the Euclidean norm. Raise _OfOwnRows for another `p` or a dtype."""
     dims = _reduced(input, dim)
@@ -347,7 +351,7 @@ def _norm(
 
 
 def _linalg_norm(
-    rows: AllRows, input: NodeRows, ord: object = None, dim: Dim = None, *rest: bool, **given: object
+    rows: GlobalReductions, input: NodeRows, ord: object = None, dim: Dim = None, *rest: bool, **given: object
 ) -> Tensor:
     """Return the norm over one dimension; without `ord`, also over several or all."""
     if ord is not None and not isinstance(dim, int):
@@ -355,12 +359,12 @@ def _linalg_norm(
     return _norm(rows, input, ord, dim, *rest, **given)
 
 
-def _normalize(rows: AllRows, input: NodeRows, p: float = 2, dim: int = 1, eps: float = 1e-12) -> Tensor:
+def _normalize(rows: GlobalReductions, input: NodeRows, p: float = 2, dim: int = 1, eps: float = 1e-12) -> Tensor:
     return input / _norm(rows, input, p, dim, keepdim=True).clamp_min(eps)
 
 
 def _softmax(
-    log: bool, rows: AllRows, input: NodeRows, dim: Dim = None, *_: int, dtype: DType = None, **beside: int
+    log: bool, rows: GlobalReductions, input: NodeRows, dim: Dim = None, *_: int, dtype: DType = None, **beside: int
 ) -> Tensor:
     if dim is None:
         raise _OfOwnRows
@@ -380,7 +384,7 @@ def _extreme_of(x: Tensor, dims: tuple[int, ...], reduce: Callable[..., Tensor])
 
 
 def _chosen(
-    rows: AllRows, input: NodeRows, dims: tuple[int, ...], keepdim: bool, sign: int, *, first: bool = False
+    rows: GlobalReductions, input: NodeRows, dims: tuple[int, ...], keepdim: bool, sign: int, *, first: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return the largest (sign 1) or smallest (sign -1) entries, and the smallest ids of nodes with them. The gradient
     is torch's: split over equal entries, or given to the `first`."""
@@ -398,7 +402,7 @@ def _chosen(
 
 
 def _extreme(
-    sign: int, made: Called | None, rows: AllRows, input: NodeRows, dim: Dim = None, keepdim: bool = False
+    sign: int, made: Called | None, rows: GlobalReductions, input: NodeRows, dim: Dim = None, keepdim: bool = False
 ) -> object:
     """Return amax or amin. With `made`, return max or min; over one dimension, also the first index."""
     if made is None or dim is None:
@@ -408,7 +412,7 @@ def _extreme(
     return made(_chosen(rows, input, _reduced(input, dim), keepdim, sign, first=True))
 
 
-def _matmul(rows: AllRows, input: Tensor, other: Tensor) -> Tensor:
+def _matmul(rows: GlobalReductions, input: Tensor, other: Tensor) -> Tensor:
     """Return A^T B, a sum over rows."""
     both = isinstance(input, NodeRows) and isinstance(other, NodeRows)
     if not both or input.at != input.ndim - 1 or other.at != max(0, other.ndim - 2):
@@ -416,7 +420,7 @@ def _matmul(rows: AllRows, input: Tensor, other: Tensor) -> Tensor:
     return _product(rows, torch.matmul, input, other).to(input.dtype)
 
 
-def _product(rows: AllRows, of: str | Callable[..., Tensor], *operands: Tensor) -> Tensor:
+def _product(rows: GlobalReductions, of: str | Callable[..., Tensor], *operands: Tensor) -> Tensor:
     """Return a product that sums over rows, or an einsum, in fp32 at least, also under autocast."""
     with unmixed(operands[0].device):
         plain = [widened(t.as_subclass(Tensor)) for t in operands]
@@ -433,14 +437,16 @@ def _of_equation(args: Sequence[object]) -> tuple[set[str], int | None]:
     return names, out.find(next(iter(names))) if len(names) == 1 else None
 
 
-def _einsum(rows: AllRows, *args: object) -> Tensor:
+def _einsum(rows: GlobalReductions, *args: object) -> Tensor:
     names, at = _of_equation(args)
     if len(names) != 1 or at != -1:
         raise _OfOwnRows
     return _product(rows, str(args[0]), *_flat(args[1:])).to(next(_marked(args)).dtype)
 
 
-def _scatter(name: str, rows: AllRows, input: Tensor, dim: int, index: Tensor, src: Tensor, **given: object) -> Tensor:
+def _scatter(
+    name: str, rows: GlobalReductions, input: Tensor, dim: int, index: Tensor, src: Tensor, **given: object
+) -> Tensor:
     """Return a scatter of all nodes' rows into one table, where index 0 is the row of the single graph."""
     at = dim % input.ndim
     if not isinstance(src, NodeRows) or src.at != at or given:
@@ -455,7 +461,14 @@ def _scatter(name: str, rows: AllRows, input: Tensor, dim: int, index: Tensor, s
 
 
 def _scatter_reduce(
-    rows: AllRows, input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+    rows: GlobalReductions,
+    input: Tensor,
+    dim: int,
+    index: Tensor,
+    src: Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
 ) -> Tensor:
     at, signs = dim % input.ndim, {"amax": 1, "amin": -1}
     if not isinstance(src, NodeRows) or src.at != at or input.shape[at] != 1 or include_self or reduce not in signs:
@@ -464,7 +477,7 @@ def _scatter_reduce(
 
 
 def _instance_norm(
-    rows: AllRows,
+    rows: GlobalReductions,
     input: NodeRows,
     *others: object,
     weight: Tensor | None = None,

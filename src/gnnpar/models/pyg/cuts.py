@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from gnnpar.folds.block import Rows
 from gnnpar.models.pyg.dropout import LAST_TAG
-from gnnpar.models.pyg.few_nodes import FewNodes
 from gnnpar.models.pyg.nested import python_state
+from gnnpar.models.pyg.probe_graph import ProbeGraph
 from gnnpar.models.pyg.tape import FEATURES, Own, Step, Tape, merged, recording
 
 _ROWS = (11, 13)  # numbers of rows in the two recordings
@@ -105,11 +105,11 @@ def cut(model: nn.Module, convs: Sequence[str], in_dim: int, *, weighted: Iterab
     return Cuts(programs, widths[-1], titles, _layers_of_parameters(programs.values(), net))
 
 
-def example(model: nn.Module, rows: int, in_dim: int, training: bool, weighted: bool) -> tuple[FewNodes, Tensor]:
+def example(model: nn.Module, rows: int, in_dim: int, training: bool, weighted: bool) -> tuple[ProbeGraph, Tensor]:
     """Return a graph of `rows` nodes, and features [rows, in_dim]."""
     like = next(model.parameters(), torch.zeros(0))
     x = torch.randn(rows, in_dim, generator=torch.Generator().manual_seed(rows)).to(like)
-    return FewNodes(x, torch.ones(rows).to(like) if weighted else None, training=training), x
+    return ProbeGraph(x, torch.ones(rows).to(like) if weighted else None, training=training), x
 
 
 def _layers_of_parameters(programs: Iterable[Program], net: nn.Module) -> dict[str, int]:

@@ -24,7 +24,7 @@ from gnnpar.folds.block import Rows, chosen
 from gnnpar.folds.edge_data import Schema
 from gnnpar.folds.generic import Generic
 from gnnpar.folds.sum import Sum
-from gnnpar.folds.wrapped import OfType
+from gnnpar.folds.wrapped import TypeFilteredFold
 from gnnpar.graph import Graph, InEdges, Moments, Reduction, unchanged
 from gnnpar.models import hgt
 from gnnpar.models.pyg.all_rows import NodeRows, plain_rows
@@ -43,7 +43,7 @@ class RelationEdges(Edges):
     number: int
 
 
-class Unseen(nn.Module):
+class NeedsSchema(nn.Module):
     """Placeholder for a model class that cannot be built without the types of a dataset."""
 
     def __init__(self, factory: Callable[..., object]) -> None:
@@ -58,7 +58,7 @@ class Unseen(nn.Module):
 def reads_dictionaries(net: nn.Module) -> bool:
     """Return True for a heterogeneous model. The output of to_hetero has submodules a__to__b."""
     first = next(iter(inspect.signature(net.forward).parameters), "")
-    kinds = HeteroConv | pyg.HANConv | pyg.HGTConv | Unseen
+    kinds = HeteroConv | pyg.HANConv | pyg.HGTConv | NeedsSchema
     if first.endswith("_dict") or any(isinstance(each, kinds) for each in net.modules()):
         return True
     return any(_BY_KEY in key for each in net.modules() if isinstance(each, nn.ModuleDict) for key in each)
@@ -204,7 +204,7 @@ class RelationGraph(Bipartite):
         if self.g.in_weight is None:
             return None
         ones = torch.ones_like(self.g.in_weight)[:, None]
-        total = self.g.aggregate(OfType(Sum(weighted=True), self.number), self.g.source(unchanged, ones))
+        total = self.g.aggregate(TypeFilteredFold(Sum(weighted=True), self.number), self.g.source(unchanged, ones))
         return self._own(total)[:, 0].to(self.g.in_weight.dtype)
 
     @property
@@ -257,7 +257,7 @@ class RelationGraph(Bipartite):
         if edge:
             places, num_edges = self.typed.places(self.number), len(self.g.edge_ids)
             rows_of_edges = tuple(t.new_zeros(num_edges, *t.shape[1:]).index_copy(0, places, t) for t in edge)
-        out = self.g.aggregate(OfType(agg, self.number), placed, near, rows_of_edges, shared)
+        out = self.g.aggregate(TypeFilteredFold(agg, self.number), placed, near, rows_of_edges, shared)
         return out if agg.whole_neighborhood else self._own(out)
 
 

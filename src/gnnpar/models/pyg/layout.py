@@ -118,7 +118,7 @@ _layouts: MutableMapping[Tensor, Layout] = WeakTensorKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
-class OfOneType:
+class TypeMoments:
     """Moments of the rows of one node type."""
 
     g: Graph

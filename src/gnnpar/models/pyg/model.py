@@ -24,15 +24,14 @@ from gnnpar.folds.edge_data import EdgeKind, EdgeSizes, Schema, SelfLoops
 from gnnpar.graph import Graph
 from gnnpar.models.gnn import GNN, MOST_LAYERS, ModelSource
 from gnnpar.models.initial import construct
-from gnnpar.models.pyg.all_rows import REDUCES, AllRows, counting, plain_rows
+from gnnpar.models.pyg.all_rows import GLOBAL_REDUCTIONS, GlobalReductions, counting, plain_rows
 from gnnpar.models.pyg.checkpointing import kept
 from gnnpar.models.pyg.cuts import Cuts, cut, example
 from gnnpar.models.pyg.dropout import IN_EVALUATION, LAST_TAG, keyed_dropout, no_dropout
-from gnnpar.models.pyg.few_nodes import FewNodes
 from gnnpar.models.pyg.hetero import (
     ANY_SCHEMA,
+    NeedsSchema,
     TypedGraph,
-    Unseen,
     hetero_lowering,
     one_of_each,
     reads_dictionaries,
@@ -42,6 +41,7 @@ from gnnpar.models.pyg.layout import Layout
 from gnnpar.models.pyg.marks import EdgeRows, Edges, Here, Refused, Types, Weights
 from gnnpar.models.pyg.nested import holding, mapped, mapped_call, replaced
 from gnnpar.models.pyg.norm import batch_norms, forward_of
+from gnnpar.models.pyg.probe_graph import ProbeGraph
 from gnnpar.models.pyg.propagate import Forward, Lowering, NormalizedSum, StandIn, adds_loops, lowering_of
 from gnnpar.models.row_local import refuse_noise
 from gnnpar.paths import locate
@@ -59,7 +59,7 @@ _SCHEMA: dict[str, Callable[[Schema], object]] = {
 }
 IN_TYPES: frozenset[EdgeKind] = frozenset({"type"})
 _BY_TYPE = "runs in one piece: it reads dictionaries by type"
-_FEW = 12  # nodes of the probe graph
+_PROBE_NODES = 12  # nodes of the probe graph
 _DEGREES = "deg"  # argument of PNAConv and DegreeScalerAggregation: a histogram of in-degrees
 
 
@@ -243,7 +243,7 @@ class PyG(ModelSource):
 
     def _sample(self, schema: Schema | None = None) -> nn.Module:
         """Build the module with sample widths. A class that looks up types by name fails without its own schema; return
-        `Unseen` for it."""
+        `NeedsSchema` for it."""
         factory, schema = _located(self.target), schema or self.schema
         try:
             with torch_seeded(0):
@@ -252,7 +252,7 @@ class PyG(ModelSource):
             by_name = isinstance(error.__cause__, LookupError | ValueError | AttributeError)
             if schema is not None or not by_name or not _SCHEMA.keys() & inspect.signature(factory).parameters.keys():
                 raise
-        return Unseen(factory)
+        return NeedsSchema(factory)
 
     def _make(self, in_dim: int, out_dim: int, schema: Schema | None = None) -> nn.Module:
         """Call the user's class or function with `kwargs` and the arguments that its signature names."""
@@ -409,7 +409,7 @@ def _rounded(dtype: torch.dtype, conv: nn.Module, arguments: object, output: obj
     return output if plain else mapped(output, lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) else leaf)
 
 
-def _on_own_rows(name: str, forward: Forward, rows: AllRows | None) -> Forward:
+def _on_own_rows(name: str, forward: Forward, rows: GlobalReductions | None) -> Forward:
     """Return a convolution's forward that takes node rows without their mark and marks its output. Prefix refusals with
     `name`."""
 
@@ -487,12 +487,12 @@ class PyGNet(GNN):
             self.totals = tuple({**dict.fromkeys(self.totals), **rows.readers})
         return answer_of(out, typed=layout is not None)
 
-    def _all_rows(self, g: Graph, layout: Layout | None) -> AllRows:
-        """Return the `AllRows` of a pass. It is inactive if this rank holds all nodes and they have one type, except in
-        checks."""
+    def _all_rows(self, g: Graph, layout: Layout | None) -> GlobalReductions:
+        """Return the `GlobalReductions` of a pass, inactive if this rank holds all nodes and they have one type, except
+        in checks."""
         names = {id(module): name for name, module in self.named_modules()} if self._measuring else None
         asks = self._measuring or self.tries_totals or layout is not None or len(g.node_ids) != g.num_nodes
-        return AllRows(g, layout, names, active=asks)
+        return GlobalReductions(g, layout, names, active=asks)
 
     def takes_normalised(self, *, weighted: bool) -> bool:
         """Return False with edge weights, since only running forward shows which convolution gets them."""
@@ -536,7 +536,7 @@ class PyGNet(GNN):
         *,
         training: bool,
         layer: int | None = None,
-        rows: AllRows | None = None,
+        rows: GlobalReductions | None = None,
         after: int = LAST_TAG,
     ) -> Iterator[Here]:
         """Within the context, convolutions (or only the one of `layer`) run on `g`: instance attributes replace the
@@ -550,7 +550,7 @@ class PyGNet(GNN):
             stack.enter_context(mixed(x))
             if training:
                 stack.enter_context(keyed_dropout(g, len(x), layout, after=after))
-            stack.enter_context(holding(REDUCES, rows))
+            stack.enter_context(holding(GLOBAL_REDUCTIONS, rows))
             stack.enter_context(kept(self.net))
             for i, (name, way) in enumerate(self.ways.items()):
                 if layer not in (None, i):
@@ -604,13 +604,13 @@ class PyGNet(GNN):
     def _try(self, widths: dict[str, int], *, training: bool) -> Tensor:
         """Return logits of a few nodes, or of the dataset's number of nodes if the model requires it."""
         try:
-            return self._logits(_FEW, widths, training=training)
+            return self._logits(_PROBE_NODES, widths, training=training)
         except Exception:  # forward may raise anything
             if self._measuring:  # retry without marked tensors
                 self._measuring = False
                 widths.clear()
                 return self._try(widths, training=training)
-            if self.schema is not None or self.source.nodes in (0, _FEW):
+            if self.schema is not None or self.source.nodes in (0, _PROBE_NODES):
                 raise
         widths.clear()
         return self._logits(self.source.nodes, widths, training=training)
@@ -638,14 +638,14 @@ class PyGNet(GNN):
             stack.enter_context(torch.set_grad_enabled(training))
             if not training:
                 stack.enter_context(no_dropout(IN_EVALUATION))
-            view = FewNodes(x, edge_attr=attr, ends=ends, training=training)
+            view = ProbeGraph(x, edge_attr=attr, ends=ends, training=training)
             if self.schema is not None:
                 layout = Layout.of(self.schema, x)
                 self.answers = tuple(layout.answers(self._output(view, x, layout), self.out_dim))
                 self.unanswered = tuple(name for name in self.schema.names if name not in self.answers)
             out = self(view, x)
             if "weight" in edge_arguments(self.net):
-                out = self(FewNodes(x, torch.ones(num_nodes, dtype=x.dtype), attr, ends=ends, training=training), x)
+                out = self(ProbeGraph(x, torch.ones(num_nodes, dtype=x.dtype), attr, ends=ends, training=training), x)
         return out
 
     @property

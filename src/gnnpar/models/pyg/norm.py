@@ -12,7 +12,7 @@ from gnnpar.graph import Graph, Moments
 from gnnpar.models.norm import WithMoments, batch_norm
 from gnnpar.models.pyg.all_rows import NodeRows
 from gnnpar.models.pyg.checkpointing import runs_again
-from gnnpar.models.pyg.layout import Layout, OfOneType
+from gnnpar.models.pyg.layout import Layout, TypeMoments
 from gnnpar.models.pyg.marks import HERE, EdgeRows
 
 IN_A_FOLD: ContextVar[bool] = ContextVar("in_a_fold", default=False)
@@ -60,7 +60,7 @@ def forward_of(norm: nn.BatchNorm1d, g: Graph, layout: Layout | None) -> Callabl
                 raise ValueError(
                     f"a BatchNorm1d normalises {list(input.shape)}, which are no rows of one type of nodes"
                 )
-            source = OfOneType(g, layout, input.kind)
+            source = TypeMoments(g, layout, input.kind)
         rows, length = input.as_subclass(Tensor), input.shape[2] if input.ndim == 3 else 1
         if input.ndim == 3:
             rows, source = rows.transpose(1, 2).flatten(0, 1), source and _OverHeads(source, length)

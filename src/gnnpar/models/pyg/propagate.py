@@ -425,8 +425,8 @@ class AsItIs(Lowering):
     def _learned(self, value: _EdgeValue, operands: Mapping[str, list[Tensor]]) -> list[Tensor] | None:
         """Run the message on four edges and return the parameters it reads. Return None if it reads other tensors that
         need gradients, mixes edges, draws random numbers, changes state, or fails."""
-        x = {side: tuple(map(_some, rows)) for side, rows in operands.items()}
-        edge = (*x["edge"], x["j"][0].new_ones(_SOME)) if value.weights else x["edge"]
+        x = {side: tuple(map(_probe_rows, rows)) for side, rows in operands.items()}
+        edge = (*x["edge"], x["j"][0].new_ones(_PROBE_EDGES)) if value.weights else x["edge"]
         before = [(each, dict(vars(each))) for each in value.conv.modules()]
         try:
             with _Reads() as reads, torch.enable_grad(), no_dropout():
@@ -434,12 +434,12 @@ class AsItIs(Lowering):
             given = {id(t) for rows in (*x.values(), edge) for t in rows}
             learned = [t for t in reads.others if t.requires_grad and id(t) not in given]
             changed = any(vars(each) != was for each, was in before)
-            if changed or len(whole) != _SOME or not all(isinstance(t, nn.Parameter) for t in learned):
+            if changed or len(whole) != _PROBE_EDGES or not all(isinstance(t, nn.Parameter) for t in learned):
                 return None
             if not self.apart:
                 fixed, shared = replace(value, learned=tuple(map(id, learned))), tuple(t.detach() for t in learned)
                 parts = list[Tensor]()
-                for at in (slice(0, 1), slice(1, _SOME)):
+                for at in (slice(0, 1), slice(1, _PROBE_EDGES)):
                     src, dst, own = (tuple(t.detach()[at] for t in rows) for rows in (x["j"], x["i"], edge))
                     parts.append(fixed(src, dst, own, shared))
                 joined = torch.cat(parts)
@@ -454,14 +454,14 @@ class AsItIs(Lowering):
                 vars(each).update(was)
 
 
-_SOME = 4  # edges on which a message is probed
+_PROBE_EDGES = 4  # edges on which a message is probed
 
 
-def _some(like: Tensor) -> Tensor:
+def _probe_rows(like: Tensor) -> Tensor:
     """Return sample rows as autograd leaves, so that in-place writes fail. Shapes: [., ...] -> [4, ...]."""
-    count = _SOME * like.shape[1:].numel()
+    count = _PROBE_EDGES * like.shape[1:].numel()
     rows = torch.arange(1.0, count + 1, dtype=torch.float64, device=like.device).mul(1.7).sin()
-    return rows.view(_SOME, *like.shape[1:]).to(like.dtype).requires_grad_(like.is_floating_point())
+    return rows.view(_PROBE_EDGES, *like.shape[1:]).to(like.dtype).requires_grad_(like.is_floating_point())
 
 
 class _Reads(Intercepting):

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
 
-from gnnpar.models.pyg.few_nodes import FewNodes
 from gnnpar.models.pyg.marks import Given
 from gnnpar.models.pyg.nested import Called, Intercepting, leaves, mapped, mapped_call
+from gnnpar.models.pyg.probe_graph import ProbeGraph
 
 _READS_VALUES = frozenset(
     {"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__contains__", "__complex__"}
@@ -121,7 +121,7 @@ class Recording(Intercepting):
     """The steps of one call of `net` on features `x`. The inside of a step is not recorded. forms: shape and dtype of
     each value. out: name of the output."""
 
-    def __init__(self, net: nn.Module, view: FewNodes, x: Tensor) -> None:
+    def __init__(self, net: nn.Module, view: ProbeGraph, x: Tensor) -> None:
         super().__init__(self._recorded)
         self.view, self.steps, self.rows, self.dtype = view, list[Step](), len(x), x.dtype
         self.depth, self.out = 0, ""
@@ -218,7 +218,7 @@ class Recording(Intercepting):
         return found
 
 
-def recording(model: Callable[[FewNodes, Tensor], Tensor], net: nn.Module, view: FewNodes, x: Tensor) -> Recording:
+def recording(model: Callable[[ProbeGraph, Tensor], Tensor], net: nn.Module, view: ProbeGraph, x: Tensor) -> Recording:
     recorder = Recording(net, view, x)
     handles = [
         net.register_forward_pre_hook(recorder.begin),

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from gnnpar.files import JsonDict, require_writable, write_text_whole
+from gnnpar.files import JsonDict, require_writable, write_text_atomic
 from gnnpar.report import colours, curves, plots
 from gnnpar.report import formatting as words
 from gnnpar.report.comparison import Comparison
@@ -31,7 +31,7 @@ def write_page(comparison: Comparison, file: Path, *, headline: str = "") -> Pat
         raise ConfigError(f"--html {file} is a folder; name a file, such as {file / 'report.html'}")
     require_writable(file)
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_text_whole(file, render(comparison, headline))
+    write_text_atomic(file, render(comparison, headline))
     return file
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnpar.data.preprocess import Preprocess
-from gnnpar.files import JsonDict, file_hash, open_whole, read_json, write_text_whole
+from gnnpar.files import JsonDict, file_hash, open_atomic, read_json, write_text_atomic
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Rows
 from gnnpar.folds.generic import Generic
@@ -211,7 +211,7 @@ def export(trained: Trained, folder: Path, *, onnx: bool = False) -> list[str]:
             raise ValueError(f"the model was trained on {carried}, which a program does not read: no program")
         program = traced(model)
         _write(folder / PROGRAM, lambda out: torch.export.save(program, out))
-        write_text_whole(folder / SCRIPT, _TEMPLATE.read_text(encoding="utf-8"))
+        write_text_atomic(folder / SCRIPT, _TEMPLATE.read_text(encoding="utf-8"))
         if onnx:
             content = onnx_of(model)
             _write(folder / ONNX, lambda out: out.write(content))
@@ -220,7 +220,7 @@ def export(trained: Trained, folder: Path, *, onnx: bool = False) -> list[str]:
     description = described(trained)
     made = [name for name in (WEIGHTS, PROGRAM, ONNX) if (folder / name).exists()]
     description["files"] = {name: file_hash(folder / name) for name in made}
-    write_text_whole(folder / MODEL, json.dumps(description, indent=1, default=str) + "\n")
+    write_text_atomic(folder / MODEL, json.dumps(description, indent=1, default=str) + "\n")
     return problems
 
 
@@ -237,7 +237,7 @@ def _write(file: Path, save: Callable[[IO[bytes]], object]) -> None:
     """Write atomically. Torch writes to memory first, because its errors for a full disk cannot be recognised."""
     whole = io.BytesIO()
     save(whole)
-    with open_whole(file) as out:
+    with open_atomic(file) as out:
         out.write(whole.getbuffer())
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from gnnpar.files import JsonDict, JsonObject, read_json, write_json_whole
+from gnnpar.files import JsonDict, JsonObject, read_json, write_json_atomic
 from gnnpar.placement import Plan
 from gnnpar.track.jsonl import read_rows
 from gnnpar.track.keys import BYTE_PHASES, PHASES, RARE_PHASES, goodness, is_finite, is_whole
@@ -41,7 +41,7 @@ def write_result(run_dir: Path, header: Row, status: Status, error: str | None) 
     result = build_result(header, plan, rows, status, error)
     load = {"before": header["load_before"], "after": os.getloadavg()[0]}
     result["load"] = load | ({"others": header["others"]} if "others" in header else {})
-    write_json_whole(run_dir / FILE, result)
+    write_json_atomic(run_dir / FILE, result)
     return result
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnpar.comm import ThreadWorld
-from gnnpar.comm.world import torch_as_usual
+from gnnpar.comm.world import torch_defaults
 from gnnpar.data.adjacency import EdgeList, edge_list_of, edges_of
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.hetero import homogeneous
@@ -139,7 +139,7 @@ def load(
     except (RuntimeError, TypeError, AssertionError) as error:  # AssertionError: torch without CUDA
         line = str(error).split("\n", maxsplit=1)[0]
         raise ValueError(f"device={device!r} is not available on this machine: {line}") from error
-    with torch_as_usual():
+    with torch_defaults():
         return opened(*find(place, which, trust=trust), there)
 
 

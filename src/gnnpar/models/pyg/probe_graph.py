@@ -15,7 +15,7 @@ Ends = tuple[Tensor, Tensor, Tensor]
 """Sources, destinations and types of edges, each [E], sorted by destination."""
 
 
-class FewNodes(OneView):
+class ProbeGraph(OneView):
     """A graph of n nodes with a self loop each, or with edges `ends`. Shapes: like [n, ...]; in_weight [n]; edge_attr
     [E, D]. training: draw masks; row masks keep everything. last_tag: tag of the last dropout so far."""
 
