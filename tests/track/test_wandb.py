@@ -374,4 +374,7 @@ def test_second_run_of_one_process_has_a_mirror_too(tmp_path: Path, monkeypatch:
     for number in range(2):
         train("gcn", "sbm", strategy="single", epochs=1, tracker="wandb", folder=f"run{number}")
         (kept,) = (tmp_path / f"run{number}" / "wandb").glob("offline-run-*/run-*.wandb")
-        assert kept.stat().st_size > 1000
+        deadline = time.monotonic() + 30  # wandb's process writes the file after finish() has returned
+        while kept.stat().st_size <= 1000:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
