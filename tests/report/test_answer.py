@@ -149,7 +149,7 @@ def test_a_number_of_disturbed_runs_alone_is_marked_wherever_it_stands(plant: Pl
     found = compare(collect([tmp_path]))
     single, ours = found.groups
     assert (single.time_busy, single.ratio_busy, ours.time_busy, ours.ratio_busy) == (True, True, False, True)
-    assert "has 0.50 busy times its speed (0.50 [0.50, 0.50] busy x single" in found.answers[0]
+    assert "has 0.50 times its speed (0.50 [0.50, 0.50] busy x single" in found.answers[0]
     table = [words.group_cells(group) for group in found.groups]
     assert [line["epoch"].endswith(" busy") for line in table] == [True, False]
     assert all(line["speed-up"].endswith("] busy") for line in table)

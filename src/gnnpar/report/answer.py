@@ -46,7 +46,7 @@ def _answer(rivals: Sequence[Group], baseline: str) -> str:
     elif best.first["world_size"] == 1:
         several = [group for group in timed if group.first["world_size"] > 1]
         second = max([group for group in several if group in usable] or several, key=_speedup)
-        share = words.marked(f"{_speedup(second) / _speedup(best):.2f}", best.ratio_busy or second.ratio_busy)
+        share = f"{_speedup(second) / _speedup(best):.2f}"
         alone = f"one device holds this graph: use {best.first['strategy']}. The fastest of several ranks"
         first = f"{alone}, {_name(second)}, has {share} times its speed ({_evidence(second, baseline)})"
     else:
