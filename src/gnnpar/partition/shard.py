@@ -149,7 +149,7 @@ class Shard:
 
     def narrowed(self, kept: Mapping[int, Tensor], boundary: dict[int, Tensor]) -> Shard:
         """Return the shard with some of the in-edges from other parts, and the halo nodes at their ends alone. Degrees
-        stay. Shapes: kept[p] [E] bool, of the edges of halo[p]."""
+        stay. Shapes: kept: p -> bool of each edge of `halo[p]`."""
         halo, places, start = dict[int, Block](), [self.node_ids[:0]], 0
         for p in sorted(self.halo):
             block, columns = self.halo[p].restrict(kept[p]).compacted()
