@@ -21,7 +21,7 @@ from gnnpar.partition.shard import partition_statistics
 from gnnpar.planner.extract import record
 from gnnpar.planner.planner import Request, search
 from gnnpar.planner.simulate import EpochTimeline, simulated
-from gnnpar.pricing.candidate import Candidate, Scope
+from gnnpar.pricing.candidate import PhasedCandidate, Scope
 from gnnpar.pricing.fabric import Device, Fabric, Wire, build
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
@@ -56,7 +56,7 @@ def work(ir: ModelIR, parts: int, *, alpha: float = 1.0, rates: Rates = QUIET) -
     return Work(ir, GRAPH, stats, (rates,) * parts)
 
 
-def closed(candidate: Candidate, work: Work, machine: Machine) -> Phases:
+def closed(candidate: PhasedCandidate, work: Work, machine: Machine) -> Phases:
     """In the rates of its engine."""
     return candidate.phases(*candidate.in_engine(work, machine))
 

@@ -12,7 +12,7 @@ from gnnpar.files import JsonDict
 from gnnpar.parallel.base import CodedStrategy, FlatStrategy
 from gnnpar.parallel.priced import Problem, priced
 from gnnpar.parallel.row_bytes import SENDS_NOTHING, Halo, RowBytes
-from gnnpar.pricing.candidate import Candidate, Knobs, Scope, Values, codec_fields, quality_of
+from gnnpar.pricing.candidate import Candidate, Knobs, PhasedCandidate, Scope, Values, codec_fields, quality_of
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Memory, Phases, Price, Traffic
@@ -48,7 +48,7 @@ class Declaration:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeclaredCandidate(Candidate):
+class DeclaredCandidate(PhasedCandidate):
     """A strategy with all layers on every rank and one part a rank. `bits`: of a number on the wire. `rows`: of the
     codec that a cover is made for, by default of these bits."""
 

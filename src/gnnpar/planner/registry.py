@@ -22,9 +22,8 @@ from gnnpar.parallel.strategy import Strategy, check_members
 from gnnpar.paths import conf_dir, installed_confs
 from gnnpar.pricing.candidate import Candidate, Scope
 from gnnpar.pricing.machine import Machine
-from gnnpar.pricing.price import Memory, Phases, Price
+from gnnpar.pricing.price import Price
 from gnnpar.pricing.quality import QUALITIES, Quality
-from gnnpar.pricing.tasks import SimulatedTask
 from gnnpar.pricing.work import Work
 from gnnpar.settings import instantiate
 from gnnpar.targets import TRUST
@@ -129,15 +128,6 @@ class Configured(Candidate):
         except ValueError as error:
             price = Price(unpriced=" ".join(str(error).split()))
         return replace(price, label=price.label or self.label)
-
-    def phases(self, work: Work, machine: Machine) -> Phases:
-        raise NotImplementedError("the strategy gives a price alone")
-
-    def memory(self, work: Work) -> tuple[Memory, ...]:
-        raise NotImplementedError("the strategy gives a price alone")
-
-    def tasks(self, work: Work, machine: Machine) -> list[SimulatedTask]:
-        return []
 
 
 def registry() -> Registry:

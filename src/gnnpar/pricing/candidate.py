@@ -70,20 +70,12 @@ class Candidate(ABC):
         return {}
 
     @abstractmethod
-    def phases(self, work: Work, machine: Machine) -> Phases:
-        """Return the seconds of an epoch by phase. The work is cut into `parts` parts; rates are those of `engine`."""
-
-    @abstractmethod
-    def memory(self, work: Work) -> tuple[Memory, ...]:
-        """Return the memory of each rank: stages of the grid, then parts."""
-
-    @abstractmethod
-    def tasks(self, work: Work, machine: Machine) -> list[SimulatedTask]:
-        """Return the tasks of an epoch for the event simulator; rates are those of `engine`. Empty if unknown."""
-
     def price(self, work: Work, machine: Machine) -> Price:
-        phases = self.phases(*self.in_engine(work, machine))
-        return Price(label=self.label, phases=vars(phases), memory=self.memory(work))
+        """Return the price of an epoch. The work is cut into `parts` parts."""
+
+    def tasks(self, work: Work, machine: Machine) -> list[SimulatedTask]:
+        """Return the tasks of an epoch for the event simulator; rates are for `engine`. Empty if unknown."""
+        return []
 
     def in_engine(self, work: Work, machine: Machine) -> tuple[Work, Machine]:
         """Return work and machine with the rates of kernels in this candidate's engine."""
@@ -135,6 +127,23 @@ class Candidate(ABC):
     def whole_halo(self) -> bool:
         """Return True if a rank holds all remote rows that it reads at once."""
         return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhasedCandidate(Candidate):
+    """A candidate that is priced by the seconds of its phases and the memory of its ranks."""
+
+    @abstractmethod
+    def phases(self, work: Work, machine: Machine) -> Phases:
+        """Return the seconds of an epoch by phase; rates are for `engine`."""
+
+    @abstractmethod
+    def memory(self, work: Work) -> tuple[Memory, ...]:
+        """Return the memory of each rank: stages of the grid, then parts."""
+
+    def price(self, work: Work, machine: Machine) -> Price:
+        phases = self.phases(*self.in_engine(work, machine))
+        return Price(label=self.label, phases=vars(phases), memory=self.memory(work))
 
 
 def codec_fields(bits: int) -> JsonDict:

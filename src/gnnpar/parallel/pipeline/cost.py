@@ -20,8 +20,8 @@ from gnnpar.parallel.pipeline.placing import Line, balanced, even, even_cuts, pl
 from gnnpar.parallel.priced import Problem, priced
 from gnnpar.parallel.row_bytes import SENDS_NOTHING, RowBytes
 from gnnpar.pricing.candidate import (
-    Candidate,
     Knobs,
+    PhasedCandidate,
     Quality,
     Scope,
     Values,
@@ -44,7 +44,7 @@ _NODES = 8  # that a chunk has at least
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipelineCandidate(Candidate):
+class PipelineCandidate(PhasedCandidate):
     """`family`: hybrid where stages have more than one part. `chunks`: of one part. `bits`: of rows between stages.
     `cuts`: stage -> its first layer."""
 
