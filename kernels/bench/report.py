@@ -89,7 +89,7 @@ def _round(value: float, digits: int) -> float | str:
 
 
 def rows_of(case: Case, size: Size, measured: list[Measurement], *, copy_rate: float, context: Row) -> list[Row]:
-    """Return the rows of one case. Ratios are of a contender's time and memory to those of the op, listed first.
+    """Return the rows of one case. Ratios divide a contender's time and memory by the op's, listed first.
 
     GB/s are the case's floor bytes over time, for every contender; floor_percent is their share of `copy_rate`.
     """

@@ -31,7 +31,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--case", default="", help="only cases whose name contains this")
     parser.add_argument("--graph", default="", help=f"comma list of {', '.join(GRAPHS)}; default by device")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the nodes and edges of each graph")
-    parser.add_argument("--cases", choices=("cpu", "cuda"), help="whose cases; default: those of the device")
+    parser.add_argument("--cases", choices=("cpu", "cuda"), help="cases of a device type; default: the device's")
     parser.add_argument("--threads", default="", help="CPU threads, one run each (default 1,2; on a GPU torch's own)")
     parser.add_argument("--repeats", type=int, default=0, help="turns of each contender (default 7, quick 5, GPU 20)")
     parser.add_argument("--seconds", type=float, default=30.0, help="after these and 3 turns a case ends (default 30)")

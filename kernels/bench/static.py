@@ -7,7 +7,7 @@
     python kernels/bench/static.py --names                    # names in the table, without compiling
 
 `ahead.py` lists the variants. Run this as a separate process, since kernels imported under TRITON_INTERPRET=1 cannot be
-compiled. Rows of other commits are kept: the static.py of those commits made them.
+compiled. Rows of other commits are kept: each was made by its commit's static.py.
 """
 
 import csv

@@ -19,7 +19,7 @@ import torch
 VARIABLE = "GNNPAR_KERNELS"
 NAMES = ("naive", "cpu", "triton")
 
-Body = Callable[..., Any]  # chosen by name when called; signatures are those of the specification
+Body = Callable[..., Any]  # chosen by name when called; signatures are the specification's
 
 _packages: dict[str, str] = {}  # public function: the package that holds its bodies
 

@@ -15,7 +15,7 @@ class Tasks(NamedTuple):
     """Each CSR row is in one class of `low`, or is one piece with slot -1, or several pieces with consecutive slots.
 
     low: per bound of LOW, CSR rows [n] int32 of at most that degree; rows without edges are in the first class.
-    row [T] int32, begin, end [T] of indptr's type, slot [T] int32: the pieces, first those of cut rows, then others in
+    row [T] int32, begin, end [T] of indptr's type, slot [T] int32: the pieces, first of cut rows, then others in
     the order of rows, so that neighbouring rows share the cache. A piece writes to its row if slot is -1, else to a
     workspace [num_slots, ...]. split_row [S] int32, split_first [S + 1] int32: cut row split_row[s] is the combination
     of slots split_first[s] to split_first[s + 1], in this order.

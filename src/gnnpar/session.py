@@ -57,7 +57,7 @@ class Session:
         return self._run.engine.node_ids
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Yield the parameters of this rank, all or those of its stage, for a torch optimizer."""
+        """Yield the parameters of this rank, all or of its stage, for a torch optimizer."""
         return (parameter for _, parameter in self._run.engine.named_parameters())
 
     def train_epoch(self, optimizer: torch.optim.Optimizer | None = None) -> float:

@@ -1,6 +1,6 @@
 """Dot-product attention in one pass over in-edges, and its gradients in one pass from either side: no edge tensor.
 
-The kernels are those of GATv2 with another score and with keys separate from values. Edge attributes, A elements per
+The kernels are GATv2's with another score and with keys separate from values. Edge attributes, A elements per
 edge, are read in the order of edges; their gradient is written once per edge.
 """
 

@@ -1,6 +1,6 @@
 """GATv2 aggregation in one pass over in-edges, and its gradients in one pass from either side: no edge tensor.
 
-An edge's score needs the rows of both ends. A program holds the rows of its side and gathers those of the other side;
+An edge's score needs the rows of both ends. A program holds the rows of its side and gathers rows of the other side;
 on the source side also the gradient of the result. With z = x_j + y_i, s' the slope of the activation at z, K the
 dropout mask, ds_ij = alpha_ij (K <dO_i, x_j> - Delta_i):
     dy_i = a sum_j ds s'(z)                          forward CSR

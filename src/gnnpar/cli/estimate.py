@@ -91,7 +91,7 @@ def estimated(estimator: Estimator, name: str, overrides: Sequence[str]) -> Esti
 
 
 def rows(overrides: Sequence[str], registry: Registry) -> list[tuple[str, list[str]]]:
-    """Return (name, overrides) per row: each strategy, and those with codec= also with the requested codec or bf16."""
+    """Return (name, overrides) per row: each strategy, also with the requested codec or bf16 if it takes codec=."""
     codec = [o for o in overrides if sets_codec(o)]
     rest = [o for o in overrides if o not in codec]
     other = codec or [ROUNDED]

@@ -6,7 +6,7 @@ New, Simpler, Theoretically Better, and Practically Faster Error Feedback, NeurI
 
 Both ends compute a row's bits from the rows decoded in the last two epochs, so the bits are not sent. With r the range
 of h_{e-1} and d the range of h_{e-1} - h_{e-2}: the fewest bits b with d / (2^b - 1) <= r / (2^bits - 1), so that steps
-are no coarser than those of codec=uniform in `bits`. If d >= r, as with new dropout masks in every epoch, the full row
+are no coarser than with codec=uniform in `bits`. If d >= r, as with new dropout masks in every epoch, the full row
 is sent, as by codec=uniform. Rows that SAR pushes are always sent in full.
 
 Deviation from EF21: rounding is stochastic, as everywhere in this project, and bits change.

@@ -1,6 +1,6 @@
 """Split an epoch's wall time into phases: every instant belongs to exactly one phase, so the phases add up.
 
-Seconds are those of the machine that `launch.dilation` emulates: a rank with 1 / D of a core and links with 1 / D of
+Seconds count on the machine that `launch.dilation` emulates: a rank with 1 / D of a core and links with 1 / D of
 their rate takes D seconds for one second of work. All measurements and decisions of ranks use these clocks.
 """
 

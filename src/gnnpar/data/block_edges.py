@@ -115,7 +115,7 @@ def _everyone(weight: np.ndarray) -> Callable[[int, np.random.Generator], np.nda
 
 
 def distinct(draw: Draw, count: int, *, num_nodes: int, rng: np.random.Generator, taken: np.ndarray) -> np.ndarray:
-    """Draw `count` distinct undirected pairs, without those in `taken`, as sorted keys low * N + high. Return fewer if
+    """Draw `count` distinct undirected pairs that are not in `taken`, as sorted keys low * N + high. Return fewer if
     a dense block has no more pairs."""
     taken = np.sort(taken)
     found, yielded = np.empty(0, dtype=np.int64), 0.8  # new pairs per draw, of the last batch

@@ -54,7 +54,7 @@ from gnnpar.folds.edge_data import EDGE_KINDS, EdgeData
 class Folder(Preprocess):
     """A graph in a folder of .npy files; `path` is relative to the working folder or to data_dir.
 
-    num_classes: null counts those in y.
+    num_classes: null counts the classes in y.
     """
 
     name: str = "folder"
@@ -181,7 +181,7 @@ class _Files:
 
     def edges(self, types: Mapping[str, type[np.generic]] | None = None, name: str = "") -> Iterator[EdgeChunk]:
         """Yield (sources, destinations, edge data) in the order of the file; at least one chunk, which may be empty.
-        Ids are int64. types: dtypes of edge data, by default those of the files."""
+        Ids are int64. types: dtypes of edge data, by default of the files."""
         pointers = None if self.pointers is None else self.pointers[0 : len(self.pointers)].astype(np.int64)
         if pointers is not None and (
             pointers[0] != 0 or pointers[-1] != len(self.src) or bool((np.diff(pointers) < 0).any())

@@ -33,7 +33,7 @@ def homogeneous(data: HeteroData, *, known: Schema | None = None, double: bool =
 
     Fields: x [N, F], edge_index [2, E] and edge_type [E] as in `flattened`, edge_weight and edge_attr if present, and
     the text of a `Schema`. Numbers are float32 (`double`: as precision=fp64 keeps them). Raises ValueError for an
-    unsupported layout, or for types that differ from those `known` to a model.
+    unsupported layout, or for types that differ from the types `known` to a model.
     """
     from torch_geometric.data import Data, HeteroData
 

@@ -149,7 +149,7 @@ class ExcludedNodes:
         return self.start[sources + 1] - self.start[sources]
 
     def draw(self, sources: Tensor, numbers: Tensor, count: int, key: int) -> Tensor:
-        """Draw nodes uniformly from those not excluded; a draw depends only on (key, number, column).
+        """Draw nodes uniformly, without excluded ones; a draw depends only on (key, number, column).
 
         Shapes: sources [n] of this table, numbers [n] of the pairs -> [n, count].
         """

@@ -203,7 +203,7 @@ class _Slice:
 
 
 def _gather(x: Operands, src: Tensor, dst: Tensor, at: slice | Tensor, first: Rows, last: Rows) -> _EdgeRows:
-    """Return the arguments of the functions, in fp32 for 16-bit rows. first, last: edge rows around those of x."""
+    """Return the arguments of the functions, in fp32 for 16-bit rows. first, last: edge rows before and after x's."""
     by_src, by_dst = (tuple(widened(t.index_select(0, at)) for t in ts) for ts, at in ((x.src, src), (x.dst, dst)))
     edge = (*first, *(widened(t[at]) for t in x.edge), *last)
     return by_src, by_dst, edge, tuple(map(widened, x.shared))

@@ -58,7 +58,7 @@ class MergingSoftmax(Merging):
     """A softmax over in-edges: a partial row is the output o_q and the logsumexp l_q of some of the edges.
 
     With w = exp(l_q - l), where l is the logsumexp of all: out = sum_q w o_q. An edge's weight is w times its weight
-    within its part, so the gradients of the partial fold are those of the whole with grad_out and <grad_out, out>
+    within its part, so the partial fold has the gradients of the whole with grad_out and <grad_out, out>
     scaled by w: F + H elements per row in each direction, for F values of H heads. Prepared rows start with (l,
     <grad_out, out>), saved rows with (out, l).
     """
@@ -95,7 +95,7 @@ class MergingSoftmax(Merging):
 
 @runtime_checkable
 class Mergeable(Aggregator, Protocol):
-    """A fold that may be split over ranks by its edges. `merging` is None if it, as configured, does not merge."""
+    """A fold that may be split over ranks by its edges. `merging`: None if this configuration does not merge."""
 
     @property
     def merging(self) -> Merging | None: ...

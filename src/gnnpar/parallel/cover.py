@@ -71,7 +71,7 @@ def make_covers(
     began = perf_counter()
     uses = shape_trace(model, shard)
     rows = replace(rows, number=uses[0].src[0].dtype.itemsize) if uses else rows
-    counts = torch.zeros(3, dtype=torch.float64)  # halo rows of all, those that travel, partial rows
+    counts = torch.zeros(3, dtype=torch.float64)  # all halo rows, halo rows to send, partial rows
     for types, weights in rows.weights([use.fold for use in uses]).items():
         cover = make_cover(shard, comm, weights, types=types, overlap=overlap)
         halo = [sum(each.num_halo.values()) for each in (shard, cover.edges.shard)]
@@ -138,7 +138,7 @@ def _folded_here(shard: Shard, heard: Mapping[int, dict[str, Tensor]]) -> tuple[
 
 
 def _swap(comm: Communicator, told: Mapping[int, Mapping[str, Tensor]]) -> dict[int, dict[str, Tensor]]:
-    """Send tensors by name to peers. Return those that arrive, by sender in ascending order."""
+    """Send tensors by name to peers. Return the received ones, by sender in ascending order."""
     buffers: dict[int, Tensor] = {}
     for q, tensors in told.items():
         torch.save({name: t.cpu().clone() for name, t in tensors.items()}, file := io.BytesIO())
@@ -213,8 +213,8 @@ class SourceFold:
         return self.partial.post(outgoing, incoming, like, site._replace(call=site.call + PARTIAL))
 
     def differentiate(self, saved: Rows, x: Operands, posted: Posted, site: Site) -> tuple[Operands, Posted | None]:
-        """Differentiate the partial rows folded here. Return (gradients except those of destinations, these as
-        posted)."""
+        """Differentiate the partial rows folded here. Return (gradients of sources, edges and shared rows; the posted
+        gradients of destinations)."""
         dst, mine = saved[: self._num_dst], saved[self._num_dst : self._num_folded]
         prepared, grad_out = self.merging.prepare_partial(mine, self._table(posted, self.partial))
         grads = self.fold.grad(self.cover.block, x._replace(dst=dst), prepared, grad_out)

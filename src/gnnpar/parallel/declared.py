@@ -101,7 +101,7 @@ class DeclaredCandidate(PhasedCandidate):
 
     @property
     def ordered(self) -> bool:
-        """Other exchanges than those in rounds are between all pairs at once."""
+        """Only exchanges in rounds are not between all pairs at once."""
         return self.declared.step.kind in ("local", "rounds")
 
     @property
@@ -165,7 +165,7 @@ class Declares(FlatStrategy):
         if not rows.sends:
             return Price(traffic=sent, unpriced=SENDS_NOTHING)
         bits, of_bits = rows.bits()
-        bits = 32 if problem.ranks == 1 else bits  # nothing travels: what runs is the engine without a codec
+        bits = 32 if problem.ranks == 1 else bits  # nothing is sent: the engine runs without a codec
         if declared.coded:
             live = replace(live, bits=bits)
         elif bits != 32:
@@ -186,5 +186,5 @@ class Proposes(Declares):
 
 
 def beside(overlap: str) -> Literal["inner", "none"]:
-    """Return what a halo exchange passes beside, under strategy.overlap."""
+    """Return the folds that overlap a halo exchange under strategy.overlap."""
     return "none" if overlap == "none" else "inner"

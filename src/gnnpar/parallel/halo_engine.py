@@ -64,7 +64,7 @@ def halo_engine(
         split[types] = rows, coded(cover.lists, f" partial{name}", values=True), exact_exchange
     whole = coded(shard.row_lists) if rest else next(iter(split.values()))[0]
     cache = context.new_cache()
-    # what an inexact exchange kept must not leak into evaluation
+    # state of an inexact exchange must not leak into evaluation
     exact_cache = cache if "exact" in exactness else context.new_cache()
     once = exact_exchange if features_exact else None
     view = HaloGraph(shard, run, exchange=whole, edges=edges, cache=cache, once=once, covers=covers, coded=split)

@@ -101,7 +101,7 @@ class HaloGraph(ExchangingView):
         return self.exchange.post(outgoing, incoming, RowLike.of(src), site)
 
     def send_back(self, grads: Mapping[int, Rows], like: Sequence[RowLike], site: Site) -> Posted:
-        """Send gradients of halo rows to their owners; those of this rank's boundary rows will arrive."""
+        """Send gradients of halo rows to their owners, and post the receipt of this rank's boundary rows' gradients."""
         outgoing = {p: Outgoing(rows) for p, rows in grads.items()}
         incoming = {p: Incoming(len(index)) for p, index in self.shard.boundary.items()}
         return self.exchange.post(outgoing, incoming, like, site)

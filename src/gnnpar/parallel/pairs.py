@@ -83,7 +83,7 @@ class RowFetch:
         return out
 
     def add_back(self, route: Route, gradient: Tensor, into: Tensor, site: Site) -> None:
-        """Add gradients of fetched rows [n, D] to those of their owners' rows, `into` [N, D]."""
+        """Add gradients of fetched rows [n, D] to `into` [N, D], the gradients of their owners' rows."""
         into.index_add_(0, route.own, gradient[route.own_at])
         outgoing = {p: Outgoing((gradient,), places) for p, places in route.asked.items()}
         incoming = {p: Incoming(len(rows)) for p, rows in route.given.items()}

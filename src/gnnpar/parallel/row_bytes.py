@@ -18,14 +18,14 @@ from gnnpar.pricing.steps import Step
 from gnnpar.pricing.work import Work
 
 SENDS_NOTHING = "no price is known of a codec that sends nothing"
-_ANY = (64,)  # widths of a row; what is not a number of bytes is the same for all
+_ANY = (64,)  # widths of a row, for properties that do not depend on them
 _FEWEST = 2  # bits whose rate is measured
 
 Halo = Literal["rows", "cover", "auto"]
 """Messages of a cut edge: the row of its source; that or a partial row of its destination, by the least cover; the
 least cover where it saves a tenth of the bytes."""
 
-_WORTH = 0.9  # halo=auto: most bytes of a cover, as a share of those of rows: folds at sources add messages
+_WORTH = 0.9  # halo=auto: most bytes of a cover relative to rows; folds at sources add messages
 
 
 def refuse_nothing(codec: CodecConfig, halo: Halo) -> None:
@@ -66,7 +66,7 @@ class RowBytes:
         return self._price(_ANY).bound
 
     def row(self, widths: Sequence[int], *, gradient: bool = False) -> float:
-        """Bytes of one row of all operands; those after the first are scores."""
+        """Bytes of one row of all operands; operands after the first are scores."""
         return self._price(widths, gradient=gradient).nbytes if widths else 0.0
 
     def _price(self, widths: Sequence[int], *, gradient: bool = False) -> WirePrice:
@@ -125,7 +125,7 @@ class RowBytes:
         return row, partial
 
     def pays(self, counts: Sequence[float], weights: tuple[int, int]) -> bool:
-        """Return True if the strategy takes a cover. counts: all halo rows, those that travel, partial rows."""
+        """Return True if the strategy takes a cover. counts: all halo rows, halo rows to send, partial rows."""
         halo_rows, rows, partial, *_ = counts
         return self.halo == "cover" or rows * weights[0] + partial * weights[1] <= _WORTH * halo_rows * weights[0]
 

@@ -24,7 +24,7 @@ from gnnpar.pricing.ir import Fold
 class Use(NamedTuple):
     """One aggregation of a model: the fold, its source rows, and the rows that it would push (() if it cannot).
 
-    `dst`: rows of destinations; `out`: those of the result. `fold`: for prices.
+    `dst`: rows of destinations; `out`: rows of the result. `fold`: for prices.
     """
 
     layer: int

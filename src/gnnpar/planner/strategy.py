@@ -80,7 +80,7 @@ class TAG:
         return run(replace(request, allowed=frozenset({*self.quality, "exact"})))
 
     def candidates(self, scope: Scope, ranks: int) -> tuple[Candidate, ...]:
-        """Return no candidates: TAG chooses among those of other strategies."""
+        """Return no candidates: TAG chooses among the candidates of other strategies."""
         return ()
 
     def cost(self, problem: Problem, machine: Machine) -> Price:

@@ -267,7 +267,7 @@ def _name(line: Line, axis: str) -> str:
 
 
 def _labelled(ends: Sequence[Label]) -> list[Label]:
-    """Move labels apart, separately for those in colour and for each other strategy."""
+    """Move labels apart, separately for coloured labels and for each other strategy."""
     together: dict[str, list[Label]] = {}
     for label in sorted(ends, key=lambda label: label.top):
         together.setdefault("" if label.shown else label.strategy, []).append(label)

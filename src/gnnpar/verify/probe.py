@@ -1,5 +1,5 @@
 """Probe of a user's model or strategy before several ranks train: compare loss, gradients and logits of a small graph
-in parts with those of the whole graph on one device."""
+in parts, and whole on one device."""
 
 from __future__ import annotations
 

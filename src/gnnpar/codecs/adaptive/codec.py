@@ -130,7 +130,7 @@ class AdaptiveRows(QuantizedRows):
         self._tracing = self._next_after(epoch) - epoch <= self._config.trace_epochs
 
     def facts(self) -> JsonDict:
-        """Return the metrics of the current epoch, once: those of an assignment, on rank 0; else none."""
+        """Return the metrics of the assignment of this epoch, once and on rank 0; else none."""
         facts, self._facts = self._facts, {}
         return facts
 

@@ -4,7 +4,7 @@ Rank g c + j is column j of group g; there are P / c groups of c ranks. Column j
 in-edges from groups j P / c^2, ..., (j + 1) P / c^2 - 1; the sum over a group's columns is the result.
 
 Forward: rows of a part go to the column of ranks that folds them; each rank has partial sums of all rows of its group
-and sends every other rank of the group its rows. Backward: gradients of results go to the group, those of sources from
+and sends every other rank of the group its rows. Backward: gradients of results go to the group, of sources from
 the column to their owner.
 """
 

@@ -159,12 +159,12 @@ class ChunkGraph(OwnRows):
             self.part.history.write(call, rows, span.rows)
 
     def gradients(self, call: Call, like: Sequence[RowLike], of_rows: Callable[[RowRange], Rows]) -> Rows:
-        """Return the gradients of the chunk's source rows, those of other parts' destinations added. `of_rows`: of some
+        """Return the gradients of the chunk's source rows, other parts' contributions included. `of_rows`: of some
         table rows, from this part's destinations."""
         slots, spans = self.part.slots, self.part.chunks.spans
         theirs = {p: of_rows(spans[p, self.chunk]) for p in self.part.chunks.peers}
         posted = slots.send_back(theirs, self.chunk, like, self._site(call, "backward"))
-        mine = of_rows(self.span)  # while those of halo rows travel
+        mine = of_rows(self.span)  # while gradients of halo rows are sent
         for index, grads in slots.returned(posted, self.chunk):
             add_returned(mine, index, grads)
         return mine
@@ -274,7 +274,7 @@ class _PushedFold(torch.autograd.Function):
 
 
 def _push(ctx: _Pushed, grads: Sequence[Tensor], like: Sequence[RowLike], columns: Tensor, ahead: Tensor) -> Rows:
-    """Add the gradients of a chunk's columns to the tables; take out those of the sources whose turn is now."""
+    """Add the gradients of a chunk's columns to the tables; take out the gradients of the current slot's sources."""
     view = ctx.view
     tables = view.part.history.pushed(ctx.call, [each.widened for each in like])
     weight = torch.where(ahead > 0, view.part.weights.fresh, torch.where(ahead < 0, 0.0, 1.0))

@@ -149,7 +149,7 @@ class Chunks:
 
     @cached_property
     def peers(self) -> list[int]:
-        """Parts whose rows are read here."""
+        """Other parts with rows that this part reads."""
         return sorted({part for part, _ in self.spans} - {self.part})
 
     @cached_property
@@ -270,7 +270,7 @@ def draw_order(num: int, *, seed: int, epoch: int, shuffled: bool) -> tuple[int,
     return tuple(integers(torch.randperm(num, generator=torch.Generator().manual_seed(key))))
 
 
-_ORDER = 0x0DE5  # keeps these keys apart from those of masks
+_ORDER = 0x0DE5  # separates these keys from the keys of masks
 
 
 Turn = Literal["now", "before"]

@@ -140,7 +140,7 @@ class PipelineCandidate(PhasedCandidate):
         return tuple(ranks)
 
     def _columns(self, n: float, e: float, halo: float) -> float:
-        """Return the rows of sources that are kept for gradients, all chunks: each gathers those of its own edges."""
+        """Return the source rows kept for gradients by all chunks: each gathers the sources of its own edges."""
         rows = n + halo
         if self.stages == self.chunks == 1:
             return rows
@@ -295,7 +295,7 @@ def candidates(scope: Scope, ranks: int, *, hybrid: bool) -> Iterator[PipelineCa
         parts, rest = divmod(ranks, stages)
         if rest or (parts > 1) != hybrid:
             continue
-        for factor in (0, 4, 1, 2, 8):  # 4 chunks a stage are what chunks=auto makes
+        for factor in (0, 4, 1, 2, 8):  # chunks=auto makes 4 chunks per stage
             made = PipelineCandidate(parts=parts, stages=stages, chunks=max(1, factor * stages))
             if made.makes_sense(scope.nodes):
                 yield replace(made, cuts=even_cuts(scope.ir.num_layers, stages))

@@ -116,7 +116,7 @@ class Pipeline:
 
 
 def _kept_open(actions: Sequence[Action], remat: Remat) -> set[tuple[int, int]]:
-    """Return the (stage, slot) that keep all that autograd saves: with remat=chunk those that turn back at once."""
+    """Return the (stage, slot) that keep all saved tensors: with remat=chunk, if backward follows forward at once."""
     computing = [a for a in actions if a.computes]
     if remat == "none":
         return {(a.stage, a.slot) for a in computing}
@@ -126,7 +126,7 @@ def _kept_open(actions: Sequence[Action], remat: Remat) -> set[tuple[int, int]]:
 
 class PipelineEngine(EngineDefaults):
     """Virtual stage s, of the layers `layers_of[s]`, runs on rank s % stages. `schedule` is lowered. `boundary`: the
-    codec between the ranks of `stages`; `codec`: the one between those of `parts`, by which `part` exchanges rows.
+    codec between the ranks of `stages`; `codec`: between the ranks of `parts`, for the rows that `part` exchanges.
     `stage_of`: the virtual stages of the entries of the whole model's state_dict. `shuffled`: a new order of chunks
     every epoch. `exact_start`, `exact_refresh`: snapshots by an exact pass, the first one and all later ones."""
 

@@ -5,7 +5,7 @@ layers and different nodes; slot i of every part runs at the same time, and the 
 travel before each aggregation. One stage with one chunk a part is graph parallelism, one part is the pipeline.
 
 Deviations: nodes are cut into parts first and into chunks inside each, so that the parts are a good partition; a rank
-holds its own rows and those it reads of others, not N; `codec` encodes these rows on the wire.
+holds its own rows and the rows that it reads of others, not N; `codec` encodes these rows on the wire.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class Stage:
             kept.open = leaves, self._run(kept.batch.again(), self.pieces[len(kept.entered)], leaves)
 
     def backward(self, kept: Kept, grads: Rows) -> Rows:
-        """Return the gradients of the rows that entered the stage. `grads`: of those that left it."""
+        """Return the gradients of the stage's input rows. `grads`: of its output rows."""
         while True:
             self.reopen(kept)
             assert kept.open is not None

@@ -5,7 +5,7 @@ never waits for another one: it reads this epoch's rows of the chunks before it 
 boundary carries N rows forward and N back, whatever the graph: 2 b N H (S - 1) bytes an epoch, twice that for GCNII.
 Three techniques make it converge, at every number of stages: the order of the chunks is drawn anew each epoch
 (`order`), the history is frozen for R epochs and zeros at first (`refresh`), gradients of stale edges are dropped and
-those of fresh ones doubled (`gradient`). Evaluation is exact.
+gradients of fresh ones doubled (`gradient`). Evaluation is exact.
 
 Deviations. A rank holds the rows and edges of its part, not of the graph. Messages are posted ahead and never wait for
 a slot to end. Remedies: `gradient=mix`, `history_init=exact`, `refresh_exact`, `virtual`, `boundary`, `codec`, `remat`.
@@ -70,7 +70,7 @@ class GNNPipe(CodedStrategy):
     `gradient`: double (fresh gradients count twice, stale ones nothing), fresh (once), mix (`mixing` = lambda).
     `cut`: of layers into stages, even in number or balanced in measured time. `boundary`: codec between stages.
     `codec`: of halo rows between the parts of a stage. `remat`: rows that a chunk keeps for its backward, all
-    (none), those that enter the stage (chunk) or each layer (layer); the rest is computed again, to the same bits.
+    (none), the inputs of the stage (chunk) or of each layer (layer); the rest is computed again, to the same bits.
     """
 
     stages: Annotated[int, Ge(1), Le(4096)] | None = None

@@ -37,7 +37,7 @@ class _Clusters(NamedTuple):
 @dataclass(eq=False)
 class ClusterBatches(Batches):
     """Every cluster is in one step of an epoch. `per_step`: clusters of a step, dealt out over the ranks. `drawn`:
-    number of clusters of about equal size, drawn anew in every epoch; None: those of `graph.cluster_of`."""
+    number of clusters of about equal size, drawn anew in every epoch; None: the clusters of `graph.cluster_of`."""
 
     _: KW_ONLY
     drawn: int | None

@@ -46,7 +46,7 @@ class OutOfCoreEngine(EngineDefaults):
             busy=lambda: comm.clock("exposed"),
         )
         if cpu:
-            # What is paged out leaves the process; smaller temporaries are reused (60 k nodes, GAT 3 x 256, 8 parts:
+            # Paged-out memory leaves the process; smaller temporaries are reused (60 k nodes, GAT 3 x 256, 8 parts:
             # MiB resident and s an epoch with 64 KiB 672 and 6.3, 4 MiB 663 and 5.0, glibc's default 1040 and 4.1).
             allocator.return_freed(above=4 << 20)
         self._comm, self._shard, self._ids = comm, shard, [part.node_ids for part in parts]

@@ -4,7 +4,7 @@ The host memory of a GPU is pinned memory; that of a CPU is a file. Other code i
 keeps its identity, its views and its place in the autograd graph; only its storage is empty meanwhile.
 """
 
-# torch names the identity of a storage, and what it makes of one, privately and without types
+# torch's functions for the identity of a storage and for building one are private and untyped
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownVariableType=false
 
@@ -26,7 +26,7 @@ from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-SMALLEST = 1 << 16  # bytes: what is smaller stays
+SMALLEST = 1 << 16  # bytes; smaller storages stay in memory
 ALIGNED = 1 << 12
 MEMORY_FILES = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 
@@ -108,7 +108,7 @@ class _InFile(Slot):
 
 
 class HostMemory(Host):
-    """Pinned memory beside a GPU. Copies overlap kernels, on one stream for each direction.
+    """Pinned host memory for a GPU. Copies overlap kernels, on one stream for each direction.
 
     A copy out waits for the kernels launched before it; a copy in waits only for the last copy out of its place;
     kernels wait for the copies in that they read. Memory of a copy in belongs to its stream: it is used again when the
@@ -352,7 +352,7 @@ class Paging(TorchDispatchMode):
         self, func: OpOverload, types: object, args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
     ) -> object:
         pager, kwargs = self.pager, kwargs or {}
-        known: set[int] = set()  # what views show is no memory of their own, and may be no page: parameters
+        known: set[int] = set()  # a view has no memory of its own, and may show a parameter, which is no page
         for tensor in _tensors((args, kwargs)):
             pager.need(tensor)
             known.add(tensor.untyped_storage()._cdata)

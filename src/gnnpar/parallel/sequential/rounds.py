@@ -1,7 +1,7 @@
 """The rows of each round, a pure function of row counts that every rank knows, and blocks cut to its columns.
 
 At ring distance d rank p reads rows of rank p - d while rank p + d reads its own, so no rank serves two peers at a
-time. A round is a run of distances, or a piece of one, equal on all ranks: rows of a nearer peer never come after those
+time. A round is a run of distances, or a piece of one, equal on all ranks: rows of a nearer peer never come after rows
 of a farther one, in both directions, for any rounds.
 """
 

@@ -154,7 +154,7 @@ class SAR(CodedStrategy, Proposes):
         }
 
     def proposals(self, scope: Scope, ranks: int) -> Iterable[Values]:
-        """Return the values of each knob, beside the defaults of the others."""
+        """Return the values of each knob, with the defaults of the others."""
         usual = {name: values[0] for name, values in self.knobs(scope.ir).items()}
         others = [usual | {name: v} for name, values in self.knobs(scope.ir).items() for v in values[1:]]
         return [usual, *others] if ranks > 1 else []
@@ -197,7 +197,7 @@ class SAR(CodedStrategy, Proposes):
         pushes = Pushes.exchange(shard, schedule, comm) if pushed else None
         codec, exact_codec = (c.build(shard.row_lists, comm, context.seed) for c in (self.codec, Identity()))
         cache = context.new_cache()
-        # what a lossy codec kept must not leak into evaluation
+        # state of a lossy codec must not leak into evaluation
         exact_cache = cache if "exact" in self.exactness else context.new_cache()
         # statistics that are rounded would make weights of another softmax; a codec that drops rows drops them too
         statistics = codec if "sampled" in self.exactness else exact_codec
@@ -234,7 +234,7 @@ class SAR(CodedStrategy, Proposes):
 
 
 def pushed_rows(edge_index: Tensor, part_of: Tensor, parts: int) -> int:
-    """Return the number of pairs of a destination and another part with an edge to it: what push mode sends.
+    """Return the number of pairs of a destination and another part with an edge to it: the rows that push mode sends.
 
     Shapes: edge_index [2, E], part_of [N].
     """

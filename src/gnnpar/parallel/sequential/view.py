@@ -123,7 +123,7 @@ class SequentialGraph(HaloGraph):
         queue = self.in_rounds(rounds, self.push_exchange, rows, like, self.pushes.lists, site)
         into = agg.grad_src(self.shard.inner.reverse, src, rows)
         dst = agg.grad_dst(gradient.prepared, gradient.grad_out)
-        reader, mine = None, ()  # what a peer read of my rows, for as long as its slices come
+        reader, mine = None, ()  # rows that a peer has read, while its slices come
         for arriving in queue:
             for s, theirs in arriving:
                 block, index = self.pushes.cuts.of(s), self.shard.boundary[s.peer]
@@ -152,7 +152,7 @@ class SequentialGraph(HaloGraph):
         lists: Mapping[int, Tensor],
         site: Site,
     ) -> Iterator[Round]:
-        """Send rows[lists[peer]] to each peer in rounds; return what arrives, round by round.
+        """Send rows[lists[peer]] to each peer in rounds; yield the received rows, round by round.
 
         At most `prefetch` + 1 rounds are in flight or here at a time; the first `prefetch` start at once. Every rank
         must take all rounds in order, and release a row before it takes the next.
@@ -184,7 +184,7 @@ class SequentialGraph(HaloGraph):
     def send_round_back(
         self, rounds: Rounds, r: int, grads: Mapping[Slice, Rows], like: Sequence[RowLike], site: Site
     ) -> tuple[list[Slice], Posted]:
-        """Send gradients of round r's rows to their owners; those of this rank's rows will arrive, the nearest reader's
+        """Send gradients of round r's rows to their owners; gradients of this rank's rows arrive, the nearest reader's
         first."""
         mine = rounds.outgoing(self.comm.rank, r)
         self.residency.add(sum(s.num_rows for s in mine) * row_nbytes(like))

@@ -8,7 +8,7 @@ A receive is posted and does not wait; the forward or backward that needs it doe
 
 The generators make lists of forwards and backwards a rank, without messages (schedule/lower.py adds them). `fill_drain`
 is the schedule of GNNPipe (Chen et al., arXiv 2308.10087): all forwards in order, all backwards in reverse, because a
-chunk's gradient needs those of the chunks that read its current rows. With v > 1 virtual stages a rank it is the
+chunk's gradient needs the gradients of all readers of its current rows. With v > 1 virtual stages a rank it is the
 breadth-first loop of Lamy-Poirier (Breadth-First Pipeline Parallelism, MLSys 2023): a rank runs every slot through its
 first layer group, then every slot through the next.
 """

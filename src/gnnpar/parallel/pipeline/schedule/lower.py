@@ -63,7 +63,7 @@ def message_of(schedule: Schedule, action: Action) -> tuple[int, int, Action]:
 
 
 def inputs(schedule: Schedule, action: Action) -> tuple[Action, ...]:
-    """Return the actions on any rank that must precede `action`, besides those before it on its rank. A receive is
+    """Return the actions on any rank that must precede `action`, except earlier ones on its rank. A receive is
     posted without waiting, so it needs nothing; a computation waits for its message."""
     stage, slot = action.stage, action.slot
     if action.kind in _MADE_BY:
@@ -72,7 +72,7 @@ def inputs(schedule: Schedule, action: Action) -> tuple[Action, ...]:
         return ()
     needed = [Action("forward", stage, slot)] if action.kind == "backward" else []
     if action.kind == "forward" and slot:
-        needed.append(Action("forward", stage, slot - 1))  # fresh rows are those of earlier slots, on every stage
+        needed.append(Action("forward", stage, slot - 1))  # earlier slots' rows are fresh on every stage
     send, receive, step = _OUT[action.kind]
     before = stage - step
     if 0 <= before < schedule.num_stages:
