@@ -430,7 +430,7 @@ def _value(hint: object, value: object, path: str) -> Any:  # Any: of the hint's
 def checked(hint: Any, value: object, path: str) -> Any:  # Any: a type in any form, and a value of it
     """Convert a value to the type of the hint, strictly as JSON. Raises ConfigError.
 
-    Text of a number, which `${oc.env:NAME}` resolves to, is read as the number.
+    Text of a number or truth value, which `${oc.env:NAME}` resolves to, is read as such.
     """
     from pydantic import TypeAdapter, ValidationError
     from pydantic.errors import PydanticSchemaGenerationError
@@ -446,13 +446,14 @@ def checked(hint: Any, value: object, path: str) -> Any:  # Any: a type in any f
     try:
         return adapter.validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
-        if isinstance(value, str) and re.fullmatch(r"-?(0|[1-9]\d*)(\.\d+)?(e-?\d+)?", value, re.ASCII):
+        if isinstance(value, str) and _PLAIN.fullmatch(value):
             return checked(hint, json.loads(value), path)
         allowed = describe(hint) or error.errors()[0]["msg"]
         raise ConfigError(f"{path}={show(value)} must be {allowed}{_closest_literal(hint, value)}") from None
 
 
 _NUMBERS_END = 2**63
+_PLAIN = re.compile(r"true|false|-?(0|[1-9]\d*)(\.\d+)?(e[+-]?\d+)?", re.ASCII)  # JSON's numbers and truth values
 
 
 def _numbers(value: object) -> Iterator[float]:

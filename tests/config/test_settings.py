@@ -251,10 +251,11 @@ def test_error_in_a_nested_field_names_its_key(fields: dict, line: str) -> None:
 
 
 def test_number_of_an_environment_variable_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, text in {"RANKS": "4", "RATE": "2.5e-1", "WORD": "four"}.items():
+    for name, text in {"RANKS": "4", "RATE": "2.5e-1", "FLAG": "true", "WORD": "four"}.items():
         monkeypatch.setenv(name, text)
-    settings = compose(["world_size=${oc.env:RANKS}", "optim.lr=${oc.env:RATE}"])
-    assert (settings.world_size, settings.optim) == (4, compose(["optim.lr=0.25"]).optim)
+    settings = compose(["world_size=${oc.env:RANKS}", "optim.lr=${oc.env:RATE}", "trace=${oc.env:FLAG}"])
+    assert (settings.world_size, settings.trace) == (4, True)
+    assert settings.optim == compose(["optim.lr=0.25"]).optim
     with pytest.raises(ConfigError, match=r"world_size=four must be a whole number"):
         compose(["world_size=${oc.env:WORD}"])
 
