@@ -101,7 +101,7 @@ class DeclaredCandidate(PhasedCandidate):
 
     @property
     def ordered(self) -> bool:
-        """Only exchanges in rounds are not between all pairs at once."""
+        """Return True except for exchanges between all pairs at once."""
         return self.declared.step.kind in ("local", "rounds")
 
     @property
