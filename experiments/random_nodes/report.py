@@ -1,11 +1,14 @@
 """Tables of README.md: `python experiments/random_nodes/report.py`.
 
 Differences are paired by seed with full-graph training; "late gain": the points by which the last fifth of the epochs
-raises the best validation.
+raises the best validation. The target of "time to accuracy" is full-graph training's mean best validation less one
+deviation of its seeds; seconds are epochs until a validation reaches it, times the median seconds of an epoch.
 """
 
+import statistics
 import sys
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -13,14 +16,15 @@ sys.path.insert(0, str(HERE.parent))
 
 import records
 import reports
-from paired import Row, Runs, differences, each, late_gain, test, verdict
+from paired import Row, Runs, differences, each, late_gain, target, test, validation, verdict
 
 from gnnpar.report.formatting import interval
-from gnnpar.report.statistics import FEWEST_SEEDS, mean
+from gnnpar.report.statistics import FEWEST_SEEDS, geometric_mean, mean
 
 MARGIN = 1.0  # points
 FULL = "full"
 HEADINGS = ("model", "variant", "test, %", "over full, points", "verdict", "epochs", "steps an epoch")
+TIMES = ("graph", "variant", "target, %", "ms an epoch", "times full", "epochs to target", "s to target", "reached by")
 HEADINGS += ("in-edges of a step's nodes kept", "late gain", "seeds")
 
 
@@ -31,6 +35,8 @@ def main() -> None:
     for graph, found in cells.items():
         lines = [(*key, *columns(key[1], runs, found[key[0], FULL])) for key, runs in found.items()]
         reports.show(graph, reports.table(HEADINGS, lines))
+    if timed := list(times(cells)):
+        reports.show("Time to accuracy", reports.table(TIMES, timed))
 
 
 def columns(variant: str, runs: Runs, full: Runs) -> list[object]:
@@ -39,6 +45,24 @@ def columns(variant: str, runs: Runs, full: Runs) -> list[object]:
     judged = ["", ""] if variant == FULL else [over, verdict(found, gain, MARGIN)]
     about = [first["result"]["epochs"], first["steps"] or 1, kept(variant, first)]
     return [f"{test(runs):.1f}", *judged, *about, f"{gain:+.1f}", len(runs)]
+
+
+def times(cells: Mapping[str, Mapping[tuple[str, str], Runs]]) -> Iterator[tuple[object, ...]]:
+    """Yield lines of GCN: epochs and seconds are means over the seeds that reach the target."""
+    seconds: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+    for row in records.read(HERE / "times.jsonl"):
+        seconds[row["graph"], row["variant"]][row["block"]] = row["result"]["epoch_seconds"]["median"]
+    for (graph, variant), blocks in sorted(seconds.items()):
+        full, runs = cells[graph]["gcn", FULL], cells[graph]["gcn", variant]
+        aim = target(max(value for _, value in validation(row)) for row in full.values())
+        epochs = [next((epoch + 1 for epoch, value in validation(row) if value >= aim), None) for row in runs.values()]
+        found, each_epoch = [each for each in epochs if each is not None], statistics.median(blocks.values())
+        ratio = geometric_mean([blocks[block] / seconds[graph, FULL][block] for block in blocks])
+        average = statistics.fmean(found) if found else None
+        needed = ["-", "-"] if average is None else [f"{average:.0f}", f"{average * each_epoch:.3g}"]
+        many = "1" if variant == FULL else reports.interval(ratio)
+        reached = f"{len(found)} of {len(epochs)}"
+        yield graph, variant, f"{100 * aim:.1f}", f"{1000 * each_epoch:.0f}", many, *needed, reached
 
 
 def kept(variant: str, run: Row) -> str:

@@ -2,6 +2,7 @@
 
     python experiments/random_nodes/run.py                    # results.jsonl
     python experiments/random_nodes/run.py --graphs wordnet --models sage
+    python experiments/random_nodes/run.py --times            # times.jsonl: seconds an epoch, on a quiet machine
     python experiments/random_nodes/run.py --smoke            # a minute: does it run? writes smoke.jsonl
     python experiments/random_nodes/report.py                 # tables
 
@@ -11,6 +12,7 @@ A run that was stopped goes on with the first cell that is not there.
 import argparse
 import itertools
 import os
+import random
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -30,7 +32,9 @@ import gnnpar
 from gnnpar.config.compose import compose
 
 Overrides = Mapping[str, Any]
-KEPT = ("strategy", "world_size", "seed", "epochs", "metric", "loss", "hashes", "hardware", "versions", "commit")
+BLOCKS, TIMED = 3, {"epochs": 15, "eval_every": 15}
+KEPT = ("strategy", "world_size", "seed", "epochs", "epoch_seconds", "metric", "loss", "hashes", "hardware")
+KEPT = (*KEPT, "versions", "commit")
 
 ALWAYS: Overrides = {"world_size": 1, "comm": "threads", "threads_per_rank": 1, "eval_every": 5, "checkpoint.keep": 0}
 ALWAYS = {**ALWAYS, "tracker": "jsonl", "dataset.split": "public"}
@@ -79,9 +83,22 @@ def trained(data: Data, name: str, model: str, *overrides: Overrides) -> dict[st
     return {"validation": curve, **drawn, "result": {key: result[key] for key in KEPT}}
 
 
+def time_epochs(graph: str, data_dir: Path) -> None:
+    """Write the seconds of GCN's epochs, each variant once a block, in an order of the block's own."""
+    data, out = loaded(graph, data_dir), HERE / "times.jsonl"
+    done = {(row["graph"], row["variant"], row["block"]) for row in records.read(out)}
+    for block in range(BLOCKS):
+        for variant in random.Random(block).sample(list(VARIANTS), len(VARIANTS)):
+            if variant in CELLS[graph]["gcn"] and variant != "control" and (graph, variant, block) not in done:
+                row = trained(data, graph, "gcn", SETTINGS[graph], VARIANTS[variant], TIMED)
+                records.append(out, [{"graph": graph, "variant": variant, "block": block, "result": row["result"]}])
+                print(graph, variant, block, row["result"]["epoch_seconds"]["median"], flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="Cora, one seed, few epochs")
+    parser.add_argument("--times", action="store_true", help="seconds an epoch, variants in randomised blocks")
     parser.add_argument("--graphs", nargs="+", default=list(CELLS), choices=list(CELLS))
     parser.add_argument("--models", nargs="+", default=["gcn", "sage"], choices=["gcn", "sage"])
     parser.add_argument("--seeds", type=int, default=3)
@@ -89,6 +106,10 @@ def main() -> None:
     options = parser.parse_args()
     out = HERE / f"{'smoke' if options.smoke else 'results'}.jsonl"
     short: Overrides = {"epochs": 10} if options.smoke else {}
+    if options.times:
+        for graph in options.graphs:
+            time_epochs(graph, options.data_dir.resolve())
+        return
     done = {(row["graph"], row["model"], row["variant"], row["seed"]) for row in records.read(out)}
     for graph in ["cora"] if options.smoke else options.graphs:
         data = loaded(graph, options.data_dir.resolve())
