@@ -136,7 +136,7 @@ def train(job: Job, comm: Communicator, host: Host, *, start: Start | None, trac
         while (new := epochs(run, tracker, policy)) is not None:
             run.engine.drain()
             found = checkpoint.latest(job.run_dir, say) if comm.rank == 0 else None
-            run = prepare(job, comm, host, Null(), Start(found, alike=False), new)
+            run = prepare(job, comm, host, Null(), Start(found, same_setup=False), new)
         run.engine.drain()
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):

@@ -163,13 +163,13 @@ def folders(run_dir: Path) -> list[Path]:
     return sorted(found, key=lambda p: int(p.name.removeprefix("epoch-")), reverse=True)
 
 
-def everything(run_dir: Path) -> list[Path]:
+def all_folders(run_dir: Path) -> list[Path]:
     """Return `folders`, and the folder of the best weights if there is one."""
     best = run_dir / FOLDER / BEST
     return [*folders(run_dir), *([best] if best.is_dir() else [])]
 
 
-def is_one(folder: Path) -> bool:
+def is_checkpoint(folder: Path) -> bool:
     """Return whether a folder is a checkpoint and not the folder of a run."""
     return (folder / MANIFEST).exists() and not folders(folder) and not (folder / "config.yaml").exists()
 
@@ -199,28 +199,28 @@ def best(run_dir: Path, say: Say) -> Checkpoint | None:
     return _first_good(_by_val(run_dir), say, "taking the next best") or latest(run_dir, say)
 
 
-def _first_good(chosen: list[Path], say: Say, otherwise: str) -> Checkpoint | None:
+def _first_good(chosen: list[Path], say: Say, then: str) -> Checkpoint | None:
     for folder in chosen:
         try:
             return read(folder)
         except ValueError as error:
-            say(f"{error}; {otherwise}")
+            say(f"{error}; {then}")
     return None
 
 
 def best_val(run_dir: Path) -> float:
     """Return the highest validation metric of a run's checkpoints; -inf without one."""
-    return max((value for p in everything(run_dir) if (value := _number_in(p, "val")) is not None), default=-inf)
+    return max((value for p in all_folders(run_dir) if (value := _number_in(p, "val")) is not None), default=-inf)
 
 
 def prune(run_dir: Path, *, keep: int) -> None:
     """Drop all checkpoints but the last `keep` and the best one on validation."""
-    _keep_only({*everything(run_dir)[:keep], *_by_val(run_dir)[:1]}, run_dir)
+    _keep_only({*all_folders(run_dir)[:keep], *_by_val(run_dir)[:1]}, run_dir)
 
 
 def drop_old(run_dir: Path) -> bool:
     """Drop all checkpoints but the last valid one. Return whether there were others."""
-    last = latest(run_dir, lambda line: None) if len(everything(run_dir)) > 1 else None
+    last = latest(run_dir, lambda line: None) if len(all_folders(run_dir)) > 1 else None
     if last is not None:
         _keep_only({last.folder}, run_dir)
     return last is not None
@@ -228,21 +228,21 @@ def drop_old(run_dir: Path) -> bool:
 
 def remove_after(run_dir: Path, epoch: int) -> None:
     """Drop checkpoints of later epochs than `epoch`, and unfinished ones."""
-    _keep_only({folder for folder in everything(run_dir) if _epoch(folder) <= epoch}, run_dir)
+    _keep_only({folder for folder in all_folders(run_dir) if _epoch(folder) <= epoch}, run_dir)
     for ending in (_PARTIAL, _OLD):
         for left in (run_dir / FOLDER).glob(f"*{ending}"):
             remove(left)
 
 
 def _keep_only(kept: set[Path], run_dir: Path) -> None:
-    for folder in everything(run_dir):
+    for folder in all_folders(run_dir):
         if folder not in kept:
             remove(folder)
 
 
 def _by_val(run_dir: Path) -> list[Path]:
     """Return checkpoints with a validation metric, the best first, the earlier first among equals."""
-    marked = [(-value, _epoch(p), p) for p in everything(run_dir) if (value := _number_in(p, "val")) is not None]
+    marked = [(-value, _epoch(p), p) for p in all_folders(run_dir) if (value := _number_in(p, "val")) is not None]
     return [folder for _, _, folder in sorted(marked)]
 
 

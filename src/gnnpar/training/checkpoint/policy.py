@@ -102,7 +102,7 @@ class CheckpointPolicy:
 
     def last_good(self) -> str:
         """Return '; the last good checkpoint is ...', or that there is none."""
-        saved = checkpoint.everything(self._run_dir)
+        saved = checkpoint.all_folders(self._run_dir)
         return f"; the last good checkpoint is {saved[0]}" if saved else "; there is no checkpoint yet"
 
 

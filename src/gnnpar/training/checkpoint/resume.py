@@ -39,15 +39,15 @@ _OUTPUTS = ("predictions.npy", "scores.npy", "export", "wandb.json")  # files of
 class Start:
     """The checkpoint that rank 0 found, if any.
 
-    profile: measurements of the earlier run. alike: same strategy and ranks, so that earlier times and bytes count.
-    with_plan: use the plan in the checkpoint. begun_otherwise: settings that differed in earlier epochs.
+    profile: measurements of the earlier run. same_setup: same strategy and ranks, so earlier times and bytes count.
+    with_plan: use the plan in the checkpoint. changed_settings: settings that differed in earlier epochs.
     """
 
     found: Checkpoint | None = None
     profile: Path | None = None
-    alike: bool = True
+    same_setup: bool = True
     with_plan: bool = False
-    begun_otherwise: tuple[str, ...] = ()
+    changed_settings: tuple[str, ...] = ()
 
     @property
     def epoch(self) -> int:
@@ -61,7 +61,7 @@ def check(settings: Settings) -> None:
             "strategy.replan=true goes on from a checkpoint, but checkpoint.keep=0 keeps none; set checkpoint.keep=1"
         )
     path = settings.resume
-    if isinstance(path, Path) and not checkpoint.is_one(path) and not checkpoint.folders(path):
+    if isinstance(path, Path) and not checkpoint.is_checkpoint(path) and not checkpoint.folders(path):
         raise ConfigError(
             f"resume={path} holds no checkpoint; give the folder of a run with {checkpoint.FOLDER}/ in it, "
             "one of its checkpoints, or auto"
@@ -75,13 +75,13 @@ def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool, 
         found = checkpoint.latest(run_dir, say)
     if found is None and isinstance(settings.resume, Path):
         path = settings.resume
-        found = checkpoint.read(path) if checkpoint.is_one(path) else checkpoint.latest(path, say)
+        found = checkpoint.read(path) if checkpoint.is_checkpoint(path) else checkpoint.latest(path, say)
         if found is None:
             raise ValueError(f"resume={path} has no good checkpoint left; give another run's folder, or leave it out")
     if found is None:
-        if (settings.resume == "auto" or restarted) and checkpoint.everything(run_dir):
+        if (settings.resume == "auto" or restarted) and checkpoint.all_folders(run_dir):
             # damaged checkpoints of later epochs would displace new ones
-            _put_aside(run_dir / checkpoint.FOLDER, say, "has no good checkpoint")
+            _move_aside(run_dir / checkpoint.FOLDER, say, "has no good checkpoint")
         return Start(profile=_profile_in(run_dir, num_ranks) if restarted else None)
     if found.epoch > settings.epochs:
         raise ValueError(
@@ -95,14 +95,14 @@ def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool, 
         )
     if found.run_dir.resolve() == run_dir.resolve():
         checkpoint.remove_after(run_dir, found.epoch)
-    theirs = found.manifest["run"]
-    alike = theirs["world_size"] == num_ranks and all(
-        _without_profiles(theirs["settings"].get(name)) == _without_profiles(_json(settings.resolved.get(name)))
+    earlier = found.manifest["run"]
+    same_setup = earlier["world_size"] == num_ranks and all(
+        _without_profiles(earlier["settings"].get(name)) == _without_profiles(_json(settings.resolved.get(name)))
         for name in ("strategy", "partition", "precision", "first_layer")
     )
-    with_plan = alike and theirs["seed"] == settings.seed and settings.plan is None and found.manifest.get("plan")
-    otherwise = begun_otherwise(found, _json(settings.resolved))
-    return Start(found, _profile_in(found.run_dir, num_ranks), alike, bool(with_plan), otherwise)
+    with_plan = same_setup and earlier["seed"] == settings.seed and settings.plan is None and found.manifest.get("plan")
+    changed = changed_settings(found, _json(settings.resolved))
+    return Start(found, _profile_in(found.run_dir, num_ranks), same_setup, bool(with_plan), changed)
 
 
 def _profile_in(run_dir: Path, num_ranks: int) -> Path | None:
@@ -114,40 +114,40 @@ def _profile_in(run_dir: Path, num_ranks: int) -> Path | None:
         return None
 
 
-def begun_otherwise(found: Checkpoint, resolved: JsonObject) -> tuple[str, ...]:
+def changed_settings(found: Checkpoint, resolved: JsonObject) -> tuple[str, ...]:
     """Return settings that change numbers or times and had another value in earlier epochs of a checkpoint."""
-    theirs = found.manifest["run"]["settings"]
+    earlier = found.manifest["run"]["settings"]
     deciding = [*CHANGES_NUMBERS, *CHANGES_TIMES]
     if resolved.get("optim", {}).get("schedule") == "cosine":  # reaches 0 at the last epoch
         deciding.append("epochs")
-    common = [name for name in deciding if name in theirs and name in resolved]
-    changed = {name for name in common if _without_profiles(theirs[name]) != _without_profiles(resolved[name])}
+    common = [name for name in deciding if name in earlier and name in resolved]
+    changed = {name for name in common if _without_profiles(earlier[name]) != _without_profiles(resolved[name])}
     return tuple(sorted(changed.union(found.manifest["progress"].get("begun_otherwise", ()))))
 
 
 def clean(settings: Settings, run_dir: Path, say: Say) -> None:
     """Move checkpoints, outputs and the profile of an earlier run aside, unless this run resumes in its folder."""
-    if _goes_on_in(settings, run_dir):
+    if _resumes_in(settings, run_dir):
         return
     why = "is of an earlier run"
-    if checkpoint.everything(run_dir):
-        _put_aside(run_dir / checkpoint.FOLDER, say, why, "; resume=auto would have gone on from it")
+    if checkpoint.all_folders(run_dir):
+        _move_aside(run_dir / checkpoint.FOLDER, say, why, "; resume=auto would have gone on from it")
     for made in _OUTPUTS:
         if os.path.lexists(run_dir / made):
-            _put_aside(run_dir / made, say, why)
+            _move_aside(run_dir / made, say, why)
     profile = run_dir / "profile.json"
     if settings.profile is None or settings.profile.resolve() != profile.resolve():
         profile.unlink(missing_ok=True)
 
 
-def _put_aside(there: Path, say: Say, why: str, note: str = "") -> None:
+def _move_aside(there: Path, say: Say, why: str, note: str = "") -> None:
     aside = there.with_stem(f"{there.stem}-before")
     remove(aside)
     there.rename(aside)
     say(f"{there} {why}: moved to {aside.name}{note}")
 
 
-def _goes_on_in(settings: Settings, run_dir: Path) -> bool:
+def _resumes_in(settings: Settings, run_dir: Path) -> bool:
     if isinstance(settings.resume, Path):
         there, own = settings.resume.resolve(), run_dir.resolve()
         return there == own or there.is_relative_to(own / checkpoint.FOLDER)  # not a run in a subfolder
@@ -236,37 +236,37 @@ def _json(tree: object) -> JsonDict:
 
 def refuse_another(found: Checkpoint, mine: JsonObject) -> None:
     """Raise ValueError for a checkpoint of another graph, split or model."""
-    theirs = found.manifest["run"]
+    earlier = found.manifest["run"]
     for name, group in (("graph", "dataset"), ("split", "dataset")):
-        if theirs[name] != mine[name]:
+        if earlier[name] != mine[name]:
             raise ValueError(
-                f"{found.folder} is of {name} {theirs[name][:12]}, this run's is {mine[name][:12]}: give the {group} "
+                f"{found.folder} is of {name} {earlier[name][:12]}, this run's is {mine[name][:12]}: give the {group} "
                 "it was trained on, or leave resume out"
             )
     for group in ("model", "task"):
-        theirs_in, mine_in = theirs.get(group, {}), mine.get(group, {})
-        for key in sorted(theirs_in.keys() | mine_in.keys()):
-            told, have = theirs_in.get(key), mine_in.get(key)
+        earlier_in, mine_in = earlier.get(group, {}), mine.get(group, {})
+        for key in sorted(earlier_in.keys() | mine_in.keys()):
+            told, have = earlier_in.get(key), mine_in.get(key)
             if told != have:
                 raise ValueError(
                     f"{found.folder} is of a {group} with {key}={show(told)}, this run's has {key}={show(have)}: set "
                     f"{group if key == '_target_' else f'{group}.{key}'} as it was, or leave resume out"
                 )
     for name in ("features", "num_features", "num_outputs"):
-        told, have = (run.get(name, "given") for run in (theirs, mine))
+        told, have = (run.get(name, "given") for run in (earlier, mine))
         if told != have:
             raise ValueError(f"{found.folder} is of a model with {name}={told}, this run's has {have}")
 
 
 def differences(found: Checkpoint, mine: JsonObject) -> list[str]:
     """Return the reasons why a run cannot resume bit for bit, such as 'world_size 4 -> 2'; empty if it can."""
-    theirs, lines = found.manifest["run"], []
+    earlier, lines = found.manifest["run"], []
     for name in _SAME:
-        told, have = (_without_profiles(run.get(name)) for run in (theirs, mine))
+        told, have = (_without_profiles(run.get(name)) for run in (earlier, mine))
         if told == have:
             continue
         if name == "strategy":
-            told, have = (run["names"].get("strategy", "") for run in (theirs, mine))
+            told, have = (run["names"].get("strategy", "") for run in (earlier, mine))
             lines.append(f"strategy {told} -> {have}" if told != have else f"settings of strategy {have}")
         else:
             lines.append(f"{name} {str(told)[:12]} -> {str(have)[:12]}")
@@ -308,7 +308,7 @@ def restore(
     if comm.rank == 0:
         lost = f"; dropped: {', '.join(dropped)}" + (f", because {', '.join(changed)}" if changed else "")
         say(f"resumed from {found.folder} at epoch {found.epoch}" + (lost if dropped else ""))
-    return found.manifest["progress"] | {"begun_otherwise": begun_otherwise(found, mine["settings"])}
+    return found.manifest["progress"] | {"begun_otherwise": changed_settings(found, mine["settings"])}
 
 
 def load_weights(engine: Engine, model: nn.Module, given: tuple[JsonDict, JsonDict], found: Checkpoint) -> None:

@@ -18,7 +18,7 @@ from gnnpar.comm.world import Outcome, RunHooks, World, reason_of
 from gnnpar.files import JsonDict, JsonObject, release_room, reserve_room
 from gnnpar.partition.manifest import read_manifest
 from gnnpar.settings import Cluster, Settings, show
-from gnnpar.track.console import Console, pulse, say
+from gnnpar.track.console import Console, progress_lines, say
 from gnnpar.track.text import counted
 from gnnpar.track.tracker import Tee, Tracker
 from gnnpar.training.checkpoint import files as checkpoint
@@ -110,12 +110,12 @@ class RunRecord(RunHooks):
         from gnnpar.track.jsonl import FILE, Jsonl, missing_epochs
 
         settings, found = self.settings, start.found
-        if found is not None and start.begun_otherwise:
-            self.header["begun_otherwise"] = {"epochs": found.epoch, "settings": list(start.begun_otherwise)}
+        if found is not None and start.changed_settings:
+            self.header["begun_otherwise"] = {"epochs": found.epoch, "settings": list(start.changed_settings)}
         job = {**self.header, "study": settings.study, "names": dict(settings.names), "resolved": settings.resolved}
         done = found.epoch if found else 0
         source, free = found and found.run_dir, self.free_disk
-        rows = Jsonl(self.run_dir, source=source, epochs_done=done, timed=start.alike, free=free)
+        rows = Jsonl(self.run_dir, source=source, epochs_done=done, timed=start.same_setup, free=free)
         tracker = Tee(trackers=(rows, settings.tracker.build(self.run_dir, settings.epochs, job)))
 
         def doing() -> str:
@@ -124,7 +124,7 @@ class RunRecord(RunHooks):
             return step if isinstance(settings.tracker, Console) else ""
 
         try:
-            with pulse(doing):
+            with progress_lines(doing):
                 yield tracker
         except KeyboardInterrupt:
             with suppress(OSError):  # `on_end` writes it again, and reports a failure

@@ -159,7 +159,7 @@ def find(
 ) -> tuple[Checkpoint, Settings]:
     """Return the checkpoint in a run's folder, or in the given checkpoint folder, and the settings of its run. named:
     settings of the caller, to trust their classes. Raises as `load` does."""
-    if checkpoint.is_one(folder):
+    if checkpoint.is_checkpoint(folder):
         found = checkpoint.read(folder)
     else:
         found = (checkpoint.best if which == "best" else checkpoint.latest)(folder, complain)
