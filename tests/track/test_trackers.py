@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gnnpar.track import console, keys
-from gnnpar.track.console import Bar, Console, Lines, num_bytes, pulse, seconds, stdout
+from gnnpar.track.console import Bar, Console, Lines, num_bytes, progress_lines, seconds, stdout
 from gnnpar.track.jsonl import Jsonl, missing_epochs, read_rows
 from gnnpar.track.picture import figure, picture
 from gnnpar.track.tracker import Null, Quiet, Tee
@@ -94,10 +94,10 @@ def test_what_takes_long_is_said_until_it_changes(
             over.set()
         return now or ""
 
-    with pulse(doing):
+    with progress_lines(doing):
         assert over.wait(20)
     assert [line.split(" ...")[0] for line in capsys.readouterr().out.splitlines()] == ["reading", "epoch 2"]
-    assert "pulse" not in {thread.name for thread in threading.enumerate()}
+    assert "progress_lines" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_the_bar_starts_advances_and_ends(capsys: pytest.CaptureFixture) -> None:

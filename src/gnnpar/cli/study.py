@@ -31,7 +31,7 @@ from gnnpar.report.page.page import write_page
 from gnnpar.report.runs import collect
 from gnnpar.settings import ConfigError, config_errors
 from gnnpar.targets import refuse_foreign
-from gnnpar.track.console import pulse, say, show_table
+from gnnpar.track.console import progress_lines, say, show_table
 from gnnpar.track.text import counted, printable
 from gnnpar.training.result.result import valid_result
 
@@ -101,7 +101,7 @@ def file_of(named: Path) -> Path:
 def check(file: Path, variants: Sequence[Variant]) -> None:
     """Raise ConfigError if a variant does not compose, or is the same run as another one."""
     seen: dict[str, Variant] = {}
-    with pulse(lambda: f"{file}: looking at {len(variants):,} variants"):
+    with progress_lines(lambda: f"{file}: looking at {len(variants):,} variants"):
         for variant in variants:
             where = " and ".join(variant.keys)
             try:

@@ -27,7 +27,7 @@ from gnnpar.launch.slurm import as_rank, check_rank
 from gnnpar.settings import Comm, ConfigError, Settings
 from gnnpar.targets import classes_in, is_own, note_named
 from gnnpar.track import progress
-from gnnpar.track.console import Console, complain, pulse, say
+from gnnpar.track.console import Console, complain, progress_lines, say
 from gnnpar.track.keys import goodness
 from gnnpar.track.text import printable
 from gnnpar.track.tracker import Quiet
@@ -172,7 +172,7 @@ def run_one(job: HydraJob, planned: Job | None = None) -> int:
         chosen = brought or [f"{group}={job.choices.get(group)}" for group in ("strategy", "model", "dataset")]
         say(f"starting: {', '.join(chosen)}")  # importing torch takes a second or two, in every rank
     try:
-        with pulse(lambda: "loading torch and the settings" if first and not shown else ""), refusals():
+        with progress_lines(lambda: "loading torch and the settings" if first and not shown else ""), refusals():
             settings = job.settings()
             check_world(settings, job.overrides)
         if planned is not None and shown and isinstance(settings.tracker, Console):

@@ -38,7 +38,7 @@ from gnnpar.config.jobs import (
 from gnnpar.config.study import MOST_RUNS
 from gnnpar.files import working_in
 from gnnpar.settings import ConfigError, config_errors
-from gnnpar.track.console import complain, pulse, say
+from gnnpar.track.console import complain, progress_lines, say
 from gnnpar.track.progress import shown
 from gnnpar.track.text import one_line
 
@@ -104,7 +104,7 @@ def planned(jobs: Sequence[list[str]], folder: Path, compose: Callable[[list[str
     """Return every job once, and write a job.json for each."""
     known = {job.key: job for job in jobs_below(folder)}
     mine: dict[str, Job] = {}
-    with pulse(lambda: f"looking at {len(jobs):,} jobs before the first starts"):
+    with progress_lines(lambda: f"looking at {len(jobs):,} jobs before the first starts"):
         for overrides in jobs:
             with hydra_errors(overrides):
                 job = plan(overrides, folder, known, compose(overrides))

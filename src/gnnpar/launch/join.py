@@ -122,7 +122,7 @@ def _join(
     rank, size, master, port = int(env["RANK"]), int(env["WORLD_SIZE"]), env.get("MASTER_ADDR"), env.get("MASTER_PORT")
     if not master or not port:
         raise PeerLost(f"{_place()}: set them to the address of rank 0's host and to a free port there")
-    name, mine, there = _until(end, lambda: _way(master, int(port)))
+    name, mine, there = _until(end, lambda: _route(master, int(port)))
     me: Record = {"rank": rank, "line": refusing, "refused": bool(refusing), "marker": marker}
     me |= {"host": f"{socket.gethostname()} ({mine})", "about": {**about, "WORLD_SIZE": str(size)}}
     me["restarts"] = int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
@@ -135,15 +135,15 @@ def _join(
     agent, wait = None, timedelta(seconds=seconds)
     if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         agent = _until(end, lambda: TCPStore(master, int(port), timeout=wait, wait_for_workers=False))
-    held = _listening(mine, 0) if rank == 0 else None  # by default torch listens on all addresses
+    held = _listen(mine, 0) if rank == 0 else None  # by default torch listens on all addresses
     listener = None
     if held is not None:
-        me["port"], listener = held.getsockname()[1], _listening(mine, 0 if agent else int(port))
+        me["port"], listener = held.getsockname()[1], _listen(mine, 0 if agent else int(port))
         if agent is not None:  # it still has the address of an earlier attempt
             agent.set(_KEY, json.dumps(listener.getsockname()[:2]))
-        first, address, (verdict, peers) = me, mine, _lead(listener, me, size, end)
+        first, address, (verdict, peers) = me, mine, _gather(listener, me, size, end)
     else:
-        first, verdict, hub = _follow(agent, (there, int(port)), me, unseen, end)
+        first, verdict, hub = _ask_rank_0(agent, (there, int(port)), me, unseen, end)
         address, peers = hub.getpeername()[0], {0: hub}
     if verdict["refused"]:
         raise ConfigError(verdict["line"])
@@ -169,7 +169,7 @@ def _until(end: float, connect: Callable[[], T]) -> T:
         time.sleep(_POLL_SECONDS)
 
 
-def _way(master: str, port: int) -> tuple[str, str, str]:
+def _route(master: str, port: int) -> tuple[str, str, str]:
     """Return `interfaces.towards`, or the loopback if all ranks are on this host."""
     env, inside = os.environ, master in ("localhost", "::1") or master.startswith("127.")
     if env.get("LOCAL_WORLD_SIZE", env["WORLD_SIZE"] if inside else "") == env["WORLD_SIZE"]:
@@ -177,7 +177,7 @@ def _way(master: str, port: int) -> tuple[str, str, str]:
     return interfaces.towards(master, port)
 
 
-def _listening(address: str, port: int) -> socket.socket:
+def _listen(address: str, port: int) -> socket.socket:
     """Listen on one address."""
     try:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -197,7 +197,7 @@ def _receive(peer: socket.socket) -> Record:
         return json.loads(file.readline())
 
 
-def _lead(listener: socket.socket, me: Record, size: int, end: float) -> tuple[Record, dict[int, socket.socket]]:
+def _gather(listener: socket.socket, me: Record, size: int, end: float) -> tuple[Record, dict[int, socket.socket]]:
     """Receive the records of all ranks on rank 0. Return the verdict. A refusal waits for late ranks."""
     line, refused, ranks, peers = me["line"], me["refused"], {0: me}, dict[int, socket.socket]()
     while set(range(size)) - ranks.keys():
@@ -234,7 +234,7 @@ def _lead(listener: socket.socket, me: Record, size: int, end: float) -> tuple[R
     return verdict, peers
 
 
-def _follow(
+def _ask_rank_0(
     agent: Store | None, address: tuple[str, int], me: Record, unseen: Callable[[Path], str], end: float
 ) -> tuple[Record, Record, socket.socket]:
     """Connect to rank 0 from another rank. Return its record, its verdict, and the connection."""
@@ -293,7 +293,7 @@ def watched(joined: Joined | None, hooks: RunHooks, seconds: float) -> Iterator[
         watch.say(watch.failed("interrupted by a signal"))
         raise
     except Exception as error:
-        raise watch.settled(error) from error
+        raise watch.final_error(error) from error
     finally:
         watch.ending.acquire(blocking=False)
         if joined.listener is not None:  # a script may join again at this port
@@ -330,7 +330,7 @@ class _Watch:
         me = self.joined.rank
         return {"line": f"rank {me}: {reason}", "lost": [me], "host": self.joined.hosts[me]}
 
-    def settled(self, error: Exception) -> PeerLost:
+    def final_error(self, error: Exception) -> PeerLost:
         """Return the error to end with: this rank's own failure, sent to all, or the loss that caused it."""
         mine = failure_of(self.joined.rank, error)
         if mine.secondary:

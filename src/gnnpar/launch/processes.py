@@ -39,7 +39,7 @@ from gnnpar.launch.failures import Failure, HangTimer, RankFailed, failure_of, h
 from gnnpar.launch.signals import Stop, answer_in_rank, blocked
 from gnnpar.settings import Comm, Launch
 from gnnpar.track import progress
-from gnnpar.track.console import complain, patient_streams, pulse, say
+from gnnpar.track.console import complain, patient_streams, progress_lines, say
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
@@ -89,7 +89,7 @@ def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network 
         try:
             with environment(OMP_NUM_THREADS=str(world.threads_per_rank)):
                 start_ranks(ranks, world.size, job.run, fork=world.device == "cpu")
-            with pulse(starting):
+            with progress_lines(starting):
                 failure = first_failure(ranks, scratch, comm.timeout_seconds * world.dilation)
         finally:
             stop.file = None

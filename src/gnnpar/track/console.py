@@ -130,7 +130,7 @@ SILENT_SECONDS = 5.0
 
 
 @contextmanager
-def pulse(doing: Callable[[], str]) -> Iterator[None]:
+def progress_lines(doing: Callable[[], str]) -> Iterator[None]:
     """Context manager: print `doing()` every few seconds while it stays the same."""
     over, began = threading.Event(), time.monotonic()
 
@@ -141,7 +141,7 @@ def pulse(doing: Callable[[], str]) -> Iterator[None]:
                 say(f"{now} ... {time.monotonic() - began:.0f} s")
             before = now
 
-    thread = threading.Thread(target=tell, name="pulse", daemon=True)
+    thread = threading.Thread(target=tell, name="progress_lines", daemon=True)
     thread.start()
     try:
         yield
