@@ -9,7 +9,7 @@ import math
 import random
 import sys
 
-from gnnpar.planner.planner import Evaluated, listed
+from gnnpar.planner.planner import Evaluated, price_grids
 from gnnpar.planner.search.named import SEARCHES, Search
 from gnnpar.planner.search.points import Points
 from gnnpar.planner.search.tree import Evaluator, Point, climb
@@ -81,7 +81,7 @@ BASELINES: dict[str, Search] = {
     "anneal": lambda evaluate, points, seed: anneal(evaluate, seed=seed),
     "mcts": lambda evaluate, points, seed: climb(evaluate, seed=seed),
     "refine": lambda evaluate, points, seed: descend_again(
-        evaluate, seed=seed, start=start_of(points, listed(points.request))
+        evaluate, seed=seed, start=start_of(points, price_grids(points.request))
     ),
 }
 

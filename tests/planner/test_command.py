@@ -19,7 +19,7 @@ from gnnpar.models.gcn import GCN
 from gnnpar.planner import calibrate
 from gnnpar.planner.calibrate import Calibration, fitted, nonnegative
 from gnnpar.planner.extract import record
-from gnnpar.planner.planner import Evaluated, advised
+from gnnpar.planner.planner import Evaluated, recommend
 from gnnpar.planner.registry import shipped
 from gnnpar.planner.samples import Samples
 from gnnpar.pricing.candidate import Scope
@@ -304,10 +304,10 @@ def test_a_near_choice_that_experiments_recommend_comes_first() -> None:
 
     scope = Scope(ir=record(GCN().build(16, 4, seed=0), 16), nodes=1500)
     digest, near, far = one("digest", 1.0), one("graph_parallel", 1.09), one("graph_parallel", 1.2)
-    assert advised((digest, near, far)) == (near, digest, far)
-    assert advised((digest, far)) == (digest, far)
-    assert advised((digest, one("sar", 1.05, "too large"), far))[0] == digest
-    assert advised((near, digest)) == (near, digest)
+    assert recommend((digest, near, far)) == (near, digest, far)
+    assert recommend((digest, far)) == (digest, far)
+    assert recommend((digest, one("sar", 1.05, "too large"), far))[0] == digest
+    assert recommend((near, digest)) == (near, digest)
 
 
 def test_calibration_round_trip_and_sharing() -> None:

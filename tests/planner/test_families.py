@@ -18,10 +18,10 @@ from gnnpar.parallel.strategy import Workload
 from gnnpar.partition.partition import Random
 from gnnpar.placement import Topology
 from gnnpar.planner.extract import record
+from gnnpar.planner.overhead import candidates as calibrated
+from gnnpar.planner.overhead import trials
 from gnnpar.planner.registry import shipped
 from gnnpar.planner.strategy import TAG
-from gnnpar.planner.visits import candidates as calibrated
-from gnnpar.planner.visits import trials
 from gnnpar.pricing.candidate import Candidate, Scope
 from gnnpar.verify.conformance import small_graph, train_in_threads
 

@@ -13,7 +13,7 @@ import torch
 from gnnpar.planner.guide import network
 from gnnpar.planner.guide.features import CHOICE_WIDTH, RELATIONS, WIDTHS, choice_features, scene
 from gnnpar.planner.guide.network import WEIGHTS, Guide, load, prior_of
-from gnnpar.planner.planner import listed
+from gnnpar.planner.planner import price_grids
 from gnnpar.planner.search.named import run
 from gnnpar.planner.search.points import Points
 
@@ -79,7 +79,7 @@ def test_scenes_and_priors() -> None:
         assert len(given) == points.space.sizes[depth]
         assert sum(given) == pytest.approx(1, abs=1e-5)
     found = [run(request, "guided", budget=25, seed=4) for _ in range(2)]
-    assert found[0].evaluations <= 25 + len(listed(request))
+    assert found[0].evaluations <= 25 + len(price_grids(request))
     assert found[0].evaluated[0].objective == found[1].evaluated[0].objective
 
 

@@ -26,8 +26,8 @@ from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.comm.world import num_cores
 from gnnpar.files import JsonDict, read_json, write_json_atomic
 from gnnpar.launch.processes import end_with, without_main
+from gnnpar.planner.overhead import candidates, trial_epochs, trials, with_overhead
 from gnnpar.planner.samples import SIZES, Samples, measure
-from gnnpar.planner.visits import candidates, trial_epochs, trials, with_visits
 from gnnpar.pricing.rates import NOMINAL, DenseCost, FoldCost, Rates, derived, doublings_beyond, numbers_beyond
 from gnnpar.track.text import counted
 from gnnpar.training.result.header import processor
@@ -242,7 +242,7 @@ def fitted(samples: Sequence[Samples], *, ranks: int, threads: int) -> Calibrati
             engine: {trial: max(s.trials[engine][trial] for s in samples) for trial in by_trial}
             for engine, by_trial in samples[0].trials.items()
         }
-        rates = with_visits(rates, link, ranks, slowest)
+        rates = with_overhead(rates, link, ranks, slowest)
     return Calibration(ranks, threads, rates, link)
 
 

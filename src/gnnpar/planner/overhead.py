@@ -85,10 +85,10 @@ def candidates(trial: Trial, ranks: int) -> list[Candidate]:
     return list(of_engine.values())
 
 
-def with_visits(rates: Rates, link: tuple[float, float], ranks: int, epochs: Epochs) -> Rates:
+def with_overhead(rates: Rates, link: tuple[float, float], ranks: int, epochs: Epochs) -> Rates:
     """Return the rates with the overhead fitted to the trials. link: (seconds per byte, latency)."""
     shallow, deep, small = (_Form(trial, link, ranks) for trial in trials(ranks))
-    visits: dict[str, tuple[float, float, float]] = {}
+    overhead: dict[str, tuple[float, float, float]] = {}
     for engine, took in epochs.items():
         layer, epoch, factor = 0.0, 0.0, 1.0
         for _ in range(3):  # the factors influence each other slightly
@@ -99,8 +99,8 @@ def with_visits(rates: Rates, link: tuple[float, float], ranks: int, epochs: Epo
             layer = max(0.0, (left["deep"] - left["shallow"]) / (slope["deep"] - slope["shallow"]))
             epoch = max(0.0, mean(left[name] - slope[name] * layer for name in left))
             factor = _root(lambda f, e=engine, v=layer, w=epoch: small(rates, e, (v, w, f)), took["small"])
-        visits[engine] = layer, epoch, factor
-    return replace(rates, visits=visits)
+        overhead[engine] = layer, epoch, factor
+    return replace(rates, visits=overhead)
 
 
 @dataclass
@@ -117,10 +117,10 @@ class _Form:
         self.candidates = {c.engine: c for c in candidates(self.trial, self.ranks)}
         self.parts = {p: PartStats.of(data.edge_index, Random().part_of(data, p), p) for p in {1, self.ranks}}
 
-    def __call__(self, rates: Rates, engine: str, visit: tuple[float, float, float]) -> float:
+    def __call__(self, rates: Rates, engine: str, overhead: tuple[float, float, float]) -> float:
         """Return predicted seconds per epoch for an overhead of the engine."""
         candidate = self.candidates[engine]
-        each = (replace(rates, visits={engine: visit}),) * self.ranks
+        each = (replace(rates, visits={engine: overhead}),) * self.ranks
         theta, latency = self.link
         fabric = one_host(self.ranks, memory_bytes=1e12, rate=1 / theta, latency=latency)
         work = Work(self.ir, self.graph, self.parts[candidate.parts], each[: candidate.parts])

@@ -12,7 +12,7 @@ from gnnpar.parallel.needs import refuse_edges_of_model
 from gnnpar.parallel.strategy import Workload
 from gnnpar.placement import Plan
 from gnnpar.planner.machines import setting_of
-from gnnpar.planner.planner import Evaluated, Planned, Request, listed, reasons, recorded
+from gnnpar.planner.planner import Evaluated, Planned, Request, price_grids, reasons, recorded
 from gnnpar.planner.recompute import how_held
 from gnnpar.planner.search.named import BUDGET, DEFAULT, run
 from gnnpar.planner.simulate import EpochTimeline, simulated
@@ -93,8 +93,8 @@ def with_one_device(
         here = setting_of(settings, 1, say if measuring else lambda _: None, measuring=measuring)[0]
         same = here.rates[0].source == machine.rates[0].source  # nominal and measured rates cannot be compared
         machine = here if same else machine
-    of_one = {name: each for name, each in request.registry.strategies.items() if each.capabilities.max_ranks == 1}
-    alone = listed(replace(request, machine=machine, ranks=1, registry=replace(request.registry, strategies=of_one)))
+    one = {name: each for name, each in request.registry.strategies.items() if each.capabilities.max_ranks == 1}
+    alone = price_grids(replace(request, machine=machine, ranks=1, registry=replace(request.registry, strategies=one)))
     unused = f"it uses 1 of {request.ranks} ranks: gnnpar train strategy="
     more = [e if e.refused else replace(e, refused=unused + e.candidate.family) for e in alone]
     allowed = [e for e in planned.evaluated if not e.refused]

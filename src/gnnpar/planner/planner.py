@@ -241,13 +241,13 @@ def with_shares(workload: Workload, shares: tuple[float, ...]) -> Workload:
 
 def search(request: Request) -> tuple[Evaluated, ...]:
     """Price all uniform grids; eligible ones first, by objective. ValueError if none is eligible."""
-    evaluated = listed(request)
+    evaluated = price_grids(request)
     if not evaluated or evaluated[0].refused:
         raise ValueError(nothing_fits(evaluated, request))
-    return advised(evaluated)
+    return recommend(evaluated)
 
 
-def advised(evaluated: tuple[Evaluated, ...]) -> tuple[Evaluated, ...]:
+def recommend(evaluated: tuple[Evaluated, ...]) -> tuple[Evaluated, ...]:
     """If the first candidate is discouraged, move the best recommended one within `NEAR` of it to the front."""
     best = evaluated[0]
     near = (e for e in evaluated if not e.refused and not e.discouraged and e.objective <= NEAR * best.objective)
@@ -255,7 +255,7 @@ def advised(evaluated: tuple[Evaluated, ...]) -> tuple[Evaluated, ...]:
     return (first, *(e for e in evaluated if e is not first))
 
 
-def listed(request: Request) -> tuple[Evaluated, ...]:
+def price_grids(request: Request) -> tuple[Evaluated, ...]:
     """Price all uniform grids, also if none is eligible."""
 
     @cache

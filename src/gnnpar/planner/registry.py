@@ -153,11 +153,11 @@ def _read(folders: Iterable[Path]) -> Registry:
             files.setdefault(file.stem, file)
     there = {name: file for name, file in sorted(files.items()) if file.exists()}
     of_files = tuple((name, file, file.stat().st_mtime_ns) for name, file in there.items())
-    return _made(of_files)
+    return _merged(of_files)
 
 
 @cache
-def _made(files: tuple[tuple[str, Path, int], ...]) -> Registry:
+def _merged(files: tuple[tuple[str, Path, int], ...]) -> Registry:
     paths = {name: file for name, file, _ in files}
     strategies: dict[str, Strategy] = {}
     yaml_of: dict[str, JsonDict] = {}

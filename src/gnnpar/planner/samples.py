@@ -64,7 +64,7 @@ SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)
 @dataclass
 class Samples:
     """Measurements by kind. gemm: (flops, elements, s). elementwise: (elements, s). fold: kind -> direction -> (edges,
-    rows, width, s). links: peer -> (bytes, s). reduce: (bytes, s). trials: see `visits`."""
+    rows, width, s). links: peer -> (bytes, s). reduce: (bytes, s). trials: see `overhead`."""
 
     gemm: list[tuple[float, float, float]] = field(default_factory=list)
     elementwise: list[tuple[float, float]] = field(default_factory=list)

@@ -69,7 +69,7 @@ class Rates:
     proportionally less. `reduce`: (const, per byte) of an all_reduce in addition to the wire. `epoch`: constant of an
     epoch. `step`: of the optimizer, per parameter. `order`: of an epoch's chunk order, per edge.
     `visits`: engine -> (overhead per layer, direction and chunk; overhead per epoch; slowdown of memory-bound kernels
-    compared with a loop over one kernel), measured on small graphs (`planner.visits`). `cold`: that slowdown for the
+    compared with a loop over one kernel), measured on small graphs (`planner.overhead`). `cold`: that slowdown for the
     priced engine. `scale`: factor on all compute. `busy`: other load during the measurement; empty: none.
     """
 
@@ -137,7 +137,7 @@ class Rates:
         """Return the lost share of the shorter of compute and communication, for bytes arriving at `rate` bytes/s."""
         return self.interference * (min(1.0, rate / self.beside) if self.beside else 1.0)
 
-    def visit_seconds(self, engine: str) -> tuple[float, float]:
+    def overhead_seconds(self, engine: str) -> tuple[float, float]:
         """Return overhead seconds (per layer and direction, per epoch)."""
         layer, epoch, _ = self.visits.get(engine, (0.0, 0.0, 1.0))
         return self.scale * layer, self.scale * epoch

@@ -172,7 +172,7 @@ class Regrouped:
         graph: TaskGraph,
         work: Work,
         bits: int,
-        visit: float,
+        overhead: float,
         layer: int,
         direction: Direction,
         last: list[list[int]],
@@ -180,7 +180,7 @@ class Regrouped:
         """Add the tasks of one layer on every rank. Return the tasks that the next layer waits for."""
         tag, forward = f"{direction[0].upper()}{layer}", direction == "forward"
         sides = [self.seconds(work, p, layer, direction, bits) for p in range(work.parts.parts)]
-        ready = [graph.compute(f"{tag} before", p, s.before + s.code + visit, last[p]) for p, s in enumerate(sides)]
+        ready = [graph.compute(f"{tag} before", p, s.before + s.code + overhead, last[p]) for p, s in enumerate(sides)]
         done = [[each] for each in ready]
 
         def send(flows: list[Flow], name: str, waits: list[list[int]]) -> None:

@@ -92,10 +92,10 @@ class Step:
     def epoch(self, work: Work, machine: Machine, engine: str, bits: int = 32) -> Phases:
         """Return the seconds of all layers in both directions (each kind priced once) and of the epoch's end."""
         work, total, layers = self.seen(work), Phases(), range(work.ir.num_layers)
-        lost, visit = machine.lost(range(work.parts.parts)), Phases(compute=work.visit_seconds(engine))
+        lost, overhead = machine.lost(range(work.parts.parts)), Phases(compute=work.overhead_seconds(engine))
         for layer, count in work.alike(layers):
             for direction in DIRECTIONS:
-                total += (self._layer(work, machine, layer, direction, bits, lost) + visit).times(count)
+                total += (self._layer(work, machine, layer, direction, bits, lost) + overhead).times(count)
         total += machine.end(work, engine, layers)
         if self.overlap == "epoch":
             return replace(total, wire=total.wire - min(total.wire, total.compute) * (1 - lost))
@@ -190,9 +190,9 @@ class Step:
     def tasks(self, work: Work, machine: Machine, engine: str, bits: int = 32) -> list[SimulatedTask]:
         """Return the tasks of an epoch for the event simulator."""
         work, graph, layers = self.seen(work), TaskGraph(machine), range(work.ir.num_layers)
-        ranks, visit = range(work.parts.parts), work.visit_seconds(engine)
+        ranks, overhead = range(work.parts.parts), work.overhead_seconds(engine)
         groups, last = self.regrouped(work), [list[int]() for _ in ranks]
-        layer_tasks = partial(self._layer_tasks if groups is None else groups.tasks, graph, work, bits, visit)
+        layer_tasks = partial(self._layer_tasks if groups is None else groups.tasks, graph, work, bits, overhead)
         for direction in DIRECTIONS:
             for layer in layers if direction == "forward" else reversed(layers):
                 last = layer_tasks(layer, direction, last)
@@ -206,7 +206,7 @@ class Step:
         graph: TaskGraph,
         work: Work,
         bits: int,
-        visit: float,
+        overhead: float,
         layer: int,
         direction: Direction,
         last: list[list[int]],
@@ -219,7 +219,7 @@ class Step:
         name, other = ("before", "after") if forward else ("after", "before")
         more, idle, ready = max(1.0, times), self._pause(pieces), list[int]()
         for p, piece in enumerate(pieces):
-            posts = work.rates[p].message * sum(a == p for a, _, _ in flows) + visit
+            posts = work.rates[p].message * sum(a == p for a, _, _ in flows) + overhead
             dense = piece.before if forward else piece.after
             ready.append(graph.compute(f"{tag} {name}", p, dense + more * piece.pack + posts, last[p]))
         arriving: dict[int, dict[int, float]] = {p: {} for p in range(parts)}

@@ -145,8 +145,8 @@ class Work:
     def step_seconds(self, p: int, params: float, engine: str = "") -> float:
         """Return the seconds of the optimizer's step and the engine's overhead per epoch."""
         rates = self.rates[p]
-        return rates.scale * rates.step * params + rates.epoch + rates.visit_seconds(engine)[1]
+        return rates.scale * rates.step * params + rates.epoch + rates.overhead_seconds(engine)[1]
 
-    def visit_seconds(self, engine: str) -> float:
+    def overhead_seconds(self, engine: str) -> float:
         """Return an engine's overhead for a layer in one direction, on the slowest part."""
-        return max(r.visit_seconds(engine)[0] for r in self.rates)
+        return max(r.overhead_seconds(engine)[0] for r in self.rates)

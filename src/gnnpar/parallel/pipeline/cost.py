@@ -206,7 +206,7 @@ def stage_seconds(
     """Return the seconds of one chunk on one stage. A chunk also writes its sources to the table of later chunks."""
     here = machine.stage(work, s)
     share = 1.0 / candidate.chunks
-    total, visit = Phases(), here.visit_seconds(candidate.engine)
+    total, overhead = Phases(), here.overhead_seconds(candidate.engine)
     for layer, count in work.alike(layers):
         pieces = here.pieces(layer, direction, share=share)
         flows = [(a, b, nbytes * share) for a, b, nbytes in here.flows(layer, direction)]
@@ -214,7 +214,7 @@ def stage_seconds(
         numbers = max(table_numbers(candidate, here, p, layer, direction) for p in range(candidate.parts))
         table = max(r.gather_seconds(numbers) for r in here.rates)
         each = Phases(
-            compute=max(p.compute for p in pieces) + visit,
+            compute=max(p.compute for p in pieces) + overhead,
             encode=max(p.pack + p.unpack for p in pieces) + table,
             wire=wire,
         )

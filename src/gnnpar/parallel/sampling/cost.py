@@ -184,10 +184,10 @@ def num_steps(steps: Sequence[Step]) -> int:
 def step_seconds(step: Step, ir: ModelIR, rates: Rates) -> float:
     """Return the seconds of forward, loss, backward and the optimizer on a rank."""
     rates = rates.of_engine(_ENGINE)
-    visit, epoch = rates.visit_seconds(_ENGINE)
+    overhead, epoch = rates.overhead_seconds(_ENGINE)
     total = rates.gather_seconds(step.rings[0].rows * ir.in_dim)
     for i in range(len(step.rings)):
-        total += sum(visit + _layer_seconds(step, ir, i, rates, backward=back) for back in (False, True))
+        total += sum(overhead + _layer_seconds(step, ir, i, rates, backward=back) for back in (False, True))
     loss = rates.scale * rates.elementwise.seconds(0.0, 8.0 * ir.final * step.seeds, calls=8)
     return total + loss + rates.scale * rates.step * ir.params + rates.epoch + epoch
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from gnnpar.planner.planner import Evaluated, Planned, Request, advised, evaluate, listed, nothing_fits, search
+from gnnpar.planner.planner import Evaluated, Planned, Request, evaluate, nothing_fits, price_grids, recommend, search
 from gnnpar.planner.search.points import Points
 from gnnpar.planner.search.tree import Evaluator, climb, draw, published
 
@@ -47,13 +47,13 @@ def run(request: Request, name: str = DEFAULT, *, budget: int = BUDGET, seed: in
         return Planned(request, grids, name, len(grids), time.process_time() - began)
     points = Points(request)
     evaluator = Evaluator(points.space, points.objective, budget, points.canonical)
-    grids = listed(request)
+    grids = price_grids(request)
     SEARCHES[name](evaluator, points, seed)
     spent = time.process_time() - began
-    return Planned(request, _settled(points, grids), name, len(evaluator.seen) + len(grids), spent)
+    return Planned(request, _rank_all(points, grids), name, len(evaluator.seen) + len(grids), spent)
 
 
-def _settled(points: Points, grids: tuple[Evaluated, ...]) -> tuple[Evaluated, ...]:
+def _rank_all(points: Points, grids: tuple[Evaluated, ...]) -> tuple[Evaluated, ...]:
     """Return all priced candidates, best first. Before choosing uneven parts, make the partition and price it again;
     omit the other candidates with estimated parts."""
     request = points.request
@@ -64,7 +64,7 @@ def _settled(points: Points, grids: tuple[Evaluated, ...]) -> tuple[Evaluated, .
     ranked = sorted(table.values(), key=_rank)
     made: list[Evaluated] = []
     while ranked and not ranked[0].refused and ranked[0].shares and len(made) < _PARTITIONS:
-        made.append(_made(ranked.pop(0), request))
+        made.append(_price_partition(ranked.pop(0), request))
         ranked = sorted([*ranked, *made[-1:]], key=_rank)
         if ranked[0] is made[-1]:
             break
@@ -74,7 +74,7 @@ def _settled(points: Points, grids: tuple[Evaluated, ...]) -> tuple[Evaluated, .
     named: dict[tuple[str, int], Evaluated] = {}
     for p in ranked:
         named.setdefault((p.label, p.candidate.ranks), p)  # the best placement of each candidate
-    return advised(tuple(named.values()))
+    return recommend(tuple(named.values()))
 
 
 _PARTITIONS = 4  # uneven partitions to make before falling back to equal parts
@@ -84,7 +84,7 @@ def _rank(p: Evaluated) -> tuple[bool, float, bool, str]:
     return bool(p.refused), p.objective, bool(p.shares), p.label
 
 
-def _made(best: Evaluated, request: Request) -> Evaluated:
+def _price_partition(best: Evaluated, request: Request) -> Evaluated:
     """Price a candidate again with the statistics of its real partition."""
     assert request.uneven is not None, "shares are searched only where they can be made"
     machine = best.at(request.machine)
