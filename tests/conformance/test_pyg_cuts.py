@@ -80,7 +80,7 @@ def test_the_cut_is_where_the_fewest_columns_are_read_later():
 def test_layers_are_those_that_run_first():
     """Registered the other way round."""
     net = built("pyg_nets.Backwards")
-    assert list(net.ways) == ["second", "first"]
+    assert list(net.lowerings) == ["second", "first"]
     assert [net.layer_of(f"net.{name}.lin_l.weight") for name in ("second", "first")] == [0, 1]
     assert net.layer_of("net.head.bias") == 1
 

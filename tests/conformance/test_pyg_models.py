@@ -14,7 +14,7 @@ from torch_geometric.nn import MessagePassing
 
 import gnnpar
 from conftest import Run
-from gnnpar.models.pyg.marks import Edges, Here
+from gnnpar.models.pyg.marks import Edges, LocalEdges
 from gnnpar.models.pyg.model import PyG
 from gnnpar.models.pyg.probe_graph import ProbeGraph
 from gnnpar.models.pyg.propagate import lowering_of
@@ -155,7 +155,7 @@ def test_the_narrower_side_of_a_sum_and_its_matrix_is_summed(case):
     with torch.no_grad():
         expected = conv(x, edges)
         run = way.forward(conv, g, conv.forward)
-        torch.testing.assert_close(run(x, Edges.of(Here(g))), expected, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(run(x, Edges.of(LocalEdges(g))), expected, rtol=1e-12, atol=1e-14)
     assert g.width == width
 
 

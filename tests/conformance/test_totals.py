@@ -109,8 +109,8 @@ def test_rows_by_type(net):
 
 def test_check_says_what_reads_the_whole_graph_and_finds_no_fault():
     normed, model = (PyG(target=NET, kwargs={"step": s}, self_loops="keep") for s in ("GraphNorm", "einsum"))
-    assert normed.ways()[-1] == "net.norm: reads the whole graph"
-    assert model.ways()[-1] == "net: reads the whole graph"
+    assert normed.aggregation_paths()[-1] == "net.norm: reads the whole graph"
+    assert model.aggregation_paths()[-1] == "net: reads the whole graph"
     assert find_fault(model) is None
     assert PyG(target="pyg_nets.Residual", kwargs={}, self_loops="keep").totals == ()
 

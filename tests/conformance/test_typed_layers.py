@@ -269,7 +269,7 @@ def test_what_a_pyg_model_does_with_types() -> None:
     mapped, own = (
         PyG(target="pyg_nets.Typed", kwargs={"kind": kind}, edge_types=3) for kind in ("RGCNConv", "Shifted")
     )
-    assert mapped.ways()[0] == "conv1: RGCNConv, mapped to a sum by type of edge"
+    assert mapped.aggregation_paths()[0] == "conv1: RGCNConv, mapped to a sum by type of edge"
     assert mapped.edge_data == {"type"}
     assert not mapped.whole_neighborhoods
     assert own.whole_neighborhoods == ("conv1", "conv2")

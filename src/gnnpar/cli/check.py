@@ -56,7 +56,7 @@ def run(argv: list[str]) -> int:
     found = {name: s.model for name, s in settings.items()} if chosen else not_refused(settings)
     cases = cases_of(first, found, worlds=worlds, own_graph=any(map(asks_for_graph, options.overrides)))
     cutting = first.strategy.capabilities.by_layers
-    for line in (line for model in found.values() for line in (*model.ways(), *(model.cuts() if cutting else ()))):
+    for line in (line for m in found.values() for line in (*m.aggregation_paths(), *(m.cuts() if cutting else ()))):
         say(line)
     failed = sum(not case.passed for case in cases)
     say(f"{len(cases) - failed} of {len(cases)} cases pass")

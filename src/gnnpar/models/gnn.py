@@ -87,7 +87,7 @@ class ModelSource:
         """Whether the model is built with the histogram of in-degrees."""
         return False
 
-    def ways(self) -> list[str]:
+    def aggregation_paths(self) -> list[str]:
         """Return a line for each convolution with a noteworthy aggregation path."""
         return []
 

@@ -91,7 +91,7 @@ def record_pyg(model: PyGNet, in_dim: int, *, degree: float, weighted: bool, lea
             f"model.target={model.source.target} cannot be copied, which the planner needs: {reason_of(error)}; choose "
             "a strategy"
         ) from error
-    layers = {f"net.{name}": layer for layer, name in enumerate(twin.ways)}
+    layers = {f"net.{name}": layer for layer, name in enumerate(twin.lowerings)}
 
     def layer_of(path: str) -> int | None:
         return next((layer for name, layer in layers.items() if path == name or path.startswith(f"{name}.")), None)

@@ -24,7 +24,7 @@ from gnnpar.graph import Moments, Reduction
 from gnnpar.models.gnn import GNN, ModelSource
 from gnnpar.models.pyg.all_rows import NodeRows
 from gnnpar.models.pyg.layout import Layout
-from gnnpar.models.pyg.marks import EdgeRows, Given
+from gnnpar.models.pyg.marks import EdgeRows, Placeholder
 from gnnpar.parallel.engine import trained
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
@@ -439,7 +439,7 @@ def _record(model: GNN, shard: Shard, schema: Schema | None, totals: _Totals) ->
 
 def _tensors(values: object) -> list[Tensor]:
     if isinstance(values, Tensor):
-        return [] if isinstance(values, Given) else [values]
+        return [] if isinstance(values, Placeholder) else [values]
     if isinstance(values, dict):
         values = tuple(values.values())
     return [t for value in values for t in _tensors(value)] if isinstance(values, tuple | list) else []

@@ -197,14 +197,14 @@ GLOBAL_REDUCTIONS: ContextVar[GlobalReductions | None] = ContextVar("reduces", d
 """Set while a forward runs; None: functions reduce a rank's own rows."""
 
 
-def counting(net: nn.Module, rows: GlobalReductions) -> Iterator[tuple[nn.Module, Callable[..., Tensor]]]:
+def global_size_forwards(net: nn.Module, rows: GlobalReductions) -> Iterator[tuple[nn.Module, Callable[..., Tensor]]]:
     """Yield PyG's modules that read the number of rows, each with a forward that reads the number of all nodes.
 
     Other inputs than one row per node of a single graph run the class's forward. A forward set on an instance is kept.
     Shapes: attention [1, N, F] -> [1, N, F'], norm [N, F] -> [N, F].
     """
     for module in net.modules():
-        body = _counting().get(type(module))
+        body = _global_size_bodies().get(type(module))
         if body is not None and "forward" not in vars(module):
             yield module, partial(body, module, rows)
 
@@ -257,7 +257,7 @@ def _without(values: Tensor, mask: Tensor | None) -> Tensor:
 
 
 @cache
-def _counting() -> Mapping[type[nn.Module], Callable[..., Tensor]]:
+def _global_size_bodies() -> Mapping[type[nn.Module], Callable[..., Tensor]]:
     """Return replacements of forward by class. Import PyG late, since it takes more than a second."""
     from torch_geometric.nn import GraphSizeNorm
     from torch_geometric.nn.attention import PolynormerAttention, SGFormerAttention

@@ -22,7 +22,7 @@ from gnnpar.folds.block import Rows
 from gnnpar.models.pyg.dropout import LAST_TAG
 from gnnpar.models.pyg.nested import python_state
 from gnnpar.models.pyg.probe_graph import ProbeGraph
-from gnnpar.models.pyg.tape import FEATURES, Own, Step, Tape, merged, recording
+from gnnpar.models.pyg.tape import FEATURES, RankValue, Step, Tape, merged, recording
 
 _ROWS = (11, 13)  # numbers of rows in the two recordings
 
@@ -45,7 +45,7 @@ class Segment:
 
     def run(self, net: nn.Module, carry: Rows) -> Rows:
         """Run the steps. Shapes: activations [N, columns] for each of `reads` -> [N, columns] for each of `gives`."""
-        own = {Own.ROWS: len(carry[0]), Own.DTYPE: carry[0].dtype, Own.DEVICE: carry[0].device}
+        own = {RankValue.ROWS: len(carry[0]), RankValue.DTYPE: carry[0].dtype, RankValue.DEVICE: carry[0].device}
         values = {name: t.view(len(t), *self.tails[name]) for name, t in zip(self.reads, carry, strict=True)}
         values |= {name: values[name].clone() for name in self.copied}
         for step, dropped in zip(self.steps, self.dropped, strict=True):

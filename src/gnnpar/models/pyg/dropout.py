@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from gnnpar.graph import Graph
 from gnnpar.models.pyg.layout import Layout
-from gnnpar.models.pyg.marks import HERE, EdgeRows
+from gnnpar.models.pyg.marks import EdgeRows, LocalEdges
 from gnnpar.models.pyg.nested import Called, Intercepting
 from gnnpar_kernels import keep_mask
 
@@ -101,9 +101,9 @@ def _dropout_by(body: Callable[[Tensor, float], Tensor]) -> TorchFunctionMode:
 
 def _dropped_edges(g: Graph, x: Tensor, p: float, tag: int, edge_ids: Tensor | None) -> Tensor:
     """Apply the masks of attention dropout. Shapes: [E, ...] -> [E, ...]."""
-    here = HERE.get()
+    local = LocalEdges.current.get()
     if edge_ids is None:
-        edge_ids = g.edge_ids if here is None else here.ids(len(x))
+        edge_ids = g.edge_ids if local is None else local.ids(len(x))
     if edge_ids is None or len(edge_ids) != len(x):
         raise ValueError(f"the model drops entries of {list(x.shape)}, made of rows of edges, but not one an edge")
     drop = g.edge_dropout(p, tag=tag)

@@ -29,7 +29,7 @@ from gnnpar.graph import Graph, InEdges, Moments, Reduction, unchanged
 from gnnpar.models import hgt
 from gnnpar.models.pyg.all_rows import NodeRows, plain_rows
 from gnnpar.models.pyg.layout import Layout
-from gnnpar.models.pyg.marks import Bipartite, EdgeRows, Edges, Here, Refused, Weights
+from gnnpar.models.pyg.marks import Bipartite, EdgeRows, Edges, LocalEdges, Refused, Weights
 from gnnpar.models.pyg.nested import mapped_call, replaced
 from gnnpar.models.pyg.propagate import Forward, Lowering, is_plain
 
@@ -116,17 +116,17 @@ class TypedGraph:
 
     def edges(self) -> dict[tuple[str, str, str], RelationEdges]:
         """Return edge_index_dict."""
-        found = {key: RelationEdges.of(self.here(number)) for number, key in enumerate(self.schema.edges)}
+        found = {key: RelationEdges.of(self.local_edges(number)) for number, key in enumerate(self.schema.edges)}
         for number, edges in enumerate(found.values()):
             edges.number = number
         return found
 
     def weights(self) -> dict[tuple[str, str, str], Weights]:
         """Return edge_weight_dict."""
-        return {key: Weights.of(self.here(number)) for number, key in enumerate(self.schema.edges)}
+        return {key: Weights.of(self.local_edges(number)) for number, key in enumerate(self.schema.edges)}
 
-    def here(self, number: int) -> Here:
-        return Here(RelationGraph(self, number))
+    def local_edges(self, number: int) -> LocalEdges:
+        return LocalEdges(RelationGraph(self, number))
 
     def attributes(self) -> dict[tuple[str, str, str], EdgeRows]:
         """Return edge_attr_dict: rows of the in-edges of own rows, by edge type and ascending id."""
@@ -138,15 +138,15 @@ class TypedGraph:
         assert self.g.edge_type is not None
         return (self.g.edge_type == number).nonzero().flatten()
 
-    def forward(self, way: Lowering, conv: MessagePassing, forward: Forward) -> Forward:
-        """Return `way.forward` on the relation of the edges passed to the convolution."""
-        if isinstance(way, TypedAttention):
-            return way.attention(conv, self)
+    def forward(self, lowering: Lowering, conv: MessagePassing, forward: Forward) -> Forward:
+        """Return `lowering.forward` on the relation of the edges passed to the convolution."""
+        if isinstance(lowering, TypedAttention):
+            return lowering.attention(conv, self)
 
         def run(*args: object, **kwargs: object) -> object:
             edges = next((each for each in (*args, *kwargs.values()) if isinstance(each, RelationEdges)), None)
             if edges is None and isinstance(conv, pyg.HANConv):  # takes all edge types, calls propagate per type
-                with replaced(conv, {"propagate": self.forward(way, conv, conv.propagate)}):
+                with replaced(conv, {"propagate": self.forward(lowering, conv, conv.propagate)}):
                     return forward(*args, **kwargs)
             if edges is None:
                 return forward(*args, **kwargs)
@@ -154,7 +154,7 @@ class TypedGraph:
             for each in (*args, *kwargs.values()):
                 relation.check(each)
             args, kwargs = mapped_call(args, kwargs, plain_rows)
-            out = way.forward(conv, relation, forward)(*args, **kwargs)
+            out = lowering.forward(conv, relation, forward)(*args, **kwargs)
             if isinstance(out, Tensor) and out.ndim and len(out) == len(self.layout.rows[relation.kind]):
                 return NodeRows.of(relation.kind, out)
             return out

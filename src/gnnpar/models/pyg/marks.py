@@ -74,9 +74,9 @@ class Marked(Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **given)
         if func.__name__ == "flip" and type(args[0]) is Edges and args[1:] in (([0],), ((0,),), (0,)):
-            return Flipped.of(args[0].here, inside=args[0].inside)
+            return Flipped.of(args[0].local, inside=args[0].inside)
         args, given = mapped_call(
-            args, kwargs, lambda leaf: leaf.opened(func, args) if isinstance(leaf, Given) else leaf
+            args, kwargs, lambda leaf: leaf.materialise(func, args) if isinstance(leaf, Placeholder) else leaf
         )
         marked, name = [leaf for leaf in leaves((args, given)) if isinstance(leaf, _Named)], func.__name__
         if marked and name in _READS:
@@ -89,12 +89,12 @@ class Marked(Tensor):
                     return _called(func, args, given)
                 return found.called(func, name, args, given)
         if name in ("view", "reshape") and isinstance(args[0], Tensor) and not args[0].numel():
-            args = args[0], _of_nothing(args[0], args[1:])
+            args = args[0], _shape_without_edges(args[0], args[1:])
         out = _called(func, args, given)
         return out if name in _NEW else _as_rows(out)
 
 
-def _of_nothing(rows: Tensor, shape: Arguments) -> object:
+def _shape_without_edges(rows: Tensor, shape: Arguments) -> object:
     """Return the shape of a view without edges, since torch cannot infer the last dimension of (0, heads, -1)."""
     sizes = list(shape[0]) if shape and isinstance(shape[0], tuple | list) else list(shape)
     if sizes and sizes[0] == 0 and -1 in sizes and all(isinstance(each, int) for each in sizes):
@@ -114,74 +114,74 @@ class EdgeRows(Marked):
         return self.as_subclass(Tensor)
 
 
-class Given(Marked):
+class Placeholder(Marked):
     """A placeholder for edge data, materialised when read. Its own shape is `no_edges`. inside: within a convolution;
     outside of one, it can be read only if the rank holds the whole graph."""
 
     name = ""
     no_edges: ClassVar[tuple[int, ...]] = (0,)
-    here: Here
+    local: LocalEdges
     inside: bool
 
     @classmethod
-    def of(cls, here: Here, *, inside: bool = False) -> Self:
-        like = here.g.in_degree if cls is Weights else here.g.node_ids
+    def of(cls, local: LocalEdges, *, inside: bool = False) -> Self:
+        like = local.g.in_degree if cls is Weights else local.g.node_ids
         with _disable_current_modes():  # torch.export traces with tensors that have no marks
             made = torch.empty(cls.no_edges, dtype=like.dtype, device=like.device).as_subclass(cls)
-        made.here, made.inside = here, inside
+        made.local, made.inside = local, inside
         return made
 
-    def opened(self, func: Called, args: Arguments) -> object:
+    def materialise(self, func: Called, args: Arguments) -> object:
         """Return the tensor of this placeholder. ValueError if the rank holds only a part of it."""
         if func is Tensor.size and args[1:] == (0,) and isinstance(self, Edges):
             return self
-        if not self.inside and not self.here.whole:
+        if not self.inside and not self.local.whole:
             raise ValueError(
                 f"the model reads {self.name} outside of a convolution ({func.__name__.strip('_')}), and a rank holds "
                 "a part of the edges; hand it to convolutions alone"
             )
-        return self.stands_for(self.here)
+        return self.tensor(self.local)
 
-    def stands_for(self, here: Here) -> Tensor:
+    def tensor(self, local: LocalEdges) -> Tensor:
         raise NotImplementedError
 
 
-class Edges(Given):
+class Edges(Placeholder):
     """Placeholder for edge_index."""
 
     name = "edge_index"
     no_edges = (2, 0)
 
-    def stands_for(self, here: Here) -> Tensor:
-        return here.ends
+    def tensor(self, local: LocalEdges) -> Tensor:
+        return local.ends
 
 
 class Flipped(Edges):
     """Placeholder for edge_index.flip([0])."""
 
-    def stands_for(self, here: Here) -> Tensor:
-        return here.ends.flip([0])
+    def tensor(self, local: LocalEdges) -> Tensor:
+        return local.ends.flip([0])
 
 
-class Weights(Given):
+class Weights(Placeholder):
     """Placeholder for edge_weight."""
 
     name = "edge_weight"
 
-    def stands_for(self, here: Here) -> Tensor:
-        weight = here.edges.weight
-        return EdgeRows.of(here.g.in_degree.new_ones(here.edges.row.shape[0]) if weight is None else weight)
+    def tensor(self, local: LocalEdges) -> Tensor:
+        weight = local.edges.weight
+        return EdgeRows.of(local.g.in_degree.new_ones(local.edges.row.shape[0]) if weight is None else weight)
 
 
-class Types(Given):
+class Types(Placeholder):
     """Placeholder for edge_type."""
 
     name = "edge_type"
 
-    def stands_for(self, here: Here) -> Tensor:
-        if here.edges.type is None:
+    def tensor(self, local: LocalEdges) -> Tensor:
+        if local.edges.type is None:
             raise Refused("reads edge_type, but the edges have no types")
-        return EdgeRows.of(here.edges.type)
+        return EdgeRows.of(local.edges.type)
 
 
 class _Named(Marked):
@@ -191,25 +191,25 @@ class _Named(Marked):
     from an own row. None: all in-edges in order. flipped: the first row of `Ends` holds destinations.
     """
 
-    here: Here
+    local: LocalEdges
     slots: Tensor | None
     flipped: bool
 
     @classmethod
-    def of(cls, nodes: Tensor, here: Here, slots: Tensor | None, *, flipped: bool = False) -> Self:
+    def of(cls, nodes: Tensor, local: LocalEdges, slots: Tensor | None, *, flipped: bool = False) -> Self:
         made = nodes.as_subclass(Tensor).as_subclass(cls)
-        made.here, made.slots, made.flipped = here, slots, flipped
+        made.local, made.slots, made.flipped = local, slots, flipped
         return made
 
     def at(self, edges: object) -> Self:
         """Return the ends of selected edges: a mask, indices or a slice."""
         taken = _plain(edges)
-        return self.of(self.as_subclass(Tensor)[..., taken], self.here, self.all()[taken], flipped=self.flipped)
+        return self.of(self.as_subclass(Tensor)[..., taken], self.local, self.all()[taken], flipped=self.flipped)
 
     def same(self, out: object) -> Self:
         """Return `out` with the marks of self."""
         assert isinstance(out, Tensor)
-        return self.of(out, self.here, self.slots, flipped=self.flipped)
+        return self.of(out, self.local, self.slots, flipped=self.flipped)
 
     @classmethod
     def joined(cls, parts: Sequence[Tensor]) -> Self:
@@ -217,15 +217,15 @@ class _Named(Marked):
         first = next(part for part in parts if isinstance(part, _Named))
         slots = [part.all() if isinstance(part, _Named) else -1 - part.reshape(-1, part.shape[-1])[0] for part in parts]
         nodes = torch.cat([part.as_subclass(Tensor) for part in parts], -1)
-        return cls.of(nodes, first.here, torch.cat(slots), flipped=first.flipped)
+        return cls.of(nodes, first.local, torch.cat(slots), flipped=first.flipped)
 
     def all(self) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return `slots` as a tensor, also for all in-edges."""
-        return self.here.all_slots if self.slots is None else self.slots
+        return self.local.all_slots if self.slots is None else self.slots
 
     def run_unmarked(self, func: Called, args: Arguments, given: Mapping[str, object], what: str) -> object:
         """Run an unsupported call on unmarked tensors if this rank has the whole graph, else raise ValueError."""
-        if not self.here.whole:
+        if not self.local.whole:
             raise Refused(
                 f"calls {func.__name__.strip('_')} on {what}, which needs the edges of the whole graph, and a rank has "
                 "the in-edges of its own nodes; sums by destination, rows of sources and self loops are carried"
@@ -249,8 +249,8 @@ class Ends(_Named):
         if name == "index_select" and args[1] in (1, -1):
             return self.at(args[2])
         if name == "flip" and args[1:] in (([0],), ((0,),), (0,)):
-            return self.of(_plain(self).flip(0), self.here, self.slots, flipped=not self.flipped)
-        joins = name in _JOINS and self.here.one_kind and isinstance(args[0], tuple | list)
+            return self.of(_plain(self).flip(0), self.local, self.slots, flipped=not self.flipped)
+        joins = name in _JOINS and self.local.one_kind and isinstance(args[0], tuple | list)
         joins = joins and all(isinstance(part, Ends) or _are_loops(part) for part in args[0])
         if joins and (given.get("dim", args[1] if len(args) > 1 else 0) in (1, -1) or name == "hstack"):
             return self.joined(args[0])
@@ -264,7 +264,7 @@ class Ends(_Named):
         if not isinstance(row, int) or row not in (0, 1, -1, -2):
             return None
         kind = Source if (row in (0, -2)) != self.flipped else Destination
-        nodes = kind.of(self.as_subclass(Tensor)[row], self.here, self.slots)
+        nodes = kind.of(self.as_subclass(Tensor)[row], self.local, self.slots)
         return nodes if _everything(edges) else nodes.at(edges)
 
 
@@ -284,22 +284,22 @@ class Source(_Named):
         if name in _SAME or (name in _RESHAPES and args[0] is self):
             return self.same(_called(func, args, given))
         if name in ("scatter_add", "scatter_add_", "index_add", "index_add_") and len(args) == 4 and args[2] is self:
-            total = self.here.sum_by(self, args[3], args[1])
+            total = self.local.sum_by(self, args[3], args[1])
             return _called(Tensor.add_ if name.endswith("_") else torch.add, (args[0], total), {})
-        if name in ("eq", "ne", "__eq__", "__ne__") and self.here.one_kind:
+        if name in ("eq", "ne", "__eq__", "__ne__") and self.local.one_kind:
             return _as_rows(_called(func, args, given))
         if name in _JOINS:
             return self.joined(args[0])
         if name == "stack" and isinstance(args[0], tuple | list) and given.get("dim", (*args, 0)[1]) == 0:
             first, second = args[0]
             if isinstance(first, Source) and isinstance(second, Destination):
-                return Ends.of(torch.stack([_plain(first), _plain(second)]), first.here, first.slots)
+                return Ends.of(torch.stack([_plain(first), _plain(second)]), first.local, first.slots)
         if name in ("__getitem__", "index_select") and args[0] is self:
             return self.at(args[1] if name == "__getitem__" else args[2])
-        if name == "__setitem__" and bool((_plain(self) < self.here.num_sources).all()):  # writes self loops
+        if name == "__setitem__" and bool((_plain(self) < self.local.num_sources).all()):  # writes self loops
             return _called(func, *mapped_call(args, given, _plain))
         if name in _SELECTS and (found := _selected(name, args, given)) is not None:
-            return self.here.gather(*found, self)
+            return self.local.gather(*found, self)
         return self.run_unmarked(func, args, given, "the sources of edges")
 
 
@@ -343,8 +343,10 @@ class Bipartite(OneView):
     one_kind: bool
 
 
-class Here:
-    """The in-edges of the own rows while a convolution runs on `g`."""
+class LocalEdges:
+    """The in-edges of the own rows while a convolution runs on `g`. current: of the running convolution."""
+
+    current: ClassVar[ContextVar[LocalEdges | None]] = ContextVar("local_edges", default=None)
 
     def __init__(self, g: Graph) -> None:
         self.g = g
@@ -415,7 +417,7 @@ class Here:
     def sum_by(self, source: Source, rows: Tensor, dim: int) -> Tensor:
         """Sum rows of edges by source, over the out-edges of own rows. Shapes: [..., e, ...] -> [..., N, ...]."""
         by_edge = rows.as_subclass(Tensor).movedim(dim, 0)
-        if len(by_edge) != source.shape[-1 if source.ndim == 1 else dim] or source.here.num_sources != len(
+        if len(by_edge) != source.shape[-1 if source.ndim == 1 else dim] or source.local.num_sources != len(
             self.g.node_ids
         ):
             raise Refused(f"sums rows of shape {list(rows.shape)} by source, which are not one an edge")
@@ -451,10 +453,6 @@ class Returned(FunctionCtx):
     """Attributes that `_Returned` saves on its context."""
 
     g: Graph
-
-
-HERE: ContextVar[Here | None] = ContextVar("here", default=None)
-"""Edges of the running convolution."""
 
 
 def unmarked(value: object) -> object:

@@ -24,7 +24,7 @@ from gnnpar.folds.edge_data import EdgeKind, EdgeSizes, Schema, SelfLoops
 from gnnpar.graph import Graph
 from gnnpar.models.gnn import GNN, MOST_LAYERS, ModelSource
 from gnnpar.models.initial import construct
-from gnnpar.models.pyg.all_rows import GLOBAL_REDUCTIONS, GlobalReductions, counting, plain_rows
+from gnnpar.models.pyg.all_rows import GLOBAL_REDUCTIONS, GlobalReductions, global_size_forwards, plain_rows
 from gnnpar.models.pyg.checkpointing import kept
 from gnnpar.models.pyg.cuts import Cuts, cut, example
 from gnnpar.models.pyg.dropout import IN_EVALUATION, LAST_TAG, keyed_dropout, no_dropout
@@ -38,7 +38,7 @@ from gnnpar.models.pyg.hetero import (
     schema_for,
 )
 from gnnpar.models.pyg.layout import Layout
-from gnnpar.models.pyg.marks import EdgeRows, Edges, Here, Refused, Types, Weights
+from gnnpar.models.pyg.marks import EdgeRows, Edges, LocalEdges, Refused, Types, Weights
 from gnnpar.models.pyg.nested import holding, mapped, mapped_call, replaced
 from gnnpar.models.pyg.norm import batch_norms, forward_of
 from gnnpar.models.pyg.probe_graph import ProbeGraph
@@ -134,7 +134,7 @@ class PyG(ModelSource):
 
     @property
     def takes_root(self) -> bool:
-        return any(isinstance(way, NormalizedSum) for way in self._ways().values())
+        return any(isinstance(lowering, NormalizedSum) for lowering in self._lowerings().values())
 
     def on(self, sizes: EdgeSizes) -> PyG:
         if self.edge_dim not in (None, sizes.attr):
@@ -177,7 +177,7 @@ class PyG(ModelSource):
 
     @property
     def whole_neighborhoods(self) -> tuple[str, ...]:
-        return tuple(name for name, way in self._ways().items() if way.whole)
+        return tuple(name for name, lowering in self._lowerings().items() if lowering.whole)
 
     @property
     def moments(self) -> tuple[str, ...]:
@@ -188,18 +188,17 @@ class PyG(ModelSource):
         net = self._run_sample()
         return () if net is None else net.totals
 
-    def ways(self) -> list[str]:
+    def aggregation_paths(self) -> list[str]:
         """Return a line per convolution with its aggregation path, and one per module that reduces all nodes' rows."""
         net = self._sample()
-        ways = [
-            f"{name}: {type(net.get_submodule(name)).__name__}, {way.title}" for name, way in self.ways_of(net).items()
-        ]
-        return ways + [f"{reader}: reads the whole graph" for reader in self.totals]
+        found = self.lowerings_of(net).items()
+        paths = [f"{name}: {type(net.get_submodule(name)).__name__}, {each.title}" for name, each in found]
+        return paths + [f"{reader}: reads the whole graph" for reader in self.totals]
 
-    def _ways(self) -> dict[str, Lowering]:
-        return self.ways_of(self._sample())
+    def _lowerings(self) -> dict[str, Lowering]:
+        return self.lowerings_of(self._sample())
 
-    def ways_of(self, net: nn.Module) -> dict[str, Lowering]:
+    def lowerings_of(self, net: nn.Module) -> dict[str, Lowering]:
         """Return the aggregation path of each convolution. ValueError names a convolution that has none."""
         found, loops = dict[str, Lowering](), self._given_loops
         for name, conv in _convolutions(net).items():
@@ -441,8 +440,8 @@ class PyGNet(GNN):
         self.source, self.in_dim, self.out_dim = config, in_dim, out_dim
         self.config = config  # pyright: ignore[reportAttributeAccessIssue] - only layer engines read the attributes of a layered GNN
         self.net = net
-        self.ways = config.ways_of(net)
-        self.widths, self.gives = (in_dim, *[0] * len(self.ways)), (out_dim,)
+        self.lowerings = config.lowerings_of(net)
+        self.widths, self.gives = (in_dim, *[0] * len(self.lowerings)), (out_dim,)
         self.schema, self.answers = config.schema, tuple[str, ...]()
         if self.schema is not None and self.schema.width != in_dim:
             raise ValueError(f"rows have {in_dim} columns, and those of its types have {self.schema.width}")
@@ -475,14 +474,14 @@ class PyGNet(GNN):
         """Return the output of the user's forward: the first entry of a tuple, `logits` or the first of a dict."""
         training = self._begins(g)
         rows = self._all_rows(g.at(0), layout) if self._measuring or self.totals else None
-        with self._folding(g, x, layout, training=training, rows=rows) as here:
+        with self._folding(g, x, layout, training=training, rows=rows) as edges:
             if layout is None:
-                given = self._of_edges(here) | ({"batch": torch.zeros_like(g.node_ids)} if self._needs("batch") else {})
-                out = self.net(x if rows is None else rows.marked(x), Edges.of(here), **given)
+                batch = {"batch": torch.zeros_like(g.node_ids)} if self._needs("batch") else {}
+                out = self.net(x if rows is None else rows.marked(x), Edges.of(edges), **self._of_edges(edges), **batch)
             else:
                 typed = TypedGraph(g, layout)
-                out = self.net(layout.features(x), typed.edges(), **self._of_edges(here, typed))
-        self.reads_edges |= here.read
+                out = self.net(layout.features(x), typed.edges(), **self._of_edges(edges, typed))
+        self.reads_edges |= edges.read
         if rows is not None and self._measuring:
             self.totals = tuple({**dict.fromkeys(self.totals), **rows.readers})
         return answer_of(out, typed=layout is not None)
@@ -497,7 +496,7 @@ class PyGNet(GNN):
     def takes_normalised(self, *, weighted: bool) -> bool:
         """Return False with edge weights, since only running forward shows which convolution gets them."""
         plain = not weighted and self.schema is None
-        return plain and all(isinstance(way, NormalizedSum) and way.loops for way in self.ways.values())
+        return plain and all(isinstance(each, NormalizedSum) and each.loops for each in self.lowerings.values())
 
     def _begins(self, g: Graph) -> bool:
         """Set the mode of the user's module; return True if it trains."""
@@ -505,17 +504,17 @@ class PyGNet(GNN):
         self.net.train(training)
         return training
 
-    def _of_edges(self, here: Here, typed: TypedGraph | None = None) -> dict[str, object]:
+    def _of_edges(self, edges: LocalEdges, typed: TypedGraph | None = None) -> dict[str, object]:
         """Return forward's edge arguments that the graph has data for or that are required."""
-        g, given = here.g, dict[str, object]()
+        g, given = edges.g, dict[str, object]()
         for kind, name in edge_arguments(self.net).items():
             needed = self._needs(name)
             if kind == "weight" and (needed or g.in_weight is not None):
-                given[name] = Weights.of(here) if typed is None else typed.weights()
+                given[name] = Weights.of(edges) if typed is None else typed.weights()
             if kind == "type" and needed and self.source.edge_types == 0:
                 raise ValueError(f"forward needs {name}, and the edges of the dataset have no types")
             if kind == "type" and (needed or self.source.edge_types):
-                given[name] = Types.of(here)
+                given[name] = Types.of(edges)
             if kind == "attr" and g.edge_attr is not None:
                 given[name] = EdgeRows.of(g.edge_attr) if typed is None else typed.attributes()
             elif kind == "attr" and needed:
@@ -538,36 +537,36 @@ class PyGNet(GNN):
         layer: int | None = None,
         rows: GlobalReductions | None = None,
         after: int = LAST_TAG,
-    ) -> Iterator[Here]:
+    ) -> Iterator[LocalEdges]:
         """Within the context, convolutions (or only the one of `layer`) run on `g`: instance attributes replace the
         class's methods. Dropout is keyed. If the type of the input rows `x` is narrow, round outputs to it. Yield the
         edges of the pass. after: tag of the last dropout so far.
         """
         convs, bodies = self.convs, list[tuple[nn.Module, Forward]]()
         bodies += [(norm, forward_of(norm, g, layout)) for norm in batch_norms(self.net).values()]
-        bodies += counting(self.net, rows) if rows is not None and layout is None else ()
+        bodies += global_size_forwards(self.net, rows) if rows is not None and layout is None else ()
         with ExitStack() as stack:
             stack.enter_context(mixed(x))
             if training:
                 stack.enter_context(keyed_dropout(g, len(x), layout, after=after))
             stack.enter_context(holding(GLOBAL_REDUCTIONS, rows))
             stack.enter_context(kept(self.net))
-            for i, (name, way) in enumerate(self.ways.items()):
+            for i, (name, lowering) in enumerate(self.lowerings.items()):
                 if layer not in (None, i):
                     continue
                 conv, view = convs[name], g.at(i)
                 if is_narrow(x.dtype):
                     stack.callback(conv.register_forward_hook(partial(_rounded, x.dtype)).remove)
                 if layout is None:
-                    forward = way.forward(conv, view, conv.forward)
+                    forward = lowering.forward(conv, view, conv.forward)
                 else:
-                    forward = TypedGraph(view, layout).forward(way, conv, conv.forward)
+                    forward = TypedGraph(view, layout).forward(lowering, conv, conv.forward)
                 marks = rows if layout is None else None
                 forward = _on_own_rows(f"{name} ({type(conv).__name__})", forward, marks)
                 bodies.append((conv, forward if "forward" in vars(conv) else StandIn(forward)))
             for module, forward in bodies:
                 stack.enter_context(replaced(module, {"forward": forward}))
-            yield Here(g.at(0))
+            yield LocalEdges(g.at(0))
 
     def measure(self) -> None:
         """Run the model on a few nodes, or one of each type, to find widths of layers and unsupported modules.
@@ -598,7 +597,7 @@ class PyGNet(GNN):
         finally:
             self.net, self._measuring = own, False
         self.gives = tuple(out.shape[1:])
-        self.ways = {name: self.ways[name] for name in widths}  # in order of execution; others are not used in forward
+        self.lowerings = {name: self.lowerings[name] for name in widths}  # in order of execution; others are unused
         self.widths = (self.in_dim, *widths.values())
 
     def _try(self, widths: dict[str, int], *, training: bool) -> Tensor:
@@ -656,7 +655,7 @@ class PyGNet(GNN):
         if self._cuts is None:
             try:
                 weighted = {self._weighted(example(self, 1, self.in_dim, False, given)[0]) for given in (False, True)}
-                cuts = cut(self, tuple(self.ways), self.in_dim, weighted=sorted(weighted))
+                cuts = cut(self, tuple(self.lowerings), self.in_dim, weighted=sorted(weighted))
                 self._compare(cuts)
             except Exception as error:  # forward may raise anything
                 why = _why(error)
@@ -680,7 +679,7 @@ class PyGNet(GNN):
 
     def _weighted(self, g: Graph) -> bool:
         """Return True if forward gets edge weights."""
-        return any(isinstance(each, Weights) for each in self._of_edges(Here(g)).values())
+        return any(isinstance(each, Weights) for each in self._of_edges(LocalEdges(g)).values())
 
     def begin(self, g: Graph, x: Tensor) -> Rows:
         return self._run_segment(0, g, (x,))
@@ -703,7 +702,7 @@ class PyGNet(GNN):
         return self.cuts.widths[layer]
 
     def cut_before(self, layer: int) -> str:
-        names, widths, titles = tuple(self.ways), self.cuts.widths[layer], self.cuts.titles[layer]
+        names, widths, titles = tuple(self.lowerings), self.cuts.widths[layer], self.cuts.titles[layer]
         rows = ", ".join(f"{width} of {title}" for width, title in zip(widths, titles, strict=True))
         return f"cut between {names[layer - 1]} and {names[layer]}: {rows}"
 
@@ -716,7 +715,7 @@ class PyGNet(GNN):
     def layer_of(self, parameter: str) -> int | None:
         """Return the layer of a parameter; None outside convolutions if the model cannot be cut into layers."""
         name = parameter.removeprefix("net.")
-        for layer, conv in enumerate(self.ways):
+        for layer, conv in enumerate(self.lowerings):
             if name == conv or name.startswith(f"{conv}."):
                 return layer
         try:
@@ -726,7 +725,7 @@ class PyGNet(GNN):
 
     @property
     def num_layers(self) -> int:
-        return len(self.ways)
+        return len(self.lowerings)
 
     @property
     def convolutions(self) -> list[object]:
@@ -736,4 +735,4 @@ class PyGNet(GNN):
     def needs_edge_ids(self) -> bool:
         reads_rows = bool(self.source.edge_dim) and "attr" in edge_arguments(self.net)
         drops = any(float(vars(conv).get("dropout") or 0) > 0 for conv in self.convs.values())
-        return reads_rows or drops or self.reads_edges or any(way.whole for way in self.ways.values())
+        return reads_rows or drops or self.reads_edges or any(lowering.whole for lowering in self.lowerings.values())

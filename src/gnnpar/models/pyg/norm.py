@@ -13,7 +13,7 @@ from gnnpar.models.norm import WithMoments, batch_norm
 from gnnpar.models.pyg.all_rows import NodeRows
 from gnnpar.models.pyg.checkpointing import runs_again
 from gnnpar.models.pyg.layout import Layout, TypeMoments
-from gnnpar.models.pyg.marks import HERE, EdgeRows
+from gnnpar.models.pyg.marks import EdgeRows, LocalEdges
 
 IN_A_FOLD: ContextVar[bool] = ContextVar("in_a_fold", default=False)
 """True while a fold runs the user's code on rows of edges or of a block."""
@@ -46,9 +46,9 @@ def forward_of(norm: nn.BatchNorm1d, g: Graph, layout: Layout | None) -> Callabl
     own = norm.forward
 
     def forward(input: Tensor) -> Tensor:  # torch's name
-        here = HERE.get()
+        local = LocalEdges.current.get()
         again = norm.training and runs_again()
-        if isinstance(input, EdgeRows) and here is not None and here.whole:
+        if isinstance(input, EdgeRows) and local is not None and local.whole:
             if again:
                 own(input.detach())
             return own(input)

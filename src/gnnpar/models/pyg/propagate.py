@@ -31,7 +31,7 @@ from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph, Local, unchanged
 from gnnpar.models.dense import dense
 from gnnpar.models.pyg.dropout import no_dropout
-from gnnpar.models.pyg.marks import HERE, EdgeRows, Edges, Flipped, Given, Here, Refused, Types, Weights, unmarked
+from gnnpar.models.pyg.marks import EdgeRows, Edges, Flipped, LocalEdges, Placeholder, Refused, Types, Weights, unmarked
 from gnnpar.models.pyg.nested import Called, Intercepting, holding, leaves, mapped_call, replaced
 from gnnpar.models.pyg.norm import IN_A_FOLD
 from gnnpar.models.rgcn import relational_product
@@ -156,7 +156,7 @@ def _ends(value: object) -> tuple[Tensor, Tensor]:
 
 def _is_rows(value: object) -> TypeGuard[Tensor]:
     """Return True for rows of nodes."""
-    return isinstance(value, Tensor) and not isinstance(value, EdgeRows | Given)
+    return isinstance(value, Tensor) and not isinstance(value, EdgeRows | Placeholder)
 
 
 def _are_given(edges: object) -> bool:
@@ -358,31 +358,34 @@ class AsItIs(Lowering):
         def run(*args: object, **kwargs: object) -> object:
             if not any(isinstance(each, Edges) for each in (*args, *kwargs.values())):
                 return forward(*args, **kwargs)  # on edges made by the model, on a whole graph
-            here = Here(g)
+            local = LocalEdges(g)
 
             def inside(value: object) -> object:
-                return type(value).of(here, inside=True) if isinstance(value, Given) and not value.inside else value
+                if not isinstance(value, Placeholder) or value.inside:
+                    return value
+                return type(value).of(local, inside=True)
 
             args, kwargs = mapped_call(args, kwargs, inside)
-            with holding(HERE, here), ExitStack() as stack:
+            with holding(LocalEdges.current, local), ExitStack() as stack:
                 if self.reduction and is_plain(conv):
-                    stack.enter_context(with_matrices(conv, self, partial(self._propagate, conv, here, conv.propagate)))
+                    propagate = partial(self._propagate, conv, local, conv.propagate)
+                    stack.enter_context(with_matrices(conv, self, propagate))
                 out = unmarked(forward(*args, **kwargs))
-            if here.read and not self.whole:
+            if local.read and not self.whole:
                 self.title, self.whole = _WHOLE, True
             return out
 
         return run
 
     def _propagate(
-        self, conv: MessagePassing, here: Here, own: Propagate, edge_index: object, *args: object, **given: object
+        self, conv: MessagePassing, local: LocalEdges, own: Propagate, edge_index: object, *args: object, **more: object
     ) -> Tensor:
-        size = given.pop("size", args[0] if args else None)
-        if _are_given(edge_index) and size in (None, (here.num_sources, here.g.node_ids.shape[0])):
+        size = more.pop("size", args[0] if args else None)
+        if _are_given(edge_index) and size in (None, (local.num_sources, local.g.node_ids.shape[0])):
             fold = self._sum_of_rows if self.message is None else self._sum_of_messages
-            if (out := fold(conv, here.g, given)) is not None:
-                return _mean(here.g, out) if self.reduction == "mean" else out
-        return own(edge_index, **given, size=size)
+            if (out := fold(conv, local.g, more)) is not None:
+                return _mean(local.g, out) if self.reduction == "mean" else out
+        return own(edge_index, **more, size=size)
 
     def _sum_of_rows(self, conv: MessagePassing, g: Graph, given: Mapping[str, object]) -> Tensor | None:
         weight, rows = given.get("edge_weight"), _ends(given.get("x"))[0]
@@ -524,7 +527,7 @@ class _EdgeValue:
 
 
 @contextmanager
-def with_matrices(conv: MessagePassing, way: Lowering, propagate: Propagate, **others: object) -> Iterator[None]:
+def with_matrices(conv: MessagePassing, path: Lowering, propagate: Propagate, **others: object) -> Iterator[None]:
     """Within the context, replace methods, and run the linear submodules of PyG's own convolutions with `dense`.
 
     Exchange the sum and the product if the convolution would aggregate the wider side: A (X W) = (A X) W. At equal
@@ -534,7 +537,7 @@ def with_matrices(conv: MessagePassing, way: Lowering, propagate: Propagate, **o
     names, multiplies_first = _MATRICES.get(type(conv), ()), type(conv) is pyg.GCNConv
     plain = {name: each for name, each in conv.named_children() if name in names and _is_linear(each)}
     bodies: dict[nn.Module, Forward] = {each: partial(_product, each.weight, each.bias) for each in plain.values()}
-    sums = isinstance(way, NormalizedSum) or (isinstance(way, AsItIs) and way.reduction in ("sum", "mean"))
+    sums = isinstance(path, NormalizedSum) or (isinstance(path, AsItIs) and path.reduction in ("sum", "mean"))
     first = plain.get(names[0]) if names and sums else None
 
     def sum_first(edge_index: object, size: object = None, **given: object) -> object:

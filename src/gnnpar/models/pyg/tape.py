@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
 
-from gnnpar.models.pyg.marks import Given
+from gnnpar.models.pyg.marks import Placeholder
 from gnnpar.models.pyg.nested import Called, Intercepting, leaves, mapped, mapped_call
 from gnnpar.models.pyg.probe_graph import ProbeGraph
 
@@ -29,7 +29,7 @@ _LEAVES_NO_STEP = frozenset({"register_hook", "register_post_accumulate_grad_hoo
 _SETS_GRADIENTS = frozenset({"_set_grad_enabled", "set_grad_enabled"})
 
 
-class Own(enum.Enum):
+class RankValue(enum.Enum):
     """Placeholders that a rank fills in."""
 
     ROWS = "number of rows"
@@ -45,7 +45,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Held:
+class ModuleTensor:
     """A parameter or buffer of the module."""
 
     name: str
@@ -77,19 +77,19 @@ class Step:
 
     def parameters(self, net: nn.Module) -> list[nn.Parameter]:
         """Return the parameters among its arguments and of its module."""
-        given = [_held(net, leaf.name) for leaf in leaves((self.args, self.kwargs)) if isinstance(leaf, Held)]
+        given = [_module_tensor(net, t.name) for t in leaves((self.args, self.kwargs)) if isinstance(t, ModuleTensor)]
         inside = net.get_submodule(self.called).parameters() if isinstance(self.called, str) else ()
         return [each for each in (*given, *inside) if isinstance(each, nn.Parameter)]
 
-    def run(self, net: nn.Module, values: dict[str, Tensor], own: Mapping[Own, object]) -> None:
+    def run(self, net: nn.Module, values: dict[str, Tensor], own: Mapping[RankValue, object]) -> None:
         """Run the step and add its results to `values`."""
 
         def filled(leaf: object) -> object:
             if isinstance(leaf, Value):
                 return values[leaf.name]
-            if isinstance(leaf, Held):
-                return _held(net, leaf.name)
-            return own[leaf] if isinstance(leaf, Own) else leaf
+            if isinstance(leaf, ModuleTensor):
+                return _module_tensor(net, leaf.name)
+            return own[leaf] if isinstance(leaf, RankValue) else leaf
 
         called: Called = net.get_submodule(self.called) if isinstance(self.called, str) else self.called
         args, kwargs = mapped_call(self.args, self.kwargs, filled)
@@ -108,10 +108,10 @@ class Tape:
 
 def tensors_of(value: object) -> list[Tensor]:
     """Return the tensors in a value, without placeholders for edges."""
-    return [leaf for leaf in leaves(value) if isinstance(leaf, Tensor) and not isinstance(leaf, Given)]
+    return [leaf for leaf in leaves(value) if isinstance(leaf, Tensor) and not isinstance(leaf, Placeholder)]
 
 
-def _held(net: nn.Module, name: str) -> Tensor:
+def _module_tensor(net: nn.Module, name: str) -> Tensor:
     owner, _, leaf = name.rpartition(".")
     module = net.get_submodule(owner)
     return {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}[leaf]
@@ -129,7 +129,7 @@ class Recording(Intercepting):
         self._alive: list[Tensor] = []  # keeps ids unique
         self._given: tuple[tuple[object, ...], Mapping[str, object], list[tuple[Tensor, int]]] = ((), {}, [])
         named = [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]
-        self._known: dict[int, Value | Held] = {id(t): Held(name) for name, t in reversed(named)}
+        self._known: dict[int, Value | ModuleTensor] = {id(t): ModuleTensor(name) for name, t in reversed(named)}
 
     def _recorded(self, func: Called, args: tuple, given: dict[str, object]) -> object:
         if self.depth:
@@ -183,7 +183,7 @@ class Recording(Intercepting):
                 return mapped(tuple(leaf) if isinstance(leaf, tuple) else list(leaf), told)
             if isinstance(leaf, Mapping):
                 return mapped(dict(leaf), told)
-            if not isinstance(leaf, Tensor) or isinstance(leaf, Given):
+            if not isinstance(leaf, Tensor) or isinstance(leaf, Placeholder):
                 return leaf
             if id(leaf) not in self._known:
                 raise ValueError(
@@ -203,7 +203,7 @@ class Recording(Intercepting):
     ) -> None:
         touched = [each for t in changed for each in (t, t._base) if each is not None]  # and the base of a view
         written = [self._known[id(each)] for each in touched if id(each) in self._known]
-        if lasting := [each.name for each in written if isinstance(each, Held)]:
+        if lasting := [each.name for each in written if isinstance(each, ModuleTensor)]:
             raise ValueError(f"its forward writes into {lasting[0]}")
         results = tuple(self._name(t) for t in tensors_of(out))
         names = tuple(each.name for each in written)
@@ -260,14 +260,14 @@ def merged(a: Recording, b: Recording) -> Tape:
             if (x.called, x.results, x.written) == (y.called, y.results, y.written):
                 return replace(x, args=both(x.args, y.args), kwargs=both(x.kwargs, y.kwargs))
             raise ValueError(_OTHERWISE)
-        if isinstance(x, Given) and type(x) is type(y):
+        if isinstance(x, Placeholder) and type(x) is type(y):
             return x
         if isinstance(x, torch.device):
-            return Own.DEVICE
+            return RankValue.DEVICE
         if (x, y) == (a.dtype, b.dtype):
-            return Own.DTYPE
+            return RankValue.DTYPE
         if (x, y) == (a.rows, b.rows):
-            return Own.ROWS
+            return RankValue.ROWS
         if x == y:
             return x
         raise ValueError(_OTHERWISE)
