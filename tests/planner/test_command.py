@@ -17,7 +17,7 @@ from gnnpar.cli.plan import factors_of, qualities
 from gnnpar.config.inputs import with_plan
 from gnnpar.models.gcn import GCN
 from gnnpar.planner import calibrate
-from gnnpar.planner.calibrate import Calibration, fitted, nonnegative
+from gnnpar.planner.calibrate import Calibration, fit_calibration, nonnegative
 from gnnpar.planner.extract import record
 from gnnpar.planner.planner import Evaluated, recommend
 from gnnpar.planner.registry import shipped
@@ -228,7 +228,7 @@ def test_a_new_engine_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         return Calibration(ranks, threads, NOMINAL, calibrate.NOMINAL_LINK)
 
     monkeypatch.setattr(calibrate, "world_samples", lambda *given: [])
-    monkeypatch.setattr(calibrate, "fitted", fitted_nominal)
+    monkeypatch.setattr(calibrate, "fit_calibration", fitted_nominal)
     every = calibrate.candidates
     monkeypatch.setattr(calibrate, "candidates", lambda trial, ranks: every(trial, ranks)[:-1])
     for _ in range(2):
@@ -248,7 +248,7 @@ def test_rates_of_a_busy_machine_are_marked_and_measured_again_when_it_is_quiet(
         return Calibration(ranks, threads, replace(NOMINAL, source="measured"), calibrate.NOMINAL_LINK)
 
     monkeypatch.setattr(calibrate, "world_samples", lambda *given: [])
-    monkeypatch.setattr(calibrate, "fitted", fitted_nominal)
+    monkeypatch.setattr(calibrate, "fit_calibration", fitted_nominal)
     monkeypatch.setattr(calibrate, "contention", lambda threads, cores: others[0])
     made = [calibrate.calibrate(2, threads=1, cache=tmp_path, say=said.append) for _ in range(2)]
     assert [each.rates.described for each in made] == [f"measured rates of a busy machine ({others[0]})"] * 2
@@ -342,7 +342,7 @@ def test_rates_of_one_rank() -> None:
             "numbers_large": 2100.0,
         },
     )
-    rates = fitted([samples], ranks=1, threads=1).rates
+    rates = fit_calibration([samples], ranks=1, threads=1).rates
     assert rates.gemm.flop == pytest.approx(1e-11, rel=0.01)
     assert rates.elementwise.number == pytest.approx(1e-10, rel=0.01)
     assert (rates.step, rates.order, rates.undrop) == pytest.approx((1e-8, 3e-9, 5e-10))

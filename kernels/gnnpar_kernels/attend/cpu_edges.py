@@ -149,7 +149,7 @@ def _keep_(weight: Tensor, bits: Tensor) -> None:
         weight.mul_(bits.neg())
 
 
-def listed(values: Tensor, rows: Tensor | None) -> Tensor:
+def csr_rows(values: Tensor, rows: Tensor | None) -> Tensor:
     """Return the rows of a CSR. Shapes: [N, ...] -> [R, ...]."""
     return values if rows is None else values.index_select(0, rows)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gnnpar_kernels.attend.cpu import Scores, Sums, softmax_rows
-from gnnpar_kernels.attend.cpu_edges import BLOCK, Dropping, Edges, head_table, listed, put
+from gnnpar_kernels.attend.cpu_edges import BLOCK, Dropping, Edges, csr_rows, head_table, put
 from gnnpar_kernels.attend.naive import Drop, State, empty_state
 from gnnpar_kernels.attend_dot.naive import widths
 from gnnpar_kernels.cpu_bags import RowBlock, bag, refuse_outside
@@ -33,8 +33,8 @@ class _Edges(Edges):
         super().__init__(indptr, indices, edges=BLOCK, dtype=dtype, dropping=dropping)
         self.edge = None if edge is None else edge.to(dtype)
 
-    def dots(self, block: RowBlock, near: Tensor, far: Tensor, beside: Tensor | None, out: Tensor) -> Tensor:
-        """Write <near_i, far_j>, plus <beside_i, e_ij>, to `out`. Shapes: near [R, D], far [M, D], beside [R, A]."""
+    def dots(self, block: RowBlock, near: Tensor, far: Tensor, near_edge: Tensor | None, out: Tensor) -> Tensor:
+        """Write <near_i, far_j> + <near_edge_i, e_ij> to `out`. Shapes: near [R, D], far [M, D], near_edge [R, A]."""
         size = (block.num_rows, far.shape[0])
         if block.num_edges > size[0] * size[1]:  # repeated edges: more than torch allows in a sampled product
             torch.sum(self.spread(block, near).mul_(far.index_select(0, block.indices)), -1, out=out)
@@ -42,11 +42,11 @@ class _Edges(Edges):
             refuse_outside(block.indices, far.shape[0])
             at = torch.sparse_csr_tensor(block.offsets, block.indices, out.zero_(), size, check_invariants=False)
             torch.sparse.sampled_addmm(at, near[block.first : block.last], far.t(), out=at)
-        if beside is not None:
-            out.add_(self.spread(block, beside).mul_(self.beside(block)).sum(-1))
+        if near_edge is not None:
+            out.add_(self.spread(block, near_edge).mul_(self.attributes(block)).sum(-1))
         return out
 
-    def beside(self, block: RowBlock) -> Tensor:
+    def attributes(self, block: RowBlock) -> Tensor:
         """Return the attributes of a block's edges. Shapes: -> [edges, A]."""
         assert self.edge is not None
         return self.edge[block.begin : block.end]
@@ -54,7 +54,7 @@ class _Edges(Edges):
     def weighted(self, block: RowBlock, far: Tensor, weights: Tensor) -> Tensor:
         """Return a block's sums of rows, and of attributes. Shapes: far [M, D] -> [rows of the block, D or D + A]."""
         rows = bag(far, block.indices, block.offsets, weights)
-        return rows if self.edge is None else torch.cat([rows, self.sums(block, self.beside(block), weights)], -1)
+        return rows if self.edge is None else torch.cat([rows, self.sums(block, self.attributes(block), weights)], -1)
 
 
 def attend_dot(
@@ -77,18 +77,18 @@ def attend_dot(
     edges = _Edges(indptr, indices, edge, dtype, Dropping(drop, edge_ids, value.shape[1]))
     if indices.shape[0] == 0:
         return empty_state(num_rows, like, dtype, False) if state is None else state
-    near, beside = listed(query, rows), None if edge_query is None else listed(edge_query, rows).to(dtype)
+    near, near_edge = csr_rows(query, rows), None if edge_query is None else csr_rows(edge_query, rows).to(dtype)
     keys, values, queries = (torch.empty((t.shape[0], t.shape[2]), dtype=dtype) for t in (key, value, near))
 
     def head_of(head: int) -> tuple[Scores, Sums]:
         for table, whole in ((keys, key), (values, value), (queries, near)):
             head_table(whole, head, out=table)
-        own_beside = None if beside is None else beside[:, head]
+        own_edge = None if near_edge is None else near_edge[:, head]
 
         def sums(block: RowBlock, scores: Tensor, weights: Tensor) -> Tensor:
             return edges.weighted(block, values, weights)
 
-        return lambda block, out: edges.dots(block, queries, keys, own_beside, out), sums
+        return lambda block, out: edges.dots(block, queries, keys, own_edge, out), sums
 
     num_listed = indptr.shape[0] - 1
     return softmax_rows(edges, like, head_of, num_listed=num_listed, state=state, rows=rows, num_rows=num_rows)
@@ -112,42 +112,40 @@ def attend_dot_grad(
 ) -> tuple[Tensor, ...]:
     """See `naive.attend_dot_grad`."""
     dtype, num_edges, (num_heads, width) = lse.dtype, forward.indices.shape[0], value.shape[1:]
-    beside = () if edge is None or edge_query is None else (edge_query, edge)[: 1 + of_edge]
-    inputs = (key, value, query, *beside)
+    edge_inputs = () if edge is None or edge_query is None else (edge_query, edge)[: 1 + of_edge]
+    inputs = (key, value, query, *edge_inputs)
     grads = tuple(torch.zeros(t.shape, dtype=dtype) for t in inputs)
     if num_edges > 0:
         dropping = Dropping(drop, forward.edge_ids, num_heads)
         ins = _Edges(forward.indptr, forward.indices, edge, dtype, dropping)
         outs = _Edges(reverse.indptr, reverse.indices, None, dtype)
-        lse_row, delta_row = (listed(t.to(dtype), forward.rows).t().contiguous() for t in (lse, delta))
+        lse_row, delta_row = (csr_rows(t.to(dtype), forward.rows).t().contiguous() for t in (lse, delta))
         tables = tuple(torch.empty((t.shape[0], t.shape[2]), dtype=dtype) for t in (key, value, query))
         keys, values, queries = tables
-        pulled, pulled_beside = torch.empty(queries.shape, dtype=dtype), None
+        pulled, pulled_edge = torch.empty(queries.shape, dtype=dtype), None
         of_scores, weights = torch.empty((2, num_edges), dtype=dtype)
         for head in range(num_heads):
             for table, whole in zip((*tables, pulled), (key, value, query, grad_out[..., :width]), strict=True):
                 head_table(whole, head, out=table)
-            own, own_pulled, own_beside = listed(queries, forward.rows), listed(pulled, forward.rows), None
+            own, own_pulled, own_edge = csr_rows(queries, forward.rows), csr_rows(pulled, forward.rows), None
             if edge_query is not None:
-                own_beside = listed(edge_query[:, head].to(dtype), forward.rows)
-                pulled_beside = listed(grad_out[:, head, width:].to(dtype), forward.rows)
-            of_near = torch.empty(
-                (own.shape[0], width + (0 if own_beside is None else own_beside.shape[1])), dtype=dtype
-            )
+                own_edge = csr_rows(edge_query[:, head].to(dtype), forward.rows)
+                pulled_edge = csr_rows(grad_out[:, head, width:].to(dtype), forward.rows)
+            of_near = torch.empty((own.shape[0], width + (0 if own_edge is None else own_edge.shape[1])), dtype=dtype)
             for block in ins.blocks:
                 span = slice(block.begin, block.end)
                 alpha, spare = ins.numbers[:, : block.num_edges]
-                ins.dots(block, own, keys, own_beside, alpha)
+                ins.dots(block, own, keys, own_edge, alpha)
                 alpha.sub_(ins.spread(block, lse_row[head], spare)).exp_()
                 ins.drop_(block, head, kept := weights[span].copy_(alpha))
-                ds = ins.dots(block, own_pulled, values, pulled_beside, of_scores[span]).mul_(kept)
+                ds = ins.dots(block, own_pulled, values, pulled_edge, of_scores[span]).mul_(kept)
                 ds.sub_(alpha.mul_(ins.spread(block, delta_row[head], spare)))
                 of_near[block.first : block.last] = ins.weighted(block, keys, ds)
-                if of_edge and own_beside is not None and pulled_beside is not None:
-                    of_rows = ins.spread(block, own_beside).mul_(ds[:, None])
-                    grads[4][span] += of_rows.addcmul_(ins.spread(block, pulled_beside), kept[:, None])
+                if of_edge and own_edge is not None and pulled_edge is not None:
+                    of_rows = ins.spread(block, own_edge).mul_(ds[:, None])
+                    grads[4][span] += of_rows.addcmul_(ins.spread(block, pulled_edge), kept[:, None])
             put(grads[2], head, forward.rows, of_near[:, :width])
-            if own_beside is not None:
+            if own_edge is not None:
                 put(grads[3], head, forward.rows, of_near[:, width:])
             of_far = torch.empty((2, reverse.indptr.shape[0] - 1, width), dtype=dtype)
             for block in outs.blocks:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gnnpar_kernels.attend.cpu import Scores, Sums, softmax_rows
-from gnnpar_kernels.attend.cpu_edges import Dropping, Edges, head_table, listed, put
+from gnnpar_kernels.attend.cpu_edges import Dropping, Edges, csr_rows, head_table, put
 from gnnpar_kernels.attend.naive import Drop, State, empty_state
 from gnnpar_kernels.cpu_bags import RowBlock, bag
 from gnnpar_kernels.csr import Csr, accumulate_dtype
@@ -69,7 +69,7 @@ def attend_v2(
     slices, a = _Slices(indptr, indices, width=width, dtype=dtype, dropping=dropping), a.to(dtype)
     if indices.shape[0] == 0:
         return empty_state(num_rows, x, dtype, False) if state is None else state
-    near = listed(y, rows)
+    near = csr_rows(y, rows)
     far_rows, near_rows = (torch.empty((t.shape[0], width), dtype=dtype) for t in (x, near))
 
     def head_of(head: int) -> tuple[Scores, Sums]:
@@ -108,7 +108,7 @@ def attend_v2_grad(
     num_edges = forward.indices.shape[0]
     if num_edges > 0:
         wide = a.to(dtype)
-        lse_row, delta_row = (listed(t.to(dtype), forward.rows).t().contiguous() for t in (lse, delta))
+        lse_row, delta_row = (csr_rows(t.to(dtype), forward.rows).t().contiguous() for t in (lse, delta))
         dropping = Dropping(drop, forward.edge_ids, num_heads)
         ins = _Slices(forward.indptr, forward.indices, width=width, dtype=dtype, dropping=dropping)
         outs = _Slices(reverse.indptr, reverse.indices, width=width, dtype=dtype)
@@ -117,12 +117,12 @@ def attend_v2_grad(
         for head in range(num_heads):
             for table, whole in ((far, x), (near, y), (pulled, grad_out)):
                 head_table(whole, head, out=table)
-            own = listed(near, forward.rows)
-            ends = _Ends(own, listed(pulled, forward.rows), lse_row[head], delta_row[head])
+            own = csr_rows(near, forward.rows)
+            ends = _Ends(own, csr_rows(pulled, forward.rows), lse_row[head], delta_row[head])
             rows = _by_destination(ins, far, ends, wide[head], slope, head, weights, ds)
             put(grad_y, head, forward.rows, rows * wide[head])
             grad_a[head] = rows.mul_(own).sum(0)
-            own = listed(far, reverse.rows)
+            own = csr_rows(far, reverse.rows)
             rows, values = _by_source(outs, near, pulled, own, slope, order, weights, ds)
             put(grad_x, head, reverse.rows, values.addcmul_(rows, wide[head]))
             grad_a[head] += rows.mul_(own).sum(0)

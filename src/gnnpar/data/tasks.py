@@ -111,17 +111,17 @@ class Labelled(ABC):
         return loss.sum() / (loss.shape[1] if loss.ndim == 2 else 1) * self.scale
 
     def _weights(self, like: Tensor) -> Tensor:
-        assert isinstance(self.class_weight, Tensor), "`fitted` comes first"
+        assert isinstance(self.class_weight, Tensor), "`with_training_counts` comes first"
         return self.class_weight.to(like)
 
     def counts(self, y: Tensor) -> Tensor | None:
-        """Return the counts that `fitted` needs, to be summed over ranks: training rows by class [C], or known entries
-        [1]; None: no counts."""
+        """Return counts for `with_training_counts`, to be summed over ranks: training rows by class [C], or known
+        entries [1]; None: no counts."""
         if self.name in MATRICES:
             return (~y.isnan()).sum().double()[None]
         return None if self.class_weight is None else y.bincount(minlength=self.num_classes).double()
 
-    def fitted(self, counts: Tensor, rows: int) -> Self:
+    def with_training_counts(self, counts: Tensor, rows: int) -> Self:
         """Return the task with class weights and `scale` of all training `rows`. `counts`: summed over ranks."""
         if self.name in MATRICES:
             return replace(self, scale=rows * self.num_classes / float(counts))

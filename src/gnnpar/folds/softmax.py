@@ -206,7 +206,7 @@ class SoftmaxDot(_Attention):
 
     def update(self, state: Rows, block: Block, x: Operands) -> Rows:
         refuse_short(block, x.src)
-        (key, value), (edge, edge_query) = x.src, self._beside(x)
+        (key, value), (edge, edge_query) = x.src, self._edge_operands(x)
         return attend_dot(
             block.indptr,
             block.indices,
@@ -226,7 +226,7 @@ class SoftmaxDot(_Attention):
         logsumexp, delta = prepared
         order = block.reverse_order  # before `reverse`, which reuses it
         x = Operands(*(tuple(map(widened, rows)) for rows in x))  # gradients sum in fp32
-        edge, edge_query = self._beside(x)
+        edge, edge_query = self._edge_operands(x)
         grads = attend_dot_grad(
             block.forward,
             block.reverse,
@@ -245,6 +245,6 @@ class SoftmaxDot(_Attention):
         """Return the values of edges. Shapes: v [e, H, D], e [e, A] or none -> [e, H, D + A]."""
         return torch.cat([src[1], *(t[:, None].expand(-1, src[1].shape[1], -1) for t in edge)], dim=-1)
 
-    def _beside(self, x: Operands) -> tuple[Tensor | None, Tensor | None]:
+    def _edge_operands(self, x: Operands) -> tuple[Tensor | None, Tensor | None]:
         """Return the rows of edges and their queries r, or None."""
         return (x.edge[0], x.dst[1]) if self.with_edges else (None, None)

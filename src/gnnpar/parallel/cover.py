@@ -92,7 +92,7 @@ def make_cover(
     """Find the least cover of this rank's halo blocks, and exchange with its peers the edges that they fold.
     Collective."""
     kept, into, read_ids = dict[int, Tensor](), dict[int, Tensor](), dict[int, Tensor]()
-    told, read, of_each = dict[int, dict[str, Tensor]](), dict[int, Block](), max(1, types)
+    messages, read, of_each = dict[int, dict[str, Tensor]](), dict[int, Block](), max(1, types)
     for q in sorted(shard.halo):
         block = shard.halo[q]
         pair = block.edge_dst * of_each + (block.types if types and block.types is not None else 0)
@@ -102,26 +102,26 @@ def make_cover(
         order = torch.argsort(number, stable=True)
         ids = shard.node_ids[at // of_each] * of_each + at % of_each + shard.num_nodes
         edges = block.edges.at(there).at(order)
-        told[q] = (replace(edges, type=None) if types else edges).tensors
-        told[q] |= {"columns": unique(block.indices[kept[q]].long())[0], "partial": ids}
-        told[q] |= {"dst": number[order], "src": block.indices[there][order].long()}
+        messages[q] = (replace(edges, type=None) if types else edges).tensors
+        messages[q] |= {"columns": unique(block.indices[kept[q]].long())[0], "partial": ids}
+        messages[q] |= {"dst": number[order], "src": block.indices[there][order].long()}
         if len(at):
             into[q], read_ids[q] = at, ids
             ends = at // of_each, torch.arange(len(at), device=at.device)
             read[q] = Block.from_edges(*ends, num_dst=shard.num_inner, num_src=len(at), compress=True)
-    heard = _swap(comm, told)
-    boundary = {p: shard.boundary[p][columns] for p, each in heard.items() if len(columns := each.pop("columns"))}
-    block, sent, ids = _folded_here(shard, heard)
+    received = _exchange(comm, messages)
+    boundary = {p: shard.boundary[p][columns] for p, each in received.items() if len(columns := each.pop("columns"))}
+    block, sent, ids = _fold_locally(shard, received)
     edges = PartEdges(shard.inner, read, shard.in_degree, shard.in_degree.new_ones(sum(map(len, into.values()))))
     lists = RowLists(shard.part, shard.parts, ids, sent, read_ids, edges)
     return Cover(EdgeOrder(shard.narrowed(kept, boundary), overlap), block, into, lists)
 
 
-def _folded_here(shard: Shard, heard: Mapping[int, dict[str, Tensor]]) -> tuple[Block, dict[int, Tensor], Tensor]:
+def _fold_locally(shard: Shard, received: Mapping[int, dict[str, Tensor]]) -> tuple[Block, dict[int, Tensor], Tensor]:
     """Return the block of edges folded for others, reader -> its partial rows, and the ids of the partial rows."""
     none, start, sent = shard.node_ids[:0], 0, dict[int, Tensor]()
     dst, src, ids, edges = [none], [none], [none], list[EdgeData]()
-    for p, each in heard.items():
+    for p, each in received.items():
         ids.append(each.pop("partial"))
         dst.append(each.pop("dst") + start)
         src.append(shard.boundary[p][each.pop("src")])
@@ -137,10 +137,10 @@ def _folded_here(shard: Shard, heard: Mapping[int, dict[str, Tensor]]) -> tuple[
     return replace(block, src_ids=shard.node_ids, ascends=shard.inner.ascends), sent, torch.cat(ids)
 
 
-def _swap(comm: Communicator, told: Mapping[int, Mapping[str, Tensor]]) -> dict[int, dict[str, Tensor]]:
+def _exchange(comm: Communicator, messages: Mapping[int, Mapping[str, Tensor]]) -> dict[int, dict[str, Tensor]]:
     """Send tensors by name to peers. Return the received ones, by sender in ascending order."""
     buffers: dict[int, Tensor] = {}
-    for q, tensors in told.items():
+    for q, tensors in messages.items():
         torch.save({name: t.cpu().clone() for name, t in tensors.items()}, file := io.BytesIO())
         buffers[q] = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8).to(comm.device)
     everyone = comm.broadcast(comm.gather({q: len(buffer) for q, buffer in buffers.items()}))

@@ -185,6 +185,6 @@ class Proposes(Declares):
         return [plain.with_knobs(each) for each in self.proposals(scope, ranks)]
 
 
-def beside(overlap: str) -> Literal["inner", "none"]:
+def overlapped_folds(overlap: str) -> Literal["inner", "none"]:
     """Return the folds that overlap a halo exchange under strategy.overlap."""
     return "none" if overlap == "none" else "inner"

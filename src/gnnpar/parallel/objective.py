@@ -87,13 +87,13 @@ class NodeObjective:
             )
 
 
-def fitted(task: Task, shard: Shard, comm: Communicator, *, in_parts: bool) -> Task:
+def fit_task(task: Task, shard: Shard, comm: Communicator, *, in_parts: bool) -> Task:
     """Return the task fitted to all training rows. Collective. `in_parts`: a rank computes the loss of its rows in
     pieces. Raises ValueError if a user's loss does not allow that."""
     if not isinstance(task, Labelled):
         return task
     if (counts := task.counts(shard.y[shard.rows_of_split["train"]])) is not None:
-        task = task.fitted(comm.all_reduce(counts), shard.num_train)
+        task = task.with_training_counts(comm.all_reduce(counts), shard.num_train)
     if task.loss is not None:
         task.check_loss(shard.in_degree, in_parts=in_parts or comm.size > 1)
     return task

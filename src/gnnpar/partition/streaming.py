@@ -98,24 +98,24 @@ class _Stream:
             self._block(first, min(first + BLOCK_NODES, num_nodes))
 
     def _block(self, first: int, last: int) -> None:
-        counts, heard = self._neighbours(first, last)
+        counts, successors = self._neighbours(first, last)
         weight, old = self.weight[first:last].tolist(), self.part[first:last].tolist()
         factors, costs = [self.factor(x) for x in self.load], [self.cost(x) for x in self.load]
         placed: list[int] = []
         for i, mine in enumerate(counts):
-            was = old[i]
-            if was >= 0:
-                self._move(was, -weight[i], factors, costs)
+            old_part = old[i]
+            if old_part >= 0:
+                self._move(old_part, -weight[i], factors, costs)
             left = self.graph.num_nodes - first - i
-            alone = was >= 0 and not self.size[was]  # the only node of its part
-            chosen = was if alone else self._choose(mine, weight[i], left, factors, costs)
+            alone = old_part >= 0 and not self.size[old_part]  # the only node of its part
+            chosen = old_part if alone else self._choose(mine, weight[i], left, factors, costs)
             self._move(chosen, weight[i], factors, costs)
             placed.append(chosen)
-            if chosen != was:
-                for j in heard.get(i, ()):
+            if chosen != old_part:
+                for j in successors.get(i, ()):
                     counts[j][chosen] += 1
-                    if was >= 0:
-                        counts[j][was] -= 1
+                    if old_part >= 0:
+                        counts[j][old_part] -= 1
         self.part[first:last] = placed
 
     def _move(self, part: int, weight: int, factors: list[int], costs: list[int]) -> None:
@@ -146,8 +146,8 @@ class _Stream:
         known = (part >= 0) & (src != row + first)
         size = (last - first) * self.parts
         counts = np.bincount(row[known] * self.parts + part[known], minlength=size).reshape(-1, self.parts).tolist()
-        heard: dict[int, list[int]] = {}
+        successors: dict[int, list[int]] = {}
         inside = np.flatnonzero((src >= first) & (src < row + first))
         for s, r in zip((src[inside] - first).tolist(), row[inside].tolist(), strict=True):
-            heard.setdefault(s, []).append(r)
-        return counts, heard
+            successors.setdefault(s, []).append(r)
+        return counts, successors

@@ -101,7 +101,7 @@ def calibrate(
     say(f"measuring what {here} can do here: about {MEASURING_SECONDS:.0f} s, once, kept in the cache; --no-measure")
     if others := contention(ranks * threads, num_cores()):
         say(f"busy machine: {others}, which makes it look slower than it is; measured again once it is quiet")
-    calibration = fitted(world_samples(ranks, threads, say), ranks=ranks, threads=threads)
+    calibration = fit_calibration(world_samples(ranks, threads, say), ranks=ranks, threads=threads)
     others = others or contention(ranks * threads, num_cores())
     calibration = replace(calibration, rates=replace(calibration.rates, busy=others))
     if file is not None:
@@ -193,7 +193,7 @@ def _rank(rank: int, ranks: int, threads: int, folder: str, key: bytes, steps: S
     comm.close()
 
 
-def fitted(samples: Sequence[Samples], *, ranks: int, threads: int) -> Calibration:
+def fit_calibration(samples: Sequence[Samples], *, ranks: int, threads: int) -> Calibration:
     """Fit one set of rates for all ranks; links are means over ranks."""
     residuals: dict[str, float] = {}
 

@@ -80,7 +80,7 @@ class Baseline:
                 found.setdefault(configuration_of(run), []).append(run)
         return Baseline(strategy, sorted(found.values(), key=_rank))
 
-    def beside(self, runs: Sequence[Result]) -> Sequence[Result]:
+    def runs_for(self, runs: Sequence[Result]) -> Sequence[Result]:
         """Return the baseline's runs to compare one configuration with: runs with fair times, else with fair
         accuracies, else with the fewest differences."""
         for unequal in (differences, unequal_accuracy):

@@ -118,7 +118,7 @@ def grouped(
     for base in exact_runs_of(baseline, everything):
         by_arena.setdefault(arena_of(base), []).append(base)
     for group in ordered:
-        _accuracy(group, reference.beside(group.results), baseline, margin)
+        _accuracy(group, reference.runs_for(group.results), baseline, margin)
         fixed = target if target is not None else target_of(by_arena.get(group.arena, ()))
         _to_target(group, fixed)
     _controls(ordered)

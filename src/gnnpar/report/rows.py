@@ -34,7 +34,7 @@ def table_rows(results: Sequence[tuple[Path, Result]], *, baseline: str, allow_u
     for result in everything:
         configurations.setdefault(configuration_of(result), []).append(result)
     reference = Baseline.of(baseline, everything)
-    bases = {key: reference.beside(runs) for key, runs in configurations.items()}
+    bases = {key: reference.runs_for(runs) for key, runs in configurations.items()}
     return [
         _row(folder, result, changed, *ratio_of(result, bases[configuration_of(result)], baseline, allow_unfair))
         for (folder, result), changed in zip(results, distinguishing_settings(everything), strict=True)

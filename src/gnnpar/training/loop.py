@@ -26,7 +26,7 @@ from gnnpar.models.gnn import GNN
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.needs import orders_rows, refuse_edge_data
-from gnnpar.parallel.objective import Objective, fitted, objective_of
+from gnnpar.parallel.objective import Objective, fit_task, objective_of
 from gnnpar.parallel.strategy import Workload
 from gnnpar.partition.manifest import Manifest
 from gnnpar.partition.row_order import in_order
@@ -220,7 +220,7 @@ def prepare(
         else:
             shard = shard_of(source, settings, model, num_features, comm)
         shard = in_rows(shard, settings, task, comm).to(comm.device, types.rows)
-        task = fitted(task, shard, comm, in_parts=settings.strategy.capabilities.chunks)
+        task = fit_task(task, shard, comm, in_parts=settings.strategy.capabilities.chunks)
         if settings.early_stopping.patience is not None:
             refuse_no_validation(shard, comm)
         del dataset

@@ -20,7 +20,7 @@ from gnnpar.comm import RowLists
 from gnnpar.parallel.base import HALO, CodedStrategy
 from gnnpar.parallel.bns.view import SampledHalo, SampledWhole
 from gnnpar.parallel.context import BuildContext
-from gnnpar.parallel.declared import Declaration, Declares, beside
+from gnnpar.parallel.declared import Declaration, Declares, overlapped_folds
 from gnnpar.parallel.edges import EdgeOrder, Overlap
 from gnnpar.parallel.engine import Engine, FlatEngine, PassGraph
 from gnnpar.parallel.halo_engine import halo_engine
@@ -71,7 +71,7 @@ class BoundarySampling(CodedStrategy, Declares):
 
     def declared(self) -> Declaration:
         """Declare expected values: the number of rows has standard deviation sqrt(rate (1 - rate) n)."""
-        step = Step("halo", overlap=beside(self.overlap), share=self.rate)
+        step = Step("halo", overlap=overlapped_folds(self.overlap), share=self.rate)
         notes = ("drawing and cutting the sample of an epoch is not in the time",) if self.rate < 1 else ()
         return Declaration(family="bns", step=step, words=[f"{self.rate:g} of the boundary rows"], notes=notes)
 

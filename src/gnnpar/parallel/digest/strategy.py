@@ -18,7 +18,7 @@ from gnnpar.codecs.delta import refuse_delta
 from gnnpar.comm.communicator import Phase
 from gnnpar.parallel.base import HALO, CodedStrategy
 from gnnpar.parallel.context import BuildContext
-from gnnpar.parallel.declared import Declaration, Proposes, beside
+from gnnpar.parallel.declared import Declaration, Proposes, overlapped_folds
 from gnnpar.parallel.edges import Overlap
 from gnnpar.parallel.engine import Engine, PassGraph
 from gnnpar.parallel.halo_engine import halo_engine
@@ -104,7 +104,7 @@ class Digest(CodedStrategy, Proposes):
 
     def declared(self) -> Declaration:
         sends, kept = (1 / self.period, self.gradients / self.period), (float(self.period > 1), 0.0)
-        step = Step("halo", overlap=beside(self.overlap), sends=sends, kept=kept)
+        step = Step("halo", overlap=overlapped_folds(self.overlap), sends=sends, kept=kept)
         words = [f"every {self.period} epochs"] + ["with gradients"] * self.gradients
         options = {"period": self.period, "gradients": self.gradients}
         return Declaration(family="digest", step=step, words=words, options=options, halo=self.halo, linear=True)

@@ -13,7 +13,7 @@ from typing import Literal
 from gnnpar.codecs.codec import is_constant
 from gnnpar.parallel.base import HALO, CodedStrategy
 from gnnpar.parallel.context import BuildContext
-from gnnpar.parallel.declared import Declaration, DeclaredCandidate, Proposes, beside
+from gnnpar.parallel.declared import Declaration, DeclaredCandidate, Proposes, overlapped_folds
 from gnnpar.parallel.edges import Overlap
 from gnnpar.parallel.engine import Engine, FlatEngine
 from gnnpar.parallel.factors import FactorEngine
@@ -62,7 +62,7 @@ class GraphParallel(CodedStrategy, Proposes):
         return Declaration(
             family="graph_parallel",
             quantized="adaqp",
-            step=Step("halo", overlap=beside(self.overlap)),
+            step=Step("halo", overlap=overlapped_folds(self.overlap)),
             options={"overlap": self.overlap, "halo": self.halo},
             notes=notes,
             halo=self.halo,

@@ -18,7 +18,7 @@ from gnnpar.codecs.delta import refuse_delta
 from gnnpar.comm.communicator import Phase
 from gnnpar.parallel.base import HALO, CodedStrategy
 from gnnpar.parallel.context import BuildContext
-from gnnpar.parallel.declared import Declaration, Proposes, beside
+from gnnpar.parallel.declared import Declaration, Proposes, overlapped_folds
 from gnnpar.parallel.edges import Overlap
 from gnnpar.parallel.engine import Engine, PassGraph
 from gnnpar.parallel.halo_engine import halo_engine
@@ -106,7 +106,7 @@ class PipeGCN(CodedStrategy, Proposes):
     def declared(self) -> Declaration:
         """Declare messages that overlap the whole epoch and wait for `staleness` epochs."""
         if self.staleness == 0:
-            step = Step("halo", overlap=beside(self.overlap))
+            step = Step("halo", overlap=overlapped_folds(self.overlap))
             return Declaration(family="pipegcn", step=step, words=["not late"], halo=self.halo)
         waiting = self.staleness + (self.smooth_features + self.smooth_gradients) / 2
         step = Step("halo", overlap="epoch", kept=(waiting, waiting))

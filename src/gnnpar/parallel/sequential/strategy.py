@@ -137,8 +137,8 @@ class SAR(CodedStrategy, Proposes):
         copies, remat_bytes, push_bytes, back = work.parts.copies, 0.0, 0.0, 0.0
         for fold in work.exchanged_folds:
             if pushes and fold.pushed:
-                beside = (rows.summed if rows.sends else 0) * (fold.pushed - fold.src[0])
-                push_bytes += pushed * (rows.row(fold.src[:1], gradient=True) + beside)
+                sum_bytes = (rows.summed if rows.sends else 0) * (fold.pushed - fold.src[0])
+                push_bytes += pushed * (rows.row(fold.src[:1], gradient=True) + sum_bytes)
                 continue
             back += copies * rows.row(fold.src, gradient=True) * fold.learned
             if fold.needs_src and not fold.linear and self.remat:
