@@ -166,14 +166,14 @@ def test_each_layer_gives_the_rows_that_the_next_one_reads(model) -> None:
     given, read = [], []
 
     def run(net: GNN, view: SampledGraph, x: torch.Tensor) -> None:
-        carry = net.begin(view, x)
+        activations = net.begin(view, x)
         for i, layer in enumerate(net.layers):
             layer.get_submodule("conv").register_forward_hook(lambda conv, args, out: given.append(len(out)))
-            read.append(len(carry[0]))
-            carry = layer(view.at(i), carry)
-            assert len(carry[0]) == given[-1]
+            read.append(len(activations[0]))
+            activations = layer(view.at(i), activations)
+            assert len(activations[0]) == given[-1]
             view = view.inwards(1)
-            carry = tuple(rows[: view.num_rows] for rows in carry)
+            activations = tuple(rows[: view.num_rows] for rows in activations)
 
     ends = on_a_sample(config, run)
     assert read == [ends[3], ends[2], ends[1]]
@@ -211,10 +211,10 @@ def test_a_matrix_multiplies_the_rows_that_are_read_and_no_others(model, order, 
             return out
 
     def run(net: GNN, view: SampledGraph, x: torch.Tensor) -> None:
-        carry = net.begin(view, x)
+        activations = net.begin(view, x)
         with Products():
             for i, layer in enumerate(net.layers):
-                carry = layer(view.at(i), carry)
+                activations = layer(view.at(i), activations)
                 view = view.inwards(1)
 
     ends = on_a_sample(config, run)
@@ -286,11 +286,11 @@ def test_with_the_samples_degrees_it_is_pygs_layer(model) -> None:
     drawn = sampler_of(graph.edges, (4, 3), "own")[0].draw(torch.arange(0, 58, 5), 3)
     drawn_edges = torch.stack([drawn.sources, torch.arange(len(drawn.counts)).repeat_interleave(drawn.counts)])
     view, x = SampledGraph(subgraph_of(drawn, once, "subgraph")._replace(edge_ids=None), Pass(0), hops=2), shard.x
-    carry = net.begin(view, x[view.node_ids])
+    activations = net.begin(view, x[view.node_ids])
     for i, layer in enumerate(net.layers):
-        carry = layer(view.at(i), carry)
+        activations = layer(view.at(i), activations)
         view = view.inwards(1)
-        carry = tuple(rows[: view.num_rows] for rows in carry)
+        activations = tuple(rows[: view.num_rows] for rows in activations)
     h = x[drawn.nodes]
     for i, layer in enumerate(net.layers):
         conv = layer.conv
@@ -304,7 +304,7 @@ def test_with_the_samples_degrees_it_is_pygs_layer(model) -> None:
             theirs.load_state_dict({f"nn.{k}": t for k, t in inside.state_dict().items()} | {"eps": theirs.eps})
             h = theirs(h, drawn_edges)
         h = h if i else h.relu()
-    torch.testing.assert_close(carry[0], h[: len(carry[0])], rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(activations[0], h[: len(activations[0])], rtol=1e-10, atol=1e-12)
 
 
 def test_every_training_node_is_a_seed_once_and_draws_differ_between_ranks_and_epochs() -> None:

@@ -73,7 +73,7 @@ def test_the_cut_is_where_the_fewest_columns_are_read_later():
     ]
     assert built("pyg_nets.InitialResidual").cut_before(2) == "cut between convs.1 and convs.2: 8 of relu, 8 of convs.1"
     jumping = built("pyg_nets.Jumping")
-    assert [jumping.carry_widths(layer) for layer in range(4)] == [(8,), (8,), (8, 8), (8, 8, 8)]
+    assert [jumping.activation_widths(layer) for layer in range(4)] == [(8,), (8,), (8, 8), (8, 8, 8)]
     assert built("pyg_nets.gcn").cut_before(1) == "cut between conv1 and conv2: 8 of conv1"
 
 
@@ -101,10 +101,10 @@ def test_a_copy_and_the_other_type_share_the_recording():
     assert twin.cuts is cuts
     g, x = example(twin, 5, 6, training=False, weighted=False)
     with torch.no_grad():
-        carry = twin.begin(g, x)
+        activations = twin.begin(g, x)
         for i in range(3):
-            carry = twin.run_layer(i, g, carry)
-        assert torch.equal(twin.end(g, carry), twin(g, x))
+            activations = twin.run_layer(i, g, activations)
+        assert torch.equal(twin.end(g, activations), twin(g, x))
 
 
 def test_more_stages_than_convolutions_are_one_line():

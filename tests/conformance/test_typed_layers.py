@@ -183,7 +183,7 @@ def test_the_planner_sees_the_rows(config: Any, sizes: int, fold: Any) -> None:
     model = config.build(sizes, 3, seed=0)
     (found,) = record(model, sizes).folds(0)
     assert (found.kind, found.src, found.out) == fold
-    assert config.__class__ is not HGT_2.__class__ or model.carry_widths(1) == (8, KINDS)
+    assert config.__class__ is not HGT_2.__class__ or model.activation_widths(1) == (8, KINDS)
 
 
 def test_programs_hold_one_relation() -> None:

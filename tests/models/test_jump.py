@@ -55,8 +55,8 @@ def test_every_tensor_that_is_alive_at_a_cut_travels(strategy, world, kind, jump
 
 def test_widths_of_the_carry():
     cat, largest = (configured("model", "gcnii", "model.hidden=8", f"model.jump={each}") for each in ("cat", "max"))
-    assert [len(cat.build(6, 3, seed=0).carry_widths(i)) for i in range(4)] == [2, 2, 3, 4]
-    assert [len(largest.build(6, 3, seed=0).carry_widths(i)) for i in range(4)] == [2, 2, 3, 3]
+    assert [len(cat.build(6, 3, seed=0).activation_widths(i)) for i in range(4)] == [2, 2, 3, 4]
+    assert [len(largest.build(6, 3, seed=0).activation_widths(i)) for i in range(4)] == [2, 2, 3, 3]
 
 
 def test_without_a_decoder_it_is_refused():

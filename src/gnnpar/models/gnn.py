@@ -236,9 +236,9 @@ class Layer(nn.Module):
         self.norm = None if last and not self.pre else norm_of(config.norm, normed)
         self.activate = type(config).activation
 
-    def forward(self, g: Graph, carry: Rows) -> Rows:
+    def forward(self, g: Graph, activations: Rows) -> Rows:
         """Run the layer. Output rows have the type of the input rows."""
-        h, *rest = carry
+        h, *rest = activations
         first, jumped = rest[: self.num_first], rest[self.num_first :]
         with mixed(h):
             inside = self._bend(g, h) if self.pre else h
@@ -319,14 +319,14 @@ class GNN(nn.Module):
 
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Return logits [N, out_dim] of the own rows of `g`."""
-        carry = self.begin(g, x)
+        activations = self.begin(g, x)
         for i in range(self.num_layers):
-            carry = self.run_layer(i, g, carry)
-        return self.end(g, carry)
+            activations = self.run_layer(i, g, activations)
+        return self.end(g, activations)
 
-    def run_layer(self, layer: int, g: Graph, carry: Rows) -> Rows:
+    def run_layer(self, layer: int, g: Graph, activations: Rows) -> Rows:
         """Run one layer on its activations."""
-        return self.layers[layer](g.at(layer), carry)
+        return self.layers[layer](g.at(layer), activations)
 
     def begin(self, g: Graph, x: Tensor) -> Rows:
         """Return the activations that enter the first layer, in the type of the features."""
@@ -342,9 +342,9 @@ class GNN(nn.Module):
             return (x[:, -columns:],)
         return (first,) if self.config.carries_first else ()
 
-    def end(self, g: Graph, carry: Rows) -> Tensor:
+    def end(self, g: Graph, activations: Rows) -> Tensor:
         """Return the logits, in the type of the loss."""
-        h, *rest = carry
+        h, *rest = activations
         if self.decoder is None:
             return widened(h)
         if self.config.jump in ("cat", "max"):
@@ -356,7 +356,7 @@ class GNN(nn.Module):
                 h = type(self.config).activation(normalized(self.final_norm, g, h))
             return widened(self.decoder(g.dropout(h, self.config.dropout, tag=_DECODER_MASK)))
 
-    def carry_widths(self, layer: int) -> tuple[int, ...]:
+    def activation_widths(self, layer: int) -> tuple[int, ...]:
         """Return the widths of the activations that enter a layer, which a stage boundary before it sends."""
         made = self.widths[1:layer]  # outputs of earlier layers
         jumped = {"cat": made, "max": made[:1]}.get(self.config.jump, ())

@@ -146,11 +146,11 @@ def layer_seconds(
     shard = shard.to(device, dtype)
     graph = WholeGraph(shard, Pass(0, training=True))
     x, seconds = shard.inputs().detach(), []
-    carry = model.begin(graph, x)
+    activations = model.begin(graph, x)
     for i in range(model.num_layers):
-        entering = tuple(t.detach() for t in carry)
+        entering = tuple(t.detach() for t in activations)
         runs = [_run(model, graph, i, x, entering) for _ in range(_REPEATS)]
-        carry = runs[-1][0]
+        activations = runs[-1][0]
         seconds.append(min(each for _, each in runs))
     return seconds
 
@@ -160,12 +160,12 @@ def _run(model: GNN, graph: WholeGraph, i: int, x: Tensor, entering: Rows) -> tu
     leaves = tuple(t.clone().requires_grad_() for t in entering)
     _synchronize(x)
     began = perf_counter()
-    carry = model.run_layer(i, graph, model.begin(graph, x) if i == 0 else leaves)
-    ends = (model.end(graph, carry),) if i == model.num_layers - 1 else carry
+    activations = model.run_layer(i, graph, model.begin(graph, x) if i == 0 else leaves)
+    ends = (model.end(graph, activations),) if i == model.num_layers - 1 else activations
     if wanted := [t for t in ends if t.requires_grad]:  # none for frozen layers
         torch.autograd.backward(wanted, [torch.ones_like(t) for t in wanted])
     _synchronize(x)
-    return carry, perf_counter() - began
+    return activations, perf_counter() - began
 
 
 def _synchronize(x: Tensor) -> None:

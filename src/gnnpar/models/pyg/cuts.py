@@ -43,16 +43,17 @@ class Segment:
     dropped: tuple[tuple[str, ...], ...]
     after: int
 
-    def run(self, net: nn.Module, carry: Rows) -> Rows:
+    def run(self, net: nn.Module, activations: Rows) -> Rows:
         """Run the steps. Shapes: activations [N, columns] for each of `reads` -> [N, columns] for each of `gives`."""
-        own = {RankValue.ROWS: len(carry[0]), RankValue.DTYPE: carry[0].dtype, RankValue.DEVICE: carry[0].device}
-        values = {name: t.view(len(t), *self.tails[name]) for name, t in zip(self.reads, carry, strict=True)}
+        first = activations[0]
+        own = {RankValue.ROWS: len(first), RankValue.DTYPE: first.dtype, RankValue.DEVICE: first.device}
+        values = {name: t.view(len(t), *self.tails[name]) for name, t in zip(self.reads, activations, strict=True)}
         values |= {name: values[name].clone() for name in self.copied}
         for step, dropped in zip(self.steps, self.dropped, strict=True):
             step.run(net, values, own)
             for name in dropped:
                 values.pop(name, None)
-        return tuple(values[name].reshape(len(carry[0]), self.columns(name)) for name in self.gives)
+        return tuple(values[name].reshape(len(first), self.columns(name)) for name in self.gives)
 
     def columns(self, name: str) -> int:
         return math.prod(self.tails[name])

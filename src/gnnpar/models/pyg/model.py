@@ -671,10 +671,10 @@ class PyGNet(GNN):
         for training, weighted in cuts.programs:
             g, x = example(twin, 7, self.in_dim, training, weighted)
             with torch.no_grad():
-                expected, carry = twin(g, x), twin.begin(g, x)
+                expected, activations = twin(g, x), twin.begin(g, x)
                 for i in range(self.num_layers):
-                    carry = twin.run_layer(i, g, tuple(t.clone() for t in carry))
-                if not torch.equal(twin.end(g, carry), expected):
+                    activations = twin.run_layer(i, g, tuple(t.clone() for t in activations))
+                if not torch.equal(twin.end(g, activations), expected):
                     raise ValueError("layer by layer it gives other values than as a whole")
 
     def _weighted(self, g: Graph) -> bool:
@@ -684,21 +684,21 @@ class PyGNet(GNN):
     def begin(self, g: Graph, x: Tensor) -> Rows:
         return self._run_segment(0, g, (x,))
 
-    def run_layer(self, layer: int, g: Graph, carry: Rows) -> Rows:
-        return self._run_segment(1 + layer, g, carry)
+    def run_layer(self, layer: int, g: Graph, activations: Rows) -> Rows:
+        return self._run_segment(1 + layer, g, activations)
 
-    def end(self, g: Graph, carry: Rows) -> Tensor:
-        return widened(self._run_segment(-1, g, carry)[0])
+    def end(self, g: Graph, activations: Rows) -> Tensor:
+        return widened(self._run_segment(-1, g, activations)[0])
 
-    def _run_segment(self, place: int, g: Graph, carry: Rows) -> Rows:
+    def _run_segment(self, place: int, g: Graph, activations: Rows) -> Rows:
         """Run the segment of layer `place` - 1. Outputs keep the type of the inputs, except logits."""
         training = self._begins(g)
-        segment, (first, *_) = self.cuts.programs[training, self._weighted(g)][place], carry
+        segment, (first, *_) = self.cuts.programs[training, self._weighted(g)][place], activations
         with self._folding(g, first, training=training, layer=place - 1, after=segment.after):
-            out = segment.run(self.net, carry)
+            out = segment.run(self.net, activations)
         return out if place == -1 else tuple(t.to(first.dtype) for t in out)
 
-    def carry_widths(self, layer: int) -> tuple[int, ...]:
+    def activation_widths(self, layer: int) -> tuple[int, ...]:
         return self.cuts.widths[layer]
 
     def cut_before(self, layer: int) -> str:

@@ -312,7 +312,7 @@ def price_of(strategy: GNNPipe, problem: Problem, machine: Machine) -> Price:
         if not codec.known:
             return Price(unpriced=codec.unknown)
     groups = _cut(strategy, work, stages * strategy.virtual)
-    crossed = [problem.model.carry_widths(g.start) for g in groups[1:]] if stages > 1 else []
+    crossed = [problem.model.activation_widths(g.start) for g in groups[1:]] if stages > 1 else []
     traffic = traffic_of(work, boundary, rows, crossed=crossed, params=problem.params, ranks=problem.ranks)
     if not boundary.sends:
         return Price(traffic=traffic, unpriced=SENDS_NOTHING)

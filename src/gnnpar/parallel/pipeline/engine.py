@@ -165,7 +165,7 @@ class PipelineEngine(EngineDefaults):
         self._weights = [name for name, stage in stage_of.items() if stage in mine]
         of_stage = {s: Stage(model, context.task, shard, layers, remat) for s, layers in mine.items()}
         like = RowLike((), shard.x.dtype, shard.x.device)
-        widths = {layers.start: model.carry_widths(layers.start) for layers in layers_of[1:]}
+        widths = {layers.start: model.activation_widths(layers.start) for layers in layers_of[1:]}
         entries = [Entry(i, tuple(like._replace(shape=(w,)) for w in each)) for i, each in ({0: ()} | widths).items()]
         whole = CodedExchange(stages, Identity().build(shard.row_lists, stages, context.seed))
         once = lower(fill_drain(stages.size, 1, virtual=schedule.virtual))

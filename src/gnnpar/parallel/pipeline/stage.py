@@ -113,15 +113,15 @@ class Stage:
             if not kept.entered:
                 return grads
 
-    def _run(self, batch: Batch, layers: range, carry: Rows) -> Rows:
+    def _run(self, batch: Batch, layers: range, activations: Rows) -> Rows:
         """Return the rows that leave some layers: activations, after the last layer the loss or the logits."""
         if layers.start == 0:
-            carry = self.model.begin(batch.graph, self.shard.inputs(batch.rows))
+            activations = self.model.begin(batch.graph, self.shard.inputs(batch.rows))
         for i in layers:
-            carry = self.model.run_layer(i, batch.graph, carry)
+            activations = self.model.run_layer(i, batch.graph, activations)
         if layers.stop < self.model.num_layers:
-            return carry
-        logits = self.model.end(batch.graph, carry)
+            return activations
+        logits = self.model.end(batch.graph, activations)
         if batch.train is None or batch.labels is None:
             return (logits,)
         return (self.task.loss_sum(logits[batch.train], batch.labels) / self.shard.num_train,)

@@ -129,12 +129,12 @@ class MinibatchEngine(FlatEngine):
 
     def _logits(self, g: SampledGraph) -> Tensor:
         """Return the logits of the seeds; each layer computes the rows that the next one reads."""
-        carry = self._model.begin(g, self._graph.x.index_select(0, g.node_ids))
+        activations = self._model.begin(g, self._graph.x.index_select(0, g.node_ids))
         for i, hops in enumerate(self._hops):
-            carry = self._model.run_layer(i, g, carry)
+            activations = self._model.run_layer(i, g, activations)
             g = g.inwards(hops)
-            carry = tuple(first_rows(rows, g.num_rows) for rows in carry)
-        return self._model.end(g, carry)
+            activations = tuple(first_rows(rows, g.num_rows) for rows in activations)
+        return self._model.end(g, activations)
 
 
 Drawn = TypeVar("Drawn")
