@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import torch
 
-from gnnpar.comm import Communicator, Mesh, Site
+from gnnpar.comm import Communicator, Mesh, MessageTag
 from gnnpar.comm.process import ProcessCommunicator
 
-SITE = Site(epoch=0, layer=0, call=0, phase="forward")
+MESSAGE_TAG = MessageTag(epoch=0, layer=0, call=0, phase="forward")
 
 
 def message(src: int, dst: int, number: int, nbytes: int) -> torch.Tensor:
@@ -28,7 +28,7 @@ def all_to_all(comm: Communicator) -> dict:
     posted = []
     for number in range(3):
         outgoing = {p: message(comm.rank, p, number, sizes(comm.rank, p)) for p in peers}
-        posted.append(comm.exchange(outgoing, {p: sizes(p, comm.rank) for p in peers}, SITE, metadata=number))
+        posted.append(comm.exchange(outgoing, {p: sizes(p, comm.rank) for p in peers}, MESSAGE_TAG, metadata=number))
     wrong = []
     for number, pending in reversed(list(enumerate(posted))):
         for p in peers:
@@ -42,7 +42,7 @@ def rows_arrive(comm: Communicator) -> bool:
     """One exchange of tensors on the communicator's device, and a sum over ranks."""
     peers = [p for p in range(comm.size) if p != comm.rank]
     outgoing = {p: message(comm.rank, p, 0, sizes(comm.rank, p)).to(comm.device) for p in peers}
-    pending = comm.exchange(outgoing, {p: sizes(p, comm.rank) for p in peers}, SITE)
+    pending = comm.exchange(outgoing, {p: sizes(p, comm.rank) for p in peers}, MESSAGE_TAG)
     right = [torch.equal(pending[p].wait().cpu(), message(p, comm.rank, 0, sizes(p, comm.rank))) for p in peers]
     total = comm.all_reduce(torch.full((3,), float(comm.rank), device=comm.device))
     return all(right) and total.tolist() == [sum(range(comm.size))] * 3
@@ -51,7 +51,7 @@ def rows_arrive(comm: Communicator) -> bool:
 def large_two_way(comm: Communicator) -> bool:
     """Big messages both ways at once, larger than any socket buffer."""
     peer, nbytes = 1 - comm.rank, 8_000_000
-    pending = comm.exchange({peer: message(comm.rank, peer, 0, nbytes)}, {peer: nbytes}, SITE)
+    pending = comm.exchange({peer: message(comm.rank, peer, 0, nbytes)}, {peer: nbytes}, MESSAGE_TAG)
     return torch.equal(pending[peer].wait(), message(peer, comm.rank, 0, nbytes))
 
 
@@ -62,7 +62,7 @@ def sent_buffers(comm: Communicator) -> list[int]:
         buffers = [message(0, 1, i, nbytes) for i in range(4)]
         refs = [weakref.ref(buffer) for buffer in buffers]
         for i in range(4):
-            comm.exchange({peer: buffers[i]}, {}, SITE)
+            comm.exchange({peer: buffers[i]}, {}, MESSAGE_TAG)
         del buffers
         alive.append(sum(ref() is not None for ref in refs))
         comm.barrier()
@@ -72,14 +72,14 @@ def sent_buffers(comm: Communicator) -> list[int]:
         alive.append(sum(ref() is not None for ref in refs))
         return alive
     comm.barrier()
-    pending = [comm.exchange({}, {peer: nbytes}, SITE)[peer] for _ in range(4)]
+    pending = [comm.exchange({}, {peer: nbytes}, MESSAGE_TAG)[peer] for _ in range(4)]
     assert all(torch.equal(p.wait(), message(0, 1, i, nbytes)) for i, p in enumerate(pending))
     return alive
 
 
 def collectives(comm: Communicator) -> dict:
     mine = torch.tensor([1.0, 10.0 * (comm.rank + 1)], dtype=torch.float64)
-    total = comm.all_reduce(mine, Site(0, -1, 0, "reduce"))
+    total = comm.all_reduce(mine, MessageTag(0, -1, 0, "reduce"))
     scattered = comm.scatter([f"for {r}" for r in range(comm.size)] if comm.rank == 0 else None)
     return {
         "sum": total.tolist(),
@@ -96,7 +96,7 @@ def grid(comm: Communicator) -> dict:
     mesh = Mesh.grid(4, stages=2)
     part, stage = comm.along(mesh, "part"), comm.along(mesh, "stage")
     number = torch.tensor([2.0**comm.rank])
-    pending = part.exchange({1 - part.rank: message(part.rank, 1 - part.rank, 9, 50)}, {1 - part.rank: 50}, SITE)
+    pending = part.exchange({1 - part.rank: message(part.rank, 1 - part.rank, 9, 50)}, {1 - part.rank: 50}, MESSAGE_TAG)
     return {
         "part": float(part.all_reduce(number)),
         "stage": float(stage.all_reduce(number)),
@@ -130,7 +130,7 @@ def late_sender(comm: Communicator) -> dict:
         comm.clock.start()
         if name == "skew" and comm.rank == sleeper:
             time.sleep(0.3)
-        pending = comm.exchange({peer: message(comm.rank, peer, 0, 1000)}, {peer: 1000}, SITE)
+        pending = comm.exchange({peer: message(comm.rank, peer, 0, 1000)}, {peer: 1000}, MESSAGE_TAG)
         if name == "hidden" and comm.rank == sleeper:
             time.sleep(0.3)
         pending[peer].wait()

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnpar.comm import RowLike, Site, ThreadWorld
+from gnnpar.comm import MessageTag, RowLike, ThreadWorld
 from gnnpar.partition.shard import Shard, cut
 from graphs import dataset_of
 
@@ -27,16 +27,16 @@ class Message:
         self.ends = [config.build(shard.row_lists, comm, seed) for shard, comm in zip(self.shards, comms, strict=True)]
         self.index = torch.arange(num_rows)
 
-    def bytes_of(self, rows: tuple[Tensor, ...], *, epoch: int = 0, **site: Any) -> Tensor:
-        return self.ends[0].encode(rows, self.index, self.site(epoch, **site), 1)
+    def bytes_of(self, rows: tuple[Tensor, ...], *, epoch: int = 0, **tag: Any) -> Tensor:
+        return self.ends[0].encode(rows, self.index, self.tag(epoch, **tag), 1)
 
-    def send(self, rows: tuple[Tensor, ...], *, epoch: int = 0, **site: Any) -> tuple[Tensor, ...]:
+    def send(self, rows: tuple[Tensor, ...], *, epoch: int = 0, **tag: Any) -> tuple[Tensor, ...]:
         """What rank 1 reads."""
-        at, like = self.site(epoch, **site), RowLike.of(rows)
-        buffer = self.bytes_of(rows, epoch=epoch, **site)
+        at, like = self.tag(epoch, **tag), RowLike.of(rows)
+        buffer = self.bytes_of(rows, epoch=epoch, **tag)
         assert len(buffer) == self.ends[1].nbytes(len(self.index), like, at, 0)
         return self.ends[1].decode(buffer, len(self.index), like, at, 0)
 
     @staticmethod
-    def site(epoch: int = 0, *, layer: int = 0, call: int = 0, phase: Any = "forward", first: int = 0) -> Site:
-        return Site(epoch, layer, call, phase, first=first)
+    def tag(epoch: int = 0, *, layer: int = 0, call: int = 0, phase: Any = "forward", first: int = 0) -> MessageTag:
+        return MessageTag(epoch, layer, call, phase, first=first)

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from gnnpar.comm.communicator import Pending, Site
+from gnnpar.comm.communicator import MessageTag, Pending
 from gnnpar.comm.ledger import Ledger
 from gnnpar.comm.threads import ThreadCommunicator
 from simulated_gpu import DeviceTensor, SimulatedGpu, _World
@@ -152,10 +152,10 @@ class GraphCommunicator(ThreadCommunicator):
     """Its messages can be captured."""
 
     def exchange(
-        self, outgoing: Mapping[int, Tensor], incoming_nbytes: Mapping[int, int], site: Site, *, metadata: int = 0
+        self, outgoing: Mapping[int, Tensor], incoming_nbytes: Mapping[int, int], tag: MessageTag, *, metadata: int = 0
     ) -> Mapping[int, Pending[Tensor]]:
         def post() -> Mapping[int, Pending[Tensor]]:
-            return super(GraphCommunicator, self).exchange(outgoing, incoming_nbytes, site, metadata=metadata)
+            return super(GraphCommunicator, self).exchange(outgoing, incoming_nbytes, tag, metadata=metadata)
 
         if (recorder := _capturing()) is None:
             return post()
@@ -163,15 +163,15 @@ class GraphCommunicator(ThreadCommunicator):
         recorder.work.append(lambda: flight.repost(self, post))
         return {peer: _CapturedArrival(recorder, flight, peer) for peer in flight.pending}
 
-    def all_reduce(self, tensor: Tensor, site: Site | None = None) -> Tensor:
+    def all_reduce(self, tensor: Tensor, tag: MessageTag | None = None) -> Tensor:
         if (recorder := _capturing()) is None:
-            return super().all_reduce(tensor, site)
+            return super().all_reduce(tensor, tag)
         with _unrecorded():
-            total = super().all_reduce(tensor, site)
+            total = super().all_reduce(tensor, tag)
 
         def again() -> None:
             with _uncounted(self):
-                total.copy_(super(GraphCommunicator, self).all_reduce(tensor, site))
+                total.copy_(super(GraphCommunicator, self).all_reduce(tensor, tag))
 
         recorder.work.append(again)
         return total

@@ -14,7 +14,7 @@ from gnnpar.codecs.codec import Codec, Identity
 from gnnpar.codecs.delta import Delta
 from gnnpar.codecs.quantized import Key, QuantizedRows
 from gnnpar.codecs.uniform import Uniform
-from gnnpar.comm import RowLike, Site
+from gnnpar.comm import MessageTag, RowLike
 from gnnpar.models.gcn import GCN
 from gnnpar.parallel.bns.strategy import BoundarySampling
 from gnnpar.parallel.cagnet.strategy import Cagnet
@@ -41,12 +41,12 @@ def rows_of(base: Tensor, moves: Tensor, epoch: int) -> Tensor:
 
 def sent(ends: list[End], sender: int, receiver: int, rows: Tensor, index: Tensor, epoch: int) -> tuple[Tensor, int]:
     """What arrives of rows[index], and in how many bytes."""
-    site = Site(epoch, 0, 0, "forward")
-    buffer = ends[sender].codec.encode((rows,), index, site, receiver)
-    told = ends[receiver].codec.nbytes(len(index), RowLike.of((rows,)), site, sender)
+    tag = MessageTag(epoch, 0, 0, "forward")
+    buffer = ends[sender].codec.encode((rows,), index, tag, receiver)
+    told = ends[receiver].codec.nbytes(len(index), RowLike.of((rows,)), tag, sender)
     assert told == len(buffer), "the reader knows the bits without being told"
-    known = ends[sender].codec.as_received((rows,), index, site, receiver)[0]
-    (got,) = ends[receiver].codec.decode(buffer, len(index), RowLike.of((rows,)), site, sender)
+    known = ends[sender].codec.as_received((rows,), index, tag, receiver)[0]
+    (got,) = ends[receiver].codec.decode(buffer, len(index), RowLike.of((rows,)), tag, sender)
     assert torch.equal(known, got)
     return got, told
 
@@ -58,9 +58,9 @@ def begin(ends: list[End], epoch: int) -> None:
 
 def noise_of(codec: Codec, index: Tensor, epoch: int, peer: int) -> dict[str, Any]:
     assert isinstance(codec, QuantizedRows)
-    site = Site(epoch, 0, 0, "forward")
-    ids = codec.ids_of(index, len(index), site, peer)
-    return {"ids": ids, "key": codec.noise_key(site, 0, codec.lists.part)}
+    tag = MessageTag(epoch, 0, 0, "forward")
+    ids = codec.ids_of(index, len(index), tag, peer)
+    return {"ids": ids, "key": codec.noise_key(tag, 0, codec.lists.part)}
 
 
 def test_both_ends_follow_the_recursion_and_bits_narrow_with_differences() -> None:
@@ -186,9 +186,9 @@ def test_a_reader_that_missed_an_epoch_is_noticed() -> None:
     held = ends[receiver].codec.state_dict()[Key(0, 0, "forward"), sender, False]
     assert held[0] is not None
     held[0].add_(1.0)
-    site, like = Site(1, 0, 0, "forward"), RowLike.of((base,))
-    buffer = ends[sender].codec.encode((base,), index, site, receiver)
-    (got,) = ends[receiver].codec.decode(buffer, len(index), like, site, sender)
+    tag, like = MessageTag(1, 0, 0, "forward"), RowLike.of((base,))
+    buffer = ends[sender].codec.encode((base,), index, tag, receiver)
+    (got,) = ends[receiver].codec.decode(buffer, len(index), like, tag, sender)
     assert float((got - base[index]).abs().min()) > 0.5
 
 

@@ -31,16 +31,16 @@ class _Wrong:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def nbytes(self, num_rows: int, like: Any, site: Any, peer: int) -> int:
-        return self._inner.nbytes(num_rows, like, site, peer) + (self._how == "size")
+    def nbytes(self, num_rows: int, like: Any, tag: Any, peer: int) -> int:
+        return self._inner.nbytes(num_rows, like, tag, peer) + (self._how == "size")
 
-    def encode(self, rows: Any, index: Any, site: Any, peer: int) -> torch.Tensor:
-        buffer = self._inner.encode(rows, index, site, peer)
+    def encode(self, rows: Any, index: Any, tag: Any, peer: int) -> torch.Tensor:
+        buffer = self._inner.encode(rows, index, tag, peer)
         self._calls += 1
         return buffer * 0 if self._how == "moody" and self._calls % 2 else buffer
 
-    def decode(self, buffer: Any, num_rows: int, like: Any, site: Any, peer: int) -> Any:
-        rows = self._inner.decode(buffer, num_rows, like, site, peer)
+    def decode(self, buffer: Any, num_rows: int, like: Any, tag: Any, peer: int) -> Any:
+        rows = self._inner.decode(buffer, num_rows, like, tag, peer)
         if self._how == "flat":
             return tuple(t.flatten(1) for t in rows)
         if self._how == "raises":
@@ -49,10 +49,10 @@ class _Wrong:
             return tuple(t + torch.rand_like(t) for t in rows)
         return tuple(t * 1.001 for t in rows) if self._how == "off" else rows
 
-    def as_received(self, rows: Any, index: Any, site: Any, peer: int) -> Any:
+    def as_received(self, rows: Any, index: Any, tag: Any, peer: int) -> Any:
         if self._how == "known":
             return tuple(t[index] + 1 for t in rows)
-        return self.decode(self.encode(rows, index, site, peer), len(index), RowLike.of(rows), site, peer)
+        return self.decode(self.encode(rows, index, tag, peer), len(index), RowLike.of(rows), tag, peer)
 
 
 @dataclass(frozen=True)

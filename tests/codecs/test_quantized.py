@@ -10,7 +10,7 @@ from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.adaptive.traces import row_variances
 from gnnpar.codecs.codec import BFloat16, Drop, Identity
 from gnnpar.codecs.uniform import Random, Uniform
-from gnnpar.comm import Outgoing, RowLike, Site, ThreadWorld
+from gnnpar.comm import MessageTag, Outgoing, RowLike, ThreadWorld
 from gnnpar_kernels.quantize.naive import ranges
 from gnnpar_kernels.wire import row_nbytes, row_offsets
 from messages import Message
@@ -84,13 +84,13 @@ def test_noise_depends_on_what_a_message_is_about():
     first = same.bytes_of(x)
     assert torch.equal(Message(Uniform(bits=2), ROWS).bytes_of(x), first), "equal between runs"
     assert torch.equal(same.bytes_of(x, phase="remat"), first), "rows that are sent again are the same numbers"
-    sites: tuple[dict[str, Any], ...] = ({"epoch": 1}, {"layer": 1}, {"call": 1}, {"phase": "push"})
-    for site in sites:
-        assert not torch.equal(same.bytes_of(x, **site), first), site
+    tags: tuple[dict[str, Any], ...] = ({"epoch": 1}, {"layer": 1}, {"call": 1}, {"phase": "push"})
+    for tag in tags:
+        assert not torch.equal(same.bytes_of(x, **tag), first), tag
     assert not torch.equal(other.bytes_of(x), first)
-    back = same.ends[1].encode(x, None, same.site(phase="backward"), 0)  # the same nodes, sent by another rank
+    back = same.ends[1].encode(x, None, same.tag(phase="backward"), 0)  # the same nodes, sent by another rank
     assert not torch.equal(back, same.bytes_of(x, phase="backward"))
-    back_error = same.ends[0].decode(back, ROWS, RowLike.of(x), same.site(phase="backward"), 1)[0] - x[0]
+    back_error = same.ends[0].decode(back, ROWS, RowLike.of(x), same.tag(phase="backward"), 1)[0] - x[0]
     error = same.send(x)[0] - x[0]
     correlation = float((error * back_error).mean() / (error.std() * back_error.std()))
     assert abs(correlation) < 4 / math.sqrt(error.numel()), "independent between ranks"
@@ -104,14 +104,14 @@ def test_pieces_and_what_the_sender_knows_of_them_are_the_same_numbers(config):
     whole = message.send(rows)
     pieces = []
     for first, last in ((0, 5), (5, 6), (6, ROWS)):
-        site = message.site(first=first)
-        buffer = message.ends[0].encode(rows, message.index[first:last], site, 1)
-        pieces.append(message.ends[1].decode(buffer, last - first, like, site, 0))
+        tag = message.tag(first=first)
+        buffer = message.ends[0].encode(rows, message.index[first:last], tag, 1)
+        pieces.append(message.ends[1].decode(buffer, last - first, like, tag, 0))
     assert all(
         torch.equal(torch.cat(parts), rows) for parts, rows in zip(zip(*pieces, strict=True), whole, strict=True)
     )
     some = torch.tensor([1, 4, 5, 20])
-    known = message.ends[0].as_received(rows, some, message.site(phase="push")._replace(phase="forward"), 1)
+    known = message.ends[0].as_received(rows, some, message.tag(phase="push")._replace(phase="forward"), 1)
     assert all(torch.equal(mine, theirs[some]) for mine, theirs in zip(known, whole, strict=True))
 
 
@@ -124,7 +124,7 @@ def test_sizes_are_bits_and_metadata(bits, width):
     like = RowLike.of(rows)
     assert len(message.bytes_of(rows)) == ROWS * (4 * -(-width * b // 32) + meta + score)
     expected = ROWS * (meta + (0 if bits == 32 else 4))
-    assert message.ends[0].metadata_nbytes(ROWS, like, message.site(), 1) == expected
+    assert message.ends[0].metadata_nbytes(ROWS, like, message.tag(), 1) == expected
 
 
 def test_compression_at_256_columns():
@@ -185,11 +185,11 @@ def test_one_launch_for_all_peers_gives_the_bytes_of_one_a_peer(config):
     codec = config.build(shard.row_lists, ThreadWorld(4).communicators()[1], 3)
     rows = (torch.randn(shard.num_inner, 40),)
     for epoch in (0, 1):
-        site = Site(epoch, 1, 0, "forward")
-        together = codec.encode_all({p: Outgoing(rows, index) for p, index in shard.boundary.items()}, site)
+        tag = MessageTag(epoch, 1, 0, "forward")
+        together = codec.encode_all({p: Outgoing(rows, index) for p, index in shard.boundary.items()}, tag)
         assert list(together) == list(shard.boundary) and len(together) == 3
         for peer, index in shard.boundary.items():
-            assert torch.equal(together[peer], codec.encode(rows, index, site, peer))
+            assert torch.equal(together[peer], codec.encode(rows, index, tag, peer))
 
 
 def test_offsets_of_a_mixed_message_are_those_of_its_rows():
@@ -212,10 +212,10 @@ def test_a_price_is_the_bytes_that_both_ends_count(dtype, widths, phase):
     configs += [Uniform(bits="bf16", gradient_bits=32), Uniform(bits=32)]
     like = RowLike.of([torch.zeros(ROWS, w, dtype=dtype) for w in widths])
     for config in configs:
-        end, site = Message(config, ROWS).ends[0], Message.site(phase=phase)
+        end, tag = Message(config, ROWS).ends[0], Message.tag(phase=phase)
         price = config.price(ROWS, widths, itemsize=dtype.itemsize, gradient=phase == "backward")
-        assert price.nbytes == end.nbytes(ROWS, like, site, 1), config
-        assert price.metadata == end.metadata_nbytes(ROWS, like, site, 1), config
+        assert price.nbytes == end.nbytes(ROWS, like, tag, 1), config
+        assert price.metadata == end.metadata_nbytes(ROWS, like, tag, 1), config
         assert price.bound == ("mean" if isinstance(config, Random) else "exact")
     menu = [Uniform(bits=2), Uniform(bits=4), Uniform(bits=8)]
     menu = [config.price(ROWS, widths).nbytes for config in menu]

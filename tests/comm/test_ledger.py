@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gnnpar.codecs.uniform import Random
-from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, RowLike, Site, ThreadWorld
+from gnnpar.comm import CodedExchange, Communicator, Incoming, MessageTag, Outgoing, RowLike, ThreadWorld
 from gnnpar.comm.ledger import EpochTraffic, Ledger, Receipt
 from gnnpar.partition.shard import Shard
 from gnnpar.verify.conformance import small_graph
@@ -48,11 +48,11 @@ def test_waiting_a_whole_epoch_late_is_wire_and_no_skew() -> None:
     def body(comm: Communicator) -> Any:
         peer = 1 - comm.rank
         bytes_of = {peer: torch.ones(8, dtype=torch.uint8)}
-        late = comm.exchange(bytes_of, {peer: 8}, Site(0, 0, 0, "forward"))
+        late = comm.exchange(bytes_of, {peer: 8}, MessageTag(0, 0, 0, "forward"))
         comm.settle_accounts()
         first = comm.ledger.drain()
         time.sleep(0.1 * comm.rank)  # rank 1 posts its second message late; the first was there long before
-        other = comm.exchange(bytes_of, {peer: 8}, Site(1, 0, 0, "forward"))
+        other = comm.exchange(bytes_of, {peer: 8}, MessageTag(1, 0, 0, "forward"))
         for pending in (late, other):
             pending[peer].wait()
         comm.settle_accounts()
@@ -74,13 +74,13 @@ def test_message_is_decoded_by_the_codec_state_of_its_post() -> None:
         exchange, peer = CodedExchange(comm, codec), 1 - comm.rank
         rows = (torch.randn(shard.num_inner, 64, generator=torch.Generator().manual_seed(comm.rank)),)
         outgoing, incoming = {peer: Outgoing(rows, shard.boundary[peer])}, {peer: Incoming(shard.num_halo[peer])}
-        site, sizes = Site(0, 0, 0, "forward"), set[int]()
+        tag, sizes = MessageTag(0, 0, 0, "forward"), set[int]()
         codec.begin_epoch(0)
-        now, late = (exchange.post(outgoing, incoming, RowLike.of(rows), site) for _ in range(2))
+        now, late = (exchange.post(outgoing, incoming, RowLike.of(rows), tag) for _ in range(2))
         (expected,) = exchange.take(now, peer)
         for epoch in range(1, 6):
             codec.begin_epoch(epoch)
-            sizes.add(codec.nbytes(incoming[peer].num_rows, RowLike.of(rows), site, peer))
+            sizes.add(codec.nbytes(incoming[peer].num_rows, RowLike.of(rows), tag, peer))
         (got,) = exchange.take(late, peer)
         return torch.equal(got, expected), len(sizes)
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 import comm_bodies
-from gnnpar.comm import Site, ThreadWorld, process
+from gnnpar.comm import MessageTag, ThreadWorld, process
 from gnnpar.config.compose import compose
 from gnnpar.launch import launch
 from gnnpar.verify.conformance import make_job, small_graph
 from simulated_nccl import SimulatedNccl
 
-SITE = Site(0, 0, 0, "forward")
+MESSAGE_TAG = MessageTag(0, 0, 0, "forward")
 
 
 def test_every_rank_uses_a_group_before_the_first_message(monkeypatch):
@@ -20,7 +20,7 @@ def test_every_rank_uses_a_group_before_the_first_message(monkeypatch):
     def body(comm):
         if comm.rank < 2:
             out = {1 - comm.rank: torch.full((4,), comm.rank, dtype=torch.uint8)}
-            return comm.exchange(out, {1 - comm.rank: 4}, SITE)[1 - comm.rank].wait().tolist()
+            return comm.exchange(out, {1 - comm.rank: 4}, MESSAGE_TAG)[1 - comm.rank].wait().tolist()
         return None
 
     assert nccl.run(body, monkeypatch) == [[1] * 4, [0] * 4, None]

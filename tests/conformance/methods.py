@@ -22,7 +22,7 @@ from engines import Rank
 from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import BFloat16, CodecConfig, Drop, Identity
 from gnnpar.codecs.uniform import Random, Uniform
-from gnnpar.comm import Posted, RowLike, Site
+from gnnpar.comm import MessageTag, Posted, RowLike
 from gnnpar.config.compose import compose
 from gnnpar.folds.block import Rows
 from gnnpar.folds.sum import Sum
@@ -278,7 +278,7 @@ def _without_late_gradients(patch: pytest.MonkeyPatch) -> None:
 
     def wrong(self: StaleExchange, posted: Posted, peer: int) -> Rows:
         rows = take(self, posted, peer)
-        return tuple(torch.zeros_like(t) for t in rows) if posted.site.phase == "backward" else rows
+        return tuple(torch.zeros_like(t) for t in rows) if posted.tag.phase == "backward" else rows
 
     patch.setattr(StaleExchange, "take", wrong)
 
@@ -287,8 +287,8 @@ def _never_refreshed(patch: pytest.MonkeyPatch) -> None:
     take, first = StaleExchange.take, dict[tuple[int, ...], Rows]()
 
     def wrong(self: StaleExchange, posted: Posted, peer: int) -> Rows:
-        rows, site = take(self, posted, peer), posted.site
-        return first.setdefault((self.comm.rank, peer, site.layer, site.call), rows)
+        rows, tag = take(self, posted, peer), posted.tag
+        return first.setdefault((self.comm.rank, peer, tag.layer, tag.call), rows)
 
     patch.setattr(StaleExchange, "take", wrong)
 
@@ -296,8 +296,8 @@ def _never_refreshed(patch: pytest.MonkeyPatch) -> None:
 def _nothing_skipped(patch: pytest.MonkeyPatch) -> None:
     decide = CachedParts.broadcasting
 
-    def wrong(self: CachedParts, rows: Rows, site: Site) -> frozenset[int]:
-        decide(self, rows, site)
+    def wrong(self: CachedParts, rows: Rows, tag: MessageTag) -> frozenset[int]:
+        decide(self, rows, tag)
         return frozenset(range(WORLD))
 
     patch.setattr(CachedParts, "broadcasting", wrong)
@@ -310,8 +310,8 @@ def _without_weights(patch: pytest.MonkeyPatch) -> None:
 def _gradients_that_stay(patch: pytest.MonkeyPatch) -> None:
     post = BroadcastGraph.post_gradients
 
-    def wrong(self: BroadcastGraph, part: int, grads: Rows, like: Sequence[RowLike], site: Site) -> Posted:
-        return post(self, part, tuple(torch.zeros_like(g) for g in grads), like, site)
+    def wrong(self: BroadcastGraph, part: int, grads: Rows, like: Sequence[RowLike], tag: MessageTag) -> Posted:
+        return post(self, part, tuple(torch.zeros_like(g) for g in grads), like, tag)
 
     patch.setattr(BroadcastGraph, "post_gradients", wrong)
 

@@ -54,7 +54,7 @@ def test_the_tiny_budget_cuts_peers(monkeypatch):
     true = CodedExchange.take
 
     def watching(self, posted, peer):
-        seen.add((posted.site.phase, posted.incoming[peer].first > 0))
+        seen.add((posted.tag.phase, posted.incoming[peer].first > 0))
         return true(self, posted, peer)
 
     monkeypatch.setattr(CodedExchange, "take", watching)

@@ -29,18 +29,18 @@ class _Stochastic(_Cast):
         super().__init__(None)
         self.lists, self.seed, self.fresh = lists, seed, fresh
 
-    def encode(self, rows, index, site, peer):
+    def encode(self, rows, index, tag, peer):
         if index is None:
-            ids = self.lists.read[peer][site.first : site.first + len(rows[0])]
+            ids = self.lists.read[peer][tag.first : tag.first + len(rows[0])]
         else:
             ids = self.lists.node_ids[index]
             rows = tuple(t[index] for t in rows)
-        rounded = tuple(self._round(t, ids, site, operand) for operand, t in enumerate(rows))
-        return super().encode(rounded, None, site, peer)
+        rounded = tuple(self._round(t, ids, tag, operand) for operand, t in enumerate(rows))
+        return super().encode(rounded, None, tag, peer)
 
-    def _round(self, rows, ids, site, operand):
-        phase = sum(map(ord, site.phase)) if self.fresh else 0
-        noise = torch.stack([self._noise(rows[0], fold_key(*site[:3], operand, i, phase)) for i in ids.tolist()])
+    def _round(self, rows, ids, tag, operand):
+        phase = sum(map(ord, tag.phase)) if self.fresh else 0
+        noise = torch.stack([self._noise(rows[0], fold_key(*tag[:3], operand, i, phase)) for i in ids.tolist()])
         return (rows * 4 + noise).floor() / 4
 
     def _noise(self, like, key):

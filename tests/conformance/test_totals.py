@@ -14,7 +14,7 @@ from torch_geometric.transforms import VirtualNode
 from composing import READS_ALL_NODES, WORLDS, configured, names, rest_slow
 from conformance.plain_loop import CLASSES, WIDTH, graph, plain, verdict
 from conformance.whole_nets import REFUSED, ROWS
-from gnnpar.comm import Site, ThreadWorld
+from gnnpar.comm import MessageTag, ThreadWorld
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph
 from gnnpar.models.gnn import ModelConfig
@@ -118,7 +118,7 @@ def test_check_says_what_reads_the_whole_graph_and_finds_no_fault():
 def test_total_and_its_gradient_are_sums_over_ranks_in_fp32():
     def body(comm):
         part = torch.full((2, 3), 40_000.0, dtype=torch.float16, requires_grad=True)
-        total = total_of(part, comm, Site(0, 0, 0, "global"))
+        total = total_of(part, comm, MessageTag(0, 0, 0, "global"))
         (total * (comm.rank + 1)).sum().backward()
         return total.detach(), part.grad, largest_of(total + comm.rank, comm, None), comm.ledger.drain().bytes
 

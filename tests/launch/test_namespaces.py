@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from comm_bodies import SITE
+from comm_bodies import MESSAGE_TAG
 from gnnpar.comm import Communicator
 from gnnpar.files import started
 from gnnpar.launch.emulated import namespaces, paced
@@ -161,7 +161,7 @@ def transfer(comm: Communicator, pairs: list[tuple[int, int]], nbytes: int) -> t
     comm.barrier()
     comm.ledger.drain()
     counter, began = interface_sent_bytes(), time.perf_counter()
-    for pending in comm.exchange(outgoing, expected, SITE).values():
+    for pending in comm.exchange(outgoing, expected, MESSAGE_TAG).values():
         pending.wait()
     seconds = time.perf_counter() - began
     comm.barrier()

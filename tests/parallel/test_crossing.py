@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gnnpar.codecs.codec import CodecConfig, Identity
 from gnnpar.codecs.uniform import Random, Uniform
-from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, RowLike, Site, ThreadWorld
+from gnnpar.comm import CodedExchange, Communicator, Incoming, MessageTag, Outgoing, RowLike, ThreadWorld
 from gnnpar.data.tasks import make_task
 from gnnpar.folds.block import Rows
 from gnnpar.models.gcn import GCN
@@ -43,8 +43,8 @@ class Late(View):
         theirs = dict(self.exchange.take_all(last)) if last else {}
         outgoing = {p: Outgoing(rows, index) for p, index in shard.boundary.items()}
         incoming = {p: Incoming(n) for p, n in shard.num_halo.items()}
-        site = Site(self.run.epoch, *key, "forward")
-        self.exchange.store(key, self.exchange.post(outgoing, incoming, RowLike.of(rows), site))
+        tag = MessageTag(self.run.epoch, *key, "forward")
+        self.exchange.store(key, self.exchange.post(outgoing, incoming, RowLike.of(rows), tag))
         zeros = {p: tuple(t.new_zeros(n, *t.shape[1:]) for t in rows) for p, n in shard.num_halo.items()}
         block, order = self.edges.combined
         halo = [torch.cat([(theirs or zeros)[p][i] for p in sorted(zeros)]) for i in range(len(src))]
@@ -107,8 +107,8 @@ def test_a_state_with_messages_in_flight_is_refused() -> None:
         data = small_graph() if comm.rank == 0 else None
         lists = Shard.open(data, torch.arange(60) % 2, comm).row_lists
         exchange = CodedExchange(comm, Identity().build(lists, comm, 0))
-        rows, site, peer = (torch.ones(2, 3),), Site(0, 0, 0, "forward"), 1 - comm.rank
-        posted = exchange.post({peer: Outgoing(rows)}, {peer: Incoming(2)}, RowLike.of(rows), site)
+        rows, tag, peer = (torch.ones(2, 3),), MessageTag(0, 0, 0, "forward"), 1 - comm.rank
+        posted = exchange.post({peer: Outgoing(rows)}, {peer: Incoming(2)}, RowLike.of(rows), tag)
         exchange.store("late", posted)
         with pytest.raises(ValueError, match="a message is stored under late already"):
             exchange.store("late", posted)

@@ -39,9 +39,9 @@ class _Tiring(_Cast):
     def begin_epoch(self, epoch: int) -> None:
         self.calls += 1
 
-    def encode(self, rows: Any, index: Any, site: Any, peer: int) -> Any:
+    def encode(self, rows: Any, index: Any, tag: Any, peer: int) -> Any:
         self.calls += 1
-        return super().encode(tuple(t * (1 + 0.003 * self.calls) for t in rows), index, site, peer)
+        return super().encode(tuple(t * (1 + 0.003 * self.calls) for t in rows), index, tag, peer)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from gnnpar.comm import Communicator, RowLike, RowLists, Site, Wire
+from gnnpar.comm import Communicator, MessageTag, RowLike, RowLists, Wire
 from gnnpar.files import JsonDict, StateDict
 from gnnpar.folds.block import Rows
 from gnnpar_kernels import gather_rows
@@ -154,13 +154,13 @@ class _Cast(CodecDefaults):
     def _on_wire(self, like: RowLike) -> RowLike:
         return like._replace(dtype=self.wire or like.dtype)
 
-    def nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
+    def nbytes(self, num_rows: int, like: Sequence[RowLike], tag: MessageTag, peer: int) -> int:
         return sum(self._on_wire(each).nbytes(num_rows) for each in like)
 
-    def encode(self, rows: Rows, index: Tensor | None, site: Site, peer: int) -> Tensor:
+    def encode(self, rows: Rows, index: Tensor | None, tag: MessageTag, peer: int) -> Tensor:
         like = RowLike.of(rows)
         num_rows = len(rows[0]) if index is None else len(index)
-        buffer = torch.empty(self.nbytes(num_rows, like, site, peer), dtype=torch.uint8, device=rows[0].device)
+        buffer = torch.empty(self.nbytes(num_rows, like, tag, peer), dtype=torch.uint8, device=rows[0].device)
         start = 0
         for i in self._order(like):
             tensor, wire = rows[i], self._on_wire(like[i])
@@ -175,7 +175,7 @@ class _Cast(CodecDefaults):
             start = end
         return buffer
 
-    def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
+    def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], tag: MessageTag, peer: int) -> Rows:
         rows: dict[int, Tensor] = {}
         start = 0
         for i in self._order(like):
@@ -195,13 +195,13 @@ class _Nothing(CodecDefaults):
 
     decodes_late = True
 
-    def nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
+    def nbytes(self, num_rows: int, like: Sequence[RowLike], tag: MessageTag, peer: int) -> int:
         return 0
 
-    def encode(self, rows: Rows, index: Tensor | None, site: Site, peer: int) -> Tensor:
+    def encode(self, rows: Rows, index: Tensor | None, tag: MessageTag, peer: int) -> Tensor:
         return torch.empty(0, dtype=torch.uint8, device=rows[0].device)
 
-    def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
+    def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], tag: MessageTag, peer: int) -> Rows:
         return tuple(each.empty(num_rows).zero_() for each in like)
 
 
@@ -212,28 +212,28 @@ class FirstAndRest(Wire):
     first: Wire
     rest: Wire
 
-    def nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
-        return self.first.nbytes(num_rows, like[:1], site, peer) + self.rest.nbytes(num_rows, like[1:], site, peer)
+    def nbytes(self, num_rows: int, like: Sequence[RowLike], tag: MessageTag, peer: int) -> int:
+        return self.first.nbytes(num_rows, like[:1], tag, peer) + self.rest.nbytes(num_rows, like[1:], tag, peer)
 
-    def metadata_nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
-        first = self.first.metadata_nbytes(num_rows, like[:1], site, peer)
-        return first + self.rest.metadata_nbytes(num_rows, like[1:], site, peer)
+    def metadata_nbytes(self, num_rows: int, like: Sequence[RowLike], tag: MessageTag, peer: int) -> int:
+        first = self.first.metadata_nbytes(num_rows, like[:1], tag, peer)
+        return first + self.rest.metadata_nbytes(num_rows, like[1:], tag, peer)
 
-    def encode(self, rows: Rows, index: Tensor | None, site: Site, peer: int) -> Tensor:
+    def encode(self, rows: Rows, index: Tensor | None, tag: MessageTag, peer: int) -> Tensor:
         """Encode all operands. The rest comes first in the buffer: it has the wider type, so both parts are aligned."""
         if len(rows) == 1:
-            return self.first.encode(rows, index, site, peer)
-        rest, first = self.rest.encode(rows[1:], index, site, peer), self.first.encode(rows[:1], index, site, peer)
+            return self.first.encode(rows, index, tag, peer)
+        rest, first = self.rest.encode(rows[1:], index, tag, peer), self.first.encode(rows[:1], index, tag, peer)
         return torch.cat([rest, first])
 
-    def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
-        at = self.rest.nbytes(num_rows, like[1:], site, peer)
-        rest = self.rest.decode(buffer[:at], num_rows, like[1:], site, peer)
-        return (*self.first.decode(buffer[at:], num_rows, like[:1], site, peer), *rest)
+    def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], tag: MessageTag, peer: int) -> Rows:
+        at = self.rest.nbytes(num_rows, like[1:], tag, peer)
+        rest = self.rest.decode(buffer[:at], num_rows, like[1:], tag, peer)
+        return (*self.first.decode(buffer[at:], num_rows, like[:1], tag, peer), *rest)
 
-    def as_received(self, rows: Rows, index: Tensor, site: Site, peer: int) -> Rows:
-        first = self.first.as_received(rows[:1], index, site, peer)
-        return (*first, *self.rest.as_received(rows[1:], index, site, peer))
+    def as_received(self, rows: Rows, index: Tensor, tag: MessageTag, peer: int) -> Rows:
+        first = self.first.as_received(rows[:1], index, tag, peer)
+        return (*first, *self.rest.as_received(rows[1:], index, tag, peer))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from torch import Tensor
 from gnnpar.codecs.codec import Codec, CodecConfig, CodecDefaults, Exactness, WirePrice
 from gnnpar.codecs.quantized import Key, QuantizedRows, decode_rows, price_of_codes
 from gnnpar.codecs.uniform import Bits, GridBits, bits_of_code, code_of
-from gnnpar.comm import Communicator, Outgoing, RowLike, RowLists, Site
+from gnnpar.comm import Communicator, MessageTag, Outgoing, RowLike, RowLists
 from gnnpar.comm.rows import Decoder
 from gnnpar.files import StateDict
 from gnnpar.folds.block import Rows
@@ -157,44 +157,44 @@ class _Delta(QuantizedRows):
         held = self._held.get((key, peer, sending))
         return code_of(self._config.bits) if held is None or held.codes is None else held.codes
 
-    def encode(self, rows: Rows, index: Tensor | None, site: Site, peer: int) -> Tensor:
+    def encode(self, rows: Rows, index: Tensor | None, tag: MessageTag, peer: int) -> Tensor:
         num_rows = len(rows[0]) if index is None else len(index)
-        held = self._of(site, peer, sending=True)
+        held = self._of(tag, peer, sending=True)
         if held is None:
-            return super().encode(rows, index, site, peer)
-        rows = _differences(rows, index, held.reference(slice(site.first, site.first + num_rows)))
+            return super().encode(rows, index, tag, peer)
+        rows = _differences(rows, index, held.reference(slice(tag.first, tag.first + num_rows)))
         like = RowLike.of(rows)
-        packings = [self._packing(i, num_rows, each, site, peer, sending=True) for i, each in enumerate(like)]
-        ids = self.ids_of(index, num_rows, site, peer)
-        buffer = self._encode(rows, None, ids, packings, site, peer)
-        held.advanced(site.first, decode_rows(buffer, num_rows, like, packings)[0])
+        packings = [self._packing(i, num_rows, each, tag, peer, sending=True) for i, each in enumerate(like)]
+        ids = self.ids_of(index, num_rows, tag, peer)
+        buffer = self._encode(rows, None, ids, packings, tag, peer)
+        held.advanced(tag.first, decode_rows(buffer, num_rows, like, packings)[0])
         return buffer
 
-    def encode_all(self, outgoing: Mapping[int, Outgoing], site: Site) -> Mapping[int, Tensor]:
-        return CodecDefaults.encode_all(self, outgoing, site)
+    def encode_all(self, outgoing: Mapping[int, Outgoing], tag: MessageTag) -> Mapping[int, Tensor]:
+        return CodecDefaults.encode_all(self, outgoing, tag)
 
-    def decoder(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Decoder:
-        decode, held = super().decoder(num_rows, like, site, peer), self._of(site, peer, sending=False)
+    def decoder(self, num_rows: int, like: Sequence[RowLike], tag: MessageTag, peer: int) -> Decoder:
+        decode, held = super().decoder(num_rows, like, tag, peer), self._of(tag, peer, sending=False)
         if held is None:
             return decode
 
         def added(buffer: Tensor) -> Rows:
             first, *rest = decode(buffer)
-            return (held.advanced(site.first, first), *rest)
+            return (held.advanced(tag.first, first), *rest)
 
         return added
 
-    def as_received(self, rows: Rows, index: Tensor, site: Site, peer: int) -> Rows:
-        held = self._of(site, peer, sending=True)
+    def as_received(self, rows: Rows, index: Tensor, tag: MessageTag, peer: int) -> Rows:
+        held = self._of(tag, peer, sending=True)
         if held is None or held.rows is None:
-            return super().as_received(rows, index, site, peer)
+            return super().as_received(rows, index, tag, peer)
         at = torch.searchsorted(self.lists.sent[peer], index)
         reference = held.reference(at)
         assert reference is not None
         spread = tuple(t.new_zeros(self.lists.num_rows, *t.shape[1:]) for t in rows)
         for into, part in zip(spread, _differences(rows, index, reference), strict=True):
             into[index] = part  # keep places, since noise is keyed by node
-        first, *rest = super().as_received(spread, index, site, peer)
+        first, *rest = super().as_received(spread, index, tag, peer)
         whole = reference + first.flatten(1).to(reference.dtype)
         return (whole.to(first.dtype).view_as(first), *rest)
 
@@ -212,9 +212,9 @@ class _Delta(QuantizedRows):
         for held in self._held.values():
             held.commit(self._config.bits, self._config.least_bits)
 
-    def _of(self, site: Site, peer: int, *, sending: bool) -> _Held | None:
+    def _of(self, tag: MessageTag, peer: int, *, sending: bool) -> _Held | None:
         """Return the held rows, or None for rows that SAR pushes."""
-        key = Key.of(site)
+        key = Key.of(tag)
         if key.direction == "push":
             return None
         at = key, peer, sending

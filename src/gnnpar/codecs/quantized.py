@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.codecs.codec import CodecDefaults
-from gnnpar.comm import Outgoing, RowLike, RowLists, Site
+from gnnpar.comm import MessageTag, Outgoing, RowLike, RowLists
 from gnnpar.comm.rows import Decoder
 from gnnpar.folds.block import Rows
 from gnnpar_kernels import dequantize_rows, fold_key, gather_rows, quantize_rows
@@ -37,9 +37,9 @@ class Key(NamedTuple):
     direction: Direction
 
     @staticmethod
-    def of(site: Site) -> Key:
-        direction = site.phase if site.phase in ("backward", "push") else "forward"
-        return Key(site.layer, site.call, direction)
+    def of(tag: MessageTag) -> Key:
+        direction = tag.phase if tag.phase in ("backward", "push") else "forward"
+        return Key(tag.layer, tag.call, direction)
 
     @property
     def name(self) -> str:
@@ -81,57 +81,57 @@ class QuantizedRows(CodecDefaults):
                 if bool(each):
                     raise ValueError(where)
 
-    def nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
-        return sum(self._packing(i, num_rows, e, site, peer, sending=False).nbytes for i, e in enumerate(like))
+    def nbytes(self, num_rows: int, like: Sequence[RowLike], tag: MessageTag, peer: int) -> int:
+        return sum(self._packing(i, num_rows, e, tag, peer, sending=False).nbytes for i, e in enumerate(like))
 
-    def metadata_nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
-        return sum(self._packing(i, num_rows, e, site, peer, sending=True).metadata for i, e in enumerate(like))
+    def metadata_nbytes(self, num_rows: int, like: Sequence[RowLike], tag: MessageTag, peer: int) -> int:
+        return sum(self._packing(i, num_rows, e, tag, peer, sending=True).metadata for i, e in enumerate(like))
 
-    def encode(self, rows: Rows, index: Tensor | None, site: Site, peer: int) -> Tensor:
+    def encode(self, rows: Rows, index: Tensor | None, tag: MessageTag, peer: int) -> Tensor:
         num_rows = len(rows[0]) if index is None else len(index)
         packings = [
-            self._packing(i, num_rows, like, site, peer, sending=True) for i, like in enumerate(RowLike.of(rows))
+            self._packing(i, num_rows, like, tag, peer, sending=True) for i, like in enumerate(RowLike.of(rows))
         ]
-        return self._encode(rows, index, self.ids_of(index, num_rows, site, peer), packings, site, peer)
+        return self._encode(rows, index, self.ids_of(index, num_rows, tag, peer), packings, tag, peer)
 
-    def encode_all(self, outgoing: Mapping[int, Outgoing], site: Site) -> Mapping[int, Tensor]:
+    def encode_all(self, outgoing: Mapping[int, Outgoing], tag: MessageTag) -> Mapping[int, Tensor]:
         """Encode messages to all peers: one launch for whole lists of one operand, else one per peer and operand."""
         rows: Rows = next((out.rows for out in outgoing.values()), ())
         if len(outgoing) < 2 or len(rows) != 1 or not all(self._is_list(p, out, rows) for p, out in outgoing.items()):
-            return super().encode_all(outgoing, site)
+            return super().encode_all(outgoing, tag)
         x, lists = rows[0], {p: self.lists.sent[p] for p in outgoing}
         like = RowLike.of(rows)[0]
-        packings = {p: self._packing(0, len(i), like, site, p, sending=True) for p, i in lists.items()}
+        packings = {p: self._packing(0, len(i), like, tag, p, sending=True) for p, i in lists.items()}
         kinds = {isinstance(how.code, int) for how in packings.values()}
         if len(kinds) != 1 or any(map(_is_raw, packings.values())):
-            return super().encode_all(outgoing, site)
-        at = Key.of(site), x.shape[1:], tuple(lists)
+            return super().encode_all(outgoing, tag)
+        at = Key.of(tag), x.shape[1:], tuple(lists)
         if at not in self._joined:
-            ids = torch.cat([self.ids_of(index, len(index), site, p) for p, index in lists.items()])
+            ids = torch.cat([self.ids_of(index, len(index), tag, p) for p, index in lists.items()])
             self._joined[at] = torch.cat(list(lists.values())), ids, _join(packings.values())
         index, ids, how = self._joined[at]
-        key = self.noise_key(site, 0, self.lists.part)
+        key = self.noise_key(tag, 0, self.lists.part)
         buffer = torch.empty(how.nbytes, dtype=torch.uint8, device=ids.device)
         quantize_rows(x.detach().flatten(1), index, how.code, how.offsets, ids=ids, key=key, out=buffer)
-        self._look_for_lost_rows(buffer, how, site, f"ranks {', '.join(map(str, lists))}")
+        self._look_for_lost_rows(buffer, how, tag, f"ranks {', '.join(map(str, lists))}")
         parts = torch.split(buffer, [each.nbytes for each in packings.values()])
         return dict(zip(lists, parts, strict=True))
 
-    def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
-        return self.decoder(num_rows, like, site, peer)(buffer)
+    def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], tag: MessageTag, peer: int) -> Rows:
+        return self.decoder(num_rows, like, tag, peer)(buffer)
 
-    def decoder(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Decoder:
-        packings = [self._packing(i, num_rows, each, site, peer, sending=False) for i, each in enumerate(like)]
+    def decoder(self, num_rows: int, like: Sequence[RowLike], tag: MessageTag, peer: int) -> Decoder:
+        packings = [self._packing(i, num_rows, each, tag, peer, sending=False) for i, each in enumerate(like)]
         return partial(decode_rows, num_rows=num_rows, like=like, packings=packings)
 
-    def as_received(self, rows: Rows, index: Tensor, site: Site, peer: int) -> Rows:
+    def as_received(self, rows: Rows, index: Tensor, tag: MessageTag, peer: int) -> Rows:
         like = RowLike.of(rows)
-        codes = self.codes(Key.of(site), peer, sending=True)
+        codes = self.codes(Key.of(tag), peer, sending=True)
         if isinstance(codes, Tensor):  # any rows of the list, so look up their positions in it
             codes = codes[torch.searchsorted(self.lists.sent[peer], index)]
         packings = [_pack(self._code(i, each, codes), len(index), each) for i, each in enumerate(like)]
-        ids = self.ids_of(index, len(index), site, peer)
-        return decode_rows(self._encode(rows, index, ids, packings, site, peer), len(index), like, packings)
+        ids = self.ids_of(index, len(index), tag, peer)
+        return decode_rows(self._encode(rows, index, ids, packings, tag, peer), len(index), like, packings)
 
     def _is_list(self, peer: int, out: Outgoing, rows: Rows) -> bool:
         """Return True if the message sends the peer's whole list, indexed from `rows`."""
@@ -142,24 +142,26 @@ class QuantizedRows(CodecDefaults):
         self._packings.clear()
         self._joined.clear()
 
-    def ids_of(self, index: Tensor | None, num_rows: int, site: Site, peer: int) -> Tensor:
+    def ids_of(self, index: Tensor | None, num_rows: int, tag: MessageTag, peer: int) -> Tensor:
         """Return the noise key of each outgoing row: its node and its reader."""
         if index is not None:
             return self.lists.node_ids[index] + (peer << 48)
         ids = self.lists.read[peer]
-        return ids[site.first : site.first + num_rows] + (peer << 48)
+        return ids[tag.first : tag.first + num_rows] + (peer << 48)
 
-    def noise_key(self, site: Site, operand: int, sender: int) -> int:
-        direction = DIRECTIONS.index(Key.of(site).direction)
-        return fold_key(self.seed, site.epoch, site.layer, site.call, direction, operand, sender)
+    def noise_key(self, tag: MessageTag, operand: int, sender: int) -> int:
+        direction = DIRECTIONS.index(Key.of(tag).direction)
+        return fold_key(self.seed, tag.epoch, tag.layer, tag.call, direction, operand, sender)
 
-    def _packing(self, operand: int, num_rows: int, like: RowLike, site: Site, peer: int, *, sending: bool) -> Packing:
-        key = Key.of(site)
-        at = key, operand, peer, sending, site.first, num_rows, like.shape, like.dtype
+    def _packing(
+        self, operand: int, num_rows: int, like: RowLike, tag: MessageTag, peer: int, *, sending: bool
+    ) -> Packing:
+        key = Key.of(tag)
+        at = key, operand, peer, sending, tag.first, num_rows, like.shape, like.dtype
         if (packing := self._packings.get(at)) is None:
             codes = self.codes(key, peer, sending=sending)
             if isinstance(codes, Tensor):
-                codes = codes[site.first : site.first + num_rows]
+                codes = codes[tag.first : tag.first + num_rows]
             packing = self._packings[at] = _pack(self._code(operand, like, codes), num_rows, like)
         return packing
 
@@ -170,7 +172,7 @@ class QuantizedRows(CodecDefaults):
         return code if is_wide(like.width, like.dtype.itemsize) else RAW
 
     def _encode(
-        self, rows: Rows, index: Tensor | None, ids: Tensor, packings: Sequence[Packing], site: Site, peer: int
+        self, rows: Rows, index: Tensor | None, ids: Tensor, packings: Sequence[Packing], tag: MessageTag, peer: int
     ) -> Tensor:
         buffer = torch.empty(sum(p.nbytes for p in packings), dtype=torch.uint8, device=rows[0].device)
         for operand, (tensor, how, place) in enumerate(zip(rows, packings, _places(packings), strict=True)):
@@ -179,12 +181,12 @@ class QuantizedRows(CodecDefaults):
                 target = part.view(tensor.dtype).view(len(ids), *tensor.shape[1:])
                 target.copy_(tensor) if index is None else gather_rows(tensor, index, out=target)
                 continue
-            key = self.noise_key(site, operand, self.lists.part)
+            key = self.noise_key(tag, operand, self.lists.part)
             quantize_rows(tensor.detach().flatten(1), index, how.code, how.offsets, ids=ids, key=key, out=part)
-            self._look_for_lost_rows(part, how, site, f"rank {peer}")
+            self._look_for_lost_rows(part, how, tag, f"rank {peer}")
         return buffer
 
-    def _look_for_lost_rows(self, part: Tensor, how: Packing, site: Site, readers: str) -> None:
+    def _look_for_lost_rows(self, part: Tensor, how: Packing, tag: MessageTag, readers: str) -> None:
         if not how.metadata:
             return
         words = part.view(torch.int32)
@@ -194,7 +196,7 @@ class QuantizedRows(CodecDefaults):
         else:
             lost = words[how.offsets[:-1] // 4] == NO_RANGE
         where = (
-            f"epoch {site.epoch}, layer {site.layer}, {Key.of(site).direction}: a row for {readers} holds Inf or NaN "
+            f"epoch {tag.epoch}, layer {tag.layer}, {Key.of(tag).direction}: a row for {readers} holds Inf or NaN "
             "(or its range is beyond 2^119), which no step covers; lower optim.lr, set optim.clip, or use "
             "codec=identity"
         )

@@ -1,7 +1,7 @@
 """Communication between ranks: Communicator Protocol, its two implementations, exact byte counts, phase clock."""
 
 from gnnpar.comm.clock import PhaseClock
-from gnnpar.comm.communicator import Communicator, Pending, Site
+from gnnpar.comm.communicator import Communicator, MessageTag, Pending
 from gnnpar.comm.exchange import CodedExchange, Posted
 from gnnpar.comm.ledger import EpochTraffic, Ledger
 from gnnpar.comm.mesh import Mesh
@@ -15,13 +15,13 @@ __all__ = [
     "Incoming",
     "Ledger",
     "Mesh",
+    "MessageTag",
     "Outgoing",
     "Pending",
     "PhaseClock",
     "Posted",
     "RowLike",
     "RowLists",
-    "Site",
     "ThreadWorld",
     "Wire",
 ]

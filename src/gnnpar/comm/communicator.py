@@ -17,12 +17,12 @@ from gnnpar.comm.mesh import Axis, Mesh
 Phase = Literal[
     "forward", "backward", "remat", "push", "stage", "reduce", "assign", "pairs", "global", "evaluate", "setup"
 ]
-SavedSite = tuple[int, int, int, Phase, int, int]  # a Site as loaded from a checkpoint
+SavedTag = tuple[int, int, int, Phase, int, int]  # a MessageTag as loaded from a checkpoint
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Site(NamedTuple):
+class MessageTag(NamedTuple):
     """Tag of a transfer: the key of accounting, history and bit-widths. first: start of the piece in the peer's list of
     rows, if sent in pieces. `first` is not part of a key: the encoding of a row does not depend on the pieces."""
 
@@ -57,7 +57,7 @@ class Communicator(Protocol):
     def clock(self) -> PhaseClock: ...
 
     def exchange(
-        self, outgoing: Mapping[int, Tensor], incoming_nbytes: Mapping[int, int], site: Site, *, metadata: int = 0
+        self, outgoing: Mapping[int, Tensor], incoming_nbytes: Mapping[int, int], tag: MessageTag, *, metadata: int = 0
     ) -> Mapping[int, Pending[Tensor]]:
         """Exchange flat uint8 buffers, a sparse all-to-all. Empty buffers are not sent; both ends know every size.
         metadata: number of outgoing bytes that are not payload (scales, zero points)."""
@@ -68,8 +68,8 @@ class Communicator(Protocol):
         each exchange, the slowest rank never waits for another one's flush."""
         ...
 
-    def all_reduce(self, tensor: Tensor, site: Site | None = None) -> Tensor:
-        """Return the sum over ranks, a new tensor. Without a site it is not part of training and not counted."""
+    def all_reduce(self, tensor: Tensor, tag: MessageTag | None = None) -> Tensor:
+        """Return the sum over ranks, a new tensor. Without a tag it is not part of training and not counted."""
         ...
 
     def broadcast(self, obj: T | None, src: int = 0) -> T:
@@ -116,24 +116,24 @@ class RankGroup(ABC):
         return len(self.ranks)
 
     def exchange(
-        self, outgoing: Mapping[int, Tensor], incoming_nbytes: Mapping[int, int], site: Site, *, metadata: int = 0
+        self, outgoing: Mapping[int, Tensor], incoming_nbytes: Mapping[int, int], tag: MessageTag, *, metadata: int = 0
     ) -> Mapping[int, Pending[Tensor]]:
         self.ledger.add_metadata(metadata)
         sends = {peer: buffer for peer, buffer in outgoing.items() if buffer.numel()}
         for peer, buffer in sends.items():
-            self.ledger.sent(site.phase, buffer.numel(), peer=self.ranks[peer], layer=site.layer)
+            self.ledger.sent(tag.phase, buffer.numel(), peer=self.ranks[peer], layer=tag.layer)
         nothing = Ready(torch.empty(0, dtype=torch.uint8, device=self.device))
         receives = {peer: nbytes for peer, nbytes in incoming_nbytes.items() if nbytes}
-        return {**dict.fromkeys(incoming_nbytes, nothing), **self.post(sends, receives, site)}
+        return {**dict.fromkeys(incoming_nbytes, nothing), **self.post(sends, receives, tag)}
 
     @abstractmethod
-    def post(self, sends: dict[int, Tensor], receives: dict[int, int], site: Site) -> dict[int, Pending[Tensor]]:
+    def post(self, sends: dict[int, Tensor], receives: dict[int, int], tag: MessageTag) -> dict[int, Pending[Tensor]]:
         """Send non-empty buffers, and return the pending receives by peer."""
 
-    def all_reduce(self, tensor: Tensor, site: Site | None = None) -> Tensor:
-        if site is not None:
+    def all_reduce(self, tensor: Tensor, tag: MessageTag | None = None) -> Tensor:
+        if tag is not None:
             nbytes = ring_reduce_nbytes(tensor.numel() * tensor.element_size(), rank=self.rank, size=self.size)
-            self.ledger.counted(site.phase, nbytes)
+            self.ledger.counted(tag.phase, nbytes)
         with self.clock("reduce"):
             return self.summed(tensor)
 

@@ -7,18 +7,18 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from gnnpar.comm.communicator import Communicator, Pending, SavedSite, Site
+from gnnpar.comm.communicator import Communicator, MessageTag, Pending, SavedTag
 from gnnpar.comm.rows import Decoder, Incoming, Outgoing, RowLike, Wire
 from gnnpar.folds.block import Rows
 
-Observer = Callable[[Site, int, Rows], None]
+Observer = Callable[[MessageTag, int, Rows], None]
 
 
 @dataclass(eq=False)
 class Posted:
     """A posted message: incoming rows not taken yet, by peer."""
 
-    site: Site
+    tag: MessageTag
     like: tuple[RowLike, ...]
     incoming: Mapping[int, Incoming]
     pending: dict[int, Pending[Tensor]]
@@ -35,7 +35,7 @@ class CodedExchange:
     """Exchange rows between the ranks of `comm`, encoded by `codec`. Counts bytes and metadata, and marks the clock.
 
     A message may be taken in a later epoch than it was posted in: `store` keeps it under a key until `retrieve`. Its
-    bytes belong to the epoch of posting, and it is decoded with the codec's state at posting. observe(site, peer,
+    bytes belong to the epoch of posting, and it is decoded with the codec's state at posting. observe(tag, peer,
     rows): called with all rows that are taken.
     """
 
@@ -53,27 +53,27 @@ class CodedExchange:
         outgoing: Mapping[int, Outgoing],
         incoming: Mapping[int, Incoming],
         like: Sequence[RowLike],
-        site: Site,
+        tag: MessageTag,
         *,
-        counted: Site | None = None,
+        counted: MessageTag | None = None,
     ) -> Posted:
         """Encode and send rows by peer, and post receives of rows of the shapes and types `like`. Rows of a wider type
-        are rounded. All ranks post the same messages in the same order. site: key of the codec's bits and noise.
-        counted: site for the ledger, by default `site`."""
+        are rounded. All ranks post the same messages in the same order. tag: key of the codec's bits and noise.
+        counted: tag for the ledger, by default `tag`."""
         comm, codec = self.comm, self.codec
         outgoing = {p: _as_like(out, like) for p, out in outgoing.items()}
         buffers: Mapping[int, Tensor] = {}
         if outgoing:
             with comm.clock("encode"):
-                buffers = codec.encode_all(outgoing, site)
-        sizes = {p: codec.nbytes(part.num_rows, like, at(site, part), p) for p, part in incoming.items()}
+                buffers = codec.encode_all(outgoing, tag)
+        sizes = {p: codec.nbytes(part.num_rows, like, at(tag, part), p) for p, part in incoming.items()}
         metadata = sum(
-            codec.metadata_nbytes(part.num_rows, RowLike.of(part.rows), at(site, part), p)
+            codec.metadata_nbytes(part.num_rows, RowLike.of(part.rows), at(tag, part), p)
             for p, part in outgoing.items()
         )
-        pending = comm.exchange(buffers, sizes, counted or site, metadata=metadata)
-        decoders = {p: codec.decoder(part.num_rows, tuple(like), at(site, part), p) for p, part in incoming.items()}
-        posted = Posted(site, tuple(like), incoming, dict(pending), decoders=decoders)
+        pending = comm.exchange(buffers, sizes, counted or tag, metadata=metadata)
+        decoders = {p: codec.decoder(part.num_rows, tuple(like), at(tag, part), p) for p, part in incoming.items()}
+        posted = Posted(tag, tuple(like), incoming, dict(pending), decoders=decoders)
         if pending:
             self._in_flight[posted] = None
         return posted
@@ -82,7 +82,7 @@ class CodedExchange:
         """Return the rows of a peer, once. Waiting for them counts as exposed communication."""
         rows = posted.decoded.pop(peer) if peer in posted.decoded else self._receive(posted, peer)
         if self._observe is not None:
-            self._observe(posted.site, peer, rows)
+            self._observe(posted.tag, peer, rows)
         return rows
 
     def take_all(self, posted: Posted) -> Iterator[tuple[int, Rows]]:
@@ -100,10 +100,10 @@ class CodedExchange:
         """Remove and return the message stored under a key; None if there is none."""
         return self._stored.pop(key, None)
 
-    def as_received(self, rows: Rows, index: Tensor, site: Site, peer: int) -> Rows:
-        """Return rows[index] of the rows posted at a site, as the peer decodes them."""
+    def as_received(self, rows: Rows, index: Tensor, tag: MessageTag, peer: int) -> Rows:
+        """Return rows[index] of the rows posted under a tag, as the peer decodes them."""
         with self.comm.clock("encode"):
-            return self.codec.as_received(rows, index, site, peer)
+            return self.codec.as_received(rows, index, tag, peer)
 
     def drain(self) -> None:
         """Wait for everything in flight; rows not taken are kept."""
@@ -117,17 +117,17 @@ class CodedExchange:
         rows = (t for posted in self._stored.values() for rows in posted.decoded.values() for t in rows)
         return sum(t.numel() * t.element_size() for t in rows)
 
-    def state_dict(self) -> dict[Hashable, tuple[Site, dict[int, Rows]]]:
+    def state_dict(self) -> dict[Hashable, tuple[MessageTag, dict[int, Rows]]]:
         """Return the stored messages. Call `drain` first."""
         if self._in_flight:
             raise RuntimeError("messages are in flight: drain the exchange before its state is read")
-        return {key: (posted.site, dict(posted.decoded)) for key, posted in self._stored.items()}
+        return {key: (posted.tag, dict(posted.decoded)) for key, posted in self._stored.items()}
 
-    def load_state_dict(self, state: Mapping[Hashable, tuple[SavedSite, Mapping[int, Rows]]]) -> None:
-        for key, (site, decoded) in state.items():
+    def load_state_dict(self, state: Mapping[Hashable, tuple[SavedTag, Mapping[int, Rows]]]) -> None:
+        for key, (tag, decoded) in state.items():
             incoming = {p: Incoming(len(rows[0])) for p, rows in decoded.items()}
             like = next((RowLike.of(rows) for rows in decoded.values()), ())
-            self._stored[key] = Posted(Site(*site), like, incoming, {}, dict(decoded))
+            self._stored[key] = Posted(MessageTag(*tag), like, incoming, {}, dict(decoded))
 
     def _receive(self, posted: Posted, peer: int) -> Rows:
         buffer = posted.pending.pop(peer).wait()
@@ -144,6 +144,6 @@ def _as_like(out: Outgoing, like: Sequence[RowLike]) -> Outgoing:
     return replace(out, rows=tuple(t.to(each.dtype) for t, each in zip(out.rows, like, strict=True)))
 
 
-def at(site: Site, part: Incoming | Outgoing) -> Site:
-    """Return the site of a piece of a list."""
-    return site._replace(first=part.first)
+def at(tag: MessageTag, part: Incoming | Outgoing) -> MessageTag:
+    """Return the tag of a piece of a list."""
+    return tag._replace(first=part.first)

@@ -27,7 +27,7 @@ from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from gnnpar.comm.clock import PhaseClock
 from gnnpar.comm.clock import monotonic as now
-from gnnpar.comm.communicator import Pending, RankGroup, Site, T
+from gnnpar.comm.communicator import MessageTag, Pending, RankGroup, T
 from gnnpar.comm.interfaces import check_asked, loopback
 from gnnpar.comm.ledger import Ledger, Receipt
 from gnnpar.comm.mesh import Axis, Mesh
@@ -197,16 +197,16 @@ class _Arrival:
     watched: _Watched
     posted: float
     number: int
-    site: Site
+    tag: MessageTag
 
     def wait(self) -> Tensor:
         with self.comm.clock("exposed"):
             began = now()
             self.watched.done.wait()
             if self.watched.error is not None:
-                where = f"in epoch {self.site.epoch}, layer {self.site.layer}, {self.site.phase}"
+                where = f"in epoch {self.tag.epoch}, layer {self.tag.layer}, {self.tag.phase}"
                 raise ConnectionError(f"rank {self.peer} is gone {where}: {self.watched.error}") from self.watched.error
-            arrived, staged = self.watched.arrived, self.site.phase == "stage"
+            arrived, staged = self.watched.arrived, self.tag.phase == "stage"
             receipt = Receipt(self.peer, self.posted, began, arrived, now(), self.number, staged)
             self.comm.ledger.received(receipt)
             return self.comm.staging.to_device(self.buffer)
@@ -250,24 +250,26 @@ class ProcessCommunicator(RankGroup):
     axis: Axis | None = None  # None: all ranks
     num_objects: int = 0  # collective calls so far, equal on all ranks
 
-    def post(self, sends: dict[int, Tensor], receives: dict[int, int], site: Site) -> dict[int, Pending[Tensor]]:
+    def post(self, sends: dict[int, Tensor], receives: dict[int, int], tag: MessageTag) -> dict[int, Pending[Tensor]]:
         self.beat()
-        return self._post_nccl(sends, receives) if self.transport == "nccl" else self._post_gloo(sends, receives, site)
+        return self._post_nccl(sends, receives) if self.transport == "nccl" else self._post_gloo(sends, receives, tag)
 
     def flush(self, *, keep: int) -> None:
         with self.clock("exposed"):
             self.outbox.flush(keep)
 
-    def _post_gloo(self, sends: dict[int, Tensor], receives: dict[int, int], site: Site) -> dict[int, Pending[Tensor]]:
+    def _post_gloo(
+        self, sends: dict[int, Tensor], receives: dict[int, int], tag: MessageTag
+    ) -> dict[int, Pending[Tensor]]:
         pending: dict[int, Pending[Tensor]] = {}
         for peer, nbytes in receives.items():
             source = self.ranks[peer]
             buffer = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
             work = dist.irecv(buffer, source, group=self._towards(source, self.me))
             assert work is not None
-            watcher = self.stage_watcher if site.phase == "stage" else self.watcher
+            watcher = self.stage_watcher if tag.phase == "stage" else self.watcher
             number = self.ledger.expected(source)
-            pending[peer] = _Arrival(self, source, buffer, work, watcher.watch(work), now(), number, site)
+            pending[peer] = _Arrival(self, source, buffer, work, watcher.watch(work), now(), number, tag)
         posted: list[tuple[dist.Work, Tensor]] = []
         for peer, hosted in self.staging.to_host(sends).items():
             target = self.ranks[peer]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from gnnpar.comm.communicator import Site
+from gnnpar.comm.communicator import MessageTag
 from gnnpar.folds.block import Block, Rows
 from gnnpar_kernels.csr import accumulate_dtype
 
@@ -109,34 +108,34 @@ Decoder = Callable[[Tensor], Rows]
 class Wire(Protocol):
     """Encode rows as bytes, and decode them. By default for one peer after the other, without metadata."""
 
-    def nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
+    def nbytes(self, num_rows: int, like: Sequence[RowLike], tag: MessageTag, peer: int) -> int:
         """Return the bytes of the buffer that `peer` sends here. Both ends compute it, so no size is sent."""
         ...
 
-    def metadata_nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
+    def metadata_nbytes(self, num_rows: int, like: Sequence[RowLike], tag: MessageTag, peer: int) -> int:
         """Return the bytes of the buffer to `peer` that are not payload (scales, zero points)."""
         return 0
 
-    def encode(self, rows: Rows, index: Tensor | None, site: Site, peer: int) -> Tensor:
+    def encode(self, rows: Rows, index: Tensor | None, tag: MessageTag, peer: int) -> Tensor:
         """Return rows[index] (all rows for None) of every operand as one flat uint8 buffer. Without an index they are
-        the halo rows of `peer` from site.first on."""
+        the halo rows of `peer` from tag.first on."""
         ...
 
-    def encode_all(self, outgoing: Mapping[int, Outgoing], site: Site) -> Mapping[int, Tensor]:
+    def encode_all(self, outgoing: Mapping[int, Outgoing], tag: MessageTag) -> Mapping[int, Tensor]:
         """Call `encode` for every peer, in one launch if the codec supports it."""
         return {
-            peer: self.encode(out.rows, out.index, site._replace(first=out.first), peer)
+            peer: self.encode(out.rows, out.index, tag._replace(first=out.first), peer)
             for peer, out in outgoing.items()
         }
 
-    def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
+    def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], tag: MessageTag, peer: int) -> Rows:
         """Return the rows that `peer` encoded; they may be views of the buffer."""
         ...
 
-    def decoder(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Decoder:
+    def decoder(self, num_rows: int, like: Sequence[RowLike], tag: MessageTag, peer: int) -> Decoder:
         """Return `decode` for a message that is posted now, valid at any later time."""
-        return partial(self.decode, num_rows=num_rows, like=like, site=site, peer=peer)
+        return lambda buffer: self.decode(buffer, num_rows, like, tag, peer)
 
-    def as_received(self, rows: Rows, index: Tensor, site: Site, peer: int) -> Rows:
+    def as_received(self, rows: Rows, index: Tensor, tag: MessageTag, peer: int) -> Rows:
         """Return rows[index] as `peer` decodes them, in any phase."""
-        return self.decode(self.encode(rows, index, site, peer), len(index), RowLike.of(rows), site, peer)
+        return self.decode(self.encode(rows, index, tag, peer), len(index), RowLike.of(rows), tag, peer)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gnnpar.comm.clock import PhaseClock
 from gnnpar.comm.clock import monotonic as now
-from gnnpar.comm.communicator import Pending, RankGroup, Site, T
+from gnnpar.comm.communicator import MessageTag, Pending, RankGroup, T
 from gnnpar.comm.ledger import Ledger, Receipt
 from gnnpar.comm.mesh import Axis, Mesh
 
@@ -129,12 +129,12 @@ class ThreadCommunicator(RankGroup):
     def transport(self) -> Literal["threads", "none"]:
         return "threads" if self.world.size > 1 else "none"
 
-    def post(self, sends: dict[int, Tensor], receives: dict[int, int], site: Site) -> dict[int, Pending[Tensor]]:
+    def post(self, sends: dict[int, Tensor], receives: dict[int, int], tag: MessageTag) -> dict[int, Pending[Tensor]]:
         for peer, buffer in sends.items():
             self.world.put(self._channel("x", self.me, self.ranks[peer]), (buffer, now()))
         pending: dict[int, Pending[Tensor]] = {}
         for source, peer in ((self.ranks[peer], peer) for peer in receives):
-            number, staged = self.ledger.expected(source), site.phase == "stage"
+            number, staged = self.ledger.expected(source), tag.phase == "stage"
             pending[peer] = _Arrival(self, self._channel("x", source, self.me), source, now(), number, staged)
         return pending
 

@@ -14,7 +14,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from gnnpar.comm import CodedExchange, Communicator, RowLike, Site
+from gnnpar.comm import CodedExchange, Communicator, MessageTag, RowLike
 from gnnpar.comm.communicator import Phase, T
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows, widened
@@ -255,8 +255,8 @@ class ExchangingView(Walk, View):
     def exactly(self) -> Self:
         return self if self.once is None else replace(self, exchange=self.once)
 
-    def site(self, call: int, phase: Phase) -> Site:
-        return Site(self.run.epoch, self.layer, call, phase if self.run.counted else "evaluate")
+    def message_tag(self, call: int, phase: Phase) -> MessageTag:
+        return MessageTag(self.run.epoch, self.layer, call, phase if self.run.counted else "evaluate")
 
     def fold(self, agg: Aggregator, call: int, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
         return walk(self, agg, call, src, dst, edge, shared)

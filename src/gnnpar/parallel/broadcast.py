@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.codecs.codec import CodecConfig, Exactness, Identity
-from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, Posted, RowLike, RowLists, Site
+from gnnpar.comm import CodedExchange, Communicator, Incoming, MessageTag, Outgoing, Posted, RowLike, RowLists
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows, chosen
 from gnnpar.parallel.blocks import ExchangingView, Gradient
@@ -133,12 +133,12 @@ class BroadcastGraph(ExchangingView):
         return self.shard.inner if part == self.rank else self.shard.halo[part]
 
     def blocks(self, agg: Aggregator, x: Operands, call: int) -> Iterator[tuple[Block, Rows | None]]:
-        for part, rows in self.stages(x.src, self.site(call, "forward")):
+        for part, rows in self.stages(x.src, self.message_tag(call, "forward")):
             yield self.block(part), None if part == self.rank else rows
             del rows
 
     def differentiate(self, gradient: Gradient) -> Operands:
-        travelling, site = gradient.chosen(gradient.like), self.site(gradient.call, "backward")
+        travelling, tag = gradient.chosen(gradient.like), self.message_tag(gradient.call, "backward")
         returned: Posted | None = None
         for stage in range(self.num_stages):
             sent, part = (), self.first + stage
@@ -147,7 +147,7 @@ class BroadcastGraph(ExchangingView):
             else:
                 sent = gradient.of_block(self.block(part), gradient.next_rows())
             if travelling:
-                posted = self.post_gradients(stage, sent, travelling, site)
+                posted = self.post_gradients(stage, sent, travelling, tag)
                 returned = posted if self._sends(stage) else returned
         if returned is not None:
             if not gradient.into:
@@ -157,16 +157,16 @@ class BroadcastGraph(ExchangingView):
                     total.add_(rows)
         return gradient.total()
 
-    def stages(self, src: Rows, site: Site) -> Iterator[tuple[int, Rows]]:
+    def stages(self, src: Rows, tag: MessageTag) -> Iterator[tuple[int, Rows]]:
         """Yield (part, its rows) for all parts in ascending order."""
         under_way: deque[Posted] = deque()
         for stage in range(self.num_stages):
             while len(under_way) <= self.prefetch and stage + len(under_way) < self.num_stages:
-                under_way.append(self.post_part(stage + len(under_way), src, site))
+                under_way.append(self.post_part(stage + len(under_way), src, tag))
             posted, part = under_way.popleft(), self.first + stage
             yield part, src if part == self.rank else self.exchange.take(posted, part)
 
-    def post_part(self, stage: int, src: Rows, site: Site) -> Posted:
+    def post_part(self, stage: int, src: Rows, tag: MessageTag) -> Posted:
         """Post all rows of the part that a stage reads to its readers; receive the rows that this rank reads."""
         outgoing, part = dict[int, Outgoing](), self.first + stage
         if self._sends(stage):
@@ -174,15 +174,15 @@ class BroadcastGraph(ExchangingView):
             outgoing = {p: Outgoing(src, every) for p in self.readers}
         incoming = {} if part == self.rank else {part: Incoming(self.block(part).num_src)}
         self.exchange.comm.flush(keep=self.prefetch)
-        return self.exchange.post(outgoing, incoming, RowLike.of(src), site)
+        return self.exchange.post(outgoing, incoming, RowLike.of(src), tag)
 
-    def post_gradients(self, stage: int, grads: Rows, like: Sequence[RowLike], site: Site) -> Posted:
+    def post_gradients(self, stage: int, grads: Rows, like: Sequence[RowLike], tag: MessageTag) -> Posted:
         """Send the gradients of a part's rows to its owner. The owner receives the gradients of all readers."""
         part = self.first + stage
         outgoing = {} if part == self.rank else {part: Outgoing(grads)}
         incoming = {p: Incoming(self.shard.num_inner) for p in self.readers} if self._sends(stage) else {}
         self.exchange.comm.flush(keep=self.prefetch)
-        return self.exchange.post(outgoing, incoming, like, site)
+        return self.exchange.post(outgoing, incoming, like, tag)
 
     def _sends(self, stage: int) -> bool:
         """Return True if the readers of this rank read its rows in this stage."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, Posted, RowLike, RowLists, Site
+from gnnpar.comm import CodedExchange, Communicator, Incoming, MessageTag, Outgoing, Posted, RowLike, RowLists
 from gnnpar.comm.clock import perf_counter
 from gnnpar.comm.rows import PartEdges
 from gnnpar.files import JsonDict
@@ -32,7 +32,7 @@ from gnnpar.partition.shard import Shard
 Exchanges = tuple[CodedExchange, CodedExchange, CodedExchange]
 """Of rows under a cover, of partial rows and their gradients, and of destinations' rows, exactly."""
 PARTIAL = 64
-"""Added to the number of an aggregation in the sites of partial rows: their bits and noise are their own."""
+"""Added to the number of an aggregation in the tags of partial rows: their bits and noise are their own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +145,7 @@ def _exchange(comm: Communicator, messages: Mapping[int, Mapping[str, Tensor]]) 
         buffers[q] = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8).to(comm.device)
     everyone = comm.broadcast(comm.gather({q: len(buffer) for q, buffer in buffers.items()}))
     sizes = {p: nbytes[comm.rank] for p, nbytes in enumerate(everyone) if comm.rank in nbytes}
-    pending = comm.exchange(buffers, sizes, Site(0, -1, 0, "setup"))
+    pending = comm.exchange(buffers, sizes, MessageTag(0, -1, 0, "setup"))
     files = {p: io.BytesIO(pending[p].wait().cpu().numpy().tobytes()) for p in sizes}
     comm.flush(keep=0)
     return {p: torch.load(file, map_location=comm.device, weights_only=True) for p, file in files.items()}
@@ -171,13 +171,13 @@ class SourceFold:
     _num_folded: int = 0
     _like: tuple[RowLike, ...] = ()
 
-    def ask(self, dst: Rows, site: Site) -> Posted | None:
+    def ask(self, dst: Rows, tag: MessageTag) -> Posted | None:
         """Send the destinations' rows to the ranks that fold them, if the fold reads any."""
         outgoing = {q: Outgoing(dst, at) for q, at in self.cover.into.items()}
         incoming = {p: Incoming(len(at)) for p, at in self.cover.lists.sent.items()}
-        return self.exact.post(outgoing, incoming, RowLike.of(dst), site) if dst else None
+        return self.exact.post(outgoing, incoming, RowLike.of(dst), tag) if dst else None
 
-    def send(self, x: Operands, asked: Posted | None, site: Site) -> None:
+    def send(self, x: Operands, asked: Posted | None, tag: MessageTag) -> None:
         """Fold for other ranks and send the results."""
         block, fold = self.cover.block, self.fold
         dst = () if asked is None else self._table(asked, self.exact)
@@ -186,7 +186,7 @@ class SourceFold:
         rows = self.merging.partial(result, saved, x.src[0].dtype)
         self._folded, self._num_dst, self._num_folded = (*dst, *saved), len(dst), len(dst) + len(saved)
         self._like = RowLike.of(rows)
-        self._posted = self._to_readers(self.partial, rows, self._like, site._replace(call=site.call + PARTIAL))
+        self._posted = self._to_readers(self.partial, rows, self._like, tag._replace(call=tag.call + PARTIAL))
 
     def merge(self, state: Rows) -> tuple[Rows, Rows]:
         """Merge all partial rows. Return (the state, the rows that backward reads)."""
@@ -199,7 +199,7 @@ class SourceFold:
         self._folded, self._posted = (), None
         return state, kept
 
-    def send_back(self, saved: Rows, prepared: Rows, grad_out: Tensor, site: Site) -> Posted:
+    def send_back(self, saved: Rows, prepared: Rows, grad_out: Tensor, tag: MessageTag) -> Posted:
         """Send the gradients of the received partial rows to the ranks that folded them."""
         into, merging = self.cover.into, self.merging
         exact, each = saved[self._num_folded :], len(self._like) - 1
@@ -210,9 +210,11 @@ class SourceFold:
         first, *rest = RowLike.of(merging.grad_partial(nothing, none, prepared, grad_out))
         like = first._replace(dtype=self._like[0].dtype), *rest
         incoming = {p: Incoming(len(at)) for p, at in self.cover.lists.sent.items()}
-        return self.partial.post(outgoing, incoming, like, site._replace(call=site.call + PARTIAL))
+        return self.partial.post(outgoing, incoming, like, tag._replace(call=tag.call + PARTIAL))
 
-    def differentiate(self, saved: Rows, x: Operands, posted: Posted, site: Site) -> tuple[Operands, Posted | None]:
+    def differentiate(
+        self, saved: Rows, x: Operands, posted: Posted, tag: MessageTag
+    ) -> tuple[Operands, Posted | None]:
         """Differentiate the partial rows folded here. Return (gradients of sources, edges and shared rows; the posted
         gradients of destinations)."""
         dst, mine = saved[: self._num_dst], saved[self._num_dst : self._num_folded]
@@ -222,7 +224,7 @@ class SourceFold:
             return grads, None
         rows = grads.dst or self.fold.grad_dst(prepared, grad_out)
         like = tuple(each._replace(dtype=grad.dtype) for each, grad in zip(RowLike.of(dst), rows, strict=True))
-        return grads._replace(dst=()), self._to_readers(self.exact, rows, like, site)
+        return grads._replace(dst=()), self._to_readers(self.exact, rows, like, tag)
 
     def add_returned(self, dst: Rows, returned: Posted) -> None:
         """Add the gradients of destinations that other ranks have computed."""
@@ -231,10 +233,10 @@ class SourceFold:
             for total, rows in zip(dst, self.exact.take(returned, q), strict=True):
                 total.index_add_(0, into[q], rows.to(total.dtype))
 
-    def _to_readers(self, exchange: CodedExchange, rows: Rows, like: Sequence[RowLike], site: Site) -> Posted:
+    def _to_readers(self, exchange: CodedExchange, rows: Rows, like: Sequence[RowLike], tag: MessageTag) -> Posted:
         outgoing = {p: Outgoing(rows, at) for p, at in self.cover.lists.sent.items()}
         incoming = {q: Incoming(len(at)) for q, at in self.cover.into.items()}
-        return exchange.post(outgoing, incoming, like, site)
+        return exchange.post(outgoing, incoming, like, tag)
 
     def _table(self, posted: Posted, exchange: CodedExchange) -> Rows:
         """Return the rows of all readers in the order of `cover.block`, zeros for missing ones."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnpar.codecs.codec import Codec, SavedProfile
-from gnnpar.comm import Site
+from gnnpar.comm import MessageTag
 from gnnpar.files import JsonDict, StateDict
 from gnnpar.graph import Graph
 from gnnpar.parallel.context import BuildContext
@@ -310,7 +310,7 @@ class FlatEngine(EngineDefaults):
 
     def reduce(self, bucket: Tensor, epoch: int) -> Tensor:
         """Sum the gradients and the loss of a pass over ranks."""
-        return self._comm.all_reduce(bucket, Site(epoch, -1, 0, "reduce"))
+        return self._comm.all_reduce(bucket, MessageTag(epoch, -1, 0, "reduce"))
 
     def step(self, bucket: Tensor, optimizer: Stepper, *, keep_gradient: bool = False) -> EpochReport:
         """Take one optimizer step with reduced gradients."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from gnnpar.comm.communicator import Site
+from gnnpar.comm.communicator import MessageTag
 from gnnpar.parallel.engine import FlatEngine
 from gnnpar.parallel.torch_types import floats
 
@@ -137,14 +137,14 @@ class FactorEngine(FlatEngine):
             self._seen = {}
         counts = torch.zeros(comm.size, len(matrices), dtype=torch.float64, device=bucket.device)
         counts[comm.rank] = torch.tensor([len(mine[n][0]) if n in mine else torch.inf for n in matrices])
-        counts = comm.all_reduce(counts, Site(epoch, -1, 0, "reduce"))
+        counts = comm.all_reduce(counts, MessageTag(epoch, -1, 0, "reduce"))
         columns = {n: floats(column) for n, column in zip(matrices, counts.unbind(1), strict=True)}
         rows = {n: column for n, column in columns.items() if self.pays(n, column)}
         sums = self._products({n: mine[n] for n in rows}, rows, epoch)
         gradients = self.gradients_of(bucket)
         rest = {n: g for n, g in gradients.items() if n not in sums}
         flat = torch.cat([*(g.reshape(-1) for g in rest.values()), bucket[-1:]])
-        flat = comm.all_reduce(flat, Site(epoch, -1, 1, "reduce"))
+        flat = comm.all_reduce(flat, MessageTag(epoch, -1, 1, "reduce"))
         pieces = torch.split(flat[:-1], [g.numel() for g in rest.values()])
         reduced = sums | dict(zip(rest, pieces, strict=True))
         return torch.cat([*(reduced[name].reshape(-1) for name in gradients), flat[-1:]])
@@ -171,7 +171,7 @@ class FactorEngine(FlatEngine):
         others = [rank for rank in range(comm.size) if rank != comm.rank]
         outgoing = {rank: sent.view(torch.uint8) for rank in others if len(sent)}
         incoming = {rank: sizes[rank] * sent.element_size() for rank in others if sizes[rank]}
-        pending = comm.exchange(outgoing, incoming, Site(epoch, -1, 2, "reduce"))
+        pending = comm.exchange(outgoing, incoming, MessageTag(epoch, -1, 2, "reduce"))
         received = {rank: pending[rank].wait().view(sent.dtype) for rank in incoming} | {comm.rank: sent}
         with comm.clock("compute"):
             total = {name: sent.new_zeros(out, into) for name, (into, out) in widths.items()}

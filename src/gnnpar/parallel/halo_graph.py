@@ -13,7 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from gnnpar.comm import Incoming, Outgoing, Posted, RowLike, Site
+from gnnpar.comm import Incoming, MessageTag, Outgoing, Posted, RowLike
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.folds.mergeable import merging_of
@@ -74,9 +74,9 @@ class HaloGraph(ExchangingView):
         """Return the features of the halo nodes, fetched once."""
         assert self.cache is not None
         if self.cache.halo is None:
-            site = self.site(0, "forward")
+            tag = self.message_tag(0, "forward")
             view = self.exactly()
-            rows = dict(view.exchange.take_all(view.send((self.shard.x,), site)))
+            rows = dict(view.exchange.take_all(view.send((self.shard.x,), tag)))
             self.cache.halo = torch.cat([rows[p][0] for p in sorted(rows)] or [self.shard.x[:0]])
         return self.cache.halo
 
@@ -93,18 +93,18 @@ class HaloGraph(ExchangingView):
         split = SourceFold(found, merging.at_source or agg, merging, partial, exact)
         return replace(self, shard=found.edges.shard, edges=found.edges, exchange=rows, split=split)
 
-    def send(self, src: Rows, site: Site) -> Posted:
+    def send(self, src: Rows, tag: MessageTag) -> Posted:
         """Send boundary rows; halo rows will arrive."""
         boundary, num_halo = self.shard.boundary, self.shard.num_halo
         outgoing = {p: Outgoing(src, boundary[p]) for p in self.edges.readers}
         incoming = {p: Incoming(num_halo[p]) for p in num_halo}
-        return self.exchange.post(outgoing, incoming, RowLike.of(src), site)
+        return self.exchange.post(outgoing, incoming, RowLike.of(src), tag)
 
-    def send_back(self, grads: Mapping[int, Rows], like: Sequence[RowLike], site: Site) -> Posted:
+    def send_back(self, grads: Mapping[int, Rows], like: Sequence[RowLike], tag: MessageTag) -> Posted:
         """Send gradients of halo rows to their owners, and post the receipt of this rank's boundary rows' gradients."""
         outgoing = {p: Outgoing(rows) for p, rows in grads.items()}
         incoming = {p: Incoming(len(index)) for p, index in self.shard.boundary.items()}
-        return self.exchange.post(outgoing, incoming, like, site)
+        return self.exchange.post(outgoing, incoming, like, tag)
 
     def blocks(self, agg: Aggregator, x: Operands, call: int) -> Iterator[tuple[Block, Rows | None]]:
         """Yield inner blocks, then halo blocks in a fixed order, so the bits do not depend on arrival.
@@ -112,17 +112,17 @@ class HaloGraph(ExchangingView):
         Partial rows are sent as soon as they can be folded: at once, or when the destinations' rows have arrived, while
         inner edges are folded.
         """
-        site, split, exchange = self.site(call, "forward"), self.split, self.exchange
+        tag, split, exchange = self.message_tag(call, "forward"), self.split, self.exchange
         early, late = self.edges.forward
-        asked = split.ask(x.dst, site) if split else None
-        posted = self.send(x.src, site)
+        asked = split.ask(x.dst, tag) if split else None
+        posted = self.send(x.src, tag)
         if split and not asked:
-            split.send(x, None, site)
+            split.send(x, None, tag)
         there = dict(exchange.take_all(posted)) if self.edges.overlap == "none" else {}
         for block in early:
             yield block, None
         if split and asked:
-            split.send(x, asked, site)
+            split.send(x, asked, tag)
         if self.edges.overlap == "central_marginal":
             there = dict(exchange.take_all(posted))
         for block in late:
@@ -135,17 +135,17 @@ class HaloGraph(ExchangingView):
 
     def differentiate(self, gradient: Gradient) -> Operands:
         """Differentiate partial rows and halo blocks, then inner blocks while their gradients travel."""
-        site, split, g = self.site(gradient.call, "backward"), self.split, gradient
-        gone = split.send_back(g.merged, g.prepared, g.grad_out, site) if split else None
+        tag, split, g = self.message_tag(gradient.call, "backward"), self.split, gradient
+        gone = split.send_back(g.merged, g.prepared, g.grad_out, tag) if split else None
         sent = {p: g.of_block(self.shard.halo[p], g.next_rows()) for p in self.edges.sources}
         travelling = g.chosen(g.like)
-        posted = self.send_back(sent, travelling, site) if travelling else None
+        posted = self.send_back(sent, travelling, tag) if travelling else None
         early, late = self.edges.backward
         for block in early:
             g.add_own(block)
         returned = None
         if split and gone:
-            grads, returned = split.differentiate(g.merged, g.x, gone, site)
+            grads, returned = split.differentiate(g.merged, g.x, gone, tag)
             g.add_inner(grads, split.cover.block)
         back = {p: self.exchange.take(posted, p) for p in self.edges.readers if p in posted.incoming} if posted else {}
         for block in late:
@@ -177,7 +177,7 @@ class _HaloRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: _Fetched, view: HaloGraph, call: int, *src: Tensor) -> Rows:
-        found = dict(view.exchange.take_all(view.send(src, view.site(call, "forward"))))
+        found = dict(view.exchange.take_all(view.send(src, view.message_tag(call, "forward"))))
         ctx.view, ctx.call, ctx.like = view, call, RowLike.of(src)
         return tuple(torch.cat([found[p][i] for p in sorted(found)] or [t[:0]]) for i, t in enumerate(src))
 
@@ -191,7 +191,7 @@ class _HaloRows(torch.autograd.Function):
             first, last = last, last + view.shard.halo[p].num_src
             sent[p] = tuple(grads[i][first:last].contiguous() for i in wanted)
         like = [ctx.like[i] for i in wanted]
-        posted = view.send_back({p: sent[p] for p in view.edges.sources}, like, view.site(ctx.call, "backward"))
+        posted = view.send_back({p: sent[p] for p in view.edges.sources}, like, view.message_tag(ctx.call, "backward"))
         totals = tuple(each.empty(view.shard.num_inner).zero_() for each in like)
         for p in (p for p in view.edges.readers if p in posted.incoming):
             add_returned(totals, view.shard.boundary[p], view.exchange.take(posted, p))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnpar.codecs.codec import Identity
-from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, RowLike, Site
+from gnnpar.comm import CodedExchange, Communicator, Incoming, MessageTag, Outgoing, RowLike
 from gnnpar.comm.communicator import Phase
 from gnnpar.comm.rows import RowLists
 from gnnpar.data.links import Link, OwnPairs
@@ -54,10 +54,10 @@ class RowFetch:
         if comm.size > 1:
             first = comm.rank * self.block
             self.owner = node_ids.new_zeros(max(0, min(self.block, num_nodes - first)))
-            for peer, ids in self._sent(self._by_block(node_ids), Site(0, -1, 0, "setup")).items():
+            for peer, ids in self._sent(self._by_block(node_ids), MessageTag(0, -1, 0, "setup")).items():
                 self.owner[ids - first] = peer
 
-    def route(self, nodes: Tensor, site: Site) -> Route:
+    def route(self, nodes: Tensor, tag: MessageTag) -> Route:
         """Return the route of distinct nodes, ascending global ids [n]."""
         place = torch.searchsorted(self.node_ids, nodes).clamp_max(max(0, len(self.node_ids) - 1))
         here = self.node_ids[place] == nodes if len(self.node_ids) else torch.zeros_like(nodes, dtype=torch.bool)
@@ -65,41 +65,41 @@ class RowFetch:
         asked: dict[int, Tensor] = {}
         given: Mapping[int, Tensor] = {}
         if self.comm.size > 1:
-            owner = self._owners(nodes[away], site)
+            owner = self._owners(nodes[away], tag)
             asked = {p: away[owner == p] for p in range(self.comm.size) if p != self.comm.rank}
             asked = {p: places for p, places in asked.items() if len(places)}
-            wanted = self._sent({p: nodes[places] for p, places in asked.items()}, site)
+            wanted = self._sent({p: nodes[places] for p, places in asked.items()}, tag)
             given = {p: torch.searchsorted(self.node_ids, ids) for p, ids in wanted.items() if p != self.comm.rank}
         return Route(len(nodes), place[own_at], own_at, asked, given)
 
-    def rows(self, route: Route, table: Tensor, site: Site) -> Tensor:
+    def rows(self, route: Route, table: Tensor, tag: MessageTag) -> Tensor:
         """Return the rows of a route's nodes. Shapes: table [N, D] of this rank -> [n, D]."""
         out = table.new_empty(route.num_nodes, table.shape[1])
         out[route.own_at] = table[route.own]
         outgoing = {p: Outgoing((table,), rows) for p, rows in route.given.items()}
         incoming = {p: Incoming(len(places)) for p, places in route.asked.items()}
-        for peer, (rows,) in self._exchanged(outgoing, incoming, RowLike.of((table,)), site):
+        for peer, (rows,) in self._exchanged(outgoing, incoming, RowLike.of((table,)), tag):
             out[route.asked[peer]] = rows
         return out
 
-    def add_back(self, route: Route, gradient: Tensor, into: Tensor, site: Site) -> None:
+    def add_back(self, route: Route, gradient: Tensor, into: Tensor, tag: MessageTag) -> None:
         """Add gradients of fetched rows [n, D] to `into` [N, D], the gradients of their owners' rows."""
         into.index_add_(0, route.own, gradient[route.own_at])
         outgoing = {p: Outgoing((gradient,), places) for p, places in route.asked.items()}
         incoming = {p: Incoming(len(rows)) for p, rows in route.given.items()}
-        for peer, (rows,) in self._exchanged(outgoing, incoming, RowLike.of((gradient,)), site):
+        for peer, (rows,) in self._exchanged(outgoing, incoming, RowLike.of((gradient,)), tag):
             into.index_add_(0, route.given[peer], rows)
 
-    def _owners(self, nodes: Tensor, site: Site) -> Tensor:
+    def _owners(self, nodes: Tensor, tag: MessageTag) -> Tensor:
         """Return the owners of distinct nodes, ascending [n] -> [n]."""
         asked = self._by_block(nodes)
-        questions = self._sent(asked, site)
+        questions = self._sent(asked, tag)
         first, rank = self.comm.rank * self.block, self.comm.rank
         answers = {p: self.owner[ids - first] for p, ids in questions.items()}
         found = {rank: answers[rank]} if rank in answers else {}
         outgoing = {p: Outgoing((rows,)) for p, rows in answers.items() if p != rank}
         incoming = {p: Incoming(len(ids)) for p, ids in asked.items() if p != rank}
-        for peer, (rows,) in self._exchanged(outgoing, incoming, _like(nodes), site):
+        for peer, (rows,) in self._exchanged(outgoing, incoming, _like(nodes), tag):
             found[peer] = rows
         return torch.cat([found[p] for p in sorted(found)]) if found else nodes  # blocks and nodes both ascend
 
@@ -108,22 +108,22 @@ class RowFetch:
         counts = integers(torch.bincount(nodes // self.block, minlength=self.comm.size))
         return {p: ids for p, ids in enumerate(torch.split(nodes, counts)) if len(ids)}
 
-    def _sent(self, ids: Mapping[int, Tensor], site: Site) -> dict[int, Tensor]:
+    def _sent(self, ids: Mapping[int, Tensor], tag: MessageTag) -> dict[int, Tensor]:
         """Exchange ids with every rank, this one included. Ranks sum a table of counts first."""
         rank, size = self.comm.rank, self.comm.size
         mine = [[len(ids.get(p, ())) if r == rank else 0 for p in range(size)] for r in range(size)]
-        table = self.comm.all_reduce(torch.tensor(mine, device=self.node_ids.device), site)
+        table = self.comm.all_reduce(torch.tensor(mine, device=self.node_ids.device), tag)
         received = {p: Incoming(count) for p, count in enumerate(integers(table[:, rank])) if count and p != rank}
         outgoing = {p: Outgoing((each,)) for p, each in ids.items() if p != rank}
         found = {rank: ids[rank]} if rank in ids else {}
-        for peer, (rows,) in self._exchanged(outgoing, received, _like(self.node_ids), site):
+        for peer, (rows,) in self._exchanged(outgoing, received, _like(self.node_ids), tag):
             found[peer] = rows
         return dict(sorted(found.items()))
 
     def _exchanged(
-        self, outgoing: Mapping[int, Outgoing], incoming: Mapping[int, Incoming], like: tuple[RowLike, ...], site: Site
+        self, sent: Mapping[int, Outgoing], incoming: Mapping[int, Incoming], like: tuple[RowLike, ...], tag: MessageTag
     ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
-        posted = self.exchange.post(outgoing, incoming, like, site)
+        posted = self.exchange.post(sent, incoming, like, tag)
         return self.exchange.take_all(posted)
 
 
@@ -153,11 +153,11 @@ class PairExamples:
         share = 1.0 / (pairs.total * (1 + task.negatives))
         phase: Phase = "pairs" if run.counted else "evaluate"
         for number, chosen in enumerate(_slices(len(pairs.number), self._rounds[0])):
-            site = Site(run.epoch, -1, number, phase)
+            tag = MessageTag(run.epoch, -1, number, phase)
             candidates = pairs.candidates(chosen, task.negatives, seed=self._seed, epoch=run.epoch)
             nodes, place = unique(candidates)
-            route = self._fetch.route(nodes, site)
-            fetched = self._fetch.rows(route, fixed, site).requires_grad_()
+            route = self._fetch.route(nodes, tag)
+            fetched = self._fetch.rows(route, fixed, tag).requires_grad_()
             sources = fixed[pairs.source[chosen]].requires_grad_()
             scores = pair_scores(model, sources[:, None], fetched[place])
             labels = torch.zeros_like(scores)
@@ -169,7 +169,7 @@ class PairExamples:
                 or_zeros(gradient, of) for gradient, of in zip(found, wanted, strict=True)
             )
             of_rows.index_add_(0, pairs.source[chosen], of_sources)
-            self._fetch.add_back(route, of_fetched, of_rows, site)
+            self._fetch.add_back(route, of_fetched, of_rows, tag)
             for sum_, each in zip(gradients, of_parameters, strict=True):
                 sum_ += each
             total += loss.detach()
@@ -182,9 +182,9 @@ class PairExamples:
         table = self._pairs.val if split == "val" else self._pairs.test
         found: list[Tensor] = []
         for number, chosen in enumerate(_slices(len(table), self._rounds[1 if split == "val" else 2])):
-            site = Site(0, -1, number, "evaluate")
+            tag = MessageTag(0, -1, number, "evaluate")
             nodes, place = unique(table[chosen, 1:])
-            fetched = self._fetch.rows(self._fetch.route(nodes, site), rows, site)
+            fetched = self._fetch.rows(self._fetch.route(nodes, tag), rows, tag)
             scores = pair_scores(self._model, rows[table[chosen, 0]][:, None], fetched[place])
             found.append(self._task.statistics(scores, torch.zeros_like(scores)).cpu())
             self._comm.flush(keep=0)
@@ -196,9 +196,9 @@ class PairExamples:
         of this rank, pairs [n, 2] -> [n]."""
         found: list[Tensor] = []
         for number, chosen in enumerate(_slices(len(pairs), max(1, -(-2 * most // self._limit)))):
-            site = Site(0, -1, number, "evaluate")
+            tag = MessageTag(0, -1, number, "evaluate")
             nodes, place = unique(pairs[chosen])
-            fetched = self._fetch.rows(self._fetch.route(nodes, site), rows, site)
+            fetched = self._fetch.rows(self._fetch.route(nodes, tag), rows, tag)
             found.append(pair_scores(self._model, fetched[place[:, 0]], fetched[place[:, 1]]))
             self._comm.flush(keep=0)
         return torch.cat(found)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, Posted, RowLike, Site, Wire
-from gnnpar.comm.communicator import Phase, SavedSite
+from gnnpar.comm import CodedExchange, Communicator, Incoming, MessageTag, Outgoing, Posted, RowLike, Wire
+from gnnpar.comm.communicator import Phase, SavedTag
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Rows
 from gnnpar.parallel.oracle import PartByPart
@@ -61,38 +61,38 @@ class StaleExchange(CodedExchange):
         outgoing: Mapping[int, Outgoing],
         incoming: Mapping[int, Incoming],
         like: Sequence[RowLike],
-        site: Site,
+        tag: MessageTag,
         *,
-        counted: Site | None = None,
+        counted: MessageTag | None = None,
     ) -> Posted:
         """Send this epoch's rows if the policy sends them, and return the message that is read in it."""
-        at: Call = (site.phase, site.layer, site.call)
-        epoch = site.epoch
+        at: Call = (tag.phase, tag.layer, tag.call)
+        epoch = tag.epoch
         self._epoch = epoch
-        age = self.policy.age(site.phase, epoch)
+        age = self.policy.age(tag.phase, epoch)
         if age is not None and age < 0:
             raise ValueError(f"{type(self.policy).__name__}.age is {age} in epoch {epoch}: give 0 or more epochs")
-        if self.policy.travels(site.phase, epoch):
-            posted = super().post(outgoing, incoming, like, site, counted=counted)
+        if self.policy.travels(tag.phase, epoch):
+            posted = super().post(outgoing, incoming, like, tag, counted=counted)
             if age == 0:
-                if self.policy.decay(site.phase) is None:
+                if self.policy.decay(tag.phase) is None:
                     self._kept.pop(at, None)  # freed before the new rows arrive
                 return posted
             self.store((*at, epoch), posted)
         if age is None:
-            return Posted(site, tuple(like), {}, {})
+            return Posted(tag, tuple(like), {}, {})
         late = self.retrieve((*at, epoch - age))
         if late is not None:
             return late
-        rows = self._kept.get(at) if self.policy.decay(site.phase) is None else None
+        rows = self._kept.get(at) if self.policy.decay(tag.phase) is None else None
         zeros = {p: tuple(each.empty(part.num_rows).zero_() for each in like) for p, part in incoming.items()}
-        return _Again(site, tuple(like), incoming, {}, zeros if rows is None else dict(rows))
+        return _Again(tag, tuple(like), incoming, {}, zeros if rows is None else dict(rows))
 
     def take(self, posted: Posted, peer: int) -> Rows:
-        rows, phase = super().take(posted, peer), posted.site.phase
+        rows, phase = super().take(posted, peer), posted.tag.phase
         if isinstance(posted, _Again):
             return rows
-        at: Call = (phase, posted.site.layer, posted.site.call)
+        at: Call = (phase, posted.tag.layer, posted.tag.call)
         decay = self.policy.decay(phase)
         if decay is not None:
             return self._mean(self._kept.setdefault(at, {}), peer, rows, decay)
@@ -122,18 +122,18 @@ class StaleExchange(CodedExchange):
         kept = (t for by_peer in self._kept.values() for rows in by_peer.values() for t in rows)
         return super().nbytes + flying + sum(t.numel() * t.element_size() for t in kept)
 
-    def state_dict(self) -> dict[Hashable, tuple[Site, dict[int, Rows]]]:
-        """Return the stored messages, and kept rows by site."""
-        kept = {("kept", *at): (Site(0, at[1], at[2], at[0]), dict(rows)) for at, rows in self._kept.items()}
+    def state_dict(self) -> dict[Hashable, tuple[MessageTag, dict[int, Rows]]]:
+        """Return the stored messages, and kept rows by tag."""
+        kept = {("kept", *at): (MessageTag(0, at[1], at[2], at[0]), dict(rows)) for at, rows in self._kept.items()}
         return super().state_dict() | kept
 
-    def load_state_dict(self, state: Mapping[Hashable, tuple[SavedSite, Mapping[int, Rows]]]) -> None:
-        messages: dict[Hashable, tuple[SavedSite, Mapping[int, Rows]]] = {}
-        for key, (site, rows) in state.items():
+    def load_state_dict(self, state: Mapping[Hashable, tuple[SavedTag, Mapping[int, Rows]]]) -> None:
+        messages: dict[Hashable, tuple[SavedTag, Mapping[int, Rows]]] = {}
+        for key, (tag, rows) in state.items():
             if isinstance(key, tuple) and key[0] in ("forward", "backward"):
-                messages[key] = (site, rows)
+                messages[key] = (tag, rows)
             else:
-                of = Site(*site)
+                of = MessageTag(*tag)
                 self._kept[of.phase, of.layer, of.call] = dict(rows)
         super().load_state_dict(messages)
 

@@ -9,7 +9,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from gnnpar.comm import Communicator, Site
+from gnnpar.comm import Communicator, MessageTag
 from gnnpar.files import StateDict
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Rows, chosen
@@ -100,15 +100,15 @@ class View(OwnRows):
     def moments(self, x: Tensor) -> Moments | None:
         if not self.run.training or (self.comm is None and len(x) != self.shard.num_nodes):
             return super().moments(x)
-        site = Site(self.run.epoch, self.layer, 0, "reduce") if self.run.counted else None
-        mean, variance = moments_of(x, self.shard.num_nodes, self.comm, site)
+        tag = MessageTag(self.run.epoch, self.layer, 0, "reduce") if self.run.counted else None
+        mean, variance = moments_of(x, self.shard.num_nodes, self.comm, tag)
         return Moments(mean, variance, self.shard.num_nodes, self.run.probe)
 
     def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
         if self.comm is None and len(self.node_ids) != self.shard.num_nodes:
             return super().total(part, how)
-        site = Site(self.run.epoch, self.layer, 0, "global") if self.run.counted else None
-        return (total_of if how == "sum" else largest_of)(part, self.comm, site)
+        tag = MessageTag(self.run.epoch, self.layer, 0, "global") if self.run.counted else None
+        return (total_of if how == "sum" else largest_of)(part, self.comm, tag)
 
     def during(self, run: Pass) -> Self:
         """Return this view in another pass. A probe keeps no rows, since training never sent their bytes."""

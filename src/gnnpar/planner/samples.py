@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gnnpar.comm import Communicator, Site
+from gnnpar.comm import Communicator, MessageTag
 from gnnpar.comm.clock import perf_counter
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows
@@ -278,7 +278,7 @@ def _ring(comm: Communicator, hop: int, nbytes: int, meanwhile: Callable[[], Non
     """Send from every rank to the rank `hop` ahead."""
     target, source = (comm.rank + hop) % comm.size, (comm.rank - hop) % comm.size
     buffer = torch.zeros(nbytes, dtype=torch.uint8, device=comm.device)
-    pending = comm.exchange({target: buffer}, {source: nbytes}, Site(0, -1, 0, "setup"))
+    pending = comm.exchange({target: buffer}, {source: nbytes}, MessageTag(0, -1, 0, "setup"))
     meanwhile()
     pending[source].wait()
     comm.flush(keep=0)
@@ -288,7 +288,7 @@ def _burst(comm: Communicator, count: int) -> None:
     """Send several small messages at once, both ways."""
     target, source = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     buffer = torch.zeros(64, dtype=torch.uint8, device=comm.device)
-    posted = [comm.exchange({target: buffer}, {source: 64}, Site(0, -1, 0, "setup")) for _ in range(count)]
+    posted = [comm.exchange({target: buffer}, {source: 64}, MessageTag(0, -1, 0, "setup")) for _ in range(count)]
     for pending in posted:
         pending[source].wait()
     comm.flush(keep=0)

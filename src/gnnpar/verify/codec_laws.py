@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.codecs.codec import Codec, CodecConfig
-from gnnpar.comm import Communicator, RowLike, Site, ThreadWorld
+from gnnpar.comm import Communicator, MessageTag, RowLike, ThreadWorld
 from gnnpar.comm.communicator import Phase
 from gnnpar.folds.block import Rows
 from gnnpar.models.gcn import GCN
@@ -87,32 +87,32 @@ def messages(ends: Sequence[End], shapes: Sequence[tuple[int, ...]]) -> Iterator
             yield sender, receiver, rows, index
 
 
-def _site(phase: Phase = "forward", first: int = 0) -> Site:
-    return Site(0, 0, 0, phase, first=first)
+def _message_tag(phase: Phase = "forward", first: int = 0) -> MessageTag:
+    return MessageTag(0, 0, 0, phase, first=first)
 
 
 def _sizes(config: CodecConfig) -> str:
     ends, total = ends_of(config), 0
     for sender, receiver, rows, index in messages(ends, SHAPES):
         for count in (1, len(SHAPES)):
-            like, site = RowLike.of(rows[:count]), _site()
-            buffer = ends[sender].codec.encode(rows[:count], index, site, receiver)
+            like, tag = RowLike.of(rows[:count]), _message_tag()
+            buffer = ends[sender].codec.encode(rows[:count], index, tag, receiver)
             _require(
                 buffer.dtype == torch.uint8 and buffer.ndim == 1,
                 f"encode gives {buffer.dtype} {list(buffer.shape)}, not flat bytes",
             )
-            told = ends[receiver].codec.nbytes(len(index), like, site, sender)
+            told = ends[receiver].codec.nbytes(len(index), like, tag, sender)
             _require(told == len(buffer), f"nbytes says {told}, encode made {len(buffer)} bytes of {len(index)} rows")
-            extra = ends[sender].codec.metadata_nbytes(len(index), like, site, receiver)
+            extra = ends[sender].codec.metadata_nbytes(len(index), like, tag, receiver)
             _require(0 <= extra <= told, f"metadata_nbytes says {extra} of {told} bytes")
             total += told
     return f"{total} bytes as announced"
 
 
 def _travel(ends: Sequence[End], sender: int, receiver: int, rows: Rows, index: Tensor, phase: Phase) -> Rows:
-    site, like = _site(phase), RowLike.of(rows)
-    buffer = ends[sender].codec.encode(rows, index, site, receiver)
-    return ends[receiver].codec.decode(buffer, len(index), like, site, sender)
+    tag, like = _message_tag(phase), RowLike.of(rows)
+    buffer = ends[sender].codec.encode(rows, index, tag, receiver)
+    return ends[receiver].codec.decode(buffer, len(index), like, tag, sender)
 
 
 def _shapes(config: CodecConfig) -> str:
@@ -134,15 +134,15 @@ def _repeatable(config: CodecConfig) -> str:
         _require(_equal(mine, _travel(again, sender, receiver, rows, index, "forward")), "two runs send other numbers")
         remat = _travel(first, sender, receiver, rows, index, "remat")
         _require(_equal(mine, remat), "rows that are sent again (phase remat) are other numbers")
-        known = first[sender].codec.as_received(rows, index, _site(), receiver)
+        known = first[sender].codec.as_received(rows, index, _message_tag(), receiver)
         _require(_equal(mine, known), "as_received is not what the peer decodes")
         cut = len(index) // 2
         parts = [
             first[receiver].codec.decode(
-                first[sender].codec.encode(rows, index[a:b], _site(first=a), receiver),
+                first[sender].codec.encode(rows, index[a:b], _message_tag(first=a), receiver),
                 b - a,
                 RowLike.of(rows),
-                _site(first=a),
+                _message_tag(first=a),
                 sender,
             )
             for a, b in ((0, cut), (cut, len(index)))

@@ -17,7 +17,7 @@ from gnnpar.codecs.adaptive.importance import Scores
 from gnnpar.codecs.adaptive.links import Profile
 from gnnpar.codecs.adaptive.problem import Array, BitProblem, Pair, merged, split
 from gnnpar.codecs.quantized import Key
-from gnnpar.comm import Communicator, RowLists, Site
+from gnnpar.comm import Communicator, MessageTag, RowLists
 from gnnpar.comm.clock import perf_counter
 from gnnpar.files import JsonDict
 from gnnpar_kernels.wire import row_nbytes
@@ -83,7 +83,7 @@ class Assigner:
         known = self.comm.broadcast(self.comm.gather(dict(widths)))
         all_widths: dict[Key, int] = {key: width for each in known for key, width in each.items()}
         keys = sorted(all_widths)
-        site = Site(epoch, -1, 0, "assign")
+        tag = MessageTag(epoch, -1, 0, "assign")
         weighted = {
             (k, p): traces[k, p] * self._weight(k, p, energies)[:, None]
             for k in keys
@@ -91,13 +91,13 @@ class Assigner:
         }
         order = {at: torch.argsort(w[:, 0], descending=True, stable=True) for at, w in weighted.items()}
         groups = {at: self._grouped(w[order[at]]) for at, w in weighted.items()}
-        codes, facts = self._solve(keys, all_widths, groups, site)
+        codes, facts = self._solve(keys, all_widths, groups, tag)
         sending: dict[tuple[Key, int], Tensor] = {}
         for (at, rows), group_codes in zip(order.items(), codes, strict=True):
             row_codes = torch.empty(len(rows), dtype=torch.uint8, device=rows.device)
             row_codes[rows] = group_codes.repeat_interleave(self.rules.group_size)[: len(rows)]
             sending[at] = row_codes
-        receiving = self._tell_receivers(keys, sending, site)
+        receiving = self._tell_receivers(keys, sending, tag)
         if facts and keys:
             facts["time/assign_seconds"] = perf_counter() - began
         return Assignment(sending, receiving, facts if keys else {})
@@ -138,22 +138,22 @@ class Assigner:
         return [-(-self.counts[sender][k.direction][p] // size) for k in keys for p in self._peers(k, sender)]
 
     def _solve(
-        self, keys: list[Key], widths: Mapping[Key, int], groups: Mapping[tuple[Key, int], Tensor], site: Site
+        self, keys: list[Key], widths: Mapping[Key, int], groups: Mapping[tuple[Key, int], Tensor], tag: MessageTag
     ) -> tuple[list[Tensor], JsonDict]:
         """Return codes of this rank's groups by message, and the facts on rank 0."""
         comm, device = self.comm, self.comm.device
         flat = torch.cat([g.flatten() for g in groups.values()] or [torch.zeros(0, device=device)]).float()
         sizes = {r: sum(self._num_groups(keys, r)) for r in range(comm.size)}
         if comm.rank != 0:
-            comm.exchange({0: flat.view(torch.uint8)}, {}, site)
-            codes = comm.exchange({}, {0: sizes[comm.rank]}, site)[0].wait()
+            comm.exchange({0: flat.view(torch.uint8)}, {}, tag)
+            codes = comm.exchange({}, {0: sizes[comm.rank]}, tag)[0].wait()
             comm.flush(keep=0)
             return list(torch.split(codes, self._num_groups(keys, comm.rank))), {}
         others = {r: 4 * len(self.rules.menu) * n for r, n in sizes.items() if r}
-        pending = comm.exchange({}, others, site)
+        pending = comm.exchange({}, others, tag)
         theirs = {r: p.wait().view(torch.float32).cpu() for r, p in pending.items()} | {0: flat.cpu()}
         codes, facts = self._solve_all(keys, widths, theirs)
-        comm.exchange({r: torch.as_tensor(codes[r], device=device) for r in others}, {}, site)
+        comm.exchange({r: torch.as_tensor(codes[r], device=device) for r in others}, {}, tag)
         comm.flush(keep=0)
         return list(torch.split(torch.as_tensor(codes[0], device=device), self._num_groups(keys, 0))), facts
 
@@ -214,7 +214,7 @@ class Assigner:
         return BitProblem(tuple(pairs), self.comm.size, rules.variance_weight, hidden)
 
     def _tell_receivers(
-        self, keys: list[Key], sending: Mapping[tuple[Key, int], Tensor], site: Site
+        self, keys: list[Key], sending: Mapping[tuple[Key, int], Tensor], tag: MessageTag
     ) -> dict[tuple[Key, int], Tensor]:
         me = self.comm.rank
         parts: dict[int, list[Tensor]] = {}
@@ -229,7 +229,7 @@ class Assigner:
         totals: dict[int, int] = {}
         for (_, peer), rows in sizes.items():
             totals[peer] = totals.get(peer, 0) + rows
-        pending = self.comm.exchange({p: torch.cat(c) for p, c in parts.items()}, totals, site)
+        pending = self.comm.exchange({p: torch.cat(c) for p, c in parts.items()}, totals, tag)
         arrived = {p: each.wait() for p, each in pending.items()}
         self.comm.flush(keep=0)
         receiving: dict[tuple[Key, int], Tensor] = {}

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +29,7 @@ from gnnpar.codecs.adaptive.traces import Trace, row_variances
 from gnnpar.codecs.codec import Codec, CodecConfig, CodecDefaults, Exactness, WirePrice
 from gnnpar.codecs.quantized import Key, QuantizedRows, is_wide, price_of_codes
 from gnnpar.codecs.uniform import Bits, GridBits, check_period, checked_menu, code_of
-from gnnpar.comm import Communicator, Outgoing, RowLike, RowLists, Site
+from gnnpar.comm import Communicator, MessageTag, Outgoing, RowLike, RowLists
 from gnnpar.comm.rows import Decoder
 from gnnpar.files import JsonDict, StateDict
 from gnnpar.folds.block import Rows
@@ -137,32 +136,32 @@ class AdaptiveRows(QuantizedRows):
     def codes(self, key: Key, peer: int, *, sending: bool) -> int | Tensor:
         return self._codes.get((key, peer, sending), self._config.first_bits)
 
-    def nbytes(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> int:
-        self._note(like, site)
-        return super().nbytes(num_rows, like, site, peer)
+    def nbytes(self, num_rows: int, like: Sequence[RowLike], tag: MessageTag, peer: int) -> int:
+        self._note(like, tag)
+        return super().nbytes(num_rows, like, tag, peer)
 
-    def encode(self, rows: Rows, index: Tensor | None, site: Site, peer: int) -> Tensor:
-        self._note(RowLike.of(rows), site)
-        if self._tracing and site.phase in ("forward", "backward") and Key.of(site) in self._widths:
-            self._trace(rows[0].detach().flatten(1), index, site, peer)
-        return super().encode(rows, index, site, peer)
+    def encode(self, rows: Rows, index: Tensor | None, tag: MessageTag, peer: int) -> Tensor:
+        self._note(RowLike.of(rows), tag)
+        if self._tracing and tag.phase in ("forward", "backward") and Key.of(tag) in self._widths:
+            self._trace(rows[0].detach().flatten(1), index, tag, peer)
+        return super().encode(rows, index, tag, peer)
 
-    def encode_all(self, outgoing: Mapping[int, Outgoing], site: Site) -> Mapping[int, Tensor]:
+    def encode_all(self, outgoing: Mapping[int, Outgoing], tag: MessageTag) -> Mapping[int, Tensor]:
         if self._tracing:
-            return CodecDefaults.encode_all(self, outgoing, site)
-        return super().encode_all(outgoing, site)
+            return CodecDefaults.encode_all(self, outgoing, tag)
+        return super().encode_all(outgoing, tag)
 
-    def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Rows:
-        rows = super().decoder(num_rows, like, site, peer)(buffer)
-        if self._tracing and self._config.importance == "energy" and site.phase in ("forward", "backward"):
-            back = "backward" if site.phase == "forward" else "forward"
-            key = Key(site.layer, site.call, back)
+    def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], tag: MessageTag, peer: int) -> Rows:
+        rows = super().decoder(num_rows, like, tag, peer)(buffer)
+        if self._tracing and self._config.importance == "energy" and tag.phase in ("forward", "backward"):
+            back = "backward" if tag.phase == "forward" else "forward"
+            key = Key(tag.layer, tag.call, back)
             total = self._list(self._energies, key, peer, (), rows[0].device)
-            total[site.first : site.first + num_rows] += rows[0].flatten(1).square().sum(1)
+            total[tag.first : tag.first + num_rows] += rows[0].flatten(1).square().sum(1)
         return rows
 
-    def decoder(self, num_rows: int, like: Sequence[RowLike], site: Site, peer: int) -> Decoder:
-        return partial(self.decode, num_rows=num_rows, like=like, site=site, peer=peer)
+    def decoder(self, num_rows: int, like: Sequence[RowLike], tag: MessageTag, peer: int) -> Decoder:
+        return lambda buffer: self.decode(buffer, num_rows, like, tag, peer)
 
     def state_dict(self) -> StateDict:
         """Return bits, traces, the epoch of the last assignment, and the profile, which later assignments use."""
@@ -209,19 +208,19 @@ class AdaptiveRows(QuantizedRows):
         self._assigned_at, self._facts = epoch, assignment.facts
         self.forget_packings()
 
-    def _note(self, like: Sequence[RowLike], site: Site) -> None:
+    def _note(self, like: Sequence[RowLike], tag: MessageTag) -> None:
         """Record the row width of an exchange, on its senders and receivers."""
-        if self._tracing and site.phase in ("forward", "backward") and like:
+        if self._tracing and tag.phase in ("forward", "backward") and like:
             width, itemsize = like[0].width, like[0].dtype.itemsize
             if is_wide(width, itemsize):
-                self._widths[Key.of(site)] = width
+                self._widths[Key.of(tag)] = width
 
-    def _trace(self, x: Tensor, index: Tensor | None, site: Site, peer: int) -> None:
+    def _trace(self, x: Tensor, index: Tensor | None, tag: MessageTag, peer: int) -> None:
         """Add the variances of rows, possibly a slice of the peer's list."""
         rows = x if index is None else x.index_select(0, index)
-        total = self._list(self._traces, Key.of(site), peer, (len(self._config.menu),), x.device)
+        total = self._list(self._traces, Key.of(tag), peer, (len(self._config.menu),), x.device)
         part = row_variances(rows, self._config.menu, trace=self._config.trace)
-        total[site.first : site.first + len(rows)] += part
+        total[tag.first : tag.first + len(rows)] += part
 
     def _list(
         self, of: dict[tuple[Key, int], Tensor], key: Key, peer: int, shape: tuple[int, ...], device: torch.device

@@ -29,7 +29,7 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from gnnpar.comm import Communicator, RowLists, Site
+from gnnpar.comm import Communicator, MessageTag, RowLists
 from gnnpar.comm.rows import PartEdges
 from gnnpar.folds.block import Block
 
@@ -89,7 +89,7 @@ class Scores:
             alpha = edges.in_degree.clamp_min(1) ** power
             mine = {p: column_scores(b, alpha, form).view(torch.uint8) for p, b in edges.halo.items()}
             sizes = {p: 4 * len(index) for p, index in lists.sent.items()}
-            pending = comm.exchange(mine, sizes, Site(0, -1, 0, "setup"))
+            pending = comm.exchange(mine, sizes, MessageTag(0, -1, 0, "setup"))
             self._forward[power] = {p: buffer.wait().view(torch.float32) for p, buffer in pending.items()}
             comm.flush(keep=0)
         self._halo_rows: dict[int, slice] = {}

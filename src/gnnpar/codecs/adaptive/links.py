@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from gnnpar.codecs.adaptive.importance import edges_of
-from gnnpar.comm import Communicator, RowLists, Site
+from gnnpar.comm import Communicator, MessageTag, RowLists
 from gnnpar.comm.clock import perf_counter
 from gnnpar.files import JsonDict, read_json
 from gnnpar.track.text import counted
@@ -134,7 +134,7 @@ def _once(comm: Communicator, hop: int, nbytes: int) -> float:
     buffer = torch.zeros(nbytes, dtype=torch.uint8, device=comm.device)
     comm.barrier()
     began = perf_counter()
-    pending = comm.exchange({target: buffer}, {source: nbytes}, Site(0, -1, 0, "setup"))
+    pending = comm.exchange({target: buffer}, {source: nbytes}, MessageTag(0, -1, 0, "setup"))
     pending[source].wait()
     if comm.device.type == "cuda":
         torch.cuda.synchronize(comm.device)

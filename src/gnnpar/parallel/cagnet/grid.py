@@ -17,7 +17,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, RowLike, RowLists, Site
+from gnnpar.comm import CodedExchange, Communicator, Incoming, MessageTag, Outgoing, RowLike, RowLists
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Rows
 from gnnpar.folds.edge_data import EdgeData
@@ -200,7 +200,7 @@ class ReplicatedGraph(BroadcastGraph):
         refuse_fold(type(agg).__name__, self.layer, self.grid.copies, linear=agg.linear)
         return apply(_Home, self, call, src[0].dtype, walk(self, agg, call, src, (), (), ()))
 
-    def summed(self, partial: Tensor, rows_type: torch.dtype, site: Site) -> Tensor:
+    def summed(self, partial: Tensor, rows_type: torch.dtype, tag: MessageTag) -> Tensor:
         """Return this rank's rows of the sum over the group, ranks in ascending order; partial sums are sent as
         `rows_type`. Shapes: partial [N_G, F] -> [N, F]."""
         places = self.pieces.places
@@ -208,14 +208,14 @@ class ReplicatedGraph(BroadcastGraph):
         outgoing = {p: Outgoing((partial,), order[places[p]]) for p in self.others}
         incoming = {p: Incoming(self.shard.num_inner) for p in self.others}
         like = RowLike.of((partial,))[0]._replace(dtype=rows_type)
-        posted = self.home.post(outgoing, incoming, (like,), site)
+        posted = self.home.post(outgoing, incoming, (like,), tag)
         found = {p: rows for p, (rows,) in self.home.take_all(posted)} | {self.rank: partial[places[self.rank]]}
         total = found[min(found)].to(partial.dtype, copy=True)
         for p in sorted(found)[1:]:
             total += found[p]
         return total
 
-    def of_group(self, rows: Tensor, site: Site) -> Tensor:
+    def of_group(self, rows: Tensor, tag: MessageTag) -> Tensor:
         """Return all rows of the group, as sent. Shapes: rows [N, F] -> [N_G, F]."""
         places = self.pieces.places
         outgoing = {p: Outgoing((rows,)) for p in self.others}
@@ -223,7 +223,7 @@ class ReplicatedGraph(BroadcastGraph):
         like = RowLike.of((rows,))
         table = like[0].empty(self.pieces.num_rows)
         table[places[self.rank]] = rows
-        for p, (theirs,) in self.home.take_all(self.home.post(outgoing, incoming, like, site)):
+        for p, (theirs,) in self.home.take_all(self.home.post(outgoing, incoming, like, tag)):
             table[places[p]] = theirs
         return table
 
@@ -240,9 +240,9 @@ class _Home(torch.autograd.Function):
     @staticmethod
     def forward(ctx: _Homeward, view: ReplicatedGraph, call: int, rows_type: torch.dtype, partial: Tensor) -> Tensor:
         ctx.view, ctx.call, ctx.rows_type = view, call, rows_type
-        return view.summed(partial, rows_type, view.site(call, "forward"))
+        return view.summed(partial, rows_type, view.message_tag(call, "forward"))
 
     @staticmethod
     def backward(ctx: _Homeward, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         rows = grad_outputs[0].to(ctx.rows_type).contiguous()
-        return None, None, None, ctx.view.of_group(rows, ctx.view.site(ctx.call, "backward"))
+        return None, None, None, ctx.view.of_group(rows, ctx.view.message_tag(ctx.call, "backward"))

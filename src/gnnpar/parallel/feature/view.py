@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, Posted, RowLike, RowLists, Site
+from gnnpar.comm import CodedExchange, Communicator, Incoming, MessageTag, Outgoing, Posted, RowLike, RowLists
 from gnnpar.comm.communicator import Phase
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows
@@ -193,8 +193,8 @@ class FeatureGraph(View):
         """Return the global ids [N_P] of this rank's rows, which are their positions in a table."""
         return self.structure.ids[self.rank]
 
-    def site(self, call: int, phase: Phase) -> Site:
-        return Site(self.run.epoch, self.layer, call, phase if self.run.counted else "evaluate")
+    def message_tag(self, call: int, phase: Phase) -> MessageTag:
+        return MessageTag(self.run.epoch, self.layer, call, phase if self.run.counted else "evaluate")
 
     def fold(self, agg: Aggregator, call: int, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
         if self.ranks == 1:
@@ -208,7 +208,7 @@ class FeatureGraph(View):
         return apply(_FeatureFold, self, agg, slices, call, (len(src), len(dst)), *src, *dst, *shared)
 
     def gathered(
-        self, exchange: CodedExchange, slices: Slices, rows: Rows, site: Site, index: Tensor | None = None
+        self, exchange: CodedExchange, slices: Slices, rows: Rows, tag: MessageTag, index: Tensor | None = None
     ) -> Rows:
         """Return this rank's share of all rows: operands [N_P, ...] -> tables [N, ...], without rows if it is idle.
 
@@ -223,7 +223,7 @@ class FeatureGraph(View):
         works = slices.works(self.rank)
         incoming = {p: Incoming(len(ids[p])) for p in self.peers} if works else {}
         like = slices.like(RowLike.of(rows), self.rank)
-        posted = exchange.post(outgoing, incoming, like, site)
+        posted = exchange.post(outgoing, incoming, like, tag)
         if not works:
             return ()
         tables = tuple(each.empty(self.shard.num_nodes) for each in like)
@@ -238,7 +238,7 @@ class FeatureGraph(View):
         slices: Slices,
         tables: Rows,
         like: Sequence[RowLike],
-        site: Site,
+        tag: MessageTag,
         *,
         listed: bool,
     ) -> dict[int, Rows]:
@@ -257,7 +257,7 @@ class FeatureGraph(View):
                 for p in self.peers:
                     outgoing[p] = Outgoing(tables, ids[p]) if listed else Outgoing(tuple(t[ids[p]] for t in tables))
             incoming = {q: Incoming(len(self.mine)) for q in self.peers if q in members}
-            posts.append(exchange.post(outgoing, incoming, slices.like(like, members[0]), site))
+            posts.append(exchange.post(outgoing, incoming, slices.like(like, members[0]), tag))
         for posted in posts:
             shares.update(exchange.take_all(posted))
         return dict(sorted(shares.items()))
@@ -279,9 +279,9 @@ class _FeatureFold(torch.autograd.Function):
     def forward(
         ctx: _Kept, view: FeatureGraph, agg: Aggregator, slices: Slices, call: int, counts: Counts, *flat: Tensor
     ) -> Tensor:
-        x, site = split_operands((*counts, 0), flat), view.site(call, "forward")
+        x, tag = split_operands((*counts, 0), flat), view.message_tag(call, "forward")
         every = torch.arange(len(view.mine), device=view.mine.device)
-        tables = view.gathered(view.columns, slices, (*x.src, *x.dst), site, every)
+        tables = view.gathered(view.columns, slices, (*x.src, *x.dst), tag, every)
         operands, results, saved = Operands(()), (), ()
         if slices.works(view.rank):
             operands = Operands(tables[: counts[0]], tables[counts[0] :], (), slices.shared(x.shared, view.rank))
@@ -291,7 +291,7 @@ class _FeatureFold(torch.autograd.Function):
         like = _result_like(agg, x)._replace(dtype=x.src[0].dtype)
         out = like.empty(len(view.mine))
         home = replace(slices, whole=frozenset())
-        for q, (rows,) in view.shares(view.home, home, results, (like,), site, listed=True).items():
+        for q, (rows,) in view.shares(view.home, home, results, (like,), tag, listed=True).items():
             home.of(out, q).copy_(rows)
         kept = [t for group in operands for t in group] if agg.needs_src else []
         ctx.view, ctx.agg, ctx.slices, ctx.call, ctx.counts, ctx.num_kept = view, agg, slices, call, counts, len(kept)
@@ -303,12 +303,12 @@ class _FeatureFold(torch.autograd.Function):
     def backward(ctx: _Kept, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (grad_out,) = grad_outputs
         view, agg, slices, (num_src, num_dst) = ctx.view, ctx.agg, ctx.slices, ctx.counts
-        asked, site = ctx.needs_input_grad[5:], view.site(ctx.call, "backward")
+        asked, tag = ctx.needs_input_grad[5:], view.message_tag(ctx.call, "backward")
         kept, saved = ctx.saved_tensors[: ctx.num_kept], ctx.saved_tensors[ctx.num_kept :]
         home = replace(slices, whole=frozenset())
         wanted = [i for i in range(num_src + num_dst) if asked[i]]
         tables, shared = (), [grad_out.new_zeros(shape) for shape in ctx.shared]
-        received = view.gathered(view.home, home, (grad_out,), site)
+        received = view.gathered(view.home, home, (grad_out,), tag)
         if received:
             (mine,) = received
             prepared = agg.prepare(saved, mine)
@@ -322,7 +322,7 @@ class _FeatureFold(torch.autograd.Function):
         like = [ctx.like[i] for i in wanted]
         totals = [each.widened.empty(len(view.mine)).zero_() for each in like]
         if wanted:
-            for q, rows in view.shares(view.columns, part_of, tables, like, site, listed=False).items():
+            for q, rows in view.shares(view.columns, part_of, tables, like, tag, listed=False).items():
                 for total, into, got in zip(totals, part_of.rows(tuple(totals), q), rows, strict=True):
                     into.add_(got) if into is total else into.copy_(got)
         flat: list[Tensor | None] = [None] * (num_src + num_dst)

@@ -22,7 +22,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from gnnpar.comm import Posted, RowLike, Site
+from gnnpar.comm import MessageTag, Posted, RowLike
 from gnnpar.comm.communicator import Phase
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Operands, Rows, chosen
@@ -151,7 +151,7 @@ class ChunkGraph(OwnRows):
         history.write(call, src, self.span.rows)
         tables = history.sources(call, RowLike.of(src))
         own = tuple(table[history.fresh : history.fresh + history.own] for table in tables)
-        return tables, self.part.slots.send(own, self.chunk, self._site(call, "forward"))
+        return tables, self.part.slots.send(own, self.chunk, self._message_tag(call, "forward"))
 
     def complete(self, call: Call, posted: Posted | None) -> None:
         """Write the rows of the other parts' chunks in this slot."""
@@ -163,15 +163,15 @@ class ChunkGraph(OwnRows):
         table rows, from this part's destinations."""
         slots, spans = self.part.slots, self.part.chunks.spans
         theirs = {p: of_rows(spans[p, self.chunk]) for p in self.part.chunks.peers}
-        posted = slots.send_back(theirs, self.chunk, like, self._site(call, "backward"))
+        posted = slots.send_back(theirs, self.chunk, like, self._message_tag(call, "backward"))
         mine = of_rows(self.span)  # while gradients of halo rows are sent
         for index, grads in slots.returned(posted, self.chunk):
             add_returned(mine, index, grads)
         return mine
 
-    def _site(self, call: Call, phase: Phase) -> Site:
+    def _message_tag(self, call: Call, phase: Phase) -> MessageTag:
         counted = phase if self.run.counted else "evaluate"
-        return Site(self.run.epoch, call[0], call[1], counted, chunk=self.slot)
+        return MessageTag(self.run.epoch, call[0], call[1], counted, chunk=self.slot)
 
 
 class _Pulled(Context):

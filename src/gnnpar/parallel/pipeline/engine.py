@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnpar.codecs.codec import Codec, Identity
-from gnnpar.comm import CodedExchange, Communicator, RowLike, Site
+from gnnpar.comm import CodedExchange, Communicator, MessageTag, RowLike
 from gnnpar.comm.clock import monotonic as now
 from gnnpar.comm.communicator import Phase
 from gnnpar.files import StateDict
@@ -259,7 +259,7 @@ class PipelineEngine(EngineDefaults):
             return grads
         with parts.clock("compute"):
             bucket = torch.cat([g.reshape(-1) for g in summed.values()])
-        bucket = parts.all_reduce(bucket, None if epoch is None else Site(epoch, -1, 0, "reduce"))
+        bucket = parts.all_reduce(bucket, None if epoch is None else MessageTag(epoch, -1, 0, "reduce"))
         pieces = torch.split(bucket, [g.numel() for g in summed.values()])
         return grads | {n: piece.view_as(g) for (n, g), piece in zip(summed.items(), pieces, strict=True)}
 
@@ -270,7 +270,7 @@ class PipelineEngine(EngineDefaults):
         shared = [square for n, square in squares.items() if n not in own] or [loss.new_zeros(())]
         total = torch.stack(shared).sum() / self._group.size
         mine = torch.stack([loss, total + sum(squares[n] for n in own)])
-        return self._comm.all_reduce(mine, Site(epoch, -1, 1, "reduce"))
+        return self._comm.all_reduce(mine, MessageTag(epoch, -1, 1, "reduce"))
 
     @torch.no_grad()
     def predict(self) -> Tensor:
@@ -331,8 +331,8 @@ def recording(view: View, part: PartState) -> View:
     def write_own(layer: int, call: int, src: Rows) -> None:
         history.write((layer, call), tuple(rows[chunks.order] for rows in src), slice(chunks.num_own))
 
-    def write_halo(site: Site, peer: int, src: Rows) -> None:
-        history.write((site.layer, site.call), src, chunks.halo_rows[peer])
+    def write_halo(tag: MessageTag, peer: int, src: Rows) -> None:
+        history.write((tag.layer, tag.call), src, chunks.halo_rows[peer])
 
     if isinstance(view, HaloGraph):
         view = replace(view, exchange=view.exchange.observed(write_halo))

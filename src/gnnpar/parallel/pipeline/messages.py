@@ -4,7 +4,7 @@ Between stages receives are posted in the order in which the other rank sends, w
 ahead of its use, so that messages travel while chunks are computed. A message is named by its receive.
 
 Between parts the rows of the chunks in a slot travel, and their gradients. A codec sees the rows that a part reads of
-another as one list, chunk by chunk in table order; a slot sends the piece that begins at `site.first`. So its numbers
+another as one list, chunk by chunk in table order; a slot sends the piece that begins at `tag.first`. So its numbers
 depend neither on the order of chunks nor on the number of stages.
 """
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.codecs.codec import Codec, CodecConfig
-from gnnpar.comm import CodedExchange, Communicator, Incoming, Outgoing, Posted, RowLike, RowLists, Site
+from gnnpar.comm import CodedExchange, Communicator, Incoming, MessageTag, Outgoing, Posted, RowLike, RowLists
 from gnnpar.comm.communicator import Phase
 from gnnpar.folds.block import Rows
 from gnnpar.parallel.pipeline.chunks import Chunks, RowRange
@@ -36,25 +36,27 @@ class Slots:
     chunks: Chunks
     exchange: CodedExchange
 
-    def send(self, own: Rows, chunk: int, site: Site) -> Posted | None:
+    def send(self, own: Rows, chunk: int, tag: MessageTag) -> Posted | None:
         """Send rows of a chunk to the parts that read them. `own`: all rows of this part, in table order."""
         if self.exchange.comm.size == 1:
             return None
         outgoing = {p: Outgoing(own, rows, first) for p, (rows, first) in self._read_by(chunk).items()}
-        return self.exchange.post(outgoing, self._read_of_others(chunk), RowLike.of(own), site)
+        return self.exchange.post(outgoing, self._read_of_others(chunk), RowLike.of(own), tag)
 
     def received(self, posted: Posted | None, chunk: int) -> Iterator[tuple[RowRange, Rows]]:
         """Yield (place in the table, rows) of every other part's chunk."""
         for p, rows in self.exchange.take_all(posted) if posted else ():
             yield self.chunks.spans[p, chunk], rows
 
-    def send_back(self, theirs: Mapping[int, Rows], chunk: int, like: Sequence[RowLike], site: Site) -> Posted | None:
+    def send_back(
+        self, theirs: Mapping[int, Rows], chunk: int, like: Sequence[RowLike], tag: MessageTag
+    ) -> Posted | None:
         """Send gradients of halo rows, by part, to their owners."""
         if self.exchange.comm.size == 1:
             return None
         outgoing = {p: Outgoing(theirs[p], None, piece.first) for p, piece in self._read_of_others(chunk).items()}
         incoming = {p: Incoming(len(rows), first) for p, (rows, first) in self._read_by(chunk).items()}
-        return self.exchange.post(outgoing, incoming, like, site)
+        return self.exchange.post(outgoing, incoming, like, tag)
 
     def returned(self, posted: Posted | None, chunk: int) -> Iterator[tuple[Tensor, Rows]]:
         """Yield (rows within the chunk, gradients) from every part that reads it."""
@@ -155,9 +157,9 @@ class Boundary:
     ) -> Posted:
         direction: Phase = "forward" if receive.kind == "receive_forward" else "backward"
         entry = self._entries[receive.stage + (direction == "backward")]
-        site = Site(self._epoch, entry.layer, 0, direction)
-        counted = Site(self._epoch, -1, 0, self._phase, chunk=receive.slot)
-        return self._exchange.post(outgoing, incoming, entry.like, site, counted=counted)
+        tag = MessageTag(self._epoch, entry.layer, 0, direction)
+        counted = MessageTag(self._epoch, -1, 0, self._phase, chunk=receive.slot)
+        return self._exchange.post(outgoing, incoming, entry.like, tag, counted=counted)
 
 
 def incoming(schedule: Schedule, rank: int) -> dict[int, list[Action]]:

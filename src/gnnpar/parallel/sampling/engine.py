@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from gnnpar.comm import Site
+from gnnpar.comm import MessageTag
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import EpochReport, FlatEngine, PassGraph, Stepper
 from gnnpar.parallel.local import Pass
@@ -75,7 +75,7 @@ class MinibatchEngine(FlatEngine):
                 run = Pass(self._seed if step == 0 else fold_key(self._seed, step, _MASKS), epoch, training=True)
                 size = self._batches.size((epoch, step))
                 bucket = self._differentiate_batch(sub, run, size)
-            bucket = self._comm.all_reduce(bucket, Site(epoch, -1, step, "reduce"))
+            bucket = self._comm.all_reduce(bucket, MessageTag(epoch, -1, step, "reduce"))
             report = self.step(bucket, optimizer, keep_gradient=keep_gradient and not several)
             loss += report.loss * size / total
             nodes, edges, kept = nodes + len(sub.node_ids), edges + len(sub.indices), kept or report.gradient

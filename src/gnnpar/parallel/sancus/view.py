@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from gnnpar.comm import Communicator, Incoming, Posted, RowLike, Site
+from gnnpar.comm import Communicator, Incoming, MessageTag, Posted, RowLike
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Rows
 from gnnpar.parallel.broadcast import BroadcastGraph
@@ -66,30 +66,30 @@ class CachedParts:
         self._comm, self._rule = comm, rule
         self.kept: dict[Call, Kept] = {}
 
-    def broadcasting(self, rows: Rows, site: Site) -> frozenset[int]:
-        """Return the parts that broadcast at this site. Collective."""
-        at, rank, size = (site.layer, site.call), self._comm.rank, self._comm.size
+    def broadcasting(self, rows: Rows, tag: MessageTag) -> frozenset[int]:
+        """Return the parts that broadcast at this tag. Collective."""
+        at, rank, size = (tag.layer, tag.call), self._comm.rank, self._comm.size
         every = range(size)
         if at not in self.kept:
-            self.kept[at], chosen = Kept([site.epoch] * size), frozenset(every)
+            self.kept[at], chosen = Kept([tag.epoch] * size), frozenset(every)
         else:
-            ages = [site.epoch - since for since in self.kept[at].since]
-            changes = self._changes(rows, ages, site)
+            ages = [tag.epoch - since for since in self.kept[at].since]
+            changes = self._changes(rows, ages, tag)
             chosen = frozenset(q for q in every if not self._rule.skips(ages[q], changes[q]))
         kept = self.kept[at]
         for q in chosen:
-            kept.since[q] = site.epoch
+            kept.since[q] = tag.epoch
         if rank in chosen and self._rule.bound is not None:
             kept.sent = tuple(t.detach().clone() for t in rows)
         return chosen
 
-    def _changes(self, rows: Rows, ages: Sequence[int], site: Site) -> list[float]:
+    def _changes(self, rows: Rows, ages: Sequence[int], tag: MessageTag) -> list[float]:
         """Return the change of every part; without a message if all are due or no bound is set."""
         if self._rule.bound is None or all(self._rule.due(age) for age in ages):
             return [0.0] * len(ages)
         mine = torch.zeros(len(ages), device=rows[0].device)
-        mine[self._comm.rank] = change_of(rows, self.kept[site.layer, site.call].sent)
-        return floats(self._comm.all_reduce(mine, site._replace(phase="assign")))
+        mine[self._comm.rank] = change_of(rows, self.kept[tag.layer, tag.call].sent)
+        return floats(self._comm.all_reduce(mine, tag._replace(phase="assign")))
 
     @property
     def nbytes(self) -> int:
@@ -120,23 +120,23 @@ class SkippingGraph(BroadcastGraph):
     def exactly(self) -> Self:
         return self if self.once is None else replace(self, exchange=self.once, copies=None)
 
-    def stages(self, src: Rows, site: Site) -> Iterator[tuple[int, Rows]]:
+    def stages(self, src: Rows, tag: MessageTag) -> Iterator[tuple[int, Rows]]:
         if self.copies is None:
-            yield from super().stages(src, site)
+            yield from super().stages(src, tag)
             return
-        self._broadcasting = self.copies.broadcasting(src, site)
-        for part, rows in super().stages(src, site):
+        self._broadcasting = self.copies.broadcasting(src, tag)
+        for part, rows in super().stages(src, tag):
             if part != self.rank and part in self._broadcasting:
-                self.copies.kept[site.layer, site.call].rows[part] = rows
+                self.copies.kept[tag.layer, tag.call].rows[part] = rows
             yield part, rows
 
-    def post_part(self, stage: int, src: Rows, site: Site) -> Posted:
+    def post_part(self, stage: int, src: Rows, tag: MessageTag) -> Posted:
         part = self.first + stage
         if self.copies is None or part in self._broadcasting:
-            return super().post_part(stage, src, site)
-        like, rows = RowLike.of(src), self.copies.kept[site.layer, site.call].rows
+            return super().post_part(stage, src, tag)
+        like, rows = RowLike.of(src), self.copies.kept[tag.layer, tag.call].rows
         incoming = {} if part == self.rank else {part: Incoming(self.block(part).num_src)}
-        return Posted(site, like, incoming, {}, {q: rows[q] for q in incoming})
+        return Posted(tag, like, incoming, {}, {q: rows[q] for q in incoming})
 
 
 @dataclass(eq=False)

@@ -15,7 +15,7 @@ import torch
 from annotated_types import Gt
 from torch import Tensor
 
-from gnnpar.comm import Communicator, Site
+from gnnpar.comm import Communicator, MessageTag
 from gnnpar.folds.block import Block
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.partition.shard import Shard
@@ -199,7 +199,8 @@ class Pushes:
             for p, index in shard.boundary.items()
         }
         outgoing = {p: _pack(block.transposed()) for p, block in shard.halo.items()}
-        pending = comm.exchange(outgoing, {p: each.nbytes for p, each in arriving.items()}, Site(-1, -1, 0, "setup"))
+        sizes = {p: each.nbytes for p, each in arriving.items()}
+        pending = comm.exchange(outgoing, sizes, MessageTag(-1, -1, 0, "setup"))
         return Pushes(lists, Cuts({p: each.unpack(pending[p].wait()) for p, each in arriving.items()}))
 
 

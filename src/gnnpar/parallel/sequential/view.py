@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gnnpar.comm import CodedExchange, Incoming, Outgoing, Posted, RowLike, Site
+from gnnpar.comm import CodedExchange, Incoming, MessageTag, Outgoing, Posted, RowLike
 from gnnpar.comm.rows import row_nbytes
 from gnnpar.folds.aggregator import Aggregator, Pushable
 from gnnpar.folds.block import Block, Operands, Rows
@@ -72,7 +72,7 @@ class SequentialGraph(HaloGraph):
         return walk(self, agg, call, src, dst, edge, shared)
 
     def blocks(self, agg: Aggregator, x: Operands, call: int) -> Iterator[tuple[Block, Rows | None]]:
-        queue = self.fetch(x.src, RowLike.of(x.src), self.site(call, "forward"))
+        queue = self.fetch(x.src, RowLike.of(x.src), self.message_tag(call, "forward"))
         yield self.shard.inner, None
         for arriving in queue:
             for s, rows in arriving:
@@ -91,9 +91,9 @@ class SequentialGraph(HaloGraph):
     def _pull(self, gradient: Gradient) -> Operands:
         """Fetch source rows again (or take kept ones, or none for a linear fold); send gradients back by rounds."""
         like, travelling = gradient.like, gradient.chosen(gradient.like)
-        site, rounds, queue = self.site(gradient.call, "backward"), self.pulls(like), None
+        tag, rounds, queue = self.message_tag(gradient.call, "backward"), self.pulls(like), None
         if gradient.agg.needs_src and self.remat:
-            queue = self.fetch(gradient.x.src, like, self.site(gradient.call, "remat"))
+            queue = self.fetch(gradient.x.src, like, self.message_tag(gradient.call, "remat"))
         gradient.add_own(self.shard.inner)
         returning: deque[tuple[list[Slice], Posted]] = deque()
         for r in range(len(rounds)):
@@ -103,7 +103,7 @@ class SequentialGraph(HaloGraph):
                 sent[s] = gradient.of_block(self.cuts.of(s), rows if queue else gradient.next_rows())
                 del rows
             if travelling:
-                returning.append(self.send_round_back(rounds, r, sent, travelling, site))
+                returning.append(self.send_round_back(rounds, r, sent, travelling, tag))
             del sent
             while len(returning) > self.prefetch:
                 self.take_back(returning.popleft(), gradient.into, travelling)
@@ -118,9 +118,9 @@ class SequentialGraph(HaloGraph):
         assert isinstance(agg, Pushable) and self.pushes is not None
         rows = agg.pushed(gradient.x, gradient.prepared, gradient.grad_out)
         like = RowLike.of(rows)
-        site, read_at = (self.site(gradient.call, phase) for phase in ("push", "forward"))
+        tag, read_at = (self.message_tag(gradient.call, phase) for phase in ("push", "forward"))
         rounds = self.schedule.pushes(row_nbytes(like))
-        queue = self.in_rounds(rounds, self.push_exchange, rows, like, self.pushes.lists, site)
+        queue = self.in_rounds(rounds, self.push_exchange, rows, like, self.pushes.lists, tag)
         into = agg.grad_src(self.shard.inner.reverse, src, rows)
         dst = agg.grad_dst(gradient.prepared, gradient.grad_out)
         reader, mine = None, ()  # rows that a peer has read, while its slices come
@@ -139,9 +139,9 @@ class SequentialGraph(HaloGraph):
     def pulls(self, like: Sequence[RowLike]) -> Rounds:
         return self.schedule.pulls(row_nbytes(like))
 
-    def fetch(self, src: Rows, like: Sequence[RowLike], site: Site) -> Iterator[Round]:
+    def fetch(self, src: Rows, like: Sequence[RowLike], tag: MessageTag) -> Iterator[Round]:
         """Return the halo rows, pulled in rounds."""
-        return self.in_rounds(self.pulls(like), self.exchange, src, like, self.shard.boundary, site)
+        return self.in_rounds(self.pulls(like), self.exchange, src, like, self.shard.boundary, tag)
 
     def in_rounds(
         self,
@@ -150,7 +150,7 @@ class SequentialGraph(HaloGraph):
         rows: Rows,
         like: Sequence[RowLike],
         lists: Mapping[int, Tensor],
-        site: Site,
+        tag: MessageTag,
     ) -> Iterator[Round]:
         """Send rows[lists[peer]] to each peer in rounds; yield the received rows, round by round.
 
@@ -163,7 +163,7 @@ class SequentialGraph(HaloGraph):
             self.residency.add(sum(s.num_rows for s in rounds.incoming(rank, r)) * row)
             mine = rounds.outgoing(rank, r)
             outgoing = {s.peer: Outgoing(rows, lists[s.peer][s.first : s.last], s.first) for s in mine}
-            posted.append(self._post(exchange, outgoing, rounds.incoming(rank, r), like, site))
+            posted.append(self._post(exchange, outgoing, rounds.incoming(rank, r), like, tag))
 
         def take(r: int) -> Round:
             here = posted.popleft()
@@ -182,14 +182,14 @@ class SequentialGraph(HaloGraph):
         return each()
 
     def send_round_back(
-        self, rounds: Rounds, r: int, grads: Mapping[Slice, Rows], like: Sequence[RowLike], site: Site
+        self, rounds: Rounds, r: int, grads: Mapping[Slice, Rows], like: Sequence[RowLike], tag: MessageTag
     ) -> tuple[list[Slice], Posted]:
         """Send gradients of round r's rows to their owners; gradients of this rank's rows arrive, the nearest reader's
         first."""
         mine = rounds.outgoing(self.comm.rank, r)
         self.residency.add(sum(s.num_rows for s in mine) * row_nbytes(like))
         outgoing = {s.peer: Outgoing(rows, None, s.first) for s, rows in grads.items()}
-        return mine, self._post(self.exchange, outgoing, mine, like, site)
+        return mine, self._post(self.exchange, outgoing, mine, like, tag)
 
     def take_back(self, returned: tuple[list[Slice], Posted], into: Rows, like: Sequence[RowLike]) -> None:
         """Add the gradients of one round to the rows of this rank as they arrive."""
@@ -206,7 +206,7 @@ class SequentialGraph(HaloGraph):
         outgoing: Mapping[int, Outgoing],
         incoming: Sequence[Slice],
         like: Sequence[RowLike],
-        site: Site,
+        tag: MessageTag,
     ) -> Posted:
         self.comm.flush(keep=self.prefetch)
-        return exchange.post(outgoing, {s.peer: Incoming(s.num_rows, s.first) for s in incoming}, like, site)
+        return exchange.post(outgoing, {s.peer: Incoming(s.num_rows, s.first) for s in incoming}, like, tag)
