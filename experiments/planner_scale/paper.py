@@ -92,7 +92,7 @@ class Paper:
         if isinstance(candidate, PipelineCandidate):
             return self._pipeline(candidate)
         total = Phases()
-        for layer, count in self.ir.alike(range(self.ir.num_layers)):
+        for layer, count in self.ir.layer_kinds(range(self.ir.num_layers)):
             for direction in DIRECTIONS:
                 total += self._flat(candidate, layer, direction).times(count)
         return total + self._end(range(self.ir.num_layers), candidate.parts)
@@ -172,7 +172,7 @@ class Paper:
     def _stage(self, candidate: PipelineCandidate, layers: range, direction: Direction) -> Phases:
         """One chunk of a stage."""
         share, parts, total = 1.0 / candidate.chunks, candidate.parts, Phases()
-        for layer, count in self.ir.alike(layers):
+        for layer, count in self.ir.layer_kinds(layers):
             rank = self._rank(parts, layer, direction, share=share)
             wire = self.cluster.all_to_all(parts, rank.pair_bytes) if rank.pair_bytes else 0.0
             work = self._work(parts, together=True)

@@ -50,7 +50,7 @@ _ONE_CALL = threading.RLock()
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def _one_at_a_time() -> Iterator[None]:
     """Run one call at a time, because it changes the environment of the process; restore torch's defaults."""
     with _ONE_CALL, torch_defaults():
         yield
@@ -100,7 +100,7 @@ class Run:
             return opened(*find(self.folder, "best", named=self.named))
 
 
-@_alone()
+@_one_at_a_time()
 def train(
     model: Model,
     data: object,
@@ -123,7 +123,7 @@ def train(
     return _train(_settings(model, data, {**chosen, **overrides}), _run_folder(folder), callbacks)
 
 
-@_alone()
+@_one_at_a_time()
 def sweep(
     model: Model | list[Model],
     data: object,
@@ -261,7 +261,7 @@ class Planned:
     candidates: Sequence[JsonObject]
 
 
-@_alone()
+@_one_at_a_time()
 def plan(
     model: Model,
     data: object,
@@ -290,7 +290,7 @@ def plan(
     return Planned(file.absolute(), planned.chosen.label, command.candidates(planned))
 
 
-@_alone()
+@_one_at_a_time()
 def check(
     model: Model,
     data: object = None,

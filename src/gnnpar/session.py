@@ -68,7 +68,7 @@ class Session:
         if optimizer is None and run.captured is not None:
             report = run.captured.train_epoch(self.epoch)
         else:
-            report = run.engine.train_epoch(self.epoch, run.optimizer if optimizer is None else _Given(optimizer))
+            report = run.engine.train_epoch(self.epoch, run.optimizer if optimizer is None else _UserStepper(optimizer))
         self.epoch += 1
         return report.loss
 
@@ -127,7 +127,7 @@ class Session:
             self._monitored.__exit__(kind, error, traceback)
 
 
-class _Given:
+class _UserStepper:
     """A caller's torch optimizer with the interface of engines, also for non-finite gradients."""
 
     refused = False

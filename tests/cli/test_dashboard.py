@@ -14,7 +14,7 @@ from gnnpar.cli.dashboard import TABLE, place_of, run
 from gnnpar.report.dashboard import SECTIONS, of_study, panels_for
 from gnnpar.settings import ConfigError
 from gnnpar.track.keys import BYTE_PHASES, KEYS, PHASES
-from gnnpar.track.wandb import AXES, CURVES, GIGABYTES, LINK, against, flat
+from gnnpar.track.wandb import AXES, CURVES, GIGABYTES, LINK, curves_over_cost, flat
 from gnnpar.training.result.result import FILE
 from planted_runs import real_run
 
@@ -91,7 +91,7 @@ def test_every_key_of_a_panel_is_in_the_history(sweep: Path, monkeypatch: pytest
     with pytest.raises(ConfigError, match="--save: needs the owner of the project"):
         run([str(sweep), "--save"])
     made = json.loads(out.read_text())
-    logged = set(flat(row(0)) | against(row(0)))
+    logged = set(flat(row(0)) | curves_over_cost(row(0)))
     count = sum(map(len, panels_for(logged).values()))
     for name in ("workspace", "report"):
         found = list(configs(made[name]))

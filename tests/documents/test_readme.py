@@ -112,7 +112,7 @@ def test_the_idea_runs() -> None:
     torch.testing.assert_close(out, view.aggregate(Sum(), (whole.x,)))
     half = whole.inner.num_src // 2
     cuts = [(0, half), (half, whole.inner.num_src)]
-    parts = [(whole.inner.between(*ends), (whole.x[slice(*ends)],)) for ends in cuts]
+    parts = [(whole.inner.narrow_columns(*ends), (whole.x[slice(*ends)],)) for ends in cuts]
     torch.testing.assert_close(names["aggregate"](Sum(), total, [parts[1], parts[0]]), out)
 
 

@@ -254,7 +254,7 @@ def test_pushed_rows_give_the_gradients_of_both_sides(name, seed, num_edges, col
         back = block.transposed()
         for first, last in ((0, back.num_src // 3), (back.num_src // 3, back.num_src)):
             rows = slice(first, last) if block.rows is None else block.rows[first:last]
-            piece = back.between(first, last)
+            piece = back.narrow_columns(first, last)
             mine = agg.grad_src(piece.forward, x.src, tuple(t[rows] for t in pushed))
             for into, g in zip(grads, mine, strict=True):
                 into += g
@@ -274,7 +274,7 @@ def test_a_block_is_the_sum_of_its_column_ranges_and_transposes_back(seed, num_e
     found = []
     for i in range(pieces):
         first, last = M * i // pieces, M * (i + 1) // pieces
-        piece = block.between(first, last)
+        piece = block.narrow_columns(first, last)
         assert piece.src_ids is not None and piece.edge_ids is not None
         assert piece.src_ids.tolist() == [3 * j for j in range(first, last)]
         found += zip(piece.edge_ids.tolist(), piece.edge_dst.tolist(), (piece.indices + first).tolist(), strict=True)

@@ -138,13 +138,13 @@ def test_orders_of_kinds() -> None:
 def test_uneven_partitions_have_their_shares(by: Metis | Random | Range) -> None:
     dataset = SBM(num_nodes=1200).load(None, 0)
     shares = (0.5, 0.3, 0.2)
-    sizes = torch.bincount(Shares.around(by, shares).part_of(dataset, 3)) / 1200
+    sizes = torch.bincount(Shares.wrap(by, shares).part_of(dataset, 3)) / 1200
     assert sizes.tolist() == pytest.approx(shares, abs=0.03)
     assert Shares.supported(by)
     with pytest.raises(ValueError, match="must all be above 0"):
-        Shares.around(by, (0.5, 0.0))
+        Shares.wrap(by, (0.5, 0.0))
     with pytest.raises(ValueError, match="3 shares make no 2 parts"):
-        Shares.around(by, shares).part_of(dataset, 2)
+        Shares.wrap(by, shares).part_of(dataset, 2)
 
 
 def test_reshaped_statistics_conserve_nodes_and_edges() -> None:

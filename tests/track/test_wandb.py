@@ -68,7 +68,7 @@ def test_an_offline_run_is_the_run(gnnpar: Run, tmp_path: Path) -> None:
     assert "wandb: kept offline; upload with: wandb sync run/wandb/offline-run-" in done.stdout
 
     rows = read_rows(tmp_path / "run")
-    assert kept.epochs == [mirror.flat(row) | mirror.against(row) for row in rows]
+    assert kept.epochs == [mirror.flat(row) | mirror.curves_over_cost(row) for row in rows]
     assert kept.epochs[3]["against_gigabytes/metric/val"] == rows[3]["metric/val"]
     assert kept.epochs[3][mirror.GIGABYTES] * 1e9 == pytest.approx(rows[3]["comm/total_bytes_so_far"])
     assert {f"memory/peak_bytes/rank_{rank}" for rank in (0, 1)} <= set(kept.epochs[5])
@@ -213,7 +213,7 @@ def test_a_server_that_never_answers_is_one_line_and_an_offline_run(gnnpar: Run,
     assert list((tmp_path / path).glob("run-*.wandb"))
     assert not list((folder / "wandb").glob("run-*"))  # nothing is left of the attempt
     kept = read_run(folder)
-    assert kept.epochs == [mirror.flat(row) | mirror.against(row) for row in read_rows(folder)]
+    assert kept.epochs == [mirror.flat(row) | mirror.curves_over_cost(row) for row in read_rows(folder)]
     assert load(folder)["status"] == "completed"
     assert (tmp_path / path).stat().st_mtime - (folder / "plan.json").stat().st_mtime < 20
     assert ended - (folder / "result.json").stat().st_mtime < 10  # 20 s more with wandb's own error reporting

@@ -19,7 +19,7 @@ from gnnpar.settings import ConfigError, config_errors
 from gnnpar.track.console import complain, num_bytes, say, seconds
 from gnnpar.track.jsonl import read_rows
 from gnnpar.track.text import one_line
-from gnnpar.track.wandb import LINK, against, flat, load, reason
+from gnnpar.track.wandb import LINK, curves_over_cost, flat, load, reason
 
 TABLE = ("strategy", "model", "dataset", "seed", "ranks", "time an epoch", "sent an epoch", "test at best validation")
 
@@ -37,7 +37,7 @@ def run(argv: list[str]) -> int:
     if options.save and not (options.entity or os.environ.get("WANDB_ENTITY")):
         said = f" ({entity}, as the runs say)" if entity else ""
         raise ConfigError(f"--save: needs the owner of the project; give --entity NAME{said}")
-    logged = {name for folder, _ in results for row in read_rows(folder) for name in flat(row) | against(row)}
+    logged = {name for folder, _ in results for row in read_rows(folder) for name in flat(row) | curves_over_cost(row)}
     sections = dashboard.panels_for(logged)
     where = {"entity": entity, "project": project, "study": study}
     try:

@@ -76,30 +76,30 @@ def refuse_delta(codec: CodecConfig, strategy: str, why: str) -> None:
         )
 
 
-class _Held:
+class _RowList:
     """The rows of one list, equal at both ends. fresh: rows of this epoch received so far. Shapes: rows, fresh [n, D];
-    codes [n] uint8; itself [n]: True where the full row is sent."""
+    codes [n] uint8; sent_in_full [n]: True where the full row is sent."""
 
     def __init__(self, num_rows: int) -> None:
         self._num_rows = num_rows
         self.rows: Tensor | None = None
         self.fresh: Tensor | None = None
         self.codes: Tensor | None = None
-        self.itself: Tensor | None = None
+        self.sent_in_full: Tensor | None = None
 
     @property
     def nbytes(self) -> int:
-        return sum(t.nbytes for t in (self.rows, self.fresh, self.codes, self.itself) if t is not None)
+        return sum(t.nbytes for t in (self.rows, self.fresh, self.codes, self.sent_in_full) if t is not None)
 
     def reference(self, at: slice | Tensor) -> Tensor | None:
         """Return the rows to subtract before sending; None: subtract nothing."""
         if self.rows is None:
             return None
-        if self.itself is None:
+        if self.sent_in_full is None:
             return self.rows[at]
-        return self.rows[at].masked_fill(self.itself[at, None], 0.0)
+        return self.rows[at].masked_fill(self.sent_in_full[at, None], 0.0)
 
-    def advanced(self, first: int, decoded: Tensor) -> Tensor:
+    def add_differences(self, first: int, decoded: Tensor) -> Tensor:
         """Add decoded differences to the rows from `first` on. Shapes: [m, ...] -> [m, ...]."""
         at = slice(first, first + len(decoded))
         reference = self.reference(at)
@@ -121,8 +121,8 @@ class _Held:
             self.codes = torch.full_like(wide, bits, dtype=torch.uint8)
             for b in reversed([b for b in _GRIDS if least_bits <= b < bits]):
                 self.codes.masked_fill_(wanted <= (2**b - 1) * wide, b)
-            self.itself = (moved >= wide) & (moved > 0)
-            self.codes.masked_fill_(self.itself, bits)
+            self.sent_in_full = (moved >= wide) & (moved > 0)
+            self.codes.masked_fill_(self.sent_in_full, bits)
         self.rows, self.fresh = self.fresh, None
 
 
@@ -142,7 +142,7 @@ class _Delta(QuantizedRows):
     def __init__(self, lists: RowLists, seed: int, config: Delta) -> None:
         super().__init__(lists, seed=seed, score_bits=code_of(32 if config.bits == 32 else config.score_bits))
         self._config = config
-        self._held: dict[At, _Held] = {}
+        self._held: dict[At, _RowList] = {}
 
     @property
     def held_nbytes(self) -> int:
@@ -167,7 +167,7 @@ class _Delta(QuantizedRows):
         packings = [self._packing(i, num_rows, each, tag, peer, sending=True) for i, each in enumerate(like)]
         ids = self.ids_of(index, num_rows, tag, peer)
         buffer = self._encode(rows, None, ids, packings, tag, peer)
-        held.advanced(tag.first, decode_rows(buffer, num_rows, like, packings)[0])
+        held.add_differences(tag.first, decode_rows(buffer, num_rows, like, packings)[0])
         return buffer
 
     def encode_all(self, outgoing: Mapping[int, Outgoing], tag: MessageTag) -> Mapping[int, Tensor]:
@@ -180,7 +180,7 @@ class _Delta(QuantizedRows):
 
         def added(buffer: Tensor) -> Rows:
             first, *rest = decode(buffer)
-            return (held.advanced(tag.first, first), *rest)
+            return (held.add_differences(tag.first, first), *rest)
 
         return added
 
@@ -200,19 +200,19 @@ class _Delta(QuantizedRows):
 
     def state_dict(self) -> StateDict:
         self._commit()
-        return {at: (held.rows, held.codes, held.itself) for at, held in self._held.items()}
+        return {at: (held.rows, held.codes, held.sent_in_full) for at, held in self._held.items()}
 
     def load_state_dict(self, state: StateDict) -> None:
-        for (key, peer, sending), (rows, codes, itself) in state.items():
-            held = self._held[Key(*key), peer, sending] = _Held(len(rows))
-            held.rows, held.codes, held.itself = rows, codes, itself
+        for (key, peer, sending), (rows, codes, sent_in_full) in state.items():
+            held = self._held[Key(*key), peer, sending] = _RowList(len(rows))
+            held.rows, held.codes, held.sent_in_full = rows, codes, sent_in_full
         self.forget_packings()
 
     def _commit(self) -> None:
         for held in self._held.values():
             held.commit(self._config.bits, self._config.least_bits)
 
-    def _of(self, tag: MessageTag, peer: int, *, sending: bool) -> _Held | None:
+    def _of(self, tag: MessageTag, peer: int, *, sending: bool) -> _RowList | None:
         """Return the held rows, or None for rows that SAR pushes."""
         key = Key.of(tag)
         if key.direction == "push":
@@ -220,7 +220,7 @@ class _Delta(QuantizedRows):
         at = key, peer, sending
         if at not in self._held:
             whole = self.lists.sent if sending == (key.direction == "forward") else self.lists.read
-            self._held[at] = _Held(len(whole[peer]))
+            self._held[at] = _RowList(len(whole[peer]))
         return self._held[at]
 
 

@@ -84,7 +84,7 @@ class PhaseClock:
         self.stop()
         seconds: dict[str, float] = dict.fromkeys(CLOCK_PHASES, 0.0)
         for (phase, begin), (_, end) in zip(self._marks, self._marks[1:], strict=False):
-            seconds[phase] += self._between(begin, end)
+            seconds[phase] += self._elapsed(begin, end)
         self._marks = []
         return seconds
 
@@ -94,7 +94,7 @@ class PhaseClock:
             return []
         first = self._marks[0][1]
         return [
-            (phase, self._between(first, begin), self._between(first, end))
+            (phase, self._elapsed(first, begin), self._elapsed(first, end))
             for (phase, begin), (_, end) in zip(self._marks, self._marks[1:], strict=False)
         ]
 
@@ -109,7 +109,7 @@ class PhaseClock:
         event.record()
         return event
 
-    def _between(self, begin: object, end: object) -> float:
+    def _elapsed(self, begin: object, end: object) -> float:
         if isinstance(begin, float) and isinstance(end, float):
             return end - begin
         assert isinstance(begin, torch.cuda.Event)

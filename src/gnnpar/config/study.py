@@ -158,7 +158,7 @@ class Study:
         others = (
             (name, names & self.axes[axis].keys()) for axis, name in self.named(place).items() for names in wanted
         )
-        return all(name in some for name, some in others if some) and not self.among(place, "skip", self.skip)
+        return all(name in some for name, some in others if some) and not self.applies(place, "skip", self.skip)
 
     def matching(self, key: str, pattern: str) -> frozenset[str]:
         """Return the names in 'NAME; NAME'. Raise ValueError for a name on no axis."""
@@ -172,7 +172,7 @@ class Study:
         """Return axis -> name."""
         return dict(zip(self.axes, place, strict=True))
 
-    def among(self, place: Sequence[str], key: str, patterns: Sequence[str]) -> bool:
+    def applies(self, place: Sequence[str], key: str, patterns: Sequence[str]) -> bool:
         """Return True if a pattern has only names of this place."""
         return any(self.matching(key, pattern) <= set(place) for pattern in patterns)
 
@@ -187,7 +187,7 @@ class Study:
             for place in itertools.product(*self.axes.values()):
                 at = self.named(place)
                 if self._asked(place):
-                    also = [levels for name, levels in self.also.items() if self.among(place, "also", [name])]
+                    also = [levels for name, levels in self.also.items() if self.applies(place, "also", [name])]
                     overrides = merged(self.common, *(self.axes[axis][name] for axis, name in at.items()), *also)
                     keys = tuple(f"{_KEY_OF.get(axis, f'cells.{axis}')}.{name}" for axis, name in at.items())
                     made.append(Variant(self.job.format(**at) or "; ".join(place), overrides, keys, place))
@@ -218,7 +218,7 @@ class Study:
 
     def most(self, variant: Variant) -> int:
         """Return the maximum number of runs of a variant, blocks times seeds."""
-        limits = [n for pattern, n in self.at_most.items() if self.among(variant.place, "at_most", [pattern])]
+        limits = [n for pattern, n in self.at_most.items() if self.applies(variant.place, "at_most", [pattern])]
         return min([self.blocks * len(self.seed_list), *limits])
 
     def jobs(self, variants: Sequence[Variant]) -> list[tuple[Variant, int, int]]:

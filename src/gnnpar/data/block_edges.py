@@ -55,7 +55,7 @@ def bridges(nodes: Nodes) -> Draw:
     """Draw edges between the sides: the topic of each end is the signature of the other."""
     base = nodes.num_signatures
     weight = nodes.weight * nodes.bridge
-    everyone = _everyone(weight)
+    everyone = _draw_of_all(weight)
     cells = _Cells((nodes.side * base + nodes.signature) * base + nodes.topic, weight, num_cells=2 * base**2)
 
     def draw(count: int, rng: np.random.Generator) -> Ends:
@@ -79,7 +79,7 @@ def _communities_of_side(nodes: Nodes) -> np.ndarray:
 def laterals(nodes: Nodes, *, equal: bool = False) -> Draw:
     """Draw edges between two communities of a side; `equal`: within a class."""
     weight = nodes.weight * nodes.lateral
-    everyone = _everyone(weight)
+    everyone = _draw_of_all(weight)
     classes = nodes.num_classes if equal else 1
     label = nodes.label if equal else np.zeros_like(nodes.label)
     cells = _Cells(nodes.community * classes + label, weight, num_cells=nodes.num_communities * classes)
@@ -97,7 +97,7 @@ def laterals(nodes: Nodes, *, equal: bool = False) -> Draw:
 
 def insiders(nodes: Nodes, *, equal: bool) -> Draw:
     """Draw edges within a community, between equal classes or between different ones."""
-    everyone = _everyone(nodes.weight)
+    everyone = _draw_of_all(nodes.weight)
     key = nodes.community * nodes.num_classes + nodes.label if equal else nodes.community
     cells = _Cells(key, nodes.weight, num_cells=nodes.num_communities * (nodes.num_classes if equal else 1))
 
@@ -109,7 +109,7 @@ def insiders(nodes: Nodes, *, equal: bool) -> Draw:
     return draw
 
 
-def _everyone(weight: np.ndarray) -> Callable[[int, np.random.Generator], np.ndarray]:
+def _draw_of_all(weight: np.ndarray) -> Callable[[int, np.random.Generator], np.ndarray]:
     one = _Cells(np.zeros(len(weight), dtype=np.int64), weight, num_cells=1)
     return lambda count, rng: one.draw(np.zeros(count, dtype=np.int64), rng)
 

@@ -250,7 +250,7 @@ class Block:
         rows."""
         return self._cut(self.edge_dst[keep], keep, 0, self.num_src, compress=compress)
 
-    def between(self, first: int, last: int) -> Block:
+    def narrow_columns(self, first: int, last: int) -> Block:
         """Return the sub-block of the columns [first, last), renumbered from 0, without empty rows."""
         if (first, last) == (0, self.num_src):
             return self

@@ -93,7 +93,7 @@ class Generic(ByBlock):
 
     def _attend(self, state: Rows, piece: _Slice, score: Tensor, value: Tensor) -> None:
         m, total, acc = state
-        rows, local = piece.rows_with_edges, piece.place_among_them
+        rows, local = piece.rows_with_edges, piece.result_index
         old = m[rows]
         new = old.scatter_reduce(0, local[:, None].expand_as(score), score, "amax")
         rescale = torch.where(old > -torch.inf, (old - new).exp(), 0.0)
@@ -195,7 +195,7 @@ class _Slice:
     rows: _EdgeRows
 
     @property
-    def place_among_them(self) -> Tensor:
+    def result_index(self) -> Tensor:
         """Index of each edge's result in `rows_with_edges`. Shapes: [e] int64."""
         starts = torch.zeros_like(self.into)
         starts[1:] = self.into[1:] != self.into[:-1]

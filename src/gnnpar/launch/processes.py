@@ -142,14 +142,14 @@ def _run(rank: int, body: Callable[[int], None], parent: int) -> None:
 
 def _run_from_fork_server(rank: int, body: bytes, env: dict[str, str], path: list[str]) -> None:
     """Run a rank of the fork server, which has another environment and outlives the parent."""
-    threading.Thread(target=_end_with_other, name="parent", daemon=True).start()
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     os.environ.clear()
     os.environ.update(env)
     sys.path[:] = path
     pickle.loads(body)(rank)
 
 
-def _end_with_other() -> None:
+def _end_with_parent() -> None:
     if (other := multiprocessing.parent_process()) is not None:
         wait([other.sentinel])
         os.kill(os.getpid(), signal.SIGKILL)

@@ -40,7 +40,7 @@ class CodedStrategy(FlatStrategy):
     def exactness(self) -> frozenset[Exactness]:
         return self.codec.exactness
 
-    def also(self, kind: Exactness) -> frozenset[Exactness]:
+    def with_exactness(self, kind: Exactness) -> frozenset[Exactness]:
         """Return the exactness of the codec together with another kind of inexactness."""
         return (self.codec.exactness - {"exact"}) | frozenset[Exactness]({kind})
 

@@ -42,7 +42,7 @@ class Balanced:
     fold: int = 4
 
     def assign(self, graph: Dataset | Edges, part_of: Tensor, chunks_per_part: int, seed: int) -> Tensor:
-        return _inside(graph, part_of, chunks_per_part, seed, self._cut)
+        return _cut_parts(graph, part_of, chunks_per_part, seed, self._cut)
 
     def _cut(self, edge_index: Tensor, degree: Tensor, chunks: int, seed: int) -> Tensor:
         num_nodes = len(degree)
@@ -62,7 +62,7 @@ class Metis:
         def cut(edge_index: Tensor, degree: Tensor, chunks: int, seed: int) -> Tensor:
             return metis(edge_index, len(degree), chunks, seed=seed)
 
-        return _inside(graph, part_of, chunks_per_part, seed, cut)
+        return _cut_parts(graph, part_of, chunks_per_part, seed, cut)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +73,10 @@ class Range:
         def cut(edge_index: Tensor, degree: Tensor, chunks: int, seed: int) -> Tensor:
             return torch.arange(len(degree)) * chunks // max(1, len(degree))
 
-        return _inside(graph, part_of, chunks_per_part, seed, cut)
+        return _cut_parts(graph, part_of, chunks_per_part, seed, cut)
 
 
-def _inside(
+def _cut_parts(
     graph: Dataset | Edges,
     part_of: Tensor,
     chunks: int,

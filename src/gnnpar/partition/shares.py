@@ -22,7 +22,7 @@ class Shares:
     balance: str
 
     @staticmethod
-    def around(by: Partitioner, shares: tuple[float, ...]) -> Shares:
+    def wrap(by: Partitioner, shares: tuple[float, ...]) -> Shares:
         total = sum(shares)
         if not shares or min(shares) <= 0:
             raise ValueError(f"shares={shares} must all be above 0: a part without nodes cannot be a rank's")

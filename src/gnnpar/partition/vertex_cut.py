@@ -185,11 +185,11 @@ class _Growth:
                 if node is None:
                     return
                 inside.add(node)
-            for other, pair in self._around(node):
+            for other, pair in self._incident_edges(node):
                 if self.placed[pair] >= 0 or other in inside:
                     continue
                 inside.add(other)
-                for third, between in self._around(other):
+                for third, between in self._incident_edges(other):
                     if size and self.placed[between] < 0 and third in inside:
                         self.placed[between] = part
                         size -= 1
@@ -211,7 +211,7 @@ class _Growth:
                 return node
         return None
 
-    def _around(self, node: int) -> Iterator[tuple[int, int]]:
+    def _incident_edges(self, node: int) -> Iterator[tuple[int, int]]:
         span = slice(self._first[node], self._first[node + 1])
         return zip(self._other[span], self._pair[span], strict=True)
 

@@ -184,7 +184,7 @@ def _account(event: Event, draft: _Draft, state: _State) -> None:
     elif event.name == "dropout":
         draft.dropout += out_width
     elif event.name in _GEMMS and rows:
-        seen, width = _left(event, state) or rows[0]
+        seen, width = _row_matrix(event, state) or rows[0]
         draft.gemms.append(Gemm(width, out_width // _batches(event), state.is_learned(seen)))
         state.save(draft, state.of(seen), width)
     else:
@@ -208,7 +208,7 @@ def _account_sum_over_rows(event: Event, draft: _Draft, state: _State) -> None:
             state.save(draft, state.of(seen), each)
 
 
-def _left(event: Event, state: _State) -> tuple[Seen, int] | None:
+def _row_matrix(event: Event, state: _State) -> tuple[Seen, int] | None:
     """Return the row matrix of a product: the second to last argument of mm and addmm, the first of linear."""
     position = {"mm": 0, "matmul": 0, "linear": 0, "bmm": 0, "addmm": 1}[event.name]
     seen = event.inputs[position]

@@ -134,7 +134,7 @@ def world_samples(ranks: int, threads: int, say: Callable[[str], None] = lambda 
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
-            return [_everything(ThreadWorld(1).communicators()[0], say)]
+            return [_measure_all(ThreadWorld(1).communicators()[0], say)]
         finally:
             torch.set_num_threads(before)
     with tempfile.TemporaryDirectory(prefix="gnnpar-") as scratch:
@@ -168,7 +168,7 @@ def _refuse_failed(processes: Sequence[BaseProcess]) -> None:
             )
 
 
-def _everything(comm: Communicator, say: Callable[[str], None]) -> Samples:
+def _measure_all(comm: Communicator, say: Callable[[str], None]) -> Samples:
     until = time.monotonic() + MEASURING_SECONDS / 2
     say("  1 of 2: kernels and messages")
     samples = measure(comm, until)
@@ -188,7 +188,7 @@ def _rank(rank: int, ranks: int, threads: int, folder: str, key: bytes, steps: S
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
     meet = f"file://{folder}/meet"
     comm = connect("gloo", device=torch.device("cpu"), key=key, timeout_seconds=300, init_method=meet)
-    torch.save(_everything(comm, steps.put if rank == 0 else lambda _: None), Path(folder) / f"{rank}.pt")
+    torch.save(_measure_all(comm, steps.put if rank == 0 else lambda _: None), Path(folder) / f"{rank}.pt")
     comm.barrier()
     comm.close()
 

@@ -36,7 +36,7 @@ def setting_of(
         cores = round(cores * dilation(launch, count * threads_of(settings, count), cores))  # the cores that ranks see
         speeds = launch_speeds(launch, count) or speeds
     calibration = _calibration(settings, count, cores, say, measuring)
-    fabric = _here(settings, count, calibration)
+    fabric = _own_fabric(settings, count, calibration)
     return Machine(fabric, tuple(calibration.rates.at(speed) for speed in speeds)), count
 
 
@@ -64,7 +64,7 @@ def _calibration(
     return found.shared(ranks, cores)
 
 
-def _here(settings: Settings, ranks: int, calibration: Calibration) -> Fabric:
+def _own_fabric(settings: Settings, ranks: int, calibration: Calibration) -> Fabric:
     """Return this machine, or the emulated hosts of launch=paced."""
     available = float(psutil.virtual_memory().available)
     theta, gamma = calibration.link

@@ -236,7 +236,7 @@ def recorded(model: GNN, dataset: Dataset) -> ModelIR:
 
 def with_shares(workload: Workload, shares: tuple[float, ...]) -> Workload:
     """Return the workload with parts of these shares of the nodes; unchanged without shares."""
-    return replace(workload, partition=Shares.around(workload.partition, shares)) if shares else workload
+    return replace(workload, partition=Shares.wrap(workload.partition, shares)) if shares else workload
 
 
 def search(request: Request) -> tuple[Evaluated, ...]:

@@ -156,7 +156,7 @@ class ModelIR:
             first.setdefault(tuple(replace(g, layer=0) for g in self.layer(i)), i) for i in range(self.num_layers)
         )
 
-    def alike(self, layers: Iterable[int], *, apart: int = -1) -> list[tuple[int, int]]:
+    def layer_kinds(self, layers: Iterable[int], *, apart: int = -1) -> list[tuple[int, int]]:
         """Return (a layer, the number of equal layers), to price each kind once; layer `apart` is its own kind."""
         kinds: dict[int, list[int]] = {}
         for layer in layers:

@@ -93,7 +93,7 @@ class Step:
         """Return the seconds of all layers in both directions (each kind priced once) and of the epoch's end."""
         work, total, layers = self.seen(work), Phases(), range(work.ir.num_layers)
         lost, overhead = machine.lost(range(work.parts.parts)), Phases(compute=work.overhead_seconds(engine))
-        for layer, count in work.alike(layers):
+        for layer, count in work.layer_kinds(layers):
             for direction in DIRECTIONS:
                 total += (self._layer(work, machine, layer, direction, bits, lost) + overhead).times(count)
         total += machine.end(work, engine, layers)

@@ -100,10 +100,10 @@ class Work:
         table = self.parts.nodes[p] if backward else self.parts.halo[p][q]
         return self.rates[p].fold_seconds(fold, edges, touched, table=table, backward=backward)
 
-    def alike(self, layers: Iterable[int]) -> list[tuple[int, int]]:
+    def layer_kinds(self, layers: Iterable[int]) -> list[tuple[int, int]]:
         """Return (a layer, number of layers with the same cost), to price each kind once; a cached layer 0 is its own
         kind."""
-        return self.ir.alike(layers, apart=-1 if self.held == "no" else 0)
+        return self.ir.layer_kinds(layers, apart=-1 if self.held == "no" else 0)
 
     def exchanged_width(self, layer: int, direction: Direction) -> int:
         """Return the elements per row exchanged in this layer: of all sources in forward, of sources with a gradient in

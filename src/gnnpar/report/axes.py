@@ -67,7 +67,7 @@ def scale_of(largest: float, quantity: str) -> tuple[float, str]:
     return next((unit for unit in units if largest >= unit[0]), units[-1])
 
 
-def apart(heights: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+def spread_apart(heights: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Push ascending heights apart, to `gap` if there is room between low and high."""
     found = list(heights)
     for _ in range(60):

@@ -101,7 +101,7 @@ class Samples(NamedTuple):
         numbers = {pair: (of(self.of[pair][0], other.of[pair][0]), self.of[pair][1]) for pair in pairs}
         return Samples(numbers, "geometric" if of is operator.truediv else "mean", self.timed or other.timed)
 
-    def by(self, place: int, average: Callable[[Sequence[float]], float] = plain.fmean) -> list[float]:
+    def averages_by(self, place: int, average: Callable[[Sequence[float]], float] = plain.fmean) -> list[float]:
         """Return the averages by seed (0) or block (1)."""
         found: dict[int, list[float]] = {}
         for pair, (value, _) in sorted(self.of.items()):
@@ -119,10 +119,10 @@ class Samples(NamedTuple):
         if self.how == "max":
             most = max(value for value, _ in self.of.values())
             return Estimate(most, math.nan, math.nan, len(self.of))
-        by = int(len(self.by(1)) > 1)
+        by = int(len(self.averages_by(1)) > 1)
         if self.how == "geometric":
-            return geometric_mean(self.by(by, plain.geometric_mean))
-        return mean(self.by(by), fewest=FEWEST_BLOCKS) if self.timed else mean(self.by(0))
+            return geometric_mean(self.averages_by(by, plain.geometric_mean))
+        return mean(self.averages_by(by), fewest=FEWEST_BLOCKS) if self.timed else mean(self.averages_by(0))
 
     def refuse_few(self, study: Study) -> None:
         """Raise ConfigError if a study of methods has fewer blocks or seeds than an interval needs."""
@@ -190,7 +190,7 @@ class Cell:
         if name == "over":
             return None if base.at == self.at else self._samples("points").paired(base._samples("points"), operator.sub)
         others = {i: replace(self, at=at)._function("over", args[:-1]) for i, at in enumerate(self.rows)}
-        found = {i: over.by(0) for i, over in others.items() if isinstance(over, Samples) and over.of}
+        found = {i: over.averages_by(0) for i, over in others.items() if isinstance(over, Samples) and over.of}
         verdicts = dict(zip(found, family([*found.values()], float(ast.literal_eval(args[-1]))), strict=True))
         return next((verdicts[i] for i in verdicts if self.rows[i] == self.at), NOTHING)  # corrected for all rows
 

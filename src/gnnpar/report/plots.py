@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from gnnpar.report import colours, curves
 from gnnpar.report import formatting as words
-from gnnpar.report.axes import apart, linear_axis, log_axis, scale_of
+from gnnpar.report.axes import linear_axis, log_axis, scale_of, spread_apart
 from gnnpar.report.curves import Line
 from gnnpar.report.emphasis import OTHER, cut
 from gnnpar.report.groups import Group
@@ -274,7 +274,7 @@ def _labelled(ends: Sequence[Label]) -> list[Label]:
     return [
         label._replace(top=round(top, 2))
         for labels in together.values()
-        for label, top in zip(labels, apart([each.top for each in labels], _LINE, 2, 98), strict=True)
+        for label, top in zip(labels, spread_apart([each.top for each in labels], _LINE, 2, 98), strict=True)
     ]
 
 

@@ -117,7 +117,7 @@ def _sections(study: Study, runs: Runs, table: Table, *, check: bool = False) ->
     _refuse_unknown("rows: ", study, axes)
     for title in _places(study, [axis for axis in study.axes if f"{{{axis}}}" in table.title]):
         rows = [title | row for row in _places(study, axes, title)]
-        rows = [row for row in rows if not table.where or study.among(list(row.values()), "where", table.where)]
+        rows = [row for row in rows if not table.where or study.applies(list(row.values()), "where", table.where)]
         begun = [study.named(place).items() for place in runs]
         if rows := [row for row in rows if check or any(row.items() <= place for place in begun)]:
             yield [Cell(study, runs, row, rows) for row in rows]

@@ -75,7 +75,7 @@ class Mirror:
         self._attempt(lambda run: describe(run, self.run_dir, facts), seconds)
 
     def log(self, row: JsonObject) -> None:
-        self._attempt(lambda run: run.log(flat(row) | against(row), step=row["epoch"], commit=True))
+        self._attempt(lambda run: run.log(flat(row) | curves_over_cost(row), step=row["epoch"], commit=True))
 
     def close(self, result: JsonObject | None = None) -> None:
         path, online = sync_path(self._run), self._run is not None and not self._run.offline
@@ -90,7 +90,7 @@ class Mirror:
         if run is None:
             return False
         try:
-            within(seconds, lambda: act(run)) if seconds else act(run)  # tables wait for the server
+            with_timeout(seconds, lambda: act(run)) if seconds else act(run)  # tables wait for the server
         except Exception as error:
             self._run = None
             complain(
@@ -107,7 +107,7 @@ _START_SECONDS = 60.0  # of importing wandb and starting its service process
 def open_run(config: Wandb, run_dir: Path, job: JsonObject) -> Run:
     """Open a run on the server, or on disk if it cannot be reached; return None, with a line, if neither works."""
     try:
-        wandb = within(_START_SECONDS, load)  # its service process may die while it starts
+        wandb = with_timeout(_START_SECONDS, load)  # its service process may die while it starts
         init = partial(begin, wandb, config, run_dir, identity(config, job) | {"config": settings_of(job, run_dir)})
         run = connect(wandb, run_dir, init) if config.mode == "online" else None
         return run if run is not None else init("offline", uuid.uuid4().hex[:8])
@@ -121,12 +121,12 @@ def connect(wandb: ModuleType, run_dir: Path, init: Callable[[str, str], Run]) -
     attempt = uuid.uuid4().hex[:8]
     try:
         login = partial(wandb.login, prompt=False, verify=False)  # a prompt would stop training
-        if not within(_START_SECONDS, login):
+        if not with_timeout(_START_SECONDS, login):
             raise ValueError("no API key; set WANDB_API_KEY or call wandb login")
         return init("online", attempt)
     except Exception as error:
         with suppress(Exception):  # end retries, which would run during the training
-            within(_START_SECONDS, wandb.teardown)
+            with_timeout(_START_SECONDS, wandb.teardown)
         for leftover in (run_dir / "wandb").glob(f"run-*-{attempt}"):
             shutil.rmtree(leftover, ignore_errors=True)
         complain(f"wandb cannot be reached ({reason(error)}); this run is kept offline")
@@ -162,10 +162,10 @@ def begin(wandb: ModuleType, config: Wandb, run_dir: Path, arguments: JsonObject
     )
     where: JsonDict = {"dir": str(run_dir), "project": config.project, "entity": config.entity}
     init = partial(wandb.init, mode=mode, id=run_id, reinit="create_new", settings=settings, **where, **arguments)
-    return within(config.connect_seconds + _START_SECONDS, init)  # init waits forever if the service process dies
+    return with_timeout(config.connect_seconds + _START_SECONDS, init)  # init waits forever if the service process dies
 
 
-def within(seconds: float, act: Callable[[], T]) -> T:
+def with_timeout(seconds: float, act: Callable[[], T]) -> T:
     """Return or raise the result of `act`. Raise TimeoutError after `seconds`; its thread is then abandoned."""
     done: Future[T] = Future()
 
@@ -283,7 +283,7 @@ def flat(row: JsonObject) -> JsonDict:
     return metrics
 
 
-def against(row: JsonObject) -> JsonDict:
+def curves_over_cost(row: JsonObject) -> JsonDict:
     """Return the curves of a row under their names over seconds and gigabytes, and the gigabytes."""
     curves = {f"{prefix}/{curve}": row[curve] for prefix in AXES for curve in CURVES if curve in row}
     sent = row.get("comm/total_bytes_so_far")

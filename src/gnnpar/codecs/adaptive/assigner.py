@@ -61,14 +61,14 @@ class Assigner:
 
     def __init__(self, rules: Rules, lists: RowLists, comm: Communicator, scores: Scores, profile: Profile) -> None:
         self.rules, self.lists, self.comm, self.scores, self.profile = rules, lists, comm, scores, profile
-        self.mine = {
+        self.own_counts = {
             "forward": {p: len(rows) for p, rows in lists.sent.items()},
             "backward": {p: len(rows) for p, rows in lists.read.items()},
         }
-        for direction, counts in self.mine.items():
+        for direction, counts in self.own_counts.items():
             for peer, rows in counts.items():
                 check_group_size(rules.group_size, rows, direction, comm.rank, peer)
-        self.counts = comm.broadcast(comm.gather(self.mine))
+        self.counts = comm.broadcast(comm.gather(self.own_counts))
 
     def assign(
         self,

@@ -227,5 +227,5 @@ class AdaptiveRows(QuantizedRows):
     ) -> Tensor:
         """Return the table with an entry per row of a peer's list in an exchange, to which slices are added."""
         if (key, peer) not in of:
-            of[key, peer] = torch.zeros(self._assigner.mine[key.direction][peer], *shape, device=device)
+            of[key, peer] = torch.zeros(self._assigner.own_counts[key.direction][peer], *shape, device=device)
         return of[key, peer]

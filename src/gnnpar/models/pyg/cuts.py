@@ -154,7 +154,7 @@ class _Flow:
         """Return the columns of the values alive across a cut; infinity if one does not have one row per node."""
         return sum(math.prod(self.tape.tails.get(name, (math.inf,))) for name in self.alive(at))
 
-    def between(self, first: int, second: int, names: str) -> int:
+    def narrowest_cut(self, first: int, second: int, names: str) -> int:
         """Return the cut with the fewest columns after step `first` and before step `second`."""
         best = min(range(first + 1, second + 1), key=self.columns)
         if math.isinf(self.columns(best)):
@@ -173,9 +173,7 @@ def _segments(tape: Tape, convs: Sequence[str]) -> Program:
     if inside := [name for name in convs if not times[name]]:
         raise ValueError(f"{inside[0]} runs inside of another convolution")
     places = [i for i, _ in called]
-    inner = [
-        flow.between(first, second, f"between {one} and {other}") for (first, one), (second, other) in pairwise(called)
-    ]
+    inner = [flow.narrowest_cut(first, second, f"between {a} and {b}") for (first, a), (second, b) in pairwise(called)]
     begin = next(at for at in range(places[0], -1, -1) if math.isfinite(flow.columns(at)))
     behind = next(at for at in range(places[-1] + 1, end + 1) if math.isfinite(flow.columns(at)))
     cuts = [0, begin, *inner, behind, end]

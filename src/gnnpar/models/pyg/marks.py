@@ -260,12 +260,12 @@ class Ends(_Named):
         """Return edge_index[key], or None if the result has no marks."""
         row, edges = key if isinstance(key, tuple) and len(key) == 2 else (key, slice(None))
         if row is Ellipsis or (isinstance(row, slice) and row == slice(None)):
-            return self if _everything(edges) else self.at(edges)
+            return self if _selects_all(edges) else self.at(edges)
         if not isinstance(row, int) or row not in (0, 1, -1, -2):
             return None
         kind = Source if (row in (0, -2)) != self.flipped else Destination
         nodes = kind.of(self.as_subclass(Tensor)[row], self.local, self.slots)
-        return nodes if _everything(edges) else nodes.at(edges)
+        return nodes if _selects_all(edges) else nodes.at(edges)
 
 
 def _are_loops(part: object) -> bool:
@@ -273,7 +273,7 @@ def _are_loops(part: object) -> bool:
     return isinstance(part, Tensor) and part.ndim == 2 and len(part) == 2 and torch.equal(part[0], part[1])
 
 
-def _everything(edges: object) -> bool:
+def _selects_all(edges: object) -> bool:
     return edges is Ellipsis or (isinstance(edges, slice) and edges == slice(None))
 
 
@@ -328,7 +328,7 @@ def _selected(name: str, args: Arguments, given: Mapping[str, object]) -> tuple[
     else:
         rows, key = args[0], args[1] if isinstance(args[1], tuple) else (args[1],)
         dim = next(i for i, each in enumerate(key) if isinstance(each, Source))
-        if not all(_everything(each) for i, each in enumerate(key) if i != dim):
+        if not all(_selects_all(each) for i, each in enumerate(key) if i != dim):
             return None
     assert isinstance(rows, Tensor)
     assert isinstance(dim, int)

@@ -86,7 +86,7 @@ def lowering_of(conv: MessagePassing, *, self_loops: SelfLoops) -> Lowering:
     """Return the aggregation path of a convolution. self_loops: of the graph (one per node, none, or as given)."""
     cls, options, reduction = type(conv), vars(conv), _reduction(conv)
     if not is_plain(conv) or not reduction:
-        return AsItIs.of(conv)
+        return OwnCode.of(conv)
     if cls in _NORMALIZED and options.get("normalize", True) and reduction == "sum":
         wants = cls not in _LOOPLESS and options.get("add_self_loops", True)
         fits = not (wants and self_loops == "keep") and not (cls is pyg.APPNP and options["dropout"] > 0)
@@ -101,7 +101,7 @@ def lowering_of(conv: MessagePassing, *, self_loops: SelfLoops) -> Lowering:
         return DotAttention()
     if cls in _RELATIONAL and reduction != "max":
         return Relational()
-    return AsItIs.of(conv)
+    return OwnCode.of(conv)
 
 
 def adds_loops(conv: MessagePassing) -> bool:
@@ -173,7 +173,7 @@ class _Mapped(Lowering):
     """The convolution's own forward with `propagate` replaced by a fold. own: path of calls with unsupported
     arguments."""
 
-    own: AsItIs | None = None
+    own: OwnCode | None = None
     reads = frozenset({"edge_index", "edge_weight", "x", "x_0"})
 
     def takes(self, conv: MessagePassing, given: Mapping[str, object]) -> bool:
@@ -211,7 +211,7 @@ class _Mapped(Lowering):
                     "is called with more than the graph's own edges and rows, while dataset.self_loops has put its "
                     "loops into the graph; set dataset.self_loops=keep"
                 )
-            self.own = self.own or AsItIs.of(conv)
+            self.own = self.own or OwnCode.of(conv)
             out = self.own.forward(conv, g, forward)(*args, **kwargs)
             self.whole = self.own.whole
             return out
@@ -329,7 +329,7 @@ class Relational(_Mapped):
 
 
 @dataclass(eq=False)
-class AsItIs(Lowering):
+class OwnCode(Lowering):
     """The convolution's own code. reduction: aggregation of `propagate` that a fold may replace; empty: none. message:
     argument names of a message that reads one edge at a time; None: the message is the source's row."""
 
@@ -340,19 +340,19 @@ class AsItIs(Lowering):
     apart: bool = False  # whether `message` was tried on single edges
 
     @staticmethod
-    def of(conv: MessagePassing) -> AsItIs:
+    def of(conv: MessagePassing) -> OwnCode:
         cls, reduction = type(conv), _reduction(conv)
         own, of_pyg = partial(inspect.getattr_static, cls), partial(inspect.getattr_static, MessagePassing)
         ends = all(own(each) is of_pyg(each) for each in ("aggregate", "update", "edge_update"))
         if reduction and ends and is_plain(conv) and _is_pyg(own("propagate")):
             if own("message") in _PLAIN:
-                return AsItIs(f"mapped to a {reduction} of source rows", False, reduction)
+                return OwnCode(f"mapped to a {reduction} of source rows", False, reduction)
             names = tuple(inspect.signature(conv.message).parameters)
             counts = any(True for child in conv.children() for _ in child.buffers())  # a message may change buffers
             drops = float(vars(conv).get("dropout") or 0) > 0
             if reduction != "max" and _OF_ALL_EDGES.isdisjoint(names) and not counts and not drops:
-                return AsItIs(f"its own message, {reduction} over edges", False, reduction, names)
-        return AsItIs(_WHOLE, True)
+                return OwnCode(f"its own message, {reduction} over edges", False, reduction, names)
+        return OwnCode(_WHOLE, True)
 
     def forward(self, conv: MessagePassing, g: Graph, forward: Forward) -> Forward:
         def run(*args: object, **kwargs: object) -> object:
@@ -537,7 +537,7 @@ def with_matrices(conv: MessagePassing, path: Lowering, propagate: Propagate, **
     names, multiplies_first = _MATRICES.get(type(conv), ()), type(conv) is pyg.GCNConv
     plain = {name: each for name, each in conv.named_children() if name in names and _is_linear(each)}
     bodies: dict[nn.Module, Forward] = {each: partial(_product, each.weight, each.bias) for each in plain.values()}
-    sums = isinstance(path, NormalizedSum) or (isinstance(path, AsItIs) and path.reduction in ("sum", "mean"))
+    sums = isinstance(path, NormalizedSum) or (isinstance(path, OwnCode) and path.reduction in ("sum", "mean"))
     first = plain.get(names[0]) if names and sums else None
 
     def sum_first(edge_index: object, size: object = None, **given: object) -> object:

@@ -178,11 +178,11 @@ class Recording(Intercepting):
     ) -> tuple[tuple[object, ...], dict[str, object]]:
         """Return the arguments of a call, with names in place of tensors."""
 
-        def told(leaf: object) -> object:
+        def recorded_value(leaf: object) -> object:
             if isinstance(leaf, tuple | list):  # a subclass, such as torch.Size
-                return mapped(tuple(leaf) if isinstance(leaf, tuple) else list(leaf), told)
+                return mapped(tuple(leaf) if isinstance(leaf, tuple) else list(leaf), recorded_value)
             if isinstance(leaf, Mapping):
-                return mapped(dict(leaf), told)
+                return mapped(dict(leaf), recorded_value)
             if not isinstance(leaf, Tensor) or isinstance(leaf, Placeholder):
                 return leaf
             if id(leaf) not in self._known:
@@ -191,7 +191,7 @@ class Recording(Intercepting):
                 )
             return self._known[id(leaf)]
 
-        return mapped_call(args, kwargs, told)
+        return mapped_call(args, kwargs, recorded_value)
 
     def _note(
         self,

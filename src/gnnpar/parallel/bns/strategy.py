@@ -59,7 +59,7 @@ class BoundarySampling(CodedStrategy, Declares):
 
     @property
     def exactness(self) -> frozenset[Exactness]:
-        return self.codec.exactness if self.rate == 1 else self.also("sampled")
+        return self.codec.exactness if self.rate == 1 else self.with_exactness("sampled")
 
     def exact_limit(self) -> BoundarySampling:
         return replace(self, rate=1.0, codec=Identity())

@@ -84,7 +84,7 @@ class Digest(CodedStrategy, Proposes):
 
     @property
     def exactness(self) -> frozenset[Exactness]:
-        return self.codec.exactness if self._is_halo_exchange else self.also("stale")
+        return self.codec.exactness if self._is_halo_exchange else self.with_exactness("stale")
 
     def exact_limit(self) -> Digest:
         return replace(self, period=1, gradients=True, codec=Identity())

@@ -154,13 +154,13 @@ def structure_of(shard: Shard, comm: Communicator, *, edge_ids: bool) -> Structu
 def row_lists(structure: Structure, me: int) -> tuple[RowLists, RowLists]:
     """Return the lists of `columns`, by which a rank sends its rows to all others, and of `home`, by which it sends
     results."""
-    ids, mine = structure.ids, structure.ids[me]
+    ids, own_ids = structure.ids, structure.ids[me]
     others = [p for p in range(len(ids)) if p != me]
-    every = torch.arange(len(mine), device=mine.device)
-    nodes = torch.arange(structure.block.num_dst, device=mine.device)
+    every = torch.arange(len(own_ids), device=own_ids.device)
+    nodes = torch.arange(structure.block.num_dst, device=own_ids.device)
     theirs = {p: ids[p] for p in others}
-    columns = RowLists(me, len(ids), mine, dict.fromkeys(others, every), theirs)
-    return columns, RowLists(me, len(ids), nodes, theirs, dict.fromkeys(others, mine))
+    columns = RowLists(me, len(ids), own_ids, dict.fromkeys(others, every), theirs)
+    return columns, RowLists(me, len(ids), nodes, theirs, dict.fromkeys(others, own_ids))
 
 
 @dataclass(eq=False)
@@ -189,7 +189,7 @@ class FeatureGraph(View):
         return [(self.rank + step) % self.ranks for step in range(1, self.ranks)]
 
     @property
-    def mine(self) -> Tensor:
+    def own_ids(self) -> Tensor:
         """Return the global ids [N_P] of this rank's rows, which are their positions in a table."""
         return self.structure.ids[self.rank]
 
@@ -253,10 +253,10 @@ class FeatureGraph(View):
         for members in slices.classes:  # ranks with equally wide shares: a message has one shape
             outgoing: dict[int, Outgoing] = {}
             if self.rank in members:
-                shares[self.rank] = tuple(t[self.mine] for t in tables)
+                shares[self.rank] = tuple(t[self.own_ids] for t in tables)
                 for p in self.peers:
                     outgoing[p] = Outgoing(tables, ids[p]) if listed else Outgoing(tuple(t[ids[p]] for t in tables))
-            incoming = {q: Incoming(len(self.mine)) for q in self.peers if q in members}
+            incoming = {q: Incoming(len(self.own_ids)) for q in self.peers if q in members}
             posts.append(exchange.post(outgoing, incoming, slices.like(like, members[0]), tag))
         for posted in posts:
             shares.update(exchange.take_all(posted))
@@ -280,7 +280,7 @@ class _FeatureFold(torch.autograd.Function):
         ctx: _Kept, view: FeatureGraph, agg: Aggregator, slices: Slices, call: int, counts: Counts, *flat: Tensor
     ) -> Tensor:
         x, tag = split_operands((*counts, 0), flat), view.message_tag(call, "forward")
-        every = torch.arange(len(view.mine), device=view.mine.device)
+        every = torch.arange(len(view.own_ids), device=view.own_ids.device)
         tables = view.gathered(view.columns, slices, (*x.src, *x.dst), tag, every)
         operands, results, saved = Operands(()), (), ()
         if slices.works(view.rank):
@@ -289,7 +289,7 @@ class _FeatureFold(torch.autograd.Function):
             result, saved = agg.finish(agg.update(agg.init(block.num_dst, operands), block, operands))
             results = (result,)
         like = _result_like(agg, x)._replace(dtype=x.src[0].dtype)
-        out = like.empty(len(view.mine))
+        out = like.empty(len(view.own_ids))
         home = replace(slices, whole=frozenset())
         for q, (rows,) in view.shares(view.home, home, results, (like,), tag, listed=True).items():
             home.of(out, q).copy_(rows)
@@ -310,17 +310,17 @@ class _FeatureFold(torch.autograd.Function):
         tables, shared = (), [grad_out.new_zeros(shape) for shape in ctx.shared]
         received = view.gathered(view.home, home, (grad_out,), tag)
         if received:
-            (mine,) = received
-            prepared = agg.prepare(saved, mine)
+            (own_ids,) = received
+            prepared = agg.prepare(saved, own_ids)
             operands = split_operands((num_src, num_dst, 0), kept)
-            grads = agg.grad(view.structure.block, operands, prepared, mine)
-            every = (*grads.src, *(grads.dst or agg.grad_dst(prepared, mine)))
+            grads = agg.grad(view.structure.block, operands, prepared, own_ids)
+            every = (*grads.src, *(grads.dst or agg.grad_dst(prepared, own_ids)))
             tables = tuple(every[i] for i in wanted)
             for total, part in zip(slices.shared(tuple(shared), view.rank), grads.shared, strict=False):
                 total.copy_(part)
         part_of = replace(slices, whole=frozenset(n for n, i in enumerate(wanted) if i in slices.whole))
         like = [ctx.like[i] for i in wanted]
-        totals = [each.widened.empty(len(view.mine)).zero_() for each in like]
+        totals = [each.widened.empty(len(view.own_ids)).zero_() for each in like]
         if wanted:
             for q, rows in view.shares(view.columns, part_of, tables, like, tag, listed=False).items():
                 for total, into, got in zip(totals, part_of.rows(tuple(totals), q), rows, strict=True):

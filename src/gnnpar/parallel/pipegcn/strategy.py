@@ -79,7 +79,7 @@ class PipeGCN(CodedStrategy, Proposes):
 
     @property
     def exactness(self) -> frozenset[Exactness]:
-        return self.also("stale") if self.staleness else self.codec.exactness
+        return self.with_exactness("stale") if self.staleness else self.codec.exactness
 
     def exact_limit(self) -> PipeGCN:
         return replace(self, staleness=0, smooth_features=False, smooth_gradients=False, codec=Identity())

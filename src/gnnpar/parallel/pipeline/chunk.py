@@ -117,7 +117,7 @@ class ChunkGraph(OwnRows):
         other.__dict__.update(self.__dict__, layer=layer, _calls=0)
         return other
 
-    def again(self) -> Self:
+    def second_forward(self) -> Self:
         """Return this chunk in a second forward."""
         return replace(self, published=True)
 

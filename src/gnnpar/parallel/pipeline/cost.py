@@ -207,7 +207,7 @@ def stage_seconds(
     here = machine.stage(work, s)
     share = 1.0 / candidate.chunks
     total, overhead = Phases(), here.overhead_seconds(candidate.engine)
-    for layer, count in work.alike(layers):
+    for layer, count in work.layer_kinds(layers):
         pieces = here.pieces(layer, direction, share=share)
         flows = [(a, b, nbytes * share) for a, b, nbytes in here.flows(layer, direction)]
         wire = machine.exchange(flows, first=s * candidate.parts)
@@ -273,7 +273,7 @@ def _line(candidate: PipelineCandidate, work: Work, machine: Machine) -> Line:
     for s in range(num_stages):
         seconds = {
             kind: sum(stage_seconds(candidate, work, machine, s, range(kind, kind + 1), d).seconds for d in DIRECTIONS)
-            for kind, _ in ir.alike(range(ir.num_layers))
+            for kind, _ in ir.layer_kinds(range(ir.num_layers))
         }
         layers[s] = [seconds[kind] for kind in ir.twins]
     widths = {ir.cuts[layer - 1]: layer for layer in range(1, ir.num_layers)}

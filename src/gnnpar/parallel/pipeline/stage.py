@@ -44,10 +44,10 @@ class Batch(NamedTuple):
     train: Tensor | None = None
     labels: Tensor | None = None
 
-    def again(self) -> Batch:
+    def second_forward(self) -> Batch:
         """Return this chunk in a second forward."""
         assert isinstance(self.graph, ChunkGraph)
-        return self._replace(graph=self.graph.again())
+        return self._replace(graph=self.graph.second_forward())
 
 
 @dataclass(eq=False)
@@ -99,7 +99,7 @@ class Stage:
         """Compute the last piece again that has not gone backward, unless autograd still holds it."""
         if kept.open is None:
             leaves = as_leaves(kept.entered.pop())
-            kept.open = leaves, self._run(kept.batch.again(), self.pieces[len(kept.entered)], leaves)
+            kept.open = leaves, self._run(kept.batch.second_forward(), self.pieces[len(kept.entered)], leaves)
 
     def backward(self, kept: Kept, grads: Rows) -> Rows:
         """Return the gradients of the stage's input rows. `grads`: of its output rows."""

@@ -57,7 +57,7 @@ class Step:
     draw_seconds: float = 0.0
     sort_seconds: float = 0.0
 
-    def after(self, layer: int) -> int:
+    def rows_after(self, layer: int) -> int:
         """Return the number of rows that leave a layer."""
         return self.rings[layer + 1].rows if layer + 1 < len(self.rings) else self.seeds
 
@@ -196,7 +196,7 @@ def _layer_seconds(step: Step, ir: ModelIR, layer: int, rates: Rates, *, backwar
     ring, total = step.rings[layer], 0.0
     for group in ir.layer(layer):
         total += rates.dense_seconds(group, _rows_of(group, step, layer), backward=backward)
-    after = step.after(layer)
+    after = step.rows_after(layer)
     for fold in ir.folds(layer):
         total += rates.fold_seconds(fold, ring.edges, after, table=ring.rows, backward=backward)
         if step.weighted and fold.linear:
@@ -206,7 +206,7 @@ def _layer_seconds(step: Step, ir: ModelIR, layer: int, rates: Rates, *, backwar
 
 def _rows_of(group: Group, step: Step, layer: int) -> int:
     """Return the number of rows of a phase: input rows before the fold, output rows after it."""
-    return step.rings[layer].rows if group.phase in ("begin", "transform") else step.after(layer)
+    return step.rings[layer].rows if group.phase in ("begin", "transform") else step.rows_after(layer)
 
 
 def _memory(steps: Sequence[Step], work: Work, whole: Whole) -> tuple[Memory, ...]:
@@ -250,7 +250,7 @@ def _moments(step: Step, ir: ModelIR) -> Iterator[tuple[float, float]]:
         folds, groups, rows = ir.folds(i), ir.layer(i), _NUMBER * ring.rows
         first = sum(rows * g.saved for g in groups if g.phase in ("begin", "transform"))
         sources = any(g.phase == "transform" for g in groups)
-        after = _NUMBER * step.after(i)
+        after = _NUMBER * step.rows_after(i)
         folding = max([rows * sources * f.width + after * f.out for f in folds], default=0.0)
         yield kept + first, folding
         kept += first

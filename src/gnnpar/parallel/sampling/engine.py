@@ -61,7 +61,7 @@ class MinibatchEngine(FlatEngine):
                 # if a program asks for spawn elsewhere, Python would import modules of the working directory
                 multiprocessing_context="fork" if sys.platform == "linux" else None,
                 persistent_workers=True,
-                collate_fn=_as_it_is,  # pyright: ignore[reportArgumentType]  # without a batch it gets one item
+                collate_fn=_identity,  # pyright: ignore[reportArgumentType]  # without a batch it gets one item
                 generator=torch.Generator(),
             )
 
@@ -150,5 +150,5 @@ def one_ahead(draw: Callable[[At], Drawn], steps: Sequence[At]) -> Iterator[Draw
         yield following.result()
 
 
-def _as_it_is(item: Subgraph) -> Subgraph:
+def _identity(item: Subgraph) -> Subgraph:
     return item

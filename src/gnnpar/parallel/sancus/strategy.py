@@ -67,7 +67,7 @@ class Sancus(CodedStrategy, Proposes):
 
     @property
     def exactness(self) -> frozenset[Exactness]:
-        return self.codec.exactness if self.period == 1 else self.also("stale")
+        return self.codec.exactness if self.period == 1 else self.with_exactness("stale")
 
     def exact_limit(self) -> Sancus:
         return replace(self, period=1, bound=None, codec=Identity())

@@ -214,7 +214,7 @@ class Pager:
     ) -> None:
         self._host, self._smallest, self._busy = host, smallest, busy
         self._pages: dict[int, Page] = {}
-        self._here: dict[int, Page] = {}
+        self._resident: dict[int, Page] = {}
         self._level = self.most = 0
         self.moved = {"out": 0, "in": 0}
         self._work, self._turns = "", defaultdict[int, int](int)
@@ -234,8 +234,8 @@ class Pager:
         if self._host.ahead:
             for page in self._needed.get(turn, []):
                 storage = _storage(page.ref)
-                if storage is not None and page.slot is not None and storage._cdata not in self._here:
-                    self._bring(page)
+                if storage is not None and page.slot is not None and storage._cdata not in self._resident:
+                    self._load(page)
         self._noted = self._needed[turn] = []
 
     @property
@@ -248,14 +248,14 @@ class Pager:
         storage = tensor.untyped_storage()
         if storage.nbytes() >= self._smallest and storage._cdata not in self._pages and storage.resizable():
             self._pages[storage._cdata] = page = Page(StorageWeakRef(storage), storage.nbytes())
-            self._arrived(storage._cdata, page)
+            self._count_in(storage._cdata, page)
 
     def need(self, tensor: Tensor) -> Page | None:
         """Load a tensor's bytes. Return its page, if it is one."""
         cdata = tensor.untyped_storage()._cdata
         page = self._pages.get(cdata)
-        if page is not None and cdata not in self._here:
-            self._bring(page)
+        if page is not None and cdata not in self._resident:
+            self._load(page)
         if page is not None and page.unused and page.slot is not None:
             page.slot.use(_bytes(tensor.untyped_storage()))
             page.unused = False
@@ -271,22 +271,22 @@ class Pager:
 
     def evict(self, tensor: Tensor) -> None:
         self.track(tensor)
-        page = self._here.get(tensor.untyped_storage()._cdata)
+        page = self._resident.get(tensor.untyped_storage()._cdata)
         if page is not None:
-            self._send(page)
+            self._offload(page)
 
     def evict_all(self) -> None:
         """Move everything to the host, after freeing the places of dead pages."""
-        self._bury(self._pages)
-        for page in list(self._here.values()):
-            self._send(page)
+        self._forget_dead(self._pages)
+        for page in list(self._resident.values()):
+            self._offload(page)
 
     def adopt(self, tensors: Iterable[Tensor]) -> None:
         """Make pages of existing tensors, and send them to the host."""
         for tensor in tensors:
             self.evict(tensor)
 
-    def _send(self, page: Page) -> None:
+    def _offload(self, page: Page) -> None:
         storage = _storage(page.ref)
         if storage is None:  # dead; it is buried later
             return
@@ -297,9 +297,9 @@ class Pager:
             self.moved["out"] += page.nbytes
         storage.resize_(0)
         page.changed = page.unused = False
-        self._left(storage._cdata)
+        self._count_out(storage._cdata)
 
-    def _bring(self, page: Page) -> None:
+    def _load(self, page: Page) -> None:
         storage = _storage(page.ref)
         assert storage is not None and page.slot is not None, "an operation reads a tensor that has died"
         with self._host.arriving():
@@ -308,20 +308,20 @@ class Pager:
             page.slot.read(_bytes(storage))
         page.unused = True
         self.moved["in"] += page.nbytes
-        self._arrived(storage._cdata, page)
+        self._count_in(storage._cdata, page)
 
-    def _arrived(self, cdata: int, page: Page) -> None:
-        self._here[cdata] = page
+    def _count_in(self, cdata: int, page: Page) -> None:
+        self._resident[cdata] = page
         self._level += page.nbytes
         if self._level > self.most:
-            self._bury(self._here)
+            self._forget_dead(self._resident)
             self.most = max(self.most, self._level)
 
-    def _left(self, cdata: int) -> None:
-        page = self._here.pop(cdata, None)
+    def _count_out(self, cdata: int) -> None:
+        page = self._resident.pop(cdata, None)
         self._level -= page.nbytes if page else 0
 
-    def _bury(self, pages: dict[int, Page]) -> None:
+    def _forget_dead(self, pages: dict[int, Page]) -> None:
         for cdata, page in list(pages.items()):
             if page.ref.expired():
                 self._forget(cdata, page)
@@ -329,7 +329,7 @@ class Pager:
     def _forget(self, cdata: int, page: Page) -> None:
         if page.slot is not None:
             page.slot.free()
-        self._left(cdata)
+        self._count_out(cdata)
         del self._pages[cdata]
 
 

@@ -159,7 +159,7 @@ class Cuts:
 
     def of(self, s: Slice) -> Block:
         if s not in self._cut:
-            self._cut[s] = self.blocks[s.peer].between(s.first, s.last)
+            self._cut[s] = self.blocks[s.peer].narrow_columns(s.first, s.last)
         return self._cut[s]
 
     @property

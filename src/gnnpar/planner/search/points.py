@@ -154,5 +154,6 @@ class Points:
         if key not in self.per_unit:
             parts = PartStats.even(graph.nodes, graph.edges, 1, alpha=0.0, cut_share=0.0)
             whole = Work(ir, graph, parts, (rates,))
-            self.per_unit[key] = sum(n * whole.piece(i, 0, d).compute for i, n in ir.alike(key[1]) for d in DIRECTIONS)
+            kinds = ir.layer_kinds(key[1])
+            self.per_unit[key] = sum(n * whole.piece(i, 0, d).compute for i, n in kinds for d in DIRECTIONS)
         return self.per_unit[key]
