@@ -151,11 +151,11 @@ def prepared_as(trained: Settings, settings: Settings, found: Checkpoint, overri
     """Return the requested dataset with the run's preparation, except for keys that overrides set."""
     from gnnpar.data.preprocess import Preprocess
 
-    mine, theirs, shards = settings.dataset, trained.dataset, settings.shards.folder
-    if not (isinstance(mine, Preprocess) and isinstance(theirs, Preprocess)):
+    mine, original, shards = settings.dataset, trained.dataset, settings.shards.folder
+    if not (isinstance(mine, Preprocess) and isinstance(original, Preprocess)):
         return mine
     typed = {key_of(override).removeprefix("dataset.") for override in overrides}
-    for name, value in theirs.preparation.items():
+    for name, value in original.preparation.items():
         if (own := mine.preparation[name]) == value:
             continue
         if shards is not None:

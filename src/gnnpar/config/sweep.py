@@ -125,8 +125,8 @@ def plan(overrides: list[str], folder: Path, known: Mapping[str, Job], config: H
         settings, names = {"overrides": list(own)}, {}
     key, session = read_key(settings, names), os.environ.get(SESSION, "")
     if (same := known.get(key)) is not None:
-        mine, theirs = (" ".join(o for o in each if group_of(o) in unread(settings)) for each in (own, same.overrides))
-        if mine == theirs:
+        mine, earlier = (" ".join(o for o in each if group_of(o) in unread(settings)) for each in (own, same.overrides))
+        if mine == earlier:
             return replace(same, overrides=own, session=session)
         line = f"{' '.join(own)}: its strategy does not read {mine}; its result is that of job {same.folder}"
         say(f"not trained again: {one_line(line)}")

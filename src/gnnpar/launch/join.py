@@ -267,10 +267,10 @@ def _ask_rank_0(
 def _differing(other: Record, first: Record) -> str:
     """Return 'rank 3 on b has optim.lr=0.1, rank 0 on a has optim.lr=0.01: ...', or ''."""
     for key in sorted(other["about"].keys() | first["about"].keys()):
-        theirs, mine = (each["about"].get(key, "nothing") for each in (other, first))
-        if theirs != mine:
+        other_value, mine = (each["about"].get(key, "nothing") for each in (other, first))
+        if other_value != mine:
             return (
-                f"rank {other['rank']} on {other['host']} has {key}={theirs}, rank 0 on {first['host']} has "
+                f"rank {other['rank']} on {other['host']} has {key}={other_value}, rank 0 on {first['host']} has "
                 f"{key}={mine}: start all ranks with the same command and the same versions"
             )
     return ""

@@ -37,7 +37,7 @@ class Walk(Protocol):
         """Return the rows of edge operands that belong to a block, in its order."""
         return edge
 
-    def edge_slots(self, block: Block) -> Tensor | None:
+    def edge_positions(self, block: Block) -> Tensor | None:
         """Return the positions of a block's edges among the edge operands; None: they are in the block's order."""
         return None
 
@@ -125,12 +125,12 @@ class Gradient:
 
     def _placed(self, grads: Operands, block: Block) -> Operands:
         """Write the edges' gradients to their positions; each edge is in one block."""
-        slots = self._walk.edge_slots(block) if grads.edge else None
-        if slots is None:
+        positions = self._walk.edge_positions(block) if grads.edge else None
+        if positions is None:
             return grads
         self._edge = self._edge or tuple(torch.zeros_like(widened(t)) for t in self.x.edge)
         for into, g in zip(self._edge, grads.edge, strict=True):
-            into[slots] = g
+            into[positions] = g
         return grads._replace(edge=())
 
 
@@ -249,8 +249,8 @@ class ExchangingView(Walk, View):
     def edge_rows(self, block: Block, edge: Rows) -> Rows:
         return self.edges.edge_rows(block, edge)
 
-    def edge_slots(self, block: Block) -> Tensor:
-        return self.edges.slots(block)
+    def edge_positions(self, block: Block) -> Tensor:
+        return self.edges.edge_positions(block)
 
     def exactly(self) -> Self:
         return self if self.once is None else replace(self, exchange=self.once)

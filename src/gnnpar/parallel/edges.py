@@ -70,10 +70,10 @@ class EdgeOrder:
         """Return the rows of edge operands that belong to a block."""
         if not edge:
             return ()
-        slots = self.slots(block)
-        return tuple(t[slots] for t in edge)
+        positions = self.edge_positions(block)
+        return tuple(t[positions] for t in edge)
 
-    def slots(self, block: Block) -> Tensor:
+    def edge_positions(self, block: Block) -> Tensor:
         """Return the positions of a block's edges in the order of edge operands."""
         assert block.edge_ids is not None
         return torch.searchsorted(self.edge_ids, block.edge_ids)

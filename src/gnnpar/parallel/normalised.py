@@ -36,6 +36,6 @@ def normalised(shard: Shard) -> Shard:
     own = inverse_root(shard.in_degree, shard.in_weight)
     parts = sorted(shard.halo)
     sizes = [shard.halo[p].num_src for p in parts]
-    theirs = torch.split(inverse_root(shard.halo_in_degree, shard.halo_in_weight), sizes)
-    halo = {p: shard.halo[p].scaled(own, roots) for p, roots in zip(parts, theirs, strict=True)}
+    halo_roots = torch.split(inverse_root(shard.halo_in_degree, shard.halo_in_weight), sizes)
+    halo = {p: shard.halo[p].scaled(own, roots) for p, roots in zip(parts, halo_roots, strict=True)}
     return replace(shard, inner=shard.inner.scaled(own, own), halo=halo, normalised=True)

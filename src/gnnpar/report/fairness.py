@@ -155,8 +155,8 @@ def warnings(results: Sequence[Result], baseline: str) -> list[str]:
             apart.append(name)
             continue
         for what in (each for each in names if each != "session"):
-            ours, theirs = (_short(value_at(r, FAIR[what])) for r in (result, nearest))
-            values = f" ({ours}; {baseline} {theirs})" if ours and theirs else ""
+            ours, nearest_value = (_short(value_at(r, FAIR[what])) for r in (result, nearest))
+            values = f" ({ours}; {baseline} {nearest_value})" if ours and nearest_value else ""
             unequal.setdefault((what, values), []).append(name)
     lines = [
         f"{_names(runs)}: no run of {baseline} with equal {what}{values}" for (what, values), runs in unequal.items()

@@ -208,18 +208,18 @@ def _accuracy(group: Group, bases: Sequence[Result], baseline: str, margin: floa
     if bases and configuration_of(bases[0]) == configuration_of(group.results[0]):
         group.verdict = "baseline"
         return
-    theirs = _by_seed(bases)
+    base_values = _by_seed(bases)
     differences = []
     for seed, runs in ours.items():
-        pairs = [(run, [base for base in theirs.get(seed, ()) if not unequal_accuracy(run, base)]) for run in runs]
+        pairs = [(run, [base for base in base_values.get(seed, ()) if not unequal_accuracy(run, base)]) for run in runs]
         paired = [_percent(run) - plain.fmean(map(_percent, fair)) for run, fair in pairs if fair]
         if paired:
             differences.append(plain.fmean(paired))
     if differences:
         group.difference = statistics.mean(differences)
         group.verdict = statistics.non_inferiority([goodness(group.metric, each) for each in differences], margin)
-    elif ours and theirs:
-        pairs = ((runs[0], base) for runs in ours.values() for each in theirs.values() for base in each)
+    elif ours and base_values:
+        pairs = ((runs[0], base) for runs in ours.values() for each in base_values.values() for base in each)
         nearest = min((unequal_accuracy(*pair) for pair in pairs), key=len)
         group.why_no_difference = why_unequal(nearest, baseline)
     else:

@@ -88,8 +88,8 @@ def saved_plan(start: Start, dataset: Dataset, model: GNN) -> Plan | None:
         return None
     data, file = found.manifest["plan"], found.folder / MANIFEST
     with clear(file):
-        theirs = data["hashes"]["graph"], data["hashes"]["split"], data["layers_of"][-1][1]
-        if theirs != (dataset.graph_hash, dataset.split_hash, model.num_layers):
+        saved_facts = data["hashes"]["graph"], data["hashes"]["split"], data["layers_of"][-1][1]
+        if saved_facts != (dataset.graph_hash, dataset.split_hash, model.num_layers):
             return None
         arrays = {name: array.long() for name, array in found.rank(0, torch.device("cpu"))["plan"].items()}
         plan = Plan.of_data(data, arrays)

@@ -85,7 +85,7 @@ class Prediction:
 def _refuse_unlike(mine: str, what: str, comm: Communicator) -> None:
     """Raise ValueError on all ranks if a rank's hash differs from rank 0's. Collective."""
     everyone = comm.broadcast(comm.gather(mine))
-    if others := [rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]]:
+    if others := [rank for rank, each in enumerate(everyone) if each != everyone[0]]:
         raise ValueError(
             f"rank {others[0]} has another {what} than rank 0: give all ranks one, in a folder that all hosts share"
         )
@@ -93,20 +93,20 @@ def _refuse_unlike(mine: str, what: str, comm: Communicator) -> None:
 
 def _refuse_another_graph(found: checkpoint.Checkpoint, mine: JsonObject, remedy: str) -> None:
     """Raise ValueError for another graph than the run's if `remedy` is given, or for one with other kinds of data."""
-    theirs = found.manifest["run"]
+    source = found.manifest["run"]
     for name in ("graph", "split"):
-        if remedy and theirs[name] != mine[name]:
+        if remedy and source[name] != mine[name]:
             raise ValueError(
-                f"{found.folder} was trained on {name} {theirs[name][:12]}, and its dataset is {mine[name][:12]} here: "
+                f"{found.folder} was trained on {name} {source[name][:12]}, and its dataset is {mine[name][:12]} here: "
                 f"{remedy}"
             )
-    if theirs["labels"] != mine["labels"]:
+    if source["labels"] != mine["labels"]:
         raise ValueError(
-            f"{found.folder} was trained on labels of task {theirs['labels']!r:.40}, and this graph's are "
+            f"{found.folder} was trained on labels of task {source['labels']!r:.40}, and this graph's are "
             f"{mine['labels']!r}: its outputs would mean nothing there"
         )
     for name in ("edge_weights", "node_types", "edge_types", "edge_attr"):
-        told, here = theirs.get(name), mine.get(name)
+        told, here = source.get(name), mine.get(name)
         if told != here:
             raise ValueError(
                 f"{found.folder} was trained on {name}={told}, and this graph has {name}={here}: give one with the "

@@ -125,7 +125,7 @@ def difference(config: ModelSource, dataset: Dataset, tolerance: float, given: D
     for conv in ours.convs.values():
         if "dropout" in vars(conv):
             vars(conv)["dropout"] = 0.0
-    theirs, held = copy.deepcopy(ours), _held(ours)
+    pyg_net, held = copy.deepcopy(ours), _held(ours)
     plan = Single().plan(Workload(dataset, Random(), ours.num_layers, model=ours), Topology(1))
     shard = cut(dataset, plan.part_of, 1, edge_ids=ours.needs_edge_ids)[0].to(torch.device("cpu"), torch.float64)
     (comm,) = ThreadWorld(1).communicators()
@@ -134,7 +134,7 @@ def difference(config: ModelSource, dataset: Dataset, tolerance: float, given: D
     with _recorded(ours) as outputs:
         reports = [engine.train_epoch(epoch, optimizer, keep_gradient=True) for epoch in range(STEPS)]
     mine = Trained([r.loss for r in reports], [r.gradient or {} for r in reports], engine.predict(), outputs)
-    pyg = _plain_loop(theirs, given, task, shard)
+    pyg = _plain_loop(pyg_net, given, task, shard)
     first = next(
         (name for (name, a), (_, b) in zip(mine.outputs, pyg.outputs, strict=False) if _error(a, b) > tolerance), ""
     )
@@ -144,7 +144,7 @@ def difference(config: ModelSource, dataset: Dataset, tolerance: float, given: D
         for name, each in expected.items():
             gradients[name] = max(gradients.get(name, 0.0), relative_error(got.get(name), each, least=least))
     after, now = {name: each.double() for name, each in ours.state_dict().items()}, _held(ours)
-    state = {n: relative_error(after.get(n), t.double(), least=ADAM.lr) for n, t in theirs.state_dict().items()}
+    state = {n: relative_error(after.get(n), t.double(), least=ADAM.lr) for n, t in pyg_net.state_dict().items()}
     replaced = (
         "" if list(now.items()) == list(held.items()) else next((n for n in held if now.get(n) != held[n]), _ORDER)
     )
@@ -157,10 +157,10 @@ def _held(model: PyGNet) -> dict[str, int]:
     return {name: id(p) for name, p in model.named_parameters(remove_duplicate=False)}
 
 
-def _plain_loop(theirs: PyGNet, dataset: Dataset, task: Task, shard: Shard) -> Trained:
+def _plain_loop(pyg_net: PyGNet, dataset: Dataset, task: Task, shard: Shard) -> Trained:
     """Train the module as its user does, with dropout masks of `shard` only from gnnpar."""
-    net, x, y = theirs.net, dataset.x.double(), dataset.y
-    layout = None if theirs.schema is None else Layout.of(theirs.schema, shard.x)
+    net, x, y = pyg_net.net, dataset.x.double(), dataset.y
+    layout = None if pyg_net.schema is None else Layout.of(pyg_net.schema, shard.x)
     edges, carried = dataset.edge_index, dataset.edges.to(x.device, torch.float64).tensors
     if layout is not None:
         x, edges, carried = dictionaries(dataset, x)
@@ -186,12 +186,12 @@ def _plain_loop(theirs: PyGNet, dataset: Dataset, task: Task, shard: Shard) -> T
     optimizer, train = torch.optim.Adam(net.parameters(), lr=ADAM.lr, eps=ADAM.eps), dataset.train_mask
     losses, gradients = list[float](), list[dict[str, Tensor]]()
     y = y.double() if y.is_floating_point() else y
-    with _recorded(theirs) as outputs:
+    with _recorded(pyg_net) as outputs:
         for epoch in range(STEPS):
             optimizer.zero_grad()
             loss = task.loss_sum(logits(epoch, training=True)[train], y[train]) / int(train.sum())
             loss.backward()
-            named = theirs.named_parameters()
+            named = pyg_net.named_parameters()
             gradients.append({n: or_zeros(p.grad, p).clone() for n, p in trained(named).items()})
             losses.append(loss.item())
             optimizer.step()

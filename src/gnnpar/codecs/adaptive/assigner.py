@@ -151,8 +151,8 @@ class Assigner:
             return list(torch.split(codes, self._num_groups(keys, comm.rank))), {}
         others = {r: 4 * len(self.rules.menu) * n for r, n in sizes.items() if r}
         pending = comm.exchange({}, others, tag)
-        theirs = {r: p.wait().view(torch.float32).cpu() for r, p in pending.items()} | {0: flat.cpu()}
-        codes, facts = self._solve_all(keys, widths, theirs)
+        received = {r: p.wait().view(torch.float32).cpu() for r, p in pending.items()} | {0: flat.cpu()}
+        codes, facts = self._solve_all(keys, widths, received)
         comm.exchange({r: torch.as_tensor(codes[r], device=device) for r in others}, {}, tag)
         comm.flush(keep=0)
         return list(torch.split(torch.as_tensor(codes[0], device=device), self._num_groups(keys, 0))), facts

@@ -187,18 +187,18 @@ class Types(Placeholder):
 class _Named(Marked):
     """Nodes at one or both ends of edges.
 
-    slots [e]: index of each edge among the in-edges of the own rows, or -1 - row for an edge that the user's code adds
-    from an own row. None: all in-edges in order. flipped: the first row of `Ends` holds destinations.
+    positions [e]: index of each edge among the in-edges of the own rows, or -1 - row for an edge added by the
+    user from an own row. None: all in-edges in order. flipped: the first row of `Ends` holds destinations.
     """
 
     local: LocalEdges
-    slots: Tensor | None
+    positions: Tensor | None
     flipped: bool
 
     @classmethod
-    def of(cls, nodes: Tensor, local: LocalEdges, slots: Tensor | None, *, flipped: bool = False) -> Self:
+    def of(cls, nodes: Tensor, local: LocalEdges, positions: Tensor | None, *, flipped: bool = False) -> Self:
         made = nodes.as_subclass(Tensor).as_subclass(cls)
-        made.local, made.slots, made.flipped = local, slots, flipped
+        made.local, made.positions, made.flipped = local, positions, flipped
         return made
 
     def at(self, edges: object) -> Self:
@@ -209,19 +209,19 @@ class _Named(Marked):
     def same(self, out: object) -> Self:
         """Return `out` with the marks of self."""
         assert isinstance(out, Tensor)
-        return self.of(out, self.local, self.slots, flipped=self.flipped)
+        return self.of(out, self.local, self.positions, flipped=self.flipped)
 
     @classmethod
     def joined(cls, parts: Sequence[Tensor]) -> Self:
         """Concatenate edges; unmarked parts join own rows. Shapes: [..., e_1], [..., e_2], ... -> [..., e]."""
         first = next(part for part in parts if isinstance(part, _Named))
-        slots = [part.all() if isinstance(part, _Named) else -1 - part.reshape(-1, part.shape[-1])[0] for part in parts]
+        positions = [t.all() if isinstance(t, _Named) else -1 - t.reshape(-1, t.shape[-1])[0] for t in parts]
         nodes = torch.cat([part.as_subclass(Tensor) for part in parts], -1)
-        return cls.of(nodes, first.local, torch.cat(slots), flipped=first.flipped)
+        return cls.of(nodes, first.local, torch.cat(positions), flipped=first.flipped)
 
     def all(self) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return `slots` as a tensor, also for all in-edges."""
-        return self.local.all_slots if self.slots is None else self.slots
+        """Return `positions` as a tensor, also for all in-edges."""
+        return self.local.all_positions if self.positions is None else self.positions
 
     def run_unmarked(self, func: Called, args: Arguments, given: Mapping[str, object], what: str) -> object:
         """Run an unsupported call on unmarked tensors if this rank has the whole graph, else raise ValueError."""
@@ -249,7 +249,7 @@ class Ends(_Named):
         if name == "index_select" and args[1] in (1, -1):
             return self.at(args[2])
         if name == "flip" and args[1:] in (([0],), ((0,),), (0,)):
-            return self.of(_plain(self).flip(0), self.local, self.slots, flipped=not self.flipped)
+            return self.of(_plain(self).flip(0), self.local, self.positions, flipped=not self.flipped)
         joins = name in _JOINS and self.local.one_kind and isinstance(args[0], tuple | list)
         joins = joins and all(isinstance(part, Ends) or _are_loops(part) for part in args[0])
         if joins and (given.get("dim", args[1] if len(args) > 1 else 0) in (1, -1) or name == "hstack"):
@@ -264,7 +264,7 @@ class Ends(_Named):
         if not isinstance(row, int) or row not in (0, 1, -1, -2):
             return None
         kind = Source if (row in (0, -2)) != self.flipped else Destination
-        nodes = kind.of(self.as_subclass(Tensor)[row], self.local, self.slots)
+        nodes = kind.of(self.as_subclass(Tensor)[row], self.local, self.positions)
         return nodes if _selects_all(edges) else nodes.at(edges)
 
 
@@ -293,7 +293,7 @@ class Source(_Named):
         if name == "stack" and isinstance(args[0], tuple | list) and given.get("dim", (*args, 0)[1]) == 0:
             first, second = args[0]
             if isinstance(first, Source) and isinstance(second, Destination):
-                return Ends.of(torch.stack([_plain(first), _plain(second)]), first.local, first.slots)
+                return Ends.of(torch.stack([_plain(first), _plain(second)]), first.local, first.positions)
         if name in ("__getitem__", "index_select") and args[0] is self:
             return self.at(args[1] if name == "__getitem__" else args[2])
         if name == "__setitem__" and bool((_plain(self) < self.local.num_sources).all()):  # writes self loops
@@ -354,7 +354,7 @@ class LocalEdges:
         self.one_kind = not isinstance(g, Bipartite) or g.one_kind
         self.read = False  # whether the edges were read one by one
         self._gathered: dict[int, tuple[Tensor, int, Tensor]] = {}
-        self._slots: dict[int, Tensor] = {}
+        self._positions: dict[int, Tensor] = {}
 
     @cached_property
     def edges(self) -> InEdges:
@@ -367,13 +367,13 @@ class LocalEdges:
         return bool((self.edges.source >= 0).all())
 
     @cached_property
-    def all_slots(self) -> Tensor:
+    def all_positions(self) -> Tensor:
         return torch.arange(self.edges.row.shape[0], device=self.edges.row.device)
 
     @cached_property
     def ends(self) -> Ends:
         own, row = self.edges.source, self.edges.row
-        source = torch.where(own < 0, self.num_sources + self.all_slots, own)
+        source = torch.where(own < 0, self.num_sources + self.all_positions, own)
         return Ends.of(torch.stack([source, row]), self, None)
 
     def ids(self, num_edges: int) -> Tensor | None:
@@ -381,11 +381,11 @@ class LocalEdges:
         ids = self.g.edge_ids
         if num_edges == len(ids):
             return ids
-        slots = self._slots.get(num_edges)
-        if slots is None:
+        positions = self._positions.get(num_edges)
+        if positions is None:
             return None
-        loops = _LOOP_IDS + self.g.node_ids[(-1 - slots).clamp_min(0)]
-        return torch.where(slots < 0, loops, ids[slots.clamp_min(0)] if len(ids) else loops)
+        loops = _LOOP_IDS + self.g.node_ids[(-1 - positions).clamp_min(0)]
+        return torch.where(positions < 0, loops, ids[positions.clamp_min(0)] if len(ids) else loops)
 
     def gather(self, rows: Tensor, dim: int, source: Source) -> EdgeRows:
         """Return the source's row for each edge. Shapes: [..., N, ...] -> [..., e, ...] at `dim`."""
@@ -407,10 +407,10 @@ class LocalEdges:
             out = known[2]
         else:
             out = known[2].clone()  # the user's code may write into the first result
-        if source.slots is not None:
-            self._slots[len(source.slots)] = source.slots
+        if source.positions is not None:
+            self._positions[len(source.positions)] = source.positions
             table = rows.as_subclass(Tensor).movedim(dim, 0).to(out.dtype)
-            places = torch.where(source.slots < 0, len(out) - 1 - source.slots, source.slots)
+            places = torch.where(source.positions < 0, len(out) - 1 - source.positions, source.positions)
             out = torch.cat([out, table]).index_select(0, places)
         return EdgeRows.of(out.movedim(0, dim))
 
@@ -421,12 +421,13 @@ class LocalEdges:
             self.g.node_ids
         ):
             raise Refused(f"sums rows of shape {list(rows.shape)} by source, which are not one an edge")
-        own, slots, tail = by_edge.new_zeros(self.num_sources, *by_edge.shape[1:]), source.slots, by_edge.shape[1:]
-        if slots is not None:
-            added = slots < 0
-            own = own.index_add(0, -1 - slots[added], by_edge[added])
+        positions, tail = source.positions, by_edge.shape[1:]
+        own = by_edge.new_zeros(self.num_sources, *tail)
+        if positions is not None:
+            added = positions < 0
+            own = own.index_add(0, -1 - positions[added], by_edge[added])
             every = by_edge.new_zeros(self.edges.row.shape[0], *tail)
-            by_edge = every.index_add(0, slots[~added], by_edge[~added])
+            by_edge = every.index_add(0, positions[~added], by_edge[~added])
         total = _Returned.apply(self.g, by_edge.reshape(by_edge.shape[0], -1), self.num_sources)
         assert isinstance(total, Tensor)
         return (total.reshape(self.num_sources, *tail) + own).movedim(0, dim)

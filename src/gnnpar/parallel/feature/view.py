@@ -136,8 +136,8 @@ def structure_of(shard: Shard, comm: Communicator, *, edge_ids: bool) -> Structu
     ends = torch.stack([torch.cat(src), torch.cat(dst)]).cpu()
     everyone = comm.broadcast(comm.gather((ends, EdgeData.cat(held).to(ends.device), shard.node_ids.cpu())))
     assert everyone is not None
-    all_src, all_dst = torch.cat([theirs for theirs, _, _ in everyone], dim=1)
-    data = EdgeData.cat([theirs for _, theirs, _ in everyone])
+    all_src, all_dst = torch.cat([each for each, _, _ in everyone], dim=1)
+    data = EdgeData.cat([each for _, each, _ in everyone])
     order = torch.argsort(all_dst * shard.num_nodes + all_src, stable=True) if data.ids is None else data.ids.argsort()
     block = Block.from_edges(
         all_dst[order],
@@ -158,9 +158,9 @@ def row_lists(structure: Structure, me: int) -> tuple[RowLists, RowLists]:
     others = [p for p in range(len(ids)) if p != me]
     every = torch.arange(len(own_ids), device=own_ids.device)
     nodes = torch.arange(structure.block.num_dst, device=own_ids.device)
-    theirs = {p: ids[p] for p in others}
-    columns = RowLists(me, len(ids), own_ids, dict.fromkeys(others, every), theirs)
-    return columns, RowLists(me, len(ids), nodes, theirs, dict.fromkeys(others, own_ids))
+    other_ids = {p: ids[p] for p in others}
+    columns = RowLists(me, len(ids), own_ids, dict.fromkeys(others, every), other_ids)
+    return columns, RowLists(me, len(ids), nodes, other_ids, dict.fromkeys(others, own_ids))
 
 
 @dataclass(eq=False)

@@ -32,7 +32,7 @@ from gnnpar.parallel.blocks import add_returned, split_operands, wanted_gradient
 from gnnpar.parallel.local import OwnRows, Pass, Source, as_messages, by_type, masked
 from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, RowRange, Turn
 from gnnpar.parallel.pipeline.history import Call, History
-from gnnpar.parallel.pipeline.messages import Slots
+from gnnpar.parallel.pipeline.messages import ChunkHalo
 from gnnpar.parallel.torch_types import Context, apply
 from gnnpar.partition.shard import Shard, edges_by_id
 
@@ -52,17 +52,17 @@ class PartState:
 
     chunks: Chunks
     in_degree: Tensor
-    slots: Slots
+    halo: ChunkHalo
     history: History
     weights: Weights
     in_weight: Tensor | None = None
     type_degree: Tensor | None = None
 
     @staticmethod
-    def of(shard: Shard, chunks: Chunks, slots: Slots, history: History, weights: Weights) -> PartState:
+    def of(shard: Shard, chunks: Chunks, halo: ChunkHalo, history: History, weights: Weights) -> PartState:
         """Return the part of a shard."""
         degrees = (chosen(each, chunks.order) for each in (shard.in_weight, shard.type_degree))
-        return PartState(chunks, shard.in_degree[chunks.order], slots, history, weights, *degrees)
+        return PartState(chunks, shard.in_degree[chunks.order], halo, history, weights, *degrees)
 
 
 @dataclass(eq=False)
@@ -151,21 +151,21 @@ class ChunkGraph(OwnRows):
         history.write(call, src, self.span.rows)
         tables = history.sources(call, RowLike.of(src))
         own = tuple(table[history.fresh : history.fresh + history.own] for table in tables)
-        return tables, self.part.slots.send(own, self.chunk, self._message_tag(call, "forward"))
+        return tables, self.part.halo.send(own, self.chunk, self._message_tag(call, "forward"))
 
     def complete(self, call: Call, posted: Posted | None) -> None:
         """Write the rows of the other parts' chunks in this slot."""
-        for span, rows in self.part.slots.received(posted, self.chunk):
+        for span, rows in self.part.halo.received(posted, self.chunk):
             self.part.history.write(call, rows, span.rows)
 
     def gradients(self, call: Call, like: Sequence[RowLike], of_rows: Callable[[RowRange], Rows]) -> Rows:
         """Return the gradients of the chunk's source rows, other parts' contributions included. `of_rows`: of some
         table rows, from this part's destinations."""
-        slots, spans = self.part.slots, self.part.chunks.spans
-        theirs = {p: of_rows(spans[p, self.chunk]) for p in self.part.chunks.peers}
-        posted = slots.send_back(theirs, self.chunk, like, self._message_tag(call, "backward"))
+        halo, spans = self.part.halo, self.part.chunks.spans
+        halo_grads = {p: of_rows(spans[p, self.chunk]) for p in self.part.chunks.peers}
+        posted = halo.send_back(halo_grads, self.chunk, like, self._message_tag(call, "backward"))
         mine = of_rows(self.span)  # while gradients of halo rows are sent
-        for index, grads in slots.returned(posted, self.chunk):
+        for index, grads in halo.returned(posted, self.chunk):
             add_returned(mine, index, grads)
         return mine
 

@@ -99,8 +99,8 @@ class Chunks:
         assert shard.chunk_of is not None
         assert shard.halo_chunk_of is not None
         num, halo = shard.num_chunks, dict(sorted(shard.halo.items()))
-        theirs = torch.split(shard.halo_chunk_of, [block.num_src for block in halo.values()])
-        chunks_of = {shard.part: shard.chunk_of, **dict(zip(halo, theirs, strict=True))}
+        halo_chunks = torch.split(shard.halo_chunk_of, [block.num_src for block in halo.values()])
+        chunks_of = {shard.part: shard.chunk_of, **dict(zip(halo, halo_chunks, strict=True))}
         blocks = {shard.part: shard.inner, **halo}
         order, places = dict[int, Tensor](), dict[int, Tensor]()
         spans = dict[tuple[int, int], RowRange]()

@@ -155,7 +155,7 @@ class PipelineEngine(EngineDefaults):
         coded = CodedExchange(stages, boundary)
         self._parts = {
             "history": part.history,
-            "slots": part.slots.exchange,
+            "slots": part.halo.exchange,
             "boundary": coded,
         }
         mine = {s: layers for s, layers in enumerate(layers_of) if s % stages.size == stages.rank}

@@ -29,7 +29,7 @@ from gnnpar_kernels import fold_key
 
 
 @dataclass(frozen=True, eq=False)
-class Slots:
+class ChunkHalo:
     """`exchange`: of the parts of a stage. All methods are collective: a chunk of every part is in the slot. One part
     exchanges nothing."""
 
@@ -49,12 +49,12 @@ class Slots:
             yield self.chunks.spans[p, chunk], rows
 
     def send_back(
-        self, theirs: Mapping[int, Rows], chunk: int, like: Sequence[RowLike], tag: MessageTag
+        self, grads: Mapping[int, Rows], chunk: int, like: Sequence[RowLike], tag: MessageTag
     ) -> Posted | None:
         """Send gradients of halo rows, by part, to their owners."""
         if self.exchange.comm.size == 1:
             return None
-        outgoing = {p: Outgoing(theirs[p], None, piece.first) for p, piece in self._read_of_others(chunk).items()}
+        outgoing = {p: Outgoing(grads[p], None, piece.first) for p, piece in self._read_of_others(chunk).items()}
         incoming = {p: Incoming(len(rows), first) for p, (rows, first) in self._read_by(chunk).items()}
         return self.exchange.post(outgoing, incoming, like, tag)
 
