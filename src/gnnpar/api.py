@@ -143,7 +143,7 @@ def sweep(
     parent = (_dated("multirun") if folder is None else path_of(folder, "folder")).absolute()
     jobs = list(itertools.product(models, combinations))
     runs: list[Run] = []
-    with working_in(parent, otherwise="choose another folder=", say=say):
+    with working_in(parent, remedy="choose another folder=", say=say):
         if there := [each.name for each in parent.iterdir() if each.name.isdecimal()]:
             raise ConfigError(f"{parent} holds run {min(there, key=int)} of an earlier sweep: choose another folder=")
         for number, (each, values) in enumerate(jobs):
@@ -328,7 +328,7 @@ def _train(settings: Settings, folder: Path, callbacks: Sequence[Callback] = ())
         own = {f"callbacks[{i}]": each for i, each in enumerate(callbacks)}
         _refuse_unsendable({**own, **(settings.task.given if isinstance(settings.task, Labels) else {})})
     for_ranks = {name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()}
-    with working_in(folder, otherwise="choose another folder=", say=say), environment(**for_ranks):
+    with working_in(folder, remedy="choose another folder=", say=say), environment(**for_ranks):
         outcome = trained(settings, folder, callbacks)
     if outcome.status == "interrupted":
         raise KeyboardInterrupt

@@ -196,10 +196,10 @@ class FolderInUse(ValueError):
 
 
 @contextmanager
-def working_in(folder: Path, *, otherwise: str, say: Callable[[str], None]) -> Iterator[None]:
+def working_in(folder: Path, *, remedy: str, say: Callable[[str], None]) -> Iterator[None]:
     """Make a folder and lock it for this process: the operating system releases the lock when the process ends.
 
-    otherwise: alternative for the message of FolderInUse. say: called if an earlier process did not release the lock.
+    remedy: alternative for the message of FolderInUse. say: called if an earlier process did not release the lock.
     Raises WriteError if the folder cannot be written.
     """
     from filelock import FileLock, Timeout  # takes 0.1 s to import
@@ -213,7 +213,7 @@ def working_in(folder: Path, *, otherwise: str, say: Callable[[str], None]) -> I
         file.write_text(f"process {os.getpid()} of {socket.gethostname()} since {time.strftime('%Y-%m-%d %H:%M:%S')}")
     except Timeout as error:
         owner = _read(file) or "another process"
-        raise FolderInUse(f"{folder} is in use by {owner}: wait for it, or {otherwise}") from error
+        raise FolderInUse(f"{folder} is in use by {owner}: wait for it, or {remedy}") from error
     except OSError as error:
         raise WriteError(error.errno, error.strerror or str(error), str(folder)) from error
     if before:

@@ -181,7 +181,7 @@ def joined_world(settings: Settings) -> World:
 def claim(folder: Path, inside: ExitStack) -> None:
     """Lock the folder until `inside` ends. Raise ConfigError if a run is active in it, or has completed."""
     try:
-        inside.enter_context(working_in(folder, otherwise="choose another folder=", say=say))
+        inside.enter_context(working_in(folder, remedy="choose another folder=", say=say))
     except (FolderInUse, WriteError) as error:
         raise ConfigError(str(error)) from error
     if (read_result(folder) or {}).get("status") == "completed":

@@ -112,7 +112,7 @@ def test_second_study_of_a_running_folder_keeps_its_study_file(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     file = study(tmp_path, BASE + "factors: {x: [epochs=2]}\n")
-    with working_in(Path("multirun/study"), otherwise="wait", say=print):
+    with working_in(Path("multirun/study"), remedy="wait", say=print):
         Path("multirun/study/study.yaml").write_text("of the first")
         assert run("ablate", [str(file)]) == 2
     assert "multirun/study is in use" in capsys.readouterr().err

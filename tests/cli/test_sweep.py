@@ -235,7 +235,7 @@ def test_key_of_a_job_leaves_out_folders_and_trackers() -> None:
 
 
 def test_folder_of_a_sweep_in_use_is_one_line(folder: Path, capsys: pytest.CaptureFixture) -> None:
-    with working_in(folder / "sweep", otherwise="wait", say=print):
+    with working_in(folder / "sweep", remedy="wait", say=print):
         assert run("train", ["-m", *TINY, "seed=0,1"]) == 2
     assert "sweep is in use by" in capsys.readouterr().err
     assert ran(folder) == []

@@ -71,11 +71,11 @@ def test_resume_after_kill_takes_over_the_lock(first: Started, run_here: Run) ->
 
 def test_folder_lock_is_held_inside_the_block_only(tmp_path: Path) -> None:
     for _ in range(2):
-        with working_in(tmp_path / "new", otherwise="choose another", say=pytest.fail):
+        with working_in(tmp_path / "new", remedy="choose another", say=pytest.fail):
             line = rf"is in use by process {os.getpid()} of \S+ since 20.*: wait for it, or choose another"
             with (
                 pytest.raises(FolderInUse, match=line),
-                working_in(tmp_path / "new", otherwise="choose another", say=print),
+                working_in(tmp_path / "new", remedy="choose another", say=print),
             ):
                 pass
 
@@ -83,7 +83,7 @@ def test_folder_lock_is_held_inside_the_block_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"{", b"\0" * 300, b"\x1b[2J", b"\xff"])
 def test_free_lock_file_with_any_content_is_replaced(tmp_path: Path, content: bytes) -> None:
     (tmp_path / LOCK).write_bytes(content)
-    with working_in(tmp_path, otherwise="", say=lambda line: None):
+    with working_in(tmp_path, remedy="", say=lambda line: None):
         assert (tmp_path / LOCK).read_text().startswith(f"process {os.getpid()} of ")
 
 
@@ -94,7 +94,7 @@ from gnnpar.files import FolderInUse, working_in
 print("up", flush=True)
 sys.stdin.readline()
 try:
-    with working_in(Path(sys.argv[1]), otherwise="", say=lambda line: None):
+    with working_in(Path(sys.argv[1]), remedy="", say=lambda line: None):
         print("taken", flush=True)
         sys.stdin.readline()
 except FolderInUse:
@@ -223,7 +223,7 @@ def test_commands_in_one_second_have_numbered_folders(
     for seed in range(2):
         assert run("train", [*TINY, f"seed={seed}"]) == 0
     third = day / "03-04-05-3"
-    with working_in(third, otherwise="wait", say=print):
+    with working_in(third, remedy="wait", say=print):
         assert run("train", [*TINY, "seed=2"]) == 0
         assert run("train", [*TINY, f"hydra.run.dir={third}"]) == 2
     assert "is in use" in capsys.readouterr().err

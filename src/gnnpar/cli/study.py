@@ -54,7 +54,7 @@ def run(argv: list[str]) -> int:
     folder = options.folder or Path("multirun") / options.study.stem
     with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
         check(options.study, variants)
-        with config_errors(), working_in(folder, otherwise="give another --folder", say=say):  # it may be running
+        with config_errors(), working_in(folder, remedy="give another --folder", say=say):  # it may be running
             write_text_atomic(folder / "study.yaml", file.read_text(encoding="utf-8"))
         counts = counted(len(study.seed_list), "seed"), counted(study.blocks, "block")
         say(f"{options.study}: {counted(len(variants), 'variant')} x {' x '.join(counts)}")

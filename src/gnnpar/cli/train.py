@@ -98,7 +98,7 @@ def _folder_of(job: HydraJob) -> Iterator[Path]:
     with ExitStack() as inside:
         for folder in numbered(job.run_dir):
             try:
-                inside.enter_context(working_in(folder, otherwise="choose another hydra.run.dir", say=say))
+                inside.enter_context(working_in(folder, remedy="choose another hydra.run.dir", say=say))
             except FolderInUse:
                 if not unnamed:
                     raise
@@ -121,7 +121,7 @@ def run_job(job: HydraJob, sweep: Path) -> float:
     job = replace(job, run_dir=planned.run_dir)
     try:
         if planned.state()[0] != "done":
-            with working_in(job.run_dir, otherwise="choose another hydra.sweep.dir", say=say):
+            with working_in(job.run_dir, remedy="choose another hydra.sweep.dir", say=say):
                 if progress.SHOWN not in os.environ:
                     mine = [each for each in jobs_below(sweep) if each.session == planned.session]
                     say(f"run {planned.folder}: {titles(mine)[planned.folder]}  ({snapshot(mine).line})")

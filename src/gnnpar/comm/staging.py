@@ -25,23 +25,23 @@ class Staging:
         if self._out is None or not buffers:
             return dict(buffers)
         self._out.wait_stream(cuda.current_stream())
-        there: dict[int, Tensor] = {}
+        on_host: dict[int, Tensor] = {}
         with cuda.stream(self._out):
             for peer, buffer in buffers.items():
-                there[peer] = torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True)
-                there[peer].copy_(buffer, non_blocking=True)
+                on_host[peer] = torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True)
+                on_host[peer].copy_(buffer, non_blocking=True)
                 buffer.record_stream(self._out)
             arrived = cuda.Event()
             arrived.record(self._out)
         arrived.synchronize()
-        return there
+        return on_host
 
     def to_device(self, buffer: Tensor) -> Tensor:
         """Copy a pinned buffer to the device. The host does not wait; the current stream does."""
         if self._in is None:
             return buffer
         with cuda.stream(self._in):
-            there = buffer.to(self._device, non_blocking=True)
+            on_device = buffer.to(self._device, non_blocking=True)
         cuda.current_stream().wait_stream(self._in)
-        there.record_stream(cuda.current_stream())
-        return there
+        on_device.record_stream(cuda.current_stream())
+        return on_device

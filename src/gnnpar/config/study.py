@@ -152,7 +152,7 @@ class Study:
         flat = {name: levels for name, levels in self.cells.items() if isinstance(levels, list)}
         return nested | ({"cell": flat} if flat else {}) | {"method": self.methods}
 
-    def _asked(self, place: Sequence[str]) -> bool:
+    def _is_selected(self, place: Sequence[str]) -> bool:
         """Return False for a job in skip, or with a name that `only` combines with others of its axis."""
         wanted = [set(names) for name, names in self.only.items() if name in place]
         others = (
@@ -186,7 +186,7 @@ class Study:
             made: list[Variant] = []
             for place in itertools.product(*self.axes.values()):
                 at = self.named(place)
-                if self._asked(place):
+                if self._is_selected(place):
                     also = [levels for name, levels in self.also.items() if self.applies(place, "also", [name])]
                     overrides = merged(self.common, *(self.axes[axis][name] for axis, name in at.items()), *also)
                     keys = tuple(f"{_KEY_OF.get(axis, f'cells.{axis}')}.{name}" for axis, name in at.items())

@@ -78,7 +78,7 @@ def run_missing(arguments: list[str], config: Hydras, loader: Hydras, launcher: 
     """Run the jobs of a grid, or of a study, without a completed result. Compose every job before the first one starts;
     resume started ones from their last checkpoint."""
     folder = Path(str(config.hydra.sweep.dir)).absolute()
-    with config_errors(), working_in(folder, otherwise="choose another hydra.sweep.dir", say=say):
+    with config_errors(), working_in(folder, remedy="choose another hydra.sweep.dir", say=say):
         OmegaConf.save(config, folder / "multirun.yaml")
         jobs = planned(listed(arguments, loader), folder, lambda job: loader.load_sweep_config(config, job))
         states: dict[str, State] = {job.key: job.state()[0] for job in jobs}

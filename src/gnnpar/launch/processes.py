@@ -83,7 +83,7 @@ def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network 
 
     with tempfile.TemporaryDirectory(prefix="gnnpar-", ignore_cleanup_errors=True) as folder:
         scratch = Path(folder)
-        stop.kept_in(scratch / _STOP)
+        stop.pass_by(scratch / _STOP)
         job = Job(world, work, comm, network, scratch, secrets.token_bytes(32))
         ranks: list[BaseProcess] = []
         try:

@@ -22,7 +22,7 @@ class Stop:
         self._asked = threading.Event()
         self._timer: threading.Timer | None = None
 
-    def kept_in(self, file: Path) -> None:
+    def pass_by(self, file: Path) -> None:
         """Pass the request to ranks by `file` from now on."""
         self.file = file
         if self._asked.is_set():
@@ -47,7 +47,7 @@ class Stop:
         self._timer.daemon = True
         self._timer.start()
 
-    def over(self) -> None:
+    def cancel(self) -> None:
         """Cancel the SIGINT: the run has ended."""
         if self._timer is not None:
             self._timer.cancel()
@@ -84,7 +84,7 @@ def interruptible(stop: Stop, grace_seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
-        stop.over()
+        stop.cancel()
         for number, handler in before.items():
             if handler is not None:  # None: set in C, as by faulthandler
                 signal.signal(number, handler)

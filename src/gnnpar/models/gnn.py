@@ -159,7 +159,7 @@ class ModelConfig(ModelSource):
         size = f"a model with model.hidden={self.hidden}, model.num_layers={self.num_layers}, {in_dim} features"
         require_memory(nbytes, f"{size} and {out_dim} classes", "lower them")
         model = construct(lambda: self.module(in_dim, out_dim, cached_first_layer=cached_first_layer), seed)
-        refuse_row_mixing(model, aside=model.norms)
+        refuse_row_mixing(model, skipped=model.norms)
         return model
 
     def module(self, in_dim: int, out_dim: int, *, cached_first_layer: bool) -> GNN:

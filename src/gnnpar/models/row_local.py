@@ -31,11 +31,11 @@ def refuse_noise(model: nn.Module) -> None:
             )
 
 
-def refuse_row_mixing(model: nn.Module, *, aside: Sequence[nn.Module] = ()) -> None:
-    """Raise ValueError with the name of the first module that mixes rows or draws unkeyed noise. aside: modules to
+def refuse_row_mixing(model: nn.Module, *, skipped: Sequence[nn.Module] = ()) -> None:
+    """Raise ValueError with the name of the first module that mixes rows or draws unkeyed noise. skipped: modules to
     skip, which do not run or reduce rows through the graph."""
     for name, module in model.named_modules():
-        if any(module is each for each in aside):
+        if any(module is each for each in skipped):
             continue
         if why := row_mixing(module):
             raise ValueError(f"{name} of the model is a {type(module).__name__}, which {why}.")

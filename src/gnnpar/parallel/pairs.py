@@ -29,13 +29,13 @@ LEAST_ROWS = 4096
 @dataclass(frozen=True, eq=False)
 class Route:
     """The owners of some nodes' rows. Shapes: `own` [a] rows of this rank, `own_at` [a] their positions among the
-    nodes; `asked` peer -> positions of its nodes; `given` peer -> rows of this rank that it asks for."""
+    nodes; `requested` peer -> positions of its nodes; `served` peer -> rows of this rank that it asks for."""
 
     num_nodes: int
     own: Tensor
     own_at: Tensor
-    asked: Mapping[int, Tensor]
-    given: Mapping[int, Tensor]
+    requested: Mapping[int, Tensor]
+    served: Mapping[int, Tensor]
 
 
 class RowFetch:
@@ -62,33 +62,33 @@ class RowFetch:
         place = torch.searchsorted(self.node_ids, nodes).clamp_max(max(0, len(self.node_ids) - 1))
         here = self.node_ids[place] == nodes if len(self.node_ids) else torch.zeros_like(nodes, dtype=torch.bool)
         own_at, away = here.nonzero().flatten(), (~here).nonzero().flatten()
-        asked: dict[int, Tensor] = {}
-        given: Mapping[int, Tensor] = {}
+        requested: dict[int, Tensor] = {}
+        served: Mapping[int, Tensor] = {}
         if self.comm.size > 1:
             owner = self._owners(nodes[away], tag)
-            asked = {p: away[owner == p] for p in range(self.comm.size) if p != self.comm.rank}
-            asked = {p: places for p, places in asked.items() if len(places)}
-            wanted = self._sent({p: nodes[places] for p, places in asked.items()}, tag)
-            given = {p: torch.searchsorted(self.node_ids, ids) for p, ids in wanted.items() if p != self.comm.rank}
-        return Route(len(nodes), place[own_at], own_at, asked, given)
+            requested = {p: away[owner == p] for p in range(self.comm.size) if p != self.comm.rank}
+            requested = {p: places for p, places in requested.items() if len(places)}
+            wanted = self._sent({p: nodes[places] for p, places in requested.items()}, tag)
+            served = {p: torch.searchsorted(self.node_ids, ids) for p, ids in wanted.items() if p != self.comm.rank}
+        return Route(len(nodes), place[own_at], own_at, requested, served)
 
     def rows(self, route: Route, table: Tensor, tag: MessageTag) -> Tensor:
         """Return the rows of a route's nodes. Shapes: table [N, D] of this rank -> [n, D]."""
         out = table.new_empty(route.num_nodes, table.shape[1])
         out[route.own_at] = table[route.own]
-        outgoing = {p: Outgoing((table,), rows) for p, rows in route.given.items()}
-        incoming = {p: Incoming(len(places)) for p, places in route.asked.items()}
+        outgoing = {p: Outgoing((table,), rows) for p, rows in route.served.items()}
+        incoming = {p: Incoming(len(places)) for p, places in route.requested.items()}
         for peer, (rows,) in self._exchanged(outgoing, incoming, RowLike.of((table,)), tag):
-            out[route.asked[peer]] = rows
+            out[route.requested[peer]] = rows
         return out
 
     def add_back(self, route: Route, gradient: Tensor, into: Tensor, tag: MessageTag) -> None:
         """Add gradients of fetched rows [n, D] to `into` [N, D], the gradients of their owners' rows."""
         into.index_add_(0, route.own, gradient[route.own_at])
-        outgoing = {p: Outgoing((gradient,), places) for p, places in route.asked.items()}
-        incoming = {p: Incoming(len(rows)) for p, rows in route.given.items()}
+        outgoing = {p: Outgoing((gradient,), places) for p, places in route.requested.items()}
+        incoming = {p: Incoming(len(rows)) for p, rows in route.served.items()}
         for peer, (rows,) in self._exchanged(outgoing, incoming, RowLike.of((gradient,)), tag):
-            into.index_add_(0, route.given[peer], rows)
+            into.index_add_(0, route.served[peer], rows)
 
     def _owners(self, nodes: Tensor, tag: MessageTag) -> Tensor:
         """Return the owners of distinct nodes, ascending [n] -> [n]."""

@@ -52,10 +52,10 @@ class Tracing(OneView):
         return replace(self, layer=layer)
 
     def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
-        return x if p == 0 else self.recorder.made("dropout", x.shape, (x,))
+        return x if p == 0 else self.recorder.record_new("dropout", x.shape, (x,))
 
     def moments(self, x: Tensor) -> Moments:
-        mean, variance = self.recorder.made("moments", (2, *x.shape[1:]), (x,)).unbind(0)
+        mean, variance = self.recorder.record_new("moments", (2, *x.shape[1:]), (x,)).unbind(0)
         return Moments(mean, variance, ROWS, probe=True)
 
     @property
@@ -63,7 +63,7 @@ class Tracing(OneView):
         return ROWS
 
     def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
-        return self.recorder.made("total", part.shape, (part,))
+        return self.recorder.record_new("total", part.shape, (part,))
 
     def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
         return None if p == 0 else EdgeDropout(p, 0)
@@ -79,7 +79,7 @@ class Tracing(OneView):
         if (isinstance(agg, Sum) and agg.types) or (isinstance(agg, Generic) and agg.within):
             tail = [agg.types, *tail]
         x = Operands(src, dst, edge, shared)
-        return self.recorder.made("fold", (src[0].shape[0], *tail), _flat(x), Fold.of(agg, x, tail))
+        return self.recorder.record_new("fold", (src[0].shape[0], *tail), _flat(x), Fold.of(agg, x, tail))
 
 
 def _flat(x: Operands) -> Rows:
@@ -190,12 +190,12 @@ class Recorder(TorchDispatchMode):
         yield
         self._recording = True
 
-    def made(self, name: str, shape: Sequence[int], inputs: Rows, fold: Fold | None = None) -> Tensor:
+    def record_new(self, name: str, shape: Sequence[int], inputs: Rows, fold: Fold | None = None) -> Tensor:
         """Record an operation of the graph. Return an uninitialised result of this shape, else like the first input."""
         with self.paused():
-            return self.given(name, inputs, inputs[0].new_empty(shape), fold)
+            return self.record_result(name, inputs, inputs[0].new_empty(shape), fold)
 
-    def given(self, name: str, inputs: Rows, out: Tensor, fold: Fold | None = None) -> Tensor:
+    def record_result(self, name: str, inputs: Rows, out: Tensor, fold: Fold | None = None) -> Tensor:
         """Record an operation of the graph with the result `out`. Return `out`."""
         self._add(name, inputs, out, fold)
         return out

@@ -53,15 +53,15 @@ class Recording(ProbeGraph):
 
     def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
         self.last_tag = tag
-        return x if p == 0 else self._recorder.given("dropout", (x,), self._unrecorded(x.clone))
+        return x if p == 0 else self._recorder.record_result("dropout", (x,), self._unrecorded(x.clone))
 
     def moments(self, x: Tensor) -> Moments:
         both = self._unrecorded(lambda: torch.stack(torch.var_mean(x, 0, correction=0)))
-        variance, mean = self._recorder.given("moments", (x,), both).unbind(0)
+        variance, mean = self._recorder.record_result("moments", (x,), both).unbind(0)
         return Moments(mean, variance, ROWS, probe=True)
 
     def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
-        return self._recorder.given("total", (part,), self._unrecorded(part.clone))
+        return self._recorder.record_result("total", (part,), self._unrecorded(part.clone))
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         x, cost = Operands(src, dst, edge, shared), ((1.0, 1.0), (0.0, 0))
@@ -70,7 +70,7 @@ class Recording(ProbeGraph):
             with self._recorder.paused():
                 cost = _measured(agg, self._block, x)
         fold = Fold.of(agg, x, list(out.shape[1:]), *cost)
-        return self._recorder.given("fold", (*src, *dst, *edge, *shared), out, fold)
+        return self._recorder.record_result("fold", (*src, *dst, *edge, *shared), out, fold)
 
     def _unrecorded(self, body: Callable[[], Tensor]) -> Tensor:
         """Return the result of `body` without recording its operations."""

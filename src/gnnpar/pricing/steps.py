@@ -261,7 +261,7 @@ class Step:
         folded = [graph.compute(f"{tag} inner", p, piece.inner, [ready[p], *waits])]
         for r, q in enumerate(nbytes):
             if in_rounds:
-                asked = _asked(r, self.prefetch)
+                asked = _requested_after(r, self.prefetch)
                 flows[q] = flow(q, () if asked is None else (folded[asked],), idle if r == 0 else 0.0)
             seconds = piece.halo[q] + graph.machine.rates[p].message
             arrived = [] if late else [flows[q]]  # late rows are folded in a later epoch
@@ -269,7 +269,7 @@ class Step:
         return folded[-1]
 
 
-def _asked(r: int, prefetch: int) -> int | None:
+def _requested_after(r: int, prefetch: int) -> int | None:
     """Return the fold after which round r is requested; 0: the fold of inner edges, None: at once."""
     before = r - prefetch
     return None if before < 0 or (before == 0 and prefetch > 0) else before
@@ -281,7 +281,7 @@ def in_rounds(rounds: Sequence[float], folds: Sequence[float], inner: float, *, 
     arrived, folded = 0.0, [inner]
     hidden = 0.0
     for r, seconds in enumerate(rounds):
-        asked = _asked(r, prefetch)
+        asked = _requested_after(r, prefetch)
         start = max(arrived, 0.0 if asked is None else folded[asked])
         arrived = start + seconds
         hidden += max(0.0, min(arrived, folded[-1]) - start)

@@ -155,11 +155,11 @@ def arena_of(result: Result) -> str:
 
 def _distinguish(groups: Sequence[Group]) -> None:
     """Name the settings in which groups of the same name differ."""
-    alike: dict[Hashable, list[Group]] = {}
+    same_name: dict[Hashable, list[Group]] = {}
     for group in groups:
         group.changed = group.first["settings"]
-        alike.setdefault((group.name, group.first["model"], group.first["dataset"]), []).append(group)
-    for same in alike.values():
+        same_name.setdefault((group.name, group.first["model"], group.first["dataset"]), []).append(group)
+    for same in same_name.values():
         facts = [(g.results[0]["hardware"], f"{g.first['provenance']} {g.first['links']}".strip()) for g in same]
         differ = [len(set(column)) > 1 for column in zip(*facts, strict=True)]
         for group, known in zip(same, facts, strict=True):

@@ -25,7 +25,7 @@ class MemoryReport:
     peak: int | None = None
     pinned: int | None = None
     activations: int = 0
-    _there: frozenset[int] = frozenset()  # storages held at the start
+    _initial: frozenset[int] = frozenset()  # storages held at the start
     _holders: dict[int, int] = field(default_factory=dict)  # storage -> saved tensors that use it
     _level: int = 0
 
@@ -34,7 +34,7 @@ class MemoryReport:
             return tensor
         storage = tensor.untyped_storage()
         alone = tensor.detach()  # the tensor itself would keep its own graph alive
-        return alone if storage.data_ptr() in self._there else _Saved(alone, self)
+        return alone if storage.data_ptr() in self._initial else _Saved(alone, self)
 
     def hold(self, storage: torch.UntypedStorage) -> None:
         address = storage.data_ptr()
@@ -69,7 +69,7 @@ def _given_back(saved: Tensor | _Saved) -> Tensor:
 def measure_epoch(device: torch.device) -> Iterator[MemoryReport]:
     """Measure the block; the report is filled at its end."""
     held = live_storages()
-    report = MemoryReport(_there=frozenset(held))
+    report = MemoryReport(_initial=frozenset(held))
     with torch.autograd.graph.saved_tensors_hooks(report.saved, _given_back):
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)

@@ -152,8 +152,8 @@ def _repeatable(config: CodecConfig) -> str:
     return "equal between runs, phases and pieces"
 
 
-def _equal(mine: Rows, theirs: Rows) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+def _equal(first: Rows, second: Rows) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def _labelled(config: CodecConfig) -> str:

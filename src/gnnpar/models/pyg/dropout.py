@@ -34,7 +34,7 @@ IN_EVALUATION = (
 )
 
 
-def _asked(
+def _rows_and_probability(
     input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, *, train: bool = True
 ) -> tuple[Tensor, float]:
     """Return the rows and the probability of a call of F.dropout or torch.dropout, 0 if it drops nothing."""
@@ -93,7 +93,7 @@ def _dropout_by(body: Callable[[Tensor, float], Tensor]) -> TorchFunctionMode:
             )
         if func not in _DROPOUTS:
             return func(*args, **given)
-        x, p = _asked(*args, **given)
+        x, p = _rows_and_probability(*args, **given)
         return body(x, p) if p else x
 
     return Intercepting(called)

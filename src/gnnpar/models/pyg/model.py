@@ -262,12 +262,12 @@ class PyG(ModelSource):
         by_type = {name: of(types) for name, of in _SCHEMA.items() if name in taken and name not in given}
         given |= by_type
 
-        def made(width: int) -> nn.Module:
-            return self._made(factory, given | _widths(taken, given, width, out_dim, self.edge_dim, self.edge_types))
+        def create(width: int) -> nn.Module:
+            return self._create(factory, given | _widths(taken, given, width, out_dim, self.edge_dim, self.edge_types))
 
-        net = made(_LAZY if by_type else in_dim)
+        net = create(_LAZY if by_type else in_dim)
         if not by_type and reads_dictionaries(net):
-            net = made(_LAZY)
+            net = create(_LAZY)
         parameters = list(inspect.signature(net.forward).parameters.values())
         needed = [each.name for each in parameters if each.default is each.empty and each.kind not in (2, 3, 4)]
         unknown = [name for name in needed[2:] if name not in edge_arguments(net).values() and name != "batch"]
@@ -279,7 +279,7 @@ class PyG(ModelSource):
             )
         return net
 
-    def _made(self, factory: Callable[..., object], given: Mapping[str, object]) -> nn.Module:
+    def _create(self, factory: Callable[..., object], given: Mapping[str, object]) -> nn.Module:
         try:
             listed = given.get(_DEGREES)
             degrees = {_DEGREES: torch.tensor(listed)} if isinstance(listed, list) else {}

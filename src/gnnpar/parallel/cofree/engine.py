@@ -43,23 +43,23 @@ class PartGraph:
     part: int
     seed: int
     cache: FeatureCache | None = None
-    _made: list[Shard] = field(init=False)
+    _masked_shards: list[Shard] = field(init=False)
 
     def __post_init__(self) -> None:
         if self.drop_edge:
             each = self.shard.inner.nbytes + self.shard.in_degree.nbytes
             require_memory(self.masks * each, f"{self.masks} masks of a part", "lower strategy.masks")
-        self._made = [self._masked(self.seed, number) for number in range(self.masks if self.drop_edge else 1)]
+        self._masked_shards = [self._masked(self.seed, number) for number in range(self.masks if self.drop_edge else 1)]
 
     def during(self, run: Pass) -> Graph:
-        number = fold_key(run.seed, run.epoch, self.part, _CHOICE) % len(self._made)
-        return WholeGraph(self._made[number], Pass(run.seed), cache=self.cache).during(run)
+        number = fold_key(run.seed, run.epoch, self.part, _CHOICE) % len(self._masked_shards)
+        return WholeGraph(self._masked_shards[number], Pass(run.seed), cache=self.cache).during(run)
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of structure in addition to that of `shard`."""
-        degrees = sum(s.in_degree.nbytes for s in self._made) if self.degrees == "part" else 0
-        return degrees + sum(s.inner.nbytes for s in self._made if s.inner is not self.shard.inner)
+        degrees = sum(s.in_degree.nbytes for s in self._masked_shards) if self.degrees == "part" else 0
+        return degrees + sum(s.inner.nbytes for s in self._masked_shards if s.inner is not self.shard.inner)
 
     def _masked(self, seed: int, number: int) -> Shard:
         shard = self.shard

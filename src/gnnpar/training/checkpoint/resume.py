@@ -140,17 +140,17 @@ def clean(settings: Settings, run_dir: Path, say: Say) -> None:
         profile.unlink(missing_ok=True)
 
 
-def _move_aside(there: Path, say: Say, why: str, note: str = "") -> None:
-    aside = there.with_stem(f"{there.stem}-before")
-    remove(aside)
-    there.rename(aside)
-    say(f"{there} {why}: moved to {aside.name}{note}")
+def _move_aside(path: Path, say: Say, why: str, note: str = "") -> None:
+    moved = path.with_stem(f"{path.stem}-before")
+    remove(moved)
+    path.rename(moved)
+    say(f"{path} {why}: moved to {moved.name}{note}")
 
 
 def _resumes_in(settings: Settings, run_dir: Path) -> bool:
     if isinstance(settings.resume, Path):
-        there, own = settings.resume.resolve(), run_dir.resolve()
-        return there == own or there.is_relative_to(own / checkpoint.FOLDER)  # not a run in a subfolder
+        source, own = settings.resume.resolve(), run_dir.resolve()
+        return source == own or source.is_relative_to(own / checkpoint.FOLDER)  # not a run in a subfolder
     return settings.resume == "auto" and bool(checkpoint.folders(run_dir))
 
 
