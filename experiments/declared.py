@@ -99,7 +99,7 @@ def run(
     seed = [] if not in_blocks else ["seed=${block}"] if len(seeds) > 1 else [f"seed={seeds[0]}"]
     groups: dict[tuple[int, tuple[str, ...]], dict[str, Sequence[str]]] = {}
     for each in variants:
-        limit = 1 if smoke else min(study.most(each), count or study.most(each))
+        limit = 1 if smoke else min(study.max_runs(each), count or study.max_runs(each))
         group = groups.setdefault((limit, () if in_blocks else each.place[:-1]), {})
         group[each.name] = merged(each.overrides, seed, last)
     for (limit, _), jobs in groups.items():
@@ -113,7 +113,7 @@ def listed(study: Study, variants: Sequence[Variant], out: Path, count: int | No
     """Print for each cell how many runs are there, and the hours of one core that the others take."""
     rows = records.read(out)
     for cell in dict.fromkeys(each.place[:-1] for each in variants):
-        limits = {v.name: min(study.most(v), count or study.most(v)) for v in variants if v.place[:-1] == cell}
+        limits = {v.name: min(study.max_runs(v), count or study.max_runs(v)) for v in variants if v.place[:-1] == cell}
         there = [row for row in rows if row["job"] in limits and row["block"] < limits[row["job"]]]
         ended = [row["result"] for row in rows if row["job"] in limits and row["result"]["error"] is None]
         wall = [each["train_wall_seconds"] + sum(each["cold_start_seconds"].values()) for each in ended]

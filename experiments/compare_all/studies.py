@@ -20,7 +20,7 @@ TUNED = ", tuned"  # ends the name of a job with what its trials chose
 def num_runs(name: str) -> int:
     """Lines of its file when it is done; a tuned job also has its row as it comes."""
     study = (STUDIES | QUICK)[name]
-    return sum(map(study.most, study.variants())) * (2 if name in TRIALS else 1)
+    return sum(map(study.max_runs, study.variants())) * (2 if name in TRIALS else 1)
 
 
 def listed(name: str) -> Sequence[str]:

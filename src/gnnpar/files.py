@@ -240,7 +240,7 @@ def numbered(folder: Path) -> Iterator[Path]:
     yield from (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
 
 
-def started(pid: int) -> int | None:
+def process_start(pid: int) -> int | None:
     """Return when a process started, in clock ticks since boot; None if it has ended, or outside Linux."""
     if sys.platform != "linux":
         return None

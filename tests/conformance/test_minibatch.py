@@ -172,7 +172,7 @@ def test_each_layer_gives_the_rows_that_the_next_one_reads(model) -> None:
             read.append(len(activations[0]))
             activations = layer(view.at(i), activations)
             assert len(activations[0]) == given[-1]
-            view = view.inwards(1)
+            view = view.inner_view(1)
             activations = tuple(rows[: view.num_rows] for rows in activations)
 
     ends = on_a_sample(config, run)
@@ -215,7 +215,7 @@ def test_a_matrix_multiplies_the_rows_that_are_read_and_no_others(model, order, 
         with Products():
             for i, layer in enumerate(net.layers):
                 activations = layer(view.at(i), activations)
-                view = view.inwards(1)
+                view = view.inner_view(1)
 
     ends = on_a_sample(config, run)
     assert rows == [ends[h] for h in hops]
@@ -289,7 +289,7 @@ def test_with_the_samples_degrees_it_is_pygs_layer(model) -> None:
     activations = net.begin(view, x[view.node_ids])
     for i, layer in enumerate(net.layers):
         activations = layer(view.at(i), activations)
-        view = view.inwards(1)
+        view = view.inner_view(1)
         activations = tuple(rows[: view.num_rows] for rows in activations)
     h = x[drawn.nodes]
     for i, layer in enumerate(net.layers):

@@ -48,7 +48,7 @@ class Hooks:
     def agreed(self) -> Mapping[str, str]:
         return {"epochs": "8"} | dict(self.about)
 
-    def unseen(self, folder: Path) -> str:
+    def folder_error(self, folder: Path) -> str:
         return self.missing
 
     def on_lost(self, line: str, folder: Path) -> str:
@@ -167,8 +167,8 @@ def test_a_folder_that_another_host_does_not_see_is_a_line(tmp_path: Path, monke
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
     mine, other = (RunRecord(each, world_of(settings), tmp_path) for each in (settings, unshared))
-    assert mine.unseen(Path("/elsewhere/run")).startswith(f"rank 3 on {HOST} does not see /elsewhere/run")
-    assert other.unseen(Path("/elsewhere/run")) == ""
+    assert mine.folder_error(Path("/elsewhere/run")).startswith(f"rank 3 on {HOST} does not see /elsewhere/run")
+    assert other.folder_error(Path("/elsewhere/run")) == ""
 
 
 def test_ranks_agree_on_what_changes_numbers_and_nothing_else(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from comm_bodies import MESSAGE_TAG
 from gnnpar.comm import Communicator
-from gnnpar.files import started
+from gnnpar.files import process_start
 from gnnpar.launch.emulated import namespaces, paced
 from gnnpar.launch.emulated.namespaces import Network, interface_sent_bytes, missing, own_prefix, remove_stale
 from worlds import run_world
@@ -28,7 +28,7 @@ RATES, SECONDS, REPEATS = (0.2, 1.0), 0.4, 10
 def dead_process() -> str:
     """The prefix of a process that is no more."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        prefix = f"gnnpar-{process.pid}-{started(process.pid)}"
+        prefix = f"gnnpar-{process.pid}-{process_start(process.pid)}"
         process.communicate(b"\n")
     return prefix
 
@@ -103,7 +103,7 @@ def test_links_carry_their_rate_and_counters_agree(shaped_links) -> None:
         ranks = run_world("gloo", 4, Transfers(network), network)
         outside = []
         for host in range(4):
-            with namespaces.entered(network.namespace(host)):
+            with namespaces.netns(network.namespace(host)):
                 outside.append(interface_sent_bytes())
     assert not [name for name in namespaces.names() if name.startswith(own_prefix())]
     for gbps, (name, pairs) in product(RATES, PATTERNS.items()):

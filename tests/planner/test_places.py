@@ -18,7 +18,7 @@ from gnnpar.planner.extract import record
 from gnnpar.planner.planner import Request
 from gnnpar.planner.registry import Registry, shipped
 from gnnpar.planner.search.named import run
-from gnnpar.planner.search.places import Places, laid_out
+from gnnpar.planner.search.places import Places, device_of_rank
 from gnnpar.planner.search.points import Points
 from gnnpar.pricing.fabric import Fabric
 from gnnpar.pricing.ir import ModelIR
@@ -128,10 +128,10 @@ def test_orders_of_kinds() -> None:
     assert places.kinds == ("fast", "slow")
     assert places.order(["slow", "fast"]) == [2, 3, 0, 1, 4, 5]
     assert places.order(["slow", "slow"]) == [2, 3, 0, 1, 4, 5]  # no second slow host
-    assert places.settled(["slow", "slow"], 6) == ("slow", "fast")
-    assert places.settled(["fast", "slow"], 2) == ("fast", "fast")  # the second host of two ranks is none
-    assert laid_out([2, 3, 0, 1], 2, 2, "stages") == (2, 3, 0, 1)
-    assert laid_out([2, 3, 0, 1], 2, 2, "parts") == (2, 0, 3, 1)
+    assert places.used_kinds(["slow", "slow"], 6) == ("slow", "fast")
+    assert places.used_kinds(["fast", "slow"], 2) == ("fast", "fast")  # the second host of two ranks is none
+    assert device_of_rank([2, 3, 0, 1], 2, 2, "stages") == (2, 3, 0, 1)
+    assert device_of_rank([2, 3, 0, 1], 2, 2, "parts") == (2, 0, 3, 1)
 
 
 @pytest.mark.parametrize("by", [Metis(), Random(), Range()])

@@ -19,7 +19,7 @@ from conftest import Run, environment
 from gnnpar import api
 from gnnpar.cli.main import run
 from gnnpar.data.files import cached_folder
-from gnnpar.files import LOCK, FolderInUse, JsonObject, started, working_in
+from gnnpar.files import LOCK, FolderInUse, JsonObject, process_start, working_in
 from gnnpar.track.jsonl import Jsonl
 from gnnpar.training.checkpoint.policy import CheckpointPolicy
 from started import LONG, Started
@@ -128,12 +128,12 @@ def test_six_processes_at_once_give_one_lock_owner(tmp_path: Path, racers: list[
 
 def test_start_time_of_an_ended_process_is_none() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        born = started(process.pid)
-        assert born is not None and born > (started(1) or 0)
+        born = process_start(process.pid)
+        assert born is not None and born > (process_start(1) or 0)
         process.kill()
         process.wait()
-    assert started(process.pid) is None
-    assert started(2**22 + 1) is None  # above the largest pid
+    assert process_start(process.pid) is None
+    assert process_start(2**22 + 1) is None  # above the largest pid
 
 
 def test_cache_filled_by_two_hosts_keeps_one_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

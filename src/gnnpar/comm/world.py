@@ -257,7 +257,7 @@ class RunHooks:
         """Return settings that must be equal on all joined ranks. Called on every rank."""
         return {}
 
-    def unseen(self, folder: Path) -> str:
+    def folder_error(self, folder: Path) -> str:
         """Return an error line if this rank does not see `folder`, rank 0's run_dir, or ''. Called on every rank."""
         return ""
 

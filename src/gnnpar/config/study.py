@@ -216,7 +216,7 @@ class Study:
             for each in picked
         ]
 
-    def most(self, variant: Variant) -> int:
+    def max_runs(self, variant: Variant) -> int:
         """Return the maximum number of runs of a variant, blocks times seeds."""
         limits = [n for pattern, n in self.at_most.items() if self.applies(variant.place, "at_most", [pattern])]
         return min([self.blocks * len(self.seed_list), *limits])
@@ -227,7 +227,7 @@ class Study:
         for block in range(self.blocks):
             order = random.Random(f"{self.order_seed}/{block}")
             for i, seed in order.sample([*enumerate(self.seed_list)], len(self.seed_list)):
-                once = [v for v in variants if block * len(self.seed_list) + i < self.most(v)]
+                once = [v for v in variants if block * len(self.seed_list) + i < self.max_runs(v)]
                 jobs += [(variant, seed, block) for variant in order.sample(once, len(once))]
         return jobs
 

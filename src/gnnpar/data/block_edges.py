@@ -51,7 +51,7 @@ class _Cells:
         return np.where(self.mass[cell] > 0, self.order[np.minimum(slot, len(self.order) - 1)], -1)
 
 
-def bridges(nodes: Nodes) -> Draw:
+def bridge_edges(nodes: Nodes) -> Draw:
     """Draw edges between the sides: the topic of each end is the signature of the other."""
     base = nodes.num_signatures
     weight = nodes.weight * nodes.bridge
@@ -76,7 +76,7 @@ def _communities_of_side(nodes: Nodes) -> np.ndarray:
     return np.array([len(range(side, nodes.num_communities, 2)) for side in (0, 1)])
 
 
-def laterals(nodes: Nodes, *, equal: bool = False) -> Draw:
+def lateral_edges(nodes: Nodes, *, equal: bool = False) -> Draw:
     """Draw edges between two communities of a side; `equal`: within a class."""
     weight = nodes.weight * nodes.lateral
     everyone = _draw_of_all(weight)
@@ -95,7 +95,7 @@ def laterals(nodes: Nodes, *, equal: bool = False) -> Draw:
     return draw
 
 
-def insiders(nodes: Nodes, *, equal: bool) -> Draw:
+def inner_edges(nodes: Nodes, *, equal: bool) -> Draw:
     """Draw edges within a community, between equal classes or between different ones."""
     everyone = _draw_of_all(nodes.weight)
     key = nodes.community * nodes.num_classes + nodes.label if equal else nodes.community

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from annotated_types import Ge, Gt, Le
 
-from gnnpar.data.block_edges import Draw, Nodes, bridges, distinct, insiders, laterals
+from gnnpar.data.block_edges import Draw, Nodes, bridge_edges, distinct, inner_edges, lateral_edges
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph
@@ -162,11 +162,11 @@ def _draw_pairs(config: SBM, nodes: Nodes, rng: np.random.Generator) -> np.ndarr
 
     outside = round(wanted * config.bridge_share), round(wanted * config.lateral_share)
     wanted_equal = round(wanted * config.homophily)
-    add(bridges(nodes), outside[0])
-    # laterals ignore classes, unless the edges inside communities are too few for the homophily
+    add(bridge_edges(nodes), outside[0])
+    # lateral edges ignore classes, unless the edges inside communities are too few for the homophily
     helping = min(max(wanted_equal - equal_so_far() - (wanted - sum(outside)), 0), outside[1])
-    add(laterals(nodes, equal=True), helping)
-    add(laterals(nodes), sum(outside) - len(keys))
+    add(lateral_edges(nodes, equal=True), helping)
+    add(lateral_edges(nodes), sum(outside) - len(keys))
     equal = wanted_equal - equal_so_far()
     if sum(outside) > wanted or not 0 <= equal <= wanted - len(keys):
         raise ValueError(
@@ -174,9 +174,9 @@ def _draw_pairs(config: SBM, nodes: Nodes, rng: np.random.Generator) -> np.ndarr
             f"dataset.lateral_share={config.lateral_share:g} leave {wanted - sum(outside)} of {wanted} edges inside "
             f"communities, and {equal_so_far()} of the others join equal classes; change one of the three."
         )
-    add(insiders(nodes, equal=True), equal)
-    add(laterals(nodes, equal=True), wanted_equal - equal_so_far())
-    add(insiders(nodes, equal=False), wanted - len(keys))
+    add(inner_edges(nodes, equal=True), equal)
+    add(lateral_edges(nodes, equal=True), wanted_equal - equal_so_far())
+    add(inner_edges(nodes, equal=False), wanted - len(keys))
     _check_pairs(config, found=len(keys), wanted=wanted, equal=equal_so_far(), num_nodes=num_nodes)
     return np.stack(np.divmod(keys, num_nodes))
 

@@ -78,7 +78,7 @@ def join(hooks: RunHooks, seconds: float) -> Joined:
     missing or differs, ConfigError if a rank refuses its settings."""
     marker = hooks.run_dir.absolute() / f".joining-{uuid.uuid4().hex[:8]}"
     if os.environ["RANK"] != "0":
-        return _join(seconds, hooks.agreed(), hooks.unseen)
+        return _join(seconds, hooks.agreed(), hooks.folder_error)
     try:
         marker.parent.mkdir(parents=True, exist_ok=True)
         marker.touch()
@@ -111,7 +111,7 @@ def _place() -> str:
 def _join(
     seconds: float,
     about: Mapping[str, str],
-    unseen: Callable[[Path], str] = lambda _: "",
+    folder_error: Callable[[Path], str] = lambda _: "",
     *,
     marker: str = "",
     refusing: str = "",
@@ -143,7 +143,7 @@ def _join(
             agent.set(_KEY, json.dumps(listener.getsockname()[:2]))
         first, address, (verdict, peers) = me, mine, _gather(listener, me, size, end)
     else:
-        first, verdict, hub = _ask_rank_0(agent, (there, int(port)), me, unseen, end)
+        first, verdict, hub = _ask_rank_0(agent, (there, int(port)), me, folder_error, end)
         address, peers = hub.getpeername()[0], {0: hub}
     if verdict["refused"]:
         raise ConfigError(verdict["line"])
@@ -235,7 +235,7 @@ def _gather(listener: socket.socket, me: Record, size: int, end: float) -> tuple
 
 
 def _ask_rank_0(
-    agent: Store | None, address: tuple[str, int], me: Record, unseen: Callable[[Path], str], end: float
+    agent: Store | None, address: tuple[str, int], me: Record, folder_error: Callable[[Path], str], end: float
 ) -> tuple[Record, Record, socket.socket]:
     """Connect to rank 0 from another rank. Return its record, its verdict, and the connection."""
 
@@ -254,7 +254,7 @@ def _ask_rank_0(
                 marker = Path(first["marker"])
                 with suppress(OSError):
                     os.listdir(marker.parent)  # makes network file systems refresh
-                _send(hub, me | {"line": me["line"] or ("" if marker.exists() else unseen(marker.parent))})
+                _send(hub, me | {"line": me["line"] or ("" if marker.exists() else folder_error(marker.parent))})
                 if verdict := _receive(hub):
                     return first, verdict, hub
             why = f"RANK={me['rank']} is taken twice, or another run has this port"

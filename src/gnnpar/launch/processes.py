@@ -217,7 +217,7 @@ def first_failure(ranks: Sequence[BaseProcess], scratch: Path, seconds: float) -
         done = {int(file.stem) for file in scratch.glob("*.done")}
         if failed := [rank for rank in lost if not done & {0, rank}]:  # rank 0 is the last to finish
             rank = min(failed, key=lambda rank: (lost[rank] >= 0 or lost[rank] == -signal.SIGABRT, rank))
-            return blame(rank, lost[rank], ranks, scratch, seconds)
+            return root_failure(rank, lost[rank], ranks, scratch, seconds)
         if 0 in ended:
             deadline = time.monotonic() + _SHUTDOWN_SECONDS
         if (now := time.monotonic()) - looked < _LOOK_SECONDS:
@@ -239,7 +239,7 @@ def _stopped(running: dict[int, BaseProcess]) -> set[int]:
     return {rank for rank, each in running.items() if is_stopped(each.pid or 0)}
 
 
-def blame(rank: int, exit_code: int, ranks: Sequence[BaseProcess], scratch: Path, seconds: float) -> Failure:
+def root_failure(rank: int, exit_code: int, ranks: Sequence[BaseProcess], scratch: Path, seconds: float) -> Failure:
     """Return the failure that caused the others, given the first rank that was seen to end."""
     stacks = {each: scratch / f"{each}.stack" for each in range(len(ranks))}
     if exit_code > 0 and stacks[rank].exists() and stacks[rank].stat().st_size:

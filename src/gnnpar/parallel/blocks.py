@@ -104,7 +104,7 @@ class Gradient:
         return self.chosen(grads.src)
 
     @property
-    def into(self) -> Rows:
+    def local_sums(self) -> Rows:
         """Return the gradients so far of the local rows that need one; returned gradients are added in place."""
         return self.chosen(self._inner.src) if self._inner.src else ()
 

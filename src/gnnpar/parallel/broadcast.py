@@ -150,10 +150,10 @@ class BroadcastGraph(ExchangingView):
                 posted = self.post_gradients(stage, sent, travelling, tag)
                 returned = posted if self._sends(stage) else returned
         if returned is not None:
-            if not gradient.into:
+            if not gradient.local_sums:
                 gradient.begin(self.shard.num_inner)
             for peer in sorted(returned.peers):
-                for total, rows in zip(gradient.into, self.exchange.take(returned, peer), strict=True):
+                for total, rows in zip(gradient.local_sums, self.exchange.take(returned, peer), strict=True):
                     total.add_(rows)
         return gradient.total()
 

@@ -122,20 +122,20 @@ class DeclaredCandidate(PhasedCandidate):
     def turns(self) -> Values:
         return {"bits": self.bits, **self.declared.options}
 
-    def _seen(self, work: Work) -> Work:
+    def _covered_work(self, work: Work) -> Work:
         """Return the work under the declared cover."""
         codec = BFloat16() if self.bits == 16 else Identity()
         rows = self.rows or RowBytes(codec, halo=self.declared.halo, linear=self.declared.linear)
         return rows.covered(work)
 
     def phases(self, work: Work, machine: Machine) -> Phases:
-        return self.declared.step.epoch(self._seen(work), machine, self.engine, self.bits)
+        return self.declared.step.epoch(self._covered_work(work), machine, self.engine, self.bits)
 
     def memory(self, work: Work) -> tuple[Memory, ...]:
-        return self.declared.step.memory(self._seen(work))
+        return self.declared.step.memory(self._covered_work(work))
 
     def tasks(self, work: Work, machine: Machine) -> list[SimulatedTask]:
-        return self.declared.step.tasks(self._seen(work), machine, self.engine, self.bits)
+        return self.declared.step.tasks(self._covered_work(work), machine, self.engine, self.bits)
 
 
 class Declares(FlatStrategy):

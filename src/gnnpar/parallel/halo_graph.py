@@ -151,7 +151,7 @@ class HaloGraph(ExchangingView):
         for block in late:
             g.add_own(block)
         for p, rows in back.items():
-            add_returned(g.into, self.shard.boundary[p], rows)
+            add_returned(g.local_sums, self.shard.boundary[p], rows)
         total = g.total()
         if split and returned:
             split.add_returned(total.dst, returned)

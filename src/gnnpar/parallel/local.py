@@ -103,16 +103,16 @@ class OwnRows(LocalRows):
     def moments(self, x: Tensor) -> Moments | None:
         if not self.run.training:
             return None
-        raise self._lacks("moments")
+        raise self._missing_rows("moments")
 
     @property
     def num_nodes(self) -> int:
-        raise self._lacks("totals")
+        raise self._missing_rows("totals")
 
     def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
-        raise self._lacks("totals")
+        raise self._missing_rows("totals")
 
-    def _lacks(self, what: str) -> ValueError:
+    def _missing_rows(self, what: str) -> ValueError:
         return ValueError(
             f"{what} of all rows are asked for in layer {self.layer}, of which {type(self).__name__} holds some "
             "at a time: use single, graph_parallel or another strategy that holds a layer's rows at once"

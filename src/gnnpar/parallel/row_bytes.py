@@ -161,7 +161,7 @@ class RowBytes:
     def traffic(self, step: Step, work: Work, params: int) -> Traffic:
         """Return what a step sends in an epoch: rows, their gradients, and the sum over ranks with the loss in it."""
         groups = step.regrouped(work)
-        forward, backward = self.exchanges(step.seen(work)) if groups is None else self._regrouped(groups, work)
+        forward, backward = self.exchanges(step.with_halo(work)) if groups is None else self._regrouped(groups, work)
         sent = Traffic(
             forward=forward * step.sends[0],
             backward=backward * step.sends[1],

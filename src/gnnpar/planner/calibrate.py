@@ -208,10 +208,10 @@ def fit_calibration(samples: Sequence[Samples], *, ranks: int, threads: int) -> 
     folds = {}
     for kind in samples[0].folds:
         costs = []
-        for way in ("forward", "backward"):
-            rows = [row for s in samples for row in s.folds[kind][way]]
+        for direction in ("forward", "backward"):
+            rows = [row for s in samples for row in s.folds[kind][direction]]
             terms = [(1.0, e, e * w, n * w, e * w * doublings_beyond(n * w)) for e, n, w, _ in rows]
-            coefficients = solve(f"{kind}.{way}", terms, [t for *_, t in rows])
+            coefficients = solve(f"{kind}.{direction}", terms, [t for *_, t in rows])
             costs.append(FoldCost(*coefficients))
         folds[kind] = (costs[0], costs[1])
     number = {key: statistics.mean(s.per_number[key] for s in samples) for key in samples[0].per_number}

@@ -175,14 +175,14 @@ class Recorder(TorchDispatchMode):
     def key(self, tensor: Tensor) -> str:
         return self._names.setdefault(_identity(tensor), f"t{len(self._names)}")
 
-    def _seen(self, values: object) -> tuple[Seen, ...]:
+    def _as_seen(self, values: object) -> tuple[Seen, ...]:
         tensors = [t for t in tree_leaves(values) if isinstance(t, Tensor)]
         self._alive += tensors
         return tuple(Seen(self.key(t), tuple(t.shape)) for t in tensors)
 
     def _add(self, name: str, inputs: object, out: object, fold: Fold | None = None) -> None:
         layer = self._layer_of(self.path[-1]) if self.path else None
-        self.events.append(Event(name, self._seen(inputs), self._seen(out), layer, fold))
+        self.events.append(Event(name, self._as_seen(inputs), self._as_seen(out), layer, fold))
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -135,8 +135,8 @@ def build(devices: Sequence[Device], wires: Sequence[Wire]) -> Fabric:
     for wire in wires:
         a, b = wire.ends
         for source, target in ((a, b), (b, a)):
-            ways = (f"{wire.shared}.{'up' if source == a else 'down'}", wire.shared)
-            one_way, both = ways if wire.shared else (f"{source}->{target}", f"{a}<->{b}")
+            resources = (f"{wire.shared}.{'up' if source == a else 'down'}", wire.shared)
+            one_way, both = resources if wire.shared else (f"{source}->{target}", f"{a}<->{b}")
             name = str(one_way if wire.duplex else both)
             if name not in number:
                 number[name] = len(links)

@@ -58,7 +58,7 @@ class Step:
         """Return True if epochs send different numbers of bytes."""
         return any(0 < share < 1 for share in (self.share, *self.sends))
 
-    def seen(self, work: Work) -> Work:
+    def with_halo(self, work: Work) -> Work:
         """Return the work with the sent rows as its halo."""
         parts = work.parts
         if self.kind == "parts":
@@ -91,7 +91,7 @@ class Step:
 
     def epoch(self, work: Work, machine: Machine, engine: str, bits: int = 32) -> Phases:
         """Return the seconds of all layers in both directions (each kind priced once) and of the epoch's end."""
-        work, total, layers = self.seen(work), Phases(), range(work.ir.num_layers)
+        work, total, layers = self.with_halo(work), Phases(), range(work.ir.num_layers)
         lost, overhead = machine.lost(range(work.parts.parts)), Phases(compute=work.overhead_seconds(engine))
         for layer, count in work.layer_kinds(layers):
             for direction in DIRECTIONS:
@@ -158,7 +158,7 @@ class Step:
         """Return the peak bytes of each rank."""
         if (groups := self.regrouped(work)) is not None:
             return groups.memory(work, prefetch=self.prefetch)
-        seen, ranks = self.seen(work), range(work.parts.parts)
+        seen, ranks = self.with_halo(work), range(work.parts.parts)
         return tuple(self._with_share(work, p, self._of_rank(seen, p)) for p in ranks)
 
     def _of_rank(self, work: Work, p: int) -> Memory:
@@ -189,7 +189,7 @@ class Step:
 
     def tasks(self, work: Work, machine: Machine, engine: str, bits: int = 32) -> list[SimulatedTask]:
         """Return the tasks of an epoch for the event simulator."""
-        work, graph, layers = self.seen(work), TaskGraph(machine), range(work.ir.num_layers)
+        work, graph, layers = self.with_halo(work), TaskGraph(machine), range(work.ir.num_layers)
         ranks, overhead = range(work.parts.parts), work.overhead_seconds(engine)
         groups, last = self.regrouped(work), [list[int]() for _ in ranks]
         layer_tasks = partial(self._layer_tasks if groups is None else groups.tasks, graph, work, bits, overhead)

@@ -28,15 +28,15 @@ def answers(groups: Sequence[Group], baseline: str) -> list[str]:
 
 
 def _answer(rivals: Sequence[Group], baseline: str) -> str:
-    sound = _sound(rivals)
-    if not sound:
+    meaningful = _meaningful(rivals)
+    if not meaningful:
         return (
             "no strategy is faster or slower by these runs: their ranks are threads, or have more threads than cores. "
             f"Bytes and accuracy stand: {_least_sent(rivals)}"
         )
-    timed = [group for group in sound if group.speedup is not None and _is_fair(group)]
+    timed = [group for group in meaningful if group.speedup is not None and _is_fair(group)]
     if len(timed) < 2:
-        return f"not settled, as no ratio is fair: {_reason(sound, baseline)}. {_least_sent(rivals)}"
+        return f"not settled, as no ratio is fair: {_reason(meaningful, baseline)}. {_least_sent(rivals)}"
     if any(group.ratio_busy and not _is_clear(group) for group in timed if group.first["world_size"] > 1):
         return f"not settled, as {_busy(timed)[0]}: train again on a quiet machine. {_least_sent(rivals)}"
     usable = [group for group in timed if group.verdict != "inferior"]
@@ -118,8 +118,8 @@ def _is_fair(group: Group) -> bool:
     return all(row["why_no_ratio"] != "unfair" for row in group.rows)
 
 
-def _reason(sound: Sequence[Group], baseline: str) -> str:
-    why = next((group.why_no_speedup for group in sound if group.why_no_speedup), f"{baseline} alone has a time")
+def _reason(meaningful: Sequence[Group], baseline: str) -> str:
+    why = next((group.why_no_speedup for group in meaningful if group.why_no_speedup), f"{baseline} alone has a time")
     return f"{why}; train strategy={baseline} in the same sweep" if why.startswith("no completed run") else why
 
 
@@ -129,7 +129,7 @@ def _evidence(group: Group, baseline: str) -> str:
     return ratio if group.verdict in ("", "baseline") else f"{ratio}; accuracy {group.verdict}"
 
 
-def _sound(groups: Sequence[Group]) -> list[Group]:
+def _meaningful(groups: Sequence[Group]) -> list[Group]:
     """Return the groups with a meaningful time."""
     return [group for group in groups if group.epoch_seconds is not None and not group.timeless]
 

@@ -105,7 +105,7 @@ def sync_rows(run_dir: Path) -> None:
 
 def missing_epochs(run_dir: Path, count: int) -> str:
     """Return the epochs below `count` without a whole row in metrics.jsonl, as '3, 5-7'; empty if there are none."""
-    rows = [row for row in read_rows(run_dir) if keys.is_whole(row)]
+    rows = [row for row in read_rows(run_dir) if keys.is_complete(row)]
     there = sorted({row["epoch"] for row in rows if 0 <= row["epoch"] < count})
     gaps = [(a + 1, b - 1) for a, b in zip([-1, *there], [*there, count], strict=True) if b > a + 1]
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in gaps)

@@ -100,7 +100,7 @@ ALWAYS = (LOSS, "time/timed", "time/epoch_seconds", "time/train_seconds", "comm/
 """Names in every row of a run; only the loss may be null."""
 
 
-def is_whole(row: Mapping[str, object]) -> bool:
+def is_complete(row: Mapping[str, object]) -> bool:
     """Return True for a row with all of ALWAYS; lines of a study have only some of them."""
     return all(name in row and (name == LOSS or row[name] is not None) for name in ALWAYS)
 

@@ -391,7 +391,7 @@ def epochs(run: Run, tracker: Tracker, policy: CheckpointPolicy) -> NewPlan | No
             row |= evaluated(run)
             stop = progress.stops(val_of(row), settings)
         if run.job.callbacks and comm.broadcast(
-            asked_to_stop(run.job.callbacks, epoch, row) if not comm.rank else None
+            run_callbacks(run.job.callbacks, epoch, row) if not comm.rank else None
         ):
             row |= {} if "metric/name" in row else evaluated(run)
             stop = True
@@ -403,7 +403,7 @@ def epochs(run: Run, tracker: Tracker, policy: CheckpointPolicy) -> NewPlan | No
         now = policy.decide(comm, epoch + 1, everyone, ends=last or stop)
         if now.broken:
             policy.save_best(run)
-            raise ValueError(broken(run, epoch, loss) + policy.last_good())
+            raise ValueError(non_finite_line(run, epoch, loss) + policy.last_good())
         policy.remember(run, epoch + 1, asdict(progress), val)
         if now.save:
             written = policy.save(run, epoch + 1, asdict(progress), val)
@@ -434,7 +434,7 @@ def val_of(row: Row) -> float | None:
     return None if val is None else goodness(row["metric/name"], val)
 
 
-def asked_to_stop(callbacks: Sequence[Callback], epoch: int, row: Row) -> bool:
+def run_callbacks(callbacks: Sequence[Callback], epoch: int, row: Row) -> bool:
     """Call all callbacks, on rank 0. Return whether one requests the end of the run."""
     asked = []
     for each in callbacks:
@@ -495,7 +495,7 @@ def train_epoch(
     return row, report.loss, everyone
 
 
-def broken(run: Run, epoch: int, loss: float) -> str:
+def non_finite_line(run: Run, epoch: int, loss: float) -> str:
     """Return a line that names the non-finite number of an epoch. Collective."""
     what = first_not_finite(run.engine, run.model, run.shard, run.comm, epoch)
     problem = f"the loss is {loss} in epoch {epoch}"

@@ -165,7 +165,7 @@ class _Trial:
         yield from self._dead_outputs(calls)
         yield from self._dead_gradients()
         yield from self._wrong_gradients()
-        yield from self._standing_loss()
+        yield from self._constant_loss()
 
     def _shape(self, calls: Sequence[_Call]) -> Iterator[Fault]:
         for call in calls:
@@ -294,7 +294,7 @@ class _Trial:
         parameter.copy_(start)
         return (losses[0] - losses[1]) / (2 * step)
 
-    def _standing_loss(self) -> Iterator[Fault]:
+    def _constant_loss(self) -> Iterator[Fault]:
         model, losses = copy.deepcopy(self.model), []
         for _ in range(STEPS + 1):
             loss, gradients = self._differentiate(model)

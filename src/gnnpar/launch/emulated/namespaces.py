@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Literal
 
 from gnnpar.comm.world import LATENCY_SECONDS, SWITCH_LATENCY_SECONDS, Links
-from gnnpar.files import started
+from gnnpar.files import process_start
 from gnnpar.launch.signals import blocked
 
 INTERFACE = "eth0"
@@ -82,7 +82,7 @@ class Network(Links):
         """Wait for the links: gloo needs IFF_RUNNING, which the kernel sets up to a second after a link is up."""
         deadline = time.monotonic() + seconds
         for host in range(self.num_hosts):
-            with entered(self.namespace(host)):
+            with netns(self.namespace(host)):
                 while not _is_running(INTERFACE):
                     if time.monotonic() > deadline:
                         raise NetworkError(f"the link of host {host} is not up after {seconds:g} s")
@@ -117,7 +117,7 @@ class Network(Links):
                 ],
                 self.namespace(i),
             )
-            with entered(self.namespace(i)), suppress(OSError):  # a kernel without it keeps its default
+            with netns(self.namespace(i)), suppress(OSError):  # a kernel without it keeps its default
                 Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text(CONGESTION_CONTROL, encoding="ascii")
 
     def pace(self) -> None:
@@ -181,7 +181,7 @@ def missing() -> str | None:
 
 def own_prefix() -> str:
     """Return the prefix of this process's names: its pid and start time."""
-    return f"gnnpar-{os.getpid()}-{started(os.getpid())}"
+    return f"gnnpar-{os.getpid()}-{process_start(os.getpid())}"
 
 
 def names() -> list[str]:
@@ -194,7 +194,7 @@ def names() -> list[str]:
 def is_stale(name: str) -> bool:
     """Return True if the process that built it is dead."""
     found = _NAME.fullmatch(name)
-    return found is not None and started(int(found[1])) != int(found[2])
+    return found is not None and process_start(int(found[1])) != int(found[2])
 
 
 def remove_stale() -> list[str]:
@@ -227,7 +227,7 @@ def _setns(descriptor: int, name: str) -> None:
 
 
 @contextmanager
-def entered(name: str) -> Iterator[None]:
+def netns(name: str) -> Iterator[None]:
     """Move this thread to a network namespace, and back at the end."""
     with open(f"/proc/self/task/{threading.get_native_id()}/ns/net", "rb") as before:
         enter(name)

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 
 from gnnpar.comm.world import Links
 from gnnpar.launch.emulated import cpu_shares
-from gnnpar.launch.emulated.namespaces import Network, NetworkError, address, entered, missing, own_prefix
+from gnnpar.launch.emulated.namespaces import Network, NetworkError, address, missing, netns, own_prefix
 from gnnpar.settings import Cluster, Launch, Paced, Settings
 from gnnpar.track.text import counted
 
@@ -130,7 +130,7 @@ def shortfalls(network: Network, reached: list[float]) -> list[str]:
 
 def reached(network: Network, source: int, target: int) -> float:
     """Return 10^9 bit/s of payload of one TCP stream after the burst."""
-    with entered(network.namespace(target)):  # a socket keeps the namespace in which it was made
+    with netns(network.namespace(target)):  # a socket keeps the namespace in which it was made
         server = socket.create_server((address(target), 0))
     with server:
         server.settimeout(_PATIENCE_SECONDS)
@@ -149,7 +149,7 @@ def reached(network: Network, source: int, target: int) -> float:
 
 def _send(namespace: str, to: tuple[str, int]) -> None:
     block = bytes(256 * 1024)
-    with suppress(OSError, NetworkError), entered(namespace), socket.create_connection(to, _PATIENCE_SECONDS) as stream:
+    with suppress(OSError, NetworkError), netns(namespace), socket.create_connection(to, _PATIENCE_SECONDS) as stream:
         while True:  # until the receiver closes
             stream.sendall(block)
 

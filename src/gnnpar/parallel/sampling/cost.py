@@ -132,7 +132,7 @@ def _drawn(batches: Batches, step: int, hops: Sequence[int], ir: ModelIR) -> Ste
         if any(f.learned or not f.linear for f in folds):
             _ = block.reverse
         rings.append(Ring(rows=graph.num_rows, edges=block.num_edges if folds else 0))
-        graph = graph.at(i).inwards(count)
+        graph = graph.at(i).inner_view(count)
     return Step(
         rings=tuple(rings),
         seeds=sub.ends[0],

@@ -132,7 +132,7 @@ class MinibatchEngine(FlatEngine):
         activations = self._model.begin(g, self._graph.x.index_select(0, g.node_ids))
         for i, hops in enumerate(self._hops):
             activations = self._model.run_layer(i, g, activations)
-            g = g.inwards(hops)
+            g = g.inner_view(hops)
             activations = tuple(first_rows(rows, g.num_rows) for rows in activations)
         return self._model.end(g, activations)
 

@@ -156,7 +156,7 @@ class SampledGraph(OwnRows):
     def at(self, layer: int) -> Self:
         return replace(self, layer=layer)
 
-    def inwards(self, hops: int) -> Self:
+    def inner_view(self, hops: int) -> Self:
         """Return the view `hops` hops nearer to the seeds."""
         return replace(self, hops=self.hops - hops)
 

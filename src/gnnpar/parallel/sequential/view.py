@@ -106,9 +106,9 @@ class SequentialGraph(HaloGraph):
                 returning.append(self.send_round_back(rounds, r, sent, travelling, tag))
             del sent
             while len(returning) > self.prefetch:
-                self.take_back(returning.popleft(), gradient.into, travelling)
+                self.take_back(returning.popleft(), gradient.local_sums, travelling)
         while returning:
-            self.take_back(returning.popleft(), gradient.into, travelling)
+            self.take_back(returning.popleft(), gradient.local_sums, travelling)
         return gradient.total()
 
     def _push(self, gradient: Gradient) -> Operands:

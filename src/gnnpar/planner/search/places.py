@@ -42,7 +42,7 @@ class Places:
         """Return devices class by class. A kind without unused classes counts as the first kind with some."""
         return [device for number in self._classes(chosen)[0] for device in self.classes[number]]
 
-    def settled(self, chosen: Sequence[str], ranks: int) -> tuple[str, ...]:
+    def used_kinds(self, chosen: Sequence[str], ranks: int) -> tuple[str, ...]:
         """Return the kinds that these decisions lead to; kinds after the last used device are in the given order."""
         order, kinds = self._classes(chosen)
         used, devices = 0, 0
@@ -70,7 +70,7 @@ class Places:
         return 1 / self.fabric.rate(one, other), self.fabric.latency(one, other)
 
 
-def laid_out(order: Sequence[int], stages: int, parts: int, layout: Layout) -> tuple[int, ...]:
+def device_of_rank(order: Sequence[int], stages: int, parts: int, layout: Layout) -> tuple[int, ...]:
     """Return the device of each rank s x parts + p. Consecutive devices hold a stage's parts, or a part's stages."""
     if layout == "stages":
         return tuple(order[: stages * parts])

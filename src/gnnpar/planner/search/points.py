@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from gnnpar.planner.planner import Evaluated, Request, evaluate, rank_counts
-from gnnpar.planner.search.places import Places, laid_out
+from gnnpar.planner.search.places import Places, device_of_rank
 from gnnpar.planner.search.tree import Point, Space
 from gnnpar.pricing.candidate import Candidate, Values
 from gnnpar.pricing.machine import Machine
@@ -91,7 +91,7 @@ class Points:
             if not grid.ordered and grid.parts == self.request.machine.fabric.size:
                 index |= {f"next.{i}": 0 for i in range(self.places.decisions)}
             else:
-                kinds = self.places.settled([chosen[f"next.{i}"] for i in range(self.places.decisions)], grid.ranks)
+                kinds = self.places.used_kinds([chosen[f"next.{i}"] for i in range(self.places.decisions)], grid.ranks)
                 index |= {f"next.{i}": self.places.kinds.index(kind) for i, kind in enumerate(kinds)}
         return tuple(index.values())
 
@@ -101,7 +101,7 @@ class Points:
         grid: Candidate = chosen["grid"]
         candidate = grid.with_knobs({name: chosen[name] for name in grid.knobs(self.request.ir)})
         order = self.places.order([chosen[f"next.{i}"] for i in range(self.places.decisions)])
-        devices = laid_out(order, candidate.stages, candidate.parts, chosen["layout"])
+        devices = device_of_rank(order, candidate.stages, candidate.parts, chosen["layout"])
         return candidate, devices, chosen["shares"]
 
     def evaluated(self, point: Point) -> Evaluated:

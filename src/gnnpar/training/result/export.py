@@ -164,7 +164,7 @@ def onnx_of(model: GNN) -> bytes:
             Plain(copy.deepcopy(model).float()).eval(), sample_of(model, torch.float32), _ANY_SIZE, "logits"
         )
     except Exception as error:  # the exporter may raise anything
-        raise ValueError(_no_form(model, "ONNX file", error)) from error
+        raise ValueError(_export_error(model, "ONNX file", error)) from error
 
 
 def traced(model: GNN) -> torch.export.ExportedProgram:
@@ -176,14 +176,14 @@ def traced(model: GNN) -> torch.export.ExportedProgram:
             program = torch.export.export(Plain(model).eval(), inputs, dynamic_shapes=_ANY_SIZE)
     except Exception as error:  # a user's model may raise anything
         hint = "; a forward pass can be traced that uses tensors and the graph alone"
-        raise ValueError(_no_form(model, "program", error) + hint) from error
+        raise ValueError(_export_error(model, "program", error) + hint) from error
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             node.meta.pop("stack_trace", None)  # source lines with local paths
     return program
 
 
-def _no_form(model: GNN, form: str, error: Exception) -> str:
+def _export_error(model: GNN, form: str, error: Exception) -> str:
     """Return the line for an error of an exporter."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return f"{type(model.config).__name__} has no {form}: {type(error).__name__}: {lines[0][:200]}"

@@ -42,7 +42,7 @@ class RunRecord(RunHooks):
     def agreed(self) -> dict[str, str]:
         return agreed_on(self.settings)
 
-    def unseen(self, folder: Path) -> str:
+    def folder_error(self, folder: Path) -> str:
         """Return why a joined rank cannot write checkpoints into a folder that it cannot see."""
         if not self.settings.checkpoint.keep:
             return ""

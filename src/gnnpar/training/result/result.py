@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from gnnpar.files import JsonDict, JsonObject, read_json, write_json_atomic
 from gnnpar.placement import Plan
 from gnnpar.track.jsonl import read_rows
-from gnnpar.track.keys import BYTE_PHASES, PHASES, RARE_PHASES, goodness, is_finite, is_whole
+from gnnpar.track.keys import BYTE_PHASES, PHASES, RARE_PHASES, goodness, is_complete, is_finite
 from gnnpar.training.result.header import WARMUP_EPOCHS
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def schema_path() -> Path:
 
 def write_result(run_dir: Path, header: Row, status: Status, error: str | None) -> JsonDict:
     """Build result.json from the files of a run folder and write it."""
-    rows = [row for row in read_rows(run_dir) if is_whole(row)]
+    rows = [row for row in read_rows(run_dir) if is_complete(row)]
     try:
         plan = Plan.data(run_dir / "plan.json")
     except ValueError:  # missing, or unreadable
