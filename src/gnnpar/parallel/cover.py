@@ -156,7 +156,7 @@ class SourceFold:
     """One aggregation under a cover. `fold`: at the sources. `partial`: exchange of partial rows and their gradients;
     `exact`: of destinations' rows.
 
-    Forward: `ask`, `send`, `merge`. Backward: `send_back`, `differentiate`, `add_returned`. Every rank calls all of
+    Forward: `ask`, `send`, `merge`. Backward: `send_back`, `backward`, `add_returned`. Every rank calls all of
     them, in this order. Autograd keeps the rows that backward reads, from `merge` to `saved`.
     """
 
@@ -212,9 +212,7 @@ class SourceFold:
         incoming = {p: Incoming(len(at)) for p, at in self.cover.lists.sent.items()}
         return self.partial.post(outgoing, incoming, like, tag._replace(call=tag.call + PARTIAL))
 
-    def differentiate(
-        self, saved: Rows, x: Operands, posted: Posted, tag: MessageTag
-    ) -> tuple[Operands, Posted | None]:
+    def backward(self, saved: Rows, x: Operands, posted: Posted, tag: MessageTag) -> tuple[Operands, Posted | None]:
         """Differentiate the partial rows folded here. Return (gradients of sources, edges and shared rows; the posted
         gradients of destinations)."""
         dst, mine = saved[: self._num_dst], saved[self._num_dst : self._num_folded]

@@ -145,7 +145,7 @@ class HaloGraph(ExchangingView):
             g.add_own(block)
         returned = None
         if split and gone:
-            grads, returned = split.differentiate(g.merged, g.x, gone, tag)
+            grads, returned = split.backward(g.merged, g.x, gone, tag)
             g.add_inner(grads, split.cover.block)
         back = {p: self.exchange.take(posted, p) for p in self.edges.readers if p in posted.incoming} if posted else {}
         for block in late:
