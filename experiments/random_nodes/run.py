@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--times", action="store_true", help="seconds an epoch, variants in randomised blocks")
     parser.add_argument("--graphs", nargs="+", default=list(CELLS), choices=list(CELLS))
     parser.add_argument("--models", nargs="+", default=["gcn", "sage"], choices=["gcn", "sage"])
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--data-dir", type=Path, default=Path(os.environ.get("GNNPAR_DATA", SHARED)))
     options = parser.parse_args()
     out = HERE / f"{'smoke' if options.smoke else 'results'}.jsonl"
