@@ -129,7 +129,7 @@ def test_orders_of_kinds() -> None:
     assert places.order(["slow", "fast"]) == [2, 3, 0, 1, 4, 5]
     assert places.order(["slow", "slow"]) == [2, 3, 0, 1, 4, 5]  # no second slow host
     assert places.used_kinds(["slow", "slow"], 6) == ("slow", "fast")
-    assert places.used_kinds(["fast", "slow"], 2) == ("fast", "fast")  # two ranks have one host
+    assert places.used_kinds(["fast", "slow"], 2) == ("fast", "fast")  # the second host holds no rank
     assert device_of_rank([2, 3, 0, 1], 2, 2, "stages") == (2, 3, 0, 1)
     assert device_of_rank([2, 3, 0, 1], 2, 2, "parts") == (2, 0, 3, 1)
 
