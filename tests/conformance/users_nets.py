@@ -61,6 +61,14 @@ class CallsLoops(pyg.AGNNConv):
         return super().forward(x, edge_index)
 
 
+class NamesOfOurs(pyg.MessagePassing):
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x, conv=2.0, local=0.5, own=3.0)
+
+    def message(self, x_j, conv, local, own):
+        return x_j * conv * local * own
+
+
 def _branched(h):
     return h.relu() if h.sum() > 0 else h.tanh()
 
@@ -145,6 +153,7 @@ NETS |= {
     "reentrant checkpoint": net(lambda self, x, edge_index: _checkpointed(self, x, edge_index, True)),
     "super().forward of MixHopConv": net(_plain, a=lambda: CallsBase(8, 4, powers=[0, 1])),
     "super().forward of AGNNConv": net(_plain, a=CallsLoops),
+    "arguments of a message named conv, local, own": net(_plain, a=NamesOfOurs),
 }
 NETS |= {"LINKX": lambda: models.LINKX(24, 8, 8, 3, num_layers=2)}  # pyright: ignore[reportAssignmentType]
 NETS |= {f"jk={jk}": lambda jk=jk: models.GraphSAGE(8, 8, 2, 3, jk=jk) for jk in ("lstm", "cat")}  # pyright: ignore[reportAssignmentType]

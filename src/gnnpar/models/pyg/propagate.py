@@ -378,9 +378,15 @@ class OwnCode(Lowering):
         return run
 
     def _propagate(
-        self, conv: MessagePassing, local: LocalEdges, own: Propagate, edge_index: object, *args: object, **more: object
+        self,
+        conv: MessagePassing,
+        local: LocalEdges,
+        own: Propagate,
+        /,  # a user's message may have arguments of these names
+        edge_index: object,
+        size: object = None,
+        **more: object,
     ) -> Tensor:
-        size = more.pop("size", args[0] if args else None)
         if _are_given(edge_index) and size in (None, (local.num_sources, local.g.node_ids.shape[0])):
             fold = self._sum_of_rows if self.message is None else self._sum_of_messages
             if (out := fold(conv, local.g, more)) is not None:
